@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a model reads in one step, and the letters that name its dimensions.
+
+Dimension letters, used in every shape of this project:
+
+    B  rows of a batch (global)          N  attention heads
+    L  positions of a row                D  size of one head
+    M  sequences packed into a row       H  hidden size (N x D)
+    P  predictions of a row              F  intermediate size of the feed-forward block
+    V  vocabulary                        K  classes
+"""
+
+from typing import Any, NamedTuple
+
+Array = Any  # a numpy array on the host, a jax.Array on devices; this file imports neither
+
+
+class Batch(NamedTuple):
+    """Rows of token sequences and what there is to predict in them.
+
+    A row holds M >= 1 sequences one after the other. `sequence_ids` says which: 0 is padding, 1 the
+    first sequence. A token attends to another iff their ids are equal and not 0, so this one field is
+    the padding mask and the packing mask. Fields that a task does not use are None.
+    """
+
+    token_ids: Array  # [B, L] int: ids in the vocabulary
+    type_ids: Array  # [B, L] int: 0 in sentence A, 1 in sentence B
+    sequence_ids: Array  # [B, L] int: 0 is padding, 1.. number the sequences of the row
+    cls_positions: Array  # [B, M] int: where each sequence starts
+    sequence_weights: Array  # [B, M] float: 1 for a sequence, 0 for an empty place
+    next_sentence_labels: Array | None = None  # [B, M] int: 0 the true next sentence, 1 a random one
+    # What masking needs (`masking.mask_tokens`), instead of predictions:
+    sequence_numbers: Array | None = None  # [B, M] uint32: the sequence's number in the data set
+    epochs: Array | None = None  # [B] int: how often the row has been seen before
+    word_starts: Array | None = None  # [B, L] bool: the token begins a word
+    # What there is to predict:
+    mlm_positions: Array | None = None  # [B, P] int: indices into the row; 0 where the weight is 0
+    mlm_labels: Array | None = None  # [B, P] int: the ids that stood there
+    mlm_weights: Array | None = None  # [B, P] float: 1 for a prediction, 0 for padding

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training states and parameters on disk. The only home of Orbax.
+
+A checkpoint counts once it is sealed: a file `checksums.json` beside its arrays names every file with its
+size and sha256, and every array with its shape and type. Orbax alone restores flipped bits without a word.
+"""
+
+import contextlib
+import shutil
+import threading
+import warnings
+from pathlib import Path
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+
+from bert_jax.errors import InputError
+from bert_jax.storage import read_json, sha256_file, write_json
+
+SEAL = "checksums.json"
+
+
+class Checkpoints:
+    """The checkpoints of a run: written in the background, sealed, and no more of them than asked for.
+
+    Kept are the newest `keep_last` and the best `keep_best` by the lowest metric; an older one is deleted
+    only after a newer one is sealed.
+    """
+
+    def __init__(self, directory: Path, keep_last: int = 2, keep_best: int = 1) -> None:
+        self.directory = directory.absolute()
+        self.keep_last, self.keep_best = keep_last, keep_best
+        self._sealing: threading.Thread | None = None
+        self._failure: Exception | None = None
+        self._manager = self._open()
+
+    def _open(self) -> ocp.CheckpointManager:
+        options = ocp.CheckpointManagerOptions(step_format_fixed_length=8, cleanup_tmp_directories=True)
+        return ocp.CheckpointManager(self.directory, options=options)
+
+    def save(self, step: int, state: Any, metric: float | None = None) -> None:
+        """Starts saving the state after `step` steps; `metric` is the held-out loss at that step, if known."""
+        self.wait()
+        if step in self.steps():
+            return
+        try:
+            self._manager.save(step, args=ocp.args.Composite(state=ocp.args.PyTreeSave(state)))
+        except OSError as error:
+            raise _cannot_write(self.directory, error) from error
+        arrays = describe(state)
+        self._sealing = threading.Thread(target=self._seal, args=(step, arrays, metric), name="seal")
+        self._sealing.start()
+
+    def _seal(self, step: int, arrays: dict[str, Any], metric: float | None) -> None:
+        try:
+            self._manager.wait_until_finished()
+            seal(self._path(step), {"step": step, "metric": metric, "arrays": arrays})
+            self._delete_surplus()
+        except Exception as error:  # noqa: BLE001 - handed to the main thread by wait()
+            self._failure = error
+
+    def wait(self) -> None:
+        """Waits until what was saved is sealed. Raises: InputError if it could not be written."""
+        if self._sealing is not None:
+            self._sealing.join()
+            self._sealing = None
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise _cannot_write(self.directory, failure) from failure
+
+    def close(self) -> None:
+        """Waits for the last save and lets go of the directory."""
+        self.wait()
+        self._manager.close()
+
+    def steps(self) -> list[int]:
+        """Returns the steps that have a checkpoint, whole or not, in ascending order."""
+        return checkpoint_steps(self.directory)
+
+    def restore(self, abstract_state: Any) -> tuple[Any, list[str]] | None:
+        """Returns the newest whole state and a line about each one passed over, or None if there is none at all.
+
+        `abstract_state` gives shapes, types and shardings; the mesh may be another than the one saved from.
+        A checkpoint that is damaged or was never sealed is moved to "damaged/" beside the others.
+
+        Raises: InputError if there are checkpoints and none is whole, or if shapes differ.
+        """
+        self.wait()
+        notes = []
+        for step in reversed(self.steps()):
+            path = self._path(step)
+            problem = find_damage(path)
+            if problem is None:
+                check_arrays(path, read_json(path / SEAL)["arrays"], describe(abstract_state))
+                return self._restore_step(step, abstract_state), notes
+            notes.append(f"checkpoint {path} is not used: {problem}")
+        if notes:
+            raise InputError(
+                "; ".join(notes) + f"; no whole checkpoint is left, so remove {self.directory} to start over"
+            )
+        return None
+
+    def _restore_step(self, step: int, abstract_state: Any) -> Any:
+        damaged = [later for later in self.steps() if later > step]
+        for later in damaged:
+            aside = self.directory.parent / "damaged" / f"{later:08d}"
+            aside.parent.mkdir(exist_ok=True)
+            shutil.rmtree(aside, ignore_errors=True)
+            self._path(later).rename(aside)
+        if damaged:  # Orbax remembers what it has seen, and would refuse to save those steps again
+            self._manager.close()
+            self._manager = self._open()
+        return restore_tree(self._path(step) / "state", abstract_state)
+
+    def _delete_surplus(self) -> None:
+        sealed = [step for step in self.steps() if (self._path(step) / SEAL).exists()]
+        metrics = {step: read_json(self._path(step) / SEAL)["metric"] for step in sealed}
+        best = sorted((metric, step) for step, metric in metrics.items() if metric is not None)[: self.keep_best]
+        keep = set(sealed[-self.keep_last :]) | {step for _, step in best}
+        for step in sealed:
+            if step not in keep:
+                self._manager.delete(step)
+
+    def _path(self, step: int) -> Path:
+        return self.directory / f"{step:08d}"
+
+
+def checkpoint_steps(directory: Path) -> list[int]:
+    """Returns the steps of the checkpoints in a directory, whole or not, in ascending order."""
+    if not directory.is_dir():
+        return []
+    return sorted(int(path.name) for path in directory.iterdir() if path.name.isdecimal() and path.is_dir())
+
+
+def newest_whole(directory: Path) -> Path:
+    """Returns the path of the newest undamaged checkpoint. Raises: InputError, naming the damage, if there is none."""
+    problems = []
+    for step in reversed(checkpoint_steps(directory)):
+        path = directory / f"{step:08d}"
+        problem = find_damage(path)
+        if problem is None:
+            return path
+        problems.append(f"{path}: {problem}")
+    raise InputError(f"{directory} holds no whole checkpoint" + "".join(f"; {problem}" for problem in problems))
+
+
+def seal(directory: Path, about: dict[str, Any]) -> None:
+    """Writes `checksums.json` with `about` and the size and sha256 of every file below the directory."""
+    files = {
+        str(path.relative_to(directory)): {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
+        for path in sorted(directory.rglob("*"))
+        if path.is_file() and path != directory / SEAL
+    }
+    write_json(directory / SEAL, about | {"format": 1, "files": files})
+
+
+def find_damage(directory: Path) -> str | None:
+    """Returns what is wrong with a sealed directory, naming the file, or None if every byte is as sealed."""
+    if not (directory / SEAL).exists():
+        return f"{SEAL} is missing, so it was never finished"
+    try:
+        files = read_json(directory / SEAL)["files"]
+    except (InputError, KeyError, TypeError):
+        return f"{SEAL} is damaged"
+    for name, expected in files.items():
+        path = directory / name
+        if not path.is_file():
+            return f"file {name} is missing"
+        if path.stat().st_size != expected["bytes"]:
+            return f"file {name} has {path.stat().st_size} bytes in place of {expected['bytes']}"
+        if sha256_file(path) != expected["sha256"]:
+            return f"file {name} has another checksum than when it was written"
+    return None
+
+
+def describe(tree: Any) -> dict[str, list]:
+    """Returns {path: [dtype, shape]} of every array of a tree."""
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): [str(leaf.dtype), list(leaf.shape)]
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
+
+
+def check_arrays(where: Path, found: dict[str, list], expected: dict[str, list]) -> None:
+    """Raises: InputError, naming the first difference, if two descriptions differ. Orbax would cast or drop."""
+    for name in sorted(found.keys() | expected.keys()):
+        if found.get(name) != expected.get(name):
+            raise InputError(
+                f"{where} does not fit this model: {name} is {found.get(name, 'missing')} there and "
+                f"{expected.get(name, 'unknown')} here; use the configuration that it was made with"
+            )
+
+
+def save_tree(path: Path, tree: Any) -> None:
+    """Writes a tree of arrays as a new Orbax directory."""
+    with contextlib.closing(ocp.PyTreeCheckpointer()) as checkpointer:
+        try:
+            checkpointer.save(path.absolute(), tree)
+        except OSError as error:
+            raise _cannot_write(path, error) from error
+
+
+def restore_tree(path: Path, abstract_tree: Any) -> Any:
+    """Returns the arrays at `path` with the shardings of `abstract_tree`.
+
+    The caller has checked shapes and types; a part of the saved tree may be asked for.
+    """
+    arguments = ocp.args.PyTreeRestore(
+        item=abstract_tree,
+        restore_args=ocp.checkpoint_utils.construct_restore_args(abstract_tree),
+        partial_restore=True,
+    )
+    with contextlib.closing(ocp.PyTreeCheckpointer()) as checkpointer, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return checkpointer.restore(path.absolute(), args=arguments)
+
+
+def _cannot_write(directory: Path, error: Exception) -> InputError:
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return InputError(f"cannot write a checkpoint to {directory}: {reason}; what was saved before is untouched")

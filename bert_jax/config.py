@@ -1,0 +1,336 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every setting, its default and its rule. Defaults are written here and nowhere else.
+
+A configuration is a frozen dataclass of frozen dataclasses. Files in `configs/` change only what an
+experiment changes; `--config.section.key=value` changes one setting more. Sizes are whole-run sizes:
+`batch_size` counts the rows of the global batch, whatever the number of devices.
+"""
+
+import dataclasses
+import difflib
+import typing
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from bert_jax.errors import InputError
+
+Config = TypeVar("Config")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The shape of a BERT. Source: Devlin et al. 2018, section 3; google-research/bert modeling.py."""
+
+    vocab_size: int = 0  # 0 takes the size of the data's tokenizer
+    hidden_size: int = 768
+    num_layers: int = 12
+    num_heads: int = 12
+    intermediate_size: int = 3072
+    max_positions: int = 512
+    type_vocab_size: int = 2
+    activation: str = "gelu_tanh"  # "gelu_tanh" as in Google's released code, or "gelu_exact" (erf), as in its first
+    hidden_dropout_rate: float = 0.1
+    attention_dropout_rate: float = 0.1
+    initializer_stddev: float = 0.02
+    layer_norm_epsilon: float = 1e-12
+    vocab_multiple: int = 128  # the embedding table is padded with zero rows to a multiple of this
+    compute_dtype: str = "float32"  # or "bfloat16"; parameters, norms, softmax and losses stay float32
+    remat: str = "none"  # what the backward pass recomputes: "none", "dots" (all but matmuls) or "full"
+    unroll: int = 1  # layers per iteration of the scan; num_layers unrolls it all
+
+    @property
+    def padded_vocab_size(self) -> int:
+        """Rows of the word embedding table."""
+        return -(-self.vocab_size // self.vocab_multiple) * self.vocab_multiple
+
+    @property
+    def head_size(self) -> int:
+        return self.hidden_size // self.num_heads
+
+    def validate(self) -> None:
+        _positive(
+            self,
+            "hidden_size num_layers num_heads intermediate_size max_positions type_vocab_size vocab_multiple unroll",
+        )
+        _rates(self, "hidden_dropout_rate attention_dropout_rate")
+        _choice(self, "activation", ("gelu_tanh", "gelu_exact"))
+        _choice(self, "compute_dtype", ("float32", "bfloat16"))
+        _choice(self, "remat", ("none", "dots", "full"))
+        if self.hidden_size % self.num_heads:
+            raise InputError(
+                f"model.hidden_size {self.hidden_size} is not divisible by model.num_heads {self.num_heads}; "
+                f"use {nearest_multiples(self.hidden_size, self.num_heads)}"
+            )
+        if self.vocab_size < 0:
+            raise InputError(f"model.vocab_size {self.vocab_size} is negative; use 0 for the tokenizer's size")
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """What is read: a directory made by prepare_corpus."""
+
+    path: str = ""
+    batch_size: int = 256  # rows of the global batch
+    seed: int = 0  # of the order of the rows
+    verify: bool = True  # check the sha256 of every shard before the first step
+
+    def validate(self) -> None:
+        _positive(self, "batch_size")
+        if not self.path:
+            raise InputError("data.path is empty; give --config.data.path=DIR, a directory made by prepare_corpus")
+
+
+@dataclass(frozen=True)
+class MaskingConfig:
+    """Which tokens are to be predicted and what stands in their place. Source: paper, section 3.1 and Table 8."""
+
+    rate: float = 0.15  # of the tokens of a sequence, [CLS] and [SEP] counted in
+    max_predictions: int = 20  # per sequence; the paper's 20 for 128 tokens, 80 for 512
+    mask_rate: float = 0.8  # of the chosen tokens become [MASK]
+    random_rate: float = 0.1  # of the chosen tokens become a random token; the rest are kept
+    static: bool = False  # True gives a sequence the same mask in every epoch, as the paper's duplicates do
+    seed: int = 0
+
+    def validate(self) -> None:
+        _rates(self, "rate mask_rate random_rate", most=1.0)
+        _positive(self, "max_predictions")
+        if self.mask_rate + self.random_rate > 1 + 1e-9:
+            raise InputError(
+                f"masking.mask_rate {self.mask_rate} + masking.random_rate {self.random_rate} is above 1; "
+                "what is left of 1 is the share of tokens kept"
+            )
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """BERT's AdamW and Google's schedule. Source: google-research/bert optimization.py."""
+
+    learning_rate: float = 1e-4
+    warmup_steps: int = 10_000
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-6
+    weight_decay: float = 0.01
+    clip_norm: float = 1.0  # of the gradient of the global batch; 0 disables
+    bias_correction: bool = False  # Google's optimizer has none
+
+    def validate(self) -> None:
+        _rates(self, "beta1 beta2")
+        for name in ("learning_rate", "warmup_steps", "weight_decay", "clip_norm"):
+            if not getattr(self, name) >= 0:
+                raise InputError(f"optimizer.{name} {getattr(self, name)} is below 0; use 0 or more")
+        if not self.epsilon > 0:
+            raise InputError(f"optimizer.epsilon {self.epsilon} is not above 0; Google uses 1e-6")
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How long, and in how many pieces a step."""
+
+    num_steps: int = 1_000_000
+    accumulate: int = 1  # microbatches per step; the result equals that of the whole batch
+    seed: int = 0  # of the initial parameters and of dropout
+
+    def validate(self) -> None:
+        _positive(self, "num_steps accumulate")
+
+
+@dataclass(frozen=True)
+class EvalConfig:
+    """When the held-out split is evaluated, all of it each time."""
+
+    every_steps: int = 10_000  # 0 evaluates at the end only
+    batch_size: int = 0  # rows of the global batch; 0 takes data.batch_size
+
+    def validate(self) -> None:
+        _not_negative(self, "every_steps batch_size")
+
+
+@dataclass(frozen=True)
+class MeshConfig:
+    """How many devices along each axis of the mesh; -1, at one place, is all that are left."""
+
+    data: int = -1  # parameters replicated, rows divided
+    fsdp: int = 1  # parameters and rows divided
+    tensor: int = 1  # heads, feed-forward and vocabulary divided
+
+    def validate(self) -> None:
+        sizes = (self.data, self.fsdp, self.tensor)
+        if any(size < 1 and size != -1 for size in sizes) or sizes.count(-1) > 1:
+            raise InputError(f"mesh (data, fsdp, tensor) = {sizes}; use sizes of 1 or more, and -1 at most once")
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """Which training states are kept."""
+
+    every_steps: int = 1_000  # 0 saves at the end only
+    keep_last: int = 2
+    keep_best: int = 1  # by held-out loss, beside the last; 0 disables
+
+    def validate(self) -> None:
+        _not_negative(self, "every_steps keep_best")
+        if self.keep_last < 2:
+            raise InputError(
+                f"checkpoint.keep_last {self.keep_last} is below 2; the one before the newest is what is left "
+                "when the newest is damaged or half-written, so use 2 or more"
+            )
+
+
+@dataclass(frozen=True)
+class ReportConfig:
+    """What is written while training."""
+
+    every_steps: int = 100
+    tensorboard: bool = True
+    progress: bool = True  # a progress bar, on a terminal only
+
+    def validate(self) -> None:
+        _positive(self, "every_steps")
+
+
+@dataclass(frozen=True)
+class PretrainConfig:
+    """A pre-training run."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    masking: MaskingConfig = field(default_factory=MaskingConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    mesh: MeshConfig = field(default_factory=MeshConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    report: ReportConfig = field(default_factory=ReportConfig)
+    init_checkpoint: str = (
+        ""  # start from these parameters, with a fresh optimizer at step 0; "" starts from random ones
+    )
+
+    def validate(self) -> None:
+        """Raises: InputError at the first setting that breaks a rule."""
+        for section in dataclasses.fields(self):
+            value = getattr(self, section.name)
+            if dataclasses.is_dataclass(value):
+                value.validate()
+        if self.data.batch_size % self.train.accumulate:
+            raise InputError(
+                f"data.batch_size {self.data.batch_size} is not divisible by train.accumulate {self.train.accumulate}; "
+                f"use {nearest_multiples(self.data.batch_size, self.train.accumulate)}"
+            )
+
+
+# What may differ when a run is resumed: it changes where and when work is done, not what is computed.
+# The number of steps may change too (Google's schedule then decays towards the new end).
+RESUMABLE_CHANGES = ("mesh", "report", "checkpoint", "eval", "train.num_steps", "data.path", "data.verify")
+
+
+def _size(layers: int, hidden: int) -> ModelConfig:
+    """Returns one of Google's shapes: heads of 64 and a feed-forward block of 4 x hidden."""
+    return ModelConfig(
+        hidden_size=hidden, num_layers=layers, num_heads=max(1, hidden // 64), intermediate_size=4 * hidden
+    )
+
+
+# Names of the released sizes, and "L4_H256" for each of the 24 miniatures. Source: google-research/bert README.
+MODEL_SIZES: dict[str, ModelConfig] = {
+    "tiny": _size(2, 128),
+    "mini": _size(4, 256),
+    "small": _size(4, 512),
+    "medium": _size(8, 512),
+    "base": _size(12, 768),
+    "large": _size(24, 1024),
+} | {
+    f"L{layers}_H{hidden}": _size(layers, hidden) for layers in (2, 4, 6, 8, 10, 12) for hidden in (128, 256, 512, 768)
+}
+
+
+def model_size(name: str) -> ModelConfig:
+    """Returns the model of that name. Raises: InputError with the names there are."""
+    if name not in MODEL_SIZES:
+        raise InputError(
+            f"there is no model size {name!r}{_suggest(name, MODEL_SIZES)}; sizes: {', '.join(MODEL_SIZES)}"
+        )
+    return MODEL_SIZES[name]
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """Returns the configuration as nested plain dicts."""
+    return dataclasses.asdict(config)
+
+
+def from_dict(kind: type[Config], values: typing.Mapping[str, Any], where: str = "config") -> Config:
+    """Returns the dataclass `kind` with `values` in place of its defaults.
+
+    Raises: InputError for an unknown key, with a suggestion, or a value of another type.
+    """
+    fields = {item.name: item for item in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    arguments = {}
+    for key, value in values.items():
+        if key not in fields:
+            raise InputError(f"{where} has no key {key!r}{_suggest(key, fields)}; keys: {', '.join(fields)}")
+        expected = typing.get_type_hints(kind)[key]
+        if dataclasses.is_dataclass(expected):
+            if not isinstance(value, typing.Mapping):
+                raise InputError(f"{where}.{key} is {value!r}; it is a section with keys of its own")
+            arguments[key] = from_dict(expected, value, f"{where}.{key}")  # type: ignore[arg-type]
+        elif expected is float and type(value) is int:
+            arguments[key] = float(value)
+        elif type(value) is not expected:
+            raise InputError(f"{where}.{key} is {value!r}, a {type(value).__name__}; use a {expected.__name__}")
+        else:
+            arguments[key] = value
+    return kind(**arguments)
+
+
+def changed_keys(old: typing.Mapping[str, Any], new: typing.Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Returns the dotted names of the settings that differ between two configurations as dicts."""
+    names: list[str] = []
+    for key in sorted(old.keys() | new.keys()):
+        before, after = old.get(key), new.get(key)
+        if isinstance(before, typing.Mapping) and isinstance(after, typing.Mapping):
+            names += changed_keys(before, after, f"{prefix}{key}.")
+        elif before != after:
+            names.append(prefix + key)
+    return names
+
+
+def nearest_multiples(value: int, divisor: int) -> str:
+    """Returns the multiples of `divisor` around `value`, for a message: "96 or 104"."""
+    below = value // divisor * divisor
+    return f"{below} or {below + divisor}" if below else str(divisor)
+
+
+def _suggest(name: str, known: typing.Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def _section(config: Any) -> str:
+    return type(config).__name__.removesuffix("Config").lower()
+
+
+def _positive(config: Any, names: str) -> None:
+    for name in names.split():
+        if getattr(config, name) < 1:
+            raise InputError(f"{_section(config)}.{name} {getattr(config, name)} is below 1; use 1 or more")
+
+
+def _not_negative(config: Any, names: str) -> None:
+    for name in names.split():
+        if getattr(config, name) < 0:
+            raise InputError(f"{_section(config)}.{name} {getattr(config, name)} is below 0; use 0 or more")
+
+
+def _rates(config: Any, names: str, most: float = 0.999999) -> None:
+    for name in names.split():
+        if not 0 <= getattr(config, name) <= most:
+            raise InputError(
+                f"{_section(config)}.{name} {getattr(config, name)} is not a rate; use 0 or more and "
+                + ("1 at most" if most == 1 else "less than 1")
+            )
+
+
+def _choice(config: Any, name: str, choices: tuple[str, ...]) -> None:
+    value = getattr(config, name)
+    if value not in choices:
+        raise InputError(f"{_section(config)}.{name} {value!r} is unknown; use one of {', '.join(choices)}")

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows on disk to global batches. The batch at a step is a pure function of (seed, step).
+
+Nothing is carried from one batch to the next, so a resumed run and any number of hosts see the same
+batches, with nothing to restore.
+"""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from bert_jax.batch import Batch
+from bert_jax.data.records import Split
+from bert_jax.sharding import row_sharding
+
+
+def shuffled(indices: np.ndarray, num_items: int, seed: int, epoch: int) -> np.ndarray:
+    """Returns where a pseudo-random permutation of range(num_items) sends each index, [n] int64.
+
+    A Feistel network over the next even number of bits, walked until it falls inside the range: any index
+    of any epoch costs a few operations and no memory, however many items there are.
+    """
+    if num_items == 1:
+        return np.zeros_like(indices, np.int64)
+    half_bits = np.uint64((int(num_items - 1).bit_length() + 1) // 2)
+    mask = np.uint64((1 << int(half_bits)) - 1)
+    keys = np.random.SeedSequence([seed, epoch]).generate_state(6, np.uint64)
+
+    def permute(values: np.ndarray) -> np.ndarray:
+        left, right = values >> half_bits, values & mask
+        for key in keys:
+            left, right = right, left ^ (_mix(right ^ key) & mask)
+        return (left << half_bits) | right
+
+    values = permute(indices.astype(np.uint64))
+    while (outside := values >= num_items).any():
+        values[outside] = permute(values[outside])
+    return values.astype(np.int64)
+
+
+def _mix(values: np.ndarray) -> np.ndarray:
+    """Returns splitmix64's hash of 64-bit words. Source: Steele et al. 2014."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
+def train_rows(step: int, places: np.ndarray, batch_size: int, num_rows: int, seed: int) -> tuple:
+    """Returns the row [n] int64 and the epoch [n] int32 of each place of the global batch at a step.
+
+    Batches run through a new permutation of all rows in each epoch, and over the edge between epochs.
+    """
+    numbers = step * batch_size + places.astype(np.int64)
+    epochs = numbers // num_rows
+    rows = np.empty_like(numbers)
+    for epoch in np.unique(epochs):
+        inside = epochs == epoch
+        rows[inside] = shuffled(numbers[inside] % num_rows, num_rows, seed, int(epoch))
+    return rows, epochs.astype(np.int32)
+
+
+def rows_to_batch(rows: np.ndarray, epochs: np.ndarray) -> Batch:
+    """Returns the batch of some rows (a structured array of row format v1), as numpy arrays."""
+    row_length = rows["token_ids"].shape[1]
+    lengths = rows["lengths"].astype(np.int32)  # [B, M]
+    starts = np.cumsum(lengths, axis=1) - lengths
+    positions = np.arange(row_length)
+    sequence_ids = np.zeros((len(rows), row_length), np.uint8)
+    type_ids = np.zeros((len(rows), row_length), np.uint8)
+    for place in range(lengths.shape[1]):
+        start, length, first = (array[:, place, None] for array in (starts, lengths, rows["first_lengths"]))
+        inside = (positions >= start) & (positions < start + length)
+        sequence_ids[inside] = place + 1
+        type_ids[inside & (positions >= start + first)] = 1
+    return Batch(
+        token_ids=rows["token_ids"],
+        type_ids=type_ids,
+        sequence_ids=sequence_ids,
+        cls_positions=np.where(lengths > 0, starts, 0).astype(np.int32),
+        sequence_weights=(lengths > 0).astype(np.float32),
+        next_sentence_labels=rows["labels"].astype(np.int32),
+        sequence_numbers=rows["numbers"],
+        epochs=epochs,
+        word_starts=np.unpackbits(rows["word_starts"], axis=1, count=row_length).view(bool),
+    )
+
+
+def on_mesh(mesh: Mesh, batch_size: int, make_rows) -> Batch:
+    """Returns the global batch whose rows `make_rows(places)` gives; each host makes its own rows only."""
+    sharding = row_sharding(mesh)
+    slices = {index[0] for index in sharding.addressable_devices_indices_map((batch_size,)).values()}
+    ranges = sorted(s.indices(batch_size)[:2] for s in slices)
+    places = np.concatenate([np.arange(start, stop) for start, stop in ranges])
+    local = make_rows(places)
+
+    def to_global(array: np.ndarray) -> jax.Array:
+        def rows(index: tuple) -> np.ndarray:
+            start, stop, _ = index[0].indices(batch_size)
+            begin = int(np.searchsorted(places, start))
+            return array[begin : begin + stop - start]
+
+        return jax.make_array_from_callback((batch_size, *array.shape[1:]), sharding, rows)
+
+    return jax.tree.map(to_global, local)
+
+
+def train_batch(split: Split, step: int, batch_size: int, seed: int, mesh: Mesh) -> Batch:
+    """Returns the global training batch at a step, on the mesh."""
+
+    def make_rows(places: np.ndarray) -> Batch:
+        rows, epochs = train_rows(step, places, batch_size, split.num_rows, seed)
+        return rows_to_batch(split.gather(rows), epochs)
+
+    return on_mesh(mesh, batch_size, make_rows)
+
+
+def train_batches(split: Split, first_step: int, batch_size: int, seed: int, mesh: Mesh) -> Iterator[Batch]:
+    """Yields the batches at first_step, first_step + 1, ... for ever, made two steps ahead in a thread."""
+    with ThreadPoolExecutor(1, thread_name_prefix="loader") as thread:
+        ahead = [thread.submit(train_batch, split, first_step + i, batch_size, seed, mesh) for i in range(2)]
+        step = first_step + 2
+        while True:
+            yield ahead.pop(0).result()
+            ahead.append(thread.submit(train_batch, split, step, batch_size, seed, mesh))
+            step += 1
+
+
+def eval_batches(split: Split, batch_size: int, mesh: Mesh) -> Iterator[Batch]:
+    """Yields all rows of a split once, in order; places left over in the last batch have weight 0."""
+    for first in range(0, split.num_rows, batch_size):
+
+        def make_rows(places: np.ndarray, first: int = first) -> Batch:
+            numbers = first + places
+            missing = numbers >= split.num_rows
+            rows = split.gather(np.where(missing, 0, numbers))
+            rows["lengths"][missing] = 0  # an empty row: no token, no sequence, no prediction
+            return rows_to_batch(rows, np.zeros(len(places), np.int32))
+
+        yield on_mesh(mesh, batch_size, make_rows)

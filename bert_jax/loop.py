@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one training loop, for pre-training and for every task."""
+
+import math
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from bert_jax.batch import Batch
+from bert_jax.checkpoint import Checkpoints
+from bert_jax.config import PretrainConfig
+from bert_jax.errors import InputError
+from bert_jax.model.objective import Params
+from bert_jax.report import Reporter
+from bert_jax.step import Metrics, TrainState
+
+# Steps that may be under way at once. The device never waits for the host to read metrics, and the host never
+# runs far ahead: jax 0.10 on CPU hangs when some 64 steps with collectives are dispatched and none is waited for.
+MAX_IN_FLIGHT = 8
+
+
+class LoopResult(NamedTuple):
+    """Where the loop ended."""
+
+    state: TrainState
+    step: int
+    signal: int  # the signal that ended it early, or 0
+
+
+class StopSignals:
+    """Notes SIGTERM and SIGINT instead of dying of them, so that the loop can save first."""
+
+    def __enter__(self) -> "StopSignals":
+        self.received = 0
+        self._previous = {number: signal.signal(number, self._note) for number in (signal.SIGTERM, signal.SIGINT)}
+        return self
+
+    def _note(self, number: int, _frame: Any) -> None:
+        self.received = number
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+
+# Metrics that are counts: they become rates, and mean nothing by themselves.
+COUNTS = ("sequences", "tokens", "squared_lengths", "predictions")
+
+
+class Window:
+    """The metrics of the steps since the last report, and the time that was spent on steps alone."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, list[float]] = {}
+        self.seconds = 0.0
+        self._started: float | None = None
+
+    def start_clock(self) -> None:
+        self._started = time.perf_counter()
+
+    def stop_clock(self) -> None:
+        if self._started is not None:
+            self.seconds += time.perf_counter() - self._started
+        self._started = None
+
+    def add(self, metrics: Metrics) -> None:
+        """Adds the metrics of a step; its counts only if it was timed."""
+        for name, (total, weight) in metrics.items():
+            if name not in COUNTS or self._started is not None:
+                pair = self.sums.setdefault(name, [0.0, 0.0])
+                pair[0] += float(total)
+                pair[1] += float(weight)
+
+    def means(self) -> dict[str, float]:
+        return mean_metrics({name: pair for name, pair in self.sums.items() if name not in COUNTS})
+
+    def counts(self) -> dict[str, float]:
+        return {name: self.sums[name][0] for name in COUNTS if name in self.sums}
+
+
+def mean_metrics(sums: dict[str, Any]) -> dict[str, float]:
+    """Returns sum / weight of every metric; 0 where nothing was weighed."""
+    return {name: float(total) / float(weight) if weight else 0.0 for name, (total, weight) in sums.items()}
+
+
+def evaluate(
+    eval_step: Callable[[Params, Batch], Metrics], params: Params, batches: Iterator[Batch]
+) -> dict[str, float]:
+    """Returns the mean of every metric over all batches, each prediction counted once."""
+    window = Window()
+    in_flight: deque[Metrics] = deque()
+    for batch in batches:
+        in_flight.append(eval_step(params, batch))
+        if len(in_flight) > MAX_IN_FLIGHT:
+            window.add(jax.device_get(in_flight.popleft()))
+    for metrics in in_flight:
+        window.add(jax.device_get(metrics))
+    return window.means()
+
+
+def train_loop(
+    state: TrainState,
+    config: PretrainConfig,
+    mesh: Mesh,
+    train_step: Callable[[TrainState, Batch], tuple[TrainState, Metrics]],
+    batches: Iterator[Batch],
+    evaluation: Callable[[Params], dict[str, float]] | None,
+    throughput: Callable[[dict[str, float], float], dict[str, float]],
+    checkpoints: Checkpoints,
+    reporter: Reporter,
+) -> LoopResult:
+    """Runs steps until config.train.num_steps, evaluating, saving and reporting on the way.
+
+    `batches` yields the batch of the state's step and those after it. `evaluation(params)` returns metrics, "loss"
+    among them. `throughput(counts, seconds)` turns summed counts into rates. SIGTERM or SIGINT saves and returns.
+
+    Raises: InputError if a loss, a gradient or a parameter is not finite; such a state is never saved.
+    """
+    in_flight: deque[tuple[int, Metrics]] = deque()
+    window = Window()
+    first_step, num_steps = int(state.step), config.train.num_steps
+    last_good = first_step
+
+    def finish_oldest() -> None:
+        nonlocal window, last_good
+        step, metrics = in_flight.popleft()
+        metrics = jax.device_get(metrics)
+        for name in ("loss", "grad_norm"):
+            if not math.isfinite(metrics[name][0]):
+                raise _not_finite(f"{name} is {float(metrics[name][0])} at step {step}", last_good, checkpoints)
+        last_good = step
+        window.add(metrics)
+        if step % config.report.every_steps == 0:
+            window.stop_clock()
+            rates = throughput(window.counts(), window.seconds) if window.seconds else {}
+            learning_rate = {"learning_rate": float(metrics["learning_rate"][0])}
+            reporter.log(step, "train", window.means() | learning_rate | rates)
+            window = Window()
+            window.start_clock()
+
+    def finish_all() -> None:
+        while in_flight:
+            finish_oldest()
+        window.stop_clock()
+
+    def evaluate_now(step: int) -> float | None:
+        if evaluation is None:
+            return None
+        metrics = evaluation(state.params)
+        reporter.log(step, "eval", metrics)
+        return metrics["loss"]
+
+    def save(step: int, metric: float | None) -> None:
+        if not _all_finite(state.params):
+            raise _not_finite(f"a parameter is not finite after step {step}", last_good, checkpoints)
+        checkpoints.save(step, state, metric)
+
+    step = first_step
+    with jax.set_mesh(mesh), StopSignals() as stop:
+        if first_step == 0 and config.eval.every_steps:
+            evaluate_now(0)
+        while step < num_steps and not stop.received:
+            state, metrics = train_step(state, next(batches))
+            step += 1
+            in_flight.append((step, metrics))
+            if len(in_flight) > MAX_IN_FLIGHT:
+                finish_oldest()
+            last = step == num_steps
+            to_evaluate = last or _due(step, config.eval.every_steps)
+            to_save = last or stop.received or _due(step, config.checkpoint.every_steps)
+            if to_evaluate or to_save or step == first_step + 1:  # the first step compiles: it is not timed
+                finish_all()
+                metric = evaluate_now(step) if to_evaluate else None
+                if to_save:
+                    save(step, metric)
+                window.start_clock()
+        checkpoints.wait()
+    return LoopResult(state, step, stop.received if step < num_steps else 0)
+
+
+def _not_finite(what: str, last_good: int, checkpoints: Checkpoints) -> InputError:
+    steps = checkpoints.steps()
+    return InputError(
+        f"{what}; losses were finite until step {last_good}, and the last checkpoint is "
+        f"{f'of step {steps[-1]}' if steps else 'none'}; lower optimizer.learning_rate, lengthen "
+        "optimizer.warmup_steps, or look for damaged data"
+    )
+
+
+def _due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0
+
+
+@jax.jit
+def _all_finite(tree: Any) -> jax.Array:
+    return jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]))

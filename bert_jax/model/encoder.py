@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The encoder: embeddings, stacked layers, pooler."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from bert_jax.config import ModelConfig
+from bert_jax.model.layers import Embeddings, Layer, dense
+from bert_jax.sharding import constrain_rows
+
+REMAT_POLICIES = {
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "full": jax.checkpoint_policies.nothing_saveable,
+}
+
+
+class Encoded(NamedTuple):
+    """What the encoder makes of a batch."""
+
+    hidden: jax.Array  # [B, L, H]: the last layer
+    pooled: jax.Array  # [B, M, H]: dense + tanh of the first token of every sequence
+    layers: jax.Array | None  # [num_layers + 1, B, L, H]: embeddings and every layer, where asked for
+    word_table: jax.Array  # [V padded, H]: to be tied to the output
+
+
+class Encoder(nn.Module):
+    """BERT without its heads. Parameters of the layers are stacked on a leading axis."""
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(
+        self,
+        token_ids: jax.Array,
+        type_ids: jax.Array,
+        sequence_ids: jax.Array,
+        cls_positions: jax.Array,
+        deterministic: bool = True,
+        keep_layers: bool = False,
+    ) -> Encoded:
+        """Returns the encoded batch; shapes as in `Batch`."""
+        config = self.config
+        positions = positions_in_sequence(sequence_ids)
+        embedded, word_table = Embeddings(config, name="embeddings")(token_ids, type_ids, positions, deterministic)
+        embedded = constrain_rows(embedded)
+        attends = attention_mask(sequence_ids)
+
+        def layer(module: Layer, hidden: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+            hidden = constrain_rows(module(hidden, attends, deterministic))
+            return hidden, hidden if keep_layers else None
+
+        if config.remat != "none":
+            layer = nn.remat(layer, policy=REMAT_POLICIES[config.remat], prevent_cse=False)
+        scan = nn.scan(
+            layer,
+            variable_axes={"params": 0},
+            split_rngs={"params": True, "dropout": True},
+            length=config.num_layers,
+            unroll=min(config.unroll, config.num_layers),
+        )
+        hidden, kept = scan(Layer(config, name="layers"), embedded)
+
+        first = jnp.take_along_axis(hidden, cls_positions.astype(jnp.int32)[..., None], axis=1)  # [B, M, H]
+        pooled = jnp.tanh(dense(config, config.hidden_size, "pooler")(first))
+        layers = jnp.concatenate([embedded[None], kept]) if keep_layers else None
+        return Encoded(hidden, pooled, layers, word_table)
+
+
+def attention_mask(sequence_ids: jax.Array) -> jax.Array:
+    """Returns [B, L, L] bool: query and key are in one sequence, and neither is padding."""
+    same = sequence_ids[:, :, None] == sequence_ids[:, None, :]
+    return same & (sequence_ids != 0)[:, None, :]
+
+
+def positions_in_sequence(sequence_ids: jax.Array) -> jax.Array:
+    """Returns [B, L] int32: 0, 1, 2, ... from the start of each sequence of the row."""
+    index = jnp.arange(sequence_ids.shape[1], dtype=jnp.int32)[None, :]
+    previous = jnp.pad(sequence_ids, ((0, 0), (1, 0)), constant_values=-1)[:, :-1]
+    starts = jnp.where(sequence_ids != previous.astype(sequence_ids.dtype), index, 0)
+    return index - jax.lax.cummax(starts, axis=1)

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The heads of pre-training: masked language model and next sentence prediction."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from bert_jax.batch import Batch
+from bert_jax.config import ModelConfig
+from bert_jax.model.encoder import Encoded, Encoder
+from bert_jax.model.layers import ACTIVATIONS, MASKED_SCORE, dense, layer_norm
+
+
+class MaskedLanguageModel(nn.Module):
+    """Dense, activation, layer norm, then the word table transposed and a bias.
+
+    Source: google-research/bert run_pretraining.py, get_masked_lm_output.
+    """
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(self, hidden: jax.Array, word_table: jax.Array) -> jax.Array:
+        """Returns float32 logits [B, P, V padded] of hidden vectors [B, P, H]; padded entries are MASKED_SCORE."""
+        config = self.config
+        hidden = ACTIVATIONS[config.activation](dense(config, config.hidden_size, "transform")(hidden))
+        hidden = layer_norm(config)(hidden).astype(config.compute_dtype)
+        bias = self.param("output_bias", nn.initializers.zeros, (config.padded_vocab_size,))
+        logits = jnp.einsum(
+            "BPH,VH->BPV", hidden, word_table.astype(config.compute_dtype), preferred_element_type=jnp.float32
+        )
+        is_word = jnp.arange(config.padded_vocab_size) < config.vocab_size
+        return jnp.where(is_word, logits + bias, MASKED_SCORE)
+
+
+class PretrainingOutput(NamedTuple):
+    """What pre-training predicts, in float32."""
+
+    encoded: Encoded
+    mlm_logits: jax.Array  # [B, P, V padded]
+    next_sentence_logits: jax.Array  # [B, M, 2]: 0 the true next sentence, 1 a random one
+
+
+class PretrainingModel(nn.Module):
+    """The encoder with both heads. Only the positions to predict reach the vocabulary."""
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(self, batch: Batch, deterministic: bool = True) -> PretrainingOutput:
+        """Returns encodings and logits; `batch.mlm_positions` says what to predict."""
+        encoder = Encoder(self.config, name="encoder")
+        encoded = encoder(batch.token_ids, batch.type_ids, batch.sequence_ids, batch.cls_positions, deterministic)
+        assert batch.mlm_positions is not None
+        predicted = jnp.take_along_axis(encoded.hidden, batch.mlm_positions.astype(jnp.int32)[..., None], axis=1)
+        mlm_logits = MaskedLanguageModel(self.config, name="mlm")(predicted, encoded.word_table)
+        next_sentence_logits = dense(self.config, 2, "next_sentence")(encoded.pooled)
+        return PretrainingOutput(encoded, mlm_logits, next_sentence_logits.astype(jnp.float32))

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What training minimises, as pure functions of parameters and a batch. Nobody beyond this file sees Flax."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from bert_jax.batch import Batch
+from bert_jax.config import MaskingConfig, ModelConfig
+from bert_jax.losses import Pair, accuracy, cross_entropy
+from bert_jax.masking import mask_tokens
+from bert_jax.model.heads import PretrainingModel, PretrainingOutput
+
+Params = dict[str, Any]  # nested dicts of float32 arrays with English paths
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A task for the one training step.
+
+    The loss is the sum over `denominators` of sum / denominator, both over the whole global batch, so it does
+    not depend on how the batch is cut into microbatches or spread over devices.
+    """
+
+    init: Callable[[jax.Array], Params]  # key -> parameters
+    prepare: Callable[[Batch], Batch]  # once per step, on the whole batch, before it is cut
+    denominators: Callable[[Batch], dict[str, jax.Array]]  # of a prepared batch, by the name of the loss
+    losses: Callable[[Params, Batch, jax.Array | None], dict[str, Pair]]  # dropout key or None -> losses and metrics
+
+
+def pretraining_objective(
+    model: ModelConfig, masking: MaskingConfig, mask_id: int, never_predicted: tuple[int, ...]
+) -> Objective:
+    """Returns masked language model plus next sentence prediction. Source: paper, section 3.1."""
+
+    def prepare(batch: Batch) -> Batch:
+        return mask_tokens(batch, masking, model.vocab_size, mask_id, never_predicted)
+
+    def denominators(batch: Batch) -> dict[str, jax.Array]:
+        # 1e-5 as in Google's run_pretraining.py: a batch without predictions has loss 0 and not NaN.
+        return {
+            "mlm_loss": jnp.sum(batch.mlm_weights) + 1e-5,
+            "nsp_loss": jnp.maximum(jnp.sum(next_sentence_weights(batch)), 1.0),
+        }
+
+    def losses(params: Params, batch: Batch, dropout_key: jax.Array | None) -> dict[str, Pair]:
+        output = pretraining_forward(model, params, batch, dropout_key)
+        labels, weights = jnp.maximum(batch.next_sentence_labels, 0).astype(jnp.int32), next_sentence_weights(batch)
+        return {
+            "mlm_loss": cross_entropy(output.mlm_logits, batch.mlm_labels, batch.mlm_weights),
+            "mlm_accuracy": accuracy(output.mlm_logits, batch.mlm_labels, batch.mlm_weights),
+            "nsp_loss": cross_entropy(output.next_sentence_logits, labels, weights),
+            "nsp_accuracy": accuracy(output.next_sentence_logits, labels, weights),
+        }
+
+    return Objective(lambda key: init_params(model, key), prepare, denominators, losses)
+
+
+def next_sentence_weights(batch: Batch) -> jax.Array:
+    """Returns [B, M] float: 1 for a sequence with a next sentence label, 0 for any other place."""
+    return batch.sequence_weights * (batch.next_sentence_labels >= 0)
+
+
+def pretraining_forward(
+    model: ModelConfig, params: Params, batch: Batch, dropout_key: jax.Array | None = None
+) -> PretrainingOutput:
+    """Returns encodings and both heads' logits; dropout is off without a key."""
+    rngs = {} if dropout_key is None else {"dropout": dropout_key}
+    output = PretrainingModel(model).apply({"params": params}, batch, deterministic=dropout_key is None, rngs=rngs)
+    return output  # type: ignore[return-value]
+
+
+def init_params(model: ModelConfig, key: jax.Array) -> Params:
+    """Returns random parameters of encoder and both heads, float32."""
+    row = jnp.zeros((1, 2), jnp.int32)
+    place = jnp.zeros((1, 1), jnp.int32)
+    batch = Batch(row, row, row, place, place, mlm_positions=place)
+    return PretrainingModel(model).init(key, batch)["params"]
+
+
+def count_parameters(params: Params) -> int:
+    """Returns how many numbers there are in the parameters, padding included."""
+    return sum(leaf.size for leaf in jax.tree.leaves(params))

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The optimizer and the learning rate. The only home of Optax."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from bert_jax.config import OptimizerConfig
+from bert_jax.sharding import match_rules, path_name
+
+# Parameter path -> does weight decay apply? The first match of the whole path wins. Source: google-research/bert
+# optimization.py excludes LayerNorm and every bias, and so decays all embeddings.
+DECAY_RULES: tuple[tuple[str, bool], ...] = (
+    (r"(.*/)?norm/(scale|bias)", False),
+    (r".*/(bias|output_bias)", False),
+    (r"encoder/embeddings/(word|position|type)/embedding", True),
+    (r".*/kernel", True),
+)
+
+
+def learning_rate_at(config: OptimizerConfig, num_steps: int) -> Callable[[jax.Array], jax.Array]:
+    """Returns the learning rate as a function of the step (0 is the first).
+
+    During warm-up it is rate x step / warmup_steps, so the first step has rate 0; from warmup_steps on it is
+    rate x (1 - step / num_steps), as if the decay had run from step 0: at the end of warm-up the rate drops.
+    Source: google-research/bert optimization.py.
+    """
+
+    def rate(step: jax.Array) -> jax.Array:
+        step = jnp.asarray(step, jnp.float32)
+        decayed = config.learning_rate * (1 - jnp.minimum(step, num_steps) / num_steps)
+        warming = config.learning_rate * step / max(1, config.warmup_steps)
+        return jnp.where(step < config.warmup_steps, warming, decayed)
+
+    return rate
+
+
+class Moments(NamedTuple):
+    """Running means of the gradient and of its square, shaped like the parameters, in float32."""
+
+    mean: Any
+    square: Any
+
+
+def scale_by_uncorrected_adam(beta1: float, beta2: float, epsilon: float) -> optax.GradientTransformation:
+    """Returns Adam's ratio mean / (sqrt(square) + epsilon) without bias correction.
+
+    Source: google-research/bert optimization.py, AdamWeightDecayOptimizer.
+    """
+
+    def init(params: Any) -> Moments:
+        return Moments(jax.tree.map(jnp.zeros_like, params), jax.tree.map(jnp.zeros_like, params))
+
+    def update(gradients: Any, moments: Moments, params: Any = None) -> tuple[Any, Moments]:
+        mean = jax.tree.map(lambda m, g: beta1 * m + (1 - beta1) * g, moments.mean, gradients)
+        square = jax.tree.map(lambda v, g: beta2 * v + (1 - beta2) * g * g, moments.square, gradients)
+        ratio = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + epsilon), mean, square)
+        return ratio, Moments(mean, square)
+
+    return optax.GradientTransformation(init, update)
+
+
+def decay_mask(params: Any) -> Any:
+    """Returns True for every parameter that weight decay applies to. Raises: InputError if no rule matches one."""
+    names = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+    table = match_rules(DECAY_RULES, names)
+    return jax.tree_util.tree_map_with_path(lambda path, _: table[path_name(path)], params)
+
+
+def make_optimizer(config: OptimizerConfig, num_steps: int) -> optax.GradientTransformation:
+    """Returns BERT's AdamW: clip, Adam's ratio, decoupled weight decay, learning rate.
+
+    Gradients are those of the whole global batch, so clipping comes after every reduction.
+    """
+    adam = (
+        optax.scale_by_adam(config.beta1, config.beta2, config.epsilon)
+        if config.bias_correction
+        else scale_by_uncorrected_adam(config.beta1, config.beta2, config.epsilon)
+    )
+    return optax.chain(
+        optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity(),
+        adam,
+        optax.add_decayed_weights(config.weight_decay, decay_mask),
+        optax.scale_by_learning_rate(learning_rate_at(config, num_steps)),
+    )
+
+
+def apply_updates(params: Any, updates: Any) -> Any:
+    """Returns parameters plus updates."""
+    return optax.apply_updates(params, updates)
+
+
+def global_norm(tree: Any) -> jax.Array:
+    """Returns the square root of the sum of all squares."""
+    return optax.tree.norm(tree)

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where every array lives: the mesh, and one table from parameter paths to mesh axes.
+
+The mesh has three axes: "data" (rows divided, parameters replicated), "fsdp" (rows and parameters
+divided) and "tensor" (heads, feed-forward and vocabulary divided). One device is a mesh of 1 x 1 x 1,
+so every program is the same program.
+"""
+
+import re
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from bert_jax.config import MeshConfig, ModelConfig, nearest_multiples
+from bert_jax.errors import InputError
+
+ROW_AXES = ("data", "fsdp")  # the axes over which the rows of a batch are divided
+
+# The mesh axis of every logical axis. None is replicated.
+MESH_AXES: dict[str | None, str | None] = {
+    "vocab": "tensor",
+    "heads": "tensor",  # num_heads x head_size
+    "mlp": "tensor",
+    "embed": "fsdp",
+    "layers": None,
+    None: None,
+}
+
+# Parameter path -> logical axes. The first match of the whole path wins.
+RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
+    (r"encoder/embeddings/word/embedding", ("vocab", "embed")),
+    (r"encoder/embeddings/(position|type)/embedding", (None, "embed")),
+    (r"encoder/embeddings/norm/(scale|bias)", (None,)),
+    (r"encoder/layers/attention/(query|key|value)/kernel", ("layers", "embed", "heads")),
+    (r"encoder/layers/attention/(query|key|value)/bias", ("layers", "heads")),
+    (r"encoder/layers/attention/output/kernel", ("layers", "heads", "embed")),
+    (r"encoder/layers/mlp/intermediate/kernel", ("layers", "embed", "mlp")),
+    (r"encoder/layers/mlp/intermediate/bias", ("layers", "mlp")),
+    (r"encoder/layers/mlp/output/kernel", ("layers", "mlp", "embed")),
+    (r"encoder/layers/(attention|mlp)/(output/bias|norm/scale|norm/bias)", ("layers", None)),
+    (r"encoder/pooler/kernel", ("embed", None)),
+    (r"encoder/pooler/bias", (None,)),
+    (r"mlm/transform/kernel", ("embed", None)),
+    (r"mlm/(transform/bias|norm/scale|norm/bias)", (None,)),
+    (r"mlm/output_bias", ("vocab",)),
+    (r"next_sentence/kernel", ("embed", None)),
+    (r"next_sentence/bias", (None,)),
+)
+
+
+def make_mesh(config: MeshConfig, devices: Any = None) -> Mesh:
+    """Returns the mesh ("data", "fsdp", "tensor") over all devices.
+
+    Raises: InputError if the sizes do not multiply to the number of devices.
+    """
+    config.validate()
+    devices = jax.devices() if devices is None else devices
+    sizes = [config.data, config.fsdp, config.tensor]
+    known = int(np.prod([size for size in sizes if size != -1]))
+    if len(devices) % known or (-1 not in sizes and known != len(devices)):
+        raise InputError(
+            f"mesh data x fsdp x tensor = {' x '.join(map(str, sizes))} does not fit {len(devices)} devices; "
+            "their product must be the number of devices (one size may be -1, for all that are left)"
+        )
+    shape = tuple(len(devices) // known if size == -1 else size for size in sizes)
+    return jax.make_mesh(shape, ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3, devices=devices)
+
+
+def check_divisible(mesh: Mesh, model: ModelConfig, batch_size: int, accumulate: int = 1) -> None:
+    """Raises: InputError if the batch or the model does not divide evenly over the mesh."""
+    rows = mesh.shape["data"] * mesh.shape["fsdp"]
+    if batch_size % (rows * accumulate):
+        pieces = f"data x fsdp = {rows}" + (f" x train.accumulate = {accumulate}" if accumulate > 1 else "")
+        raise InputError(
+            f"batch_size {batch_size} is not divisible by {pieces}; use {nearest_multiples(batch_size, rows * accumulate)}"
+        )
+    for name, size, axis in (
+        ("model.num_heads", model.num_heads, "tensor"),
+        ("model.intermediate_size", model.intermediate_size, "tensor"),
+        ("model padded vocabulary", model.padded_vocab_size, "tensor"),
+        ("model.hidden_size", model.hidden_size, "fsdp"),
+    ):
+        if size % mesh.shape[axis]:
+            raise InputError(
+                f"{name} {size} is not divisible by mesh.{axis} {mesh.shape[axis]}; use a smaller mesh.{axis}"
+            )
+
+
+def path_name(path: tuple[Any, ...]) -> str:
+    """Returns the path of a leaf in nested dicts as "a/b/c"; what is not a dict key is left out."""
+    return "/".join(str(key.key) for key in path if isinstance(key, jax.tree_util.DictKey))
+
+
+def match_rules(rules: tuple[tuple[str, Any], ...], names: list[str]) -> dict[str, Any]:
+    """Returns the value of the first rule that matches each whole name.
+
+    Raises: InputError if a name matches no rule.
+    """
+    table = {}
+    for name in names:
+        for pattern, value in rules:
+            if re.fullmatch(pattern, name):
+                table[name] = value
+                break
+        else:
+            raise InputError(f"parameter {name!r} matches no rule; add one to the table")
+    return table
+
+
+def unused_rules(rules: tuple[tuple[str, Any], ...], names: list[str]) -> list[str]:
+    """Returns the patterns that are the first match of no name."""
+    used = {next((pattern for pattern, _ in rules if re.fullmatch(pattern, name)), None) for name in names}
+    return [pattern for pattern, _ in rules if pattern not in used]
+
+
+def tree_shardings(mesh: Mesh, tree: Any) -> Any:
+    """Returns the sharding of every leaf of a tree of parameters or of a training state.
+
+    A leaf below a dict is a parameter or one of its moments, and follows the rule of its path; any
+    other leaf (a step counter) is replicated.
+    """
+
+    def place(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
+        name = path_name(path)
+        axes = match_rules(RULES, [name])[name] if name else ()
+        assert len(axes) == len(leaf.shape) or not name, f"rule {axes} for {name} of shape {leaf.shape}"
+        return NamedSharding(mesh, PartitionSpec(*(MESH_AXES[axis] for axis in axes)))
+
+    return jax.tree_util.tree_map_with_path(place, tree)
+
+
+def row_sharding(mesh: Mesh) -> NamedSharding:
+    """Returns the sharding of a batch: the leading axis over data x fsdp."""
+    return NamedSharding(mesh, PartitionSpec(ROW_AXES))
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """Returns the sharding of a value that every device holds."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def constrain_rows(array: jax.Array) -> jax.Array:
+    """Returns `array` with its leading axis divided over data x fsdp, when traced under a mesh."""
+    if jax.sharding.get_abstract_mesh().empty:
+        return array
+    return jax.lax.with_sharding_constraint(array, PartitionSpec(ROW_AXES))

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One training step and one evaluation step, for pre-training and for every task."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from bert_jax.batch import Batch
+from bert_jax.config import OptimizerConfig, TrainConfig
+from bert_jax.losses import Pair
+from bert_jax.model.objective import Objective, Params
+from bert_jax.optim import apply_updates, global_norm, learning_rate_at, make_optimizer
+from bert_jax.sharding import replicated, row_sharding, tree_shardings
+
+
+class TrainState(NamedTuple):
+    """All that a run carries from step to step. Random keys are not in it: they follow from the step."""
+
+    step: jax.Array  # int32: how many steps have been taken
+    params: Params
+    optimizer: Any
+
+
+Metrics = dict[str, Pair]
+
+
+def init_state(
+    objective: Objective, optimizer: OptimizerConfig, train: TrainConfig, mesh: Mesh, params: Params | None = None
+) -> TrainState:
+    """Returns the state of step 0 on the mesh, from random parameters or from the given ones."""
+    key = jax.random.fold_in(jax.random.key(train.seed, impl="threefry2x32"), 0)
+    transformation = make_optimizer(optimizer, train.num_steps)
+
+    def from_params(params: Params) -> TrainState:
+        return TrainState(jnp.zeros((), jnp.int32), params, transformation.init(params))
+
+    def from_key(key: jax.Array) -> TrainState:
+        return from_params(objective.init(key))
+
+    shardings = tree_shardings(mesh, jax.eval_shape(from_key, key))
+    with jax.set_mesh(mesh):
+        if params is None:
+            return jax.jit(from_key, out_shardings=shardings)(key)
+        return jax.jit(from_params, out_shardings=shardings)(jax.device_put(params, shardings.params))
+
+
+def abstract_state(objective: Objective, optimizer: OptimizerConfig, train: TrainConfig, mesh: Mesh) -> TrainState:
+    """Returns the shapes, dtypes and shardings of the state, computing nothing."""
+    transformation = make_optimizer(optimizer, train.num_steps)
+
+    def make(key: jax.Array) -> TrainState:
+        params = objective.init(key)
+        return TrainState(jnp.zeros((), jnp.int32), params, transformation.init(params))
+
+    shapes = jax.eval_shape(make, jax.random.key(0, impl="threefry2x32"))
+    return jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        shapes,
+        tree_shardings(mesh, shapes),
+    )
+
+
+def make_train_step(
+    objective: Objective, optimizer: OptimizerConfig, train: TrainConfig, mesh: Mesh, state: Any
+) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
+    """Returns the compiled step (state, batch) -> (state, metrics); it consumes the state it is given.
+
+    `state` gives the shapes of the training state. The batch is the global one, with rows over data x fsdp.
+    """
+    transformation = make_optimizer(optimizer, train.num_steps)
+    rate = learning_rate_at(optimizer, train.num_steps)
+    dropout_root = jax.random.fold_in(jax.random.key(train.seed, impl="threefry2x32"), 1)
+
+    def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        batch = objective.prepare(batch)
+        denominators = objective.denominators(batch)
+        step_key = jax.random.fold_in(dropout_root, state.step)
+
+        def loss_and_metrics(params: Params, batch: Batch, key: jax.Array) -> tuple[jax.Array, Metrics]:
+            metrics = objective.losses(params, batch, key)
+            loss = sum(metrics[name][0] / denominator for name, denominator in denominators.items())
+            return loss, metrics
+
+        def gradients_of(batch: Batch, index: jax.Array | int) -> tuple[jax.Array, Metrics, Params]:
+            key = jax.random.fold_in(step_key, index)
+            (loss, metrics), gradients = jax.value_and_grad(loss_and_metrics, has_aux=True)(state.params, batch, key)
+            return loss, metrics, gradients
+
+        if train.accumulate == 1:
+            loss, metrics, gradients = gradients_of(batch, 0)
+        else:
+            loss, metrics, gradients = _sum_over_microbatches(gradients_of, batch, train.accumulate)
+
+        updates, optimizer_state = transformation.update(gradients, state.optimizer, state.params)
+        one = jnp.ones(())
+        metrics |= batch_counts(batch)
+        metrics |= {
+            "loss": (loss, one),
+            "grad_norm": (global_norm(gradients), one),
+            "learning_rate": (rate(state.step), one),
+        }
+        return TrainState(state.step + 1, apply_updates(state.params, updates), optimizer_state), metrics
+
+    shardings = tree_shardings(mesh, state)
+    return jax.jit(
+        step,
+        in_shardings=(shardings, row_sharding(mesh)),
+        out_shardings=(shardings, replicated(mesh)),
+        donate_argnums=0,
+    )
+
+
+def make_eval_step(objective: Objective, mesh: Mesh, params: Any) -> Callable[[Params, Batch], Metrics]:
+    """Returns the compiled evaluation (params, batch) -> metrics, without dropout."""
+
+    def step(params: Params, batch: Batch) -> Metrics:
+        return objective.losses(params, objective.prepare(batch), None)
+
+    return jax.jit(
+        step, in_shardings=(tree_shardings(mesh, params), row_sharding(mesh)), out_shardings=replicated(mesh)
+    )
+
+
+def batch_counts(batch: Batch) -> Metrics:
+    """Returns how much is in a batch, padding left out: what throughput is computed from."""
+    places = jnp.arange(1, batch.cls_positions.shape[1] + 1)
+    lengths = jnp.sum(batch.sequence_ids[:, None, :] == places[:, None], axis=-1).astype(jnp.float32)  # [B, M]
+    counts = {
+        "sequences": jnp.sum(batch.sequence_weights),
+        "tokens": jnp.sum(lengths),
+        "squared_lengths": jnp.sum(lengths**2),
+        "predictions": jnp.sum(batch.mlm_weights) if batch.mlm_weights is not None else jnp.zeros(()),
+    }
+    return {name: (count, jnp.ones(())) for name, count in counts.items()}
+
+
+def _sum_over_microbatches(gradients_of: Callable, batch: Batch, count: int) -> Any:
+    """Returns the sum of `gradients_of` over `count` microbatches, one after the other.
+
+    Microbatch i takes rows i, i + count, ...: each device keeps its own rows and nothing moves.
+    """
+    pieces = jax.tree.map(lambda x: jnp.swapaxes(x.reshape(-1, count, *x.shape[1:]), 0, 1), batch)
+
+    def add(total: Any, piece: tuple[Batch, jax.Array]) -> tuple[Any, None]:
+        return jax.tree.map(jnp.add, total, gradients_of(*piece)), None
+
+    first = jax.tree.map(lambda x: x[0], pieces)
+    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(gradients_of, first, 0))
+    return jax.lax.scan(add, zeros, (pieces, jnp.arange(count)))[0]
