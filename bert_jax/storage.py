@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
+
 from bert_jax.errors import InputError
 
 
@@ -75,6 +77,12 @@ def write_json(path: str | os.PathLike, value: Any) -> None:
     """Writes `value` as indented JSON with sorted keys, whole or not at all."""
     with atomic_path(path) as temporary:
         temporary.write_text(json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def write_array(path: str | os.PathLike, array: np.ndarray) -> None:
+    """Writes an array as a `.npy` file, whole or not at all."""
+    with atomic_path(path) as temporary, open(temporary, "wb") as stream:
+        np.save(stream, array)
 
 
 def read_json(path: str | os.PathLike) -> Any:

@@ -91,8 +91,8 @@ def rows_to_batch(rows: np.ndarray, epochs: np.ndarray) -> Batch:
 def on_mesh(mesh: Mesh, batch_size: int, make_rows) -> Batch:
     """Returns the global batch whose rows `make_rows(places)` gives; each host makes its own rows only."""
     sharding = row_sharding(mesh)
-    slices = {index[0] for index in sharding.addressable_devices_indices_map((batch_size,)).values()}
-    ranges = sorted(s.indices(batch_size)[:2] for s in slices)
+    indices = sharding.addressable_devices_indices_map((batch_size,)).values()
+    ranges = sorted({index[0].indices(batch_size)[:2] for index in indices})  # the same for devices along "tensor"
     places = np.concatenate([np.arange(start, stop) for start, stop in ranges])
     local = make_rows(places)
 

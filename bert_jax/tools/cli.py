@@ -4,7 +4,7 @@
 import sys
 from collections.abc import Callable
 
-from absl import app, flags
+from absl import app, flags, logging
 
 from bert_jax.errors import InputError
 
@@ -16,6 +16,8 @@ def run(main: Callable[[], int | None]) -> None:
     """
 
     def guarded(argv: list[str]) -> int:
+        if not flags.FLAGS["verbosity"].present:
+            logging.set_verbosity(logging.WARNING)  # Orbax tells every detail of every save
         try:
             if len(argv) > 1:
                 raise InputError(f"unexpected argument {argv[1]!r}; options are written --name=value")

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Documents to training instances to rows: which spans of text become sentence A and sentence B.
+
+Source: google-research/bert create_pretraining_data.py. Random numbers are drawn in the same order from the
+same kind of generator, so that with masking left out (it happens during training, see `masking`) the
+instances are the reference's own, one by one: tests/test_instances.py holds them against it.
+
+A sentence is a span of one flat array of token ids, a document the list of the positions where its sentences
+start and the last one ends, an instance the bounds of its two spans. No token is touched before `make_rows`.
+"""
+
+import random
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
+
+import numpy as np
+
+from bert_jax.data.records import NO_LABEL, pack_word_starts
+from bert_jax.text.tokenizer import Tokenizer
+
+Document = list[int]  # positions in the flat array: each sentence's start, then the end of the last
+
+INSTANCE = np.dtype([("first_start", "<i8"), ("first_stop", "<i8"), ("second_start", "<i8"), ("second_stop", "<i8"),
+                     ("label", "<i8")])  # fmt: skip
+IS_NEXT, IS_RANDOM = 0, 1  # with sop: in order, and swapped
+
+
+def create_instances(
+    documents: Iterable[Document],
+    max_seq_length: int,
+    short_seq_rate: float,
+    duplicates: int,
+    rng: random.Random,
+    next_sentence: str = "nsp",
+) -> np.ndarray:
+    """Returns the shuffled instances of `duplicates` passes over the documents, as records of `INSTANCE`.
+
+    Every pass cuts the documents anew. With [CLS] and [SEP]s, an instance fits in `max_seq_length`.
+    Documents and sentences must not be empty. `next_sentence` is what the pair of sentences is for:
+
+      nsp: whether B follows A, or is of another document.
+      sop: whether B follows A, or A follows B. A chunk of one sentence has no order: a random sentence of another
+        document follows, with label 1, as in the reference.
+      none: no pair, no label: one span of whole sentences, B is empty, and no text is lost.
+
+    Source: create_pretraining_data.py of google-research/bert and, for sop, google-research/albert.
+    """
+    documents = list(documents)
+    rng.shuffle(documents)
+    bounds = array("q")
+    for _ in range(duplicates):
+        for index in range(len(documents)):
+            if next_sentence == "none":
+                _add_spans(bounds, documents[index], max_seq_length - 2, short_seq_rate, rng)
+            else:
+                _add_pairs(bounds, documents, index, max_seq_length - 3, short_seq_rate, rng, next_sentence)
+    instances = np.frombuffer(bounds, dtype=INSTANCE)
+    order = list(range(len(instances)))
+    rng.shuffle(order)
+    return instances[order]
+
+
+def _add_pairs(
+    bounds: array,
+    documents: list[Document],
+    index: int,
+    max_num_tokens: int,
+    short_seq_rate: float,
+    rng: random.Random,
+    next_sentence: str,
+) -> None:
+    """Appends the instances of one document to `bounds`, five numbers each.
+
+    What readers of the paper do not expect, and the reference does: the length to aim for is drawn once for a
+    document, and is no limit; a chunk of a single sentence is always followed by a random one, so that more
+    than half of the instances are; at least one whole sentence B is taken even if A has reached the length.
+    """
+    document = documents[index]
+    num_sentences = len(document) - 1
+    target_length = max_num_tokens
+    if rng.random() < short_seq_rate:
+        target_length = rng.randint(2, max_num_tokens)
+    begin = 0
+    while begin < num_sentences:
+        # The chunk: as many sentences as reach the target, or all that are left.
+        end = bisect_left(document, document[begin] + target_length, begin + 1, num_sentences)
+        middle = begin + 1
+        if end - begin >= 2:
+            middle = begin + rng.randint(1, end - begin - 1)
+        first_start, first_stop = document[begin], document[middle]
+        if end - begin == 1 or (next_sentence == "nsp" and rng.random() < 0.5):
+            label = IS_RANDOM
+            other = _other_document(documents, index, rng)
+            start = rng.randint(0, len(other) - 2)
+            wanted = target_length - (first_stop - first_start)
+            stop = bisect_left(other, other[start] + wanted, start + 1, len(other) - 1)
+            second_start, second_stop = other[start], other[stop]
+            begin = middle  # the sentences that a random B replaced are used again, not lost
+        elif next_sentence == "sop" and rng.random() < 0.5:
+            label = IS_RANDOM
+            first_start, first_stop, second_start, second_stop = (
+                document[middle],
+                document[end],
+                first_start,
+                first_stop,
+            )
+            begin = end
+        else:
+            label = IS_NEXT
+            second_start, second_stop = document[middle], document[end]
+            begin = end
+
+        # Too long a pair loses tokens of its longer side (B on a tie), at either end by chance.
+        first_length = first_stop - first_start
+        second_length = second_stop - second_start
+        for _ in range(first_length + second_length - max_num_tokens):
+            from_front = rng.random() < 0.5
+            if first_length > second_length:
+                first_length -= 1
+                first_start += from_front
+            else:
+                second_length -= 1
+                second_start += from_front
+        bounds.extend((first_start, first_start + first_length, second_start, second_start + second_length, label))
+
+
+def _add_spans(
+    bounds: array, document: Document, max_num_tokens: int, short_seq_rate: float, rng: random.Random
+) -> None:
+    """Appends a document as spans of as many whole sentences as fit; a longer sentence is cut, none is dropped."""
+    length = max_num_tokens
+    if rng.random() < short_seq_rate:
+        length = rng.randint(2, max_num_tokens)
+    start = document[0]
+    while start < document[-1]:
+        # The last end of a sentence within reach, or else as much of the sentence as fits.
+        stop = document[bisect_right(document, start + length) - 1]
+        if stop <= start:
+            stop = start + length
+        bounds.extend((start, stop, stop, stop, NO_LABEL))
+        start = stop
+
+
+def _other_document(documents: list[Document], index: int, rng: random.Random) -> Document:
+    """Returns a random document, in all likelihood not number `index`.
+
+    After ten draws of `index` itself it is taken, and its text still counts as random, as in the reference
+    (others count it as the next sentence). With two documents that is once in a thousand.
+    """
+    for _ in range(10):
+        other = rng.randint(0, len(documents) - 1)
+        if other != index:
+            break
+    return documents[other]
+
+
+def make_rows(
+    made: np.ndarray, numbers: np.ndarray, tokens: np.ndarray, tokenizer: Tokenizer, dtype: np.dtype
+) -> np.ndarray:
+    """Returns rows [n] (records of `dtype`) of one sequence each: [CLS] A [SEP] B [SEP], or [CLS] A [SEP] if B is
+    empty, then [PAD].
+
+    `made` [n] are instances in the flat ids `tokens`, `numbers` [n] the numbers of their sequences.
+    """
+    rows = np.zeros(len(made), dtype)
+    row_length = dtype["token_ids"].shape[0]
+    positions = np.arange(row_length)
+    middle = (made["first_stop"] - made["first_start"] + 1)[:, None]  # where the [SEP] after A stands
+    second_length = (made["second_stop"] - made["second_start"])[:, None]
+    last = middle + np.where(second_length, second_length + 1, 0)  # where the last [SEP] stands
+    in_first = made["first_start"][:, None] + positions - 1
+    in_second = made["second_start"][:, None] + positions - middle - 1
+    ids = tokens[np.where(positions < middle, in_first, in_second).clip(0, len(tokens) - 1)]
+    ids[:, 0] = tokenizer.cls_id
+    ids[(positions == middle) | (positions == last)] = tokenizer.sep_id
+    ids[positions > last] = tokenizer.pad_id
+    rows["token_ids"] = ids
+    rows["word_starts"] = pack_word_starts(tokenizer.word_starts[ids] & (positions <= last))
+    rows["lengths"] = last + 1
+    rows["first_lengths"] = middle + 1
+    rows["labels"][:, 0] = made["label"]
+    rows["numbers"][:, 0] = numbers
+    return rows

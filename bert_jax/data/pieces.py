@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pieces of text to arrays of token ids on disk, and back by ranges of their documents' hashes.
+
+A piece becomes three files: `tokens` (flat ids), `sentences` (tokens of each) and `documents` (`DOCUMENT`
+records), in order of the documents' hashes. So the documents of a range are one stretch of every file.
+"""
+
+import hashlib
+import itertools
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from bert_jax import storage
+from bert_jax.data import corpus
+from bert_jax.data.instances import Document
+from bert_jax.data.sentences import split_sentences
+from bert_jax.text.tokenizer import Tokenizer
+
+# The hash of a document's text, and how much of the piece's arrays belongs to it.
+DOCUMENT = np.dtype([("key", "<u8"), ("sentences", "<i8"), ("tokens", "<i8"), ("text_bytes", "<i8")])
+
+_LINES_AT_ONCE = 4096  # of text, in one call of the tokenizer
+
+
+def write_piece(folder: Path, index: int, piece: corpus.Piece, tokenizer: Tokenizer, seed: int, language: str) -> None:
+    """Writes the files of piece number `index` into `folder`, unless they are there.
+
+    Raises: InputError if the text cannot be read.
+    """
+    if _file(folder, "documents", index).is_file():
+        return
+    batches = [_encode(batch, tokenizer, seed, language) for batch in _batches(corpus.read_piece(piece))]
+    documents, sentences, tokens = (np.concatenate(arrays) for arrays in zip(*batches))
+    order = np.argsort(documents["key"], kind="stable")
+    order = order[documents["tokens"][order] > 0]
+    for name, flat in (("sentences", sentences), ("tokens", tokens)):
+        ends = np.cumsum(documents[name])
+        parts = [flat[ends[place] - documents[name][place] : ends[place]] for place in order]
+        storage.write_array(_file(folder, name, index), np.concatenate([flat[:0], *parts]))
+    storage.write_array(_file(folder, "documents", index), documents[order])  # the last: now the piece is finished
+
+
+def read_documents(folder: Path, num_pieces: int) -> np.ndarray:
+    """Returns the documents [D] of all pieces, as records of `DOCUMENT`."""
+    return np.concatenate([_load(folder, "documents", index) for index in range(num_pieces)])
+
+
+def read_range(folder: Path, num_pieces: int, first_key: int, last_key: int) -> tuple[np.ndarray, list[Document], dict]:
+    """Returns the documents with hashes in first_key..last_key: flat ids [T], bounds in order of hash, and counts."""
+    all_documents, all_sentences, all_tokens = [], [], []
+    for index in range(num_pieces):
+        documents = _load(folder, "documents", index)
+        first = np.searchsorted(documents["key"], np.uint64(first_key), side="left")
+        last = np.searchsorted(documents["key"], np.uint64(last_key), side="right")
+        for name, arrays in (("sentences", all_sentences), ("tokens", all_tokens)):
+            before, inside = documents[name][:first].sum(), documents[name][first:last].sum()
+            arrays.append(np.array(_load(folder, name, index)[before : before + inside]))
+        all_documents.append(documents[first:last])
+    documents = np.concatenate(all_documents)
+    starts = [0, *np.cumsum(np.concatenate(all_sentences), dtype=np.int64).tolist()]
+    stops = np.cumsum(documents["sentences"])
+    order = np.argsort(documents["key"], kind="stable")
+    bounds = [starts[stops[place] - documents["sentences"][place] : stops[place] + 1] for place in order]
+    counts = {name: int(documents[name].sum()) for name in ("sentences", "tokens", "text_bytes")}
+    return np.concatenate(all_tokens), bounds, {"documents": len(documents), **counts}
+
+
+def document_key(lines: list[str], seed: int) -> int:
+    """Returns a 64-bit hash of a document's text, another for each seed."""
+    text = "\n".join(lines).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8, key=str(seed).encode()).digest(), "little")
+
+
+def _batches(documents: Iterable[list[str]]) -> Iterator[list[list[str]]]:
+    """Yields the documents in lists of about `_LINES_AT_ONCE` lines, the last of which may be empty."""
+    batch: list[list[str]] = []
+    num_lines = 0
+    for document in documents:
+        batch.append(document)
+        num_lines += len(document)
+        if num_lines >= _LINES_AT_ONCE:
+            yield batch
+            batch, num_lines = [], 0
+    yield batch
+
+
+def _encode(
+    documents: list[list[str]], tokenizer: Tokenizer, seed: int, language: str
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns `DOCUMENT`s [D], the tokens of each sentence [S] and the flat ids [T]; empty sentences are dropped."""
+    sentences: list[str] = []
+    starts = [0]  # of each document's sentences, and the end of the last one's
+    for lines in documents:
+        for line in lines:
+            sentences.extend(split_sentences(line, language))
+        starts.append(len(sentences))
+    encoded = tokenizer.encode_batch(sentences)
+    lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
+    found = np.zeros(len(documents), DOCUMENT)
+    for place, (lines, start, end) in enumerate(zip(documents, starts, starts[1:])):
+        mine, num_bytes = lengths[start:end], sum(len(line.encode()) + 1 for line in lines)
+        found[place] = (document_key(lines, seed), np.count_nonzero(mine), mine.sum(), num_bytes)
+    ids_type = np.min_scalar_type(tokenizer.vocab_size - 1)
+    tokens = np.fromiter(itertools.chain.from_iterable(encoded), ids_type, lengths.sum())
+    return found, lengths[lengths > 0].astype(np.int32), tokens
+
+
+def _file(folder: Path, array: str, index: int) -> Path:
+    return folder / f"{array}-{index:06d}.npy"
+
+
+def _load(folder: Path, array: str, index: int) -> np.ndarray:
+    return np.load(_file(folder, array, index), mmap_mode="r")

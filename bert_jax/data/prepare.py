@@ -1,0 +1,318 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Text to a data set on disk, by any number of processes, with the same bytes whatever their number.
+
+1. Each piece of the input is read, split into sentences and turned into ids, and its documents are sorted by a
+   hash of their text.
+2. Hashes decide where a document goes: the smallest to the held-out split, the others in equal ranges to the
+   shards of the training split. So identical documents stay together, no document is in both splits, and a
+   shard is one stretch of every piece.
+3. Each shard is made into instances, and those into rows, from a random generator of its own.
+
+Every step ends with a rename, so a run that was killed goes on from its finished pieces and shards.
+"""
+
+import dataclasses
+import functools
+import math
+import random
+import shutil
+import time
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bert_jax import __version__, storage
+from bert_jax.data import corpus, instances, pieces, records
+from bert_jax.data.processes import say, task_runner
+from bert_jax.errors import InputError
+from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
+
+SHARD_TOKENS = 16 << 20  # about 64 MiB of English text: what a process holds in memory at a time
+_ROWS_AT_ONCE = 8192
+_WORK, _OPTIONS = "unfinished", "options.json"
+
+
+@dataclass(frozen=True)
+class PrepareOptions:
+    """What decides the contents of a data set, with the input and the tokenizer."""
+
+    max_seq_length: int = 128  # tokens of a row, with [CLS] and [SEP]
+    next_sentence: str = "nsp"  # what sentence B is for: nsp, sop (ALBERT's order of sentences), or none
+    duplicates: int = 10  # passes over the training documents, each cut anew; the held-out ones get one
+    short_seq_rate: float = 0.1  # documents whose sequences aim for a random shorter length
+    holdout_rate: float = 0.01  # documents, 2 at least; 0 holds none out
+    shards: int = 0  # of the training split; 0 takes one for every 16 M tokens
+    seed: int = 0
+    language: str = "en"  # of the sentence splitter
+
+    def validate(self) -> None:
+        """Raises: InputError if a value breaks its rule."""
+        if not 8 <= self.max_seq_length <= 65535:
+            raise InputError(f"max_seq_length {self.max_seq_length} is not in 8..65535; 128 and 512 are usual")
+        if self.next_sentence not in ("nsp", "sop", "none"):
+            raise InputError(f"next_sentence {self.next_sentence!r} is not known; use nsp, sop or none")
+        if self.duplicates < 1:
+            raise InputError(f"duplicates {self.duplicates} is less than 1; use 1 for one pass over the text")
+        for name in ("short_seq_rate", "holdout_rate"):
+            if not 0 <= getattr(self, name) < 1:
+                raise InputError(f"{name} {getattr(self, name)} is not in [0, 1); it is a share, such as 0.01")
+        if self.shards < 0:
+            raise InputError(f"shards {self.shards} is negative; 0 chooses by the size of the text")
+
+
+def prepare(inputs: str, tokenizer: str, output: str, options: PrepareOptions, num_workers: int = 0) -> dict[str, Any]:
+    """Returns the manifest of the data set that `output` then holds.
+
+    The contents depend on the text, the tokenizer and the options alone: not on the paths of the input, nor on
+    `num_workers` (0 takes all cores). A run that was stopped continues; a finished one is not repeated.
+
+    Raises: InputError for unusable inputs or options, and if `output` holds something else.
+    """
+    options.validate()
+    if num_workers < 0:
+        raise InputError(f"workers {num_workers} is negative; 0 takes all cores")
+    path = Path(output)
+    plan = corpus.plan_pieces(inputs)
+    loaded = load_tokenizer(tokenizer)
+    identity = {
+        "format": records.FORMAT,
+        "version": records.VERSION,
+        "options": dataclasses.asdict(options),
+        "input": corpus.fingerprint(inputs),
+        "tokenizer": loaded.fingerprint,
+    }
+    if (path / records.MANIFEST).is_file():
+        manifest = storage.read_json(path / records.MANIFEST)
+        _check_identity(path, identity, manifest.get("identity", {}))
+        shutil.rmtree(path / _WORK, ignore_errors=True)
+        say(f"{output} is already complete")
+        return manifest
+    _begin(path, identity, loaded)
+
+    started = time.monotonic()
+    job = _Job(path, options, len(plan), loaded.fingerprint)
+    with task_runner(num_workers) as run:
+        run(functools.partial(_make_piece, job), list(enumerate(plan)), "pieces of text")
+        ranges = plan_ranges(pieces.read_documents(job.work, job.num_pieces), options)
+        made = run(functools.partial(_make_shard, job), ranges, "shards")
+
+    manifest = _manifest(path, identity, loaded, options, ranges, made)
+    storage.write_json(path / records.MANIFEST, manifest)
+    shutil.rmtree(path / _WORK)
+    _summarize(manifest, time.monotonic() - started)
+    return manifest
+
+
+@dataclass(frozen=True)
+class Range:
+    """A shard: the documents whose hash is in first..last."""
+
+    split: str
+    index: int
+    num_shards: int
+    first: int
+    last: int
+
+
+def plan_ranges(documents: np.ndarray, options: PrepareOptions) -> list[Range]:
+    """Returns the shards of both splits for the documents [D] of all pieces (records of `pieces.DOCUMENT`).
+
+    Raises: InputError if there are too few documents to draw a random next sentence from another one.
+    """
+    keys = np.unique(documents["key"])
+    if options.next_sentence == "none":
+        least, rule = 1, "a split and a shard cannot be empty"
+    else:
+        least, rule = 2, "a random next sentence comes from another document"
+    if not len(keys):
+        raise InputError("the input holds no document: no line of it gives a token; give files with text")
+    if len(keys) < least:
+        raise InputError(f"the input holds one document, and {rule}; part documents by blank lines, or add text")
+    num_heldout = max(least, round(options.holdout_rate * len(keys))) if options.holdout_rate else 0
+    if len(keys) - num_heldout < least:
+        raise InputError(
+            f"the input holds {len(keys)} different documents, too few to hold out {num_heldout}: each split "
+            f"needs {least}, as {rule}; use --holdout_rate=0 or add text"
+        )
+    ranges = []
+    for split, split_keys in (("train", keys[num_heldout:]), ("heldout", keys[:num_heldout])):
+        inside = documents["tokens"][np.isin(documents["key"], split_keys)]
+        num_shards = math.ceil(inside.sum() / SHARD_TOKENS)
+        if split == "train" and options.shards:
+            num_shards = options.shards
+            if least * num_shards > len(split_keys):
+                raise InputError(
+                    f"shards {num_shards} is too many for {len(split_keys)} documents: each needs {least}, as {rule}; "
+                    f"use at most {len(split_keys) // least}"
+                )
+        num_shards = min(num_shards, len(split_keys) // least)
+        for index in range(num_shards):
+            first, last = (len(split_keys) * place // num_shards for place in (index, index + 1))
+            ranges.append(Range(split, index, num_shards, int(split_keys[first]), int(split_keys[last - 1])))
+    return ranges
+
+
+# The directory
+
+
+def _begin(path: Path, identity: dict[str, Any], tokenizer: Tokenizer) -> None:
+    """Makes the directory ready to begin or to continue. Raises: InputError if it holds something else."""
+    begun = path / _WORK / _OPTIONS
+    if begun.is_file():
+        _check_identity(path, identity, storage.read_json(begun))
+        say(f"continuing in {path}")
+    elif path.exists() and (not path.is_dir() or any(child.name != _WORK for child in path.iterdir())):
+        raise InputError(f"output {path} exists and is not a data set of this program; choose a new directory")
+    for left_over in path.glob("**/.*.tmp"):  # of a run that was killed while it wrote
+        left_over.unlink()
+    storage.write_json(begun, identity)
+    tokenizer.save(str(path / records.TOKENIZER))
+
+
+def _check_identity(path: Path, ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    """Raises: InputError if the directory is of another input, tokenizer or options."""
+    for name, value in ours["options"].items():
+        other = theirs.get("options", {}).get(name)
+        if other != value:
+            raise InputError(f"{path} was begun with {name} {other!r}, not {value!r}; choose another output directory")
+    for name in ("version", "tokenizer", "input"):
+        if ours[name] != theirs.get(name):
+            raise InputError(
+                f"{path} was begun with another {name}; choose another output directory or delete this one"
+            )
+
+
+# Tasks
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What every task of a run needs to know."""
+
+    path: Path
+    options: PrepareOptions
+    num_pieces: int
+    fingerprint: str  # of the tokenizer
+
+    @property
+    def work(self) -> Path:
+        return self.path / _WORK
+
+    def tokenizer(self) -> Tokenizer:
+        return _load_tokenizer(str(self.path / records.TOKENIZER), self.fingerprint)
+
+
+@functools.lru_cache(maxsize=1)
+def _load_tokenizer(path: str, fingerprint: str) -> Tokenizer:
+    """Returns the tokenizer, loaded once in a process; the fingerprint tells apart what one path held in turn."""
+    del fingerprint
+    return load_tokenizer(path)
+
+
+def _make_piece(job: _Job, task: tuple[int, corpus.Piece]) -> None:
+    """Writes a piece as arrays of ids."""
+    pieces.write_piece(job.work, *task, job.tokenizer(), job.options.seed, job.options.language)
+
+
+def _make_shard(job: _Job, shard: Range) -> dict[str, Any]:
+    """Writes a shard and its counts of tokens, and returns what the manifest says of it."""
+    options = job.options
+    name = records.shard_name(shard.split, shard.index, shard.num_shards)
+    finished = job.work / f"{name}.json"
+    if finished.is_file():
+        return storage.read_json(finished)
+    tokenizer = job.tokenizer()
+    tokens, bounds, counts = pieces.read_range(job.work, job.num_pieces, shard.first, shard.last)
+    made = instances.create_instances(
+        bounds,
+        options.max_seq_length,
+        options.short_seq_rate,
+        options.duplicates if shard.split == "train" else 1,
+        random.Random(f"{options.seed}/{shard.split}/{shard.index}"),
+        options.next_sentence,
+    )
+    if len(made) * shard.num_shards >= 1 << 32:
+        raise InputError("the data set has more than 2^32 sequences; use fewer duplicates or part the text")
+    dtype = records.row_dtype(options.max_seq_length, 1, tokenizer.vocab_size)
+    # Sequences are numbered across shards like cards that are dealt, as no shard knows the size of the others.
+    numbers = np.arange(len(made), dtype=np.uint32) * np.uint32(shard.num_shards) + np.uint32(shard.index)
+    chunks = (
+        instances.make_rows(
+            made[start : start + _ROWS_AT_ONCE], numbers[start : start + _ROWS_AT_ONCE], tokens, tokenizer, dtype
+        )
+        for start in range(0, len(made), _ROWS_AT_ONCE)
+    )
+    first_length, second_length = (made[f"{side}_stop"] - made[f"{side}_start"] for side in ("first", "second"))
+    num_separators = 1 + (second_length > 0)
+    result = {
+        "file": records.write_shard(job.path / name, dtype, len(made), chunks),
+        **counts,
+        "sequences": len(made),
+        "random_next": int(np.count_nonzero(made["label"] == instances.IS_RANDOM)),
+        "filled": int((1 + first_length + second_length + num_separators).sum()),
+    }
+    storage.write_array(job.work / f"counts-{name}", np.bincount(tokens, minlength=tokenizer.vocab_size))
+    storage.write_json(finished, result)
+    return result
+
+
+# The end
+
+
+def _manifest(
+    path: Path, identity: dict, tokenizer: Tokenizer, options: PrepareOptions, ranges: list[Range], made: list[dict]
+) -> dict[str, Any]:
+    """Returns the manifest of the finished shards, after writing the counts of tokens that it names."""
+    token_counts = np.zeros(tokenizer.vocab_size, np.int64)
+    splits = {}
+    for split in ("train", "heldout"):
+        mine = [result for shard, result in zip(ranges, made, strict=True) if shard.split == split]
+        totals = {
+            name: sum(result[name] for result in mine)
+            for name in ("documents", "sentences", "tokens", "text_bytes", "sequences", "random_next", "filled")
+        }
+        num_rows = sum(result["file"]["rows"] for result in mine)
+        filled, random_next = totals.pop("filled"), totals.pop("random_next")
+        splits[split] = {
+            **totals,
+            "rows": num_rows,
+            "fill": round(filled / max(1, num_rows * options.max_seq_length), 4),  # share of positions with a token
+            "random_next_share": round(random_next / max(1, totals["sequences"]), 4),
+            "shards": [result["file"] for result in mine],
+        }
+    for file in splits["train"]["shards"]:
+        token_counts += np.load(path / _WORK / f"counts-{file['name']}")
+    counts_path = path / records.TOKEN_COUNTS
+    storage.write_array(counts_path, token_counts)
+    return {
+        "format": records.FORMAT,
+        "version": records.VERSION,
+        "identity": identity,
+        "row": {"length": options.max_seq_length, "max_sequences": 1},
+        "tokenizer": {
+            "fingerprint": tokenizer.fingerprint,
+            "vocab_size": tokenizer.vocab_size,
+            **{f"{name}_id": int(getattr(tokenizer, f"{name}_id")) for name in ("pad", "unk", "cls", "sep", "mask")},
+        },
+        "splits": splits,
+        "token_counts": {
+            "name": counts_path.name,
+            "bytes": counts_path.stat().st_size,
+            "sha256": storage.sha256_file(counts_path),
+        },
+        "made_with": {"bert_jax": __version__, "sentencex": metadata.version("sentencex")},
+    }
+
+
+def _summarize(manifest: dict[str, Any], seconds: float) -> None:
+    megabytes = sum(split["text_bytes"] for split in manifest["splits"].values()) / 1e6
+    for name, split in manifest["splits"].items():
+        say(
+            f"{name}: {split['documents']:,} documents, {split['sentences']:,} sentences, {split['tokens']:,} tokens "
+            f"-> {split['sequences']:,} sequences ({split['random_next_share']:.1%} with a random next sentence) in "
+            f"{split['rows']:,} rows ({split['fill']:.1%} full), {len(split['shards'])} shards"
+        )
+    say(f"{megabytes:.1f} MB of text in {seconds:.0f} s ({megabytes / max(seconds, 1e-9):.1f} MB/s)")

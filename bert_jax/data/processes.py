@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Independent tasks on several cores, with their progress on stderr."""
+
+import concurrent.futures
+import contextlib
+import multiprocessing
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures.process import BrokenProcessPool
+from typing import TypeVar
+
+from bert_jax.errors import InputError
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+
+@contextlib.contextmanager
+def task_runner(num_workers: int) -> Iterator[Callable[[Callable[[Task], Result], list[Task], str], list[Result]]]:
+    """Yields `run(function, tasks, what)`, which returns `function(task)` for each task, in their order.
+
+    `num_workers` processes share the tasks (0 is one for each core); with one, all happens in this process.
+    `function` must be importable by name, or a `functools.partial` of such a one. `what` names the tasks in
+    reports of progress.
+
+    Raises: InputError if a process was killed, and whatever a task raises, without waiting for the others.
+    """
+    num_workers = num_workers or os.cpu_count() or 1
+    if num_workers == 1:
+        yield lambda function, tasks, what: _collect(enumerate(map(function, tasks)), len(tasks), what)
+        return
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(num_workers, context, initializer=_start_worker) as pool:
+        try:
+            yield lambda function, tasks, what: _collect(_as_completed(pool, function, tasks), len(tasks), what)
+        except BrokenProcessPool:
+            raise InputError(
+                "a worker process was killed, probably for lack of memory; run the command again with fewer workers: "
+                "what is finished is kept"
+            ) from None
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _as_completed(
+    pool: concurrent.futures.Executor, function: Callable[[Task], Result], tasks: list[Task]
+) -> Iterator[tuple[int, Result]]:
+    """Yields (place in the list, result) of all tasks as they are finished."""
+    places = {pool.submit(function, task): place for place, task in enumerate(tasks)}
+    for future in concurrent.futures.as_completed(places):
+        yield places[future], future.result()
+
+
+def _collect(finished: Iterable[tuple[int, Result]], num_tasks: int, what: str) -> list[Result]:
+    """Returns the results in the order of their places, reporting every ten seconds and at the end."""
+    results: dict[int, Result] = {}
+    started = reported = time.monotonic()
+    for place, result in finished:
+        results[place] = result
+        now = time.monotonic()
+        if now - reported > 10 or len(results) == num_tasks:
+            reported = now
+            say(f"{len(results)} of {num_tasks} {what} after {now - started:.0f} s")
+    return [results[place] for place in range(num_tasks)]
+
+
+def say(text: str) -> None:
+    """Writes a line on stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def _start_worker() -> None:
+    """Keeps a worker to one core, and makes it end when the process that started it is killed."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows on disk: written whole, read at random (docs/decisions/0004-row-format.md).
+
+A data set is a directory: `manifest.json`, the tokenizer, the counts of its tokens, and shards. A shard is a
+`.npy` file of fixed-size records (`row_dtype`), so row i is at a known place and a memory map reads it without
+parsing anything. Letters: L positions of a row, M places for sequences in a row, V vocabulary, R rows.
+"""
+
+import hashlib
+import io
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bert_jax import storage
+from bert_jax.errors import InputError
+
+FORMAT, VERSION = "bert_jax rows", 1
+MANIFEST, TOKENIZER, TOKEN_COUNTS = "manifest.json", "tokenizer", "token_counts.npy"
+NO_LABEL = -1
+
+
+def row_dtype(row_length: int, max_sequences: int, vocab_size: int) -> np.dtype:
+    """Returns the record of one row of L positions and M sequences. Its arrays come out as [R, L] and [R, M]."""
+    return np.dtype(
+        [
+            ("token_ids", np.min_scalar_type(vocab_size - 1).newbyteorder("<"), (row_length,)),
+            ("word_starts", "u1", (-(-row_length // 8),)),  # L bits, see `pack_word_starts`
+            ("lengths", "<u2", (max_sequences,)),  # tokens with [CLS] and [SEP]; 0 is an empty place
+            ("first_lengths", "<u2", (max_sequences,)),  # those of type 0: [CLS] A [SEP]
+            ("labels", "i1", (max_sequences,)),  # 0 B follows A, 1 B is from elsewhere, NO_LABEL
+            ("numbers", "<u4", (max_sequences,)),  # the sequence's own number in its split, however it is packed
+        ]
+    )
+
+
+def pack_word_starts(word_starts: np.ndarray) -> np.ndarray:
+    """Returns bool [R, L] as bits, uint8 [R, ceil(L / 8)], the first position in the highest bit."""
+    return np.packbits(word_starts, axis=-1)
+
+
+def unpack_word_starts(packed: np.ndarray, row_length: int) -> np.ndarray:
+    """Returns bool [R, L] from the bits of `pack_word_starts`."""
+    return np.unpackbits(packed, axis=-1, count=row_length).view(np.bool_)
+
+
+def shard_name(split: str, index: int, num_shards: int) -> str:
+    """Returns the file name of a shard, such as train-00000-of-00004.npy."""
+    return f"{split}-{index:05d}-of-{num_shards:05d}.npy"
+
+
+def write_shard(path: Path, dtype: np.dtype, num_rows: int, chunks: Iterable[np.ndarray]) -> dict[str, Any]:
+    """Writes a shard of `num_rows` records and returns its name, rows, bytes and sha256.
+
+    Plain writes, no memory map: on a full disk a write fails with an error where a map kills the process.
+    Raises: InputError if it cannot be written; nothing half-written is left.
+    """
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        header, {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (num_rows,)}
+    )
+    digest = hashlib.sha256()
+    num_bytes = 0
+    with storage.atomic_path(path) as temporary, open(temporary, "wb") as stream:
+        for part in itertools.chain([header.getbuffer()], (np.ascontiguousarray(chunk, dtype) for chunk in chunks)):
+            view = memoryview(part).cast("B")
+            num_bytes += stream.write(view)
+            digest.update(view)
+        if num_bytes != len(header.getbuffer()) + num_rows * dtype.itemsize:
+            raise ValueError(f"{path}: {num_rows} rows were promised, other were given")
+    return {"name": path.name, "rows": num_rows, "bytes": num_bytes, "sha256": digest.hexdigest()}
+
+
+@dataclass(frozen=True)
+class Split:
+    """The rows of all shards of a split, numbered through."""
+
+    dtype: np.dtype
+    num_sequences: int
+    shards: tuple[np.ndarray, ...]  # uint8 [rows of the shard, bytes of a row], memory maps
+    ends: np.ndarray  # int64 [number of shards]: where each shard's rows end
+
+    @property
+    def num_rows(self) -> int:
+        return int(self.ends[-1]) if len(self.ends) else 0
+
+    def gather(self, row_indices: np.ndarray) -> np.ndarray:
+        """Returns the rows [n] with these indices [n], in their order, as records of `dtype` in memory.
+
+        Raises: IndexError if an index is not in [0, num_rows).
+        """
+        indices = np.asarray(row_indices, np.int64)
+        if len(indices) and not (0 <= indices.min() and indices.max() < self.num_rows):
+            raise IndexError(f"row indices {indices.min()}..{indices.max()} are not in [0, {self.num_rows})")
+        # Bytes are copied row by row (memcpy); indexing records would copy them field by field.
+        if len(self.shards) == 1:
+            rows = self.shards[0].take(indices, axis=0)
+        else:
+            rows = np.empty((len(indices), self.dtype.itemsize), np.uint8)
+            homes = np.searchsorted(self.ends, indices, side="right")
+            for home in np.unique(homes):
+                (places,) = np.nonzero(homes == home)
+                shard = self.shards[home]
+                rows[places] = shard.take(indices[places] - (self.ends[home] - len(shard)), axis=0)
+        return rows.view(self.dtype)[:, 0] if len(rows) else np.empty(0, self.dtype)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A prepared data set, open for reading."""
+
+    path: Path
+    manifest: dict[str, Any]
+    train: Split
+    heldout: Split  # without rows if nothing was held out
+    token_counts: np.ndarray  # int64 [V]: how often each id occurs in the text of the training documents
+
+    @property
+    def tokenizer_path(self) -> str:
+        """The directory of the tokenizer that made the data set."""
+        return str(self.path / TOKENIZER)
+
+    @property
+    def fingerprint(self) -> str:
+        """The sha256 of the contents of all shards."""
+        shards = [shard for split in self.manifest["splits"].values() for shard in split["shards"]]
+        return hashlib.sha256(" ".join(shard["sha256"] for shard in shards).encode()).hexdigest()
+
+    @property
+    def row_length(self) -> int:
+        """L, the positions of a row."""
+        return self.manifest["row"]["length"]
+
+
+def open_dataset(path: str | Path, tokenizer_fingerprint: str = "", verify: bool = True) -> Dataset:
+    """Returns the data set in a directory, after checking that it is whole.
+
+    `tokenizer_fingerprint` must be that of the data if given. Sizes and headers are always checked; `verify`
+    also reads all files (about a second per gigabyte) and compares their checksums.
+
+    Raises: InputError if there is no data set, or one of another format, tokenizer or version, or a damaged one.
+    """
+    path = Path(path)
+    if not (path / MANIFEST).is_file():
+        raise InputError(
+            f"{path} holds no {MANIFEST}, so no finished data set; make one with bert_jax.tools.prepare_corpus"
+        )
+    manifest = storage.read_json(path / MANIFEST)
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise InputError(f"{path / MANIFEST} does not describe {FORMAT!r}; it belongs to something else")
+    if manifest.get("version") != VERSION:
+        raise InputError(
+            f"{path} has format version {manifest.get('version')}, and this program reads version {VERSION}; "
+            "prepare the text again"
+        )
+    made_by = manifest["tokenizer"]["fingerprint"]
+    if tokenizer_fingerprint and tokenizer_fingerprint != made_by:
+        raise InputError(
+            f"{path} was made with tokenizer {made_by[:12]}, not {tokenizer_fingerprint[:12]}; "
+            f"use the tokenizer in {path / TOKENIZER} or prepare the text again"
+        )
+    files = [manifest["token_counts"], *(shard for split in manifest["splits"].values() for shard in split["shards"])]
+    for file in files:
+        _check_file(path / file["name"], file, verify)
+    row = manifest["row"]
+    dtype = row_dtype(row["length"], row["max_sequences"], manifest["tokenizer"]["vocab_size"])
+    return Dataset(
+        path=path,
+        manifest=manifest,
+        train=_open_split(path, manifest["splits"]["train"], dtype),
+        heldout=_open_split(path, manifest["splits"]["heldout"], dtype),
+        token_counts=_load(path / manifest["token_counts"]["name"]),
+    )
+
+
+def _check_file(path: Path, file: dict[str, Any], checksum: bool) -> None:
+    """Raises: InputError unless the file has the size, and if asked the checksum, that the manifest gives."""
+    remedy = "copy it again, or delete the directory and prepare the data set again"
+    if not path.is_file():
+        raise InputError(f"{path} is missing; {remedy}")
+    if path.stat().st_size != file["bytes"]:
+        raise InputError(f"{path} has {path.stat().st_size} bytes, the manifest says {file['bytes']}; {remedy}")
+    if checksum and storage.sha256_file(path) != file["sha256"]:
+        raise InputError(f"{path} is damaged: its sha256 is not the manifest's; {remedy}")
+
+
+def _open_split(path: Path, split: dict[str, Any], dtype: np.dtype) -> Split:
+    """Returns the split that the manifest describes."""
+    shards = []
+    for shard in split["shards"]:
+        records = _load(path / shard["name"])
+        if records.dtype != dtype or records.shape != (shard["rows"],):
+            raise InputError(
+                f"{path / shard['name']} holds {records.shape} of {records.dtype}, not ({shard['rows']},) rows of "
+                "the manifest's shape; prepare the data set again"
+            )
+        shards.append(records.view(np.uint8).reshape(len(records), dtype.itemsize))
+    ends = np.cumsum([len(shard) for shard in shards], dtype=np.int64)
+    return Split(dtype=dtype, num_sequences=split["sequences"], shards=tuple(shards), ends=ends)
+
+
+def _load(path: Path) -> np.ndarray:
+    """Returns the memory map of a `.npy` file. Raises: InputError if it is none."""
+    try:
+        return np.load(path, mmap_mode="r")
+    except (ValueError, OSError) as error:
+        raise InputError(f"{path} is not a .npy file ({error}); prepare the data set again") from None

@@ -1,0 +1,302 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run tells while it trains: a line on the screen, a line in `metrics.jsonl`, TensorBoard, and curves.
+
+The only home of tqdm, tensorboardX and matplotlib; each is imported when it is first needed.
+"""
+
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from bert_jax.errors import InputError
+from bert_jax.storage import atomic_path
+
+METRICS_FILE = "metrics.jsonl"
+
+
+class Reporter:
+    """Writes the metrics of one run; a context manager.
+
+    On a terminal it shows a progress bar, elsewhere plain lines, both on stderr. If the run resumes from
+    `start_step`, what an earlier attempt reported of later steps is dropped, so that there is one curve.
+    With `enabled=False`, as on every process but the first, it does nothing.
+    """
+
+    def __init__(
+        self,
+        workdir: str | os.PathLike,
+        total_steps: int,
+        start_step: int = 0,
+        progress: bool = True,
+        tensorboard: bool = True,
+        enabled: bool = True,
+    ) -> None:
+        self._total_steps, self._start_step = total_steps, start_step
+        self._enabled = enabled
+        self._started = time.monotonic()
+        self._file = self._board = self._bar = None
+        if not enabled:
+            return
+        path = Path(workdir) / METRICS_FILE
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _drop_after(path, start_step)
+        self._file = open(path, "a", encoding="utf-8")
+        if tensorboard:
+            from tensorboardX import SummaryWriter
+
+            # The same for TensorBoard: it hides what an earlier attempt wrote from this step on.
+            purge_step = start_step + 1 if start_step else 0
+            self._board = SummaryWriter(str(path.parent / "tensorboard"), purge_step=purge_step, flush_secs=30)
+        if progress and sys.stderr.isatty():
+            from tqdm import tqdm
+
+            layout = "{percentage:3.0f}% |{bar:20}| {n_fmt}/{total_fmt}  {elapsed}<{remaining}{postfix}"
+            self._bar = tqdm(total=total_steps, initial=start_step, dynamic_ncols=True, bar_format=layout)
+
+    def log(self, step: int, kind: str, metrics: Mapping[str, float]) -> None:
+        """Reports the metrics of a step; `kind` is "train" or "eval"."""
+        if self._file is None:
+            return
+        record = {"step": step, "kind": kind, "time": round(time.time(), 3)}
+        record |= {name: _to_json(float(value)) for name, value in metrics.items()}
+        self._file.write(json.dumps(record, allow_nan=False) + "\n")
+        self._file.flush()
+        if self._board is not None:
+            for name, value in metrics.items():
+                self._board.add_scalar(f"{kind}/{name}", float(value), step)
+        self._show(step, kind, metrics)
+
+    def message(self, text: str) -> None:
+        """Prints a line, above the progress bar if there is one."""
+        if self._bar is not None:
+            self._bar.write(text, file=sys.stderr)
+        elif self._enabled:
+            print(text, file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Writes out what is left; closing twice does no harm."""
+        for stream in (self._bar, self._board, self._file):
+            if stream is not None:
+                stream.close()
+        self._file = self._board = self._bar = None
+
+    def __enter__(self) -> "Reporter":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _show(self, step: int, kind: str, metrics: Mapping[str, float]) -> None:
+        if self._bar is not None:
+            self._bar.update(step - self._bar.n)
+            if kind == "train":
+                self._bar.set_postfix_str(describe({name: metrics[name] for name in _ON_THE_BAR if name in metrics}))
+                return
+        line = f"{kind:5} {step:{len(str(self._total_steps))}}/{self._total_steps}  {describe(metrics)}"
+        taken = step - self._start_step
+        if kind == "train" and taken:
+            left = (time.monotonic() - self._started) / taken * (self._total_steps - step)
+            line += f"  {_duration(left)} left"
+        self.message(line)
+
+
+def read_metrics(path: str | os.PathLike) -> list[dict[str, Any]]:
+    """Returns the records of a metrics file, in the order in which they were written.
+
+    A last line that is not whole, as a killed run leaves it, is left out.
+
+    Raises: InputError if the file is missing or another line cannot be read.
+    """
+    try:
+        lines = Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError as error:
+        raise InputError(f"metrics {path} cannot be read: {error.strerror or error}") from None
+    records = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            record = json.loads(line)
+            values = {name: value if name == "kind" else _from_json(value) for name, value in record.items()}
+            records.append(values | {"step": int(values["step"])})
+        except (ValueError, TypeError, KeyError, AttributeError):
+            if number < len(lines):
+                raise InputError(f"metrics {path} is damaged at line {number}; delete this line to go on") from None
+    return records
+
+
+def _drop_after(path: Path, step: int) -> None:
+    """Removes the records of steps after `step` from a metrics file; all of them if `step` is 0."""
+    if not path.exists():
+        return
+    kept = [record for record in read_metrics(path) if 0 < step >= record["step"]]
+    text = "".join(
+        json.dumps({name: _to_json(value) for name, value in record.items()}, allow_nan=False) + "\n" for record in kept
+    )
+    with atomic_path(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def _to_json(value: Any) -> Any:
+    """Returns a value that strict JSON has: "nan", "inf" and "-inf" as strings, which float() reads back."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _from_json(value: Any) -> float:
+    return float(value) if isinstance(value, str) else value
+
+
+def describe(metrics: Mapping[str, float]) -> str:
+    """Returns metrics as one line for a person: short names, baselines in brackets, counts with their unit."""
+    parts = []
+    for name, value in metrics.items():
+        if name in _BASELINES or name == "mlm_perplexity" or (name == "flops_per_second" and "mfu" in metrics):
+            continue
+        label, show = _SHOWN.get(name, (name.replace("_", " "), _plain))
+        part = f"{label} {show(value)}" if label else show(value)
+        baseline = next((baseline for baseline, of in _BASELINES.items() if of == name and baseline in metrics), None)
+        parts.append(part + (f" (baseline {show(metrics[baseline])})" if baseline else ""))
+    return "  ".join(parts)
+
+
+def _plain(value: float) -> str:
+    return f"{value:.4g}"
+
+
+def _loss(value: float) -> str:
+    return f"{value:.3f}"
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.1f}%"
+
+
+def _quantity(unit: str) -> Callable[[float], str]:
+    def show(value: float) -> str:
+        for prefix, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+            if value >= size:
+                return f"{value / size:.3g} {prefix}{unit}"
+        return f"{value:.3g} {unit}"
+
+    return show
+
+
+def _duration(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+_SHOWN: dict[str, tuple[str, Callable[[float], str]]] = {
+    "loss": ("loss", _loss),
+    "mlm_loss": ("mlm", _loss),
+    "mlm_accuracy": ("mlm acc", _percent),
+    "nsp_loss": ("nsp", _loss),
+    "nsp_accuracy": ("nsp acc", _percent),
+    "grad_norm": ("grad", _plain),
+    "learning_rate": ("lr", "{:.2e}".format),
+    "sequences_per_second": ("", _quantity("seq/s")),
+    "tokens_per_second": ("", _quantity("tok/s")),
+    "flops_per_second": ("", _quantity("FLOP/s")),
+    "mfu": ("MFU", _percent),
+}
+_ON_THE_BAR = ("loss", "sequences_per_second", "tokens_per_second", "mfu", "flops_per_second")  # a line is short
+# What a metric is to be compared with: the score of a guess that looks at no context.
+_BASELINES = {"unigram_loss": "mlm_loss", "unigram_accuracy": "mlm_accuracy", "nsp_base_rate": "nsp_accuracy"}
+
+
+def draw_curves(metrics_path: str | os.PathLike, png_path: str | os.PathLike) -> None:
+    """Draws the curves of a run as a PNG; nothing if there are no metrics yet.
+
+    Panels without data are left out. Baselines are dashed lines.
+    """
+    from matplotlib.figure import Figure  # not pyplot: no global state, and no display
+
+    series = _series(read_metrics(metrics_path)) if Path(metrics_path).exists() else {}
+    panels = [panel for panel in _PANELS if any((kind, panel[0]) in series for kind in _KINDS)]
+    if not panels:
+        return
+    figure = Figure(figsize=(11, 6.4 if len(panels) > 2 else 3.6), dpi=120, layout="constrained")
+    top, bottom = panels[:2], panels[2:]
+    grid = figure.add_gridspec(2 if bottom else 1, 6, height_ratios=[1.5, 1] if bottom else [1])
+    for row, chosen in enumerate((top, bottom)):
+        for column, (name, title, scale) in enumerate(chosen):
+            width = 6 // len(chosen)
+            axes = figure.add_subplot(grid[row, column * width : (column + 1) * width])
+            _draw_panel(axes, series, name, title, scale)
+    figure.suptitle(_final_scores(series), fontsize=12)
+    with atomic_path(png_path) as temporary:
+        figure.savefig(temporary, format="png")
+
+
+_KINDS = {"train": ("training", "#4c78a8"), "eval": ("held out", "#e45756")}
+_PANELS = (  # metric, title, factor
+    ("mlm_loss", "Masked language model: loss (nats per prediction)", 1),
+    ("mlm_accuracy", "Masked language model: accuracy (%)", 100),
+    ("nsp_accuracy", "Next sentence: accuracy (%)", 100),
+    ("learning_rate", "Learning rate", 1),
+    ("tokens_per_second", "Thousands of tokens per second", 1e-3),
+)
+_Series = dict[tuple[str, str], tuple[list[float], list[float]]]
+
+
+def _series(records: list[dict[str, Any]]) -> _Series:
+    """Returns (steps, values) of every (kind, metric)."""
+    series: _Series = {}
+    for record in records:
+        for name, value in record.items():
+            if name not in ("step", "kind", "time"):
+                steps, values = series.setdefault((record["kind"], name), ([], []))
+                steps.append(record["step"])
+                values.append(value)
+    return series
+
+
+def _draw_panel(axes: Any, series: _Series, name: str, title: str, scale: float) -> None:
+    """Draws one metric: training as a line, held-out scores as points, its baseline dashed."""
+    for kind, (label, color) in _KINDS.items():
+        if (kind, name) in series:
+            steps, values = series[kind, name]
+            values = [scale * value for value in values]
+            if kind == "train":
+                axes.plot(steps, values, color=color, linewidth=1.1, alpha=0.85, label=label)
+            else:
+                marker = {"marker": "o", "markersize": 3.5} if len(steps) <= 60 else {}
+                axes.plot(steps, values, color=color, linewidth=1.6, label=label, **marker)
+    baseline = next((baseline for baseline, of in _BASELINES.items() if of == name), "")
+    if ("eval", baseline) in series:
+        score = scale * series["eval", baseline][1][-1]
+        label = "token frequencies alone" if baseline.startswith("unigram") else "the more frequent answer"
+        axes.axhline(score, color="#777777", linestyle="--", linewidth=1.1, label=label)
+    axes.set_title(title, fontsize=10, loc="left")
+    axes.grid(color="#e6e6e6", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color("#999999")
+    axes.tick_params(labelsize=8, color="#999999")
+    axes.xaxis.set_major_locator(_whole_steps())
+    axes.set_xlabel("step", fontsize=8)
+    if name == "learning_rate":
+        axes.yaxis.set_major_formatter("{x:g}")
+    if name not in ("learning_rate", "tokens_per_second"):
+        axes.legend(fontsize=8, frameon=False)
+    else:
+        axes.set_ylim(bottom=0)
+
+
+def _whole_steps() -> Any:
+    from matplotlib.ticker import MaxNLocator
+
+    return MaxNLocator(nbins=6, integer=True)
+
+
+def _final_scores(series: _Series) -> str:
+    """Returns a heading: the last held-out scores, or the last step where nothing was held out."""
+    last = {name: values[-1] for (kind, name), (_, values) in series.items() if kind == "eval"}
+    step = max(steps[-1] for steps, _ in series.values())
+    scores = {name: last[name] for name in ("mlm_loss", "mlm_accuracy", "nsp_accuracy") if name in last}
+    baselines = {name: last[name] for name, of in _BASELINES.items() if name in last and of in scores}
+    return f"Step {step:,}" + (f", held out: {describe(scores | baselines)}" if scores else "")

@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Text to words, exactly as Google's BasicTokenizer does it under Python 3.11, on every Python.
+
+What happens to a character depends, with two exceptions, on nothing but the character. So each of the steps
+below is folded into one table, code point -> replacement, that `str.translate` applies at C speed:
+
+    drop control characters -> blanks to " " -> Chinese characters apart -> lower case -> decompose (NFD) ->
+    drop accents -> punctuation apart
+
+The exceptions are the Greek sigma, whose lower-case form depends on its neighbours, and 25 combining characters
+that are no accents and which NFD may put in another order. Both are rare and take a longer way.
+
+The interpreter's own Unicode tables are not used: they change with each Python release, and a model must not
+see other tokens because of that. `unicode_14.json` holds what Python 3.11 knew; later characters are unassigned.
+
+Source: google-research/bert tokenization.py, BasicTokenizer. `strip_accents` apart from lower-casing is ours.
+"""
+
+import bisect
+import functools
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+UNICODE_VERSION = "14.0.0"
+TABLES_PATH = Path(__file__).with_name("unicode_14.json")
+
+# What the reference calls a Chinese character. Kana and Hangul are not among them: those scripts write words.
+_CHINESE = (
+    (0x3400, 0x4DBF),
+    (0x4E00, 0x9FFF),
+    (0xF900, 0xFAFF),
+    (0x20000, 0x2A6DF),
+    (0x2A700, 0x2B73F),
+    (0x2B740, 0x2B81F),
+    (0x2B820, 0x2CEAF),
+    (0x2F800, 0x2FA1F),
+)
+_CHINESE_BOUNDS = [bound for start, end in _CHINESE for bound in (start, end + 1)]
+# ASCII symbols such as $ and ^ count as punctuation too, though Unicode puts them elsewhere.
+_ASCII_PUNCTUATION = ((0x21, 0x2F), (0x3A, 0x40), (0x5B, 0x60), (0x7B, 0x7E))
+
+# `str.split` takes these for blanks. The reference drops them as control characters, which joins what they part.
+_CONTROL_BLANKS = "\x0b\x0c\x1c\x1d\x1e\x1f\x85"
+
+
+class UnicodeTables(NamedTuple):
+    """The properties of characters in Unicode 14.0 that normalisation asks for; integers are code points."""
+
+    control: frozenset[int]
+    space: frozenset[int]
+    punctuation: frozenset[int]
+    nonspacing_mark: frozenset[int]
+    cased: frozenset[int]
+    case_ignorable: frozenset[int]
+    combining_class: dict[int, int]
+    lower: dict[int, str]
+    decomposition: dict[int, str]
+
+    def decompose(self, char: str) -> str:
+        """Returns the full canonical decomposition of one character."""
+        syllable = ord(char) - 0xAC00
+        if 0 <= syllable < 11172:  # Hangul: a leading consonant, a vowel, and perhaps a trailing consonant
+            leading, vowel, trailing = syllable // 588, syllable % 588 // 28, syllable % 28
+            return chr(0x1100 + leading) + chr(0x1161 + vowel) + (chr(0x11A7 + trailing) if trailing else "")
+        return self.decomposition.get(ord(char), char)
+
+
+class Normalizer:
+    """Splits text into the words that WordPiece then splits further.
+
+    Args:
+      lowercase: whether to write all letters small.
+      strip_accents: whether to decompose characters and drop the accents (all nonspacing marks). None, as in
+        the reference: if and only if `lowercase`.
+      split_chinese: whether each Chinese character is a word.
+    """
+
+    def __init__(self, lowercase: bool, strip_accents: bool | None = None, split_chinese: bool = True):
+        self.lowercase = lowercase
+        self.strip_accents = lowercase if strip_accents is None else strip_accents
+        self.split_chinese = split_chinese
+        self._whole = _Images(self._whole_image)
+        self._clean = _Images(self._clean_image)
+        self._decomposed = _Images(self._decomposed_image)
+
+    def __reduce__(self) -> tuple:
+        return Normalizer, (self.lowercase, self.strip_accents, self.split_chinese)
+
+    def __call__(self, text: str) -> list[str]:
+        """Returns the words of `text`, in order."""
+        if not text.isascii():
+            if self.lowercase and "Σ" in text:
+                text = _lower_final_sigmas(text.translate(self._clean))
+            if self.strip_accents and _reorderable().search(text):
+                text = _in_canonical_order(text.translate(self._clean).translate(self._decomposed))
+        return text.translate(self._whole).split()
+
+    def stands_alone(self, char: str) -> bool:
+        """Returns whether `char` is never a part of a longer word: punctuation, a Chinese character, a blank."""
+        return len(self("a" + char)) != 1 or not self(char)
+
+    def _clean_image(self, code: int) -> str:
+        tables = unicode_tables()
+        if chr(code) in "\t\n\r" or code in tables.space:
+            return " "
+        if code in tables.control or code == 0xFFFD:
+            return ""
+        if self.split_chinese and bisect.bisect_right(_CHINESE_BOUNDS, code) % 2:
+            return f" {chr(code)} "
+        return chr(code)
+
+    def _decomposed_image(self, code: int) -> str:
+        tables = unicode_tables()
+        text = tables.lower.get(code, chr(code)) if self.lowercase else chr(code)
+        return "".join(map(tables.decompose, text))
+
+    def _whole_image(self, code: int) -> str:
+        tables = unicode_tables()
+        text = self._clean_image(code)
+        if self.lowercase:
+            text = "".join(tables.lower.get(ord(char), char) for char in text)
+        if self.strip_accents:
+            text = "".join(map(tables.decompose, text))
+            text = "".join(char for char in text if ord(char) not in tables.nonspacing_mark)
+        return "".join(f" {char} " if ord(char) in tables.punctuation else char for char in text)
+
+
+def blank_separated(text: str) -> list[str]:
+    """Returns what stands between blanks; the words of `text` are the words of these strings, in order."""
+    for char in _CONTROL_BLANKS:
+        if char in text:
+            text = text.replace(char, "")
+    return text.split()
+
+
+@functools.cache
+def unicode_tables() -> UnicodeTables:
+    """Returns the frozen tables, read from the package when first needed."""
+    data = json.loads(TABLES_PATH.read_text(encoding="utf-8"))
+    lower = _read_mappings(data["lower_to_several"])
+    for run in data["lower"].split():
+        start, end, step, shift = re.fullmatch(r"(\w+)-(\w+)/(\d)([+-]\w+)", run).groups()  # type: ignore[union-attr]
+        for code in range(int(start, 16), int(end, 16) + 1, int(step)):
+            lower[code] = chr(code + int(shift, 16))
+    ascii_punctuation = {code for start, end in _ASCII_PUNCTUATION for code in range(start, end + 1)}
+    return UnicodeTables(
+        control=_read_ranges(data["control"]),
+        space=_read_ranges(data["space"]),
+        punctuation=_read_ranges(data["punctuation"]) | ascii_punctuation,
+        nonspacing_mark=_read_ranges(data["nonspacing_mark"]),
+        cased=_read_ranges(data["cased"]),
+        case_ignorable=_read_ranges(data["case_ignorable"]),
+        combining_class={
+            code: int(value) for value, ranges in data["combining_class"].items() for code in _read_ranges(ranges)
+        },
+        lower=lower,
+        decomposition=_read_mappings(data["decomposition"]),
+    )
+
+
+class _Images(dict[int, str]):
+    """A table for `str.translate` that works out the image of a character when it first meets it."""
+
+    def __init__(self, image: Callable[[int], str]):
+        super().__init__()
+        self._image = image
+
+    def __missing__(self, code: int) -> str:
+        return self.setdefault(code, self._image(code))
+
+
+def _lower_final_sigmas(text: str) -> str:
+    """Returns `text` with each capital sigma that ends a word made a final small one.
+
+    It does if a cased letter comes before it and none after it, case-ignorable characters apart.
+    Source: the Unicode standard, section 3.13, Final_Sigma; `str.lower`.
+    """
+    tables = unicode_tables()
+    chars = list(text)
+
+    def cased_letter(positions: range) -> bool:
+        for position in positions:
+            if ord(text[position]) not in tables.case_ignorable:
+                return ord(text[position]) in tables.cased
+        return False
+
+    for position, char in enumerate(chars):
+        if char == "Σ":
+            before, after = range(position - 1, -1, -1), range(position + 1, len(text))
+            if cased_letter(before) and not cased_letter(after):
+                chars[position] = "ς"
+    return "".join(chars)
+
+
+def _in_canonical_order(text: str) -> str:
+    """Returns decomposed `text` with each run of combining characters sorted by class, ties as they were."""
+    combining_class = unicode_tables().combining_class
+    ordered, run = [], []
+    for char in text:
+        if ord(char) in combining_class:
+            run.append(char)
+            continue
+        ordered += sorted(run, key=lambda mark: combining_class[ord(mark)])
+        ordered.append(char)
+        run = []
+    return "".join(ordered + sorted(run, key=lambda mark: combining_class[ord(mark)]))
+
+
+@functools.cache
+def _reorderable() -> re.Pattern[str]:
+    """Returns a pattern for characters with a combining class that survive the dropping of accents."""
+    tables = unicode_tables()
+    survivors = tables.combining_class.keys() - tables.nonspacing_mark
+    sources = [code for code, image in tables.decomposition.items() if any(ord(char) in survivors for char in image)]
+    return re.compile("[" + "".join(map(chr, sorted(survivors.union(sources)))) + "]")
+
+
+def _read_ranges(text: str) -> frozenset[int]:
+    ends = [[int(end, 16) for end in item.split("-")] for item in text.split()]
+    return frozenset(code for item in ends for code in range(item[0], item[-1] + 1))
+
+
+def _read_mappings(text: str) -> dict[int, str]:
+    pairs = [item.split("=") for item in text.split()]
+    return {int(code, 16): "".join(chr(int(part, 16)) for part in image.split(".")) for code, image in pairs}
