@@ -28,12 +28,12 @@ class Batch(NamedTuple):
     sequence_ids: Array  # [B, L] int: 0 is padding, 1.. number the sequences of the row
     cls_positions: Array  # [B, M] int: where each sequence starts
     sequence_weights: Array  # [B, M] float: 1 for a sequence, 0 for an empty place
-    next_sentence_labels: Array | None = None  # [B, M] int: 0 the true next sentence, 1 a random one
+    next_sentence_labels: Array = None  # [B, M] int: 0 the true next sentence, 1 a random one
     # What masking needs (`masking.mask_tokens`), instead of predictions:
-    sequence_numbers: Array | None = None  # [B, M] uint32: the sequence's number in the data set
-    epochs: Array | None = None  # [B] int: how often the row has been seen before
-    word_starts: Array | None = None  # [B, L] bool: the token begins a word
+    sequence_numbers: Array = None  # [B, M] uint32: the sequence's number in the data set
+    epochs: Array = None  # [B] int: how often the row has been seen before
+    word_starts: Array = None  # [B, L] bool: the token begins a word
     # What there is to predict:
-    mlm_positions: Array | None = None  # [B, P] int: indices into the row; 0 where the weight is 0
-    mlm_labels: Array | None = None  # [B, P] int: the ids that stood there
-    mlm_weights: Array | None = None  # [B, P] float: 1 for a prediction, 0 for padding
+    mlm_positions: Array = None  # [B, P] int: indices into the row; 0 where the weight is 0
+    mlm_labels: Array = None  # [B, P] int: the ids that stood there
+    mlm_weights: Array = None  # [B, P] float: 1 for a prediction, 0 for padding

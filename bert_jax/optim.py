@@ -31,7 +31,7 @@ def learning_rate_at(config: OptimizerConfig, num_steps: int) -> Callable[[jax.A
 
     def rate(step: jax.Array) -> jax.Array:
         step = jnp.asarray(step, jnp.float32)
-        decayed = config.learning_rate * (1 - jnp.minimum(step, num_steps) / num_steps)
+        decayed = config.learning_rate * jnp.maximum(num_steps - step, 0) / num_steps
         warming = config.learning_rate * step / max(1, config.warmup_steps)
         return jnp.where(step < config.warmup_steps, warming, decayed)
 

@@ -21,7 +21,7 @@ from bert_jax.model.objective import Params, next_sentence_weights, pretraining_
 from bert_jax.pretrained import load_pretrained, save_pretrained
 from bert_jax.report import Reporter, draw_curves
 from bert_jax.sharding import check_divisible, make_mesh
-from bert_jax.step import TrainState, abstract_state, init_state, make_eval_step, make_train_step
+from bert_jax.step import abstract_state, init_state, make_eval_step, make_train_step
 from bert_jax.storage import read_json, write_json
 from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
 

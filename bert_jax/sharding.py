@@ -73,9 +73,8 @@ def check_divisible(mesh: Mesh, model: ModelConfig, batch_size: int, accumulate:
     rows = mesh.shape["data"] * mesh.shape["fsdp"]
     if batch_size % (rows * accumulate):
         pieces = f"data x fsdp = {rows}" + (f" x train.accumulate = {accumulate}" if accumulate > 1 else "")
-        raise InputError(
-            f"batch_size {batch_size} is not divisible by {pieces}; use {nearest_multiples(batch_size, rows * accumulate)}"
-        )
+        mend = nearest_multiples(batch_size, rows * accumulate)
+        raise InputError(f"batch_size {batch_size} is not divisible by {pieces}; use {mend}")
     for name, size, axis in (
         ("model.num_heads", model.num_heads, "tensor"),
         ("model.intermediate_size", model.intermediate_size, "tensor"),

@@ -46,14 +46,18 @@ def iterate_documents(inputs: str) -> Iterator[list[str]]:
             found = True
             yield document
     if not found:
-        raise InputError(f"input {inputs!r} holds no document: all its lines are blank; give files with text")
+        raise _no_document(inputs)
+
+
+def _no_document(inputs: str) -> InputError:
+    return InputError(f"input {inputs!r} holds no document: all its lines are blank; give files with text")
 
 
 def plan_pieces(inputs: str, piece_bytes: int = PIECE_BYTES) -> list[Piece]:
     """Returns the pieces of the inputs, whose documents one after the other are those of `iterate_documents`.
 
     A plain text file is cut into pieces of about `piece_bytes`, after blank lines; a compressed one cannot be.
-    Raises: InputError if an input is missing.
+    Raises: InputError if an input is missing or all are empty.
     """
     if inputs == PYTHON_DOCS:
         return [Piece(PYTHON_DOCS)]
@@ -63,7 +67,9 @@ def plan_pieces(inputs: str, piece_bytes: int = PIECE_BYTES) -> list[Piece]:
             pieces.append(Piece(path))
         else:
             cuts = _cuts(path, piece_bytes)
-            pieces.extend(Piece(path, start, end) for start, end in zip(cuts[:-1], cuts[1:], strict=True))
+            pieces.extend(Piece(path, start, end) for start, end in zip(cuts, cuts[1:]))
+    if not pieces:
+        raise _no_document(inputs)
     return pieces
 
 
@@ -114,7 +120,7 @@ def _lines(piece: Piece) -> Iterator[str]:
             while (not piece.end or position < piece.end) and (line := stream.readline()):
                 position += len(line)
                 number += 1
-                yield line.decode("utf-8").strip().removeprefix("\ufeff")  # U+FEFF: the byte order mark of some editors
+                yield line.decode("utf-8").removeprefix("\ufeff").strip()  # U+FEFF: the byte order mark of some editors
     except UnicodeDecodeError as error:
         number += _count_lines(piece.path, piece.start)
         raise InputError(

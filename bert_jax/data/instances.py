@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Documents to training instances to rows: which spans of text become sentence A and sentence B.
 
-Source: google-research/bert create_pretraining_data.py. Random numbers are drawn in the same order from the
-same kind of generator, so that with masking left out (it happens during training, see `masking`) the
-instances are the reference's own, one by one: tests/test_instances.py holds them against it.
+Source: create_pretraining_data.py of google-research/bert (nsp) and google-research/albert (sop). Random numbers
+are drawn in the same order from the same kind of generator, so that with masking left out (it happens during
+training, see `masking`) the instances are the references' own, one by one, as tests/test_instances.py shows.
 
 A sentence is a span of one flat array of token ids, a document the list of the positions where its sentences
 start and the last one ends, an instance the bounds of its two spans. No token is touched before `make_rows`.
@@ -21,8 +21,7 @@ from bert_jax.text.tokenizer import Tokenizer
 
 Document = list[int]  # positions in the flat array: each sentence's start, then the end of the last
 
-INSTANCE = np.dtype([("first_start", "<i8"), ("first_stop", "<i8"), ("second_start", "<i8"), ("second_stop", "<i8"),
-                     ("label", "<i8")])  # fmt: skip
+INSTANCE = np.dtype([(name, "<i8") for name in ("first_start", "first_stop", "second_start", "second_stop", "label")])
 IS_NEXT, IS_RANDOM = 0, 1  # with sop: in order, and swapped
 
 
@@ -43,8 +42,6 @@ def create_instances(
       sop: whether B follows A, or A follows B. A chunk of one sentence has no order: a random sentence of another
         document follows, with label 1, as in the reference.
       none: no pair, no label: one span of whole sentences, B is empty, and no text is lost.
-
-    Source: create_pretraining_data.py of google-research/bert and, for sop, google-research/albert.
     """
     documents = list(documents)
     rng.shuffle(documents)
@@ -99,12 +96,8 @@ def _add_pairs(
             begin = middle  # the sentences that a random B replaced are used again, not lost
         elif next_sentence == "sop" and rng.random() < 0.5:
             label = IS_RANDOM
-            first_start, first_stop, second_start, second_stop = (
-                document[middle],
-                document[end],
-                first_start,
-                first_stop,
-            )
+            second_start, second_stop = first_start, first_stop
+            first_start, first_stop = document[middle], document[end]
             begin = end
         else:
             label = IS_NEXT
@@ -158,10 +151,10 @@ def _other_document(documents: list[Document], index: int, rng: random.Random) -
 def make_rows(
     made: np.ndarray, numbers: np.ndarray, tokens: np.ndarray, tokenizer: Tokenizer, dtype: np.dtype
 ) -> np.ndarray:
-    """Returns rows [n] (records of `dtype`) of one sequence each: [CLS] A [SEP] B [SEP], or [CLS] A [SEP] if B is
-    empty, then [PAD].
+    """Returns rows [n] (records of `dtype`) of one sequence each: [CLS] A [SEP] B [SEP], then [PAD].
 
-    `made` [n] are instances in the flat ids `tokens`, `numbers` [n] the numbers of their sequences.
+    Without a B it is [CLS] A [SEP]. `made` [n] are instances in the flat ids `tokens`, and `numbers` [n] the
+    numbers of their sequences.
     """
     rows = np.zeros(len(made), dtype)
     row_length = dtype["token_ids"].shape[0]

@@ -66,12 +66,13 @@ def write_shard(path: Path, dtype: np.dtype, num_rows: int, chunks: Iterable[np.
     digest = hashlib.sha256()
     num_bytes = 0
     with storage.atomic_path(path) as temporary, open(temporary, "wb") as stream:
-        for part in itertools.chain([header.getbuffer()], (np.ascontiguousarray(chunk, dtype) for chunk in chunks)):
-            view = memoryview(part).cast("B")
-            num_bytes += stream.write(view)
-            digest.update(view)
-        if num_bytes != len(header.getbuffer()) + num_rows * dtype.itemsize:
-            raise ValueError(f"{path}: {num_rows} rows were promised, other were given")
+        for part in itertools.chain(
+            [header.getvalue()], (chunk.astype(dtype, copy=False).tobytes() for chunk in chunks)
+        ):
+            num_bytes += stream.write(part)
+            digest.update(part)
+        if num_bytes != len(header.getvalue()) + num_rows * dtype.itemsize:
+            raise ValueError(f"{path}: {num_rows} rows were promised, another number was given")
     return {"name": path.name, "rows": num_rows, "bytes": num_bytes, "sha256": digest.hexdigest()}
 
 

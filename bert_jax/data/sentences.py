@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Paragraphs to sentences: the only home of the splitter (docs/decisions/0003-sentence-splitter.md)."""
 
-import sentencex
+from sentencex import segment  # pyright: ignore[reportAttributeAccessIssue]: compiled
 
 # The splitter keeps what stands between quotation marks or brackets together. One mark that is never closed
 # would then swallow a page, so what comes out longer than this is split again without seeing those marks.
@@ -16,7 +16,7 @@ def split_sentences(paragraph: str, language: str = "en") -> list[str]:
     gets those of its nearest relative.
     """
     sentences: list[str] = []
-    for sentence in sentencex.segment(language, paragraph):
+    for sentence in segment(language, paragraph):
         if len(sentence) > _LONGEST_QUOTATION:
             sentences.extend(_split_inside_quotations(sentence, language))
         else:
@@ -28,7 +28,7 @@ def _split_inside_quotations(text: str, language: str) -> list[str]:
     """Returns the sentences of `text` found as if it had no quotation marks and brackets."""
     sentences = []
     start = 0
-    for hidden in sentencex.segment(language, text.translate(_PAIRED_MARKS)):  # the same lengths: nothing is dropped
+    for hidden in segment(language, text.translate(_PAIRED_MARKS)):  # the same lengths: nothing is dropped
         sentences.append(text[start : start + len(hidden)].strip())
         start += len(hidden)
     return sentences

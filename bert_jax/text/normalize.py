@@ -61,8 +61,8 @@ class UnicodeTables(NamedTuple):
 
     def decompose(self, char: str) -> str:
         """Returns the full canonical decomposition of one character."""
-        syllable = ord(char) - 0xAC00
-        if 0 <= syllable < 11172:  # Hangul: a leading consonant, a vowel, and perhaps a trailing consonant
+        if "가" <= char <= "힣":  # Hangul: a leading consonant, a vowel, and perhaps a trailing consonant
+            syllable = ord(char) - 0xAC00
             leading, vowel, trailing = syllable // 588, syllable % 588 // 28, syllable % 28
             return chr(0x1100 + leading) + chr(0x1161 + vowel) + (chr(0x11A7 + trailing) if trailing else "")
         return self.decomposition.get(ord(char), char)
@@ -82,6 +82,7 @@ class Normalizer:
         self.lowercase = lowercase
         self.strip_accents = lowercase if strip_accents is None else strip_accents
         self.split_chinese = split_chinese
+        self._tables = unicode_tables()
         self._whole = _Images(self._whole_image)
         self._clean = _Images(self._clean_image)
         self._decomposed = _Images(self._decomposed_image)
@@ -103,29 +104,26 @@ class Normalizer:
         return len(self("a" + char)) != 1 or not self(char)
 
     def _clean_image(self, code: int) -> str:
-        tables = unicode_tables()
-        if chr(code) in "\t\n\r" or code in tables.space:
+        if chr(code) in "\t\n\r" or code in self._tables.space:
             return " "
-        if code in tables.control or code == 0xFFFD:
+        if code in self._tables.control or code == 0xFFFD:
             return ""
         if self.split_chinese and bisect.bisect_right(_CHINESE_BOUNDS, code) % 2:
             return f" {chr(code)} "
         return chr(code)
 
     def _decomposed_image(self, code: int) -> str:
-        tables = unicode_tables()
-        text = tables.lower.get(code, chr(code)) if self.lowercase else chr(code)
-        return "".join(map(tables.decompose, text))
+        text = self._tables.lower.get(code, chr(code)) if self.lowercase else chr(code)
+        return "".join(map(self._tables.decompose, text))
 
     def _whole_image(self, code: int) -> str:
-        tables = unicode_tables()
         text = self._clean_image(code)
         if self.lowercase:
-            text = "".join(tables.lower.get(ord(char), char) for char in text)
+            text = "".join([self._tables.lower.get(ord(char), char) for char in text])
         if self.strip_accents:
-            text = "".join(map(tables.decompose, text))
-            text = "".join(char for char in text if ord(char) not in tables.nonspacing_mark)
-        return "".join(f" {char} " if ord(char) in tables.punctuation else char for char in text)
+            text = "".join(map(self._tables.decompose, text))
+            text = "".join([char for char in text if ord(char) not in self._tables.nonspacing_mark])
+        return "".join([f" {char} " if ord(char) in self._tables.punctuation else char for char in text])
 
 
 def blank_separated(text: str) -> list[str]:

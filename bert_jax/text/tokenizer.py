@@ -23,7 +23,7 @@ from bert_jax.errors import InputError
 from bert_jax.text.normalize import Normalizer, blank_separated, unicode_tables
 from bert_jax.text.vocab import CONTINUATION, MAX_WORD_LENGTH, SPECIAL_TOKENS, read_vocab, vocab_bytes
 
-_CACHED_WORDS = 500_000  # about 100 MB; English text meets this many different words in some 50 MB
+_CACHED_WORDS = 500_000  # about 150 MB; as many different words as there are in 50 MB of English text
 _CONFIG_NAME = "tokenizer_config.json"
 
 

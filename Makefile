@@ -1,0 +1,79 @@
+# `make` lists the targets. Each makes the virtual environment it needs; a second call installs nothing.
+# Needed: Python 3.11 or later with its venv module, make and a package index. uv is used where there is one.
+#     PYTHON=python3.12 make test     another interpreter, in an environment of its own
+
+PYTHON ?= python3
+VENV ?= .venv$(addprefix -,$(filter-out python3,$(notdir $(PYTHON))))
+PY := $(VENV)/bin/python
+READY := $(VENV)/.installed
+UV := $(shell command -v uv 2>/dev/null)
+PYTEST := $(PY) -m pytest
+FAST := not slow and not reference and not network and not gpu and not tpu
+
+DEMO := runs/demo
+
+export UV_PYTHON_DOWNLOADS = never
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup demo test test-all lint format types clean
+
+help:  ## what there is
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1	\2/p' Makefile | expand -t 16
+
+setup: $(READY)  ## the virtual environment, with everything that development needs
+
+$(READY): setup.cfg pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo 'error: $(PYTHON) is missing or older than Python 3.11; name another: PYTHON=python3.12 make'; exit 1; }
+	@echo 'Installing into $(VENV), about 1 GB; this takes a minute or two.'
+ifneq ($(UV),)
+	test -x $(PY) || uv venv --clear --quiet --python "$$($(PYTHON) -c 'import sys; print(sys.executable)')" $(VENV)
+	uv pip install --quiet --python $(PY) --constraint constraints.txt --editable '.[dev]'
+else
+	$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	$(PY) -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+endif
+	@touch $(READY)
+
+demo: $(READY)  ## from text to a trained model, in minutes on a CPU
+	@printf '\n1/4  Learn a vocabulary from the documentation that comes with Python.\n'
+	$(PY) -m bert_jax.tools.build_vocab --input=python-docs --output=$(DEMO)/tokenizer --vocab_size=4096
+	@printf '\n2/4  Cut the text into training examples.\n'
+	$(PY) -m bert_jax.tools.prepare_corpus --input=python-docs --tokenizer=$(DEMO)/tokenizer --output=$(DEMO)/data \
+	  --max_seq_length=64 --duplicates=5 --holdout_rate=0.05 --workers=2
+	@printf '\n3/4  Pre-train a small BERT. Stop it when you like: the same command goes on from there.\n'
+	$(PY) train.py --config=configs/demo.py --workdir=$(DEMO)/pretrain
+	@printf '\n4/4  Ask it for words that are missing.\n'
+	$(PY) -m bert_jax.tools.predict --checkpoint=$(DEMO)/pretrain --input=configs/demo_sentences.txt
+	@printf '%s\n' '' \
+	  'What you have now:' \
+	  '  $(DEMO)/tokenizer             the vocabulary' \
+	  '  $(DEMO)/data                  the training examples' \
+	  '  $(DEMO)/pretrain/pretrained   the model' \
+	  '  $(DEMO)/pretrain/curves.png   how it learned; metrics.jsonl and tensorboard/ have the numbers' \
+	  'What to try next:' \
+	  '  - write sentences of your own, with [MASK] in them, and run step 4 on that file' \
+	  '  - give step 1 and step 2 your own text: --input="texts/*.txt"' \
+	  '  - train longer or larger: the settings are in configs/demo.py and bert_jax/config.py'
+
+test: $(READY)  ## the fast tests
+	$(PYTEST) -m "$(FAST)"
+
+test-all: $(READY)  ## every test that needs no accelerator, slow ones and the network's included
+	$(PYTEST) -m "not gpu and not tpu"
+
+lint: $(READY)  ## style, and formatting as `make format` leaves it
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+
+format: $(READY)  ## formats the code and mends what lint can mend
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+types: $(READY)  ## types, by pyright
+	$(PY) -m pyright --pythonpath $(PY)
+
+clean:  ## removes environments, caches and builds; runs/ stays
+	rm -rf .venv .venv-* build dist *.egg-info .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small models, batches and corpora for tests, made from a seed."""
+
+import dataclasses
+import random
+from pathlib import Path
+
+import numpy as np
+
+from bert_jax.batch import Batch
+from bert_jax.config import (
+    CheckpointConfig,
+    DataConfig,
+    EvalConfig,
+    MaskingConfig,
+    ModelConfig,
+    OptimizerConfig,
+    PretrainConfig,
+    ReportConfig,
+    TrainConfig,
+)
+from bert_jax.data.prepare import PrepareOptions, prepare
+
+CLS, SEP, MASK, FIRST_WORD = 2, 3, 4, 5
+
+
+def tiny_model(**changes) -> ModelConfig:
+    """Returns a model of two layers without dropout, with an odd vocabulary so that its table is padded."""
+    model = ModelConfig(
+        vocab_size=203,
+        hidden_size=32,
+        num_layers=2,
+        num_heads=4,
+        intermediate_size=64,
+        max_positions=64,
+        hidden_dropout_rate=0.0,
+        attention_dropout_rate=0.0,
+    )
+    return dataclasses.replace(model, **changes)
+
+
+def random_batch(
+    seed: int = 0, num_rows: int = 16, row_length: int = 32, num_sequences: int = 1, vocab_size: int = 203
+) -> Batch:
+    """Returns unmasked rows of [CLS] A [SEP] B [SEP] with padding; all lengths differ."""
+    rng = np.random.default_rng(seed)
+    room = row_length // num_sequences
+    shape = (num_rows, row_length)
+    batch = Batch(
+        token_ids=np.zeros(shape, np.uint16),
+        type_ids=np.zeros(shape, np.uint8),
+        sequence_ids=np.zeros(shape, np.uint8),
+        cls_positions=np.zeros((num_rows, num_sequences), np.int32),
+        sequence_weights=np.ones((num_rows, num_sequences), np.float32),
+        next_sentence_labels=rng.integers(0, 2, (num_rows, num_sequences)).astype(np.int32),
+        sequence_numbers=np.arange(num_rows * num_sequences, dtype=np.uint32).reshape(num_rows, num_sequences),
+        epochs=np.zeros(num_rows, np.int32),
+        word_starts=np.ones(shape, bool),
+    )
+    for row in range(num_rows):
+        start = 0
+        for place in range(num_sequences):
+            length = int(rng.integers(max(5, room // 3), room + 1))
+            first = int(rng.integers(3, length - 1))
+            stop = start + length
+            batch.token_ids[row, start:stop] = rng.integers(FIRST_WORD, vocab_size, length)
+            batch.token_ids[row, [start, start + first - 1, stop - 1]] = CLS, SEP, SEP
+            batch.type_ids[row, start + first : stop] = 1
+            batch.sequence_ids[row, start:stop] = place + 1
+            batch.cls_positions[row, place] = start
+            start = stop
+    return batch
+
+
+def write_corpus(path: Path, num_documents: int = 40, seed: int = 0) -> None:
+    """Writes documents of a toy language, each about one of a few topics, a sentence a line."""
+    rng = random.Random(seed)
+    topics = [[f"{letter}{vowel}{ending}" for vowel in "aeiou" for ending in "nrst"] for letter in "bdfgklmp"]
+    documents = []
+    for _ in range(num_documents):
+        words = rng.choice(topics)
+        sentences = [
+            " ".join(["the", *(rng.choice(words) for _ in range(rng.randint(3, 9))), "."])
+            for _ in range(rng.randint(6, 20))
+        ]
+        documents.append("\n".join(sentences))
+    path.write_text("\n\n".join(documents) + "\n", encoding="utf-8")
+
+
+def write_vocab(path: Path) -> None:
+    """Writes a vocabulary that has every word of `write_corpus`."""
+    words = [f"{letter}{vowel}{ending}" for letter in "bdfgklmp" for vowel in "aeiou" for ending in "nrst"]
+    specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    path.write_text("\n".join([*specials, ".", "the", *words]) + "\n", encoding="utf-8")
+
+
+def make_dataset(directory: Path, row_length: int = 32, **options) -> Path:
+    """Returns a data set prepared from a toy corpus below `directory`."""
+    write_corpus(directory / "text.txt")
+    write_vocab(directory / "vocab.txt")
+    options = {"duplicates": 2, "holdout_rate": 0.1} | options
+    prepare(
+        str(directory / "text.txt"),
+        str(directory / "vocab.txt"),
+        str(directory / "data"),
+        PrepareOptions(max_seq_length=row_length, **options),
+        num_workers=1,
+    )
+    return directory / "data"
+
+
+def tiny_run(data: Path, **sections) -> PretrainConfig:
+    """Returns a run of 12 steps that evaluates every 6 and saves every 4."""
+    config = PretrainConfig(
+        model=tiny_model(vocab_size=0, hidden_dropout_rate=0.1, attention_dropout_rate=0.1),
+        data=DataConfig(path=str(data), batch_size=16),
+        masking=MaskingConfig(max_predictions=5),
+        optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=3),
+        train=TrainConfig(num_steps=12),
+        eval=EvalConfig(every_steps=6),
+        checkpoint=CheckpointConfig(every_steps=4),
+        report=ReportConfig(every_steps=1, tensorboard=False, progress=False),
+    )
+    return dataclasses.replace(config, **sections)

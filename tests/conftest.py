@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every test can rely on: eight CPU devices, the repository's root and, where there is one, a folder of data."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+# Before any test imports jax: it reads them once. What the caller has set stays.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+for flag in ("--xla_force_host_platform_device_count=8", "--xla_backend_optimization_level=0"):  # compile fast, run slow
+    if flag.split("=")[0] not in os.environ.get("XLA_FLAGS", ""):
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    """Returns the root of the checkout."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Returns the folder of real corpora and data sets; skips the test where there is none."""
+    path = Path(os.environ.get("BERT_JAX_DATA") or ROOT.parent / "shared" / "data")
+    if not path.is_dir():
+        pytest.skip(f"no data at {path}; set BERT_JAX_DATA to a folder that has it")
+    return path
+
+
+@pytest.fixture(scope="session")
+def toy_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns a small data set prepared from a toy language; shared, so not to be changed."""
+    from builders import make_dataset
+
+    return make_dataset(tmp_path_factory.mktemp("toy"))

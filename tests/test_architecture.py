@@ -1,0 +1,314 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The design, enforced: who may import whom, where each library lives, and how long a file may be.
+
+A change of design changes the tables below, with a decision record in docs/decisions/.
+"""
+
+import ast
+import graphlib
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+# A file imports only from what stands before it, or from its own entry where that is a folder.
+# The order within a line counts too. "folder.*" is what no other entry of that folder names.
+RANKS: Sequence[str] = """
+    errors
+    storage config batch
+    text.* data.*
+    data.beam sharding flops
+    losses optim masking
+    model.layers model.encoder model.heads model.objective
+    convert.* checkpoint
+    pretrained data.pipeline step
+    report hlo
+    loop
+    tasks.*
+    pretrain finetune predict
+    sweep plan bench
+    tools.* train.py finetune.py
+""".split()
+
+# Text and data preparation run where there is no accelerator, and start fast.
+WITHOUT_JAX: Sequence[str] = "__init__ errors storage config batch text.* data.* flops report".split()
+
+# One library, one home: when a library changes, one file or one folder does.
+HOMES = {
+    "jax": "*",
+    "numpy": "*",
+    "flax": "model.*",
+    "optax": "optim",
+    "orbax": "checkpoint",
+    "grain": "data.pipeline",
+    "array_record": "data.records data.corpus tasks.readers",
+    "tensorflow_datasets": "data.records data.corpus tasks.readers",
+    "tokenizers": "text.*",
+    "sentencepiece": "text.*",
+    "sentencex": "data.sentences",
+    "apache_beam": "data.beam",
+    "zstandard": "storage",
+    "fsspec": "storage",
+    "google_crc32c": "storage",
+    "safetensors": "convert.hf",
+    "huggingface_hub": "convert.hf",
+    "tensorboardX": "report",
+    "matplotlib": "report",
+    "tqdm": "report",
+    "absl": "tools.* train.py finetune.py",
+    "ml_collections": "tools.* train.py finetune.py",
+}
+
+CORE: Sequence[str] = "config batch masking model.* losses optim sharding step loop data.pipeline pretrain".split()
+MAX_CORE_LINES = 3000
+MAX_LINES = {"train.py": 60, "finetune.py": 60}  # and 400 for every file of the package
+SPDX = "# SPDX-License-Identifier: Apache-2.0"
+
+# A path of somebody's machine; the expression is written so that it does not find itself.
+MACHINE_PATH = re.compile(r"(?<![\w.~/-])/(?:work|home|root|Users)/\w")
+TEXT_PLACES = ("bert_jax", "configs", "tests", "docs", "benchmarks", "notebooks", ".ci")
+TEXT_SUFFIXES = {"", ".py", ".md", ".cfg", ".toml", ".yml", ".yaml", ".ipynb", ".sh"}
+
+
+class Source(NamedTuple):
+    """A file of the package, or a script beside it."""
+
+    name: str  # "text.vocab"; a package's __init__ is "text"; a script is "train.py"
+    path: Path
+    text: str
+
+    @property
+    def lines(self) -> int:
+        return len(self.text.splitlines())
+
+
+class Import(NamedTuple):
+    name: str  # dotted
+    line: int
+
+
+def read_sources(root: Path) -> list[Source]:
+    """Returns the package's files, sorted, and the scripts that there are."""
+    sources = []
+    for path in sorted((root / "bert_jax").rglob("*.py")):
+        parts = path.relative_to(root / "bert_jax").with_suffix("").parts
+        sources.append(Source(".".join(parts).removesuffix("__init__").rstrip("."), path, path.read_text("utf-8")))
+    scripts = [root / "train.py", root / "finetune.py"]
+    return sources + [Source(path.name, path, path.read_text("utf-8")) for path in scripts if path.exists()]
+
+
+def find_imports(source: Source) -> list[Import]:
+    """Returns everything that a file imports, inside functions too; `from a import b` is a.b."""
+    imports = []
+    for node in ast.walk(ast.parse(source.text)):
+        if isinstance(node, ast.Import):
+            imports += [Import(alias.name, node.lineno) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            prefix = f"{'.' * node.level}{node.module or ''}"
+            imports += [Import(f"{prefix}.{alias.name}", node.lineno) for alias in node.names]
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in (
+            "import_module",
+            "__import__",
+        ):
+            imports += [
+                Import(argument.value, node.lineno)
+                for argument in node.args[:1]
+                if isinstance(argument, ast.Constant) and isinstance(argument.value, str)
+            ]
+    return imports
+
+
+def entry_of(name: str, entries: Sequence[str]) -> str | None:
+    """Returns the entry that a module belongs to: its own name, or its folder's."""
+    folder = f"{name.split('.')[0]}.*"
+    return next((entry for entry in (name, folder) if entry in entries), None)
+
+
+def check_imports(sources: list[Source]) -> list[str]:
+    """Returns what breaks the order of imports, the homes of libraries, or has no place in the design."""
+    names = {source.name for source in sources}
+    packages = {source.name for source in sources if source.path.name == "__init__.py"}
+    graph: dict[str, set[str]] = {}
+    problems = []
+    for source in sources:
+        rank = "__init__" if source.name in packages else entry_of(source.name, RANKS)
+        if rank is None:
+            problems.append(f"{source.path}: has no rank; give it a place in RANKS, with a decision record")
+            continue
+        for imported, line in find_imports(source):
+            where = f"{source.path}:{line}"
+            top, _, rest = imported.partition(".")
+            if not top:
+                problems.append(f"{where}: relative import; write it from bert_jax on")
+            elif top == "bert_jax":
+                target = rest if rest in names else rest.rpartition(".")[0]  # a module, or a name in one
+                if target not in packages:
+                    graph.setdefault(source.name, set()).add(target)
+                    problems += _check_order(where, rank, target)
+            elif top not in sys.stdlib_module_names:
+                problems += _check_home(where, source.name, rank, top)
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        problems.append(f"files import each other in a circle: {' -> '.join(error.args[1])}")
+    return problems
+
+
+def _check_order(where: str, rank: str, target: str) -> list[str]:
+    target_rank = entry_of(target, RANKS)
+    if rank == "__init__":
+        return [f"{where}: a package's __init__ imports nothing of bert_jax (it would drag it in); hand it on lazily"]
+    if target_rank is None:
+        return [f"{where}: bert_jax.{target} has no rank, or does not exist"]
+    siblings = rank == target_rank and rank.endswith(".*")
+    if siblings or RANKS.index(target_rank) < RANKS.index(rank):
+        return []
+    return [f"{where}: {rank} imports bert_jax.{target}, which comes later in the design; see RANKS"]
+
+
+def _check_home(where: str, name: str, rank: str, library: str) -> list[str]:
+    if library not in HOMES:
+        return [f"{where}: {library} has no home; give it one in HOMES and in setup.cfg"]
+    homes = HOMES[library].split()
+    if homes != ["*"] and entry_of(name, homes) is None:
+        return [f"{where}: {library} lives in {', '.join(homes)}, and nowhere else"]
+    if library == "jax" and rank in WITHOUT_JAX:
+        return [f"{where}: {name or 'bert_jax'} must work without jax; move what needs it to a later file"]
+    return []
+
+
+def check_files(root: Path, sources: list[Source]) -> list[str]:
+    """Returns which files are too long, badly named, or lack their first line."""
+    problems = []
+    for source in sources:
+        limit = MAX_LINES.get(source.name, 400)
+        if source.lines > limit:
+            problems.append(f"{source.path}: {source.lines} lines; {limit} is the most, so divide it")
+        if source.path.name == "utils.py":
+            problems.append(f"{source.path}: a file is named for what it does; utils is not a subject")
+    core = [source for source in sources if entry_of(source.name, CORE)]
+    lines = sum(source.lines for source in core)
+    if lines > MAX_CORE_LINES:
+        problems.append(f"the core has {lines} lines; {MAX_CORE_LINES} is what one reads in an afternoon")
+    python_files = [source.path for source in sources]
+    python_files += [path for place in TEXT_PLACES[1:] for path in sorted((root / place).rglob("*.py"))]
+    for path in python_files:
+        if path.read_text("utf-8").partition("\n")[0] != SPDX:
+            problems.append(f"{path}: the first line is not {SPDX!r}")
+    return problems
+
+
+def check_machine_paths(root: Path) -> list[str]:
+    """Returns the lines of text files that name a path of somebody's machine."""
+    files = [path for path in root.iterdir() if path.is_file()]
+    files += [path for place in TEXT_PLACES for path in (root / place).rglob("*") if path.is_file()]
+    return [
+        f"{path}:{number}: names a path of one machine: {line.strip()[:80]}"
+        for path in sorted(files)
+        if path.suffix in TEXT_SUFFIXES and "__pycache__" not in path.parts
+        for number, line in enumerate(path.read_text("utf-8", errors="replace").splitlines(), start=1)
+        if MACHINE_PATH.search(line)
+    ]
+
+
+def check(root: Path) -> list[str]:
+    """Returns everything in a checkout that breaks the design."""
+    sources = read_sources(root)
+    problems = check_imports(sources) + check_files(root, sources) + check_machine_paths(root)
+    return [problem.replace(f"{root}/", "") for problem in problems]
+
+
+def test_the_design_holds(repository):
+    problems = check(repository)
+    assert not problems, "\n" + "\n".join(problems)
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["bert_jax", "text", "data.prepare", "data.records", "tools.build_vocab", "tools.prepare_corpus", "report"],
+)
+def test_no_jax_in_text_and_data_preparation(repository, module):
+    name = module if module == "bert_jax" else f"bert_jax.{module}"
+    code = f"import sys, {name}; print(sorted({{'jax', 'flax', 'tensorflow'}} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, cwd=repository)
+    assert (done.stdout, done.returncode) == ("[]\n", 0), f"import {name}: {done.stdout}{done.stderr}"
+
+
+GOOD = {
+    "bert_jax/__init__.py": "",
+    "bert_jax/storage.py": "import json",
+    "bert_jax/batch.py": "",
+    "bert_jax/data/__init__.py": "",
+    "bert_jax/data/records.py": "from bert_jax import storage\nfrom bert_jax.data.corpus import x",
+    "bert_jax/data/corpus.py": "import numpy",
+    "bert_jax/data/pipeline.py": "import jax\nfrom bert_jax.data.records import x",
+    "bert_jax/model/objective.py": "",
+    "bert_jax/step.py": "import jax",
+    "bert_jax/loop.py": "import bert_jax.step",
+    "train.py": "from absl import app\nfrom bert_jax import loop",
+}
+
+
+def write_tree(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{SPDX}\n{text}")
+
+
+def test_the_checker_accepts_a_good_tree(tmp_path):
+    write_tree(tmp_path, GOOD)
+    assert check(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "problem"),
+    [
+        (
+            "bert_jax/storage.py",
+            "import bert_jax.step",
+            "storage.py:2: storage imports bert_jax.step, which comes later",
+        ),
+        (
+            "bert_jax/storage.py",
+            "def f():\n    from bert_jax import step",
+            "storage.py:3: storage imports bert_jax.step",
+        ),
+        ("bert_jax/config.py", "from bert_jax.batch import Batch", "imports bert_jax.batch, which comes later"),
+        ("bert_jax/text/vocab.py", "from bert_jax.data.records import Split", "imports bert_jax.data.records"),
+        ("bert_jax/text/vocab.py", "import jax.numpy as jnp", "text.vocab must work without jax"),
+        ("bert_jax/__init__.py", "import jax", "bert_jax must work without jax"),
+        ("bert_jax/data/__init__.py", "from bert_jax.data.pipeline import x", "a package's __init__ imports nothing"),
+        ("bert_jax/data/records.py", "from bert_jax.data.pipeline import x", "imports bert_jax.data.pipeline"),
+        ("bert_jax/data/corpus.py", "from .records import Split", "relative import"),
+        ("bert_jax/data/corpus.py", "import bert_jax.data.records", "in a circle: data."),
+        ("bert_jax/step.py", "import importlib\nimportlib.import_module('bert_jax.loop')", "imports bert_jax.loop"),
+        ("bert_jax/step.py", "from bert_jax.nowhere import x", "bert_jax.nowhere has no rank, or does not exist"),
+        ("bert_jax/step.py", "from flax import linen", "flax lives in model.*, and nowhere else"),
+        ("bert_jax/step.py", "import torch", "torch has no home"),
+        ("bert_jax/model/heads.py", "import bert_jax.model.objective", "model.heads imports bert_jax.model.objective"),
+        ("bert_jax/model/extra.py", "", "extra.py: has no rank"),
+        ("bert_jax/data/utils.py", "", "utils is not a subject"),
+        ("bert_jax/loop.py", "\n" * 400, "401 lines; 400 is the most"),
+        ("train.py", "\n" * 60, "61 lines; 60 is the most"),
+        ("docs/a.md", "see " + "/ho" + "me/me/x", "a.md:2: names a path of one machine"),
+    ],
+)
+def test_the_checker_finds(tmp_path, file, text, problem):
+    write_tree(tmp_path, GOOD | {file: text})
+    assert problem in "\n".join(check(tmp_path))
+
+
+def test_the_checker_finds_a_missing_licence(tmp_path):
+    write_tree(tmp_path, GOOD | {"tests/test_x.py": ""})
+    (tmp_path / "tests" / "test_x.py").write_text("import json\n")
+    assert [problem for problem in check(tmp_path) if "test_x.py: the first line is not" in problem]
+
+
+def test_the_checker_counts_the_core(tmp_path):
+    write_tree(tmp_path, {f"bert_jax/model/{name}.py": "\n" * 799 for name in ("layers", "encoder", "heads", "x")})
+    assert "the core has 3200 lines" in "\n".join(check(tmp_path))

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints: whole, named when damaged, and kept as asked."""
+
+import json
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bert_jax.checkpoint import SEAL, Checkpoints, check_arrays, describe, find_damage, newest_whole
+from bert_jax.config import MeshConfig
+from bert_jax.errors import InputError
+from bert_jax.sharding import make_mesh, replicated
+
+
+def make_state(value):
+    return {"params": {"kernel": jnp.full((64, 8), value), "bias": jnp.arange(8.0)}, "step": jnp.int32(value)}
+
+
+@pytest.fixture(scope="module")
+def abstract():
+    sharding = replicated(make_mesh(MeshConfig(), jax.devices()[:1]))
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), make_state(0))
+
+
+def save_all(directory, metrics, **keep):
+    checkpoints = Checkpoints(directory, **keep)
+    for step, metric in metrics.items():
+        checkpoints.save(step, make_state(step), metric)
+    checkpoints.close()
+    return Checkpoints(directory, **keep)
+
+
+def data_files(directory, step):
+    """Returns the files that hold array bytes, largest first."""
+    files = [path for path in (directory / f"{step:08d}").rglob("*") if path.is_file() and path.name != SEAL]
+    return sorted(files, key=lambda path: -path.stat().st_size)
+
+
+def flip_a_byte(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def test_what_is_saved_comes_back(tmp_path, abstract):
+    state, notes = save_all(tmp_path / "c", {1: None, 2: None}).restore(abstract)
+    jax.tree.map(np.testing.assert_array_equal, state, make_state(2))
+    assert notes == []
+
+
+def test_nothing_saved_is_none(tmp_path, abstract):
+    assert Checkpoints(tmp_path / "c").restore(abstract) is None
+
+
+def test_last_and_best_are_kept_together(tmp_path):
+    checkpoints = save_all(tmp_path / "c", {1: 3.0, 2: 1.0, 3: 2.0, 4: 5.0, 5: 4.0}, keep_last=2, keep_best=1)
+    assert checkpoints.steps() == [2, 4, 5]
+
+
+def test_a_bad_newest_one_is_kept_and_an_unmeasured_one_is_never_best(tmp_path):
+    assert save_all(tmp_path / "c", {1: 1.0, 2: 2.0, 3: None, 4: 9.0}, keep_last=2, keep_best=1).steps() == [1, 3, 4]
+    assert save_all(tmp_path / "d", {1: 1.0, 2: 2.0, 3: 3.0}, keep_last=2, keep_best=0).steps() == [2, 3]
+
+
+@pytest.mark.parametrize("damage", ["flip", "truncate", "remove", "seal removed", "seal damaged"])
+def test_damage_is_named_and_the_one_before_is_used(tmp_path, abstract, damage):
+    directory = tmp_path / "c"
+    checkpoints = save_all(directory, {1: None, 2: None, 3: None}, keep_last=3)
+    victim = data_files(directory, 3)[0]
+    if damage == "flip":
+        flip_a_byte(victim)
+    elif damage == "truncate":
+        victim.write_bytes(victim.read_bytes()[:-1])
+    elif damage == "remove":
+        victim.unlink()
+    elif damage == "seal removed":
+        (directory / "00000003" / SEAL).unlink()
+    else:
+        (directory / "00000003" / SEAL).write_text('{"half')
+    state, notes = checkpoints.restore(abstract)
+    assert int(state["step"]) == 2
+    assert len(notes) == 1 and "00000003 is not used" in notes[0]
+    assert (SEAL if "seal" in damage else victim.name) in notes[0]
+    # It is set aside, not deleted, and its step can be saved again.
+    assert (tmp_path / "damaged" / "00000003").is_dir()
+    checkpoints.save(3, make_state(33))
+    checkpoints.close()
+    assert int(Checkpoints(directory).restore(abstract)[0]["step"]) == 33
+
+
+def test_every_flipped_byte_is_seen(tmp_path):
+    directory = tmp_path / "c"
+    save_all(directory, {1: None})
+    for path in data_files(directory, 1):
+        if path.stat().st_size:
+            whole = path.read_bytes()
+            flip_a_byte(path)
+            assert path.name in find_damage(directory / "00000001")
+            path.write_bytes(whole)
+    assert find_damage(directory / "00000001") is None
+
+
+def test_no_whole_checkpoint_is_an_error_and_not_a_new_start(tmp_path, abstract):
+    directory = tmp_path / "c"
+    checkpoints = save_all(directory, {1: None, 2: None})
+    for step in (1, 2):
+        flip_a_byte(data_files(directory, step)[0])
+    with pytest.raises(InputError, match="no whole checkpoint is left") as caught:
+        checkpoints.restore(abstract)
+    assert "00000001" in str(caught.value) and "00000002" in str(caught.value)
+    with pytest.raises(InputError, match="no whole checkpoint"):
+        newest_whole(directory)
+
+
+def test_another_mesh_restores_the_same_bits(tmp_path):
+    mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
+    spec = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("fsdp", "tensor"))
+    array = jax.device_put(jnp.asarray(np.random.default_rng(0).normal(size=(16, 8)), jnp.float32), spec)
+    checkpoints = Checkpoints(tmp_path / "c")
+    checkpoints.save(1, {"x": array})
+    checkpoints.close()
+    other = replicated(make_mesh(MeshConfig(), jax.devices()[:1]))
+    abstract = {"x": jax.ShapeDtypeStruct((16, 8), jnp.float32, sharding=other)}
+    restored = Checkpoints(tmp_path / "c").restore(abstract)[0]["x"]
+    np.testing.assert_array_equal(restored, array)
+    assert restored.sharding == other
+
+
+def test_other_shapes_and_types_are_refused_with_the_name(tmp_path, abstract):
+    checkpoints = save_all(tmp_path / "c", {1: None})
+    with pytest.raises(InputError, match=r"params/kernel is .*64, 8.* there and .*64, 9.* here"):
+        other = jax.ShapeDtypeStruct((64, 9), jnp.float32)
+        checkpoints.restore(abstract | {"params": abstract["params"] | {"kernel": other}})
+    with pytest.raises(InputError, match="params/kernel"):  # Orbax alone would cast
+        other = jax.ShapeDtypeStruct((64, 8), jnp.bfloat16)
+        checkpoints.restore(abstract | {"params": abstract["params"] | {"kernel": other}})
+    with pytest.raises(InputError, match="extra is missing"):
+        check_arrays(tmp_path, describe({"a": jnp.ones(1)}), describe({"a": jnp.ones(1), "extra": jnp.ones(1)}))
+
+
+def test_a_save_that_fails_is_one_clear_line_and_the_old_one_stays(tmp_path, abstract, monkeypatch):
+    checkpoints = save_all(tmp_path / "c", {1: None})
+
+    def full_disk(*_args, **_kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("bert_jax.checkpoint.write_json", full_disk)
+    checkpoints.save(2, make_state(2))
+    with pytest.raises(InputError, match=r"cannot write a checkpoint .*No space left on device"):
+        checkpoints.wait()
+    monkeypatch.undo()
+    state, notes = Checkpoints(tmp_path / "c").restore(abstract)
+    assert int(state["step"]) == 1 and "00000002" in notes[0]
+
+
+def test_the_seal_names_every_file(tmp_path):
+    save_all(tmp_path / "c", {1: 0.5})
+    directory = tmp_path / "c" / "00000001"
+    content = json.loads((directory / SEAL).read_text())
+    on_disk = {str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file()} - {SEAL}
+    assert set(content["files"]) == on_disk and content["metric"] == 0.5
+    shutil.rmtree(directory)

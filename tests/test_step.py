@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One step: the same on one device and eight, whole and in microbatches."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from builders import CLS, MASK, SEP, random_batch, tiny_model
+
+from bert_jax.config import MaskingConfig, MeshConfig, OptimizerConfig, TrainConfig
+from bert_jax.model.objective import pretraining_objective
+from bert_jax.sharding import make_mesh, row_sharding
+from bert_jax.step import init_state, make_eval_step, make_train_step
+
+OPTIMIZER = OptimizerConfig(learning_rate=1e-2, warmup_steps=1)
+
+
+def take_steps(batch, mesh_sizes=None, model=None, accumulate=1, num_steps=3):
+    """Returns the metrics of each step, and the last parameters, on a mesh."""
+    devices = jax.devices() if mesh_sizes else jax.devices()[:1]
+    mesh = make_mesh(MeshConfig(**(mesh_sizes or {})), devices)
+    objective = pretraining_objective(model or tiny_model(), MaskingConfig(), MASK, (CLS, SEP))
+    train = TrainConfig(num_steps=10, accumulate=accumulate)
+    state = init_state(objective, OPTIMIZER, train, mesh)
+    step = make_train_step(objective, OPTIMIZER, train, mesh, state)
+    rows = jax.tree.map(lambda x: jax.device_put(x, row_sharding(mesh)), batch)
+    history = []
+    with jax.set_mesh(mesh):
+        for _ in range(num_steps):
+            state, metrics = step(state, rows)
+            history.append({name: float(total) / max(float(weight), 1e-9) for name, (total, weight) in metrics.items()})
+    assert int(state.step) == num_steps
+    return history, jax.device_get(state.params)
+
+
+def assert_same(ours, theirs, tolerance=2e-5):
+    for before, after in zip(ours[0], theirs[0], strict=True):
+        for name in before:
+            np.testing.assert_allclose(after[name], before[name], rtol=tolerance, atol=tolerance, err_msg=name)
+
+
+@pytest.fixture(scope="module")
+def one_device():
+    return take_steps(random_batch())
+
+
+@pytest.mark.parametrize("sizes", [{"data": 8}, {"data": 1, "fsdp": 8}, {"data": 2, "fsdp": 2, "tensor": 2}])
+def test_eight_devices_equal_one(one_device, sizes):
+    assert_same(one_device, take_steps(random_batch(), sizes))
+
+
+def test_dropout_bits_do_not_depend_on_the_mesh():
+    model = tiny_model(hidden_dropout_rate=0.3, attention_dropout_rate=0.3)
+    one = take_steps(random_batch(), model=model)
+    assert_same(one, take_steps(random_batch(), {"data": 2, "fsdp": 2, "tensor": 2}, model=model))
+    assert abs(one[0][0]["loss"] - take_steps(random_batch(), num_steps=1)[0][0]["loss"]) > 1e-4  # it is on
+
+
+def test_four_microbatches_equal_the_whole_batch(one_device):
+    assert_same(one_device, take_steps(random_batch(), accumulate=4))
+
+
+def test_microbatches_with_uneven_predictions_and_empty_rows_equal_the_whole_batch():
+    batch = random_batch(seed=5)
+    batch.sequence_ids[3:9] = 0  # some microbatches have few sequences, and so few predictions
+    batch.sequence_weights[3:9] = 0
+    whole, pieces = take_steps(batch), take_steps(batch, accumulate=8)
+    assert_same(whole, pieces)
+    assert_same(whole, take_steps(batch, {"data": 4, "tensor": 2}, accumulate=2))
+
+
+def test_the_first_loss_is_near_that_of_guessing():
+    history, _ = take_steps(random_batch(num_rows=64), num_steps=1)
+    assert history[0]["mlm_loss"] == pytest.approx(np.log(203), rel=0.02)
+    assert history[0]["nsp_loss"] == pytest.approx(np.log(2), rel=0.05)
+
+
+def test_step_0_has_rate_0_and_moves_nothing_then_it_learns():
+    history, _ = take_steps(random_batch(), num_steps=9)
+    assert history[0]["learning_rate"] == 0 and history[0]["loss"] == history[1]["loss"]
+    assert history[-1]["loss"] < 0.8 * history[0]["loss"]
+
+
+def test_counts_leave_padding_out():
+    batch = random_batch(num_sequences=2, row_length=48)
+    metrics = take_steps(batch, num_steps=1)[0][0]
+    lengths = np.array([[(row == place).sum() for place in (1, 2)] for row in batch.sequence_ids])
+    assert metrics["sequences"] == 32 and metrics["tokens"] == lengths.sum()
+    assert metrics["squared_lengths"] == (lengths**2).sum()
+
+
+def test_loss_weighs_every_prediction_of_the_global_batch_the_same():
+    """Per-device means of means would differ here: rows have from 1 to 4 predictions."""
+    batch = random_batch(seed=7)
+    mesh = make_mesh(MeshConfig(data=8))
+    objective = pretraining_objective(tiny_model(), MaskingConfig(), MASK, (CLS, SEP))
+    state = init_state(objective, OPTIMIZER, TrainConfig(num_steps=1), mesh)
+    rows = jax.tree.map(lambda x: jax.device_put(x, row_sharding(mesh)), batch)
+    whole = make_eval_step(objective, mesh, state.params)(state.params, rows)["mlm_loss"]
+    params, total, weight = jax.device_get(state.params), 0.0, 0.0
+    single = make_mesh(MeshConfig(), jax.devices()[:1])
+    evaluate = make_eval_step(objective, single, params)
+    for row in range(16):
+        pair = evaluate(params, jax.tree.map(lambda x, row=row: x[row : row + 1], batch))["mlm_loss"]
+        total, weight = total + float(pair[0]), weight + float(pair[1])
+    np.testing.assert_allclose([float(x) for x in whole], [total, weight], rtol=1e-5)
+
+
+def test_state_of_a_seed_is_the_same_on_every_mesh():
+    objective = pretraining_objective(tiny_model(), MaskingConfig(), MASK, (CLS, SEP))
+    states = [
+        init_state(
+            objective, OPTIMIZER, dataclasses.replace(TrainConfig(), seed=3), make_mesh(MeshConfig(**sizes), devices)
+        )
+        for sizes, devices in (({}, jax.devices()[:1]), ({"data": 2, "fsdp": 2, "tensor": 2}, jax.devices()))
+    ]
+    for ours, theirs in zip(*(jax.tree.leaves(jax.device_get(state)) for state in states), strict=True):
+        np.testing.assert_array_equal(ours, theirs)

@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tokens are Google's; vocabularies that cannot work are refused with a reason."""
+
+import json
+import pickle
+import random
+
+import numpy as np
+import pytest
+
+from bert_jax import InputError, load_tokenizer
+from bert_jax.text import tokenizer as tokenizer_module
+from bert_jax.text.tokenizer import wordpiece_tokenizer
+from tests.reference.make_tokenizer_goldens import LINES_PER_HASH, corpus_lines, fuzz_texts, hashes
+
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+VOCAB = [*SPECIAL, "want", "##want", "##ed", "wa", "un", "runn", "##ing", ",", "a", "##a", "[", "]", "mask"]
+
+
+@pytest.fixture(scope="module")
+def goldens(repository):
+    return json.loads((repository / "tests/golden/tokenizer.json").read_text())
+
+
+@pytest.fixture
+def small():
+    return wordpiece_tokenizer(VOCAB, lowercase=True)
+
+
+@pytest.mark.parametrize("casing", ["uncased", "cased"])
+def test_tokens_of_fuzzed_text_are_those_of_the_reference(goldens, repository, casing):
+    tokenizer = load_tokenizer(
+        repository / "tests/fixtures" / ("tokenizer" if casing == "uncased" else "tokenizer_cased")
+    )
+    assert hashes(map(tokenizer.tokenize, fuzz_texts())) == goldens[casing]["fuzz_tokens"]
+
+
+def check_corpus(goldens, shared_data, casing, name):
+    golden = goldens[casing]["corpora"][name]
+    tokenizer = load_tokenizer(shared_data / "vocab" / f"bert-base-{casing}-vocab.txt")
+    lines = corpus_lines(shared_data / name)
+    assert len(lines) == golden["lines"]
+    ids = tokenizer.encode_batch(lines)
+    assert sum(map(len, ids)) == golden["tokens"]
+    pieces = hashes(map(tokenizer.tokens, ids))
+    wrong = [index * LINES_PER_HASH for index, pair in enumerate(zip(pieces, golden["pieces"])) if pair[0] != pair[1]]
+    assert not wrong, f"{name}: lines from {wrong} differ"
+    assert hashes(map(tokenizer.pieces.normalizer, lines)) == golden["words"]
+
+
+@pytest.mark.parametrize("casing", ["uncased", "cased"])
+def test_tokens_of_36_texts_in_many_scripts_are_those_of_the_reference(goldens, shared_data, casing):
+    names = [name for name in goldens[casing]["corpora"] if name.startswith("udhr/")]
+    assert len(names) == 36
+    for name in names:
+        check_corpus(goldens, shared_data, casing, name)
+
+
+@pytest.mark.parametrize(
+    ("casing", "number"),
+    [
+        pytest.param(casing, number, marks=[pytest.mark.slow] if number or casing == "cased" else [])
+        for casing in ("uncased", "cased")
+        for number in range(10)
+    ],
+)
+def test_tokens_of_wikipedia_are_those_of_the_reference(goldens, shared_data, casing, number):
+    check_corpus(goldens, shared_data, casing, f"wikipedia_en/wiki_en-{number:02}.txt.gz")
+
+
+def test_longest_match_first(small):
+    assert small.tokenize("unwanted running") == ["un", "##want", "##ed", "runn", "##ing"]
+    assert small.encode("unwanted, UNWANTED") == [9, 6, 7, 12, 9, 6, 7]
+
+
+def test_one_unmatched_piece_makes_the_whole_word_unknown(small):
+    assert small.tokenize("unwantedX running") == ["[UNK]", "runn", "##ing"]
+
+
+def test_a_word_of_201_characters_is_unknown(small):
+    assert small.tokenize("a" * 200) == ["a"] + ["##a"] * 199
+    assert small.tokenize("a" * 201) == ["[UNK]"]
+
+
+def test_of_duplicate_lines_the_last_counts(tmp_path):
+    (tmp_path / "vocab.txt").write_text("\n".join([*SPECIAL, "a", "b", "a", "[MASK]"]) + "\n")
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.encode("a b") == [7, 6]
+    assert tokenizer.vocab_size == 9
+    assert tokenizer.mask_id == 8
+    assert tokenizer.tokens([5, 7]) == ["a", "a"]
+
+
+def test_special_tokens_in_text_are_text_unless_allowed(small):
+    assert small.tokenize("a[MASK], a") == ["a", "[", "mask", "]", ",", "a"]
+    assert small.tokenize("a[MASK], [SEP] A", allow_special=True) == ["a", "[MASK]", ",", "[SEP]", "a"]
+    assert small.encode("[mask]", allow_special=True) == small.encode("[mask]")
+
+
+def test_special_ids_are_found_by_name():
+    vocab = random.Random(1).sample(VOCAB, len(VOCAB))
+    tokenizer = wordpiece_tokenizer(vocab, lowercase=True)
+    names = ("pad_id", "unk_id", "cls_id", "sep_id", "mask_id")
+    assert [vocab[getattr(tokenizer, name)] for name in names] == SPECIAL
+    assert [vocab[index] for index in tokenizer.special_ids] == SPECIAL
+    assert tokenizer.tokenize("zebra") == ["[UNK]"]
+
+
+def test_word_starts(small):
+    assert small.word_starts.dtype == np.bool_
+    assert [token for token, starts in zip(VOCAB, small.word_starts) if not starts] == [
+        "##want",
+        "##ed",
+        "##ing",
+        "##a",
+    ]
+
+
+def test_decode_joins_pieces(small):
+    ids = [small.cls_id, *small.encode("unwanted, running zebra"), small.sep_id]
+    assert small.decode(ids) == "[CLS] unwanted , running [UNK] [SEP]"
+    assert small.decode(ids, skip_special=True) == "unwanted , running"
+    assert small.decode([]) == ""
+
+
+def test_id_of(small):
+    assert small.id_of("want") == 5
+    with pytest.raises(InputError, match="'zebra' is not in the vocabulary"):
+        small.id_of("zebra")
+
+
+def test_encode_batch_is_encode_of_each(small):
+    texts = ["unwanted", "", "a, a"]
+    assert small.encode_batch(texts) == [small.encode(text) for text in texts]
+
+
+def test_forgetting_words_changes_no_token(small, monkeypatch):
+    texts = ["unwanted, a", "running a, unwanted", "a a a", "unwanted want, running"]
+    expected = small.encode_batch(texts)
+    monkeypatch.setattr(tokenizer_module, "_CACHED_WORDS", 2)
+    assert wordpiece_tokenizer(VOCAB, lowercase=True).encode_batch(texts) == expected
+
+
+def test_pickled_tokenizer_does_the_same(small):
+    small.encode("unwanted")
+    copy = pickle.loads(pickle.dumps(small))
+    assert copy.tokenize("Unwanted") == ["un", "##want", "##ed"]
+    assert copy.fingerprint == small.fingerprint
+
+
+def test_saved_tokenizer_is_the_same(tmp_path):
+    for lowercase, strip_accents, chinese in [(True, None, True), (False, True, True), (True, False, False)]:
+        tokenizer = wordpiece_tokenizer(VOCAB, lowercase, strip_accents, chinese)
+        tokenizer.save(tmp_path / "new")
+        loaded = load_tokenizer(tmp_path / "new")
+        assert (loaded.vocab, loaded.config, loaded.kind) == (tokenizer.vocab, tokenizer.config, "wordpiece")
+        assert loaded.fingerprint == tokenizer.fingerprint
+        assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["tokenizer_config.json", "vocab.txt"]
+
+
+def test_fingerprint_tells_vocabularies_and_options_apart():
+    tokenizers = [
+        wordpiece_tokenizer(VOCAB, True),
+        wordpiece_tokenizer(VOCAB, False),
+        wordpiece_tokenizer(VOCAB, True, False),
+        wordpiece_tokenizer(VOCAB, True, None, False),
+        wordpiece_tokenizer([*VOCAB, "b"], True),
+        wordpiece_tokenizer(VOCAB[::-1], True),
+    ]
+    assert len({tokenizer.fingerprint for tokenizer in tokenizers}) == len(tokenizers)
+    assert wordpiece_tokenizer(VOCAB, True, True).fingerprint == tokenizers[0].fingerprint
+
+
+@pytest.mark.parametrize(
+    ("extra", "lowercase"), [([], True), (["[unused1]", "<S>"], True), (["Paris"], False), (["É"], False)]
+)
+def test_capital_letters_tell_a_cased_vocabulary(tmp_path, extra, lowercase):
+    (tmp_path / "some.txt").write_text("\n".join([*VOCAB, *extra]), encoding="utf-8")
+    tokenizer = load_tokenizer(tmp_path / "some.txt")
+    assert (tokenizer.lowercase, tokenizer.strip_accents) == (lowercase, lowercase)
+    assert load_tokenizer(tmp_path / "some.txt", lowercase=not lowercase).lowercase is not lowercase
+    assert load_tokenizer(tmp_path / "some.txt", strip_accents=not lowercase).strip_accents is not lowercase
+
+
+def test_a_configuration_decides_and_arguments_override_it(tmp_path):
+    (tmp_path / "vocab.txt").write_text("\n".join(VOCAB))
+    config = {"do_lower_case": False, "strip_accents": None, "tokenize_chinese_chars": False, "model_max_length": 512}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.config == {"do_lower_case": False, "strip_accents": False, "tokenize_chinese_chars": False}
+    assert load_tokenizer(tmp_path, lowercase=True).strip_accents
+    (tmp_path / "tokenizer_config.json").write_text('{"do_basic_tokenize": false}')
+    with pytest.raises(InputError, match="does not describe a BERT tokenizer"):
+        load_tokenizer(tmp_path)
+
+
+def test_windows_line_ends_and_byte_order_mark(tmp_path):
+    (tmp_path / "vocab.txt").write_bytes(b"\xef\xbb\xbf" + "\r\n".join(VOCAB).encode() + b"\r\n")
+    assert load_tokenizer(tmp_path).vocab == tuple(VOCAB)
+
+
+@pytest.mark.parametrize("missing", SPECIAL)
+def test_a_vocabulary_without_a_special_token_is_refused(tmp_path, missing):
+    (tmp_path / "vocab.txt").write_text("\n".join(token for token in VOCAB if token != missing))
+    with pytest.raises(InputError) as error:
+        load_tokenizer(tmp_path / "vocab.txt")
+    assert str(tmp_path / "vocab.txt") in str(error.value)
+    assert f"lacks {missing};" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_directory_without_a_vocabulary_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"holds no vocab\.txt"):
+        load_tokenizer(tmp_path)
+    with pytest.raises(InputError, match="cannot be read"):
+        load_tokenizer(tmp_path / "missing.txt")
