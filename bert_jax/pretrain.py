@@ -2,6 +2,7 @@
 """Pre-training, from a prepared corpus to a trained BERT: the wiring, on one page."""
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,10 @@ from bert_jax.storage import read_json, write_json
 from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
 
 
-def run(config: PretrainConfig, workdir: Path) -> LoopResult:
+def run(config: PretrainConfig, workdir: Path, devices: Sequence[jax.Device] | None = None) -> LoopResult:
     """Trains until config.train.num_steps, from scratch, from `init_checkpoint` or from where `workdir` stands.
+
+    Uses all devices if none are given.
 
     Raises: InputError if a setting, the data or the work directory cannot be used; before anything is written.
     """
@@ -36,7 +39,7 @@ def run(config: PretrainConfig, workdir: Path) -> LoopResult:
     dataset = open_dataset(config.data.path, verify=config.data.verify)
     tokenizer = load_tokenizer(dataset.tokenizer_path)
     config = resolve(config, dataset, tokenizer)
-    mesh = make_mesh(config.mesh)
+    mesh = make_mesh(config.mesh, devices)
     check_divisible(mesh, config.model, config.data.batch_size, config.train.accumulate)
     check_divisible(mesh, config.model, eval_batch_size(config))
     identity = {

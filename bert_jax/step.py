@@ -30,37 +30,38 @@ Metrics = dict[str, Pair]
 def init_state(
     objective: Objective, optimizer: OptimizerConfig, train: TrainConfig, mesh: Mesh, params: Params | None = None
 ) -> TrainState:
-    """Returns the state of step 0 on the mesh, from random parameters or from the given ones."""
-    key = jax.random.fold_in(jax.random.key(train.seed, impl="threefry2x32"), 0)
-    transformation = make_optimizer(optimizer, train.num_steps)
+    """Returns the state of step 0 on the mesh, from random parameters or from the given ones.
 
-    def from_params(params: Params) -> TrainState:
-        return TrainState(jnp.zeros((), jnp.int32), params, transformation.init(params))
-
-    def from_key(key: jax.Array) -> TrainState:
-        return from_params(objective.init(key))
-
-    shardings = tree_shardings(mesh, jax.eval_shape(from_key, key))
+    Parameters are made whole on every device and then cut: how a function of random bits rounds depends on
+    how its array is cut, and a seed is to give the same state on every mesh.
+    """
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(objective, optimizer, train, mesh))
     with jax.set_mesh(mesh):
         if params is None:
-            return jax.jit(from_key, out_shardings=shardings)(key)
-        return jax.jit(from_params, out_shardings=shardings)(jax.device_put(params, shardings.params))
+            params = jax.jit(objective.init, out_shardings=replicated(mesh))(_key(train, 0))
+        else:
+            params = jax.device_put(params, replicated(mesh))
+        return jax.jit(_fresh_state(optimizer, train), out_shardings=shardings)(params)
 
 
 def abstract_state(objective: Objective, optimizer: OptimizerConfig, train: TrainConfig, mesh: Mesh) -> TrainState:
     """Returns the shapes, dtypes and shardings of the state, computing nothing."""
-    transformation = make_optimizer(optimizer, train.num_steps)
-
-    def make(key: jax.Array) -> TrainState:
-        params = objective.init(key)
-        return TrainState(jnp.zeros((), jnp.int32), params, transformation.init(params))
-
-    shapes = jax.eval_shape(make, jax.random.key(0, impl="threefry2x32"))
+    shapes = jax.eval_shape(lambda key: _fresh_state(optimizer, train)(objective.init(key)), _key(train, 0))
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
         shapes,
         tree_shardings(mesh, shapes),
     )
+
+
+def _fresh_state(optimizer: OptimizerConfig, train: TrainConfig) -> Callable[[Params], TrainState]:
+    transformation = make_optimizer(optimizer, train.num_steps)
+    return lambda params: TrainState(jnp.zeros((), jnp.int32), params, transformation.init(params))
+
+
+def _key(train: TrainConfig, purpose: int) -> jax.Array:
+    """Returns the root key of a purpose: 0 is the initial parameters, 1 is dropout."""
+    return jax.random.fold_in(jax.random.key(train.seed, impl="threefry2x32"), purpose)
 
 
 def make_train_step(
@@ -72,7 +73,7 @@ def make_train_step(
     """
     transformation = make_optimizer(optimizer, train.num_steps)
     rate = learning_rate_at(optimizer, train.num_steps)
-    dropout_root = jax.random.fold_in(jax.random.key(train.seed, impl="threefry2x32"), 1)
+    dropout_root = _key(train, 1)
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         batch = objective.prepare(batch)

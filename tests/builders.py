@@ -109,11 +109,11 @@ def make_dataset(directory: Path, row_length: int = 32, **options) -> Path:
     return directory / "data"
 
 
-def tiny_run(data: Path, **sections) -> PretrainConfig:
+def tiny_run(path: Path, **sections) -> PretrainConfig:
     """Returns a run of 12 steps that evaluates every 6 and saves every 4."""
     config = PretrainConfig(
         model=tiny_model(vocab_size=0, hidden_dropout_rate=0.1, attention_dropout_rate=0.1),
-        data=DataConfig(path=str(data), batch_size=16),
+        data=DataConfig(path=str(path), batch_size=16),
         masking=MaskingConfig(max_predictions=5),
         optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=3),
         train=TrainConfig(num_steps=12),

@@ -2,15 +2,22 @@
 """What every test can rely on: eight CPU devices, the repository's root and, where there is one, a folder of data."""
 
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
 
 # Before any test imports jax: it reads them once. What the caller has set stays.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-for flag in ("--xla_force_host_platform_device_count=8", "--xla_backend_optimization_level=0"):  # compile fast, run slow
+# Programs run for a few steps only, so the compiler should not try hard, nor compile the same program twice.
+for flag in ("--xla_force_host_platform_device_count=8", "--xla_backend_optimization_level=0"):
     if flag.split("=")[0] not in os.environ.get("XLA_FLAGS", ""):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    _cache = tempfile.TemporaryDirectory(prefix="bert_jax_tests_")
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = _cache.name
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "0")
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -8,6 +8,7 @@ either is needed here. Tolerances are a few times the differences measured, whic
 import dataclasses
 import re
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -159,7 +160,7 @@ def computed(params, batch):
                 lambda params: loss_and_metrics(model, params, batch), has_aux=True
             )(params)
             inputs = (batch.token_ids, batch.type_ids, batch.sequence_ids, batch.cls_positions)
-            encoded = Encoder(model).apply({"params": params["encoder"]}, *inputs, keep_layers=True)
+            encoded: Any = Encoder(model).apply({"params": params["encoder"]}, *inputs, keep_layers=True)
             output = pretraining_forward(model, params, batch)
             return {
                 "layers": encoded.layers,
@@ -181,7 +182,10 @@ def computed(params, batch):
 
 
 def check_hidden(ours, theirs, batch):
-    """Compares real positions only: Google lets padding attend, which no real token and no output ever sees."""
+    """Compares real positions only.
+
+    Padding has other positions in ours and attends to other tokens, but no real token and no output ever sees it.
+    """
     real = batch.sequence_ids > 0
     layers = np.concatenate([theirs["embedding_output"][None], theirs["all_encoder_layers"]])
     np.testing.assert_allclose(np.asarray(ours["layers"])[:, real], layers[:, real], rtol=0, atol=5e-6)
@@ -192,12 +196,13 @@ def check_hidden(ours, theirs, batch):
 
 def check_outputs(ours, theirs):
     for name in set(ours) - {"layers", "sequence_output", "gradients"}:
-        np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-6, atol=5e-6, err_msg=name)
+        atol = 5e-6 if np.ndim(ours[name]) else 2e-6
+        np.testing.assert_allclose(ours[name], theirs[name], rtol=0, atol=atol, err_msg=name)
 
 
 def check_gradients(ours, theirs):
     expected = to_params(section(theirs, "gradients"), MODEL.padded_vocab_size)
-    close(ours["gradients"], expected, rtol=1e-5, atol=1e-6)
+    close(ours["gradients"], expected, rtol=5e-5, atol=1e-6)
 
 
 def test_every_parameter_has_its_variable(params, golden):
@@ -225,6 +230,14 @@ def test_gradients_are_googles(activation, computed, golden):
     check_gradients(computed[activation], section(golden, activation))
 
 
+def test_the_loss_is_divided_with_googles_1e_5(computed, golden):
+    for activation, ours in computed.items():  # the metric is the plain mean
+        plain = golden[f"{activation}/metrics/masked_lm_loss"]
+        assert (
+            plain - ours["masked_lm_loss"] == pytest.approx(plain * 1e-5 / 12, abs=1.5e-6) and plain * 1e-5 / 12 > 3e-6
+        )
+
+
 def test_padding_rows_of_the_vocabulary_get_no_gradient(computed):
     for output in computed.values():
         assert not np.asarray(output["gradients"]["encoder"]["embeddings"]["word"]["embedding"][53:]).any()
@@ -242,14 +255,14 @@ def test_the_other_gelu_is_out_of_every_tolerance(computed, golden, batch):
 
 def check_trace(config, trace, schedule):
     """Runs our optimizer over the recorded gradients and compares every step, and the moments at the end."""
-    optimizer, rate = make_optimizer(config, NUM_STEPS), learning_rate_at(config, NUM_STEPS)
+    optimizer = make_optimizer(config, NUM_STEPS)
     theirs = section(trace, schedule)
     gradients = section(trace, "gradients")
     params = to_params(section(trace, "initial"), 7)
-    state = optimizer.init(params)
+    state: Any = optimizer.init(params)
 
     @jax.jit
-    def step(params, state, gradients):
+    def step(params, state, gradients) -> Any:
         updates, state = optimizer.update(gradients, state, params)
         return apply_updates(params, updates), state
 
@@ -257,12 +270,13 @@ def check_trace(config, trace, schedule):
         return to_params({name: value[step] for name, value in variables.items()}, 7)
 
     rates = theirs["learning_rate"]
-    np.testing.assert_allclose([rate(number) for number in range(len(rates))], rates, rtol=1e-6, atol=1e-9)
+    ours = learning_rate_at(config, NUM_STEPS)(jnp.arange(len(rates)))
+    np.testing.assert_allclose(ours, rates, rtol=1e-6, atol=0)
     for number in range(len(rates)):
         params, state = step(params, state, at(number, gradients))
         close(params, at(number, section(theirs, "parameters")), rtol=1e-6, atol=1e-6)
-    moments = next(part for part in state if isinstance(part, optim.Moments))
-    close(moments.mean, to_params(section(theirs, "adam_m"), 7), rtol=1e-5, atol=1e-8)
+    (moments,) = [part for part in state if isinstance(part, optim.Moments)]
+    close(moments.mean, to_params(section(theirs, "adam_m"), 7), rtol=1e-5, atol=5e-8)
     close(moments.square, to_params(section(theirs, "adam_v"), 7), rtol=1e-5, atol=1e-11)
 
 
@@ -309,7 +323,7 @@ def test_google_decays_what_we_decay(params, trace):
 
 def test_whole_training_steps_are_googles(params, batch, trace):
     losses, num_steps = [], len(trace["training/losses"])
-    optimizer = make_optimizer(dataclasses.replace(OPTIMIZER, warmup_steps=2), num_steps)
+    optimizer = make_optimizer(dataclasses.replace(OPTIMIZER, learning_rate=1e-3, warmup_steps=2), num_steps)
     state = optimizer.init(params)
 
     @jax.jit

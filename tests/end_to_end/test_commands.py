@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands as a user types them: raw text to filled blanks, and what they say when something is wrong."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from builders import write_corpus
+
+TINY = (
+    "--config.model.hidden_size=32 --config.model.num_heads=2 --config.model.intermediate_size=64 "
+    "--config.data.batch_size=8 --config.optimizer.warmup_steps=2 --config.report.every_steps=5 "
+    "--config.eval.every_steps=20 --config.checkpoint.every_steps=20 --config.report.tensorboard=False"
+).split()
+
+
+def run(repository, *arguments, environment=(), **options):
+    variables = {**os.environ, "PYTHONPATH": str(repository), **dict(environment)}
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)], cwd=repository, env=variables, capture_output=True, text=True, **options
+    )
+
+
+def assert_one_line(result, *parts):
+    assert result.returncode != 0
+    assert "Traceback" not in result.stderr
+    lines = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1, result.stderr
+    for part in parts:
+        assert part in lines[0]
+
+
+@pytest.fixture(scope="module")
+def made(repository, tmp_path_factory):
+    """Returns a folder with a tokenizer and a data set made by the commands."""
+    folder = tmp_path_factory.mktemp("commands")
+    write_corpus(folder / "text.txt")
+    for arguments in (
+        ("build_vocab", f"--input={folder}/text.txt", f"--output={folder}/tokenizer", "--vocab_size=200"),
+        (
+            "prepare_corpus",
+            f"--input={folder}/text.txt",
+            f"--tokenizer={folder}/tokenizer",
+            f"--output={folder}/data",
+            "--max_seq_length=32",
+            "--duplicates=2",
+            "--holdout_rate=0.1",
+            "--workers=1",
+        ),
+    ):
+        result = run(repository, "-m", f"bert_jax.tools.{arguments[0]}", *arguments[1:])
+        assert result.returncode == 0, result.stderr
+    return folder
+
+
+def train(made, workdir, *more):
+    return (
+        "train.py",
+        "--config=configs/pretrain.py:tiny",
+        f"--config.data.path={made}/data",
+        f"--workdir={workdir}",
+        *TINY,
+        *more,
+    )
+
+
+def test_text_to_filled_blanks(repository, made, tmp_path):
+    result = run(repository, *train(made, tmp_path / "run", "--config.train.num_steps=20"))
+    assert result.returncode == 0, result.stderr
+    assert "eval  20/20" in result.stderr and "trained to step 20" in result.stderr
+    (tmp_path / "texts.txt").write_text("the [MASK] .\n\nthe ban [MASK] [MASK] .\n")
+    arguments = (f"--checkpoint={tmp_path}/run", f"--input={tmp_path}/texts.txt", "--guesses=3")
+    result = run(repository, "-m", "bert_jax.tools.predict", *arguments)
+    assert result.returncode == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert lines[0] == "the [MASK] ." and len(lines) == 5
+    assert all(line.count("%") == 3 for line in (lines[1], lines[3], lines[4]))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_killed_training_goes_on_with_the_same_command(repository, made, tmp_path, number):
+    command = train(made, tmp_path / "run", "--config.train.num_steps=4000")
+    environment = {**os.environ, "PYTHONPATH": str(repository)}
+    process = subprocess.Popen(
+        [sys.executable, *command], cwd=repository, env=environment, stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.time() + 120
+    while not list((tmp_path / "run" / "checkpoints").glob("*/checksums.json")) and time.time() < deadline:
+        time.sleep(0.1)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == (143 if number == signal.SIGTERM else -9), said
+    steps = sorted(int(path.parent.name) for path in (tmp_path / "run" / "checkpoints").glob("*/checksums.json"))
+    assert steps and steps[-1] < 4000
+    if number == signal.SIGTERM:
+        assert f"stopped by signal 15 after step {steps[-1]}" in said
+    command = train(made, tmp_path / "run", f"--config.train.num_steps={steps[-1] + 1}")
+    result = run(repository, *command)
+    assert result.returncode == 0, result.stderr
+    assert f"resume from step {steps[-1]}" in result.stderr
+
+
+def test_help_is_quick_and_needs_no_jax(repository):
+    began = time.time()
+    result = run(repository, "-X", "importtime", "train.py", "--help")
+    assert "workdir" in result.stdout
+    modules = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines()}
+    assert "jax" not in modules and "ml_collections" in modules
+    assert time.time() - began < 5  # a second on a quiet machine
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["--config.optimizer.learnin_rate=1"], ["learning_rate"]),
+        (["--config.optimizr.learning_rate=1"], ["optimizer"]),
+        (["--config.train.num_steps=many"], ["many"]),
+        (["--config=configs/nothing.py"], ["configs/nothing.py"]),
+        (["--config=configs/pretrain.py:tinny"], ["tinny", "tiny"]),
+        (["--wrokdir=x"], ["workdir"]),
+        (["stray"], ["stray"]),
+        (["--config.mesh.data=7", "--config.mesh.fsdp=2"], ["devices"]),
+    ],
+)
+def test_bad_flags_are_one_line(repository, made, tmp_path, arguments, parts):
+    assert_one_line(run(repository, *train(made, tmp_path / "run", *arguments)), *parts)
+    assert not (tmp_path / "run").exists()
+
+
+def test_missing_flags_say_what_to_give(repository):
+    assert_one_line(run(repository, "train.py"), "--config", "--workdir")
+    assert_one_line(run(repository, "-m", "bert_jax.tools.predict"), "--checkpoint")
+
+
+@pytest.mark.parametrize(
+    ("content", "part"),
+    [(b"no blank here\n", "no [MASK]"), (b"\xff\xfe [MASK]\n", "not UTF-8"), (None, "cannot be read")],
+)
+def test_predict_refuses_bad_input(repository, made, tmp_path, content, part):
+    if not (made / "run").exists():
+        assert run(repository, *train(made, made / "run", "--config.train.num_steps=1")).returncode == 0
+    if content is not None:
+        (tmp_path / "in.txt").write_bytes(content)
+    arguments = (f"--checkpoint={made}/run", f"--input={tmp_path}/in.txt")
+    assert_one_line(run(repository, "-m", "bert_jax.tools.predict", *arguments), part)

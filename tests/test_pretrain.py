@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole runs on a toy language: they learn, stop, resume, start warm, and refuse what does not fit."""
+
+import dataclasses
+import json
+import math
+import os
+import shutil
+import signal
+
+import jax
+import numpy as np
+import pytest
+from builders import make_dataset, tiny_model, tiny_run
+
+import bert_jax
+from bert_jax import pretrain
+from bert_jax.checkpoint import SEAL
+from bert_jax.config import DataConfig, MaskingConfig, MeshConfig, OptimizerConfig, TrainConfig
+from bert_jax.errors import InputError
+from bert_jax.report import Reporter, read_metrics
+
+ONE_DEVICE = MeshConfig(data=1)
+
+
+def train(config, workdir):
+    """Returns the result of a run on as many devices as its mesh has."""
+    devices = jax.devices()[: config.mesh.data * config.mesh.fsdp * config.mesh.tensor]
+    return pretrain.run(config, workdir, devices)
+
+
+@pytest.fixture(scope="module")
+def finished(toy_data, tmp_path_factory):
+    """Returns the work directory and the result of a run that nothing interrupted."""
+    workdir = tmp_path_factory.mktemp("whole") / "run"
+    return workdir, train(tiny_run(toy_data, mesh=ONE_DEVICE), workdir)
+
+
+def losses(workdir, kind="train"):
+    return {
+        r["step"]: (r["mlm_loss"], r["nsp_loss"]) for r in read_metrics(workdir / "metrics.jsonl") if r["kind"] == kind
+    }
+
+
+def assert_same_state(ours, theirs):
+    for before, after in zip(*(jax.tree.leaves(jax.device_get(state)) for state in (ours, theirs)), strict=True):
+        np.testing.assert_array_equal(before, after)
+
+
+def stop_at(monkeypatch, step):
+    """Makes this process receive SIGTERM while it reports a training step."""
+    log = Reporter.log
+
+    def log_and_signal(self, reported, kind, metrics):
+        log(self, reported, kind, metrics)
+        if kind == "train" and reported == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Reporter, "log", log_and_signal)
+
+
+def test_a_run_leaves_a_model_curves_and_metrics(finished):
+    workdir, result = finished
+    assert result.step == 12 and result.signal == 0
+    assert sorted(losses(workdir)) == list(range(1, 13))
+    evaluations = [r for r in read_metrics(workdir / "metrics.jsonl") if r["kind"] == "eval"]
+    assert [r["step"] for r in evaluations] == [0, 6, 12]
+    for record in evaluations:
+        assert record["mlm_perplexity"] == pytest.approx(math.exp(record["mlm_loss"]))
+        assert 0.5 <= record["nsp_base_rate"] <= 1 and 0 < record["unigram_loss"] < math.log(200)
+    assert evaluations[0]["mlm_loss"] == pytest.approx(math.log(167), rel=0.02)  # guessing among the vocabulary
+    assert evaluations[-1]["mlm_loss"] < evaluations[0]["mlm_loss"]
+    assert (workdir / "curves.png").stat().st_size > 5000
+    assert json.loads((workdir / "config.json").read_text())["run"]["optimizer"]["learning_rate"] == 1e-3
+
+
+def test_the_trained_model_loads_in_three_forms_with_the_same_bits(finished):
+    workdir, result = finished
+    texts = ["the ban bas .", "the dar ."]
+    exported = bert_jax.load_pretrained(workdir / "pretrained")
+    from_run = bert_jax.load_pretrained(workdir)
+    shutil.copytree(workdir, workdir.with_name("copy"))
+    shutil.rmtree(workdir.with_name("copy") / "pretrained")
+    from_checkpoint = bert_jax.load_pretrained(workdir.with_name("copy"))
+    for bert in (exported, from_run, from_checkpoint):
+        assert_same_state(bert.params, result.state.params)
+        encodings = bert.encode(texts)
+        assert encodings.hidden.shape == (2, 6, 32) and encodings.pooled.shape == (2, 32)
+        np.testing.assert_array_equal(encodings.mask.sum(1), [6, 5])
+    alone = exported.encode(texts[1:])
+    np.testing.assert_allclose(alone.hidden[0], exported.encode(texts).hidden[1, :5], atol=1e-5)
+
+
+def test_encode_refuses_what_it_cannot(finished):
+    bert = bert_jax.load_pretrained(finished[0])
+    with pytest.raises(InputError, match=r"text 2 has 82 tokens .* has 64 positions"):
+        bert.encode(["the .", "the " * 80])
+    with pytest.raises(InputError, match="no text"):
+        bert.encode([])
+    assert bert.encode([("the ban .", "the dar .")]).token_ids.shape == (1, 9)
+
+
+@pytest.mark.parametrize("step", [5, 8])
+def test_stop_and_resume_is_the_uninterrupted_run_bit_for_bit(finished, toy_data, tmp_path, monkeypatch, step):
+    whole, uninterrupted = finished
+    with monkeypatch.context() as patch:
+        stop_at(patch, step)
+        stopped = train(tiny_run(toy_data, mesh=ONE_DEVICE), tmp_path / "run")
+    assert stopped.signal == signal.SIGTERM and step <= stopped.step < 12
+    assert not (tmp_path / "run" / "pretrained").exists()
+    resumed = train(tiny_run(toy_data, mesh=ONE_DEVICE), tmp_path / "run")
+    assert_same_state(resumed.state, uninterrupted.state)
+    assert losses(tmp_path / "run") == losses(whole)
+    assert losses(tmp_path / "run", "eval") == losses(whole, "eval")
+
+
+def test_resume_passes_over_a_flipped_byte_and_ends_the_same(finished, toy_data, tmp_path):
+    whole, uninterrupted = finished
+    shutil.copytree(whole, tmp_path / "run")
+    newest = tmp_path / "run" / "checkpoints" / "00000012"
+    victim = max((p for p in newest.rglob("*") if p.is_file() and p.name != SEAL), key=lambda p: p.stat().st_size)
+    content = bytearray(victim.read_bytes())
+    content[100] ^= 1
+    victim.write_bytes(content)
+    again = train(tiny_run(toy_data, mesh=ONE_DEVICE), tmp_path / "run")  # from step 8
+    assert_same_state(again.state, uninterrupted.state)
+    assert losses(tmp_path / "run") == losses(whole)
+
+
+def test_another_device_count_resumes_the_same_run(finished, toy_data, tmp_path, monkeypatch):
+    """Identical state, batches, masks and dropout bits: losses differ by float32 rounding only."""
+    whole, _ = finished
+    mesh = MeshConfig(data=2, fsdp=2, tensor=2)
+    with monkeypatch.context() as patch:
+        stop_at(patch, 3)
+        stopped = train(tiny_run(toy_data, mesh=mesh), tmp_path / "run")
+    assert 3 <= stopped.step < 12
+    train(tiny_run(toy_data, mesh=ONE_DEVICE), tmp_path / "run")
+    ours, theirs = losses(tmp_path / "run"), losses(whole)
+    assert sorted(ours) == sorted(theirs)
+    for step in theirs:
+        np.testing.assert_allclose(ours[step], theirs[step], rtol=2e-4, err_msg=f"step {step}")
+
+
+def test_a_finished_run_is_not_trained_again(finished, toy_data):
+    workdir, result = finished
+    before = (workdir / "metrics.jsonl").read_text()
+    again = train(tiny_run(toy_data, mesh=ONE_DEVICE), workdir)
+    assert again.step == 12
+    assert_same_state(again.state, result.state)
+    assert (workdir / "metrics.jsonl").read_text() == before
+
+
+def test_more_steps_may_be_asked_for_on_resume(finished, toy_data, tmp_path):
+    shutil.copytree(finished[0], tmp_path / "run")
+    longer = tiny_run(toy_data, mesh=ONE_DEVICE, train=TrainConfig(num_steps=14))
+    assert train(longer, tmp_path / "run").step == 14
+    assert sorted(losses(tmp_path / "run")) == list(range(1, 15))
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"optimizer": OptimizerConfig(learning_rate=2e-3, warmup_steps=3)}, "optimizer.learning_rate"),
+        ({"masking": MaskingConfig(max_predictions=5, rate=0.3)}, "masking.rate"),
+        ({"model": tiny_model(vocab_size=0, num_layers=1)}, "model.num_layers"),
+    ],
+)
+def test_a_work_directory_of_another_run_is_refused_and_untouched(finished, toy_data, change, named):
+    workdir, _ = finished
+    before = {path: path.stat().st_mtime_ns for path in workdir.rglob("*")}
+    with pytest.raises(InputError, match=f"belongs to a run with another .*{named}"):
+        train(tiny_run(toy_data, mesh=ONE_DEVICE, **change), workdir)
+    assert {path: path.stat().st_mtime_ns for path in workdir.rglob("*")} == before
+
+
+def test_other_data_is_refused(finished, tmp_path):
+    other = make_dataset(tmp_path, seed=1)
+    with pytest.raises(InputError, match="was trained on other data"):
+        train(tiny_run(other, mesh=ONE_DEVICE), finished[0])
+
+
+def test_warm_start_takes_parameters_and_nothing_else(finished, toy_data, tmp_path, capsys):
+    workdir, result = finished
+    config = tiny_run(toy_data, mesh=ONE_DEVICE, train=TrainConfig(num_steps=1))
+    warm = train(dataclasses.replace(config, init_checkpoint=str(workdir)), tmp_path / "run")
+    assert warm.step == 1
+    assert_same_state(warm.state.params, result.state.params)  # step 0 has rate 0
+    assert "warm start" in capsys.readouterr().err
+    moments = jax.tree.leaves(jax.device_get(warm.state.optimizer))
+    assert any(
+        (ours != theirs).any() for ours, theirs in zip(moments, jax.tree.leaves(result.state.optimizer), strict=True)
+    )
+
+
+def test_warm_start_of_another_shape_names_the_parameter(finished, toy_data, tmp_path):
+    config = tiny_run(toy_data, mesh=ONE_DEVICE, model=tiny_model(vocab_size=0, num_layers=1))
+    with pytest.raises(InputError, match="does not fit this model: encoder/layers"):
+        train(dataclasses.replace(config, init_checkpoint=str(finished[0])), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_loss_that_is_not_finite_stops_with_the_step_and_the_last_good_one(toy_data, tmp_path):
+    config = tiny_run(
+        toy_data,
+        mesh=ONE_DEVICE,
+        optimizer=OptimizerConfig(learning_rate=1e30, warmup_steps=0, clip_norm=0.0),
+        train=TrainConfig(num_steps=40),
+    )
+    with pytest.raises(InputError, match=r"not finite|is nan at step|is inf at step") as caught:
+        train(config, tmp_path / "run")
+    assert "finite until step" in str(caught.value) and "lower optimizer.learning_rate" in str(caught.value)
+    checkpoints = tmp_path / "run" / "checkpoints"
+    for path in checkpoints.glob("*/state"):  # whatever was saved is finite
+        bert = bert_jax.load_pretrained(tmp_path / "run")
+        assert path.exists() and all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(bert.params))
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"data": DataConfig(path="")}, "data.path is empty"),
+        ({"data": DataConfig(path="nowhere")}, "nowhere"),
+        ({"model": tiny_model(vocab_size=50)}, "tokenizer has 167 tokens and model.vocab_size is 50"),
+        (
+            {"model": tiny_model(vocab_size=0, max_positions=16)},
+            "rows of 32 tokens .* longer than model.max_positions 16",
+        ),
+        ({"mesh": MeshConfig(data=3)}, "batch_size 16 is not divisible by data x fsdp = 3; use 15 or 18"),
+        ({"mesh": MeshConfig(data=1, tensor=8)}, "num_heads 4 is not divisible by mesh.tensor 8"),
+        ({"train": TrainConfig(num_steps=12, accumulate=3)}, "16 is not divisible by train.accumulate 3; use 15 or 18"),
+    ],
+)
+def test_bad_settings_are_one_line_and_write_nothing(toy_data, tmp_path, change, expected):
+    with pytest.raises(InputError, match=expected) as caught:
+        train(tiny_run(toy_data, **{"mesh": ONE_DEVICE} | change), tmp_path / "run")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_nothing_held_out_trains_without_evaluation(tmp_path):
+    data = make_dataset(tmp_path, holdout_rate=0.0)
+    result = train(tiny_run(data, mesh=ONE_DEVICE, train=TrainConfig(num_steps=2)), tmp_path / "run")
+    assert result.step == 2 and losses(tmp_path / "run", "eval") == {}
