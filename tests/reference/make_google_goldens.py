@@ -6,8 +6,8 @@
     git clone /tmp/bert /tmp/bert_erf
     git -C /tmp/bert_erf checkout bee6030e31e42a9394ac567da170a89a98d2062f^
     python -m pip install tensorflow-cpu==2.21.0  # Python 3.11
-    python tests/reference/make_google_goldens.py --reference=/tmp/bert --reference_erf=/tmp/bert_erf \
-        --output=tests/golden
+    TF_ENABLE_ONEDNN_OPTS=0 python tests/reference/make_google_goldens.py --reference=/tmp/bert \
+        --reference_erf=/tmp/bert_erf --output=tests/golden
 
 modeling.py, optimization.py and run_pretraining.py run unchanged. `--reference` is the last commit, whose GELU is
 the tanh form; `--reference_erf` is the last commit before bee6030, whose GELU is erf. They were written for
@@ -19,8 +19,8 @@ A training step runs in two: first Google's learning rate, then the update with 
 nothing in Google's graph says whether the rate is read before or after the step is counted: TensorFlow 2.21 counts
 first or reads first as its settings are. Read first, the rate is what the comments of optimization.py describe.
 
-Word embeddings are looked up by one-hot products, as Google pre-trained on TPUs. That matters to clipping:
-TensorFlow counts the gradient of a plain look-up without adding up a token's occurrences first.
+Word embeddings are looked up by one-hot products, as Google's code does on TPUs. In pre-training a plain look-up
+has the same gradient.
 """
 
 import argparse
