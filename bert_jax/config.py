@@ -208,10 +208,9 @@ class PretrainConfig:
 
     def validate(self) -> None:
         """Raises: InputError at the first setting that breaks a rule."""
-        for section in dataclasses.fields(self):
-            value = getattr(self, section.name)
-            if dataclasses.is_dataclass(value):
-                value.validate()
+        sections = (self.model, self.data, self.masking, self.optimizer, self.train, self.eval)
+        for section in (*sections, self.mesh, self.checkpoint, self.report):
+            section.validate()
         if self.data.batch_size % self.train.accumulate:
             raise InputError(
                 f"data.batch_size {self.data.batch_size} is not divisible by train.accumulate {self.train.accumulate}; "

@@ -21,7 +21,7 @@ DECAY_RULES: tuple[tuple[str, bool], ...] = (
 )
 
 
-def learning_rate_at(config: OptimizerConfig, num_steps: int) -> Callable[[jax.Array], jax.Array]:
+def learning_rate_at(config: OptimizerConfig, num_steps: int) -> Callable[[Any], jax.Array]:
     """Returns the learning rate as a function of the step (0 is the first).
 
     During warm-up it is rate x step / warmup_steps, so the first step has rate 0; from warmup_steps on it is
@@ -29,7 +29,7 @@ def learning_rate_at(config: OptimizerConfig, num_steps: int) -> Callable[[jax.A
     Source: google-research/bert optimization.py.
     """
 
-    def rate(step: jax.Array) -> jax.Array:
+    def rate(step: Any) -> jax.Array:
         step = jnp.asarray(step, jnp.float32)
         decayed = config.learning_rate * jnp.maximum(num_steps - step, 0) / num_steps
         warming = config.learning_rate * step / max(1, config.warmup_steps)
@@ -60,7 +60,7 @@ def scale_by_uncorrected_adam(beta1: float, beta2: float, epsilon: float) -> opt
         ratio = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + epsilon), mean, square)
         return ratio, Moments(mean, square)
 
-    return optax.GradientTransformation(init, update)
+    return optax.GradientTransformation(init, update)  # pyright: ignore[reportArgumentType]
 
 
 def decay_mask(params: Any) -> Any:

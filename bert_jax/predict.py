@@ -43,7 +43,7 @@ def fill_masks(bert: Pretrained, texts: Sequence[str], num_guesses: int = 5) -> 
 
     def guesses(row: np.ndarray) -> list[Filled]:
         best = np.argsort(-row, kind="stable")[:num_guesses]
-        return [Filled(bert.tokenizer.vocab[token], float(row[token])) for token in best]
+        return [Filled(str(bert.tokenizer.vocab[token]), float(row[token])) for token in best]
 
     return [[guesses(probabilities[row, index]) for index in range(len(place))] for row, place in enumerate(places)]
 

@@ -27,7 +27,7 @@ from bert_jax.storage import read_json, write_json
 from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
 
 
-def run(config: PretrainConfig, workdir: Path, devices: Sequence[jax.Device] | None = None) -> LoopResult:
+def run(config: PretrainConfig, workdir: Path, devices: Sequence[Any] | None = None) -> LoopResult:
     """Trains until config.train.num_steps, from scratch, from `init_checkpoint` or from where `workdir` stands.
 
     Uses all devices if none are given.

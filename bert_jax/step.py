@@ -82,8 +82,8 @@ def make_train_step(
 
         def loss_and_metrics(params: Params, batch: Batch, key: jax.Array) -> tuple[jax.Array, Metrics]:
             metrics = objective.losses(params, batch, key)
-            loss = sum(metrics[name][0] / denominator for name, denominator in denominators.items())
-            return loss, metrics
+            terms = [metrics[name][0] / denominator for name, denominator in denominators.items()]
+            return jnp.sum(jnp.stack(terms)), metrics
 
         def gradients_of(batch: Batch, index: jax.Array | int) -> tuple[jax.Array, Metrics, Params]:
             key = jax.random.fold_in(step_key, index)

@@ -5,8 +5,9 @@ Nothing is carried from one batch to the next, so a resumed run and any number o
 batches, with nothing to restore.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import jax
 import numpy as np
@@ -88,23 +89,29 @@ def rows_to_batch(rows: np.ndarray, epochs: np.ndarray) -> Batch:
     )
 
 
-def on_mesh(mesh: Mesh, batch_size: int, make_rows) -> Batch:
+def on_mesh(mesh: Mesh, batch_size: int, make_rows: Callable[[np.ndarray], Any]) -> Any:
     """Returns the global batch whose rows `make_rows(places)` gives; each host makes its own rows only."""
     sharding = row_sharding(mesh)
     indices = sharding.addressable_devices_indices_map((batch_size,)).values()
-    ranges = sorted({index[0].indices(batch_size)[:2] for index in indices})  # the same for devices along "tensor"
+    ranges = sorted({_rows_of(index, batch_size) for index in indices})  # devices along "tensor" have the same rows
     places = np.concatenate([np.arange(start, stop) for start, stop in ranges])
     local = make_rows(places)
 
     def to_global(array: np.ndarray) -> jax.Array:
-        def rows(index: tuple) -> np.ndarray:
-            start, stop, _ = index[0].indices(batch_size)
+        def rows(index: Any) -> np.ndarray:
+            start, stop = _rows_of(index, batch_size)
             begin = int(np.searchsorted(places, start))
             return array[begin : begin + stop - start]
 
         return jax.make_array_from_callback((batch_size, *array.shape[1:]), sharding, rows)
 
     return jax.tree.map(to_global, local)
+
+
+def _rows_of(index: Any, batch_size: int) -> tuple[int, int]:
+    """Returns the first row and the one after the last of a device's part of an array."""
+    start, stop, _ = index[0].indices(batch_size)
+    return start, stop
 
 
 def train_batch(split: Split, step: int, batch_size: int, seed: int, mesh: Mesh) -> Batch:

@@ -65,7 +65,7 @@ class Encoder(nn.Module):
 
         first = jnp.take_along_axis(hidden, cls_positions.astype(jnp.int32)[..., None], axis=1)  # [B, M, H]
         pooled = jnp.tanh(dense(config, config.hidden_size, "pooler")(first))
-        layers = jnp.concatenate([embedded[None], kept]) if keep_layers else None
+        layers = None if kept is None else jnp.concatenate([embedded[None], kept])
         return Encoded(hidden, pooled, layers, word_table)
 
 

@@ -6,6 +6,7 @@ computed in float32. Dimension letters: `batch.py`.
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -58,7 +59,7 @@ class Embeddings(nn.Module):
         """Returns the embedded tokens [B, L, H] in the compute dtype, and the word table [V padded, H]."""
         config = self.config
 
-        def table(rows: int, name: str, init: jax.nn.initializers.Initializer) -> nn.Embed:
+        def table(rows: int, name: str, init: Any) -> nn.Embed:
             return nn.Embed(rows, config.hidden_size, embedding_init=init, name=name)
 
         words = table(config.padded_vocab_size, "word", self._padded_init)
@@ -71,7 +72,7 @@ class Embeddings(nn.Module):
         embedded = nn.Dropout(config.hidden_dropout_rate)(embedded, deterministic=deterministic)
         return embedded.astype(config.compute_dtype), words.embedding
 
-    def _padded_init(self, key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
+    def _padded_init(self, key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
         """Returns random rows for the vocabulary and zero rows for its padding."""
         table = truncated_normal(self.config)(key, (self.config.vocab_size, shape[1]), dtype)
         return jnp.zeros(shape, dtype).at[: self.config.vocab_size].set(table)

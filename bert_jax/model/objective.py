@@ -78,7 +78,7 @@ def init_params(model: ModelConfig, key: jax.Array) -> Params:
     row = jnp.zeros((1, 2), jnp.int32)
     place = jnp.zeros((1, 1), jnp.int32)
     batch = Batch(row, row, row, place, place, mlm_positions=place)
-    return PretrainingModel(model).init(key, batch)["params"]
+    return dict(PretrainingModel(model).init(key, batch)["params"])
 
 
 def count_parameters(params: Params) -> int:
