@@ -10,7 +10,7 @@ import shutil
 import threading
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import orbax.checkpoint as ocp
@@ -19,6 +19,14 @@ from bert_jax.errors import InputError
 from bert_jax.storage import read_json, sha256_file, write_json
 
 SEAL = "checksums.json"
+
+
+class Restored(NamedTuple):
+    """A state that was read back."""
+
+    state: Any
+    notes: dict[str, Any]  # as given to `save`
+    passed_over: list[str]  # a line about each newer checkpoint that is not whole
 
 
 class Checkpoints:
@@ -39,23 +47,32 @@ class Checkpoints:
         options = ocp.CheckpointManagerOptions(step_format_fixed_length=8, cleanup_tmp_directories=True)
         return ocp.CheckpointManager(self.directory, options=options)
 
-    def save(self, step: int, state: Any, metric: float | None = None) -> None:
-        """Starts saving the state after `step` steps; `metric` is the held-out loss at that step, if known."""
+    def save(self, step: int, state: Any, metric: float | None = None, notes: dict[str, Any] | None = None) -> None:
+        """Starts saving the state after `step` steps.
+
+        `metric` is the held-out loss at that step, if known; `notes` is JSON that `restore` gives back.
+        """
         self.wait()
         if step in self.steps():
             return
+        needed, free = state_bytes(state), shutil.disk_usage(self.directory).free
+        if free < needed:  # Orbax would fill the disk first, and then say so at length
+            raise InputError(
+                f"no space for a checkpoint of {needed / 1e6:.0f} MB in {self.directory}, where {free / 1e6:.0f} MB are "
+                "free; what was saved before is untouched, so free some space and give the same command again"
+            )
         try:
             self._manager.save(step, args=ocp.args.Composite(state=ocp.args.PyTreeSave(state)))
         except OSError as error:
             raise _cannot_write(self.directory, error) from error
-        arrays = describe(state)
-        self._sealing = threading.Thread(target=self._seal, args=(step, arrays, metric), name="seal")
+        about = {"step": step, "metric": metric, "arrays": describe(state), "notes": notes or {}}
+        self._sealing = threading.Thread(target=self._seal, args=(step, about), name="seal")
         self._sealing.start()
 
-    def _seal(self, step: int, arrays: dict[str, Any], metric: float | None) -> None:
+    def _seal(self, step: int, about: dict[str, Any]) -> None:
         try:
             self._manager.wait_until_finished()
-            seal(self._path(step), {"step": step, "metric": metric, "arrays": arrays})
+            seal(self._path(step), about)
             self._delete_surplus()
         except Exception as error:  # noqa: BLE001 - handed to the main thread by wait()
             self._failure = error
@@ -78,8 +95,8 @@ class Checkpoints:
         """Returns the steps that have a checkpoint, whole or not, in ascending order."""
         return checkpoint_steps(self.directory)
 
-    def restore(self, abstract_state: Any) -> tuple[Any, list[str]] | None:
-        """Returns the newest whole state and a line about each one passed over, or None if there is none at all.
+    def restore(self, abstract_state: Any) -> Restored | None:
+        """Returns the newest whole state, or None if there is no checkpoint at all.
 
         `abstract_state` gives shapes, types and shardings; the mesh may be another than the one saved from.
         A checkpoint that is damaged or was never sealed is moved to "damaged/" beside the others.
@@ -87,17 +104,18 @@ class Checkpoints:
         Raises: InputError if there are checkpoints and none is whole, or if shapes differ.
         """
         self.wait()
-        notes = []
+        passed_over = []
         for step in reversed(self.steps()):
             path = self._path(step)
             problem = find_damage(path)
             if problem is None:
-                check_arrays(path, read_json(path / SEAL)["arrays"], describe(abstract_state))
-                return self._restore_step(step, abstract_state), notes
-            notes.append(f"checkpoint {path} is not used: {problem}")
-        if notes:
+                about = read_json(path / SEAL)
+                check_arrays(path, about["arrays"], describe(abstract_state))
+                return Restored(self._restore_step(step, abstract_state), about["notes"], passed_over)
+            passed_over.append(f"checkpoint {path} is not used: {problem}")
+        if passed_over:
             raise InputError(
-                "; ".join(notes) + f"; no whole checkpoint is left, so remove {self.directory} to start over"
+                "; ".join(passed_over) + f"; no whole checkpoint is left, so remove {self.directory} to start over"
             )
         return None
 
@@ -172,6 +190,11 @@ def find_damage(directory: Path) -> str | None:
         if sha256_file(path) != expected["sha256"]:
             return f"file {name} has another checksum than when it was written"
     return None
+
+
+def state_bytes(tree: Any) -> int:
+    """Returns how many bytes the arrays of a tree take, on all devices together and each part once."""
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
 def describe(tree: Any) -> dict[str, list]:

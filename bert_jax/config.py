@@ -202,9 +202,7 @@ class PretrainConfig:
     mesh: MeshConfig = field(default_factory=MeshConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     report: ReportConfig = field(default_factory=ReportConfig)
-    init_checkpoint: str = (
-        ""  # start from these parameters, with a fresh optimizer at step 0; "" starts from random ones
-    )
+    init_checkpoint: str = ""  # parameters to start from, with a fresh optimizer at step 0; "" is random ones
 
     def validate(self) -> None:
         """Raises: InputError at the first setting that breaks a rule."""

@@ -34,7 +34,10 @@ class LoopResult(NamedTuple):
 
 
 class StopSignals:
-    """Notes SIGTERM and SIGINT instead of dying of them, so that the loop can save first."""
+    """Notes SIGTERM and SIGINT instead of dying of them, so that the loop can save first.
+
+    A second SIGINT, Ctrl-C pressed again, interrupts at once.
+    """
 
     def __enter__(self) -> "StopSignals":
         self.received = 0
@@ -43,6 +46,8 @@ class StopSignals:
 
     def _note(self, number: int, _frame: Any) -> None:
         self.received = number
+        if number == signal.SIGINT:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._previous.items():
@@ -56,8 +61,8 @@ COUNTS = ("sequences", "tokens", "squared_lengths", "predictions")
 class Window:
     """The metrics of the steps since the last report, and the time that was spent on steps alone."""
 
-    def __init__(self) -> None:
-        self.sums: dict[str, list[float]] = {}
+    def __init__(self, sums: dict[str, list[float]] | None = None) -> None:
+        self.sums = sums or {}  # {metric: [sum, weight]}
         self.seconds = 0.0
         self._started: float | None = None
 
@@ -114,16 +119,18 @@ def train_loop(
     throughput: Callable[[dict[str, float], float], dict[str, float]],
     checkpoints: Checkpoints,
     reporter: Reporter,
+    unreported: dict[str, list[float]] | None = None,
 ) -> LoopResult:
     """Runs steps until config.train.num_steps, evaluating, saving and reporting on the way.
 
     `batches` yields the batch of the state's step and those after it. `evaluation(params)` returns metrics, "loss"
     among them. `throughput(counts, seconds)` turns summed counts into rates. SIGTERM or SIGINT saves and returns.
+    `unreported` are the sums that a checkpoint carries of steps before it that no report has covered.
 
     Raises: InputError if a loss, a gradient or a parameter is not finite; such a state is never saved.
     """
     in_flight: deque[tuple[int, Metrics]] = deque()
-    window = Window()
+    window = Window(unreported)
     first_step, num_steps = int(state.step), config.train.num_steps
     last_good = first_step
 
@@ -159,7 +166,8 @@ def train_loop(
     def save(step: int, metric: float | None) -> None:
         if not _all_finite(state.params):
             raise _not_finite(f"a parameter is not finite after step {step}", last_good, checkpoints)
-        checkpoints.save(step, state, metric)
+        unreported = {name: pair for name, pair in window.sums.items() if name not in COUNTS}
+        checkpoints.save(step, state, metric, {"unreported": unreported})
 
     step = first_step
     with jax.set_mesh(mesh), StopSignals() as stop:
@@ -173,13 +181,16 @@ def train_loop(
                 finish_oldest()
             last = step == num_steps
             to_evaluate = last or _due(step, config.eval.every_steps)
-            to_save = last or stop.received or _due(step, config.checkpoint.every_steps)
+            to_save = last or _due(step, config.checkpoint.every_steps)
             if to_evaluate or to_save or step == first_step + 1:  # the first step compiles: it is not timed
                 finish_all()
                 metric = evaluate_now(step) if to_evaluate else None
                 if to_save:
                     save(step, metric)
                 window.start_clock()
+        if stop.received and step > first_step:
+            finish_all()
+            save(step, None)
         checkpoints.wait()
     return LoopResult(state, step, stop.received if step < num_steps else 0)
 

@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from bert_jax import flops
-from bert_jax.checkpoint import Checkpoints, check_arrays, describe
+from bert_jax.checkpoint import Checkpoints, Restored, check_arrays, describe
 from bert_jax.config import RESUMABLE_CHANGES, PretrainConfig, changed_keys, to_dict
 from bert_jax.data.pipeline import eval_batches, train_batches
 from bert_jax.data.records import Dataset, open_dataset
@@ -86,7 +86,10 @@ def run(config: PretrainConfig, workdir: Path, devices: Sequence[Any] | None = N
             reporter.message(line)
         reporter.message(how)
         throughput = make_throughput(config, mesh)
-        result = train_loop(state, config, mesh, train_step, batches, evaluation, throughput, checkpoints, reporter)
+        unreported = restored.notes["unreported"] if restored else None
+        result = train_loop(
+            state, config, mesh, train_step, batches, evaluation, throughput, checkpoints, reporter, unreported
+        )
         checkpoints.close()
         if result.signal:
             reporter.message(f"stopped by signal {result.signal} after step {result.step}; the same command resumes")
@@ -148,11 +151,11 @@ def check_workdir(workdir: Path, identity: dict[str, Any]) -> None:
         )
 
 
-def _first_state(config: PretrainConfig, objective: Any, mesh: Mesh, restored: Any, start: Any) -> tuple:
+def _first_state(config: PretrainConfig, objective: Any, mesh: Mesh, restored: Restored | None, start: Any) -> tuple:
     """Returns the state to go on from, and a line that says where it comes from."""
     if restored is not None:
-        state, notes = restored
-        return state, "; ".join([*notes, f"resume from step {int(state.step)}: parameters, optimizer and data order"])
+        line = f"resume from step {int(restored.state.step)}: parameters, optimizer and data order"
+        return restored.state, "; ".join([*restored.passed_over, line])
     if start is not None:
         state = init_state(objective, config.optimizer, config.train, mesh, start.params)
         return state, f"warm start from {config.init_checkpoint}: its parameters, a fresh optimizer, step 0"

@@ -28,7 +28,7 @@ def abstract():
 def save_all(directory, metrics, **keep):
     checkpoints = Checkpoints(directory, **keep)
     for step, metric in metrics.items():
-        checkpoints.save(step, make_state(step), metric)
+        checkpoints.save(step, make_state(step), metric, {"from": step})
     checkpoints.close()
     return Checkpoints(directory, **keep)
 
@@ -46,9 +46,9 @@ def flip_a_byte(path):
 
 
 def test_what_is_saved_comes_back(tmp_path, abstract):
-    state, notes = save_all(tmp_path / "c", {1: None, 2: None}).restore(abstract)
-    jax.tree.map(np.testing.assert_array_equal, state, make_state(2))
-    assert notes == []
+    restored = save_all(tmp_path / "c", {1: None, 2: None}).restore(abstract)
+    jax.tree.map(np.testing.assert_array_equal, restored.state, make_state(2))
+    assert restored.passed_over == [] and restored.notes == {"from": 2}
 
 
 def test_nothing_saved_is_none(tmp_path, abstract):
@@ -80,7 +80,7 @@ def test_damage_is_named_and_the_one_before_is_used(tmp_path, abstract, damage):
         (directory / "00000003" / SEAL).unlink()
     else:
         (directory / "00000003" / SEAL).write_text('{"half')
-    state, notes = checkpoints.restore(abstract)
+    state, _, notes = checkpoints.restore(abstract)
     assert int(state["step"]) == 2
     assert len(notes) == 1 and "00000003 is not used" in notes[0]
     assert (SEAL if "seal" in damage else victim.name) in notes[0]
@@ -88,7 +88,7 @@ def test_damage_is_named_and_the_one_before_is_used(tmp_path, abstract, damage):
     assert (tmp_path / "damaged" / "00000003").is_dir()
     checkpoints.save(3, make_state(33))
     checkpoints.close()
-    assert int(Checkpoints(directory).restore(abstract)[0]["step"]) == 33
+    assert int(Checkpoints(directory).restore(abstract).state["step"]) == 33
 
 
 def test_every_flipped_byte_is_seen(tmp_path):
@@ -124,7 +124,7 @@ def test_another_mesh_restores_the_same_bits(tmp_path):
     checkpoints.close()
     other = replicated(make_mesh(MeshConfig(), jax.devices()[:1]))
     abstract = {"x": jax.ShapeDtypeStruct((16, 8), jnp.float32, sharding=other)}
-    restored = Checkpoints(tmp_path / "c").restore(abstract)[0]["x"]
+    restored = Checkpoints(tmp_path / "c").restore(abstract).state["x"]
     np.testing.assert_array_equal(restored, array)
     assert restored.sharding == other
 
@@ -152,8 +152,16 @@ def test_a_save_that_fails_is_one_clear_line_and_the_old_one_stays(tmp_path, abs
     with pytest.raises(InputError, match=r"cannot write a checkpoint .*No space left on device"):
         checkpoints.wait()
     monkeypatch.undo()
-    state, notes = Checkpoints(tmp_path / "c").restore(abstract)
+    state, _, notes = Checkpoints(tmp_path / "c").restore(abstract)
     assert int(state["step"]) == 1 and "00000002" in notes[0]
+
+
+def test_a_checkpoint_that_does_not_fit_is_not_begun(tmp_path, monkeypatch):
+    checkpoints = save_all(tmp_path / "c", {1: None})
+    monkeypatch.setattr("bert_jax.checkpoint.shutil.disk_usage", lambda _: shutil._ntuple_diskusage(9, 9, 0))
+    with pytest.raises(InputError, match=r"no space for a checkpoint .* 0 MB are free; what was saved before"):
+        checkpoints.save(2, make_state(2))
+    assert [path.name for path in (tmp_path / "c").iterdir()] == ["00000001"]
 
 
 def test_the_seal_names_every_file(tmp_path):

@@ -16,7 +16,7 @@ from builders import make_dataset, tiny_model, tiny_run
 import bert_jax
 from bert_jax import pretrain
 from bert_jax.checkpoint import SEAL
-from bert_jax.config import DataConfig, MaskingConfig, MeshConfig, OptimizerConfig, TrainConfig
+from bert_jax.config import DataConfig, MaskingConfig, MeshConfig, OptimizerConfig, ReportConfig, TrainConfig
 from bert_jax.errors import InputError
 from bert_jax.report import Reporter, read_metrics
 
@@ -112,6 +112,17 @@ def test_stop_and_resume_is_the_uninterrupted_run_bit_for_bit(finished, toy_data
     assert_same_state(resumed.state, uninterrupted.state)
     assert losses(tmp_path / "run") == losses(whole)
     assert losses(tmp_path / "run", "eval") == losses(whole, "eval")
+
+
+def test_a_report_that_spans_a_stop_is_that_of_the_uninterrupted_run(toy_data, tmp_path, monkeypatch):
+    config = tiny_run(toy_data, mesh=ONE_DEVICE, report=ReportConfig(every_steps=5, tensorboard=False, progress=False))
+    train(config, tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        stop_at(patch, 5)
+        assert train(config, tmp_path / "run").step % 5  # stopped within the second window
+    train(config, tmp_path / "run")
+    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
+    assert sorted(losses(tmp_path / "run")) == [5, 10]
 
 
 def test_resume_passes_over_a_flipped_byte_and_ends_the_same(finished, toy_data, tmp_path):

@@ -25,6 +25,10 @@ def run(main: Callable[[], int | None]) -> None:
         except InputError as error:
             print(f"error: {error}", file=sys.stderr)
             return 1
+        except OSError as error:  # a full disk, a missing right
+            where = f" {error.filename}" if error.filename else ""
+            print(f"error: cannot read or write{where}: {error.strerror or error}", file=sys.stderr)
+            return 1
 
     app.run(guarded, flags_parser=_parse)
 
