@@ -58,7 +58,7 @@ class Checkpoints:
         needed, free = state_bytes(state), shutil.disk_usage(self.directory).free
         if free < needed:  # Orbax would fill the disk first, and then say so at length
             raise InputError(
-                f"no space for a checkpoint of {needed / 1e6:.0f} MB in {self.directory}, where {free / 1e6:.0f} MB are "
+                f"no space for a checkpoint of {needed / 1e6:.0f} MB: {self.directory} has {free / 1e6:.0f} MB "
                 "free; what was saved before is untouched, so free some space and give the same command again"
             )
         try:

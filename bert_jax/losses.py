@@ -13,11 +13,16 @@ def cross_entropy(logits: jax.Array, labels: jax.Array, weights: jax.Array) -> P
     logits [..., K] of any float type, labels [...] int, weights [...] float. Computed in float32.
     """
     logits = logits.astype(jnp.float32)
-    chosen = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
-    loss = jax.nn.logsumexp(logits, axis=-1) - chosen
+    loss = jax.nn.logsumexp(logits, axis=-1) - _logit_of(logits, labels)
     return jnp.sum(loss * weights), jnp.sum(weights)
 
 
 def accuracy(logits: jax.Array, labels: jax.Array, weights: jax.Array) -> Pair:
-    """Returns how many labels have the largest logit, and the summed weight."""
-    return jnp.sum((jnp.argmax(logits, axis=-1) == labels) * weights), jnp.sum(weights)
+    """Returns how many labels have the largest logit, alone or among equals, and the summed weight."""
+    return jnp.sum((_logit_of(logits, labels) >= jnp.max(logits, axis=-1)) * weights), jnp.sum(weights)
+
+
+def _logit_of(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    """Returns the logits of the labels. A masked sum, for its gradient needs no scatter over all logits."""
+    is_label = jnp.arange(logits.shape[-1]) == labels[..., None]
+    return jnp.sum(jnp.where(is_label, logits, 0), axis=-1)

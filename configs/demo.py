@@ -1,8 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tiny BERT on the documentation inside Python: `make demo`.
+"""A tiny BERT on the documentation inside Python: the third step of `make demo`.
 
-Command:   python train.py --config=configs/demo.py --config.data.path=runs/demo/data --workdir=runs/demo/pretrain
+Command:   python train.py --config=configs/demo.py --workdir=runs/demo/pretrain
 Data:      prepare_corpus --input=python-docs --max_seq_length=64 --duplicates=5 --holdout_rate=0.05
+Hardware:  2 CPU cores, about 4 minutes
+Expect:    held-out MLM loss more than 1.2 nats below the unigram baseline
+Source:    tuned for this corpus of 0.4 M tokens (docs/results). A small corpus holds a model on the plateau of token
+           frequencies for long. What brings it off within minutes: matrices that start larger, as a hidden size of 128
+           needs; 30 % of the tokens masked, for more to learn from in each step; bias correction; no dropout.
 """
 
 import dataclasses
@@ -13,6 +18,7 @@ from bert_jax.config import (
     CheckpointConfig,
     DataConfig,
     EvalConfig,
+    MaskingConfig,
     OptimizerConfig,
     PretrainConfig,
     TrainConfig,
@@ -23,15 +29,20 @@ from bert_jax.config import (
 
 def get_config() -> ConfigDict:
     """Returns the configuration of the demo."""
-    return ConfigDict(
-        to_dict(
-            PretrainConfig(
-                model=dataclasses.replace(model_size("tiny"), hidden_dropout_rate=0.0, attention_dropout_rate=0.0),
-                data=DataConfig(path="runs/demo/data", batch_size=32),
-                optimizer=OptimizerConfig(learning_rate=2e-3, warmup_steps=200),
-                train=TrainConfig(num_steps=4000),
-                eval=EvalConfig(every_steps=400),
-                checkpoint=CheckpointConfig(every_steps=1000),
-            )
-        )
+    model = dataclasses.replace(
+        model_size("tiny"),
+        hidden_dropout_rate=0.0,
+        attention_dropout_rate=0.0,
+        initializer_stddev=0.08,
+        unroll=2,
     )
+    config = PretrainConfig(
+        model=model,
+        data=DataConfig(path="runs/demo/data", batch_size=32),
+        masking=MaskingConfig(rate=0.3),
+        optimizer=OptimizerConfig(learning_rate=2e-3, warmup_steps=200, bias_correction=True),
+        train=TrainConfig(num_steps=2400),
+        eval=EvalConfig(every_steps=200),
+        checkpoint=CheckpointConfig(every_steps=800),
+    )
+    return ConfigDict(to_dict(config))

@@ -159,7 +159,7 @@ def test_a_save_that_fails_is_one_clear_line_and_the_old_one_stays(tmp_path, abs
 def test_a_checkpoint_that_does_not_fit_is_not_begun(tmp_path, monkeypatch):
     checkpoints = save_all(tmp_path / "c", {1: None})
     monkeypatch.setattr("bert_jax.checkpoint.shutil.disk_usage", lambda _: shutil._ntuple_diskusage(9, 9, 0))
-    with pytest.raises(InputError, match=r"no space for a checkpoint .* 0 MB are free; what was saved before"):
+    with pytest.raises(InputError, match=r"no space for a checkpoint .* 0 MB free; what was saved before"):
         checkpoints.save(2, make_state(2))
     assert [path.name for path in (tmp_path / "c").iterdir()] == ["00000001"]
 

@@ -31,8 +31,11 @@ class MaskedLanguageModel(nn.Module):
         logits = jnp.einsum(
             "BPH,VH->BPV", hidden, word_table.astype(config.compute_dtype), preferred_element_type=jnp.float32
         )
+        # The padding is masked in the bias, its rows being zero, and the bias is added as a product with ones, whose
+        # gradient is a matrix product too: nothing but products and the loss itself passes over B x P x V numbers.
         is_word = jnp.arange(config.padded_vocab_size) < config.vocab_size
-        return jnp.where(is_word, logits + bias, MASKED_SCORE)
+        bias = jnp.where(is_word, bias, MASKED_SCORE)
+        return logits + jnp.einsum("BP,V->BPV", jnp.ones(hidden.shape[:2]), bias)
 
 
 class PretrainingOutput(NamedTuple):
