@@ -7,8 +7,12 @@ import subprocess
 import sys
 import time
 
+import jax
+import numpy as np
 import pytest
 from builders import write_corpus
+
+import bert_jax
 
 TINY = (
     "--config.model.hidden_size=32 --config.model.num_heads=2 --config.model.intermediate_size=64 "
@@ -78,6 +82,22 @@ def test_text_to_filled_blanks(repository, made, tmp_path):
     lines = result.stdout.splitlines()
     assert lines[0] == "the [MASK] ." and len(lines) == 5
     assert all(line.count("%") == 3 for line in (lines[1], lines[3], lines[4]))
+
+
+def test_export_is_the_model_of_the_run_without_its_optimizer(repository, made, tmp_path):
+    result = run(repository, *train(made, tmp_path / "run", "--config.train.num_steps=2"))
+    assert result.returncode == 0, result.stderr
+    export = ("-m", "bert_jax.tools.export_params", f"--checkpoint={tmp_path}/run", f"--output={tmp_path}/model")
+    assert run(repository, *export).returncode == 0
+    assert_one_line(run(repository, *export), "exists")
+    ours, theirs = (bert_jax.load_pretrained(tmp_path / name).params for name in ("run", "model"))
+    for before, after in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_array_equal(before, after)
+    sizes = {
+        name: sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        for name, folder in (("run", tmp_path / "run" / "checkpoints" / "00000002"), ("model", tmp_path / "model"))
+    }
+    assert sizes["model"] < sizes["run"] / 2
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])

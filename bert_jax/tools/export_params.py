@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Takes the model out of a run: configuration, parameters and tokenizer, without the optimizer's state.
+
+    python -m bert_jax.tools.export_params --checkpoint=runs/base --output=bert-base
+
+--checkpoint is a work directory of train.py, finished or not: its newest whole checkpoint is taken.
+"""
+
+from pathlib import Path
+
+from absl import flags
+
+from bert_jax.errors import InputError
+from bert_jax.tools import cli
+
+_CHECKPOINT = flags.DEFINE_string("checkpoint", None, "A work directory of train.py.", required=True)
+_OUTPUT = flags.DEFINE_string("output", None, "Directory to make; must not exist.", required=True)
+
+
+def main() -> None:
+    """Writes the directory that `bert_jax.load_pretrained` reads."""
+    output = Path(_OUTPUT.value)
+    if output.exists():
+        raise InputError(f"output {output} exists; give a directory that does not")
+    from bert_jax.pretrained import load_pretrained, save_pretrained
+
+    bert = load_pretrained(_CHECKPOINT.value)
+    save_pretrained(output, bert.config, bert.params, bert.tokenizer)
+    print(f"{output}: config.json, tokenizer/ and params/")
+
+
+if __name__ == "__main__":
+    cli.run(main)
