@@ -26,8 +26,8 @@ def run(main: Callable[[], int | None]) -> None:
             print(f"error: {error}", file=sys.stderr)
             return 1
         except OSError as error:  # a full disk, a missing right
-            where = f" {error.filename}" if error.filename else ""
-            print(f"error: cannot read or write{where}: {error.strerror or error}", file=sys.stderr)
+            reason = error.strerror or " ".join(str(error).split())
+            print(f"error: cannot read or write {error.filename or 'a file'}: {reason}", file=sys.stderr)
             return 1
 
     app.run(guarded, flags_parser=_parse)
@@ -36,11 +36,17 @@ def run(main: Callable[[], int | None]) -> None:
 def _parse(argv: list[str]) -> list[str]:
     """Returns what is left of the command line; an unusable flag is one line, not a traceback."""
     try:
-        return app.parse_flags_with_usage(argv)
-    except (AttributeError, KeyError, TypeError, ValueError, OSError, InputError) as error:
-        reason = " ".join(str(error.args[0] if error.args else error).split())
-        print(f"error: {reason}", file=sys.stderr)
+        return flags.FLAGS(argv)
+    except (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError) as error:
+        print(f"error: {_reason(error)}; --help lists the options", file=sys.stderr)
         sys.exit(1)
 
 
-__all__ = ["flags", "run"]
+def _reason(error: Exception) -> str:
+    """Returns the message of an error of the flags as one line; they wrap a traceback of a config file into theirs."""
+    message = str(error.args[0] if error.args else error)
+    if message[:1] == message[-1:] == "'":  # ml_collections quotes the message of a KeyError twice
+        message = message[1:-1].replace("\\n", " ").replace("\\'", "'")
+    if "Traceback" in message:
+        message = message.splitlines()[-1].removeprefix("bert_jax.errors.InputError: ")
+    return " ".join(message.split())
