@@ -7,7 +7,7 @@ VENV ?= .venv$(addprefix -,$(filter-out python3,$(notdir $(PYTHON))))
 PY := $(VENV)/bin/python
 READY := $(VENV)/.installed
 UV := $(shell command -v uv 2>/dev/null)
-PYTEST := $(PY) -m pytest --numprocesses=2 --dist=loadfile
+PYTEST := $(PY) -m pytest --numprocesses=2 --dist=worksteal
 FAST := not slow and not reference and not network and not gpu and not tpu
 
 DEMO := runs/demo

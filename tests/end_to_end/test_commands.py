@@ -21,11 +21,14 @@ TINY = (
 ).split()
 
 
-def run(repository, *arguments, environment=(), **options):
-    variables = {**os.environ, "PYTHONPATH": str(repository), **dict(environment)}
-    return subprocess.run(
-        [sys.executable, *map(str, arguments)], cwd=repository, env=variables, capture_output=True, text=True, **options
-    )
+def variables(repository):
+    """Returns the environment of a command: one device, as users have, and no hard-trying compiler."""
+    return {**os.environ, "PYTHONPATH": str(repository), "XLA_FLAGS": "--xla_backend_optimization_level=0"}
+
+
+def run(repository, *arguments):
+    command = [sys.executable, *map(str, arguments)]
+    return subprocess.run(command, cwd=repository, env=variables(repository), capture_output=True, text=True)
 
 
 def assert_one_line(result, *parts):
@@ -103,9 +106,8 @@ def test_export_is_the_model_of_the_run_without_its_optimizer(repository, made, 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_killed_training_goes_on_with_the_same_command(repository, made, tmp_path, number):
     command = train(made, tmp_path / "run", "--config.train.num_steps=4000")
-    environment = {**os.environ, "PYTHONPATH": str(repository)}
     process = subprocess.Popen(
-        [sys.executable, *command], cwd=repository, env=environment, stderr=subprocess.PIPE, text=True
+        [sys.executable, *command], cwd=repository, env=variables(repository), stderr=subprocess.PIPE, text=True
     )
     deadline = time.time() + 120
     while not list((tmp_path / "run" / "checkpoints").glob("*/checksums.json")) and time.time() < deadline:
