@@ -41,8 +41,8 @@ def get_config() -> ConfigDict:
         data=DataConfig(path="runs/demo/data", batch_size=32),
         masking=MaskingConfig(rate=0.3),
         optimizer=OptimizerConfig(learning_rate=2e-3, warmup_steps=200, bias_correction=True),
-        train=TrainConfig(num_steps=2400),
-        eval=EvalConfig(every_steps=200),
-        checkpoint=CheckpointConfig(every_steps=800),
+        train=TrainConfig(num_steps=1900),
+        eval=EvalConfig(every_steps=190),
+        checkpoint=CheckpointConfig(every_steps=950),
     )
     return ConfigDict(to_dict(config))
