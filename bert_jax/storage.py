@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+import google_crc32c
 import numpy as np
 
 from bert_jax.errors import InputError
@@ -99,3 +100,12 @@ def sha256_file(path: str | os.PathLike) -> str:
     """Returns the hexadecimal sha256 of a file."""
     with open(path, "rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def masked_crc32c(data: bytes) -> int:
+    """Returns the CRC-32C of `data`, masked as TFRecord files hold it: rotated right by 15 bits, plus a constant.
+
+    Source: "Masked CRC" of TensorFlow's TFRecord format; a checksum of bytes that hold checksums would be weak.
+    """
+    crc = google_crc32c.value(data)
+    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF

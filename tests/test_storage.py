@@ -64,3 +64,11 @@ def test_json_round_trip_and_damage(tmp_path):
 def test_sha256(tmp_path):
     (tmp_path / "abc").write_bytes(b"abc")
     assert storage.sha256_file(tmp_path / "abc").startswith("ba7816bf8f01cfea")
+
+
+def test_masked_crc32c_is_that_of_tfrecord_files():
+    # CRC-32C of "123456789" is 0xE3069283 (RFC 3720, and every catalogue of CRCs); the mask is rotation and sum.
+    rotated = (0xE3069283 >> 15) | (0xE3069283 << 17) & 0xFFFFFFFF
+    assert storage.masked_crc32c(b"123456789") == (rotated + 0xA282EAD8) % 2**32
+    # The length field of a first record of 0 bytes, as TensorFlow writes it.
+    assert storage.masked_crc32c(bytes(8)).to_bytes(4, "little").hex() == "29039807"
