@@ -37,6 +37,7 @@ class ModelConfig:
     compute_dtype: str = "float32"  # or "bfloat16"; parameters, norms, softmax and losses stay float32
     remat: str = "none"  # what the backward pass recomputes: "none", "dots" (all but matmuls) or "full"
     unroll: int = 1  # layers per iteration of the scan; num_layers unrolls it all
+    causal: bool = False  # a token sees those before it alone, and predicts the next one: the paper's left-to-right
 
     @property
     def padded_vocab_size(self) -> int:
@@ -89,11 +90,17 @@ class MaskingConfig:
     mask_rate: float = 0.8  # of the chosen tokens become [MASK]
     random_rate: float = 0.1  # of the chosen tokens become a random token; the rest are kept
     static: bool = False  # True gives a sequence the same mask in every epoch, as the paper's duplicates do
+    whole_word: bool = False  # all tokens of a word are chosen, or none; a word beyond the budget is passed over
+    max_ngram: int = 1  # with whole_word: runs of 1 to this many words, n words with a chance in proportion to 1 / n
     seed: int = 0
 
     def validate(self) -> None:
         _rates(self, "rate mask_rate random_rate", most=1.0)
-        _positive(self, "max_predictions")
+        _positive(self, "max_predictions max_ngram")
+        if self.max_ngram > 1 and not self.whole_word:
+            raise InputError(
+                f"masking.max_ngram {self.max_ngram} masks runs of whole words; set masking.whole_word=True with it"
+            )
         if self.mask_rate + self.random_rate > 1 + 1e-9:
             raise InputError(
                 f"masking.mask_rate {self.mask_rate} + masking.random_rate {self.random_rate} is above 1; "
@@ -103,20 +110,25 @@ class MaskingConfig:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """BERT's AdamW and Google's schedule. Source: google-research/bert optimization.py."""
+    """BERT's AdamW, or LAMB, and Google's schedule. Source: google-research/bert optimization.py; You et al. 2019."""
 
+    name: str = "adamw"  # or "lamb", for batches of tens of thousands; use it with bias_correction
     learning_rate: float = 1e-4
     warmup_steps: int = 10_000
+    decay_power: float = 1.0  # of what is left of the run: 1 decays linearly, 0.5 as NVIDIA's LAMB recipe does
     beta1: float = 0.9
     beta2: float = 0.999
     epsilon: float = 1e-6
     weight_decay: float = 0.01
     clip_norm: float = 1.0  # of the gradient of the global batch; 0 disables
     bias_correction: bool = False  # Google's optimizer has none
+    trust_ratio_for: str = "decayed"  # parameters that LAMB scales: those that weight decay applies to, or "all"
 
     def validate(self) -> None:
         _rates(self, "beta1 beta2")
-        for name in ("learning_rate", "warmup_steps", "weight_decay", "clip_norm"):
+        _choice(self, "name", ("adamw", "lamb"))
+        _choice(self, "trust_ratio_for", ("decayed", "all"))
+        for name in ("learning_rate", "warmup_steps", "decay_power", "weight_decay", "clip_norm"):
             if not getattr(self, name) >= 0:
                 raise InputError(f"optimizer.{name} {getattr(self, name)} is below 0; use 0 or more")
         if not self.epsilon > 0:
@@ -129,6 +141,7 @@ class TrainConfig:
 
     num_steps: int = 1_000_000
     accumulate: int = 1  # microbatches per step; the result equals that of the whole batch
+    next_sentence: bool = True  # learn the label of sentence B, where data have one; False is the paper's "No NSP"
     seed: int = 0  # of the initial parameters and of dropout
 
     def validate(self) -> None:
@@ -209,6 +222,11 @@ class PretrainConfig:
         sections = (self.model, self.data, self.masking, self.optimizer, self.train, self.eval)
         for section in (*sections, self.mesh, self.checkpoint, self.report):
             section.validate()
+        if self.model.causal and self.train.next_sentence:
+            raise InputError(
+                "model.causal with train.next_sentence: the [CLS] of a left-to-right model sees itself alone, so it "
+                "cannot tell what follows; set train.next_sentence=False"
+            )
         if self.data.batch_size % self.train.accumulate:
             raise InputError(
                 f"data.batch_size {self.data.batch_size} is not divisible by train.accumulate {self.train.accumulate}; "

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from bert_jax.config import OptimizerConfig
-from bert_jax.sharding import match_rules, path_name
+from bert_jax.sharding import is_stacked, match_rules, path_name
 
 # Parameter path -> does weight decay apply? The first match of the whole path wins. Source: google-research/bert
 # optimization.py excludes LayerNorm and every bias, and so decays all embeddings.
@@ -25,13 +25,14 @@ def learning_rate_at(config: OptimizerConfig, num_steps: int) -> Callable[[Any],
     """Returns the learning rate as a function of the step (0 is the first).
 
     During warm-up it is rate x step / warmup_steps, so the first step has rate 0; from warmup_steps on it is
-    rate x (1 - step / num_steps), as if the decay had run from step 0: at the end of warm-up the rate drops.
-    Source: google-research/bert optimization.py.
+    rate x (1 - step / num_steps) ** decay_power, as if the decay had run from step 0: at the end of warm-up the
+    rate drops. Source: google-research/bert optimization.py.
     """
 
     def rate(step: Any) -> jax.Array:
         step = jnp.asarray(step, jnp.float32)
-        decayed = config.learning_rate * jnp.maximum(num_steps - step, 0) / num_steps
+        left = jnp.maximum(num_steps - step, 0) / num_steps
+        decayed = config.learning_rate * (left if config.decay_power == 1 else left**config.decay_power)
         warming = config.learning_rate * step / max(1, config.warmup_steps)
         return jnp.where(step < config.warmup_steps, warming, decayed)
 
@@ -70,8 +71,34 @@ def decay_mask(params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(lambda path, _: table[path_name(path)], params)
 
 
+def scale_by_layer_trust_ratio(applies_to: Callable[[Any], Any]) -> optax.GradientTransformation:
+    """Returns LAMB's scaling: the update of each parameter times |parameter| / |update|, or 1 if a norm is 0.
+
+    A stacked parameter is one parameter for each layer, with a norm of its own, so that stacking changes nothing.
+    Rows that pad the vocabulary are zero in parameter and update, and so are in no norm. `applies_to(params)` is
+    True for the parameters to scale. Source: You et al. 2019, algorithm 2.
+    """
+
+    def init(params: Any) -> optax.EmptyState:
+        del params
+        return optax.EmptyState()
+
+    def scale(path: tuple[Any, ...], update: jax.Array, param: jax.Array, applies: bool) -> jax.Array:
+        if not applies:
+            return update
+        axes = tuple(range(1 if is_stacked(path_name(path)) else 0, param.ndim))
+        size, change = (jnp.sqrt(jnp.sum(jnp.square(x), axes, keepdims=True)) for x in (param, update))
+        known = (size > 0) & (change > 0)
+        return update * jnp.where(known, size / jnp.where(known, change, 1), 1)
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        return jax.tree_util.tree_map_with_path(scale, updates, params, applies_to(params)), state
+
+    return optax.GradientTransformation(init, update)  # pyright: ignore[reportArgumentType]
+
+
 def make_optimizer(config: OptimizerConfig, num_steps: int) -> optax.GradientTransformation:
-    """Returns BERT's AdamW: clip, Adam's ratio, decoupled weight decay, learning rate.
+    """Returns BERT's AdamW or LAMB: clip, Adam's ratio, decoupled weight decay, LAMB's trust ratio, learning rate.
 
     Gradients are those of the whole global batch, so clipping comes after every reduction.
     """
@@ -80,12 +107,19 @@ def make_optimizer(config: OptimizerConfig, num_steps: int) -> optax.GradientTra
         if config.bias_correction
         else scale_by_uncorrected_adam(config.beta1, config.beta2, config.epsilon)
     )
+    everywhere = config.trust_ratio_for == "all"
+    trust_ratio = scale_by_layer_trust_ratio(_always if everywhere else decay_mask)
     return optax.chain(
         optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity(),
         adam,
         optax.add_decayed_weights(config.weight_decay, decay_mask),
+        *([trust_ratio] if config.name == "lamb" else []),
         optax.scale_by_learning_rate(learning_rate_at(config, num_steps)),
     )
+
+
+def _always(params: Any) -> Any:
+    return jax.tree.map(lambda _: True, params)
 
 
 def apply_updates(params: Any, updates: Any) -> Any:

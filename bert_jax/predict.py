@@ -25,8 +25,12 @@ class Filled(NamedTuple):
 def fill_masks(bert: Pretrained, texts: Sequence[str], num_guesses: int = 5) -> list[list[list[Filled]]]:
     """Returns the likeliest tokens, best first: for every text, for every [MASK] in it, `num_guesses` of them.
 
-    Raises: InputError if a text has no [MASK] or is longer than the model's positions.
+    Raises: InputError if a text has no [MASK] or is longer than the model's positions, or if the model is causal.
     """
+    if bert.config.causal:
+        raise InputError(
+            "this model reads from left to right and predicts what comes next; a blank needs one that sees both sides"
+        )
     mask_token = bert.tokenizer.vocab[bert.tokenizer.mask_id]
     batch = make_batch(bert.tokenizer, texts, bert.config.max_positions, allow_special=True)
     places = [np.flatnonzero(row == bert.tokenizer.mask_id) for row in batch.token_ids]

@@ -12,13 +12,12 @@ from jax.sharding import Mesh
 
 from bert_jax import flops
 from bert_jax.checkpoint import Checkpoints, Restored, check_arrays, describe
-from bert_jax.config import RESUMABLE_CHANGES, PretrainConfig, changed_keys, to_dict
+from bert_jax.config import RESUMABLE_CHANGES, PretrainConfig, changed_keys, from_dict, to_dict
 from bert_jax.data.pipeline import eval_batches, train_batches
 from bert_jax.data.records import Dataset, open_dataset
 from bert_jax.errors import InputError
 from bert_jax.loop import LoopResult, evaluate, train_loop
-from bert_jax.masking import mask_tokens
-from bert_jax.model.objective import Params, next_sentence_weights, pretraining_objective
+from bert_jax.model.objective import Objective, Params, next_sentence_weights, pretraining_objective
 from bert_jax.pretrained import load_pretrained, save_pretrained
 from bert_jax.report import Reporter, draw_curves
 from bert_jax.sharding import check_divisible, make_mesh
@@ -58,7 +57,9 @@ def run(config: PretrainConfig, workdir: Path, devices: Sequence[Any] | None = N
 
     # The task, and a state: resumed, warm-started or new.
     never_predicted = (tokenizer.cls_id, tokenizer.sep_id)
-    objective = pretraining_objective(config.model, config.masking, tokenizer.mask_id, never_predicted)
+    objective = pretraining_objective(
+        config.model, config.masking, tokenizer.mask_id, never_predicted, config.train.next_sentence
+    )
     abstract = abstract_state(objective, config.optimizer, config.train, mesh)
     if start is not None:
         check_arrays(Path(config.init_checkpoint), describe(start.params), describe(abstract.params))
@@ -72,7 +73,7 @@ def run(config: PretrainConfig, workdir: Path, devices: Sequence[Any] | None = N
 
     # Steps.
     train_step = make_train_step(objective, config.optimizer, config.train, mesh, abstract)
-    evaluation = make_evaluation(config, objective, dataset, tokenizer, mesh, abstract.params)
+    evaluation = make_evaluation(config, objective, dataset, mesh, abstract.params)
     batches = train_batches(dataset.train, first_step, config.data.batch_size, config.data.seed, mesh)
     with Reporter(
         workdir,
@@ -104,7 +105,7 @@ def run(config: PretrainConfig, workdir: Path, devices: Sequence[Any] | None = N
 
 
 def resolve(config: PretrainConfig, dataset: Dataset, tokenizer: Tokenizer) -> PretrainConfig:
-    """Returns the configuration with the vocabulary's size filled in.
+    """Returns the configuration with what the data decide: the vocabulary's size, and whether there is a next sentence.
 
     Raises: InputError if the data does not fit the model.
     """
@@ -121,7 +122,14 @@ def resolve(config: PretrainConfig, dataset: Dataset, tokenizer: Tokenizer) -> P
             f"rows of {dataset.row_length} tokens in {config.data.path} are longer than model.max_positions "
             f"{model.max_positions}; prepare shorter rows or raise it"
         )
-    return dataclasses.replace(config, model=model)
+    if config.model.causal and dataset.manifest["row"].get("predictions"):
+        raise InputError(
+            f"{config.data.path} has masks of its own, and a causal model predicts the next token of unmasked text; "
+            "import it with --masks=redraw"
+        )
+    has_labels = dataset.manifest["identity"]["options"].get("next_sentence") != "none"
+    train = dataclasses.replace(config.train, next_sentence=config.train.next_sentence and has_labels)
+    return dataclasses.replace(config, model=model, train=train)
 
 
 def eval_batch_size(config: PretrainConfig) -> int:
@@ -141,7 +149,7 @@ def check_workdir(workdir: Path, identity: dict[str, Any]) -> None:
         raise InputError(f"workdir {workdir} was trained on other data; give another workdir or the data it began with")
     changed = [
         name
-        for name in changed_keys(before.get("run", {}), identity["run"])
+        for name in changed_keys(_with_defaults(before.get("run", {})), identity["run"])
         if not any(name == allowed or name.startswith(allowed + ".") for allowed in RESUMABLE_CHANGES)
     ]
     if changed:
@@ -151,7 +159,17 @@ def check_workdir(workdir: Path, identity: dict[str, Any]) -> None:
         )
 
 
-def _first_state(config: PretrainConfig, objective: Any, mesh: Mesh, restored: Restored | None, start: Any) -> tuple:
+def _with_defaults(run: dict[str, Any]) -> dict[str, Any]:
+    """Returns a run's settings with those added that are newer than it, which had their defaults' meaning then."""
+    try:
+        return to_dict(from_dict(PretrainConfig, run))
+    except InputError:  # a setting that is no more
+        return run
+
+
+def _first_state(
+    config: PretrainConfig, objective: Objective, mesh: Mesh, restored: Restored | None, start: Any
+) -> tuple:
     """Returns the state to go on from, and a line that says where it comes from."""
     if restored is not None:
         line = f"resume from step {int(restored.state.step)}: parameters, optimizer and data order"
@@ -162,9 +180,7 @@ def _first_state(config: PretrainConfig, objective: Any, mesh: Mesh, restored: R
     return init_state(objective, config.optimizer, config.train, mesh), "start from random parameters, step 0"
 
 
-def make_evaluation(
-    config: PretrainConfig, objective: Any, dataset: Dataset, tokenizer: Tokenizer, mesh: Mesh, params: Params
-) -> Any:
+def make_evaluation(config: PretrainConfig, objective: Objective, dataset: Dataset, mesh: Mesh, params: Params) -> Any:
     """Returns params -> metrics over the whole held-out split, or None if nothing is held out.
 
     Masks are fixed: they are those of epoch 0.
@@ -173,13 +189,13 @@ def make_evaluation(
         return None
     eval_step = make_eval_step(objective, mesh, params)
     size = eval_batch_size(config)
-    baselines = heldout_baselines(config, dataset, tokenizer, mesh)
+    baselines = heldout_baselines(config, objective, dataset, mesh)
 
     def evaluation(params: Params) -> dict[str, float]:
         metrics = evaluate(eval_step, params, eval_batches(dataset.heldout, size, mesh))
-        metrics["loss"] = metrics["mlm_loss"] + metrics["nsp_loss"]
+        metrics["loss"] = sum(metrics[name] for name in ("mlm_loss", "nsp_loss") if name in metrics)
         metrics["mlm_perplexity"] = float(np.exp(min(metrics["mlm_loss"], 80.0)))
-        return {name: metrics[name] for name in EVAL_METRICS} | baselines
+        return {name: metrics[name] for name in EVAL_METRICS if name in metrics} | baselines
 
     return evaluation
 
@@ -187,7 +203,7 @@ def make_evaluation(
 EVAL_METRICS = ("loss", "mlm_loss", "mlm_accuracy", "mlm_perplexity", "nsp_loss", "nsp_accuracy")
 
 
-def heldout_baselines(config: PretrainConfig, dataset: Dataset, tokenizer: Tokenizer, mesh: Mesh) -> dict[str, float]:
+def heldout_baselines(config: PretrainConfig, objective: Objective, dataset: Dataset, mesh: Mesh) -> dict[str, float]:
     """Returns what a model that sees no context would score on the held-out predictions.
 
     Every label is predicted from the token frequencies of the training split, plus one; every next sentence by
@@ -196,13 +212,7 @@ def heldout_baselines(config: PretrainConfig, dataset: Dataset, tokenizer: Token
     counts = dataset.token_counts.astype(np.float64) + 1
     log_probabilities = np.log(counts / counts.sum())
     commonest = int(np.argmax(counts))
-
-    @jax.jit
-    def mask(batch: Any) -> Any:
-        return mask_tokens(
-            batch, config.masking, config.model.vocab_size, tokenizer.mask_id, (tokenizer.cls_id, tokenizer.sep_id)
-        )
-
+    mask = jax.jit(objective.prepare)
     loss = hits = predictions = random_next = sequences = 0.0
     for batch in eval_batches(dataset.heldout, eval_batch_size(config), mesh):
         masked = jax.device_get(mask(batch))
@@ -213,12 +223,14 @@ def heldout_baselines(config: PretrainConfig, dataset: Dataset, tokenizer: Token
         next_labels = masked.next_sentence_labels[np.asarray(next_sentence_weights(masked)) > 0]
         random_next += (next_labels == 1).sum()
         sequences += len(next_labels)
-    share = random_next / max(1.0, sequences)
-    return {
+    baselines = {
         "unigram_loss": float(loss / max(1.0, predictions)),
         "unigram_accuracy": float(hits / max(1.0, predictions)),
-        "nsp_base_rate": float(max(share, 1 - share)),
     }
+    if config.train.next_sentence:
+        share = random_next / max(1.0, sequences)
+        baselines["nsp_base_rate"] = float(max(share, 1 - share))
+    return baselines
 
 
 def make_throughput(config: PretrainConfig, mesh: Mesh) -> Any:
@@ -250,5 +262,24 @@ def describe_run(config: PretrainConfig, dataset: Dataset, mesh: Mesh, params: P
         f"{model.vocab_size}, {size:,} parameters, {model.compute_dtype}",
         f"data: {dataset.train.num_rows:,} rows of {dataset.row_length} tokens, {dataset.heldout.num_rows:,} held out; "
         f"{config.train.num_steps:,} steps of {config.data.batch_size} rows are {epochs:.1f} epochs",
+        f"task: {_describe_task(config, dataset)}",
         f"devices: {mesh.size} ({mesh.devices.flat[0].device_kind}), {axes}",
     ]
+
+
+def _describe_task(config: PretrainConfig, dataset: Dataset) -> str:
+    """Returns what is predicted, in a few words."""
+    masking = config.masking
+    if config.model.causal:
+        tokens = "the next token, from left to right"
+    elif dataset.manifest["row"].get("predictions"):
+        tokens = "tokens masked in the data"
+    else:
+        units = "tokens" if not masking.whole_word else "whole words"
+        units += f" in runs of up to {masking.max_ngram}" if masking.max_ngram > 1 else ""
+        tokens = (
+            f"{masking.rate:.0%} of the tokens, masked as {units}, {'once' if masking.static else 'anew each epoch'}"
+        )
+    kind = {"nsp": "next sentence", "sop": "order of sentences"}
+    labels = dataset.manifest["identity"]["options"].get("next_sentence", "nsp")
+    return tokens + (f"; {kind[labels]}" if config.train.next_sentence else "; no next sentence")

@@ -108,6 +108,11 @@ def match_rules(rules: tuple[tuple[str, Any], ...], names: list[str]) -> dict[st
     return table
 
 
+def is_stacked(name: str) -> bool:
+    """Returns whether the parameter of that path has a leading axis of layers; False for one that no rule knows."""
+    return any(re.fullmatch(pattern, name) and axes[0] == "layers" for pattern, axes in RULES)
+
+
 def unused_rules(rules: tuple[tuple[str, Any], ...], names: list[str]) -> list[str]:
     """Returns the patterns that are the first match of no name."""
     used = {next((pattern for pattern, _ in rules if re.fullmatch(pattern, name)), None) for name in names}

@@ -46,7 +46,7 @@ class Encoder(nn.Module):
         positions = positions_in_sequence(sequence_ids)
         embedded, word_table = Embeddings(config, name="embeddings")(token_ids, type_ids, positions, deterministic)
         embedded = constrain_rows(embedded)
-        attends = attention_mask(sequence_ids)
+        attends = attention_mask(sequence_ids, config.causal)
 
         def layer(module: Layer, hidden: jax.Array) -> tuple[jax.Array, jax.Array | None]:
             hidden = constrain_rows(module(hidden, attends, deterministic))
@@ -69,10 +69,14 @@ class Encoder(nn.Module):
         return Encoded(hidden, pooled, layers, word_table)
 
 
-def attention_mask(sequence_ids: jax.Array) -> jax.Array:
-    """Returns [B, L, L] bool: query and key are in one sequence, and neither is padding."""
+def attention_mask(sequence_ids: jax.Array, causal: bool = False) -> jax.Array:
+    """Returns [B, L, L] bool: query and key are in one sequence, and neither is padding.
+
+    If `causal`, no key comes after its query.
+    """
     same = sequence_ids[:, :, None] == sequence_ids[:, None, :]
-    return same & (sequence_ids != 0)[:, None, :]
+    attends = same & (sequence_ids != 0)[:, None, :]
+    return jnp.tril(attends) if causal else attends
 
 
 def positions_in_sequence(sequence_ids: jax.Array) -> jax.Array:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from bert_jax.batch import Batch
 from bert_jax.config import MaskingConfig, ModelConfig
 from bert_jax.losses import Pair, accuracy, cross_entropy
-from bert_jax.masking import mask_tokens
+from bert_jax.masking import mask_tokens, next_tokens
 from bert_jax.model.heads import PretrainingModel, PretrainingOutput
 
 Params = dict[str, Any]  # nested dicts of float32 arrays with English paths
@@ -32,29 +32,43 @@ class Objective:
 
 
 def pretraining_objective(
-    model: ModelConfig, masking: MaskingConfig, mask_id: int, never_predicted: tuple[int, ...]
+    model: ModelConfig,
+    masking: MaskingConfig,
+    mask_id: int,
+    never_predicted: tuple[int, ...],
+    next_sentence: bool = True,
 ) -> Objective:
-    """Returns masked language model plus next sentence prediction. Source: paper, section 3.1."""
+    """Returns masked language model plus next sentence prediction. Source: paper, section 3.1.
+
+    A batch that says what to predict is taken as it is. Of a causal model the "mlm" loss is that of the next token.
+    Without `next_sentence` there is no loss of the second kind, whatever the labels.
+    """
 
     def prepare(batch: Batch) -> Batch:
+        if batch.mlm_positions is not None:
+            return batch
+        if model.causal:
+            return next_tokens(batch)
         return mask_tokens(batch, masking, model.vocab_size, mask_id, never_predicted)
 
     def denominators(batch: Batch) -> dict[str, jax.Array]:
         # 1e-5 as in Google's run_pretraining.py: a batch without predictions has loss 0 and not NaN.
-        return {
-            "mlm_loss": jnp.sum(batch.mlm_weights) + 1e-5,
-            "nsp_loss": jnp.maximum(jnp.sum(next_sentence_weights(batch)), 1.0),
-        }
+        counts = {"mlm_loss": jnp.sum(batch.mlm_weights) + 1e-5}
+        if next_sentence:
+            counts["nsp_loss"] = jnp.maximum(jnp.sum(next_sentence_weights(batch)), 1.0)
+        return counts
 
     def losses(params: Params, batch: Batch, dropout_key: jax.Array | None) -> dict[str, Pair]:
         output = pretraining_forward(model, params, batch, dropout_key)
-        labels, weights = jnp.maximum(batch.next_sentence_labels, 0).astype(jnp.int32), next_sentence_weights(batch)
-        return {
+        metrics = {
             "mlm_loss": cross_entropy(output.mlm_logits, batch.mlm_labels, batch.mlm_weights),
             "mlm_accuracy": accuracy(output.mlm_logits, batch.mlm_labels, batch.mlm_weights),
-            "nsp_loss": cross_entropy(output.next_sentence_logits, labels, weights),
-            "nsp_accuracy": accuracy(output.next_sentence_logits, labels, weights),
         }
+        if next_sentence:
+            labels, weights = jnp.maximum(batch.next_sentence_labels, 0).astype(jnp.int32), next_sentence_weights(batch)
+            metrics["nsp_loss"] = cross_entropy(output.next_sentence_logits, labels, weights)
+            metrics["nsp_accuracy"] = accuracy(output.next_sentence_logits, labels, weights)
+        return metrics
 
     return Objective(lambda key: init_params(model, key), prepare, denominators, losses)
 
