@@ -246,7 +246,10 @@ def _size(layers: int, hidden: int) -> ModelConfig:
     )
 
 
-# Names of the released sizes, and "L4_H256" for each of the 24 miniatures. Source: google-research/bert README.
+# Google's 24 miniatures by layers and width, and the names of the released sizes. Source: google-research/bert README.
+MINIATURES: dict[str, ModelConfig] = {
+    f"L{layers}_H{hidden}": _size(layers, hidden) for layers in (2, 4, 6, 8, 10, 12) for hidden in (128, 256, 512, 768)
+}
 MODEL_SIZES: dict[str, ModelConfig] = {
     "tiny": _size(2, 128),
     "mini": _size(4, 256),
@@ -254,9 +257,7 @@ MODEL_SIZES: dict[str, ModelConfig] = {
     "medium": _size(8, 512),
     "base": _size(12, 768),
     "large": _size(24, 1024),
-} | {
-    f"L{layers}_H{hidden}": _size(layers, hidden) for layers in (2, 4, 6, 8, 10, 12) for hidden in (128, 256, 512, 768)
-}
+} | MINIATURES
 
 
 def model_size(name: str) -> ModelConfig:

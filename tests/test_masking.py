@@ -278,7 +278,7 @@ def test_packing_changes_no_mask_of_words(max_ngram):
 
 def test_next_tokens_are_every_token_but_the_first_of_a_sequence():
     batch = random_batch(seed=3, num_rows=4, row_length=40, num_sequences=2)
-    task = next_tokens(batch)
+    task = jax.device_get(next_tokens(batch))
     assert task.mlm_positions.shape == (4, 39) and (task.token_ids == batch.token_ids).all()
     for row in range(4):
         expected = [

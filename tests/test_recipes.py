@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files of configs/: each argument of each gives a valid configuration, and says where its figures come from."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from bert_jax.config import MINIATURES, MODEL_SIZES, PretrainConfig, from_dict
+from bert_jax.errors import InputError
+
+CONFIGS = Path(__file__).resolve().parents[1] / "configs"
+
+
+def load(name):
+    spec = importlib.util.spec_from_file_location(name, CONFIGS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def configuration(name, *argument):
+    values = load(name).get_config(*argument).to_dict()
+    values["data"]["path"] = values["data"]["path"] or "somewhere"
+    config = from_dict(PretrainConfig, values)
+    config.validate()
+    return config
+
+
+ARGUMENTS = {
+    "pretrain": tuple(MODEL_SIZES),
+    "miniatures": tuple(MINIATURES),
+    "ablations": tuple(load("ablations").ABLATIONS),
+    "lamb": ("large", "base"),
+    "colab_tpu": ("small", "base"),
+    "one_gpu_day": ("base",),
+    "demo": (),
+}
+
+
+def test_every_file_is_tested():
+    assert {path.stem for path in CONFIGS.glob("*.py")} == set(ARGUMENTS)
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_every_argument_gives_a_valid_configuration(name):
+    configuration(name)
+    for argument in ARGUMENTS[name]:
+        configuration(name, argument)
+
+
+@pytest.mark.parametrize("name", sorted(set(ARGUMENTS) - {"demo"}))
+def test_every_recipe_opens_with_its_card(name):
+    card = load(name).__doc__
+    for entry in ("Command:", "Data:", "Hardware:", "Expect:", "Source:"):
+        assert entry in card, entry
+    assert f"configs/{name}.py" in card
+
+
+def test_the_paper_is_the_default():
+    config = configuration("pretrain", "base")
+    assert (config.data.batch_size, config.train.num_steps) == (256, 1_000_000)
+    assert (config.optimizer.learning_rate, config.optimizer.warmup_steps) == (1e-4, 10_000)
+    assert (config.model.num_layers, config.model.hidden_size, config.model.hidden_dropout_rate) == (12, 768, 0.1)
+    assert (config.masking.rate, config.masking.mask_rate, config.masking.random_rate) == (0.15, 0.8, 0.1)
+
+
+def test_ablations_are_those_of_the_paper():
+    assert not configuration("ablations", "no_nsp").train.next_sentence
+    ltr = configuration("ablations", "ltr,tiny")
+    assert ltr.model.causal and not ltr.train.next_sentence and ltr.model.num_layers == 2
+    mixes = {
+        (round(100 * m.mask_rate), round(100 - 100 * m.mask_rate - 100 * m.random_rate), round(100 * m.random_rate))
+        for m in (configuration("ablations", name).masking for name in ARGUMENTS["ablations"] if "mask_" in name)
+    }
+    assert mixes == {(80, 10, 10), (100, 0, 0), (80, 0, 20), (80, 20, 0), (0, 20, 80), (0, 0, 100)}
+
+
+@pytest.mark.parametrize(
+    ("name", "argument", "expected"),
+    [
+        ("pretrain", "bse", "did you mean 'base'"),
+        ("miniatures", "L3_H100", "there is no miniature 'L3_H100'"),
+        ("ablations", "nonsp", "there is no ablation 'nonsp'; they are bert, no_nsp"),
+        ("ablations", "no_nsp,tny", "did you mean 'tiny'"),
+    ],
+)
+def test_an_unknown_argument_is_refused_with_those_there_are(name, argument, expected):
+    with pytest.raises(InputError, match=expected):
+        load(name).get_config(argument)
