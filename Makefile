@@ -12,6 +12,13 @@ FAST := not slow and not reference and not network and not gpu and not tpu
 
 DEMO := runs/demo
 
+# pyenv answers to the versions that are switched on; with PYTHON=... any that is installed may be named.
+ifneq ($(PYTHON),python3)
+ifneq ($(shell command -v pyenv 2>/dev/null),)
+export PYENV_VERSION := $(shell pyenv version-name):$(shell pyenv versions --bare | paste -sd : -)
+endif
+endif
+
 export UV_PYTHON_DOWNLOADS = never
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
