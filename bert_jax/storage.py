@@ -1,30 +1,44 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files: opened whatever their compression, written whole or not at all, and checked by their sha256."""
+"""Files: wherever they are, opened whatever their compression, written whole or not at all, and checked by checksums.
 
+A file behind a URL (gs://, s3://, any that fsspec knows) is read from a copy in a local cache: the directory in
+the environment variable BERT_JAX_CACHE, or ~/.cache/bert_jax. It may be deleted whenever nothing reads it.
+"""
+
+import concurrent.futures
 import contextlib
+import errno
+import fcntl
 import glob
 import gzip
 import hashlib
+import io
 import json
 import os
+import re
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
 import google_crc32c
 import numpy as np
+import zstandard
 
 from bert_jax.errors import InputError
+
+# Finding files
 
 
 def expand_globs(patterns: str) -> list[str]:
     """Returns the files that comma-separated glob patterns name, sorted within each pattern, each once.
 
-    Raises: InputError if a pattern matches no file.
+    A pattern may be a URL; so are then its files. Raises: InputError if a pattern matches no file.
     """
     paths: dict[str, None] = {}
     for pattern in filter(None, (part.strip() for part in patterns.split(","))):
-        matches = sorted(path for path in glob.glob(pattern, recursive=True) if os.path.isfile(path))
+        matches = _remote_glob(pattern) if is_remote(pattern) else glob.glob(pattern, recursive=True)
+        matches = sorted(path for path in matches if is_remote(path) or os.path.isfile(path))
         if not matches:
             raise InputError(f"input {pattern!r} matches no file; give a path or a quoted glob such as 'text/*.txt.gz'")
         paths.update(dict.fromkeys(matches))
@@ -33,21 +47,219 @@ def expand_globs(patterns: str) -> list[str]:
     return list(paths)
 
 
+def _remote_glob(url: str) -> list[str]:
+    """Returns the URLs of the files that a pattern matches; a file's own name needs no pattern."""
+    with _remote_errors(url):
+        files, pattern = _file_system(url)
+        if files.isfile(pattern):
+            return [url]
+        found = files.glob(pattern, detail=True)
+        return [files.unstrip_protocol(path) for path, info in found.items() if info["type"] == "file"]
+
+
+# Reading
+
+
 def is_compressed(path: str) -> bool:
-    """Returns whether `open_binary` decompresses the file; gzip is recognised by its first bytes.
+    """Returns whether `open_binary` decompresses the file.
 
     Raises: InputError if the file cannot be opened.
     """
-    try:
-        with open(path, "rb") as stream:
-            return stream.read(2) == b"\x1f\x8b"
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}; check the path and its permissions") from None
+    return bool(_compression(path))
 
 
 def open_binary(path: str) -> IO[bytes]:
-    """Returns the (decompressed) bytes of a file as a stream. Raises: InputError if it cannot be opened."""
-    return gzip.open(path, "rb") if is_compressed(path) else open(path, "rb")  # type: ignore[return-value]
+    """Returns the bytes of a local file as a stream, decompressed if their first ones are those of gzip or zstd.
+
+    A stream that breaks off raises one of the errors that `reading` knows. Raises: InputError if the file cannot
+    be opened.
+    """
+    compression = _compression(path)
+    if compression == "gzip":
+        return gzip.open(path, "rb")  # type: ignore[return-value]
+    if compression == "zstd":
+        return io.BufferedReader(_ZstdFile(path), 1 << 17)
+    return open(path, "rb")
+
+
+@contextlib.contextmanager
+def reading(name: str) -> Iterator[None]:
+    """Turns the errors of a file that is damaged or cannot be read into an `InputError` that calls it `name`."""
+    try:
+        yield
+    except (EOFError, zlib.error, gzip.BadGzipFile, zstandard.ZstdError) as error:
+        raise InputError(f"{name} is truncated or damaged ({error}); copy it again") from None
+    except OSError as error:
+        raise InputError(f"cannot read {name}: {error.strerror or error}; check the path and its permissions") from None
+
+
+def _compression(path: str) -> str:
+    """Returns "gzip", "zstd" or "", by the first bytes of a file."""
+    with reading(path), open(path, "rb") as stream:
+        start = stream.read(4)
+    if start[:2] == b"\x1f\x8b":
+        return "gzip"
+    skippable = start[1:] == b"\x2a\x4d\x18" and start[0] & 0xF0 == 0x50  # pzstd begins with a frame of sizes
+    return "zstd" if start == b"\x28\xb5\x2f\xfd" or skippable else ""
+
+
+class _ZstdFile(io.RawIOBase):
+    """The decompressed bytes of a file of zstd frames.
+
+    The library's own stream ends without an error where a file was cut off; this one raises EOFError.
+    """
+
+    def __init__(self, path: str):
+        self._source = open(path, "rb")
+        self._decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 31)  # zstd --long=31
+        self._frame: Any = None  # what decompresses the frame that is being read; None between frames
+        self._compressed = b""  # that was read from the source and belongs to the next frame
+        self._ready = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._ready:
+            compressed = self._compressed or self._source.read(1 << 17)
+            if not compressed:
+                if self._frame is not None:
+                    raise EOFError("the last zstd frame is not complete")
+                return 0
+            if self._frame is None:
+                self._frame = self._decompressor.decompressobj()
+            self._ready = memoryview(self._frame.decompress(compressed))
+            self._compressed = b""
+            if self._frame.eof:
+                self._compressed, self._frame = self._frame.unused_data, None
+        num_bytes = min(len(buffer), len(self._ready))
+        buffer[:num_bytes] = self._ready[:num_bytes]
+        self._ready = self._ready[num_bytes:]
+        return num_bytes
+
+    def close(self) -> None:
+        self._source.close()
+        super().close()
+
+
+# Files behind URLs
+
+
+def is_remote(path: str | os.PathLike) -> bool:
+    """Returns whether a path is a URL, such as gs://bucket/file."""
+    return re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", os.fspath(path)) is not None
+
+
+def local_copy(path: str) -> str:
+    """Returns the path itself, or for a URL that of a copy of its file in the cache, under the same name.
+
+    The place in the cache depends on the URL and on what its file system says of the version (checksum, size,
+    times), so a changed file is copied again. A copy appears whole or not at all; of several processes that ask
+    for it at once one copies, and the others wait.
+
+    Raises: InputError if the file cannot be read, or the cache not be written.
+    """
+    if not is_remote(path):
+        return path
+    with _remote_errors(path):
+        files, remote = _file_system(path)
+        info = files.info(remote)
+    version = {name: str(info[name]) for name in _VERSION_FIELDS if info.get(name) is not None}
+    key = hashlib.sha256(json.dumps([path, version], sort_keys=True).encode()).hexdigest()[:32]
+    return str(_copy(path, _cache() / key / path.rstrip("/").rpartition("/")[2]))
+
+
+def local_copies(paths: list[str]) -> list[str]:
+    """Returns what `local_copy` does for each path, copying several files at a time."""
+    return list(_at_once(local_copy, paths))
+
+
+def copy_beside(first: str, url: str, names: list[str]) -> None:
+    """Copies the files `url/name` to the directory of `first`, a copy that `local_copy` made, unless they are there.
+
+    So their place in the cache is that of this version of the first file, which must imply the others. A name
+    that ends in "/" stands for all files of a directory. Raises: InputError if a file cannot be read or written.
+    """
+    folder, wanted = Path(first).parent, [name for name in names if not name.endswith("/")]
+    for name in set(names) - set(wanted):
+        with _remote_errors(url):
+            files, root = _file_system(url)
+            found = files.find(f"{root.rstrip('/')}/{name}")
+        wanted.extend(path.removeprefix(root).lstrip("/") for path in found)
+    list(_at_once(lambda name: _copy(f"{url.rstrip('/')}/{name}", folder / name), wanted))
+
+
+# What file systems call the fields that change when a file does.
+_VERSION_FIELDS = ("size", "crc32c", "md5Hash", "generation", "etag", "ETag", "VersionId", "content_md5", "mtime",
+                   "LastModified", "last_modified", "updated", "created")  # fmt: skip
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("BERT_JAX_CACHE") or "~/.cache/bert_jax").expanduser()
+
+
+def _copy(url: str, target: Path) -> Path:
+    """Returns `target`, after copying the file at the URL to it unless it is there."""
+    if target.is_file():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with open(target.with_name(f".{target.name}.lock"), "wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if target.is_file():  # another process was faster
+            return target
+        for left_over in target.parent.glob(f".{glob.escape(target.name)}.*.tmp"):
+            left_over.unlink()
+        with atomic_path(target) as temporary, _remote_errors(url):
+            files, remote = _file_system(url)
+            size = files.info(remote).get("size")
+            files.get_file(remote, str(temporary))
+            copied = temporary.stat().st_size
+            if size is not None and copied != size:
+                raise InputError(f"{url} has {size} bytes, {copied} arrived; try again")
+    return target
+
+
+def _at_once(function: Any, arguments: list[str]) -> Iterator[Any]:
+    """Yields `function(argument)` for each argument, in their order; eight run at a time."""
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        try:
+            yield from pool.map(function, arguments)
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _file_system(url: str) -> tuple[Any, str]:
+    """Returns the fsspec file system of a URL, and the file's path in it."""
+    import fsspec.core  # slow, and seldom needed
+
+    return fsspec.core.url_to_fs(url)
+
+
+@contextlib.contextmanager
+def _remote_errors(url: str) -> Iterator[None]:
+    """Turns whatever a file system raises into an `InputError` that names the URL, but for a full local disk."""
+    try:
+        yield
+    except InputError:
+        raise
+    except FileNotFoundError:
+        raise InputError(f"{url} does not exist; check the address") from None
+    except ImportError as error:
+        remedy = "pip install 'bert_jax[gcs]'" if url.startswith(("gs://", "gcs://")) else "install that package"
+        raise InputError(f"{url} cannot be read ({_one_line(error)}): {remedy}") from None
+    except Exception as error:  # every file system has errors of its own
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise InputError(
+            f"cannot read {url}: {_one_line(error)}; check the address, your rights and the network"
+        ) from None
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+# Writing
 
 
 @contextlib.contextmanager

@@ -46,7 +46,7 @@ HOMES = {
     "orbax": "checkpoint",
     "grain": "data.pipeline",
     "array_record": "data.records data.corpus tasks.readers",
-    "tensorflow_datasets": "data.records data.corpus tasks.readers",
+    "tensorflow_datasets": "data.tfds_text tasks.readers",
     "tokenizers": "text.*",
     "sentencepiece": "text.*",
     "sentencex": "data.sentences",

@@ -56,6 +56,41 @@ def test_same_bytes_in_three_processes_however_the_text_is_cut(tmp_path, text):
     assert tokenizer.unk_id not in tokenizer.encode(TEXT)
 
 
+def test_sentencepiece_same_bytes_in_two_processes_however_the_text_is_cut(tmp_path, text):
+    documents = TEXT.split("\n\n")
+    for part in range(2):
+        (tmp_path / f"part-{part}").write_text("\n\n".join(documents[part * 100 : (part + 1) * 100]), encoding="utf-8")
+    flags = ["--vocab_size=60", "--kind=sentencepiece", "--character_coverage=1"]
+    contents = set()
+    for run, source in enumerate([text, tmp_path / "part-*"]):
+        result = build_vocab(f"--input={source}", f"--output={tmp_path}/{run}", *flags, PYTHONHASHSEED=str(run))
+        assert (result.returncode, result.stderr) == (0, "")
+        assert "60 tokens from 400 of 400 lines in 200 documents" in result.stdout
+        assert "0.000% of the tokens are [UNK]" in result.stdout
+        contents.add((tmp_path / str(run) / "spiece.model").read_bytes())
+    assert len(contents) == 1
+    tokenizer = load_tokenizer(tmp_path / "0")
+    assert (tokenizer.kind, tokenizer.vocab_size, tokenizer.lowercase) == ("sentencepiece", 60, True)
+    assert tokenizer.decode(tokenizer.encode("The Towers")) == "the towers"
+    # The other kind leaves nothing of it.
+    flags = [f"--input={text}", f"--output={tmp_path}/0", "--vocab_size=100", "--overwrite"]
+    assert build_vocab(*flags).returncode == 0
+    assert load_tokenizer(tmp_path / "0").kind == "wordpiece"
+
+
+@pytest.mark.parametrize(
+    ("flags", "part"),
+    [
+        (["--kind=sentencepiece", "--vocab_size=9"], "--character_coverage"),
+        (["--kind=sentencepiece", "--alphabet_size=9"], "--alphabet_size is for --kind=wordpiece"),
+        (["--model_type=bpe"], "--model_type is for --kind=sentencepiece"),
+    ],
+)
+def test_flags_that_do_not_fit_are_one_line(tmp_path, text, flags, part):
+    assert part in failure(f"--input={text}", f"--output={tmp_path}/v", *flags)
+    assert not (tmp_path / "v").exists()
+
+
 def test_a_cased_vocabulary_with_unused_places(tmp_path, text):
     result = build_vocab(f"--input={text}", f"--output={tmp_path}/v", "--vocab_size=220", "--cased", "--unused=101")
     assert result.returncode == 0, result.stderr

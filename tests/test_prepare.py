@@ -183,12 +183,12 @@ def test_a_killed_run_goes_on_and_ends_the_same(tmp_path, prepared, text, vocab,
 
 
 def test_what_is_finished_is_not_made_again(tmp_path, prepared, text, vocab, monkeypatch):
-    command = [sys.executable, "-c", PREPARE_AND_DIE, text, vocab, str(tmp_path / "data"), "26"]
+    command = [sys.executable, "-c", PREPARE_AND_DIE, text, vocab, str(tmp_path / "data"), "31"]
     subprocess.run(command, stderr=subprocess.DEVNULL)
     written = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*-0?????.npy")}
     for marker in tmp_path.rglob("train-*.json"):
         written[tmp_path / "data" / marker.stem] = (tmp_path / "data" / marker.stem).stat().st_mtime_ns
-    assert len(written) == 5 * 3 + 2
+    assert len(written) == 5 * 4 + 2
     monkeypatch.setattr(pieces, "_encode", None)  # would fail if a piece were made again
     monkeypatch.setattr(prepare.shutil, "rmtree", lambda path: None)
     prepare.prepare(text, vocab, str(tmp_path / "data"), OPTIONS, num_workers=1)

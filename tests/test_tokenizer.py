@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bert_jax import InputError, load_tokenizer
-from bert_jax.text import tokenizer as tokenizer_module
+from bert_jax.text import wordpiece
 from bert_jax.text.tokenizer import wordpiece_tokenizer
 from tests.reference.make_tokenizer_goldens import LINES_PER_HASH, corpus_lines, fuzz_texts, hashes
 
@@ -137,7 +137,7 @@ def test_encode_batch_is_encode_of_each(small):
 def test_forgetting_words_changes_no_token(small, monkeypatch):
     texts = ["unwanted, a", "running a, unwanted", "a a a", "unwanted want, running"]
     expected = small.encode_batch(texts)
-    monkeypatch.setattr(tokenizer_module, "_CACHED_WORDS", 2)
+    monkeypatch.setattr(wordpiece, "_CACHED_WORDS", 2)
     assert wordpiece_tokenizer(VOCAB, lowercase=True).encode_batch(texts) == expected
 
 

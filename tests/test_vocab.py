@@ -74,7 +74,7 @@ def test_characters_that_stand_alone_get_no_inner_form():
 def test_rare_characters_are_unknown():
     learnt = learn_vocab({"aab": 3, "aqb": 1, "x" * 201: 2, "aa": 5}, NORMALIZER, 11, alphabet_size=3)
     assert "q" not in learnt.vocab
-    assert (learnt.num_words, learnt.unknown_words) == (11, 3)
+    assert (learnt.num_words, learnt.unknown_words, learnt.num_characters) == (11, 3, 3 * 3 + 5 * 2)
 
 
 @pytest.mark.parametrize("num_unused", [0, 2, 99, 101, 994])

@@ -2,7 +2,8 @@
 """Pieces of text to arrays of token ids on disk, and back by ranges of their documents' hashes.
 
 A piece becomes three files: `tokens` (flat ids), `sentences` (tokens of each) and `documents` (`DOCUMENT`
-records), in order of the documents' hashes. So the documents of a range are one stretch of every file.
+records), in order of the documents' hashes. So the documents of a range are one stretch of every file. A fourth,
+`lines`, has the sorted hashes of its lines, by which exact copies are counted.
 """
 
 import hashlib
@@ -29,16 +30,17 @@ def write_piece(folder: Path, index: int, piece: corpus.Piece, tokenizer: Tokeni
 
     Raises: InputError if the text cannot be read.
     """
-    if _file(folder, "documents", index).is_file():
+    if all(_file(folder, name, index).is_file() for name in ("lines", "documents")):
         return
     batches = [_encode(batch, tokenizer, seed, language) for batch in _batches(corpus.read_piece(piece))]
-    documents, sentences, tokens = (np.concatenate(arrays) for arrays in zip(*batches))
+    documents, sentences, tokens, lines = (np.concatenate(arrays) for arrays in zip(*batches))
     order = np.argsort(documents["key"], kind="stable")
     order = order[documents["tokens"][order] > 0]
     for name, flat in (("sentences", sentences), ("tokens", tokens)):
         ends = np.cumsum(documents[name])
         parts = [flat[ends[place] - documents[name][place] : ends[place]] for place in order]
         storage.write_array(_file(folder, name, index), np.concatenate([flat[:0], *parts]))
+    storage.write_array(_file(folder, "lines", index), np.sort(lines))
     storage.write_array(_file(folder, "documents", index), documents[order])  # the last: now the piece is finished
 
 
@@ -67,6 +69,24 @@ def read_range(folder: Path, num_pieces: int, first_key: int, last_key: int) -> 
     return np.concatenate(all_tokens), bounds, {"documents": len(documents), **counts}
 
 
+def count_lines(folder: Path, num_pieces: int) -> int:
+    """Returns the number of lines of all pieces."""
+    return sum(len(_load(folder, "lines", index)) for index in range(num_pieces))
+
+
+def count_different_lines(folder: Path, num_pieces: int, first_hash: int, last_hash: int) -> int:
+    """Returns how many different lines have a hash in first_hash..last_hash; two with one hash count as copies."""
+    inside = []
+    for index in range(num_pieces):
+        hashes = _load(folder, "lines", index)
+        first = np.searchsorted(hashes, np.uint64(first_hash), side="left")
+        last = np.searchsorted(hashes, np.uint64(last_hash), side="right")
+        inside.append(hashes[first:last])
+    hashes = np.concatenate(inside)
+    hashes.sort()
+    return int(np.count_nonzero(hashes[1:] != hashes[:-1])) + bool(len(hashes))
+
+
 def document_key(lines: list[str], seed: int) -> int:
     """Returns a 64-bit hash of a document's text, another for each seed."""
     text = "\n".join(lines).encode()
@@ -88,8 +108,11 @@ def _batches(documents: Iterable[list[str]]) -> Iterator[list[list[str]]]:
 
 def _encode(
     documents: list[list[str]], tokenizer: Tokenizer, seed: int, language: str
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns `DOCUMENT`s [D], the tokens of each sentence [S] and the flat ids [T]; empty sentences are dropped."""
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Returns `DOCUMENT`s [D], the tokens of each sentence [S], the flat ids [T] and the hashes of the lines.
+
+    Empty sentences are dropped.
+    """
     sentences: list[str] = []
     starts = [0]  # of each document's sentences, and the end of the last one's
     for lines in documents:
@@ -99,12 +122,15 @@ def _encode(
     encoded = tokenizer.encode_batch(sentences)
     lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
     found = np.zeros(len(documents), DOCUMENT)
+    digests = []
     for place, (lines, start, end) in enumerate(zip(documents, starts, starts[1:])):
-        mine, num_bytes = lengths[start:end], sum(len(line.encode()) + 1 for line in lines)
+        raw = [line.encode() for line in lines]
+        digests.extend(hashlib.blake2b(line, digest_size=8).digest() for line in raw)
+        mine, num_bytes = lengths[start:end], sum(map(len, raw)) + len(raw)
         found[place] = (document_key(lines, seed), np.count_nonzero(mine), mine.sum(), num_bytes)
     ids_type = np.min_scalar_type(tokenizer.vocab_size - 1)
     tokens = np.fromiter(itertools.chain.from_iterable(encoded), ids_type, lengths.sum())
-    return found, lengths[lengths > 0].astype(np.int32), tokens
+    return found, lengths[lengths > 0].astype(np.int32), tokens, np.frombuffer(b"".join(digests), "<u8")
 
 
 def _file(folder: Path, array: str, index: int) -> Path:

@@ -6,7 +6,9 @@
 2. Hashes decide where a document goes: the smallest to the held-out split, the others in equal ranges to the
    shards of the training split. So identical documents stay together, no document is in both splits, and a
    shard is one stretch of every piece.
-3. Each shard is made into instances, and those into rows, from a random generator of its own.
+3. Exact copies of documents and lines are counted: where there are many, the loss sticks at what can be learnt by
+   heart.
+4. Each shard is made into instances, and those into rows, from a random generator of its own.
 
 Every step ends with a rename, so a run that was killed goes on from its finished pieces and shards.
 """
@@ -31,6 +33,8 @@ from bert_jax.errors import InputError
 from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
 
 SHARD_TOKENS = 16 << 20  # about 64 MiB of English text: what a process holds in memory at a time
+LINES_AT_ONCE = 8 << 20  # whose hashes, 64 MiB, a process compares at a time
+MANY_COPIES = 0.1  # of the documents: worth a warning
 _ROWS_AT_ONCE = 8192
 _WORK, _OPTIONS = "unfinished", "options.json"
 
@@ -74,6 +78,8 @@ def prepare(inputs: str, tokenizer: str, output: str, options: PrepareOptions, n
     options.validate()
     if num_workers < 0:
         raise InputError(f"workers {num_workers} is negative; 0 takes all cores")
+    if storage.is_remote(output):
+        raise InputError(f"output {output} is a URL; prepare into a directory of this machine, then copy it there")
     path = Path(output)
     plan = corpus.plan_pieces(inputs)
     loaded = load_tokenizer(tokenizer)
@@ -96,10 +102,14 @@ def prepare(inputs: str, tokenizer: str, output: str, options: PrepareOptions, n
     job = _Job(path, options, len(plan), loaded.fingerprint)
     with task_runner(num_workers) as run:
         run(functools.partial(_make_piece, job), list(enumerate(plan)), "pieces of text")
-        ranges = plan_ranges(pieces.read_documents(job.work, job.num_pieces), options)
+        documents = pieces.read_documents(job.work, job.num_pieces)
+        ranges = plan_ranges(documents, options)
+        num_lines = pieces.count_lines(job.work, job.num_pieces)
+        different = run(functools.partial(_count_different_lines, job), _hash_ranges(num_lines), "sets of lines")
         made = run(functools.partial(_make_shard, job), ranges, "shards")
 
     manifest = _manifest(path, identity, loaded, options, ranges, made)
+    manifest["exact_copies"] = _exact_copies(documents, num_lines, sum(different))
     storage.write_json(path / records.MANIFEST, manifest)
     shutil.rmtree(path / _WORK)
     _summarize(manifest, time.monotonic() - started)
@@ -153,6 +163,12 @@ def plan_ranges(documents: np.ndarray, options: PrepareOptions) -> list[Range]:
             first, last = (len(split_keys) * place // num_shards for place in (index, index + 1))
             ranges.append(Range(split, index, num_shards, int(split_keys[first]), int(split_keys[last - 1])))
     return ranges
+
+
+def _hash_ranges(num_lines: int) -> list[tuple[int, int]]:
+    """Returns (first, last) of the equal ranges of 64-bit hashes that hold about `LINES_AT_ONCE` lines each."""
+    count = math.ceil(num_lines / LINES_AT_ONCE)
+    return [((place << 64) // count, ((place + 1) << 64) // count - 1) for place in range(count)]
 
 
 # The directory
@@ -215,6 +231,11 @@ def _load_tokenizer(path: str, fingerprint: str) -> Tokenizer:
 def _make_piece(job: _Job, task: tuple[int, corpus.Piece]) -> None:
     """Writes a piece as arrays of ids."""
     pieces.write_piece(job.work, *task, job.tokenizer(), job.options.seed, job.options.language)
+
+
+def _count_different_lines(job: _Job, hashes: tuple[int, int]) -> int:
+    """Returns the number of different lines in a range of hashes."""
+    return pieces.count_different_lines(job.work, job.num_pieces, *hashes)
 
 
 def _make_shard(job: _Job, shard: Range) -> dict[str, Any]:
@@ -307,6 +328,18 @@ def _manifest(
     }
 
 
+def _exact_copies(documents: np.ndarray, num_lines: int, num_different_lines: int) -> dict[str, Any]:
+    """Returns how many documents (records of `pieces.DOCUMENT`) and lines occurred before, and their shares."""
+    num_documents = len(documents) - len(np.unique(documents["key"]))
+    num_copies = num_lines - num_different_lines
+    return {
+        "documents": num_documents,
+        "documents_share": round(num_documents / max(1, len(documents)), 4),
+        "lines": num_copies,
+        "lines_share": round(num_copies / max(1, num_lines), 4),
+    }
+
+
 def _summarize(manifest: dict[str, Any], seconds: float) -> None:
     megabytes = sum(split["text_bytes"] for split in manifest["splits"].values()) / 1e6
     for name, split in manifest["splits"].items():
@@ -314,5 +347,16 @@ def _summarize(manifest: dict[str, Any], seconds: float) -> None:
             f"{name}: {split['documents']:,} documents, {split['sentences']:,} sentences, {split['tokens']:,} tokens "
             f"-> {split['sequences']:,} sequences ({split['random_next_share']:.1%} with a random next sentence) in "
             f"{split['rows']:,} rows ({split['fill']:.1%} full), {len(split['shards'])} shards"
+        )
+    copies = manifest["exact_copies"]
+    say(
+        f"exact copies: {copies['documents']:,} documents ({copies['documents_share']:.1%}) and {copies['lines']:,} "
+        f"lines ({copies['lines_share']:.1%})"
+    )
+    if copies["documents_share"] > MANY_COPIES:
+        say(
+            f"warning: {copies['documents_share']:.0%} of the documents are exact copies of others, more than "
+            f"{MANY_COPIES:.0%}: the model learns them by heart and its loss sticks; is a text among the inputs twice? "
+            "Remove the copies and prepare again"
         )
     say(f"{megabytes:.1f} MB of text in {seconds:.0f} s ({megabytes / max(seconds, 1e-9):.1f} MB/s)")

@@ -20,7 +20,7 @@ import bisect
 import functools
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -108,7 +108,7 @@ class Normalizer:
             return " "
         if code in self._tables.control or code == 0xFFFD:
             return ""
-        if self.split_chinese and bisect.bisect_right(_CHINESE_BOUNDS, code) % 2:
+        if self.split_chinese and is_chinese(chr(code)):
             return f" {chr(code)} "
         return chr(code)
 
@@ -124,6 +124,25 @@ class Normalizer:
             text = "".join(map(self._tables.decompose, text))
             text = "".join([char for char in text if ord(char) not in self._tables.nonspacing_mark])
         return "".join([f" {char} " if ord(char) in self._tables.punctuation else char for char in text])
+
+
+def letter_images(lowercase: bool, strip_accents: bool) -> Mapping[int, str]:
+    """Returns a table for `str.translate` that writes letters small, drops accents, or both, and no more."""
+    tables = unicode_tables()
+
+    def image(code: int) -> str:
+        text = tables.lower.get(code, chr(code)) if lowercase else chr(code)
+        if not strip_accents:
+            return text
+        decomposed = "".join(map(tables.decompose, text))
+        return "".join([char for char in decomposed if ord(char) not in tables.nonspacing_mark])
+
+    return _Images(image)
+
+
+def is_chinese(char: str) -> bool:
+    """Returns whether the reference calls it a Chinese character."""
+    return bisect.bisect_right(_CHINESE_BOUNDS, ord(char)) % 2 == 1
 
 
 def blank_separated(text: str) -> list[str]:

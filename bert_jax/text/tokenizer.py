@@ -1,18 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Text to token ids and back.
 
-`Tokenizer` is what the rest of the project knows: a vocabulary, and a function from text to ids. `WordPiece` is
-that function for BERT's vocabularies, token for token what google-research/bert computes.
+`Tokenizer` is what the rest of the project knows: a vocabulary, and a function from text to ids. That function is
+`WordPiece`, token for token what google-research/bert computes, or `SentencePieces`.
 """
 
 import functools
 import hashlib
-import itertools
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,11 @@ import numpy as np
 
 from bert_jax import storage
 from bert_jax.errors import InputError
-from bert_jax.text.normalize import Normalizer, blank_separated, unicode_tables
-from bert_jax.text.vocab import CONTINUATION, MAX_WORD_LENGTH, SPECIAL_TOKENS, read_vocab, vocab_bytes
+from bert_jax.text.normalize import Normalizer
+from bert_jax.text.sentencepieces import SentencePieces, read_sentencepieces
+from bert_jax.text.vocab import SPECIAL_TOKENS
+from bert_jax.text.wordpiece import WordPiece, read_wordpiece
 
-_CACHED_WORDS = 500_000  # about 150 MB; as many different words as there are in 50 MB of English text
 _CONFIG_NAME = "tokenizer_config.json"
 
 
@@ -32,20 +32,36 @@ class Tokenizer:
     """A vocabulary and the function that turns text into its ids.
 
     Attributes:
-      vocab: the tokens, in the order of their ids.
       pieces: text -> ids, without special tokens; specials written out in the text are ordinary characters to it.
-      config: the options of `pieces`, under Hugging Face's names; what `save` writes beside the vocabulary.
-      kind: the algorithm of `pieces`.
+        It also knows its vocabulary, its options and what its files hold.
+
+    Raises: InputError if the vocabulary lacks a special token.
     """
 
-    vocab: Sequence[str]
-    pieces: Callable[[str], list[int]]
-    config: dict[str, Any]
-    kind: str = "wordpiece"
-    _ids: dict[str, int] = field(init=False, repr=False)
+    pieces: WordPiece | SentencePieces
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_ids", {token: index for index, token in enumerate(self.vocab)})
+        missing = [token for token in SPECIAL_TOKENS if token not in self.pieces.ids]
+        if missing:
+            raise InputError(
+                f"the vocabulary of {self.vocab_size} tokens lacks {', '.join(missing)};"
+                f" each of {', '.join(SPECIAL_TOKENS)} must be in it"
+            )
+
+    @property
+    def vocab(self) -> Sequence[str]:
+        """Returns the tokens, in the order of their ids."""
+        return self.pieces.vocab
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """Returns the options of `pieces`, under Hugging Face's names; what `save` writes beside the vocabulary."""
+        return self.pieces.config
+
+    @property
+    def kind(self) -> str:
+        """Returns the algorithm of `pieces`: "wordpiece" or "sentencepiece"."""
+        return self.pieces.kind
 
     @property
     def vocab_size(self) -> int:
@@ -65,43 +81,43 @@ class Tokenizer:
     @property
     def pad_id(self) -> int:
         """Returns the id of [PAD]."""
-        return self._ids["[PAD]"]
+        return self.pieces.ids["[PAD]"]
 
     @property
     def unk_id(self) -> int:
         """Returns the id of [UNK]."""
-        return self._ids["[UNK]"]
+        return self.pieces.ids["[UNK]"]
 
     @property
     def cls_id(self) -> int:
         """Returns the id of [CLS]."""
-        return self._ids["[CLS]"]
+        return self.pieces.ids["[CLS]"]
 
     @property
     def sep_id(self) -> int:
         """Returns the id of [SEP]."""
-        return self._ids["[SEP]"]
+        return self.pieces.ids["[SEP]"]
 
     @property
     def mask_id(self) -> int:
         """Returns the id of [MASK]."""
-        return self._ids["[MASK]"]
+        return self.pieces.ids["[MASK]"]
 
     @property
     def special_ids(self) -> tuple[int, ...]:
         """Returns the ids of [PAD], [UNK], [CLS], [SEP] and [MASK], in this order."""
-        return tuple(self._ids[token] for token in SPECIAL_TOKENS)
+        return tuple(self.pieces.ids[token] for token in SPECIAL_TOKENS)
 
     @functools.cached_property
     def word_starts(self) -> np.ndarray:
-        """Returns [V] bool: whether a token begins a word, so False for the `##` pieces."""
-        return np.array([not token.startswith(CONTINUATION) for token in self.vocab])
+        """Returns [V] bool: whether a token begins a word: False for `##` pieces and the like of them."""
+        return np.array([self.pieces.begins_word(token) for token in self.vocab])
 
     @functools.cached_property
     def fingerprint(self) -> str:
         """Returns a sha256 over all that decides which ids a text gets: vocabulary, options and algorithm."""
         options = json.dumps([self.kind, self.config], sort_keys=True)
-        return hashlib.sha256(options.encode() + b"\n" + vocab_bytes(self.vocab)).hexdigest()
+        return hashlib.sha256(options.encode() + b"\n" + self.pieces.content).hexdigest()
 
     def encode(self, text: str, allow_special: bool = False) -> list[int]:
         """Returns the ids of `text`; no special tokens are added.
@@ -113,9 +129,11 @@ class Tokenizer:
         """
         if not allow_special:
             return self.pieces(text)
-        parts = re.split("(" + "|".join(map(re.escape, SPECIAL_TOKENS)) + ")", text)
-        ids = [[self._ids[part]] if part in SPECIAL_TOKENS else self.pieces(part) for part in parts]
-        return list(itertools.chain.from_iterable(ids))
+        first, *parts = re.split("(" + "|".join(map(re.escape, SPECIAL_TOKENS)) + ")", text)
+        ids = self.pieces(first)
+        for part in parts:
+            ids += [self.pieces.ids[part]] if part in SPECIAL_TOKENS else self.pieces.go_on(part)
+        return ids
 
     def encode_batch(self, texts: Iterable[str]) -> list[list[int]]:
         """Returns the ids of each text."""
@@ -130,74 +148,32 @@ class Tokenizer:
         return [self.vocab[index] for index in ids]
 
     def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:
-        """Returns readable text: words parted by blanks, `##` pieces joined to the piece before.
+        """Returns readable text: pieces joined to words, words parted by blanks.
 
         Args:
           ids: token ids.
           skip_special: whether to leave out the five special tokens.
         """
         skipped = frozenset(self.special_ids if skip_special else ())
-        text = " ".join(self.vocab[index] for index in ids if index not in skipped)
-        return text.replace(" " + CONTINUATION, "")
+        return self.pieces.decode([index for index in ids if index not in skipped])
 
     def id_of(self, token: str) -> int:
         """Returns the id of a token; where the vocabulary has it twice, the last one.
 
         Raises: InputError if the vocabulary does not have it.
         """
-        if token not in self._ids:
+        if token not in self.pieces.ids:
             raise InputError(f"token {token!r} is not in the vocabulary of {self.vocab_size}; tokenize() splits words")
-        return self._ids[token]
+        return self.pieces.ids[token]
 
     def save(self, directory: str | os.PathLike) -> None:
-        """Writes vocab.txt and tokenizer_config.json, which Hugging Face's BertTokenizer reads too."""
-        with storage.atomic_path(Path(directory) / "vocab.txt") as temporary:
-            temporary.write_bytes(vocab_bytes(self.vocab))
-        storage.write_json(Path(directory) / _CONFIG_NAME, {"tokenizer_class": "BertTokenizer", **self.config})
+        """Writes the vocabulary's file, vocab.txt or spiece.model, and tokenizer_config.json.
 
-
-class WordPiece:
-    """Maps text to ids: words by `Normalizer`, then the longest token that matches, again and again.
-
-    The work is done once per different word: most of a text is words seen before, which cost one look-up.
-
-    Source: google-research/bert tokenization.py, FullTokenizer and WordpieceTokenizer.
-    """
-
-    def __init__(self, vocab: Sequence[str], normalizer: Normalizer):
-        self._vocab = vocab
-        self.normalizer = normalizer
-        self._tokens = {token: index for index, token in enumerate(vocab)}
-        self._longest = max(map(len, vocab))
-        self._words = _Memo(self._blank_separated)
-        self._normal_words = _Memo(self._pieces_of_word)
-
-    def __reduce__(self) -> tuple:
-        return WordPiece, (self._vocab, self.normalizer)  # without the words seen so far
-
-    def __call__(self, text: str) -> list[int]:
-        return list(itertools.chain.from_iterable(map(self._words.__getitem__, blank_separated(text))))
-
-    def _blank_separated(self, word: str) -> tuple[int, ...]:
-        """Returns the ids of text without blanks, such as "(Hello)," or a Chinese sentence."""
-        return tuple(itertools.chain.from_iterable(map(self._normal_words.__getitem__, self.normalizer(word))))
-
-    def _pieces_of_word(self, word: str) -> tuple[int, ...]:
-        """Returns the ids of a normalised word; [UNK] if any part of it has no token."""
-        if len(word) > MAX_WORD_LENGTH:
-            return (self._tokens["[UNK]"],)
-        ids = []
-        prefix, start = "", 0
-        while start < len(word):
-            for end in range(min(len(word), start + self._longest), start, -1):
-                piece = self._tokens.get(prefix + word[start:end])
-                if piece is not None:
-                    break
-            else:
-                return (self._tokens["[UNK]"],)
-            ids.append(piece)
-            prefix, start = CONTINUATION, end
-        return tuple(ids)
+        Those of WordPiece are what Hugging Face's BertTokenizer reads.
+        """
+        with storage.atomic_path(Path(directory) / self.pieces.file_name) as temporary:
+            temporary.write_bytes(self.pieces.content)
+        storage.write_json(Path(directory) / _CONFIG_NAME, {"tokenizer_class": self.pieces.class_name, **self.config})
 
 
 def wordpiece_tokenizer(
@@ -212,75 +188,47 @@ def wordpiece_tokenizer(
       split_chinese: whether each Chinese character is a word.
     Raises: InputError if a special token is missing.
     """
-    missing = [token for token in SPECIAL_TOKENS if token not in vocab]
-    if missing:
-        raise InputError(
-            f"the vocabulary of {len(vocab)} tokens lacks {', '.join(missing)}; each of {', '.join(SPECIAL_TOKENS)}"
-            " must be a line of it"
-        )
-    normalizer = Normalizer(lowercase, strip_accents, split_chinese)
-    config = {
-        "do_lower_case": normalizer.lowercase,
-        "strip_accents": normalizer.strip_accents,
-        "tokenize_chinese_chars": normalizer.split_chinese,
-    }
-    return Tokenizer(tuple(vocab), WordPiece(tuple(vocab), normalizer), config)
+    return Tokenizer(WordPiece(vocab, Normalizer(lowercase, strip_accents, split_chinese)))
 
 
 def load_tokenizer(
     path: str | os.PathLike, lowercase: bool | None = None, strip_accents: bool | None = None
 ) -> Tokenizer:
-    """Returns the tokenizer of a vocabulary file, or of a directory with vocab.txt and tokenizer_config.json.
+    """Returns the tokenizer of a vocabulary file, or of a directory with vocab.txt or spiece.model.
+
+    A directory's tokenizer_config.json holds the options.
 
     Args:
-      path: the file or directory, ours or Hugging Face's.
+      path: the file or directory, ours or Hugging Face's; a file whose name ends in .model is SentencePiece's.
       lowercase: overrides tokenizer_config.json. Without either, text is lower-cased unless the vocabulary
         holds capital letters (bracketed tokens such as [CLS] apart).
-      strip_accents: overrides tokenizer_config.json. Without either it follows `lowercase`.
+      strip_accents: overrides tokenizer_config.json. Without either it follows `lowercase`; with SentencePiece
+        accents stay.
     Raises: InputError if there is no vocabulary, or an unusable one.
     """
     path, config = Path(path), {}
     if path.is_dir():
         if (path / _CONFIG_NAME).exists():
             config = storage.read_json(path / _CONFIG_NAME)
-        if not (path / "vocab.txt").exists():
-            raise InputError(f"directory {path} holds no vocab.txt; give a vocabulary file, or where build_vocab wrote")
-        path = path / "vocab.txt"
-    if not isinstance(config, dict) or not config.get("do_basic_tokenize", True):
-        raise InputError(f"{path.with_name(_CONFIG_NAME)} does not describe a BERT tokenizer; give vocab.txt itself")
-    vocab = read_vocab(path)
-    if lowercase is None:
-        lowercase = config.get("do_lower_case")
-    if strip_accents is None:
-        strip_accents = config.get("strip_accents")
+        if not isinstance(config, dict):
+            raise InputError(f"{path / _CONFIG_NAME} is {config!r}, not the options of a tokenizer; remove it")
+        path = _vocabulary_file(path)
+    read = read_sentencepieces if path.suffix == ".model" else read_wordpiece
+    pieces = read(path, config, lowercase, strip_accents)
     try:
-        return wordpiece_tokenizer(
-            vocab,
-            lowercase=not _holds_capitals(vocab) if lowercase is None else lowercase,
-            strip_accents=strip_accents,
-            split_chinese=config.get("tokenize_chinese_chars", True),
-        )
+        return Tokenizer(pieces)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
 
 
-def _holds_capitals(vocab: Sequence[str]) -> bool:
-    bracketed = re.compile(r"\[.*\]|<.*>")
-    capitals = unicode_tables().lower
-    return any(ord(char) in capitals for token in vocab if not bracketed.fullmatch(token) for char in token)
-
-
-class _Memo(dict[str, tuple[int, ...]]):
-    """A function of a word with its results so far; forgotten when there are too many, to bound memory."""
-
-    def __init__(self, function: Callable[[str], tuple[int, ...]]):
-        super().__init__()
-        self._function = function
-
-    def __missing__(self, word: str) -> tuple[int, ...]:
-        if len(self) >= _CACHED_WORDS:
-            self.clear()
-        ids = self._function(word)
-        if len(word) <= MAX_WORD_LENGTH:  # a page of Chinese has no blanks: it is one long "word", seen once
-            self[word] = ids
-        return ids
+def _vocabulary_file(directory: Path) -> Path:
+    names = (WordPiece.file_name, SentencePieces.file_name)
+    found = [directory / name for name in names if (directory / name).exists()]
+    if not found:
+        raise InputError(
+            f"directory {directory} holds no {' and no '.join(names)};"
+            " give a vocabulary file, or where build_vocab wrote"
+        )
+    if len(found) > 1:
+        raise InputError(f"directory {directory} holds both {' and '.join(names)}; give the one you mean")
+    return found[0]

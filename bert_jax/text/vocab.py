@@ -104,12 +104,14 @@ class LearntVocab:
       num_words: words counted in the text.
       unknown_words: how many of them become [UNK], for a character outside the alphabet or for their length.
       num_tokens: tokens that the other words become.
+      num_characters: characters of the other words.
     """
 
     vocab: list[str]
     num_words: int
     unknown_words: int
     num_tokens: int
+    num_characters: int
 
 
 def learn_vocab(
@@ -157,6 +159,7 @@ def learn_vocab(
         num_words=num_words,
         unknown_words=num_words - sum(words.values()),
         num_tokens=pieces.num_tokens(),
+        num_characters=sum(len(word) * count for word, count in words.items()),
     )
 
 

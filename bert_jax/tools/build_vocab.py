@@ -1,11 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Learns a WordPiece vocabulary from text: the same text and flags give the same bytes, everywhere.
+"""Learns a vocabulary from text: the same text and flags give the same bytes, on every run.
 
     python -m bert_jax.tools.build_vocab --input='wiki/*.txt.gz' --output=vocab --vocab_size=30522
     python -m bert_jax.tools.build_vocab --input=python-docs --output=/tmp/vocab --vocab_size=8000 --cased
+    python -m bert_jax.tools.build_vocab --input=ja.txt.gz --output=ja --vocab_size=8000 --kind=sentencepiece --cased
 
-Writes vocab.txt and tokenizer_config.json into the output directory. It takes under 1 GB of memory,
-however long the text.
+Writes vocab.txt (WordPiece) or spiece.model (SentencePiece) and tokenizer_config.json into the output directory. It
+takes under 1 GB of memory, however long the text: SentencePiece learns from a random sample of its lines, of
+--sample_megabytes at most, and needs about 20 times as much.
+
+WordPiece is BERT's and suits text whose words are parted by blanks; a Japanese or Thai "word" is all that stands
+between two of them. SentencePiece takes text as it comes. --character_coverage=0.9995 leaves the rarest characters of a
+large script to [UNK]; 1 is better for an alphabet.
 """
 
 import time
@@ -16,22 +22,39 @@ from absl import flags
 from bert_jax.data.corpus import iterate_documents
 from bert_jax.errors import InputError
 from bert_jax.text.normalize import Normalizer
+from bert_jax.text.sentencepieces import LineSample, SentencePieces, learn_sentencepieces
 from bert_jax.text.tokenizer import Tokenizer, load_tokenizer, wordpiece_tokenizer
 from bert_jax.text.vocab import WordCounts, learn_vocab
+from bert_jax.text.wordpiece import WordPiece
 from bert_jax.tools import cli
 
 _INPUT = flags.DEFINE_string(
     "input", "", "Text files as globs separated by commas, or python-docs: the documentation inside Python."
 )
-_OUTPUT = flags.DEFINE_string("output", "", "Directory to write vocab.txt and tokenizer_config.json into.")
+_OUTPUT = flags.DEFINE_string("output", "", "Directory to write the vocabulary and tokenizer_config.json into.")
+_KIND = flags.DEFINE_enum("kind", WordPiece.kind, [WordPiece.kind, SentencePieces.kind], "What to learn.")
 _VOCAB_SIZE = flags.DEFINE_integer("vocab_size", 30522, "Tokens in the vocabulary, special and unused ones included.")
 _CASED = flags.DEFINE_boolean("cased", False, "Keep capital letters and accents; otherwise text is lower-cased.")
-_STRIP_ACCENTS = flags.DEFINE_boolean("strip_accents", None, "Whether to drop accents; default: unless --cased.")
+_STRIP_ACCENTS = flags.DEFINE_boolean(
+    "strip_accents", None, "Whether to drop accents; default: unless --cased; with SentencePiece they stay."
+)
 _UNUSED = flags.DEFINE_integer("unused", 0, "Places [unused0].. to reserve; 994 gives Google's layout.", lower_bound=0)
 _ALPHABET_SIZE = flags.DEFINE_integer(
-    "alphabet_size", 1000, "The most characters that get tokens; words with rarer ones are [UNK].", lower_bound=1
+    "alphabet_size", 1000, "WordPiece: the most characters that get tokens; words with others are [UNK].", lower_bound=1
+)
+_MODEL_TYPE = flags.DEFINE_enum("model_type", "unigram", ["unigram", "bpe"], "SentencePiece: the kind of its model.")
+_COVERAGE = flags.DEFINE_float(
+    "character_coverage", 0.9995, "SentencePiece: the share of the text's characters that get pieces.", 0.98, 1.0
+)
+_SAMPLE = flags.DEFINE_integer(
+    "sample_megabytes", 40, "SentencePiece: the most text to learn from, of lines chosen by chance.", 1, 2000
 )
 _OVERWRITE = flags.DEFINE_boolean("overwrite", False, "Replace a different vocabulary in the output directory.")
+
+_ONLY = {  # flags that only one kind has
+    WordPiece.kind: (_ALPHABET_SIZE,),
+    SentencePieces.kind: (_MODEL_TYPE, _COVERAGE, _SAMPLE),
+}
 
 
 def main() -> None:
@@ -39,7 +62,21 @@ def main() -> None:
     output = Path(_OUTPUT.value)
     if not _OUTPUT.value or output.is_file():
         raise InputError(f"output {_OUTPUT.value!r} is no directory; give --output=DIRECTORY, which may not exist yet")
+    for kind, owned in _ONLY.items():
+        for flag in owned:
+            if kind != _KIND.value and flag.present:
+                raise InputError(f"--{flag.name} is for --kind={kind}, not for {_KIND.value}; leave it out")
     start = time.perf_counter()
+    tokenizer, source, fit = _learn_wordpiece() if _KIND.value == WordPiece.kind else _learn_sentencepiece()
+    written = _save(tokenizer, output)
+    print(
+        f"{output / tokenizer.pieces.file_name}: {tokenizer.vocab_size:,} tokens from {source}"
+        f" ({time.perf_counter() - start:.1f} s){'' if written else '; it was there already'}\n{fit}"
+    )
+
+
+def _learn_wordpiece() -> tuple[Tokenizer, str, str]:
+    """Returns the tokenizer, what it was learnt from, and how well it fits that."""
     normalizer = Normalizer(lowercase=not _CASED.value, strip_accents=_STRIP_ACCENTS.value)
     words, num_documents = WordCounts(normalizer), 0
     for document in iterate_documents(_INPUT.value):
@@ -47,15 +84,45 @@ def main() -> None:
         for line in document:
             words.add(line)
     learnt = learn_vocab(words.result(), normalizer, _VOCAB_SIZE.value, _ALPHABET_SIZE.value, _UNUSED.value)
-    tokenizer = wordpiece_tokenizer(learnt.vocab, normalizer.lowercase, normalizer.strip_accents)
-    written = _save(tokenizer, output)
     known_words = learnt.num_words - learnt.unknown_words
-    print(
-        f"{output / 'vocab.txt'}: {tokenizer.vocab_size:,} tokens"
-        f" from {learnt.num_words:,} words in {num_documents:,} documents"
-        f" ({time.perf_counter() - start:.1f} s){'' if written else '; it was there already'}\n"
-        f"{learnt.num_tokens / max(known_words, 1):.2f} tokens per word;"
-        f" {learnt.unknown_words / learnt.num_words:.3%} of the words are [UNK]"
+    return (
+        wordpiece_tokenizer(learnt.vocab, normalizer.lowercase, normalizer.strip_accents),
+        f"{learnt.num_words:,} words in {num_documents:,} documents",
+        f"{learnt.num_tokens / max(known_words, 1):.2f} tokens per word,"
+        f" {learnt.num_characters / max(learnt.num_tokens, 1):.2f} characters per token;"
+        f" {learnt.unknown_words / learnt.num_words:.3%} of the words are [UNK]",
+    )
+
+
+def _learn_sentencepiece() -> tuple[Tokenizer, str, str]:
+    """Returns the tokenizer, what it was learnt from, and how well it fits that."""
+    sample, num_documents = LineSample(_SAMPLE.value * 1_000_000), 0
+    for document in iterate_documents(_INPUT.value):
+        num_documents += 1
+        for line in document:
+            sample.add(line)
+    lines = sample.lines()
+    pieces = learn_sentencepieces(
+        lines,
+        _VOCAB_SIZE.value,
+        _MODEL_TYPE.value,
+        lowercase=not _CASED.value,
+        strip_accents=bool(_STRIP_ACCENTS.value),
+        character_coverage=_COVERAGE.value,
+        num_unused=_UNUSED.value,
+    )
+    tokenizer = Tokenizer(pieces)
+    num_characters = num_tokens = num_unknown = 0
+    for line in lines:
+        ids = tokenizer.encode(line)
+        num_characters += sum(map(len, line.split()))
+        num_tokens += len(ids)
+        num_unknown += ids.count(tokenizer.unk_id)
+    return (
+        tokenizer,
+        f"{len(lines):,} of {sample.num_lines:,} lines in {num_documents:,} documents",
+        f"{num_characters / max(num_tokens, 1):.2f} characters per token;"
+        f" {num_unknown / max(num_tokens, 1):.3%} of the tokens are [UNK]",
     )
 
 
@@ -64,11 +131,15 @@ def _save(tokenizer: Tokenizer, output: Path) -> bool:
 
     Raises: InputError if it holds another one, unless --overwrite.
     """
-    if (output / "vocab.txt").exists() and not _OVERWRITE.value:
+    there = [path for kind in (WordPiece, SentencePieces) if (path := output / kind.file_name).exists()]
+    if there and not _OVERWRITE.value:
         if load_tokenizer(output).fingerprint == tokenizer.fingerprint:
             return False
         raise InputError(f"{output} holds a different vocabulary; choose another --output, or give --overwrite")
     tokenizer.save(output)
+    for path in there:
+        if path.name != tokenizer.pieces.file_name:
+            path.unlink()  # of the other kind
     return True
 
 

@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SentencePiece: pieces of a text, blanks among them, of a model that was learnt from text. The library's only home.
+
+Made for scripts that part words by no blanks, and for ALBERT. Normalisation is part of the model's file. Why
+things are as they are: docs/decisions/0009-sentencepiece.md.
+"""
+
+import functools
+import heapq
+import io
+import os
+import random
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import sentencepiece
+
+from bert_jax.errors import InputError
+from bert_jax.text.normalize import is_chinese, letter_images, unicode_tables
+from bert_jax.text.vocab import SPECIAL_TOKENS
+from bert_jax.text.wordpiece import holds_capitals
+
+BLANK = "\u2581"  # how a piece writes the blank before a word
+
+_THREADS = 16  # of the trainer. Fixed: floating-point sums depend on it, and so do the bytes of the file.
+_LONGEST_LINE = 4096  # characters; the trainer skips lines that are too long, so they are cut
+
+# Letters of scripts that part words by no blanks: there a piece is as near to a word as one gets.
+_UNSPACED = (
+    (0x0E00, 0x0EFF),  # Thai, Lao
+    (0x1000, 0x109F),  # Burmese
+    (0x1780, 0x17FF),  # Khmer
+    (0x3005, 0x3007),  # the marks that repeat or stand for a Chinese character
+    (0x3040, 0x30FF),  # kana
+    (0x31F0, 0x31FF),
+    (0xFF66, 0xFF9F),
+)
+
+
+class SentencePieces:
+    """Maps text to ids as a SentencePiece model says, unigram or BPE.
+
+    What the text says is never a control symbol, so "[MASK]" is seven characters to it. Every special token has our
+    name in `vocab`, whatever the model calls it.
+    """
+
+    kind = "sentencepiece"
+    file_name = "spiece.model"
+    class_name = "SentencePiece"
+
+    def __init__(self, content: bytes, lowercase: bool, strip_accents: bool = False):
+        """Raises: InputError if `content` is no whole model, or cannot be used with these options."""
+        self.content = content
+        self._model = _open_model(content)
+        folds = self._model.normalize("Aa").strip(BLANK) == "aa"
+        if folds and not lowercase:
+            raise InputError("the model lower-cases text itself; it cannot be used cased")
+        self.config = {"do_lower_case": lowercase, "strip_accents": strip_accents}
+        # What the model does not do to letters is done before it.
+        in_front = lowercase and not folds, strip_accents
+        self._letters = letter_images(*in_front) if any(in_front) else None
+        self.vocab = _vocab(self._model)
+        self.ids = {token: index for index, token in enumerate(self.vocab)}
+        self._specials = {self.ids[token]: token for token in SPECIAL_TOKENS if token in self.ids}
+
+    def __reduce__(self) -> tuple:
+        return SentencePieces, (self.content, self.config["do_lower_case"], self.config["strip_accents"])
+
+    def __call__(self, text: str) -> list[int]:
+        return self._model.encode(text if self._letters is None else text.translate(self._letters))
+
+    def go_on(self, text: str) -> list[int]:
+        """Returns the ids of text that follows a special token: without a blank of its own it begins no word."""
+        if not text or text[0].isspace():
+            return self(text)
+        return self._inner_model.encode(text if self._letters is None else text.translate(self._letters))
+
+    @functools.cached_property
+    def _inner_model(self) -> sentencepiece.SentencePieceProcessor:
+        """The model, but for the blank that it puts before every text."""
+        # Fields at the end of a protocol buffer override earlier ones: normalizer_spec.add_dummy_prefix = false.
+        return _open_model(self.content + bytes([_NORMALIZER << 3 | 2, 2, _ADD_DUMMY_PREFIX << 3, 0]))
+
+    def begins_word(self, token: str) -> bool:
+        """Returns whether a token begins a word.
+
+        It does after a blank, and so do special tokens, punctuation, and every piece of a script without blanks.
+        """
+        return (
+            token.startswith(BLANK)
+            or token in SPECIAL_TOKENS
+            or ord(token[0]) in unicode_tables().punctuation
+            or is_chinese(token[0])
+            or any(first <= ord(token[0]) <= last for first, last in _UNSPACED)
+        )
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Returns the text of the pieces, special tokens set apart by blanks."""
+        parts: list[str] = []
+        run: list[int] = []
+        for index in ids:
+            if index in self._specials:
+                parts += [self._model.decode(run), self._specials[index]]
+                run = []
+            else:
+                run.append(index)
+        return " ".join(" ".join([*parts, self._model.decode(run)]).split())
+
+
+def read_sentencepieces(
+    path: str | os.PathLike, config: dict[str, Any], lowercase: bool | None, strip_accents: bool | None
+) -> SentencePieces:
+    """Returns the algorithm of a model's file, with the options of `config` unless the arguments say otherwise.
+
+    Raises: InputError if the file cannot be used.
+    """
+    try:
+        content = Path(path).read_bytes()
+    except OSError as error:
+        raise InputError(f"model {path} cannot be read ({error.strerror}); give a file of SentencePiece") from None
+    try:
+        if lowercase is None:
+            lowercase = config.get("do_lower_case")
+        if lowercase is None:
+            lowercase = not holds_capitals(_vocab(_open_model(content)))
+        if strip_accents is None:
+            strip_accents = config.get("strip_accents", not config.get("keep_accents", True))
+        return SentencePieces(content, bool(lowercase), bool(strip_accents))
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+def _open_model(content: bytes) -> sentencepiece.SentencePieceProcessor:
+    """Returns the processor of a model. Raises: InputError if it is empty, cut short, or no model."""
+    problem = InputError("it is no whole SentencePiece model, but damaged or another kind of file; copy it again")
+    # The library takes a file cut between two pieces for a smaller model: what comes after them must be there.
+    if not {_PIECES, _NORMALIZER} <= _fields(content):
+        raise problem
+    sentencepiece.set_min_log_level(2)  # or else it logs to stderr
+    model = sentencepiece.SentencePieceProcessor()
+    try:
+        model.load_from_serialized_proto(content)
+    except RuntimeError:
+        raise problem from None
+    return model
+
+
+_PIECES, _NORMALIZER, _ADD_DUMMY_PREFIX = 1, 3, 3  # numbers of fields in a model's file, the last in the second
+
+
+def _fields(content: bytes) -> set[int]:
+    """Returns the numbers of the fields that a protocol buffer of messages consists of; none if it is not one."""
+    fields, position = set(), 0
+
+    def varint() -> int:
+        nonlocal position
+        value = shift = 0
+        while position < len(content):
+            byte = content[position]
+            position += 1
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                break
+        return value
+
+    while position < len(content):
+        tag = varint()
+        if tag & 7 != 2:  # length, then content
+            return set()
+        fields.add(tag >> 3)
+        size = varint()
+        position += size
+    return fields if position == len(content) else set()
+
+
+def _vocab(model: sentencepiece.SentencePieceProcessor) -> tuple[str, ...]:
+    """Returns the pieces in the order of their ids, special tokens under our names.
+
+    Raises: InputError if text could become a special token.
+    """
+    vocab = [model.id_to_piece(index) for index in range(model.get_piece_size())]
+    names = dict(zip(vocab, range(len(vocab))))
+    for token in SPECIAL_TOKENS:
+        other = f"<{token[1:-1].lower()}>"  # as ALBERT and XLNet write some of them
+        index = model.unk_id() if token == "[UNK]" else names.get(token, names.get(other, -1))
+        if index < 0:
+            continue  # `Tokenizer` says which are missing
+        if not (model.is_control(index) or model.is_unknown(index) or model.is_unused(index)):
+            raise InputError(f"{vocab[index]} is no control symbol, so text could become it; make it one in training")
+        vocab[index] = token
+    return tuple(vocab)
+
+
+class LineSample:
+    """A random sample of lines that fits in memory; all of them, where they do.
+
+    Every line is as likely to be in it as any other. The generator's seed is fixed, so the same lines in the same
+    order give the same sample, however they come in files.
+    """
+
+    def __init__(self, max_bytes: int):
+        self.max_bytes = max_bytes
+        self.num_lines = 0  # seen
+        self._bytes = 0
+        self._rng = random.Random(0)
+        self._heap: list[tuple[float, int, str]] = []  # the line to go first is first
+
+    def add(self, line: str) -> None:
+        """Takes a line into account."""
+        heapq.heappush(self._heap, (self._rng.random(), self.num_lines, line))
+        self.num_lines += 1
+        self._bytes += len(line.encode())
+        while self._bytes > self.max_bytes and len(self._heap) > 1:
+            self._bytes -= len(heapq.heappop(self._heap)[2].encode())
+
+    def lines(self) -> list[str]:
+        """Returns the sample, in the order of the text."""
+        return [line for _, _, line in sorted(self._heap, key=lambda item: item[1])]
+
+
+def learn_sentencepieces(
+    lines: Iterable[str],
+    vocab_size: int,
+    model_type: str = "unigram",
+    lowercase: bool = False,
+    strip_accents: bool = False,
+    character_coverage: float = 0.9995,
+    num_unused: int = 0,
+) -> SentencePieces:
+    """Returns a model of exactly `vocab_size` pieces: special and unused ones first, then those of the text.
+
+    Args:
+      lines: of text, without line ends; about 25 times their size is needed in memory.
+      vocab_size: V.
+      model_type: "unigram" or "bpe".
+      lowercase: whether text is case-folded (NFKC either way).
+      strip_accents: whether accents are dropped.
+      character_coverage: the share of all characters of the text that get pieces, most frequent first; others are
+        [UNK].
+      num_unused: places named [unused0], [unused1].. after the special tokens.
+    Raises: InputError if vocab_size is too small for the characters or too large for the text.
+    """
+    if not 0.98 <= character_coverage <= 1:
+        raise InputError(f"character_coverage {character_coverage} is not in 0.98..1; 0.9995 and 1 are usual")
+    letters = letter_images(lowercase=False, strip_accents=True) if strip_accents else {}
+    content = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=_cut(line.translate(letters) for line in lines),
+            model_writer=content,
+            model_type=model_type,
+            vocab_size=max(vocab_size, len(SPECIAL_TOKENS) + num_unused),  # with less it says nothing of use
+            normalization_rule_name="nmt_nfkc_cf" if lowercase else "nmt_nfkc",
+            character_coverage=character_coverage,
+            pad_id=0,
+            pad_piece="[PAD]",
+            unk_id=1,
+            unk_piece="[UNK]",
+            bos_id=-1,
+            eos_id=-1,
+            control_symbols=[*SPECIAL_TOKENS[2:], *(f"[unused{index}]" for index in range(num_unused))],
+            max_sentence_length=4 * _LONGEST_LINE,  # bytes
+            num_threads=_THREADS,
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        raise _refusal(str(error), vocab_size) from None
+    return SentencePieces(content.getvalue(), lowercase, strip_accents)
+
+
+def _cut(lines: Iterable[str]) -> Iterator[str]:
+    for line in lines:
+        for start in range(0, len(line), _LONGEST_LINE):
+            yield line[start : start + _LONGEST_LINE]
+
+
+def _refusal(message: str, vocab_size: int) -> Exception:
+    """Returns what to say for an error of the trainer."""
+    if found := re.search(r"smaller than required_chars\. -?\d+ vs (\d+)", message):
+        return InputError(
+            f"vocab_size {vocab_size} is too small for the special tokens and the characters of the text; use"
+            f" --vocab_size={found[1]} or more, or a smaller --character_coverage"
+        )
+    if found := re.search(r"value <= (\d+)", message):
+        return InputError(
+            f"vocab_size {vocab_size} is too large for this text: it gives no more than {found[1]} pieces; use"
+            f" --vocab_size={found[1]} or less, or more text"
+        )
+    if "sentences_.empty()" in message or "all_chars_count" in message:
+        return InputError("the input holds no words to learn a vocabulary from; give text")
+    return RuntimeError(message)

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""WordPiece: words of a text, each to the longest tokens that match, as BERT has it."""
+
+import functools
+import itertools
+import os
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from bert_jax.errors import InputError
+from bert_jax.text.normalize import Normalizer, blank_separated, unicode_tables
+from bert_jax.text.vocab import CONTINUATION, MAX_WORD_LENGTH, read_vocab, vocab_bytes
+
+_CACHED_WORDS = 500_000  # about 150 MB; as many different words as there are in 50 MB of English text
+
+
+class WordPiece:
+    """Maps text to ids: words by `Normalizer`, then the longest token that matches, again and again.
+
+    The work is done once per different word: most of a text is words seen before, which cost one look-up.
+
+    Source: google-research/bert tokenization.py, FullTokenizer and WordpieceTokenizer.
+    """
+
+    kind = "wordpiece"
+    file_name = "vocab.txt"
+    class_name = "BertTokenizer"  # Hugging Face's, which reads both files
+
+    def __init__(self, vocab: Sequence[str], normalizer: Normalizer):
+        self.vocab = tuple(vocab)
+        self.normalizer = normalizer
+        self.ids = {token: index for index, token in enumerate(vocab)}  # of duplicate tokens the last counts
+        self._longest = max(map(len, vocab))
+        self._words = _Memo(self._blank_separated)
+        self._normal_words = _Memo(self._pieces_of_word)
+
+    def __reduce__(self) -> tuple:
+        return WordPiece, (self.vocab, self.normalizer)  # without the words seen so far
+
+    def __call__(self, text: str) -> list[int]:
+        return list(itertools.chain.from_iterable(map(self._words.__getitem__, blank_separated(text))))
+
+    def go_on(self, text: str) -> list[int]:
+        """Returns the ids of text that follows a special token: as of any other, it begins with a word."""
+        return self(text)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """Returns the options, under Hugging Face's names."""
+        return {
+            "do_lower_case": self.normalizer.lowercase,
+            "strip_accents": self.normalizer.strip_accents,
+            "tokenize_chinese_chars": self.normalizer.split_chinese,
+        }
+
+    @functools.cached_property
+    def content(self) -> bytes:
+        """Returns the content of the vocabulary's file: a token a line."""
+        return vocab_bytes(self.vocab)
+
+    def begins_word(self, token: str) -> bool:
+        """Returns whether the token is no `##` piece."""
+        return not token.startswith(CONTINUATION)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Returns the tokens parted by blanks, `##` pieces joined to the piece before."""
+        return " ".join(self.vocab[index] for index in ids).replace(" " + CONTINUATION, "")
+
+    def _blank_separated(self, word: str) -> tuple[int, ...]:
+        """Returns the ids of text without blanks, such as "(Hello)," or a Chinese sentence."""
+        return tuple(itertools.chain.from_iterable(map(self._normal_words.__getitem__, self.normalizer(word))))
+
+    def _pieces_of_word(self, word: str) -> tuple[int, ...]:
+        """Returns the ids of a normalised word; [UNK] if any part of it has no token."""
+        if len(word) > MAX_WORD_LENGTH:
+            return (self.ids["[UNK]"],)
+        ids = []
+        prefix, start = "", 0
+        while start < len(word):
+            for end in range(min(len(word), start + self._longest), start, -1):
+                piece = self.ids.get(prefix + word[start:end])
+                if piece is not None:
+                    break
+            else:
+                return (self.ids["[UNK]"],)
+            ids.append(piece)
+            prefix, start = CONTINUATION, end
+        return tuple(ids)
+
+
+def read_wordpiece(
+    path: str | os.PathLike, config: dict[str, Any], lowercase: bool | None, strip_accents: bool | None
+) -> WordPiece:
+    """Returns the algorithm of a vocabulary file, with the options of `config` unless the arguments say otherwise.
+
+    Raises: InputError if the file cannot be used.
+    """
+    vocab = read_vocab(path)
+    if lowercase is None:
+        lowercase = config.get("do_lower_case")
+    if lowercase is None:
+        lowercase = not holds_capitals(vocab)
+    if strip_accents is None:
+        strip_accents = config.get("strip_accents")
+    if not config.get("do_basic_tokenize", True):
+        raise InputError(f"tokenizer_config.json beside {path} does not describe a BERT tokenizer; give {path} itself")
+    return WordPiece(vocab, Normalizer(lowercase, strip_accents, config.get("tokenize_chinese_chars", True)))
+
+
+def holds_capitals(vocab: Sequence[str]) -> bool:
+    """Returns whether a token has a capital letter, bracketed ones such as [CLS] and <s> apart."""
+    bracketed = re.compile(r"\[.*\]|<.*>")
+    capitals = unicode_tables().lower
+    return any(ord(char) in capitals for token in vocab if not bracketed.fullmatch(token) for char in token)
+
+
+class _Memo(dict[str, tuple[int, ...]]):
+    """A function of a word with its results so far; forgotten when there are too many, to bound memory."""
+
+    def __init__(self, function: Callable[[str], tuple[int, ...]]):
+        super().__init__()
+        self._function = function
+
+    def __missing__(self, word: str) -> tuple[int, ...]:
+        if len(self) >= _CACHED_WORDS:
+            self.clear()
+        ids = self._function(word)
+        if len(word) <= MAX_WORD_LENGTH:  # a page of Chinese has no blanks: it is one long "word", seen once
+            self[word] = ids
+        return ids

@@ -1,0 +1,302 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SentencePiece models are learnt the same way every time, read with care, and never take text for a special token."""
+
+import io
+import pickle
+import random
+
+import numpy as np
+import pytest
+import sentencepiece
+
+from bert_jax import InputError, load_tokenizer
+from bert_jax.text.sentencepieces import BLANK, LineSample, SentencePieces, learn_sentencepieces
+from bert_jax.text.tokenizer import Tokenizer
+
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+
+
+def make_lines(words: str, end: str, blank: str, seed: int = 0) -> list[str]:
+    rng = random.Random(seed)
+    return [blank.join(rng.choices(words.split(), k=rng.randint(3, 9))) + end for _ in range(300)]
+
+
+STEMS = "low tow new flow want know walk talk sing call jump open".split()
+WORDS = " ".join(stem + ending for stem in STEMS for ending in ("", "er", "ers", "ed", "ing"))
+ENGLISH = make_lines(f"{WORDS} The the nobody MASK SEP Straße [x] why", ".", " ")
+JAPANESE = make_lines("吾輩は 猫である 名前は まだ 無い 書生 という 人間 見た 記憶 スーと 々", "。", "")
+
+
+@pytest.fixture(scope="module", params=["unigram", "bpe"])
+def english(request):
+    return Tokenizer(learn_sentencepieces(ENGLISH, 80, request.param, character_coverage=1))
+
+
+@pytest.fixture(scope="module")
+def japanese():
+    return Tokenizer(learn_sentencepieces(JAPANESE, 80, character_coverage=1))
+
+
+def foreign_model(lines=ENGLISH, **options) -> bytes:
+    """Returns a model as somebody else would train it."""
+    content = io.BytesIO()
+    defaults = {"vocab_size": 60, "character_coverage": 1.0, "minloglevel": 2}
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines), model_writer=content, **(defaults | options)
+    )
+    return content.getvalue()
+
+
+ALBERT = {"pad_id": 0, "unk_id": 1, "bos_id": -1, "eos_id": -1, "control_symbols": SPECIAL[2:]}
+
+
+# Learning
+
+
+def test_special_and_unused_tokens_come_first():
+    for num_unused in (0, 3):
+        vocab = learn_sentencepieces(ENGLISH, 70, num_unused=num_unused).vocab
+        assert len(vocab) == len(set(vocab)) == 70
+        assert list(vocab[: 5 + num_unused]) == [*SPECIAL, *(f"[unused{index}]" for index in range(num_unused))]
+
+
+@pytest.mark.parametrize("model_type", ["unigram", "bpe"])
+@pytest.mark.parametrize("asked", [-1, 0, 7, 100_000])
+def test_the_size_that_the_refusal_names_works(model_type, asked):
+    for lines in (ENGLISH, JAPANESE):
+        with pytest.raises(InputError, match=f"vocab_size {asked} is too") as error:
+            learn_sentencepieces(lines, asked, model_type)
+        named = int(str(error.value).split("--vocab_size=")[1].split()[0])
+        assert len(learn_sentencepieces(lines, named, model_type).vocab) == named
+        with pytest.raises(InputError):
+            learn_sentencepieces(lines, named + (1 if asked > named else -1), model_type)
+
+
+@pytest.mark.parametrize("lines", [[], ["", " "], ["\u3000"]])
+def test_no_words_is_one_line(lines):
+    with pytest.raises(InputError, match="holds no words"):
+        learn_sentencepieces(lines, 50)
+
+
+def test_a_coverage_that_the_library_does_not_take_is_refused():
+    with pytest.raises(InputError, match=r"character_coverage 0\.5"):
+        learn_sentencepieces(ENGLISH, 50, character_coverage=0.5)
+
+
+def test_learning_and_refusing_say_nothing_on_stderr(capfd):
+    learn_sentencepieces(ENGLISH, 80)
+    with pytest.raises(InputError):
+        learn_sentencepieces(ENGLISH, 8)
+    with pytest.raises(InputError):
+        SentencePieces(b"", lowercase=True)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_end_of_a_long_line_is_learnt_from():
+    pieces = learn_sentencepieces(["a" * 100_000 + " zq" * 100], 9, "bpe")
+    assert {"z", "q"} <= set("".join(pieces.vocab))
+
+
+def test_rare_characters_are_unknown():
+    lines = [*JAPANESE * 5, "鑼"]
+    for coverage, unknown in ((0.9995, True), (1.0, False)):
+        tokenizer = Tokenizer(learn_sentencepieces(lines, 60, character_coverage=coverage))
+        assert (tokenizer.unk_id in tokenizer.encode("猫は鑼")) is unknown
+
+
+def test_casing():
+    cased, uncased = (Tokenizer(learn_sentencepieces(ENGLISH, 70, lowercase=lowercase)) for lowercase in (False, True))
+    assert (cased.lowercase, uncased.lowercase) == (False, True)
+    assert cased.encode("The") != cased.encode("the")
+    assert uncased.encode("THE Straße ＴＨＥ") == uncased.encode("the straße the")
+
+
+def test_accents_are_dropped_if_asked():
+    lines = [line.replace("e", "é") for line in ENGLISH]
+    kept, dropped = (Tokenizer(learn_sentencepieces(lines, 70, strip_accents=strip)) for strip in (False, True))
+    assert (kept.strip_accents, dropped.strip_accents) == (False, True)
+    assert "é" in "".join(kept.vocab) and "é" not in "".join(dropped.vocab)
+    assert dropped.unk_id not in dropped.encode("néwér") and dropped.decode(dropped.encode("néwér")) == "newer"
+
+
+# The sample
+
+
+def test_a_sample_is_all_lines_where_they_fit():
+    sample = LineSample(10_000_000)
+    for line in ENGLISH:
+        sample.add(line)
+    assert sample.lines() == ENGLISH
+
+
+def test_a_sample_is_bounded_in_order_the_same_every_time_and_fair():
+    samples = []
+    for _ in range(2):
+        sample = LineSample(30_000)
+        for number in range(10_000):
+            sample.add(f"é{number:06}")  # 8 bytes
+            assert sample._bytes <= 30_000
+        samples.append(sample.lines())
+    assert samples[0] == samples[1] == sorted(samples[0])
+    assert len(samples[0]) == 3750 and sample.num_lines == 10_000
+    numbers = np.array([int(line[1:]) for line in samples[0]])
+    spread = (3750 * 0.5 * 0.5) ** 0.5
+    assert abs((numbers < 5000).sum() - 1875) < 4 * spread
+
+
+def test_one_line_beyond_the_limit_is_kept():
+    sample = LineSample(3)
+    sample.add("long line")
+    assert sample.lines() == ["long line"]
+
+
+# Text to ids and back
+
+
+def test_what_text_says_is_no_special_token(english):
+    text = "the [MASK] [SEP] [x] [PAD][CLS] [UNK]"
+    assert set(english.encode(text)).isdisjoint(set(english.special_ids) - {english.unk_id})
+    assert english.special_ids == (0, 1, 2, 3, 4)
+    allowed = english.tokenize("the[MASK], the [SEP]", allow_special=True)
+    assert [token for token in allowed if token in SPECIAL] == ["[MASK]", "[UNK]", "[SEP]"]  # "," was never seen
+    assert english.encode("the lower", allow_special=True) == english.encode("the lower")
+
+
+def test_text_after_a_special_token_begins_a_word_only_after_a_blank(japanese):
+    tokens = japanese.tokenize("吾輩は[MASK]猫である [MASK] 猫である", allow_special=True)
+    first, second = (index for index, token in enumerate(tokens) if token == "[MASK]")
+    assert not any(BLANK in token for token in tokens[first:second])
+    assert tokens[second + 1].startswith(BLANK)
+    assert japanese.encode("[MASK]猫", allow_special=True)[0] == japanese.mask_id
+
+
+def test_line_ends_are_blanks(english):
+    assert english.encode("the\nlower \t towers\r\n") == english.encode("the lower towers")
+    assert english.encode("") == english.encode(" \n ") == []
+
+
+def test_decode_gives_the_text_back(english, japanese):
+    for tokenizer, lines in ((english, ENGLISH), (japanese, JAPANESE)):
+        for line in lines[:50]:
+            assert tokenizer.decode(tokenizer.encode(line)) == line
+    ids = [english.cls_id, *english.encode("the towers é"), english.sep_id, *english.encode("why"), english.sep_id]
+    assert english.decode(ids) == "[CLS] the towers [UNK] [SEP] why [SEP]"
+    assert english.decode(ids, skip_special=True) == "the towers why"
+    assert english.decode([]) == ""
+
+
+def test_words_begin_after_blanks(english):
+    starts = english.word_starts
+    assert starts.dtype == np.bool_ and starts.shape == (80,)
+    ids = english.encode("The lower towers were newer.")
+    assert starts[ids].sum() == 6
+    assert all(starts[index] for index in english.special_ids)
+    assert {token[0] for token, start in zip(english.vocab[5:], starts[5:]) if start} <= {BLANK, ".", "[", "]"}
+
+
+def test_every_piece_of_a_script_without_blanks_is_a_word(japanese):
+    assert japanese.word_starts.all()
+
+
+# Files
+
+
+def test_a_saved_tokenizer_is_the_same(tmp_path, english, japanese):
+    for tokenizer in (english, japanese, Tokenizer(learn_sentencepieces(ENGLISH, 70, lowercase=True))):
+        tokenizer.save(tmp_path / "new")
+        assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["spiece.model", "tokenizer_config.json"]
+        for loaded in (load_tokenizer(tmp_path / "new"), pickle.loads(pickle.dumps(tokenizer))):
+            assert (loaded.vocab, loaded.config, loaded.kind) == (tokenizer.vocab, tokenizer.config, "sentencepiece")
+            assert loaded.fingerprint == tokenizer.fingerprint
+            assert loaded.encode_batch(ENGLISH[:20] + JAPANESE[:20]) == tokenizer.encode_batch(
+                ENGLISH[:20] + JAPANESE[:20]
+            )
+
+
+def test_fingerprint_tells_models_and_options_apart():
+    content = foreign_model(**ALBERT)
+    tokenizers = [
+        Tokenizer(SentencePieces(content, lowercase=False)),
+        Tokenizer(SentencePieces(content, lowercase=True)),
+        Tokenizer(SentencePieces(content, lowercase=True, strip_accents=True)),
+        Tokenizer(SentencePieces(foreign_model(**ALBERT, model_type="bpe"), lowercase=False)),
+    ]
+    assert len({tokenizer.fingerprint for tokenizer in tokenizers}) == len(tokenizers)
+    assert Tokenizer(SentencePieces(content, lowercase=True)).fingerprint == tokenizers[1].fingerprint
+
+
+def test_a_damaged_model_is_one_line(tmp_path, english):
+    path = tmp_path / "some.model"
+    whole = english.pieces.content
+    damaged = [whole[:length] for length in range(0, len(whole), 9973)]
+    # Cut after a whole piece it is a smaller model to the library.
+    cuts = [
+        whole[: whole.index(b"\n" + bytes([len(token)]) + token) - 2] for token in map(str.encode, english.vocab[70:])
+    ]
+    assert sentencepiece.SentencePieceProcessor(model_proto=cuts[-1]).get_piece_size() == 79
+    damaged += cuts
+    damaged += [b"garbage" * 100, b"\0" * 1000, "\n".join(SPECIAL).encode(), whole + b"\n"]
+    for content in damaged:
+        path.write_bytes(content)
+        with pytest.raises(InputError, match=r"some\.model: it is no whole SentencePiece model"):
+            load_tokenizer(path)
+    path.write_bytes(whole)
+    assert load_tokenizer(path).vocab == english.vocab
+    with pytest.raises(InputError, match="cannot be read"):
+        load_tokenizer(tmp_path / "missing.model")
+
+
+def test_a_directory_with_two_vocabularies_is_refused(tmp_path, english):
+    english.save(tmp_path)
+    (tmp_path / "vocab.txt").write_text("\n".join(SPECIAL))
+    with pytest.raises(InputError, match=r"both vocab\.txt and spiece\.model"):
+        load_tokenizer(tmp_path)
+    assert load_tokenizer(tmp_path / "spiece.model").kind == "sentencepiece"
+
+
+# Models of others
+
+
+def test_special_tokens_under_other_names(tmp_path):
+    xlnet = {"unk_id": 0, "bos_id": 1, "eos_id": 2, "pad_id": 5}
+    xlnet["control_symbols"] = ["<cls>", "<sep>", "<mask>"]
+    for options, ids in ((ALBERT, (0, 1, 2, 3, 4)), (xlnet, (5, 0, 3, 4, 6))):
+        (tmp_path / "spiece.model").write_bytes(foreign_model(**options))
+        tokenizer = load_tokenizer(tmp_path / "spiece.model")
+        assert tokenizer.special_ids == ids
+        assert [tokenizer.vocab[index] for index in ids] == SPECIAL
+        assert tokenizer.encode("[MASK]", allow_special=True) == [tokenizer.mask_id]
+        tokenizer.save(tmp_path / "saved")
+        assert (tmp_path / "saved/spiece.model").read_bytes() == (tmp_path / "spiece.model").read_bytes()
+
+
+def test_missing_special_tokens_are_refused(tmp_path):
+    (tmp_path / "t5.model").write_bytes(foreign_model(pad_id=3))
+    with pytest.raises(InputError, match=r"t5\.model: .* lacks \[CLS\], \[SEP\], \[MASK\];"):
+        load_tokenizer(tmp_path / "t5.model")
+
+
+def test_a_special_token_that_text_could_become_is_refused(tmp_path):
+    options = ALBERT | {"control_symbols": ["[CLS]", "[SEP]"], "user_defined_symbols": ["[MASK]"]}
+    (tmp_path / "some.model").write_bytes(foreign_model(**options))
+    with pytest.raises(InputError, match=r"some\.model: \[MASK\] is no control symbol"):
+        load_tokenizer(tmp_path / "some.model")
+
+
+def test_a_model_of_small_letters_gets_small_letters(tmp_path):
+    small = [line.lower() for line in ENGLISH]
+    (tmp_path / "spiece.model").write_bytes(foreign_model(small, **ALBERT))
+    tokenizer = load_tokenizer(tmp_path / "spiece.model")
+    assert tokenizer.lowercase and not tokenizer.strip_accents
+    assert tokenizer.encode("THE Lower") == tokenizer.encode("the lower") != [tokenizer.unk_id]
+    (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": false, "keep_accents": false}')
+    tokenizer = load_tokenizer(tmp_path)
+    assert (tokenizer.lowercase, tokenizer.strip_accents) == (False, True)
+    assert tokenizer.encode("THE") != tokenizer.encode("the") == tokenizer.encode("thé")
+
+
+def test_a_model_that_folds_case_cannot_be_cased(tmp_path):
+    (tmp_path / "some.model").write_bytes(foreign_model(**ALBERT, normalization_rule_name="nmt_nfkc_cf"))
+    assert load_tokenizer(tmp_path / "some.model").lowercase
+    with pytest.raises(InputError, match=r"some\.model: the model lower-cases"):
+        load_tokenizer(tmp_path / "some.model", lowercase=False)
