@@ -136,7 +136,7 @@ def test_no_tensorflow_is_imported():
         ("tfds:poems:train[5%]", "has no split 'train[5%]'"),
         ("tfds:poems:train[5", "is not tfds:NAME[:VERSION][:SPLIT[:FEATURE]]"),
         ("tfds:poems:train:number", "has no text 'number'; use one of comment, text"),
-        ("tfds:pairs", "has several texts, question, answer; choose one, for example tfds:pairs:train:question"),
+        ("tfds:pairs", "has several texts, answer, question; choose one, for example tfds:pairs:train:answer"),
         ("tfds:numbers", "has no text among its features number"),
         (
             "tfds:sequential",
