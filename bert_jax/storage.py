@@ -186,6 +186,11 @@ def copy_beside(first: str, url: str, names: list[str]) -> None:
             files, root = _file_system(url)
             found = files.find(f"{root.rstrip('/')}/{name}")
         wanted.extend(path.removeprefix(root).lstrip("/") for path in found)
+    for name in wanted:
+        if not (folder / name).resolve().is_relative_to(folder.resolve()):
+            raise InputError(
+                f"{url} names a file {name!r} outside its directory; it is not what it seems: do not use it"
+            )
     list(_at_once(lambda name: _copy(f"{url.rstrip('/')}/{name}", folder / name), wanted))
 
 

@@ -29,7 +29,7 @@ RANKS: Sequence[str] = """
     report hlo
     loop
     tasks.*
-    pretrain finetune predict
+    pretrain finetune predict grow
     sweep plan bench
     tools.* train.py finetune.py
 """.split()

@@ -17,7 +17,7 @@ from bert_jax.data.pipeline import (
     train_batches,
     train_rows,
 )
-from bert_jax.data.records import open_dataset
+from bert_jax.data.records import open_dataset, row_dtype
 from bert_jax.sharding import make_mesh
 
 
@@ -119,3 +119,16 @@ def test_evaluation_sees_every_row_once(toy_data):
     assert weights.sum() == split.num_rows
     assert sorted(numbers[weights > 0]) == sorted(split.gather(np.arange(split.num_rows))["numbers"][:, 0])
     assert not batches[-1].sequence_ids[weights[-size:] == 0].any()
+
+
+def test_rows_with_static_masks_give_their_predictions_in_every_epoch():
+    rows = np.zeros(3, row_dtype(8, 1, 300, predictions=4))
+    rows["lengths"][:, 0], rows["first_lengths"][:, 0] = (8, 6, 0), (4, 3, 0)  # the last row is empty
+    rows["mlm_positions"], rows["mlm_labels"], rows["mlm_counts"] = [5, 2, 3, 0], [299, 7, 8, 0], (3, 2, 3)
+    for epoch in (0, 5):
+        batch = rows_to_batch(rows, np.full(3, epoch, np.int32))
+        assert batch.mlm_positions.tolist() == [[5, 2, 3, 0]] * 3
+        assert batch.mlm_labels.tolist() == [[299, 7, 8, 0]] * 3
+        assert batch.mlm_weights.tolist() == [[1, 1, 1, 0], [1, 1, 0, 0], [0, 0, 0, 0]]
+    assert (batch.mlm_positions.dtype, batch.mlm_labels.dtype, batch.mlm_weights.dtype) == ("i4", "i4", "f4")
+    assert rows_to_batch(np.zeros(3, row_dtype(8, 1, 300)), epoch).mlm_positions is None

@@ -16,14 +16,14 @@ from bert_jax.errors import InputError
 ROW_LENGTH, VOCAB_SIZE = 16, 300
 
 
-def random_rows(num_rows: int, seed: int, max_sequences: int = 1) -> np.ndarray:
+def random_rows(num_rows: int, seed: int, max_sequences: int = 1, predictions: int = 0) -> np.ndarray:
     """Returns rows of random bytes: the format must not care what they mean."""
-    dtype = records.row_dtype(ROW_LENGTH, max_sequences, VOCAB_SIZE)
+    dtype = records.row_dtype(ROW_LENGTH, max_sequences, VOCAB_SIZE, predictions)
     return np.frombuffer(np.random.default_rng(seed).bytes(num_rows * dtype.itemsize), dtype)
 
 
-def write_dataset(path, shards: list[np.ndarray]) -> np.ndarray:
-    """Writes a data set with these training shards and returns all their rows."""
+def write_dataset(path, shards: list[np.ndarray], **row: int) -> np.ndarray:
+    """Writes a data set with these training shards and returns all their rows; `row` are more words on their shape."""
     counts = path / records.TOKEN_COUNTS
     path.mkdir()
     np.save(counts, np.arange(VOCAB_SIZE))
@@ -38,7 +38,7 @@ def write_dataset(path, shards: list[np.ndarray]) -> np.ndarray:
         {
             "format": records.FORMAT,
             "version": records.VERSION,
-            "row": {"length": ROW_LENGTH, "max_sequences": shards[0]["lengths"].shape[1]},
+            "row": {"length": ROW_LENGTH, "max_sequences": shards[0]["lengths"].shape[1]} | row,
             "tokenizer": {"fingerprint": "f" * 64, "vocab_size": VOCAB_SIZE},
             "splits": {
                 "train": {"sequences": sum(map(len, shards)), "shards": written},
@@ -75,6 +75,23 @@ def test_gather_refuses_rows_that_do_not_exist(tmp_path):
     assert dataset.heldout.num_rows == 0
     with pytest.raises(IndexError):
         dataset.heldout.gather(np.array([0]))
+
+
+def test_rows_without_predictions_are_those_of_before():
+    """Byte for byte: the record of docs/decisions/0004-row-format.md, written out."""
+    fields = [("token_ids", "<u2", (128,)), ("word_starts", "u1", (16,)), ("lengths", "<u2", (3,)),
+              ("first_lengths", "<u2", (3,)), ("labels", "i1", (3,)), ("numbers", "<u4", (3,))]  # fmt: skip
+    assert records.row_dtype(128, 3, 30522) == records.row_dtype(128, 3, 30522, predictions=0) == np.dtype(fields)
+    predictions = [("mlm_positions", "<u2", (20,)), ("mlm_labels", "<u2", (20,)), ("mlm_counts", "<u2")]
+    assert records.row_dtype(128, 3, 30522, predictions=20) == np.dtype(fields + predictions)
+
+
+def test_rows_with_predictions_come_back(tmp_path):
+    rows = write_dataset(tmp_path / "data", [random_rows(8, 0, predictions=5)], predictions=5)
+    train = records.open_dataset(tmp_path / "data").train
+    assert train.dtype == rows.dtype and train.gather(np.arange(8)).tobytes() == rows.tobytes()
+    write_dataset(tmp_path / "other", [random_rows(8, 0, predictions=5)], predictions=4)
+    assert "not (8,) rows of the manifest's shape" in refusal(tmp_path / "other")
 
 
 def test_gather_is_fast_enough_for_every_device(tmp_path):

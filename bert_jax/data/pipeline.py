@@ -64,7 +64,10 @@ def train_rows(step: int, places: np.ndarray, batch_size: int, num_rows: int, se
 
 
 def rows_to_batch(rows: np.ndarray, epochs: np.ndarray) -> Batch:
-    """Returns the batch of some rows (a structured array of row format v1), as numpy arrays."""
+    """Returns the batch of some rows (a structured array of row format v1), as numpy arrays.
+
+    Rows with static masks give their predictions too, the same in every epoch. An empty row has none.
+    """
     row_length = rows["token_ids"].shape[1]
     lengths = rows["lengths"].astype(np.int32)  # [B, M]
     starts = np.cumsum(lengths, axis=1) - lengths
@@ -76,7 +79,7 @@ def rows_to_batch(rows: np.ndarray, epochs: np.ndarray) -> Batch:
         inside = (positions >= start) & (positions < start + length)
         sequence_ids[inside] = place + 1
         type_ids[inside & (positions >= start + first)] = 1
-    return Batch(
+    batch = Batch(
         token_ids=rows["token_ids"],
         type_ids=type_ids,
         sequence_ids=sequence_ids,
@@ -86,6 +89,14 @@ def rows_to_batch(rows: np.ndarray, epochs: np.ndarray) -> Batch:
         sequence_numbers=rows["numbers"],
         epochs=epochs,
         word_starts=np.unpackbits(rows["word_starts"], axis=1, count=row_length).view(bool),
+    )
+    if "mlm_counts" not in (rows.dtype.names or ()):
+        return batch
+    counts = np.where(lengths.any(axis=1), rows["mlm_counts"], 0)
+    return batch._replace(
+        mlm_positions=rows["mlm_positions"].astype(np.int32),
+        mlm_labels=rows["mlm_labels"].astype(np.int32),
+        mlm_weights=(np.arange(rows["mlm_positions"].shape[1]) < counts[:, None]).astype(np.float32),
     )
 
 

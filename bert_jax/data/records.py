@@ -24,18 +24,28 @@ MANIFEST, TOKENIZER, TOKEN_COUNTS = "manifest.json", "tokenizer", "token_counts.
 NO_LABEL = -1
 
 
-def row_dtype(row_length: int, max_sequences: int, vocab_size: int) -> np.dtype:
-    """Returns the record of one row of L positions and M sequences. Its arrays come out as [R, L] and [R, M]."""
-    return np.dtype(
-        [
-            ("token_ids", np.min_scalar_type(vocab_size - 1).newbyteorder("<"), (row_length,)),
-            ("word_starts", "u1", (-(-row_length // 8),)),  # L bits, see `pack_word_starts`
-            ("lengths", "<u2", (max_sequences,)),  # tokens with [CLS] and [SEP]; 0 is an empty place
-            ("first_lengths", "<u2", (max_sequences,)),  # those of type 0: [CLS] A [SEP]
-            ("labels", "i1", (max_sequences,)),  # 0 B follows A, 1 B is from elsewhere, NO_LABEL
-            ("numbers", "<u4", (max_sequences,)),  # the sequence's own number in its split, however it is packed
+def row_dtype(row_length: int, max_sequences: int, vocab_size: int, predictions: int = 0) -> np.dtype:
+    """Returns the record of one row of L positions and M sequences. Its arrays come out as [R, L] and [R, M].
+
+    With `predictions`, P, a row also says which tokens are to be predicted: static masks, made before training
+    (docs/decisions/0010-static-masks.md). `token_ids` then are those that the model sees.
+    """
+    ids = np.min_scalar_type(vocab_size - 1).newbyteorder("<")
+    fields: list[tuple] = [
+        ("token_ids", ids, (row_length,)),
+        ("word_starts", "u1", (-(-row_length // 8),)),  # L bits, see `pack_word_starts`
+        ("lengths", "<u2", (max_sequences,)),  # tokens with [CLS] and [SEP]; 0 is an empty place
+        ("first_lengths", "<u2", (max_sequences,)),  # those of type 0: [CLS] A [SEP]
+        ("labels", "i1", (max_sequences,)),  # 0 B follows A, 1 B is from elsewhere, NO_LABEL
+        ("numbers", "<u4", (max_sequences,)),  # the sequence's own number in its split, however it is packed
+    ]
+    if predictions:
+        fields += [
+            ("mlm_positions", "<u2", (predictions,)),  # indices into the row, then zeros
+            ("mlm_labels", ids, (predictions,)),  # the ids that stood there, then zeros
+            ("mlm_counts", "<u2"),  # how many there are
         ]
-    )
+    return np.dtype(fields)
 
 
 def pack_word_starts(word_starts: np.ndarray) -> np.ndarray:
@@ -74,6 +84,50 @@ def write_shard(path: Path, dtype: np.dtype, num_rows: int, chunks: Iterable[np.
         if num_bytes != len(header.getvalue()) + num_rows * dtype.itemsize:
             raise ValueError(f"{path}: {num_rows} rows were promised, another number was given")
     return {"name": path.name, "rows": num_rows, "bytes": num_bytes, "sha256": digest.hexdigest()}
+
+
+def finish_dataset(
+    path: Path,
+    identity: dict[str, Any],
+    row: dict[str, int],
+    tokenizer: Any,
+    splits: dict[str, dict[str, Any]],
+    token_counts: np.ndarray,
+    made_with: dict[str, str],
+) -> dict[str, Any]:
+    """Returns the manifest of a directory that has its shards, after writing the counts of tokens and the manifest.
+
+    Args:
+      path: the directory.
+      identity: of what the data set was made, and how: format, version, options, input, tokenizer.
+      row: length (L), max_sequences (M), and predictions (P) if masks are static.
+      tokenizer: the `text.tokenizer.Tokenizer` that made the ids.
+      splits: of "train" and "heldout": sequences, shards as `write_shard` describes them, and any figures.
+      token_counts: int64 [V].
+      made_with: versions.
+    """
+    counts_path = path / TOKEN_COUNTS
+    storage.write_array(counts_path, token_counts)
+    manifest = {
+        "format": FORMAT,
+        "version": VERSION,
+        "identity": identity,
+        "row": row,
+        "tokenizer": {
+            "fingerprint": tokenizer.fingerprint,
+            "vocab_size": tokenizer.vocab_size,
+            **{f"{name}_id": int(getattr(tokenizer, f"{name}_id")) for name in ("pad", "unk", "cls", "sep", "mask")},
+        },
+        "splits": splits,
+        "token_counts": {
+            "name": counts_path.name,
+            "bytes": counts_path.stat().st_size,
+            "sha256": storage.sha256_file(counts_path),
+        },
+        "made_with": made_with,
+    }
+    storage.write_json(path / MANIFEST, manifest)
+    return manifest
 
 
 @dataclass(frozen=True)
@@ -140,12 +194,14 @@ class Dataset:
 def open_dataset(path: str | Path, tokenizer_fingerprint: str = "", verify: bool = True) -> Dataset:
     """Returns the data set in a directory, after checking that it is whole.
 
+    The directory may be a URL, such as gs://bucket/data: its files are then read from copies in `storage`'s cache.
     `tokenizer_fingerprint` must be that of the data if given. Sizes and headers are always checked; `verify`
     also reads all files (about a second per gigabyte) and compares their checksums.
 
     Raises: InputError if there is no data set, or one of another format, tokenizer or version, or a damaged one.
     """
-    path = Path(path)
+    url = str(path) if storage.is_remote(path) else ""
+    path = Path(storage.local_copy(f"{url.rstrip('/')}/{MANIFEST}")).parent if url else Path(path)
     if not (path / MANIFEST).is_file():
         raise InputError(
             f"{path} holds no {MANIFEST}, so no finished data set; make one with bert_jax.tools.prepare_corpus"
@@ -165,10 +221,13 @@ def open_dataset(path: str | Path, tokenizer_fingerprint: str = "", verify: bool
             f"use the tokenizer in {path / TOKENIZER} or prepare the text again"
         )
     files = [manifest["token_counts"], *(shard for split in manifest["splits"].values() for shard in split["shards"])]
+    if url:
+        storage.copy_beside(str(path / MANIFEST), url, [f"{TOKENIZER}/", *(file["name"] for file in files)])
     for file in files:
         _check_file(path / file["name"], file, verify)
     row = manifest["row"]
-    dtype = row_dtype(row["length"], row["max_sequences"], manifest["tokenizer"]["vocab_size"])
+    vocab_size = manifest["tokenizer"]["vocab_size"]
+    dtype = row_dtype(row["length"], row["max_sequences"], vocab_size, row.get("predictions", 0))
     return Dataset(
         path=path,
         manifest=manifest,

@@ -98,7 +98,7 @@ def _open(source: str) -> tuple[Any, str, str]:
             builder = builder_from_files(f"{name}:{version}" if version else name, data_dir=data_dir or None)
         except tfds.core.DatasetNotFoundError:
             raise _not_prepared(source, name, version, data_dir or DATA_DIR, Path(tfds.__file__).parent) from None
-        kinds = dict(builder.info.features.items())
+        kinds = dict(sorted(builder.info.features.items()))
         texts = [each for each, kind in kinds.items() if isinstance(kind, tfds.features.Text)]
         try:
             builder.info.splits[split].num_examples  # noqa: B018  parses the split

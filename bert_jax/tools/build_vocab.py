@@ -29,7 +29,7 @@ from bert_jax.text.wordpiece import WordPiece
 from bert_jax.tools import cli
 
 _INPUT = flags.DEFINE_string(
-    "input", "", "Text files as globs separated by commas, or python-docs: the documentation inside Python."
+    "input", "", "Files, quoted globs, URLs, tfds:NAME or python-docs, separated by commas; see prepare_corpus."
 )
 _OUTPUT = flags.DEFINE_string("output", "", "Directory to write the vocabulary and tokenizer_config.json into.")
 _KIND = flags.DEFINE_enum("kind", WordPiece.kind, [WordPiece.kind, SentencePieces.kind], "What to learn.")

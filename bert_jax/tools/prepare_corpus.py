@@ -3,9 +3,11 @@
 
     python -m bert_jax.tools.prepare_corpus --input='text/*.txt.gz' --tokenizer=vocab --output=data128
 
-Input are text files, plain or gzip: a sentence or a paragraph a line, blank lines between documents. With
---input=python-docs the documentation inside Python is used. The output depends on the text and the options
-alone, not on --workers. A run that was stopped continues when the same command is given again.
+Input are files of text (a sentence or a paragraph a line, blank lines between documents), JSON lines with a field
+"text", or WikiExtractor's output, plain or compressed by gzip or zstd, here or behind a URL such as gs://bucket/*.gz;
+prepared text data sets of TensorFlow Datasets, as tfds:NAME[:VERSION][:SPLIT[:FEATURE]]; or python-docs, the
+documentation inside Python. The output depends on the text and the options alone, not on --workers. A run that was
+stopped continues when the same command is given again.
 """
 
 from absl import flags
@@ -16,7 +18,7 @@ from bert_jax.tools import cli
 _DEFAULTS = PrepareOptions()
 
 _INPUT = flags.DEFINE_string(
-    "input", None, "Files or quoted globs, separated by commas, or python-docs.", required=True
+    "input", None, "Files, quoted globs, URLs, tfds:NAME or python-docs, separated by commas.", required=True
 )
 _TOKENIZER = flags.DEFINE_string("tokenizer", None, "Directory of a tokenizer, or a vocabulary file.", required=True)
 _OUTPUT = flags.DEFINE_string("output", None, "Directory to make.", required=True)

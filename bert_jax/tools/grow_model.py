@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+r"""Gives a trained model new words or more positions, to go on pre-training with.
+
+    python -m bert_jax.tools.grow_model --checkpoint=DIR --output=DIR --add_tokens=FILE [--use_unused]
+    python -m bert_jax.tools.grow_model --checkpoint=DIR --output=DIR --max_positions=1024
+
+A new word starts as the mean of the pieces it was before, a new position as a copy of an old one; for the rest it is
+the same model. FILE has a word a line. Text of another field, such as medicine, in four commands (train.py must be
+given the shape of the model that it starts from, here that of base):
+
+    python -m bert_jax.tools.grow_model --checkpoint=runs/base --output=medbase --add_tokens=medical_words.txt
+    python -m bert_jax.tools.prepare_corpus --input='medical/*.txt.gz' --tokenizer=medbase/tokenizer --output=meddata
+    python train.py --config=configs/pretrain.py:base --config.data.path=meddata --workdir=runs/med \
+        --config.init_checkpoint=medbase --config.optimizer.learning_rate=2e-5 --config.train.num_steps=100000
+    echo 'The patient was given [MASK].' | python -m bert_jax.tools.predict --checkpoint=runs/med
+"""
+
+from pathlib import Path
+
+from absl import flags
+
+from bert_jax.errors import InputError
+from bert_jax.text.vocab import read_vocab
+from bert_jax.tools import cli
+
+_CHECKPOINT = flags.DEFINE_string(
+    "checkpoint", None, "A work directory of train.py, or an exported model.", required=True
+)
+_OUTPUT = flags.DEFINE_string("output", None, "Directory to make; must not exist.", required=True)
+_ADD_TOKENS = flags.DEFINE_string("add_tokens", "", "File of words to add, one a line, as the tokenizer writes them.")
+_USE_UNUSED = flags.DEFINE_boolean("use_unused", False, "Put the words in the places of [unused..] tokens.")
+_MAX_POSITIONS = flags.DEFINE_integer("max_positions", 0, "Positions to grow to; 0 leaves them.", lower_bound=0)
+
+
+def main() -> None:
+    """Writes the grown model, a directory that `bert_jax.load_pretrained` reads."""
+    output = Path(_OUTPUT.value)
+    if output.exists():
+        raise InputError(f"output {output} exists; give a directory that does not")
+    if _USE_UNUSED.value and not _ADD_TOKENS.value:
+        raise InputError("--use_unused is for --add_tokens; give a file of words, or leave it out")
+    words = [word for word in read_vocab(_ADD_TOKENS.value) if word] if _ADD_TOKENS.value else []
+    from bert_jax.grow import grow
+    from bert_jax.pretrained import load_pretrained, save_pretrained
+
+    bert = load_pretrained(_CHECKPOINT.value)
+    grown = grow(bert, words, _USE_UNUSED.value, _MAX_POSITIONS.value)
+    save_pretrained(output, grown.config, grown.params, grown.tokenizer)
+    print(
+        f"{output}: {grown.tokenizer.vocab_size:,} tokens, {bert.tokenizer.vocab_size:,} before;"
+        f" {grown.config.max_positions:,} positions, {bert.config.max_positions:,} before"
+    )
+    if words:
+        mean = sum(len(bert.tokenizer.encode(word)) for word in words) / len(words)
+        print(f"{len(words):,} new words, of {mean:.1f} pieces each before")
+
+
+if __name__ == "__main__":
+    cli.run(main)
