@@ -175,7 +175,7 @@ def test_a_run_that_was_stopped_goes_on(google_file, vocab, tmp_path, monkeypatc
     monkeypatch.undo()
     with pytest.raises(InputError, match=r"holds no manifest.json"):
         records.open_dataset(tmp_path / "stopped")
-    with pytest.raises(InputError, match="was begun with another options"):
+    with pytest.raises(InputError, match="was begun with masks 'keep', not 'redraw'"):
         import_examples(pattern, vocab, str(tmp_path / "stopped"), masks="redraw", num_workers=1)
     monkeypatch.setattr(module, "check_examples", lambda path, *_: path.endswith("part0.tfrecord") or 1 / 0)
     again = import_examples(pattern, vocab, str(tmp_path / "stopped"), num_workers=1)  # no example is read again
@@ -308,7 +308,10 @@ def test_files_of_another_shape_and_files_of_nothing(google_file, golden, vocab,
 def test_other_refusals(google_file, vocab, imported, tmp_path):
     assert "masks 'no' is not known; use keep or redraw" in refusal(google_file, vocab, "x", masks="no")
     assert "exists and is not a data set" in refusal(google_file, vocab, str(tmp_path.parent))
-    assert "was begun with another options" in refusal(google_file, vocab, str(imported["keep"]), masks="redraw")
+    assert "was begun with masks 'keep', not 'redraw'" in refusal(
+        google_file, vocab, str(imported["keep"]), masks="redraw"
+    )
+    assert "was begun with another heldout_input" in refusal(google_file, vocab, str(imported["keep"]))
 
 
 @pytest.mark.slow

@@ -147,11 +147,15 @@ def _begin(path: Path, identity: dict[str, Any], tokenizer: Tokenizer) -> None:
 
 def _check_identity(path: Path, ours: dict[str, Any], theirs: Any) -> None:
     """Raises: InputError if the directory was made of something else."""
+    theirs = theirs if isinstance(theirs, dict) else {}
+    remedy = "choose another output directory, or delete this one"
+    for name, value in ours["options"].items():
+        other = theirs.get("options", {}).get(name)
+        if other != value:
+            raise InputError(f"{path} was begun with {name} {other!r}, not {value!r}; {remedy}")
     for name, value in ours.items():
-        if not isinstance(theirs, dict) or theirs.get(name) != value:
-            raise InputError(
-                f"{path} was begun with another {name}; choose another output directory, or delete this one"
-            )
+        if theirs.get(name) != value:
+            raise InputError(f"{path} was begun with another {name}; {remedy}")
 
 
 def _import_file(job: _Job, file: _File) -> dict[str, Any]:
