@@ -24,8 +24,9 @@ def grow(bert: Pretrained, words: Sequence[str] = (), use_unused: bool = False, 
     are split anew, as WordPiece takes the longest match: with "corona", "coronavirus" is "corona", "##virus".
 
     A new token's row of the embedding table is the mean of the rows of the pieces that the word was before, and its
-    output bias the mean of theirs. So it means about what they meant, and its logit is the mean of their logits. New
-    positions repeat the old ones from the first: neighbours stay neighbours, but for the seams. Nothing is random.
+    output bias the mean of theirs. So it means about what they meant, and its logit is the mean of their logits. A word
+    that was [UNK] starts as [UNK]. New positions repeat the old ones from the first: neighbours stay neighbours, but
+    for the seams. Nothing is random.
 
     Args:
       bert: the model; its tokenizer must be WordPiece.
@@ -78,8 +79,10 @@ def _grow_vocab(tokenizer: Tokenizer, words: Sequence[str], use_unused: bool) ->
             "a SentencePiece vocabulary cannot grow: a new piece would change how words that merely hold its letters "
             "are cut; train a new vocabulary, or grow max_positions alone"
         )
-    for index, word in enumerate(words):
-        _check_word(word, pieces, seen=words[:index])
+    seen: set[str] = set()
+    for word in words:
+        _check_word(word, pieces, seen)
+        seen.add(word)
     vocab = list(tokenizer.vocab)
     places = list(range(len(vocab), len(vocab) + len(words)))
     if use_unused:
@@ -95,7 +98,7 @@ def _grow_vocab(tokenizer: Tokenizer, words: Sequence[str], use_unused: bool) ->
     return Tokenizer(WordPiece(vocab, pieces.normalizer)), np.array(places)
 
 
-def _check_word(word: str, pieces: WordPiece, seen: Sequence[str]) -> None:
+def _check_word(word: str, pieces: WordPiece, seen: set[str]) -> None:
     """Raises: InputError if `word` cannot become a token of its own."""
     normal = pieces.normalizer(word)
     if word in pieces.ids:

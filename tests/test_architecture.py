@@ -229,7 +229,16 @@ def test_the_design_holds(repository):
 
 @pytest.mark.parametrize(
     "module",
-    ["bert_jax", "text", "data.prepare", "data.records", "tools.build_vocab", "tools.prepare_corpus", "report"],
+    [
+        "bert_jax",
+        "text",
+        "data.prepare",
+        "data.records",
+        "tools.build_vocab",
+        "tools.prepare_corpus",
+        "tools.import_tfrecords",
+        "report",
+    ],
 )
 def test_no_jax_in_text_and_data_preparation(repository, module):
     name = module if module == "bert_jax" else f"bert_jax.{module}"

@@ -15,6 +15,7 @@ from test_google_goldens import section, to_params
 
 from bert_jax.config import OptimizerConfig
 from bert_jax.optim import apply_updates, learning_rate_at, make_optimizer
+from bert_jax.sharding import path_name
 
 NUM_STEPS, VOCAB_SIZE, PADDED_VOCAB_SIZE = 12, 7, 16  # of tests/reference/make_lamb_goldens.py; the padding is ours
 CONFIG = OptimizerConfig(name="lamb", learning_rate=2e-2, warmup_steps=3, weight_decay=0.1, clip_norm=0.0)
@@ -63,11 +64,12 @@ def our_trace(golden):
 
 
 def assert_same_trace(ours, theirs):
-    """Asserts that every step moved every parameter as the separate arrays [steps, ...] of `theirs` say."""
+    """Asserts that every step moved the parameters as the separate arrays [steps, ...] of `theirs` say."""
     for step, params in enumerate(ours):
         expected = to_params(at_step(theirs, step), PADDED_VOCAB_SIZE)
-        assert jax.tree.structure(params) == jax.tree.structure(expected)
-        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-6, atol=2e-7), params, expected)
+        for path, value in jax.tree_util.tree_leaves_with_path(expected):
+            ours_there = functools.reduce(lambda node, key: node[key.key], path, params)
+            np.testing.assert_allclose(ours_there, value, rtol=2e-6, atol=2e-7, err_msg=f"{path_name(path)}, {step}")
 
 
 def test_the_goldens_have_the_hard_cases(golden):
@@ -94,12 +96,17 @@ def test_the_schedule_is_the_one_of_the_goldens(golden):
 def test_stacked_layers_and_a_padded_vocabulary_follow_alberts_separate_variables(golden, our_trace, trust_ratio_for):
     ours = our_trace(dataclasses.replace(CONFIG, trust_ratio_for=trust_ratio_for))
     assert_same_trace(ours, section(golden, trust_ratio_for))
+    assert len(jax.tree.leaves(ours[-1])) == len(jax.tree.leaves(to_params(section(golden, "initial"), VOCAB_SIZE)))
     assert not ours[-1]["encoder"]["embeddings"]["word"]["embedding"][VOCAB_SIZE:].any()
 
 
 def optax_trace(golden, config):
-    """Returns Optax's parameters [steps, ...] of every name: bias correction, every layer an array of its own."""
-    params = section(golden, "initial")
+    """Returns Optax's parameters [steps, ...]: bias correction, every layer an array of its own.
+
+    Biases and a few others are left out, to compile less: without clipping, no parameter depends on another.
+    """
+    names = [name for name in section(golden, "initial") if re.search("/layer_.*(kernel|gamma)|word_embeddings", name)]
+    params, gradients = ({name: golden[f"{kind}/{name}"] for name in names} for kind in ("initial", "gradients"))
     decays = {name: not re.search("LayerNorm|bias", name) for name in params}
     options = {"b1": config.beta1, "b2": config.beta2, "eps": config.epsilon}
     rates = jnp.asarray(golden["learning_rates"])
@@ -112,7 +119,7 @@ def optax_trace(golden, config):
             optax.masked(optax.scale_by_trust_ratio(), decays),
             optax.scale_by_learning_rate(rates.__getitem__),
         )
-    return run(optimizer, params, section(golden, "gradients"))
+    return run(optimizer, params, gradients)
 
 
 @pytest.mark.parametrize("trust_ratio_for", ["decayed", "all"])
@@ -129,15 +136,3 @@ def test_the_switches_make_a_difference(our_trace):
     )
     assert np.abs(plain["norm"]["scale"] - everywhere["norm"]["scale"]).max() > 1e-3
     assert np.abs(plain["query"]["kernel"] - corrected["query"]["kernel"]).max() > 1e-3
-
-
-def test_clipping_comes_before_everything_else(golden):
-    """LAMB undoes a scale, but not between steps: a large gradient counts for no more than clip_norm."""
-    gradients = section(golden, "gradients")
-    norms = np.sqrt(sum((value**2).reshape(NUM_STEPS, -1).sum(axis=1) for value in gradients.values()))
-    factors = np.minimum(1, 0.5 / np.maximum(norms, 1e-30)).astype(np.float32)
-    assert 2 < (factors < 1).sum() < NUM_STEPS - 2
-    by_hand = {f"gradients/{name}": (value.T * factors).T for name, value in gradients.items()}
-    ours = trace_of(golden, dataclasses.replace(CONFIG, clip_norm=0.5))
-    for params, expected in zip(ours, trace_of(golden | by_hand, CONFIG), strict=True):
-        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-5, atol=1e-6), params, expected)

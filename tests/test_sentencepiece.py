@@ -10,6 +10,8 @@ import pytest
 import sentencepiece
 
 from bert_jax import InputError, load_tokenizer
+from bert_jax.data.prepare import PrepareOptions, prepare
+from bert_jax.data.records import open_dataset, unpack_word_starts
 from bert_jax.text.sentencepieces import BLANK, LineSample, SentencePieces, learn_sentencepieces
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -132,22 +134,22 @@ def test_a_sample_is_all_lines_where_they_fit():
 def test_a_sample_is_bounded_in_order_the_same_every_time_and_fair():
     samples = []
     for _ in range(2):
-        sample = LineSample(30_000)
+        sample = LineSample(375_000)
         for number in range(10_000):
-            sample.add(f"é{number:06}")  # 8 bytes
-            assert sample._bytes <= 30_000
+            sample.add(f"é{number:06}" + "." * (number % 93))  # 100 bytes at most, and that is the least to count
+            assert len(sample._heap) <= 3750
         samples.append(sample.lines())
     assert samples[0] == samples[1] == sorted(samples[0])
     assert len(samples[0]) == 3750 and sample.num_lines == 10_000
-    numbers = np.array([int(line[1:]) for line in samples[0]])
+    numbers = np.array([int(line[1:7]) for line in samples[0]])
     spread = (3750 * 0.5 * 0.5) ** 0.5
     assert abs((numbers < 5000).sum() - 1875) < 4 * spread
 
 
 def test_one_line_beyond_the_limit_is_kept():
     sample = LineSample(3)
-    sample.add("long line")
-    assert sample.lines() == ["long line"]
+    sample.add("long line" * 100)
+    assert sample.lines() == ["long line" * 100]
 
 
 # Text to ids and back
@@ -300,3 +302,23 @@ def test_a_model_that_folds_case_cannot_be_cased(tmp_path):
     assert load_tokenizer(tmp_path / "some.model").lowercase
     with pytest.raises(InputError, match=r"some\.model: the model lower-cases"):
         load_tokenizer(tmp_path / "some.model", lowercase=False)
+
+
+# A data set
+
+
+def test_rows_of_a_data_set_know_where_words_begin(tmp_path, english):
+    (tmp_path / "text.txt").write_text(
+        "\n\n".join("\n".join(ENGLISH[start : start + 10]) for start in range(0, 300, 10))
+    )
+    english.save(tmp_path / "tokenizer")
+    options = PrepareOptions(max_seq_length=32, duplicates=1, holdout_rate=0.1)
+    prepare(str(tmp_path / "text.txt"), str(tmp_path / "tokenizer"), str(tmp_path / "data"), options, num_workers=1)
+    dataset = open_dataset(str(tmp_path / "data"))
+    assert load_tokenizer(dataset.tokenizer_path).fingerprint == english.fingerprint
+    assert dataset.token_counts[english.unk_id] == 0 < dataset.token_counts.sum()
+    rows = dataset.train.gather(np.arange(dataset.train.num_rows))
+    starts = unpack_word_starts(rows["word_starts"], 32)
+    inside = np.arange(32) < rows["lengths"]
+    np.testing.assert_array_equal(starts, english.word_starts[rows["token_ids"]] & inside)
+    assert 0.1 < starts[inside].mean() < 0.9

@@ -223,14 +223,14 @@ def test_processes_that_ask_at_once_make_one_copy(cache, tmp_path):
     (tmp_path / "text").write_text("text")
     command = [sys.executable, "-c", COPY_WHEN_TOLD, f"file://{tmp_path}/text", str(tmp_path / "log")]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    processes = [subprocess.Popen(command, **pipes) for _ in range(4)]
-    assert [process.stdout.readline() for process in processes] == ["ready\n"] * 4
+    processes = [subprocess.Popen(command, **pipes) for _ in range(2)]
+    assert [process.stdout.readline() for process in processes] == ["ready\n"] * 2
     for process in processes:
         process.stdin.write("go\n")
         process.stdin.flush()
     for process in processes:
         process.communicate(timeout=60)
-    assert [process.returncode for process in processes] == [0] * 4
+    assert [process.returncode for process in processes] == [0] * 2
     assert (tmp_path / "log").read_text() == "copied\n" and files_below(cache) == ["text"]
 
 

@@ -108,9 +108,14 @@ def prepare(inputs: str, tokenizer: str, output: str, options: PrepareOptions, n
         different = run(functools.partial(_count_different_lines, job), _hash_ranges(num_lines), "sets of lines")
         made = run(functools.partial(_make_shard, job), ranges, "shards")
 
-    manifest = _manifest(path, identity, loaded, options, ranges, made)
-    manifest["exact_copies"] = _exact_copies(documents, num_lines, sum(different))
-    storage.write_json(path / records.MANIFEST, manifest)
+    splits = _describe_splits(options, ranges, made)
+    token_counts = np.zeros(loaded.vocab_size, np.int64)
+    for file in splits["train"]["shards"]:
+        token_counts += np.load(job.work / f"counts-{file['name']}")
+    row = {"length": options.max_seq_length, "max_sequences": 1}
+    made_with = {"bert_jax": __version__, "sentencex": metadata.version("sentencex")}
+    copies = _exact_copies(documents, num_lines, sum(different))
+    manifest = records.finish_dataset(path, identity, row, loaded, splits, token_counts, made_with, exact_copies=copies)
     shutil.rmtree(path / _WORK)
     _summarize(manifest, time.monotonic() - started)
     return manifest
@@ -283,11 +288,8 @@ def _make_shard(job: _Job, shard: Range) -> dict[str, Any]:
 # The end
 
 
-def _manifest(
-    path: Path, identity: dict, tokenizer: Tokenizer, options: PrepareOptions, ranges: list[Range], made: list[dict]
-) -> dict[str, Any]:
-    """Returns the manifest of the finished shards, after writing the counts of tokens that it names."""
-    token_counts = np.zeros(tokenizer.vocab_size, np.int64)
+def _describe_splits(options: PrepareOptions, ranges: list[Range], made: list[dict]) -> dict[str, dict[str, Any]]:
+    """Returns what the manifest says of each split: the sums over its shards, and the shards."""
     splits = {}
     for split in ("train", "heldout"):
         mine = [result for shard, result in zip(ranges, made, strict=True) if shard.split == split]
@@ -304,28 +306,7 @@ def _manifest(
             "random_next_share": round(random_next / max(1, totals["sequences"]), 4),
             "shards": [result["file"] for result in mine],
         }
-    for file in splits["train"]["shards"]:
-        token_counts += np.load(path / _WORK / f"counts-{file['name']}")
-    counts_path = path / records.TOKEN_COUNTS
-    storage.write_array(counts_path, token_counts)
-    return {
-        "format": records.FORMAT,
-        "version": records.VERSION,
-        "identity": identity,
-        "row": {"length": options.max_seq_length, "max_sequences": 1},
-        "tokenizer": {
-            "fingerprint": tokenizer.fingerprint,
-            "vocab_size": tokenizer.vocab_size,
-            **{f"{name}_id": int(getattr(tokenizer, f"{name}_id")) for name in ("pad", "unk", "cls", "sep", "mask")},
-        },
-        "splits": splits,
-        "token_counts": {
-            "name": counts_path.name,
-            "bytes": counts_path.stat().st_size,
-            "sha256": storage.sha256_file(counts_path),
-        },
-        "made_with": {"bert_jax": __version__, "sentencex": metadata.version("sentencex")},
-    }
+    return splits
 
 
 def _exact_copies(documents: np.ndarray, num_lines: int, num_different_lines: int) -> dict[str, Any]:

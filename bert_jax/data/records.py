@@ -94,6 +94,7 @@ def finish_dataset(
     splits: dict[str, dict[str, Any]],
     token_counts: np.ndarray,
     made_with: dict[str, str],
+    **figures: Any,
 ) -> dict[str, Any]:
     """Returns the manifest of a directory that has its shards, after writing the counts of tokens and the manifest.
 
@@ -105,6 +106,7 @@ def finish_dataset(
       splits: of "train" and "heldout": sequences, shards as `write_shard` describes them, and any figures.
       token_counts: int64 [V].
       made_with: versions.
+      figures: more to keep in the manifest.
     """
     counts_path = path / TOKEN_COUNTS
     storage.write_array(counts_path, token_counts)
@@ -125,6 +127,7 @@ def finish_dataset(
             "sha256": storage.sha256_file(counts_path),
         },
         "made_with": made_with,
+        **figures,
     }
     storage.write_json(path / MANIFEST, manifest)
     return manifest

@@ -19,7 +19,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bert_jax import storage
 from bert_jax.data.formats import Piece, text_lines
 from bert_jax.errors import InputError
 
@@ -80,7 +79,8 @@ def fingerprint(source: str) -> str:
     builder, split, feature = _open(source)
     digest = hashlib.sha256(" ".join([builder.info.full_name, split, feature]).encode())
     for name in ("dataset_info.json", "features.json"):
-        digest.update(storage.sha256_file(os.path.join(builder.data_path, name)).encode())
+        with _tfds_errors(source):
+            digest.update((builder.data_path / name).read_bytes())
     return digest.hexdigest()
 
 

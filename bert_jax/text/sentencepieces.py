@@ -212,13 +212,18 @@ class LineSample:
         """Takes a line into account."""
         heapq.heappush(self._heap, (self._rng.random(), self.num_lines, line))
         self.num_lines += 1
-        self._bytes += len(line.encode())
+        self._bytes += _cost(line)
         while self._bytes > self.max_bytes and len(self._heap) > 1:
-            self._bytes -= len(heapq.heappop(self._heap)[2].encode())
+            self._bytes -= _cost(heapq.heappop(self._heap)[2])
 
     def lines(self) -> list[str]:
         """Returns the sample, in the order of the text."""
         return [line for _, _, line in sorted(self._heap, key=lambda item: item[1])]
+
+
+def _cost(line: str) -> int:
+    """Returns the bytes that a line counts for: a very short one takes more memory than its text."""
+    return max(len(line.encode()), 100)
 
 
 def learn_sentencepieces(

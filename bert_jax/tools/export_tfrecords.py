@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A data set to TFRecords of pre-training examples, as run_pretraining.py of google-research/bert reads them.
+
+    python -m bert_jax.tools.export_tfrecords --data=data128 --output=examples --epochs=5 --num_files=10
+
+Order and masks are those that training draws with this seed as data.seed and masking.seed, for the given number of
+epochs, whose examples are dealt to the files in turn. Masks that are in the data set are written as they are. The
+vocabulary is written beside the files.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import jax
+import numpy as np
+from absl import flags
+
+from bert_jax.batch import Batch
+from bert_jax.config import MaskingConfig
+from bert_jax.data.examples import LABELS, Columns, write_examples
+from bert_jax.data.pipeline import rows_to_batch, train_rows
+from bert_jax.data.processes import say
+from bert_jax.data.records import Dataset, Split, open_dataset
+from bert_jax.errors import InputError
+from bert_jax.masking import mask_tokens
+from bert_jax.text.tokenizer import load_tokenizer
+from bert_jax.tools import cli
+
+_DEFAULTS = MaskingConfig()
+_ROWS_AT_ONCE = 1024
+
+_DATA = flags.DEFINE_string("data", None, "Directory of a data set.", required=True)
+_OUTPUT = flags.DEFINE_string("output", None, "Directory to make.", required=True)
+_SPLIT = flags.DEFINE_enum("split", "train", ("train", "heldout"), "Which rows.")
+_EPOCHS = flags.DEFINE_integer("epochs", 1, "How often each row is written, each time with another mask.")
+_NUM_FILES = flags.DEFINE_integer("num_files", 1, "Files to write.")
+_MASKING = [
+    flags.DEFINE_float("rate", _DEFAULTS.rate, "Share of the tokens to predict."),
+    flags.DEFINE_integer("max_predictions", _DEFAULTS.max_predictions, "Places for predictions in an example."),
+    flags.DEFINE_float("mask_rate", _DEFAULTS.mask_rate, "Share of the predicted tokens that become [MASK]."),
+    flags.DEFINE_float("random_rate", _DEFAULTS.random_rate, "Share of them that become a random token."),
+    flags.DEFINE_bool("whole_word", _DEFAULTS.whole_word, "Mask whole words."),
+    flags.DEFINE_integer("max_ngram", _DEFAULTS.max_ngram, "With whole_word: runs of up to this many words."),
+    flags.DEFINE_integer("seed", _DEFAULTS.seed, "Of the masks and of the order."),
+]
+
+
+def export_examples(
+    data: str, output: str, masking: MaskingConfig, split: str = "train", epochs: int = 1, num_files: int = 1
+) -> int:
+    """Returns how many examples it wrote to `output`, each file whole or not at all.
+
+    Raises: InputError if an option or the data set is unusable, or `output` holds something; before anything is
+    written.
+    """
+    masking.validate()
+    for name, value in (("epochs", epochs), ("num_files", num_files)):
+        if value < 1:
+            raise InputError(f"{name} {value} is less than 1; use 1 or more")
+    dataset = open_dataset(data)
+    rows = dataset.train if split == "train" else dataset.heldout
+    _check(data, dataset, rows, split, masking, epochs)
+    total = epochs * rows.num_rows
+    if num_files > total:
+        raise InputError(f"num_files {num_files} is more than the {total} examples; use fewer")
+    directory = Path(output)
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise InputError(f"output {directory} exists and is not empty; choose a new directory")
+    tokenizer = load_tokenizer(dataset.tokenizer_path)
+    never_predicted = (tokenizer.cls_id, tokenizer.sep_id)
+
+    @jax.jit
+    def mask(batch: Batch) -> Batch:
+        return mask_tokens(batch, masking, tokenizer.vocab_size, tokenizer.mask_id, never_predicted)
+
+    for index in range(num_files):
+        places = np.arange(index, total, num_files)
+        path = directory / f"{split}-{index:05d}-of-{num_files:05d}.tfrecord"
+        write_examples(path, _examples(rows, places, masking, mask))
+        say(f"{path}: {len(places):,} examples")
+    tokenizer.save(directory)
+    return total
+
+
+def _check(data: str, dataset: Dataset, rows: Split, split: str, masking: MaskingConfig, epochs: int) -> None:
+    """Raises: InputError if the rows cannot be written as examples."""
+    row = dataset.manifest["row"]
+    if row["max_sequences"] > 1:
+        raise InputError(
+            f"{data} packs up to {row['max_sequences']} sequences into a row, and an example has one: its mask and its "
+            "label have no place for more; export a data set that is not packed"
+        )
+    if not rows.num_rows:
+        raise InputError(f"{data} has no row in its split {split}; choose the other split")
+    if rows.gather(np.zeros(1, np.int64))["labels"].min() < 0:
+        raise InputError(
+            f"{data} has no next sentences, and an example needs a label for them; prepare the text with "
+            "--next_sentence=nsp or sop"
+        )
+    if row.get("predictions") and (epochs > 1 or masking != _DEFAULTS):
+        raise InputError(
+            f"{data} has static masks, which are written as they are; leave out --epochs and the options of masking"
+        )
+
+
+def _examples(
+    rows: Split, places: np.ndarray, masking: MaskingConfig, mask: Callable[[Batch], Batch]
+) -> Iterator[Columns]:
+    """Yields the examples at some places of a training, in their order."""
+    for start in range(0, len(places), _ROWS_AT_ONCE):
+        wanted = places[start : start + _ROWS_AT_ONCE]
+        same_shape = np.resize(wanted, min(_ROWS_AT_ONCE, len(places)))  # so that the last ones compile nothing anew
+        indices, epochs = train_rows(0, same_shape, 1, rows.num_rows, masking.seed)
+        batch = rows_to_batch(rows.gather(indices), epochs)
+        if batch.mlm_positions is None:
+            batch = jax.device_get(mask(batch))
+            missing = max(0, masking.max_predictions - batch.mlm_positions.shape[1])
+        else:
+            missing = 0
+        predictions = (batch.mlm_positions, batch.mlm_labels, batch.mlm_weights)
+        positions, labels, weights = (np.pad(array, [(0, 0), (0, missing)]) for array in predictions)
+        columns = {
+            "input_ids": batch.token_ids,
+            "input_mask": batch.sequence_ids,
+            "segment_ids": batch.type_ids,
+            "masked_lm_positions": positions,
+            "masked_lm_ids": labels,
+            "masked_lm_weights": weights,
+            LABELS: batch.next_sentence_labels,
+        }
+        yield {name: np.asarray(array)[: len(wanted)] for name, array in columns.items()}
+
+
+def main() -> None:
+    """Writes the examples that the flags describe."""
+    masking = MaskingConfig(**{flag.name: flag.value for flag in _MASKING})
+    export_examples(_DATA.value, _OUTPUT.value, masking, _SPLIT.value, _EPOCHS.value, _NUM_FILES.value)
+
+
+if __name__ == "__main__":
+    cli.run(main)
