@@ -44,7 +44,7 @@ _UNSPACED = (
 class SentencePieces:
     """Maps text to ids as a SentencePiece model says, unigram or BPE.
 
-    What the text says is never a control symbol, so "[MASK]" is seven characters to it. Every special token has our
+    What the text says is never a control symbol, so "[MASK]" is six characters to it. Every special token has our
     name in `vocab`, whatever the model calls it.
     """
 
