@@ -11,7 +11,7 @@ import io
 import os
 import random
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,8 @@ BLANK = "\u2581"  # how a piece writes the blank before a word
 
 _THREADS = 16  # of the trainer. Fixed: floating-point sums depend on it, and so do the bytes of the file.
 _LONGEST_LINE = 4096  # characters; the trainer skips lines that are too long, so they are cut
+
+_NO_WORDS = "the input holds no words to learn a vocabulary from; give text"
 
 # Letters of scripts that part words by no blanks: there a piece is as near to a word as one gets.
 _UNSPACED = (
@@ -42,7 +44,7 @@ _UNSPACED = (
 class SentencePieces:
     """Maps text to ids as a SentencePiece model says, unigram or BPE.
 
-    What the text says is never a control symbol, so "[MASK]" is seven characters to it. Every special token has our
+    What the text says is never a control symbol, so "[MASK]" is six characters to it. Every special token has our
     name in `vocab`, whatever the model calls it.
     """
 
@@ -227,7 +229,7 @@ def _cost(line: str) -> int:
 
 
 def learn_sentencepieces(
-    lines: Iterable[str],
+    lines: Sequence[str],
     vocab_size: int,
     model_type: str = "unigram",
     lowercase: bool = False,
@@ -250,6 +252,8 @@ def learn_sentencepieces(
     """
     if not 0.98 <= character_coverage <= 1:
         raise InputError(f"character_coverage {character_coverage} is not in 0.98..1; 0.9995 and 1 are usual")
+    if not any(line.split() for line in lines):  # older trainers end the process
+        raise InputError(_NO_WORDS)
     letters = letter_images(lowercase=False, strip_accents=True) if strip_accents else {}
     content = io.BytesIO()
     try:
@@ -295,5 +299,5 @@ def _refusal(message: str, vocab_size: int) -> Exception:
             f" --vocab_size={found[1]} or less, or more text"
         )
     if "sentences_.empty()" in message or "all_chars_count" in message:
-        return InputError("the input holds no words to learn a vocabulary from; give text")
+        return InputError(_NO_WORDS)
     return RuntimeError(message)
