@@ -3,6 +3,7 @@
 
 import os
 import tempfile
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,12 @@ import pytest
 # Before any test imports jax: it reads them once. What the caller has set stays.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Programs run for a few steps only, so the compiler should not try hard, nor compile the same program twice.
-for flag in ("--xla_force_host_platform_device_count=8", "--xla_backend_optimization_level=0"):
+_FLAGS = ["--xla_force_host_platform_device_count=8", "--xla_backend_optimization_level=0"]
+if metadata.version("jax").startswith("0.10."):
+    _FLAGS.append(
+        "--xla_cpu_use_fusion_emitters=false"
+    )  # halves the time to compile; later compilers have no such flag
+for flag in _FLAGS:
     if flag.split("=")[0] not in os.environ.get("XLA_FLAGS", ""):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:

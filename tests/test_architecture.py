@@ -204,7 +204,7 @@ def check_files(root: Path, sources: list[Source]) -> list[str]:
 
 def check_machine_paths(root: Path) -> list[str]:
     """Returns the lines of text files that name a path of somebody's machine."""
-    files = [path for path in root.iterdir() if path.is_file()]
+    files = [path for path in root.iterdir() if path.is_file() and path.name != ".git"]  # as a worktree has it
     files += [path for place in TEXT_PLACES for path in (root / place).rglob("*") if path.is_file()]
     return [
         f"{path}:{number}: names a path of one machine: {line.strip()[:80]}"

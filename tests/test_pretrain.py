@@ -100,7 +100,7 @@ def test_encode_refuses_what_it_cannot(finished):
     assert bert.encode([("the ban .", "the dar .")]).token_ids.shape == (1, 9)
 
 
-@pytest.mark.parametrize("step", [5, 8])
+@pytest.mark.parametrize("step", [5, pytest.param(8, marks=pytest.mark.slow)])
 def test_stop_and_resume_is_the_uninterrupted_run_bit_for_bit(finished, toy_data, tmp_path, monkeypatch, step):
     whole, uninterrupted = finished
     with monkeypatch.context() as patch:
@@ -114,6 +114,7 @@ def test_stop_and_resume_is_the_uninterrupted_run_bit_for_bit(finished, toy_data
     assert losses(tmp_path / "run", "eval") == losses(whole, "eval")
 
 
+@pytest.mark.slow
 def test_a_report_that_spans_a_stop_is_that_of_the_uninterrupted_run(toy_data, tmp_path, monkeypatch):
     config = tiny_run(toy_data, mesh=ONE_DEVICE, report=ReportConfig(every_steps=5, tensorboard=False, progress=False))
     train(config, tmp_path / "whole")
@@ -162,6 +163,7 @@ def test_a_finished_run_is_not_trained_again(finished, toy_data):
     assert (workdir / "metrics.jsonl").read_text() == before
 
 
+@pytest.mark.slow
 def test_more_steps_may_be_asked_for_on_resume(finished, toy_data, tmp_path):
     shutil.copytree(finished[0], tmp_path / "run")
     longer = tiny_run(toy_data, mesh=ONE_DEVICE, train=TrainConfig(num_steps=14))
@@ -249,6 +251,7 @@ def test_bad_settings_are_one_line_and_write_nothing(toy_data, tmp_path, change,
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_nothing_held_out_trains_without_evaluation(tmp_path):
     data = make_dataset(tmp_path, holdout_rate=0.0)
     result = train(tiny_run(data, mesh=ONE_DEVICE, train=TrainConfig(num_steps=2)), tmp_path / "run")

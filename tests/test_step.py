@@ -48,8 +48,8 @@ def one_device():
 @pytest.mark.parametrize(
     "sizes",
     [
-        {"data": 8},
-        {"data": 2, "fsdp": 2, "tensor": 2},
+        pytest.param({"data": 8}, marks=pytest.mark.slow),
+        pytest.param({"data": 2, "fsdp": 2, "tensor": 2}, marks=pytest.mark.slow),
         pytest.param({"data": 1, "fsdp": 8}, marks=pytest.mark.slow),
         pytest.param({"data": 2, "tensor": 4}, marks=pytest.mark.slow),
     ],
@@ -69,6 +69,7 @@ def test_four_microbatches_equal_the_whole_batch(one_device):
     assert_same(one_device, take_steps(random_batch(), accumulate=4))
 
 
+@pytest.mark.slow
 def test_microbatches_with_uneven_predictions_and_empty_rows_equal_the_whole_batch():
     batch = random_batch(seed=5)
     batch.sequence_ids[3:9] = 0  # some microbatches have few sequences, and so few predictions
