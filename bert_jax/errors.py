@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one kind of error that is the user's to mend."""
+"""Errors that are the user's to mend."""
 
 
 class InputError(ValueError):
@@ -7,4 +7,11 @@ class InputError(ValueError):
 
     The message is one line with the value, the rule it breaks and the fix. Command-line tools print it
     without a traceback and exit with status 1; nothing has been lost or overwritten when it is raised.
+    """
+
+
+class StoppedError(InputError):
+    """Work that could not go on for a reason outside of its input: a full disk, a killed process.
+
+    What is finished is kept, and the same command continues.
     """

@@ -25,7 +25,7 @@ import google_crc32c
 import numpy as np
 import zstandard
 
-from bert_jax.errors import InputError
+from bert_jax.errors import InputError, StoppedError
 
 # Finding files
 
@@ -283,7 +283,7 @@ def atomic_path(path: str | os.PathLike) -> Iterator[Path]:
             os.fsync(stream.fileno())
         os.replace(temporary, path)
     except OSError as error:
-        raise InputError(
+        raise StoppedError(
             f"cannot write {path}: {error.strerror or error}; free some space or choose another place"
         ) from error
     finally:

@@ -243,14 +243,13 @@ def test_examples_that_no_model_can_be_trained_on(golden, vocab, tmp_path, featu
 
 
 def test_a_bad_example_far_into_a_file_leaves_no_data_set(google_file, golden, vocab, tmp_path):
-    """The first thousand are good, so the directory is there by then; what is left says that it is not finished."""
+    """The first thousand are good, so the directory is there by then."""
     columns = {name: np.concatenate([golden[name]] * 11) for name in FEATURES}
     columns["masked_lm_ids"][1100, 0] = 500
     write_examples(tmp_path / "bad", [columns])
     message = refusal(str(tmp_path / "bad"), vocab, str(tmp_path / "data"))
     assert f"{tmp_path / 'bad'}, record 1101: masked_lm_ids has 500" in message
-    assert sorted(os.listdir(tmp_path / "data")) == ["tokenizer", "unfinished"]
-    assert os.listdir(tmp_path / "data" / "unfinished") == ["options.json"]
+    assert os.listdir(tmp_path) == ["bad"]
 
 
 def change_record(google_file: str, path: Path, number: int, change) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert_jax.data import corpus, instances, pieces, prepare, records
+from bert_jax.data import building, corpus, instances, pieces, prepare, records
 from bert_jax.data.prepare import PrepareOptions
 from bert_jax.errors import InputError
 from bert_jax.text.tokenizer import load_tokenizer
@@ -190,7 +190,7 @@ def test_what_is_finished_is_not_made_again(tmp_path, prepared, text, vocab, mon
         written[tmp_path / "data" / marker.stem] = (tmp_path / "data" / marker.stem).stat().st_mtime_ns
     assert len(written) == 5 * 4 + 2
     monkeypatch.setattr(pieces, "_encode", None)  # would fail if a piece were made again
-    monkeypatch.setattr(prepare.shutil, "rmtree", lambda path: None)
+    monkeypatch.setattr(building.shutil, "rmtree", lambda path: None)
     prepare.prepare(text, vocab, str(tmp_path / "data"), OPTIONS, num_workers=1)
     assert all(path.stat().st_mtime_ns == time_of for path, time_of in written.items())
 
@@ -354,6 +354,9 @@ def test_bad_text_fails_in_one_line_with_the_place(tmp_path, text, vocab, num_wo
     with pytest.raises(InputError, match=r"^.*bad.txt, line 3 is not UTF-8") as caught:
         prepare.prepare(f"{text},{tmp_path}/bad.txt", vocab, str(tmp_path / "data"), OPTIONS, num_workers=num_workers)
     assert "\n" not in str(caught.value)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.txt"]  # the 31 good files left nothing
+    (tmp_path / "bad.txt").write_bytes(b"bala.\n\nbal.\n")
+    prepare.prepare(f"{text},{tmp_path}/bad.txt", vocab, str(tmp_path / "data"), OPTIONS, num_workers=num_workers)
 
 
 def run_tool(*flags: str) -> subprocess.CompletedProcess:

@@ -8,7 +8,6 @@ killed goes on from its finished files.
 import functools
 import hashlib
 import os
-import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ import numpy as np
 
 from bert_jax import __version__, storage
 from bert_jax.data import records
+from bert_jax.data.building import finished_manifest, unfinished
 from bert_jax.data.examples import AT_ONCE, LABELS, Columns, check_examples, examples_to_rows, read_examples, refusal
 from bert_jax.data.processes import say, task_runner
 from bert_jax.errors import InputError
@@ -25,7 +25,6 @@ from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
 
 MASKS = ("keep", "redraw")
 SHARD_BYTES = 64 << 20
-_WORK, _IDENTITY = "unfinished", "options.json"
 
 
 @dataclass(frozen=True)
@@ -33,12 +32,9 @@ class _Job:
     """What every task of an import needs to know."""
 
     path: Path
+    work: Path
     row_length: int
     predictions: int  # P, or 0 if masks are drawn anew
-
-    @property
-    def work(self) -> Path:
-        return self.path / _WORK
 
 
 @dataclass(frozen=True)
@@ -77,24 +73,20 @@ def import_examples(
         "tokenizer": loaded.fingerprint,
     }
     path = Path(output)
-    if (path / records.MANIFEST).is_file():
-        manifest = storage.read_json(path / records.MANIFEST)
-        _check_identity(path, identity, manifest.get("identity"))
-        say(f"{output} is already complete")
+    if manifest := finished_manifest(path, identity):
         return manifest
-    _begin(path, identity, loaded)
 
     started = time.monotonic()
-    job = _Job(path, row_length, predictions if masks == "keep" else 0)
-    with task_runner(num_workers) as run:
-        made = run(functools.partial(_import_file, job), files, "files of examples")
-    splits = {name: _finish_split(job, name, files, made) for name in ("train", "heldout")}
-    counts = np.zeros(loaded.vocab_size, np.int64)
-    for index in range(files[0].num_files):
-        counts += np.load(job.work / f"counts-{index}.npy")
-    row = {"length": row_length, "max_sequences": 1} | ({"predictions": predictions} if masks == "keep" else {})
-    manifest = records.finish_dataset(path, identity, row, loaded, splits, counts, {"bert_jax": __version__})
-    shutil.rmtree(job.work)
+    with unfinished(path, identity, loaded) as work:
+        job = _Job(path, work, row_length, predictions if masks == "keep" else 0)
+        with task_runner(num_workers) as run:
+            made = run(functools.partial(_import_file, job), files, "files of examples")
+        splits = {name: _finish_split(job, name, files, made) for name in ("train", "heldout")}
+        counts = np.zeros(loaded.vocab_size, np.int64)
+        for index in range(files[0].num_files):
+            counts += np.load(job.work / f"counts-{index}.npy")
+        row = {"length": row_length, "max_sequences": 1} | ({"predictions": predictions} if masks == "keep" else {})
+        manifest = records.finish_dataset(path, identity, row, loaded, splits, counts, {"bert_jax": __version__})
     _summarize(manifest, time.monotonic() - started)
     return manifest
 
@@ -129,33 +121,6 @@ def _row_shape(files: list[_File], tokenizer: Tokenizer) -> tuple[int, int]:
                 raise refusal(file.path, first, f"input_ids has {row_length} values", "65535 is the most")
             return row_length, predictions
     raise InputError(f"{files[0].path} and the other {len(files) - 1} files hold no example; give others")
-
-
-def _begin(path: Path, identity: dict[str, Any], tokenizer: Tokenizer) -> None:
-    """Makes the directory ready to begin or to continue. Raises: InputError if it holds something else."""
-    begun = path / _WORK / _IDENTITY
-    if begun.is_file():
-        _check_identity(path, identity, storage.read_json(begun))
-        say(f"continuing in {path}")
-    elif path.exists() and (not path.is_dir() or any(child.name != _WORK for child in path.iterdir())):
-        raise InputError(f"output {path} exists and is not a data set of this program; choose a new directory")
-    for left_over in path.glob("**/.*.tmp"):  # of a run that was killed while it wrote
-        left_over.unlink()
-    storage.write_json(begun, identity)
-    tokenizer.save(path / records.TOKENIZER)
-
-
-def _check_identity(path: Path, ours: dict[str, Any], theirs: Any) -> None:
-    """Raises: InputError if the directory was made of something else."""
-    theirs = theirs if isinstance(theirs, dict) else {}
-    remedy = "choose another output directory, or delete this one"
-    for name, value in ours["options"].items():
-        other = theirs.get("options", {}).get(name)
-        if other != value:
-            raise InputError(f"{path} was begun with {name} {other!r}, not {value!r}; {remedy}")
-    for name, value in ours.items():
-        if theirs.get(name) != value:
-            raise InputError(f"{path} was begun with another {name}; {remedy}")
 
 
 def _import_file(job: _Job, file: _File) -> dict[str, Any]:

@@ -17,7 +17,6 @@ import dataclasses
 import functools
 import math
 import random
-import shutil
 import time
 from dataclasses import dataclass
 from importlib import metadata
@@ -28,6 +27,7 @@ import numpy as np
 
 from bert_jax import __version__, storage
 from bert_jax.data import corpus, instances, pieces, records
+from bert_jax.data.building import finished_manifest, unfinished
 from bert_jax.data.processes import say, task_runner
 from bert_jax.errors import InputError
 from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
@@ -36,7 +36,6 @@ SHARD_TOKENS = 16 << 20  # about 64 MiB of English text: what a process holds in
 LINES_AT_ONCE = 8 << 20  # whose hashes, 64 MiB, a process compares at a time
 MANY_COPIES = 0.1  # of the documents: worth a warning
 _ROWS_AT_ONCE = 8192
-_WORK, _OPTIONS = "unfinished", "options.json"
 
 
 @dataclass(frozen=True)
@@ -90,33 +89,13 @@ def prepare(inputs: str, tokenizer: str, output: str, options: PrepareOptions, n
         "input": corpus.fingerprint(inputs),
         "tokenizer": loaded.fingerprint,
     }
-    if (path / records.MANIFEST).is_file():
-        manifest = storage.read_json(path / records.MANIFEST)
-        _check_identity(path, identity, manifest.get("identity", {}))
-        shutil.rmtree(path / _WORK, ignore_errors=True)
-        say(f"{output} is already complete")
+    if manifest := finished_manifest(path, identity):
         return manifest
-    _begin(path, identity, loaded)
 
     started = time.monotonic()
-    job = _Job(path, options, len(plan), loaded.fingerprint)
-    with task_runner(num_workers) as run:
-        run(functools.partial(_make_piece, job), list(enumerate(plan)), "pieces of text")
-        documents = pieces.read_documents(job.work, job.num_pieces)
-        ranges = plan_ranges(documents, options)
-        num_lines = pieces.count_lines(job.work, job.num_pieces)
-        different = run(functools.partial(_count_different_lines, job), _hash_ranges(num_lines), "sets of lines")
-        made = run(functools.partial(_make_shard, job), ranges, "shards")
-
-    splits = _describe_splits(options, ranges, made)
-    token_counts = np.zeros(loaded.vocab_size, np.int64)
-    for file in splits["train"]["shards"]:
-        token_counts += np.load(job.work / f"counts-{file['name']}")
-    row = {"length": options.max_seq_length, "max_sequences": 1}
-    made_with = {"bert_jax": __version__, "sentencex": metadata.version("sentencex")}
-    copies = _exact_copies(documents, num_lines, sum(different))
-    manifest = records.finish_dataset(path, identity, row, loaded, splits, token_counts, made_with, exact_copies=copies)
-    shutil.rmtree(path / _WORK)
+    with unfinished(path, identity, loaded) as work:
+        job = _Job(path, work, options, len(plan), loaded.fingerprint)
+        manifest = _prepare(job, plan, identity, loaded, num_workers)
     _summarize(manifest, time.monotonic() - started)
     return manifest
 
@@ -176,36 +155,6 @@ def _hash_ranges(num_lines: int) -> list[tuple[int, int]]:
     return [((place << 64) // count, ((place + 1) << 64) // count - 1) for place in range(count)]
 
 
-# The directory
-
-
-def _begin(path: Path, identity: dict[str, Any], tokenizer: Tokenizer) -> None:
-    """Makes the directory ready to begin or to continue. Raises: InputError if it holds something else."""
-    begun = path / _WORK / _OPTIONS
-    if begun.is_file():
-        _check_identity(path, identity, storage.read_json(begun))
-        say(f"continuing in {path}")
-    elif path.exists() and (not path.is_dir() or any(child.name != _WORK for child in path.iterdir())):
-        raise InputError(f"output {path} exists and is not a data set of this program; choose a new directory")
-    for left_over in path.glob("**/.*.tmp"):  # of a run that was killed while it wrote
-        left_over.unlink()
-    storage.write_json(begun, identity)
-    tokenizer.save(str(path / records.TOKENIZER))
-
-
-def _check_identity(path: Path, ours: dict[str, Any], theirs: dict[str, Any]) -> None:
-    """Raises: InputError if the directory is of another input, tokenizer or options."""
-    for name, value in ours["options"].items():
-        other = theirs.get("options", {}).get(name)
-        if other != value:
-            raise InputError(f"{path} was begun with {name} {other!r}, not {value!r}; choose another output directory")
-    for name in ("version", "tokenizer", "input"):
-        if ours[name] != theirs.get(name):
-            raise InputError(
-                f"{path} was begun with another {name}; choose another output directory or delete this one"
-            )
-
-
 # Tasks
 
 
@@ -214,16 +163,36 @@ class _Job:
     """What every task of a run needs to know."""
 
     path: Path
+    work: Path
     options: PrepareOptions
     num_pieces: int
     fingerprint: str  # of the tokenizer
 
-    @property
-    def work(self) -> Path:
-        return self.path / _WORK
-
     def tokenizer(self) -> Tokenizer:
         return _load_tokenizer(str(self.path / records.TOKENIZER), self.fingerprint)
+
+
+def _prepare(
+    job: _Job, plan: list[corpus.Piece], identity: dict[str, Any], tokenizer: Tokenizer, num_workers: int
+) -> dict[str, Any]:
+    """Returns the manifest of the data set, after making what of it is not there yet."""
+    with task_runner(num_workers) as run:
+        run(functools.partial(_make_piece, job), list(enumerate(plan)), "pieces of text")
+        documents = pieces.read_documents(job.work, job.num_pieces)
+        ranges = plan_ranges(documents, job.options)
+        num_lines = pieces.count_lines(job.work, job.num_pieces)
+        different = run(functools.partial(_count_different_lines, job), _hash_ranges(num_lines), "sets of lines")
+        made = run(functools.partial(_make_shard, job), ranges, "shards")
+    splits = _describe_splits(job.options, ranges, made)
+    token_counts = np.zeros(tokenizer.vocab_size, np.int64)
+    for file in splits["train"]["shards"]:
+        token_counts += np.load(job.work / f"counts-{file['name']}")
+    row = {"length": job.options.max_seq_length, "max_sequences": 1}
+    made_with = {"bert_jax": __version__, "sentencex": metadata.version("sentencex")}
+    copies = _exact_copies(documents, num_lines, sum(different))
+    return records.finish_dataset(
+        job.path, identity, row, tokenizer, splits, token_counts, made_with, exact_copies=copies
+    )
 
 
 @functools.lru_cache(maxsize=1)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures.process import BrokenProcessPool
 from typing import TypeVar
 
-from bert_jax.errors import InputError
+from bert_jax.errors import StoppedError
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -26,7 +26,7 @@ def task_runner(num_workers: int) -> Iterator[Callable[[Callable[[Task], Result]
     `function` must be importable by name, or a `functools.partial` of such a one. `what` names the tasks in
     reports of progress.
 
-    Raises: InputError if a process was killed, and whatever a task raises, without waiting for the others.
+    Raises: StoppedError if a process was killed, and whatever a task raises, without waiting for the others.
     """
     num_workers = num_workers or os.cpu_count() or 1
     if num_workers == 1:
@@ -37,7 +37,7 @@ def task_runner(num_workers: int) -> Iterator[Callable[[Callable[[Task], Result]
         try:
             yield lambda function, tasks, what: _collect(_as_completed(pool, function, tasks), len(tasks), what)
         except BrokenProcessPool:
-            raise InputError(
+            raise StoppedError(
                 "a worker process was killed, probably for lack of memory; run the command again with fewer workers: "
                 "what is finished is kept"
             ) from None
