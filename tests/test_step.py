@@ -14,16 +14,17 @@ from bert_jax.sharding import make_mesh, row_sharding
 from bert_jax.step import init_state, make_eval_step, make_train_step
 
 OPTIMIZER = OptimizerConfig(learning_rate=1e-2, warmup_steps=1)
+MASKING = MaskingConfig()
 
 
-def take_steps(batch, mesh_sizes=None, model=None, accumulate=1, num_steps=3):
+def take_steps(batch, mesh_sizes=None, model=None, accumulate=1, num_steps=3, optimizer=OPTIMIZER, masking=MASKING):
     """Returns the metrics of each step, and the last parameters, on a mesh."""
     devices = jax.devices() if mesh_sizes else jax.devices()[:1]
     mesh = make_mesh(MeshConfig(**(mesh_sizes or {})), devices)
-    objective = pretraining_objective(model or tiny_model(), MaskingConfig(), MASK, (CLS, SEP))
+    objective = pretraining_objective(model or tiny_model(), masking, MASK, (CLS, SEP))
     train = TrainConfig(num_steps=10, accumulate=accumulate)
-    state = init_state(objective, OPTIMIZER, train, mesh)
-    step = make_train_step(objective, OPTIMIZER, train, mesh, state)
+    state = init_state(objective, optimizer, train, mesh)
+    step = make_train_step(objective, optimizer, train, mesh, state)
     rows = jax.tree.map(lambda x: jax.device_put(x, row_sharding(mesh)), batch)
     history = []
     with jax.set_mesh(mesh):
@@ -63,6 +64,21 @@ def test_dropout_bits_do_not_depend_on_the_mesh():
     one = take_steps(random_batch(), model=model)
     assert_same(one, take_steps(random_batch(), {"data": 2, "fsdp": 2, "tensor": 2}, model=model))
     assert abs(one[0][0]["loss"] - take_steps(random_batch(), num_steps=1)[0][0]["loss"]) > 1e-4  # it is on
+
+
+@pytest.mark.slow
+def test_lamb_and_runs_of_words_do_not_depend_on_the_mesh():
+    """A trust ratio needs the norm of a whole parameter, wherever its parts are."""
+    batch = random_batch(seed=2)
+    batch = batch._replace(word_starts=np.random.default_rng(0).random(batch.token_ids.shape) < 0.5)
+    options = {
+        "optimizer": dataclasses.replace(OPTIMIZER, name="lamb", bias_correction=True),
+        "masking": MaskingConfig(whole_word=True, max_ngram=3),
+    }
+    one = take_steps(batch, **options)
+    assert_same(one, take_steps(batch, {"data": 2, "fsdp": 2, "tensor": 2}, **options))
+    assert_same(one, take_steps(batch, {"data": 2, "tensor": 4}, accumulate=2, **options))
+    assert one[0][-1]["loss"] < one[0][0]["loss"]
 
 
 def test_four_microbatches_equal_the_whole_batch(one_device):
