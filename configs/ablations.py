@@ -25,20 +25,16 @@ from bert_jax.errors import InputError
 # mask / same / random, in percent; what is neither masked nor random stays the same.
 TABLE_8 = ((80, 10, 10), (100, 0, 0), (80, 0, 20), (80, 20, 0), (0, 20, 80), (0, 0, 100))
 
-WITHOUT_NEXT_SENTENCE = TrainConfig(next_sentence=False)
-
-ABLATIONS = {
-    "bert": {},
-    "no_nsp": {"train": WITHOUT_NEXT_SENTENCE},
-    "ltr": {"train": WITHOUT_NEXT_SENTENCE, "causal": True},  # left to right, no next sentence
-    "sop": {},  # the data decide: --next_sentence=sop
-    "whole_word": {"masking": MaskingConfig(whole_word=True)},
-    "ngram": {"masking": MaskingConfig(whole_word=True, max_ngram=3)},
-    "static": {"masking": MaskingConfig(static=True)},  # the paper's masks, as many as there are duplicates
+MASKS = {
+    "whole_word": MaskingConfig(whole_word=True),
+    "ngram": MaskingConfig(whole_word=True, max_ngram=3),
+    "static": MaskingConfig(static=True),  # the paper's masks, as many as there are duplicates
 } | {
-    f"mask_{mask}_{same}_{random}": {"masking": MaskingConfig(mask_rate=mask / 100, random_rate=random / 100)}
+    f"mask_{mask}_{same}_{random}": MaskingConfig(mask_rate=mask / 100, random_rate=random / 100)
     for mask, same, random in TABLE_8
 }
+# sop is the data's choice: --next_sentence=sop. ltr reads from left to right and has no next sentence either.
+ABLATIONS = ("bert", "no_nsp", "ltr", "sop", *MASKS)
 
 
 def get_config(argument: str = "bert") -> ConfigDict:
@@ -46,6 +42,9 @@ def get_config(argument: str = "bert") -> ConfigDict:
     name, _, size = argument.partition(",")
     if name not in ABLATIONS:
         raise InputError(f"there is no ablation {name!r}; they are {', '.join(ABLATIONS)}")
-    changes = dict(ABLATIONS[name])
-    model = dataclasses.replace(model_size(size or "base"), causal=changes.pop("causal", False))
-    return ConfigDict(to_dict(PretrainConfig(model=model, **changes)))
+    config = PretrainConfig(
+        model=dataclasses.replace(model_size(size or "base"), causal=name == "ltr"),
+        masking=MASKS.get(name, MaskingConfig()),
+        train=TrainConfig(next_sentence=name not in ("no_nsp", "ltr")),
+    )
+    return ConfigDict(to_dict(config))
