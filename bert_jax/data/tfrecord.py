@@ -173,7 +173,7 @@ def _fields(data: bytes, start: int, stop: int) -> list[tuple[int, int, int]]:
             last = first + (4 if wire_type == _FIXED32 else 8)
         else:
             raise ValueError(f"byte {start} begins a field of unknown type {wire_type}")
-        if last > stop or tag < 8:
+        if last > stop or not 8 <= tag < 1 << 32:
             raise ValueError(f"the field that begins at byte {start} is not inside of its message")
         fields.append((tag, first, last))
         start = last
