@@ -115,11 +115,11 @@ def test_killed_training_goes_on_with_the_same_command(repository, made, tmp_pat
     process = subprocess.Popen(
         [sys.executable, *command], cwd=repository, env=variables(repository), stderr=subprocess.PIPE, text=True
     )
-    deadline = time.time() + 120
+    deadline = time.time() + 300  # a busy machine
     while not list((tmp_path / "run" / "checkpoints").glob("*/checksums.json")) and time.time() < deadline:
         time.sleep(0.02)
     process.send_signal(number)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=120)
     assert process.returncode == (143 if number == signal.SIGTERM else -9), said
     steps = sorted(int(path.parent.name) for path in (tmp_path / "run" / "checkpoints").glob("*/checksums.json"))
     assert steps and steps[-1] < 100
