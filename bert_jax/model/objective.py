@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What training minimises, as pure functions of parameters and a batch. Nobody beyond this file sees Flax."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -127,8 +128,12 @@ def parts_of(params: Params) -> tuple[str, ...]:
     return ("pooler",) * ("pooler" in params["encoder"]) + tuple(name for name in sorted(params) if name != "encoder")
 
 
+@functools.lru_cache(maxsize=8)
 def abstract_params(model: ModelConfig, num_classes: int = 1) -> Params:
-    """Returns shapes and types of the parameters of the encoder and every head; nothing is computed."""
+    """Returns shapes and types of the parameters of the encoder and every head; nothing is computed.
+
+    Tracing takes half a second, so the answer is kept; do not change it.
+    """
 
     def every_part(key: jax.Array) -> Params:
         heads = [init_params(model, key, task, num_classes) for task in ("question_answering", "multiple_choice")]
