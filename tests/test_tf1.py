@@ -25,6 +25,9 @@ from bert_jax.errors import InputError
 from bert_jax.model.objective import abstract_params, encode, pretraining_forward
 from bert_jax.text.tokenizer import load_tokenizer
 
+# What optimizers save of each variable, and besides.
+OPTIMIZER_SLOTS = ("adam_m", "adam_v", "lamb_m", "lamb_v", "Adam", "Adam_1")
+OPTIMIZER_STATE = ("global_step", "beta1_power", "beta2_power", "current_loss_scale", "good_steps")
 MODEL = tiny_model(vocab_size=167)  # as many words as `write_vocab` writes
 
 
@@ -285,8 +288,8 @@ def test_fine_tuned_heads_come_in(saved, params):
     def fine_tune(tensors, prefix, classes):
         kept = {name: value for name, value in tensors.items() if not name.startswith(heads)}
         new = {f"{prefix}output_weights": weights[:classes], f"{prefix}output_bias": bias[:classes]}
-        slots = {f"{name}/{slot}": value for name, value in new.items() for slot in ("adam_m", "lamb_v")}
-        return kept | new | slots | {"global_step": np.array(345)}
+        slots = {f"{name}/{slot}": value for name, value in new.items() for slot in OPTIMIZER_SLOTS}
+        return kept | new | slots | dict.fromkeys(OPTIMIZER_STATE, np.array(345))
 
     tensors = {
         name: Bundle(saved / "bert_model.ckpt").read(name)

@@ -98,11 +98,12 @@ TABLE = tuple(_rows())
 # `hf` makes sure that they are the ones that they repeat.
 IGNORED: dict[str, tuple[str, ...]] = {
     "hf": (r"bert\.embeddings\.(position_ids|token_type_ids)", r"cls\.predictions\.decoder\.(weight|bias)"),
-    "tf1": (r".*/(adam|lamb)_[mv]", r"global_step"),  # the moments of Google's and NVIDIA's optimizers; the step
+    # The moments of Google's, NVIDIA's and TensorFlow's own optimizers; their steps; the scale of the loss in float16.
+    "tf1": (r".*/((adam|lamb)_[mv]|Adam(_1)?)", r"global_step|beta[12]_power", r"current_loss_scale|good_steps"),
 }
 
 
-def canonical_names(names: Iterable[str], form: str) -> dict[str, str]:
+def canonical_names(names: Iterable[str], form: str, where: Any) -> dict[str, str]:
     """Returns {name as in `TABLE`: name in the file}.
 
     Hugging Face's may lack "bert." (those of the bare encoder do) and may call the parameters of layer norm gamma
@@ -116,7 +117,7 @@ def canonical_names(names: Iterable[str], form: str) -> dict[str, str]:
             if re.match(r"(embeddings|encoder|pooler)\.", canonical):
                 canonical = f"bert.{canonical}"
         if canonical in found:
-            raise InputError(f"{found[canonical]} and {name} are two names of one tensor; remove one of them")
+            raise InputError(f"{where}: {found[canonical]} and {name} are two names of one tensor; remove one of them")
         found[canonical] = name
     return found
 
@@ -138,7 +139,7 @@ def to_params(
       where: the file, for messages.
     Raises: InputError, before any tensor is read, that lists the tensors that are missing, unknown or misshapen.
     """
-    names = canonical_names(shapes, form)
+    names = canonical_names(shapes, form, where)
     bias = names.get(next(row for row in TABLE if row.ours == "classifier/bias").name(form, None))
     num_classes = int(shapes[bias][0]) if bias and len(shapes[bias]) == 1 else 1
     expected = flatten(abstract_params(config, num_classes))
@@ -163,7 +164,7 @@ def to_params(
         if part_of(row.ours) not in present:
             continue
         array = np.zeros(expected[row.ours].shape, np.float32)
-        slices: list[np.ndarray] = list(array) if is_stacked(row.ours) else [array]  # views
+        slices = [array[i] for i in range(len(array))] if is_stacked(row.ours) else [array]  # views
         for target, name in zip(slices, wanted[row.ours], strict=True):
             value = read(names[name])
             if np.issubdtype(value.dtype, np.integer) or np.issubdtype(value.dtype, np.bool_):
@@ -188,6 +189,19 @@ def from_params(params: Params, form: str, config: ModelConfig) -> Arrays:
             part = part[: config.vocab_size] if row.kind == "vocab" else part
             arrays[name] = np.ascontiguousarray(part.T if row.is_flipped(form) else part)
     return arrays
+
+
+def check_vocabulary(tokenizer: Tokenizer, vocab_size: int, where: Any) -> None:
+    """Raises: InputError if the table of words has not a row for each token, and no more than round it up.
+
+    Many round the size of the table up to a multiple of 8, 64 or 128; those rows belong to no token.
+    """
+    tokens = tokenizer.vocab_size
+    if vocab_size not in {-(-tokens // multiple) * multiple for multiple in (1, 2, 4, 8, 16, 32, 64, 128)}:
+        raise InputError(
+            f"{where}: the vocabulary has {tokens} tokens and the table of words {vocab_size} rows; take both from one "
+            "place" + ("" if tokens > vocab_size else ", or add the missing tokens, one a line, in their order")
+        )
 
 
 def part_of(ours: str) -> str:
