@@ -89,8 +89,12 @@ class Bundle:
                 ends[entry.shard] = max(ends.get(entry.shard, (0, "")), (entry.offset + entry.size, name))
         for shard in range(self._num_shards):
             path = self._data_path(shard)
-            with storage.reading(f"{path}, which {index_path(prefix)} needs,"):
-                size = path.stat().st_size
+            if not path.is_file():
+                raise InputError(
+                    f"{path} does not exist, and {index_path(prefix)} names {self._num_shards} files of data; copy it"
+                    " beside the index"
+                )
+            size = path.stat().st_size
             end, name = ends.get(shard, (0, ""))
             if size < end:
                 raise InputError(

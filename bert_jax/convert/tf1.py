@@ -157,7 +157,7 @@ def find_checkpoint(path: str | Path) -> Path:
 
 def _prefix_of(path: Path) -> Path | None:
     """Returns the prefix of a checkpoint that is given by it, or by the name of one of its files."""
-    for prefix in (path, path.with_name(re.sub(r"\.(index|meta|data-\d{5}-of-\d{5})$", "", path.name))):
+    for prefix in (path, Path(re.sub(r"\.(index|meta|data-\d{5}-of-\d{5})$", "", str(path)))):
         if index_path(prefix).is_file():
             return prefix
     return None
@@ -189,8 +189,8 @@ def _model_config(settings: dict[str, Any], where: Path, activation: str) -> tup
         raise InputError(f"{where}: hidden_act is {given!r}, which this BERT cannot compute; it can with gelu")
     if not activation and "activation" not in ours:
         notes.append(
-            f"{where.name}: gelu is taken for the tanh form, as in Google's code since 2019-02-07; with activation"
-            " gelu_exact it is erf, as in Google's code before"
+            f"{where.name}: gelu is the tanh form, as in Google's code since 2019-02-07; of a model trained with older"
+            ' code, which has erf, add "bert_jax": {"activation": "gelu_exact"} to the file'
         )
     values["activation"] = activation or ours.get("activation", "gelu_tanh")
     if "layer_norm_epsilon" in ours:
@@ -217,4 +217,5 @@ def _load_tokenizer(directory: Path, lowercase: bool | None) -> tuple[Tokenizer,
     named = True if _LOWER.search(name) else False if _CASED.search(name) else None
     tokenizer = load_tokenizer(directory / _VOCAB_NAME, lowercase=named)
     reason = f"as {name} says by its name" if named is not None else "to judge by the capitals of its vocabulary"
-    return tokenizer, [f"text is {'lower-cased' if tokenizer.lowercase else 'not lower-cased'}, {reason}"]
+    casing = "lower-cased" if tokenizer.lowercase else "not lower-cased"
+    return tokenizer, [f"text is {casing}, {reason}; a tokenizer_config.json with do_lower_case can say otherwise"]
