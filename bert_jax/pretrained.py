@@ -16,7 +16,7 @@ from bert_jax.checkpoint import SEAL, check_arrays, describe, find_damage, newes
 from bert_jax.config import ModelConfig, from_dict, to_dict
 from bert_jax.convert.hf import load_hf
 from bert_jax.convert.names import flatten, part_of, unflatten
-from bert_jax.convert.tf1 import load_tf1
+from bert_jax.convert.tf1 import checkpoint_prefix, load_tf1
 from bert_jax.errors import InputError
 from bert_jax.model.objective import Params, abstract_params, encode, parts_of, task_forward
 from bert_jax.storage import is_remote, read_json, write_json
@@ -118,19 +118,21 @@ def save_pretrained(
 
     The directory appears whole, in place of an older one of this kind.
     """
+    if directory.exists() and not (directory / SEAL).exists():
+        raise InputError(f"{directory} is there and is no exported model; choose another place")
     temporary = directory.with_name(f".{directory.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    about = {"format": 1, "model": to_dict(config), "task": task, "labels": list(labels)}
-    write_json(temporary / "config.json", about)
-    tokenizer.save(temporary / "tokenizer")
-    save_tree(temporary / "params", params)
-    seal(temporary, {"arrays": describe(params)})
-    if directory.exists():
-        if not (directory / SEAL).exists():
-            raise InputError(f"{directory} is there and is no exported model; choose another place")
-        shutil.rmtree(directory)
-    temporary.rename(directory)
+    try:
+        temporary.mkdir(parents=True)
+        about = {"format": 1, "model": to_dict(config), "task": task, "labels": list(labels)}
+        write_json(temporary / "config.json", about)
+        tokenizer.save(temporary / "tokenizer")
+        save_tree(temporary / "params", params)
+        seal(temporary, {"arrays": describe(params)})
+        shutil.rmtree(directory, ignore_errors=True)
+        temporary.rename(directory)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def load_pretrained(path: str | Path) -> Pretrained:
@@ -163,7 +165,7 @@ def recognise(path: str | Path) -> str:
             f"{path} is not on this machine; copy the directory here, or name a model on the hub hf://ORG/NAME"
         )
     path = Path(path)
-    if path.with_name(f"{path.name}.index").is_file():
+    if checkpoint_prefix(path) is not None:
         return "tf1"
     if not path.is_dir():
         what = "is a file" if path.exists() else "does not exist"
@@ -223,13 +225,20 @@ def _abstract(where: Path, config: ModelConfig, arrays: dict[str, list]) -> Para
     return _on_one_device(abstract)
 
 
-def differences(
-    one: Pretrained, other: Pretrained, texts: Sequence[str] | Sequence[tuple[str, str]]
-) -> dict[str, float]:
-    """Returns the largest difference, anywhere, of hidden states, pooled outputs and each head's logits of texts.
+_SAMPLE = (
+    ("The old man sat by the river and watched the boats.", "He had done so for thirty-two years!"),
+    ("Dr. Smith paid $3.50 (about 3 €) for a café au lait; naïve, isn't it?",),
+    ("吾輩は猫である。名前はまだ無い。 Все счастливые семьи похожи друг на друга.", "العربية हिन्दी 한국어"),
+    ("unaffable untrustworthiness " * 12, "a b c d e f g h i j k l m n o p q r s t u v w x y z"),
+)
 
-    NaN where one of the two has no such output. Every token of the texts is predicted.
+
+def differences(one: Pretrained, other: Pretrained) -> dict[str, float]:
+    """Returns the largest difference, anywhere, of hidden states, pooled outputs and each head's logits of sample text.
+
+    Each of the two cuts the text into tokens by itself. NaN where one of them has no such output.
     """
+    texts = [_fitting(one, pair) for pair in _SAMPLE]
     outputs = []
     for bert in (one, other):
         batch = make_batch(bert.tokenizer, texts, bert.config.max_positions)
@@ -238,6 +247,15 @@ def differences(
         outputs.append(_all_outputs(bert.config, bert.params, batch._replace(mlm_positions=positions)))
     names = [*outputs[0], *(name for name in outputs[1] if name not in outputs[0])]
     return {name: _largest(*(np.asarray(output.get(name, np.nan)) for output in outputs)) for name in names}
+
+
+def _fitting(bert: Pretrained, parts: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns the parts, each with as many of its characters as the model has positions for."""
+    room = max(1, (bert.config.max_positions - 1) // len(parts) - 1)
+    return tuple(
+        next(part[:end] for end in range(len(part), -1, -1) if len(bert.tokenizer.encode(part[:end])) <= room)
+        for part in parts
+    )
 
 
 @partial(jax.jit, static_argnums=0)

@@ -23,6 +23,7 @@ from bert_jax.convert.names import TABLE, to_params
 from bert_jax.convert.tf1 import find_checkpoint, load_tf1, save_tf1
 from bert_jax.errors import InputError
 from bert_jax.model.objective import abstract_params, encode, pretraining_forward
+from bert_jax.pretrained import load_pretrained
 from bert_jax.text.tokenizer import load_tokenizer
 
 # What optimizers save of each variable, and besides.
@@ -324,6 +325,15 @@ def test_a_checkpoint_is_found_by_directory_prefix_and_file(saved, monkeypatch):
     monkeypatch.chdir(saved)
     assert find_checkpoint(".") == find_checkpoint("bert_model.ckpt") == Path("bert_model.ckpt")
     assert load_tf1(".").config == MODEL
+
+
+def test_load_pretrained_takes_all_of_these(saved, params, monkeypatch):
+    prefix = saved / "bert_model.ckpt"
+    monkeypatch.chdir(saved)
+    for path in (".", saved, prefix, "bert_model.ckpt", index_path(prefix)):
+        loaded = load_pretrained(path)
+        assert (loaded.config, loaded.task) == (MODEL, "pretraining") and len(loaded.notes) == 1
+    assert_identical(loaded.params, {name: params[name] for name in ("encoder", "mlm", "next_sentence")})
 
 
 def test_of_several_checkpoints_the_one_that_is_named(saved):

@@ -121,13 +121,21 @@ def save_tf1(
     return notes
 
 
+def checkpoint_prefix(path: str | Path) -> Path | None:
+    """Returns the prefix of the checkpoint that is given by it or by one of its files; None if there is no such."""
+    for prefix in (Path(path), Path(re.sub(r"\.(index|meta|data-\d{5}-of-\d{5})$", "", str(path)))):
+        if index_path(prefix).is_file():
+            return prefix
+    return None
+
+
 def find_checkpoint(path: str | Path) -> Path:
     """Returns the prefix of the checkpoint that a path means: a directory, a prefix or one of a checkpoint's files.
 
     Raises: InputError if there is none, or if it is not clear which.
     """
     path = Path(path)
-    if prefix := _prefix_of(path):
+    if prefix := checkpoint_prefix(path):
         return prefix
     if not path.is_dir():
         if path.is_file():
@@ -153,14 +161,6 @@ def find_checkpoint(path: str | Path) -> Path:
     if newest not in names:
         raise InputError(f"{state} names {newest!r}, which is not there; give one of {', '.join(map(str, found))}")
     return path / newest
-
-
-def _prefix_of(path: Path) -> Path | None:
-    """Returns the prefix of a checkpoint that is given by it, or by the name of one of its files."""
-    for prefix in (path, Path(re.sub(r"\.(index|meta|data-\d{5}-of-\d{5})$", "", str(path)))):
-        if index_path(prefix).is_file():
-            return prefix
-    return None
 
 
 def _read_settings(where: Path) -> dict[str, Any]:
