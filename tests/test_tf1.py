@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +25,7 @@ from bert_jax.convert.tf1 import find_checkpoint, load_tf1, save_tf1
 from bert_jax.errors import InputError
 from bert_jax.model.objective import abstract_params, encode, pretraining_forward
 from bert_jax.pretrained import load_pretrained
-from bert_jax.text.tokenizer import load_tokenizer
+from bert_jax.text.tokenizer import load_tokenizer, wordpiece_tokenizer
 
 # What optimizers save of each variable, and besides.
 OPTIMIZER_SLOTS = ("adam_m", "adam_v", "lamb_m", "lamb_v", "Adam", "Adam_1")
@@ -273,9 +274,20 @@ def test_the_files_are_googles(saved):
 def test_what_google_has_no_place_for_is_refused(tmp_path, params, tokenizer, saved):
     with pytest.raises(InputError, match="left-to-right"):
         save_tf1(tmp_path / "x", dataclasses.replace(MODEL, causal=True), params, tokenizer)
+    with pytest.raises(InputError, match=r"one of sentencepiece, and Google's BERT reads vocab.txt alone"):
+        save_tf1(tmp_path / "x", MODEL, params, SimpleNamespace(kind="sentencepiece"))
     with pytest.raises(InputError, match="saved exists"):
         save_tf1(saved, MODEL, params, tokenizer)
     assert os.listdir(tmp_path) == ["saved"]
+
+
+def test_what_googles_code_does_otherwise_is_said(tmp_path, params, tokenizer):
+    vocab = wordpiece_tokenizer(tokenizer.vocab, lowercase=True, strip_accents=False)
+    encoder = {name: part for name, part in params["encoder"].items() if name != "pooler"}
+    notes = save_tf1(tmp_path / "x", MODEL, {"encoder": encoder}, vocab, "encoder")
+    assert len(notes) == 2 and "strips accents if it lower-cases" in notes[0] and "there is no pooler" in notes[1]
+    assert load_tf1(tmp_path / "x").tokenizer.fingerprint == vocab.fingerprint
+    assert save_tf1(tmp_path / "y", MODEL, params, tokenizer, "question_answering") == []
 
 
 def test_an_export_that_fails_leaves_nothing_behind(tmp_path, params, tokenizer, monkeypatch):

@@ -105,6 +105,8 @@ def save_tf1(
         notes.append(f"layer_norm_epsilon is {config.layer_norm_epsilon}; Google's code computes with 1e-12")
     if tokenizer.strip_accents != tokenizer.lowercase or not tokenizer.config["tokenize_chinese_chars"]:
         notes.append("the tokenizer's options are not Google's, whose code strips accents if it lower-cases")
+    if "pooler" not in present:
+        notes.append("there is no pooler; Google's code makes a random one, which its classifiers read")
     if task != infer_task(present):
         ours["task"] = task
     if labels:
