@@ -154,7 +154,7 @@ def check_start(config: PretrainConfig, start: Pretrained, tokenizer: Tokenizer)
 
 def complete(start: Pretrained, objective: Objective, seed: int) -> Pretrained:
     """Returns the model with the parts that pre-training needs and no others; `notes` says which ones are random."""
-    fresh = objective.init(jax.random.key(seed))
+    fresh = jax.jit(objective.init)(jax.random.key(seed))
     encoder = fresh["encoder"] | start.params["encoder"]
     params = {name: start.params.get(name, part) for name, part in fresh.items()} | {"encoder": encoder}
     present, wanted = parts_of(start.params), parts_of(fresh)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -236,9 +236,10 @@ _SAMPLE = (
 def differences(one: Pretrained, other: Pretrained) -> dict[str, float]:
     """Returns the largest difference, anywhere, of hidden states, pooled outputs and each head's logits of sample text.
 
-    Each of the two cuts the text into tokens by itself. NaN where one of them has no such output.
+    Each of the two cuts the text into tokens by itself; infinity says that they make other tokens. NaN where one of
+    the two has no such output.
     """
-    texts = [_fitting(one, pair) for pair in _SAMPLE]
+    texts: list[Any] = [_fitting(one, parts) for parts in _SAMPLE]
     outputs = []
     for bert in (one, other):
         batch = make_batch(bert.tokenizer, texts, bert.config.max_positions)
@@ -246,7 +247,7 @@ def differences(one: Pretrained, other: Pretrained) -> dict[str, float]:
         positions = np.broadcast_to(np.arange(length, dtype=np.int32), batch.token_ids.shape)
         outputs.append(_all_outputs(bert.config, bert.params, batch._replace(mlm_positions=positions)))
     names = [*outputs[0], *(name for name in outputs[1] if name not in outputs[0])]
-    return {name: _largest(*(np.asarray(output.get(name, np.nan)) for output in outputs)) for name in names}
+    return {name: _largest(*(output.get(name) for output in outputs)) for name in names}
 
 
 def _fitting(bert: Pretrained, parts: tuple[str, ...]) -> tuple[str, ...]:
@@ -281,9 +282,12 @@ _TASK_OF_PART = {
 }
 
 
-def _largest(one: np.ndarray, other: np.ndarray) -> float:
-    same = one.shape == other.shape and one.size > 0
-    return float(np.abs(one.astype(np.float32) - other.astype(np.float32)).max()) if same else float("nan")
+def _largest(one: jax.Array | None, other: jax.Array | None) -> float:
+    if one is None or other is None:
+        return float("nan")
+    if one.shape != other.shape:
+        return float("inf")
+    return float(np.abs(np.asarray(one, np.float32) - np.asarray(other, np.float32)).max())
 
 
 def _on_one_device(abstract: Params) -> Params:

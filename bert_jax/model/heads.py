@@ -92,6 +92,8 @@ class TaskModel(nn.Module):
         config = self.config
         encoder = Encoder(config, pool="pooler" in TASK_PARTS[self.task], name="encoder")
         encoded = encoder(batch.token_ids, batch.type_ids, batch.sequence_ids, batch.cls_positions, deterministic)
+        if self.task == "encoder":
+            return encoded.pooled.astype(jnp.float32)
         if self.task == "masked_lm":
             assert batch.mlm_positions is not None
             predicted = jnp.take_along_axis(encoded.hidden, batch.mlm_positions.astype(jnp.int32)[..., None], axis=1)

@@ -100,11 +100,11 @@ def encode(model: ModelConfig, params: Params, batch: Batch, keep_layers: bool =
 def task_forward(
     model: ModelConfig, params: Params, batch: Batch, task: str, dropout_key: jax.Array | None = None
 ) -> jax.Array:
-    """Returns the float32 logits of one of `TASK_PARTS` but "encoder" and "pretraining"; no dropout without a key.
+    """Returns the float32 logits of one of `TASK_PARTS` other than "pretraining"; no dropout without a key.
 
-    Shapes: "masked_lm" [B, P, V padded]; "next_sentence" [B, M, 2]; "sequence_classification" [B, M, K];
-    "multiple_choice" [B, M, 1], one for each choice; "token_classification" [B, L, K]; "question_answering"
-    [B, L, 2], of the start and of the end.
+    Shapes: "encoder", which has no logits, its pooled outputs [B, M, H]; "masked_lm" [B, P, V padded];
+    "next_sentence" [B, M, 2]; "sequence_classification" [B, M, K]; "multiple_choice" [B, M, 1], one for each choice;
+    "token_classification" [B, L, K]; "question_answering" [B, L, 2], of the start and of the end.
     """
     num_classes = params["classifier"]["bias"].shape[0] if "classifier" in TASK_PARTS[task] else 0
     rngs = {} if dropout_key is None else {"dropout": dropout_key}
