@@ -65,10 +65,11 @@ def grow(bert: Pretrained, words: Sequence[str] = (), use_unused: bool = False, 
     params = jax.device_get(bert.params)
     embeddings = params["encoder"]["embeddings"]
     embeddings["word"]["embedding"] = with_words(embeddings["word"]["embedding"])
-    params["mlm"]["output_bias"] = with_words(params["mlm"]["output_bias"])
+    if "mlm" in params:
+        params["mlm"]["output_bias"] = with_words(params["mlm"]["output_bias"])
     positions = embeddings["position"]["embedding"]
     embeddings["position"]["embedding"] = positions[np.arange(config.max_positions) % len(positions)]
-    return Pretrained(config, params, tokenizer)
+    return dataclasses.replace(bert, config=config, params=params, tokenizer=tokenizer)
 
 
 def _grow_vocab(tokenizer: Tokenizer, words: Sequence[str], use_unused: bool) -> tuple[Tokenizer, np.ndarray]:

@@ -11,7 +11,7 @@ import numpy as np
 from bert_jax.batch import Batch
 from bert_jax.config import ModelConfig
 from bert_jax.errors import InputError
-from bert_jax.model.objective import Params, pretraining_forward
+from bert_jax.model.objective import Params, task_forward
 from bert_jax.pretrained import Pretrained, make_batch
 
 
@@ -25,12 +25,15 @@ class Filled(NamedTuple):
 def fill_masks(bert: Pretrained, texts: Sequence[str], num_guesses: int = 5) -> list[list[list[Filled]]]:
     """Returns the likeliest tokens, best first: for every text, for every [MASK] in it, `num_guesses` of them.
 
-    Raises: InputError if a text has no [MASK] or is longer than the model's positions, or if the model is causal.
+    Raises: InputError if a text has no [MASK] or is longer than the model's positions, or if the model is causal or
+    has no masked language model.
     """
     if bert.config.causal:
         raise InputError(
             "this model reads from left to right and predicts what comes next; a blank needs one that sees both sides"
         )
+    if "mlm" not in bert.params:
+        raise InputError(f"this model has no head that predicts words, its task being {bert.task}; give another")
     mask_token = bert.tokenizer.vocab[bert.tokenizer.mask_id]
     batch = make_batch(bert.tokenizer, texts, bert.config.max_positions, allow_special=True)
     places = [np.flatnonzero(row == bert.tokenizer.mask_id) for row in batch.token_ids]
@@ -54,5 +57,5 @@ def fill_masks(bert: Pretrained, texts: Sequence[str], num_guesses: int = 5) -> 
 
 @partial(jax.jit, static_argnums=0)
 def _mask_probabilities(config: ModelConfig, params: Params, batch: Batch) -> jax.Array:
-    logits = pretraining_forward(config, params, batch).mlm_logits
+    logits = task_forward(config, params, batch, "masked_lm")
     return jax.nn.softmax(logits, axis=-1)[..., : config.vocab_size]

@@ -17,8 +17,8 @@ from bert_jax.data.pipeline import eval_batches, train_batches
 from bert_jax.data.records import Dataset, open_dataset
 from bert_jax.errors import InputError
 from bert_jax.loop import LoopResult, evaluate, train_loop
-from bert_jax.model.objective import Objective, Params, next_sentence_weights, pretraining_objective
-from bert_jax.pretrained import load_pretrained, save_pretrained
+from bert_jax.model.objective import Objective, Params, next_sentence_weights, parts_of, pretraining_objective
+from bert_jax.pretrained import Pretrained, load_pretrained, save_pretrained
 from bert_jax.report import Reporter, draw_curves
 from bert_jax.sharding import check_divisible, make_mesh
 from bert_jax.step import abstract_state, init_state, make_eval_step, make_train_step
@@ -49,11 +49,8 @@ def run(config: PretrainConfig, workdir: Path, devices: Sequence[Any] | None = N
     }
     check_workdir(workdir, identity)
     start = load_pretrained(config.init_checkpoint) if config.init_checkpoint else None
-    if start is not None and start.tokenizer.fingerprint != tokenizer.fingerprint:
-        raise InputError(
-            f"init_checkpoint {config.init_checkpoint} was made with another vocabulary or casing than "
-            f"{config.data.path}; prepare the corpus with {config.init_checkpoint}/tokenizer"
-        )
+    if start is not None:
+        check_start(config, start, tokenizer)
 
     # The task, and a state: resumed, warm-started or new.
     never_predicted = (tokenizer.cls_id, tokenizer.sep_id)
@@ -62,6 +59,7 @@ def run(config: PretrainConfig, workdir: Path, devices: Sequence[Any] | None = N
     )
     abstract = abstract_state(objective, config.optimizer, config.train, mesh)
     if start is not None:
+        start = complete(start, objective, config.train.seed)
         check_arrays(Path(config.init_checkpoint), describe(start.params), describe(abstract.params))
     workdir.mkdir(parents=True, exist_ok=True)
     checkpoints = Checkpoints(workdir / "checkpoints", config.checkpoint.keep_last, config.checkpoint.keep_best)
@@ -132,6 +130,39 @@ def resolve(config: PretrainConfig, dataset: Dataset, tokenizer: Tokenizer) -> P
     return dataclasses.replace(config, model=model, train=train)
 
 
+# What a start and the run that goes on from it must agree on, though no array shows all of it.
+_SAME_IN_START = ("vocab_size", "hidden_size", "num_layers", "num_heads", "intermediate_size", "max_positions",
+                  "type_vocab_size", "activation", "layer_norm_epsilon", "vocab_multiple")  # fmt: skip
+
+
+def check_start(config: PretrainConfig, start: Pretrained, tokenizer: Tokenizer) -> None:
+    """Raises: InputError if the run's model or vocabulary is not that of the model that it starts from."""
+    if start.tokenizer.fingerprint != tokenizer.fingerprint:
+        raise InputError(
+            f"init_checkpoint {config.init_checkpoint} was made with another vocabulary or casing than "
+            f"{config.data.path}; prepare the corpus with --tokenizer={config.init_checkpoint}, "
+            "or its tokenizer/ if it has one"
+        )
+    mend = [
+        f"--config.model.{name}={getattr(start.config, name)}"
+        for name in _SAME_IN_START
+        if getattr(start.config, name) != getattr(config.model, name)
+    ]
+    if mend:
+        raise InputError(f"init_checkpoint {config.init_checkpoint} is another model; add {' '.join(mend)}")
+
+
+def complete(start: Pretrained, objective: Objective, seed: int) -> Pretrained:
+    """Returns the model with the parts that pre-training needs and no others; `notes` says which ones are random."""
+    fresh = jax.jit(objective.init)(jax.random.key(seed))
+    encoder = fresh["encoder"] | start.params["encoder"]
+    params = {name: start.params.get(name, part) for name, part in fresh.items()} | {"encoder": encoder}
+    present, wanted = parts_of(start.params), parts_of(fresh)
+    notes = [f"it has no {part}, which starts at random" for part in wanted if part not in present]
+    notes += [f"its {part} is not used" for part in present if part not in wanted]
+    return dataclasses.replace(start, params=params, notes=(*start.notes, *notes))
+
+
 def eval_batch_size(config: PretrainConfig) -> int:
     """Returns the rows of an evaluation batch."""
     return config.eval.batch_size or config.data.batch_size // config.train.accumulate
@@ -168,7 +199,7 @@ def _with_defaults(run: dict[str, Any]) -> dict[str, Any]:
 
 
 def _first_state(
-    config: PretrainConfig, objective: Objective, mesh: Mesh, restored: Restored | None, start: Any
+    config: PretrainConfig, objective: Objective, mesh: Mesh, restored: Restored | None, start: Pretrained | None
 ) -> tuple:
     """Returns the state to go on from, and a line that says where it comes from."""
     if restored is not None:
@@ -176,7 +207,8 @@ def _first_state(
         return restored.state, "; ".join([*restored.passed_over, line])
     if start is not None:
         state = init_state(objective, config.optimizer, config.train, mesh, start.params)
-        return state, f"warm start from {config.init_checkpoint}: its parameters, a fresh optimizer, step 0"
+        line = f"warm start from {config.init_checkpoint}: its parameters, a fresh optimizer, step 0"
+        return state, "; ".join([line, *start.notes])
     return init_state(objective, config.optimizer, config.train, mesh), "start from random parameters, step 0"
 
 

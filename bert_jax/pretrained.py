@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -14,9 +14,12 @@ import numpy as np
 from bert_jax.batch import Batch
 from bert_jax.checkpoint import SEAL, check_arrays, describe, find_damage, newest_whole, restore_tree, save_tree, seal
 from bert_jax.config import ModelConfig, from_dict, to_dict
+from bert_jax.convert.hf import load_hf
+from bert_jax.convert.names import flatten, part_of, unflatten
+from bert_jax.convert.tf1 import checkpoint_prefix, load_tf1
 from bert_jax.errors import InputError
-from bert_jax.model.objective import Params, init_params, pretraining_forward
-from bert_jax.storage import read_json, write_json
+from bert_jax.model.objective import Params, abstract_params, encode, parts_of, task_forward
+from bert_jax.storage import is_remote, read_json, write_json
 from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
 
 
@@ -24,18 +27,24 @@ class Encodings(NamedTuple):
     """What the encoder says of some texts. Arrays are on the host, float32."""
 
     hidden: np.ndarray  # [B, L, H]: the last layer, one vector a token
-    pooled: np.ndarray  # [B, H]: what the next sentence head reads; no similarity embedding
+    pooled: np.ndarray | None  # [B, H]: what the next sentence head reads; None if the model has no pooler
     token_ids: np.ndarray  # [B, L] int32, [CLS] first, padded
     mask: np.ndarray  # [B, L] bool: True for a token, False for padding
 
 
 @dataclass(frozen=True)
 class Pretrained:
-    """Configuration, parameters and tokenizer of a pre-trained BERT."""
+    """Configuration, parameters and tokenizer of a pre-trained BERT.
+
+    A model that came from elsewhere has the heads that it came with, and no random ones.
+    """
 
     config: ModelConfig
     params: Params
     tokenizer: Tokenizer
+    task: str = "pretraining"  # one of model.heads.TASK_PARTS
+    labels: tuple[str, ...] = ()  # of a classifier, in the order of its classes; () where they have no names
+    notes: tuple[str, ...] = ()  # what the user should know of how it was read
 
     def encode(self, texts: Sequence[str] | Sequence[tuple[str, str]]) -> Encodings:
         """Returns the encodings of texts, or of pairs of texts, in one batch as long as the longest.
@@ -45,12 +54,13 @@ class Pretrained:
         batch = make_batch(self.tokenizer, texts, self.config.max_positions)
         hidden, pooled = _encode(self.config, self.params, batch)
         mask = np.asarray(batch.sequence_ids) > 0
-        return Encodings(np.asarray(hidden, np.float32), np.asarray(pooled[:, 0], np.float32), batch.token_ids, mask)
+        pooled = None if pooled is None else np.asarray(pooled[:, 0], np.float32)
+        return Encodings(np.asarray(hidden, np.float32), pooled, batch.token_ids, mask)
 
 
 @partial(jax.jit, static_argnums=0)
-def _encode(config: ModelConfig, params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
-    encoded = pretraining_forward(config, params, batch).encoded
+def _encode(config: ModelConfig, params: Params, batch: Batch) -> tuple[jax.Array, jax.Array | None]:
+    encoded = encode(config, params, batch)
     return encoded.hidden, encoded.pooled
 
 
@@ -96,53 +106,188 @@ def make_batch(
     return batch
 
 
-def save_pretrained(directory: Path, config: ModelConfig, params: Params, tokenizer: Tokenizer) -> None:
+def save_pretrained(
+    directory: Path,
+    config: ModelConfig,
+    params: Params,
+    tokenizer: Tokenizer,
+    task: str = "pretraining",
+    labels: Sequence[str] = (),
+) -> None:
     """Writes config.json, tokenizer/ and params/ with checksums: all that `load_pretrained` needs, no optimizer.
 
     The directory appears whole, in place of an older one of this kind.
     """
+    if directory.exists() and not (directory / SEAL).exists():
+        raise InputError(f"{directory} is there and is no exported model; choose another place")
     temporary = directory.with_name(f".{directory.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    write_json(temporary / "config.json", {"format": 1, "model": to_dict(config)})
-    tokenizer.save(temporary / "tokenizer")
-    save_tree(temporary / "params", params)
-    seal(temporary, {"arrays": describe(params)})
-    if directory.exists():
-        if not (directory / SEAL).exists():
-            raise InputError(f"{directory} is there and is no exported model; choose another place")
-        shutil.rmtree(directory)
-    temporary.rename(directory)
+    try:
+        temporary.mkdir(parents=True)
+        about = {"format": 1, "model": to_dict(config), "task": task, "labels": list(labels)}
+        write_json(temporary / "config.json", about)
+        tokenizer.save(temporary / "tokenizer")
+        save_tree(temporary / "params", params)
+        seal(temporary, {"arrays": describe(params)})
+        shutil.rmtree(directory, ignore_errors=True)
+        temporary.rename(directory)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def load_pretrained(path: str | Path) -> Pretrained:
-    """Returns the pre-trained BERT at `path`: an exported directory, or a work directory of train.py.
+    """Returns the pre-trained BERT at `path`, in any of the formats that `recognise` knows.
 
-    Of a work directory the newest whole checkpoint is taken.
+    Of a work directory the newest whole checkpoint is taken. The parameters are float32 and on one device.
 
-    Raises: InputError if nothing of the kind is there, or if a file is damaged.
+    Raises: InputError if nothing of the kind is there, if a file is damaged, or if it is no BERT as computed here.
     """
+    form = recognise(path)
+    if form == "bert_jax":
+        return _load_own(Path(path))
+    imported = load_hf(path) if form == "hf" else load_tf1(path)
+    return Pretrained(**imported._asdict() | {"params": jax.tree.map(jax.numpy.asarray, imported.params)})
+
+
+def recognise(path: str | Path) -> str:
+    """Returns the format of what is at `path`.
+
+    "bert_jax" is a directory that `save_pretrained` wrote, or a work directory of train.py; "hf" a directory as
+    transformers writes it, or hf://ORG/NAME; "tf1" a directory with Google's bert_config.json and bert_model.ckpt.*,
+    or a prefix such as DIR/bert_model.ckpt.
+
+    Raises: InputError if it is none of these, or several.
+    """
+    if str(path).startswith("hf://"):
+        return "hf"
+    if is_remote(path):
+        raise InputError(
+            f"{path} is not on this machine; copy the directory here, or name a model on the hub hf://ORG/NAME"
+        )
     path = Path(path)
-    if not path.exists():
-        raise InputError(f"{path} does not exist; give a work directory of train.py or an exported model")
+    if checkpoint_prefix(path) is not None:
+        return "tf1"
+    if not path.is_dir():
+        what = "is a file" if path.exists() else "does not exist"
+        raise InputError(f"{path} {what}; give a work directory of train.py or the directory of a model")
+    signs = {
+        "bert_jax": ["params", "checkpoints"],
+        "hf": ["*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin"],
+        "tf1": ["*.index"],
+    }
+    found = {
+        form: sorted(file.name for pattern in patterns for file in path.glob(pattern))
+        for form, patterns in signs.items()
+    }
+    forms = [form for form, files in found.items() if files]
+    if len(forms) > 1:
+        raise InputError(
+            f"{path} holds models in two formats: {' and '.join(f'{found[form][0]} ({form})' for form in forms[:2])}; "
+            "give each a directory of its own"
+        )
+    if not forms:
+        raise InputError(
+            f"{path} holds no model: no params/ or checkpoints/ as written here, no model.safetensors and no "
+            "bert_model.ckpt.index"
+        )
+    return forms[0]
+
+
+def _load_own(path: Path) -> Pretrained:
     if not (path / "config.json").is_file() or not (path / "tokenizer").is_dir():
         raise InputError(f"{path} has no config.json or no tokenizer/; it is no work directory and no exported model")
-    config = from_dict(ModelConfig, read_json(path / "config.json")["model"])
+    about = read_json(path / "config.json")
+    config = from_dict(ModelConfig, about["model"])
     tokenizer = load_tokenizer(path / "tokenizer")
-    abstract = jax.eval_shape(partial(init_params, config), jax.random.key(0))
     if (path / "params").is_dir():
         problem = find_damage(path)
         if problem:
             raise InputError(f"{path} is damaged: {problem}; copy or export it again")
-        check_arrays(path, read_json(path / SEAL)["arrays"], describe(abstract))
-        return Pretrained(config, restore_tree(path / "params", _on_one_device(abstract)), tokenizer)
-    checkpoint = newest_whole(path / "checkpoints")
-    arrays = read_json(checkpoint / SEAL)["arrays"]
-    found = {name.removeprefix("params/"): value for name, value in arrays.items() if name.startswith("params/")}
-    check_arrays(checkpoint, found, describe(abstract))
-    return Pretrained(
-        config, restore_tree(checkpoint / "state", {"params": _on_one_device(abstract)})["params"], tokenizer
+        arrays = read_json(path / SEAL)["arrays"]
+        abstract = _abstract(path, config, arrays)
+        params = restore_tree(path / "params", abstract)
+    else:
+        checkpoint = newest_whole(path / "checkpoints")
+        arrays = read_json(checkpoint / SEAL)["arrays"]
+        found = {name.removeprefix("params/"): value for name, value in arrays.items() if name.startswith("params/")}
+        abstract = _abstract(checkpoint, config, found)
+        params = restore_tree(checkpoint / "state", {"params": abstract})["params"]
+    return Pretrained(config, params, tokenizer, about.get("task", "pretraining"), tuple(about.get("labels", ())))
+
+
+def _abstract(where: Path, config: ModelConfig, arrays: dict[str, list]) -> Params:
+    """Returns shapes, types and places of the parts that are there. Raises: InputError if they are not this model's."""
+    num_classes = arrays.get("classifier/bias", ["float32", [1]])[1][0]
+    parts = {part_of(name) for name in arrays} | {"encoder"}
+    every = flatten(abstract_params(config, num_classes))
+    abstract = unflatten({name: leaf for name, leaf in every.items() if part_of(name) in parts})
+    check_arrays(where, arrays, describe(abstract))
+    return _on_one_device(abstract)
+
+
+_SAMPLE = (
+    ("The old man sat by the river and watched the boats.", "He had done so for thirty-two years!"),
+    ("Dr. Smith paid $3.50 (about 3 €) for a café au lait; naïve, isn't it?",),
+    ("吾輩は猫である。名前はまだ無い。 Все счастливые семьи похожи друг на друга.", "العربية हिन्दी 한국어"),
+    ("unaffable untrustworthiness " * 12, "a b c d e f g h i j k l m n o p q r s t u v w x y z"),
+)
+
+
+def differences(one: Pretrained, other: Pretrained) -> dict[str, float]:
+    """Returns the largest difference, anywhere, of hidden states, pooled outputs and each head's logits of sample text.
+
+    Each of the two cuts the text into tokens by itself; infinity says that they make other tokens. NaN where one of
+    the two has no such output.
+    """
+    texts: list[Any] = [_fitting(one, parts) for parts in _SAMPLE]
+    outputs = []
+    for bert in (one, other):
+        batch = make_batch(bert.tokenizer, texts, bert.config.max_positions)
+        length = batch.token_ids.shape[1]
+        positions = np.broadcast_to(np.arange(length, dtype=np.int32), batch.token_ids.shape)
+        outputs.append(_all_outputs(bert.config, bert.params, batch._replace(mlm_positions=positions)))
+    names = [*outputs[0], *(name for name in outputs[1] if name not in outputs[0])]
+    return {name: _largest(*(output.get(name) for output in outputs)) for name in names}
+
+
+def _fitting(bert: Pretrained, parts: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns the parts, each with as many of its characters as the model has positions for."""
+    room = max(1, (bert.config.max_positions - 1) // len(parts) - 1)
+    return tuple(
+        next(part[:end] for end in range(len(part), -1, -1) if len(bert.tokenizer.encode(part[:end])) <= room)
+        for part in parts
     )
+
+
+@partial(jax.jit, static_argnums=0)
+def _all_outputs(config: ModelConfig, params: Params, batch: Batch) -> dict[str, jax.Array]:
+    """Returns hidden states, pooled outputs if any, and the logits of every head that there is."""
+    encoded = encode(config, params, batch)
+    outputs = {"hidden": encoded.hidden} | ({} if encoded.pooled is None else {"pooled": encoded.pooled})
+    for part in parts_of(params):
+        if part in _TASK_OF_PART:
+            task = _TASK_OF_PART[part]
+            task = "token_classification" if part == "classifier" and encoded.pooled is None else task
+            outputs[part] = task_forward(config, params, batch, task)
+    if "mlm" in outputs:
+        outputs["mlm"] = outputs["mlm"][..., : config.vocab_size]
+    return outputs
+
+
+_TASK_OF_PART = {
+    "mlm": "masked_lm",
+    "next_sentence": "next_sentence",
+    "classifier": "sequence_classification",
+    "span": "question_answering",
+}
+
+
+def _largest(one: jax.Array | None, other: jax.Array | None) -> float:
+    if one is None or other is None:
+        return float("nan")
+    if one.shape != other.shape:
+        return float("inf")
+    return float(np.abs(np.asarray(one, np.float32) - np.asarray(other, np.float32)).max())
 
 
 def _on_one_device(abstract: Params) -> Params:

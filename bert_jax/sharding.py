@@ -45,8 +45,8 @@ RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     (r"mlm/transform/kernel", ("embed", None)),
     (r"mlm/(transform/bias|norm/scale|norm/bias)", (None,)),
     (r"mlm/output_bias", ("vocab",)),
-    (r"next_sentence/kernel", ("embed", None)),
-    (r"next_sentence/bias", (None,)),
+    (r"(next_sentence|classifier|span)/kernel", ("embed", None)),
+    (r"(next_sentence|classifier|span)/bias", (None,)),
 )
 
 

@@ -16,6 +16,7 @@ import io
 import json
 import os
 import re
+import shutil
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -291,6 +292,29 @@ def atomic_path(path: str | os.PathLike) -> Iterator[Path]:
             temporary.unlink()
 
 
+@contextlib.contextmanager
+def new_directory(path: str | os.PathLike) -> Iterator[Path]:
+    """Yields an empty directory with a temporary name beside `path`; renamed to `path` if the block ends well.
+
+    So the directory appears whole or not at all; the temporary one is removed when the block fails. Raises:
+    InputError if there is something at `path`, or if a file cannot be written.
+    """
+    path = Path(path)
+    if path.exists():
+        raise InputError(f"output {path} exists; give a directory that does not")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+        temporary.rename(path)
+    except OSError as error:
+        raise InputError(
+            f"cannot write {path}: {error.strerror or error}; free some space or choose another place"
+        ) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
 def write_json(path: str | os.PathLike, value: Any) -> None:
     """Writes `value` as indented JSON with sorted keys, whole or not at all."""
     with atomic_path(path) as temporary:
@@ -319,8 +343,9 @@ def sha256_file(path: str | os.PathLike) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def masked_crc32c(data: bytes) -> int:
-    """Returns the CRC-32C of `data`, masked as TFRecord files hold it: rotated right by 15 bits, plus a constant.
+def masked_crc32c(data: bytes | np.ndarray) -> int:
+    """Returns the CRC-32C of bytes, or of a contiguous array's, masked as TFRecord files hold it: rotated right by
+    15 bits, plus a constant.
 
     Source: "Masked CRC" of TensorFlow's TFRecord format; a checksum of bytes that hold checksums would be weak.
     """

@@ -206,9 +206,9 @@ def test_warm_start_takes_parameters_and_nothing_else(finished, toy_data, tmp_pa
     )
 
 
-def test_warm_start_of_another_shape_names_the_parameter(finished, toy_data, tmp_path):
+def test_warm_start_of_another_shape_spells_the_flags_to_add(finished, toy_data, tmp_path):
     config = tiny_run(toy_data, mesh=ONE_DEVICE, model=tiny_model(vocab_size=0, num_layers=1))
-    with pytest.raises(InputError, match="does not fit this model: encoder/layers"):
+    with pytest.raises(InputError, match=r"is another model; add --config.model.num_layers=2$"):
         train(dataclasses.replace(config, init_checkpoint=str(finished[0])), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

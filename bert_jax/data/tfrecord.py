@@ -18,15 +18,15 @@ from typing import NamedTuple
 import numpy as np
 
 from bert_jax import storage
+from bert_jax.data.protobuf import DELIMITED, FIXED32, VARINT, delimited, parse_fields
 from bert_jax.errors import InputError
 
 MAX_RECORD_BYTES = 1 << 24  # an example is some kB; what says more is no example, and would fill the memory
 
 BYTES, FLOATS, INTEGERS = 1, 2, 3  # the kinds of a feature, by the numbers of their fields
-_VARINT, _FIXED64, _DELIMITED, _FIXED32 = 0, 1, 2, 5  # the ways in which protocol buffers write a value
-_ONE_VALUE = {BYTES: _DELIMITED, FLOATS: _FIXED32, INTEGERS: _VARINT}
-_FIRST, _SECOND = 1 << 3 | _DELIMITED, 2 << 3 | _DELIMITED  # tags of fields that hold bytes
-_KINDS = {kind << 3 | _DELIMITED: kind for kind in (BYTES, FLOATS, INTEGERS)}
+_ONE_VALUE = {BYTES: DELIMITED, FLOATS: FIXED32, INTEGERS: VARINT}
+_FIRST, _SECOND = 1 << 3 | DELIMITED, 2 << 3 | DELIMITED  # tags of fields that hold bytes
+_KINDS = {kind << 3 | DELIMITED: kind for kind in (BYTES, FLOATS, INTEGERS)}
 
 
 class Feature(NamedTuple):
@@ -107,9 +107,9 @@ def parse_example(data: bytes) -> dict[str, Feature]:
     Raises: ValueError, saying why, if it is none.
     """
     features: dict[str, Feature] = {}
-    for tag, start, stop in _fields(data, 0, len(data)):
+    for tag, start, stop in parse_fields(data, 0, len(data)):
         if tag == _FIRST:  # Example.features
-            for tag, first, last in _fields(data, start, stop):
+            for tag, first, last in parse_fields(data, start, stop):
                 if tag == _FIRST:  # Features.feature, a map
                     name, feature = _parse_entry(data, first, last)
                     features[name] = feature
@@ -120,11 +120,11 @@ def _parse_entry(data: bytes, start: int, stop: int) -> tuple[str, Feature]:
     """Returns the name and the feature of an entry of the map."""
     name, kind = b"", 0
     payload: bytes | list[bytes] = b""
-    for tag, first, last in _fields(data, start, stop):
+    for tag, first, last in parse_fields(data, start, stop):
         if tag == _FIRST:
             name = data[first:last]
         elif tag == _SECOND:
-            for tag_of_list, begin, end in _fields(data, first, last):
+            for tag_of_list, begin, end in parse_fields(data, first, last):
                 if tag_of_list in _KINDS:
                     before = payload if kind == _KINDS[tag_of_list] else None
                     kind = _KINDS[tag_of_list]
@@ -139,7 +139,7 @@ def _parse_entry(data: bytes, start: int, stop: int) -> tuple[str, Feature]:
 def _parse_list(data: bytes, start: int, stop: int, kind: int) -> list[bytes]:
     """Returns the strings of a list, or bytes that together are its numbers, however it is divided."""
     parts = []
-    for tag, first, last in _fields(data, start, stop):
+    for tag, first, last in parse_fields(data, start, stop):
         if tag == _FIRST:
             if kind == FLOATS and (last - first) % 4:
                 raise ValueError(f"{last - first} bytes of floats are no multiple of 4")
@@ -149,45 +149,6 @@ def _parse_list(data: bytes, start: int, stop: int, kind: int) -> list[bytes]:
         elif tag == 8 | _ONE_VALUE[kind]:  # a list that is not packed: each value is a field
             parts.append(data[first:last])
     return parts
-
-
-def _fields(data: bytes, start: int, stop: int) -> list[tuple[int, int, int]]:
-    """Returns the tag (number x 8 + wire type) and the place of the value, from .. to, of each field of a message."""
-    fields = []
-    while start < stop:
-        tag = data[start]
-        first = start + 1
-        if tag >= 0x80:
-            tag, first = _varint(data, start, stop)
-        wire_type = tag & 7
-        if wire_type == _DELIMITED:
-            if first < stop and data[first] < 0x80:
-                last = first + 1 + data[first]
-                first += 1
-            else:
-                length, first = _varint(data, first, stop)
-                last = first + length
-        elif wire_type == _VARINT:
-            last = _varint(data, first, stop)[1]
-        elif wire_type in (_FIXED32, _FIXED64):
-            last = first + (4 if wire_type == _FIXED32 else 8)
-        else:
-            raise ValueError(f"byte {start} begins a field of unknown type {wire_type}")
-        if last > stop or not 8 <= tag < 1 << 32:
-            raise ValueError(f"the field that begins at byte {start} is not inside of its message")
-        fields.append((tag, first, last))
-        start = last
-    return fields
-
-
-def _varint(data: bytes, start: int, stop: int) -> tuple[int, int]:
-    """Returns the unsigned integer at a place, and the place after it."""
-    value = 0
-    for place in range(start, min(stop, start + 10)):
-        value |= (data[place] & 0x7F) << (7 * (place - start))
-        if data[place] < 0x80:
-            return value, place + 1
-    raise ValueError(f"the integer at byte {start} has no end")
 
 
 def decode_example(data: bytes) -> dict[str, np.ndarray | list[bytes]]:
@@ -249,20 +210,9 @@ def encode_example(features: Mapping[str, Feature]) -> bytes:
     entries = []
     for name, feature in features.items():
         if feature.kind == BYTES:
-            values = b"".join(_delimited(1, value) for value in feature.payload)  # type: ignore[arg-type]
+            values = b"".join(delimited(1, value) for value in feature.payload)  # type: ignore[arg-type]
         else:
-            values = _delimited(1, feature.payload) if feature.payload else b""  # type: ignore[arg-type]
-        value = _delimited(feature.kind, values)
-        entries.append(_delimited(1, _delimited(1, name.encode()) + _delimited(2, value)))
-    return _delimited(1, b"".join(entries))
-
-
-def _delimited(field: int, value: bytes) -> bytes:
-    """Returns a field of a message that is a string, a message or a packed list."""
-    length = len(value)
-    encoded = bytearray([field << 3 | _DELIMITED])
-    while length >= 0x80:
-        encoded.append(length & 0x7F | 0x80)
-        length >>= 7
-    encoded.append(length)
-    return bytes(encoded) + value
+            values = delimited(1, feature.payload) if feature.payload else b""  # type: ignore[arg-type]
+        value = delimited(feature.kind, values)
+        entries.append(delimited(1, delimited(1, name.encode()) + delimited(2, value)))
+    return delimited(1, b"".join(entries))

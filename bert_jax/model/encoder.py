@@ -21,7 +21,7 @@ class Encoded(NamedTuple):
     """What the encoder makes of a batch."""
 
     hidden: jax.Array  # [B, L, H]: the last layer
-    pooled: jax.Array  # [B, M, H]: dense + tanh of the first token of every sequence
+    pooled: jax.Array | None  # [B, M, H]: dense + tanh of the first token of every sequence, if there is a pooler
     layers: jax.Array | None  # [num_layers + 1, B, L, H]: embeddings and every layer, where asked for
     word_table: jax.Array  # [V padded, H]: to be tied to the output
 
@@ -30,6 +30,7 @@ class Encoder(nn.Module):
     """BERT without its heads. Parameters of the layers are stacked on a leading axis."""
 
     config: ModelConfig
+    pool: bool = True  # some published models have no pooler: their task reads tokens only
 
     @nn.compact
     def __call__(
@@ -63,8 +64,10 @@ class Encoder(nn.Module):
         )
         hidden, kept = scan(Layer(config, name="layers"), embedded)
 
-        first = jnp.take_along_axis(hidden, cls_positions.astype(jnp.int32)[..., None], axis=1)  # [B, M, H]
-        pooled = jnp.tanh(dense(config, config.hidden_size, "pooler")(first))
+        pooled = None
+        if self.pool:
+            first = jnp.take_along_axis(hidden, cls_positions.astype(jnp.int32)[..., None], axis=1)  # [B, M, H]
+            pooled = jnp.tanh(dense(config, config.hidden_size, "pooler")(first))
         layers = None if kept is None else jnp.concatenate([embedded[None], kept])
         return Encoded(hidden, pooled, layers, word_table)
 

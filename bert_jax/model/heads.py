@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The heads of pre-training: masked language model and next sentence prediction."""
+"""The heads: masked language model, next sentence prediction, and those of the tasks that BERT is fine-tuned for."""
 
 from typing import NamedTuple
 
@@ -11,6 +11,18 @@ from bert_jax.batch import Batch
 from bert_jax.config import ModelConfig
 from bert_jax.model.encoder import Encoded, Encoder
 from bert_jax.model.layers import ACTIVATIONS, MASKED_SCORE, dense, layer_norm
+
+# What a model of each task has beside embeddings and layers, by the names of the parameters.
+TASK_PARTS: dict[str, tuple[str, ...]] = {
+    "encoder": ("pooler",),
+    "pretraining": ("pooler", "mlm", "next_sentence"),
+    "masked_lm": ("mlm",),
+    "next_sentence": ("pooler", "next_sentence"),
+    "sequence_classification": ("pooler", "classifier"),
+    "token_classification": ("classifier",),
+    "multiple_choice": ("pooler", "classifier"),
+    "question_answering": ("span",),
+}
 
 
 class MaskedLanguageModel(nn.Module):
@@ -61,3 +73,35 @@ class PretrainingModel(nn.Module):
         mlm_logits = MaskedLanguageModel(self.config, name="mlm")(predicted, encoded.word_table)
         next_sentence_logits = dense(self.config, 2, "next_sentence")(encoded.pooled)
         return PretrainingOutput(encoded, mlm_logits, next_sentence_logits.astype(jnp.float32))
+
+
+class TaskModel(nn.Module):
+    """The encoder with the head of one task other than pre-training.
+
+    Source: google-research/bert run_classifier.py and run_squad.py, create_model. Classifiers drop out what they
+    read; spans and words do not.
+    """
+
+    config: ModelConfig
+    task: str
+    num_classes: int = 0  # of a classifier
+
+    @nn.compact
+    def __call__(self, batch: Batch, deterministic: bool = True) -> jax.Array:
+        """Returns float32 logits; `task_forward` says which."""
+        config = self.config
+        encoder = Encoder(config, pool="pooler" in TASK_PARTS[self.task], name="encoder")
+        encoded = encoder(batch.token_ids, batch.type_ids, batch.sequence_ids, batch.cls_positions, deterministic)
+        if self.task == "encoder":
+            return encoded.pooled.astype(jnp.float32)
+        if self.task == "masked_lm":
+            assert batch.mlm_positions is not None
+            predicted = jnp.take_along_axis(encoded.hidden, batch.mlm_positions.astype(jnp.int32)[..., None], axis=1)
+            return MaskedLanguageModel(config, name="mlm")(predicted, encoded.word_table)
+        if self.task == "next_sentence":
+            return dense(config, 2, "next_sentence")(encoded.pooled).astype(jnp.float32)
+        if self.task == "question_answering":
+            return dense(config, 2, "span")(encoded.hidden).astype(jnp.float32)
+        features = encoded.hidden if self.task == "token_classification" else encoded.pooled
+        features = nn.Dropout(config.hidden_dropout_rate)(features, deterministic=deterministic)
+        return dense(config, self.num_classes, "classifier")(features).astype(jnp.float32)

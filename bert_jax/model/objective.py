@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What training minimises, as pure functions of parameters and a batch. Nobody beyond this file sees Flax."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,8 @@ from bert_jax.batch import Batch
 from bert_jax.config import MaskingConfig, ModelConfig
 from bert_jax.losses import Pair, accuracy, cross_entropy
 from bert_jax.masking import mask_tokens, next_tokens
-from bert_jax.model.heads import PretrainingModel, PretrainingOutput
+from bert_jax.model.encoder import Encoded, Encoder
+from bert_jax.model.heads import TASK_PARTS, PretrainingModel, PretrainingOutput, TaskModel
 
 Params = dict[str, Any]  # nested dicts of float32 arrays with English paths
 
@@ -87,12 +89,57 @@ def pretraining_forward(
     return output  # type: ignore[return-value]
 
 
-def init_params(model: ModelConfig, key: jax.Array) -> Params:
-    """Returns random parameters of encoder and both heads, float32."""
+def encode(model: ModelConfig, params: Params, batch: Batch, keep_layers: bool = False) -> Encoded:
+    """Returns what the encoder alone makes of a batch, without dropout; `pooled` is None if there is no pooler."""
+    encoder = Encoder(model, pool="pooler" in params["encoder"])
+    inputs = (batch.token_ids, batch.type_ids, batch.sequence_ids, batch.cls_positions)
+    encoded = encoder.apply({"params": params["encoder"]}, *inputs, keep_layers=keep_layers)
+    return encoded  # type: ignore[return-value]
+
+
+def task_forward(
+    model: ModelConfig, params: Params, batch: Batch, task: str, dropout_key: jax.Array | None = None
+) -> jax.Array:
+    """Returns the float32 logits of one of `TASK_PARTS` other than "pretraining"; no dropout without a key.
+
+    Shapes: "encoder", which has no logits, its pooled outputs [B, M, H]; "masked_lm" [B, P, V padded];
+    "next_sentence" [B, M, 2]; "sequence_classification" [B, M, K]; "multiple_choice" [B, M, 1], one for each choice;
+    "token_classification" [B, L, K]; "question_answering" [B, L, 2], of the start and of the end.
+    """
+    num_classes = params["classifier"]["bias"].shape[0] if "classifier" in TASK_PARTS[task] else 0
+    rngs = {} if dropout_key is None else {"dropout": dropout_key}
+    logits = TaskModel(model, task, num_classes).apply(
+        {"params": params}, batch, deterministic=dropout_key is None, rngs=rngs
+    )
+    return logits  # type: ignore[return-value]
+
+
+def init_params(model: ModelConfig, key: jax.Array, task: str = "pretraining", num_classes: int = 0) -> Params:
+    """Returns random parameters of the encoder and the heads of a task, float32."""
     row = jnp.zeros((1, 2), jnp.int32)
     place = jnp.zeros((1, 1), jnp.int32)
     batch = Batch(row, row, row, place, place, mlm_positions=place)
-    return dict(PretrainingModel(model).init(key, batch)["params"])
+    module = PretrainingModel(model) if task == "pretraining" else TaskModel(model, task, num_classes)
+    return dict(module.init(key, batch)["params"])
+
+
+def parts_of(params: Params) -> tuple[str, ...]:
+    """Returns what parameters there are beside embeddings and layers: "pooler" and the names of heads."""
+    return ("pooler",) * ("pooler" in params["encoder"]) + tuple(name for name in sorted(params) if name != "encoder")
+
+
+@functools.lru_cache(maxsize=8)
+def abstract_params(model: ModelConfig, num_classes: int = 1) -> Params:
+    """Returns shapes and types of the parameters of the encoder and every head; nothing is computed.
+
+    Tracing takes half a second, so the answer is kept; do not change it.
+    """
+
+    def every_part(key: jax.Array) -> Params:
+        heads = [init_params(model, key, task, num_classes) for task in ("question_answering", "multiple_choice")]
+        return {name: part for params in heads for name, part in params.items()} | init_params(model, key)
+
+    return jax.eval_shape(every_part, jax.random.key(0))
 
 
 def count_parameters(params: Params) -> int:

@@ -45,7 +45,7 @@ def main() -> None:
 
     bert = load_pretrained(_CHECKPOINT.value)
     grown = grow(bert, words, _USE_UNUSED.value, _MAX_POSITIONS.value)
-    save_pretrained(output, grown.config, grown.params, grown.tokenizer)
+    save_pretrained(output, grown.config, grown.params, grown.tokenizer, grown.task, grown.labels)
     print(
         f"{output}: {grown.tokenizer.vocab_size:,} tokens, {bert.tokenizer.vocab_size:,} before;"
         f" {grown.config.max_positions:,} positions, {bert.config.max_positions:,} before"

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+r"""Turns a BERT of any format into a BERT of another: ours, Hugging Face's, Google's TensorFlow 1.
+
+    python -m bert_jax.tools.convert_checkpoint --input=PATH --output=DIR --to=bert_jax|hf|tf1 [--verify]
+
+PATH is a work directory of train.py or a model exported from one; a directory as transformers writes it, or
+hf://ORG/NAME; a directory with Google's bert_config.json, vocab.txt and bert_model.ckpt.*, or the checkpoint in it.
+Which of them it is, is seen from the files. Neither PyTorch nor TensorFlow is needed.
+
+    python -m bert_jax.tools.convert_checkpoint --input=hf://google-bert/bert-base-uncased --output=base --to=bert_jax
+    python -m bert_jax.tools.convert_checkpoint --input=uncased_L-12_H-768_A-12 --output=base --to=bert_jax
+    python -m bert_jax.tools.convert_checkpoint --input=runs/base --output=for_transformers --to=hf --verify
+"""
+
+import dataclasses
+import sys
+from pathlib import Path
+
+from absl import flags
+
+from bert_jax.errors import InputError
+from bert_jax.tools import cli
+
+_INPUT = flags.DEFINE_string("input", None, "The model to convert; its format is recognised.", required=True)
+_OUTPUT = flags.DEFINE_string("output", None, "Directory to make; must not exist.", required=True)
+_TO = flags.DEFINE_enum("to", None, ["bert_jax", "hf", "tf1"], "The format of the output.", required=True)
+_VERIFY = flags.DEFINE_boolean("verify", False, "Read the output again and compare what the two compute.")
+_ACTIVATION = flags.DEFINE_enum(
+    "activation", "", ["", "gelu_exact", "gelu_tanh"],
+    "The GELU that the model was trained with, where the source is wrong about it: Google's configurations say gelu "
+    "both for erf (before 2019-02-07) and for the tanh form.",
+)  # fmt: skip
+
+MOST = 1e-5  # a larger difference is no rounding
+
+
+def main() -> None:
+    """Writes the output, whole or not at all, and says what was read, left out and found."""
+    output = Path(_OUTPUT.value)
+    if output.exists():
+        raise InputError(f"output {output} exists; give a directory that does not")
+    from bert_jax.convert.hf import save_hf
+    from bert_jax.convert.tf1 import save_tf1
+    from bert_jax.model.objective import count_parameters
+    from bert_jax.pretrained import differences, load_pretrained, recognise, save_pretrained
+
+    bert = load_pretrained(_INPUT.value)
+    if _ACTIVATION.value:
+        bert = dataclasses.replace(bert, config=dataclasses.replace(bert.config, activation=_ACTIVATION.value))
+    model = (bert.config, bert.params, bert.tokenizer, bert.task, bert.labels)
+    notes = list(bert.notes)
+    if _TO.value == "bert_jax":
+        save_pretrained(output, *model)
+    else:
+        notes += (save_hf if _TO.value == "hf" else save_tf1)(output, *model)
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
+    print(
+        f"{output}: {bert.task}, {bert.config.num_layers} layers, hidden {bert.config.hidden_size}, "
+        f"{bert.config.activation}, {count_parameters(bert.params):,} parameters, from {recognise(_INPUT.value)} to "
+        f"{_TO.value}"
+    )
+    if _VERIFY.value:
+        found = differences(bert, load_pretrained(output))
+        for name, difference in found.items():
+            print(f"largest difference of {name}: {difference:.3g}")
+        left_out = [name for name, difference in found.items() if not difference <= MOST]
+        if left_out:
+            raise InputError(
+                f"{output} does not compute the same {', '.join(left_out)} as {_INPUT.value}; see the notes"
+            )
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shows what is in a checkpoint of any format: every parameter with its shape, type and norm, and their number.
+
+    python -m bert_jax.tools.show_params --checkpoint=PATH
+
+PATH is all that convert_checkpoint takes. Parameters are shown under our paths, layers stacked on the leading axis;
+the norm is the root of the sum of squares.
+"""
+
+import sys
+
+from absl import flags
+
+from bert_jax.tools import cli
+
+_CHECKPOINT = flags.DEFINE_string("checkpoint", None, "A model of any format.", required=True)
+
+
+def main() -> None:
+    """Prints a line for the model, one for each parameter and one for their sum."""
+    import numpy as np
+
+    from bert_jax.convert.names import flatten
+    from bert_jax.model.objective import count_parameters
+    from bert_jax.pretrained import load_pretrained, recognise
+
+    bert = load_pretrained(_CHECKPOINT.value)
+    for note in bert.notes:
+        print(f"note: {note}", file=sys.stderr)
+    config = bert.config
+    print(
+        f"{recognise(_CHECKPOINT.value)}: {bert.task}, {config.num_layers} layers, hidden {config.hidden_size}, "
+        f"{config.num_heads} heads, {config.activation}, vocabulary {config.vocab_size} "
+        f"({'un' if bert.tokenizer.lowercase else ''}cased), {config.max_positions} positions"
+    )
+    flat = {path: np.asarray(array) for path, array in sorted(flatten(bert.params).items())}
+    rows = [
+        (path, " x ".join(map(str, array.shape)), str(array.dtype), f"{np.linalg.norm(array.astype(np.float64)):.6g}")
+        for path, array in flat.items()
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    for path, shape, dtype, norm in rows:
+        print(f"{path:{widths[0]}}  {shape:>{widths[1]}}  {dtype:{widths[2]}}  {norm:>{widths[3]}}")
+    padding = config.padded_vocab_size - config.vocab_size
+    num_bytes = sum(array.nbytes for array in flat.values())
+    print(
+        f"{len(rows)} arrays, {count_parameters(bert.params):,} numbers, {num_bytes:,} bytes; "
+        f"{padding} rows pad the vocabulary to {config.padded_vocab_size}"
+    )
+
+
+if __name__ == "__main__":
+    cli.run(main)
