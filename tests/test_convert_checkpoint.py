@@ -59,6 +59,7 @@ def test_every_format_is_recognised_and_computes_the_same(models, form):
     assert found == {"hidden": 0, "pooled": 0, "classifier": 0}
 
 
+@pytest.mark.slow
 def test_differences_are_seen(models):
     bert = load_pretrained(models / "hf")
     other = dataclasses.replace(bert, config=dataclasses.replace(bert.config, activation="gelu_exact"))
@@ -102,6 +103,7 @@ def test_a_model_without_a_head_says_so_where_the_head_is_needed(models):
         fill_masks(load_pretrained(models / "hf"), ["[MASK]"])
 
 
+@pytest.mark.slow
 def test_a_masked_lm_fills_masks_and_encodes_without_a_pooler(tmp_path):
     save_hf(tmp_path / "m", tiny_model(), random_params(parts=("mlm",)), make_tokenizer(203), "masked_lm", ())
     bert = load_pretrained(tmp_path / "m")
@@ -176,6 +178,7 @@ def test_pretraining_goes_on_from_any_format(start, toy_data, tmp_path, form, ca
     assert ("it has no pooler, which starts at random" in lines) == (form == "hf")
 
 
+@pytest.mark.slow
 def test_heads_that_pretraining_lacks_are_made_and_others_left(models):
     bert = load_pretrained(models / "hf")
     objective = pretraining_objective(bert.config, MaskingConfig(), 4, (2, 3))

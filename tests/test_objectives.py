@@ -71,6 +71,7 @@ def test_a_batch_that_says_what_to_predict_is_left_alone(causal):
         assert before is after
 
 
+@pytest.mark.slow
 def test_left_to_right_trains_and_evaluates(toy_data, tmp_path):
     train = TrainConfig(num_steps=12, next_sentence=False)
     model = dataclasses.replace(tiny_run(toy_data).model, causal=True)

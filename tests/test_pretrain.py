@@ -139,6 +139,7 @@ def test_resume_passes_over_a_flipped_byte_and_ends_the_same(finished, toy_data,
     assert losses(tmp_path / "run") == losses(whole)
 
 
+@pytest.mark.slow
 def test_another_device_count_resumes_the_same_run(finished, toy_data, tmp_path, monkeypatch):
     """Identical state, batches, masks and dropout bits: losses differ by float32 rounding only."""
     whole, _ = finished
@@ -193,6 +194,7 @@ def test_other_data_is_refused(finished, tmp_path):
         train(tiny_run(other, mesh=ONE_DEVICE), finished[0])
 
 
+@pytest.mark.slow
 def test_warm_start_takes_parameters_and_nothing_else(finished, toy_data, tmp_path, capsys):
     workdir, result = finished
     config = tiny_run(toy_data, mesh=ONE_DEVICE, train=TrainConfig(num_steps=1))

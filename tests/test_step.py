@@ -118,6 +118,7 @@ def test_counts_leave_padding_out():
     assert metrics["squared_lengths"] == (lengths**2).sum()
 
 
+@pytest.mark.slow
 def test_loss_weighs_every_prediction_of_the_global_batch_the_same():
     """Per-device means of means would differ here: rows have from 1 to 4 predictions."""
     batch = random_batch(seed=7)

@@ -109,7 +109,8 @@ def test_export_is_the_model_of_the_run_without_its_optimizer(repository, traine
     assert sizes["model"] < sizes["run"] / 2
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_killed_training_goes_on_with_the_same_command(repository, made, tmp_path, number):
     command = train(made, tmp_path / "run")
     process = subprocess.Popen(
