@@ -93,6 +93,7 @@ class TaskModel(nn.Module):
         encoder = Encoder(config, pool="pooler" in TASK_PARTS[self.task], name="encoder")
         encoded = encoder(batch.token_ids, batch.type_ids, batch.sequence_ids, batch.cls_positions, deterministic)
         if self.task == "encoder":
+            assert encoded.pooled is not None
             return encoded.pooled.astype(jnp.float32)
         if self.task == "masked_lm":
             assert batch.mlm_positions is not None
