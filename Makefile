@@ -10,6 +10,12 @@ UV := $(shell command -v uv 2>/dev/null)
 PYTEST := $(PY) -m pytest --numprocesses=2 --dist=worksteal
 FAST := not slow and not reference and not network and not gpu and not tpu
 
+# What test-reference compares with, and tests/golden/hf_models.npz was made with.
+TORCH := 2.13.0
+TRANSFORMERS := 5.23.0
+REFERENCE := .venv-reference
+REFERENCE_INSTALL := $(if $(UV),uv pip install --python $(REFERENCE)/bin/python,$(REFERENCE)/bin/python -m pip install)
+
 DEMO := runs/demo
 
 # pyenv answers to the versions that are switched on; with PYTHON=... any that is installed may be named.
@@ -23,7 +29,7 @@ export UV_PYTHON_DOWNLOADS = never
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-all lint format types clean
+.PHONY: help setup demo test test-all test-reference lint format types clean
 
 help:  ## what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1	\2/p' Makefile | expand -t 16
@@ -69,6 +75,23 @@ test: $(READY)  ## the fast tests
 
 test-all: $(READY)  ## every test that needs no accelerator, slow ones and the network's included
 	$(PYTEST) -m "not gpu and not tpu"
+
+test-reference: $(REFERENCE)/.installed  ## against transformers and torch, live, in an environment of its own
+	$(REFERENCE)/bin/python -m pytest --numprocesses=0 --capture=no -m reference tests/reference
+
+# The CPU build of torch where there is one, which is a tenth of the size: PyTorch's own index has it
+# (PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu). Else the usual one, which computes the same on a CPU.
+$(REFERENCE)/.installed: setup.cfg constraints.txt
+	@echo 'Installing into $(REFERENCE), with torch; this takes some minutes.'
+ifneq ($(UV),)
+	test -x $(REFERENCE)/bin/python || uv venv --quiet --python "$$($(PYTHON) -c 'import sys; print(sys.executable)')" $(REFERENCE)
+else
+	test -x $(REFERENCE)/bin/python || $(PYTHON) -m venv $(REFERENCE)
+endif
+	$(REFERENCE_INSTALL) --quiet --constraint constraints.txt --editable '.[dev]' pip
+	$(REFERENCE)/bin/python -m pip install --quiet 'torch==$(TORCH)+cpu' || $(REFERENCE_INSTALL) --quiet 'torch==$(TORCH)'
+	$(REFERENCE_INSTALL) --quiet 'transformers==$(TRANSFORMERS)'
+	@touch $@
 
 lint: $(READY)  ## style, and formatting as `make format` leaves it
 	$(PY) -m ruff check .
