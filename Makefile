@@ -79,8 +79,8 @@ test-all: $(READY)  ## every test that needs no accelerator, slow ones and the n
 test-reference: $(REFERENCE)/.installed  ## against transformers and torch, live, in an environment of its own
 	$(REFERENCE)/bin/python -m pytest --numprocesses=0 --capture=no -m reference tests/reference
 
-# The CPU build of torch where there is one, which is a tenth of the size: PyTorch's own index has it
-# (PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu). Else the usual one, which computes the same on a CPU.
+# The CPU build of torch where the package index has it, which is a tenth of the size. Else the usual one, which computes
+# the same on a CPU.
 $(REFERENCE)/.installed: setup.cfg constraints.txt
 	@echo 'Installing into $(REFERENCE), with torch; this takes some minutes.'
 ifneq ($(UV),)
