@@ -193,6 +193,7 @@ def test_heads_that_pretraining_lacks_are_made_and_others_left(models):
     assert np.abs(whole.params["mlm"]["transform"]["kernel"]).max() > 0
 
 
+@pytest.mark.slow
 def test_the_command_converts_and_verifies(repository, models, tmp_path):
     output = tmp_path / "out"
     flags = [f"--input={models / 'tf1'}", f"--output={output}", "--to=hf", "--verify"]
