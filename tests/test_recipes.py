@@ -44,9 +44,13 @@ def test_every_file_is_tested():
 
 @pytest.mark.parametrize("name", ARGUMENTS)
 def test_every_argument_gives_a_valid_configuration(name):
-    configuration(name)
+    assert configuration(name).train.num_steps > 0
     for argument in ARGUMENTS[name]:
-        configuration(name, argument)
+        config = configuration(name, argument)  # which validates it
+        size = argument.rpartition(",")[2]
+        if size in MODEL_SIZES:
+            shape = MODEL_SIZES[size]
+            assert (config.model.num_layers, config.model.hidden_size) == (shape.num_layers, shape.hidden_size)
 
 
 @pytest.mark.parametrize("name", sorted(set(ARGUMENTS) - {"demo"}))
