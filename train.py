@@ -6,8 +6,9 @@ from pathlib import Path
 from absl import flags
 from ml_collections import config_flags
 
-from bert_jax.config import PretrainConfig, from_dict
+from bert_jax.config import PretrainConfig
 from bert_jax.errors import InputError
+from bert_jax.settings import from_dict
 from bert_jax.tools import cli
 
 CONFIG = config_flags.DEFINE_config_file("config", None, "a file of configs/, and after a colon its argument")

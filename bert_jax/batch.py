@@ -37,3 +37,7 @@ class Batch(NamedTuple):
     mlm_positions: Array = None  # [B, P] int: indices into the row; 0 where the weight is 0
     mlm_labels: Array = None  # [B, P] int: the ids that stood there
     mlm_weights: Array = None  # [B, P] float: 1 for a prediction, 0 for padding
+    # What a fine-tuned model is to say, by its head. Sequence classification: [B, M] int, or float for a regression;
+    # multiple choice: [B, 1] int, the right one of the M sequences; token classification: [B, L] int, -1 where nothing
+    # is asked; question answering: [B, 2] int, the first and the last token of the answer.
+    labels: Array = None

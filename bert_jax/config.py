@@ -6,15 +6,10 @@ experiment changes; `--config.section.key=value` changes one setting more. Sizes
 `batch_size` counts the rows of the global batch, whatever the number of devices.
 """
 
-import dataclasses
-import difflib
-import typing
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
 
 from bert_jax.errors import InputError
-
-Config = TypeVar("Config")
+from bert_jax.settings import check_choice, check_not_negative, check_positive, check_rates, nearest_multiples, suggest
 
 
 @dataclass(frozen=True)
@@ -49,14 +44,14 @@ class ModelConfig:
         return self.hidden_size // self.num_heads
 
     def validate(self) -> None:
-        _positive(
+        check_positive(
             self,
             "hidden_size num_layers num_heads intermediate_size max_positions type_vocab_size vocab_multiple unroll",
         )
-        _rates(self, "hidden_dropout_rate attention_dropout_rate")
-        _choice(self, "activation", ("gelu_tanh", "gelu_exact"))
-        _choice(self, "compute_dtype", ("float32", "bfloat16"))
-        _choice(self, "remat", ("none", "dots", "full"))
+        check_rates(self, "hidden_dropout_rate attention_dropout_rate")
+        check_choice(self, "activation", ("gelu_tanh", "gelu_exact"))
+        check_choice(self, "compute_dtype", ("float32", "bfloat16"))
+        check_choice(self, "remat", ("none", "dots", "full"))
         if self.hidden_size % self.num_heads:
             raise InputError(
                 f"model.hidden_size {self.hidden_size} is not divisible by model.num_heads {self.num_heads}; "
@@ -76,7 +71,7 @@ class DataConfig:
     verify: bool = True  # check the sha256 of every shard before the first step
 
     def validate(self) -> None:
-        _positive(self, "batch_size")
+        check_positive(self, "batch_size")
         if not self.path:
             raise InputError("data.path is empty; give --config.data.path=DIR, a directory made by prepare_corpus")
 
@@ -95,8 +90,8 @@ class MaskingConfig:
     seed: int = 0
 
     def validate(self) -> None:
-        _rates(self, "rate mask_rate random_rate", most=1.0)
-        _positive(self, "max_predictions max_ngram")
+        check_rates(self, "rate mask_rate random_rate", most=1.0)
+        check_positive(self, "max_predictions max_ngram")
         if self.max_ngram > 1 and not self.whole_word:
             raise InputError(
                 f"masking.max_ngram {self.max_ngram} masks runs of whole words; set masking.whole_word=True with it"
@@ -115,6 +110,7 @@ class OptimizerConfig:
     name: str = "adamw"  # or "lamb", for batches of tens of thousands; use it with bias_correction
     learning_rate: float = 1e-4
     warmup_steps: int = 10_000
+    warmup_rate: float = 0.0  # of the run's steps, in place of warmup_steps where that is 0
     decay_power: float = 1.0  # of what is left of the run: 1 decays linearly, 0.5 as NVIDIA's LAMB recipe does
     beta1: float = 0.9
     beta2: float = 0.999
@@ -123,11 +119,15 @@ class OptimizerConfig:
     clip_norm: float = 1.0  # of the gradient of the global batch; 0 disables
     bias_correction: bool = False  # Google's optimizer has none
     trust_ratio_for: str = "decayed"  # parameters that LAMB scales: those that weight decay applies to, or "all"
+    layer_decay: float = 1.0  # each layer's rate is this times that of the one above; embeddings are below layer 0
 
     def validate(self) -> None:
-        _rates(self, "beta1 beta2")
-        _choice(self, "name", ("adamw", "lamb"))
-        _choice(self, "trust_ratio_for", ("decayed", "all"))
+        check_rates(self, "beta1 beta2")
+        check_choice(self, "name", ("adamw", "lamb"))
+        check_choice(self, "trust_ratio_for", ("decayed", "all"))
+        check_rates(self, "warmup_rate")
+        if not 0 < self.layer_decay <= 1:
+            raise InputError(f"optimizer.layer_decay {self.layer_decay} is not above 0 and 1 at most; 1 disables it")
         for name in ("learning_rate", "warmup_steps", "decay_power", "weight_decay", "clip_norm"):
             if not getattr(self, name) >= 0:
                 raise InputError(f"optimizer.{name} {getattr(self, name)} is below 0; use 0 or more")
@@ -145,7 +145,7 @@ class TrainConfig:
     seed: int = 0  # of the initial parameters and of dropout
 
     def validate(self) -> None:
-        _positive(self, "num_steps accumulate")
+        check_positive(self, "num_steps accumulate")
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class EvalConfig:
     batch_size: int = 0  # rows of the global batch; 0 takes data.batch_size
 
     def validate(self) -> None:
-        _not_negative(self, "every_steps batch_size")
+        check_not_negative(self, "every_steps batch_size")
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ class CheckpointConfig:
     keep_best: int = 1  # by held-out loss, beside the last; 0 disables
 
     def validate(self) -> None:
-        _not_negative(self, "every_steps keep_best")
+        check_not_negative(self, "every_steps keep_best")
         if self.keep_last < 2:
             raise InputError(
                 f"checkpoint.keep_last {self.keep_last} is below 2; the one before the newest is what is left "
@@ -199,7 +199,7 @@ class ReportConfig:
     progress: bool = True  # a progress bar, on a terminal only
 
     def validate(self) -> None:
-        _positive(self, "every_steps")
+        check_positive(self, "every_steps")
 
 
 @dataclass(frozen=True)
@@ -264,89 +264,6 @@ def model_size(name: str) -> ModelConfig:
     """Returns the model of that name. Raises: InputError with the names there are."""
     if name not in MODEL_SIZES:
         raise InputError(
-            f"there is no model size {name!r}{_suggest(name, MODEL_SIZES)}; sizes: {', '.join(MODEL_SIZES)}"
+            f"there is no model size {name!r}{suggest(name, MODEL_SIZES)}; sizes: {', '.join(MODEL_SIZES)}"
         )
     return MODEL_SIZES[name]
-
-
-def to_dict(config: Any) -> dict[str, Any]:
-    """Returns the configuration as nested plain dicts."""
-    return dataclasses.asdict(config)
-
-
-def from_dict(kind: type[Config], values: typing.Mapping[str, Any], where: str = "config") -> Config:
-    """Returns the dataclass `kind` with `values` in place of its defaults.
-
-    Raises: InputError for an unknown key, with a suggestion, or a value of another type.
-    """
-    fields = {item.name: item for item in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    arguments = {}
-    for key, value in values.items():
-        if key not in fields:
-            raise InputError(f"{where} has no key {key!r}{_suggest(key, fields)}; keys: {', '.join(fields)}")
-        expected = typing.get_type_hints(kind)[key]
-        if dataclasses.is_dataclass(expected):
-            if not isinstance(value, typing.Mapping):
-                raise InputError(f"{where}.{key} is {value!r}; it is a section with keys of its own")
-            arguments[key] = from_dict(expected, value, f"{where}.{key}")  # type: ignore[arg-type]
-        elif expected is float and type(value) is int:
-            arguments[key] = float(value)
-        elif type(value) is not expected:
-            raise InputError(f"{where}.{key} is {value!r}, a {type(value).__name__}; use a {expected.__name__}")
-        else:
-            arguments[key] = value
-    return kind(**arguments)
-
-
-def changed_keys(old: typing.Mapping[str, Any], new: typing.Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Returns the dotted names of the settings that differ between two configurations as dicts."""
-    names: list[str] = []
-    for key in sorted(old.keys() | new.keys()):
-        before, after = old.get(key), new.get(key)
-        if isinstance(before, typing.Mapping) and isinstance(after, typing.Mapping):
-            names += changed_keys(before, after, f"{prefix}{key}.")
-        elif before != after:
-            names.append(prefix + key)
-    return names
-
-
-def nearest_multiples(value: int, divisor: int) -> str:
-    """Returns the multiples of `divisor` around `value`, for a message: "96 or 104"."""
-    below = value // divisor * divisor
-    return f"{below} or {below + divisor}" if below else str(divisor)
-
-
-def _suggest(name: str, known: typing.Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
-
-
-def _section(config: Any) -> str:
-    return type(config).__name__.removesuffix("Config").lower()
-
-
-def _positive(config: Any, names: str) -> None:
-    for name in names.split():
-        if getattr(config, name) < 1:
-            raise InputError(f"{_section(config)}.{name} {getattr(config, name)} is below 1; use 1 or more")
-
-
-def _not_negative(config: Any, names: str) -> None:
-    for name in names.split():
-        if getattr(config, name) < 0:
-            raise InputError(f"{_section(config)}.{name} {getattr(config, name)} is below 0; use 0 or more")
-
-
-def _rates(config: Any, names: str, most: float = 0.999999) -> None:
-    for name in names.split():
-        if not 0 <= getattr(config, name) <= most:
-            raise InputError(
-                f"{_section(config)}.{name} {getattr(config, name)} is not a rate; use 0 or more and "
-                + ("1 at most" if most == 1 else "less than 1")
-            )
-
-
-def _choice(config: Any, name: str, choices: tuple[str, ...]) -> None:
-    value = getattr(config, name)
-    if value not in choices:
-        raise InputError(f"{_section(config)}.{name} {value!r} is unknown; use one of {', '.join(choices)}")

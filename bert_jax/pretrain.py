@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from bert_jax import flops
 from bert_jax.checkpoint import Checkpoints, Restored, check_arrays, describe
-from bert_jax.config import RESUMABLE_CHANGES, PretrainConfig, changed_keys, from_dict, to_dict
+from bert_jax.config import RESUMABLE_CHANGES, PretrainConfig
 from bert_jax.data.pipeline import eval_batches, train_batches
 from bert_jax.data.records import Dataset, open_dataset
 from bert_jax.errors import InputError
@@ -20,6 +20,7 @@ from bert_jax.loop import LoopResult, evaluate, train_loop
 from bert_jax.model.objective import Objective, Params, next_sentence_weights, parts_of, pretraining_objective
 from bert_jax.pretrained import Pretrained, load_pretrained, save_pretrained
 from bert_jax.report import Reporter, draw_curves
+from bert_jax.settings import changed_keys, from_dict, to_dict
 from bert_jax.sharding import check_divisible, make_mesh
 from bert_jax.step import abstract_state, init_state, make_eval_step, make_train_step
 from bert_jax.storage import read_json, write_json

@@ -13,12 +13,13 @@ import numpy as np
 
 from bert_jax.batch import Batch
 from bert_jax.checkpoint import SEAL, check_arrays, describe, find_damage, newest_whole, restore_tree, save_tree, seal
-from bert_jax.config import ModelConfig, from_dict, to_dict
+from bert_jax.config import ModelConfig
 from bert_jax.convert.hf import load_hf
 from bert_jax.convert.names import flatten, part_of, unflatten
 from bert_jax.convert.tf1 import checkpoint_prefix, load_tf1
 from bert_jax.errors import InputError
 from bert_jax.model.objective import Params, abstract_params, encode, parts_of, task_forward
+from bert_jax.settings import from_dict, to_dict
 from bert_jax.storage import is_remote, read_json, write_json
 from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
 

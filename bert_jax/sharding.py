@@ -13,8 +13,9 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from bert_jax.config import MeshConfig, ModelConfig, nearest_multiples
+from bert_jax.config import MeshConfig, ModelConfig
 from bert_jax.errors import InputError
+from bert_jax.settings import nearest_multiples
 
 ROW_AXES = ("data", "fsdp")  # the axes over which the rows of a batch are divided
 

@@ -24,8 +24,8 @@ from bert_jax.config import (
     PretrainConfig,
     TrainConfig,
     model_size,
-    to_dict,
 )
+from bert_jax.settings import to_dict
 
 
 def get_config(size: str = "small") -> ConfigDict:

@@ -16,7 +16,8 @@ Source:    You et al. 2019, arXiv 1904.00962; NVIDIA DeepLearningExamples, BERT 
 
 from ml_collections import ConfigDict
 
-from bert_jax.config import DataConfig, OptimizerConfig, PretrainConfig, TrainConfig, model_size, to_dict
+from bert_jax.config import DataConfig, OptimizerConfig, PretrainConfig, TrainConfig, model_size
+from bert_jax.settings import to_dict
 
 
 def get_config(size: str = "large") -> ConfigDict:

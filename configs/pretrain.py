@@ -12,7 +12,8 @@ Source:    Devlin et al. 2018, appendix A.2: 256 sequences, 1,000,000 steps, 90 
 
 from ml_collections import ConfigDict
 
-from bert_jax.config import PretrainConfig, model_size, to_dict
+from bert_jax.config import PretrainConfig, model_size
+from bert_jax.settings import to_dict
 
 
 def get_config(size: str = "base") -> ConfigDict:

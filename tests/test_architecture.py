@@ -19,7 +19,7 @@ import pytest
 # The order within a line counts too. "folder.*" is what no other entry of that folder names.
 RANKS: Sequence[str] = """
     errors
-    storage config batch
+    storage settings config finetune_config batch
     text.* data.*
     data.beam sharding flops
     losses optim masking
@@ -28,14 +28,16 @@ RANKS: Sequence[str] = """
     pretrained data.pipeline step
     report hlo
     loop
-    tasks.*
+    tasks.base tasks.batches tasks.*
     pretrain finetune predict grow
     sweep plan bench
     tools.* train.py finetune.py
 """.split()
 
 # Text and data preparation run where there is no accelerator, and start fast.
-WITHOUT_JAX: Sequence[str] = "__init__ errors storage config batch text.* data.* flops report".split()
+WITHOUT_JAX: Sequence[str] = """
+    __init__ errors storage settings config finetune_config batch text.* data.* tasks.base tasks.* flops report
+""".split()
 
 # One library, one home: when a library changes, one file or one folder does.
 HOMES = {

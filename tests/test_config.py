@@ -10,12 +10,10 @@ from bert_jax.config import (
     MeshConfig,
     ModelConfig,
     PretrainConfig,
-    changed_keys,
-    from_dict,
     model_size,
-    to_dict,
 )
 from bert_jax.errors import InputError
+from bert_jax.settings import changed_keys, from_dict, to_dict
 
 
 def test_dict_and_back_is_the_same():

@@ -11,12 +11,13 @@ from builders import CLS, MASK, SEP, make_dataset, random_batch, tiny_model, tin
 
 import bert_jax
 from bert_jax import pretrain
-from bert_jax.config import MaskingConfig, MeshConfig, PretrainConfig, TrainConfig, to_dict
+from bert_jax.config import MaskingConfig, MeshConfig, PretrainConfig, TrainConfig
 from bert_jax.errors import InputError
 from bert_jax.masking import next_tokens
 from bert_jax.model.objective import init_params, pretraining_forward, pretraining_objective
 from bert_jax.predict import fill_masks
 from bert_jax.report import read_metrics
+from bert_jax.settings import to_dict
 from bert_jax.storage import read_json, write_json
 
 forward = jax.jit(pretraining_forward, static_argnums=0)

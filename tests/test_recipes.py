@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.config import MINIATURES, MODEL_SIZES, PretrainConfig, from_dict
+from bert_jax.config import MINIATURES, MODEL_SIZES, PretrainConfig
 from bert_jax.errors import InputError
+from bert_jax.settings import from_dict
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 

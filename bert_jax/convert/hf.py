@@ -16,7 +16,7 @@ import safetensors
 import safetensors.numpy
 
 from bert_jax import storage
-from bert_jax.config import ModelConfig, from_dict
+from bert_jax.config import ModelConfig
 from bert_jax.convert.hf_tokenizer import load_hf_tokenizer, save_hf_tokenizer
 from bert_jax.convert.names import (
     Arrays,
@@ -30,6 +30,7 @@ from bert_jax.convert.names import (
 from bert_jax.errors import InputError
 from bert_jax.model.heads import TASK_PARTS
 from bert_jax.model.objective import Params, parts_of
+from bert_jax.settings import from_dict
 from bert_jax.text.tokenizer import Tokenizer
 
 ARCHITECTURES = {

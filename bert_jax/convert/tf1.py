@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax import storage
-from bert_jax.config import ModelConfig, from_dict
+from bert_jax.config import ModelConfig
 from bert_jax.convert.bundle import Bundle, index_path, write_bundle
 from bert_jax.convert.names import Imported, check_vocabulary, from_params, infer_task, to_params
 from bert_jax.errors import InputError
 from bert_jax.model.heads import TASK_PARTS
 from bert_jax.model.objective import Params, parts_of
+from bert_jax.settings import from_dict
 from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
 
 _CONFIG_NAME = "bert_config.json"

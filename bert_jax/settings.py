@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How settings are read and checked: dataclasses from and to plain dicts, and the rules that they share."""
+
+import dataclasses
+import difflib
+import typing
+from typing import Any, TypeVar
+
+from bert_jax.errors import InputError
+
+Config = TypeVar("Config")
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """Returns the configuration as nested plain dicts."""
+    return dataclasses.asdict(config)
+
+
+def from_dict(kind: type[Config], values: typing.Mapping[str, Any], where: str = "config") -> Config:
+    """Returns the dataclass `kind` with `values` in place of its defaults.
+
+    Raises: InputError for an unknown key, with a suggestion, or a value of another type.
+    """
+    fields = {item.name: item for item in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    arguments = {}
+    for key, value in values.items():
+        if key not in fields:
+            raise InputError(f"{where} has no key {key!r}{suggest(key, fields)}; keys: {', '.join(fields)}")
+        expected = typing.get_type_hints(kind)[key]
+        if dataclasses.is_dataclass(expected):
+            if not isinstance(value, typing.Mapping):
+                raise InputError(f"{where}.{key} is {value!r}; it is a section with keys of its own")
+            arguments[key] = from_dict(expected, value, f"{where}.{key}")  # type: ignore[arg-type]
+        elif expected is float and type(value) is int:
+            arguments[key] = float(value)
+        elif type(value) is not expected:
+            raise InputError(f"{where}.{key} is {value!r}, a {type(value).__name__}; use a {expected.__name__}")
+        else:
+            arguments[key] = value
+    return kind(**arguments)
+
+
+def changed_keys(old: typing.Mapping[str, Any], new: typing.Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Returns the dotted names of the settings that differ between two configurations as dicts."""
+    names: list[str] = []
+    for key in sorted(old.keys() | new.keys()):
+        before, after = old.get(key), new.get(key)
+        if isinstance(before, typing.Mapping) and isinstance(after, typing.Mapping):
+            names += changed_keys(before, after, f"{prefix}{key}.")
+        elif before != after:
+            names.append(prefix + key)
+    return names
+
+
+def nearest_multiples(value: int, divisor: int) -> str:
+    """Returns the multiples of `divisor` around `value`, for a message: "96 or 104"."""
+    below = value // divisor * divisor
+    return f"{below} or {below + divisor}" if below else str(divisor)
+
+
+def suggest(name: str, known: typing.Iterable[str]) -> str:
+    """Returns " (did you mean ...?)" with the closest known name, or "" if none is close."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def _section(config: Any) -> str:
+    return type(config).__name__.removesuffix("Config").removeprefix("Finetune").lower()
+
+
+def check_positive(config: Any, names: str) -> None:
+    """Raises: InputError if one of the named settings is below 1."""
+    for name in names.split():
+        if getattr(config, name) < 1:
+            raise InputError(f"{_section(config)}.{name} {getattr(config, name)} is below 1; use 1 or more")
+
+
+def check_not_negative(config: Any, names: str) -> None:
+    """Raises: InputError if one of the named settings is below 0."""
+    for name in names.split():
+        if getattr(config, name) < 0:
+            raise InputError(f"{_section(config)}.{name} {getattr(config, name)} is below 0; use 0 or more")
+
+
+def check_rates(config: Any, names: str, most: float = 0.999999) -> None:
+    """Raises: InputError if one of the named settings is not from 0 to `most`."""
+    for name in names.split():
+        if not 0 <= getattr(config, name) <= most:
+            raise InputError(
+                f"{_section(config)}.{name} {getattr(config, name)} is not a rate; use 0 or more and "
+                + ("1 at most" if most == 1 else "less than 1")
+            )
+
+
+def check_choice(config: Any, name: str, choices: tuple[str, ...]) -> None:
+    """Raises: InputError if the named setting is none of the choices."""
+    value = getattr(config, name)
+    if value not in choices:
+        raise InputError(f"{_section(config)}.{name} {value!r} is unknown; use one of {', '.join(choices)}")
