@@ -119,6 +119,20 @@ class Checkpoints:
             )
         return None
 
+    def best_step(self) -> int:
+        """Returns the step of the whole checkpoint with the lowest metric; the earlier one of equals."""
+        self.wait()
+        metrics = {step: read_json(self._path(step) / SEAL)["metric"] for step in self._sealed()}
+        return min((metric, step) for step, metric in metrics.items() if metric is not None)[1]
+
+    def restore_at(self, step: int, abstract_state: Any) -> Any:
+        """Returns the state of a step that has a checkpoint. Raises: InputError if it is damaged."""
+        self.wait()
+        problem = find_damage(self._path(step))
+        if problem:
+            raise InputError(f"checkpoint {self._path(step)} is damaged: {problem}; train again in another workdir")
+        return restore_tree(self._path(step) / "state", abstract_state)
+
     def _restore_step(self, step: int, abstract_state: Any) -> Any:
         damaged = [later for later in self.steps() if later > step]
         for later in damaged:
@@ -131,8 +145,11 @@ class Checkpoints:
             self._manager = self._open()
         return restore_tree(self._path(step) / "state", abstract_state)
 
+    def _sealed(self) -> list[int]:
+        return [step for step in self.steps() if (self._path(step) / SEAL).exists()]
+
     def _delete_surplus(self) -> None:
-        sealed = [step for step in self.steps() if (self._path(step) / SEAL).exists()]
+        sealed = self._sealed()
         metrics = {step: read_json(self._path(step) / SEAL)["metric"] for step in sealed}
         best = sorted((metric, step) for step, metric in metrics.items() if metric is not None)[: self.keep_best]
         keep = set(sealed[-self.keep_last :]) | {step for _, step in best}

@@ -15,3 +15,7 @@ class StoppedError(InputError):
 
     What is finished is kept, and the same command continues.
     """
+
+
+class DivergedError(InputError):
+    """A loss, a gradient or a parameter that is not finite: other settings are needed."""

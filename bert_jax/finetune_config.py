@@ -105,6 +105,11 @@ class SweepConfig:
         check_not_negative(self, "seeds")
         self.rates()
 
+    @property
+    def is_grid(self) -> bool:
+        """Whether there is more to do than one run."""
+        return bool(self.seeds or self.learning_rates)
+
     def rates(self) -> tuple[float, ...]:
         """Returns the learning rates of the grid; () for the one of the optimizer."""
         try:
@@ -134,7 +139,7 @@ class FinetuneConfig:
     checkpoint: CheckpointConfig = field(default_factory=lambda: CheckpointConfig(every_steps=0))  # 0: with evaluation
     report: ReportConfig = field(default_factory=ReportConfig)
     sweep: SweepConfig = field(default_factory=SweepConfig)
-    init_checkpoint: str = ""  # a pre-trained model in any format; "random:SIZE:TOKENIZER" starts from none
+    init_checkpoint: str = ""  # a pre-trained model in any format; random:PATH takes its shape and tokenizer alone
 
     def validate(self) -> None:
         """Raises: InputError at the first setting that breaks a rule."""
@@ -150,3 +155,7 @@ class FinetuneConfig:
                 f"data.batch_size {self.data.batch_size} is not divisible by train.accumulate {self.train.accumulate}; "
                 f"use {nearest_multiples(self.data.batch_size, self.train.accumulate)}"
             )
+
+
+# What may differ when a run is resumed, as in `config.RESUMABLE_CHANGES`.
+FINETUNE_RESUMABLE_CHANGES = ("mesh", "report", "checkpoint", "eval", "train.num_epochs", "data.path", "data.source")

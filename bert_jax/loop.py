@@ -14,8 +14,7 @@ from jax.sharding import Mesh
 
 from bert_jax.batch import Batch
 from bert_jax.checkpoint import Checkpoints
-from bert_jax.config import PretrainConfig
-from bert_jax.errors import InputError
+from bert_jax.errors import DivergedError
 from bert_jax.model.objective import Params
 from bert_jax.report import Reporter
 from bert_jax.step import Metrics, TrainState
@@ -23,6 +22,16 @@ from bert_jax.step import Metrics, TrainState
 # Steps that may be under way at once. The device never waits for the host to read metrics, and the host never
 # runs far ahead: jax 0.10 on CPU hangs when some 64 steps with collectives are dispatched and none is waited for.
 MAX_IN_FLIGHT = 8
+
+
+class Pace(NamedTuple):
+    """How many steps there are, and after how many something is done; 0 does it at the end only."""
+
+    num_steps: int
+    report: int
+    evaluate: int
+    save: int
+    evaluate_first: bool = True  # before the first step as well
 
 
 class LoopResult(NamedTuple):
@@ -111,7 +120,7 @@ def evaluate(
 
 def train_loop(
     state: TrainState,
-    config: PretrainConfig,
+    pace: Pace,
     mesh: Mesh,
     train_step: Callable[[TrainState, Batch], tuple[TrainState, Metrics]],
     batches: Iterator[Batch],
@@ -120,18 +129,20 @@ def train_loop(
     checkpoints: Checkpoints,
     reporter: Reporter,
     unreported: dict[str, list[float]] | None = None,
+    rank: Callable[[dict[str, float]], float] = lambda metrics: metrics["loss"],
 ) -> LoopResult:
-    """Runs steps until config.train.num_steps, evaluating, saving and reporting on the way.
+    """Runs steps until pace.num_steps, evaluating, saving and reporting on the way.
 
-    `batches` yields the batch of the state's step and those after it. `evaluation(params)` returns metrics, "loss"
-    among them. `throughput(counts, seconds)` turns summed counts into rates. SIGTERM or SIGINT saves and returns.
+    `batches` yields the batch of the state's step and those after it. `evaluation(params)` returns metrics; the best
+    checkpoints are those with the lowest `rank` of them. `throughput(counts, seconds)` turns summed counts into rates.
+    SIGTERM or SIGINT saves and returns.
     `unreported` are the sums that a checkpoint carries of steps before it that no report has covered.
 
-    Raises: InputError if a loss, a gradient or a parameter is not finite; such a state is never saved.
+    Raises: DivergedError if a loss, a gradient or a parameter is not finite; such a state is never saved.
     """
     in_flight: deque[tuple[int, Metrics]] = deque()
     window = Window(unreported)
-    first_step, num_steps = int(state.step), config.train.num_steps
+    first_step, num_steps = int(state.step), pace.num_steps
     last_good = first_step
 
     def finish_oldest() -> None:
@@ -143,7 +154,7 @@ def train_loop(
                 raise _not_finite(f"{name} is {float(metrics[name][0])} at step {step}", last_good, checkpoints)
         last_good = step
         window.add(metrics)
-        if step % config.report.every_steps == 0:
+        if step % pace.report == 0:
             window.stop_clock()
             rates = throughput(window.counts(), window.seconds) if window.seconds else {}
             learning_rate = {"learning_rate": float(metrics["learning_rate"][0])}
@@ -161,7 +172,7 @@ def train_loop(
             return None
         metrics = evaluation(state.params)
         reporter.log(step, "eval", metrics)
-        return metrics["loss"]
+        return rank(metrics)
 
     def save(step: int, metric: float | None) -> None:
         if not _all_finite(state.params):
@@ -171,7 +182,7 @@ def train_loop(
 
     step = first_step
     with jax.set_mesh(mesh), StopSignals() as stop:
-        if first_step == 0 and config.eval.every_steps:
+        if first_step == 0 and pace.evaluate and pace.evaluate_first:
             evaluate_now(0)
         while step < num_steps and not stop.received:
             state, metrics = train_step(state, next(batches))
@@ -180,8 +191,8 @@ def train_loop(
             if len(in_flight) > MAX_IN_FLIGHT:
                 finish_oldest()
             last = step == num_steps
-            to_evaluate = last or _due(step, config.eval.every_steps)
-            to_save = last or _due(step, config.checkpoint.every_steps)
+            to_evaluate = last or _due(step, pace.evaluate)
+            to_save = last or _due(step, pace.save)
             if to_evaluate or to_save or step == first_step + 1:  # the first step compiles: it is not timed
                 finish_all()
                 metric = evaluate_now(step) if to_evaluate else None
@@ -195,9 +206,9 @@ def train_loop(
     return LoopResult(state, step, stop.received if step < num_steps else 0)
 
 
-def _not_finite(what: str, last_good: int, checkpoints: Checkpoints) -> InputError:
+def _not_finite(what: str, last_good: int, checkpoints: Checkpoints) -> DivergedError:
     steps = checkpoints.steps()
-    return InputError(
+    return DivergedError(
         f"{what}; losses were finite until step {last_good}, and the last checkpoint is "
         f"{f'of step {steps[-1]}' if steps else 'none'}; lower optimizer.learning_rate, lengthen "
         "optimizer.warmup_steps, or look for damaged data"

@@ -22,6 +22,11 @@ def accuracy(logits: jax.Array, labels: jax.Array, weights: jax.Array) -> Pair:
     return jnp.sum((_logit_of(logits, labels) >= jnp.max(logits, axis=-1)) * weights), jnp.sum(weights)
 
 
+def squared_error(outputs: jax.Array, labels: jax.Array, weights: jax.Array) -> Pair:
+    """Returns the summed square of outputs - labels, and the summed weight; all three [...] float."""
+    return jnp.sum(jnp.square(outputs.astype(jnp.float32) - labels) * weights), jnp.sum(weights)
+
+
 def _logit_of(logits: jax.Array, labels: jax.Array) -> jax.Array:
     """Returns the logits of the labels. A masked sum, for its gradient needs no scatter over all logits."""
     is_label = jnp.arange(logits.shape[-1]) == labels[..., None]

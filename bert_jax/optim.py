@@ -24,17 +24,18 @@ DECAY_RULES: tuple[tuple[str, bool], ...] = (
 def learning_rate_at(config: OptimizerConfig, num_steps: int) -> Callable[[Any], jax.Array]:
     """Returns the learning rate as a function of the step (0 is the first).
 
-    During warm-up it is rate x step / warmup_steps, so the first step has rate 0; from warmup_steps on it is
+    During warm-up it is rate x step / warmup_steps, so the first step has rate 0; after it
     rate x (1 - step / num_steps) ** decay_power, as if the decay had run from step 0: at the end of warm-up the
     rate drops. Source: google-research/bert optimization.py.
     """
+    warmup_steps = config.warmup_steps or round(config.warmup_rate * num_steps)
 
     def rate(step: Any) -> jax.Array:
         step = jnp.asarray(step, jnp.float32)
         left = jnp.maximum(num_steps - step, 0) / num_steps
         decayed = config.learning_rate * (left if config.decay_power == 1 else left**config.decay_power)
-        warming = config.learning_rate * step / max(1, config.warmup_steps)
-        return jnp.where(step < config.warmup_steps, warming, decayed)
+        warming = config.learning_rate * step / max(1, warmup_steps)
+        return jnp.where(step < warmup_steps, warming, decayed)
 
     return rate
 
@@ -97,6 +98,30 @@ def scale_by_layer_trust_ratio(applies_to: Callable[[Any], Any]) -> optax.Gradie
     return optax.GradientTransformation(init, update)  # pyright: ignore[reportArgumentType]
 
 
+def scale_by_depth(layer_decay: float) -> optax.GradientTransformation:
+    """Returns a scaling of updates by layer_decay ** (distance from the top).
+
+    Heads and pooler are at the top, the last layer is 1 below, the embeddings are one below the first layer.
+    Source: Clark et al. 2020 (ELECTRA), appendix, layer-wise learning rate decay.
+    """
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        num_layers = updates["encoder"]["layers"]["attention"]["query"]["kernel"].shape[0]
+
+        def scale(path: tuple[Any, ...], update: jax.Array) -> jax.Array:
+            name = path_name(path)
+            if name.startswith("encoder/embeddings/"):
+                return update * layer_decay ** (num_layers + 1)
+            if not is_stacked(name):
+                return update
+            factors = layer_decay ** jnp.arange(num_layers, 0, -1, dtype=update.dtype)
+            return update * factors.reshape(-1, *(1,) * (update.ndim - 1))
+
+        return jax.tree_util.tree_map_with_path(scale, updates), state
+
+    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)  # pyright: ignore[reportArgumentType]
+
+
 def make_optimizer(config: OptimizerConfig, num_steps: int) -> optax.GradientTransformation:
     """Returns BERT's AdamW or LAMB: clip, Adam's ratio, decoupled weight decay, LAMB's trust ratio, learning rate.
 
@@ -114,6 +139,7 @@ def make_optimizer(config: OptimizerConfig, num_steps: int) -> optax.GradientTra
         adam,
         optax.add_decayed_weights(config.weight_decay, decay_mask),
         *([trust_ratio] if config.name == "lamb" else []),
+        *([scale_by_depth(config.layer_decay)] if config.layer_decay != 1 else []),
         optax.scale_by_learning_rate(learning_rate_at(config, num_steps)),
     )
 

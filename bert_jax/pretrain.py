@@ -12,11 +12,11 @@ from jax.sharding import Mesh
 
 from bert_jax import flops
 from bert_jax.checkpoint import Checkpoints, Restored, check_arrays, describe
-from bert_jax.config import RESUMABLE_CHANGES, PretrainConfig
+from bert_jax.config import RESUMABLE_CHANGES, ModelConfig, PretrainConfig
 from bert_jax.data.pipeline import eval_batches, train_batches
 from bert_jax.data.records import Dataset, open_dataset
 from bert_jax.errors import InputError
-from bert_jax.loop import LoopResult, evaluate, train_loop
+from bert_jax.loop import LoopResult, Pace, evaluate, train_loop
 from bert_jax.model.objective import Objective, Params, next_sentence_weights, parts_of, pretraining_objective
 from bert_jax.pretrained import Pretrained, load_pretrained, save_pretrained
 from bert_jax.report import Reporter, draw_curves
@@ -48,7 +48,7 @@ def run(config: PretrainConfig, workdir: Path, devices: Sequence[Any] | None = N
         "run": to_dict(config),
         "dataset": dataset.fingerprint,
     }
-    check_workdir(workdir, identity)
+    check_workdir(workdir, identity, PretrainConfig, RESUMABLE_CHANGES)
     start = load_pretrained(config.init_checkpoint) if config.init_checkpoint else None
     if start is not None:
         check_start(config, start, tokenizer)
@@ -85,10 +85,13 @@ def run(config: PretrainConfig, workdir: Path, devices: Sequence[Any] | None = N
         for line in describe_run(config, dataset, mesh, abstract.params):
             reporter.message(line)
         reporter.message(how)
-        throughput = make_throughput(config, mesh)
+        throughput = make_throughput(config.model, mesh)
+        pace = Pace(
+            config.train.num_steps, config.report.every_steps, config.eval.every_steps, config.checkpoint.every_steps
+        )
         unreported = restored.notes["unreported"] if restored else None
         result = train_loop(
-            state, config, mesh, train_step, batches, evaluation, throughput, checkpoints, reporter, unreported
+            state, pace, mesh, train_step, batches, evaluation, throughput, checkpoints, reporter, unreported
         )
         checkpoints.close()
         if result.signal:
@@ -169,8 +172,11 @@ def eval_batch_size(config: PretrainConfig) -> int:
     return config.eval.batch_size or config.data.batch_size // config.train.accumulate
 
 
-def check_workdir(workdir: Path, identity: dict[str, Any]) -> None:
-    """Raises: InputError if the work directory belongs to another run, saying what differs."""
+def check_workdir(workdir: Path, identity: dict[str, Any], kind: type, may_change: tuple[str, ...]) -> None:
+    """Raises: InputError if the work directory belongs to another run, saying what differs.
+
+    `kind` is the dataclass of the run's settings; those that start with one of `may_change` may differ.
+    """
     path = workdir / "config.json"
     if not path.exists():
         if workdir.exists() and not workdir.is_dir():
@@ -181,20 +187,20 @@ def check_workdir(workdir: Path, identity: dict[str, Any]) -> None:
         raise InputError(f"workdir {workdir} was trained on other data; give another workdir or the data it began with")
     changed = [
         name
-        for name in changed_keys(_with_defaults(before.get("run", {})), identity["run"])
-        if not any(name == allowed or name.startswith(allowed + ".") for allowed in RESUMABLE_CHANGES)
+        for name in changed_keys(_with_defaults(before.get("run", {}), kind), identity["run"])
+        if not any(name == allowed or name.startswith(allowed + ".") for allowed in may_change)
     ]
     if changed:
         raise InputError(
             f"workdir {workdir} belongs to a run with another {', '.join(changed)}; give another workdir, or the same "
-            f"settings to resume (only {', '.join(RESUMABLE_CHANGES)} may change)"
+            f"settings to resume (only {', '.join(may_change)} may change)"
         )
 
 
-def _with_defaults(run: dict[str, Any]) -> dict[str, Any]:
+def _with_defaults(run: dict[str, Any], kind: type) -> dict[str, Any]:
     """Returns a run's settings with those added that are newer than it, which had their defaults' meaning then."""
     try:
-        return to_dict(from_dict(PretrainConfig, run))
+        return to_dict(from_dict(kind, run))
     except InputError:  # a setting that is no more
         return run
 
@@ -266,14 +272,12 @@ def heldout_baselines(config: PretrainConfig, objective: Objective, dataset: Dat
     return baselines
 
 
-def make_throughput(config: PretrainConfig, mesh: Mesh) -> Any:
+def make_throughput(model: ModelConfig, mesh: Mesh) -> Any:
     """Returns (summed counts, seconds) -> sequences/s, tokens/s and FLOP/s, of all devices together."""
-    peak = flops.peak_flops(mesh.devices.flat[0].device_kind, config.model.compute_dtype) * mesh.size
+    peak = flops.peak_flops(mesh.devices.flat[0].device_kind, model.compute_dtype) * mesh.size
 
     def rates(sums: dict[str, float], seconds: float) -> dict[str, float]:
-        work = flops.train_flops(
-            config.model, sums["tokens"], sums["squared_lengths"], sums["predictions"], sums["sequences"]
-        )
+        work = flops.train_flops(model, sums["tokens"], sums["squared_lengths"], sums["predictions"], sums["sequences"])
         values = {
             "sequences_per_second": sums["sequences"] / seconds,
             "tokens_per_second": sums["tokens"] / seconds,

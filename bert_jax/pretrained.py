@@ -2,8 +2,8 @@
 """A trained BERT in one hand: its shape, its parameters and its tokenizer."""
 
 import shutil
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +22,8 @@ from bert_jax.model.objective import Params, abstract_params, encode, parts_of, 
 from bert_jax.settings import from_dict, to_dict
 from bert_jax.storage import is_remote, read_json, write_json
 from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
+
+FINETUNED = "finetuned"  # where a work directory of fine-tuning has its model
 
 
 class Encodings(NamedTuple):
@@ -46,6 +48,7 @@ class Pretrained:
     task: str = "pretraining"  # one of model.heads.TASK_PARTS
     labels: tuple[str, ...] = ()  # of a classifier, in the order of its classes; () where they have no names
     notes: tuple[str, ...] = ()  # what the user should know of how it was read
+    task_settings: dict[str, Any] = field(default_factory=dict)  # of a fine-tuned model: finetune_config.TaskConfig
 
     def encode(self, texts: Sequence[str] | Sequence[tuple[str, str]]) -> Encodings:
         """Returns the encodings of texts, or of pairs of texts, in one batch as long as the longest.
@@ -114,6 +117,7 @@ def save_pretrained(
     tokenizer: Tokenizer,
     task: str = "pretraining",
     labels: Sequence[str] = (),
+    task_settings: Mapping[str, Any] | None = None,
 ) -> None:
     """Writes config.json, tokenizer/ and params/ with checksums: all that `load_pretrained` needs, no optimizer.
 
@@ -126,6 +130,7 @@ def save_pretrained(
     try:
         temporary.mkdir(parents=True)
         about = {"format": 1, "model": to_dict(config), "task": task, "labels": list(labels)}
+        about |= {"task_settings": dict(task_settings)} if task_settings else {}
         write_json(temporary / "config.json", about)
         tokenizer.save(temporary / "tokenizer")
         save_tree(temporary / "params", params)
@@ -139,7 +144,8 @@ def save_pretrained(
 def load_pretrained(path: str | Path) -> Pretrained:
     """Returns the pre-trained BERT at `path`, in any of the formats that `recognise` knows.
 
-    Of a work directory the newest whole checkpoint is taken. The parameters are float32 and on one device.
+    Of a work directory of pre-training the newest whole checkpoint is taken, of one of fine-tuning the model that was
+    the best. The parameters are float32 and on one device.
 
     Raises: InputError if nothing of the kind is there, if a file is damaged, or if it is no BERT as computed here.
     """
@@ -172,7 +178,7 @@ def recognise(path: str | Path) -> str:
         what = "is a file" if path.exists() else "does not exist"
         raise InputError(f"{path} {what}; give a work directory of train.py or the directory of a model")
     signs = {
-        "bert_jax": ["params", "checkpoints"],
+        "bert_jax": ["params", "checkpoints", FINETUNED],
         "hf": ["*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin"],
         "tf1": ["*.index"],
     }
@@ -195,6 +201,8 @@ def recognise(path: str | Path) -> str:
 
 
 def _load_own(path: Path) -> Pretrained:
+    if (path / FINETUNED).is_dir():
+        path = path / FINETUNED
     if not (path / "config.json").is_file() or not (path / "tokenizer").is_dir():
         raise InputError(f"{path} has no config.json or no tokenizer/; it is no work directory and no exported model")
     about = read_json(path / "config.json")
@@ -213,7 +221,8 @@ def _load_own(path: Path) -> Pretrained:
         found = {name.removeprefix("params/"): value for name, value in arrays.items() if name.startswith("params/")}
         abstract = _abstract(checkpoint, config, found)
         params = restore_tree(checkpoint / "state", {"params": abstract})["params"]
-    return Pretrained(config, params, tokenizer, about.get("task", "pretraining"), tuple(about.get("labels", ())))
+    task, labels = about.get("task", "pretraining"), tuple(about.get("labels", ()))
+    return Pretrained(config, params, tokenizer, task, labels, task_settings=about.get("task_settings", {}))
 
 
 def _abstract(where: Path, config: ModelConfig, arrays: dict[str, list]) -> Params:

@@ -9,7 +9,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -208,15 +208,20 @@ _ON_THE_BAR = ("loss", "sequences_per_second", "tokens_per_second", "mfu", "flop
 _BASELINES = {"unigram_loss": "mlm_loss", "unigram_accuracy": "mlm_accuracy", "nsp_base_rate": "nsp_accuracy"}
 
 
-def draw_curves(metrics_path: str | os.PathLike, png_path: str | os.PathLike) -> None:
+def draw_curves(
+    metrics_path: str | os.PathLike, png_path: str | os.PathLike, scores: Sequence[tuple[str, str, float]] = ()
+) -> None:
     """Draws the curves of a run as a PNG; nothing if there are no metrics yet.
 
-    Panels without data are left out. Baselines are dashed lines.
+    `scores` are the panels to begin with, (metric, title, factor), in place of those of pre-training. Panels without
+    data are left out. Baselines are dashed lines.
     """
     from matplotlib.figure import Figure  # not pyplot: no global state, and no display
 
     series = _series(read_metrics(metrics_path)) if Path(metrics_path).exists() else {}
-    panels = [panel for panel in _PANELS if any((kind, panel[0]) in series for kind in _KINDS)]
+    panels = [
+        panel for panel in (*(scores or _PRETRAINING), *_COURSE) if any((kind, panel[0]) in series for kind in _KINDS)
+    ]
     if not panels:
         return
     figure = Figure(figsize=(11, 6.4 if len(panels) > 2 else 3.6), dpi=120, layout="constrained")
@@ -227,16 +232,19 @@ def draw_curves(metrics_path: str | os.PathLike, png_path: str | os.PathLike) ->
             width = 6 // len(chosen)
             axes = figure.add_subplot(grid[row, column * width : (column + 1) * width])
             _draw_panel(axes, series, name, title, scale)
-    figure.suptitle(_final_scores(series), fontsize=12)
+    figure.suptitle(_final_scores(series, [name for name, _, _ in scores] or _HEADLINE), fontsize=12)
     with atomic_path(png_path) as temporary:
         figure.savefig(temporary, format="png")
 
 
 _KINDS = {"train": ("training", "#4c78a8"), "eval": ("held out", "#e45756")}
-_PANELS = (  # metric, title, factor
+_PRETRAINING = (  # metric, title, factor
     ("mlm_loss", "Masked language model: loss (nats per prediction)", 1),
     ("mlm_accuracy", "Masked language model: accuracy (%)", 100),
     ("nsp_accuracy", "Next sentence: accuracy (%)", 100),
+)
+_HEADLINE = ("mlm_loss", "mlm_accuracy", "nsp_accuracy")
+_COURSE = (
     ("learning_rate", "Learning rate", 1),
     ("tokens_per_second", "Thousands of tokens per second", 1e-3),
 )
@@ -293,10 +301,10 @@ def _whole_steps() -> Any:
     return MaxNLocator(nbins=6, integer=True)
 
 
-def _final_scores(series: _Series) -> str:
+def _final_scores(series: _Series, names: Sequence[str]) -> str:
     """Returns a heading: the last held-out scores, or the last step where nothing was held out."""
     last = {name: values[-1] for (kind, name), (_, values) in series.items() if kind == "eval"}
     step = max(steps[-1] for steps, _ in series.values())
-    scores = {name: last[name] for name in ("mlm_loss", "mlm_accuracy", "nsp_accuracy") if name in last}
+    scores = {name: last[name] for name in names if name in last}
     baselines = {name: last[name] for name, of in _BASELINES.items() if name in last and of in scores}
     return f"Step {step:,}" + (f", held out: {describe(scores | baselines)}" if scores else "")

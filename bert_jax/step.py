@@ -71,11 +71,27 @@ def make_train_step(
 
     `state` gives the shapes of the training state. The batch is the global one, with rows over data x fsdp.
     """
+    step = step_function(objective, optimizer, train)
+    dropout_root = _key(train, 1)
+    shardings = tree_shardings(mesh, state)
+    return jax.jit(
+        lambda state, batch: step(state, batch, dropout_root),
+        in_shardings=(shardings, row_sharding(mesh)),
+        out_shardings=(shardings, replicated(mesh)),
+        donate_argnums=0,
+    )
+
+
+def step_function(
+    objective: Objective, optimizer: OptimizerConfig, train: TrainConfig
+) -> Callable[..., tuple[TrainState, Metrics]]:
+    """Returns the step (state, batch, root key of dropout, scale of the learning rate = 1) -> (state, metrics)."""
     transformation = make_optimizer(optimizer, train.num_steps)
     rate = learning_rate_at(optimizer, train.num_steps)
-    dropout_root = _key(train, 1)
 
-    def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+    def step(
+        state: TrainState, batch: Batch, dropout_root: jax.Array, rate_scale: Any = None
+    ) -> tuple[TrainState, Metrics]:
         batch = objective.prepare(batch)
         denominators = objective.denominators(batch)
         step_key = jax.random.fold_in(dropout_root, state.step)
@@ -96,22 +112,20 @@ def make_train_step(
             loss, metrics, gradients = _sum_over_microbatches(gradients_of, batch, train.accumulate)
 
         updates, optimizer_state = transformation.update(gradients, state.optimizer, state.params)
+        learning_rate = rate(state.step)
+        if rate_scale is not None:  # an update is proportional to the rate, so another rate is another scale
+            updates = jax.tree.map(lambda update: update * rate_scale, updates)
+            learning_rate *= rate_scale
         one = jnp.ones(())
         metrics |= batch_counts(batch)
         metrics |= {
             "loss": (loss, one),
             "grad_norm": (global_norm(gradients), one),
-            "learning_rate": (rate(state.step), one),
+            "learning_rate": (learning_rate, one),
         }
         return TrainState(state.step + 1, apply_updates(state.params, updates), optimizer_state), metrics
 
-    shardings = tree_shardings(mesh, state)
-    return jax.jit(
-        step,
-        in_shardings=(shardings, row_sharding(mesh)),
-        out_shardings=(shardings, replicated(mesh)),
-        donate_argnums=0,
-    )
+    return step
 
 
 def make_eval_step(objective: Objective, mesh: Mesh, params: Any) -> Callable[[Params, Batch], Metrics]:

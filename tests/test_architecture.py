@@ -28,7 +28,7 @@ RANKS: Sequence[str] = """
     pretrained data.pipeline step
     report hlo
     loop
-    tasks.base tasks.batches tasks.*
+    tasks.base tasks.batches tasks.evaluation tasks.*
     pretrain finetune predict grow
     sweep plan bench
     tools.* train.py finetune.py

@@ -136,13 +136,18 @@ def train_batch(split: Split, step: int, batch_size: int, seed: int, mesh: Mesh)
 
 
 def train_batches(split: Split, first_step: int, batch_size: int, seed: int, mesh: Mesh) -> Iterator[Batch]:
-    """Yields the batches at first_step, first_step + 1, ... for ever, made two steps ahead in a thread."""
+    """Yields the batches at first_step, first_step + 1, ... for ever."""
+    return made_ahead(lambda step: train_batch(split, step, batch_size, seed, mesh), first_step)
+
+
+def made_ahead(make: Callable[[int], Any], first_step: int) -> Iterator[Any]:
+    """Yields make(first_step), make(first_step + 1), ... for ever, made two steps ahead in a thread."""
     with ThreadPoolExecutor(1, thread_name_prefix="loader") as thread:
-        ahead = [thread.submit(train_batch, split, first_step + i, batch_size, seed, mesh) for i in range(2)]
+        ahead = [thread.submit(make, first_step + i) for i in range(2)]
         step = first_step + 2
         while True:
             yield ahead.pop(0).result()
-            ahead.append(thread.submit(train_batch, split, step, batch_size, seed, mesh))
+            ahead.append(thread.submit(make, step))
             step += 1
 
 

@@ -11,10 +11,11 @@ import jax.numpy as jnp
 
 from bert_jax.batch import Batch
 from bert_jax.config import MaskingConfig, ModelConfig
-from bert_jax.losses import Pair, accuracy, cross_entropy
+from bert_jax.losses import Pair, accuracy, cross_entropy, squared_error
 from bert_jax.masking import mask_tokens, next_tokens
 from bert_jax.model.encoder import Encoded, Encoder
 from bert_jax.model.heads import TASK_PARTS, PretrainingModel, PretrainingOutput, TaskModel
+from bert_jax.model.layers import MASKED_SCORE
 
 Params = dict[str, Any]  # nested dicts of float32 arrays with English paths
 
@@ -73,6 +74,54 @@ def pretraining_objective(
         return metrics
 
     return Objective(lambda key: init_params(model, key), prepare, denominators, losses)
+
+
+def task_objective(model: ModelConfig, task: str, num_classes: int = 0) -> Objective:
+    """Returns what fine-tuning for a task minimises; `task_losses` says it.
+
+    Source: google-research/bert run_classifier.py and run_squad.py. A word that is not asked about and a row that
+    fills up a batch weigh nothing, where the reference's loss for words counts them.
+    """
+
+    def denominators(batch: Batch) -> dict[str, jax.Array]:
+        # As many as there are answers in the whole batch; without any, the loss is 0 and not NaN.
+        weights = label_weights(batch, task)
+        return {"loss": jnp.maximum(jnp.sum(weights) * (2 if task == "question_answering" else 1), 1.0)}
+
+    def losses(params: Params, batch: Batch, dropout_key: jax.Array | None) -> dict[str, Pair]:
+        return task_losses(task_forward(model, params, batch, task, dropout_key), batch, task)
+
+    return Objective(lambda key: init_params(model, key, task, num_classes), lambda batch: batch, denominators, losses)
+
+
+def task_losses(logits: jax.Array, batch: Batch, task: str) -> dict[str, Pair]:
+    """Returns the loss, and the accuracy where there are classes, of `task_forward`'s logits.
+
+    Cross entropy over the classes, or over the choices of a row; squared error where there is a single class, which
+    is a regression. Of spans, that of the start and of the end each count once, over the tokens of the row.
+    """
+    weights = label_weights(batch, task)
+    if task == "question_answering":
+        inside = (batch.sequence_ids > 0)[:, None, :]
+        logits = jnp.where(inside, jnp.swapaxes(logits, 1, 2), MASKED_SCORE)  # [B, 2, L]
+        weights = jnp.broadcast_to(weights[:, None], batch.labels.shape)
+    elif task == "multiple_choice":
+        logits = jnp.where(batch.sequence_weights > 0, logits[..., 0], MASKED_SCORE)[:, None]  # [B, 1, M]
+        weights = weights[:, None]
+    elif logits.shape[-1] == 1:
+        return {"loss": squared_error(logits[..., 0], batch.labels, weights)}
+    labels = jnp.maximum(batch.labels, 0).astype(jnp.int32)
+    return {
+        "loss": cross_entropy(logits, labels, weights),
+        "accuracy": accuracy(logits, labels, weights),
+    }
+
+
+def label_weights(batch: Batch, task: str) -> jax.Array:
+    """Returns 1 for an answer that counts, and 0 for any other place: [B, M] of sequences, [B, L] of words, or [B]."""
+    if task == "token_classification":
+        return (batch.labels >= 0).astype(jnp.float32) * (batch.sequence_ids > 0)
+    return batch.sequence_weights if task == "sequence_classification" else batch.sequence_weights[:, 0]
 
 
 def next_sentence_weights(batch: Batch) -> jax.Array:

@@ -1,0 +1,323 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fine-tuning, from a pre-trained model and a task's data to a model that does the task: the wiring, on one page."""
+
+import dataclasses
+import hashlib
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from bert_jax.checkpoint import Checkpoints, Restored, check_arrays, describe
+from bert_jax.config import ModelConfig, TrainConfig
+from bert_jax.errors import InputError
+from bert_jax.finetune_config import FINETUNE_RESUMABLE_CHANGES, FinetuneConfig
+from bert_jax.loop import Pace, train_loop
+from bert_jax.model.objective import Params, task_objective
+from bert_jax.pretrain import check_workdir, complete, make_throughput
+from bert_jax.pretrained import FINETUNED, Pretrained, load_pretrained, save_pretrained
+from bert_jax.report import Reporter, draw_curves, read_metrics
+from bert_jax.settings import to_dict
+from bert_jax.sharding import check_divisible, make_mesh
+from bert_jax.step import abstract_state, init_state, make_train_step
+from bert_jax.storage import read_json, write_json
+from bert_jax.tasks.base import Row, Task
+from bert_jax.tasks.batches import steps_per_epoch, train_batches
+from bert_jax.tasks.catalog import make_task
+from bert_jax.tasks.evaluation import (
+    Data,
+    Inference,
+    constant_scores,
+    evaluate,
+    make_inference,
+    make_split,
+    predict_split,
+)
+
+
+class FinetuneResult(NamedTuple):
+    """What came of a run."""
+
+    metrics: dict[str, float]  # of the best checkpoint on the evaluation data
+    metric: str  # the one that chose it
+    constant: dict[str, float]  # those of a model that says the same of everything
+    step: int  # whose it is, or where the run stopped
+    signal: int  # the signal that ended it early, or 0
+    seconds: float  # of this call
+
+
+def run(config: FinetuneConfig, workdir: Path, devices: Sequence[Any] | None = None) -> FinetuneResult:
+    """Fine-tunes until config.train.num_epochs, from `init_checkpoint` or from where `workdir` stands.
+
+    Leaves the model of the best evaluation in `finetuned/`, its predictions in `predictions/`, and `results.json`.
+
+    Raises: InputError if a setting, the data or the work directory cannot be used; before anything is written.
+    """
+    # Everything that can be wrong is found before anything is written.
+    started = time.monotonic()
+    config.validate()
+    start = load_start(config.init_checkpoint)
+    task, start, data = prepare(config, start)
+    model = dataclasses.replace(start.config, **to_dict(config.model))
+    mesh = make_mesh(config.mesh, devices)
+    check_divisible(mesh, model, config.data.batch_size, config.train.accumulate)
+    check_divisible(mesh, model, eval_batch_size(config))
+    identity = {
+        "format": 1,
+        "model": to_dict(model),
+        "task": task.head,
+        "labels": list(task.labels),
+        "task_settings": to_dict(config.task),
+        "run": to_dict(config),
+        "dataset": fingerprint(data.train.rows),
+    }
+    check_workdir(workdir, identity, FinetuneConfig, FINETUNE_RESUMABLE_CHANGES)
+
+    # The objective, and a state: resumed or new.
+    objective = task_objective(model, task.head, task.num_outputs)
+    train = train_config(config, data)
+    abstract = abstract_state(objective, config.optimizer, train, mesh)
+    start = complete(start, objective, train.seed)
+    check_arrays(Path(config.init_checkpoint), describe(start.params), describe(abstract.params))
+    workdir.mkdir(parents=True, exist_ok=True)
+    checkpoints = Checkpoints(workdir / "checkpoints", config.checkpoint.keep_last, max(1, config.checkpoint.keep_best))
+    restored = checkpoints.restore(abstract)
+    write_json(workdir / "config.json", identity)
+    start.tokenizer.save(workdir / "tokenizer")
+    state = restored.state if restored else init_state(objective, config.optimizer, train, mesh, start.params)
+    first_step = int(state.step)
+
+    # Steps.
+    epoch_steps = steps_per_epoch(len(data.train.rows), config.data.batch_size)
+    every = config.eval.every_steps or epoch_steps
+    pace = Pace(train.num_steps, config.report.every_steps, every, config.checkpoint.every_steps or every, False)
+    train_step = make_train_step(objective, config.optimizer, train, mesh, abstract)
+    infer = make_inference(model, task.head, mesh, abstract.params)
+    evaluation = partial(evaluate, task, data.evaluation, infer, eval_batch_size(config), mesh)
+    batches = train_batches(
+        data.train.rows, task.head, first_step, config.data.batch_size, config.data.seed, config.data.bucket, mesh
+    )
+    with Reporter(
+        workdir,
+        train.num_steps,
+        first_step,
+        progress=config.report.progress,
+        tensorboard=config.report.tensorboard,
+        enabled=jax.process_index() == 0,
+    ) as reporter:
+        for line in describe_run(config, task, data, model, mesh, train.num_steps):
+            reporter.message(line)
+        reporter.message(_origin(config, start, restored))
+        result = train_loop(
+            state,
+            pace,
+            mesh,
+            train_step,
+            batches,
+            evaluation if data.evaluation else None,
+            make_throughput(model, mesh),
+            checkpoints,
+            reporter,
+            restored.notes["unreported"] if restored else None,
+            rank=lambda metrics: -metrics[task.metric],
+        )
+        seconds = time.monotonic() - started
+        if result.signal:
+            checkpoints.close()
+            reporter.message(f"stopped by signal {result.signal} after step {result.step}; the same command resumes")
+            return FinetuneResult({}, task.metric, {}, result.step, result.signal, seconds)
+
+        # What is left behind: the best model, what it says, and how good it is.
+        best_step = checkpoints.best_step() if data.evaluation else result.step
+        state = result.state if best_step == result.step else checkpoints.restore_at(best_step, abstract)
+        checkpoints.close()
+        metrics = finish(config, task, data, model, state.params, start, infer, mesh, workdir)
+        constant = constant_scores(task, data.train, data.evaluation)
+        outcome = FinetuneResult(metrics, task.metric, constant, best_step, 0, seconds)
+        write_json(workdir / "results.json", {"task": config.task.name} | outcome._asdict())
+        draw_curves(workdir / "metrics.jsonl", workdir / "curves.png", curves(task))
+        for line in summarise(workdir, task, best_step, epoch_steps, constant):
+            reporter.message(line)
+    return outcome
+
+
+def load_start(init_checkpoint: str) -> Pretrained:
+    """Returns the model to start from; "random:PATH" is one of its shape that has learnt nothing."""
+    if not init_checkpoint.startswith("random:"):
+        return load_pretrained(init_checkpoint)
+    like = load_pretrained(init_checkpoint.removeprefix("random:"))
+    return dataclasses.replace(like, params={"encoder": {}}, task="pretraining", labels=(), notes=())
+
+
+def prepare(config: FinetuneConfig, start: Pretrained) -> tuple[Task, Pretrained, Data]:
+    """Returns the task, the model to start from without a head of another task, and the data.
+
+    Raises: InputError if the data cannot be read, fits no task, or the model is none that can be fine-tuned.
+    """
+    if start.config.causal:
+        raise InputError(
+            f"init_checkpoint {config.init_checkpoint} reads from left to right, and its [CLS] sees itself alone; "
+            "fine-tune a model that sees both sides"
+        )
+    if config.task.max_seq_length > start.config.max_positions:
+        raise InputError(
+            f"task.max_seq_length {config.task.max_seq_length} is above the {start.config.max_positions} positions of "
+            f"{config.init_checkpoint}; lower it, or lengthen the model with grow_model"
+        )
+    source = config.data.source or config.data.path
+    task = make_task(config.task)
+    examples = task.read(source, task.splits["train"][0])
+    if not examples:
+        raise InputError(f"{source} has no training examples for task {config.task.name}; give data that has some")
+    labels = task.labels or task.find_labels(examples)
+    known = start.params.get("classifier")
+    if known is not None and start.task == task.head and sorted(start.labels) == sorted(labels):
+        labels = start.labels  # the head is kept, so its order is too
+    elif known is not None:
+        about = f"of {', '.join(start.labels)}" if start.labels else f"of {known['bias'].shape[0]} classes"
+        note = f"its classifier, {about}, is not used"
+        params = {name: part for name, part in start.params.items() if name != "classifier"}
+        start = dataclasses.replace(start, params=params, notes=(*start.notes, note))
+    if labels != task.labels:
+        task = make_task(config.task, labels)
+    train = make_split(task, start.tokenizer, task.splits["train"][0], examples, training=True)
+    if not train.rows:
+        raise InputError(f"no training example of {source} has a row: {_listed(train.counts)}")
+    others = {
+        kind: [
+            make_split(task, start.tokenizer, name, found)
+            for name in task.splits.get(kind, ())
+            if (found := task.read(source, name))
+        ]
+        for kind in ("eval", "test")
+    }
+    return task, start, Data(train, others["eval"], others["test"])
+
+
+def train_config(config: FinetuneConfig, data: Data) -> TrainConfig:
+    """Returns how long to train: epochs in steps, a batch that is not full counting as one."""
+    num_steps = round(steps_per_epoch(len(data.train.rows), config.data.batch_size) * config.train.num_epochs)
+    return TrainConfig(num_steps=max(1, num_steps), accumulate=config.train.accumulate, seed=config.train.seed)
+
+
+def eval_batch_size(config: FinetuneConfig) -> int:
+    """Returns the rows of an evaluation batch."""
+    return config.eval.batch_size or config.data.batch_size // config.train.accumulate
+
+
+def fingerprint(rows: Sequence[Row]) -> str:
+    """Returns a sha256 over all that is learnt from."""
+    digest = hashlib.sha256()
+    for row in rows:
+        digest.update(row.token_ids.tobytes() + row.type_ids.tobytes())
+        digest.update(repr((row.lengths, np.asarray(row.label).tolist())).encode())
+    return digest.hexdigest()
+
+
+def finish(
+    config: FinetuneConfig,
+    task: Task,
+    data: Data,
+    model: ModelConfig,
+    params: Params,
+    start: Pretrained,
+    infer: Inference,
+    mesh: Mesh,
+    workdir: Path,
+) -> dict[str, float]:
+    """Returns the metrics of the parameters, and writes model and predictions."""
+    size = eval_batch_size(config)
+    metrics = evaluate(task, data.evaluation, infer, size, mesh, params) if data.evaluation else {}
+    if task.tune is not None and metrics:
+        task = make_task(task.tune(metrics), task.labels)
+    for split in (*data.evaluation, *data.test):
+        predictions, _ = predict_split(task, split, infer, params, size, mesh)
+        task.write(workdir / "predictions", split.name, split.examples, predictions)
+    save_pretrained(
+        workdir / FINETUNED,
+        model,
+        jax.device_get(params),
+        start.tokenizer,
+        task.head,
+        task.labels,
+        to_dict(task.config),
+    )
+    return metrics
+
+
+def curves(task: Task) -> list[tuple[str, str, float]]:
+    """Returns what to draw of a run."""
+    return [("loss", "Loss", 1.0), (task.metric, task.metric.replace("_", " ").capitalize(), 1.0)]
+
+
+def describe_run(
+    config: FinetuneConfig, task: Task, data: Data, model: ModelConfig, mesh: Mesh, num_steps: int
+) -> list[str]:
+    """Returns lines that say what is about to be learnt, from what, and where."""
+    kinds = f", {len(task.labels)} classes ({', '.join(task.labels[:12])})" if task.labels else ""
+    axes = " x ".join(f"{name} {count}" for name, count in mesh.shape.items())
+    lines = [
+        f"task: {config.task.name}, {task.head.replace('_', ' ')}{kinds}; the best is chosen by {task.metric}",
+        f"model: {model.num_layers} layers, hidden {model.hidden_size}, {model.num_heads} heads, vocabulary "
+        f"{model.vocab_size}, {model.compute_dtype}",
+    ]
+    for split in (data.train, *data.evaluation, *data.test):
+        lengths = [len(row.token_ids) for row in split.rows] or [0]
+        lines.append(
+            f"{split.name}: {len(split.examples):,} examples, {len(split.rows):,} rows of {np.mean(lengths):.0f} "
+            f"tokens on average, {max(lengths)} at most" + (f"; {_listed(split.counts)}" if split.counts else "")
+        )
+    if not data.evaluation:
+        lines.append("there is nothing to evaluate on: the last model is kept")
+    return [
+        *lines,
+        f"{num_steps:,} steps of {config.data.batch_size} rows are {config.train.num_epochs:g} epochs",
+        f"devices: {mesh.size} ({mesh.devices.flat[0].device_kind}), {axes}",
+    ]
+
+
+def _origin(config: FinetuneConfig, start: Pretrained, restored: Restored | None) -> str:
+    if restored is not None:
+        line = f"resume from step {int(restored.state.step)}: parameters, optimizer and data order"
+        return "; ".join([*restored.passed_over, line])
+    return "; ".join([f"start from {config.init_checkpoint}", *start.notes])
+
+
+def summarise(workdir: Path, task: Task, best_step: int, epoch_steps: int, constant: Mapping[str, float]) -> list[str]:
+    """Returns a table of all evaluations, the best one marked, and where things are."""
+    records = [record for record in read_metrics(workdir / "metrics.jsonl") if record["kind"] == "eval"]
+    names = [name for name in (records[-1] if records else {}) if name not in ("step", "kind", "time")]
+    rows = [["step", "epoch", *names]]
+    for record in records:
+        mark = "* " if record["step"] == best_step else "  "
+        values = [f"{record[name]:.4f}" if name in record else "" for name in names]
+        rows.append([f"{mark}{record['step']}", f"{record['step'] / epoch_steps:.2f}", *values])
+    rows.append(["constant", "", *(f"{constant[name]:.4f}" if name in constant else "" for name in names)])
+    return [
+        *(table(rows) if records else []),
+        f"the best by {task.metric} (*) is in {workdir / FINETUNED}, its predictions in {workdir / 'predictions'}",
+    ]
+
+
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Returns lines with every column as wide as its widest value, all to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return ["  ".join(value.rjust(width) for value, width in zip(row, widths)) for row in rows]
+
+
+def _listed(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in counts.items())
+
+
+def read_results(workdir: Path) -> FinetuneResult | None:
+    """Returns what a finished run left, or None if it has not finished."""
+    path = workdir / "results.json"
+    if not path.exists():
+        return None
+    values = read_json(path)
+    return FinetuneResult(**{name: values[name] for name in FinetuneResult._fields})

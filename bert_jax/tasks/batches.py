@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of a task to global batches of like lengths. The batch at a step is a pure function of (seed, step)."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from jax.sharding import Mesh
+
+from bert_jax.batch import Batch
+from bert_jax.data.pipeline import made_ahead, on_mesh
+from bert_jax.tasks.base import Row
+
+# The lengths that rows are padded to: each is a program to compile, and padding costs time.
+_LENGTHS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+_LONGER_BY = 256
+_CHUNK = 50  # batches of a shuffled stretch of the data that are sorted by length together
+
+
+def padded_length(length: int, most: int) -> int:
+    """Returns the length to pad a row to, `most` at most."""
+    known = next((each for each in _LENGTHS if each >= length), -(-length // _LONGER_BY) * _LONGER_BY)
+    return min(known, most)
+
+
+def plan_epoch(lengths: np.ndarray, batch_size: int, seed: int, epoch: int, bucket: bool = True) -> list[np.ndarray]:
+    """Returns the rows of each batch of an epoch: every row once, in batches of `batch_size` but for one.
+
+    With `bucket`, each stretch of some batches of the shuffled data is sorted by length before it is cut into
+    batches, so that a batch holds rows of like lengths; the batches are shuffled again.
+    """
+    rng = np.random.default_rng([seed, epoch])
+    order = rng.permutation(len(lengths))
+    if not bucket:
+        return [order[first : first + batch_size] for first in range(0, len(order), batch_size)]
+    # A small data set is at least four stretches: sorted as a whole, its batches would be the same in every epoch.
+    chunk = batch_size * max(1, min(_CHUNK, len(order) // (4 * batch_size)))
+    order = np.concatenate(
+        [
+            piece[np.argsort(lengths[piece], kind="stable")]
+            for piece in (order[first : first + chunk] for first in range(0, len(order), chunk))
+        ]
+    )
+    batches = [order[first : first + batch_size] for first in range(0, len(order), batch_size)]
+    return [batches[index] for index in rng.permutation(len(batches))]
+
+
+def steps_per_epoch(num_rows: int, batch_size: int) -> int:
+    """Returns how many batches hold every row once; the last of them may not be full."""
+    return -(-num_rows // batch_size)
+
+
+def train_batches(
+    rows: Sequence[Row], head: str, first_step: int, batch_size: int, seed: int, bucket: bool, mesh: Mesh
+) -> Iterator[Batch]:
+    """Yields the batches at first_step, first_step + 1, ... for ever."""
+    lengths = np.array([len(row.token_ids) for row in rows])
+    longest = int(lengths.max())
+    num_places = max(len(row.lengths) for row in rows)
+    num_steps = steps_per_epoch(len(rows), batch_size)
+    plans: dict[int, list[np.ndarray]] = {}  # of the epoch under way
+
+    def make(step: int) -> Batch:
+        epoch, place = divmod(step, num_steps)
+        if epoch not in plans:
+            plans.clear()
+            plans[epoch] = plan_epoch(lengths, batch_size, seed, epoch, bucket)
+        chosen = [rows[index] for index in plans[epoch][place]]
+        length = padded_length(max(len(row.token_ids) for row in chosen), longest) if bucket else longest
+        return _on_mesh(chosen, batch_size, length, num_places, head, mesh)
+
+    return made_ahead(make, first_step)
+
+
+def eval_batches(rows: Sequence[Row], head: str, batch_size: int, mesh: Mesh) -> Iterator[tuple[np.ndarray, Batch]]:
+    """Yields the numbers of some rows, and the batch of them, until every row was in one; longest first.
+
+    Places left over in the last batch have weight 0.
+    """
+    if not rows:
+        return
+    lengths = np.array([len(row.token_ids) for row in rows])
+    num_places = max(len(row.lengths) for row in rows)
+    order = np.argsort(-lengths, kind="stable")
+    for first in range(0, len(order), batch_size):
+        numbers = order[first : first + batch_size]
+        length = padded_length(int(lengths[numbers].max()), int(lengths.max()))
+        yield numbers, _on_mesh([rows[index] for index in numbers], batch_size, length, num_places, head, mesh)
+
+
+def _on_mesh(rows: Sequence[Row], batch_size: int, length: int, num_places: int, head: str, mesh: Mesh) -> Batch:
+    def make(places: np.ndarray) -> Batch:
+        return make_batch([rows[place] if place < len(rows) else None for place in places], length, num_places, head)
+
+    return on_mesh(mesh, batch_size, make)
+
+
+def make_batch(rows: Sequence[Row | None], length: int, num_places: int, head: str) -> Batch:
+    """Returns the batch of some rows as numpy arrays, padded to `length` tokens and `num_places` sequences.
+
+    None is an empty row: no token, no sequence, no answer. Labels are left out where no row has one.
+    """
+    batch = Batch(
+        token_ids=np.zeros((len(rows), length), np.int32),
+        type_ids=np.zeros((len(rows), length), np.uint8),
+        sequence_ids=np.zeros((len(rows), length), np.int32),
+        cls_positions=np.zeros((len(rows), num_places), np.int32),
+        sequence_weights=np.zeros((len(rows), num_places), np.float32),
+    )
+    labels = _no_labels(len(rows), length, num_places, head, [row.label for row in rows if row is not None])
+    for index, row in enumerate(rows):
+        if row is None:
+            continue
+        size, count = len(row.token_ids), len(row.lengths)
+        batch.token_ids[index, :size] = row.token_ids
+        batch.type_ids[index, :size] = row.type_ids
+        batch.sequence_ids[index, :size] = np.repeat(np.arange(1, count + 1), row.lengths)
+        batch.cls_positions[index, :count] = np.cumsum(row.lengths) - row.lengths
+        batch.sequence_weights[index, :count] = 1
+        if labels is not None:
+            if head == "token_classification":
+                labels[index, :size] = row.label
+            else:
+                labels[index] = row.label
+    return batch._replace(labels=labels)
+
+
+def _no_labels(num_rows: int, length: int, num_places: int, head: str, known: list[Any]) -> np.ndarray | None:
+    """Returns an array for the labels of a batch with nothing in it, or None if a row has none."""
+    if any(label is None for label in known) or not known:
+        return None
+    if head == "token_classification":
+        return np.full((num_rows, length), -1, np.int32)
+    if head == "sequence_classification":
+        return np.zeros((num_rows, num_places), np.float32 if isinstance(known[0], float) else np.int32)
+    return np.zeros((num_rows, 2 if head == "question_answering" else 1), np.int32)
+
+
+def unpadded_outputs(row: Row, outputs: np.ndarray, head: str) -> np.ndarray:
+    """Returns the outputs of a row of a batch as `Task.decode` takes them, given those of the padded row."""
+    if head == "sequence_classification":
+        return outputs[0]
+    if head == "multiple_choice":
+        return outputs[: len(row.lengths), 0]
+    return outputs[: len(row.token_ids)]
