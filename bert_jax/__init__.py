@@ -10,12 +10,13 @@ from typing import Any
 __version__ = "0.1.0"
 
 _HOMES = {
+    "load_predictor": "bert_jax.predict",
     "load_pretrained": "bert_jax.pretrained",
     "load_tokenizer": "bert_jax.text.tokenizer",
     "InputError": "bert_jax.errors",
 }
 
-__all__ = ["InputError", "load_pretrained", "load_tokenizer"]
+__all__ = ["InputError", "load_predictor", "load_pretrained", "load_tokenizer"]
 
 
 def __getattr__(name: str) -> Any:

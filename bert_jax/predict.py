@@ -3,16 +3,92 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from bert_jax.batch import Batch
-from bert_jax.config import ModelConfig
+from bert_jax.config import MeshConfig, ModelConfig
 from bert_jax.errors import InputError
+from bert_jax.finetune_config import TaskConfig
 from bert_jax.model.objective import Params, task_forward
-from bert_jax.pretrained import Pretrained, make_batch
+from bert_jax.pretrained import Pretrained, load_pretrained, make_batch
+from bert_jax.settings import from_dict
+from bert_jax.sharding import make_mesh
+from bert_jax.tasks.base import Task
+from bert_jax.tasks.catalog import make_task
+from bert_jax.tasks.evaluation import make_inference, make_split, predict_split
+
+BATCH_SIZES = (1, 8, 32)  # rows of a batch: each is a program to compile for each length
+
+
+def load_predictor(path: str | Path) -> "Predictor":
+    """Returns what predicts with the model at `path`, of any format that `load_pretrained` knows.
+
+    Raises: InputError as `load_pretrained`, or if the model has no head to predict with.
+    """
+    return Predictor(load_pretrained(path))
+
+
+class Predictor:
+    """A model, loaded once, that says what it was taught to say of any number of inputs.
+
+    A fine-tuned model does its task; one that is only pre-trained fills in the blanks. A model that came with a head
+    but no settings, as from Hugging Face, classifies, tags, chooses or answers with the usual ones.
+    """
+
+    def __init__(self, bert: Pretrained) -> None:
+        self.bert = bert
+        self.task = task_of(bert)
+        if self.task is None:
+            check_fills_masks(bert)
+            return
+        self._mesh = make_mesh(MeshConfig(), jax.devices()[:1])
+        self._infer = make_inference(bert.config, self.task.head, self._mesh, bert.params)
+
+    def __call__(self, inputs: Sequence[Any]) -> list[Any]:
+        """Returns a prediction for each input, in the order of the inputs.
+
+        An input is a text, a pair of texts, or a dict with the task's names: question and context, for one. The
+        prediction is the task's own type, a named tuple; without a task, it is that of `fill_masks`.
+
+        Raises: InputError if an input is none that the task can read; its message counts them from 1.
+        """
+        if isinstance(inputs, str):
+            raise InputError("inputs is a single text; give a list of them, such as [text]")
+        if self.task is None:
+            return list(fill_masks(self.bert, inputs)) if inputs else []
+        return self.predict([self.task.parse(value, f"input {number}") for number, value in enumerate(inputs, 1)])
+
+    def predict(self, examples: Sequence[Any]) -> list[Any]:
+        """Returns a prediction for each of the task's examples."""
+        assert self.task is not None
+        split = make_split(self.task, self.bert.tokenizer, "input", list(examples))
+        size = next((size for size in BATCH_SIZES if size >= len(split.rows)), BATCH_SIZES[-1])
+        return predict_split(self.task, split, self._infer, self.bert.params, size, self._mesh)[0]
+
+
+def task_of(bert: Pretrained) -> Task | None:
+    """Returns the task that a model was fine-tuned for, or that its head is for; None if it has none."""
+    if bert.task_settings:
+        return make_task(from_dict(TaskConfig, bert.task_settings, "task_settings"), bert.labels)
+    if bert.task not in _USUAL:
+        return None
+    num_classes = bert.params["classifier"]["bias"].shape[0] if "classifier" in bert.params else 0
+    name = "regression" if (bert.task, num_classes) == ("sequence_classification", 1) else _USUAL[bert.task]
+    labels = bert.labels or tuple(f"LABEL_{index}" for index in range(num_classes))
+    return make_task(TaskConfig(name=name, max_seq_length=min(384, bert.config.max_positions)), labels)
+
+
+# What a head is for, where nothing else is said.
+_USUAL = {
+    "sequence_classification": "classification",
+    "token_classification": "ner",
+    "multiple_choice": "choice",
+    "question_answering": "squad1",
+}
 
 
 class Filled(NamedTuple):
@@ -28,12 +104,7 @@ def fill_masks(bert: Pretrained, texts: Sequence[str], num_guesses: int = 5) -> 
     Raises: InputError if a text has no [MASK] or is longer than the model's positions, or if the model is causal or
     has no masked language model.
     """
-    if bert.config.causal:
-        raise InputError(
-            "this model reads from left to right and predicts what comes next; a blank needs one that sees both sides"
-        )
-    if "mlm" not in bert.params:
-        raise InputError(f"this model has no head that predicts words, its task being {bert.task}; give another")
+    check_fills_masks(bert)
     mask_token = bert.tokenizer.vocab[bert.tokenizer.mask_id]
     batch = make_batch(bert.tokenizer, texts, bert.config.max_positions, allow_special=True)
     places = [np.flatnonzero(row == bert.tokenizer.mask_id) for row in batch.token_ids]
@@ -53,6 +124,16 @@ def fill_masks(bert: Pretrained, texts: Sequence[str], num_guesses: int = 5) -> 
         return [Filled(str(bert.tokenizer.vocab[token]), float(row[token])) for token in best]
 
     return [[guesses(probabilities[row, index]) for index in range(len(place))] for row, place in enumerate(places)]
+
+
+def check_fills_masks(bert: Pretrained) -> None:
+    """Raises: InputError if the model cannot fill in blanks."""
+    if bert.config.causal:
+        raise InputError(
+            "this model reads from left to right and predicts what comes next; a blank needs one that sees both sides"
+        )
+    if "mlm" not in bert.params:
+        raise InputError(f"this model has no head that predicts words, its task being {bert.task}; give another")
 
 
 @partial(jax.jit, static_argnums=0)

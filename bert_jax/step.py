@@ -38,7 +38,7 @@ def init_state(
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(objective, optimizer, train, mesh))
     with jax.set_mesh(mesh):
         if params is None:
-            params = jax.jit(objective.init, out_shardings=replicated(mesh))(_key(train, 0))
+            params = jax.jit(objective.init, out_shardings=replicated(mesh))(root_key(train.seed, 0))
         else:
             params = jax.device_put(params, replicated(mesh))
         return jax.jit(_fresh_state(optimizer, train), out_shardings=shardings)(params)
@@ -46,7 +46,7 @@ def init_state(
 
 def abstract_state(objective: Objective, optimizer: OptimizerConfig, train: TrainConfig, mesh: Mesh) -> TrainState:
     """Returns the shapes, dtypes and shardings of the state, computing nothing."""
-    shapes = jax.eval_shape(lambda key: _fresh_state(optimizer, train)(objective.init(key)), _key(train, 0))
+    shapes = jax.eval_shape(lambda key: _fresh_state(optimizer, train)(objective.init(key)), root_key(train.seed, 0))
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
         shapes,
@@ -59,9 +59,9 @@ def _fresh_state(optimizer: OptimizerConfig, train: TrainConfig) -> Callable[[Pa
     return lambda params: TrainState(jnp.zeros((), jnp.int32), params, transformation.init(params))
 
 
-def _key(train: TrainConfig, purpose: int) -> jax.Array:
+def root_key(seed: int, purpose: int) -> jax.Array:
     """Returns the root key of a purpose: 0 is the initial parameters, 1 is dropout."""
-    return jax.random.fold_in(jax.random.key(train.seed, impl="threefry2x32"), purpose)
+    return jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), purpose)
 
 
 def make_train_step(
@@ -72,7 +72,7 @@ def make_train_step(
     `state` gives the shapes of the training state. The batch is the global one, with rows over data x fsdp.
     """
     step = step_function(objective, optimizer, train)
-    dropout_root = _key(train, 1)
+    dropout_root = root_key(train.seed, 1)
     shardings = tree_shardings(mesh, state)
     return jax.jit(
         lambda state, batch: step(state, batch, dropout_root),

@@ -2,25 +2,31 @@
 """A grid of fine-tuning runs in one command: every seed with every learning rate, and what they come to."""
 
 import dataclasses
-from typing import NamedTuple
+import math
+import shutil
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from bert_jax.finetune_config import FinetuneConfig, SweepConfig
-
-
-class Run(NamedTuple):
-    """One point of the grid."""
-
-    name: str
-    config: FinetuneConfig
+from bert_jax import finetune, together
+from bert_jax.errors import DivergedError
+from bert_jax.finetune import FinetuneResult, table
+from bert_jax.finetune_config import FINETUNE_RESUMABLE_CHANGES, FinetuneConfig, SweepConfig
+from bert_jax.pretrain import check_workdir
+from bert_jax.pretrained import FINETUNED
+from bert_jax.settings import changed_keys, to_dict
+from bert_jax.storage import read_json, write_json
 
 
 class Outcome(NamedTuple):
-    """What a run came to."""
+    """What a run of the grid came to."""
 
     name: str
     seed: int
     learning_rate: float
-    score: float
+    score: float  # of the best evaluation; NaN if the run did not stay finite
     step: int
     seconds: float
     degenerate: bool
@@ -34,31 +40,29 @@ class SweepResult(NamedTuple):
     signal: int  # the signal that ended it early, or 0
 
 
-def plan(config: FinetuneConfig) -> list[Run]:
-    """Returns the runs of the grid: for each learning rate, each seed; a seed is that of head, dropout and order."""
+def plan(config: FinetuneConfig) -> dict[str, FinetuneConfig]:
+    """Returns the runs of the grid by name: each learning rate with each seed, which is that of head, dropout and data."""
     seeds = range(config.sweep.seeds) if config.sweep.seeds else [config.train.seed]
-    rates = config.sweep.rates() or (config.optimizer.learning_rate,)
-    runs = []
-    for rate in rates:
+    runs = {}
+    for rate in config.sweep.rates() or (config.optimizer.learning_rate,):
         for seed in seeds:
             data_seed = seed if config.sweep.seeds else config.data.seed
-            one = dataclasses.replace(
+            runs[f"rate{rate:g}_seed{seed}"] = dataclasses.replace(
                 config,
                 optimizer=dataclasses.replace(config.optimizer, learning_rate=rate),
                 train=dataclasses.replace(config.train, seed=seed),
                 data=dataclasses.replace(config.data, seed=data_seed),
                 sweep=SweepConfig(),
             )
-            runs.append(Run(f"rate{rate:g}_seed{seed}", one))
     return runs
 
 
 def run(config: FinetuneConfig, workdir: Path, devices: Sequence[Any] | None = None) -> SweepResult:
     """Trains every run of the grid, reports them all, and keeps the model of the best in `finetuned/`.
 
-    Runs are below `runs/`; one that has finished is not trained again when the command is given again. A run is named
-    degenerate if it is no better than the same answer to everything, or did not stay finite. Source: Mosbach et al.
-    2021, "On the Stability of Fine-tuning BERT".
+    Runs are below `runs/`. When the command is given again, one that has finished is not trained again; the grid may
+    have grown. A run is named degenerate if it is no better than the same answer to everything, or did not stay finite.
+    Source: Mosbach et al. 2021, "On the Stability of Fine-tuning BERT".
 
     Raises: InputError as `finetune.run`.
     """
@@ -66,22 +70,79 @@ def run(config: FinetuneConfig, workdir: Path, devices: Sequence[Any] | None = N
     identity = {"dataset": None, "run": to_dict(config)}
     check_workdir(workdir, identity, FinetuneConfig, (*FINETUNE_RESUMABLE_CHANGES, "sweep"))
     runs = plan(config)
+    results: dict[str, FinetuneResult] = {}
     if config.sweep.together:
-        results = together.train(config, runs, workdir, devices)
+        results = together.run(runs, workdir / "runs", devices)
     else:
-        results = []
-        for one in runs:
-            result = _finished(workdir, one) or _train(workdir, one, identity, devices)
-            if result.signal:
-                return SweepResult([], result.metric, result.signal)
-            results.append(result)
-    outcomes = [judge(one, result) for one, result in zip(runs, results)]
-    best = max(outcomes, key=lambda outcome: outcome.score if not math.isnan(outcome.score) else -math.inf)
-    shutil.rmtree(workdir / FINETUNED, ignore_errors=True)
-    if (kept := workdir / "runs" / best.name / FINETUNED).is_dir():
-        shutil.copytree(kept, workdir / FINETUNED)
-    metric = results[0].metric
-    write_json(workdir / "sweep.json", {"metric": metric, "runs": [outcome._asdict() for outcome in outcomes]})
-    for line in describe(outcomes, metric, best):
+        for number, (name, one) in enumerate(runs.items(), 1):
+            print(f"run {number} of {len(runs)}: {name}", file=sys.stderr, flush=True)
+            results[name] = _finished(workdir / "runs" / name, one) or _train(workdir / "runs" / name, one, devices)
+            if results[name].signal:
+                return SweepResult([], results[name].metric, results[name].signal)
+    write_json(workdir / "config.json", identity)
+    outcomes = [_judge(name, runs[name], result) for name, result in results.items()]
+    metric = next(iter(results.values())).metric
+    write_json(workdir / "sweep.json", {"metric": metric, "runs": [_as_json(outcome) for outcome in outcomes]})
+    finite = [outcome for outcome in outcomes if not math.isnan(outcome.score)]
+    if finite:
+        best = max(finite, key=lambda outcome: outcome.score)
+        shutil.rmtree(workdir / FINETUNED, ignore_errors=True)
+        shutil.copytree(workdir / "runs" / best.name / FINETUNED, workdir / FINETUNED)
+    for line in [*describe(outcomes, metric), *([f"its model is in {workdir / FINETUNED}"] if finite else [])]:
         print(line, file=sys.stderr, flush=True)
     return SweepResult(outcomes, metric, 0)
+
+
+def _finished(workdir: Path, config: FinetuneConfig) -> FinetuneResult | None:
+    """Returns what this very run left when it finished, or None if it has yet to."""
+    result = finetune.read_results(workdir)
+    if result is None or changed_keys(read_json(workdir / "config.json")["run"], to_dict(config)):
+        return None
+    return result
+
+
+def _train(workdir: Path, config: FinetuneConfig, devices: Sequence[Any] | None) -> FinetuneResult:
+    """Returns what the run comes to; its training states are deleted once it has finished."""
+    try:
+        result = finetune.run(config, workdir, devices)
+    except DivergedError as error:
+        print(f"{workdir.name} failed: {error}", file=sys.stderr, flush=True)
+        result = FinetuneResult({}, config.task.metric or "score", {}, 0, 0, 0.0)
+    if not result.signal:
+        shutil.rmtree(workdir / "checkpoints", ignore_errors=True)
+    return result
+
+
+def _judge(name: str, config: FinetuneConfig, result: FinetuneResult) -> Outcome:
+    score = result.metrics.get(result.metric, math.nan)
+    degenerate = not score > result.constant.get(result.metric, -math.inf)
+    rate, seed = config.optimizer.learning_rate, config.train.seed
+    return Outcome(name, seed, rate, score, result.step, round(result.seconds, 1), degenerate)
+
+
+def _as_json(outcome: Outcome) -> dict[str, Any]:
+    return outcome._asdict() | ({"score": None} if math.isnan(outcome.score) else {})
+
+
+def describe(outcomes: Sequence[Outcome], metric: str) -> list[str]:
+    """Returns the report of a grid: every run, and for each learning rate and for all the usual figures.
+
+    Runs that did not stay finite are counted as degenerate and are in no figure.
+    """
+    rows = [["run", metric, "step", "seconds", ""]]
+    for outcome in outcomes:
+        mark = "degenerate" if outcome.degenerate else ""
+        rows.append([outcome.name, f"{outcome.score:.4f}", str(outcome.step), f"{outcome.seconds:.0f}", mark])
+    figures = [["", "runs", "mean", "deviation", "median", "best", "degenerate"]]
+    rates = sorted({outcome.learning_rate for outcome in outcomes}, reverse=True)
+    groups = [(f"{rate:g}", [one for one in outcomes if one.learning_rate == rate]) for rate in rates]
+    for name, group in [*(groups if len(groups) > 1 else []), ("all", list(outcomes))]:
+        scores = [one.score for one in group if not math.isnan(one.score)] or [math.nan]
+        deviation = statistics.stdev(scores) if len(scores) > 1 else 0.0
+        values = (statistics.mean(scores), deviation, statistics.median(scores), max(scores))
+        figures.append(
+            [name, str(len(group)), *(f"{value:.4f}" for value in values), str(sum(one.degenerate for one in group))]
+        )
+    finite = [one for one in outcomes if not math.isnan(one.score)]
+    best = max(finite, key=lambda one: one.score).name if finite else "none: no run stayed finite"
+    return [*table(rows), "", *table(figures), "", f"the best is {best}"]

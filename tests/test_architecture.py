@@ -30,7 +30,7 @@ RANKS: Sequence[str] = """
     loop
     tasks.base tasks.batches tasks.evaluation tasks.*
     pretrain finetune predict grow
-    sweep plan bench
+    together sweep plan bench
     tools.* train.py finetune.py
 """.split()
 
