@@ -120,6 +120,7 @@ class OptimizerConfig:
     bias_correction: bool = False  # Google's optimizer has none
     trust_ratio_for: str = "decayed"  # parameters that LAMB scales: those that weight decay applies to, or "all"
     layer_decay: float = 1.0  # each layer's rate is this times that of the one above; embeddings are below layer 0
+    freeze_encoder: bool = False  # heads alone learn
 
     def validate(self) -> None:
         check_rates(self, "beta1 beta2")

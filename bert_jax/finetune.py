@@ -64,6 +64,7 @@ def run(config: FinetuneConfig, workdir: Path, devices: Sequence[Any] | None = N
     start = load_start(config.init_checkpoint)
     task, start, data = prepare(config, start)
     model = dataclasses.replace(start.config, **to_dict(config.model))
+    config = check_probe(config, task, model)
     mesh = make_mesh(config.mesh, devices)
     check_divisible(mesh, model, config.data.batch_size, config.train.accumulate)
     check_divisible(mesh, model, eval_batch_size(config))
@@ -79,7 +80,7 @@ def run(config: FinetuneConfig, workdir: Path, devices: Sequence[Any] | None = N
     check_workdir(workdir, identity, FinetuneConfig, FINETUNE_RESUMABLE_CHANGES)
 
     # The objective, and a state: resumed or new.
-    objective = task_objective(model, task.head, task.num_outputs)
+    objective = task_objective(model, task.head, task.num_outputs, task.probe)
     train = train_config(config, data)
     abstract = abstract_state(objective, config.optimizer, train, mesh)
     start = complete(start, objective, train.seed)
@@ -97,7 +98,7 @@ def run(config: FinetuneConfig, workdir: Path, devices: Sequence[Any] | None = N
     every = config.eval.every_steps or epoch_steps
     pace = Pace(train.num_steps, config.report.every_steps, every, config.checkpoint.every_steps or every, False)
     train_step = make_train_step(objective, config.optimizer, train, mesh, abstract)
-    infer = make_inference(model, task.head, mesh, abstract.params)
+    infer = make_inference(model, task, mesh, abstract.params)
     evaluation = partial(evaluate, task, data.evaluation, infer, eval_batch_size(config), mesh)
     batches = train_batches(
         data.train.rows, task.head, first_step, config.data.batch_size, config.data.seed, config.data.bucket, mesh
@@ -151,7 +152,8 @@ def load_start(init_checkpoint: str) -> Pretrained:
     if not init_checkpoint.startswith("random:"):
         return load_pretrained(init_checkpoint)
     like = load_pretrained(init_checkpoint.removeprefix("random:"))
-    return dataclasses.replace(like, params={"encoder": {}}, task="pretraining", labels=(), notes=())
+    notes = ("every parameter starts at random",)
+    return dataclasses.replace(like, params={"encoder": {}}, task="pretraining", labels=(), notes=notes)
 
 
 def prepare(config: FinetuneConfig, start: Pretrained) -> tuple[Task, Pretrained, Data]:
@@ -197,6 +199,26 @@ def prepare(config: FinetuneConfig, start: Pretrained) -> tuple[Task, Pretrained
         for kind in ("eval", "test")
     }
     return task, start, Data(train, others["eval"], others["test"])
+
+
+def check_probe(config: FinetuneConfig, task: Task, model: ModelConfig) -> FinetuneConfig:
+    """Returns the configuration, with an encoder that stays if a probe is to learn from it.
+
+    Raises: InputError if there is no probe for the task or the model has too few layers.
+    """
+    if task.probe is None:
+        return config
+    if task.head not in ("token_classification", "sequence_classification"):
+        raise InputError(
+            f"task.probe.features {task.probe.features} with task {config.task.name}: probes tag tokens and classify "
+            "sequences; use another task, or fine-tune"
+        )
+    if task.probe.features in ("weighted_last4", "concat_last4") and model.num_layers < 4:
+        raise InputError(
+            f"task.probe.features {task.probe.features} needs 4 layers and the model has {model.num_layers}; use last, "
+            "second_to_last or weighted_all"
+        )
+    return dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, freeze_encoder=True))
 
 
 def train_config(config: FinetuneConfig, data: Data) -> TrainConfig:

@@ -16,7 +16,23 @@ from bert_jax.config import (
     ReportConfig,
 )
 from bert_jax.errors import InputError
-from bert_jax.settings import check_not_negative, check_positive, nearest_multiples
+from bert_jax.settings import check_choice, check_not_negative, check_positive, nearest_multiples
+
+
+@dataclass(frozen=True)
+class ProbeConfig:
+    """Learning from an encoder that stays as it is (paper, section 5.3), in place of fine-tuning."""
+
+    features: str = ""  # "" fine-tunes; or embeddings last second_to_last weighted_last4 concat_last4 weighted_all
+    kind: str = "bilstm"  # what reads the features: "bilstm", or "linear" for a classifier alone
+    num_layers: int = 2  # of the BiLSTM
+    hidden_size: int = 768  # of the BiLSTM, in each direction
+
+    def validate(self) -> None:
+        features = ("", "embeddings", "last", "second_to_last", "weighted_last4", "concat_last4", "weighted_all")
+        check_choice(self, "features", features)
+        check_choice(self, "kind", ("bilstm", "linear"))
+        check_positive(self, "num_layers hidden_size")
 
 
 @dataclass(frozen=True)
@@ -43,6 +59,7 @@ class TaskConfig:
 
     def validate(self) -> None:
         check_positive(self, "max_seq_length doc_stride max_query_length max_answer_length num_best")
+        self.probe.validate()
         if not self.name:
             raise InputError("task.name is empty; give a task, such as --config=configs/finetune.py:sst2")
 

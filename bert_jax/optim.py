@@ -18,6 +18,7 @@ DECAY_RULES: tuple[tuple[str, bool], ...] = (
     (r".*/(bias|output_bias)", False),
     (r"encoder/embeddings/(word|position|type)/embedding", True),
     (r".*/kernel", True),
+    (r"probe/layer_weights", False),
 )
 
 
@@ -141,7 +142,17 @@ def make_optimizer(config: OptimizerConfig, num_steps: int) -> optax.GradientTra
         *([trust_ratio] if config.name == "lamb" else []),
         *([scale_by_depth(config.layer_decay)] if config.layer_decay != 1 else []),
         optax.scale_by_learning_rate(learning_rate_at(config, num_steps)),
+        *([_keep_encoder()] if config.freeze_encoder else []),
     )
+
+
+def _keep_encoder() -> optax.GradientTransformation:
+    """Returns what leaves the encoder's parameters as they are."""
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        return updates | {"encoder": jax.tree.map(jnp.zeros_like, updates["encoder"])}, state
+
+    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)  # pyright: ignore[reportArgumentType]
 
 
 def _always(params: Any) -> Any:

@@ -46,7 +46,7 @@ class Predictor:
             check_fills_masks(bert)
             return
         self._mesh = make_mesh(MeshConfig(), jax.devices()[:1])
-        self._infer = make_inference(bert.config, self.task.head, self._mesh, bert.params)
+        self._infer = make_inference(bert.config, self.task, self._mesh, bert.params)
 
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
         """Returns a prediction for each input, in the order of the inputs.

@@ -157,9 +157,9 @@ def check_start(config: PretrainConfig, start: Pretrained, tokenizer: Tokenizer)
 
 
 def complete(start: Pretrained, objective: Objective, seed: int) -> Pretrained:
-    """Returns the model with the parts that pre-training needs and no others; `notes` says which ones are random."""
+    """Returns the model with the parts that the objective needs and no others; `notes` says which ones are random."""
     fresh = jax.jit(objective.init)(jax.random.key(seed))
-    encoder = fresh["encoder"] | start.params["encoder"]
+    encoder = {name: start.params["encoder"].get(name, part) for name, part in fresh["encoder"].items()}
     params = {name: start.params.get(name, part) for name, part in fresh.items()} | {"encoder": encoder}
     present, wanted = parts_of(start.params), parts_of(fresh)
     notes = [f"it has no {part}, which starts at random" for part in wanted if part not in present]

@@ -230,6 +230,9 @@ def _abstract(where: Path, config: ModelConfig, arrays: dict[str, list]) -> Para
     num_classes = arrays.get("classifier/bias", ["float32", [1]])[1][0]
     parts = {part_of(name) for name in arrays} | {"encoder"}
     every = flatten(abstract_params(config, num_classes))
+    # What a probe is made of depends on its settings: of its own parameters a checkpoint says the shapes itself.
+    probe = {name: about for name, about in arrays.items() if part_of(name) == "probe"}
+    every |= {name: jax.ShapeDtypeStruct(tuple(shape), dtype) for name, (dtype, shape) in probe.items()}
     abstract = unflatten({name: leaf for name, leaf in every.items() if part_of(name) in parts})
     check_arrays(where, arrays, describe(abstract))
     return _on_one_device(abstract)

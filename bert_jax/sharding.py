@@ -48,6 +48,8 @@ RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     (r"mlm/output_bias", ("vocab",)),
     (r"(next_sentence|classifier|span)/kernel", ("embed", None)),
     (r"(next_sentence|classifier|span)/bias", (None,)),
+    (r"probe/.*/kernel", (None, None)),
+    (r"probe/(.*/bias|layer_weights)", (None,)),
 )
 
 

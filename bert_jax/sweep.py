@@ -41,7 +41,7 @@ class SweepResult(NamedTuple):
 
 
 def plan(config: FinetuneConfig) -> dict[str, FinetuneConfig]:
-    """Returns the runs of the grid by name: each learning rate with each seed, which is that of head, dropout and data."""
+    """Returns the runs of the grid by name: each rate with each seed, which is that of head, dropout and data."""
     seeds = range(config.sweep.seeds) if config.sweep.seeds else [config.train.seed]
     runs = {}
     for rate in config.sweep.rates() or (config.optimizer.learning_rate,):

@@ -21,7 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from bert_jax.batch import Batch
 from bert_jax.data.pipeline import made_ahead
 from bert_jax.errors import InputError
-from bert_jax.finetune import FinetuneResult, eval_batch_size, finish, load_start, prepare, train_config
+from bert_jax.finetune import FinetuneResult, check_probe, eval_batch_size, finish, load_start, prepare, train_config
 from bert_jax.finetune_config import FinetuneConfig
 from bert_jax.model.objective import Params, task_objective
 from bert_jax.pretrain import complete
@@ -51,6 +51,7 @@ def run(
     if not data.evaluation:
         raise InputError("sweep.together needs evaluation data, to tell which epoch of a run is best; give some")
     model = dataclasses.replace(start.config, **to_dict(config.model))
+    config = check_probe(config, task, model)
     mesh = make_mesh(config.mesh, devices)
     if mesh.shape["fsdp"] * mesh.shape["tensor"] != 1:
         raise InputError(
@@ -61,7 +62,7 @@ def run(
 
     # One state for each run, stacked on a leading axis.
     train = train_config(config, data)
-    objective = task_objective(model, task.head, task.num_outputs)
+    objective = task_objective(model, task.head, task.num_outputs, task.probe)
     states = []
     for one in runs.values():
         params = complete(start, objective, one.train.seed).params
@@ -79,7 +80,7 @@ def run(
         out_shardings=(replicated(mesh), replicated(mesh)),
         donate_argnums=0,
     )
-    infer = make_inference(model, task.head, mesh, jax.tree.map(lambda leaf: leaf[0], state.params))
+    infer = make_inference(model, task, mesh, jax.tree.map(lambda leaf: leaf[0], state.params))
     batches = _batches(data.train.rows, task.head, list(runs.values()), mesh)
     size = eval_batch_size(config)
     epoch_steps = steps_per_epoch(len(data.train.rows), config.data.batch_size)

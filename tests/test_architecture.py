@@ -23,13 +23,13 @@ RANKS: Sequence[str] = """
     text.* data.*
     data.beam sharding flops
     losses optim masking
-    model.layers model.encoder model.heads model.objective
+    model.layers model.encoder model.probe model.heads model.objective
     convert.* checkpoint
     pretrained data.pipeline step
     report hlo
     loop
     tasks.base tasks.batches tasks.evaluation tasks.*
-    pretrain finetune predict grow
+    pretrain finetune predict features export grow
     together sweep plan bench
     tools.* train.py finetune.py
 """.split()

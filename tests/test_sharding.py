@@ -9,14 +9,24 @@ from jax.sharding import PartitionSpec
 
 from bert_jax.config import MeshConfig, OptimizerConfig
 from bert_jax.errors import InputError
-from bert_jax.model.objective import abstract_params
-from bert_jax.optim import decay_mask, make_optimizer
+from bert_jax.finetune_config import ProbeConfig
+from bert_jax.model.objective import abstract_params, init_params
+from bert_jax.optim import DECAY_RULES, decay_mask, make_optimizer
 from bert_jax.sharding import RULES, check_divisible, make_mesh, path_name, tree_shardings, unused_rules
 
 
 @pytest.fixture(scope="module")
 def params():
     return abstract_params(tiny_model(), num_classes=3)
+
+
+@pytest.fixture(scope="module")
+def names(params):
+    probe = ProbeConfig(features="weighted_all", hidden_size=8)
+    with_probe = jax.eval_shape(
+        lambda key: init_params(tiny_model(), key, "token_classification", 3, probe), jax.random.key(0)
+    )
+    return [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(params | {"probe": with_probe["probe"]})]
 
 
 def test_resolved_table_is_the_golden_one(params, repository):
@@ -29,8 +39,8 @@ def test_resolved_table_is_the_golden_one(params, repository):
     assert table == json.loads((repository / "tests/golden/parameters.json").read_text())
 
 
-def test_every_rule_is_used(params):
-    assert unused_rules(RULES, [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]) == []
+def test_every_rule_is_used(names):
+    assert unused_rules(RULES, names) == unused_rules(DECAY_RULES, names) == []
 
 
 def test_moments_lie_where_their_parameters_lie(params):

@@ -9,8 +9,10 @@ from flax import linen as nn
 
 from bert_jax.batch import Batch
 from bert_jax.config import ModelConfig
+from bert_jax.finetune_config import ProbeConfig
 from bert_jax.model.encoder import Encoded, Encoder
 from bert_jax.model.layers import ACTIVATIONS, MASKED_SCORE, dense, layer_norm
+from bert_jax.model.probe import Probe
 
 # What a model of each task has beside embeddings and layers, by the names of the parameters.
 TASK_PARTS: dict[str, tuple[str, ...]] = {
@@ -85,11 +87,20 @@ class TaskModel(nn.Module):
     config: ModelConfig
     task: str
     num_classes: int = 0  # of a classifier
+    probe: ProbeConfig | None = None  # in place of the head, on an encoder that does not learn
 
     @nn.compact
     def __call__(self, batch: Batch, deterministic: bool = True) -> jax.Array:
         """Returns float32 logits; `task_forward` says which."""
         config = self.config
+        if self.probe is not None:
+            encoder = Encoder(config, pool=False, name="encoder")
+            inputs = (batch.token_ids, batch.type_ids, batch.sequence_ids, batch.cls_positions)
+            layers = encoder(*inputs, deterministic=True, keep_layers=True).layers
+            assert layers is not None
+            pool = self.task == "sequence_classification"
+            probe = Probe(config, self.probe, self.num_classes, pool, name="probe")
+            return probe(layers, batch.sequence_ids, deterministic)
         encoder = Encoder(config, pool="pooler" in TASK_PARTS[self.task], name="encoder")
         encoded = encoder(batch.token_ids, batch.type_ids, batch.sequence_ids, batch.cls_positions, deterministic)
         if self.task == "encoder":

@@ -11,10 +11,11 @@ import jax.numpy as jnp
 
 from bert_jax.batch import Batch
 from bert_jax.config import MaskingConfig, ModelConfig
+from bert_jax.finetune_config import ProbeConfig
 from bert_jax.losses import Pair, accuracy, cross_entropy, squared_error
 from bert_jax.masking import mask_tokens, next_tokens
 from bert_jax.model.encoder import Encoded, Encoder
-from bert_jax.model.heads import TASK_PARTS, PretrainingModel, PretrainingOutput, TaskModel
+from bert_jax.model.heads import PretrainingModel, PretrainingOutput, TaskModel
 from bert_jax.model.layers import MASKED_SCORE
 
 Params = dict[str, Any]  # nested dicts of float32 arrays with English paths
@@ -76,8 +77,8 @@ def pretraining_objective(
     return Objective(lambda key: init_params(model, key), prepare, denominators, losses)
 
 
-def task_objective(model: ModelConfig, task: str, num_classes: int = 0) -> Objective:
-    """Returns what fine-tuning for a task minimises; `task_losses` says it.
+def task_objective(model: ModelConfig, task: str, num_classes: int = 0, probe: ProbeConfig | None = None) -> Objective:
+    """Returns what fine-tuning for a task minimises; `task_losses` says it. With a probe the encoder is to stay.
 
     Source: google-research/bert run_classifier.py and run_squad.py. A word that is not asked about and a row that
     fills up a batch weigh nothing, where the reference's loss for words counts them.
@@ -89,9 +90,12 @@ def task_objective(model: ModelConfig, task: str, num_classes: int = 0) -> Objec
         return {"loss": jnp.maximum(jnp.sum(weights) * (2 if task == "question_answering" else 1), 1.0)}
 
     def losses(params: Params, batch: Batch, dropout_key: jax.Array | None) -> dict[str, Pair]:
-        return task_losses(task_forward(model, params, batch, task, dropout_key), batch, task)
+        return task_losses(task_forward(model, params, batch, task, dropout_key, num_classes, probe), batch, task)
 
-    return Objective(lambda key: init_params(model, key, task, num_classes), lambda batch: batch, denominators, losses)
+    def init(key: jax.Array) -> Params:
+        return init_params(model, key, task, num_classes, probe)
+
+    return Objective(init, lambda batch: batch, denominators, losses)
 
 
 def task_losses(logits: jax.Array, batch: Batch, task: str) -> dict[str, Pair]:
@@ -147,7 +151,13 @@ def encode(model: ModelConfig, params: Params, batch: Batch, keep_layers: bool =
 
 
 def task_forward(
-    model: ModelConfig, params: Params, batch: Batch, task: str, dropout_key: jax.Array | None = None
+    model: ModelConfig,
+    params: Params,
+    batch: Batch,
+    task: str,
+    dropout_key: jax.Array | None = None,
+    num_classes: int = 0,
+    probe: ProbeConfig | None = None,
 ) -> jax.Array:
     """Returns the float32 logits of one of `TASK_PARTS` other than "pretraining"; no dropout without a key.
 
@@ -155,20 +165,27 @@ def task_forward(
     "next_sentence" [B, M, 2]; "sequence_classification" [B, M, K]; "multiple_choice" [B, M, 1], one for each choice;
     "token_classification" [B, L, K]; "question_answering" [B, L, 2], of the start and of the end.
     """
-    num_classes = params["classifier"]["bias"].shape[0] if "classifier" in TASK_PARTS[task] else 0
+    if "classifier" in params:
+        num_classes = params["classifier"]["bias"].shape[0]
     rngs = {} if dropout_key is None else {"dropout": dropout_key}
-    logits = TaskModel(model, task, num_classes).apply(
+    logits = TaskModel(model, task, num_classes, probe).apply(
         {"params": params}, batch, deterministic=dropout_key is None, rngs=rngs
     )
     return logits  # type: ignore[return-value]
 
 
-def init_params(model: ModelConfig, key: jax.Array, task: str = "pretraining", num_classes: int = 0) -> Params:
+def init_params(
+    model: ModelConfig,
+    key: jax.Array,
+    task: str = "pretraining",
+    num_classes: int = 0,
+    probe: ProbeConfig | None = None,
+) -> Params:
     """Returns random parameters of the encoder and the heads of a task, float32."""
     row = jnp.zeros((1, 2), jnp.int32)
     place = jnp.zeros((1, 1), jnp.int32)
     batch = Batch(row, row, row, place, place, mlm_positions=place)
-    module = PretrainingModel(model) if task == "pretraining" else TaskModel(model, task, num_classes)
+    module = PretrainingModel(model) if task == "pretraining" else TaskModel(model, task, num_classes, probe)
     return dict(module.init(key, batch)["params"])
 
 

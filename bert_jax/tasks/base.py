@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bert_jax.finetune_config import TaskConfig
+from bert_jax.finetune_config import ProbeConfig, TaskConfig
 from bert_jax.text.tokenizer import Tokenizer
 
 
@@ -69,3 +69,8 @@ class Task:
     find_labels: Callable[[Sequence[Any]], tuple[str, ...]] = lambda examples: ()
     # Metrics of the evaluation -> the settings to predict with from now on, such as a threshold; None keeps them.
     tune: Callable[[Mapping[str, float]], TaskConfig] | None = None
+
+    @property
+    def probe(self) -> ProbeConfig | None:
+        """What learns in place of the encoder and its head; None if these do."""
+        return self.config.probe if self.config.probe.features else None

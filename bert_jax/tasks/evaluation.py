@@ -44,12 +44,12 @@ def make_split(task: Task, tokenizer: Tokenizer, name: str, examples: list[Any],
 Inference = Callable[[Params, Batch], tuple[dict[str, Any], jax.Array]]
 
 
-def make_inference(model: ModelConfig, head: str, mesh: Mesh, params: Any) -> Inference:
+def make_inference(model: ModelConfig, task: Task, mesh: Mesh, params: Any) -> Inference:
     """Returns the compiled (params, batch) -> (losses, logits), whole on every host; without labels no losses."""
 
     def infer(params: Params, batch: Batch) -> tuple[dict[str, Any], jax.Array]:
-        logits = task_forward(model, params, batch, head)
-        return {} if batch.labels is None else task_losses(logits, batch, head), logits
+        logits = task_forward(model, params, batch, task.head, None, task.num_outputs, task.probe)
+        return {} if batch.labels is None else task_losses(logits, batch, task.head), logits
 
     return jax.jit(
         infer, in_shardings=(tree_shardings(mesh, params), row_sharding(mesh)), out_shardings=replicated(mesh)

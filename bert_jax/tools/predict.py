@@ -3,11 +3,11 @@
 
 python -m bert_jax.tools.predict --checkpoint=DIR --input=FILE|- --output=FILE|-
 
-A fine-tuned model does its task: it prints labels with probabilities, answers, or entities with their places. One that is
-only pre-trained fills in the blanks of texts with [MASK] in them.
+A fine-tuned model does its task: it prints labels with probabilities, answers, or entities with their places. One that
+is only pre-trained fills in the blanks of texts with [MASK] in them.
 
-A line is a text; a pair of texts (a question and its context, two sentences) with a tab between; or JSON, an object with
-the names that the task's data have, or a list.
+A line is a text; a pair of texts (a question and its context, two sentences) with a tab between; or JSON, an object
+with the names that the task's data have, or a list.
 """
 
 import contextlib

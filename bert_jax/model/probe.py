@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What learns from an encoder that does not: a BiLSTM or a linear classifier on frozen features.
+
+Source: paper, section 5.3 and Table 7.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from bert_jax.config import ModelConfig
+from bert_jax.finetune_config import ProbeConfig
+from bert_jax.model.layers import dense
+
+
+class Probe(nn.Module):
+    """Layers of BiLSTM, if any, and a linear classifier of tokens, or of the mean over the tokens of a sequence."""
+
+    model: ModelConfig
+    config: ProbeConfig
+    num_classes: int
+    pool: bool  # classify sequences, not tokens
+
+    @nn.compact
+    def __call__(self, layers: jax.Array, sequence_ids: jax.Array, deterministic: bool) -> jax.Array:
+        """Returns float32 logits [B, L, K], or [B, 1, K] of sequences.
+
+        layers [num_layers + 1, B, L, H] are the embeddings and every layer; sequence_ids [B, L] as in `Batch`, of a
+        single sequence.
+        """
+        features = self._combine(jax.lax.stop_gradient(layers).astype(jnp.float32))
+        inside = sequence_ids > 0
+        lengths = jnp.sum(inside, axis=1)
+        if self.config.kind == "bilstm":
+            for index in range(self.config.num_layers):
+                forward, backward = (
+                    nn.RNN(nn.OptimizedLSTMCell(self.config.hidden_size, name=f"{name}_{index}"))
+                    for name in ("forward", "backward")
+                )
+                features = nn.Bidirectional(forward, backward, name=f"bilstm_{index}")(features, seq_lengths=lengths)
+        features = nn.Dropout(self.model.hidden_dropout_rate)(features, deterministic=deterministic)
+        if self.pool:
+            total = jnp.sum(features * inside[..., None], axis=1, keepdims=True)
+            features = total / jnp.maximum(lengths, 1)[:, None, None]
+        return dense(self.model, self.num_classes, "classifier")(features).astype(jnp.float32)
+
+    def _combine(self, layers: jax.Array) -> jax.Array:
+        """Returns one vector a token [B, L, H], or [B, L, 4 H], of those of all layers."""
+        kind = self.config.features
+        if kind == "embeddings":
+            return layers[0]
+        if kind == "last":
+            return layers[-1]
+        if kind == "second_to_last":
+            return layers[-2]
+        if kind == "concat_last4":
+            return jnp.concatenate(list(layers[-4:]), axis=-1)
+        chosen = layers[-4:] if kind == "weighted_last4" else layers[1:]
+        weights = jax.nn.softmax(self.param("layer_weights", nn.initializers.zeros, (chosen.shape[0],)))
+        return jnp.einsum("W,WBLH->BLH", weights, chosen)

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exports a model for serving: StableHLO, parameters, tokenizer and labels, to run without this package.
+
+python -m bert_jax.tools.export --checkpoint=DIR --output=NEW
+"""
+
+from pathlib import Path
+
+from absl import flags
+
+from bert_jax.errors import InputError
+from bert_jax.tools import cli
+
+CHECKPOINT = flags.DEFINE_string("checkpoint", "", "a work directory, or a model in any format")
+OUTPUT = flags.DEFINE_string("output", "", "the directory to write; it must not exist")
+PLATFORMS = flags.DEFINE_list("platforms", ["cpu", "cuda", "tpu"], "what it is to run on")
+
+
+def main() -> None:
+    """Writes the exported model."""
+    if not (CHECKPOINT.value and OUTPUT.value):
+        raise InputError("--checkpoint and --output are needed")
+    unknown = [platform for platform in PLATFORMS.value if platform not in ("cpu", "cuda", "rocm", "tpu")]
+    if unknown or not PLATFORMS.value:
+        raise InputError(f"--platforms {','.join(PLATFORMS.value)} is unknown; use some of cpu, cuda, rocm, tpu")
+
+    from bert_jax.export import export_model
+    from bert_jax.pretrained import load_pretrained
+
+    export_model(load_pretrained(CHECKPOINT.value), Path(OUTPUT.value), tuple(PLATFORMS.value))
+    print(f"exported to {OUTPUT.value}; its README.md says how to call it")
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes what the encoder makes of every line of the input.
+
+python -m bert_jax.tools.extract_features --checkpoint=DIR --input=FILE --output=FILE.jsonl --layers=-1,-2,-3,-4
+
+Output that ends in .npz holds arrays: `vectors` [layers, all tokens, H], `starts` (where each text's tokens begin, and
+the end), `tokens`; with --pooling, `embeddings` [texts, H]. Any other is JSON lines as Google's extract_features.py
+writes them. A line is a text, or a pair with " ||| " between.
+"""
+
+import itertools
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from absl import flags
+
+from bert_jax.errors import InputError
+from bert_jax.storage import atomic_path
+from bert_jax.tools import cli
+
+CHECKPOINT = flags.DEFINE_string("checkpoint", "", "a work directory, or a model in any format")
+INPUT = flags.DEFINE_string("input", "", "a file with a text a line")
+OUTPUT = flags.DEFINE_string("output", "", "where the vectors go: .npz, or JSON lines")
+LAYERS = flags.DEFINE_string("layers", "-1,-2,-3,-4", "which layers; 0 is the embeddings, -1 the last layer")
+POOLING = flags.DEFINE_enum("pooling", "none", ["none", "mean", "cls"], "one vector a text, of the first layer named")
+MAX_SEQ_LENGTH = flags.DEFINE_integer("max_seq_length", 128, "tokens of a text; what is longer is cut")
+
+
+def main() -> None:
+    """Writes the vectors of every line of the input."""
+    if not (CHECKPOINT.value and INPUT.value and OUTPUT.value):
+        raise InputError("--checkpoint, --input and --output are needed")
+    try:
+        layers = [int(layer) for layer in LAYERS.value.split(",")]
+    except ValueError:
+        raise InputError(f"--layers {LAYERS.value!r} are not numbers; write like -1,-2,-3,-4") from None
+    texts = _read(INPUT.value)
+
+    from bert_jax import features
+    from bert_jax.pretrained import load_pretrained
+
+    bert = load_pretrained(CHECKPOINT.value)
+    with atomic_path(Path(OUTPUT.value)) as temporary:
+        if POOLING.value != "none":
+            if POOLING.value == "cls":
+                print("note: the [CLS] vector of a model not trained to compare sentences says little", file=sys.stderr)
+            vectors = features.sentence_embeddings(bert, texts, POOLING.value, layers[0], MAX_SEQ_LENGTH.value)
+            _write_pooled(temporary, vectors)
+            return
+        found = features.token_features(bert, texts, layers, MAX_SEQ_LENGTH.value)
+        num_cut = (_write_npz if OUTPUT.value.endswith(".npz") else _write_json)(temporary, found, layers)
+    if num_cut:
+        print(f"{num_cut:,} texts were cut to {MAX_SEQ_LENGTH.value} tokens", file=sys.stderr)
+
+
+def _read(path: str) -> list[Any]:
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise InputError(f"input {path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"input {path} is not UTF-8 ({error.reason} at byte {error.start}); convert it") from None
+    if not lines:
+        raise InputError(f"input {path} is empty; write a text a line")
+    parts = [line.split(" ||| ", 1) for line in lines]
+    return [tuple(part) if len(part) == 2 else part[0] for part in parts]
+
+
+def _write_json(path: Path, found: Iterator[Any], layers: Sequence[int]) -> int:
+    """Returns how many texts were cut."""
+    num_cut = 0
+    with open(path, "w", encoding="utf-8") as stream:
+        for number, text in enumerate(found):
+            num_cut += text.truncated
+            vectors = text.layers.round(6).tolist()
+            record = {
+                "linex_index": number,  # as Google's tool spells it
+                "features": [
+                    {
+                        "token": token,
+                        "layers": [
+                            {"index": layer, "values": vectors[place][position]} for place, layer in enumerate(layers)
+                        ],
+                    }
+                    for position, token in enumerate(text.tokens)
+                ],
+            }
+            stream.write(json.dumps(record, ensure_ascii=False) + "\n")
+    return num_cut
+
+
+def _write_npz(path: Path, found: Iterator[Any], layers: Sequence[int]) -> int:
+    """Returns how many texts were cut."""
+    import numpy as np
+
+    texts = list(found)
+    starts = np.array([0, *itertools.accumulate(len(text.tokens) for text in texts)])
+    tokens = np.array([token for text in texts for token in text.tokens])
+    vectors = np.concatenate([text.layers for text in texts], axis=1)
+    with open(path, "wb") as stream:
+        np.savez(stream, vectors=vectors, starts=starts, tokens=tokens, layers=np.array(layers))
+    return sum(text.truncated for text in texts)
+
+
+def _write_pooled(path: Path, vectors: Any) -> None:
+    import numpy as np
+
+    if OUTPUT.value.endswith(".npz"):
+        with open(path, "wb") as stream:
+            np.savez(stream, embeddings=vectors)
+        return
+    with open(path, "w", encoding="utf-8") as stream:
+        for number, vector in enumerate(vectors):
+            stream.write(json.dumps({"linex_index": number, "values": vector.round(6).tolist()}) + "\n")
+
+
+if __name__ == "__main__":
+    cli.run(main)
