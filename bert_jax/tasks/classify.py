@@ -73,7 +73,7 @@ def classification_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
         score=partial(score_classes, tuple(dict.fromkeys(("accuracy", metric))), numbers),
         show=show,
         write=write_split,
-        find_labels=find_labels,
+        find_labels=(lambda examples: labels) if labels else find_labels,
     )
 
 

@@ -15,6 +15,7 @@ import functools
 import io
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -83,7 +84,8 @@ def find_split_file(source: str, split: str, names: Mapping[str, Sequence[str]] 
         first = next(iter(names))
         if not _is_one_place(source):
             return _find_tfds_split(source, names[split]) if _is_tfds(source) else _find_file(source, split, names)
-        return source if split == next((each for each, stems in names.items() if _stem(source) in stems), first) else ""
+        called = next((each for each, stems in names.items() if _named([source], stems)), first)
+        return source if split == called else ""
     groups: dict[str, str] = {}  # dev_matched and dev_mismatched are one place, a file for the first
     for each in names:
         groups.setdefault(each.partition("_")[0], each)
@@ -139,11 +141,11 @@ def _find_file(directory: str, split: str, names: Mapping[str, Sequence[str]]) -
 
 
 def _named(paths: Sequence[str], stems: Sequence[str]) -> list[str]:
-    """Returns the files that are called like one of `stems`, or if there are none, end like it."""
+    """Returns the files that are called like one of `stems`, or if there are none, end with that word."""
     known = [path for path in paths if _plain_name(path).endswith(_SUFFIXES)]
-    for fits in (str.__eq__, str.endswith):
+    for before in ("", r"(.*[^a-z])?"):
         for stem in stems:
-            if found := [path for path in known if fits(_stem(path), stem)]:
+            if found := [path for path in known if re.fullmatch(before + re.escape(stem), _stem(path))]:
                 return found
     return []
 
