@@ -41,7 +41,7 @@ def plan_examples(source: str, piece_bytes: int) -> list[Piece]:
     splits = builder.info.splits.values()  # of parts and sums TFDS does not know the bytes
     total_examples, total_bytes = sum(each.num_examples for each in splits), sum(each.num_bytes for each in splits)
     if num_examples:
-        _data_source(source, builder, split)  # raises an error now, before anything is written
+        random_access(source, builder, split)  # raises an error now, before anything is written
     step = max(1, piece_bytes * total_examples // max(1, total_bytes))
     return [
         Piece(source, TFDS, start=start, end=min(start + step, num_examples)) for start in range(0, num_examples, step)
@@ -54,10 +54,10 @@ def read_examples(piece: Piece) -> Iterator[list[str]]:
     Raises: InputError if an example is not UTF-8 or cannot be read.
     """
     builder, split, feature = _open(piece.source)
-    examples = _data_source(piece.source, builder, split)
+    examples = random_access(piece.source, builder, split)
     for start in range(piece.start, piece.end, _EXAMPLES_AT_ONCE):
         numbers = list(range(start, min(start + _EXAMPLES_AT_ONCE, piece.end)))
-        with _tfds_errors(piece.source):
+        with tfds_errors(piece.source):
             batch = examples.__getitems__(numbers)
         for number, example in zip(numbers, batch):
             try:
@@ -79,16 +79,20 @@ def fingerprint(source: str) -> str:
     builder, split, feature = _open(source)
     digest = hashlib.sha256(" ".join([builder.info.full_name, split, feature]).encode())
     for name in ("dataset_info.json", "features.json"):
-        with _tfds_errors(source):
+        with tfds_errors(source):
             digest.update((builder.data_path / name).read_bytes())
     return digest.hexdigest()
 
 
-def _open(source: str) -> tuple[Any, str, str]:
-    """Returns TFDS's builder of a prepared data set, and the split and the feature that an input names."""
+def open_builder(source: str, default_split: str = "") -> tuple[Any, str, str]:
+    """Returns TFDS's builder of a prepared data set, and the split and the feature that an input names, or "".
+
+    Raises: InputError if there is no such data set or split, or TFDS cannot read it without TensorFlow.
+    """
     name, version, split, feature = _parse(source)
+    split = split or default_split
     data_dir = os.environ.get("TFDS_DATA_DIR", "")
-    with _tfds_errors(source):
+    with tfds_errors(source):
         import tensorflow_datasets as tfds  # takes a second
         from tensorflow_datasets.core.constants import DATA_DIR
         from tensorflow_datasets.core.read_only_builder import builder_from_files
@@ -98,15 +102,25 @@ def _open(source: str) -> tuple[Any, str, str]:
             builder = builder_from_files(f"{name}:{version}" if version else name, data_dir=data_dir or None)
         except tfds.core.DatasetNotFoundError:
             raise _not_prepared(source, name, version, data_dir or DATA_DIR, Path(tfds.__file__).parent) from None
-        kinds = dict(sorted(builder.info.features.items()))
-        texts = [each for each, kind in kinds.items() if isinstance(kind, tfds.features.Text)]
         try:
-            builder.info.splits[split].num_examples  # noqa: B018  parses the split
+            if split:
+                builder.info.splits[split].num_examples  # noqa: B018  parses the split
         except (KeyError, ValueError):
             raise InputError(
                 f"{source}: {builder.info.full_name} has no split {split!r}; it has {', '.join(builder.info.splits)}, "
                 "and parts and sums such as train[:10%] and train+test"
             ) from None
+    return builder, split, feature
+
+
+def _open(source: str) -> tuple[Any, str, str]:
+    """Returns TFDS's builder of a prepared data set, and the split and the text feature that an input stands for."""
+    builder, split, feature = open_builder(source, "train")
+    with tfds_errors(source):
+        import tensorflow_datasets as tfds
+
+        kinds = dict(sorted(builder.info.features.items()))
+        texts = [each for each, kind in kinds.items() if isinstance(kind, tfds.features.Text)]
     if not texts:
         raise InputError(
             f"{source}: {builder.info.full_name} has no text among its features {', '.join(kinds)}; use one that has"
@@ -116,20 +130,20 @@ def _open(source: str) -> tuple[Any, str, str]:
     if not feature and "text" not in texts and len(texts) > 1:
         raise InputError(
             f"{source}: {builder.info.full_name} has several texts, {', '.join(texts)}; choose one, for example "
-            f"{PREFIX}{name}:{split}:{texts[0]}"
+            f"{PREFIX}{_parse(source)[0]}:{split}:{texts[0]}"
         )
     return builder, split, feature or ("text" if "text" in texts else texts[0])
 
 
 def _parse(source: str) -> tuple[str, str, str, str]:
-    """Returns the name, version, split and feature that an input names; "" for a version or feature left out."""
+    """Returns the name, version, split and feature that an input names; "" for what is left out."""
     found = _INPUT.fullmatch(source)
     if not found:
         raise InputError(
             f"input {source!r} is not tfds:NAME[:VERSION][:SPLIT[:FEATURE]]; write it like tfds:lm1b or "
             "tfds:wikipedia/20230601.en:1.0.0:train:text"
         )
-    return found["name"], found["version"] or "", found["split"] or "train", found["feature"] or ""
+    return found["name"], found["version"] or "", found["split"] or "", found["feature"] or ""
 
 
 def _not_prepared(source: str, name: str, version: str, data_dir: str, package: Path) -> InputError:
@@ -147,9 +161,12 @@ def _not_prepared(source: str, name: str, version: str, data_dir: str, package: 
     )
 
 
-def _data_source(source: str, builder: Any, split: str) -> Any:
-    """Returns the examples of a split, with random access."""
-    with _tfds_errors(source):
+def random_access(source: str, builder: Any, split: str) -> Any:
+    """Returns the examples of a split, with random access.
+
+    Raises: InputError if they are prepared in a format that has none.
+    """
+    with tfds_errors(source):
         try:
             return builder.as_data_source(split)
         except NotImplementedError:
@@ -161,7 +178,7 @@ def _data_source(source: str, builder: Any, split: str) -> Any:
 
 
 @contextlib.contextmanager
-def _tfds_errors(source: str) -> Iterator[None]:
+def tfds_errors(source: str) -> Iterator[None]:
     """Turns the errors of TFDS about an input into `InputError`s of one line."""
     try:
         yield

@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Multiple choice: which of some endings goes on best. SWAG, CODAH, and data of one's own with any number of choices.
+
+A row holds [CLS] context [SEP] choice [SEP] for each choice of an example, one after the other. They do not attend to
+each other, the model gives each a number, and the softmax over the example's numbers chooses.
+
+Read are tables and JSON with the columns or keys of SWAG (sent1, sent2, ending0 .. ending3, label), where an ending
+goes on after sent2; JSON with a list of choices; and CODAH's tables without header (category, prompt, endings, label).
+
+Source: paper, section 4.4.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bert_jax.data import tfds_text
+from bert_jax.errors import InputError
+from bert_jax.finetune_config import TaskConfig
+from bert_jax.tasks import scores
+from bert_jax.tasks.base import Row, Rows, Task
+from bert_jax.tasks.classify import SPLITS, id_of
+from bert_jax.tasks.readers import Examples, Record, Table, find_split_file, first_row, read_table
+from bert_jax.tasks.texts import check_length, join, softmax, write_predictions
+from bert_jax.text.tokenizer import Tokenizer
+
+_CONTEXTS = ("context", "sent1", "question", "prompt", "premise", "ctx", "startphrase")
+_CHOICES = ("choices", "endings", "options", "answers")
+_LABELS = ("label", "answer", "gold")
+_IDS = ("id", "idx", "index")
+_ENDING = re.compile(r"(ending|choice|option|answer)_?\d+")
+
+
+class ChoiceExample(NamedTuple):
+    """A context, and texts of which one follows best."""
+
+    context: str
+    choices: tuple[str, ...]
+    label: int | None = None
+    id: int | str = 0
+    where: str = ""
+
+
+class Chosen(NamedTuple):
+    """The choice, counted from 0, and how likely each is."""
+
+    choice: int
+    text: str
+    probabilities: tuple[float, ...]
+
+
+def choice_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
+    """Returns the task of choosing among texts; it has no labels. Raises: InputError if a setting cannot be used."""
+    if config.metric not in ("", "accuracy"):
+        raise InputError(f"task.metric {config.metric!r} is not accuracy, the one of choices; leave it empty")
+    if labels or config.labels:
+        raise InputError("task.labels are for classes; choices are counted from 0: leave it empty")
+    return Task(
+        config=config,
+        head="multiple_choice",
+        labels=(),
+        num_outputs=1,
+        metric="accuracy",
+        splits=SPLITS,
+        read=partial(_read, config),
+        parse=partial(_parse, config),
+        make_rows=partial(_make_rows, config),
+        decode=_decode,
+        score=_score,
+        show=lambda prediction: prediction._asdict() | {"probabilities": list(prediction.probabilities)},
+        write=_write,
+    )
+
+
+# Reading
+
+
+def _read(config: TaskConfig, source: str, split: str) -> list[Any]:
+    """Returns the examples of a split; [] if it is not there. Raises: InputError with file and line."""
+    place = find_split_file(source, split)
+    if not place:
+        return []
+    table = _table(place)
+    if not table.records:
+        raise InputError(f"{place} holds no example; give data, a row or object for each")
+    return Examples(_example(config, record, number, split != "test") for number, record in enumerate(table.records))
+
+
+def _table(place: str) -> Table:
+    """Returns the table of a file; one of CODAH is known by its lack of a header: the first line ends in a label."""
+    name = place.lower().removesuffix(".gz").removesuffix(".zst")
+    if not place.startswith(tfds_text.PREFIX) and not name.endswith((".csv", ".json", ".jsonl", ".ndjson")):
+        row = first_row(place)
+        if len(row) >= 5 and row[-1].strip().isdecimal():
+            endings = (f"ending{number}" for number in range(len(row) - 3))
+            return read_table(place, ("category", "prompt", *endings, "label"))
+    return read_table(place)
+
+
+def _example(config: TaskConfig, record: Mapping[str, Any], number: int, labelled: bool, where: str = "") -> Any:
+    """Returns a record as an example. Raises: InputError if it is none."""
+    where = record.where if isinstance(record, Record) else where
+    context_key = config.text_column or next((key for key in _CONTEXTS if key in record), "")
+    context = record.get(context_key)
+    if not isinstance(context, str):
+        raise _missing(where, context_key or "context or sent1", "the text that goes on", record)
+    choices_key = config.second_text_column or next((key for key in _CHOICES if key in record), "")
+    if choices_key:
+        choices, start = record.get(choices_key), ""
+        if isinstance(choices, Mapping) and isinstance(choices.get("text"), list):
+            choices = choices["text"]
+    else:
+        # Numbers are of no fixed width, and their order in the file is not always theirs.
+        keys = sorted((key for key in record if _ENDING.fullmatch(key)), key=lambda key: int(re.sub(r"\D", "", key)))
+        choices, start = [record[key] for key in keys], record.get("sent2") or ""
+        while choices and choices[-1] in ("", None):  # a table has as many columns as the longest row
+            choices.pop()
+    if not isinstance(choices, list) or not all(isinstance(each, str) for each in (*choices, start)):
+        raise _missing(where, choices_key or "choices or ending0", "a list of texts", record)
+    if len(choices) < 2:
+        raise InputError(f"{where} has {len(choices)} choices; there must be two or more")
+    choices = tuple(f"{start} {choice}".strip() for choice in choices)
+    label_key = config.label_column or next((key for key in _LABELS if key in record), "")
+    label = _label(record.get(label_key), len(choices), where)
+    if label is None and labelled:
+        raise _missing(where, label_key or "label", "the number of the right choice, from 0", record)
+    found = next((record[key] for key in _IDS if key in record), None)
+    return ChoiceExample(context, choices, label, id_of(found, number), where)
+
+
+def _missing(where: str, key: str, what: str, record: Mapping[str, Any]) -> InputError:
+    keys = ", ".join(repr(str(each)[:40]) for each in list(record)[:20])
+    return InputError(f"{where} has no {key}, {what}, but {keys}; add it, or name its column in the settings of task")
+
+
+def _label(value: Any, num_choices: int, where: str) -> int | None:
+    if value is None or value in ("", -1, "-1"):
+        return None
+    if isinstance(value, str) and value.strip().isdecimal() and len(value) < 19:
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < num_choices:
+        raise InputError(f"{where}: label {value!r:.60} is not the number of a choice, 0 to {num_choices - 1}; mend it")
+    return value
+
+
+def _parse(config: TaskConfig, value: Any, where: str) -> ChoiceExample:
+    """Returns a user's input as an example: an object as in JSON files, or a line of context and choices with tabs."""
+    if isinstance(value, str):
+        value = value.split("\t")
+    if isinstance(value, (list, tuple)):
+        if len(value) < 3 or not all(isinstance(each, str) for each in value):
+            raise InputError(f"{where}: {value!r:.60} is not a context and two or more choices; part them by tabs")
+        return ChoiceExample(value[0], tuple(value[1:]), None, 0, where)
+    if not isinstance(value, Mapping):
+        raise InputError(f'{where}: {value!r:.60} is not like {{"context": "...", "choices": ["...", "..."]}}')
+    return _example(config, value, 0, False, where)._replace(label=None)
+
+
+# Rows and predictions
+
+
+def _make_rows(config: TaskConfig, examples: Sequence[ChoiceExample], tokenizer: Tokenizer, training: bool) -> Rows:
+    """Returns a row for each example, of as many sequences as it has choices, each cut to `max_seq_length`."""
+    check_length(config)
+    rows, truncated, empty = [], 0, 0
+    for number, example in enumerate(examples):
+        if training and example.label is None:
+            raise InputError(f"{example.where} has no label; training examples need one: mend or remove it")
+        context = tokenizer.encode(example.context)
+        endings = tokenizer.encode_batch(example.choices)
+        sequences = [join(tokenizer, context, ending, config.max_seq_length) for ending in endings]
+        truncated += any(cut for _, _, cut in sequences)
+        empty += not all(endings)
+        token_ids = np.concatenate([ids for ids, _, _ in sequences])
+        type_ids = np.concatenate([types for _, types, _ in sequences])
+        rows.append(Row(number, token_ids, type_ids, tuple(len(ids) for ids, _, _ in sequences), example.label))
+    counts = {"truncated": truncated, "no token": empty}
+    return Rows(rows, {reason: count for reason, count in counts.items() if count})
+
+
+def _decode(examples: Sequence[ChoiceExample], rows: Sequence[Row], outputs: Sequence[np.ndarray]) -> list[Chosen]:
+    """Returns the likeliest choice of each example, of equals the first."""
+    predictions = []
+    for row, logits in zip(rows, outputs):
+        probabilities = softmax(np.asarray(logits).reshape(-1)[: len(row.lengths)])
+        choice = int(probabilities.argmax())
+        predictions.append(Chosen(choice, examples[row.example].choices[choice], tuple(probabilities.tolist())))
+    return predictions
+
+
+def _score(examples: Sequence[ChoiceExample], predictions: Sequence[Chosen]) -> dict[str, float]:
+    labels = []
+    for example in examples:
+        if example.label is None:
+            raise InputError(f"{example.where} has no label; predictions are scored where labels are known")
+        labels.append(example.label)
+    return {"accuracy": scores.accuracy(labels, [prediction.choice for prediction in predictions])}
+
+
+def _write(directory: Path, split: str, examples: Sequence[ChoiceExample], predictions: Sequence[Chosen]) -> None:
+    """Writes SPLIT.tsv: the index of each example, and the number of the choice."""
+    ids = [example.id for example in examples]
+    write_predictions(Path(directory) / f"{split}.tsv", ids, [prediction.choice for prediction in predictions])

@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Classes and numbers of texts and pairs, in tables, CSV and JSON lines of one's own, and in data sets of TFDS."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from bert_jax.data import tfds_text
+from bert_jax.errors import InputError
+from bert_jax.finetune_config import TaskConfig
+from bert_jax.tasks.base import Task
+from bert_jax.tasks.readers import Examples, Record, find_split_file, read_table, tfds_classes
+from bert_jax.tasks.texts import (
+    CLASS_METRICS,
+    NUMBER_METRICS,
+    ClassifyExample,
+    class_of,
+    decode_classes,
+    decode_numbers,
+    find_labels,
+    label_name,
+    label_number,
+    label_numbers,
+    make_rows,
+    number_of,
+    score_classes,
+    score_numbers,
+    show,
+    write_split,
+)
+
+SPLITS = {"train": ("train",), "eval": ("dev",), "test": ("test",)}
+
+# What columns are called, in small letters; the first that is there is taken.
+_PAIRS = (("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"), ("text1", "text2"),
+          ("text_a", "text_b"), ("sentence_a", "sentence_b"), ("sent1", "sent2"), ("query", "passage"),
+          ("question", "sentence"))  # fmt: skip
+_TEXTS = ("text", "sentence", "content", "review", "question", "comment", "body", "document")
+_CLASSES = ("label", "gold_label", "labels", "class", "category", "target", "entailment_judgment", "sentiment")
+_NUMBERS = ("score", "label", "similarity_score", "relatedness_score", "similarity", "rating", "value", "target")
+_IDS = ("index", "idx", "id", "guid", "pair_id")
+
+
+# Tasks for data of one's own
+
+
+def classification_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
+    """Returns the task of telling classes apart, in data with columns or keys that the settings name.
+
+    Args:
+      config: its settings. Without labels there, nor in `labels`, `find_labels` takes them of the training data.
+      labels: the classes of a trained model; they win over those of the settings.
+    Raises: InputError if a setting cannot be used.
+    """
+    labels = tuple(labels) or _labels_of(config)
+    metric = config.metric or "accuracy"
+    if metric not in CLASS_METRICS:
+        raise InputError(f"task.metric {metric!r} is none of {', '.join(CLASS_METRICS)}; use one of them")
+    if metric == "f1" and labels and len(labels) != 2:
+        raise InputError(f"task.metric f1 is of the second of two classes, there are {len(labels)}; use macro_f1")
+    numbers = label_numbers(labels)
+    return Task(
+        config=config,
+        head="sequence_classification",
+        labels=labels,
+        num_outputs=len(labels),
+        metric=metric,
+        splits=SPLITS,
+        read=partial(_read, config, _CLASSES, label_name),
+        parse=partial(parse_texts, _named_columns(config), _is_pair(config)),
+        make_rows=partial(make_rows, config, partial(class_of, numbers)),
+        decode=partial(decode_classes, labels),
+        score=partial(score_classes, tuple(dict.fromkeys(("accuracy", metric))), numbers),
+        show=show,
+        write=write_split,
+        find_labels=(lambda examples: labels) if labels else find_labels,
+    )
+
+
+def regression_task(config: TaskConfig) -> Task:
+    """Returns the task of saying a number, in data with columns or keys that the settings name.
+
+    Raises: InputError if a setting cannot be used.
+    """
+    metric = config.metric or "pearson"
+    if metric not in NUMBER_METRICS:
+        raise InputError(f"task.metric {metric!r} is none of {', '.join(NUMBER_METRICS)}; use one of them")
+    return Task(
+        config=config,
+        head="sequence_classification",
+        labels=(),
+        num_outputs=1,
+        metric=metric,
+        splits=SPLITS,
+        read=partial(_read, config, _NUMBERS, label_number),
+        parse=partial(parse_texts, _named_columns(config), _is_pair(config)),
+        make_rows=partial(make_rows, config, number_of),
+        decode=decode_numbers,
+        score=score_numbers,
+        show=show,
+        write=write_split,
+    )
+
+
+def _labels_of(config: TaskConfig) -> tuple[str, ...]:
+    labels = tuple(label.strip() for label in config.labels.split(",")) if config.labels.strip() else ()
+    if labels and (len(set(labels)) != len(labels) or not all(labels) or len(labels) < 2):
+        raise InputError(f"task.labels {config.labels!r} are not two or more different names; write them with commas")
+    return labels
+
+
+def _is_pair(config: TaskConfig) -> bool | None:
+    """Returns whether an input has two texts; None if the settings leave that to the data."""
+    return True if config.second_text_column else False if config.text_column else None
+
+
+def _named_columns(config: TaskConfig) -> list[tuple[str, str]]:
+    """Returns the columns of texts in an input, the ones to look for first; "" is no second text."""
+    if config.text_column or config.second_text_column:
+        return [(config.text_column or _TEXTS[0], config.second_text_column)]
+    return [*_PAIRS, *((text, "") for text in _TEXTS)]
+
+
+# Reading
+
+
+def _read(config: TaskConfig, usual_labels: Sequence[str], convert: Any, source: str, split: str) -> list[Any]:
+    """Returns the examples of a split; [] if it is not there. Raises: InputError with file and line."""
+    place = find_split_file(source, split)
+    if not place:
+        return []
+    table = read_table(place)
+    if not table.records:
+        raise InputError(f"{place} holds no example; give data, a row or object for each")
+    text, second = _text_columns(config, table.columns, place)
+    label = _find_column(config.label_column, usual_labels, table.columns)
+    if not label and split != "test":
+        raise InputError(
+            f"{place} has no column {config.label_column or ' or '.join(usual_labels[:3])!r} of labels; it has "
+            f"{_listed(table.columns)}: set task.label_column to one of them"
+        )
+    number = _find_column("", _IDS, table.columns)
+    classes = tfds_classes(place) if place.startswith(tfds_text.PREFIX) else {}
+    return Examples(
+        (
+            ClassifyExample(
+                text_of(record, text),
+                text_of(record, second) if second else None,
+                convert(named_class(record.get(label), classes.get(label)), record.where),
+                id_of(record.get(number), place_in_data),
+                record.where,
+            )
+            for place_in_data, record in enumerate(table.records)
+        ),
+        {"skipped: too few columns": table.skipped},
+    )
+
+
+def _text_columns(config: TaskConfig, columns: Sequence[str], place: str) -> tuple[str, str]:
+    """Returns the columns of the first and the second text; "" where there is no second."""
+    for name in (config.text_column, config.second_text_column):
+        if name and name not in columns:
+            raise InputError(f"{place} has no column {name!r}; it has {_listed(columns)}: change the setting of task")
+    if config.text_column:
+        return config.text_column, config.second_text_column
+    if not config.second_text_column:
+        for pair in _PAIRS:
+            found = [_find_column("", (name,), columns) for name in pair]
+            if all(found):
+                return found[0], found[1]
+    firsts = (*_TEXTS, *(first for first, _ in _PAIRS))
+    if not (found := _find_column("", firsts, [name for name in columns if name != config.second_text_column])):
+        raise InputError(
+            f"{place} has no column with a usual name for text; it has {_listed(columns)}: set task.text_column, and "
+            "for pairs task.second_text_column"
+        )
+    return found, config.second_text_column
+
+
+def _find_column(name: str, usual: Sequence[str], columns: Sequence[str]) -> str:
+    """Returns `name`, or without one the first of the usual names, if it is a column; "" if not."""
+    if name:
+        return name if name in columns else ""
+    small = {column.lower(): column for column in reversed(columns)}
+    return next((small[each] for each in usual if each in small), "")
+
+
+def _listed(columns: Sequence[str]) -> str:
+    return ", ".join(repr(name[:40]) for name in columns[:20])
+
+
+def text_of(record: Record, column: str) -> str:
+    """Returns a record's text. Raises: InputError if it is not there, or no string."""
+    text = record.get(column)
+    if not isinstance(text, str):
+        problem = f"{column!r} is {text!r:.60}, not a text" if column in record else f"there is no {column!r}"
+        raise InputError(f"{record.where}: {problem}; write it as a string")
+    return text
+
+
+def named_class(value: Any, classes: Sequence[str] | None) -> Any:
+    """Returns the name of a class that TFDS gives by its number; None if the number is secret, -1."""
+    if not classes or not isinstance(value, int):
+        return value
+    return classes[value] if 0 <= value < len(classes) else None
+
+
+def id_of(value: Any, place: int) -> int | str:
+    """Returns the data's own name of an example, as an integer if it is one, or else its place."""
+    if isinstance(value, str) and value.strip():
+        return int(value) if value.strip().isdecimal() and len(value) < 19 else value.strip()
+    return value if isinstance(value, int) and not isinstance(value, bool) else place
+
+
+def parse_texts(columns: Sequence[tuple[str, str]], pair: bool | None, value: Any, where: str) -> ClassifyExample:
+    """Returns a user's input as an example: a text, two in a list or with a tab between them, or an object.
+
+    Args:
+      columns: the keys of an object's texts; the first that are all there count.
+      pair: whether there are two texts; None where both ways are right.
+      value: the input.
+      where: it stands.
+    Raises: InputError if it is none of these.
+    """
+    texts: list[Any] = [value]
+    if isinstance(value, Mapping):
+        small = {str(key).lower(): key for key in reversed(value)}
+        for names in columns:
+            keys = [name if name in value else small.get(name.lower()) for name in names if name]
+            if all(key is not None for key in keys):
+                texts = [value[key] for key in keys]
+                break
+        else:
+            wanted = " and ".join(repr(name) for name in columns[0] if name)
+            raise InputError(f"{where}: the object has no {wanted}, but {_listed(list(map(str, value)))}; add them")
+    elif isinstance(value, (list, tuple)):
+        texts = list(value)
+    elif isinstance(value, str) and pair is not False and value.count("\t") == 1:
+        texts = value.split("\t")
+    if len(texts) not in (1, 2) or not all(isinstance(text, str) for text in texts):
+        raise InputError(f"{where}: {value!r:.60} is not a text, nor two of them; give strings")
+    if pair is not None and len(texts) != 1 + pair:
+        wanted = "two texts: write them with a tab between them" if pair else "one text, and no second"
+        raise InputError(f"{where}: {value!r:.60} has {len(texts)}; the task wants {wanted}")
+    return ClassifyExample(texts[0], texts[1] if len(texts) == 2 else None, None, 0, where)

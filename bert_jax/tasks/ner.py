@@ -1,0 +1,391 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Named entities: a tag for each word of a sentence, from the first of its tokens.
+
+Data are files in columns (CoNLL, WNUT), JSON lines with lists of words and tags, or TFDS. Whatever the scheme of their
+tags, a new classifier learns IOB2; a model that brings its own labels keeps its scheme.
+
+A row is [CLS] words [SEP]. A sentence that is too long is cut into windows between words, in each of which a part of
+the words is asked for and the others are context, so that every word has one prediction. With `document_context` the
+sentences around fill the row, as many tokens before as after where there are as many; a file without -DOCSTART- lines
+is one document.
+
+Source: paper, section 5.3.
+"""
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bert_jax.data import tfds_text
+from bert_jax.errors import InputError
+from bert_jax.finetune_config import TaskConfig
+from bert_jax.tasks.base import Row, Rows, Task
+from bert_jax.tasks.classify import SPLITS
+from bert_jax.tasks.readers import Record, find_split_file, read_table, tfds_classes
+from bert_jax.tasks.tagging import (
+    OUTSIDE,
+    entities,
+    is_tag,
+    read_conll,
+    scheme_of,
+    score_tags,
+    to_tags,
+    write_conll,
+)
+from bert_jax.text.normalize import is_chinese, unicode_tables
+from bert_jax.text.tokenizer import Tokenizer
+
+_WORDS = ("tokens", "words")
+_TAGS = ("ner_tags", "ner", "tags", "labels")
+
+
+class NerExample(NamedTuple):
+    """A sentence."""
+
+    words: Sequence[str]
+    tags: Sequence[str] | None = None
+    document: int | None = None  # sentences one after the other with the same number are of one document
+    where: str = ""
+    text: str = ""  # that the words were found in; "" is the words with blanks between them
+    starts: Sequence[int] = ()  # of the words in the text, in characters
+
+
+class FoundEntity(NamedTuple):
+    """An entity in a text."""
+
+    type: str
+    text: str
+    start: int  # characters of the text
+    end: int  # behind the last
+
+
+class Tagged(NamedTuple):
+    """What is said of a sentence."""
+
+    words: list[str]
+    tags: list[str]
+    entities: list[FoundEntity]
+
+
+class Asked(NamedTuple):
+    """Which words a row asks for."""
+
+    positions: np.ndarray  # of their first tokens in the row
+    words: np.ndarray  # their places in the sentence
+
+
+def ner_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
+    """Returns the task of finding entities.
+
+    Args:
+      config: its settings; `labels` there are types of entities (PER,LOC), or tags.
+      labels: the tags of a trained model; they win over those of the settings.
+    Raises: InputError if a setting cannot be used.
+    """
+    labels = tuple(labels) or _labels_of(config)
+    wrong = [label for label in labels if not is_tag(label)]
+    if wrong or (labels and OUTSIDE not in labels):
+        raise InputError(
+            f"labels {', '.join(labels)[:120]} are not O and tags such as B-PER, I-PER; use a model of that task, or "
+            "set task.labels"
+        )
+    if config.metric not in ("", "f1", "precision", "recall", "accuracy"):
+        raise InputError(f"task.metric {config.metric!r} is none of f1, precision, recall, accuracy; use one of them")
+    return Task(
+        config=config,
+        head="token_classification",
+        labels=labels,
+        num_outputs=len(labels),
+        metric=config.metric or "f1",
+        splits=SPLITS,
+        read=partial(_read, config),
+        parse=_parse,
+        make_rows=partial(_make_rows, config, labels),
+        decode=partial(_decode, labels),
+        score=_score,
+        show=_show,
+        write=_write,
+        find_labels=(lambda examples: labels) if labels else find_labels,
+    )
+
+
+def _labels_of(config: TaskConfig) -> tuple[str, ...]:
+    names = [name.strip() for name in config.labels.split(",") if name.strip()]
+    return tuple(names) if any(map(is_tag, names)) else _tags_of_types(names)
+
+
+def _tags_of_types(types: Sequence[str]) -> tuple[str, ...]:
+    return (OUTSIDE, *(f"{prefix}-{each}" for each in types for prefix in "BI")) if types else ()
+
+
+def find_labels(examples: Sequence[NerExample]) -> tuple[str, ...]:
+    """Returns O, and B- and I- of each type that the training data have, types sorted. Raises: InputError if none."""
+    tags = {tag for example in examples for tag in example.tags or ()}
+    if not tags - {OUTSIDE}:
+        where = examples[0].where if examples else "the training data"
+        raise InputError(f"{where}: no word has a tag other than O; train on data with entities in the last column")
+    return _tags_of_types(sorted({tag.partition("-")[2] for tag in tags - {OUTSIDE}}))
+
+
+# Reading
+
+
+def _read(config: TaskConfig, source: str, split: str) -> list[Any]:
+    """Returns the sentences of a split; [] if it is not there. Raises: InputError with file and line."""
+    place = find_split_file(source, split)
+    if not place:
+        return []
+    name = place.lower().removesuffix(".gz").removesuffix(".zst")
+    if place.startswith(tfds_text.PREFIX) or name.endswith((".json", ".jsonl", ".ndjson")):
+        found = _read_records(config, place)
+    else:
+        found = [NerExample(each.words, each.tags, each.document, each.where) for each in read_conll(place)]
+    if not found:
+        raise InputError(f"{place} holds no sentence; give data, a word and its tag a line")
+    if split != "test" and (missing := next((each for each in found if each.tags is None), None)):
+        raise InputError(f"{missing.where} has no tags; write word and tag, with a tab between them")
+    return found
+
+
+def _read_records(config: TaskConfig, place: str) -> list[NerExample]:
+    classes = tfds_classes(place) if place.startswith(tfds_text.PREFIX) else {}
+    examples = []
+    for record in read_table(place).records:
+        words_key = config.text_column or next((key for key in _WORDS if key in record), _WORDS[0])
+        tags_key = config.label_column or next((key for key in _TAGS if key in record), _TAGS[0])
+        words, tags = _strings(record, words_key), None
+        if record.get(tags_key) is not None:
+            names = classes.get(tags_key, ())
+            values = record[tags_key]
+            if names and isinstance(values, list):
+                values = [names[tag] if isinstance(tag, int) and 0 <= tag < len(names) else tag for tag in values]
+            tags = _strings(Record({tags_key: values}, record.where), tags_key)
+            wrong = next((tag for tag in tags if not is_tag(tag)), None)
+            if wrong is not None or len(tags) != len(words):
+                problem = f"{len(words)} words have {len(tags)} tags" if wrong is None else f"{wrong!r:.60} is no tag"
+                raise InputError(f"{record.where}: {problem}; write one for each word: O, B-TYPE or I-TYPE")
+        examples.append(NerExample(words, tags, None, record.where))
+    return examples
+
+
+def _strings(record: Mapping[str, Any], key: str) -> list[str]:
+    values = record.get(key)
+    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        where = record.where if isinstance(record, Record) else ""
+        raise InputError(f"{where}: {key!r} is {values!r:.60}, not a list of strings; write it so")
+    return values
+
+
+def _parse(value: Any, where: str) -> NerExample:
+    """Returns a user's input as an example: a text, or a list of words, or an object with "text" or "tokens"."""
+    if isinstance(value, Mapping):
+        value = next((value[key] for key in ("text", *_WORDS) if key in value), None)
+    if isinstance(value, str):
+        pieces = list(_split_words(value))
+        return NerExample([word for word, _ in pieces], None, None, where, value, [start for _, start in pieces])
+    if isinstance(value, (list, tuple)) and all(isinstance(word, str) for word in value):
+        return NerExample(list(value), None, None, where)
+    raise InputError(f'{where}: give a text, a list of words, or {{"text": "..."}} or {{"tokens": ["...", "..."]}}')
+
+
+def _split_words(text: str) -> Iterator[tuple[str, int]]:
+    """Yields words and where they start: runs without blanks, punctuation and Chinese characters apart."""
+    punctuation, start = unicode_tables().punctuation, -1
+    for place, char in enumerate(text):
+        alone = ord(char) in punctuation or is_chinese(char)
+        if start >= 0 and (alone or char.isspace()):
+            yield text[start:place], start
+            start = -1
+        if alone:
+            yield char, place
+        elif start < 0 and not char.isspace():
+            start = place
+    if start >= 0:
+        yield text[start:], start
+
+
+# Rows
+
+
+def _make_rows(
+    config: TaskConfig, labels: Sequence[str], examples: Sequence[NerExample], tokenizer: Tokenizer, training: bool
+) -> Rows:
+    """Returns one row for each sentence, or more for a long one; none for one without a token."""
+    if config.max_seq_length < 3:
+        raise InputError(f"task.max_seq_length {config.max_seq_length} is below 3, [CLS] word [SEP]; use like 128")
+    room = config.max_seq_length - 2
+    numbers = {label: index for index, label in enumerate(labels)}
+    rows: list[Row] = []
+    counts = dict.fromkeys(("words without token", "words truncated", "cut into windows", "skipped: no token"), 0)
+    memo: dict[str, list[int]] = {}
+
+    def pieces_of(word: str) -> list[int]:
+        if word not in memo:
+            memo[word] = tokenizer.encode(word)
+        return memo[word]
+
+    def group(item: tuple[int, NerExample]) -> Any:
+        return item[1].document if config.document_context and item[1].document is not None else (item[0],)
+
+    for _, members in itertools.groupby(enumerate(examples), key=group):
+        members = list(members)
+        pieces = [pieces_of(word) for _, example in members for word in example.words]
+        counts["words without token"] += sum(not each for each in pieces)
+        counts["words truncated"] += sum(len(each) > room for each in pieces)
+        pieces = [each[:room] for each in pieces]
+        offsets = np.cumsum([0, *map(len, pieces)])  # of each word's tokens in those of the document
+        tokens = np.fromiter(itertools.chain.from_iterable(pieces), np.int32, offsets[-1])
+        first = 0
+        for number, example in members:
+            label_ids = _label_ids(example, labels, numbers, training)
+            windows = _windows(offsets, first, first + len(example.words), room)
+            counts["cut into windows"] += len(windows) > 1
+            counts["skipped: no token"] += not windows
+            for start, end in windows:
+                row = _row(tokenizer, tokens, offsets, start, end, room)
+                words = np.arange(start, end)[np.diff(offsets[start : end + 1]) > 0]
+                asked = Asked((offsets[words] - row[1] + 1).astype(np.int32), (words - first).astype(np.int32))
+                target = None
+                if label_ids is not None:
+                    target = np.full(len(row[0]), -1, np.int32)
+                    target[asked.positions] = label_ids[asked.words]
+                rows.append(Row(number, row[0], np.zeros(len(row[0]), np.uint8), (len(row[0]),), target, asked))
+            first += len(example.words)
+    return Rows(rows, {reason: count for reason, count in counts.items() if count})
+
+
+def _windows(offsets: np.ndarray, start: int, end: int, room: int) -> list[tuple[int, int]]:
+    """Returns the words [start, end) in parts of like lengths that have `room` tokens at most; [] without a token."""
+    total = int(offsets[end] - offsets[start])
+    if not total:
+        return []
+    if total <= room:
+        return [(start, end)]
+    most = -(-total // -(-total // room))  # tokens of a part, if words were no longer than a token
+    parts, first = [], start
+    while first < end:
+        last = int(np.searchsorted(offsets, offsets[first] + most, "right")) - 1
+        if last == first or offsets[last] == offsets[first]:  # a word that is longer alone
+            last = int(np.searchsorted(offsets, offsets[first], "right"))
+        last = min(last, end)
+        if offsets[last] > offsets[first]:
+            parts.append((first, last))
+        first = last
+    return parts
+
+
+def _row(
+    tokenizer: Tokenizer, tokens: np.ndarray, offsets: np.ndarray, start: int, end: int, room: int
+) -> tuple[np.ndarray, int]:
+    """Returns the token ids of [CLS] context words context [SEP], and the place of the first token in the document."""
+    first, last = int(offsets[start]), int(offsets[end])
+    spare, after = room - (last - first), int(offsets[-1]) - last
+    before = min(first, max(spare // 2, spare - after))
+    first = int(offsets[np.searchsorted(offsets, first - before, "left")])  # at the start of a word
+    last = int(offsets[np.searchsorted(offsets, last + min(after, spare - before), "right") - 1])
+    ids = np.concatenate([[tokenizer.cls_id], tokens[first:last], [tokenizer.sep_id]]).astype(np.int32)
+    return ids, first
+
+
+def _label_ids(
+    example: NerExample, labels: Sequence[str], numbers: Mapping[str, int], training: bool
+) -> np.ndarray | None:
+    """Returns the label of each word, -1 for a type that the model does not know; None without tags.
+
+    Raises: InputError in training, where tags and types must be known.
+    """
+    if example.tags is None:
+        if training:
+            raise InputError(f"{example.where} has no tags; training examples need them: mend or remove the sentence")
+        return None
+    tags = to_tags(entities(example.tags), len(example.tags), scheme_of(labels))
+    if training and (unknown := next((tag for tag in tags if _known(tag, numbers) < 0), None)):
+        raise InputError(
+            f"{example.where}: tag {unknown!r:.60} is none of {', '.join(labels)[:200]}; mend it, or set task.labels"
+        )
+    return np.array([_known(tag, numbers) for tag in tags], np.int32)
+
+
+def _known(tag: str, numbers: Mapping[str, int]) -> int:
+    """Returns the number of a tag; of B-TYPE that of I-TYPE in a model that tells them not apart; or -1."""
+    return numbers.get(tag, numbers.get(f"I-{tag[2:]}", -1) if tag[:2] == "B-" else -1)
+
+
+# Predictions
+
+
+def _decode(
+    labels: Sequence[str], examples: Sequence[NerExample], rows: Sequence[Row], outputs: Sequence[np.ndarray]
+) -> list[Tagged]:
+    """Returns the tags of each sentence, O for a word without a token, and its entities."""
+    tags = [[OUTSIDE] * len(example.words) for example in examples]
+    for row, logits in zip(rows, outputs):
+        best = np.asarray(logits)[row.detail.positions].argmax(axis=-1)
+        for word, label in zip(row.detail.words.tolist(), best.tolist()):
+            tags[row.example][word] = labels[label]
+    return [_tagged(example, each) for example, each in zip(examples, tags)]
+
+
+def _tagged(example: NerExample, tags: list[str]) -> Tagged:
+    words = list(example.words)
+    found = entities(tags)
+    text, starts = example.text, example.starts
+    if found and not text:
+        text = " ".join(words)
+        starts = list(itertools.accumulate((len(word) + 1 for word in words), initial=0))
+    spans = [(each.type, starts[each.start], starts[each.end - 1] + len(words[each.end - 1])) for each in found]
+    return Tagged(words, tags, [FoundEntity(kind, text[start:end], start, end) for kind, start, end in spans])
+
+
+def _score(examples: Sequence[NerExample], predictions: Sequence[Tagged]) -> dict[str, float]:
+    truth = []
+    for example in examples:
+        if example.tags is None:
+            raise InputError(f"{example.where} has no tags; predictions are scored where they are known")
+        truth.append(example.tags)
+    return score_tags(truth, [prediction.tags for prediction in predictions])
+
+
+def _show(prediction: Tagged) -> dict[str, Any]:
+    return {
+        "entities": [entity._asdict() for entity in prediction.entities],
+        "words": prediction.words,
+        "tags": prediction.tags,
+    }
+
+
+def _write(directory: Path, split: str, examples: Sequence[NerExample], predictions: Sequence[Tagged]) -> None:
+    """Writes SPLIT.conll: word, the true tag in IOB2 where it is known, and the predicted one."""
+    write_conll(
+        Path(directory) / f"{split}.conll",
+        (
+            list(zip(example.words, *([] if example.tags is None else [_iob2(example.tags)]), _iob2(prediction.tags)))
+            for example, prediction in zip(examples, predictions)
+        ),
+    )
+
+
+def _iob2(tags: Sequence[str]) -> list[str]:
+    return to_tags(entities(tags), len(tags))
+
+
+def score_files(data: str, predictions: str) -> dict[str, float]:
+    """Returns the entity F1 of a file of predictions, the tag in the last column, against one with the true tags.
+
+    Raises: InputError, with file and line, if their words are not the same.
+    """
+    truth, said = read_conll(data), read_conll(predictions)
+    for wanted, found in itertools.zip_longest(truth, said):
+        if wanted is None or found is None:
+            where, other = (found.where, data) if found else (wanted.where if wanted else "", predictions)
+            raise InputError(f"{where}: this sentence is missing in {other}; both files need the same words")
+        if wanted.words != found.words or wanted.tags is None or found.tags is None:
+            raise InputError(
+                f"{found.where}: the sentence is not that of {wanted.where}, or has no tags; both files need the same "
+                "words, with a tag in the last column"
+            )
+    return score_tags([each.tags or [] for each in truth], [each.tags or [] for each in said])

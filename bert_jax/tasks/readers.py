@@ -1,0 +1,393 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables, JSON and data sets of TFDS, as records that know where they stand.
+
+A file's format follows from its name: .csv, .jsonl (or .ndjson), .json, anything else is tab-separated; .gz and .zst
+behind it change nothing. Tab-separated values have no quoting: a quote is a character, as in all of GLUE's files.
+In CSV a quoted value may hold commas and line ends. Everything is UTF-8, with or without a byte order mark.
+
+Where records come from is called a source: a file, a directory with a file for each split, tfds:NAME[:VERSION], or
+two or three of them with commas, for train, dev and test.
+"""
+
+import contextlib
+import csv
+import functools
+import io
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bert_jax import storage
+from bert_jax.data import tfds_text
+from bert_jax.errors import InputError
+
+# What splits are called, in file names and in TFDS. A source with commas gives them in this order.
+SPLITS: Mapping[str, tuple[str, ...]] = {
+    "train": ("train", "training"),
+    "dev": ("dev", "validation", "valid", "val", "eval"),
+    "test": ("test",),
+}
+
+_SUFFIXES = (".tsv", ".csv", ".jsonl", ".ndjson", ".json", ".txt", ".conll", ".bio", ".iob", ".iob2")
+_COMPRESSED = (".gz", ".zst")
+_BYTE_ORDER_MARK = "\ufeff"
+_EXAMPLES_AT_ONCE = 64
+
+
+class Record(dict[str, Any]):
+    """The values of a row or an object by their names, and where they stand: "train.tsv:17"."""
+
+    __slots__ = ("where",)
+
+    def __init__(self, values: Any, where: str):
+        super().__init__(values)
+        self.where = where
+
+
+class Table(NamedTuple):
+    """Records of one place, and what is known of all of them."""
+
+    columns: tuple[str, ...]  # in their order; of JSON, every name that occurs
+    records: list[Record]
+    skipped: int = 0  # rows with too few columns
+
+
+class Examples(list[Any]):
+    """Examples of a task, and how many records were left out, and why."""
+
+    def __init__(self, examples: Iterable[Any] = (), counts: Mapping[str, int] | None = None):
+        super().__init__(examples)
+        self.counts = {reason: count for reason, count in (counts or {}).items() if count}
+
+
+# Finding
+
+
+def find_split_file(source: str, split: str, names: Mapping[str, Sequence[str]] = SPLITS) -> str:
+    """Returns the file, or the tfds:NAME:SPLIT, that has a split of a source; "" if there is none.
+
+    In a directory it is the only file that is called as the split is, or whose name ends so, before its suffix. A
+    single file is the split that it is called after, else the first of `names`, the training data.
+
+    Args:
+      source: as above.
+      split: a key of `names`.
+      names: what each split may be called, best first.
+    Raises: InputError if there is nothing at `source`, or more than one file fits.
+    """
+    places = [place.strip() for place in source.split(",")]
+    if len(places) == 1:
+        first = next(iter(names))
+        if not _is_one_place(source):
+            return _find_tfds_split(source, names[split]) if _is_tfds(source) else _find_file(source, split, names)
+        called = next((each for each, stems in names.items() if _named([source], stems)), first)
+        return source if split == called else ""
+    groups: dict[str, str] = {}  # dev_matched and dev_mismatched are one place, a file for the first
+    for each in names:
+        groups.setdefault(each.partition("_")[0], each)
+    if len(places) > len(groups) or not all(places):
+        raise InputError(f"data {source!r} is not {','.join(groups)} in this order; give as many, with commas")
+    place = dict(zip(groups, places)).get(split.partition("_")[0], "")
+    if not place or _is_one_place(place):
+        return place if split in groups.values() else ""
+    return find_split_file(place, split, names)
+
+
+def _is_tfds(place: str) -> bool:
+    return place.startswith(tfds_text.PREFIX)
+
+
+def _is_one_place(place: str) -> bool:
+    """Returns whether it is one split already: a file, or a data set with the name of one."""
+    if _is_tfds(place):
+        return bool(tfds_text.open_builder(place)[1])
+    if storage.is_remote(place):
+        with contextlib.suppress(InputError):
+            return storage.expand_globs(place) == [place]
+        return False
+    if not os.path.exists(place):
+        raise InputError(f"data {place!r} is no file and no directory; give one, or tfds:NAME, or TRAIN,DEV,TEST")
+    return not os.path.isdir(place)
+
+
+def _find_tfds_split(source: str, stems: Sequence[str]) -> str:
+    builder, _, _ = tfds_text.open_builder(source)
+    name = builder.info.full_name.rpartition("/")[0]
+    return next((f"tfds:{name}:{builder.version}:{stem}" for stem in stems if stem in builder.info.splits), "")
+
+
+def _find_file(directory: str, split: str, names: Mapping[str, Sequence[str]]) -> str:
+    if storage.is_remote(directory):
+        paths = storage.expand_globs(f"{directory.rstrip('/')}/*")
+    else:
+        paths = sorted(entry.path for entry in os.scandir(directory) if entry.is_file())
+    found = _named(paths, names[split])
+    if not found and not any(_named(paths, stems) for stems in names.values()):
+        wanted = ", ".join(f"{stems[0]}.tsv" for stems in names.values() if stems)
+        raise InputError(
+            f"directory {directory} has no file such as {wanted} (or .csv, .jsonl, .json, .txt, .conll); name the "
+            "files so, or give TRAIN_FILE,DEV_FILE"
+        )
+    if len(found) > 1:
+        raise InputError(
+            f"directory {directory} has several files for {split}: {', '.join(map(os.path.basename, found))}; "
+            "give TRAIN_FILE,DEV_FILE"
+        )
+    return found[0] if found else ""
+
+
+def _named(paths: Sequence[str], stems: Sequence[str]) -> list[str]:
+    """Returns the files that are called like one of `stems`, or if there are none, end with that word."""
+    known = [path for path in paths if _plain_name(path).endswith(_SUFFIXES)]
+    for before in ("", r"(.*[^a-z])?"):
+        for stem in stems:
+            if found := [path for path in known if re.fullmatch(before + re.escape(stem), _stem(path))]:
+                return found
+    return []
+
+
+def _plain_name(path: str) -> str:
+    name = path.rpartition("/")[2].lower()
+    return name.removesuffix(".gz").removesuffix(".zst")
+
+
+def _stem(path: str) -> str:
+    return _plain_name(path).rpartition(".")[0]
+
+
+# Reading
+
+
+def read_table(place: str, columns: Sequence[str] = (), lenient: bool = False) -> Table:
+    """Returns the records of a file in any format, or of tfds:NAME:VERSION:SPLIT.
+
+    Args:
+      place: what `find_split_file` returned.
+      columns: the names of a file without a header; () reads them from its first line.
+      lenient: whether rows with too few columns are skipped and counted, and what is beyond the last one ignored, as
+        GLUE's own readers do.
+    Raises: InputError, with file and line, if a row has another number of columns than the header, or cannot be read.
+    """
+    if place.startswith(tfds_text.PREFIX):
+        records = list(read_tfds(*_parted(place)))
+        return Table(tuple(records[0]) if records else (), records)
+    name = _plain_name(place)
+    if name.endswith((".jsonl", ".ndjson")):
+        return _json_table(read_json_lines(place))
+    if name.endswith(".json"):
+        return _json_table(read_json(place))
+    return _rows_table(place, _csv_rows(place) if name.endswith(".csv") else _tsv_rows(place), columns, lenient)
+
+
+def first_row(place: str) -> list[str]:
+    """Returns the columns of the first line of a tab-separated file, [] if it is empty."""
+    return next((row for _, row in _tsv_rows(place)), [])
+
+
+def read_lines(place: str) -> list[str]:
+    r"""Returns the lines of a file, without their ends, which are \n or \r\n, and nothing else that Unicode knows.
+
+    Raises: InputError if it cannot be read, or is not UTF-8, naming the line.
+    """
+    lines = _read_text(place).split("\n")
+    if lines[-1] == "":
+        lines.pop()
+    return [line.removesuffix("\r") for line in lines]
+
+
+def read_json_lines(place: str) -> list[Record]:
+    """Returns the object of each line that is not blank. Raises: InputError if a line is something else."""
+    records = []
+    for number, line in enumerate(read_lines(place), 1):
+        if line.strip():
+            where = f"{place}:{number}"
+            records.append(_record(_parse_json(line, where), where))
+    return records
+
+
+def read_json(place: str, keys: Sequence[str] = ()) -> list[Record]:
+    """Returns the objects of a JSON file: of its list, or of the first of `keys` that it has lists under.
+
+    A file that has an object on each line is read as JSON lines, whatever its name.
+    Raises: InputError if it is something else.
+    """
+    text = _read_text(place)
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, json.JSONDecodeError) and error.msg == "Extra data" and text.lstrip().startswith("{"):
+            return read_json_lines(place)
+        line = error.lineno if isinstance(error, json.JSONDecodeError) else 1
+        raise _not_json(f"{place}:{line}", error) from None
+    _check_characters(text, value, place)
+    if isinstance(value, dict):
+        lists = [key for key, each in value.items() if isinstance(each, list)]
+        if not lists:
+            return [_record(value, f"{place}:1")]
+        value = next((value[key] for key in keys if key in lists), value[lists[0]] if not keys else [])
+    if not isinstance(value, list):
+        raise InputError(f"{place}:1 is {_shown(value)}, not a list of objects; write [{{...}}, {{...}}]")
+    return [_record(each, f"{place}, item {number}") for number, each in enumerate(value, 1)]
+
+
+# TFDS
+
+
+def read_tfds(source: str, split: str) -> Iterator[Record]:
+    """Yields the examples of a prepared data set as plain values: strings, numbers, lists.
+
+    A class label is its number, which is -1 where it is secret; `tfds_classes` has the names.
+    Raises: InputError if the data set or the split is not there, or cannot be read without TensorFlow.
+    """
+    builder, split, _ = tfds_text.open_builder(f"{source}:{split}")
+    where = f"{source}:{split}"
+    num_examples = builder.info.splits[split].num_examples
+    examples: Any = tfds_text.random_access(where, builder, split) if num_examples else []
+    for start in range(0, num_examples, _EXAMPLES_AT_ONCE):
+        numbers = list(range(start, min(start + _EXAMPLES_AT_ONCE, num_examples)))
+        with tfds_text.tfds_errors(where):
+            batch = examples.__getitems__(numbers)
+        for number, example in zip(numbers, batch):
+            place = f"{where}, example {number}"
+            try:
+                yield Record(_plain(example), place)
+            except UnicodeDecodeError as error:
+                raise InputError(
+                    f"{place} is not UTF-8 (byte 0x{error.object[error.start]:02x}); prepare the data set again"
+                ) from None
+
+
+@functools.lru_cache(16)
+def tfds_classes(source: str) -> dict[str, tuple[str, ...]]:
+    """Returns the names of the classes, in the order of their numbers, for each feature that is a class label."""
+    builder, _, _ = tfds_text.open_builder(source)
+    with tfds_text.tfds_errors(source):
+        features = {name: getattr(kind, "feature", kind) for name, kind in builder.info.features.items()}  # of a list
+        return {name: tuple(kind.names) for name, kind in features.items() if getattr(kind, "names", None)}
+
+
+def _parted(place: str) -> tuple[str, str]:
+    """Returns the data set and the split of tfds:NAME:VERSION:SPLIT."""
+    builder, split, _ = tfds_text.open_builder(place, "train")
+    return place.removesuffix(f":{split}"), split
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.decode("utf-8")
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.ndim):
+        return [_plain(each) for each in value]
+    return value.item() if isinstance(value, (np.generic, np.ndarray)) else value
+
+
+# Files
+
+
+def _read_text(place: str) -> str:
+    """Returns what a file holds, without a byte order mark."""
+    path = storage.local_copy(place)
+    if not os.path.isfile(path):
+        raise InputError(f"{place} is no file; check the path")
+    with storage.reading(place), storage.open_binary(path) as stream:
+        content = stream.read()
+    try:
+        return content.decode("utf-8").removeprefix(_BYTE_ORDER_MARK)
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise InputError(
+            f"{place}:{line} is not UTF-8 (byte 0x{content[error.start]:02x}); convert the file, for example with "
+            "iconv -t utf-8"
+        ) from None
+
+
+def _tsv_rows(place: str) -> Iterator[tuple[int, list[str]]]:
+    for number, line in enumerate(read_lines(place), 1):
+        if line.strip():
+            yield number, line.split("\t")
+
+
+def _csv_rows(place: str) -> Iterator[tuple[int, list[str]]]:
+    rows = csv.reader(io.StringIO(_read_text(place), newline=""), strict=True)
+    number = 1
+    while True:
+        try:
+            row = next(rows, None)
+        except csv.Error as error:
+            raise InputError(
+                f"{place}:{number} is no row of CSV ({error}); a value with a quote or comma stands in quotes, its own "
+                'quotes doubled ("")'
+            ) from None
+        if row is None:
+            return
+        if row and any(value.strip() for value in row):
+            yield number, row
+        number = rows.line_num + 1
+
+
+def _rows_table(place: str, rows: Iterable[tuple[int, list[str]]], columns: Sequence[str], lenient: bool) -> Table:
+    rows = iter(rows)
+    columns = tuple(columns) or tuple(name.strip() for name in next(rows, (1, []))[1])
+    twice = {name for name in columns if name and columns.count(name) > 1}
+    if twice:
+        raise InputError(f"{place}:1 names the column {sorted(twice)[0]!r} twice; a name stands for one column")
+    records, skipped = [], 0
+    for number, row in rows:
+        if len(row) < len(columns) and lenient:
+            skipped += 1
+        elif len(row) != len(columns) and not lenient:
+            raise InputError(
+                f"{place}:{number} has {len(row)} columns, not the {len(columns)} of {', '.join(columns)[:120]}; mend "
+                "the row: a tab is missing or one too many (in CSV, a comma or quote)"
+            )
+        else:
+            records.append(Record(zip(columns, row), f"{place}:{number}"))
+    return Table(columns, records, skipped)
+
+
+# JSON
+
+
+def _json_table(records: list[Record]) -> Table:
+    return Table(tuple(dict.fromkeys(name for record in records for name in record)), records)
+
+
+def _parse_json(text: str, where: str) -> Any:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _not_json(where, error) from None
+    _check_characters(text, value, where)
+    return value
+
+
+def _check_characters(text: str, value: Any, where: str) -> None:
+    """Raises: InputError if a string holds half of a character, which no file can be written of."""
+    if "\\u" not in text:
+        return
+    try:
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(error.object[error.start]):04x}"
+        raise InputError(f"{where} holds {half}, half of a character; mend the text") from None
+
+
+def _not_json(where: str, error: Exception) -> InputError:
+    reason = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)[:80]
+    return InputError(f"{where} is not JSON ({reason}); mend or remove it")
+
+
+def _record(value: Any, where: str) -> Record:
+    if not isinstance(value, dict):
+        raise InputError(f'{where} is {_shown(value)}, not an object; write it like {{"text": "...", "label": "..."}}')
+    return Record(value, where)
+
+
+def _shown(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return repr(text if len(text) <= 60 else text[:57] + "...")

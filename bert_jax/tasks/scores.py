@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Metrics of classes and of numbers, equal to scikit-learn's and scipy's.
+
+Where those give nan, warn or refuse (no example, one class alone, numbers that are all the same), the metric is 0.0:
+a model that says one thing only has learnt nothing, and a best checkpoint can be chosen among 0.0 and more.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+
+def accuracy(labels: Sequence[int], predictions: Sequence[int]) -> float:
+    """Returns the share of predictions that are right."""
+    return _ratio(int(np.sum(_classes(labels) == _classes(predictions))), len(labels))
+
+
+def f1(labels: Sequence[int], predictions: Sequence[int], positive: int = 1) -> float:
+    """Returns the harmonic mean of precision and recall of one class, 0.0 if nothing is it or is said to be."""
+    truth, said = _classes(labels) == positive, _classes(predictions) == positive
+    return _ratio(2 * int(np.sum(truth & said)), int(np.sum(truth)) + int(np.sum(said)))
+
+
+def macro_f1(labels: Sequence[int], predictions: Sequence[int]) -> float:
+    """Returns the mean of `f1` over the classes that occur among labels or predictions."""
+    classes = np.union1d(_classes(labels), _classes(predictions))
+    return float(np.mean([f1(labels, predictions, each) for each in classes])) if len(classes) else 0.0
+
+
+def mcc(labels: Sequence[int], predictions: Sequence[int]) -> float:
+    """Returns Matthews' correlation coefficient; 0.0 if there is one class alone among labels or predictions.
+
+    Source: for more than two classes the R_K of Gorodkin (2004), which with two is Matthews' phi.
+    """
+    truth, said = _classes(labels), _classes(predictions)
+    classes = np.union1d(truth, said)
+    true_counts = [int(np.sum(truth == each)) for each in classes]
+    said_counts = [int(np.sum(said == each)) for each in classes]
+    total = len(truth)  # of integers, so that nothing is rounded before the root
+    covariance = int(np.sum(truth == said)) * total - sum(a * b for a, b in zip(true_counts, said_counts))
+    variances = [total * total - sum(count * count for count in counts) for counts in (true_counts, said_counts)]
+    if not all(variances):
+        return 0.0
+    return float(covariance / np.sqrt(float(variances[0] * variances[1])))
+
+
+def pearson(labels: Sequence[float], predictions: Sequence[float]) -> float:
+    """Returns the linear correlation; 0.0 if numbers are all the same, fewer than two, or not finite."""
+    return _correlation(np.asarray(labels, np.float64), np.asarray(predictions, np.float64))
+
+
+def spearman(labels: Sequence[float], predictions: Sequence[float]) -> float:
+    """Returns the correlation of the ranks, equal numbers sharing the mean of theirs; 0.0 as `pearson`."""
+    both = np.asarray(labels, np.float64), np.asarray(predictions, np.float64)
+    return _correlation(*map(_ranks, both)) if all(np.all(np.isfinite(each)) for each in both) else 0.0
+
+
+def precision_recall_f1(num_right: int, num_said: int, num_true: int) -> tuple[float, float, float]:
+    """Returns the three of counts; each is 0.0 where it would be 0 / 0."""
+    return _ratio(num_right, num_said), _ratio(num_right, num_true), _ratio(2 * num_right, num_said + num_true)
+
+
+def _classes(values: Sequence[int]) -> np.ndarray:
+    return np.asarray(values, np.int64)
+
+
+def _ratio(part: int, whole: int) -> float:
+    return part / whole if whole else 0.0
+
+
+def _correlation(first: np.ndarray, second: np.ndarray) -> float:
+    """Returns Pearson's r. The deviations are brought near 1 before they are squared, which may overflow otherwise."""
+    if len(first) < 2 or not (np.all(np.isfinite(first)) and np.all(np.isfinite(second))):
+        return 0.0
+    deviations = []
+    for values in (first, second):
+        if np.all(values == values[0]):  # the mean of equal numbers may be rounded, and look like a deviation
+            return 0.0
+        values = values / np.max(np.abs(values))
+        deviation = values - np.mean(values)
+        deviations.append(deviation / np.max(np.abs(deviation)))
+    first, second = (deviation / np.linalg.norm(deviation) for deviation in deviations)
+    return float(np.clip(np.dot(first, second), -1.0, 1.0))
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    """Returns the rank of each number, from 1; of equal numbers the mean of their ranks."""
+    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    return (last - (counts - 1) / 2)[places]

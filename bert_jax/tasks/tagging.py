@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tags of words, the entities that they stand for, and files of tagged words in columns.
+
+Tags are read as conlleval reads them, which gives IOB1, IOB2, BIOES and BILOU the entities that they mean, and tags
+that break every scheme some entities too: an entity begins at B and S (U), after E (L), S (U) or O, and where the type
+changes; it ends where another begins, and at O. So a scheme need not be known, nor a file keep to one.
+
+Source: conlleval of CoNLL-2000; seqeval, whose default mode does the same.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from bert_jax import storage
+from bert_jax.errors import InputError
+from bert_jax.tasks.readers import read_lines
+from bert_jax.tasks.scores import precision_recall_f1
+
+OUTSIDE = "O"
+
+_TAG = re.compile(r"O|[BIESLU]-\S.*")
+_PREFIX = re.compile(r"[a-z]{2,3}(-[a-z]+)?:")  # WikiANN's language before each word
+
+
+class Sentence(NamedTuple):
+    """Words of a file in columns."""
+
+    words: list[str]
+    tags: list[str] | None  # the last column; None in a file with one column
+    document: int  # counts the -DOCSTART- lines before it
+    place: str
+    line: int  # of the first word
+
+    @property
+    def where(self) -> str:
+        """Returns file and line of the first word."""
+        return f"{self.place}:{self.line}"
+
+
+class Entity(NamedTuple):
+    """A run of words of one type."""
+
+    type: str
+    start: int  # the first word
+    end: int  # behind the last
+
+
+# Tags and entities
+
+
+def entities(tags: Sequence[str]) -> list[Entity]:
+    """Returns the entities of a sentence's tags, in order."""
+    found: list[Entity] = []
+    open_type, start, ended = "", 0, False
+    for place, tag in enumerate((*tags, OUTSIDE)):
+        prefix, _, kind = tag.partition("-")
+        if open_type and (ended or prefix in ("O", "B", "S", "U") or kind != open_type):
+            found.append(Entity(open_type, start, place))
+            open_type = ""
+        if prefix != OUTSIDE and not open_type:
+            open_type, start = kind, place
+        ended = prefix in ("E", "S", "L", "U")
+    return found
+
+
+def to_tags(found: Sequence[Entity], length: int, scheme: str = "IOB2") -> list[str]:
+    """Returns the tags of entities in a sentence of `length` words; the scheme is IOB2, BIOES or BILOU."""
+    tags = [OUTSIDE] * length
+    last, single = {"IOB2": "IB", "BIOES": "ES", "BILOU": "LU"}[scheme]
+    for entity in found:
+        for place in range(entity.start, entity.end):
+            tags[place] = f"I-{entity.type}"
+        tags[entity.start] = f"B-{entity.type}"
+        tags[entity.end - 1] = f"{single if entity.end - entity.start == 1 else last}-{entity.type}"
+    return tags
+
+
+def scheme_of(labels: Iterable[str]) -> str:
+    """Returns the scheme that a model's labels are in, to train and score it by."""
+    prefixes = {label.partition("-")[0] for label in labels}
+    return "BIOES" if prefixes & {"E", "S"} else "BILOU" if prefixes & {"L", "U"} else "IOB2"
+
+
+def is_tag(tag: str) -> bool:
+    """Returns whether a tag is O, or a prefix and a type."""
+    return _TAG.fullmatch(tag) is not None
+
+
+def score_tags(truth: Sequence[Sequence[str]], said: Sequence[Sequence[str]]) -> dict[str, float]:
+    """Returns precision, recall and F1 of entities over all sentences, the F1 of each type, and the words' accuracy.
+
+    An entity is right if its words and its type are. What would be 0 / 0 is 0.0.
+    """
+    right, guessed, true = Counter[str](), Counter[str](), Counter[str]()
+    num_words = num_right = 0
+    for true_tags, said_tags in zip(truth, said, strict=True):
+        wanted, found = set(entities(true_tags)), set(entities(said_tags))
+        true.update(entity.type for entity in wanted)
+        guessed.update(entity.type for entity in found)
+        right.update(entity.type for entity in wanted & found)
+        pairs = zip(to_tags(sorted(wanted), len(true_tags)), to_tags(sorted(found), len(true_tags)))
+        num_right += sum(first == second for first, second in pairs)
+        num_words += len(true_tags)
+    precision, recall, f1 = precision_recall_f1(right.total(), guessed.total(), true.total())
+    metrics = {"f1": f1, "precision": precision, "recall": recall}
+    metrics["accuracy"] = num_right / num_words if num_words else 0.0
+    for kind in sorted({*true, *guessed}):
+        metrics[f"f1_{kind}"] = precision_recall_f1(right[kind], guessed[kind], true[kind])[2]
+    return metrics
+
+
+# Files
+
+
+def read_conll(place: str) -> list[Sentence]:
+    """Returns the sentences of a file with a word a line and blank lines between sentences.
+
+    Columns are parted by tabs, or in lines without one by blanks; the first is the word, the last its tag. A line
+    -DOCSTART- begins a document. A language before every word of the file, as WikiANN has it ("de:Haus"), is removed.
+    Raises: InputError, with file and line, if the number of columns changes, or a tag is none.
+    """
+    sentences: list[Sentence] = []
+    words, tags = [], []
+    document, start, num_columns = 0, 1, 0
+
+    def finish() -> None:
+        if words:
+            tags_there = list(tags) if num_columns > 1 else None
+            sentences.append(Sentence(list(words), tags_there, document, place, start))
+            words.clear()
+            tags.clear()
+
+    for number, line in enumerate(read_lines(place), 1):
+        if not line.strip(" \t"):  # other blanks may be words
+            finish()
+            continue
+        columns = line.split("\t") if "\t" in line else [part for part in line.split(" ") if part]
+        if columns[0] == "-DOCSTART-":
+            finish()
+            document += 1
+            continue
+        if len(columns) != (num_columns := num_columns or len(columns)):
+            raise InputError(
+                f"{place}:{number} has {len(columns)} columns ({line!r:.60}) where the lines before have "
+                f"{num_columns}; mend the line"
+            )
+        if len(columns) > 1 and not is_tag(columns[-1]):
+            raise InputError(
+                f"{place}:{number}: tag {columns[-1]!r:.60} of {columns[0]!r:.60} is not O, B-TYPE or I-TYPE "
+                "(nor E-, S-, L-, U-); mend the last column"
+            )
+        if not words:
+            start = number
+        words.append(columns[0])
+        tags.append(columns[-1])
+    finish()
+    return _without_prefix(sentences)
+
+
+def _without_prefix(sentences: list[Sentence]) -> list[Sentence]:
+    """Returns the sentences without the language before each word, if all have the same."""
+    found = _PREFIX.match(sentences[0].words[0]) if sentences else None
+    prefix = found[0] if found else ""
+    if not prefix or not all(word.startswith(prefix) for sentence in sentences for word in sentence.words):
+        return sentences
+    return [each._replace(words=[word.removeprefix(prefix) for word in each.words]) for each in sentences]
+
+
+def write_conll(path: Path, sentences: Iterable[Sequence[Sequence[str]]]) -> None:
+    """Writes the columns of each word, parted by tabs, and a blank line after each sentence."""
+    with storage.atomic_path(path) as temporary, open(temporary, "w", encoding="utf-8", newline="\n") as stream:
+        for rows in sentences:
+            stream.writelines("\t".join(" ".join(column.split()) for column in row) + "\n" for row in rows)
+            stream.write("\n")

@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One text or a pair of them, with a class or a number: what is known of them, rows of input, predictions, metrics.
+
+A row is [CLS] A [SEP], or [CLS] A [SEP] B [SEP]. Source: paper, sections 3.2 and 4.1; google-research/bert
+run_classifier.py.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bert_jax import storage
+from bert_jax.errors import InputError
+from bert_jax.finetune_config import TaskConfig
+from bert_jax.tasks import scores
+from bert_jax.tasks.base import Row, Rows
+from bert_jax.text.tokenizer import Tokenizer
+
+CLASS_METRICS = {"accuracy": scores.accuracy, "f1": scores.f1, "macro_f1": scores.macro_f1, "mcc": scores.mcc}
+NUMBER_METRICS = {"pearson": scores.pearson, "spearman": scores.spearman}
+
+
+class ClassifyExample(NamedTuple):
+    """One text or a pair, and what is known of it."""
+
+    text: str
+    second_text: str | None = None  # None where there is no pair
+    label: str | float | None = None  # the name of the class as the data have it, or the number of a regression
+    id: int | str = 0  # the data's own, or else the place among the examples
+    where: str = ""
+
+
+class Classified(NamedTuple):
+    """A class, and how likely each is."""
+
+    label: str
+    probabilities: dict[str, float]
+
+
+class Scored(NamedTuple):
+    """A number."""
+
+    value: float
+
+
+# Labels
+
+
+def label_name(value: Any, where: str) -> str | None:
+    """Returns a class as the text that stands for it; None for none. Raises: InputError if it is none."""
+    if value is None or isinstance(value, str):
+        return (value or "").strip() or None
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if not isinstance(value, (int, float)):
+        raise InputError(f"{where}: label {value!r:.60} is not a name or a number; write one")
+    return str(value)
+
+
+def label_number(value: Any, where: str) -> float | None:
+    """Returns a label as a number; None for none. Raises: InputError if it is not a finite one."""
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return None
+    try:
+        number = float(value) if isinstance(value, (str, int, float)) and not isinstance(value, bool) else math.nan
+    except (ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise InputError(f"{where}: label {value!r:.60} is not a finite number; for names use the task classification")
+    return number
+
+
+def find_labels(examples: Sequence[ClassifyExample]) -> tuple[str, ...]:
+    """Returns the classes of training examples, sorted; as numbers if all are.
+
+    Raises: InputError if there is one only, or nearly as many as examples.
+    """
+    found = {str(example.label): example for example in reversed(examples) if example.label is not None}
+    if len(found) < 2:
+        where = examples[0].where if examples else "the training data"
+        raise InputError(
+            f"{where}: all examples have the label {', '.join(found) or 'none'}; there must be two or more"
+        )
+    if len(examples) >= 20 and 2 * len(found) > len(examples):
+        raise InputError(
+            f"{examples[0].where}: {len(examples)} examples have {len(found)} different labels, such as "
+            f"{next(iter(found))[:40]!r}; check task.label_column (numbers are for the task regression)"
+        )
+    if all(_is_integer(label) for label in found):
+        return tuple(sorted(found, key=int))
+    return tuple(sorted(found))
+
+
+def _is_integer(label: str) -> bool:
+    digits = label.removeprefix("-")
+    return digits.isascii() and digits.isdigit() and len(digits) < 19
+
+
+def label_numbers(labels: Sequence[str]) -> dict[str, int]:
+    """Returns the class of each label that data may have: its name, or its number unless numbers are names."""
+    by_number = {} if any(map(_is_integer, labels)) else {str(index): index for index in range(len(labels))}
+    return by_number | {label: index for index, label in enumerate(labels)}
+
+
+def class_of(numbers: Mapping[str, int], example: ClassifyExample) -> int | None:
+    """Returns the number of an example's class; None if it is not known. Raises: InputError if there is no such."""
+    if example.label is None:
+        return None
+    if example.label not in numbers:
+        known = sorted(numbers, key=lambda label: (numbers[label], _is_integer(label)))
+        raise InputError(
+            f"{example.where}: label {example.label!r:.60} is none of {', '.join(known[:20])}; mend it, or "
+            "set task.labels"
+        )
+    return numbers[str(example.label)]
+
+
+def number_of(example: ClassifyExample) -> float | None:
+    """Returns the number that a regression is to say of an example."""
+    return None if example.label is None else float(example.label)
+
+
+# Rows
+
+
+def make_rows(
+    config: TaskConfig,
+    target: Callable[[ClassifyExample], int | float | None],
+    examples: Sequence[ClassifyExample],
+    tokenizer: Tokenizer,
+    training: bool,
+) -> Rows:
+    """Returns a row for each example, no longer than `max_seq_length`; a text without a token stands for nothing.
+
+    Raises: InputError if a label is not known, or is missing in training.
+    """
+    check_length(config)
+    rows, truncated, empty = [], 0, 0
+    for number, example in enumerate(examples):
+        label = target(example)
+        if label is None and training:
+            raise InputError(f"{example.where} has no label; training examples need one: mend or remove it")
+        first = tokenizer.encode(example.text)
+        second = None if example.second_text is None else tokenizer.encode(example.second_text)
+        empty += not first or second == []
+        token_ids, type_ids, cut = join(tokenizer, first, second, config.max_seq_length)
+        truncated += cut
+        rows.append(Row(number, token_ids, type_ids, (len(token_ids),), label))
+    counts = {"truncated": truncated, "no token": empty, **getattr(examples, "counts", {})}
+    return Rows(rows, {reason: count for reason, count in counts.items() if count})
+
+
+def check_length(config: TaskConfig) -> None:
+    """Raises: InputError if a row has no place for a token of each text."""
+    if config.max_seq_length < 5:
+        raise InputError(f"task.max_seq_length {config.max_seq_length} is below 5, [CLS] A [SEP] B [SEP]; use like 128")
+
+
+def join(
+    tokenizer: Tokenizer, first: list[int], second: list[int] | None, max_length: int
+) -> tuple[np.ndarray, np.ndarray, bool]:
+    """Returns the token ids and types of [CLS] A [SEP] or [CLS] A [SEP] B [SEP], and whether tokens were cut off.
+
+    Tokens are cut off the end of the longer text, one at a time, of B if both are as long.
+    Source: google-research/bert run_classifier.py, _truncate_seq_pair.
+    """
+    if second is None:
+        cut = len(first) > max_length - 2
+        ids = [tokenizer.cls_id, *first[: max_length - 2], tokenizer.sep_id]
+        return np.array(ids, np.int32), np.zeros(len(ids), np.uint8), cut
+    first_length, second_length = pair_lengths(len(first), len(second), max_length - 3)
+    cut = first_length + second_length < len(first) + len(second)
+    ids = [tokenizer.cls_id, *first[:first_length], tokenizer.sep_id, *second[:second_length], tokenizer.sep_id]
+    type_ids = np.zeros(len(ids), np.uint8)
+    type_ids[first_length + 2 :] = 1
+    return np.array(ids, np.int32), type_ids, cut
+
+
+def pair_lengths(first: int, second: int, room: int) -> tuple[int, int]:
+    """Returns what is left of two lengths after taking 1 from the larger, or the second, until they fit."""
+    excess = first + second - room
+    if excess <= 0:
+        return first, second
+    cut = min(excess, abs(first - second))
+    first, second = (first - cut, second) if first > second else (first, second - cut)
+    excess -= cut
+    return first - excess // 2, second - (excess + 1) // 2
+
+
+# Predictions
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """Returns probabilities along the last axis, float64."""
+    powers = np.exp(logits.astype(np.float64) - np.max(logits, axis=-1, keepdims=True))
+    return powers / powers.sum(axis=-1, keepdims=True)
+
+
+def decode_classes(
+    labels: Sequence[str], examples: Sequence[ClassifyExample], rows: Sequence[Row], outputs: Sequence[np.ndarray]
+) -> list[Classified]:
+    """Returns the likeliest class of each example, of equals the first."""
+    del examples, rows  # a row for each example, in their order
+    if not len(outputs):
+        return []
+    probabilities = softmax(np.stack([np.asarray(each) for each in outputs]))
+    best = probabilities.argmax(axis=-1).tolist()
+    return [Classified(str(labels[index]), dict(zip(labels, row))) for index, row in zip(best, probabilities.tolist())]
+
+
+def decode_numbers(
+    examples: Sequence[ClassifyExample], rows: Sequence[Row], outputs: Sequence[np.ndarray]
+) -> list[Scored]:
+    """Returns the number of each example."""
+    del examples, rows
+    return [Scored(float(np.asarray(each).reshape(()))) for each in outputs]
+
+
+def score_classes(
+    metrics: Sequence[str],
+    numbers: Mapping[str, int],
+    examples: Sequence[ClassifyExample],
+    predictions: Sequence[Classified],
+) -> dict[str, float]:
+    """Returns the metrics. Raises: InputError if an example has no label."""
+    truth = [_labelled(class_of(numbers, example), example) for example in examples]
+    said = [numbers[prediction.label] for prediction in predictions]
+    return {metric: CLASS_METRICS[metric](truth, said) for metric in metrics}
+
+
+def score_numbers(examples: Sequence[ClassifyExample], predictions: Sequence[Scored]) -> dict[str, float]:
+    """Returns the correlations. Raises: InputError if an example has no label."""
+    truth = [_labelled(number_of(example), example) for example in examples]
+    said = [prediction.value for prediction in predictions]
+    return {metric: function(truth, said) for metric, function in NUMBER_METRICS.items()}
+
+
+def _labelled(label: Any, example: ClassifyExample) -> Any:
+    if label is None:
+        raise InputError(f"{example.where} has no label; predictions are scored where labels are known")
+    return label
+
+
+def show(prediction: Classified | Scored) -> dict[str, Any]:
+    """Returns a prediction as what JSON has."""
+    if isinstance(prediction, Scored):
+        return {"value": prediction.value}
+    return {"label": prediction.label, "probabilities": prediction.probabilities}
+
+
+def write_split(
+    directory: Path, split: str, examples: Sequence[ClassifyExample], predictions: Sequence[Classified | Scored]
+) -> None:
+    """Writes SPLIT.tsv: the index of each example, and what is predicted."""
+    values = [prediction.value if isinstance(prediction, Scored) else prediction.label for prediction in predictions]
+    write_predictions(Path(directory) / f"{split}.tsv", [example.id for example in examples], values)
+
+
+def write_predictions(path: Path, ids: Sequence[int | str], values: Sequence[Any]) -> None:
+    """Writes a file as GLUE wants it: a header, and for each example its index and the prediction."""
+    lines = [f"{name}\t{' '.join(str(value).split())}\n" for name, value in zip(ids, values)]
+    with storage.atomic_path(path) as temporary:
+        temporary.write_text("index\tprediction\n" + "".join(lines), encoding="utf-8")
