@@ -39,9 +39,7 @@ class ProbeConfig:
 class TaskConfig:
     """What a fine-tuned model is to do. A trained model keeps these settings, and predicts by them."""
 
-    name: str = (
-        ""  # cola sst2 mrpc stsb qqp mnli qnli rte wnli ax; classification regression; squad1 squad2; choice; ner
-    )
+    name: str = ""  # cola sst2 mrpc stsb qqp mnli qnli rte wnli ax classification regression squad1 squad2 choice ner
     max_seq_length: int = 128  # longer inputs are truncated, or cut into windows (squad)
     text_column: str = ""  # of data of your own (tables, JSON lines); "" takes the task's own, or the usual names
     second_text_column: str = ""  # the second text of a pair
@@ -53,9 +51,8 @@ class TaskConfig:
     max_query_length: int = 64  # squad: tokens of the question that are kept
     max_answer_length: int = 30  # squad: tokens
     num_best: int = 20  # squad: starts and ends that are combined
-    null_threshold: float = (
-        0.0  # squad2: no answer where null score - best span's is above it; found on dev in training
-    )
+    null_threshold: float = 0.0  # squad2: null score - best span's above which there is no answer; found on dev
+    probe: ProbeConfig = field(default_factory=ProbeConfig)
 
     def validate(self) -> None:
         check_positive(self, "max_seq_length doc_stride max_query_length max_answer_length num_best")

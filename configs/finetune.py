@@ -22,16 +22,16 @@ from bert_jax.settings import to_dict
 
 # Task -> batch size, epochs, learning rate, tokens of a row, where they are not the usual 32, 3, 2e-5 and 128.
 SETTINGS: dict[str, tuple[int, float, float, int]] = {
-    "squad1": (32, 3, 5e-5, 384),
-    "squad2": (48, 2, 5e-5, 384),
-    "choice": (16, 3, 2e-5, 128),
-    "ner": (32, 3, 5e-5, 128),
+    "squad1": (32, 3.0, 5e-5, 384),
+    "squad2": (48, 2.0, 5e-5, 384),
+    "choice": (16, 3.0, 2e-5, 128),
+    "ner": (32, 3.0, 5e-5, 128),
 }
 
 
 def get_config(task: str = "sst2") -> ConfigDict:
     """Returns the configuration for a task."""
-    batch_size, num_epochs, learning_rate, max_seq_length = SETTINGS.get(task, (32, 3, 2e-5, 128))
+    batch_size, num_epochs, learning_rate, max_seq_length = SETTINGS.get(task, (32, 3.0, 2e-5, 128))
     config = FinetuneConfig(
         task=TaskConfig(name=task, max_seq_length=max_seq_length),
         data=FinetuneDataConfig(batch_size=batch_size),
