@@ -173,6 +173,10 @@ def prepare(config: FinetuneConfig, start: Pretrained) -> tuple[Task, Pretrained
         )
     source = config.data.source or config.data.path
     task = make_task(config.task)
+    if not task.splits.get("train"):
+        raise InputError(
+            f"task {config.task.name} has no training data, only a test; predict with a model of mnli for ax"
+        )
     examples = task.read(source, task.splits["train"][0])
     if not examples:
         raise InputError(f"{source} has no training examples for task {config.task.name}; give data that has some")

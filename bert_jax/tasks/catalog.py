@@ -9,7 +9,8 @@ from bert_jax.settings import suggest
 from bert_jax.tasks.base import Task
 from bert_jax.tasks.choice import choice_task
 from bert_jax.tasks.classify import classification_task, regression_task
-from bert_jax.tasks.glue import GLUE, glue_task
+from bert_jax.tasks.glue import TASKS as GLUE
+from bert_jax.tasks.glue import glue_task
 from bert_jax.tasks.ner import ner_task
 from bert_jax.tasks.squad import squad_task
 
