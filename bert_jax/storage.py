@@ -167,7 +167,7 @@ def local_copy(path: str) -> str:
         info = files.info(remote)
     version = {name: str(info[name]) for name in _VERSION_FIELDS if info.get(name) is not None}
     key = hashlib.sha256(json.dumps([path, version], sort_keys=True).encode()).hexdigest()[:32]
-    return str(_copy(path, _cache() / key / path.rstrip("/").rpartition("/")[2]))
+    return str(_copy(path, user_cache() / key / path.rstrip("/").rpartition("/")[2]))
 
 
 def local_copies(paths: list[str]) -> list[str]:
@@ -200,7 +200,8 @@ _VERSION_FIELDS = ("size", "crc32c", "md5Hash", "generation", "etag", "ETag", "V
                    "LastModified", "last_modified", "updated", "created")  # fmt: skip
 
 
-def _cache() -> Path:
+def user_cache() -> Path:
+    """Returns the directory for what can be made again: BERT_JAX_CACHE, or ~/.cache/bert_jax."""
     return Path(os.environ.get("BERT_JAX_CACHE") or "~/.cache/bert_jax").expanduser()
 
 

@@ -2,9 +2,11 @@
 """Small models, batches and corpora for tests, made from a seed."""
 
 import dataclasses
+import functools
 import random
 from pathlib import Path
 
+import jax
 import numpy as np
 
 from bert_jax.batch import Batch
@@ -13,6 +15,7 @@ from bert_jax.config import (
     DataConfig,
     EvalConfig,
     MaskingConfig,
+    MeshConfig,
     ModelConfig,
     OptimizerConfig,
     PretrainConfig,
@@ -20,6 +23,16 @@ from bert_jax.config import (
     TrainConfig,
 )
 from bert_jax.data.prepare import PrepareOptions, prepare
+from bert_jax.finetune_config import (
+    FinetuneConfig,
+    FinetuneDataConfig,
+    FinetuneModelConfig,
+    FinetuneTrainConfig,
+    TaskConfig,
+)
+from bert_jax.model.objective import init_params
+from bert_jax.pretrained import save_pretrained
+from bert_jax.text.tokenizer import load_tokenizer
 
 CLS, SEP, MASK, FIRST_WORD = 2, 3, 4, 5
 
@@ -37,6 +50,12 @@ def tiny_model(**changes) -> ModelConfig:
         attention_dropout_rate=0.0,
     )
     return dataclasses.replace(model, **changes)
+
+
+@functools.lru_cache
+def task_params(task: str, num_classes: int = 0):
+    """Returns random parameters of `tiny_model()` for a task; shared, so not to be changed."""
+    return jax.jit(functools.partial(init_params, tiny_model(), task=task, num_classes=num_classes))(jax.random.key(0))
 
 
 def random_batch(
@@ -120,5 +139,52 @@ def tiny_run(path: Path, **sections) -> PretrainConfig:
         eval=EvalConfig(every_steps=6),
         checkpoint=CheckpointConfig(every_steps=4),
         report=ReportConfig(every_steps=1, tensorboard=False, progress=False),
+    )
+    return dataclasses.replace(config, **sections)
+
+
+def make_pretrained(directory: Path, **changes) -> Path:
+    """Returns a directory with an untrained model that knows every word of the toy language."""
+    write_vocab(directory / "vocab.txt")
+    tokenizer = load_tokenizer(directory / "vocab.txt")
+    model = tiny_model(vocab_size=tokenizer.vocab_size, initializer_stddev=0.1, **changes)
+    params = jax.jit(functools.partial(init_params, model))(jax.random.key(0))
+    save_pretrained(directory / "pretrained", model, params, tokenizer)
+    return directory / "pretrained"
+
+
+def write_topics(path: Path, num_rows: int, seed: int, labels: bool = True) -> None:
+    """Writes a table of sentences of the toy language, each about one of three topics, which is its label."""
+    rng = random.Random(seed)
+    lines = ["sentence\tlabel"] if labels else ["sentence"]
+    for _ in range(num_rows):
+        topic = rng.choice("bdf")
+        words = [f"{topic}{rng.choice('aeiou')}{rng.choice('nrst')}" for _ in range(rng.randint(3, 8))]
+        others = [f"{rng.choice('glmp')}{rng.choice('aeiou')}{rng.choice('nrst')}" for _ in range(rng.randint(0, 3))]
+        text = " ".join(rng.sample(words + others, len(words) + len(others)))
+        lines.append(f"{text}\t{topic}" if labels else text)
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def make_topics(directory: Path, num_train: int = 160, num_dev: int = 60) -> Path:
+    """Returns a directory with the three parts of a classification task."""
+    directory.mkdir(parents=True, exist_ok=True)
+    write_topics(directory / "train.tsv", num_train, seed=0)
+    write_topics(directory / "dev.tsv", num_dev, seed=1)
+    write_topics(directory / "test.tsv", 20, seed=2, labels=False)
+    return directory
+
+
+def topics_run(source: Path, checkpoint: Path | str, **sections) -> FinetuneConfig:
+    """Returns a short fine-tuning run on `make_topics`."""
+    config = FinetuneConfig(
+        task=TaskConfig(name="classification", max_seq_length=16),
+        model=FinetuneModelConfig(hidden_dropout_rate=0.1, attention_dropout_rate=0.0),
+        data=FinetuneDataConfig(source=str(source), batch_size=16),
+        optimizer=OptimizerConfig(learning_rate=5e-3, warmup_steps=0, warmup_rate=0.1, bias_correction=True),
+        train=FinetuneTrainConfig(num_epochs=3.0),
+        mesh=MeshConfig(data=1),
+        report=ReportConfig(every_steps=1, tensorboard=False, progress=False),
+        init_checkpoint=str(checkpoint),
     )
     return dataclasses.replace(config, **sections)

@@ -12,7 +12,7 @@ from bert_jax.data.pipeline import made_ahead, on_mesh
 from bert_jax.tasks.base import Row
 
 # The lengths that rows are padded to: each is a program to compile, and padding costs time.
-_LENGTHS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+_LENGTHS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 _LONGER_BY = 256
 _CHUNK = 50  # batches of a shuffled stretch of the data that are sorted by length together
 

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """How every command starts and fails."""
 
+import os
 import sys
 from collections.abc import Callable
 
 from absl import app, flags, logging
 
 from bert_jax.errors import InputError
+from bert_jax.storage import user_cache
 
 
 def run(main: Callable[[], int | None]) -> None:
@@ -14,6 +16,8 @@ def run(main: Callable[[], int | None]) -> None:
 
     `main` returns the exit status, or None for 0.
     """
+    # What XLA has compiled is kept, so that the same command starts faster the next time. JAX reads these once.
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(user_cache() / "compiled"))
 
     def guarded(argv: list[str]) -> int:
         if not flags.FLAGS["verbosity"].present:

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A grid of runs: what is in it, what it reports, and that runs trained together are the runs alone."""
+
+import dataclasses
+import json
+import math
+
+import jax
+import pytest
+from builders import make_pretrained, make_topics, topics_run
+
+import bert_jax
+from bert_jax import finetune, sweep
+from bert_jax.config import OptimizerConfig
+from bert_jax.errors import DivergedError, InputError
+from bert_jax.finetune import FinetuneResult
+from bert_jax.finetune_config import FinetuneTrainConfig, SweepConfig
+from bert_jax.report import read_metrics
+
+
+@pytest.fixture(scope="module")
+def topics(tmp_path_factory):
+    return make_topics(tmp_path_factory.mktemp("topics"), 96, 40)
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+    return make_pretrained(tmp_path_factory.mktemp("start"))
+
+
+def grid(topics, start, **changes):
+    config = topics_run(topics, start, train=FinetuneTrainConfig(num_epochs=2.0))
+    return dataclasses.replace(config, sweep=SweepConfig(**{"seeds": 2, "learning_rates": "3e-3,1e-3"} | changes))
+
+
+def test_the_grid_is_every_rate_with_every_seed(topics, start):
+    runs = sweep.plan(grid(topics, start))
+    assert list(runs) == ["rate0.003_seed0", "rate0.003_seed1", "rate0.001_seed0", "rate0.001_seed1"]
+    one = runs["rate0.001_seed1"]
+    assert (one.optimizer.learning_rate, one.train.seed, one.data.seed) == (1e-3, 1, 1)
+    assert one.sweep == SweepConfig()
+    assert list(sweep.plan(grid(topics, start, seeds=0))) == ["rate0.003_seed0", "rate0.001_seed0"]
+
+
+@pytest.mark.parametrize("rates", ["fast", "1e-3,-1", "0"])
+def test_rates_that_are_none(topics, start, rates):
+    with pytest.raises(InputError, match="are not numbers above 0"):
+        grid(topics, start, learning_rates=rates).validate()
+
+
+def result(score, constant=0.5):
+    return FinetuneResult({"accuracy": score}, "accuracy", {"accuracy": constant}, 7, 0, 1.0)
+
+
+def test_the_report_has_every_run_and_the_usual_figures(topics, start, tmp_path, monkeypatch):
+    scores = {(3e-3, 0): 0.9, (3e-3, 1): 0.5, (1e-3, 0): 0.7, (1e-3, 1): math.nan}
+
+    def fake(config, workdir, devices):
+        score = scores[config.optimizer.learning_rate, config.train.seed]
+        if math.isnan(score):
+            raise DivergedError("loss is nan at step 3")
+        (workdir / "finetuned").mkdir(parents=True)
+        (workdir / "finetuned" / "name").write_text(workdir.name)
+        return result(score)
+
+    monkeypatch.setattr(finetune, "run", fake)
+    told = sweep.run(grid(topics, start), tmp_path / "grid")
+    assert [outcome.degenerate for outcome in told.outcomes] == [False, True, False, True]
+    text = "\n".join(sweep.describe(told.outcomes, "accuracy"))
+    assert "rate0.003_seed1    0.5000     7        1  degenerate" in text
+    rows = {line.split()[0]: line.split()[1:] for line in text.splitlines() if line.strip()}
+    assert rows["all"] == ["4", "0.7000", "0.2000", "0.7000", "0.9000", "2"]
+    assert rows["0.003"] == ["2", "0.7000", "0.2828", "0.7000", "0.9000", "1"]
+    assert rows["0.001"] == ["2", "0.7000", "0.0000", "0.7000", "0.7000", "1"]
+    assert "the best is rate0.003_seed0" in text
+    assert (tmp_path / "grid" / "finetuned" / "name").read_text() == "rate0.003_seed0"
+    stored = json.loads((tmp_path / "grid" / "sweep.json").read_text())
+    assert [run["score"] for run in stored["runs"]] == [0.9, 0.5, 0.7, None]
+
+
+@pytest.mark.slow
+def test_a_grid_is_trained_once_and_leaves_its_best(topics, start, tmp_path, monkeypatch):
+    config = grid(topics, start, learning_rates="")
+    told = sweep.run(config, tmp_path / "grid", jax.devices()[:1])
+    assert len(told.outcomes) == 2 and not any(outcome.degenerate for outcome in told.outcomes)
+    best = max(told.outcomes, key=lambda outcome: outcome.score)
+    assert bert_jax.load_predictor(tmp_path / "grid")(["ban ber bis ban"])[0].label == "b"
+    assert not list((tmp_path / "grid").rglob("checkpoints"))
+    monkeypatch.setattr(finetune, "run", None)  # nothing is trained again
+    again = sweep.run(config, tmp_path / "grid", jax.devices()[:1])
+    assert again.outcomes == told.outcomes and best in again.outcomes
+
+
+@pytest.mark.slow
+def test_runs_together_are_the_runs_alone(topics, start, tmp_path):
+    optimizer = OptimizerConfig(learning_rate=1e-3, warmup_steps=0, warmup_rate=0.2)
+    config = dataclasses.replace(grid(topics, start), optimizer=optimizer)
+    alone = sweep.run(config, tmp_path / "alone", jax.devices()[:1])
+    together = dataclasses.replace(config, sweep=dataclasses.replace(config.sweep, together=True))
+    both = sweep.run(together, tmp_path / "together", jax.devices()[:1])
+    assert [one.name for one in both.outcomes] == [one.name for one in alone.outcomes]
+    for name in sweep.plan(config):
+        ours, theirs = (
+            [r["loss"] for r in read_metrics(tmp_path / way / "runs" / name / "metrics.jsonl") if r["kind"] == "eval"]
+            for way in ("together", "alone")
+        )
+        assert ours == pytest.approx(theirs, rel=2e-3)
+    assert bert_jax.load_predictor(tmp_path / "together")(["ban ber bis ban"])[0].label in ("b", "d", "f")
