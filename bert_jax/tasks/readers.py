@@ -342,8 +342,8 @@ def _rows_table(place: str, rows: Iterable[tuple[int, list[str]]], columns: Sequ
             skipped += 1
         elif len(row) != len(columns) and not lenient:
             raise InputError(
-                f"{place}:{number} has {len(row)} columns, not the {len(columns)} of {_shown(', '.join(columns))}; mend "
-                "the row: a tab is missing or one too many (in CSV, a comma or quote)"
+                f"{place}:{number} has {len(row)} columns, not the {len(columns)} of {_shown(', '.join(columns))}; "
+                "mend the row: a tab is missing or one too many (in CSV, a comma or quote)"
             )
         else:
             records.append(Record(zip(columns, row), f"{place}:{number}"))
