@@ -146,7 +146,7 @@ def test_json_lines(tmp_path):
 def test_damaged_files_give_sentences_or_one_error(tmp_path):
     rng = random.Random(0)
     failures = 0
-    for _ in range(150):
+    for _ in range(60):
         data = bytearray((CONLL * 2).encode())
         for _ in range(rng.randint(1, 3)):
             place = rng.randrange(len(data))
@@ -157,7 +157,7 @@ def test_damaged_files_give_sentences_or_one_error(tmp_path):
         except InputError as error:
             failures += 1
             assert f"{path}:" in str(error) and "\n" not in str(error)
-    assert 10 < failures < 150
+    assert 5 < failures < 60
 
 
 # Labels
@@ -235,8 +235,8 @@ def test_every_word_is_asked_for_once(tokenizer, document_context, max_seq_lengt
         asked[row.example] += row.detail.words.tolist()
     for example, words in zip(examples, asked):
         assert words == [place for place, word in enumerate(example.words) if tokenizer.encode(word)]
-    if document_context and max_seq_length == 64:  # whatever the sentences, documents fill their rows
-        assert np.mean([len(row.token_ids) for row in made.rows]) > 60
+    if document_context and max_seq_length == 64:  # documents fill the rows, but for words of 40 tokens
+        assert np.mean([len(row.token_ids) for row in made.rows]) > 45
     # What the model is right about comes back, whichever rows it was asked in.
     outputs = [np.eye(len(LABELS), dtype=np.float32)[np.maximum(row.label, 0)] for row in made.rows]
     order = list(range(len(outputs)))

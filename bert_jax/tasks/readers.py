@@ -75,10 +75,12 @@ def find_split_file(source: str, split: str, names: Mapping[str, Sequence[str]] 
 
     Args:
       source: as above.
-      split: a key of `names`.
+      split: a key of `names`; there is no other split.
       names: what each split may be called, best first.
     Raises: InputError if there is nothing at `source`, or more than one file fits.
     """
+    if split not in names:
+        return ""
     places = [place.strip() for place in source.split(",")]
     if len(places) == 1:
         first = next(iter(names))
