@@ -75,10 +75,12 @@ def find_split_file(source: str, split: str, names: Mapping[str, Sequence[str]] 
 
     Args:
       source: as above.
-      split: a key of `names`.
+      split: a key of `names`; there is no other split.
       names: what each split may be called, best first.
     Raises: InputError if there is nothing at `source`, or more than one file fits.
     """
+    if split not in names:
+        return ""
     places = [place.strip() for place in source.split(",")]
     if len(places) == 1:
         first = next(iter(names))
@@ -342,8 +344,8 @@ def _rows_table(place: str, rows: Iterable[tuple[int, list[str]]], columns: Sequ
             skipped += 1
         elif len(row) != len(columns) and not lenient:
             raise InputError(
-                f"{place}:{number} has {len(row)} columns, not the {len(columns)} of {', '.join(columns)[:120]}; mend "
-                "the row: a tab is missing or one too many (in CSV, a comma or quote)"
+                f"{place}:{number} has {len(row)} columns, not the {len(columns)} of {_shown(', '.join(columns))}; "
+                "mend the row: a tab is missing or one too many (in CSV, a comma or quote)"
             )
         else:
             records.append(Record(zip(columns, row), f"{place}:{number}"))

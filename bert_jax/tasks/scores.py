@@ -50,9 +50,12 @@ def pearson(labels: Sequence[float], predictions: Sequence[float]) -> float:
 
 
 def spearman(labels: Sequence[float], predictions: Sequence[float]) -> float:
-    """Returns the correlation of the ranks, equal numbers sharing the mean of theirs; 0.0 as `pearson`."""
+    """Returns the correlation of the ranks, equal numbers sharing the mean of theirs.
+
+    0.0 if numbers are all the same, fewer than two, or one is nan.
+    """
     both = np.asarray(labels, np.float64), np.asarray(predictions, np.float64)
-    return _correlation(*map(_ranks, both)) if all(np.all(np.isfinite(each)) for each in both) else 0.0
+    return _correlation(*map(_ranks, both)) if not any(np.any(np.isnan(each)) for each in both) else 0.0
 
 
 def precision_recall_f1(num_right: int, num_said: int, num_true: int) -> tuple[float, float, float]:

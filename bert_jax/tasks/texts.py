@@ -84,7 +84,7 @@ def find_labels(examples: Sequence[ClassifyExample]) -> tuple[str, ...]:
     if len(found) < 2:
         where = examples[0].where if examples else "the training data"
         raise InputError(
-            f"{where}: all examples have the label {', '.join(found) or 'none'}; there must be two or more"
+            f"{where}: all examples have the label {', '.join(map(repr, found)) or 'none'}; there must be two or more"
         )
     if len(examples) >= 20 and 2 * len(found) > len(examples):
         raise InputError(
@@ -112,9 +112,9 @@ def class_of(numbers: Mapping[str, int], example: ClassifyExample) -> int | None
     if example.label is None:
         return None
     if example.label not in numbers:
-        known = sorted(numbers, key=lambda label: (numbers[label], _is_integer(label)))
+        known = sorted(numbers, key=lambda label: (_is_integer(label), numbers[label]))
         raise InputError(
-            f"{example.where}: label {example.label!r:.60} is none of {', '.join(known[:20])}; mend it, or "
+            f"{example.where}: label {example.label!r:.60} is none of {', '.join(map(repr, known[:20]))}; mend it, or "
             "set task.labels"
         )
     return numbers[str(example.label)]

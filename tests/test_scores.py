@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Metrics are those of scikit-learn, scipy and seqeval, as a golden has them; what they refuse is 0.0."""
+
+import json
+import math
+
+import pytest
+
+from bert_jax.tasks import scores
+from bert_jax.tasks.tagging import score_tags
+
+
+@pytest.fixture(scope="module")
+def golden(repository) -> dict:
+    return json.loads((repository / "tests" / "golden" / "scores.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("group", ["classes", "numbers"])
+def test_metrics_equal_the_golden(golden, group):
+    seen = set()
+    for labels, said, metrics in golden[group]:
+        for name, expected in metrics.items():
+            assert getattr(scores, name)(labels, said) == pytest.approx(expected, rel=1e-12, abs=1e-12), (labels, said)
+            seen.add(name)
+    assert seen == ({"accuracy", "f1", "macro_f1", "mcc"} if group == "classes" else {"pearson", "spearman"})
+
+
+def test_entity_scores_equal_the_golden(golden):
+    types = set()
+    for truth, said, metrics in golden["tags"]:
+        ours = score_tags(truth, said)
+        assert {name: ours[name] for name in metrics} == pytest.approx(metrics, rel=1e-12), (truth, said)
+        types |= {name for name in metrics if name.startswith("f1_")}
+        assert {name for name in ours if name.startswith("f1_")} == {name for name in metrics if name.startswith("f1_")}
+    assert types == {"f1_PER", "f1_LOC", "f1_creative-work"}
+
+
+@pytest.mark.parametrize("metric", [scores.accuracy, scores.f1, scores.macro_f1, scores.mcc])
+def test_no_example_is_zero(metric):
+    assert metric([], []) == 0.0
+
+
+def test_one_class_alone():
+    assert scores.mcc([1, 1, 1], [1, 1, 1]) == 0.0  # as scikit-learn has it
+    assert scores.f1([0, 0], [0, 0]) == 0.0
+    assert scores.accuracy([1, 1], [1, 1]) == 1.0
+
+
+@pytest.mark.parametrize("metric", [scores.pearson, scores.spearman])
+def test_numbers_without_a_correlation_are_zero(metric):
+    for labels, said in [([], []), ([1], [1]), ([1, 2, 3], [4, 4, 4]), ([0.1] * 3, [1, 2, 3])]:
+        assert metric(labels, said) == 0.0
+    assert metric([1, 2, 3], [1, math.nan, 2]) == 0.0
+
+
+def test_infinity_has_a_rank_only():
+    assert scores.pearson([1, 2, 3], [1, math.inf, 2]) == 0.0
+    assert scores.spearman([1, 2, 3], [1, math.inf, 2]) == pytest.approx(0.5)
+
+
+def test_equal_numbers_share_their_rank():
+    assert scores.spearman([1, 2, 2, 3], [10, 20, 20, 1000]) == pytest.approx(1)
+    assert scores.spearman([1, 2, 3, 4], [1, 1, 2, 2]) == pytest.approx(4 / math.sqrt(20))
+
+
+def test_many_examples_do_not_overflow():
+    labels, said = [0, 1] * 200_000, [0, 1, 1, 1] * 100_000
+    assert scores.mcc(labels, said) == pytest.approx(math.sqrt(1 / 3))
+
+
+def test_precision_recall_f1():
+    assert scores.precision_recall_f1(2, 4, 8) == (0.5, 0.25, pytest.approx(1 / 3))
+    assert scores.precision_recall_f1(0, 0, 0) == (0.0, 0.0, 0.0)
