@@ -18,11 +18,14 @@ Source: google-research/bert tokenization.py, BasicTokenizer. `strip_accents` ap
 
 import bisect
 import functools
+import itertools
 import json
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
+
+from bert_jax.text.offsets import TracedText, trace
 
 UNICODE_VERSION = "14.0.0"
 TABLES_PATH = Path(__file__).with_name("unicode_14.json")
@@ -44,6 +47,7 @@ _ASCII_PUNCTUATION = ((0x21, 0x2F), (0x3A, 0x40), (0x5B, 0x60), (0x7B, 0x7E))
 
 # `str.split` takes these for blanks. The reference drops them as control characters, which joins what they part.
 _CONTROL_BLANKS = "\x0b\x0c\x1c\x1d\x1e\x1f\x85"
+_BETWEEN_BLANKS = re.compile(rf"[\S{_CONTROL_BLANKS}]+")
 
 
 class UnicodeTables(NamedTuple):
@@ -99,6 +103,19 @@ class Normalizer:
                 text = _in_canonical_order(text.translate(self._clean).translate(self._decomposed))
         return text.translate(self._whole).split()
 
+    def trace(self, text: str) -> list[TracedText]:
+        """Returns the words of `text` as a call does, and for each character of a word where in `text` it is from."""
+        marks = self._tables.nonspacing_mark
+        traced = trace(text)
+        if not text.isascii():
+            if self.lowercase and "Σ" in text:
+                traced = traced.translate(self._clean, marks)
+                traced = traced._replace(text=_lower_final_sigmas(traced.text))
+            if self.strip_accents and _reorderable().search(traced.text):
+                traced = traced.translate(self._clean, marks).translate(self._decomposed, marks)
+                traced = traced.reorder(_canonical_order(traced.text))
+        return traced.translate(self._whole, marks).split()
+
     def stands_alone(self, char: str) -> bool:
         """Returns whether `char` is never a part of a longer word: punctuation, a Chinese character, a blank."""
         return len(self("a" + char)) != 1 or not self(char)
@@ -151,6 +168,14 @@ def blank_separated(text: str) -> list[str]:
         if char in text:
             text = text.replace(char, "")
     return text.split()
+
+
+def spans_between_blanks(text: str) -> list[tuple[str, int]]:
+    """Returns each string between blanks as it stands in `text`, and where it begins.
+
+    These may hold characters that `blank_separated` takes out, or nothing else; their words are the same.
+    """
+    return [(found[0], found.start()) for found in _BETWEEN_BLANKS.finditer(text)]
 
 
 @functools.cache
@@ -214,16 +239,16 @@ def _lower_final_sigmas(text: str) -> str:
 
 def _in_canonical_order(text: str) -> str:
     """Returns decomposed `text` with each run of combining characters sorted by class, ties as they were."""
-    combining_class = unicode_tables().combining_class
-    ordered, run = [], []
-    for char in text:
-        if ord(char) in combining_class:
-            run.append(char)
-            continue
-        ordered += sorted(run, key=lambda mark: combining_class[ord(mark)])
-        ordered.append(char)
-        run = []
-    return "".join(ordered + sorted(run, key=lambda mark: combining_class[ord(mark)]))
+    return "".join([text[position] for position in _canonical_order(text)])
+
+
+def _canonical_order(text: str) -> list[int]:
+    """Returns the positions of the characters of decomposed `text` in canonical order."""
+    classes = unicode_tables().combining_class
+    # A character that combines with nothing ends a run; the sort is stable.
+    runs = itertools.accumulate(ord(char) not in classes for char in text)
+    keys = [(run, classes.get(ord(char), 0)) for run, char in zip(runs, text)]
+    return sorted(range(len(text)), key=keys.__getitem__)
 
 
 @functools.cache

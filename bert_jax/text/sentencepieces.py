@@ -15,10 +15,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import sentencepiece
 
 from bert_jax.errors import InputError
 from bert_jax.text.normalize import is_chinese, letter_images, unicode_tables
+from bert_jax.text.offsets import read_piece_spans, to_code_points, trace, trim_blanks
 from bert_jax.text.vocab import SPECIAL_TOKENS
 from bert_jax.text.wordpiece import holds_capitals
 
@@ -78,6 +80,21 @@ class SentencePieces:
         if not text or text[0].isspace():
             return self(text)
         return self._inner_model.encode(text if self._letters is None else text.translate(self._letters))
+
+    def encode_with_offsets(self, text: str) -> tuple[list[int], np.ndarray]:
+        """Returns the ids of `text`, and [n, 2] int32 where in it they begin and end; see `Tokenizer`."""
+        traced = trace(text)
+        if self._letters is not None:
+            traced = traced.translate(self._letters, unicode_tables().nonspacing_mark)
+        ids, spans = read_piece_spans(self._model.encode(traced.text, out_type="serialized_proto"))
+        is_blank = np.array([self.vocab[index] == BLANK for index in ids], bool)
+        spans = trim_blanks(traced.text, to_code_points(traced.text, spans), is_blank)
+        if self._letters is not None:
+            # An empty span stays empty, where the character at it begins.
+            starts, ends = np.append(traced.starts, len(text)), np.append(0, traced.ends)
+            starts, ends = starts[spans[:, 0]], ends[spans[:, 1]]
+            spans = np.stack([starts, np.where(spans[:, 0] == spans[:, 1], starts, ends)], axis=1).astype(np.int32)
+        return ids, spans
 
     @functools.cached_property
     def _inner_model(self) -> sentencepiece.SentencePieceProcessor:

@@ -135,6 +135,14 @@ class Tokenizer:
             ids += [self.pieces.ids[part]] if part in SPECIAL_TOKENS else self.pieces.go_on(part)
         return ids
 
+    def encode_with_offsets(self, text: str) -> tuple[list[int], np.ndarray]:
+        """Returns the ids of `text` as `encode` does, and [n, 2] int32 where each token begins and ends in it.
+
+        A span counts code points, so `text[start:end]` is what the token was made of: accents belong to the letter
+        before them, [UNK] is a whole word, and the pieces of a character that became several have the same span.
+        """
+        return self.pieces.encode_with_offsets(text)
+
     def encode_batch(self, texts: Iterable[str]) -> list[list[int]]:
         """Returns the ids of each text."""
         return [self.pieces(text) for text in texts]

@@ -8,8 +8,11 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
 from bert_jax.errors import InputError
-from bert_jax.text.normalize import Normalizer, blank_separated, unicode_tables
+from bert_jax.text.normalize import Normalizer, blank_separated, spans_between_blanks, unicode_tables
+from bert_jax.text.offsets import move_spans
 from bert_jax.text.vocab import CONTINUATION, MAX_WORD_LENGTH, read_vocab, vocab_bytes
 
 _CACHED_WORDS = 500_000  # about 150 MB; as many different words as there are in 50 MB of English text
@@ -34,6 +37,7 @@ class WordPiece:
         self._longest = max(map(len, vocab))
         self._words = _Memo(self._blank_separated)
         self._normal_words = _Memo(self._pieces_of_word)
+        self._spans = _Memo(self._spans_between_blanks)
 
     def __reduce__(self) -> tuple:
         return WordPiece, (self.vocab, self.normalizer)  # without the words seen so far
@@ -44,6 +48,19 @@ class WordPiece:
     def go_on(self, text: str) -> list[int]:
         """Returns the ids of text that follows a special token: as of any other, it begins with a word."""
         return self(text)
+
+    def encode_with_offsets(self, text: str) -> tuple[list[int], np.ndarray]:
+        """Returns the ids of `text`, and [n, 2] int32 where in it they begin and end; see `Tokenizer`."""
+        ids: list[int] = []
+        spans: list[int] = []
+        counts, starts = [], []
+        for word, start in spans_between_blanks(text):
+            word_ids = self._words[word]
+            ids += word_ids
+            spans += self._spans[word]
+            counts.append(len(word_ids))
+            starts.append(start)
+        return ids, move_spans(spans, counts, starts)
 
     @property
     def config(self) -> dict[str, Any]:
@@ -70,6 +87,17 @@ class WordPiece:
     def _blank_separated(self, word: str) -> tuple[int, ...]:
         """Returns the ids of text without blanks, such as "(Hello)," or a Chinese sentence."""
         return tuple(itertools.chain.from_iterable(map(self._normal_words.__getitem__, self.normalizer(word))))
+
+    def _spans_between_blanks(self, text: str) -> tuple[int, ...]:
+        """Returns start, end, start, end.. of the tokens of text without blanks; an [UNK] has its whole word's."""
+        spans: list[int] = []
+        for word in self.normalizer.trace(text):
+            ids, end = self._normal_words[word.text], 0
+            for index in ids:
+                token = self.vocab[index]
+                start, end = end, end + len(token.removeprefix(CONTINUATION) if end else token)
+                spans += word.span(start, end) if index != self.ids["[UNK]"] else word.span(0, len(word.text))
+        return tuple(spans)
 
     def _pieces_of_word(self, word: str) -> tuple[int, ...]:
         """Returns the ids of a normalised word; [UNK] if any part of it has no token."""

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prints the official scores of anybody's predictions, as JSON.
+
+python -m bert_jax.tools.score --task=squad1 --data=dev-v1.1.json --predictions=predictions.json
+"""
+
+import json
+import sys
+
+from absl import flags
+
+from bert_jax.errors import InputError
+from bert_jax.tools import cli
+
+TASK = flags.DEFINE_string("task", "", "squad1, squad2, glue:NAME (such as glue:sst2) or ner")
+DATA = flags.DEFINE_string("data", "", "the file with the right answers; of SQuAD a range of articles too, FILE[28:]")
+PREDICTIONS = flags.DEFINE_string("predictions", "", "the file with the predictions, in the task's official format")
+ODDS = flags.DEFINE_string("na_prob_file", "", "squad2: null_odds.json, to find the best threshold")
+THRESHOLD = flags.DEFINE_float("na_prob_thresh", 1.0, "squad2: with --na_prob_file, no answer where the odds are above")
+
+
+def main() -> None:
+    """Prints the scores."""
+    for name, value in {"task": TASK.value, "data": DATA.value, "predictions": PREDICTIONS.value}.items():
+        if not value:
+            raise InputError(f"--{name} is needed; --help lists the options")
+    print(json.dumps(_score(), indent=1))
+
+
+def _score() -> dict[str, float]:
+    kind, _, name = TASK.value.partition(":")
+    if ODDS.value and kind != "squad2":
+        raise InputError(f"--na_prob_file {ODDS.value} is for squad2, not for {TASK.value}; leave it out")
+    if TASK.value in ("squad1", "squad2"):
+        from bert_jax.tasks import squad_score
+
+        scores, missing = squad_score.score_files(kind, DATA.value, PREDICTIONS.value, ODDS.value, THRESHOLD.value)
+        if missing:
+            print(
+                f"warning: {PREDICTIONS.value} lacks {missing} questions of {DATA.value}; each scores 0",
+                file=sys.stderr,
+            )
+        return scores
+    if kind == "glue" and name:
+        from bert_jax.tasks import glue
+
+        return glue.score_files(name, DATA.value, PREDICTIONS.value)
+    if TASK.value == "ner":
+        from bert_jax.tasks import ner
+
+        return ner.score_files(DATA.value, PREDICTIONS.value)
+    raise InputError(f"--task {TASK.value!r} has no official score; use squad1, squad2, glue:NAME or ner")
+
+
+if __name__ == "__main__":
+    cli.run(main)
