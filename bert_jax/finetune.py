@@ -161,6 +161,11 @@ def prepare(config: FinetuneConfig, start: Pretrained) -> tuple[Task, Pretrained
 
     Raises: InputError if the data cannot be read, fits no task, or the model is none that can be fine-tuned.
     """
+    task = make_task(config.task)
+    if not task.splits.get("train"):
+        raise InputError(
+            f"task {config.task.name} has no training data, only a test; predict with a model of mnli for ax"
+        )
     if start.config.causal:
         raise InputError(
             f"init_checkpoint {config.init_checkpoint} reads from left to right, and its [CLS] sees itself alone; "
@@ -172,11 +177,6 @@ def prepare(config: FinetuneConfig, start: Pretrained) -> tuple[Task, Pretrained
             f"{config.init_checkpoint}; lower it, or lengthen the model with grow_model"
         )
     source = config.data.source or config.data.path
-    task = make_task(config.task)
-    if not task.splits.get("train"):
-        raise InputError(
-            f"task {config.task.name} has no training data, only a test; predict with a model of mnli for ax"
-        )
     examples = task.read(source, task.splits["train"][0])
     if not examples:
         raise InputError(f"{source} has no training examples for task {config.task.name}; give data that has some")

@@ -83,7 +83,8 @@ def test_labels_and_settings_travel_with_the_model(finished):
 
 
 def test_fine_tuning_goes_on_from_its_own_head(finished, topics, tmp_path, capsys):
-    config = topics_run(topics, finished[0], train=FinetuneTrainConfig(num_epochs=0.1))
+    optimizer = OptimizerConfig(learning_rate=1e-6, warmup_steps=0)
+    config = topics_run(topics, finished[0], train=FinetuneTrainConfig(num_epochs=0.1), optimizer=optimizer)
     result = train(config, tmp_path / "run")
     assert result.metrics["accuracy"] == pytest.approx(finished[1].metrics["accuracy"], abs=0.05)
     assert "starts at random" not in capsys.readouterr().err
