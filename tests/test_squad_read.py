@@ -114,6 +114,7 @@ def test_tfds(monkeypatch):
         SquadExample("7", "Où?", "in Rome", (Answer("Rome", 3), Answer("in Rome", 0)), False),
         SquadExample("8", "?", "x", (), True),
     ]
+    assert read_squad("tfds:squad/v2.0", "test", "2.0") == []
     with pytest.raises(InputError, match="no ranges of articles"):
         read_squad("tfds:squad/v2.0[:3]", "dev")
 

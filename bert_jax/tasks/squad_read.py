@@ -23,7 +23,7 @@ from bert_jax import storage
 from bert_jax.errors import InputError
 
 _SPLITS = ("train", "dev", "test")
-_TFDS_SPLITS = {"train": "train", "dev": "validation", "test": "test"}
+_TFDS_SPLITS = {"train": "train", "dev": "validation"}  # a test split is with SQuAD's authors only
 
 
 class Answer(NamedTuple):
@@ -124,7 +124,7 @@ def _find_place(source: str, split: str, version: str) -> str:
     if path.startswith("tfds:"):
         if path != source:
             raise InputError(f"{source}: a data set of TFDS has no ranges of articles; leave out {source[len(path) :]}")
-        return path
+        return path if split in _TFDS_SPLITS else ""
     if storage.is_remote(path) or not Path(path).is_dir():
         named = re.match("|".join(_SPLITS), Path(path).name)
         return source if any_name or not named or named[0] == split else ""
