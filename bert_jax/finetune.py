@@ -32,6 +32,7 @@ from bert_jax.tasks.catalog import make_task
 from bert_jax.tasks.evaluation import (
     Data,
     Inference,
+    Split,
     constant_scores,
     evaluate,
     make_inference,
@@ -256,14 +257,20 @@ def finish(
     mesh: Mesh,
     workdir: Path,
 ) -> dict[str, float]:
-    """Returns the metrics of the parameters, and writes model and predictions."""
+    """Returns the metrics of the parameters, and writes model and predictions.
+
+    Where the task has something to tune, such as a threshold, the metrics are those after it.
+    """
     size = eval_batch_size(config)
-    metrics = evaluate(task, data.evaluation, infer, size, mesh, params) if data.evaluation else {}
-    if task.tune is not None and metrics:
-        task = make_task(task.tune(metrics), task.labels)
-    for split in (*data.evaluation, *data.test):
-        predictions, _ = predict_split(task, split, infer, params, size, mesh)
+    if task.tune is not None and data.evaluation:
+        task = make_task(task.tune(evaluate(task, data.evaluation, infer, size, mesh, params)), task.labels)
+
+    def keep(split: Split, predictions: list[Any]) -> None:
         task.write(workdir / "predictions", split.name, split.examples, predictions)
+
+    metrics = evaluate(task, data.evaluation, infer, size, mesh, params, keep)
+    for split in data.test:
+        keep(split, predict_split(task, split, infer, params, size, mesh)[0])
     save_pretrained(
         workdir / FINETUNED,
         model,

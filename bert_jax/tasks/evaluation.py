@@ -75,12 +75,22 @@ def predict_split(
 
 
 def evaluate(
-    task: Task, splits: Sequence[Split], infer: Inference, batch_size: int, mesh: Mesh, params: Params
+    task: Task,
+    splits: Sequence[Split],
+    infer: Inference,
+    batch_size: int,
+    mesh: Mesh,
+    params: Params,
+    keep: Callable[[Split, list[Any]], None] = lambda split, predictions: None,
 ) -> dict[str, float]:
-    """Returns the task's metrics on every split; those of a later one have its name behind theirs."""
+    """Returns the task's metrics on every split; those of a later one have its name behind theirs.
+
+    `keep` is given the predictions.
+    """
     metrics: dict[str, float] = {}
     for split in splits:
         predictions, loss = predict_split(task, split, infer, params, batch_size, mesh)
+        keep(split, predictions)
         metrics |= _named(loss | task.score(split.examples, predictions), split, splits)
     return metrics
 
