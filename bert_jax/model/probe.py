@@ -4,6 +4,8 @@
 Source: paper, section 5.3 and Table 7.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
@@ -28,7 +30,7 @@ class Probe(nn.Module):
         layers [num_layers + 1, B, L, H] are the embeddings and every layer; sequence_ids [B, L] as in `Batch`, of a
         single sequence.
         """
-        features = self._combine(jax.lax.stop_gradient(layers).astype(jnp.float32))
+        features: Any = self._combine(jax.lax.stop_gradient(layers).astype(jnp.float32))
         inside = sequence_ids > 0
         lengths = jnp.sum(inside, axis=1)
         if self.config.kind == "bilstm":
