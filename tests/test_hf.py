@@ -8,6 +8,7 @@ from functools import partial
 from types import SimpleNamespace
 
 import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from bert_jax import InputError, load_pretrained
 from bert_jax.config import MaskingConfig
 from bert_jax.convert.hf import ARCHITECTURES, load_hf, save_hf
 from bert_jax.convert.names import from_params
+from bert_jax.losses import cross_entropy
 from bert_jax.model.heads import TASK_PARTS
 from bert_jax.model.objective import encode, pretraining_objective, task_forward
 
@@ -93,6 +95,48 @@ def test_loss_and_gradients_are_those_of_transformers(written, golden, name):
     np.testing.assert_allclose(value, golden[f"{name}/loss"], rtol=2e-6)
     ours = from_params(gradients, "hf", model.config)
     theirs = unpack(golden, f"{name}/gradients")
+    assert ours.keys() == theirs.keys()
+    for key, gradient in theirs.items():
+        np.testing.assert_allclose(ours[key], gradient, atol=1e-5, err_msg=key)
+
+
+def task_loss(task, logits, golden):
+    """Returns the loss of a task as fine-tuning has it: the mean over what has a label; of spans, of both ends."""
+    real, inputs = golden["inputs/attention_mask"] > 0, {key: golden[f"inputs/{key}"] for key in LABELS}
+    if task == "question_answering":
+        logits = jnp.where(real[..., None], logits, -1e9).swapaxes(1, 2)
+        labels = inputs["spans"]
+    elif task == "multiple_choice":  # two questions of two choices
+        logits, labels = logits.reshape(2, 2), np.array([1, 0])
+    elif task in ("masked_lm", "token_classification"):
+        labels = inputs["labels" if task == "masked_lm" else "tags"]
+    else:
+        logits, labels = logits[:, 0], inputs["classes" if task == "sequence_classification" else "next_sentence_label"]
+    total, weight = cross_entropy(logits, np.maximum(labels, 0), (labels >= 0).astype(np.float32))
+    return total / weight
+
+
+LABELS = ("labels", "tags", "spans", "classes", "next_sentence_label")
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        task if task in FAST else pytest.param(task, marks=pytest.mark.slow)
+        for task in TASK_PARTS
+        if task not in ("encoder", "pretraining")
+    ],
+)
+def test_loss_and_gradients_of_every_head_are_those_of_transformers(written, golden, task):
+    model, batch = load_hf(written[task]), golden_batch(golden)
+
+    def loss(params):
+        return task_loss(task, task_forward(model.config, params, batch, task), golden)
+
+    value, gradients = jax.jit(jax.value_and_grad(loss))(model.params)
+    np.testing.assert_allclose(value, golden[f"{task}/loss"], rtol=2e-6)
+    ours = from_params(gradients, "hf", model.config)
+    theirs = unpack(golden, f"{task}/gradients")
     assert ours.keys() == theirs.keys()
     for key, gradient in theirs.items():
         np.testing.assert_allclose(ours[key], gradient, atol=1e-5, err_msg=key)
@@ -360,7 +404,7 @@ def test_what_cannot_be_expressed_is_refused_with_nothing_written(tmp_path, monk
     def full_disk(*_args, **_options):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("bert_jax.convert.hf.safetensors.numpy.save_file", full_disk)
+    monkeypatch.setattr("bert_jax.convert.hf_weights.safetensors.numpy.save_file", full_disk)
     with pytest.raises(InputError, match="No space left on device"):
         save_hf(tmp_path / "out", tiny_model(), random_params(), make_tokenizer(203), "pretraining", ())
     assert [path.name for path in tmp_path.iterdir()] == ["there"]
