@@ -195,16 +195,20 @@ def find_damage(directory: Path) -> str | None:
     if not (directory / SEAL).exists():
         return f"{SEAL} is missing, so it was never finished"
     try:
-        files = read_json(directory / SEAL)["files"]
-    except (InputError, KeyError, TypeError):
+        content = read_json(directory / SEAL)
+        files = {name: (expected["bytes"], expected["sha256"]) for name, expected in content["files"].items()}
+        arrays = [(str(dtype), tuple(shape)) for dtype, shape in content["arrays"].values()]
+    except (InputError, AttributeError, KeyError, TypeError, ValueError):
         return f"{SEAL} is damaged"
-    for name, expected in files.items():
+    if not arrays:
+        return f"{SEAL} names no arrays"
+    for name, (size, checksum) in files.items():
         path = directory / name
         if not path.is_file():
             return f"file {name} is missing"
-        if path.stat().st_size != expected["bytes"]:
-            return f"file {name} has {path.stat().st_size} bytes in place of {expected['bytes']}"
-        if sha256_file(path) != expected["sha256"]:
+        if path.stat().st_size != size:
+            return f"file {name} has {path.stat().st_size} bytes in place of {size}"
+        if sha256_file(path) != checksum:
             return f"file {name} has another checksum than when it was written"
     return None
 

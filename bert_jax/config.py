@@ -57,6 +57,8 @@ class ModelConfig:
                 f"model.hidden_size {self.hidden_size} is not divisible by model.num_heads {self.num_heads}; "
                 f"use {nearest_multiples(self.hidden_size, self.num_heads)}"
             )
+        if not self.layer_norm_epsilon > 0:
+            raise InputError(f"model.layer_norm_epsilon {self.layer_norm_epsilon} is not above 0; BERT's is 1e-12")
         if self.vocab_size < 0:
             raise InputError(f"model.vocab_size {self.vocab_size} is negative; use 0 for the tokenizer's size")
 

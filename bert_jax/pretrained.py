@@ -18,6 +18,7 @@ from bert_jax.convert.hf import load_hf
 from bert_jax.convert.names import flatten, part_of, unflatten
 from bert_jax.convert.tf1 import checkpoint_prefix, load_tf1
 from bert_jax.errors import InputError
+from bert_jax.model.heads import TASK_PARTS
 from bert_jax.model.objective import Params, abstract_params, encode, parts_of, task_forward
 from bert_jax.settings import from_dict, to_dict
 from bert_jax.storage import is_remote, read_json, write_json
@@ -193,9 +194,10 @@ def recognise(path: str | Path) -> str:
             "give each a directory of its own"
         )
     if not forms:
+        others = [name for name in ("tf_model.h5", "flax_model.msgpack", "model.onnx") if (path / name).exists()]
         raise InputError(
             f"{path} holds no model: no params/ or checkpoints/ as written here, no model.safetensors and no "
-            "bert_model.ckpt.index"
+            "bert_model.ckpt.index" + (f"; {others[0]} is not read: save it as model.safetensors" if others else "")
         )
     return forms[0]
 
@@ -206,7 +208,16 @@ def _load_own(path: Path) -> Pretrained:
     if not (path / "config.json").is_file() or not (path / "tokenizer").is_dir():
         raise InputError(f"{path} has no config.json or no tokenizer/; it is no work directory and no exported model")
     about = read_json(path / "config.json")
-    config = from_dict(ModelConfig, about["model"])
+    if not isinstance(about, dict) or not isinstance(about.get("model"), dict):
+        raise InputError(f"{path / 'config.json'} has no section model; it was not written here, or it is damaged")
+    config = from_dict(ModelConfig, about["model"], f"{path / 'config.json'}: model")
+    config.validate()
+    task, labels = about.get("task", "pretraining"), about.get("labels", [])
+    if task not in TASK_PARTS or not isinstance(labels, list):
+        raise InputError(
+            f"{path / 'config.json'}: task {task!r} with labels {labels!r} is none that is known here; use one of "
+            f"{', '.join(TASK_PARTS)}, and a list"
+        )
     tokenizer = load_tokenizer(path / "tokenizer")
     if (path / "params").is_dir():
         problem = find_damage(path)
@@ -221,13 +232,18 @@ def _load_own(path: Path) -> Pretrained:
         found = {name.removeprefix("params/"): value for name, value in arrays.items() if name.startswith("params/")}
         abstract = _abstract(checkpoint, config, found)
         params = restore_tree(checkpoint / "state", {"params": abstract})["params"]
-    task, labels = about.get("task", "pretraining"), tuple(about.get("labels", ()))
-    return Pretrained(config, params, tokenizer, task, labels, task_settings=about.get("task_settings", {}))
+    num_classes = len(params["classifier"]["bias"]) if "classifier" in params else len(labels)
+    if labels and len(labels) != num_classes:
+        raise InputError(
+            f"{path / 'config.json'} names {len(labels)} classes, and the classifier has {num_classes}; mend labels"
+        )
+    settings = about.get("task_settings", {})
+    return Pretrained(config, params, tokenizer, task, tuple(map(str, labels)), task_settings=settings)
 
 
 def _abstract(where: Path, config: ModelConfig, arrays: dict[str, list]) -> Params:
     """Returns shapes, types and places of the parts that are there. Raises: InputError if they are not this model's."""
-    num_classes = arrays.get("classifier/bias", ["float32", [1]])[1][0]
+    num_classes = next(iter(arrays.get("classifier/bias", ["float32", [1]])[1]), 1)
     parts = {part_of(name) for name in arrays} | {"encoder"}
     every = flatten(abstract_params(config, num_classes))
     # What a probe is made of depends on its settings: of its own parameters a checkpoint says the shapes itself.

@@ -331,10 +331,12 @@ def write_array(path: str | os.PathLike, array: np.ndarray) -> None:
 def read_json(path: str | os.PathLike) -> Any:
     """Returns the value of a JSON file. Raises: InputError if it is missing or not JSON."""
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
+        return json.loads(Path(path).read_text(encoding="utf-8-sig"))  # some editors put a mark before it
     except FileNotFoundError:
         raise InputError(f"{path} does not exist") from None
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}; check the path and its permissions") from None
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not valid JSON ({error}); it is damaged or another kind of file") from None
 
 

@@ -122,6 +122,30 @@ def test_an_own_directory_keeps_parts_task_and_labels(tmp_path):
         jax.tree.map(np.testing.assert_array_equal, bert.params, params)
 
 
+def change_json(path, change):
+    content = change(json.loads(path.read_text()))
+    path.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "expected"),
+    [
+        ("config.json", lambda about: [], "config.json has no section model"),
+        ("config.json", lambda about: about | {"model": 5}, "config.json has no section model"),
+        ("config.json", lambda about: about | {"task": "sorting"}, "task 'sorting' with labels .* use one of encoder,"),
+        ("config.json", lambda about: about | {"labels": 3}, "with labels 3 is none"),
+        ("checksums.json", lambda sealed: sealed | {"arrays": [1]}, "is damaged: checksums.json is damaged"),
+        ("checksums.json", lambda sealed: sealed | {"files": {"config.json": 5}}, "checksums.json is damaged"),
+        ("checksums.json", lambda sealed: sealed | {"arrays": {}}, "checksums.json names no arrays"),
+    ],
+)
+def test_an_own_directory_with_odd_files_is_one_clear_line(copies, file, change, expected):
+    path = copies("bert_jax")
+    change_json(path / file, change)
+    with pytest.raises(InputError, match=expected):
+        load_pretrained(path)
+
+
 def test_a_failed_save_leaves_nothing_behind(tmp_path, monkeypatch):
     def full_disk(*_args, **_options):
         raise OSError(28, "No space left on device")

@@ -8,6 +8,7 @@ from functools import partial
 from types import SimpleNamespace
 
 import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from bert_jax import InputError, load_pretrained
 from bert_jax.config import MaskingConfig
 from bert_jax.convert.hf import ARCHITECTURES, load_hf, save_hf
 from bert_jax.convert.names import from_params
+from bert_jax.losses import cross_entropy
 from bert_jax.model.heads import TASK_PARTS
 from bert_jax.model.objective import encode, pretraining_objective, task_forward
 
@@ -93,6 +95,48 @@ def test_loss_and_gradients_are_those_of_transformers(written, golden, name):
     np.testing.assert_allclose(value, golden[f"{name}/loss"], rtol=2e-6)
     ours = from_params(gradients, "hf", model.config)
     theirs = unpack(golden, f"{name}/gradients")
+    assert ours.keys() == theirs.keys()
+    for key, gradient in theirs.items():
+        np.testing.assert_allclose(ours[key], gradient, atol=1e-5, err_msg=key)
+
+
+def task_loss(task, logits, golden):
+    """Returns the loss of a task as fine-tuning has it: the mean over what has a label; of spans, of both ends."""
+    real, inputs = golden["inputs/attention_mask"] > 0, {key: golden[f"inputs/{key}"] for key in LABELS}
+    if task == "question_answering":
+        logits = jnp.where(real[..., None], logits, -1e9).swapaxes(1, 2)
+        labels = inputs["spans"]
+    elif task == "multiple_choice":  # two questions of two choices
+        logits, labels = logits.reshape(2, 2), np.array([1, 0])
+    elif task in ("masked_lm", "token_classification"):
+        labels = inputs["labels" if task == "masked_lm" else "tags"]
+    else:
+        logits, labels = logits[:, 0], inputs["classes" if task == "sequence_classification" else "next_sentence_label"]
+    total, weight = cross_entropy(logits, np.maximum(labels, 0), (labels >= 0).astype(np.float32))
+    return total / weight
+
+
+LABELS = ("labels", "tags", "spans", "classes", "next_sentence_label")
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        task if task in FAST else pytest.param(task, marks=pytest.mark.slow)
+        for task in TASK_PARTS
+        if task not in ("encoder", "pretraining")
+    ],
+)
+def test_loss_and_gradients_of_every_head_are_those_of_transformers(written, golden, task):
+    model, batch = load_hf(written[task]), golden_batch(golden)
+
+    def loss(params):
+        return task_loss(task, task_forward(model.config, params, batch, task), golden)
+
+    value, gradients = jax.jit(jax.value_and_grad(loss))(model.params)
+    np.testing.assert_allclose(value, golden[f"{task}/loss"], rtol=2e-6)
+    ours = from_params(gradients, "hf", model.config)
+    theirs = unpack(golden, f"{task}/gradients")
     assert ours.keys() == theirs.keys()
     for key, gradient in theirs.items():
         np.testing.assert_allclose(ours[key], gradient, atol=1e-5, err_msg=key)
@@ -224,6 +268,14 @@ def shards_and_whole(directory):
     (directory / "model.safetensors").write_bytes(whole)
 
 
+def bad_index(content):
+    def change(directory):
+        shard(directory)
+        (directory / "model.safetensors.index.json").write_text(json.dumps(content))
+
+    return change
+
+
 def truncate(directory):
     path = directory / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
@@ -298,6 +350,19 @@ def tokenizer_setting(**changes):
             tensors(lambda t: t | {"bert.pooler.dense.bias": np.zeros(12, np.int8)}),
             "bert.pooler.dense.bias holds int8, not floating-point numbers",
         ),
+        (
+            tensors(lambda t: t | {"bert.pooler.dense.bias": np.zeros(12, np.complex64)}),
+            "bert.pooler.dense.bias holds complex64, not floating-point numbers",
+        ),
+        (setting(num_hidden_layers=10**6), "has 46 tensors, and the configuration beside it asks for 1000000 layers"),
+        (setting(layer_norm_eps=-1), "model.layer_norm_epsilon -1.0 is not above 0"),
+        (bad_index({"weight_map": {"bert.pooler.dense.bias": 1}}), "index.json has no weight_map"),
+        (bad_index([]), "index.json has no weight_map"),
+        (lambda directory: (directory / "tokenizer.json").write_text("[" * 99_999), "tokenizer.json is not valid JSON"),
+        (tokenizer_setting(do_lower_case="true"), "the tokenizer's do_lower_case is 'true'; make it true or false"),
+        (tokenizer_setting(do_basic_tokenize=False), "do_basic_tokenize is False, BERT's is True"),
+        (tokenizer_setting(unk_token={"content": "<unk>"}), r"unk_token is '<unk>', BERT's is '\[UNK\]'"),
+        (tokenizer_setting(added_tokens_decoder={"x": 1}), "added tokens is no list of tokens and ids; copy them"),
         (tokenizer_setting(tokenizer_class="BertJapaneseTokenizer"), "tokenizer_class BertJapaneseTokenizer is not"),
         (tokenizer_setting(added_tokens_decoder={"43": {"content": "<new>"}}), "adds 1 tokens .* '<new>' the first"),
     ],
@@ -307,6 +372,44 @@ def test_bad_input_is_one_clear_line(copy, damage, expected):
     with pytest.raises(InputError, match=expected) as caught:
         load_hf(copy)
     assert "\n" not in str(caught.value) and str(copy) in str(caught.value)
+
+
+def test_odd_settings_are_taken_and_said(copy):
+    setting(architectures=["Other", "BertForMaskedLM"], auto_map={"AutoModel": "code.Bert"})(copy)
+    model = load_hf(copy)
+    assert model.task == "masked_lm" and "code of the model's own (auto_map), which is not run" in model.notes[0]
+    for architectures in (5, "BertForMaskedLM", [["BertForMaskedLM"]], None):
+        setting(architectures=architectures)(copy)
+        assert load_hf(copy).task == "pretraining"
+    rewrite(copy, lambda t: t | {"cls.predictions.bias": np.full(43, 1e300)})
+    assert "mlm/output_bias holds NaN or numbers beyond float32" in load_hf(copy).notes[0]
+    (copy / "tokenizer_config.json").write_text('{"added_tokens_decoder": {"9": {"content": "[unused1]"}}}')
+    assert "1 tokens, '[unused1]' the first, are found in raw text by transformers" in load_hf(copy).notes[0]
+
+
+def test_large_models_are_written_in_shards(written, tmp_path):
+    model = load_hf(written["pretraining_erf"])
+    save_hf(tmp_path / "out", *model[:5], max_shard_bytes=4000)
+    files = sorted(path.name for path in (tmp_path / "out").glob("*.safetensors"))
+    assert len(files) > 2 and files[0] == f"model-00001-of-{len(files):05d}.safetensors"
+    index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
+    parts = {name: load_file(tmp_path / "out" / name) for name in files}
+    assert index["weight_map"] == {tensor: name for name, part in parts.items() for tensor in part}
+    assert index["metadata"] == {"total_size": sum(array.nbytes for part in parts.values() for array in part.values())}
+    assert all(len(part) == 1 or sum(array.nbytes for array in part.values()) <= 4000 for part in parts.values())
+    jax.tree.map(np.testing.assert_array_equal, load_hf(tmp_path / "out").params, model.params)
+
+
+def test_what_a_classifier_is_for_is_kept_or_said(tmp_path):
+    for count, problem in ((1, "regression"), (3, "single_label_classification")):
+        params = random_params(num_classes=count, parts=TASK_PARTS["sequence_classification"])
+        out = tmp_path / problem
+        save_hf(out, tiny_model(), params, make_tokenizer(203), "sequence_classification", ())
+        assert json.loads((out / "config.json").read_text())["problem_type"] == problem
+        assert load_hf(out).notes == ()
+        setting(problem_type="multi_label_classification")(out)
+        (note,) = load_hf(out).notes
+        assert "problem_type 'multi_label_classification' is not kept" in note and f"read as of '{problem}'" in note
 
 
 def test_a_table_rounded_up_is_taken(copy):
@@ -360,7 +463,7 @@ def test_what_cannot_be_expressed_is_refused_with_nothing_written(tmp_path, monk
     def full_disk(*_args, **_options):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("bert_jax.convert.hf.safetensors.numpy.save_file", full_disk)
+    monkeypatch.setattr("bert_jax.convert.hf_weights.safetensors.numpy.save_file", full_disk)
     with pytest.raises(InputError, match="No space left on device"):
         save_hf(tmp_path / "out", tiny_model(), random_params(), make_tokenizer(203), "pretraining", ())
     assert [path.name for path in tmp_path.iterdir()] == ["there"]
@@ -387,6 +490,12 @@ def test_a_tokenizer_json_alone_is_enough(written, copy):
     assert load_hf(copy).tokenizer.lowercase is False
     (copy / "tokenizer_config.json").write_text('{"do_lower_case": true}')  # as transformers has it
     assert load_hf(copy).tokenizer.lowercase is True
+    make_tokenizer(43).save(copy)  # a vocab.txt beside it must be the same
+    assert load_hf(copy).tokenizer.lowercase is True
+    make_tokenizer(42).save(copy)
+    with pytest.raises(InputError, match=r"vocab.txt, of 42 tokens, and tokenizer.json, of 43, disagree about '##l'"):
+        load_hf(copy)
+    (copy / "vocab.txt").unlink()
     for change, expected in (
         ({"normalizer": {"type": "Lowercase"}}, "normalizer is 'Lowercase', BERT's is 'BertNormalizer'"),
         ({"model": {"type": "BPE"}}, "model is 'BPE'"),

@@ -22,14 +22,21 @@ def goldens(repository):
     return json.loads((repository / "tests/golden/tokenizer.json").read_text())
 
 
-@pytest.mark.parametrize("casing", CASINGS)
-@pytest.mark.parametrize("texts", [character_texts, sigma_texts, fuzz_texts])
+@pytest.mark.parametrize(
+    ("texts", "casing"),
+    [
+        pytest.param(texts, casing, marks=[pytest.mark.slow] * (texts is character_texts and casing == "cased"))
+        for texts in (character_texts, sigma_texts, fuzz_texts)
+        for casing in CASINGS
+    ],
+)
 def test_words_are_those_of_the_reference(goldens, casing, texts):
     key = {character_texts: "characters", sigma_texts: "sigmas", fuzz_texts: "fuzz_words"}[texts]
     words = Normalizer(lowercase=casing == "uncased")
     assert hashes(map(words, texts())) == goldens[casing][key]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(unicodedata.unidata_version != normalize.UNICODE_VERSION, reason="needs Python 3.11's tables")
 def test_frozen_tables_are_those_of_python_3_11():
     assert make_unicode_tables.unicode_tables() == json.loads(normalize.TABLES_PATH.read_text(encoding="utf-8"))

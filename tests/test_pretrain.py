@@ -126,6 +126,7 @@ def test_a_report_that_spans_a_stop_is_that_of_the_uninterrupted_run(toy_data, t
     assert sorted(losses(tmp_path / "run")) == [5, 10]
 
 
+@pytest.mark.slow
 def test_resume_passes_over_a_flipped_byte_and_ends_the_same(finished, toy_data, tmp_path):
     whole, uninterrupted = finished
     shutil.copytree(whole, tmp_path / "run")

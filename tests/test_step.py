@@ -36,14 +36,21 @@ def take_steps(batch, mesh_sizes=None, model=None, accumulate=1, num_steps=3, op
 
 
 def assert_same(ours, theirs, tolerance=2e-5):
-    for before, after in zip(ours[0], theirs[0], strict=True):
+    """Compares as many steps as the second took."""
+    assert len(ours[0]) >= len(theirs[0]) > 0
+    for before, after in zip(ours[0], theirs[0]):
         for name in before:
             np.testing.assert_allclose(after[name], before[name], rtol=tolerance, atol=tolerance, err_msg=name)
 
 
+def two_a_row():
+    return random_batch(num_sequences=2)
+
+
 @pytest.fixture(scope="module")
 def one_device():
-    return take_steps(random_batch())
+    """Returns nine steps on one device; shared, for its program takes seconds to compile."""
+    return take_steps(two_a_row(), num_steps=9)
 
 
 @pytest.mark.parametrize(
@@ -56,10 +63,30 @@ def one_device():
     ],
 )
 def test_eight_devices_equal_one(one_device, sizes):
-    assert_same(one_device, take_steps(random_batch(), sizes))
+    assert_same(one_device, take_steps(two_a_row(), sizes))
 
 
-def test_dropout_bits_do_not_depend_on_the_mesh():
+def test_losses_and_dropout_bits_do_not_depend_on_the_mesh():
+    """The forward pass alone, which compiles in a fraction of the time of a step."""
+    model = tiny_model(hidden_dropout_rate=0.3, attention_dropout_rate=0.3)
+    objective = pretraining_objective(model, MASKING, MASK, (CLS, SEP))
+
+    def losses(mesh_sizes, devices, key=None):
+        mesh = make_mesh(MeshConfig(**mesh_sizes), devices)
+        params = init_state(objective, OPTIMIZER, TrainConfig(), mesh).params
+        rows = jax.tree.map(lambda x: jax.device_put(x, row_sharding(mesh)), random_batch())
+        with jax.set_mesh(mesh):
+            metrics = jax.jit(lambda params, rows: objective.losses(params, objective.prepare(rows), key))(params, rows)
+        return {name: float(total) / float(weight) for name, (total, weight) in metrics.items()}
+
+    key = jax.random.key(3)
+    one = losses({}, jax.devices()[:1], key)
+    assert losses({"data": 2, "fsdp": 2, "tensor": 2}, jax.devices(), key) == pytest.approx(one, rel=2e-5)
+    assert abs(one["mlm_loss"] - losses({}, jax.devices()[:1])["mlm_loss"]) > 1e-4  # it is on
+
+
+@pytest.mark.slow
+def test_dropout_bits_of_whole_steps_do_not_depend_on_the_mesh():
     model = tiny_model(hidden_dropout_rate=0.3, attention_dropout_rate=0.3)
     one = take_steps(random_batch(), model=model)
     assert_same(one, take_steps(random_batch(), {"data": 2, "fsdp": 2, "tensor": 2}, model=model))
@@ -82,7 +109,7 @@ def test_lamb_and_runs_of_words_do_not_depend_on_the_mesh():
 
 
 def test_four_microbatches_equal_the_whole_batch(one_device):
-    assert_same(one_device, take_steps(random_batch(), accumulate=4))
+    assert_same(one_device, take_steps(two_a_row(), accumulate=4))
 
 
 @pytest.mark.slow
@@ -95,24 +122,23 @@ def test_microbatches_with_uneven_predictions_and_empty_rows_equal_the_whole_bat
 
 @pytest.mark.slow
 def test_microbatches_on_a_mesh_equal_the_whole_batch(one_device):
-    assert_same(one_device, take_steps(random_batch(), {"data": 4, "tensor": 2}, accumulate=2))
+    assert_same(one_device, take_steps(two_a_row(), {"data": 4, "tensor": 2}, accumulate=2))
 
 
-def test_the_first_loss_is_near_that_of_guessing():
-    history, _ = take_steps(random_batch(), num_steps=1)
+def test_the_first_loss_is_near_that_of_guessing(one_device):
+    history, _ = one_device
     assert history[0]["mlm_loss"] == pytest.approx(np.log(203), rel=0.02)
     assert history[0]["nsp_loss"] == pytest.approx(np.log(2), rel=0.05)
 
 
-def test_step_0_has_rate_0_and_moves_nothing_then_it_learns():
-    history, _ = take_steps(random_batch(), num_steps=9)
+def test_step_0_has_rate_0_and_moves_nothing_then_it_learns(one_device):
+    history, _ = one_device
     assert history[0]["learning_rate"] == 0 and history[0]["loss"] == history[1]["loss"]
     assert history[-1]["loss"] < 0.8 * history[0]["loss"]
 
 
-def test_counts_leave_padding_out():
-    batch = random_batch(num_sequences=2, row_length=48)
-    metrics = take_steps(batch, num_steps=1)[0][0]
+def test_counts_leave_padding_out(one_device):
+    batch, metrics = two_a_row(), one_device[0][0]
     lengths = np.array([[(row == place).sum() for place in (1, 2)] for row in batch.sequence_ids])
     assert metrics["sequences"] == 32 and metrics["tokens"] == lengths.sum()
     assert metrics["squared_lengths"] == (lengths**2).sum()
@@ -136,6 +162,7 @@ def test_loss_weighs_every_prediction_of_the_global_batch_the_same():
     np.testing.assert_allclose([float(x) for x in whole], [total, weight], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_state_of_a_seed_is_the_same_on_every_mesh():
     objective = pretraining_objective(tiny_model(), MaskingConfig(), MASK, (CLS, SEP))
     states = [

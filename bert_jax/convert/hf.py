@@ -1,32 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hugging Face's directories, read and written without its library. The only home of safetensors and huggingface_hub.
+"""Hugging Face's directories, read and written without its library. The only home of huggingface_hub.
 
-A directory has config.json, model.safetensors (or shards of it and model.safetensors.index.json) and a tokenizer.
+A directory has config.json, tensors (`hf_weights`) and a tokenizer (`hf_tokenizer`).
 Source: transformers' configuration_bert.py and modeling_bert.py for what the options mean.
 """
 
-import contextlib
-import importlib
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-import safetensors
-import safetensors.numpy
 
 from bert_jax import storage
 from bert_jax.config import ModelConfig
 from bert_jax.convert.hf_tokenizer import load_hf_tokenizer, save_hf_tokenizer
-from bert_jax.convert.names import (
-    Arrays,
-    Imported,
-    canonical_names,
-    check_vocabulary,
-    from_params,
-    infer_task,
-    to_params,
-)
+from bert_jax.convert.hf_weights import INDEX, PICKLE, WEIGHTS, import_torch, open_weights, write_weights
+from bert_jax.convert.names import Imported, check_vocabulary, find_not_finite, from_params, infer_task, to_params
 from bert_jax.errors import InputError
 from bert_jax.model.heads import TASK_PARTS
 from bert_jax.model.objective import Params, parts_of
@@ -71,9 +57,7 @@ _SETTINGS = {
     "layer_norm_epsilon": "layer_norm_eps",
 }
 
-_WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
-_PICKLE = "pytorch_model.bin"
-_FILES = ["config.json", "model*.safetensors", _INDEX, "vocab.txt", "spiece.model", "tokenizer.json",
+_FILES = ["config.json", "model*.safetensors", INDEX, "vocab.txt", "spiece.model", "tokenizer.json",
           "tokenizer_config.json", "added_tokens.json"]  # fmt: skip
 
 
@@ -90,31 +74,44 @@ def load_hf(path: str | Path) -> Imported:
     if not isinstance(settings, dict):
         raise InputError(f"{where} is not a JSON object, so it describes no model; copy it again")
     config = model_config(settings, where)
-    tokenizer = load_hf_tokenizer(directory)
+    tokenizer, notes = load_hf_tokenizer(directory)
     check_vocabulary(tokenizer, config.vocab_size, where)
-    with _open_weights(directory) as (name, shapes, read):
+    with open_weights(directory) as (name, shapes, read):
         params = to_params(read, shapes, "hf", config, name)
     present = parts_of(params)
-    declared = _TASKS.get(next(iter(settings.get("architectures") or []), ""), "")
+    architectures = settings.get("architectures")
+    declared = next((_TASKS[kind] for kind in _TASKS if isinstance(architectures, list) and kind in architectures), "")
     missing = [part for part in TASK_PARTS.get(declared, ()) if part not in present]
-    notes = [f"{name} has no {part}, which its architecture asks for" for part in missing]
+    notes += [f"{name} has no {part}, which its architecture asks for" for part in missing]
+    notes += find_not_finite(params, name)
     task = declared if declared and not missing else infer_task(present)
     if settings.get("classifier_dropout") not in (None, config.hidden_dropout_rate):
         notes.append(
             f"classifier_dropout {settings['classifier_dropout']} is not kept; dropout before a classifier is "
             f"hidden_dropout_rate {config.hidden_dropout_rate} here"
         )
+    if "auto_map" in settings:
+        notes.append(f"{where} names code of the model's own (auto_map), which is not run: it is computed as a BERT")
+    if task == "sequence_classification" and (problem := _problem(settings, params)):
+        notes.append(problem)
     labels = _labels(settings, params, where) if task in _LABELLED else ()
     return Imported(config, params, tokenizer, task, labels, tuple(notes))
 
 
 def save_hf(
-    directory: str | Path, config: ModelConfig, params: Params, tokenizer: Tokenizer, task: str, labels: tuple[str, ...]
+    directory: str | Path,
+    config: ModelConfig,
+    params: Params,
+    tokenizer: Tokenizer,
+    task: str,
+    labels: tuple[str, ...],
+    max_shard_bytes: int = 5_000_000_000,
 ) -> list[str]:
     """Writes a directory that transformers loads whole, and returns lines that the user should see.
 
-    What the task's architecture has no place for is left out and said so. Raises: InputError, with nothing written,
-    if the model cannot be expressed or the directory exists.
+    What the task's architecture has no place for is left out and said so. Tensors of more than `max_shard_bytes`
+    together are divided into shards. Raises: InputError, with nothing written, if the model cannot be expressed or
+    the directory exists.
     """
     if config.causal:
         raise InputError("a left-to-right model (causal) has no counterpart among Hugging Face's BERTs; it stays here")
@@ -138,8 +135,10 @@ def save_hf(
         names = labels or tuple(f"LABEL_{index}" for index in range(params["classifier"]["bias"].shape[0]))
         settings["id2label"] = {str(index): label for index, label in enumerate(names)}
         settings["label2id"] = {label: index for index, label in enumerate(names)}
+        if task == "sequence_classification":
+            settings["problem_type"] = _usual_problem(params)
     with storage.new_directory(directory) as temporary:
-        safetensors.numpy.save_file(arrays, temporary / _WEIGHTS, metadata={"format": "pt"})
+        write_weights(temporary, arrays, max_shard_bytes)
         storage.write_json(temporary / "config.json", settings)
         notes += save_hf_tokenizer(temporary, tokenizer, config.max_positions)
     return notes
@@ -192,9 +191,9 @@ def fetch(url: str) -> Path:
         ) from None
     try:
         directory = Path(huggingface_hub.snapshot_download(name, revision=revision or None, allow_patterns=_FILES))
-        if not any((directory / file).exists() for file in (_WEIGHTS, _INDEX)):
-            _import_torch(url)
-            patterns = [*_FILES, "pytorch_model*.bin", f"{_PICKLE}.index.json"]
+        if not any((directory / file).exists() for file in (WEIGHTS, INDEX)):
+            import_torch(url)
+            patterns = [*_FILES, "pytorch_model*.bin", f"{PICKLE}.index.json"]
             directory = Path(
                 huggingface_hub.snapshot_download(name, revision=revision or None, allow_patterns=patterns)
             )
@@ -206,129 +205,20 @@ def fetch(url: str) -> Path:
     return directory
 
 
-@contextlib.contextmanager
-def _open_weights(
-    directory: Path,
-) -> Iterator[tuple[Path, dict[str, tuple[int, ...]], Callable[[str], np.ndarray]]]:
-    """Yields the file to name in messages, {name: shape} of all tensors, and what reads one."""
-    whole, index = directory / _WEIGHTS, directory / _INDEX
-    strays = sorted(path.name for path in directory.glob("model-*-of-*.safetensors"))
-    if whole.exists() and (index.exists() or strays):
-        raise InputError(
-            f"{directory} has both {_WEIGHTS} and shards ({index.name if index.exists() else strays[0]}), which may be "
-            "of two models; remove one of them"
-        )
-    if strays and not index.exists():
-        raise InputError(f"{directory} has shards such as {strays[0]} and no {_INDEX} that lists them; copy it as well")
-    with contextlib.ExitStack() as stack:
-        if index.exists():
-            name, files = index, _open_shards(directory, stack)
-        elif whole.exists():
-            name, files = whole, {whole: _open(whole, stack)}
-        else:
-            name, arrays = _load_pickles(directory)
-            yield (
-                name,
-                *_without_ties({key: tuple(array.shape) for key, array in arrays.items()}, arrays.__getitem__, name),
-            )
-            return
-        homes = {tensor: stream for stream in files.values() for tensor in stream.keys()}
-        shapes = {tensor: tuple(stream.get_slice(tensor).get_shape()) for tensor, stream in homes.items()}
-
-        def read(tensor: str) -> np.ndarray:
-            try:
-                return homes[tensor].get_tensor(tensor)
-            except (safetensors.SafetensorError, AttributeError, TypeError) as error:
-                kind = homes[tensor].get_slice(tensor).get_dtype()
-                raise InputError(f"{name}: cannot read {tensor} of type {kind} ({error}); save it as float32") from None
-
-        yield name, *_without_ties(shapes, read, name)
+def _problem(settings: dict[str, Any], params: Params) -> str:
+    """Returns what to say of a classifier whose outputs are not one of several classes; "" if there is nothing."""
+    problem, usual = settings.get("problem_type"), _usual_problem(params)
+    if problem in (None, usual):
+        return ""
+    return (
+        f"problem_type {problem!r} is not kept: here the classifier is trained and read as of {usual!r}, for it has "
+        f"{params['classifier']['bias'].shape[0]} outputs; the logits are the same"
+    )
 
 
-def _open(path: Path, stack: contextlib.ExitStack) -> Any:
-    try:
-        return stack.enter_context(safetensors.safe_open(path, framework="np"))
-    except (safetensors.SafetensorError, OSError) as error:
-        raise InputError(f"{path} is truncated or damaged ({error}); copy it again") from None
-
-
-def _open_shards(directory: Path, stack: contextlib.ExitStack) -> dict[Path, Any]:
-    """Returns the open shards. Raises: InputError if one is missing, or holds other tensors than the index says."""
-    index = directory / _INDEX
-    content = storage.read_json(index)
-    homes = content.get("weight_map") if isinstance(content, dict) else None
-    if not isinstance(homes, dict) or not homes:
-        raise InputError(f"{index} has no weight_map, so nothing says which file holds which tensor; copy it again")
-    files = {}
-    for name in sorted(set(homes.values())):
-        path = directory / name
-        if path.parent != directory or not path.exists():
-            raise InputError(f"{index} names a shard {name} that is not in the directory; copy it as well")
-        files[path] = _open(path, stack)
-        expected = {tensor for tensor, home in homes.items() if home == name}
-        different = sorted(expected ^ set(files[path].keys()))
-        if different:
-            raise InputError(
-                f"{path} and {index.name} differ about {different[0]} and {len(different) - 1} other tensors; they are "
-                "of two models or of two ways to divide one, so copy all shards and the index from one place"
-            )
-    return files
-
-
-def _load_pickles(directory: Path) -> tuple[Path, Arrays]:
-    """Returns the tensors of pytorch_model.bin, through torch's loader that runs no code."""
-    path, index = directory / _PICKLE, directory / f"{_PICKLE}.index.json"
-    if not path.exists() and not index.exists():
-        raise InputError(f"{directory} has no {_WEIGHTS}, no {_INDEX} and no {_PICKLE}; copy the one that it came with")
-    torch = _import_torch(path)
-    names = sorted(set(storage.read_json(index)["weight_map"].values())) if index.exists() else [path.name]
-    arrays: Arrays = {}
-    for name in names:
-        try:
-            tensors = torch.load(directory / name, map_location="cpu", weights_only=True)
-            arrays |= {key: tensor.float().numpy() if tensor.is_floating_point() else tensor.numpy()
-                       for key, tensor in tensors.items()}  # fmt: skip
-        except Exception as error:  # noqa: BLE001 - a damaged pickle fails in any way
-            reason = next(iter(str(error).splitlines()), type(error).__name__)
-            raise InputError(
-                f"{directory / name} is damaged or holds more than tensors ({reason}); copy it again"
-            ) from None
-    return path, arrays
-
-
-def _import_torch(path: Any) -> Any:
-    try:
-        return importlib.import_module("torch")
-    except ImportError:
-        raise InputError(
-            f"{path} is a pickle, which could run any code, and torch, whose loader is safe, is not installed; where "
-            "transformers is, AutoModel.from_pretrained(DIR).save_pretrained(DIR) writes model.safetensors: "
-            "use the model's own class in place of AutoModel to keep its head"
-        ) from None
-
-
-def _without_ties(
-    shapes: dict[str, tuple[int, ...]], read: Callable[[str], np.ndarray], where: Path
-) -> tuple[dict[str, tuple[int, ...]], Callable[[str], np.ndarray]]:
-    """Returns shapes and reader without the output table and bias that repeat others.
-
-    Raises: InputError if they do not repeat them.
-    """
-    names = canonical_names(shapes, "hf", where)
-    aliases = {}
-    for copy, original in (
-        ("cls.predictions.decoder.bias", "cls.predictions.bias"),
-        ("cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"),
-    ):
-        if copy in names and original not in names:
-            aliases[original] = names[copy]
-        elif copy in names and not np.array_equal(read(names[copy]), read(names[original])):
-            raise InputError(
-                f"{where}: {names[copy]} differs from {names[original]}; here, as in the paper, the output shares the "
-                "table of words, so this model cannot be computed"
-            )
-    shapes = shapes | {original: shapes[copy] for original, copy in aliases.items()}
-    return shapes, lambda name: read(aliases.get(name, name))
+def _usual_problem(params: Params) -> str:
+    """Returns what transformers, and we, take a classifier's outputs for: one is a score."""
+    return "regression" if params["classifier"]["bias"].shape[0] == 1 else "single_label_classification"
 
 
 def _labels(settings: dict[str, Any], params: Params, where: Path) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.config import ModelConfig
@@ -99,7 +100,11 @@ TABLE = tuple(_rows())
 IGNORED: dict[str, tuple[str, ...]] = {
     "hf": (r"bert\.embeddings\.(position_ids|token_type_ids)", r"cls\.predictions\.decoder\.(weight|bias)"),
     # The moments of Google's, NVIDIA's and TensorFlow's own optimizers; their steps; the scale of the loss in float16.
-    "tf1": (r".*/((adam|lamb)_[mv]|Adam(_1)?)", r"global_step|beta[12]_power", r"current_loss_scale|good_steps"),
+    "tf1": (
+        r".*/((adam|lamb)_[mv]|(Adam\w*?|LAMB\w*?|Momentum|RMSProp|Adagrad|Adadelta)(_\d+)?)",
+        r"global_step|beta[12]_power",
+        r"current_loss_scale|good_steps",
+    ),
 }
 
 
@@ -140,6 +145,11 @@ def to_params(
     Raises: InputError, before any tensor is read, that lists the tensors that are missing, unknown or misshapen.
     """
     names = canonical_names(shapes, form, where)
+    if config.num_layers > len(names):
+        raise InputError(
+            f"{where} has {len(names)} tensors, and the configuration beside it asks for {config.num_layers} layers; "
+            "the two do not belong together, so take both from one place"
+        )
     bias = names.get(next(row for row in TABLE if row.ours == "classifier/bias").name(form, None))
     num_classes = int(shapes[bias][0]) if bias and len(shapes[bias]) == 1 else 1
     expected = flatten(abstract_params(config, num_classes))
@@ -167,13 +177,14 @@ def to_params(
         slices = [array[i] for i in range(len(array))] if is_stacked(row.ours) else [array]  # views
         for target, name in zip(slices, wanted[row.ours], strict=True):
             value = read(names[name])
-            if np.issubdtype(value.dtype, np.integer) or np.issubdtype(value.dtype, np.bool_):
+            if not jnp.issubdtype(value.dtype, jnp.floating):
                 raise InputError(
                     f"{where}: {names[name]} holds {value.dtype}, not floating-point numbers; a quantized model must "
                     "be saved in floating point first"
                 )
             value = value.T if row.is_flipped(form) else value
-            target[: len(value)] = value
+            with np.errstate(over="ignore"):  # of float64; `find_not_finite` tells of it
+                target[: len(value)] = value
         flat[row.ours] = array
     return unflatten(flat)
 
@@ -202,6 +213,13 @@ def check_vocabulary(tokenizer: Tokenizer, vocab_size: int, where: Any) -> None:
             f"{where}: the vocabulary has {tokens} tokens and the table of words {vocab_size} rows; take both from one "
             "place" + ("" if tokens > vocab_size else ", or add the missing tokens, one a line, in their order")
         )
+
+
+def find_not_finite(params: Params, where: Any) -> list[str]:
+    """Returns a line that the user should see if a parameter holds NaN or infinity, which no trained model has."""
+    bad = [ours for ours, leaf in flatten(params).items() if not np.isfinite(leaf).all()]
+    what = "NaN or numbers beyond float32, so what it computes is worth nothing"
+    return [f"{where}: {_listed(bad)} hold{'s' * (len(bad) == 1)} {what}"] if bad else []
 
 
 def part_of(ours: str) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 from bert_jax import storage
 from bert_jax.config import ModelConfig
 from bert_jax.convert.bundle import Bundle, index_path, write_bundle
-from bert_jax.convert.names import Imported, check_vocabulary, from_params, infer_task, to_params
+from bert_jax.convert.names import Imported, check_vocabulary, find_not_finite, from_params, infer_task, to_params
 from bert_jax.errors import InputError
 from bert_jax.model.heads import TASK_PARTS
 from bert_jax.model.objective import Params, parts_of
@@ -68,6 +68,7 @@ def load_tf1(path: str | Path, activation: str = "", lowercase: bool | None = No
         )
     shapes = {name: entry.shape for name, entry in bundle.entries.items()}
     params = to_params(bundle.read, shapes, "tf1", config, index_path(prefix))
+    notes += find_not_finite(params, index_path(prefix))
     ours, present = settings.get(_OURS, {}), parts_of(params)
     task = str(ours.get("task", ""))
     if task not in TASK_PARTS or not set(TASK_PARTS[task]) <= set(present):

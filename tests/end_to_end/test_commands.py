@@ -79,9 +79,10 @@ def train(made, workdir, *more):
 @pytest.fixture(scope="module")
 def trained(repository, made):
     """Returns the work directory of a finished run."""
-    result = run(repository, *train(made, made / "run"))
+    fewer = ("--config.train.num_steps=20", "--config.eval.every_steps=10")
+    result = run(repository, *train(made, made / "run", *fewer))
     assert result.returncode == 0, result.stderr
-    assert "eval  100/100" in result.stderr and "trained to step 100" in result.stderr
+    assert "eval  20/20" in result.stderr and "trained to step 20" in result.stderr
     return made / "run"
 
 
@@ -95,6 +96,7 @@ def test_text_to_filled_blanks(repository, trained, tmp_path):
     assert all(line.count("%") == 3 for line in (lines[1], lines[3], lines[4]))
 
 
+@pytest.mark.slow
 def test_export_is_the_model_of_the_run_without_its_optimizer(repository, trained, tmp_path):
     export = ("-m", "bert_jax.tools.export_params", f"--checkpoint={trained}", f"--output={tmp_path}/model")
     assert run(repository, *export).returncode == 0
@@ -104,7 +106,7 @@ def test_export_is_the_model_of_the_run_without_its_optimizer(repository, traine
         np.testing.assert_array_equal(before, after)
     sizes = {
         name: sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-        for name, folder in (("run", trained / "checkpoints" / "00000100"), ("model", tmp_path / "model"))
+        for name, folder in (("run", trained / "checkpoints" / "00000020"), ("model", tmp_path / "model"))
     }
     assert sizes["model"] < sizes["run"] / 2
 
@@ -150,7 +152,7 @@ def test_help_is_quick_and_needs_no_jax(repository):
         (["--config=configs/pretrain.py:tinny"], ["tinny", "tiny"]),
         (["--wrokdir=x"], ["workdir"]),
         (["stray"], ["stray"]),
-        (["--config.mesh.data=7", "--config.mesh.fsdp=2"], ["devices"]),
+        pytest.param(["--config.mesh.data=7", "--config.mesh.fsdp=2"], ["devices"], marks=pytest.mark.slow),
     ],
 )
 def test_bad_flags_are_one_line(repository, made, tmp_path, arguments, parts):
@@ -166,7 +168,7 @@ def test_missing_flags_say_what_to_give(repository):
 @pytest.mark.parametrize(
     ("content", "part"),
     [
-        (b"no blank here\n", "no [MASK]"),
+        pytest.param(b"no blank here\n", "no [MASK]", marks=pytest.mark.slow),
         pytest.param(b"\xff\xfe [MASK]\n", "not UTF-8", marks=pytest.mark.slow),
         (None, "cannot be read"),
     ],

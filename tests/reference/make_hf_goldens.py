@@ -5,7 +5,7 @@
     python tests/reference/make_hf_goldens.py --output=tests/golden/hf_models.npz
 
 For every task a model of its own, with random parameters in place of the initial ones, whose biases would all be 0.
-It was made with the CPU build of torch and Python 3.11.7, on one thread, in float32. The last row of the inputs is
+It was made on one thread of a CPU with Python 3.11.7, in float32. The last row of the inputs is
 as long as the model has positions, the others are padded; all but one have a segment B.
 """
 
@@ -51,6 +51,7 @@ MODELS = {  # name: class, and what differs from SIZES
     "multiple_choice": ("BertForMultipleChoice", {}),
     "question_answering": ("BertForQuestionAnswering", {}),
 }
+GRADIENTS = [name for name in MODELS if name != "encoder"]  # which has no loss
 LENGTHS = ((22, 9), (5, 5), (13, 6), (22, 14))  # of every row, and of its sentence A; 5, 5 has no sentence B
 IGNORED = -100  # the label of what is not to be predicted
 
@@ -67,7 +68,30 @@ def make_inputs() -> dict[str, np.ndarray]:
         places = rng.choice(np.arange(1, stop), 3, replace=False)
         inputs["labels"][row, places] = rng.integers(5, SIZES["vocab_size"], 3)
     inputs["next_sentence_label"] = np.array([0, 1, 1, 0])
+    # Drawn after all others, which are as they were before there were these.
+    inputs["classes"] = rng.integers(0, 3, len(LENGTHS))
+    inputs["tags"] = np.where(inputs["attention_mask"] > 0, rng.integers(0, 5, (len(LENGTHS), length)), IGNORED)
+    inputs["spans"] = np.sort(rng.integers(0, [[stop] for stop, _ in LENGTHS], (len(LENGTHS), 2)), axis=1)
     return inputs
+
+
+def labels_of(name: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Returns what a model is to say, under the names of its arguments; nothing for the bare encoder.
+
+    Of two questions of two choices the second and the first are right.
+    """
+    if name.startswith("pretraining"):
+        return {"labels": tensors["labels"], "next_sentence_label": tensors["next_sentence_label"]}
+    if name == "question_answering":
+        return {"start_positions": tensors["spans"][:, 0], "end_positions": tensors["spans"][:, 1]}
+    labels = {
+        "masked_lm": tensors["labels"],
+        "next_sentence": tensors["next_sentence_label"],
+        "sequence_classification": tensors["classes"],
+        "token_classification": tensors["tags"],
+        "multiple_choice": torch.tensor([1, 0]),
+    }
+    return {"labels": labels[name]} if name in labels else {}
 
 
 def run(name: str, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -87,9 +111,7 @@ def run(name: str, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     }
     if name == "multiple_choice":  # two questions of two choices
         feed = {key: value.reshape(2, 2, -1) for key, value in feed.items()}
-    if name.startswith("pretraining"):
-        feed |= {"labels": tensors["labels"], "next_sentence_label": tensors["next_sentence_label"]}
-    output = model(**feed, output_hidden_states=True)
+    output = model(**feed, **labels_of(name, tensors), output_hidden_states=True)
     results = {
         key: value.detach().numpy()
         for key, value in output.items()
@@ -98,12 +120,21 @@ def run(name: str, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     results["hidden_states"] = np.stack([value.detach().numpy() for value in output.hidden_states])
     results["config"] = np.array(json.dumps({**config.to_dict(), "architectures": [kind]}))
     if name.startswith("pretraining"):
-        inputs_alone = {key: feed[key] for key in ("input_ids", "attention_mask", "token_type_ids")}
-        results["pooler_output"] = model.bert(**inputs_alone).pooler_output.detach().numpy()
-        output.loss.backward()
+        results["pooler_output"] = model.bert(**feed).pooler_output.detach().numpy()
+    if name in GRADIENTS:
+        loss = span_loss(output, tensors) if name == "question_answering" else output.loss
+        loss.backward()
+        results["loss"] = loss.detach().numpy()
         results |= pack("gradients", {key: value.grad.numpy() for key, value in model.named_parameters()})
     results |= pack("state", {key: value.detach().numpy() for key, value in model.named_parameters()})
     return {f"{name}/{key}": value for key, value in results.items()}
+
+
+def span_loss(output: transformers.utils.ModelOutput, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Returns the loss over the real tokens. That of transformers counts padding as places an answer could be at."""
+    padding = tensors["attention_mask"] == 0
+    logits = [values.masked_fill(padding, -1e9) for values in (output.start_logits, output.end_logits)]
+    return sum(torch.nn.functional.cross_entropy(logits[i], tensors["spans"][:, i]) for i in range(2)) / 2
 
 
 def pack(name: str, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -24,6 +24,7 @@ from bert_jax.model.objective import encode, task_forward
 from bert_jax.pretrained import make_batch
 
 torch = pytest.importorskip("torch")
+tokenizers = pytest.importorskip("tokenizers")
 transformers = pytest.importorskip("transformers")
 
 pytestmark = [pytest.mark.reference, pytest.mark.slow]
@@ -180,18 +181,29 @@ def test_what_was_written_here_is_computed_by_transformers(tmp_path, report, see
     num_classes = 1 if task == "multiple_choice" else len(theirs.id2label)
     params = random_params(config, num_classes, seed, TASK_PARTS[task])
     labels = tuple(theirs.id2label.values()) if labelled else ()
-    save_hf(tmp_path / "out", config, params, make_tokenizer(config.vocab_size, lowercase=bool(seed % 2)), task, labels)
+    tokenizer = make_tokenizer(config.vocab_size, lowercase=bool(seed % 2))
+    shard_bytes = 20_000 if seed % 3 == 0 else 1 << 30
+    save_hf(tmp_path / "out", config, params, tokenizer, task, labels, shard_bytes)
     loaded, settings = load_whole(tmp_path / "out", task)
     if labelled:
         assert tuple(settings.id2label[index] for index in range(len(labels))) == labels
     inputs = random_inputs(theirs, np.random.default_rng(seed))
     assert_same(dataclasses.replace(load_pretrained(tmp_path / "out"), params=params), loaded, task, inputs, report)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    alone = tokenizers.Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))
+    (tmp_path / "out" / "tokenizer.json").unlink()
+    without = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     ours = load_pretrained(tmp_path / "out").tokenizer
-    for text in ("abc Def, naïve (x) 12", "word3 zyx [MASK]"):
+    for text in ("abc Def, naïve (x) 12", "word3 zyx [MASK]", "日本 word3word3"):
         ids = [ours.cls_id, *ours.encode(text, allow_special=True), ours.sep_id]
-        assert tokenizer(text)["input_ids"] == ids
-    assert tokenizer.model_max_length == config.max_positions
+        assert tokenizer(text)["input_ids"] == ids == alone.encode(text).ids == without(text)["input_ids"]
+        pair = tokenizer(text, "abc")
+        assert pair["token_type_ids"] == [0] * len(ids) + [1] * (len(pair["input_ids"]) - len(ids))
+        assert (
+            alone.encode(text, "abc").ids == pair["input_ids"]
+            and alone.encode(text, "abc").type_ids == pair["token_type_ids"]
+        )
+    assert tokenizer.model_max_length == without.model_max_length == config.max_positions
 
 
 def test_what_transformers_saves_of_a_tokenizer_is_read(repository, tmp_path):
