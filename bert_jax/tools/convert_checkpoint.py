@@ -50,7 +50,7 @@ def main() -> None:
     model = (bert.config, bert.params, bert.tokenizer, bert.task, bert.labels)
     notes = list(bert.notes)
     if _TO.value == "bert_jax":
-        save_pretrained(output, *model)
+        save_pretrained(output, *model, bert.task_settings)
     else:
         notes += (save_hf if _TO.value == "hf" else save_tf1)(output, *model)
     for note in notes:

@@ -25,7 +25,7 @@ def main() -> None:
     from bert_jax.pretrained import load_pretrained, save_pretrained
 
     bert = load_pretrained(_CHECKPOINT.value)
-    save_pretrained(output, bert.config, bert.params, bert.tokenizer, bert.task, bert.labels)
+    save_pretrained(output, bert.config, bert.params, bert.tokenizer, bert.task, bert.labels, bert.task_settings)
     print(f"{output}: config.json, tokenizer/ and params/")
 
 
