@@ -16,6 +16,7 @@ from bert_jax.tools import cli
 
 CONFIG = config_flags.DEFINE_config_file("config", None, "a file of configs/, and after a colon its argument")
 WORKDIR = flags.DEFINE_string("workdir", "", "where checkpoints, metrics and the trained model go; resumes if used")
+JOIN = cli.define_cluster_flags()
 
 
 def main() -> int:
@@ -29,6 +30,7 @@ def main() -> int:
 
     from bert_jax import finetune, sweep  # JAX starts here: --help and bad settings answer at once
 
+    JOIN()
     run = sweep.run if config.sweep.is_grid else finetune.run
     signal = run(config, Path(WORKDIR.value)).signal
     return 128 + signal if signal else 0

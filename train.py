@@ -13,6 +13,7 @@ from bert_jax.tools import cli
 
 CONFIG = config_flags.DEFINE_config_file("config", None, "a file of configs/, and after a colon its argument")
 WORKDIR = flags.DEFINE_string("workdir", "", "where checkpoints, metrics and the trained model go; resumes if used")
+JOIN = cli.define_cluster_flags()
 
 
 def main() -> int:
@@ -26,6 +27,7 @@ def main() -> int:
 
     from bert_jax import pretrain  # JAX starts here: --help and bad settings answer at once
 
+    JOIN()
     result = pretrain.run(config, Path(WORKDIR.value))
     return 128 + result.signal if result.signal else 0
 

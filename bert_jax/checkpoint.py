@@ -15,10 +15,12 @@ from typing import Any, NamedTuple
 import jax
 import orbax.checkpoint as ocp
 
+from bert_jax import cluster
 from bert_jax.errors import InputError
 from bert_jax.storage import read_json, sha256_file, write_json
 
 SEAL = "checksums.json"
+_NONE, _ALL_DAMAGED = -1, -2  # in place of a step
 
 
 class Restored(NamedTuple):
@@ -72,8 +74,9 @@ class Checkpoints:
     def _seal(self, step: int, about: dict[str, Any]) -> None:
         try:
             self._manager.wait_until_finished()
-            seal(self._path(step), about)
-            self._delete_surplus()
+            if cluster.is_first():
+                seal(self._path(step), about)
+                self._delete_surplus()
         except Exception as error:  # noqa: BLE001 - handed to the main thread by wait()
             self._failure = error
 
@@ -82,6 +85,7 @@ class Checkpoints:
         if self._sealing is not None:
             self._sealing.join()
             self._sealing = None
+            cluster.wait_for_all("checkpoint sealed")
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise _cannot_write(self.directory, failure) from failure
@@ -104,20 +108,29 @@ class Checkpoints:
         Raises: InputError if there are checkpoints and none is whole, or if shapes differ.
         """
         self.wait()
-        passed_over = []
-        for step in reversed(self.steps()):
-            path = self._path(step)
-            problem = find_damage(path)
-            if problem is None:
-                about = read_json(path / SEAL)
-                check_arrays(path, about["arrays"], describe(abstract_state))
-                return Restored(self._restore_step(step, abstract_state), about["notes"], passed_over)
-            passed_over.append(f"checkpoint {path} is not used: {problem}")
-        if passed_over:
+        step, passed_over = self._find_whole() if cluster.is_first() else (0, [])
+        step = cluster.first_says(step)
+        if step == _ALL_DAMAGED:
+            passed_over = passed_over or ["the first process tells which checkpoints are not whole"]
             raise InputError(
                 "; ".join(passed_over) + f"; no whole checkpoint is left, so remove {self.directory} to start over"
             )
-        return None
+        if step == _NONE:
+            return None
+        path = self._path(step)
+        about = read_json(path / SEAL)
+        check_arrays(path, about["arrays"], describe(abstract_state))
+        return Restored(self._restore_step(step, abstract_state), about["notes"], passed_over)
+
+    def _find_whole(self) -> tuple[int, list[str]]:
+        """Returns the newest whole step, `_NONE` or `_ALL_DAMAGED`, and a line about each newer one."""
+        passed_over: list[str] = []
+        for step in reversed(self.steps()):
+            problem = find_damage(self._path(step))
+            if problem is None:
+                return step, passed_over
+            passed_over.append(f"checkpoint {self._path(step)} is not used: {problem}")
+        return _ALL_DAMAGED if passed_over else _NONE, passed_over
 
     def best_step(self) -> int:
         """Returns the step of the whole checkpoint with the lowest metric; the earlier one of equals."""
@@ -135,11 +148,13 @@ class Checkpoints:
 
     def _restore_step(self, step: int, abstract_state: Any) -> Any:
         damaged = [later for later in self.steps() if later > step]
-        for later in damaged:
+        cluster.wait_for_all("damaged checkpoints seen")
+        for later in damaged if cluster.is_first() else []:
             aside = self.directory.parent / "damaged" / f"{later:08d}"
             aside.parent.mkdir(exist_ok=True)
             shutil.rmtree(aside, ignore_errors=True)
             self._path(later).rename(aside)
+        cluster.wait_for_all("damaged checkpoints moved")
         if damaged:  # Orbax remembers what it has seen, and would refuse to save those steps again
             self._manager.close()
             self._manager = self._open()
@@ -155,7 +170,10 @@ class Checkpoints:
         keep = set(sealed[-self.keep_last :]) | {step for _, step in best}
         for step in sealed:
             if step not in keep:
-                self._manager.delete(step)
+                if cluster.is_several():  # Orbax would wait for the others
+                    shutil.rmtree(self._path(step))
+                else:
+                    self._manager.delete(step)
 
     def _path(self, step: int) -> Path:
         return self.directory / f"{step:08d}"
@@ -237,8 +255,12 @@ def check_arrays(where: Path, found: dict[str, list], expected: dict[str, list])
 
 
 def save_tree(path: Path, tree: Any) -> None:
-    """Writes a tree of arrays as a new Orbax directory."""
-    with contextlib.closing(ocp.PyTreeCheckpointer()) as checkpointer:
+    """Writes a tree of arrays as a new Orbax directory; of several processes the first does so alone."""
+    alone = ocp.options.MultiprocessingOptions(
+        primary_host=0, active_processes={0} if cluster.is_several() else None, barrier_sync_key_prefix="alone"
+    )
+    handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=alone)
+    with contextlib.closing(ocp.Checkpointer(handler, multiprocessing_options=alone)) as checkpointer:
         try:
             checkpointer.save(path.absolute(), tree)
         except OSError as error:

@@ -9,10 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from bert_jax import cluster
 from bert_jax.checkpoint import Checkpoints, Restored, check_arrays, describe
 from bert_jax.config import ModelConfig, TrainConfig
 from bert_jax.errors import InputError
@@ -89,8 +89,9 @@ def run(config: FinetuneConfig, workdir: Path, devices: Sequence[Any] | None = N
     workdir.mkdir(parents=True, exist_ok=True)
     checkpoints = Checkpoints(workdir / "checkpoints", config.checkpoint.keep_last, max(1, config.checkpoint.keep_best))
     restored = checkpoints.restore(abstract)
-    write_json(workdir / "config.json", identity)
-    start.tokenizer.save(workdir / "tokenizer")
+    if cluster.is_first():
+        write_json(workdir / "config.json", identity)
+        start.tokenizer.save(workdir / "tokenizer")
     state = restored.state if restored else init_state(objective, config.optimizer, train, mesh, start.params)
     first_step = int(state.step)
 
@@ -110,7 +111,7 @@ def run(config: FinetuneConfig, workdir: Path, devices: Sequence[Any] | None = N
         first_step,
         progress=config.report.progress,
         tensorboard=config.report.tensorboard,
-        enabled=jax.process_index() == 0,
+        enabled=cluster.is_first(),
     ) as reporter:
         for line in describe_run(config, task, data, model, mesh, train.num_steps):
             reporter.message(line)
@@ -141,8 +142,9 @@ def run(config: FinetuneConfig, workdir: Path, devices: Sequence[Any] | None = N
         metrics = finish(config, task, data, model, state.params, start, infer, mesh, workdir)
         constant = constant_scores(task, data.train, data.evaluation)
         outcome = FinetuneResult(metrics, task.metric, constant, best_step, 0, seconds)
-        write_json(workdir / "results.json", {"task": config.task.name} | outcome._asdict())
-        draw_curves(workdir / "metrics.jsonl", workdir / "curves.png", curves(task))
+        if cluster.is_first():
+            write_json(workdir / "results.json", {"task": config.task.name} | outcome._asdict())
+            draw_curves(workdir / "metrics.jsonl", workdir / "curves.png", curves(task))
         for line in summarise(workdir, task, best_step, epoch_steps, constant):
             reporter.message(line)
     return outcome
@@ -266,20 +268,17 @@ def finish(
         task = make_task(task.tune(evaluate(task, data.evaluation, infer, size, mesh, params)), task.labels)
 
     def keep(split: Split, predictions: list[Any]) -> None:
-        task.write(workdir / "predictions", split.name, split.examples, predictions)
+        if cluster.is_first():
+            task.write(workdir / "predictions", split.name, split.examples, predictions)
 
     metrics = evaluate(task, data.evaluation, infer, size, mesh, params, keep)
     for split in data.test:
         keep(split, predict_split(task, split, infer, params, size, mesh)[0])
-    save_pretrained(
-        workdir / FINETUNED,
-        model,
-        jax.device_get(params),
-        start.tokenizer,
-        task.head,
-        task.labels,
-        to_dict(task.config),
-    )
+    params = cluster.on_host(params)
+    if cluster.is_first():
+        settings = to_dict(task.config)
+        save_pretrained(workdir / FINETUNED, model, params, start.tokenizer, task.head, task.labels, settings)
+    cluster.wait_for_all("model written")
     return metrics
 
 

@@ -2,7 +2,6 @@
 """The one training loop, for pre-training and for every task."""
 
 import math
-import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -12,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from bert_jax import cluster
 from bert_jax.batch import Batch
 from bert_jax.checkpoint import Checkpoints
 from bert_jax.errors import DivergedError
@@ -40,27 +40,6 @@ class LoopResult(NamedTuple):
     state: TrainState
     step: int
     signal: int  # the signal that ended it early, or 0
-
-
-class StopSignals:
-    """Notes SIGTERM and SIGINT instead of dying of them, so that the loop can save first.
-
-    A second SIGINT, Ctrl-C pressed again, interrupts at once.
-    """
-
-    def __enter__(self) -> "StopSignals":
-        self.received = 0
-        self._previous = {number: signal.signal(number, self._note) for number in (signal.SIGTERM, signal.SIGINT)}
-        return self
-
-    def _note(self, number: int, _frame: Any) -> None:
-        self.received = number
-        if number == signal.SIGINT:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
 
 
 # Metrics that are counts: they become rates, and mean nothing by themselves.
@@ -181,10 +160,11 @@ def train_loop(
         checkpoints.save(step, state, metric, {"unreported": unreported})
 
     step = first_step
-    with jax.set_mesh(mesh), StopSignals() as stop:
+    received = 0
+    with jax.set_mesh(mesh), cluster.Preemption() as preemption:
         if first_step == 0 and pace.evaluate and pace.evaluate_first:
             evaluate_now(0)
-        while step < num_steps and not stop.received:
+        while step < num_steps and not (received := preemption.at(step)):
             state, metrics = train_step(state, next(batches))
             step += 1
             in_flight.append((step, metrics))
@@ -199,11 +179,11 @@ def train_loop(
                 if to_save:
                     save(step, metric)
                 window.start_clock()
-        if stop.received and step > first_step:
+        if received and step > first_step:
             finish_all()
             save(step, None)
         checkpoints.wait()
-    return LoopResult(state, step, stop.received if step < num_steps else 0)
+    return LoopResult(state, step, received if step < num_steps else 0)
 
 
 def _not_finite(what: str, last_good: int, checkpoints: Checkpoints) -> DivergedError:

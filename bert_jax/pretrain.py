@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from bert_jax import flops
+from bert_jax import cluster, flops
 from bert_jax.checkpoint import Checkpoints, Restored, check_arrays, describe
 from bert_jax.config import RESUMABLE_CHANGES, ModelConfig, PretrainConfig
 from bert_jax.data.pipeline import eval_batches, train_batches
@@ -65,8 +65,9 @@ def run(config: PretrainConfig, workdir: Path, devices: Sequence[Any] | None = N
     workdir.mkdir(parents=True, exist_ok=True)
     checkpoints = Checkpoints(workdir / "checkpoints", config.checkpoint.keep_last, config.checkpoint.keep_best)
     restored = checkpoints.restore(abstract)
-    write_json(workdir / "config.json", identity)
-    tokenizer.save(workdir / "tokenizer")
+    if cluster.is_first():
+        write_json(workdir / "config.json", identity)
+        tokenizer.save(workdir / "tokenizer")
     state, how = _first_state(config, objective, mesh, restored, start)
     first_step = int(state.step)
 
@@ -80,7 +81,7 @@ def run(config: PretrainConfig, workdir: Path, devices: Sequence[Any] | None = N
         first_step,
         progress=config.report.progress,
         tensorboard=config.report.tensorboard,
-        enabled=jax.process_index() == 0,
+        enabled=cluster.is_first(),
     ) as reporter:
         for line in describe_run(config, dataset, mesh, abstract.params):
             reporter.message(line)
@@ -99,9 +100,11 @@ def run(config: PretrainConfig, workdir: Path, devices: Sequence[Any] | None = N
             return result
 
         # What is left behind.
-        params = jax.device_get(result.state.params)
-        save_pretrained(workdir / "pretrained", config.model, params, tokenizer)
-        draw_curves(workdir / "metrics.jsonl", workdir / "curves.png")
+        params = cluster.on_host(result.state.params)
+        if cluster.is_first():
+            save_pretrained(workdir / "pretrained", config.model, params, tokenizer)
+            draw_curves(workdir / "metrics.jsonl", workdir / "curves.png")
+        cluster.wait_for_all("model written")
         reporter.message(f"trained to step {result.step}: model in {workdir / 'pretrained'}, curves in {workdir}")
     return result
 
@@ -254,7 +257,7 @@ def heldout_baselines(config: PretrainConfig, objective: Objective, dataset: Dat
     mask = jax.jit(objective.prepare)
     loss = hits = predictions = random_next = sequences = 0.0
     for batch in eval_batches(dataset.heldout, eval_batch_size(config), mesh):
-        masked = jax.device_get(mask(batch))
+        masked = cluster.on_host(mask(batch))
         labels = masked.mlm_labels[masked.mlm_weights > 0]
         loss -= log_probabilities[labels].sum()
         hits += (labels == commonest).sum()

@@ -320,5 +320,5 @@ def _largest(one: jax.Array | None, other: jax.Array | None) -> float:
 
 
 def _on_one_device(abstract: Params) -> Params:
-    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), abstract)

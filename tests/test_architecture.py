@@ -21,7 +21,7 @@ RANKS: Sequence[str] = """
     errors
     storage settings config finetune_config batch
     text.* data.*
-    data.beam sharding flops
+    data.beam cluster sharding flops
     losses optim masking
     model.layers model.encoder model.probe model.heads model.objective
     convert.* checkpoint

@@ -37,6 +37,23 @@ def run(main: Callable[[], int | None]) -> None:
     app.run(guarded, flags_parser=_parse)
 
 
+def define_cluster_flags() -> Callable[[], None]:
+    """Defines the flags that a command of several processes has; returns what joins them, to be called before JAX."""
+    how = flags.DEFINE_enum(
+        "distributed", "auto", ["auto", "on", "off"], "whether other processes run this command too"
+    )
+    coordinator = flags.DEFINE_string("coordinator", "", "HOST:PORT of the first process, where no scheduler tells")
+    num_processes = flags.DEFINE_integer("num_processes", 0, "how many processes run this command")
+    process_id = flags.DEFINE_integer("process_id", -1, "which of them this one is, from 0")
+
+    def join() -> None:
+        from bert_jax import cluster
+
+        cluster.join(how.value, coordinator.value, num_processes.value, process_id.value)
+
+    return join
+
+
 def _parse(argv: list[str]) -> list[str]:
     """Returns what is left of the command line; an unusable flag is one line, not a traceback."""
     try:

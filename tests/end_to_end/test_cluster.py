@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real processes that train as one: the losses of one process, one agreed step to stop at, any number to resume."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+from builders import make_dataset
+
+from bert_jax.cluster import is_job
+from bert_jax.report import read_metrics
+
+pytestmark = pytest.mark.slow
+STEPS = 24
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return make_dataset(tmp_path_factory.mktemp("data"))
+
+
+def start(repository, data, workdir, num_processes, more=()):
+    """Returns the processes of a run, a device each."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    command = [
+        sys.executable,
+        "train.py",
+        "--config=configs/pretrain.py:tiny",
+        f"--workdir={workdir}",
+        f"--config.data.path={data}",
+        "--config.data.batch_size=16",
+        f"--config.train.num_steps={STEPS}",
+        "--config.model.hidden_size=32",
+        "--config.model.num_heads=4",
+        "--config.model.intermediate_size=64",
+        "--config.masking.max_predictions=5",
+        "--config.optimizer.warmup_steps=3",
+        "--config.optimizer.learning_rate=1e-3",
+        "--config.eval.every_steps=8",
+        "--config.checkpoint.every_steps=8",
+        "--config.report.every_steps=1",
+        "--config.report.tensorboard=False",
+        "--config.report.progress=False",
+        *more,
+    ]
+    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=1", "PYTHONPATH": str(repository)}
+    processes = []
+    for number in range(num_processes):
+        joining = [f"--coordinator=localhost:{port}", f"--num_processes={num_processes}", f"--process_id={number}"]
+        arguments = command + (joining if num_processes > 1 else ["--distributed=off"])
+        processes.append(
+            subprocess.Popen(arguments, cwd=repository, env=environment, text=True, stderr=subprocess.PIPE)
+        )
+    return processes
+
+
+def finish(processes, expected=0):
+    errors = [process.communicate(timeout=400)[1] for process in processes]
+    assert [process.returncode for process in processes] == [expected] * len(processes), "\n\n".join(errors)
+    return errors
+
+
+def losses(workdir, kind="train"):
+    return {r["step"]: r["mlm_loss"] for r in read_metrics(workdir / "metrics.jsonl") if r["kind"] == kind}
+
+
+@pytest.fixture(scope="module")
+def alone(repository, data, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("alone") / "run"
+    finish(start(repository, data, workdir, 1))
+    return workdir
+
+
+def test_two_processes_have_the_losses_of_one(repository, data, alone, tmp_path):
+    told = finish(start(repository, data, tmp_path / "run", 2))
+    assert "trained to step 24" in told[0] and "trained" not in told[1]
+    for kind in ("train", "eval"):
+        ours, theirs = losses(tmp_path / "run", kind), losses(alone, kind)
+        assert sorted(ours) == sorted(theirs)
+        assert ours == pytest.approx(theirs, rel=2e-4)
+    assert (tmp_path / "run" / "pretrained" / "checksums.json").exists()
+
+
+def test_sigterm_at_one_stops_all_and_any_number_goes_on(repository, data, alone, tmp_path):
+    workdir = tmp_path / "run"
+    processes = start(repository, data, workdir, 2)
+    metrics = workdir / "metrics.jsonl"
+    deadline = time.monotonic() + 300
+    while not (metrics.exists() and sum(line.endswith("\n") for line in metrics.open()) >= 4):
+        assert time.monotonic() < deadline and processes[0].poll() is None, processes[0].communicate()[1]
+        time.sleep(0.02)
+    processes[1].send_signal(signal.SIGTERM)
+    errors = finish(processes, 128 + signal.SIGTERM)
+    assert "stopped by signal 15 after step" in errors[0]
+    reached = max(losses(workdir))
+    finish(start(repository, data, workdir, 1))
+    ours, theirs = losses(workdir), losses(alone)
+    assert reached < STEPS and sorted(ours) == sorted(theirs)
+    assert ours == pytest.approx(theirs, rel=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, False),
+        ({"SLURM_NTASKS": "1"}, False),
+        ({"SLURM_NTASKS": "8"}, True),
+        ({"TPU_WORKER_HOSTNAMES": "localhost"}, False),
+        ({"TPU_WORKER_HOSTNAMES": "a,b"}, True),
+        ({"MEGASCALE_NUM_SLICES": "2"}, True),
+    ],
+)
+def test_schedulers_are_recognised(environment, expected):
+    assert is_job(environment) == expected
