@@ -8,7 +8,9 @@ import pytest
 
 from bert_jax.config import MINIATURES, MODEL_SIZES, PretrainConfig
 from bert_jax.errors import InputError
+from bert_jax.finetune_config import FinetuneConfig
 from bert_jax.settings import from_dict
+from bert_jax.tasks.catalog import NAMES, make_task
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 
@@ -37,10 +39,25 @@ ARGUMENTS = {
     "one_gpu_day": ("base",),
     "demo": (),
 }
+FINETUNING = ("finetune",)
 
 
 def test_every_file_is_tested():
-    assert {path.stem for path in CONFIGS.glob("*.py")} == set(ARGUMENTS)
+    assert {path.stem for path in CONFIGS.glob("*.py")} == {*ARGUMENTS, *FINETUNING}
+
+
+@pytest.mark.parametrize("name", FINETUNING)
+@pytest.mark.parametrize("task", NAMES)
+def test_every_task_has_a_valid_configuration(name, task):
+    arguments = (task,) if name == "finetune" else ()
+    values = load(name).get_config(*arguments).to_dict()
+    values["init_checkpoint"] = values["data"]["path"] = "somewhere"
+    config = from_dict(FinetuneConfig, values)
+    config.validate()
+    assert make_task(config.task).metric
+    assert config.optimizer.warmup_steps == 0 and config.optimizer.warmup_rate == 0.1
+    if name == "finetune":
+        assert config.task.name == task
 
 
 @pytest.mark.parametrize("name", ARGUMENTS)
