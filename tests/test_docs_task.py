@@ -29,7 +29,7 @@ def test_areas_are_different_modules():
 def test_a_text_is_there_once_and_long_enough(examples):
     assert len(examples) > 3000 and {example.area for example in examples} == set(AREAS)
     assert len({example.text for example in examples}) == len(examples)
-    assert all(8 <= len(example.text.split()) <= 60 and "\t" not in example.text for example in examples)
+    assert all(8 <= len(example.text.split()) <= 40 and "\t" not in example.text for example in examples)
 
 
 def test_no_module_is_in_two_splits(splits):

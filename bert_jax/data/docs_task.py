@@ -32,7 +32,7 @@ AREAS: dict[str, str] = {
 }
 SPLITS = {"dev": 36, "test": 16, "train": 48}  # examples of each area, at most
 _MOST_OF_A_MODULE = 15  # examples, so that no long one is an area by itself
-_FEWEST_WORDS, _MOST_WORDS = 8, 60
+_FEWEST_WORDS, _MOST_WORDS = 8, 40
 
 
 class Described(NamedTuple):

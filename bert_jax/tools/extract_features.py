@@ -58,14 +58,15 @@ def main() -> None:
 
 def _read(path: str) -> list[Any]:
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        with open(path, encoding="utf-8-sig") as stream:  # str.splitlines would part lines at rare blanks too
+            lines = [line.strip() for line in stream]
     except OSError as error:
         raise InputError(f"input {path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise InputError(f"input {path} is not UTF-8 ({error.reason} at byte {error.start}); convert it") from None
     if not lines:
         raise InputError(f"input {path} is empty; write a text a line")
-    parts = [line.split(" ||| ", 1) for line in lines]
+    parts = [line.rsplit(" ||| ", 1) for line in lines]  # at the last one, as Google's tool does
     return [tuple(part) if len(part) == 2 else part[0] for part in parts]
 
 
