@@ -59,6 +59,7 @@ def assert_one_line(result, *parts):
 
 def make_model(directory: Path, task: str, head: str, labels=(), **settings) -> Path:
     """Returns a directory with an untrained model for a task, of the toy language."""
+    directory.mkdir(exist_ok=True)
     pretrained = bert_jax.load_pretrained(make_pretrained(directory))
     config = tiny_model(vocab_size=pretrained.tokenizer.vocab_size, initializer_stddev=0.5)
     num_outputs = 1 if task == "regression" else len(labels)
