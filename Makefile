@@ -50,25 +50,35 @@ else
 endif
 	@touch $(READY)
 
-demo: $(READY)  ## from text to a trained model, in minutes on a CPU
-	@printf '\n1/4  Learn a vocabulary from the documentation that comes with Python.\n'
+demo: $(READY)  ## from text to a trained and fine-tuned model, in minutes on a CPU
+	@printf '\n1/6  Learn a vocabulary from the documentation that comes with Python.\n'
 	$(PY) -m bert_jax.tools.build_vocab --input=python-docs --output=$(DEMO)/tokenizer --vocab_size=4096
-	@printf '\n2/4  Cut the text into training examples.\n'
+	@printf '\n2/6  Cut the text into training examples.\n'
 	$(PY) -m bert_jax.tools.prepare_corpus --input=python-docs --tokenizer=$(DEMO)/tokenizer --output=$(DEMO)/data \
 	  --max_seq_length=64 --duplicates=5 --holdout_rate=0.05 --workers=2
-	@printf '\n3/4  Pre-train a small BERT. Stop it when you like: the same command goes on from there.\n'
+	@printf '\n3/6  Pre-train a small BERT. Stop it when you like: the same command goes on from there.\n'
 	$(PY) train.py --config=configs/demo.py --workdir=$(DEMO)/pretrain
-	@printf '\n4/4  Ask it for words that are missing.\n'
+	@printf '\n4/6  Ask it for words that are missing.\n'
 	$(PY) -m bert_jax.tools.predict --checkpoint=$(DEMO)/pretrain --input=configs/demo_sentences.txt
+	@printf '\n5/6  Fine-tune it: which area of the library does a docstring describe? Then a model that never saw text before.\n'
+	$(PY) -m bert_jax.tools.make_docs_task --output=$(DEMO)/areas
+	$(PY) finetune.py --config=configs/demo_finetune.py --workdir=$(DEMO)/finetune
+	$(PY) finetune.py --config=configs/demo_finetune.py --workdir=$(DEMO)/scratch \
+	  --config.init_checkpoint=random:$(DEMO)/pretrain
+	$(PY) -m bert_jax.tools.compare_runs --workdirs=$(DEMO)/finetune,$(DEMO)/scratch
+	@printf '\n6/6  Ask it for the area of three sentences.\n'
+	$(PY) -m bert_jax.tools.predict --checkpoint=$(DEMO)/finetune --input=configs/demo_areas.txt
 	@printf '%s\n' '' \
 	  'What you have now:' \
 	  '  $(DEMO)/tokenizer             the vocabulary' \
 	  '  $(DEMO)/data                  the training examples' \
 	  '  $(DEMO)/pretrain/pretrained   the model' \
 	  '  $(DEMO)/pretrain/curves.png   how it learned; metrics.jsonl and tensorboard/ have the numbers' \
+	  '  $(DEMO)/finetune/finetuned    the model of the task; $(DEMO)/areas has the data' \
 	  'What to try next:' \
 	  '  - write sentences of your own, with [MASK] in them, and run step 4 on that file' \
 	  '  - give step 1 and step 2 your own text: --input="texts/*.txt"' \
+	  '  - fine-tune on a table of your own: --config=configs/finetune.py:classification --config.data.path=DIR' \
 	  '  - train longer or larger: the settings are in configs/demo.py and bert_jax/config.py'
 
 test: $(READY)  ## the fast tests

@@ -39,7 +39,7 @@ ARGUMENTS = {
     "one_gpu_day": ("base",),
     "demo": (),
 }
-FINETUNING = ("finetune",)
+FINETUNING = ("finetune", "demo_finetune")
 
 
 def test_every_file_is_tested():
