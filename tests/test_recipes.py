@@ -46,18 +46,15 @@ def test_every_file_is_tested():
     assert {path.stem for path in CONFIGS.glob("*.py")} == {*ARGUMENTS, *FINETUNING}
 
 
-@pytest.mark.parametrize("name", FINETUNING)
-@pytest.mark.parametrize("task", NAMES)
+@pytest.mark.parametrize(("name", "task"), [("demo_finetune", ""), *(("finetune", task) for task in NAMES)])
 def test_every_task_has_a_valid_configuration(name, task):
-    arguments = (task,) if name == "finetune" else ()
-    values = load(name).get_config(*arguments).to_dict()
-    values["init_checkpoint"] = values["data"]["path"] = "somewhere"
+    values = load(name).get_config(*([task] if task else [])).to_dict()
+    values["init_checkpoint"] = values["data"]["source"] = "somewhere"
     config = from_dict(FinetuneConfig, values)
     config.validate()
     assert make_task(config.task).metric
     assert config.optimizer.warmup_steps == 0 and config.optimizer.warmup_rate == 0.1
-    if name == "finetune":
-        assert config.task.name == task
+    assert config.task.name == (task or "classification")
 
 
 @pytest.mark.parametrize("name", ARGUMENTS)
