@@ -8,11 +8,11 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from bert_jax.config import ModelConfig
-from bert_jax.model.layers import Embeddings, Layer, dense
+from bert_jax.model.layers import SAVED, Embeddings, Layer, dense
 from bert_jax.sharding import constrain_rows
 
 REMAT_POLICIES = {
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "dots": jax.checkpoint_policies.save_only_these_names(SAVED),
     "full": jax.checkpoint_policies.nothing_saveable,
 }
 
