@@ -21,7 +21,7 @@ _WORKING_OF_SCORES = 12
 
 
 def estimate_memory(config: PretrainConfig, state: Any, mesh_shape: dict[str, int], row_length: int) -> dict[str, int]:
-    """Returns bytes per device by kind: params, optimizer, gradients, activations, logits, batch; and their total.
+    """Returns bytes per device by kind, and their total.
 
     `state` is a training state of arrays or of shapes with shardings (`step.abstract_state`). Rows are full and hold
     one sequence each. An estimate: `docs/pods.md` compares it with what the compiler says.
@@ -30,10 +30,13 @@ def estimate_memory(config: PretrainConfig, state: Any, mesh_shape: dict[str, in
     rows = config.data.batch_size // (mesh_shape["data"] * mesh_shape["fsdp"])
     at_once = max(1, rows // accumulate)
     params = shard_bytes(state.params)
+    table = 4 * model.padded_vocab_size * model.hidden_size // mesh_shape["tensor"]
     kinds = {
         "params": params,
         "optimizer": shard_bytes(state.optimizer),
         "gradients": params * (2 if accumulate > 1 else 1),
+        # Parameters in the compute dtype, and of the word table the two gradients that are added and what is read.
+        "copies of parameters": (params // 2 if model.compute_dtype == "bfloat16" else 0) + 3 * table,
         "activations": at_once * activation_bytes(model, row_length, mesh_shape["tensor"]),
         "logits": at_once * logit_bytes(model, config.masking, row_length, mesh_shape["tensor"]),
         "batch": rows * batch_row_bytes(row_length),

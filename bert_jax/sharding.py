@@ -6,10 +6,12 @@ divided) and "tensor" (heads, feed-forward and vocabulary divided). One device i
 so every program is the same program.
 """
 
+import math
 import re
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
@@ -161,3 +163,17 @@ def constrain_rows(array: jax.Array) -> jax.Array:
     if jax.sharding.get_abstract_mesh().empty:
         return array
     return jax.lax.with_sharding_constraint(array, PartitionSpec(ROW_AXES))
+
+
+def copy_to_rows(table: jax.Array, num_rows: int) -> jax.Array:
+    """Returns a table [D, V, H] of as many equal copies as devices divide rows, when traced under a mesh; else D is 1.
+
+    A device reads its own copy, and so adds up what all places that read it give to its gradient before devices
+    add up theirs: once, where each place would be added up by itself.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    copies = 1 if mesh.empty else math.prod(mesh.shape[axis] for axis in ROW_AXES)
+    if copies == 1 or num_rows % copies:
+        return table[None]
+    spread = PartitionSpec(ROW_AXES, MESH_AXES["vocab"])
+    return jax.lax.with_sharding_constraint(jnp.broadcast_to(table, (copies, *table.shape)), spread)

@@ -23,7 +23,7 @@ class Encoded(NamedTuple):
     hidden: jax.Array  # [B, L, H]: the last layer
     pooled: jax.Array | None  # [B, M, H]: dense + tanh of the first token of every sequence, if there is a pooler
     layers: jax.Array | None  # [num_layers + 1, B, L, H]: embeddings and every layer, where asked for
-    word_table: jax.Array  # [V padded, H]: to be tied to the output
+    word_table: jax.Array  # [D, V padded, H]: to be tied to the output; D equal copies, as `copy_to_rows` makes them
 
 
 class Encoder(nn.Module):

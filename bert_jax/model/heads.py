@@ -42,7 +42,8 @@ class MaskedLanguageModel(nn.Module):
         hidden = ACTIVATIONS[config.activation](dense(config, config.hidden_size, "transform")(hidden))
         hidden = layer_norm(config)(hidden).astype(config.compute_dtype)
         bias = self.param("output_bias", nn.initializers.zeros, (config.padded_vocab_size,))
-        logits = product("BPH,VH->BPV", hidden, word_table)
+        by_copy = hidden.reshape(word_table.shape[0], -1, *hidden.shape[1:])  # rows of the devices that share a copy
+        logits = product("DBPH,DVH->DBPV", by_copy, word_table).reshape(*hidden.shape[:2], -1)
         # The padding is masked in the bias, its rows being zero, and the bias is added as a product with ones, whose
         # gradient is a matrix product too: nothing but products and the loss itself passes over B x P x V numbers.
         is_word = jnp.arange(config.padded_vocab_size) < config.vocab_size

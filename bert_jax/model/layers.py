@@ -14,6 +14,7 @@ from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
 from bert_jax.config import ModelConfig
+from bert_jax.sharding import copy_to_rows
 
 ACTIVATIONS = {
     "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
@@ -61,21 +62,25 @@ class Embeddings(nn.Module):
     def __call__(
         self, token_ids: jax.Array, type_ids: jax.Array, positions: jax.Array, deterministic: bool
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns the embedded tokens [B, L, H] in the compute dtype, and the word table [V padded, H]."""
+        """Returns the embedded tokens [B, L, H] in the compute dtype, and copies of the word table [D, V padded, H]."""
         config = self.config
 
         def table(rows: int, name: str, init: Any) -> nn.Embed:
             return nn.Embed(rows, config.hidden_size, embedding_init=init, name=name)
 
         words = table(config.padded_vocab_size, "word", self._padded_init)
+        copies = copy_to_rows(words.embedding, token_ids.shape[0])
+        looked_up = jax.vmap(lambda table, ids: jnp.take(table, ids, axis=0))(
+            copies, token_ids.astype(jnp.int32).reshape(copies.shape[0], -1)
+        )
         summed = (
-            words(token_ids.astype(jnp.int32))
+            looked_up.reshape(*token_ids.shape, -1)
             + table(config.max_positions, "position", truncated_normal(config))(positions)
             + table(config.type_vocab_size, "type", truncated_normal(config))(type_ids.astype(jnp.int32))
         )
         embedded = layer_norm(config)(summed)
         embedded = nn.Dropout(config.hidden_dropout_rate)(embedded, deterministic=deterministic)
-        return embedded.astype(config.compute_dtype), words.embedding
+        return embedded.astype(config.compute_dtype), copies
 
     def _padded_init(self, key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
         """Returns random rows for the vocabulary and zero rows for its padding."""
