@@ -97,8 +97,9 @@ endif
 	$(REFERENCE_INSTALL) --quiet 'transformers==$(TRANSFORMERS)'
 	@touch $@
 
+# Tests do not let the compiler try hard, which these are about.
 test-tpu-aot: $(TPU_AOT)/.installed  ## gates on what libtpu compiles for pods; needs no TPU, but an hour and more
-	JAX_PLATFORMS=cpu $(TPU_AOT)/bin/python -m pytest --numprocesses=0 -m tpu_aot tests/test_plan_aot.py
+	JAX_PLATFORMS=cpu XLA_FLAGS=--xla_backend_optimization_level=3 $(TPU_AOT)/bin/python -m pytest --numprocesses=0 -m tpu_aot tests/test_plan_aot.py
 
 $(TPU_AOT)/.installed: setup.cfg constraints.txt
 	@echo 'Installing into $(TPU_AOT), with libtpu; this takes some minutes.'
