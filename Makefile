@@ -8,7 +8,7 @@ PY := $(VENV)/bin/python
 READY := $(VENV)/.installed
 UV := $(shell command -v uv 2>/dev/null)
 PYTEST := $(PY) -m pytest --numprocesses=2 --dist=worksteal
-FAST := not slow and not reference and not network and not gpu and not tpu
+FAST := not slow and not reference and not network and not gpu and not tpu and not tpu_aot
 
 # What test-reference compares with, and tests/golden/hf_models.npz was made with.
 TORCH := 2.13.0
@@ -16,6 +16,10 @@ TRANSFORMERS := 5.23.0
 SCORERS := scikit-learn==1.9.1 scipy==1.17.1 seqeval==1.2.2
 REFERENCE := .venv-reference
 REFERENCE_INSTALL := $(if $(UV),uv pip install --python $(REFERENCE)/bin/python,$(REFERENCE)/bin/python -m pip install)
+
+# jax[tpu] brings the libtpu that fits the jax of constraints.txt.
+TPU_AOT := .venv-tpu
+TPU_AOT_INSTALL := $(if $(UV),uv pip install --python $(TPU_AOT)/bin/python,$(TPU_AOT)/bin/python -m pip install)
 
 DEMO := runs/demo
 
@@ -30,7 +34,7 @@ export UV_PYTHON_DOWNLOADS = never
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-all test-reference lint format types clean
+.PHONY: help setup demo test test-all test-reference test-tpu-aot lint format types clean
 
 help:  ## what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1	\2/p' Makefile | expand -t 16
@@ -85,7 +89,7 @@ test: $(READY)  ## the fast tests
 	$(PYTEST) -m "$(FAST)"
 
 test-all: $(READY)  ## every test that needs no accelerator, slow ones and the network's included
-	$(PYTEST) -m "not gpu and not tpu"
+	$(PYTEST) -m "not gpu and not tpu and not tpu_aot"
 
 test-reference: $(REFERENCE)/.installed  ## against transformers, torch and scikit-learn, live, in an environment of its own
 	$(REFERENCE)/bin/python -m pytest --numprocesses=0 --capture=no -m reference tests/reference
@@ -102,6 +106,20 @@ endif
 	$(REFERENCE_INSTALL) --quiet --constraint constraints.txt --editable '.[dev]' pip
 	$(REFERENCE)/bin/python -m pip install --quiet 'torch==$(TORCH)+cpu' || $(REFERENCE_INSTALL) --quiet 'torch==$(TORCH)'
 	$(REFERENCE_INSTALL) --quiet 'transformers==$(TRANSFORMERS)' $(SCORERS)
+	@touch $@
+
+# Tests do not let the compiler try hard, which these are about.
+test-tpu-aot: $(TPU_AOT)/.installed  ## gates on what libtpu compiles for pods; needs no TPU, but an hour and more
+	JAX_PLATFORMS=cpu XLA_FLAGS=--xla_backend_optimization_level=3 $(TPU_AOT)/bin/python -m pytest --numprocesses=0 -m tpu_aot tests/test_plan_aot.py
+
+$(TPU_AOT)/.installed: setup.cfg constraints.txt
+	@echo 'Installing into $(TPU_AOT), with libtpu; this takes some minutes.'
+ifneq ($(UV),)
+	test -x $(TPU_AOT)/bin/python || uv venv --quiet --python "$$($(PYTHON) -c 'import sys; print(sys.executable)')" $(TPU_AOT)
+else
+	test -x $(TPU_AOT)/bin/python || $(PYTHON) -m venv $(TPU_AOT)
+endif
+	$(TPU_AOT_INSTALL) --quiet --constraint constraints.txt --editable '.[dev,tpu]'
 	@touch $@
 
 lint: $(READY)  ## style, and formatting as `make format` leaves it
