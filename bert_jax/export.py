@@ -73,7 +73,7 @@ def export_model(bert: Pretrained, directory: Path, platforms: tuple[str, ...] =
             logits = logits[:, 0, 0]
         return {"logits": logits}
 
-    flat = {name: np.asarray(value) for name, value in flatten(bert.params).items()}
+    flat: dict[str, Any] = {name: np.asarray(value) for name, value in flatten(bert.params).items()}
     has_masks = task is None and "mlm" in bert.params
     rows, length, places = export.symbolic_shape("b, l, p", constraints=["b >= 1", "p >= 1", "l >= 2", f"l <= {most}"])
     tokens = jax.ShapeDtypeStruct((rows, length), jnp.int32)
