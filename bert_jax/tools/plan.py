@@ -68,18 +68,18 @@ def main() -> int:
 def plan_table(plan: "Plan") -> list[str]:
     """Returns a plan in lines of text."""
     axes = " x ".join(f"{name} {size}" for name, size in plan.mesh.items())
+    estimate = plan.estimate if plan.source != "arithmetic" else {}
     lines = [
         f"{plan.topology}: {plan.num_chips} x {plan.device_kind}, mesh {axes}; by {plan.source}",
         f"{plan.batch_size:,} rows of {plan.row_length} tokens, {plan.rows_per_chip} a chip, "
         f"{plan.predictions} places for predictions a row",
         "fits: " + ("yes" if plan.fits else f"NO. {plan.problem}"),
         "",
-        f"{'memory of a chip, GiB':<28}{plan.source:>18}{'by arithmetic':>16}",
+        f"{'memory of a chip, GiB':<28}{plan.source:>18}{'by arithmetic' if estimate else '':>16}".rstrip(),
     ]
-    kinds = dict.fromkeys([*plan.bytes, *plan.estimate])
-    for kind in sorted(kinds, key="total".__eq__):
-        cells = [f"{table[kind] / GIB:.3f}" if kind in table else "" for table in (plan.bytes, plan.estimate)]
-        lines.append(f"  {kind:<26}{cells[0]:>18}{cells[1]:>16}")
+    for kind in sorted(dict.fromkeys([*plan.bytes, *estimate]), key="total".__eq__):
+        cells = [f"{table[kind] / GIB:.3f}" if kind in table else "" for table in (plan.bytes, estimate)]
+        lines.append(f"  {kind:<26}{cells[0]:>18}{cells[1]:>16}".rstrip())
     lines += [f"  {'of the chip':<26}{plan.hbm_bytes / GIB:>18.3f}", "", "communication of a chip in a step"]
     lines += [
         f"  {traffic.kind:<20}{traffic.dtype:<12}{traffic.count:>6} times {traffic.bytes / 1e6:>12,.3f} MB in all, "
