@@ -96,7 +96,7 @@ def test_gold_spans_come_back_in_every_script(shared_data, language, learn):
         num_right += (prediction.start, prediction.end) == wider
     assert num_right >= 0.999 * len(examples)
     assert num_equal >= num_apart  # every answer that tokens can say
-    # The rest begin or end inside a token: WordPiece parts words at punctuation, so that only writing without blanks has
+    # The rest begin or end inside a token: WordPiece parts words at punctuation, so only writing without blanks has
     # such tokens, and words cut short (2 of 970 answers in Hindi, 1 in German). How many depends on the vocabulary.
     floor = 0.99 if learn is learn_wordpiece and language not in WITHOUT_BLANKS else 0.96
     assert num_equal >= floor * len(examples)
