@@ -129,7 +129,7 @@ def tpu_devices(topology: str) -> tuple[Any, str]:
     if family not in (*TPUS, "v5p") or not re.fullmatch(r"\d+x\d+(x\d+)?", size):
         raise _unknown(topology)
     try:
-        import libtpu
+        import libtpu  # pyright: ignore[reportMissingImports]
         from jax.experimental import topologies
     except ImportError:
         raise InputError(
