@@ -17,6 +17,7 @@ from bert_jax.errors import InputError
 MAX_PER_ROW = 64  # sequences; more would not make rows fuller, and masking compares them
 EMPTY = -1  # a place of a row without a sequence
 _ROWS_AT_ONCE = 2048
+_SHARES = (0.7, 0.7, 1)  # of what is left, planned one after the other
 _MORE_PARTS = 3  # than are aimed at, where they make a row full
 _PLENTY = np.int64(1) << 40  # of "nothing", the sequence of length 0
 
@@ -57,7 +58,8 @@ def plan_packing(length_histogram: np.ndarray, row_length: int, max_per_row: int
     From the longest length on, each is completed by others to exactly L if possible, and nearly if not. In how many
     parts: as many as sequences fall on a row in what is left, so that neither long nor short ones remain. Where several
     pairs complete a row, all are used in proportion to how many there are of them: the remaining histogram keeps its
-    shape, where always taking the largest or the most alike would exhaust what others need later.
+    shape, where always taking the largest or the most alike would exhaust what others need later. What cannot be
+    completed at the end of a share of the sequences is given to the next share, where more is left to complete it.
     Source: the idea of packing on the histogram is of Krell et al. 2021 (arXiv 2107.02027); the method is our own.
 
     Raises: InputError if `max_per_row` or `row_length` is not usable.
@@ -67,10 +69,23 @@ def plan_packing(length_histogram: np.ndarray, row_length: int, max_per_row: int
     check_packing(row_length, max_per_row, int(present[-1]) if len(present) else 1)
     left = np.zeros(row_length + 1, np.int64)
     left[present] = histogram[present]
-    num_left, tokens_left = int(left.sum()), int(left @ np.arange(row_length + 1))
-    combinations, counts = [], []
+    plans = []
+    for share in _SHARES:
+        plan = _plan_at_once(np.ceil(left * share).astype(np.int64), row_length, max_per_row)
+        if share < 1:
+            full = plan.combinations.sum(axis=1) == row_length
+            plan = Plan(plan.combinations[full], plan.counts[full])
+        np.subtract.at(left, plan.combinations, plan.counts[:, None])
+        left[0] = 0
+        plans.append(plan)
+    return _merged(plans, max_per_row)
 
-    for longest in present[::-1]:
+
+def _plan_at_once(left: np.ndarray, row_length: int, max_per_row: int) -> Plan:
+    """Returns a plan for all of a histogram [L + 1], which is used up."""
+    num_left, tokens_left = int(left.sum()), int(left @ np.arange(row_length + 1))
+    plans = []
+    for longest in np.flatnonzero(left)[::-1]:
         while left[longest]:
             # As many parts as are left for each row, if rows were full; one more does no harm if it fits exactly.
             aim = min(max_per_row, max(2, num_left * row_length // tokens_left))
@@ -79,15 +94,19 @@ def plan_packing(length_histogram: np.ndarray, row_length: int, max_per_row: int
             left[0] = 0
             num_left -= int((used > 0).sum(axis=1) @ times)
             tokens_left -= int(used.sum(axis=1) @ times)
-            combinations.append(np.pad(used, ((0, 0), (0, max_per_row - used.shape[1]))))
-            counts.append(times)
-    if not combinations:
-        return Plan(np.zeros((0, max_per_row), np.int64), np.zeros(0, np.int64))
-    every = -np.sort(-np.concatenate(combinations), axis=1)
+            plans.append(Plan(used, times))
+    return _merged(plans, max_per_row)
+
+
+def _merged(plans: list[Plan], max_per_row: int) -> Plan:
+    """Returns all rows of some plans, each combination once."""
+    widths = [max_per_row - plan.combinations.shape[1] for plan in plans]
+    rows = [np.pad(plan.combinations, ((0, 0), (0, width))) for plan, width in zip(plans, widths, strict=True)]
+    every = -np.sort(-np.concatenate([np.zeros((0, max_per_row), np.int64), *rows]), axis=1)
     different, which = np.unique(every, axis=0, return_inverse=True)
-    total = np.zeros(len(different), np.int64)
-    np.add.at(total, which.reshape(-1), np.concatenate(counts))
-    return Plan(different, total)
+    counts = np.zeros(len(different), np.int64)
+    np.add.at(counts, which.reshape(-1), np.concatenate([np.zeros(0, np.int64), *(plan.counts for plan in plans)]))
+    return Plan(different, counts)
 
 
 def _complete(
@@ -224,7 +243,7 @@ def join_rows(singles: np.ndarray, places: np.ndarray, dtype: np.dtype, pad_id: 
         joined[name][taken] = singles[name][:, 0]
     joined["labels"][~taken] = records.NO_LABEL
     # Tokens of the sequences, one after the other, are tokens of the rows, one after the other.
-    row_length, single_length = (array["token_ids"].shape[1] for array in (joined, singles))
+    row_length, single_length = (kind["token_ids"].shape[0] for kind in (dtype, singles.dtype))
     filled = np.arange(row_length) < joined["lengths"].sum(axis=1, dtype=np.int64)[:, None]
     inside = np.arange(single_length) < singles["lengths"]
     token_ids = np.full((len(places), row_length), pad_id, joined["token_ids"].dtype)
