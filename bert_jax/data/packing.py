@@ -217,8 +217,8 @@ def assign(lengths: np.ndarray, plan: Plan, seed: int | list[int]) -> np.ndarray
     Which sequences of a length go where is drawn at random, and so is the order of the rows: what stands together in a
     row are no neighbours of one document.
     """
-    rng = np.random.default_rng(seed)
-    shuffled = rng.permutation(len(lengths))
+    bits = np.random.PCG64(seed)
+    shuffled = _shuffled(len(lengths), bits)
     lengths = np.asarray(lengths).astype(np.uint16)
     by_length = shuffled[np.argsort(lengths[shuffled], kind="stable")]
     places = np.repeat(plan.combinations.astype(np.uint16), plan.counts, axis=0)  # [R, M]: lengths
@@ -229,7 +229,12 @@ def assign(lengths: np.ndarray, plan: Plan, seed: int | list[int]) -> np.ndarray
         raise ValueError("the plan is of other lengths")
     rows = np.full(len(flat), EMPTY, np.int64)
     rows[order[num_empty:]] = by_length
-    return rows.reshape(places.shape)[rng.permutation(len(places))]
+    return rows.reshape(places.shape)[_shuffled(len(places), bits)]
+
+
+def _shuffled(count: int, bits: np.random.BitGenerator) -> np.ndarray:
+    """Returns a random order of range(count), from raw bits: numpy keeps these from release to release, no more."""
+    return np.argsort(bits.random_raw(count), kind="stable")
 
 
 def join_rows(singles: np.ndarray, places: np.ndarray, dtype: np.dtype, pad_id: int) -> np.ndarray:
