@@ -241,6 +241,7 @@ def test_the_design_holds(repository):
         "tools.build_vocab",
         "tools.prepare_corpus",
         "tools.import_tfrecords",
+        "tools.pack_dataset",
         "report",
     ],
 )
