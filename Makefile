@@ -8,7 +8,7 @@ PY := $(VENV)/bin/python
 READY := $(VENV)/.installed
 UV := $(shell command -v uv 2>/dev/null)
 PYTEST := $(PY) -m pytest --numprocesses=2 --dist=worksteal
-FAST := not slow and not reference and not network and not gpu and not tpu
+FAST := not slow and not reference and not network and not gpu and not tpu and not tpu_aot
 
 # What test-reference compares with, and tests/golden/hf_models.npz was made with.
 TORCH := 2.13.0
@@ -16,6 +16,10 @@ TRANSFORMERS := 5.23.0
 SCORERS := scikit-learn==1.9.1 scipy==1.17.1 seqeval==1.2.2
 REFERENCE := .venv-reference
 REFERENCE_INSTALL := $(if $(UV),uv pip install --python $(REFERENCE)/bin/python,$(REFERENCE)/bin/python -m pip install)
+
+# jax[tpu] brings the libtpu that fits the jax of constraints.txt.
+TPU_AOT := .venv-tpu
+TPU_AOT_INSTALL := $(if $(UV),uv pip install --python $(TPU_AOT)/bin/python,$(TPU_AOT)/bin/python -m pip install)
 
 DEMO := runs/demo
 
@@ -30,7 +34,7 @@ export UV_PYTHON_DOWNLOADS = never
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-all test-reference lint format types clean
+.PHONY: help setup demo test test-all test-reference test-tpu-aot lint format types clean
 
 help:  ## what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1	\2/p' Makefile | expand -t 16
@@ -50,32 +54,42 @@ else
 endif
 	@touch $(READY)
 
-demo: $(READY)  ## from text to a trained model, in minutes on a CPU
-	@printf '\n1/4  Learn a vocabulary from the documentation that comes with Python.\n'
+demo: $(READY)  ## from text to a trained and fine-tuned model, in minutes on a CPU
+	@printf '\n1/6  Learn a vocabulary from the documentation that comes with Python.\n'
 	$(PY) -m bert_jax.tools.build_vocab --input=python-docs --output=$(DEMO)/tokenizer --vocab_size=4096
-	@printf '\n2/4  Cut the text into training examples.\n'
+	@printf '\n2/6  Cut the text into training examples.\n'
 	$(PY) -m bert_jax.tools.prepare_corpus --input=python-docs --tokenizer=$(DEMO)/tokenizer --output=$(DEMO)/data \
 	  --max_seq_length=64 --duplicates=5 --holdout_rate=0.05 --workers=2
-	@printf '\n3/4  Pre-train a small BERT. Stop it when you like: the same command goes on from there.\n'
+	@printf '\n3/6  Pre-train a small BERT. Stop it when you like: the same command goes on from there.\n'
 	$(PY) train.py --config=configs/demo.py --workdir=$(DEMO)/pretrain
-	@printf '\n4/4  Ask it for words that are missing.\n'
+	@printf '\n4/6  Ask it for words that are missing.\n'
 	$(PY) -m bert_jax.tools.predict --checkpoint=$(DEMO)/pretrain --input=configs/demo_sentences.txt
+	@printf '\n5/6  Fine-tune it: which area of the library does a docstring describe? Then a model that never saw text before.\n'
+	$(PY) -m bert_jax.tools.make_docs_task --output=$(DEMO)/areas
+	$(PY) finetune.py --config=configs/demo_finetune.py --workdir=$(DEMO)/finetune
+	$(PY) finetune.py --config=configs/demo_finetune.py --workdir=$(DEMO)/scratch \
+	  --config.init_checkpoint=random:$(DEMO)/pretrain
+	$(PY) -m bert_jax.tools.compare_runs --workdirs=$(DEMO)/finetune,$(DEMO)/scratch
+	@printf '\n6/6  Ask it for the area of three sentences.\n'
+	$(PY) -m bert_jax.tools.predict --checkpoint=$(DEMO)/finetune --input=configs/demo_areas.txt
 	@printf '%s\n' '' \
 	  'What you have now:' \
 	  '  $(DEMO)/tokenizer             the vocabulary' \
 	  '  $(DEMO)/data                  the training examples' \
 	  '  $(DEMO)/pretrain/pretrained   the model' \
 	  '  $(DEMO)/pretrain/curves.png   how it learned; metrics.jsonl and tensorboard/ have the numbers' \
+	  '  $(DEMO)/finetune/finetuned    the model of the task; $(DEMO)/areas has the data' \
 	  'What to try next:' \
 	  '  - write sentences of your own, with [MASK] in them, and run step 4 on that file' \
 	  '  - give step 1 and step 2 your own text: --input="texts/*.txt"' \
+	  '  - fine-tune on a table of your own: --config=configs/finetune.py:classification --config.data.path=DIR' \
 	  '  - train longer or larger: the settings are in configs/demo.py and bert_jax/config.py'
 
 test: $(READY)  ## the fast tests
 	$(PYTEST) -m "$(FAST)"
 
 test-all: $(READY)  ## every test that needs no accelerator, slow ones and the network's included
-	$(PYTEST) -m "not gpu and not tpu"
+	$(PYTEST) -m "not gpu and not tpu and not tpu_aot"
 
 test-reference: $(REFERENCE)/.installed  ## against transformers, torch and scikit-learn, live, in an environment of its own
 	$(REFERENCE)/bin/python -m pytest --numprocesses=0 --capture=no -m reference tests/reference
@@ -92,6 +106,20 @@ endif
 	$(REFERENCE_INSTALL) --quiet --constraint constraints.txt --editable '.[dev]' pip
 	$(REFERENCE)/bin/python -m pip install --quiet 'torch==$(TORCH)+cpu' || $(REFERENCE_INSTALL) --quiet 'torch==$(TORCH)'
 	$(REFERENCE_INSTALL) --quiet 'transformers==$(TRANSFORMERS)' $(SCORERS)
+	@touch $@
+
+# Tests do not let the compiler try hard, which these are about.
+test-tpu-aot: $(TPU_AOT)/.installed  ## gates on what libtpu compiles for pods; needs no TPU, but an hour and more
+	JAX_PLATFORMS=cpu XLA_FLAGS=--xla_backend_optimization_level=3 $(TPU_AOT)/bin/python -m pytest --numprocesses=0 -m tpu_aot tests/test_plan_aot.py
+
+$(TPU_AOT)/.installed: setup.cfg constraints.txt
+	@echo 'Installing into $(TPU_AOT), with libtpu; this takes some minutes.'
+ifneq ($(UV),)
+	test -x $(TPU_AOT)/bin/python || uv venv --quiet --python "$$($(PYTHON) -c 'import sys; print(sys.executable)')" $(TPU_AOT)
+else
+	test -x $(TPU_AOT)/bin/python || $(PYTHON) -m venv $(TPU_AOT)
+endif
+	$(TPU_AOT_INSTALL) --quiet --constraint constraints.txt --editable '.[dev,tpu]'
 	@touch $@
 
 lint: $(READY)  ## style, and formatting as `make format` leaves it

@@ -16,6 +16,7 @@ from bert_jax.model.objective import encode, task_forward
 from bert_jax.predict import task_of
 from bert_jax.pretrained import Pretrained
 from bert_jax.storage import new_directory, write_json
+from bert_jax.text.wordpiece import WordPiece
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 
@@ -33,7 +34,7 @@ outputs = jax.jit(model.call)(params, token_ids, type_ids, mask{more})
 ```
 
 B is free, and so is L up to {length}. Token ids are [CLS] text [SEP], or [CLS] text [SEP] text [SEP], as
-`bert_jax.load_tokenizer` or transformers' BertTokenizer cuts text with these files. Outputs: {outputs}
+`bert_jax.load_tokenizer`{transformers} cuts text with these files. Outputs: {outputs}
 """
 _OUTPUTS = {
     "sequence_classification": "logits [B, K], in the order of the labels; of a regression [B, 1], the number.",
@@ -72,7 +73,7 @@ def export_model(bert: Pretrained, directory: Path, platforms: tuple[str, ...] =
             logits = logits[:, 0, 0]
         return {"logits": logits}
 
-    flat = {name: np.asarray(value) for name, value in flatten(bert.params).items()}
+    flat: dict[str, Any] = {name: np.asarray(value) for name, value in flatten(bert.params).items()}
     has_masks = task is None and "mlm" in bert.params
     rows, length, places = export.symbolic_shape("b, l, p", constraints=["b >= 1", "p >= 1", "l >= 2", f"l <= {most}"])
     tokens = jax.ShapeDtypeStruct((rows, length), jnp.int32)
@@ -99,5 +100,6 @@ def export_model(bert: Pretrained, directory: Path, platforms: tuple[str, ...] =
             length=most,
             more=", mask_positions" if has_masks else "",
             outputs=_OUTPUTS[head],
+            transformers=" or transformers' BertTokenizer" if bert.tokenizer.kind == WordPiece.kind else "",
         )
         (temporary / "README.md").write_text(readme, encoding="utf-8")

@@ -36,16 +36,17 @@ def token_features(
     bert: Pretrained,
     texts: Sequence[str] | Sequence[tuple[str, str]],
     layers: Sequence[int] = (-1, -2, -3, -4),
-    max_seq_length: int = 128,
+    max_seq_length: int = 0,
 ) -> Iterator[TokenFeatures]:
     """Yields the vectors of each text, or pair of texts, in the order of the texts.
 
-    Layer 0 is the embeddings, 1 the first layer; -1 is the last. A text longer than `max_seq_length` tokens is cut.
+    Layer 0 is the embeddings, 1 the first layer; -1 is the last. A text longer than `max_seq_length` tokens is
+    cut; 0 is 128, or as many as the model has positions for.
 
     Raises: InputError if there is no such layer, or no room for so many tokens.
     """
     chosen = tuple(layers)
-    _check(bert, chosen, max_seq_length)
+    max_seq_length = _check(bert, chosen, max_seq_length)
     for first in range(0, len(texts), _ROWS_AT_ONCE):
         rows, cut = _rows(bert, texts[first : first + _ROWS_AT_ONCE], max_seq_length)
         vectors = np.asarray(_layers(bert.config, chosen, bert.params, _batch(rows, max_seq_length)))  # [W, B, L, H]
@@ -59,7 +60,7 @@ def sentence_embeddings(
     texts: Sequence[str] | Sequence[tuple[str, str]],
     pooling: str = "mean",
     layer: int = -1,
-    max_seq_length: int = 128,
+    max_seq_length: int = 0,
 ) -> np.ndarray:
     """Returns a vector for each text, [number of texts, H] float32.
 
@@ -70,7 +71,7 @@ def sentence_embeddings(
     """
     if pooling not in ("mean", "cls"):
         raise InputError(f"pooling {pooling!r} is unknown; use mean or cls")
-    _check(bert, (layer,), max_seq_length)
+    max_seq_length = _check(bert, (layer,), max_seq_length)
     embeddings = np.zeros((len(texts), bert.config.hidden_size), np.float32)
     order = sorted(range(len(texts)), key=lambda number: -sum(map(len, texts[number])))  # like lengths together
     for first in range(0, len(order), _ROWS_AT_ONCE):
@@ -82,7 +83,8 @@ def sentence_embeddings(
     return embeddings
 
 
-def _check(bert: Pretrained, layers: tuple[int, ...], max_seq_length: int) -> None:
+def _check(bert: Pretrained, layers: tuple[int, ...], max_seq_length: int) -> int:
+    """Returns how many tokens a text may have. Raises: InputError if a layer or so many tokens are not to be had."""
     most = bert.config.num_layers
     for layer in layers:
         if not -most - 1 <= layer <= most:
@@ -91,8 +93,13 @@ def _check(bert: Pretrained, layers: tuple[int, ...], max_seq_length: int) -> No
             )
     if not layers:
         raise InputError("there is no layer to extract; give some, such as -1,-2,-3,-4")
-    if not 5 <= max_seq_length <= bert.config.max_positions:
-        raise InputError(f"max_seq_length {max_seq_length} is not from 5 to the model's {bert.config.max_positions}")
+    length = max_seq_length or min(128, bert.config.max_positions)
+    if not 5 <= length <= bert.config.max_positions:
+        raise InputError(
+            f"max_seq_length {length} is not from 5 to the model's {bert.config.max_positions} positions; use like "
+            f"{min(128, bert.config.max_positions)}"
+        )
+    return length
 
 
 def _rows(bert: Pretrained, texts: Sequence[Any], most: int) -> tuple[list[Row], list[bool]]:

@@ -297,10 +297,13 @@ def describe_run(config: PretrainConfig, dataset: Dataset, mesh: Mesh, params: P
     size = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params))
     epochs = config.train.num_steps * config.data.batch_size / dataset.train.num_rows
     axes = " x ".join(f"{name} {count}" for name, count in mesh.shape.items())
+    packed = dataset.manifest["row"]["max_sequences"] > 1
+    sequences = f"{dataset.train.num_sequences:,} sequences in " if packed else ""
     return [
         f"model: {model.num_layers} layers, hidden {model.hidden_size}, {model.num_heads} heads, vocabulary "
         f"{model.vocab_size}, {size:,} parameters, {model.compute_dtype}",
-        f"data: {dataset.train.num_rows:,} rows of {dataset.row_length} tokens, {dataset.heldout.num_rows:,} held out; "
+        f"data: {sequences}{dataset.train.num_rows:,} rows of {dataset.row_length} tokens, "
+        f"{dataset.heldout.num_rows:,} held out; "
         f"{config.train.num_steps:,} steps of {config.data.batch_size} rows are {epochs:.1f} epochs",
         f"task: {_describe_task(config, dataset)}",
         f"devices: {mesh.size} ({mesh.devices.flat[0].device_kind}), {axes}",

@@ -6,12 +6,14 @@ divided) and "tensor" (heads, feed-forward and vocabulary divided). One device i
 so every program is the same program.
 """
 
+import math
 import re
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from bert_jax.config import MeshConfig, ModelConfig
 from bert_jax.errors import InputError
@@ -58,20 +60,28 @@ def make_mesh(config: MeshConfig, devices: Any = None) -> Mesh:
 
     Raises: InputError if the sizes do not multiply to the number of devices.
     """
-    config.validate()
     devices = jax.devices() if devices is None else devices
-    sizes = [config.data, config.fsdp, config.tensor]
-    known = int(np.prod([size for size in sizes if size != -1]))
-    if len(devices) % known or (-1 not in sizes and known != len(devices)):
+    sizes = mesh_sizes(config, len(devices))
+    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * 3, devices=devices)
+
+
+def mesh_sizes(config: MeshConfig, num_devices: int) -> dict[str, int]:
+    """Returns the devices along each axis of the mesh, -1 replaced by all that are left.
+
+    Raises: InputError if the sizes do not multiply to the number of devices.
+    """
+    config.validate()
+    sizes = {"data": config.data, "fsdp": config.fsdp, "tensor": config.tensor}
+    known = int(np.prod([size for size in sizes.values() if size != -1]))
+    if num_devices % known or (-1 not in sizes.values() and known != num_devices):
         raise InputError(
-            f"mesh data x fsdp x tensor = {' x '.join(map(str, sizes))} does not fit {len(devices)} devices; "
+            f"mesh data x fsdp x tensor = {' x '.join(map(str, sizes.values()))} does not fit {num_devices} devices; "
             "their product must be the number of devices (one size may be -1, for all that are left)"
         )
-    shape = tuple(len(devices) // known if size == -1 else size for size in sizes)
-    return jax.make_mesh(shape, ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3, devices=devices)
+    return {axis: num_devices // known if size == -1 else size for axis, size in sizes.items()}
 
 
-def check_divisible(mesh: Mesh, model: ModelConfig, batch_size: int, accumulate: int = 1) -> None:
+def check_divisible(mesh: Mesh | AbstractMesh, model: ModelConfig, batch_size: int, accumulate: int = 1) -> None:
     """Raises: InputError if the batch or the model does not divide evenly over the mesh."""
     rows = mesh.shape["data"] * mesh.shape["fsdp"]
     if batch_size % (rows * accumulate):
@@ -122,7 +132,7 @@ def unused_rules(rules: tuple[tuple[str, Any], ...], names: list[str]) -> list[s
     return [pattern for pattern, _ in rules if pattern not in used]
 
 
-def tree_shardings(mesh: Mesh, tree: Any) -> Any:
+def tree_shardings(mesh: Mesh | AbstractMesh, tree: Any) -> Any:
     """Returns the sharding of every leaf of a tree of parameters or of a training state.
 
     A leaf below a dict is a parameter or one of its moments, and follows the rule of its path; any
@@ -153,3 +163,17 @@ def constrain_rows(array: jax.Array) -> jax.Array:
     if jax.sharding.get_abstract_mesh().empty:
         return array
     return jax.lax.with_sharding_constraint(array, PartitionSpec(ROW_AXES))
+
+
+def copy_to_rows(table: jax.Array, num_rows: int) -> jax.Array:
+    """Returns a table [D, V, H] of as many equal copies as devices divide rows, when traced under a mesh; else D is 1.
+
+    A device reads its own copy, and so adds up what all places that read it give to its gradient before devices
+    add up theirs: once, where each place would be added up by itself.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    copies = 1 if mesh.empty else math.prod(mesh.shape[axis] for axis in ROW_AXES)
+    if copies == 1 or num_rows % copies:
+        return table[None]
+    spread = PartitionSpec(ROW_AXES, MESH_AXES["vocab"])
+    return jax.lax.with_sharding_constraint(jnp.broadcast_to(table, (copies, *table.shape)), spread)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 
 from bert_jax.batch import Batch
 from bert_jax.config import OptimizerConfig, TrainConfig
@@ -44,7 +44,9 @@ def init_state(
         return jax.jit(_fresh_state(optimizer, train), out_shardings=shardings)(params)
 
 
-def abstract_state(objective: Objective, optimizer: OptimizerConfig, train: TrainConfig, mesh: Mesh) -> TrainState:
+def abstract_state(
+    objective: Objective, optimizer: OptimizerConfig, train: TrainConfig, mesh: Mesh | AbstractMesh
+) -> TrainState:
     """Returns the shapes, dtypes and shardings of the state, computing nothing."""
     shapes = jax.eval_shape(lambda key: _fresh_state(optimizer, train)(objective.init(key)), root_key(train.seed, 0))
     return jax.tree.map(

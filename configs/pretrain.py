@@ -1,21 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The paper's pre-training, first phase, for a model of any size.
+"""The paper's pre-training for a model of any size: its first phase, or with ",phase=2" the second.
 
 Command:   python train.py --config=configs/pretrain.py:base --config.data.path=DIR --workdir=DIR
            (sizes: tiny mini small medium base large, and L2_H128 ... L12_H768 for the 24 miniatures)
-Data:      prepare_corpus --max_seq_length=128 --duplicates=10
+           python train.py --config=configs/pretrain.py:base,phase=2 --config.data.path=DIR512 --workdir=DIR2
+               --config.init_checkpoint=DIR
+Data:      prepare_corpus --max_seq_length=128 --duplicates=10; of the second phase 512, with 80 predictions a row
 Hardware:  BERT-Base took 4 days on 4 Cloud TPUs (16 chips), BERT-Large 4 days on 16 (64 chips)
 Expect:    next sentence accuracy 97-98 %; held-out perplexity about 4 (Base), 3.2 (Large), Table 6
 Source:    Devlin et al. 2018, appendix A.2: 256 sequences, 1,000,000 steps, 90 % of them at 128 tokens, Adam
-           1e-4, warm-up 10,000 steps, linear decay, weight decay 0.01, dropout 0.1
+           1e-4, warm-up 10,000 steps, linear decay, weight decay 0.01, dropout 0.1. The first phase is to be stopped
+           after step 900,000; the second is the last 100,000 steps of the same decay, 1e-5 to 0, after 1,000 steps of
+           warm-up of its own, because Adam's means start afresh
 """
+
+import dataclasses
 
 from ml_collections import ConfigDict
 
-from bert_jax.config import PretrainConfig, model_size
+from bert_jax.config import MaskingConfig, OptimizerConfig, PretrainConfig, TrainConfig, model_size
+from bert_jax.errors import InputError
 from bert_jax.settings import to_dict
 
 
-def get_config(size: str = "base") -> ConfigDict:
-    """Returns the configuration for a model size."""
-    return ConfigDict(to_dict(PretrainConfig(model=model_size(size))))
+def get_config(argument: str = "base") -> ConfigDict:
+    """Returns the configuration for "SIZE" or "SIZE,phase=1" or "SIZE,phase=2"."""
+    size, _, phase = argument.partition(",")
+    if phase not in ("", "phase=1", "phase=2"):
+        raise InputError(f"{phase!r} of {argument!r} is no phase; use {size},phase=1 or {size},phase=2")
+    config = PretrainConfig(model=model_size(size))
+    if phase == "phase=2":
+        config = dataclasses.replace(
+            config,
+            masking=MaskingConfig(max_predictions=80),
+            optimizer=OptimizerConfig(learning_rate=1e-5, warmup_steps=1_000),
+            train=TrainConfig(num_steps=100_000),
+        )
+    return ConfigDict(to_dict(config))

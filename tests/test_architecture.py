@@ -22,7 +22,7 @@ RANKS: Sequence[str] = """
     storage settings config finetune_config batch
     text.* data.*
     data.beam cluster sharding flops
-    losses optim masking
+    losses optim masking memory roofline
     model.layers model.encoder model.probe model.heads model.objective
     convert.* checkpoint
     pretrained data.pipeline step
@@ -62,6 +62,7 @@ HOMES = {
     "tensorboardX": "report",
     "matplotlib": "report",
     "tqdm": "report",
+    "libtpu": "plan",
     "absl": "tools.* train.py finetune.py",
     "ml_collections": "tools.* train.py finetune.py",
 }
@@ -240,6 +241,7 @@ def test_the_design_holds(repository):
         "tools.build_vocab",
         "tools.prepare_corpus",
         "tools.import_tfrecords",
+        "tools.pack_dataset",
         "report",
     ],
 )

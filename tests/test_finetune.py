@@ -90,6 +90,7 @@ def test_fine_tuning_goes_on_from_its_own_head(finished, topics, tmp_path, capsy
     assert "starts at random" not in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_head_of_other_classes_is_not_used(finished, tmp_path, capsys):
     source = make_topics(tmp_path / "topics", 40, 10)
     for name in ("train", "dev"):
@@ -100,6 +101,7 @@ def test_a_head_of_other_classes_is_not_used(finished, tmp_path, capsys):
     assert "its classifier, of b, d, f, is not used" in told and "it has no classifier, which starts at random" in told
 
 
+@pytest.mark.slow
 def test_random_takes_the_shape_alone(topics, start, tmp_path):
     train_config = FinetuneTrainConfig(num_epochs=0.1)
     train(topics_run(topics, f"random:{start}", train=train_config), tmp_path / "run")

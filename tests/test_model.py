@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 from builders import CLS, MASK, SEP, random_batch, tiny_model
 
+from bert_jax import hlo
 from bert_jax.config import MaskingConfig
 from bert_jax.masking import mask_tokens
 from bert_jax.model.encoder import attention_mask, positions_in_sequence
+from bert_jax.model.layers import product
 from bert_jax.model.objective import (
     count_parameters,
     init_params,
@@ -213,6 +215,35 @@ def test_bfloat16_is_close_and_keeps_float32_parameters():
     assert rough.encoded.hidden.dtype == jnp.bfloat16 and rough.mlm_logits.dtype == jnp.float32
     words = np.asarray(exact.mlm_logits)[..., :203]
     assert 0 < abs(words - np.asarray(rough.mlm_logits)[..., :203]).max() < 0.05 * abs(words).max()
+
+
+def test_in_bfloat16_no_matrix_product_is_float32_in_either_pass():
+    """A vector is: the bias of the vocabulary is summed over predictions in float32."""
+    model = tiny_model(compute_dtype="bfloat16", hidden_dropout_rate=0.1)
+    objective = pretraining_objective(model, MaskingConfig(), MASK, (CLS, SEP))
+    key, batch = jax.random.key(0), masked_batch()
+    params = jax.eval_shape(objective.init, key)
+
+    def loss(params):
+        return sum(total for total, _ in objective.losses(params, batch, key).values())
+
+    found = hlo.stablehlo_products(jax.jit(jax.grad(loss)).lower(params).as_text())
+    matrices = [product for product in found if product.is_matrix]
+    assert len(matrices) == 3 * (8 + 4)  # a layer's, and those of pooler, both heads and the word table
+    assert {(product.lhs, product.rhs, product.result) for product in matrices} == {("bf16", "bf16", "f32")}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_products_gradients_are_those_of_its_rounded_inputs(dtype):
+    rng = np.random.default_rng(0)
+    x, weight, scale = (rng.standard_normal(shape).astype(np.float32) for shape in ((2, 3, 8), (8, 5), (2, 3, 5)))
+    x = jnp.asarray(x, dtype)
+    ours = jax.grad(lambda x, w: jnp.sum(product("BLI,IO->BLO", x, w) * scale), (0, 1))(x, weight)
+    rounded = [np.asarray(jnp.asarray(array, dtype), np.float64) for array in (x, weight, scale)]
+    exact = np.einsum("blo,io->bli", rounded[2], rounded[1]), np.einsum("bli,blo->io", rounded[0], rounded[2])
+    assert ours[0].dtype == dtype and ours[1].dtype == jnp.float32  # a parameter's gradient is not rounded
+    np.testing.assert_allclose(np.asarray(ours[0], np.float64), exact[0], rtol=1e-5 if dtype == "float32" else 8e-3)
+    np.testing.assert_allclose(ours[1], exact[1], rtol=1e-5, atol=1e-5)
 
 
 def test_an_empty_row_is_finite_and_weighs_nothing():

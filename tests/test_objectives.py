@@ -114,7 +114,7 @@ def test_a_run_that_is_older_than_a_setting_resumes(toy_data, tmp_path):
     before = {"dataset": "these rows", "run": to_dict(config)}
     del before["run"]["masking"]["whole_word"], before["run"]["optimizer"]["name"]
     write_json(tmp_path / "config.json", before)
-    pretrain.check_workdir(tmp_path, identity)  # it had the meaning of the default
+    pretrain.check_workdir(tmp_path, identity, PretrainConfig, ())  # it had the meaning of the default
     lamb = dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, name="lamb"))
     with pytest.raises(InputError, match=r"another optimizer\.name;"):
-        pretrain.check_workdir(tmp_path, {**identity, "run": to_dict(lamb)})
+        pretrain.check_workdir(tmp_path, {**identity, "run": to_dict(lamb)}, PretrainConfig, ())

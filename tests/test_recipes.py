@@ -8,7 +8,10 @@ import pytest
 
 from bert_jax.config import MINIATURES, MODEL_SIZES, PretrainConfig
 from bert_jax.errors import InputError
+from bert_jax.finetune_config import FinetuneConfig
+from bert_jax.optim import learning_rate_at
 from bert_jax.settings import from_dict
+from bert_jax.tasks.catalog import NAMES, make_task
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 
@@ -29,7 +32,7 @@ def configuration(name, *argument):
 
 
 ARGUMENTS = {
-    "pretrain": tuple(MODEL_SIZES),
+    "pretrain": (*MODEL_SIZES, "base,phase=1", "large,phase=2"),
     "miniatures": tuple(MINIATURES),
     "ablations": tuple(load("ablations").ABLATIONS),
     "lamb": ("large", "base"),
@@ -37,10 +40,22 @@ ARGUMENTS = {
     "one_gpu_day": ("base",),
     "demo": (),
 }
+FINETUNING = ("finetune", "demo_finetune")
 
 
 def test_every_file_is_tested():
-    assert {path.stem for path in CONFIGS.glob("*.py")} == set(ARGUMENTS)
+    assert {path.stem for path in CONFIGS.glob("*.py")} == {*ARGUMENTS, *FINETUNING}
+
+
+@pytest.mark.parametrize(("name", "task"), [("demo_finetune", ""), *(("finetune", task) for task in NAMES)])
+def test_every_task_has_a_valid_configuration(name, task):
+    values = load(name).get_config(*([task] if task else [])).to_dict()
+    values["init_checkpoint"] = values["data"]["source"] = "somewhere"
+    config = from_dict(FinetuneConfig, values)
+    config.validate()
+    assert make_task(config.task).metric
+    assert config.optimizer.warmup_steps == 0 and config.optimizer.warmup_rate == 0.1
+    assert config.task.name == (task or "classification")
 
 
 @pytest.mark.parametrize("name", ARGUMENTS)
@@ -70,6 +85,15 @@ def test_the_paper_is_the_default():
     assert (config.masking.rate, config.masking.mask_rate, config.masking.random_rate) == (0.15, 0.8, 0.1)
 
 
+def test_the_second_phase_is_the_end_of_the_papers_decay():
+    first, second = configuration("pretrain", "base,phase=1"), configuration("pretrain", "base,phase=2")
+    assert first == configuration("pretrain", "base")
+    assert second.masking.max_predictions == 80
+    rate, end_of_first = (learning_rate_at(c.optimizer, c.train.num_steps) for c in (second, first))
+    for step in (1_000, 50_000, 99_999):
+        assert float(rate(step)) == pytest.approx(float(end_of_first(900_000 + step)), rel=1e-3)
+
+
 def test_ablations_are_those_of_the_paper():
     assert not configuration("ablations", "no_nsp").train.next_sentence
     ltr = configuration("ablations", "ltr,tiny")
@@ -85,6 +109,7 @@ def test_ablations_are_those_of_the_paper():
     ("name", "argument", "expected"),
     [
         ("pretrain", "bse", "did you mean 'base'"),
+        ("pretrain", "base,phase=3", "'phase=3' of 'base,phase=3' is no phase; use base,phase=1 or base,phase=2"),
         ("miniatures", "L3_H100", "there is no miniature 'L3_H100'"),
         ("ablations", "nonsp", "there is no ablation 'nonsp'; they are bert, no_nsp"),
         ("ablations", "no_nsp,tny", "did you mean 'tiny'"),

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 from builders import CLS, MASK, SEP, random_batch, tiny_model
 
+from bert_jax import hlo
 from bert_jax.config import MaskingConfig, MeshConfig, OptimizerConfig, TrainConfig
+from bert_jax.memory import shard_bytes
 from bert_jax.model.objective import pretraining_objective
 from bert_jax.sharding import make_mesh, row_sharding
-from bert_jax.step import init_state, make_eval_step, make_train_step
+from bert_jax.step import abstract_state, init_state, make_eval_step, make_train_step
 
 OPTIMIZER = OptimizerConfig(learning_rate=1e-2, warmup_steps=1)
 MASKING = MaskingConfig()
@@ -91,6 +93,21 @@ def test_dropout_bits_of_whole_steps_do_not_depend_on_the_mesh():
     one = take_steps(random_batch(), model=model)
     assert_same(one, take_steps(random_batch(), {"data": 2, "fsdp": 2, "tensor": 2}, model=model))
     assert abs(one[0][0]["loss"] - take_steps(random_batch(), num_steps=1)[0][0]["loss"]) > 1e-4  # it is on
+
+
+@pytest.mark.slow
+def test_data_parallel_moves_each_gradient_once_and_nothing_else():
+    """Of the word table too, which the embeddings and the predictions both read."""
+    objective = pretraining_objective(tiny_model(), MASKING, MASK, (CLS, SEP))
+    mesh = make_mesh(MeshConfig())
+    train = TrainConfig(num_steps=10)
+    state = abstract_state(objective, OPTIMIZER, train, mesh)
+    step = make_train_step(objective, OPTIMIZER, train, mesh, state)
+    rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=row_sharding(mesh)), random_batch())
+    with jax.set_mesh(mesh):
+        found = hlo.collectives(step.lower(state, rows).compile().as_text())
+    assert {collective.kind for collective in found} == {"all-reduce"}
+    assert sum(collective.bytes * collective.count for collective in found) <= 1.02 * shard_bytes(state.params)
 
 
 @pytest.mark.slow

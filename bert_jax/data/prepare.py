@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from bert_jax import __version__, storage
-from bert_jax.data import corpus, instances, pieces, records
+from bert_jax.data import corpus, instances, packing, pieces, records
 from bert_jax.data.building import finished_manifest, unfinished
 from bert_jax.data.processes import say, task_runner
 from bert_jax.errors import InputError
@@ -50,6 +50,7 @@ class PrepareOptions:
     shards: int = 0  # of the training split; 0 takes one for every 16 M tokens
     seed: int = 0
     language: str = "en"  # of the sentence splitter
+    pack: int = 1  # the most sequences of a row; 0 and 1 pack none together
 
     def validate(self) -> None:
         """Raises: InputError if a value breaks its rule."""
@@ -64,6 +65,13 @@ class PrepareOptions:
                 raise InputError(f"{name} {getattr(self, name)} is not in [0, 1); it is a share, such as 0.01")
         if self.shards < 0:
             raise InputError(f"shards {self.shards} is negative; 0 chooses by the size of the text")
+        if not 0 <= self.pack <= packing.MAX_PER_ROW:
+            raise InputError(f"pack {self.pack} is not in 0..{packing.MAX_PER_ROW}; 3 fills rows of 512 tokens")
+
+    def identity(self) -> dict[str, Any]:
+        """Returns all options that decide the contents; without packing, those of the time before there was any."""
+        options = dataclasses.asdict(self)
+        return options if self.pack > 1 else {name: value for name, value in options.items() if name != "pack"}
 
 
 def prepare(inputs: str, tokenizer: str, output: str, options: PrepareOptions, num_workers: int = 0) -> dict[str, Any]:
@@ -85,7 +93,7 @@ def prepare(inputs: str, tokenizer: str, output: str, options: PrepareOptions, n
     identity = {
         "format": records.FORMAT,
         "version": records.VERSION,
-        "options": dataclasses.asdict(options),
+        "options": options.identity(),
         "input": corpus.fingerprint(inputs),
         "tokenizer": loaded.fingerprint,
     }
@@ -187,7 +195,7 @@ def _prepare(
     token_counts = np.zeros(tokenizer.vocab_size, np.int64)
     for file in splits["train"]["shards"]:
         token_counts += np.load(job.work / f"counts-{file['name']}")
-    row = {"length": job.options.max_seq_length, "max_sequences": 1}
+    row = {"length": job.options.max_seq_length, "max_sequences": max(1, job.options.pack)}
     made_with = {"bert_jax": __version__, "sentencex": metadata.version("sentencex")}
     copies = _exact_copies(documents, num_lines, sum(different))
     return records.finish_dataset(
@@ -231,23 +239,27 @@ def _make_shard(job: _Job, shard: Range) -> dict[str, Any]:
     )
     if len(made) * shard.num_shards >= 1 << 32:
         raise InputError("the data set has more than 2^32 sequences; use fewer duplicates or part the text")
-    dtype = records.row_dtype(options.max_seq_length, 1, tokenizer.vocab_size)
     # Sequences are numbered across shards like cards that are dealt, as no shard knows the size of the others.
     numbers = np.arange(len(made), dtype=np.uint32) * np.uint32(shard.num_shards) + np.uint32(shard.index)
-    chunks = (
-        instances.make_rows(
-            made[start : start + _ROWS_AT_ONCE], numbers[start : start + _ROWS_AT_ONCE], tokens, tokenizer, dtype
-        )
-        for start in range(0, len(made), _ROWS_AT_ONCE)
-    )
-    first_length, second_length = (made[f"{side}_stop"] - made[f"{side}_start"] for side in ("first", "second"))
-    num_separators = 1 + (second_length > 0)
+    lengths = instances.row_lengths(made)
+    dtype = records.row_dtype(options.max_seq_length, 1, tokenizer.vocab_size)
+
+    def single_rows(chosen: Any) -> np.ndarray:
+        return instances.make_rows(made[chosen], numbers[chosen], tokens, tokenizer, dtype)
+
+    if options.pack > 1:
+        row_dtype = records.row_dtype(options.max_seq_length, options.pack, tokenizer.vocab_size)
+        seed = packing.shard_seed(options.seed, shard.split, shard.index)
+        num_rows, chunks = packing.packed_rows(lengths, single_rows, row_dtype, tokenizer.pad_id, seed)
+    else:
+        num_rows, row_dtype = len(made), dtype
+        chunks = (single_rows(slice(start, start + _ROWS_AT_ONCE)) for start in range(0, len(made), _ROWS_AT_ONCE))
     result = {
-        "file": records.write_shard(job.path / name, dtype, len(made), chunks),
+        "file": records.write_shard(job.path / name, row_dtype, num_rows, chunks),
         **counts,
         "sequences": len(made),
         "random_next": int(np.count_nonzero(made["label"] == instances.IS_RANDOM)),
-        "filled": int((1 + first_length + second_length + num_separators).sum()),
+        "filled": int(lengths.sum()),
     }
     storage.write_array(job.work / f"counts-{name}", np.bincount(tokens, minlength=tokenizer.vocab_size))
     storage.write_json(finished, result)

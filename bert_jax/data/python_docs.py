@@ -35,13 +35,24 @@ def read_python_docs() -> Iterator[list[str]]:
         paragraphs = _prose_paragraphs(topics[name])
         if len(paragraphs) > 1:
             yield paragraphs
-    for folder, folders, files in os.walk(sysconfig.get_paths()["stdlib"]):
+    for _, docstrings in read_modules():
+        paragraphs = [paragraph for docstring in docstrings for paragraph in docstring]
+        if len(paragraphs) > 1:
+            yield paragraphs
+
+
+def read_modules() -> Iterator[tuple[str, Iterator[list[str]]]]:
+    """Yields each module of the standard library: its dotted name, and the prose paragraphs of each of its docstrings.
+
+    A file is parsed when its docstrings are asked for.
+    """
+    root = sysconfig.get_paths()["stdlib"]
+    for folder, folders, files in os.walk(root):
         folders[:] = sorted(set(folders) - _NOT_DOCUMENTATION)
         for name in sorted(name for name in files if name.endswith(".py")):
-            texts = _docstrings(Path(folder, name))
-            paragraphs = [paragraph for text in texts for paragraph in _prose_paragraphs(text)]
-            if len(paragraphs) > 1:
-                yield paragraphs
+            path = Path(folder, name)
+            parts = path.relative_to(root).with_suffix("").parts
+            yield ".".join(parts).removesuffix(".__init__"), map(_prose_paragraphs, _docstrings(path))
 
 
 def fingerprint() -> str:

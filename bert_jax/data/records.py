@@ -146,6 +146,10 @@ class Split:
     def num_rows(self) -> int:
         return int(self.ends[-1]) if len(self.ends) else 0
 
+    @property
+    def num_shards(self) -> int:
+        return len(self.shards)
+
     def gather(self, row_indices: np.ndarray) -> np.ndarray:
         """Returns the rows [n] with these indices [n], in their order, as records of `dtype` in memory.
 
@@ -192,6 +196,11 @@ class Dataset:
     def row_length(self) -> int:
         """L, the positions of a row."""
         return self.manifest["row"]["length"]
+
+    def rows_of(self, split: str, index: int) -> np.ndarray:
+        """Returns the rows of one shard of a split, "train" or "heldout": a memory map of records."""
+        part: Split = getattr(self, split)
+        return part.shards[index].view(part.dtype)[:, 0]
 
 
 def open_dataset(path: str | Path, tokenizer_fingerprint: str = "", verify: bool = True) -> Dataset:

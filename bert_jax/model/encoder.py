@@ -8,11 +8,11 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from bert_jax.config import ModelConfig
-from bert_jax.model.layers import Embeddings, Layer, dense
+from bert_jax.model.layers import SAVED, Embeddings, Layer, dense
 from bert_jax.sharding import constrain_rows
 
 REMAT_POLICIES = {
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "dots": jax.checkpoint_policies.save_only_these_names(SAVED),
     "full": jax.checkpoint_policies.nothing_saveable,
 }
 
@@ -23,7 +23,7 @@ class Encoded(NamedTuple):
     hidden: jax.Array  # [B, L, H]: the last layer
     pooled: jax.Array | None  # [B, M, H]: dense + tanh of the first token of every sequence, if there is a pooler
     layers: jax.Array | None  # [num_layers + 1, B, L, H]: embeddings and every layer, where asked for
-    word_table: jax.Array  # [V padded, H]: to be tied to the output
+    word_table: jax.Array  # [D, V padded, H]: to be tied to the output; D equal copies, as `copy_to_rows` makes them
 
 
 class Encoder(nn.Module):

@@ -11,8 +11,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.ad_checkpoint import checkpoint_name
 
 from bert_jax.config import ModelConfig
+from bert_jax.sharding import copy_to_rows
 
 ACTIVATIONS = {
     "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
@@ -21,6 +23,9 @@ ACTIVATIONS = {
 
 # Large enough to leave nothing after softmax, small enough for every float type with float32's range.
 MASKED_SCORE = -1e9
+
+# What is kept in the compute dtype where the rest is computed again (`ModelConfig.remat` "dots").
+SAVED = "product"
 
 
 def truncated_normal(config: ModelConfig) -> jax.nn.initializers.Initializer:
@@ -35,7 +40,8 @@ def dense(config: ModelConfig, features: int, name: str) -> nn.Dense:
         name=name,
         dtype=jnp.dtype(config.compute_dtype),
         kernel_init=truncated_normal(config),
-        dot_general=_accumulate_in_float32,
+        promote_dtype=_keep_kernel,
+        dot_general=_dense_product,
     )
 
 
@@ -56,21 +62,25 @@ class Embeddings(nn.Module):
     def __call__(
         self, token_ids: jax.Array, type_ids: jax.Array, positions: jax.Array, deterministic: bool
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns the embedded tokens [B, L, H] in the compute dtype, and the word table [V padded, H]."""
+        """Returns the embedded tokens [B, L, H] in the compute dtype, and copies of the word table [D, V padded, H]."""
         config = self.config
 
         def table(rows: int, name: str, init: Any) -> nn.Embed:
             return nn.Embed(rows, config.hidden_size, embedding_init=init, name=name)
 
         words = table(config.padded_vocab_size, "word", self._padded_init)
+        copies = copy_to_rows(words.embedding, token_ids.shape[0])
+        looked_up = jax.vmap(lambda table, ids: jnp.take(table, ids, axis=0))(
+            copies, token_ids.astype(jnp.int32).reshape(copies.shape[0], -1)
+        )
         summed = (
-            words(token_ids.astype(jnp.int32))
+            looked_up.reshape(*token_ids.shape, -1)
             + table(config.max_positions, "position", truncated_normal(config))(positions)
             + table(config.type_vocab_size, "type", truncated_normal(config))(type_ids.astype(jnp.int32))
         )
         embedded = layer_norm(config)(summed)
         embedded = nn.Dropout(config.hidden_dropout_rate)(embedded, deterministic=deterministic)
-        return embedded.astype(config.compute_dtype), words.embedding
+        return embedded.astype(config.compute_dtype), copies
 
     def _padded_init(self, key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
         """Returns random rows for the vocabulary and zero rows for its padding."""
@@ -93,15 +103,13 @@ class Attention(nn.Module):
             return projected.reshape(*hidden.shape[:2], config.num_heads, config.head_size)
 
         query, key, value = heads("query"), heads("key"), heads("value")
-        scores = jnp.einsum("BQND,BKND->BNQK", query, key, preferred_element_type=jnp.float32)
+        scores = product("BQND,BKND->BNQK", query, key)
         # A query that may see nothing (padding) gets equal, finite scores: uniform attention and no NaN.
         scores = jnp.where(attends[:, None], scores * config.head_size**-0.5, MASKED_SCORE)
         probabilities = jax.nn.softmax(scores, axis=-1)
         probabilities = nn.Dropout(config.attention_dropout_rate)(probabilities, deterministic=deterministic)
-        context = jnp.einsum(
-            "BNQK,BKND->BQND", probabilities.astype(value.dtype), value, preferred_element_type=jnp.float32
-        )
-        context = context.astype(value.dtype).reshape(hidden.shape)
+        context = product("BNQK,BKND->BQND", probabilities.astype(value.dtype), value)
+        context = checkpoint_name(context.astype(value.dtype).reshape(hidden.shape), SAVED)
         return residual(config, hidden, dense(config, config.hidden_size, "output")(context), deterministic)
 
 
@@ -136,10 +144,50 @@ def residual(config: ModelConfig, hidden: jax.Array, update: jax.Array, determin
     return layer_norm(config)(hidden + update).astype(config.compute_dtype)
 
 
-def _accumulate_in_float32(lhs: jax.Array, rhs: jax.Array, dimension_numbers, **options) -> jax.Array:
-    """Returns lax.dot_general with float32 sums, in the dtype of its inputs.
+def product(equation: str, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+    """Returns the einsum of two arrays, multiplied in the dtype of the left one and summed in float32.
 
-    On accelerators this is what the hardware does; on a CPU it also picks the fast bfloat16 kernel.
+    Every letter of the equation stands in two of its three terms. On accelerators this is what the hardware does; on
+    a CPU it also picks the fast bfloat16 kernel. Gradients are the same kind of product: what comes back is rounded to
+    the dtype of the left array before it is multiplied, where JAX would multiply float32 with bfloat16 in all of the
+    backward pass. The gradient of a float32 parameter on the right is the float32 sum, not rounded on its way.
     """
-    options["preferred_element_type"] = jnp.float32
-    return jax.lax.dot_general(lhs, rhs, dimension_numbers, **options).astype(lhs.dtype)
+    return _product(equation, lhs, rhs)  # type: ignore[return-value]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _product(equation: str, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+    return jnp.einsum(equation, lhs, rhs.astype(lhs.dtype), preferred_element_type=jnp.float32)
+
+
+def _product_forward(equation: str, lhs: jax.Array, rhs: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return product(equation, lhs, rhs), (lhs, rhs)
+
+
+def _product_backward(
+    equation: str, saved: tuple[jax.Array, jax.Array], gradient: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    lhs, rhs = saved
+    left, right, result = equation.replace("->", ",").split(",")
+    gradient = gradient.astype(lhs.dtype)
+    return (
+        product(f"{result},{right}->{left}", gradient, rhs).astype(lhs.dtype),
+        product(f"{left},{result}->{right}", lhs, gradient).astype(rhs.dtype),
+    )
+
+
+_product.defvjp(_product_forward, _product_backward)
+
+
+def _dense_product(lhs: jax.Array, rhs: jax.Array, dimension_numbers: Any, **options: Any) -> jax.Array:
+    """Returns what nn.Dense asks of lax.dot_general, [..., in] x [in, out], by `product`, in the dtype on the left."""
+    assert dimension_numbers == (((lhs.ndim - 1,), (0,)), ((), ())), dimension_numbers
+    rows = "abcdefgh"[: lhs.ndim - 1]
+    return checkpoint_name(product(f"{rows}i,io->{rows}o", lhs, rhs).astype(lhs.dtype), SAVED)
+
+
+def _keep_kernel(*arrays: jax.Array | None, dtype: Any = None, inexact: bool = True) -> list[jax.Array | None]:
+    """Returns inputs and bias in the compute dtype and the kernel as it is: `product` rounds it, not its gradient."""
+    inputs, kernel, bias = arrays
+    assert inputs is not None and bias is not None
+    return [inputs.astype(dtype), kernel, bias.astype(dtype)]

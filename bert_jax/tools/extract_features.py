@@ -26,7 +26,9 @@ INPUT = flags.DEFINE_string("input", "", "a file with a text a line")
 OUTPUT = flags.DEFINE_string("output", "", "where the vectors go: .npz, or JSON lines")
 LAYERS = flags.DEFINE_string("layers", "-1,-2,-3,-4", "which layers; 0 is the embeddings, -1 the last layer")
 POOLING = flags.DEFINE_enum("pooling", "none", ["none", "mean", "cls"], "one vector a text, of the first layer named")
-MAX_SEQ_LENGTH = flags.DEFINE_integer("max_seq_length", 128, "tokens of a text; what is longer is cut")
+MAX_SEQ_LENGTH = flags.DEFINE_integer(
+    "max_seq_length", 0, "tokens of a text; what is longer is cut; 0 is 128, or all the model can"
+)
 
 
 def main() -> None:
@@ -53,19 +55,20 @@ def main() -> None:
         found = features.token_features(bert, texts, layers, MAX_SEQ_LENGTH.value)
         num_cut = (_write_npz if OUTPUT.value.endswith(".npz") else _write_json)(temporary, found, layers)
     if num_cut:
-        print(f"{num_cut:,} texts were cut to {MAX_SEQ_LENGTH.value} tokens", file=sys.stderr)
+        print(f"{num_cut:,} texts were cut; --max_seq_length says how many tokens they may have", file=sys.stderr)
 
 
 def _read(path: str) -> list[Any]:
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        with open(path, encoding="utf-8-sig") as stream:  # str.splitlines would part lines at rare blanks too
+            lines = [line.strip() for line in stream]
     except OSError as error:
         raise InputError(f"input {path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise InputError(f"input {path} is not UTF-8 ({error.reason} at byte {error.start}); convert it") from None
     if not lines:
         raise InputError(f"input {path} is empty; write a text a line")
-    parts = [line.split(" ||| ", 1) for line in lines]
+    parts = [line.rsplit(" ||| ", 1) for line in lines]  # at the last one, as Google's tool does
     return [tuple(part) if len(part) == 2 else part[0] for part in parts]
 
 

@@ -11,6 +11,7 @@ with the names that the task's data have, or a list.
 """
 
 import contextlib
+import io
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -31,6 +32,7 @@ FORMAT = flags.DEFINE_enum(
 )
 GUESSES = flags.DEFINE_integer("guesses", 5, "words to print for each [MASK]", lower_bound=1)
 
+_ANSWERS_SHOWN = 4  # to people, beside the best
 _LINES_AT_ONCE = 512  # are read before the first of them is answered, unless somebody sits at a terminal
 
 
@@ -95,17 +97,31 @@ def _text_of(value: Any, shown: dict[str, Any]) -> str:
         ordered = sorted(shown["probabilities"].items(), key=lambda item: -item[1])
         lines.append("  ".join(f"{label} {probability:.1%}" for label, probability in ordered))
     elif "entities" in shown:
-        lines += [f"{one['label']}  {one['text']!r}  {one['start']}-{one['end']}" for one in shown["entities"]]
+        lines += [f"{one['type']}  {one['text']!r}  {one['start']}-{one['end']}" for one in shown["entities"]]
+    elif "n_best" in shown:
+        lines += [f"{one['probability']:.1%}  {one['answer']!r}  {_place(one)}" for one in _answers(shown)]
     else:
         lines += [f"{name}: {json.dumps(item, ensure_ascii=False)}" for name, item in shown.items()]
     return "\n    ".join(lines)
 
 
+def _answers(shown: dict[str, Any]) -> list[dict[str, Any]]:
+    """Returns the answer that is given, "" for none, and the best of the others."""
+    others = [one for one in shown["n_best"] if one["answer"] != shown["answer"]]
+    return [shown, *others[:_ANSWERS_SHOWN]]
+
+
+def _place(answer: dict[str, Any]) -> str:
+    return "no answer" if answer["start"] is None else f"{answer['start']}-{answer['end']}"
+
+
 def _open(path: str) -> contextlib.AbstractContextManager[TextIO]:
     if path == "-":
+        if isinstance(sys.stdin, io.TextIOWrapper):
+            sys.stdin.reconfigure(encoding="utf-8", errors="strict")  # whatever the locale
         return contextlib.nullcontext(sys.stdin)
     try:
-        return open(path, encoding="utf-8")
+        return open(path, encoding="utf-8-sig")
     except OSError as error:
         raise InputError(f"input {path} cannot be read: {error.strerror}") from None
 

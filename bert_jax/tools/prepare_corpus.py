@@ -34,6 +34,7 @@ _OPTIONS = [
     flags.DEFINE_integer("shards", _DEFAULTS.shards, "Files of the training split; 0 is one for every 16 M tokens."),
     flags.DEFINE_integer("seed", _DEFAULTS.seed, "Another seed holds out other documents and draws other sequences."),
     flags.DEFINE_string("language", _DEFAULTS.language, "Language of the text, for the sentence splitter."),
+    flags.DEFINE_integer("pack", _DEFAULTS.pack, "The most sequences of a row; 3 fills rows of 512, 1 packs none."),
 ]
 
 

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A prepared data set to one whose rows hold several sequences (docs/decisions/0017-packing.md).
+
+Each shard is packed by itself into one of the same number, so any number of processes gives the same bytes, and a
+process holds one shard's lengths in memory. Every step ends with a rename, so a run that was killed goes on.
+"""
+
+import functools
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bert_jax import __version__, storage
+from bert_jax.data import packing, records
+from bert_jax.data.building import finished_manifest, unfinished
+from bert_jax.data.processes import say, task_runner
+from bert_jax.errors import InputError
+from bert_jax.text.tokenizer import load_tokenizer
+
+SPLITS = ("train", "heldout")
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What every task needs to know."""
+
+    source: Path
+    path: Path
+    work: Path
+    row_length: int
+    max_per_row: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class _Shard:
+    split: str
+    index: int
+    num_shards: int
+
+
+def pack_dataset(
+    data: str, output: str, max_per_row: int, row_length: int = 0, seed: int = 0, num_workers: int = 0
+) -> dict[str, Any]:
+    """Returns the manifest of the data set that `output` then holds: the sequences of `data`, several in a row.
+
+    Rows have `row_length` tokens (0: as many as those of `data`) and at most `max_per_row` sequences. A sequence keeps
+    its number, and so its masks. A run that was stopped continues; a finished one is not repeated. 0 workers takes all
+    cores.
+
+    Raises: InputError if `data` is damaged, packed, or has masks of its own, if a sequence is longer than a row, and if
+    `output` holds something else.
+    """
+    if num_workers < 0:
+        raise InputError(f"workers {num_workers} is negative; 0 takes all cores")
+    if storage.is_remote(output):
+        raise InputError(f"output {output} is a URL; pack into a directory of this machine, then copy it there")
+    path = Path(output)
+    source = records.open_dataset(data)
+    if path.exists() and path.samefile(source.path):
+        raise InputError(f"output {output} is the data set itself; choose a new directory")
+    row_length = row_length or source.row_length
+    _check(source, data, row_length, max_per_row)
+    tokenizer = load_tokenizer(source.tokenizer_path)
+    identity = {
+        "format": records.FORMAT,
+        "version": records.VERSION,
+        "options": {
+            "max_seq_length": row_length,
+            "max_per_row": max_per_row,
+            "seed": seed,
+            "next_sentence": source.manifest["identity"]["options"].get("next_sentence", "nsp"),
+        },
+        "input": source.fingerprint,
+        "tokenizer": tokenizer.fingerprint,
+    }
+    if manifest := finished_manifest(path, identity):
+        return manifest
+
+    started = time.monotonic()
+    shards = [
+        _Shard(split, index, getattr(source, split).num_shards)
+        for split in SPLITS
+        for index in range(getattr(source, split).num_shards)
+    ]
+    with unfinished(path, identity, tokenizer) as work:
+        job = _Job(source.path.resolve(), path, work, row_length, max_per_row, seed)
+        with task_runner(num_workers) as run:
+            made = run(functools.partial(_pack_shard, job), shards, "shards")
+        splits = {split: _describe_split(source, split, row_length, shards, made) for split in SPLITS}
+        row = {"length": row_length, "max_sequences": max_per_row}
+        figures = {name: source.manifest[name] for name in ("exact_copies",) if name in source.manifest}
+        manifest = records.finish_dataset(
+            path, identity, row, tokenizer, splits, np.array(source.token_counts), {"bert_jax": __version__}, **figures
+        )
+    summarize(manifest)
+    seconds = max(time.monotonic() - started, 1e-9)
+    megabytes = sum(shard["bytes"] for split in splits.values() for shard in split["shards"]) / 1e6
+    say(f"{megabytes:.1f} MB of rows in {seconds:.1f} s ({megabytes / seconds:.1f} MB/s)")
+    return manifest
+
+
+def summarize(manifest: dict[str, Any]) -> None:
+    """Says how full the rows of a packed data set are."""
+    for name, split in manifest["splits"].items():
+        if split["rows"]:
+            say(
+                f"{name}: {split['sequences']:,} sequences in {split['rows']:,} rows of "
+                f"{manifest['row']['length']} tokens ({split['sequences'] / split['rows']:.2f} a row, at most "
+                f"{manifest['row']['max_sequences']}; {split['fill']:.2%} full)"
+            )
+
+
+def _check(source: records.Dataset, data: str, row_length: int, max_per_row: int) -> None:
+    """Raises: InputError if the data set cannot be packed like this."""
+    row = source.manifest["row"]
+    if row["max_sequences"] > 1:
+        raise InputError(
+            f"{data} is packed already, up to {row['max_sequences']} sequences in a row; give the data set that it was "
+            "made of"
+        )
+    if row.get("predictions"):
+        raise InputError(f"{data} has masks of its own, which packing would mix; import it with --masks=redraw")
+    longest = source.row_length
+    if longest > row_length:  # than the sequences need be
+        longest = max(
+            int(source.rows_of(split, index)["lengths"].max(initial=0))
+            for split in SPLITS
+            for index in range(getattr(source, split).num_shards)
+        )
+    packing.check_packing(row_length, max_per_row, longest)
+
+
+@functools.lru_cache(maxsize=1)
+def _open(path: Path, fingerprint: str) -> records.Dataset:
+    """Returns the data set, opened once in a process; it has been verified before."""
+    del fingerprint
+    return records.open_dataset(path, verify=False)
+
+
+def _pack_shard(job: _Job, shard: _Shard) -> dict[str, Any]:
+    """Writes a shard and returns what the manifest says of its file."""
+    name = records.shard_name(shard.split, shard.index, shard.num_shards)
+    finished = job.work / f"{name}.json"
+    if finished.is_file():
+        return storage.read_json(finished)
+    source = _open(job.source, str(job.path))
+    rows = source.rows_of(shard.split, shard.index)
+    about = source.manifest["tokenizer"]
+    dtype = records.row_dtype(job.row_length, job.max_per_row, about["vocab_size"])
+    lengths = rows["lengths"][:, 0]
+    seed = packing.shard_seed(job.seed, shard.split, shard.index)
+    num_rows, chunks = packing.packed_rows(lengths, lambda indices: rows[indices], dtype, about["pad_id"], seed)
+    result = records.write_shard(job.path / name, dtype, num_rows, chunks)
+    result["filled"] = int(lengths.sum(dtype=np.int64))
+    storage.write_json(finished, result)
+    return result
+
+
+def _describe_split(
+    source: records.Dataset, split: str, row_length: int, shards: list[_Shard], made: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """Returns what the manifest says of a split: what it said before, and of the new rows."""
+    mine = [dict(result) for shard, result in zip(shards, made, strict=True) if shard.split == split]
+    filled = sum(result.pop("filled") for result in mine)
+    num_rows = sum(result["rows"] for result in mine)
+    fill = round(filled / max(1, num_rows * row_length), 4)
+    return source.manifest["splits"][split] | {"rows": num_rows, "fill": fill, "shards": mine}

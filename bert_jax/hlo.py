@@ -1,0 +1,320 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a compiler has made of a program: its matrix products, its FLOPs and its collectives, read from HLO text.
+
+The text is that of `jax.stages.Compiled.as_text()`, the program of one device. An instruction counts as often as it
+runs: the body of a loop times the loop's trip count, which XLA's own cost analysis leaves out.
+"""
+
+import math
+import re
+from typing import NamedTuple
+
+COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "collective-broadcast")
+
+_NAME = r"%?([\w.\-]+)"
+_HEADER = re.compile(rf"^(ENTRY )?{_NAME} \(.*\) -> .*\{{$")
+_INSTRUCTION = re.compile(rf"^\s*(?:ROOT )?{_NAME} = (.*)$")
+_ARRAY = re.compile(r"\b([a-z]+\d*\w*)\[([\d,<= ]*)\]")
+_CALLED = re.compile(rf"\b(?:calls|to_apply|body|true_computation|false_computation)={_NAME}")
+_BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
+_STABLEHLO_PRODUCT = re.compile(
+    r"stablehlo\.(?:dot_general|dot|convolution)\b(.*)\((tensor<[^>]*>), (tensor<[^>]*>)\) -> (tensor<[^>]*>)"
+)
+
+
+class Array(NamedTuple):
+    """The type of an array."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.shape) * bits_of(self.dtype) // 8
+
+
+class Instruction(NamedTuple):
+    """One line of a computation."""
+
+    name: str
+    opcode: str
+    types: tuple[Array, ...]  # of the result, a tuple's parts in order
+    operands: tuple[str, ...]
+    attributes: str  # what follows the operands
+
+
+class Module(NamedTuple):
+    """A compiled program."""
+
+    computations: dict[str, list[Instruction]]
+    entry: str
+    num_partitions: int
+
+
+class Product(NamedTuple):
+    """A matrix product, or a convolution, which is what TPUs make of one."""
+
+    lhs: str  # dtypes
+    rhs: str
+    result: str
+    flops: int  # of one run; a multiplication and an addition are 2
+    count: int  # how often it runs in a step
+    is_matrix: bool  # False if an operand has no axis of its own, as in a matrix times a vector
+
+
+class Collective(NamedTuple):
+    """Communication between devices."""
+
+    kind: str  # one of COLLECTIVES
+    dtypes: tuple[str, ...]  # sorted
+    bytes: int  # of the whole payload of one run: what is reduced, or what has been gathered
+    count: int  # how often it runs in a step
+    group_size: int  # devices that take part together
+    where: str  # the instruction's name
+
+
+def bits_of(dtype: str) -> int:
+    """Returns the size of one number of an HLO dtype such as "bf16", "pred" or "f8e4m3fn"; 0 for a token."""
+    if dtype in ("pred", "token", "opaque"):
+        return 8 * (dtype == "pred")
+    digits = re.match(r"[a-z]+(\d+)", dtype)
+    return int(digits[1]) if digits else 0
+
+
+def parse(text: str) -> Module:
+    """Returns the computations of a module in HLO text."""
+    computations: dict[str, list[Instruction]] = {}
+    entry, current = "", None
+    for line in text.splitlines():
+        header = _HEADER.match(line)
+        if header:
+            current = computations.setdefault(header[2], [])
+            entry = header[2] if header[1] else entry
+        elif line.startswith("}"):
+            current = None
+        elif current is not None and (match := _INSTRUCTION.match(line)):
+            current.append(_instruction(match[1], match[2]))
+    partitions = re.search(r"\bnum_partitions=(\d+)", text[:100_000])
+    return Module(computations, entry, int(partitions[1]) if partitions else 1)
+
+
+def _instruction(name: str, rest: str) -> Instruction:
+    """Returns the instruction of that name; `rest` is "type opcode(operands), attributes"."""
+    end = _closing(rest, 0) + 1 if rest.startswith("(") else rest.index(" ")
+    result, rest = rest[:end], rest[end:].lstrip()
+    start = rest.index("(")
+    stop = _closing(rest, start)
+    operands = re.findall(r"%([\w.\-]+)", rest[start:stop]) or re.findall(r"[\w.\-]+", rest[start:stop])
+    return Instruction(name, rest[:start], tuple(arrays_of(result)), tuple(operands), rest[stop + 1 :])
+
+
+def _closing(text: str, start: int) -> int:
+    """Returns where the parenthesis that opens at `start` closes."""
+    depth = 0
+    for place in range(start, len(text)):
+        depth += (text[place] == "(") - (text[place] == ")")
+        if depth == 0:
+            return place
+    return len(text)
+
+
+def arrays_of(text: str) -> list[Array]:
+    """Returns the arrays of a type in HLO text, in order."""
+    return [
+        Array(dtype, tuple(int(size.removeprefix("<=")) for size in sizes.replace(" ", "").split(",") if size))
+        for dtype, sizes in _ARRAY.findall(text)
+    ]
+
+
+def counts_of(module: Module) -> dict[str, int]:
+    """Returns how often each computation runs in one run of the program; of a choice, every branch counts."""
+    counts: dict[str, int] = {}
+
+    def visit(name: str, times: int) -> None:
+        counts[name] = counts.get(name, 0) + times
+        for instruction in module.computations.get(name, ()):
+            if instruction.opcode == "while":
+                body = re.search(rf"\bbody={_NAME}", instruction.attributes)
+                assert body, f"{instruction.name} has no body"
+                visit(body[1], times * trip_count(module, name, instruction))
+                continue
+            called = _CALLED.findall(instruction.attributes)
+            for branches in _BRANCHES.findall(instruction.attributes):
+                called += re.findall(r"[\w.\-]+", branches)
+            for other in called:
+                visit(other, times)
+
+    visit(module.entry, 1)
+    return counts
+
+
+def trip_count(module: Module, caller: str, loop: Instruction) -> int:
+    """Returns how often the body of a loop runs.
+
+    From the compiler's own note where it has left one, else from the loop's condition, "counter < constant" with
+    a counter from 0 by steps of 1, as scans are.
+
+    Raises: ValueError if the condition is of another kind.
+    """
+    known = re.search(r'"known_trip_count":\s*\{"n":\s*"(\d+)"', loop.attributes)
+    if known:
+        return int(known[1])
+    condition = re.search(rf"\bcondition={_NAME}", loop.attributes)
+    limits = []
+    for name in _with_called(module, condition[1] if condition else ""):
+        for instruction in module.computations.get(name, ()):
+            if instruction.opcode == "constant" and instruction.types[0].dtype in ("s32", "u32", "s64"):
+                limits += [int(value) for value in instruction.operands if re.fullmatch(r"\d+", value)]
+    if len(limits) != 1:
+        raise ValueError(f"cannot tell how often the loop {loop.name} of {caller} runs; its limits are {limits}")
+    return limits[0]
+
+
+def _with_called(module: Module, name: str) -> list[str]:
+    """Returns a computation and those it calls."""
+    found = [name]
+    for instruction in module.computations.get(name, ()):
+        for other in _CALLED.findall(instruction.attributes):
+            found += _with_called(module, other)
+    return found
+
+
+def products(text: str | Module) -> list[Product]:
+    """Returns the matrix products and convolutions of a compiled program."""
+    module = parse(text) if isinstance(text, str) else text
+    found = []
+    for name, count in counts_of(module).items():
+        types = {instruction.name: instruction.types for instruction in module.computations.get(name, ())}
+        for instruction in module.computations.get(name, ()):
+            if instruction.opcode in ("dot", "convolution"):
+                lhs, rhs = (types[operand][0] for operand in instruction.operands[:2])
+                work = _dot_work if instruction.opcode == "dot" else _convolution_work
+                flops, is_matrix = work(lhs, rhs, instruction)
+                found.append(Product(lhs.dtype, rhs.dtype, instruction.types[0].dtype, flops, count, is_matrix))
+    return found
+
+
+def flops(text: str | Module) -> int:
+    """Returns the FLOPs of all matrix products of a compiled program, loops counted as often as they run."""
+    return sum(product.flops * product.count for product in products(text))
+
+
+def _numbers(attributes: str, name: str) -> list[int]:
+    found = re.search(rf"\b{name}=\{{([\d,]*)\}}", attributes)
+    return [int(number) for number in found[1].split(",") if number] if found else []
+
+
+def _dot_work(lhs: Array, rhs: Array, dot: Instruction) -> tuple[int, bool]:
+    """Returns the FLOPs of a dot, and whether both operands have an axis of their own that is longer than 1."""
+    contracted = math.prod(lhs.shape[axis] for axis in _numbers(dot.attributes, "lhs_contracting_dims"))
+    batch = math.prod(lhs.shape[axis] for axis in _numbers(dot.attributes, "lhs_batch_dims"))
+    own = [math.prod(array.shape) // max(1, contracted * batch) for array in (lhs, rhs)]
+    return 2 * math.prod(dot.types[0].shape) * contracted, min(*own, contracted) > 1
+
+
+def _convolution_work(lhs: Array, rhs: Array, convolution: Instruction) -> tuple[int, bool]:
+    """Returns the FLOPs of a convolution, and whether it is more than a product with a vector.
+
+    Only taps that meet a number of the input count: TPU compilers write batches of products as convolutions
+    over dilated or padded inputs, in which most taps meet nothing.
+    """
+    labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", convolution.attributes)
+    assert labels, f"{convolution.name} has no dim_labels"
+    out = convolution.types[0]
+    window = re.search(r"window=\{([^}]*)\}", convolution.attributes)
+    settings = dict(part.split("=") for part in window[1].split()) if window else {}
+    spatial = [label for label in labels[3] if label.isdigit()]
+    taps = 1
+    for axis, label in enumerate(spatial):
+        taps *= _taps(
+            size=lhs.shape[labels[1].index(label)],
+            kernel=rhs.shape[labels[2].index(label)],
+            output=out.shape[labels[3].index(label)],
+            stride=_setting(settings, "stride", axis, 1),
+            low=_setting(settings, "pad", axis, 0),
+            lhs_dilate=_setting(settings, "lhs_dilate", axis, 1),
+            rhs_dilate=_setting(settings, "rhs_dilate", axis, 1),
+        )
+    batch, features = out.shape[labels[3].index("b")], out.shape[labels[3].index("f")]
+    inputs = rhs.shape[labels[2].index("i")]
+    kernel = math.prod(rhs.shape[labels[2].index(label)] for label in spatial)
+    is_matrix = min(math.prod(out.shape) // features, features, inputs * kernel) > 1
+    return 2 * taps * batch * features * inputs, is_matrix
+
+
+def _setting(settings: dict[str, str], name: str, axis: int, default: int) -> int:
+    """Returns one axis of a setting of a window, such as "2x3" or, of padding, "0_1x15_15"."""
+    if name not in settings:
+        return default
+    return int(settings[name].split("x")[axis].partition("_")[0])
+
+
+def _taps(size: int, kernel: int, output: int, stride: int, low: int, lhs_dilate: int, rhs_dilate: int) -> int:
+    """Returns how many pairs of output and kernel positions meet a number of the input, along one axis."""
+    end = (size - 1) * lhs_dilate
+    found = 0
+    for tap in range(kernel):
+        first = tap * rhs_dilate - low
+        places = range(first, first + output * stride, stride)
+        if lhs_dilate == 1:
+            found += max(0, min(output, (end - first) // stride + 1) - max(0, -(first // stride)))
+        else:
+            found += sum(0 <= place <= end and place % lhs_dilate == 0 for place in places)
+    return found
+
+
+def stablehlo_products(text: str) -> list[Product]:
+    """Returns the matrix products of a program in StableHLO, before it is compiled; each counts once.
+
+    `text` is that of `jax.stages.Lowered.as_text()`. Here dtypes are those that were asked for.
+    """
+    found = []
+    for options, *types in _STABLEHLO_PRODUCT.findall(text):
+        lhs, rhs, result = (_tensor(part) for part in types)
+        contracting = re.search(r"contracting_dims = \[([\d, ]*)\]", options)
+        batching = re.search(r"batching_dims = \[([\d, ]*)\]", options)
+        contracted, batch = (
+            math.prod(lhs.shape[int(axis)] for axis in part[1].split(",") if axis.strip()) if part else 1
+            for part in (contracting, batching)
+        )
+        own = [math.prod(array.shape) // max(1, contracted * batch) for array in (lhs, rhs)]
+        work = 2 * math.prod(result.shape) * contracted
+        found.append(Product(lhs.dtype, rhs.dtype, result.dtype, work, 1, min(*own, contracted) > 1))
+    return found
+
+
+def _tensor(text: str) -> Array:
+    *sizes, dtype = re.sub(r"^tensor<|>$", "", text).split("x")
+    return Array(dtype, tuple(int(size) for size in sizes))
+
+
+def collectives(text: str | Module) -> list[Collective]:
+    """Returns the communication of a compiled program; an asynchronous pair of start and done is one."""
+    module = parse(text) if isinstance(text, str) else text
+    found = []
+    for name, count in counts_of(module).items():
+        types = {instruction.name: instruction.types for instruction in module.computations.get(name, ())}
+        for instruction in module.computations.get(name, ()):
+            kind = instruction.opcode.removesuffix("-start")
+            if kind not in COLLECTIVES:
+                continue
+            arrays = [array for operand in instruction.operands for array in types.get(operand, ())]
+            arrays = arrays or list(instruction.types)
+            group_size = _group_size(instruction.attributes, module.num_partitions)
+            payload = sum(array.bytes for array in arrays) * (group_size if kind == "all-gather" else 1)
+            dtypes = tuple(sorted({array.dtype for array in arrays}))
+            found.append(Collective(kind, dtypes, payload, count, group_size, instruction.name))
+    return found
+
+
+def _group_size(attributes: str, num_partitions: int) -> int:
+    """Returns how many devices take part together, by `replica_groups` in any of its three spellings."""
+    iota = re.search(r"replica_groups=\[(\d+),(\d+)\]<=", attributes)
+    if iota:
+        return int(iota[2])
+    axes = re.search(r"replica_groups=mesh\[([^\]]*)\][^{,]*\{([^}]*)\}", attributes)
+    if axes:
+        sizes = dict(re.findall(r"'(\w+)'=(\d+)", axes[1]))
+        return math.prod(int(sizes[name]) for name in re.findall(r"'(\w+)'", axes[2]))
+    listed = re.search(r"replica_groups=\{\{([\d,]*)\}", attributes)
+    return len(listed[1].split(",")) if listed else num_partitions

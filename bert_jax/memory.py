@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much memory a training step takes on each device, by arithmetic, before anything is compiled."""
+
+import math
+from typing import Any
+
+import jax
+
+from bert_jax.config import MaskingConfig, ModelConfig, PretrainConfig
+from bert_jax.masking import predictions_per_row
+
+# Numbers of the hidden size that the backward pass reads, for each token and layer, by model.remat: in the compute
+# dtype, in float32, and of dropout in bytes. "none" keeps the inputs of all products (hidden twice, query, key, value,
+# context, 4 + 4 of the feed-forward block), what the activation's gradient needs (16), and three float32 arrays of each
+# norm. "dots" keeps the outputs of the products (11 with the layer's input), "full" the layer's input alone.
+_KEPT_OF_TOKENS = {"none": (30.0, 6.0, 2.0), "dots": (11.0, 0.0, 0.0), "full": (1.0, 0.0, 0.0)}
+# Bytes kept for each score of attention: softmax in float32, and a bit of dropout in a byte; and one in the compute
+# dtype. One layer's worth is there at any time, whatever is kept: scores and their gradients.
+_KEPT_OF_SCORES = {"none": 5, "dots": 0, "full": 0}
+_WORKING_OF_SCORES = 12
+
+
+def estimate_memory(config: PretrainConfig, state: Any, mesh_shape: dict[str, int], row_length: int) -> dict[str, int]:
+    """Returns bytes per device by kind, and their total.
+
+    `state` is a training state of arrays or of shapes with shardings (`step.abstract_state`). Rows are full and hold
+    one sequence each. An estimate: `docs/pods.md` compares it with what the compiler says.
+    """
+    model, accumulate = config.model, config.train.accumulate
+    rows = config.data.batch_size // (mesh_shape["data"] * mesh_shape["fsdp"])
+    at_once = max(1, rows // accumulate)
+    params = shard_bytes(state.params)
+    table = 4 * model.padded_vocab_size * model.hidden_size // mesh_shape["tensor"]
+    kinds = {
+        "params": params,
+        "optimizer": shard_bytes(state.optimizer),
+        "gradients": params * (2 if accumulate > 1 else 1),
+        # Parameters in the compute dtype, and of the word table the two gradients that are added and what is read.
+        "copies of parameters": (params // 2 if model.compute_dtype == "bfloat16" else 0) + 3 * table,
+        "activations": at_once * activation_bytes(model, row_length, mesh_shape["tensor"]),
+        "logits": at_once * logit_bytes(model, config.masking, row_length, mesh_shape["tensor"]),
+        "batch": rows * batch_row_bytes(row_length),
+    }
+    return kinds | {"total": sum(kinds.values())}
+
+
+def shard_bytes(tree: Any) -> int:
+    """Returns the bytes that one device holds of a tree of arrays, or of shapes with shardings."""
+    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+def activation_bytes(model: ModelConfig, row_length: int, tensor: int = 1) -> int:
+    """Returns the bytes that one row leaves in all layers for the backward pass, and those of the layer at work.
+
+    `tensor` is how many devices share the heads and the feed-forward block.
+    """
+    size = 2 if model.compute_dtype == "bfloat16" else 4
+    narrow, wide, masks = _KEPT_OF_TOKENS[model.remat]
+    whole = _KEPT_OF_TOKENS["none"]
+    dropout = bool(model.hidden_dropout_rate)
+
+    def of_tokens(narrow: float, wide: float, masks: float) -> float:
+        return model.hidden_size * (narrow * size + wide * 4 + masks * dropout)
+
+    scores = model.num_heads * row_length
+    kept = row_length * (of_tokens(narrow, wide, masks) + scores * _of_scores(model, size))
+    working = row_length * (of_tokens(*whole) * (model.remat != "none") + scores * _WORKING_OF_SCORES)
+    return round((model.num_layers * kept + working) / tensor)
+
+
+def _of_scores(model: ModelConfig, size: int) -> int:
+    """Returns the bytes that are kept of each score."""
+    kept = _KEPT_OF_SCORES[model.remat]
+    return kept - (0 if model.attention_dropout_rate else 1) + size if kept else 0
+
+
+def logit_bytes(model: ModelConfig, masking: MaskingConfig, row_length: int, tensor: int = 1) -> int:
+    """Returns the bytes of the float32 logits of one row and of their gradient in the compute dtype."""
+    size = 2 if model.compute_dtype == "bfloat16" else 4
+    return predictions_per_row(masking, row_length, 1) * model.padded_vocab_size * (4 + size) // tensor
+
+
+def batch_row_bytes(row_length: int) -> int:
+    """Returns the bytes of one row of a batch that is to be masked: uint16 ids, three bytes a token, 20 a sequence."""
+    return 5 * row_length + 20

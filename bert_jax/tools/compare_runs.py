@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prints the results of fine-tuning runs side by side.
+
+python -m bert_jax.tools.compare_runs --workdirs=DIR,DIR
+
+A work directory of several seeds or learning rates counts with the mean, and the worst and the best of its runs.
+"""
+
+import statistics
+from pathlib import Path
+
+from absl import flags
+
+from bert_jax.errors import InputError
+from bert_jax.tools import cli
+
+WORKDIRS = flags.DEFINE_list("workdirs", [], "work directories of finetune.py, with commas between")
+
+
+def main() -> None:
+    """Prints a table with a line for each work directory, and one for what a constant answer would score."""
+    if not WORKDIRS.value:
+        raise InputError("--workdirs is needed: work directories of finetune.py, with commas between")
+
+    from bert_jax.finetune import read_results, table
+
+    rows, constants = [], {}
+    for name in WORKDIRS.value:
+        places = sorted(Path(name).glob("runs/*/")) or [Path(name)]
+        results = [result for place in places if (result := read_results(place)) and result.metrics]
+        if not results:
+            raise InputError(f"{name} has no results.json of a run that was evaluated; let finetune.py finish there")
+        metric = results[0].metric
+        scores = [result.metrics[metric] for result in results if metric in result.metrics]
+        constants.setdefault(metric, results[0].constant.get(metric))
+        figures = (statistics.mean(scores), min(scores), max(scores))
+        seconds = sum(result.seconds for result in results)
+        rows.append([name, metric, str(len(results)), *(f"{figure:.3f}" for figure in figures), f"{seconds:.0f}"])
+    for metric, score in constants.items():
+        rows.append(["a constant answer", metric, "", "" if score is None else f"{score:.3f}", "", "", ""])
+    print("\n".join(table([["", "metric", "runs", "mean", "worst", "best", "seconds"], *rows])))
+
+
+if __name__ == "__main__":
+    cli.run(main)

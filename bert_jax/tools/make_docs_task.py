@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes a task of the documentation inside Python: which area of the library does a docstring describe?
+
+python -m bert_jax.tools.make_docs_task --output=DIR
+
+Writes train.tsv, dev.tsv and test.tsv with columns text and area; no module is in two of them.
+"""
+
+from pathlib import Path
+
+from absl import flags
+
+from bert_jax.data.docs_task import AREAS, make_docs_task
+from bert_jax.errors import InputError
+from bert_jax.tools import cli
+
+OUTPUT = flags.DEFINE_string("output", "", "the directory to write; if it is there, it stays as it is")
+
+
+def main() -> None:
+    """Writes the task and says how large it is."""
+    if not OUTPUT.value:
+        raise InputError("--output is needed: the directory to write")
+    if (Path(OUTPUT.value) / "train.tsv").exists():
+        print(f"{OUTPUT.value}: it was there already")
+        return
+    splits = make_docs_task(Path(OUTPUT.value))
+    counted = ", ".join(
+        f"{name} {len(examples)} of {len({example.module for example in examples})} modules"
+        for name, examples in sorted(splits.items(), key=lambda item: -len(item[1]))
+    )
+    print(f"{OUTPUT.value}: examples: {counted}; areas: {', '.join(AREAS)}")
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Says what a training step will take on a TPU pod or on GPUs: memory, communication, FLOPs, time. No device is needed.
+
+python -m bert_jax.tools.plan --config=configs/pretrain.py:large,phase=2 --topology=v5e:16x16 --rows_per_chip=8
+
+TPUs are planned by their compiler (pip install 'bert_jax[tpu]'), which takes minutes; GPUs by arithmetic.
+"""
+
+import dataclasses
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from absl import flags
+from ml_collections import config_flags
+
+from bert_jax.config import PretrainConfig
+from bert_jax.errors import InputError
+from bert_jax.settings import from_dict
+from bert_jax.storage import write_json
+from bert_jax.tools import cli
+
+if TYPE_CHECKING:
+    from bert_jax.plan import Plan
+
+CONFIG = config_flags.DEFINE_config_file("config", None, "a file of configs/, and after a colon its argument")
+TOPOLOGY = flags.DEFINE_string("topology", "", "such as v5e:4x4, v4:4x4x8, v5p:4x4x8, v6e:16x16, or h100:64")
+ROW_LENGTH = flags.DEFINE_integer("row_length", 0, "tokens of a row; 0 is what masking.max_predictions come from")
+ROWS = flags.DEFINE_integer("rows_per_chip", 0, "rows of a chip in a step; 0 divides data.batch_size", lower_bound=0)
+VOCAB_SIZE = flags.DEFINE_integer("vocab_size", 30522, "tokens, where model.vocab_size is 0", lower_bound=10)
+SEARCH = flags.DEFINE_boolean("search", False, "find the most rows of a chip that fit, for several meshes")
+JSON = flags.DEFINE_string("json", "", "a file to write all figures to")
+
+GIB = 2**30
+
+
+def main() -> int:
+    """Prints the plan; returns 0 if it fits, 1 if not."""
+    if CONFIG.value is None or not TOPOLOGY.value:
+        raise InputError(
+            "--config and --topology are needed, as in --config=configs/pretrain.py:large,phase=2 --topology=v5e:16x16"
+        )
+    config = from_dict(PretrainConfig, CONFIG.value.to_dict())
+    config = dataclasses.replace(
+        config,
+        model=dataclasses.replace(config.model, vocab_size=config.model.vocab_size or VOCAB_SIZE.value),
+        data=dataclasses.replace(config.data, path=config.data.path or "none"),  # nothing is read
+    )
+    config.validate()
+
+    os.environ["JAX_PLATFORMS"] = "cpu"  # the device that is planned for is not asked for, even where there is one
+    from bert_jax import plan as planner  # JAX starts here: --help and bad settings answer at once
+
+    if SEARCH.value:
+        plans = planner.search(config, TOPOLOGY.value, ROW_LENGTH.value, on_plan=_tell)
+        lines = search_table(plans)
+    else:
+        if ROWS.value:
+            config = planner.with_rows(config, TOPOLOGY.value, ROWS.value)
+        plans = [planner.plan(config, TOPOLOGY.value, ROW_LENGTH.value)]
+        lines = plan_table(plans[0])
+    print("\n".join(lines))
+    if JSON.value:
+        write_json(JSON.value, {"plans": [dataclasses.asdict(plan) for plan in plans]})
+    return 0 if any(plan.fits for plan in plans) else 1
+
+
+def plan_table(plan: "Plan") -> list[str]:
+    """Returns a plan in lines of text."""
+    axes = " x ".join(f"{name} {size}" for name, size in plan.mesh.items())
+    estimate = plan.estimate if plan.source != "arithmetic" else {}
+    lines = [
+        f"{plan.topology}: {plan.num_chips} x {plan.device_kind}, mesh {axes}; by {plan.source}",
+        f"{plan.batch_size:,} rows of {plan.row_length} tokens, {plan.rows_per_chip} a chip, "
+        f"{plan.predictions} places for predictions a row",
+        "fits: " + ("yes" if plan.fits else f"NO. {plan.problem}"),
+        "",
+        f"{'memory of a chip, GiB':<28}{plan.source:>18}{'by arithmetic' if estimate else '':>16}".rstrip(),
+    ]
+    for kind in sorted(dict.fromkeys([*plan.bytes, *estimate]), key="total".__eq__):
+        cells = [f"{table[kind] / GIB:.3f}" if kind in table else "" for table in (plan.bytes, estimate)]
+        lines.append(f"  {kind:<26}{cells[0]:>18}{cells[1]:>16}".rstrip())
+    lines += [f"  {'of the chip':<26}{plan.hbm_bytes / GIB:>18.3f}", "", "communication of a chip in a step"]
+    lines += [
+        f"  {traffic.kind:<20}{traffic.dtype:<12}{traffic.count:>6} times {traffic.bytes / 1e6:>12,.3f} MB in all, "
+        f"groups of {traffic.group_size}"
+        for traffic in plan.collectives
+    ] or ["  none"]
+    lines += ["", "arithmetic of a chip in a step", f"  model's FLOPs             {plan.model_flops:>18,.0f}"]
+    if plan.compiled_flops:
+        ratio = plan.compiled_flops / plan.model_flops
+        lines.append(f"  compiled FLOPs            {plan.compiled_flops:>18,.0f}   {ratio:.3f} of the model's")
+    step = plan.seconds["step"]
+    lines += [
+        "",
+        f"time of a step at best: {1e3 * step:,.1f} ms, {plan.batch_size / step:,.0f} rows/s, "
+        f"{plan.batch_size / step / plan.num_chips:,.1f} a chip, MFU {plan.mfu:.1%}; modelled, not measured",
+        "  " + ", ".join(f"{name} {1e3 * part:,.1f}" for name, part in plan.seconds.items() if name != "step") + " ms",
+        *(f"  assumes {line}" for line in plan.assumptions),
+    ]
+    return lines + ([f"compiled in {plan.compile_seconds:.0f} s"] if plan.compile_seconds else [])
+
+
+def search_table(plans: list["Plan"]) -> list[str]:
+    """Returns the plans that a search has made, one in a line, the fastest that fits first."""
+    lines = [
+        f"{'mesh':<30}{'rows a chip':>12}{'fits':>6}{'GiB a chip':>12}{'of':>8}{'MB moved':>12}{'rows/s':>12}{'MFU':>8}"
+    ]
+    for plan in sorted(plans, key=lambda plan: (not plan.fits, -plan.batch_size / plan.seconds["step"])):
+        axes = " x ".join(f"{name} {size}" for name, size in plan.mesh.items() if size > 1) or "one device"
+        total = plan.bytes.get("total", plan.bytes.get("temporaries", 0))
+        lines.append(
+            f"{axes:<30}{plan.rows_per_chip:>12}{'yes' if plan.fits else 'NO':>6}{total / GIB:>12.2f}"
+            f"{plan.hbm_bytes / GIB:>8.2f}{sum(traffic.bytes for traffic in plan.collectives) / 1e6:>12,.0f}"
+            f"{plan.batch_size / plan.seconds['step']:>12,.0f}{plan.mfu:>8.1%}"
+        )
+    return lines
+
+
+def _tell(plan: "Plan") -> None:
+    axes = " x ".join(f"{name} {size}" for name, size in plan.mesh.items())
+    verdict = "fits" if plan.fits else "does not fit"
+    print(f"{axes}, {plan.rows_per_chip} rows a chip: {verdict} ({plan.compile_seconds:.0f} s)", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    cli.run(main)
