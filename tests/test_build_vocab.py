@@ -111,6 +111,7 @@ def test_another_vocabulary_is_not_overwritten_unasked(tmp_path, text):
     assert load_tokenizer(tmp_path / "v").vocab_size == 101
 
 
+@pytest.mark.slow
 def test_the_size_that_the_refusal_names_works(tmp_path, text):
     flags = [f"--input={text}", f"--output={tmp_path}/v"]
     for asked in (20, 100_000):

@@ -26,18 +26,21 @@ def test_areas_are_different_modules():
     assert len(modules) == len(set(modules)) and 6 <= len(AREAS) <= 8
 
 
+@pytest.mark.slow
 def test_a_text_is_there_once_and_long_enough(examples):
     assert len(examples) > 3000 and {example.area for example in examples} == set(AREAS)
     assert len({example.text for example in examples}) == len(examples)
     assert all(8 <= len(example.text.split()) <= 40 and "\t" not in example.text for example in examples)
 
 
+@pytest.mark.slow
 def test_no_module_is_in_two_splits(splits):
     for one, other in itertools.combinations(splits.values(), 2):
         assert not {example.module for example in one} & {example.module for example in other}
         assert not {example.text for example in one} & {example.text for example in other}
 
 
+@pytest.mark.slow
 def test_a_constant_answer_is_worth_little(splits):
     for name, chosen in splits.items():
         counts = collections.Counter(example.area for example in chosen)
@@ -46,6 +49,7 @@ def test_a_constant_answer_is_worth_little(splits):
         assert max(collections.Counter(example.module for example in chosen).values()) <= 15
 
 
+@pytest.mark.slow
 def test_splits_follow_from_names_alone(examples, splits):
     assert split_by_module(reversed(examples), SPLITS) == splits
 

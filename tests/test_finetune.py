@@ -82,6 +82,7 @@ def test_labels_and_settings_travel_with_the_model(finished):
     assert bert.task_settings["name"] == "classification" and bert.task_settings["max_seq_length"] == 16
 
 
+@pytest.mark.slow
 def test_fine_tuning_goes_on_from_its_own_head(finished, topics, tmp_path, capsys):
     optimizer = OptimizerConfig(learning_rate=1e-6, warmup_steps=0)
     config = topics_run(topics, finished[0], train=FinetuneTrainConfig(num_epochs=0.1), optimizer=optimizer)

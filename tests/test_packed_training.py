@@ -76,7 +76,8 @@ def by_sequence(batch) -> dict:
     return found
 
 
-@pytest.mark.parametrize("whole_word", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("whole_word", [False, True])
 def test_a_packed_batch_equals_its_unpacked_twin(datasets, whole_word):
     tokenizer = ids(datasets[0])
     model = tiny_model(vocab_size=tokenizer[0], num_layers=1, hidden_size=16, num_heads=2, intermediate_size=32)

@@ -216,6 +216,7 @@ def test_warm_start_of_another_shape_spells_the_flags_to_add(finished, toy_data,
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_stops_with_the_step_and_the_last_good_one(toy_data, tmp_path):
     config = tiny_run(
         toy_data,

@@ -103,7 +103,7 @@ def forward(task, params, batch):
     [
         pytest.param("sequence_classification", 2, marks=pytest.mark.slow),
         pytest.param("token_classification", np.array([-1, 1, 0, 2, -1, 1, 0, 2, -1]), marks=pytest.mark.slow),
-        ("question_answering", (2, 7)),
+        pytest.param("question_answering", (2, 7), marks=pytest.mark.slow),
     ],
 )
 def test_padding_changes_no_loss(task, label):
@@ -162,7 +162,8 @@ def test_layers_learn_the_slower_the_deeper():
     np.testing.assert_allclose(ratio["encoder"]["embeddings"]["word"]["embedding"], 0.125)
 
 
-@pytest.mark.parametrize("features", ["last", pytest.param("weighted_all", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("features", ["last", "weighted_all"])
 def test_a_probe_learns_and_its_encoder_does_not(features):
     model = tiny_model()
     probe = ProbeConfig(

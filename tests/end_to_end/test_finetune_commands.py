@@ -210,6 +210,7 @@ def test_prediction_of_pairs(repository, tmp_path):
     assert_one_line(tool(repository, "predict", checkpoint=model, text="\t".join(pair) + "\nban\n"), "line 2", "two")
 
 
+@pytest.mark.slow
 def test_a_bad_line_is_named_and_no_output_is_left(repository, classifier, tmp_path):
     lines = ["ban ber", '{"sentence": "ban", ']
     (tmp_path / "in.txt").write_text("\n".join(lines))
