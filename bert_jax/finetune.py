@@ -317,7 +317,8 @@ def _origin(config: FinetuneConfig, start: Pretrained, restored: Restored | None
     if restored is not None:
         line = f"resume from step {int(restored.state.step)}: parameters, optimizer and data order"
         return "; ".join([*restored.passed_over, line])
-    return "; ".join([f"start from {config.init_checkpoint}", *start.notes])
+    notes = start.notes[:1] if config.init_checkpoint.startswith("random:") else start.notes
+    return "; ".join([f"start from {config.init_checkpoint}", *notes])
 
 
 def summarise(workdir: Path, task: Task, best_step: int, epoch_steps: int, constant: Mapping[str, float]) -> list[str]:
