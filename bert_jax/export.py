@@ -75,9 +75,10 @@ def export_model(bert: Pretrained, directory: Path, platforms: tuple[str, ...] =
 
     flat: dict[str, Any] = {name: np.asarray(value) for name, value in flatten(bert.params).items()}
     has_masks = task is None and "mlm" in bert.params
-    rows, length, places = export.symbolic_shape("b, l, p", constraints=["b >= 1", "p >= 1", "l >= 2", f"l <= {most}"])
+    constraints = ["b >= 1", "l >= 2", f"l <= {most}"] + ["p >= 1"] * has_masks  # of those that inputs have
+    rows, length, *places = export.symbolic_shape("b, l, p" if has_masks else "b, l", constraints=constraints)
     tokens = jax.ShapeDtypeStruct((rows, length), jnp.int32)
-    more = [jax.ShapeDtypeStruct((rows, places), jnp.int32)] if has_masks else []
+    more = [jax.ShapeDtypeStruct((rows, place), jnp.int32) for place in places]
     shapes = jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), flat)
     program = export.export(jax.jit(call), platforms=platforms)(shapes, tokens, tokens, tokens, *more)
     about = {

