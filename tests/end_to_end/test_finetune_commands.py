@@ -62,7 +62,7 @@ def make_model(directory: Path, task: str, head: str, labels=(), **settings) -> 
     directory.mkdir(exist_ok=True)
     pretrained = bert_jax.load_pretrained(make_pretrained(directory))
     config = tiny_model(vocab_size=pretrained.tokenizer.vocab_size, initializer_stddev=0.5)
-    num_outputs = 1 if task == "regression" else len(labels)
+    num_outputs = 1 if task in ("regression", "choice") else len(labels)
     params = jax.jit(functools.partial(init_params, config, task=head, num_classes=num_outputs))(jax.random.key(3))
     about = to_dict(TaskConfig(name=task, max_seq_length=32, **settings))
     save_pretrained(directory / "model", config, params, pretrained.tokenizer, head, labels, about)
