@@ -42,9 +42,11 @@ def join(how: str = "auto", coordinator: str = "", num_processes: int = 0, proce
         return
     if any(given) and process_id >= num_processes:
         raise InputError(f"--process_id {process_id} is not below --num_processes {num_processes}; they count from 0")
-    arguments = (coordinator, num_processes, process_id) if any(given) else ()
     try:
-        jax.distributed.initialize(*arguments)
+        if any(given):
+            jax.distributed.initialize(coordinator, num_processes, process_id)
+        else:
+            jax.distributed.initialize()
     except (ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:300]
         raise InputError(f"the processes cannot join: {reason}; see docs/pods.md, or --distributed=off") from None
