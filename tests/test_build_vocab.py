@@ -100,6 +100,7 @@ def test_a_cased_vocabulary_with_unused_places(tmp_path, text):
     assert tokenizer.vocab[99:106] == ("[unused98]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[unused99]", "[unused100]")
 
 
+@pytest.mark.slow
 def test_another_vocabulary_is_not_overwritten_unasked(tmp_path, text):
     flags = [f"--input={text}", f"--output={tmp_path}/v"]
     assert build_vocab(*flags, "--vocab_size=100").returncode == 0
@@ -121,6 +122,7 @@ def test_the_size_that_the_refusal_names_works(tmp_path, text):
         assert load_tokenizer(tmp_path / "v").vocab_size == int(size)
 
 
+@pytest.mark.slow
 def test_input_that_cannot_be_read_is_one_line(tmp_path):
     output = f"--output={tmp_path}/v"
     assert "matches no file" in failure(f"--input={tmp_path}/none*.txt", output)

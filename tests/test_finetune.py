@@ -123,6 +123,7 @@ def stop_at(monkeypatch, step):
     monkeypatch.setattr(Reporter, "log", log_and_signal)
 
 
+@pytest.mark.slow
 def test_stopped_and_resumed_is_as_if_nothing_had_happened(finished, topics, start, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         stop_at(patch, 14)

@@ -282,6 +282,7 @@ def test_damaged_data_and_static_masks_are_refused(unpacked, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_the_command_with_two_workers_gives_the_same_bytes(unpacked, packed, tmp_path):
     command = [sys.executable, "-m", "bert_jax.tools.pack_dataset", "--max_per_row=3", "--workers=2"]
     done = subprocess.run(
