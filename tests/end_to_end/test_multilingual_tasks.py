@@ -59,6 +59,10 @@ def make_start(directory: Path, tokenizer: Tokenizer, **changes) -> Path:
     return directory
 
 
+# Answers, of 970, that begin or end inside a token of WordPiece.
+CUT_SHORT = {"ar": 5, "de": 1, "en": 1, "hi": 2, "tr": 1}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("learn", [learn_wordpiece, learn_unigram])
 @pytest.mark.parametrize("language", LANGUAGES)
@@ -96,10 +100,13 @@ def test_gold_spans_come_back_in_every_script(shared_data, language, learn):
         num_right += (prediction.start, prediction.end) == wider
     assert num_right >= 0.999 * len(examples)
     assert num_equal >= num_apart  # every answer that tokens can say
-    # The rest begin or end inside a token: WordPiece parts words at punctuation, so only writing without blanks has
-    # such tokens, and words cut short (2 of 970 answers in Hindi, 1 in German). How many depends on the vocabulary.
-    floor = 0.99 if learn is learn_wordpiece and language not in WITHOUT_BLANKS else 0.9
-    assert num_equal >= floor * len(examples)
+    # The rest begin or end inside a token. WordPiece parts words at punctuation, so only writing without blanks has
+    # many such, and words cut short a few: as many as were counted, and no more.
+    if learn is learn_wordpiece and language not in WITHOUT_BLANKS:
+        floor = 1 - CUT_SHORT.get(language, 0) / len(examples)
+    else:
+        floor = 924 / 970 if language == "vi" else 0.96  # vi: as counted
+    assert num_equal >= round(floor * len(examples), 6)
 
 
 @pytest.mark.slow
