@@ -31,7 +31,7 @@ class ModelConfig:
     vocab_multiple: int = 128  # the embedding table is padded with zero rows to a multiple of this
     compute_dtype: str = "float32"  # or "bfloat16"; parameters, norms, softmax and losses stay float32
     remat: str = "none"  # what the backward pass recomputes: "none", "dots" (all but matmuls) or "full"
-    unroll: int = 1  # layers per iteration of the scan; num_layers unrolls it all
+    unroll: int = 0  # layers per iteration of the scan; 0 takes all on a CPU, where a loop copies, and else one
     causal: bool = False  # a token sees those before it alone, and predicts the next one: the paper's left-to-right
 
     @property
@@ -46,8 +46,9 @@ class ModelConfig:
     def validate(self) -> None:
         check_positive(
             self,
-            "hidden_size num_layers num_heads intermediate_size max_positions type_vocab_size vocab_multiple unroll",
+            "hidden_size num_layers num_heads intermediate_size max_positions type_vocab_size vocab_multiple",
         )
+        check_not_negative(self, "unroll")
         check_rates(self, "hidden_dropout_rate attention_dropout_rate")
         check_choice(self, "activation", ("gelu_tanh", "gelu_exact"))
         check_choice(self, "compute_dtype", ("float32", "bfloat16"))
@@ -239,7 +240,9 @@ class PretrainConfig:
 
 # What may differ when a run is resumed: it changes where and when work is done, not what is computed.
 # The number of steps may change too (Google's schedule then decays towards the new end).
-RESUMABLE_CHANGES = ("mesh", "report", "checkpoint", "eval", "train.num_steps", "data.path", "data.verify")
+RESUMABLE_CHANGES = (
+    "mesh", "report", "checkpoint", "eval", "train.num_steps", "data.path", "data.verify", "model.remat", "model.unroll"
+)  # fmt: skip
 
 
 def _size(layers: int, hidden: int) -> ModelConfig:

@@ -69,7 +69,7 @@ class FinetuneModelConfig:
     attention_dropout_rate: float = 0.1
     compute_dtype: str = "float32"
     remat: str = "none"
-    unroll: int = 1
+    unroll: int = 0
 
     def validate(self) -> None:
         dataclasses.replace(ModelConfig(), **dataclasses.asdict(self)).validate()

@@ -164,7 +164,8 @@ def _gpu_count(topology: str, size: str) -> int:
 
 def _objective(config: PretrainConfig) -> Objective:
     """Returns the objective of a run; which ids mark and mask changes nothing that is planned."""
-    return pretraining_objective(config.model, config.masking, 103, (101, 102), config.train.next_sentence)
+    model = dataclasses.replace(config.model, unroll=config.model.unroll or 1)  # what 0 means away from a CPU
+    return pretraining_objective(model, config.masking, 103, (101, 102), config.train.next_sentence)
 
 
 def _state(config: PretrainConfig, mesh: Mesh | AbstractMesh) -> TrainState:

@@ -60,7 +60,7 @@ class Encoder(nn.Module):
             variable_axes={"params": 0},
             split_rngs={"params": True, "dropout": True},
             length=config.num_layers,
-            unroll=min(config.unroll, config.num_layers),
+            unroll=_unroll(config),
         )
         hidden, kept = scan(Layer(config, name="layers"), embedded)
 
@@ -70,6 +70,16 @@ class Encoder(nn.Module):
             pooled = jnp.tanh(dense(config, config.hidden_size, "pooler")(first))
         layers = None if kept is None else jnp.concatenate([embedded[None], kept])
         return Encoded(hidden, pooled, layers, word_table)
+
+
+def _unroll(config: ModelConfig) -> int:
+    """Returns how many layers an iteration of the scan holds.
+
+    Unrolled, XLA may undo rematerialization: what it computes again looks like what it has computed already.
+    """
+    if config.unroll:
+        return min(config.unroll, config.num_layers)
+    return config.num_layers if jax.default_backend() == "cpu" and config.remat == "none" else 1
 
 
 def attention_mask(sequence_ids: jax.Array, causal: bool = False) -> jax.Array:

@@ -11,7 +11,7 @@ from bert_jax.batch import Batch
 from bert_jax.config import ModelConfig
 from bert_jax.finetune_config import ProbeConfig
 from bert_jax.model.encoder import Encoded, Encoder
-from bert_jax.model.layers import ACTIVATIONS, MASKED_SCORE, dense, layer_norm, product
+from bert_jax.model.layers import ACTIVATIONS, MASKED_SCORE, Dropout, dense, layer_norm, product
 from bert_jax.model.probe import Probe
 
 # What a model of each task has beside embeddings and layers, by the names of the parameters.
@@ -42,8 +42,11 @@ class MaskedLanguageModel(nn.Module):
         hidden = ACTIVATIONS[config.activation](dense(config, config.hidden_size, "transform")(hidden))
         hidden = layer_norm(config)(hidden).astype(config.compute_dtype)
         bias = self.param("output_bias", nn.initializers.zeros, (config.padded_vocab_size,))
-        by_copy = hidden.reshape(word_table.shape[0], -1, *hidden.shape[1:])  # rows of the devices that share a copy
-        logits = product("DBPH,DVH->DBPV", by_copy, word_table).reshape(*hidden.shape[:2], -1)
+        if word_table.shape[0] == 1:
+            logits = product("RH,VH->RV", hidden.reshape(-1, hidden.shape[-1]), word_table[0])
+        else:  # rows of the devices that share a copy
+            logits = product("DRH,DVH->DRV", hidden.reshape(word_table.shape[0], -1, hidden.shape[-1]), word_table)
+        logits = logits.reshape(*hidden.shape[:2], -1)
         # The padding is masked in the bias, its rows being zero, and the bias is added as a product with ones, whose
         # gradient is a matrix product too: nothing but products and the loss itself passes over B x P x V numbers.
         is_word = jnp.arange(config.padded_vocab_size) < config.vocab_size
@@ -114,5 +117,5 @@ class TaskModel(nn.Module):
         if self.task == "question_answering":
             return dense(config, 2, "span")(encoded.hidden).astype(jnp.float32)
         features = encoded.hidden if self.task == "token_classification" else encoded.pooled
-        features = nn.Dropout(config.hidden_dropout_rate)(features, deterministic=deterministic)
+        features = Dropout(config.hidden_dropout_rate)(features, deterministic)
         return dense(config, self.num_classes, "classifier")(features).astype(jnp.float32)

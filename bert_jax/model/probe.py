@@ -12,7 +12,7 @@ from flax import linen as nn
 
 from bert_jax.config import ModelConfig
 from bert_jax.finetune_config import ProbeConfig
-from bert_jax.model.layers import dense
+from bert_jax.model.layers import Dropout, dense
 
 
 class Probe(nn.Module):
@@ -40,7 +40,7 @@ class Probe(nn.Module):
                     for name in ("forward", "backward")
                 )
                 features = nn.Bidirectional(forward, backward, name=f"bilstm_{index}")(features, seq_lengths=lengths)
-        features = nn.Dropout(self.model.hidden_dropout_rate)(features, deterministic=deterministic)
+        features = Dropout(self.model.hidden_dropout_rate)(features, deterministic)
         if self.pool:
             total = jnp.sum(features * inside[..., None], axis=1, keepdims=True)
             features = total / jnp.maximum(lengths, 1)[:, None, None]
