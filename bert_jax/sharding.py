@@ -132,20 +132,38 @@ def unused_rules(rules: tuple[tuple[str, Any], ...], names: list[str]) -> list[s
     return [pattern for pattern, _ in rules if pattern not in used]
 
 
-def tree_shardings(mesh: Mesh | AbstractMesh, tree: Any) -> Any:
+def tree_shardings(mesh: Mesh | AbstractMesh, tree: Any, over_data: bool = False) -> Any:
     """Returns the sharding of every leaf of a tree of parameters or of a training state.
 
     A leaf below a dict is a parameter or one of its moments, and follows the rule of its path; any
-    other leaf (a step counter) is replicated.
+    other leaf (a step counter) is replicated. `over_data` divides each over the axis "data" as well, where it can be.
     """
 
     def place(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
         name = path_name(path)
         axes = match_rules(RULES, [name])[name] if name else ()
         assert len(axes) == len(leaf.shape) or not name, f"rule {axes} for {name} of shape {leaf.shape}"
-        return NamedSharding(mesh, PartitionSpec(*(MESH_AXES[axis] for axis in axes)))
+        spec = tuple(MESH_AXES[axis] for axis in axes)
+        return NamedSharding(mesh, PartitionSpec(*(_divided_over_data(mesh, spec, leaf.shape) if over_data else spec)))
 
     return jax.tree_util.tree_map_with_path(place, tree)
+
+
+def _divided_over_data(mesh: Mesh | AbstractMesh, spec: tuple[Any, ...], shape: tuple[int, ...]) -> tuple[Any, ...]:
+    """Returns the axes of a parameter with "data" at its largest dimension that it divides and no other axis does.
+
+    The last dimension comes last: a TPU pads it to 128. What has no such dimension stays as it is.
+    """
+    devices = mesh.shape["data"]
+    free = [
+        place
+        for place, (axis, size) in enumerate(zip(spec, shape))
+        if size % devices == 0 and (axis is None or mesh.shape[axis] == 1)
+    ]
+    if not free or devices == 1:
+        return spec
+    chosen = max(free, key=lambda place: (place != len(shape) - 1, shape[place]))
+    return (*spec[:chosen], "data", *spec[chosen + 1 :])
 
 
 def row_sharding(mesh: Mesh) -> NamedSharding:
