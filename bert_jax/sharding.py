@@ -198,6 +198,13 @@ def constrain_rows(array: jax.Array) -> jax.Array:
     return jax.lax.with_sharding_constraint(array, PartitionSpec(ROW_AXES))
 
 
+def whole(array: jax.Array) -> jax.Array:
+    """Returns `array` undivided, when traced under a mesh."""
+    if jax.sharding.get_abstract_mesh().empty:
+        return array
+    return jax.lax.with_sharding_constraint(array, PartitionSpec())
+
+
 def copy_to_rows(table: jax.Array, num_rows: int, gradient_dtype: str = "float32") -> jax.Array:
     """Returns a table [D, V, H] of as many equal copies as devices divide rows, when traced under a mesh; else D is 1.
 

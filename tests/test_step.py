@@ -67,14 +67,36 @@ def one_device():
         pytest.param({"data": 2, "tensor": 4}, marks=pytest.mark.slow),
     ],
 )
-def test_eight_devices_equal_one(one_device, sizes):
+def test_eight_devices_equal_one(one_device, sizes, capfd):
+    """And no array is made whole on every device because the compiler knows no other way to cut it anew."""
     assert_same(one_device, take_steps(two_a_row(), sizes))
+    assert "full rematerialization" not in capfd.readouterr().err
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sizes", [{"data": 8}, {"data": 2, "fsdp": 2, "tensor": 2}])
-def test_zero1_equals_one_device(one_device, sizes):
+def test_zero1_equals_one_device(one_device, sizes, capfd):
     assert_same(one_device, take_steps(two_a_row(), sizes, zero1=True))
+    assert "full rematerialization" not in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_gradients_added_up_in_bfloat16_are_close():
+    """Rounded on each of eight devices, so not equal; what is not a matrix is added up in float32 as before."""
+    narrow = {"compute_dtype": "bfloat16", "gradient_dtype": "bfloat16"}
+    wide, halved = (
+        take_steps(two_a_row(), {"data": 8}, model=tiny_model(**options), num_steps=9)[0]
+        for options in ({"compute_dtype": "bfloat16"}, narrow)
+    )
+    assert 0 < abs(halved[-1]["loss"] / wide[-1]["loss"] - 1) < 0.01
+    assert halved[0]["grad_norm"] == pytest.approx(wide[0]["grad_norm"], rel=0.005)
+
+
+def test_a_step_in_bfloat16_runs_on_a_cpu():
+    """XLA has no kernel there for some products of bfloat16, and says so only when they run."""
+    history, params = take_steps(random_batch(), model=tiny_model(compute_dtype="bfloat16"), num_steps=2)
+    assert history[0]["loss"] == pytest.approx(np.log(203) + np.log(2), rel=0.02)
+    assert history[0]["grad_norm"] > 0.1 and jax.tree.leaves(params)[0].dtype == np.float32
 
 
 def test_zero1_divides_moments_over_data():

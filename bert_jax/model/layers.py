@@ -14,7 +14,7 @@ from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
 from bert_jax.config import ModelConfig
-from bert_jax.sharding import copy_to_rows
+from bert_jax.sharding import copy_to_rows, whole
 
 ACTIVATIONS = {
     "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
@@ -98,8 +98,8 @@ class Embeddings(nn.Module):
         )
         summed = (
             looked_up.reshape(*token_ids.shape, -1)
-            + table(config.max_positions, "position", truncated_normal(config))(positions)
-            + table(config.type_vocab_size, "type", truncated_normal(config))(type_ids.astype(jnp.int32))
+            + _look_up(table(config.max_positions, "position", truncated_normal(config)), positions)
+            + _look_up(table(config.type_vocab_size, "type", truncated_normal(config)), type_ids.astype(jnp.int32))
         )
         embedded = layer_norm(config)(summed)
         embedded = Dropout(config.hidden_dropout_rate)(embedded, deterministic)
@@ -109,6 +109,11 @@ class Embeddings(nn.Module):
         """Returns random rows for the vocabulary and zero rows for its padding."""
         table = truncated_normal(self.config)(key, (self.config.vocab_size, shape[1]), dtype)
         return jnp.zeros(shape, dtype).at[: self.config.vocab_size].set(table)
+
+
+def _look_up(table: nn.Embed, ids: jax.Array) -> jax.Array:
+    """Returns the rows of a small table. Were it read in parts, devices would have to exchange what they have read."""
+    return jnp.take(whole(table.embedding), ids, axis=0)
 
 
 class Attention(nn.Module):
@@ -196,8 +201,22 @@ def _product_backward(
     lhs, rhs = saved
     left, right, result = equation.replace("->", ",").split(",")
     gradient = gradient.astype(lhs.dtype)
-    of_rhs = jnp.einsum(f"{left},{result}->{right}", lhs, gradient, preferred_element_type=jnp.dtype(rhs_gradient))
-    return product(f"{result},{right}->{left}", gradient, rhs).astype(lhs.dtype), of_rhs.astype(rhs.dtype)
+    of_rhs = _product_over_rows(f"{left},{result}->{right}", rhs_gradient, lhs, gradient).astype(rhs.dtype)
+    return product(f"{result},{right}->{left}", gradient, rhs).astype(lhs.dtype), of_rhs
+
+
+def _product_over_rows(equation: str, dtype: str, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+    """Returns the einsum in `dtype`, a sum over rows: of bfloat16, XLA has no kernel for it on CPUs, and may fail."""
+
+    def narrow(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+        return jnp.einsum(equation, lhs, rhs, preferred_element_type=jnp.dtype(dtype))
+
+    def wide(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+        return jnp.einsum(equation, lhs.astype(jnp.float32), rhs.astype(jnp.float32)).astype(dtype)
+
+    if lhs.dtype == jnp.float32:
+        return narrow(lhs, rhs)
+    return jax.lax.platform_dependent(lhs, rhs, cpu=wide, default=narrow)
 
 
 _product.defvjp(_product_forward, _product_backward)
