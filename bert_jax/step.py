@@ -67,13 +67,14 @@ def root_key(seed: int, purpose: int) -> jax.Array:
 
 
 def make_train_step(
-    objective: Objective, optimizer: OptimizerConfig, train: TrainConfig, mesh: Mesh, state: Any
+    objective: Objective, optimizer: OptimizerConfig, train: TrainConfig, mesh: Mesh, state: Any, first_step: int = 0
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
     """Returns the compiled step (state, batch) -> (state, metrics); it consumes the state it is given.
 
     `state` gives the shapes of the training state. The batch is the global one, with rows over data x fsdp.
+    The schedule of the learning rate starts at `first_step` and takes train.num_steps.
     """
-    step = step_function(objective, optimizer, train)
+    step = step_function(objective, optimizer, train, first_step)
     dropout_root = root_key(train.seed, 1)
     shardings = tree_shardings(mesh, state)
     return jax.jit(
@@ -85,11 +86,11 @@ def make_train_step(
 
 
 def step_function(
-    objective: Objective, optimizer: OptimizerConfig, train: TrainConfig
+    objective: Objective, optimizer: OptimizerConfig, train: TrainConfig, first_step: int = 0
 ) -> Callable[..., tuple[TrainState, Metrics]]:
     """Returns the step (state, batch, root key of dropout, scale of the learning rate = 1) -> (state, metrics)."""
-    transformation = make_optimizer(optimizer, train.num_steps)
-    rate = learning_rate_at(optimizer, train.num_steps)
+    transformation = make_optimizer(optimizer, train.num_steps, first_step)
+    rate = learning_rate_at(optimizer, train.num_steps, first_step)
 
     def step(
         state: TrainState, batch: Batch, dropout_root: jax.Array, rate_scale: Any = None
