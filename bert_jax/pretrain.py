@@ -316,8 +316,10 @@ def describe_phase(part: Part, num_phases: int, mesh: Mesh, state: Any) -> list[
     if num_phases == 1:
         return lines
     moments = "" if phase.number == 1 else "; Adam's means " + ("at zero" if phase.resets_moments else "are kept")
+    goes_on = phase.schedule_start < phase.first_step
+    rate = "the rate goes on" if goes_on else f"rate {config.optimizer.learning_rate:g}"
     steps = f"steps {phase.first_step + 1:,} to {phase.last_step:,}"
-    return [f"phase {phase.number} of {num_phases}: {steps}, rate {config.optimizer.learning_rate:g}{moments}", *lines]
+    return [f"phase {phase.number} of {num_phases}: {steps}, {rate}{moments}", *lines]
 
 
 def describe_data(config: PretrainConfig, dataset: Dataset) -> str:

@@ -3,8 +3,8 @@
 
 Command:   python train.py --config=configs/mlperf.py --config.data.path=DIR --workdir=DIR
                --config.init_checkpoint=DIR
-           (the checkpoint is MLPerf's model.ckpt-28252 with its vocabulary, as Google's TensorFlow 1 files; for rows that
-           are not packed: --config.data.batch_size=768)
+           (the checkpoint is MLPerf's model.ckpt-28252 with its vocabulary, as Google's TensorFlow 1 files; for rows
+           that are not packed: --config.data.batch_size=768)
 Data:      prepare_corpus --max_seq_length=512 --duplicates=10 --pack=3: about two sequences in a row, so 384 rows are
            NVIDIA's 768 sequences. MLPerf evaluates on 10,000 samples of its own
 Hardware:  8 H200 took NVIDIA 312.7 s (MLPerf 4.1, with TransformerEngine)

@@ -9,7 +9,7 @@ import pytest
 from builders import make_dataset, tiny_run
 from runs import ONE_DEVICE, assert_same_state, losses, stop_at, train
 
-from bert_jax.config import MaskingConfig, OptimizerConfig, Phase2Config, TrainConfig
+from bert_jax.config import MaskingConfig, MeshConfig, OptimizerConfig, Phase2Config, TrainConfig
 from bert_jax.data.pipeline import train_rows
 from bert_jax.errors import InputError
 from bert_jax.optim import learning_rate_at
@@ -190,6 +190,16 @@ def test_a_stop_anywhere_changes_nothing(whole, tmp_path, monkeypatch, step):
     assert_same_state(resumed.state, uninterrupted.state)
     assert losses(tmp_path / "run") == losses(workdir)
     assert losses(tmp_path / "run", "eval") == losses(workdir, "eval")
+
+
+@pytest.mark.slow
+def test_eight_devices_go_through_both_phases_like_one(whole, tmp_path):
+    config, workdir, _ = whole
+    train(dataclasses.replace(config, mesh=MeshConfig(data=2, fsdp=2, tensor=2)), tmp_path / "run")
+    ours, theirs = losses(tmp_path / "run"), losses(workdir)
+    assert sorted(ours) == sorted(theirs) == list(range(1, 13))
+    for step in theirs:
+        np.testing.assert_allclose(ours[step], theirs[step], rtol=2e-4, err_msg=f"step {step}")
 
 
 @pytest.mark.slow
