@@ -85,7 +85,7 @@ def may_change(before: Mapping[str, Any], config: PretrainConfig, steps_taken: i
 
     A phase that has not begun may still become another.
 
-    Raises: InputError if the first phase would end at another step than the one where it has ended.
+    Raises: InputError if the first phase would end before the step that it is at, or elsewhere than where it ended.
     """
     boundary = before["train"]["num_steps"]
     has_second = bool(before.get("phase2", {}).get("num_steps"))
@@ -96,9 +96,10 @@ def may_change(before: Mapping[str, Any], config: PretrainConfig, steps_taken: i
                 f"{config.train.num_steps}; use {steps_taken} or more, so that the second begins after them"
             )
         return (*RESUMABLE_CHANGES, "phase2")
-    if config.train.num_steps != boundary and config.phase2.num_steps:
+    if config.train.num_steps != boundary or not config.phase2.num_steps:
         raise InputError(
-            f"the second phase has begun after step {boundary}, so train.num_steps is not to be "
-            f"{config.train.num_steps}; use {boundary}, and phase2.num_steps for another total"
+            f"the second phase has begun after step {boundary}, so train.num_steps {config.train.num_steps} with "
+            f"phase2.num_steps {config.phase2.num_steps} would undo it; keep train.num_steps={boundary}, and set "
+            "phase2.num_steps, 1 or more, for another total"
         )
     return (*(name for name in RESUMABLE_CHANGES if name != "train.num_steps"), "phase2.num_steps", "phase2.path")

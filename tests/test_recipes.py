@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The files of configs/: each argument of each gives a valid configuration, and says where its figures come from."""
 
+import dataclasses
 import importlib.util
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from bert_jax.optim import learning_rate_at
 from bert_jax.phases import phases_of
 from bert_jax.settings import from_dict
 from bert_jax.tasks.catalog import NAMES, make_task
+from bert_jax.tools.plan import phase_of
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 
@@ -143,6 +145,18 @@ def test_steps_times_batch_are_the_recipes_sequences(name, argument):
     rows = tuple(phase.config.data.batch_size * phase.config.train.num_steps for phase in phases)
     assert rows == ROWS[name, argument]
     assert all(phase.config.data.batch_size % phase.config.train.accumulate == 0 for phase in phases)
+
+
+def test_the_planner_takes_either_phase_as_a_run_of_its_own():
+    phases = [phase_of(configuration("lamb"), number) for number in (1, 2)]
+    assert [(c.data.batch_size, c.train.accumulate, c.masking.max_predictions) for c in phases] == [
+        (65_536, 64, 20),
+        (32_768, 128, 80),
+    ]
+    alone = configuration("pretrain", "large,phase=2")
+    assert dataclasses.replace(phase_of(alone, 1), phase2=alone.phase2) == alone
+    with pytest.raises(InputError, match="--phase=2 of a run that has 1; use 1 to 1"):
+        phase_of(configuration("mlperf"), 2)
 
 
 def test_ablations_are_those_of_the_paper():
