@@ -30,6 +30,7 @@ class ModelConfig:
     layer_norm_epsilon: float = 1e-12
     vocab_multiple: int = 128  # the embedding table is padded with zero rows to a multiple of this
     compute_dtype: str = "float32"  # or "bfloat16"; parameters, norms, softmax and losses stay float32
+    gradient_dtype: str = "float32"  # that devices add up; "bfloat16" halves what they send, after rounding once
     remat: str = "none"  # what the backward pass recomputes: "none", "dots" (all but matmuls) or "full"
     unroll: int = 0  # layers per iteration of the scan; 0 takes all on a CPU, where a loop copies, and else one
     causal: bool = False  # a token sees those before it alone, and predicts the next one: the paper's left-to-right
@@ -52,6 +53,12 @@ class ModelConfig:
         check_rates(self, "hidden_dropout_rate attention_dropout_rate")
         check_choice(self, "activation", ("gelu_tanh", "gelu_exact"))
         check_choice(self, "compute_dtype", ("float32", "bfloat16"))
+        check_choice(self, "gradient_dtype", ("float32", "bfloat16"))
+        if self.gradient_dtype == "bfloat16" and self.compute_dtype != "bfloat16":
+            raise InputError(
+                f"model.gradient_dtype bfloat16 is for products in bfloat16, and model.compute_dtype is "
+                f"{self.compute_dtype}; set both, or none"
+            )
         check_choice(self, "remat", ("none", "dots", "full"))
         if self.hidden_size % self.num_heads:
             raise InputError(
@@ -148,6 +155,7 @@ class TrainConfig:
     num_steps: int = 1_000_000
     accumulate: int = 1  # microbatches per step; the result equals that of the whole batch
     next_sentence: bool = True  # learn the label of sentence B, where data have one; False is the paper's "No NSP"
+    zero1: bool = False  # divide the optimizer's state and its work over "data" too (ZeRO, stage 1)
     seed: int = 0  # of the initial parameters and of dropout
 
     def validate(self) -> None:
@@ -203,8 +211,10 @@ class MeshConfig:
     data: int = -1  # parameters replicated, rows divided
     fsdp: int = 1  # parameters and rows divided
     tensor: int = 1  # heads, feed-forward and vocabulary divided
+    dcn: int = 0  # slices with nothing but the data center's network between them: data's outer factor; 0 asks devices
 
     def validate(self) -> None:
+        check_not_negative(self, "dcn")
         sizes = (self.data, self.fsdp, self.tensor)
         if any(size < 1 and size != -1 for size in sizes) or sizes.count(-1) > 1:
             raise InputError(f"mesh (data, fsdp, tensor) = {sizes}; use sizes of 1 or more, and -1 at most once")
@@ -281,7 +291,8 @@ class PretrainConfig:
 # What may differ when a run is resumed: it changes where and when work is done, not what is computed.
 # The number of steps may change too (Google's schedule then decays towards the new end).
 RESUMABLE_CHANGES = (
-    "mesh", "report", "checkpoint", "eval", "train.num_steps", "data.path", "data.verify", "model.remat", "model.unroll"
+    "mesh", "report", "checkpoint", "eval", "train.num_steps", "data.path", "data.verify", "model.remat",
+    "model.unroll", "train.zero1",
 )  # fmt: skip
 
 

@@ -88,7 +88,7 @@ def plan(config: PretrainConfig, topology: str, row_length: int = 0) -> Plan:
     family, _, size = topology.partition(":")
     if family in GPUS:
         return _plan_by_arithmetic(config, topology, _gpu_count(topology, size), row_length)
-    devices, version = tpu_devices(topology)
+    devices, version = tpu_devices(topology, config.mesh.dcn)
     mesh = make_mesh(config.mesh, devices)
     check_divisible(mesh, config.model, config.data.batch_size, config.train.accumulate)
     state = _state(config, mesh)
@@ -120,8 +120,8 @@ def default_row_length(config: PretrainConfig) -> int:
     return min(max(length, 128), config.model.max_positions)
 
 
-def tpu_devices(topology: str) -> tuple[Any, str]:
-    """Returns the chips of a TPU topology, for compiling only, and the version of libtpu.
+def tpu_devices(topology: str, slices: int = 0) -> tuple[Any, str]:
+    """Returns the chips of as many slices of a TPU topology, for compiling only, and the version of libtpu.
 
     Raises: InputError if libtpu is not installed or does not know the topology.
     """
@@ -142,7 +142,7 @@ def tpu_devices(topology: str) -> tuple[Any, str]:
     options = {"chip_config_name": "megacore"} if family in ("v4", "v5", "v5p") else {}
     name = f"{'v5' if family == 'v5p' else family}:{size}"
     try:
-        found = topologies.get_topology_desc(platform="tpu", topology_name=name, **options)
+        found = topologies.get_topology_desc(platform="tpu", topology_name=name, num_slices=slices or 1, **options)
     except (jax.errors.JaxRuntimeError, NotImplementedError, ValueError) as error:
         raise _unknown(topology, f" ({str(error).splitlines()[0][:120]})") from None
     return found.devices, f"libtpu {getattr(libtpu, '__version__', '')}".strip()
@@ -330,15 +330,15 @@ def _plan_by_arithmetic(config: PretrainConfig, topology: str, num_chips: int, r
     )
 
 
-def num_chips_of(topology: str) -> int:
-    """Returns the chips of a topology. Raises: InputError if it is unknown."""
+def num_chips_of(topology: str, slices: int = 0) -> int:
+    """Returns the chips of a topology, of all slices. Raises: InputError if it is unknown."""
     family, _, size = topology.partition(":")
-    return _gpu_count(topology, size) if family in GPUS else len(tpu_devices(topology)[0])
+    return _gpu_count(topology, size) if family in GPUS else len(tpu_devices(topology, slices)[0])
 
 
 def with_rows(config: PretrainConfig, topology: str, rows_per_chip: int) -> PretrainConfig:
     """Returns the configuration with as many rows for each chip that has rows of its own."""
-    sizes = mesh_sizes(config.mesh, num_chips_of(topology))
+    sizes = mesh_sizes(config.mesh, num_chips_of(topology, config.mesh.dcn))
     data = dataclasses.replace(config.data, batch_size=rows_per_chip * sizes["data"] * sizes["fsdp"])
     return dataclasses.replace(config, data=data)
 
@@ -352,9 +352,11 @@ def search(
 
     Raises: as `plan`.
     """
-    num_chips = num_chips_of(topology)
+    num_chips = num_chips_of(topology, config.mesh.dcn)
     mixed = max(2, min(8, num_chips // 2))
-    meshes = [MeshConfig(-1, 1, 1), MeshConfig(1, -1, 1)] + ([MeshConfig(-1, mixed, 1)] if mixed < num_chips else [])
+    slices = max(1, config.mesh.dcn)
+    sizes = [(-1, 1, 1), (slices, -1, 1)] + ([(-1, mixed, 1)] if mixed * slices < num_chips else [])
+    meshes = [MeshConfig(*size, dcn=config.mesh.dcn) for size in sizes]
     found = []
     for mesh in meshes[: 1 if num_chips == 1 else None]:
 

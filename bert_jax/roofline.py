@@ -99,7 +99,9 @@ def assumptions(config: PretrainConfig, chip: Chip) -> tuple[str, ...]:
         f"products at {chip.matrix_efficiency:.0%} of {peak / 1e12:,.0f} TFLOP/s, those of attention at half of it",
         f"{ELEMENTWISE_BYTES} bytes per hidden unit, token and layer, {SCORE_BYTES} per score, {OPTIMIZER_BYTES} per "
         f"parameter, at {HBM_EFFICIENCY:.0%} of {chip.hbm_bandwidth / 1e12:.2f} TB/s",
-        f"collectives at {chip.link_bandwidth / 1e9:.0f} GB/s a chip, hidden behind nothing; no wait for the loader",
+        f"collectives at {chip.link_bandwidth / 1e9:.0f} GB/s a chip, hidden behind nothing"
+        + (", between slices too" if config.mesh.dcn > 1 else "")
+        + "; no wait for the loader",
     )
 
 
@@ -109,8 +111,13 @@ def expected_traffic(
     """Returns the collectives that a mesh makes necessary: gradients, parameters in parts, activations in parts."""
     model = config.model
     found = []
-    if sizes["data"] > 1:
-        found.append(Traffic("all-reduce", "f32", 1, param_bytes, sizes["data"]))
+    narrow = model.gradient_dtype == "bfloat16"
+    of_gradients, gradient_bytes = ("bf16", param_bytes // 2) if narrow else ("f32", param_bytes)
+    if sizes["data"] > 1 and config.train.zero1:
+        found.append(Traffic("reduce-scatter", of_gradients, 1, gradient_bytes, sizes["data"]))
+        found.append(Traffic("all-gather", "f32", 1, param_bytes, sizes["data"]))
+    elif sizes["data"] > 1:
+        found.append(Traffic("all-reduce", of_gradients, 1, gradient_bytes, sizes["data"]))
     if sizes["fsdp"] > 1:  # gathered for each pass, and the gradients' parts summed
         whole = param_bytes * sizes["fsdp"] * config.train.accumulate
         found.append(Traffic("all-gather", "f32", 2 * model.num_layers, 2 * whole, sizes["fsdp"]))

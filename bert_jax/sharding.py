@@ -6,6 +6,7 @@ divided) and "tensor" (heads, feed-forward and vocabulary divided). One device i
 so every program is the same program.
 """
 
+import functools
 import math
 import re
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from bert_jax.config import MeshConfig, ModelConfig
@@ -62,7 +64,20 @@ def make_mesh(config: MeshConfig, devices: Any = None) -> Mesh:
     """
     devices = jax.devices() if devices is None else devices
     sizes = mesh_sizes(config, len(devices))
-    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * 3, devices=devices)
+    axes, types = tuple(sizes), (AxisType.Auto,) * 3
+    told = len({getattr(device, "slice_index", 0) for device in devices})
+    slices = config.dcn or told
+    if told not in (1, slices):
+        raise InputError(f"mesh.dcn {slices} is not the {told} slices that the devices form; 0 takes these")
+    if sizes["data"] % slices:
+        raise InputError(
+            f"mesh.data {sizes['data']} is not divisible by the {slices} slices: fsdp and tensor stay within one; "
+            f"use mesh.data={nearest_multiples(sizes['data'], slices).replace(' or ', ' or mesh.data=')}"
+        )
+    if told == 1:  # in the order of the devices, so that a slice asked for is a stretch of them
+        return jax.make_mesh(tuple(sizes.values()), axes, axis_types=types, devices=devices)
+    of_slice = (sizes["data"] // slices, sizes["fsdp"], sizes["tensor"])
+    return Mesh(mesh_utils.create_hybrid_device_mesh(of_slice, (slices, 1, 1), devices), axes, axis_types=types)
 
 
 def mesh_sizes(config: MeshConfig, num_devices: int) -> dict[str, int]:
@@ -132,20 +147,38 @@ def unused_rules(rules: tuple[tuple[str, Any], ...], names: list[str]) -> list[s
     return [pattern for pattern, _ in rules if pattern not in used]
 
 
-def tree_shardings(mesh: Mesh | AbstractMesh, tree: Any) -> Any:
+def tree_shardings(mesh: Mesh | AbstractMesh, tree: Any, over_data: bool = False) -> Any:
     """Returns the sharding of every leaf of a tree of parameters or of a training state.
 
     A leaf below a dict is a parameter or one of its moments, and follows the rule of its path; any
-    other leaf (a step counter) is replicated.
+    other leaf (a step counter) is replicated. `over_data` divides each over the axis "data" as well, where it can be.
     """
 
     def place(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
         name = path_name(path)
         axes = match_rules(RULES, [name])[name] if name else ()
         assert len(axes) == len(leaf.shape) or not name, f"rule {axes} for {name} of shape {leaf.shape}"
-        return NamedSharding(mesh, PartitionSpec(*(MESH_AXES[axis] for axis in axes)))
+        spec = tuple(MESH_AXES[axis] for axis in axes)
+        return NamedSharding(mesh, PartitionSpec(*(_divided_over_data(mesh, spec, leaf.shape) if over_data else spec)))
 
     return jax.tree_util.tree_map_with_path(place, tree)
+
+
+def _divided_over_data(mesh: Mesh | AbstractMesh, spec: tuple[Any, ...], shape: tuple[int, ...]) -> tuple[Any, ...]:
+    """Returns the axes of a parameter with "data" at its largest dimension that it divides and no other axis does.
+
+    The last dimension comes last: a TPU pads it to 128. What has no such dimension stays as it is.
+    """
+    devices = mesh.shape["data"]
+    free = [
+        place
+        for place, (axis, size) in enumerate(zip(spec, shape))
+        if size % devices == 0 and (axis is None or mesh.shape[axis] == 1)
+    ]
+    if not free or devices == 1:
+        return spec
+    chosen = max(free, key=lambda place: (place != len(shape) - 1, shape[place]))
+    return (*spec[:chosen], "data", *spec[chosen + 1 :])
 
 
 def row_sharding(mesh: Mesh) -> NamedSharding:
@@ -165,15 +198,40 @@ def constrain_rows(array: jax.Array) -> jax.Array:
     return jax.lax.with_sharding_constraint(array, PartitionSpec(ROW_AXES))
 
 
-def copy_to_rows(table: jax.Array, num_rows: int) -> jax.Array:
+def whole(array: jax.Array) -> jax.Array:
+    """Returns `array` undivided, when traced under a mesh."""
+    if jax.sharding.get_abstract_mesh().empty:
+        return array
+    return jax.lax.with_sharding_constraint(array, PartitionSpec())
+
+
+def copy_to_rows(table: jax.Array, num_rows: int, gradient_dtype: str = "float32") -> jax.Array:
     """Returns a table [D, V, H] of as many equal copies as devices divide rows, when traced under a mesh; else D is 1.
 
     A device reads its own copy, and so adds up what all places that read it give to its gradient before devices
-    add up theirs: once, where each place would be added up by itself.
+    add up theirs, in `gradient_dtype`: once, where each place would be added up by itself.
     """
     mesh = jax.sharding.get_abstract_mesh()
     copies = 1 if mesh.empty else math.prod(mesh.shape[axis] for axis in ROW_AXES)
     if copies == 1 or num_rows % copies:
         return table[None]
     spread = PartitionSpec(ROW_AXES, MESH_AXES["vocab"])
-    return jax.lax.with_sharding_constraint(jnp.broadcast_to(table, (copies, *table.shape)), spread)
+    return jax.lax.with_sharding_constraint(_copies(copies, gradient_dtype, table), spread)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _copies(count: int, gradient_dtype: str, table: jax.Array) -> jax.Array:
+    return jnp.broadcast_to(table, (count, *table.shape))
+
+
+def _copies_forward(count: int, gradient_dtype: str, table: jax.Array) -> tuple[jax.Array, None]:
+    return _copies(count, gradient_dtype, table), None
+
+
+def _copies_backward(count: int, gradient_dtype: str, saved: None, gradient: jax.Array) -> tuple[jax.Array]:
+    narrow = gradient.astype(gradient_dtype)
+    total = jax.lax.reduce(narrow, jnp.zeros((), narrow.dtype), jax.lax.add, (0,))  # jnp.sum would go by float32
+    return (total.astype(gradient.dtype),)
+
+
+_copies.defvjp(_copies_forward, _copies_backward)

@@ -49,10 +49,11 @@ def abstract_state(
 ) -> TrainState:
     """Returns the shapes, dtypes and shardings of the state, computing nothing."""
     shapes = jax.eval_shape(lambda key: _fresh_state(optimizer, train)(objective.init(key)), root_key(train.seed, 0))
+    shardings = tree_shardings(mesh, shapes)
+    if train.zero1:
+        shardings = shardings._replace(optimizer=tree_shardings(mesh, shapes.optimizer, over_data=True))
     return jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        shapes,
-        tree_shardings(mesh, shapes),
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes, shardings
     )
 
 
@@ -71,12 +72,14 @@ def make_train_step(
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
     """Returns the compiled step (state, batch) -> (state, metrics); it consumes the state it is given.
 
-    `state` gives the shapes of the training state. The batch is the global one, with rows over data x fsdp.
-    The schedule of the learning rate starts at `first_step` and takes train.num_steps.
+    `state` gives the shapes and shardings of the training state (`init_state`, `abstract_state`). The batch is the
+    global one, with rows over data x fsdp. The schedule of the learning rate starts at `first_step` and takes
+    train.num_steps.
     """
-    step = step_function(objective, optimizer, train, first_step)
+    divided = tree_shardings(mesh, state.params, over_data=True) if train.zero1 else None
+    step = step_function(objective, optimizer, train, divided, first_step)
     dropout_root = root_key(train.seed, 1)
-    shardings = tree_shardings(mesh, state)
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
     return jax.jit(
         lambda state, batch: step(state, batch, dropout_root),
         in_shardings=(shardings, row_sharding(mesh)),
@@ -86,9 +89,18 @@ def make_train_step(
 
 
 def step_function(
-    objective: Objective, optimizer: OptimizerConfig, train: TrainConfig, first_step: int = 0
+    objective: Objective,
+    optimizer: OptimizerConfig,
+    train: TrainConfig,
+    update_shardings: Any = None,
+    first_step: int = 0,
 ) -> Callable[..., tuple[TrainState, Metrics]]:
-    """Returns the step (state, batch, root key of dropout, scale of the learning rate = 1) -> (state, metrics)."""
+    """Returns the step (state, batch, root key of dropout, scale of the learning rate = 1) -> (state, metrics).
+
+    `update_shardings` says where each parameter's update is computed, if not where the parameter lies: devices then
+    add up their gradients and keep a part each (reduce-scatter), and get the new parameters from each other
+    (all-gather), which sends as much as adding up alone. Source: Rajbhandari et al. 2020, stage 1; Xu et al. 2020.
+    """
     transformation = make_optimizer(optimizer, train.num_steps, first_step)
     rate = learning_rate_at(optimizer, train.num_steps, first_step)
 
@@ -114,7 +126,10 @@ def step_function(
         else:
             loss, metrics, gradients = _sum_over_microbatches(gradients_of, batch, train.accumulate)
 
-        updates, optimizer_state = transformation.update(gradients, state.optimizer, state.params)
+        params = state.params
+        if update_shardings is not None:
+            gradients, params = jax.lax.with_sharding_constraint((gradients, params), (update_shardings,) * 2)
+        updates, optimizer_state = transformation.update(gradients, state.optimizer, params)
         learning_rate = rate(state.step)
         if rate_scale is not None:  # an update is proportional to the rate, so another rate is another scale
             updates = jax.tree.map(lambda update: update * rate_scale, updates)
@@ -126,7 +141,7 @@ def step_function(
             "grad_norm": (global_norm(gradients), one),
             "learning_rate": (learning_rate, one),
         }
-        return TrainState(state.step + 1, apply_updates(state.params, updates), optimizer_state), metrics
+        return TrainState(state.step + 1, apply_updates(params, updates), optimizer_state), metrics
 
     return step
 

@@ -196,7 +196,8 @@ def test_a_stop_anywhere_changes_nothing(whole, tmp_path, monkeypatch, step):
 @pytest.mark.slow
 def test_eight_devices_go_through_both_phases_like_one(whole, tmp_path):
     config, workdir, _ = whole
-    train(dataclasses.replace(config, mesh=MeshConfig(data=2, fsdp=2, tensor=2)), tmp_path / "run")
+    divided = dataclasses.replace(config.train, zero1=True)
+    train(dataclasses.replace(config, mesh=MeshConfig(data=2, fsdp=2, tensor=2), train=divided), tmp_path / "run")
     ours, theirs = losses(tmp_path / "run"), losses(workdir)
     assert sorted(ours) == sorted(theirs) == list(range(1, 13))
     for step in theirs:

@@ -7,6 +7,7 @@ import pytest
 from builders import tiny_model
 from jax.sharding import PartitionSpec
 
+from bert_jax import sharding
 from bert_jax.config import MeshConfig, OptimizerConfig
 from bert_jax.errors import InputError
 from bert_jax.finetune_config import ProbeConfig
@@ -88,3 +89,30 @@ def test_a_shape_that_does_not_fit_its_rule_is_noticed(params):
     broken = {"mlm": {"output_bias": jax.ShapeDtypeStruct((3, 3), "float32")}}
     with pytest.raises(AssertionError, match="output_bias"):
         tree_shardings(make_mesh(MeshConfig()), broken)
+
+
+def test_slices_are_the_outer_part_of_data():
+    mesh = make_mesh(MeshConfig(data=4, tensor=2, dcn=2))
+    assert dict(mesh.shape) == {"data": 4, "fsdp": 1, "tensor": 2}
+    assert [device.id for device in mesh.devices[:2].flat] == [0, 1, 2, 3]
+
+
+def test_slices_as_the_devices_tell(monkeypatch):
+    """Stand-ins for chips of two slices, in an order that mixes them."""
+
+    class Chip:
+        platform, device_kind, process_index = "tpu", "none", 0
+
+        def __init__(self, number):
+            self.id, self.slice_index, self.coords, self.core_on_chip = number, number % 2, (number // 2, 0, 0), 0
+
+    monkeypatch.setattr(sharding, "Mesh", lambda devices, *_, **__: devices)
+    devices = make_mesh(MeshConfig(data=4), [Chip(number) for number in range(4)])
+    assert [chip.slice_index for chip in devices.flat] == [0, 0, 1, 1]
+    with pytest.raises(InputError, match=r"mesh\.dcn 4 is not the 2 slices"):
+        make_mesh(MeshConfig(data=4, dcn=4), [Chip(number) for number in range(4)])
+
+
+def test_fsdp_and_tensor_stay_within_a_slice():
+    with pytest.raises(InputError, match=r"mesh\.data 1 is not divisible by the 2 slices"):
+        make_mesh(MeshConfig(data=1, fsdp=8, dcn=2))

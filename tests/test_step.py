@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 from builders import CLS, MASK, SEP, random_batch, tiny_model
+from jax.sharding import PartitionSpec
 
 from bert_jax import hlo
 from bert_jax.config import MaskingConfig, MeshConfig, OptimizerConfig, TrainConfig
@@ -19,12 +20,14 @@ OPTIMIZER = OptimizerConfig(learning_rate=1e-2, warmup_steps=1)
 MASKING = MaskingConfig()
 
 
-def take_steps(batch, mesh_sizes=None, model=None, accumulate=1, num_steps=3, optimizer=OPTIMIZER, masking=MASKING):
+def take_steps(
+    batch, mesh_sizes=None, model=None, accumulate=1, num_steps=3, optimizer=OPTIMIZER, masking=MASKING, zero1=False
+):
     """Returns the metrics of each step, and the last parameters, on a mesh."""
     devices = jax.devices() if mesh_sizes else jax.devices()[:1]
     mesh = make_mesh(MeshConfig(**(mesh_sizes or {})), devices)
     objective = pretraining_objective(model or tiny_model(), masking, MASK, (CLS, SEP))
-    train = TrainConfig(num_steps=10, accumulate=accumulate)
+    train = TrainConfig(num_steps=10, accumulate=accumulate, zero1=zero1)
     state = init_state(objective, optimizer, train, mesh)
     step = make_train_step(objective, optimizer, train, mesh, state)
     rows = jax.tree.map(lambda x: jax.device_put(x, row_sharding(mesh)), batch)
@@ -64,8 +67,53 @@ def one_device():
         pytest.param({"data": 2, "tensor": 4}, marks=pytest.mark.slow),
     ],
 )
-def test_eight_devices_equal_one(one_device, sizes):
+def test_eight_devices_equal_one(one_device, sizes, capfd):
+    """And no array is made whole on every device because the compiler knows no other way to cut it anew."""
     assert_same(one_device, take_steps(two_a_row(), sizes))
+    assert "full rematerialization" not in capfd.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sizes", [{"data": 8}, {"data": 2, "fsdp": 2, "tensor": 2}])
+def test_zero1_equals_one_device(one_device, sizes, capfd):
+    assert_same(one_device, take_steps(two_a_row(), sizes, zero1=True))
+    assert "full rematerialization" not in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_gradients_added_up_in_bfloat16_are_close():
+    """Rounded on each of eight devices, so not equal; what is not a matrix is added up in float32 as before."""
+    narrow = {"compute_dtype": "bfloat16", "gradient_dtype": "bfloat16"}
+    wide, halved = (
+        take_steps(two_a_row(), {"data": 8}, model=tiny_model(**options), num_steps=9)[0]
+        for options in ({"compute_dtype": "bfloat16"}, narrow)
+    )
+    assert 0 < abs(halved[-1]["loss"] / wide[-1]["loss"] - 1) < 0.01
+    assert halved[0]["grad_norm"] == pytest.approx(wide[0]["grad_norm"], rel=0.005)
+
+
+def test_a_step_in_bfloat16_runs_on_a_cpu():
+    """XLA has no kernel there for some products of bfloat16, and says so only when they run."""
+    history, params = take_steps(random_batch(), model=tiny_model(compute_dtype="bfloat16"), num_steps=2)
+    assert history[0]["loss"] == pytest.approx(np.log(203) + np.log(2), rel=0.02)
+    assert history[0]["grad_norm"] > 0.1 and jax.tree.leaves(params)[0].dtype == np.float32
+
+
+def test_zero1_divides_moments_over_data():
+    """All of them that are not smaller than the devices are many, and no parameter."""
+    objective = pretraining_objective(tiny_model(), MASKING, MASK, (CLS, SEP))
+    mesh = make_mesh(MeshConfig(data=8))
+    plain, divided = (
+        abstract_state(objective, OPTIMIZER, TrainConfig(num_steps=10, zero1=zero1), mesh) for zero1 in (False, True)
+    )
+    assert shard_bytes(divided.params) == shard_bytes(plain.params)
+    assert shard_bytes(divided.optimizer) == pytest.approx(shard_bytes(plain.optimizer) / 8, rel=0.01)
+    kernel = divided.optimizer[1].mean["encoder"]["layers"]["mlp"]["intermediate"]["kernel"]
+    assert kernel.sharding.spec == PartitionSpec(None, "data", "tensor")
+    both = abstract_state(objective, OPTIMIZER, TrainConfig(zero1=True), make_mesh(MeshConfig(data=4, fsdp=2)))
+    assert both.optimizer[1].mean["encoder"]["layers"]["mlp"]["intermediate"]["kernel"].sharding.spec == PartitionSpec(
+        None, "fsdp", "data"
+    )
 
 
 def test_losses_and_dropout_bits_do_not_depend_on_the_mesh():

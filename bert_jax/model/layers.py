@@ -14,7 +14,7 @@ from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
 from bert_jax.config import ModelConfig
-from bert_jax.sharding import copy_to_rows
+from bert_jax.sharding import copy_to_rows, whole
 
 ACTIVATIONS = {
     "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
@@ -42,7 +42,7 @@ def dense(config: ModelConfig, features: int, name: str) -> nn.Dense:
         dtype=jnp.dtype(config.compute_dtype),
         kernel_init=truncated_normal(config),
         promote_dtype=_keep_kernel,
-        dot_general=_dense_product,
+        dot_general=functools.partial(_dense_product, config.gradient_dtype),
     )
 
 
@@ -92,14 +92,14 @@ class Embeddings(nn.Module):
             return nn.Embed(rows, config.hidden_size, embedding_init=init, name=name)
 
         words = table(config.padded_vocab_size, "word", self._padded_init)
-        copies = copy_to_rows(words.embedding, token_ids.shape[0])
+        copies = copy_to_rows(words.embedding, token_ids.shape[0], config.gradient_dtype)
         looked_up = jax.vmap(lambda table, ids: jnp.take(table, ids, axis=0))(
             copies, token_ids.astype(jnp.int32).reshape(copies.shape[0], -1)
         )
         summed = (
             looked_up.reshape(*token_ids.shape, -1)
-            + table(config.max_positions, "position", truncated_normal(config))(positions)
-            + table(config.type_vocab_size, "type", truncated_normal(config))(type_ids.astype(jnp.int32))
+            + _look_up(table(config.max_positions, "position", truncated_normal(config)), positions)
+            + _look_up(table(config.type_vocab_size, "type", truncated_normal(config)), type_ids.astype(jnp.int32))
         )
         embedded = layer_norm(config)(summed)
         embedded = Dropout(config.hidden_dropout_rate)(embedded, deterministic)
@@ -109,6 +109,11 @@ class Embeddings(nn.Module):
         """Returns random rows for the vocabulary and zero rows for its padding."""
         table = truncated_normal(self.config)(key, (self.config.vocab_size, shape[1]), dtype)
         return jnp.zeros(shape, dtype).at[: self.config.vocab_size].set(table)
+
+
+def _look_up(table: nn.Embed, ids: jax.Array) -> jax.Array:
+    """Returns the rows of a small table. Were it read in parts, devices would have to exchange what they have read."""
+    return jnp.take(whole(table.embedding), ids, axis=0)
 
 
 class Attention(nn.Module):
@@ -167,46 +172,63 @@ def residual(config: ModelConfig, hidden: jax.Array, update: jax.Array, determin
     return layer_norm(config)(hidden + update).astype(config.compute_dtype)
 
 
-def product(equation: str, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+def product(equation: str, lhs: jax.Array, rhs: jax.Array, rhs_gradient: str = "float32") -> jax.Array:
     """Returns the einsum of two arrays, multiplied in the dtype of the left one and summed in float32.
 
     Every letter of the equation stands in two of its three terms. On accelerators this is what the hardware does; on
     a CPU it also picks the fast bfloat16 kernel. Gradients are the same kind of product: what comes back is rounded to
     the dtype of the left array before it is multiplied, where JAX would multiply float32 with bfloat16 in all of the
-    backward pass. The gradient of a float32 parameter on the right is the float32 sum, not rounded on its way.
+    backward pass. The gradient of a float32 parameter on the right is the float32 sum, not rounded on its way; in
+    another `rhs_gradient` it is rounded on each device, before devices add theirs up.
     """
-    return _product(equation, lhs, rhs)  # type: ignore[return-value]
+    return _product(equation, rhs_gradient, lhs, rhs)  # type: ignore[return-value]
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _product(equation: str, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _product(equation: str, rhs_gradient: str, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
     return jnp.einsum(equation, lhs, rhs.astype(lhs.dtype), preferred_element_type=jnp.float32)
 
 
-def _product_forward(equation: str, lhs: jax.Array, rhs: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+def _product_forward(
+    equation: str, rhs_gradient: str, lhs: jax.Array, rhs: jax.Array
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     return product(equation, lhs, rhs), (lhs, rhs)
 
 
 def _product_backward(
-    equation: str, saved: tuple[jax.Array, jax.Array], gradient: jax.Array
+    equation: str, rhs_gradient: str, saved: tuple[jax.Array, jax.Array], gradient: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     lhs, rhs = saved
     left, right, result = equation.replace("->", ",").split(",")
     gradient = gradient.astype(lhs.dtype)
-    return (
-        product(f"{result},{right}->{left}", gradient, rhs).astype(lhs.dtype),
-        product(f"{left},{result}->{right}", lhs, gradient).astype(rhs.dtype),
-    )
+    of_rhs = _product_over_rows(f"{left},{result}->{right}", rhs_gradient, lhs, gradient).astype(rhs.dtype)
+    return product(f"{result},{right}->{left}", gradient, rhs).astype(lhs.dtype), of_rhs
+
+
+def _product_over_rows(equation: str, dtype: str, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+    """Returns the einsum in `dtype`, a sum over rows: of bfloat16, XLA has no kernel for it on CPUs, and may fail."""
+
+    def narrow(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+        return jnp.einsum(equation, lhs, rhs, preferred_element_type=jnp.dtype(dtype))
+
+    def wide(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+        return jnp.einsum(equation, lhs.astype(jnp.float32), rhs.astype(jnp.float32)).astype(dtype)
+
+    if lhs.dtype == jnp.float32:
+        return narrow(lhs, rhs)
+    return jax.lax.platform_dependent(lhs, rhs, cpu=wide, default=narrow)
 
 
 _product.defvjp(_product_forward, _product_backward)
 
 
-def _dense_product(lhs: jax.Array, rhs: jax.Array, dimension_numbers: Any, **options: Any) -> jax.Array:
+def _dense_product(
+    gradient_dtype: str, lhs: jax.Array, rhs: jax.Array, dimension_numbers: Any, **options: Any
+) -> jax.Array:
     """Returns what nn.Dense asks of lax.dot_general, [..., in] x [in, out], by `product`, in the dtype on the left."""
     assert dimension_numbers == (((lhs.ndim - 1,), (0,)), ((), ())), dimension_numbers
     rows = lhs.reshape(-1, lhs.shape[-1])
-    result = product("ri,io->ro", rows, rhs).astype(lhs.dtype)
+    result = product("ri,io->ro", rows, rhs, gradient_dtype).astype(lhs.dtype)
     return checkpoint_name(result.reshape(*lhs.shape[:-1], -1), SAVED)
 
 
