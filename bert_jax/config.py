@@ -129,6 +129,7 @@ class OptimizerConfig:
     clip_norm: float = 1.0  # of the gradient of the global batch; 0 disables
     bias_correction: bool = False  # Google's optimizer has none
     trust_ratio_for: str = "decayed"  # parameters that LAMB scales: those that weight decay applies to, or "all"
+    state_dtype: str = "float32"  # of Adam's mean between steps, or "bfloat16"; its mean square stays float32
     layer_decay: float = 1.0  # each layer's rate is this times that of the one above; embeddings are below layer 0
     freeze_encoder: bool = False  # heads alone learn
 
@@ -136,6 +137,7 @@ class OptimizerConfig:
         check_rates(self, "beta1 beta2")
         check_choice(self, "name", ("adamw", "lamb"))
         check_choice(self, "trust_ratio_for", ("decayed", "all"))
+        check_choice(self, "state_dtype", ("float32", "bfloat16"))
         check_rates(self, "warmup_rate")
         if not 0 < self.layer_decay <= 1:
             raise InputError(f"optimizer.layer_decay {self.layer_decay} is not above 0 and 1 at most; 1 disables it")
@@ -158,6 +160,37 @@ class TrainConfig:
 
     def validate(self) -> None:
         check_positive(self, "num_steps accumulate")
+
+
+@dataclass(frozen=True)
+class Phase2Config:
+    """A phase that follows `train.num_steps` in the same run, and what it changes (docs/decisions/0019-phases.md)."""
+
+    num_steps: int = 0  # of this phase; 0 disables it, and nothing below has a meaning
+    path: str = ""  # its data, made by prepare_corpus; the path of the first phase goes on through the same rows
+    batch_size: int = 0  # 0 takes data.batch_size
+    accumulate: int = 0  # 0 takes train.accumulate
+    max_predictions: int = 0  # 0 takes masking.max_predictions, if rows are as long
+    schedule: str = "restart"  # a warm-up and a decay of its own; or "continue": those of `optimizer`, for both phases
+    learning_rate: float = 0.0  # at the start of its decay; 0 takes optimizer.learning_rate
+    warmup_steps: int = 0
+    warmup_rate: float = 0.0  # of its steps, in place of warmup_steps where that is 0
+    keep_moments: bool = True  # of Adam; False starts them at zero
+
+    def validate(self) -> None:
+        check_not_negative(self, "num_steps batch_size accumulate max_predictions learning_rate warmup_steps")
+        check_rates(self, "warmup_rate")
+        check_choice(self, "schedule", ("restart", "continue"))
+        if self.schedule == "continue" and (self.learning_rate or self.warmup_steps or self.warmup_rate):
+            raise InputError(
+                "phase2.schedule 'continue' takes rate and warm-up from optimizer; leave phase2.learning_rate, "
+                "warmup_steps and warmup_rate at 0, or set phase2.schedule=restart"
+            )
+        if self.num_steps and not self.path:
+            raise InputError(
+                f"phase2.path is empty and phase2.num_steps is {self.num_steps}; give --config.phase2.path=DIR, a "
+                "directory made by prepare_corpus, or --config.phase2.num_steps=0 for a run of one phase"
+            )
 
 
 @dataclass(frozen=True)
@@ -225,6 +258,7 @@ class PretrainConfig:
     masking: MaskingConfig = field(default_factory=MaskingConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    phase2: Phase2Config = field(default_factory=Phase2Config)
     eval: EvalConfig = field(default_factory=EvalConfig)
     mesh: MeshConfig = field(default_factory=MeshConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
@@ -233,7 +267,7 @@ class PretrainConfig:
 
     def validate(self) -> None:
         """Raises: InputError at the first setting that breaks a rule."""
-        sections = (self.model, self.data, self.masking, self.optimizer, self.train, self.eval)
+        sections = (self.model, self.data, self.masking, self.optimizer, self.train, self.phase2, self.eval)
         for section in (*sections, self.mesh, self.checkpoint, self.report):
             section.validate()
         if self.model.causal and self.train.next_sentence:
@@ -245,6 +279,12 @@ class PretrainConfig:
             raise InputError(
                 f"data.batch_size {self.data.batch_size} is not divisible by train.accumulate {self.train.accumulate}; "
                 f"use {nearest_multiples(self.data.batch_size, self.train.accumulate)}"
+            )
+        size, pieces = self.phase2.batch_size or self.data.batch_size, self.phase2.accumulate or self.train.accumulate
+        if self.phase2.num_steps and size % pieces:
+            raise InputError(
+                f"the second phase's batch_size {size} is not divisible by its accumulate {pieces}; use "
+                f"{nearest_multiples(size, pieces)} for phase2.batch_size, or another phase2.accumulate"
             )
 
 

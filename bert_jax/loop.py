@@ -32,6 +32,7 @@ class Pace(NamedTuple):
     evaluate: int
     save: int
     evaluate_first: bool = True  # before the first step as well
+    final: bool = True  # False: other steps follow, of another phase, so that a signal at the last one counts too
 
 
 class LoopResult(NamedTuple):
@@ -183,7 +184,9 @@ def train_loop(
             finish_all()
             save(step, None)
         checkpoints.wait()
-    return LoopResult(state, step, received if step < num_steps else 0)
+        if not pace.final and not received:
+            received = preemption.at(step)
+    return LoopResult(state, step, 0 if step >= num_steps and pace.final else received)
 
 
 def _not_finite(what: str, last_good: int, checkpoints: Checkpoints) -> DivergedError:

@@ -5,6 +5,7 @@ import math
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
 
 from bert_jax.config import MaskingConfig, ModelConfig, PretrainConfig
 from bert_jax.masking import predictions_per_row
@@ -42,6 +43,27 @@ def estimate_memory(config: PretrainConfig, state: Any, mesh_shape: dict[str, in
         "batch": rows * batch_row_bytes(row_length),
     }
     return kinds | {"total": sum(kinds.values())}
+
+
+def describe_memory(config: PretrainConfig, state: Any, mesh: Mesh, row_length: int) -> str:
+    """Returns a line that says what a step will take of each device, by `estimate_memory`, and what there is."""
+    kinds = estimate_memory(config, state, dict(mesh.shape), row_length)
+    total = kinds.pop("total")
+    parts = ", ".join(f"{kind} {in_units(size)}" for kind, size in kinds.items())
+    figures = mesh.local_devices[0].memory_stats() or {} if mesh.local_devices else {}  # a CPU has none
+    there = figures.get("bytes_limit", 0)
+    line = f"memory of a device, estimated: {in_units(total)}{f' of {in_units(there)}' if there else ''}: {parts}"
+    if there and total > there:
+        line += "; that is more than there is: more train.accumulate, model.remat=dots or mesh.fsdp take less"
+    return line
+
+
+def in_units(size: float) -> str:
+    """Returns bytes for a person: 1.25 GiB, 340 MiB."""
+    for unit, scale in (("GiB", 2**30), ("MiB", 2**20)):
+        if size >= scale:
+            return f"{size / scale:.3g} {unit}"
+    return f"{size / 2**10:.3g} KiB"
 
 
 def shard_bytes(tree: Any) -> int:

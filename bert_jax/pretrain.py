@@ -4,7 +4,7 @@
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -12,23 +12,37 @@ from jax.sharding import Mesh
 
 from bert_jax import cluster, flops
 from bert_jax.checkpoint import Checkpoints, Restored, check_arrays, describe
-from bert_jax.config import RESUMABLE_CHANGES, ModelConfig, PretrainConfig
-from bert_jax.data.pipeline import eval_batches, train_batches
+from bert_jax.config import ModelConfig, PretrainConfig
+from bert_jax.data.pipeline import train_batches
 from bert_jax.data.records import Dataset, open_dataset
 from bert_jax.errors import InputError
-from bert_jax.loop import LoopResult, Pace, evaluate, train_loop
-from bert_jax.model.objective import Objective, Params, next_sentence_weights, parts_of, pretraining_objective
+from bert_jax.heldout import eval_batch_size, make_evaluation
+from bert_jax.loop import LoopResult, Pace, train_loop
+from bert_jax.memory import describe_memory
+from bert_jax.model.objective import Objective, Params, parts_of, pretraining_objective
+from bert_jax.optim import reset_moments
+from bert_jax.phases import Phase, check_rows, phases_of, rows_before
 from bert_jax.pretrained import Pretrained, load_pretrained, save_pretrained
 from bert_jax.report import Reporter, draw_curves
-from bert_jax.settings import changed_keys, from_dict, to_dict
+from bert_jax.settings import to_dict
 from bert_jax.sharding import check_divisible, make_mesh
-from bert_jax.step import abstract_state, init_state, make_eval_step, make_train_step
-from bert_jax.storage import read_json, write_json
+from bert_jax.step import TrainState, abstract_state, init_state, make_train_step
+from bert_jax.storage import write_json
 from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
+from bert_jax.workdir import changes_of, check_workdir
+
+
+class Part(NamedTuple):
+    """What a phase is made of."""
+
+    phase: Phase
+    dataset: Dataset
+    objective: Objective
+    rows_before: int  # of its data, taken by earlier phases
 
 
 def run(config: PretrainConfig, workdir: Path, devices: Sequence[Any] | None = None) -> LoopResult:
-    """Trains until config.train.num_steps, from scratch, from `init_checkpoint` or from where `workdir` stands.
+    """Trains through all phases, from scratch, from `init_checkpoint` or from where `workdir` stands.
 
     Uses all devices if none are given.
 
@@ -36,28 +50,28 @@ def run(config: PretrainConfig, workdir: Path, devices: Sequence[Any] | None = N
     """
     # Everything that can be wrong is found before anything is written.
     config.validate()
-    dataset = open_dataset(config.data.path, verify=config.data.verify)
-    tokenizer = load_tokenizer(dataset.tokenizer_path)
-    config = resolve(config, dataset, tokenizer)
+    datasets = [open_dataset(phase.config.data.path, verify=config.data.verify) for phase in phases_of(config)]
+    tokenizer = load_tokenizer(datasets[0].tokenizer_path)
+    config = resolve(config, datasets, tokenizer)
     mesh = make_mesh(config.mesh, devices)
-    check_divisible(mesh, config.model, config.data.batch_size, config.train.accumulate)
-    check_divisible(mesh, config.model, eval_batch_size(config))
+    for phase in phases_of(config):
+        check_divisible(mesh, config.model, phase.config.data.batch_size, phase.config.train.accumulate)
+        check_divisible(mesh, config.model, eval_batch_size(phase.config))
     identity = {
         "format": 1,
         "model": to_dict(config.model),
         "run": to_dict(config),
-        "dataset": dataset.fingerprint,
+        "dataset": datasets[0].fingerprint,
+        "later_datasets": [dataset.fingerprint for dataset in datasets[1:]],
     }
-    check_workdir(workdir, identity, PretrainConfig, RESUMABLE_CHANGES)
+    check_workdir(workdir, identity, PretrainConfig, changes_of(workdir, identity, config))
     start = load_pretrained(config.init_checkpoint) if config.init_checkpoint else None
     if start is not None:
         check_start(config, start, tokenizer)
 
     # The task, and a state: resumed, warm-started or new.
-    never_predicted = (tokenizer.cls_id, tokenizer.sep_id)
-    objective = pretraining_objective(
-        config.model, config.masking, tokenizer.mask_id, never_predicted, config.train.next_sentence
-    )
+    parts = make_parts(config, datasets, tokenizer)
+    objective = parts[0].objective
     abstract = abstract_state(objective, config.optimizer, config.train, mesh)
     if start is not None:
         start = complete(start, objective, config.train.seed)
@@ -69,34 +83,30 @@ def run(config: PretrainConfig, workdir: Path, devices: Sequence[Any] | None = N
         write_json(workdir / "config.json", identity)
         tokenizer.save(workdir / "tokenizer")
     state, how = _first_state(config, objective, mesh, restored, start)
-    first_step = int(state.step)
+    unreported = restored.notes["unreported"] if restored else None
+    restored, step, received = None, int(state.step), 0  # no other name keeps a state's memory
 
-    # Steps.
-    train_step = make_train_step(objective, config.optimizer, config.train, mesh, abstract)
-    evaluation = make_evaluation(config, objective, dataset, mesh, abstract.params)
-    batches = train_batches(dataset.train, first_step, config.data.batch_size, config.data.seed, mesh)
     with Reporter(
         workdir,
-        config.train.num_steps,
-        first_step,
+        parts[-1].phase.last_step,
+        step,
         progress=config.report.progress,
         tensorboard=config.report.tensorboard,
         enabled=cluster.is_first(),
     ) as reporter:
-        for line in describe_run(config, dataset, mesh, abstract.params):
+        for line in [*describe_run(config, mesh, abstract.params), how]:
             reporter.message(line)
-        reporter.message(how)
-        throughput = make_throughput(config.model, mesh)
-        pace = Pace(
-            config.train.num_steps, config.report.every_steps, config.eval.every_steps, config.checkpoint.every_steps
-        )
-        unreported = restored.notes["unreported"] if restored else None
-        result = train_loop(
-            state, pace, mesh, train_step, batches, evaluation, throughput, checkpoints, reporter, unreported
-        )
+        for part in parts[sum(step >= part.phase.last_step for part in parts[:-1]) :]:
+            state = begin_phase(part.phase, state, abstract)
+            state, step, received = run_phase(
+                part, len(parts), state, abstract, mesh, checkpoints, reporter, unreported
+            )
+            if received:
+                break
         checkpoints.close()
-        if result.signal:
-            reporter.message(f"stopped by signal {result.signal} after step {result.step}; the same command resumes")
+        result = LoopResult(state, step, received)
+        if received:
+            reporter.message(f"stopped by signal {received} after step {step}; the same command resumes")
             return result
 
         # What is left behind.
@@ -109,10 +119,84 @@ def run(config: PretrainConfig, workdir: Path, devices: Sequence[Any] | None = N
     return result
 
 
-def resolve(config: PretrainConfig, dataset: Dataset, tokenizer: Tokenizer) -> PretrainConfig:
+def begin_phase(phase: Phase, state: TrainState, abstract: TrainState) -> TrainState:
+    """Returns the state that goes on: at the first step of a phase that resets them, with Adam's means at zero."""
+    if not phase.resets_moments or int(state.step) != phase.first_step:
+        return state
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract.optimizer)
+    return state._replace(optimizer=jax.jit(reset_moments, out_shardings=shardings)(state.optimizer))
+
+
+def run_phase(
+    part: Part,
+    num_phases: int,
+    state: TrainState,
+    abstract: TrainState,
+    mesh: Mesh,
+    checkpoints: Checkpoints,
+    reporter: Reporter,
+    unreported: dict[str, list[float]] | None,
+) -> LoopResult:
+    """Trains from the state's step to the end of a phase.
+
+    `unreported` are sums that a checkpoint carries, of steps of this phase that no report covers; those of an
+    earlier phase are dropped, for a report is of one phase.
+    """
+    phase, dataset, objective, rows_before = part
+    config = phase.config
+    taken = int(state.step) - phase.first_step
+    if num_phases > 1:
+        reporter.labels = {"phase": phase.number}
+    for line in describe_phase(part, num_phases, mesh, abstract):
+        reporter.message(line)
+    train_step = make_train_step(objective, config.optimizer, phase.train, mesh, abstract, phase.schedule_start)
+    evaluation = make_evaluation(config, objective, dataset, mesh, abstract.params)
+    batches = train_batches(dataset.train, taken, config.data.batch_size, config.data.seed, mesh, rows_before)
+    pace = Pace(
+        phase.last_step,
+        config.report.every_steps,
+        config.eval.every_steps,
+        config.checkpoint.every_steps,
+        final=phase.number == num_phases,
+    )
+    return train_loop(
+        state,
+        pace,
+        mesh,
+        train_step,
+        batches,
+        evaluation,
+        make_throughput(config.model, mesh),
+        checkpoints,
+        reporter,
+        unreported if taken else None,
+    )
+
+
+def make_parts(config: PretrainConfig, datasets: Sequence[Dataset], tokenizer: Tokenizer) -> list[Part]:
+    """Returns the phases with what they are made of. Objectives differ in their masks, never in their parameters."""
+    phases = phases_of(config)
+    never_predicted = (tokenizer.cls_id, tokenizer.sep_id)
+    taken = rows_before(phases, [dataset.fingerprint for dataset in datasets])
+    return [
+        Part(
+            phase,
+            dataset,
+            pretraining_objective(
+                config.model, phase.config.masking, tokenizer.mask_id, never_predicted, config.train.next_sentence
+            ),
+            rows,
+        )
+        for phase, dataset, rows in zip(phases, datasets, taken, strict=True)
+    ]
+
+
+def resolve(config: PretrainConfig, datasets: Sequence[Dataset], tokenizer: Tokenizer) -> PretrainConfig:
     """Returns the configuration with what the data decide: the vocabulary's size, and whether there is a next sentence.
 
-    Raises: InputError if the data does not fit the model.
+    `datasets` are those of the phases.
+
+    Raises: InputError if the data does not fit the model, or the data of one phase that of another.
     """
     model = config.model
     if not model.vocab_size:
@@ -122,18 +206,30 @@ def resolve(config: PretrainConfig, dataset: Dataset, tokenizer: Tokenizer) -> P
             f"the data's tokenizer has {tokenizer.vocab_size} tokens and model.vocab_size is {model.vocab_size}; "
             "ids would be beyond the table, so raise it (0 takes the tokenizer's size)"
         )
-    if dataset.row_length > model.max_positions:
+    for dataset in datasets:
+        if dataset.manifest["tokenizer"]["fingerprint"] != tokenizer.fingerprint:
+            raise InputError(
+                f"{dataset.path} was made with another vocabulary or casing than {config.data.path}; "
+                f"prepare it with --tokenizer={datasets[0].tokenizer_path}"
+            )
+        if dataset.row_length > model.max_positions:
+            raise InputError(
+                f"rows of {dataset.row_length} tokens in {dataset.path} are longer than model.max_positions "
+                f"{model.max_positions}; prepare shorter rows or raise it"
+            )
+        if config.model.causal and dataset.manifest["row"].get("predictions"):
+            raise InputError(
+                f"{dataset.path} has masks of its own, and a causal model predicts the next token of unmasked text; "
+                "import it with --masks=redraw"
+            )
+    check_rows(config, [dataset.row_length for dataset in datasets])
+    labels = [dataset.manifest["identity"]["options"].get("next_sentence", "nsp") for dataset in datasets]
+    if config.train.next_sentence and len(set(labels)) > 1:
         raise InputError(
-            f"rows of {dataset.row_length} tokens in {config.data.path} are longer than model.max_positions "
-            f"{model.max_positions}; prepare shorter rows or raise it"
+            f"{config.data.path} was prepared with --next_sentence={labels[0]} and {config.phase2.path} with "
+            f"{labels[1]}; prepare both alike, or set train.next_sentence=False"
         )
-    if config.model.causal and dataset.manifest["row"].get("predictions"):
-        raise InputError(
-            f"{config.data.path} has masks of its own, and a causal model predicts the next token of unmasked text; "
-            "import it with --masks=redraw"
-        )
-    has_labels = dataset.manifest["identity"]["options"].get("next_sentence") != "none"
-    train = dataclasses.replace(config.train, next_sentence=config.train.next_sentence and has_labels)
+    train = dataclasses.replace(config.train, next_sentence=config.train.next_sentence and labels[0] != "none")
     return dataclasses.replace(config, model=model, train=train)
 
 
@@ -170,44 +266,6 @@ def complete(start: Pretrained, objective: Objective, seed: int) -> Pretrained:
     return dataclasses.replace(start, params=params, notes=(*start.notes, *notes))
 
 
-def eval_batch_size(config: PretrainConfig) -> int:
-    """Returns the rows of an evaluation batch."""
-    return config.eval.batch_size or config.data.batch_size // config.train.accumulate
-
-
-def check_workdir(workdir: Path, identity: dict[str, Any], kind: type, may_change: tuple[str, ...]) -> None:
-    """Raises: InputError if the work directory belongs to another run, saying what differs.
-
-    `kind` is the dataclass of the run's settings; those that start with one of `may_change` may differ.
-    """
-    path = workdir / "config.json"
-    if not path.exists():
-        if workdir.exists() and not workdir.is_dir():
-            raise InputError(f"workdir {workdir} is a file; give a directory")
-        return
-    before = read_json(path)
-    if before.get("dataset") != identity["dataset"]:
-        raise InputError(f"workdir {workdir} was trained on other data; give another workdir or the data it began with")
-    changed = [
-        name
-        for name in changed_keys(_with_defaults(before.get("run", {}), kind), identity["run"])
-        if not any(name == allowed or name.startswith(allowed + ".") for allowed in may_change)
-    ]
-    if changed:
-        raise InputError(
-            f"workdir {workdir} belongs to a run with another {', '.join(changed)}; give another workdir, or the same "
-            f"settings to resume (only {', '.join(may_change)} may change)"
-        )
-
-
-def _with_defaults(run: dict[str, Any], kind: type) -> dict[str, Any]:
-    """Returns a run's settings with those added that are newer than it, which had their defaults' meaning then."""
-    try:
-        return to_dict(from_dict(kind, run))
-    except InputError:  # a setting that is no more
-        return run
-
-
 def _first_state(
     config: PretrainConfig, objective: Objective, mesh: Mesh, restored: Restored | None, start: Pretrained | None
 ) -> tuple:
@@ -220,59 +278,6 @@ def _first_state(
         line = f"warm start from {config.init_checkpoint}: its parameters, a fresh optimizer, step 0"
         return state, "; ".join([line, *start.notes])
     return init_state(objective, config.optimizer, config.train, mesh), "start from random parameters, step 0"
-
-
-def make_evaluation(config: PretrainConfig, objective: Objective, dataset: Dataset, mesh: Mesh, params: Params) -> Any:
-    """Returns params -> metrics over the whole held-out split, or None if nothing is held out.
-
-    Masks are fixed: they are those of epoch 0.
-    """
-    if not dataset.heldout.num_rows:
-        return None
-    eval_step = make_eval_step(objective, mesh, params)
-    size = eval_batch_size(config)
-    baselines = heldout_baselines(config, objective, dataset, mesh)
-
-    def evaluation(params: Params) -> dict[str, float]:
-        metrics = evaluate(eval_step, params, eval_batches(dataset.heldout, size, mesh))
-        metrics["loss"] = sum(metrics[name] for name in ("mlm_loss", "nsp_loss") if name in metrics)
-        metrics["mlm_perplexity"] = float(np.exp(min(metrics["mlm_loss"], 80.0)))
-        return {name: metrics[name] for name in EVAL_METRICS if name in metrics} | baselines
-
-    return evaluation
-
-
-EVAL_METRICS = ("loss", "mlm_loss", "mlm_accuracy", "mlm_perplexity", "nsp_loss", "nsp_accuracy")
-
-
-def heldout_baselines(config: PretrainConfig, objective: Objective, dataset: Dataset, mesh: Mesh) -> dict[str, float]:
-    """Returns what a model that sees no context would score on the held-out predictions.
-
-    Every label is predicted from the token frequencies of the training split, plus one; every next sentence by
-    the more frequent label.
-    """
-    counts = dataset.token_counts.astype(np.float64) + 1
-    log_probabilities = np.log(counts / counts.sum())
-    commonest = int(np.argmax(counts))
-    mask = jax.jit(objective.prepare)
-    loss = hits = predictions = random_next = sequences = 0.0
-    for batch in eval_batches(dataset.heldout, eval_batch_size(config), mesh):
-        masked = cluster.on_host(mask(batch))
-        labels = masked.mlm_labels[masked.mlm_weights > 0]
-        loss -= log_probabilities[labels].sum()
-        hits += (labels == commonest).sum()
-        predictions += len(labels)
-        next_labels = masked.next_sentence_labels[np.asarray(next_sentence_weights(masked)) > 0]
-        random_next += (next_labels == 1).sum()
-        sequences += len(next_labels)
-    baselines = {
-        "unigram_loss": float(loss / max(1.0, predictions)),
-        "unigram_accuracy": float(hits / max(1.0, predictions)),
-    }
-    if config.train.next_sentence:
-        share = random_next / max(1.0, sequences)
-        baselines["nsp_base_rate"] = float(max(share, 1 - share))
-    return baselines
 
 
 def make_throughput(model: ModelConfig, mesh: Mesh) -> Any:
@@ -291,23 +296,42 @@ def make_throughput(model: ModelConfig, mesh: Mesh) -> Any:
     return rates
 
 
-def describe_run(config: PretrainConfig, dataset: Dataset, mesh: Mesh, params: Params) -> list[str]:
-    """Returns lines that say what is about to be trained, on what, and where."""
+def describe_run(config: PretrainConfig, mesh: Mesh, params: Params) -> list[str]:
+    """Returns lines that say what is about to be trained, and where."""
     model = config.model
     size = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params))
-    epochs = config.train.num_steps * config.data.batch_size / dataset.train.num_rows
     axes = " x ".join(f"{name} {count}" for name, count in mesh.shape.items())
-    packed = dataset.manifest["row"]["max_sequences"] > 1
-    sequences = f"{dataset.train.num_sequences:,} sequences in " if packed else ""
     return [
         f"model: {model.num_layers} layers, hidden {model.hidden_size}, {model.num_heads} heads, vocabulary "
         f"{model.vocab_size}, {size:,} parameters, {model.compute_dtype}",
-        f"data: {sequences}{dataset.train.num_rows:,} rows of {dataset.row_length} tokens, "
-        f"{dataset.heldout.num_rows:,} held out; "
-        f"{config.train.num_steps:,} steps of {config.data.batch_size} rows are {epochs:.1f} epochs",
-        f"task: {_describe_task(config, dataset)}",
         f"devices: {mesh.size} ({mesh.devices.flat[0].device_kind}), {axes}",
     ]
+
+
+def describe_phase(part: Part, num_phases: int, mesh: Mesh, state: Any) -> list[str]:
+    """Returns lines that say what a phase is about to learn, of what, and what memory it will take."""
+    phase, dataset, config = part.phase, part.dataset, part.phase.config
+    lines = [describe_data(config, dataset), f"task: {_describe_task(config, dataset)}"]
+    lines.append(describe_memory(config, state, mesh, dataset.row_length))
+    if num_phases == 1:
+        return lines
+    moments = "" if phase.number == 1 else "; Adam's means " + ("at zero" if phase.resets_moments else "are kept")
+    goes_on = phase.schedule_start < phase.first_step
+    rate = "the rate goes on" if goes_on else f"rate {config.optimizer.learning_rate:g}"
+    steps = f"steps {phase.first_step + 1:,} to {phase.last_step:,}"
+    return [f"phase {phase.number} of {num_phases}: {steps}, {rate}{moments}", *lines]
+
+
+def describe_data(config: PretrainConfig, dataset: Dataset) -> str:
+    """Returns how many rows there are, and how often the steps of a phase go through them."""
+    epochs = config.train.num_steps * config.data.batch_size / dataset.train.num_rows
+    packed = dataset.manifest["row"]["max_sequences"] > 1
+    sequences = f"{dataset.train.num_sequences:,} sequences in " if packed else ""
+    return (
+        f"data: {sequences}{dataset.train.num_rows:,} rows of {dataset.row_length} tokens, "
+        f"{dataset.heldout.num_rows:,} held out; "
+        f"{config.train.num_steps:,} steps of {config.data.batch_size} rows are {epochs:.1f} epochs"
+    )
 
 
 def _describe_task(config: PretrainConfig, dataset: Dataset) -> str:

@@ -38,6 +38,7 @@ class Reporter:
     ) -> None:
         self._total_steps, self._start_step = total_steps, start_step
         self._enabled = enabled
+        self.labels: dict[str, float] = {}  # added to every record, such as the number of the phase
         self._started = time.monotonic()
         self._file = self._board = self._bar = None
         if not enabled:
@@ -62,6 +63,7 @@ class Reporter:
         """Reports the metrics of a step; `kind` is "train" or "eval"."""
         if self._file is None:
             return
+        metrics = {**metrics, **self.labels}
         record = {"step": step, "kind": kind, "time": round(time.time(), 3)}
         record |= {name: _to_json(float(value)) for name, value in metrics.items()}
         self._file.write(json.dumps(record, allow_nan=False) + "\n")

@@ -68,15 +68,16 @@ def root_key(seed: int, purpose: int) -> jax.Array:
 
 
 def make_train_step(
-    objective: Objective, optimizer: OptimizerConfig, train: TrainConfig, mesh: Mesh, state: Any
+    objective: Objective, optimizer: OptimizerConfig, train: TrainConfig, mesh: Mesh, state: Any, first_step: int = 0
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
     """Returns the compiled step (state, batch) -> (state, metrics); it consumes the state it is given.
 
     `state` gives the shapes and shardings of the training state (`init_state`, `abstract_state`). The batch is the
-    global one, with rows over data x fsdp.
+    global one, with rows over data x fsdp. The schedule of the learning rate starts at `first_step` and takes
+    train.num_steps.
     """
     divided = tree_shardings(mesh, state.params, over_data=True) if train.zero1 else None
-    step = step_function(objective, optimizer, train, divided)
+    step = step_function(objective, optimizer, train, divided, first_step)
     dropout_root = root_key(train.seed, 1)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
     return jax.jit(
@@ -88,7 +89,11 @@ def make_train_step(
 
 
 def step_function(
-    objective: Objective, optimizer: OptimizerConfig, train: TrainConfig, update_shardings: Any = None
+    objective: Objective,
+    optimizer: OptimizerConfig,
+    train: TrainConfig,
+    update_shardings: Any = None,
+    first_step: int = 0,
 ) -> Callable[..., tuple[TrainState, Metrics]]:
     """Returns the step (state, batch, root key of dropout, scale of the learning rate = 1) -> (state, metrics).
 
@@ -96,8 +101,8 @@ def step_function(
     add up their gradients and keep a part each (reduce-scatter), and get the new parameters from each other
     (all-gather), which sends as much as adding up alone. Source: Rajbhandari et al. 2020, stage 1; Xu et al. 2020.
     """
-    transformation = make_optimizer(optimizer, train.num_steps)
-    rate = learning_rate_at(optimizer, train.num_steps)
+    transformation = make_optimizer(optimizer, train.num_steps, first_step)
+    rate = learning_rate_at(optimizer, train.num_steps, first_step)
 
     def step(
         state: TrainState, batch: Batch, dropout_root: jax.Array, rate_scale: Any = None

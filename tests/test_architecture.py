@@ -19,15 +19,15 @@ import pytest
 # The order within a line counts too. "folder.*" is what no other entry of that folder names.
 RANKS: Sequence[str] = """
     errors
-    storage settings config finetune_config batch
+    storage settings config phases finetune_config batch
     text.* data.*
     data.beam cluster sharding flops
     losses optim masking memory roofline
     model.layers model.encoder model.probe model.heads model.objective
     convert.* checkpoint
-    pretrained data.pipeline step
+    pretrained data.pipeline step workdir
     report hlo
-    loop
+    loop heldout
     tasks.base tasks.batches tasks.evaluation tasks.*
     pretrain finetune predict features export grow
     together sweep plan bench
@@ -36,7 +36,7 @@ RANKS: Sequence[str] = """
 
 # Text and data preparation run where there is no accelerator, and start fast.
 WITHOUT_JAX: Sequence[str] = """
-    __init__ errors storage settings config finetune_config batch text.* data.* tasks.base tasks.* flops report
+    __init__ errors storage settings config phases finetune_config batch text.* data.* tasks.base tasks.* flops report
 """.split()
 
 # One library, one home: when a library changes, one file or one folder does.

@@ -17,7 +17,6 @@ from bert_jax.data.records import open_dataset
 from bert_jax.masking import mask_tokens, prediction_budgets, predictions_per_row
 from bert_jax.model.objective import pretraining_objective
 from bert_jax.report import read_metrics
-from bert_jax.sharding import make_mesh
 from bert_jax.step import batch_counts
 
 EPOCH = 3
@@ -122,8 +121,7 @@ def test_places_for_predictions_are_enough_and_few():
 
 
 def test_a_run_says_how_many_sequences_its_rows_hold(datasets):
-    mesh = make_mesh(MeshConfig(), jax.devices()[:1])
-    lines = [pretrain.describe_run(tiny_run(data.path), data, mesh, {})[1] for data in datasets]
+    lines = [pretrain.describe_data(tiny_run(data.path), data) for data in datasets]
     alone, together = (data.train.num_rows for data in datasets)
     assert lines[0].startswith(f"data: {alone} rows of 32 tokens, ")
     assert lines[1].startswith(f"data: {alone} sequences in {together} rows of 60 tokens, ")

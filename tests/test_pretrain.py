@@ -4,7 +4,6 @@
 import dataclasses
 import json
 import math
-import os
 import shutil
 import signal
 
@@ -12,21 +11,13 @@ import jax
 import numpy as np
 import pytest
 from builders import make_dataset, tiny_model, tiny_run
+from runs import ONE_DEVICE, assert_same_state, losses, stop_at, train
 
 import bert_jax
-from bert_jax import pretrain
 from bert_jax.checkpoint import SEAL
 from bert_jax.config import DataConfig, MaskingConfig, MeshConfig, OptimizerConfig, ReportConfig, TrainConfig
 from bert_jax.errors import InputError
-from bert_jax.report import Reporter, read_metrics
-
-ONE_DEVICE = MeshConfig(data=1)
-
-
-def train(config, workdir):
-    """Returns the result of a run on as many devices as its mesh has."""
-    devices = jax.devices()[: config.mesh.data * config.mesh.fsdp * config.mesh.tensor]
-    return pretrain.run(config, workdir, devices)
+from bert_jax.report import read_metrics
 
 
 @pytest.fixture(scope="module")
@@ -34,29 +25,6 @@ def finished(toy_data, tmp_path_factory):
     """Returns the work directory and the result of a run that nothing interrupted."""
     workdir = tmp_path_factory.mktemp("whole") / "run"
     return workdir, train(tiny_run(toy_data, mesh=ONE_DEVICE), workdir)
-
-
-def losses(workdir, kind="train"):
-    return {
-        r["step"]: (r["mlm_loss"], r["nsp_loss"]) for r in read_metrics(workdir / "metrics.jsonl") if r["kind"] == kind
-    }
-
-
-def assert_same_state(ours, theirs):
-    for before, after in zip(*(jax.tree.leaves(jax.device_get(state)) for state in (ours, theirs)), strict=True):
-        np.testing.assert_array_equal(before, after)
-
-
-def stop_at(monkeypatch, step):
-    """Makes this process receive SIGTERM while it reports a training step."""
-    log = Reporter.log
-
-    def log_and_signal(self, reported, kind, metrics):
-        log(self, reported, kind, metrics)
-        if kind == "train" and reported == step:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    monkeypatch.setattr(Reporter, "log", log_and_signal)
 
 
 def test_a_run_leaves_a_model_curves_and_metrics(finished):

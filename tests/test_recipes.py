@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The files of configs/: each argument of each gives a valid configuration, and says where its figures come from."""
 
+import dataclasses
 import importlib.util
 from pathlib import Path
 
@@ -10,8 +11,10 @@ from bert_jax.config import MINIATURES, MODEL_SIZES, PretrainConfig
 from bert_jax.errors import InputError
 from bert_jax.finetune_config import FinetuneConfig
 from bert_jax.optim import learning_rate_at
+from bert_jax.phases import phases_of
 from bert_jax.settings import from_dict
 from bert_jax.tasks.catalog import NAMES, make_task
+from bert_jax.tools.plan import phase_of
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 
@@ -26,16 +29,18 @@ def load(name):
 def configuration(name, *argument):
     values = load(name).get_config(*argument).to_dict()
     values["data"]["path"] = values["data"]["path"] or "somewhere"
+    values["phase2"]["path"] = values["phase2"]["path"] or "elsewhere"
     config = from_dict(PretrainConfig, values)
     config.validate()
     return config
 
 
 ARGUMENTS = {
-    "pretrain": (*MODEL_SIZES, "base,phase=1", "large,phase=2"),
+    "pretrain": (*MODEL_SIZES, "base,phase=1", "large,phase=2", "large,phases"),
     "miniatures": tuple(MINIATURES),
     "ablations": tuple(load("ablations").ABLATIONS),
     "lamb": ("large", "base"),
+    "mlperf": ("large",),
     "colab_tpu": ("small", "base"),
     "one_gpu_day": ("base",),
     "demo": (),
@@ -92,6 +97,66 @@ def test_the_second_phase_is_the_end_of_the_papers_decay():
     rate, end_of_first = (learning_rate_at(c.optimizer, c.train.num_steps) for c in (second, first))
     for step in (1_000, 50_000, 99_999):
         assert float(rate(step)) == pytest.approx(float(end_of_first(900_000 + step)), rel=1e-3)
+
+
+def rates(config, steps):
+    """Returns the learning rate at steps of a run."""
+    found = []
+    for step in steps:
+        phase = next(phase for phase in phases_of(config) if step < phase.last_step)
+        rate = learning_rate_at(phase.config.optimizer, phase.train.num_steps, phase.schedule_start)
+        found.append(float(rate(step)))
+    return found
+
+
+def test_both_phases_in_one_run_are_the_papers_decay():
+    together, alone = configuration("pretrain", "base,phases"), configuration("pretrain", "base")
+    steps = (0, 9_999, 10_000, 899_999, 900_000, 999_999)
+    assert rates(together, steps) == rates(alone, steps)
+    assert [phase.config.masking.max_predictions for phase in phases_of(together)] == [20, 80]
+    assert not any(phase.resets_moments for phase in phases_of(together))
+
+
+def test_lamb_is_nvidias():
+    """Google's warm-up has rate 0 at the first step, so a step of warm-up lies between the two at its end."""
+    config = configuration("lamb")
+    ends = rates(config, (0, 2_000, 2_001, 7_037, 7_038, 7_038 + 199, 7_038 + 200))
+    expected = [0, 6.00e-3, 5.08e-3, 0.07e-3, 0, 3.98e-3, 3.73e-3]
+    assert ends == pytest.approx(expected, abs=6e-6)
+    assert [(p.config.optimizer.name, p.resets_moments) for p in phases_of(config)] == [("lamb", False)] * 2
+
+
+# Rows of each phase, as the cards say: sequences, except where rows are packed (two in one of mlperf).
+ROWS = {
+    ("pretrain", "base"): (256_000_000,),
+    ("pretrain", "base,phases"): (230_400_000, 25_600_000),
+    ("pretrain", "base,phase=2"): (25_600_000,),
+    ("miniatures", "L4_H256"): (256_000_000,),
+    ("lamb", "large"): (461_242_368, 51_216_384),
+    ("mlperf", "large"): (3_680 * 768 // 2,),
+    ("colab_tpu", "small"): (25_600_000,),
+    ("one_gpu_day", "base"): (102_400_000,),
+}
+
+
+@pytest.mark.parametrize(("name", "argument"), ROWS)
+def test_steps_times_batch_are_the_recipes_sequences(name, argument):
+    phases = phases_of(configuration(name, argument))
+    rows = tuple(phase.config.data.batch_size * phase.config.train.num_steps for phase in phases)
+    assert rows == ROWS[name, argument]
+    assert all(phase.config.data.batch_size % phase.config.train.accumulate == 0 for phase in phases)
+
+
+def test_the_planner_takes_either_phase_as_a_run_of_its_own():
+    phases = [phase_of(configuration("lamb"), number) for number in (1, 2)]
+    assert [(c.data.batch_size, c.train.accumulate, c.masking.max_predictions) for c in phases] == [
+        (65_536, 64, 20),
+        (32_768, 128, 80),
+    ]
+    alone = configuration("pretrain", "large,phase=2")
+    assert dataclasses.replace(phase_of(alone, 1), phase2=alone.phase2) == alone
+    with pytest.raises(InputError, match="--phase=2 of a run that has 1; use 1 to 1"):
+        phase_of(configuration("mlperf"), 2)
 
 
 def test_ablations_are_those_of_the_paper():

@@ -49,12 +49,15 @@ def _mix(values: np.ndarray) -> np.ndarray:
     return values ^ (values >> np.uint64(31))
 
 
-def train_rows(step: int, places: np.ndarray, batch_size: int, num_rows: int, seed: int) -> tuple:
+def train_rows(
+    step: int, places: np.ndarray, batch_size: int, num_rows: int, seed: int, rows_before: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
     """Returns the row [n] int64 and the epoch [n] int32 of each place of the global batch at a step.
 
-    Batches run through a new permutation of all rows in each epoch, and over the edge between epochs.
+    Batches run through a new permutation of all rows in each epoch, and over the edge between epochs. They start
+    after `rows_before`, those that an earlier phase has taken in batches of another size.
     """
-    numbers = step * batch_size + places.astype(np.int64)
+    numbers = rows_before + step * batch_size + places.astype(np.int64)
     epochs = numbers // num_rows
     rows = np.empty_like(numbers)
     for epoch in np.unique(epochs):
@@ -125,19 +128,21 @@ def _rows_of(index: Any, batch_size: int) -> tuple[int, int]:
     return start, stop
 
 
-def train_batch(split: Split, step: int, batch_size: int, seed: int, mesh: Mesh) -> Batch:
+def train_batch(split: Split, step: int, batch_size: int, seed: int, mesh: Mesh, rows_before: int = 0) -> Batch:
     """Returns the global training batch at a step, on the mesh."""
 
     def make_rows(places: np.ndarray) -> Batch:
-        rows, epochs = train_rows(step, places, batch_size, split.num_rows, seed)
+        rows, epochs = train_rows(step, places, batch_size, split.num_rows, seed, rows_before)
         return rows_to_batch(split.gather(rows), epochs)
 
     return on_mesh(mesh, batch_size, make_rows)
 
 
-def train_batches(split: Split, first_step: int, batch_size: int, seed: int, mesh: Mesh) -> Iterator[Batch]:
+def train_batches(
+    split: Split, first_step: int, batch_size: int, seed: int, mesh: Mesh, rows_before: int = 0
+) -> Iterator[Batch]:
     """Yields the batches at first_step, first_step + 1, ... for ever."""
-    return made_ahead(lambda step: train_batch(split, step, batch_size, seed, mesh), first_step)
+    return made_ahead(lambda step: train_batch(split, step, batch_size, seed, mesh, rows_before), first_step)
 
 
 def made_ahead(make: Callable[[int], Any], first_step: int) -> Iterator[Any]:

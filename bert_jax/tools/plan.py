@@ -16,6 +16,7 @@ from ml_collections import config_flags
 
 from bert_jax.config import PretrainConfig
 from bert_jax.errors import InputError
+from bert_jax.phases import phases_of
 from bert_jax.settings import from_dict
 from bert_jax.storage import write_json
 from bert_jax.tools import cli
@@ -28,6 +29,7 @@ TOPOLOGY = flags.DEFINE_string("topology", "", "such as v5e:4x4, v4:4x4x8, v5p:4
 ROW_LENGTH = flags.DEFINE_integer("row_length", 0, "tokens of a row; 0 is what masking.max_predictions come from")
 ROWS = flags.DEFINE_integer("rows_per_chip", 0, "rows of a chip in a step; 0 divides data.batch_size", lower_bound=0)
 VOCAB_SIZE = flags.DEFINE_integer("vocab_size", 30522, "tokens, where model.vocab_size is 0", lower_bound=10)
+PHASE = flags.DEFINE_integer("phase", 1, "of a run of several, such as configs/lamb.py", lower_bound=1)
 SEARCH = flags.DEFINE_boolean("search", False, "find the most rows of a chip that fit, for several meshes")
 JSON = flags.DEFINE_string("json", "", "a file to write all figures to")
 
@@ -45,8 +47,10 @@ def main() -> int:
         config,
         model=dataclasses.replace(config.model, vocab_size=config.model.vocab_size or VOCAB_SIZE.value),
         data=dataclasses.replace(config.data, path=config.data.path or "none"),  # nothing is read
+        phase2=dataclasses.replace(config.phase2, path=config.phase2.path or "none"),
     )
     config.validate()
+    config = phase_of(config, PHASE.value)
 
     os.environ["JAX_PLATFORMS"] = "cpu"  # the device that is planned for is not asked for, even where there is one
     from bert_jax import plan as planner  # JAX starts here: --help and bad settings answer at once
@@ -63,6 +67,14 @@ def main() -> int:
     if JSON.value:
         write_json(JSON.value, {"plans": [dataclasses.asdict(plan) for plan in plans]})
     return 0 if any(plan.fits for plan in plans) else 1
+
+
+def phase_of(config: PretrainConfig, number: int) -> PretrainConfig:
+    """Returns a phase as a run of its own. Raises: InputError if there is none of that number."""
+    phases = phases_of(config)
+    if number > len(phases):
+        raise InputError(f"--phase={number} of a run that has {len(phases)}; use 1 to {len(phases)}")
+    return phases[number - 1].config
 
 
 def plan_table(plan: "Plan") -> list[str]:

@@ -105,6 +105,25 @@ def test_sigterm_at_one_stops_all_and_any_number_goes_on(repository, data, alone
     assert ours == pytest.approx(theirs, rel=2e-4)
 
 
+def test_two_processes_go_through_two_phases_like_one(repository, data, tmp_path):
+    longer = make_dataset(tmp_path, row_length=48)
+    more = [
+        "--config.train.num_steps=5",
+        "--config.phase2.num_steps=4",
+        f"--config.phase2.path={longer}",
+        "--config.phase2.batch_size=8",
+        "--config.phase2.max_predictions=7",
+        "--config.phase2.warmup_steps=1",
+        "--config.phase2.keep_moments=False",
+    ]
+    for count in (1, 2):
+        told = finish(start(repository, data, tmp_path / str(count), count, more))
+    assert "phase 2 of 2: steps 6 to 9, rate 0.001; Adam's means at zero" in told[0] and "phase" not in told[1]
+    ours, theirs = losses(tmp_path / "2"), losses(tmp_path / "1")
+    assert sorted(ours) == sorted(theirs) == list(range(1, 10))
+    assert ours == pytest.approx(theirs, rel=2e-4)
+
+
 @pytest.mark.parametrize(
     ("environment", "expected"),
     [
