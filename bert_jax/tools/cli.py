@@ -8,7 +8,7 @@ from collections.abc import Callable
 from absl import app, flags, logging
 
 from bert_jax.errors import InputError
-from bert_jax.storage import user_cache
+from bert_jax.storage import is_remote, user_cache
 
 
 def run(main: Callable[[], int | None]) -> None:
@@ -25,6 +25,7 @@ def run(main: Callable[[], int | None]) -> None:
         try:
             if len(argv) > 1:
                 raise InputError(f"unexpected argument {argv[1]!r}; options are written --name=value")
+            _check_local("workdir", "output")
             return main() or 0
         except InputError as error:
             print(f"error: {error}", file=sys.stderr)
@@ -35,6 +36,17 @@ def run(main: Callable[[], int | None]) -> None:
             return 1
 
     app.run(guarded, flags_parser=_parse)
+
+
+def _check_local(*names: str) -> None:
+    """Raises: InputError if a flag of one of these names, under which results are written, is a URL."""
+    for name in names:
+        value = flags.FLAGS[name].value if name in flags.FLAGS else None
+        if isinstance(value, str) and is_remote(value):
+            raise InputError(
+                f"--{name}={value} is a URL, and results are written to directories; mount the bucket, as gcsfuse does, "
+                "and give the directory"
+            )
 
 
 def define_cluster_flags() -> Callable[[], None]:
