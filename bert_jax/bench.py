@@ -58,7 +58,9 @@ class Counts:
         self._model, self._flops = model, flops.train_flops if training else flops.forward_flops
         self.values = dict.fromkeys(("steps", "sequences", "tokens", "useful_flops", "padded_flops"), 0.0)
 
-    def add(self, shape: tuple[int, ...], places: int, tokens: float, squared: float, predictions: float, sequences: float) -> None:  # fmt: skip
+    def add(
+        self, shape: tuple[int, ...], places: int, tokens: float, squared: float, predictions: float, sequences: float
+    ) -> None:
         """Adds a batch of rows [B, L] with `places` predictions each, padding counted, and what is real in it."""
         rows, length = shape
         padded = self._flops(self._model, rows * length, rows * length**2, rows * places, rows)
@@ -167,9 +169,7 @@ def _training(
 # Prediction
 
 
-def infer(
-    config: PretrainConfig, rows: Sequence[Row], task: Task, batch_size: int, precisions: Sequence[str]
-) -> Bench:
+def infer(config: PretrainConfig, rows: Sequence[Row], task: Task, batch_size: int, precisions: Sequence[str]) -> Bench:
     """Returns prediction as `predict` does it, from rows to classes, rows of like lengths in a batch."""
     mesh = make_mesh(config.mesh)
     split = Split("input", list(range(len(rows))), list(rows), {})
@@ -241,7 +241,7 @@ def load(path: str, batch_size: int, steps: int) -> Bench:
                         rows_to_batch(rows, epochs)
             return clock.round(steps=steps, rows=steps * batch_size, tokens=tokens)
 
-        return Contender(name, run)
+        return Contender(name, run, {})
 
     contenders = [contender("shuffled and read", False), contender("and made into batches", True)]
     length = split.dtype["token_ids"].shape[0]
@@ -261,7 +261,7 @@ def prepare_text(inputs: str, tokenizer: str, options: PrepareOptions, workers: 
             return clock.round(steps=1, bytes=read, tokens=sum(split["tokens"] for split in splits))
 
     about = f"{inputs} to rows of {options.max_seq_length}, {options.duplicates} times; {workers or 'all'} workers"
-    return Bench([Contender("prepare_corpus", run)], [], {}, about)
+    return Bench([Contender("prepare_corpus", run, {})], [], {}, about)
 
 
 def tokenize(path: str, tokenizer: str, most_bytes: int) -> Bench:
@@ -279,7 +279,9 @@ def tokenize(path: str, tokenizer: str, most_bytes: int) -> Bench:
             encoded = loaded.encode_batch(lines)
         return clock.round(steps=1, bytes=size, tokens=sum(map(len, encoded)))
 
-    return Bench([Contender("encode_batch", run)], [], {}, f"{size / 1e6:.1f} MB in {len(lines):,} lines; one thread")
+    return Bench(
+        [Contender("encode_batch", run, {})], [], {}, f"{size / 1e6:.1f} MB in {len(lines):,} lines; one thread"
+    )
 
 
 def read_lines(paths: str) -> Iterator[str]:

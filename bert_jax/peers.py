@@ -89,7 +89,8 @@ class Peers:
 
     def contender(self, mode: str, counts: dict[str, float]) -> Contender:
         """Returns a contender whose round is one of this mode; `counts` is what all batches hold."""
-        facts: dict[str, Any] = {"versions": self.about["versions"], "side": "peer", "precision": mode.partition(":")[2]}
+        backend, _, precision = mode.partition(":")
+        facts: dict[str, Any] = {"versions": self.about["versions"], "side": "peer", "precision": precision}
 
         def run() -> Round:
             reply = self.ask({"run": mode})
@@ -98,7 +99,7 @@ class Peers:
             facts.update(peak_memory_bytes=reply["peak_memory_bytes"], peak_memory_of=reply["peak_memory_of"])
             return Round(reply["seconds"], reply["cpu_seconds"], dict(counts))
 
-        return Contender(f"{'onnxruntime' if mode.startswith('onnx') else 'torch'} {mode}", run, facts)
+        return Contender(f"{'onnxruntime' if backend == 'onnx' else 'torch'} {mode}", run, facts)
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
         """Returns the worker's answer. Raises: InputError if it has ended, with its last words."""

@@ -36,7 +36,7 @@ class Contender(NamedTuple):
 
     name: str
     run: Callable[[], Round]
-    facts: dict[str, Any] = {}  # what is known of it beside its rounds; may grow while it runs
+    facts: dict[str, Any]  # what is known of it beside its rounds; may grow while it runs
 
 
 class Spread(NamedTuple):
@@ -253,8 +253,8 @@ def figures_table(measured: Sequence[dict[str, Any]]) -> list[str]:
 def comparison_lines(compared: Sequence[dict[str, Any]]) -> list[str]:
     """Returns comparisons as lines for people."""
     return [
-        f"{one['kind']}: {one['ours']} is {_shown(one['times_as_fast'])} times as fast as {one['theirs']}; by CPU seconds "
-        f"{_shown(one['times_by_cpu_seconds'])}"
+        f"{one['kind']}: {one['ours']} is {_shown(one['times_as_fast'])} times as fast as {one['theirs']}; "
+        f"by CPU seconds {_shown(one['times_by_cpu_seconds'])}"
         for one in compared
     ]
 

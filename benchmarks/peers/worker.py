@@ -126,7 +126,6 @@ class Work:
         """Returns a function that runs the exported model, with all of ONNX Runtime's own optimizations."""
         import onnxruntime
 
-        names = dict.fromkeys(INPUTS, {0: "rows", 1: "tokens"})
         example = tuple(self.batches[0][name] for name in INPUTS)
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "model.onnx")
@@ -143,7 +142,7 @@ class Work:
 
             dynamic = tuple({0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC} for _ in INPUTS)
             torch.onnx.export(
-                Logits(self.model).eval(), example, path, input_names=list(names), dynamo=True, dynamic_shapes=dynamic
+                Logits(self.model).eval(), example, path, input_names=list(INPUTS), dynamo=True, dynamic_shapes=dynamic
             )
             options = onnxruntime.SessionOptions()
             options.intra_op_num_threads = self.work["threads"]

@@ -59,6 +59,7 @@ def main() -> None:
     if COMPARE.value and WHAT.value not in MODELS:
         raise InputError(f"--compare is for {', '.join(MODELS)}; there is no peer for {WHAT.value}")
     config = _config() if WHAT.value in MODELS else None
+    _check_data()
     os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # compilation is measured too
     from bert_jax import peers, timing  # JAX starts here: --help and bad settings answer at once
 
@@ -118,8 +119,6 @@ def _config() -> PretrainConfig:
     )
     config = dataclasses.replace(config, data=data)
     dataclasses.replace(config, data=dataclasses.replace(data, path=data.path or "none")).validate()
-    if INPUT.value and not TOKENIZER.value:
-        raise InputError("--input needs --tokenizer, a tokenizer's directory or a vocabulary file")
     if WHAT.value == "train" and data.path:
         return config  # the data's tokenizer tells
     if LENGTH.value > config.model.max_positions:
@@ -128,6 +127,16 @@ def _config() -> PretrainConfig:
         )
     model = dataclasses.replace(config.model, vocab_size=config.model.vocab_size or VOCAB_SIZE.value)
     return dataclasses.replace(config, model=model)
+
+
+def _check_data() -> None:
+    """Raises: InputError if what reads data is not told where it is."""
+    if WHAT.value == "loader" and not DATA.value:
+        raise InputError("--what=loader needs --data, a directory made by prepare_corpus")
+    if WHAT.value in ("prepare", "tokenize") and not INPUT.value:
+        raise InputError(f"--what={WHAT.value} needs --input and --tokenizer")
+    if INPUT.value and not TOKENIZER.value:
+        raise InputError("--input needs --tokenizer, a tokenizer's directory or a vocabulary file")
 
 
 def _bench_of_model(config: PretrainConfig) -> "Bench":
@@ -163,12 +172,7 @@ def _bench_of_data() -> "Bench":
     from bert_jax.data.prepare import PrepareOptions
 
     if WHAT.value == "loader":
-        path = DATA.value or (CONFIG.value.data.path if CONFIG.value else "")
-        if not path:
-            raise InputError("--what=loader needs --data, a directory made by prepare_corpus")
-        return bench.load(path, BATCH_SIZE.value or 4096, STEPS.value or 100)
-    if not INPUT.value or not TOKENIZER.value:
-        raise InputError(f"--what={WHAT.value} needs --input and --tokenizer")
+        return bench.load(DATA.value, BATCH_SIZE.value or 4096, STEPS.value or 100)
     if WHAT.value == "tokenize":
         return bench.tokenize(INPUT.value, TOKENIZER.value, (LIMIT.value or 8) * 10**6)
     options = PrepareOptions(max_seq_length=LENGTH.value, duplicates=DUPLICATES.value)
