@@ -182,12 +182,15 @@ def figures(contender: Contender, rounds: Sequence[Round], peak: float = 0.0) ->
         "step_seconds": per_step(rounds)._asdict(),
         "step_cpu_seconds": per_step(rounds, cpu=True)._asdict(),
     }
-    if "first_round_seconds" in found:  # with what it compiles; several programs where rows have several lengths
+    if (
+        "side" in found and "first_round_seconds" in found
+    ):  # with what it compiles; several programs where rows have several lengths
         usual = spread([one.seconds for one in rounds]).median
         found.setdefault("compile_seconds", max(0.0, round(found["first_round_seconds"] - usual, 2)))
     for count in rounds[0].counts:
         if count != "steps":
             found[f"{count}_per_second"] = rate(rounds, count)._asdict()
+            found[f"{count}_per_cpu_second"] = spread([one.counts[count] / one.cpu_seconds for one in rounds])._asdict()
     for kind in ("useful", "padded"):
         if peak and f"{kind}_flops" in rounds[0].counts:
             share = rate(rounds, f"{kind}_flops")
@@ -230,15 +233,16 @@ def comparisons(contenders: Sequence[Contender], found: dict[str, list[Round]]) 
 def figures_table(measured: Sequence[dict[str, Any]]) -> list[str]:
     """Returns figures as lines for people: medians, and the range of the time."""
     counts = [name for name in measured[0] if name.endswith("_per_second") and name != "padded_flops_per_second"]
+    counts += [name for name in measured[0] if name == "bytes_per_cpu_second"]
     shares = [name for name in ("useful_mfu", "padded_mfu") if name in measured[0]]
-    heads = {"useful_flops_per_second": "GFLOP/s", "bytes_per_second": "MB/s"}
+    heads = {"useful_flops_per_second": "GFLOP/s", "bytes_per_second": "MB/s", "bytes_per_cpu_second": "MB/CPU s"}
     rows = [
         ["", "ms a step (range)", "CPU ms", *(heads.get(name, name.replace("_per_second", "/s")) for name in counts),
          *(f"{name.replace('_mfu', '')} MFU" for name in shares), "memory", "compiled"]
     ]  # fmt: skip
     for one in measured:
         step = {name: 1e3 * value for name, value in one["step_seconds"].items()}
-        scaled = {"useful_flops_per_second": 1e9, "bytes_per_second": 1e6}
+        scaled = {"useful_flops_per_second": 1e9, "bytes_per_second": 1e6, "bytes_per_cpu_second": 1e6}
         rows.append(
             [one["name"], f"{step['median']:,.1f} ({step['low']:,.1f} to {step['high']:,.1f})",
              f"{1e3 * one['step_cpu_seconds']['median']:,.1f}",
