@@ -56,7 +56,9 @@ class Counts:
 
     def __init__(self, model: ModelConfig, training: bool) -> None:
         self._model, self._flops = model, flops.train_flops if training else flops.forward_flops
-        self.values = dict.fromkeys(("steps", "sequences", "tokens", "useful_flops", "padded_flops"), 0.0)
+        self.values: dict[str, float] = dict.fromkeys(
+            ("steps", "sequences", "tokens", "useful_flops", "padded_flops"), 0.0
+        )
 
     def add(
         self, shape: tuple[int, ...], places: int, tokens: float, squared: float, predictions: float, sequences: float
@@ -95,7 +97,7 @@ def train(config: PretrainConfig, length: int, steps: int, precisions: Sequence[
             return train_batches(dataset.train, 0, size, config.data.seed, mesh)
         return itertools.repeat(on_device)
 
-    on_device = None
+    on_device: Any = None
     if dataset is None:
         on_device = jax.device_put(random_batch(size, length, config.model.vocab_size, ids), row_sharding(mesh))
     prepare_batch = jax.jit(objective_of(config.model).prepare)

@@ -71,7 +71,7 @@ class Window:
         asked = time.perf_counter()
         batch = next(batches)
         waited = time.perf_counter() - asked
-        if self._started is not None and (last is None or last["loss"][0].is_ready()):
+        if self._started is not None and (last is None or last["loss"][0].is_ready()):  # type: ignore[attr-defined]
             self.waited += waited
         return batch
 
