@@ -53,6 +53,7 @@ class Window:
     def __init__(self, sums: dict[str, list[float]] | None = None) -> None:
         self.sums = sums or {}  # {metric: [sum, weight]}
         self.seconds = 0.0
+        self.waited = 0.0  # of these seconds, at most as many did the device wait for a batch
         self._started: float | None = None
 
     def start_clock(self) -> None:
@@ -62,6 +63,18 @@ class Window:
         if self._started is not None:
             self.seconds += time.perf_counter() - self._started
         self._started = None
+
+    def next_batch(self, batches: Iterator[Batch], last: Metrics | None) -> Batch:
+        """Returns the next batch. If the step of the metrics `last` is over when it comes, the device may have waited.
+
+        How long is not known, only that it was no longer than the host waited; so it is never called too short.
+        """
+        asked = time.perf_counter()
+        batch = next(batches)
+        waited = time.perf_counter() - asked
+        if self._started is not None and (last is None or last["loss"][0].is_ready()):  # type: ignore[attr-defined]
+            self.waited += waited
+        return batch
 
     def add(self, metrics: Metrics) -> None:
         """Adds the metrics of a step; its counts only if it was timed."""
@@ -122,7 +135,7 @@ def train_loop(
     """
     in_flight: deque[tuple[int, Metrics]] = deque()
     window = Window(unreported)
-    first_step, num_steps = int(state.step), pace.num_steps
+    first_step, num_steps = int(jax.device_get(state.step)), pace.num_steps
     last_good = first_step
 
     def finish_oldest() -> None:
@@ -137,6 +150,7 @@ def train_loop(
         if step % pace.report == 0:
             window.stop_clock()
             rates = throughput(window.counts(), window.seconds) if window.seconds else {}
+            rates |= {"data_wait": window.waited / window.seconds} if window.seconds else {}
             learning_rate = {"learning_rate": float(metrics["learning_rate"][0])}
             reporter.log(step, "train", window.means() | learning_rate | rates)
             window = Window()
@@ -155,7 +169,7 @@ def train_loop(
         return rank(metrics)
 
     def save(step: int, metric: float | None) -> None:
-        if not _all_finite(state.params):
+        if not jax.device_get(_all_finite(state.params)):
             raise _not_finite(f"a parameter is not finite after step {step}", last_good, checkpoints)
         unreported = {name: pair for name, pair in window.sums.items() if name not in COUNTS}
         checkpoints.save(step, state, metric, {"unreported": unreported})
@@ -166,7 +180,8 @@ def train_loop(
         if first_step == 0 and pace.evaluate and pace.evaluate_first:
             evaluate_now(0)
         while step < num_steps and not (received := preemption.at(step)):
-            state, metrics = train_step(state, next(batches))
+            batch = window.next_batch(batches, in_flight[-1][1] if in_flight else None)
+            state, metrics = train_step(state, batch)
             step += 1
             in_flight.append((step, metrics))
             if len(in_flight) > MAX_IN_FLIGHT:

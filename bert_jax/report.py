@@ -204,6 +204,7 @@ _SHOWN: dict[str, tuple[str, Callable[[float], str]]] = {
     "tokens_per_second": ("", _quantity("tok/s")),
     "flops_per_second": ("", _quantity("FLOP/s")),
     "mfu": ("MFU", _percent),
+    "data_wait": ("waiting for data", "{:.2%}".format),
 }
 _ON_THE_BAR = ("loss", "sequences_per_second", "tokens_per_second", "mfu", "flops_per_second")  # a line is short
 # What a metric is to be compared with: the score of a guess that looks at no context.

@@ -30,7 +30,7 @@ RANKS: Sequence[str] = """
     loop heldout
     tasks.base tasks.batches tasks.evaluation tasks.*
     pretrain finetune predict features export grow
-    together sweep plan bench
+    together sweep plan timing peers bench
     tools.* train.py finetune.py
 """.split()
 

@@ -2,6 +2,7 @@
 """The model against a plain numpy sketch of the paper, and the properties that packing and padding rest on."""
 
 import dataclasses
+import functools
 import math
 
 import jax
@@ -13,10 +14,11 @@ from builders import CLS, MASK, SEP, random_batch, tiny_model
 from bert_jax import hlo
 from bert_jax.config import MaskingConfig
 from bert_jax.masking import mask_tokens
-from bert_jax.model.encoder import attention_mask, positions_in_sequence
+from bert_jax.model.encoder import attention_mask, positions_in_sequence, unstack
 from bert_jax.model.layers import Dropout, product
 from bert_jax.model.objective import (
     count_parameters,
+    encode,
     init_params,
     next_sentence_weights,
     pretraining_forward,
@@ -288,3 +290,22 @@ def test_positions_and_attention_of_packed_rows():
     attends = np.asarray(attention_mask(sequence_ids)[0])
     assert attends[:2, :2].all() and attends[2:5, 2:5].all()
     assert attends.sum() == 4 + 9
+
+
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
+def test_layers_by_themselves_are_those_of_the_stack(dtype):
+    """What predictions on a CPU are made with."""
+    model = tiny_model(compute_dtype=dtype)
+    params = jax.jit(functools.partial(init_params, model))(jax.random.key(0))
+    separate = params | {"encoder": unstack(model, params["encoder"])}
+    assert "layers" not in separate["encoder"] and "layers" in params["encoder"]
+    batch = random_batch(num_rows=3)
+    for keep_layers in (False, True):
+        ours, theirs = (
+            jax.jit(functools.partial(encode, model, keep_layers=keep_layers))(one, batch) for one in (separate, params)
+        )
+        np.testing.assert_allclose(
+            ours.hidden.astype(np.float32), theirs.hidden.astype(np.float32), rtol=1e-6, atol=1e-6
+        )
+        if keep_layers:
+            assert ours.layers.shape == theirs.layers.shape

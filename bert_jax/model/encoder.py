@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The encoder: embeddings, stacked layers, pooler."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 
 from bert_jax.config import ModelConfig
@@ -55,14 +56,21 @@ class Encoder(nn.Module):
 
         if config.remat != "none":
             layer = nn.remat(layer, policy=REMAT_POLICIES[config.remat], prevent_cse=False)
-        scan = nn.scan(
-            layer,
-            variable_axes={"params": 0},
-            split_rngs={"params": True, "dropout": True},
-            length=config.num_layers,
-            unroll=_unroll(config),
-        )
-        hidden, kept = scan(Layer(config, name="layers"), embedded)
+        if self.has_variable("params", _layer_name(0)):  # `unstack`
+            hidden, each = embedded, []
+            for index in range(config.num_layers):
+                hidden, one = layer(Layer(config, name=_layer_name(index)), hidden)
+                each.append(one)
+            kept = jnp.stack(each) if keep_layers else None
+        else:
+            scan = nn.scan(
+                layer,
+                variable_axes={"params": 0},
+                split_rngs={"params": True, "dropout": True},
+                length=config.num_layers,
+                unroll=_unroll(config),
+            )
+            hidden, kept = scan(Layer(config, name="layers"), embedded)
 
         pooled = None
         if self.pool:
@@ -70,6 +78,29 @@ class Encoder(nn.Module):
             pooled = jnp.tanh(dense(config, config.hidden_size, "pooler")(first))
         layers = None if kept is None else jnp.concatenate([embedded[None], kept])
         return Encoded(hidden, pooled, layers, word_table)
+
+
+def unstack(config: ModelConfig, encoder: dict[str, Any]) -> dict[str, Any]:
+    """Returns the encoder's parameters with those of each layer by themselves, to infer with many times on a CPU.
+
+    From a stack XLA copies each matrix before it multiplies, and for another dtype it rounds each, in every call. Here
+    kernels have the compute dtype. What the encoder computes stays the same, without dropout.
+    """
+
+    def of_layer(index: int) -> Any:
+        def take(path: tuple[Any, ...], stack: np.ndarray) -> jax.Array:
+            is_kernel = path[-1].key == "kernel"
+            return jax.device_put(stack[index].astype(config.compute_dtype if is_kernel else stack.dtype))
+
+        return jax.tree_util.tree_map_with_path(take, stacks)
+
+    stacks = jax.device_get(encoder["layers"])
+    others = {name: part for name, part in encoder.items() if name != "layers"}
+    return others | {_layer_name(index): of_layer(index) for index in range(config.num_layers)}
+
+
+def _layer_name(index: int) -> str:
+    return f"layer_{index}"
 
 
 def _unroll(config: ModelConfig) -> int:

@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 from bert_jax.batch import Batch
 from bert_jax.config import ModelConfig
 from bert_jax.loop import mean_metrics
+from bert_jax.model.encoder import unstack
 from bert_jax.model.objective import Params, task_forward, task_losses
 from bert_jax.sharding import replicated, row_sharding, tree_shardings
 from bert_jax.tasks.base import Row, Task
@@ -51,9 +52,21 @@ def make_inference(model: ModelConfig, task: Task, mesh: Mesh, params: Any) -> I
         logits = task_forward(model, params, batch, task.head, None, task.num_outputs, task.probe)
         return {} if batch.labels is None else task_losses(logits, batch, task.head), logits
 
-    return jax.jit(
-        infer, in_shardings=(tree_shardings(mesh, params), row_sharding(mesh)), out_shardings=replicated(mesh)
-    )
+    if mesh.size > 1 or jax.default_backend() != "cpu" or task.probe:
+        return jax.jit(
+            infer, in_shardings=(tree_shardings(mesh, params), row_sharding(mesh)), out_shardings=replicated(mesh)
+        )
+
+    # On one CPU, where copying matrices out of their stack is a good part of a short batch's time, it is done once.
+    compiled = jax.jit(infer)
+    last: list[Any] = [None, None]
+
+    def infer_on_cpu(params: Params, batch: Batch) -> tuple[dict[str, Any], jax.Array]:
+        if params is not last[0]:
+            last[:] = params, params | {"encoder": unstack(model, params["encoder"])}
+        return compiled(last[1], batch)
+
+    return infer_on_cpu
 
 
 def predict_split(

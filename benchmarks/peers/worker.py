@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+r"""What our own benchmark is compared with: transformers on torch, and ONNX Runtime. Nothing of bert_jax is used.
+
+    python -m venv peers && peers/bin/pip install -r benchmarks/peers/requirements.txt
+    python -m bert_jax.tools.bench --what=train --config=configs/pretrain.py:base \
+        --compare=transformers --peer_python=peers/bin/python
+
+The benchmark starts this file with two others: the description of the work, and the batches. How they talk is written
+in bert_jax/peers.py. A mode is BACKEND:PRECISION: eager, compile (torch.compile) or onnx; float32 or bfloat16, the
+latter by torch.autocast. All modes train one and the same model.
+"""
+
+import json
+import os
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+NO_LABEL = -100
+ACTIVATIONS = {"gelu_tanh": "gelu_pytorch_tanh", "gelu_exact": "gelu"}
+INPUTS = ("input_ids", "token_type_ids", "attention_mask")
+
+
+def make_model(work: dict[str, Any]) -> torch.nn.Module:
+    """Returns a random model of the described shape, with the heads of the work."""
+    shape = work["model"]
+    config = transformers.BertConfig(
+        vocab_size=shape["vocab_size"],
+        hidden_size=shape["hidden_size"],
+        num_hidden_layers=shape["num_layers"],
+        num_attention_heads=shape["num_heads"],
+        intermediate_size=shape["intermediate_size"],
+        max_position_embeddings=shape["max_positions"],
+        type_vocab_size=shape["type_vocab_size"],
+        hidden_act=ACTIVATIONS[shape["activation"]],
+        hidden_dropout_prob=shape["hidden_dropout_rate"],
+        attention_probs_dropout_prob=shape["attention_dropout_rate"],
+        layer_norm_eps=shape["layer_norm_epsilon"],
+        num_labels=work["num_classes"],
+    )
+    if work["what"] == "train":
+        return transformers.BertForPreTraining(config)
+    return transformers.BertForSequenceClassification(config)
+
+
+def load_batches(path: str, device: torch.device) -> list[dict[str, torch.Tensor]]:
+    """Returns the batches in the order of their numbers."""
+    batches: dict[int, dict[str, torch.Tensor]] = {}
+    with np.load(path) as arrays:
+        for key in arrays.files:
+            number, _, name = key.partition("/")
+            batches.setdefault(int(number), {})[name] = torch.from_numpy(arrays[key].astype(np.int64)).to(device)
+    return [batches[number] for number in sorted(batches)]
+
+
+class Work:
+    """The model, its optimizer and the batches; `run(mode)` is one round."""
+
+    def __init__(self, work: dict[str, Any], batches: str) -> None:
+        self.work = work
+        use_gpu = work["platform"] in ("gpu", "cuda") and torch.cuda.is_available()
+        self.device = torch.device("cuda" if use_gpu else "cpu")
+        torch.manual_seed(work["seed"])
+        torch.set_num_threads(work["threads"])
+        torch.set_float32_matmul_precision("high" if use_gpu else "highest")  # TF32, as JAX does by default
+        self.batches = load_batches(batches, self.device)
+        self.model = make_model(work).to(self.device)
+        self.training = work["what"] != "infer"
+        self.model.train(self.training)
+        self.optimizer = self._make_optimizer() if self.training else None
+        self._forward: dict[str, Callable[..., Any]] = {"eager": self.model}
+
+    def _make_optimizer(self) -> torch.optim.Optimizer:
+        """Returns torch's own AdamW in its fastest form, with weight decay where ours has it."""
+        settings = self.work["optimizer"]
+        named = list(self.model.named_parameters())
+        free = [parameter for name, parameter in named if "LayerNorm" in name or "bias" in name]
+        decayed = [parameter for name, parameter in named if not ("LayerNorm" in name or "bias" in name)]
+        groups = [{"params": decayed, "weight_decay": settings["weight_decay"]}, {"params": free, "weight_decay": 0.0}]
+        betas = (settings["beta1"], settings["beta2"])
+        return torch.optim.AdamW(groups, settings["learning_rate"], betas, settings["epsilon"], fused=True)
+
+    def run(self, mode: str) -> dict[str, Any]:
+        """Returns how long all batches took, once."""
+        backend, _, precision = mode.partition(":")
+        if backend == "onnx":
+            session = self._forward.get("onnx") or self._forward.setdefault("onnx", self._onnx())
+            round_of = lambda: [session(batch) for batch in self.batches]  # noqa: E731
+        else:
+            if backend == "compile" and "compile" not in self._forward:
+                self._forward["compile"] = torch.compile(self.model)
+            forward = self._forward[backend]
+            round_of = lambda: self._round(forward, precision)  # noqa: E731
+        started, cpu = time.perf_counter(), time.process_time()
+        round_of()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        done = {"seconds": time.perf_counter() - started, "cpu_seconds": time.process_time() - cpu}
+        return done | self._memory()
+
+    def _round(self, forward: Callable[..., Any], precision: str) -> None:
+        cast = torch.autocast(self.device.type, torch.bfloat16, enabled=precision == "bfloat16")
+        if not self.training:
+            with torch.inference_mode(), cast:
+                for batch in self.batches:
+                    forward(**{name: batch[name] for name in INPUTS}).logits.float().cpu().numpy()
+            return
+        assert self.optimizer is not None
+        for batch in self.batches:
+            with cast:
+                loss = forward(**batch).loss
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.work["optimizer"]["clip_norm"])
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
+
+    def _onnx(self) -> Callable[[dict[str, torch.Tensor]], Any]:
+        """Returns a function that runs the exported model, with all of ONNX Runtime's own optimizations."""
+        import onnxruntime
+
+        example = tuple(self.batches[0][name] for name in INPUTS)
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "model.onnx")
+
+            class Logits(torch.nn.Module):
+                def __init__(self, model: torch.nn.Module) -> None:
+                    super().__init__()
+                    self.model = model
+
+                def forward(self, input_ids: Any, token_type_ids: Any, attention_mask: Any) -> Any:
+                    return self.model(
+                        input_ids=input_ids, token_type_ids=token_type_ids, attention_mask=attention_mask
+                    ).logits
+
+            dynamic = tuple({0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC} for _ in INPUTS)
+            torch.onnx.export(
+                Logits(self.model).eval(), example, path, input_names=list(INPUTS), dynamo=True, dynamic_shapes=dynamic
+            )
+            options = onnxruntime.SessionOptions()
+            options.intra_op_num_threads = self.work["threads"]
+            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+            session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        wanted = [one.name for one in session.get_inputs()]
+        return lambda batch: session.run(None, {name: batch[name].numpy() for name in wanted})
+
+    def _memory(self) -> dict[str, Any]:
+        if self.device.type == "cuda":
+            return {"peak_memory_bytes": torch.cuda.max_memory_allocated(), "peak_memory_of": "device"}
+        unit = 1 if sys.platform == "darwin" else 1024
+        used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+        return {"peak_memory_bytes": used, "peak_memory_of": "process, resident"}
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions of the libraries there are."""
+    found = {"torch": torch.__version__, "transformers": transformers.__version__}
+    try:
+        import onnxruntime
+    except ImportError:
+        return found
+    return found | {"onnxruntime": onnxruntime.__version__}
+
+
+def main() -> None:
+    """Answers requests until there are no more."""
+    answers, sys.stdout = sys.stdout, sys.stderr  # what a library prints is no answer
+    described, batches = sys.argv[1:]
+    work = Work(json.loads(Path(described).read_text(encoding="utf-8")), batches)
+    print(json.dumps({"ready": True, "versions": versions(), "device": str(work.device)}), file=answers, flush=True)
+    for line in sys.stdin:
+        try:
+            reply = work.run(json.loads(line)["run"])
+        except Exception as error:  # noqa: BLE001 - whatever a mode lacks, the others go on
+            words = str(error).strip().splitlines() or [""]
+            reply = {"error": f"{type(error).__name__}: {words[0]}"[:300]}
+        print(json.dumps(reply), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()
