@@ -256,3 +256,10 @@ def test_a_missing_tfds_data_set_is_one_line(tmp_path, vocab):
     done = subprocess.run([*command, f"--output={tmp_path}/data"], capture_output=True, text=True, env=environment)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
     assert done.stderr.startswith("error: tfds:lm1b is not prepared in") and not (tmp_path / "data").exists()
+
+
+def test_results_cannot_be_written_behind_a_url(repository):
+    command = [sys.executable, "train.py", "--config=configs/pretrain.py:tiny", "--workdir=gs://bucket/run"]
+    done = subprocess.run(command, cwd=repository, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "--workdir=gs://bucket/run is a URL" in done.stderr and "gcsfuse" in done.stderr
+    assert done.stderr.count("\n") == 1 and not (repository / "gs:").exists()

@@ -44,8 +44,8 @@ def _check_local(*names: str) -> None:
         value = flags.FLAGS[name].value if name in flags.FLAGS else None
         if isinstance(value, str) and is_remote(value):
             raise InputError(
-                f"--{name}={value} is a URL, and results are written to directories; mount the bucket, as gcsfuse does, "
-                "and give the directory"
+                f"--{name}={value} is a URL, and results are written to directories; mount the bucket, as gcsfuse "
+                "does, and give the directory"
             )
 
 
