@@ -7,7 +7,6 @@ records), in order of the documents' hashes. So the documents of a range are one
 """
 
 import hashlib
-import itertools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -119,8 +118,7 @@ def _encode(
         for line in lines:
             sentences.extend(split_sentences(line, language))
         starts.append(len(sentences))
-    encoded = tokenizer.encode_batch(sentences)
-    lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
+    tokens, lengths = tokenizer.encode_arrays(sentences)
     found = np.zeros(len(documents), DOCUMENT)
     digests = []
     for place, (lines, start, end) in enumerate(zip(documents, starts, starts[1:])):
@@ -128,8 +126,6 @@ def _encode(
         digests.extend(hashlib.blake2b(line, digest_size=8).digest() for line in raw)
         mine, num_bytes = lengths[start:end], sum(map(len, raw)) + len(raw)
         found[place] = (document_key(lines, seed), np.count_nonzero(mine), mine.sum(), num_bytes)
-    ids_type = np.min_scalar_type(tokenizer.vocab_size - 1)
-    tokens = np.fromiter(itertools.chain.from_iterable(encoded), ids_type, lengths.sum())
     return found, lengths[lengths > 0].astype(np.int32), tokens, np.frombuffer(b"".join(digests), "<u8")
 
 
