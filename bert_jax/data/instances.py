@@ -9,7 +9,6 @@ A sentence is a span of one flat array of token ids, a document the list of the 
 start and the last one ends, an instance the bounds of its two spans. No token is touched before `make_rows`.
 """
 
-import functools
 import random
 from array import array
 from bisect import bisect_left, bisect_right
@@ -108,45 +107,15 @@ def _add_pairs(
         # Too long a pair loses tokens of its longer side (B on a tie), at either end by chance.
         first_length = first_stop - first_start
         second_length = second_stop - second_start
-        excess = first_length + second_length - max_num_tokens
-        if excess > 0:
-            from_front = _fronts(excess, rng)
-            # First the longer side alone, until they are level; then B and A in turn.
-            alone = min(excess, abs(first_length - second_length))
-            taken = from_front & ((1 << 64 * alone) - 1)
-            rest = from_front >> 64 * alone
-            of_second, of_first = (rest & _every_other(excess - alone, place) for place in (0, 1))
-            cut_first, cut_second = (excess - alone) // 2, (excess - alone + 1) // 2
+        for _ in range(first_length + second_length - max_num_tokens):
+            from_front = rng.random() < 0.5
             if first_length > second_length:
-                cut_first += alone
-                first_start += taken.bit_count()
+                first_length -= 1
+                first_start += from_front
             else:
-                cut_second += alone
-                second_start += taken.bit_count()
-            first_length, second_length = first_length - cut_first, second_length - cut_second
-            first_start, second_start = first_start + of_first.bit_count(), second_start + of_second.bit_count()
+                second_length -= 1
+                second_start += from_front
         bounds.extend((first_start, first_start + first_length, second_start, second_start + second_length, label))
-
-
-def _fronts(count: int, rng: random.Random) -> int:
-    """Returns `count` draws of `rng.random() < 0.5` at once: draw i is the bit at place 64 i + 31.
-
-    `random` takes the highest bits of 64 that the generator makes, the first 32 before the others, and
-    `getrandbits` puts what is made first lowest.
-    """
-    return ~rng.getrandbits(64 * count) & (_lanes(count) << 31)
-
-
-@functools.lru_cache(4096)
-def _lanes(count: int) -> int:
-    """Returns the number with the lowest of each 64 bits set, `count` times."""
-    return ((1 << 64 * count) - 1) // ((1 << 64) - 1)
-
-
-@functools.lru_cache(4096)
-def _every_other(count: int, start: int) -> int:
-    """Returns all bits of draws `start`, `start` + 2 .. of `count`."""
-    return sum(((1 << 64) - 1) << 64 * place for place in range(start, count, 2))
 
 
 def _add_spans(
