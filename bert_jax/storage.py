@@ -77,7 +77,7 @@ def open_binary(path: str) -> IO[bytes]:
     """
     compression = _compression(path)
     if compression == "gzip":
-        return gzip.open(path, "rb")  # type: ignore[return-value]
+        return io.BufferedReader(gzip.open(path, "rb"), 1 << 17)  # whose own lines are slow: they are read in Python
     if compression == "zstd":
         return io.BufferedReader(_ZstdFile(path), 1 << 17)
     return open(path, "rb")

@@ -216,9 +216,10 @@ def _make_shard(
     """Writes a shard; yields its number and what the manifest says of it, and for training its counts of tokens."""
     number, members = group
     shard = plan.ranges[number]
-    _, documents, sentences, tokens = (
-        b"".join(parts) if isinstance(parts[0], bytes) else parts for parts in zip(*sorted(members))
-    )
+    ordered = sorted(members)
+    documents = b"".join([document for _, document, _, _ in ordered])
+    sentences = b"".join([lengths for _, _, lengths, _ in ordered])
+    tokens = b"".join([ids for _, _, _, ids in ordered])
     bounds, counts = pieces.order_documents(
         np.frombuffer(documents, pieces.DOCUMENT), np.frombuffer(sentences, np.int32)
     )
