@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tokens are Google's; vocabularies that cannot work are refused with a reason."""
 
+import itertools
 import json
 import pickle
 import random
@@ -9,9 +10,16 @@ import numpy as np
 import pytest
 
 from bert_jax import InputError, load_tokenizer
-from bert_jax.text import wordpiece
+from bert_jax.text import wordpiece, words
 from bert_jax.text.tokenizer import wordpiece_tokenizer
-from tests.reference.make_tokenizer_goldens import LINES_PER_HASH, corpus_lines, fuzz_texts, hashes
+from tests.reference.make_tokenizer_goldens import (
+    LINES_PER_HASH,
+    character_texts,
+    corpus_lines,
+    fuzz_texts,
+    hashes,
+    sigma_texts,
+)
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 VOCAB = [*SPECIAL, "want", "##want", "##ed", "wa", "un", "runn", "##ing", ",", "a", "##a", "[", "]", "mask"]
@@ -35,6 +43,43 @@ def test_tokens_of_fuzzed_text_are_those_of_the_reference(goldens, repository, c
     assert hashes(map(tokenizer.tokenize, fuzz_texts())) == goldens[casing]["fuzz_tokens"]
 
 
+def check_arrays(tokenizer, texts, ids):
+    """Checks that many texts at a time get the ids that each gets by itself."""
+    flat, counts = tokenizer.encode_arrays(texts)
+    assert flat.dtype == np.min_scalar_type(tokenizer.vocab_size - 1)
+    assert flat.tolist() == [index for text in ids for index in text]
+    assert counts.tolist() == [len(text) for text in ids]
+
+
+@pytest.mark.parametrize(
+    ("casing", "every"),
+    [("uncased", 60), *(pytest.param(casing, 1, marks=pytest.mark.slow) for casing in ("uncased", "cased"))],
+)
+def test_many_texts_at_a_time_are_encoded_as_each_alone(repository, casing, every):
+    folder = "tokenizer" if casing == "uncased" else "tokenizer_cased"
+    tokenizer = load_tokenizer(repository / "tests/fixtures" / folder)
+    texts = ["", "x" * 15, "x" * 16, "x" * 17, "x" * 201, "字" * 300, "a\0", "\0", "\0\0 \0a", "a\nb\n", "\n", ""]
+    texts += [*itertools.chain(fuzz_texts(), character_texts(), sigma_texts())][::every]
+    ids = tokenizer.encode_batch(texts)
+    start, size = 0, 0
+    while start < len(texts):
+        check_arrays(tokenizer, texts[start : start + size], ids[start : start + size])
+        start, size = start + size, 2 * size + 1
+    check_arrays(tokenizer, texts[:20], ids[:20])  # when all are known
+
+
+def test_numbers_of_words_last_while_their_table_grows():
+    table, seen = words.WordNumbers(), {}
+    for size in (1, 10, 3000, 100, 20000):
+        rng = random.Random(size)
+        lines = [f"{rng.choice('ab') * rng.randint(1, 24)}{rng.randint(0, size)}" for _ in range(size)]
+        found = words.find_words("\n".join(lines).encode())
+        numbers, new = table.look_up(found)
+        assert {lines[place] for place in new} == set(lines) - set(seen) and len(new) == len(set(lines) - set(seen))
+        assert all(seen.setdefault(line, number) == number for line, number in zip(lines, numbers.tolist()))
+    assert sorted(seen.values()) == list(range(1, table.count))
+
+
 def check_corpus(goldens, shared_data, casing, name):
     golden = goldens[casing]["corpora"][name]
     tokenizer = load_tokenizer(shared_data / "vocab" / f"bert-base-{casing}-vocab.txt")
@@ -43,6 +88,7 @@ def check_corpus(goldens, shared_data, casing, name):
     ids = tokenizer.encode_batch(lines)
     assert sum(map(len, ids)) == golden["tokens"]
     pieces = hashes(map(tokenizer.tokens, ids))
+    check_arrays(tokenizer, lines, ids)
     wrong = [index * LINES_PER_HASH for index, pair in enumerate(zip(pieces, golden["pieces"])) if pair[0] != pair[1]]
     assert not wrong, f"{name}: lines from {wrong} differ"
     assert hashes(map(tokenizer.pieces.normalizer, lines)) == golden["words"]
@@ -138,7 +184,12 @@ def test_forgetting_words_changes_no_token(small, monkeypatch):
     texts = ["unwanted, a", "running a, unwanted", "a a a", "unwanted want, running"]
     expected = small.encode_batch(texts)
     monkeypatch.setattr(wordpiece, "_CACHED_WORDS", 2)
-    assert wordpiece_tokenizer(VOCAB, lowercase=True).encode_batch(texts) == expected
+    monkeypatch.setattr(words, "_CACHED_WORDS", 2)
+    forgetful = wordpiece_tokenizer(VOCAB, lowercase=True)
+    assert forgetful.encode_batch(texts) == expected
+    for text, ids in zip(texts, expected):
+        check_arrays(forgetful, [text], [ids])
+    assert forgetful.pieces._batches._raw.count == 5  # the words of the last two texts; number 0 is none
 
 
 def test_pickled_tokenizer_does_the_same(small):

@@ -54,12 +54,12 @@ def unfinished(path: Path, identity: dict[str, Any], tokenizer: Tokenizer) -> It
     except StoppedError:
         raise
     except InputError:
-        _remove(path)
+        remove(path)
         raise
     shutil.rmtree(path / WORK)
 
 
-def _remove(path: Path) -> None:
+def remove(path: Path) -> None:
     """Removes all that the making of a data set writes, and the directory if nothing else is in it."""
     for made in (*path.glob("train-*.npy"), *path.glob("heldout-*.npy"), path / records.TOKEN_COUNTS):
         made.unlink(missing_ok=True)

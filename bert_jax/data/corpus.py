@@ -43,18 +43,21 @@ def plan_pieces(inputs: str, piece_bytes: int = PIECE_BYTES) -> list[Piece]:
     A plain file is cut into pieces of about `piece_bytes`, where documents end, and so is a TFDS data set; a
     compressed file cannot be. Raises: InputError if an input is missing or unreadable, or all are empty.
     """
-    sources = _sources(inputs)
-    pieces = []
-    for source, path in zip(sources, storage.local_copies(sources)):
-        if source == PYTHON_DOCS:
-            pieces.append(Piece(source, PYTHON_DOCS))
-        elif source.startswith(tfds_text.PREFIX):
-            pieces.extend(tfds_text.plan_examples(source, piece_bytes))
-        else:
-            pieces.extend(formats.plan_file(path, source, piece_bytes))
+    sources = list_sources(inputs)
+    paths = storage.local_copies(sources)
+    pieces = [piece for source, path in zip(sources, paths) for piece in plan_source(source, path, piece_bytes)]
     if not pieces:
         raise _no_document(inputs)
     return pieces
+
+
+def plan_source(source: str, path: str, piece_bytes: int = PIECE_BYTES) -> list[Piece]:
+    """Returns the pieces of a single input, whose file is at `path`."""
+    if source == PYTHON_DOCS:
+        return [Piece(source, PYTHON_DOCS)]
+    if source.startswith(tfds_text.PREFIX):
+        return list(tfds_text.plan_examples(source, piece_bytes))
+    return formats.plan_file(path, source, piece_bytes)
 
 
 def read_piece(piece: Piece) -> Iterator[list[str]]:
@@ -69,21 +72,27 @@ def read_piece(piece: Piece) -> Iterator[list[str]]:
 
 def fingerprint(inputs: str) -> str:
     """Returns a sha256 of the contents of the inputs, whatever their paths; see `tfds_text` for that of a data set."""
-    sources = _sources(inputs)
-    contents = []
-    for source, path in zip(sources, storage.local_copies(sources)):
-        if source == PYTHON_DOCS:
-            contents.append(python_docs.fingerprint())
-        elif source.startswith(tfds_text.PREFIX):
-            contents.append(tfds_text.fingerprint(source))
-        else:
-            contents.append(storage.sha256_file(path))
-    if sources == [PYTHON_DOCS]:
-        return contents[0]
-    return hashlib.sha256(" ".join(contents).encode()).hexdigest()
+    sources = list_sources(inputs)
+    return join_fingerprints([*map(fingerprint_source, sources, storage.local_copies(sources))])
 
 
-def _sources(inputs: str) -> list[str]:
+def fingerprint_source(source: str, path: str) -> tuple[str, str]:
+    """Returns a single input, and a sha256 of its contents; its file is at `path`."""
+    if source == PYTHON_DOCS:
+        return source, python_docs.fingerprint()
+    if source.startswith(tfds_text.PREFIX):
+        return source, tfds_text.fingerprint(source)
+    return source, storage.sha256_file(path)
+
+
+def join_fingerprints(contents: list[tuple[str, str]]) -> str:
+    """Returns the fingerprint of inputs, of what `fingerprint_source` says of each."""
+    if [source for source, _ in contents] == [PYTHON_DOCS]:
+        return contents[0][1]
+    return hashlib.sha256(" ".join(content for _, content in contents).encode()).hexdigest()
+
+
+def list_sources(inputs: str) -> list[str]:
     """Returns the single inputs, each once: the globs among them as the files that they match."""
     sources: dict[str, None] = {}
     for part in filter(None, (part.strip() for part in inputs.split(","))):

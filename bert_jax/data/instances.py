@@ -77,19 +77,19 @@ def _add_pairs(
     num_sentences = len(document) - 1
     target_length = max_num_tokens
     if rng.random() < short_seq_rate:
-        target_length = rng.randint(2, max_num_tokens)
+        target_length = _draw(2, max_num_tokens, rng)
     begin = 0
     while begin < num_sentences:
         # The chunk: as many sentences as reach the target, or all that are left.
         end = bisect_left(document, document[begin] + target_length, begin + 1, num_sentences)
         middle = begin + 1
         if end - begin >= 2:
-            middle = begin + rng.randint(1, end - begin - 1)
+            middle = begin + _draw(1, end - begin - 1, rng)
         first_start, first_stop = document[begin], document[middle]
         if end - begin == 1 or (next_sentence == "nsp" and rng.random() < 0.5):
             label = IS_RANDOM
             other = _other_document(documents, index, rng)
-            start = rng.randint(0, len(other) - 2)
+            start = _draw(0, len(other) - 2, rng)
             wanted = target_length - (first_stop - first_start)
             stop = bisect_left(other, other[start] + wanted, start + 1, len(other) - 1)
             second_start, second_stop = other[start], other[stop]
@@ -118,13 +118,23 @@ def _add_pairs(
         bounds.extend((first_start, first_start + first_length, second_start, second_start + second_length, label))
 
 
+def _draw(first: int, last: int, rng: random.Random) -> int:
+    """Returns what `rng.randint(first, last)` does, with fewer calls."""
+    count = last - first + 1
+    bits = count.bit_length()
+    number = rng.getrandbits(bits)
+    while number >= count:
+        number = rng.getrandbits(bits)
+    return first + number
+
+
 def _add_spans(
     bounds: array, document: Document, max_num_tokens: int, short_seq_rate: float, rng: random.Random
 ) -> None:
     """Appends a document as spans of as many whole sentences as fit; a longer sentence is cut, none is dropped."""
     length = max_num_tokens
     if rng.random() < short_seq_rate:
-        length = rng.randint(2, max_num_tokens)
+        length = _draw(2, max_num_tokens, rng)
     start = document[0]
     while start < document[-1]:
         # The last end of a sentence within reach, or else as much of the sentence as fits.
@@ -142,7 +152,7 @@ def _other_document(documents: list[Document], index: int, rng: random.Random) -
     (others count it as the next sentence). With two documents that is once in a thousand.
     """
     for _ in range(10):
-        other = rng.randint(0, len(documents) - 1)
+        other = _draw(0, len(documents) - 1, rng)
         if other != index:
             break
     return documents[other]

@@ -7,9 +7,9 @@ records), in order of the documents' hashes. So the documents of a range are one
 """
 
 import hashlib
-import itertools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -32,16 +32,32 @@ def write_piece(folder: Path, index: int, piece: corpus.Piece, tokenizer: Tokeni
     """
     if all(_file(folder, name, index).is_file() for name in ("lines", "documents")):
         return
-    batches = [_encode(batch, tokenizer, seed, language) for batch in _batches(corpus.read_piece(piece))]
-    documents, sentences, tokens, lines = (np.concatenate(arrays) for arrays in zip(*batches))
-    order = np.argsort(documents["key"], kind="stable")
-    order = order[documents["tokens"][order] > 0]
-    for name, flat in (("sentences", sentences), ("tokens", tokens)):
-        ends = np.cumsum(documents[name])
-        parts = [flat[ends[place] - documents[name][place] : ends[place]] for place in order]
-        storage.write_array(_file(folder, name, index), np.concatenate([flat[:0], *parts]))
-    storage.write_array(_file(folder, "lines", index), np.sort(lines))
-    storage.write_array(_file(folder, "documents", index), documents[order])  # the last: now the piece is finished
+    encoded = encode_documents(corpus.read_piece(piece), tokenizer, seed, language)
+    for name in ("sentences", "tokens", "lines", "documents"):  # the last: now the piece is finished
+        storage.write_array(_file(folder, name, index), getattr(encoded, name))
+
+
+class Encoded(NamedTuple):
+    """What becomes of the text of a piece."""
+
+    documents: np.ndarray  # [D] records of `DOCUMENT`, in order of their hashes, ties as in the text
+    sentences: np.ndarray  # int32 [S]: the tokens of each sentence of each document
+    tokens: np.ndarray  # [T] flat ids
+    lines: np.ndarray  # uint64: the sorted hashes of all lines
+
+
+def encode_documents(documents: Iterable[list[str]], tokenizer: Tokenizer, seed: int, language: str) -> Encoded:
+    """Returns the documents that give a token, and the hashes of all lines."""
+    batches = [_encode(batch, tokenizer, seed, language) for batch in _batches(documents)]
+    found, sentences, tokens, lines = (np.concatenate(arrays) for arrays in zip(*batches))
+    order = np.argsort(found["key"], kind="stable")
+    order = order[found["tokens"][order] > 0]
+    flat = {}
+    for name, array in (("sentences", sentences), ("tokens", tokens)):
+        ends = np.cumsum(found[name])
+        parts = [array[ends[place] - found[name][place] : ends[place]] for place in order]
+        flat[name] = np.concatenate([array[:0], *parts])
+    return Encoded(found[order], flat["sentences"], flat["tokens"], np.sort(lines))
 
 
 def read_documents(folder: Path, num_pieces: int) -> np.ndarray:
@@ -60,13 +76,21 @@ def read_range(folder: Path, num_pieces: int, first_key: int, last_key: int) -> 
             before, inside = documents[name][:first].sum(), documents[name][first:last].sum()
             arrays.append(np.array(_load(folder, name, index)[before : before + inside]))
         all_documents.append(documents[first:last])
-    documents = np.concatenate(all_documents)
-    starts = [0, *np.cumsum(np.concatenate(all_sentences), dtype=np.int64).tolist()]
+    documents, sentences, tokens = map(np.concatenate, (all_documents, all_sentences, all_tokens))
+    return tokens, *order_documents(documents, sentences)
+
+
+def order_documents(documents: np.ndarray, sentences: np.ndarray) -> tuple[list[Document], dict[str, int]]:
+    """Returns the bounds of documents [D] in order of their hashes, ties as they stand, and what they count together.
+
+    The ids of the documents are one flat array, in the order of `documents`; `sentences` are the lengths in it.
+    """
+    starts = [0, *np.cumsum(sentences, dtype=np.int64).tolist()]
     stops = np.cumsum(documents["sentences"])
     order = np.argsort(documents["key"], kind="stable")
     bounds = [starts[stops[place] - documents["sentences"][place] : stops[place] + 1] for place in order]
     counts = {name: int(documents[name].sum()) for name in ("sentences", "tokens", "text_bytes")}
-    return np.concatenate(all_tokens), bounds, {"documents": len(documents), **counts}
+    return bounds, {"documents": len(documents), **counts}
 
 
 def count_lines(folder: Path, num_pieces: int) -> int:
@@ -119,8 +143,7 @@ def _encode(
         for line in lines:
             sentences.extend(split_sentences(line, language))
         starts.append(len(sentences))
-    encoded = tokenizer.encode_batch(sentences)
-    lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
+    tokens, lengths = tokenizer.encode_arrays(sentences)
     found = np.zeros(len(documents), DOCUMENT)
     digests = []
     for place, (lines, start, end) in enumerate(zip(documents, starts, starts[1:])):
@@ -128,8 +151,6 @@ def _encode(
         digests.extend(hashlib.blake2b(line, digest_size=8).digest() for line in raw)
         mine, num_bytes = lengths[start:end], sum(map(len, raw)) + len(raw)
         found[place] = (document_key(lines, seed), np.count_nonzero(mine), mine.sum(), num_bytes)
-    ids_type = np.min_scalar_type(tokenizer.vocab_size - 1)
-    tokens = np.fromiter(itertools.chain.from_iterable(encoded), ids_type, lengths.sum())
     return found, lengths[lengths > 0].astype(np.int32), tokens, np.frombuffer(b"".join(digests), "<u8")
 
 

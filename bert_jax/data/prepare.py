@@ -35,7 +35,7 @@ from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
 SHARD_TOKENS = 16 << 20  # about 64 MiB of English text: what a process holds in memory at a time
 LINES_AT_ONCE = 8 << 20  # whose hashes, 64 MiB, a process compares at a time
 MANY_COPIES = 0.1  # of the documents: worth a warning
-_ROWS_AT_ONCE = 8192
+_ROWS_AT_ONCE = 1024  # what is made of them fits in a processor's cache
 
 
 @dataclass(frozen=True)
@@ -90,13 +90,7 @@ def prepare(inputs: str, tokenizer: str, output: str, options: PrepareOptions, n
     path = Path(output)
     plan = corpus.plan_pieces(inputs)
     loaded = load_tokenizer(tokenizer)
-    identity = {
-        "format": records.FORMAT,
-        "version": records.VERSION,
-        "options": options.identity(),
-        "input": corpus.fingerprint(inputs),
-        "tokenizer": loaded.fingerprint,
-    }
+    identity = identity_of(options, corpus.fingerprint(inputs), loaded)
     if manifest := finished_manifest(path, identity):
         return manifest
 
@@ -104,8 +98,19 @@ def prepare(inputs: str, tokenizer: str, output: str, options: PrepareOptions, n
     with unfinished(path, identity, loaded) as work:
         job = _Job(path, work, options, len(plan), loaded.fingerprint)
         manifest = _prepare(job, plan, identity, loaded, num_workers)
-    _summarize(manifest, time.monotonic() - started)
+    summarize(manifest, time.monotonic() - started)
     return manifest
+
+
+def identity_of(options: PrepareOptions, input_fingerprint: str, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Returns what the manifest says of how, and of what, a data set was made."""
+    return {
+        "format": records.FORMAT,
+        "version": records.VERSION,
+        "options": options.identity(),
+        "input": input_fingerprint,
+        "tokenizer": tokenizer.fingerprint,
+    }
 
 
 @dataclass(frozen=True)
@@ -117,6 +122,11 @@ class Range:
     num_shards: int
     first: int
     last: int
+
+    @property
+    def name(self) -> str:
+        """The name of its file."""
+        return records.shard_name(self.split, self.index, self.num_shards)
 
 
 def plan_ranges(documents: np.ndarray, options: PrepareOptions) -> list[Range]:
@@ -191,16 +201,12 @@ def _prepare(
         num_lines = pieces.count_lines(job.work, job.num_pieces)
         different = run(functools.partial(_count_different_lines, job), _hash_ranges(num_lines), "sets of lines")
         made = run(functools.partial(_make_shard, job), ranges, "shards")
-    splits = _describe_splits(job.options, ranges, made)
     token_counts = np.zeros(tokenizer.vocab_size, np.int64)
-    for file in splits["train"]["shards"]:
-        token_counts += np.load(job.work / f"counts-{file['name']}")
-    row = {"length": job.options.max_seq_length, "max_sequences": max(1, job.options.pack)}
-    made_with = {"bert_jax": __version__, "sentencex": metadata.version("sentencex")}
-    copies = _exact_copies(documents, num_lines, sum(different))
-    return records.finish_dataset(
-        job.path, identity, row, tokenizer, splits, token_counts, made_with, exact_copies=copies
-    )
+    for shard in ranges:
+        if shard.split == "train":
+            token_counts += np.load(job.work / f"counts-{shard.name}")
+    copies = exact_copies(documents, num_lines, sum(different))
+    return finish(job.path, identity, job.options, tokenizer, ranges, made, token_counts, copies)
 
 
 @functools.lru_cache(maxsize=1)
@@ -222,13 +228,37 @@ def _count_different_lines(job: _Job, hashes: tuple[int, int]) -> int:
 
 def _make_shard(job: _Job, shard: Range) -> dict[str, Any]:
     """Writes a shard and its counts of tokens, and returns what the manifest says of it."""
-    options = job.options
-    name = records.shard_name(shard.split, shard.index, shard.num_shards)
-    finished = job.work / f"{name}.json"
+    finished = job.work / f"{shard.name}.json"
     if finished.is_file():
         return storage.read_json(finished)
     tokenizer = job.tokenizer()
-    tokens, bounds, counts = pieces.read_range(job.work, job.num_pieces, shard.first, shard.last)
+    text = pieces.read_range(job.work, job.num_pieces, shard.first, shard.last)
+    result, token_counts = make_shard(job.path, shard, job.options, tokenizer, *text)
+    storage.write_array(job.work / f"counts-{shard.name}", token_counts)
+    storage.write_json(finished, result)
+    return result
+
+
+def make_shard(
+    folder: Path,
+    shard: Range,
+    options: PrepareOptions,
+    tokenizer: Tokenizer,
+    tokens: np.ndarray,
+    bounds: list[instances.Document],
+    counts: dict[str, int],
+) -> tuple[dict[str, Any], np.ndarray]:
+    """Writes a shard into a folder and returns what the manifest says of it, and its counts of tokens [V].
+
+    Args:
+      folder: where the file goes.
+      shard: which one it is.
+      options: of the data set.
+      tokenizer: of the ids.
+      tokens: the flat ids of its documents.
+      bounds: of the documents in `tokens`, in order of their hashes.
+      counts: of documents, sentences, tokens and bytes of text.
+    """
     made = instances.create_instances(
         bounds,
         options.max_seq_length,
@@ -255,18 +285,37 @@ def _make_shard(job: _Job, shard: Range) -> dict[str, Any]:
         num_rows, row_dtype = len(made), dtype
         chunks = (single_rows(slice(start, start + _ROWS_AT_ONCE)) for start in range(0, len(made), _ROWS_AT_ONCE))
     result = {
-        "file": records.write_shard(job.path / name, row_dtype, num_rows, chunks),
+        "file": records.write_shard(folder / shard.name, row_dtype, num_rows, chunks),
         **counts,
         "sequences": len(made),
         "random_next": int(np.count_nonzero(made["label"] == instances.IS_RANDOM)),
         "filled": int(lengths.sum()),
     }
-    storage.write_array(job.work / f"counts-{name}", np.bincount(tokens, minlength=tokenizer.vocab_size))
-    storage.write_json(finished, result)
-    return result
+    return result, np.bincount(tokens, minlength=tokenizer.vocab_size)
 
 
 # The end
+
+
+def finish(
+    path: Path,
+    identity: dict[str, Any],
+    options: PrepareOptions,
+    tokenizer: Tokenizer,
+    ranges: list[Range],
+    made: list[dict[str, Any]],
+    token_counts: np.ndarray,
+    copies: dict[str, Any],
+) -> dict[str, Any]:
+    """Returns the manifest of a directory that has its shards, after writing it.
+
+    `made` is what `make_shard` says of each of `ranges`, `token_counts` [V] their sum over the training split, and
+    `copies` what `exact_copies` says.
+    """
+    row = {"length": options.max_seq_length, "max_sequences": max(1, options.pack)}
+    made_with = {"bert_jax": __version__, "sentencex": metadata.version("sentencex")}
+    splits = _describe_splits(options, ranges, made)
+    return records.finish_dataset(path, identity, row, tokenizer, splits, token_counts, made_with, exact_copies=copies)
 
 
 def _describe_splits(options: PrepareOptions, ranges: list[Range], made: list[dict]) -> dict[str, dict[str, Any]]:
@@ -290,7 +339,7 @@ def _describe_splits(options: PrepareOptions, ranges: list[Range], made: list[di
     return splits
 
 
-def _exact_copies(documents: np.ndarray, num_lines: int, num_different_lines: int) -> dict[str, Any]:
+def exact_copies(documents: np.ndarray, num_lines: int, num_different_lines: int) -> dict[str, Any]:
     """Returns how many documents (records of `pieces.DOCUMENT`) and lines occurred before, and their shares."""
     num_documents = len(documents) - len(np.unique(documents["key"]))
     num_copies = num_lines - num_different_lines
@@ -302,7 +351,8 @@ def _exact_copies(documents: np.ndarray, num_lines: int, num_different_lines: in
     }
 
 
-def _summarize(manifest: dict[str, Any], seconds: float) -> None:
+def summarize(manifest: dict[str, Any], seconds: float) -> None:
+    """Says what a data set holds, and what it took."""
     megabytes = sum(split["text_bytes"] for split in manifest["splits"].values()) / 1e6
     for name, split in manifest["splits"].items():
         say(

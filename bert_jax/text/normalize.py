@@ -103,6 +103,10 @@ class Normalizer:
                 text = _in_canonical_order(text.translate(self._clean).translate(self._decomposed))
         return text.translate(self._whole).split()
 
+    def image(self, char: str) -> str:
+        """Returns what becomes of an ASCII character wherever it stands, with blanks where words part."""
+        return self._whole[ord(char)]
+
     def trace(self, text: str) -> list[TracedText]:
         """Returns the words of `text` as a call does, and for each character of a word where in `text` it is from."""
         marks = self._tables.nonspacing_mark
@@ -164,10 +168,15 @@ def is_chinese(char: str) -> bool:
 
 def blank_separated(text: str) -> list[str]:
     """Returns what stands between blanks; the words of `text` are the words of these strings, in order."""
+    return without_control_blanks(text).split()
+
+
+def without_control_blanks(text: str) -> str:
+    """Returns `text` without the control characters that `str.split` takes for blanks; their words are the same."""
     for char in _CONTROL_BLANKS:
         if char in text:
             text = text.replace(char, "")
-    return text.split()
+    return text
 
 
 def spans_between_blanks(text: str) -> list[tuple[str, int]]:

@@ -8,6 +8,7 @@ things are as they are: docs/decisions/0009-sentencepiece.md.
 import functools
 import heapq
 import io
+import itertools
 import os
 import random
 import re
@@ -74,6 +75,13 @@ class SentencePieces:
 
     def __call__(self, text: str) -> list[int]:
         return self._model.encode(text if self._letters is None else text.translate(self._letters))
+
+    def encode_arrays(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the ids of all texts one after the other, and how many each has."""
+        encoded = [self(text) for text in texts]
+        counts = np.fromiter(map(len, encoded), np.int64, len(encoded))
+        dtype = np.min_scalar_type(len(self.vocab) - 1)
+        return np.fromiter(itertools.chain.from_iterable(encoded), dtype, counts.sum()), counts
 
     def go_on(self, text: str) -> list[int]:
         """Returns the ids of text that follows a special token: without a blank of its own it begins no word."""

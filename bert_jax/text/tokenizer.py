@@ -147,6 +147,13 @@ class Tokenizer:
         """Returns the ids of each text."""
         return [self.pieces(text) for text in texts]
 
+    def encode_arrays(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the ids of all texts one after the other, in the smallest type that holds V, and how many each has.
+
+        They are those of `encode_batch`; thousands of texts at a time are several times as fast.
+        """
+        return self.pieces.encode_arrays(texts)
+
     def tokenize(self, text: str, allow_special: bool = False) -> list[str]:
         """Returns the tokens of `text`: "unaffable" -> ["una", "##ffa", "##ble"]."""
         return self.tokens(self.encode(text, allow_special))

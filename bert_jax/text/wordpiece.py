@@ -14,8 +14,12 @@ from bert_jax.errors import InputError
 from bert_jax.text.normalize import Normalizer, blank_separated, spans_between_blanks, unicode_tables
 from bert_jax.text.offsets import move_spans
 from bert_jax.text.vocab import CONTINUATION, MAX_WORD_LENGTH, read_vocab, vocab_bytes
+from bert_jax.text.words import BatchEncoder
 
 _CACHED_WORDS = 500_000  # about 150 MB; as many different words as there are in 50 MB of English text
+
+_FIRST_LETTERS = 4  # of a word, by which it is known how long a token that begins it can be
+_SHORT_SIZES = tuple(range(_FIRST_LETTERS - 1, 0, -1))
 
 
 class WordPiece:
@@ -34,7 +38,14 @@ class WordPiece:
         self.vocab = tuple(vocab)
         self.normalizer = normalizer
         self.ids = {token: index for index, token in enumerate(vocab)}  # of duplicate tokens the last counts
-        self._longest = max(map(len, vocab))
+        self._heads = _Pieces(self.ids)
+        self._tails = _Pieces(
+            {
+                token.removeprefix(CONTINUATION): index
+                for token, index in self.ids.items()
+                if token.startswith(CONTINUATION)
+            }
+        )
         self._words = _Memo(self._blank_separated)
         self._normal_words = _Memo(self._pieces_of_word)
         self._spans = _Memo(self._spans_between_blanks)
@@ -44,6 +55,10 @@ class WordPiece:
 
     def __call__(self, text: str) -> list[int]:
         return list(itertools.chain.from_iterable(map(self._words.__getitem__, blank_separated(text))))
+
+    def encode_arrays(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the ids of all texts one after the other, and how many each has."""
+        return self._batches(texts)
 
     def go_on(self, text: str) -> list[int]:
         """Returns the ids of text that follows a special token: as of any other, it begins with a word."""
@@ -61,6 +76,10 @@ class WordPiece:
             counts.append(len(word_ids))
             starts.append(start)
         return ids, move_spans(spans, counts, starts)
+
+    @functools.cached_property
+    def _batches(self) -> BatchEncoder:
+        return BatchEncoder(self.normalizer, self._pieces_of_word, len(self.vocab))
 
     @property
     def config(self) -> dict[str, Any]:
@@ -103,18 +122,34 @@ class WordPiece:
         """Returns the ids of a normalised word; [UNK] if any part of it has no token."""
         if len(word) > MAX_WORD_LENGTH:
             return (self.ids["[UNK]"],)
-        ids = []
-        prefix, start = "", 0
-        while start < len(word):
-            for end in range(min(len(word), start + self._longest), start, -1):
-                piece = self.ids.get(prefix + word[start:end])
+        ids, pieces = [], self._heads
+        while word:
+            for size in pieces.sizes.get(word[:_FIRST_LETTERS], _SHORT_SIZES):
+                piece = pieces.ids.get(word[:size])
                 if piece is not None:
                     break
             else:
                 return (self.ids["[UNK]"],)
             ids.append(piece)
-            prefix, start = CONTINUATION, end
+            word, pieces = word[size:], self._tails
         return tuple(ids)
+
+
+class _Pieces:
+    """Tokens that begin a word, or those that go on with one.
+
+    Attributes:
+      ids: of the tokens.
+      sizes: by the first letters of a word, the lengths that such tokens have, longest first: few are to be tried.
+    """
+
+    def __init__(self, ids: dict[str, int]):
+        self.ids = ids
+        found: dict[str, set[int]] = {}
+        for token in ids:
+            if len(token) >= _FIRST_LETTERS:
+                found.setdefault(token[:_FIRST_LETTERS], set()).add(len(token))
+        self.sizes = {first: (*sorted(sizes, reverse=True), *_SHORT_SIZES) for first, sizes in found.items()}
 
 
 def read_wordpiece(

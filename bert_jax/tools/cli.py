@@ -11,10 +11,10 @@ from bert_jax.errors import InputError
 from bert_jax.storage import is_remote, user_cache
 
 
-def run(main: Callable[[], int | None]) -> None:
+def run(main: Callable[[], int | None], remote_output: bool = False) -> None:
     """Parses the flags and runs `main()`; bad input ends as one line on stderr and exit status 1.
 
-    `main` returns the exit status, or None for 0.
+    `main` returns the exit status, or None for 0. `remote_output` says that it can write behind a URL.
     """
     # What XLA has compiled is kept, so that the same command starts faster the next time. JAX reads these once.
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(user_cache() / "compiled"))
@@ -25,7 +25,8 @@ def run(main: Callable[[], int | None]) -> None:
         try:
             if len(argv) > 1:
                 raise InputError(f"unexpected argument {argv[1]!r}; options are written --name=value")
-            _check_local("workdir", "output")
+            if not remote_output:
+                _check_local("workdir", "output")
             return main() or 0
         except InputError as error:
             print(f"error: {error}", file=sys.stderr)

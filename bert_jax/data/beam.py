@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Text to a data set as an Apache Beam pipeline: the bytes of `prepare`, on any number of machines.
+
+Each step is a function of `prepare` and `pieces`; Beam moves what they return. A document travels as bytes, with
+its place in the input: where a shard is made, documents are sorted as `pieces` has them. Why things are as they are:
+docs/decisions/0020-beam.md.
+"""
+
+import bisect
+import contextlib
+import dataclasses
+import logging
+import re
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bert_jax import storage
+from bert_jax.data import building, corpus, formats, pieces, prepare, records
+from bert_jax.data.prepare import PrepareOptions, Range
+from bert_jax.errors import InputError
+from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
+
+try:
+    import apache_beam as beam  # pyright: ignore[reportMissingImports]: an extra
+    from apache_beam.options.pipeline_options import PipelineOptions  # pyright: ignore[reportMissingImports]
+except ImportError as error:
+    raise InputError(
+        f"Apache Beam cannot be imported ({error}); install it: pip install 'bert_jax[beam]', or use prepare_corpus"
+    ) from None
+
+_LINE_SETS = 256  # among which the hashes of lines are divided, to be compared
+Place = tuple[int, int, int]  # of a document: number of the input, of its piece, and place in it
+
+
+def prepare_with_beam(
+    inputs: str, tokenizer: str, output: str, options: PrepareOptions, pipeline_options: list[str]
+) -> dict[str, Any]:
+    """Returns the manifest of the data set that `output`, a new directory or URL, then holds.
+
+    It is byte for byte what `prepare.prepare` makes of the same text, tokenizer and options. `pipeline_options` are
+    Beam's, as on a command line. On other machines, `inputs` and `output` must be URLs or on a disk that all share.
+
+    Raises: InputError for unusable inputs or options, and if `output` is there.
+    """
+    options.validate()
+    remote = storage.is_remote(output)
+    if storage.exists(output):
+        raise InputError(f"output {output} exists; a pipeline does not go on from what is there: choose a new place")
+    loaded = load_tokenizer(tokenizer)
+    started = time.monotonic()
+    job = _Job(output.rstrip("/") if remote else str(Path(output).resolve()), options, loaded)
+    try:
+        with beam.Pipeline(options=_parse(pipeline_options)) as pipeline:
+            _build(pipeline, corpus.list_sources(inputs), job)
+    except Exception as error:  # runners wrap what a step raises in errors of their own
+        if not remote:
+            building.remove(Path(output))
+        raise _unwrap(error) from error
+    manifest = storage.read_json(storage.local_copy(f"{job.output}/{records.MANIFEST}"))
+    prepare.summarize(manifest, time.monotonic() - started)
+    return manifest
+
+
+def _parse(arguments: list[str]) -> PipelineOptions:
+    """Returns Beam's options. Raises: InputError if a value is wrong, or if Beam's own runner has no such option."""
+    shown = " ".join(arguments)
+    try:
+        options = PipelineOptions(arguments, save_main_session=False)
+        known = options.get_all_options()
+        unknown = sorted(options.get_all_options(retain_unknown_options=True).keys() - known.keys())
+    except SystemExit:  # argparse has said on stderr what is wrong
+        raise InputError(f"pipeline_options {shown!r} are not Beam's: see the lines above") from None
+    direct = known["runner"] in (None, "DirectRunner")
+    if direct:  # whose workers log each error that a step raises, again and again; it is raised here as well
+        logging.getLogger("apache_beam").setLevel(logging.CRITICAL)
+        if not known["default_sdk_harness_log_level"]:
+            options = PipelineOptions([*arguments, "--default_sdk_harness_log_level=CRITICAL"], save_main_session=False)
+    stray = [argument for argument in arguments if not argument.startswith("-")]
+    if stray or (unknown and direct):  # other runners know more options than Beam does here
+        wrong = stray[0] if stray else f"--{unknown[0]}"
+        raise InputError(f"pipeline_options {shown!r}: {wrong} is none of Beam's; options are written --name=value")
+    return options
+
+
+def _unwrap(error: Exception) -> Exception:
+    """Returns the `InputError` that a step raised, whatever a runner has made of it, or the error itself."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, InputError):
+            return InputError(str(cause).partition(" [while running ")[0])
+        cause = cause.__cause__ or cause.__context__
+    found = re.search(r"bert_jax\.errors\.\w+: (.*?)(?: \[while running .*)?$", str(error), re.MULTILINE)
+    return InputError(found[1]) if found else error
+
+
+@dataclasses.dataclass(frozen=True)
+class _Job:
+    """What every step needs to know."""
+
+    output: str
+    options: PrepareOptions
+    tokenizer: Tokenizer
+
+
+@dataclasses.dataclass(frozen=True)
+class _Plan:
+    """The shards, as the manifest has them and in order of their hashes."""
+
+    ranges: list[Range]
+    numbers: list[int]  # places in `ranges`, by order of hash
+    firsts: list[int]  # their first hashes
+
+
+def _build(pipeline: Any, sources: list[str], job: _Job) -> None:
+    """Adds all steps to a pipeline."""
+    planned = (
+        pipeline
+        | "sources" >> beam.Create(list(enumerate(sources)))
+        | "spread sources" >> beam.Reshuffle()
+        | "plan" >> beam.FlatMap(_plan_source).with_outputs("fingerprints", main="pieces")
+    )
+    encoded = (
+        planned.pieces
+        | "spread pieces" >> beam.Reshuffle()
+        | "encode" >> beam.FlatMap(_encode_piece, job).with_outputs("abouts", "lines", main="documents")
+    )
+    abouts, fingerprints = beam.pvalue.AsList(encoded.abouts), beam.pvalue.AsList(planned.fingerprints)
+    plan = beam.pvalue.AsSingleton(
+        pipeline | "one plan" >> beam.Create([None]) | "plan shards" >> beam.Map(_plan_shards, abouts, job.options)
+    )
+    shards = (
+        encoded.documents
+        | "to shards" >> beam.Map(_find_shard, plan)
+        | "shards" >> beam.GroupByKey()
+        | "make shards" >> beam.FlatMap(_make_shard, plan, job).with_outputs("counts", main="made")
+    )
+    different = encoded.lines | "sets of lines" >> beam.GroupByKey() | "compare lines" >> beam.Map(_count_different)
+    _ = (
+        pipeline
+        | "one end" >> beam.Create([None])
+        | "finish"
+        >> beam.Map(
+            _finish,
+            job,
+            fingerprints,
+            abouts,
+            plan,
+            beam.pvalue.AsList(shards.made),
+            beam.pvalue.AsSingleton(different | "all lines" >> beam.CombineGlobally(sum)),
+            beam.pvalue.AsSingleton(shards.counts | "all tokens" >> beam.CombineGlobally(_add)),
+        )
+    )
+
+
+# Steps
+
+
+def _plan_source(source: tuple[int, str]) -> Iterator[Any]:
+    """Yields ((number of the source, of the piece), piece), and the source's fingerprint."""
+    number, name = source
+    path = storage.local_copy(name)
+    yield beam.pvalue.TaggedOutput("fingerprints", (number, corpus.fingerprint_source(name, path)))
+    for place, piece in enumerate(corpus.plan_source(name, path)):
+        yield (number, place), piece
+
+
+def _encode_piece(task: tuple[tuple[int, int], formats.Piece], job: _Job) -> Iterator[Any]:
+    """Yields (place, `pieces.DOCUMENT`, sentences, tokens) of each document, arrays as bytes.
+
+    And about the piece (documents, number of lines), and for each set of hashes of lines those in it.
+    """
+    place, piece = task
+    if storage.is_remote(piece.source):  # another machine may have planned it
+        piece = dataclasses.replace(piece, path=storage.local_copy(piece.source))
+    text = corpus.read_piece(piece)
+    found = pieces.encode_documents(text, job.tokenizer, job.options.seed, job.options.language)
+    yield beam.pvalue.TaggedOutput("abouts", (found.documents.tobytes(), len(found.lines)))
+    bounds = np.arange(1, _LINE_SETS, dtype=np.uint64) * np.uint64((1 << 64) // _LINE_SETS)
+    for number, hashes in enumerate(np.split(found.lines, np.searchsorted(found.lines, bounds))):
+        if len(hashes):
+            yield beam.pvalue.TaggedOutput("lines", (number, np.unique(hashes).tobytes()))
+    sentence = token = 0
+    for number, document in enumerate(found.documents):
+        sentences = found.sentences[sentence : sentence + document["sentences"]]
+        tokens = found.tokens[token : token + document["tokens"]]
+        sentence, token = sentence + len(sentences), token + len(tokens)
+        yield (*place, number), document.tobytes(), sentences.tobytes(), tokens.tobytes()
+
+
+def _plan_shards(_: None, abouts: list[tuple[bytes, int]], options: PrepareOptions) -> _Plan:
+    """Returns the shards of all documents."""
+    ranges = prepare.plan_ranges(_all_documents(abouts), options)
+    numbers = sorted(range(len(ranges)), key=lambda number: ranges[number].first)
+    return _Plan(ranges, numbers, [ranges[number].first for number in numbers])
+
+
+def _all_documents(abouts: list[tuple[bytes, int]]) -> np.ndarray:
+    """Returns `pieces.DOCUMENT`s [D], in any order."""
+    return np.frombuffer(b"".join(documents for documents, _ in abouts), pieces.DOCUMENT)
+
+
+def _find_shard(document: tuple[Place, bytes, bytes, bytes], plan: _Plan) -> tuple[int, Any]:
+    """Returns the number of a document's shard, and the document."""
+    key = int(np.frombuffer(document[1], pieces.DOCUMENT)["key"][0])
+    return plan.numbers[bisect.bisect_right(plan.firsts, key) - 1], document
+
+
+def _make_shard(
+    group: tuple[int, Iterable[tuple[Place, bytes, bytes, bytes]]], plan: _Plan, job: _Job
+) -> Iterator[Any]:
+    """Writes a shard; yields its number and what the manifest says of it, and for training its counts of tokens."""
+    number, members = group
+    shard = plan.ranges[number]
+    ordered = sorted(members)
+    documents = b"".join([document for _, document, _, _ in ordered])
+    sentences = b"".join([lengths for _, _, lengths, _ in ordered])
+    tokens = b"".join([ids for _, _, _, ids in ordered])
+    bounds, counts = pieces.order_documents(
+        np.frombuffer(documents, pieces.DOCUMENT), np.frombuffer(sentences, np.int32)
+    )
+    ids = np.frombuffer(tokens, np.min_scalar_type(job.tokenizer.vocab_size - 1))
+    with _output_folder(job) as folder:
+        made, token_counts = prepare.make_shard(folder, shard, job.options, job.tokenizer, ids, bounds, counts)
+    yield number, made
+    if shard.split == "train":
+        yield beam.pvalue.TaggedOutput("counts", token_counts)
+
+
+def _count_different(group: tuple[int, Iterable[bytes]]) -> int:
+    """Returns the number of different hashes in a set."""
+    return len(np.unique(np.frombuffer(b"".join(group[1]), np.uint64)))
+
+
+def _add(arrays: Iterable[np.ndarray]) -> Any:
+    return sum(arrays)
+
+
+def _finish(
+    _: None,
+    job: _Job,
+    fingerprints: list[tuple[int, tuple[str, str]]],
+    abouts: list[tuple[bytes, int]],
+    plan: _Plan,
+    made: list[tuple[int, dict[str, Any]]],
+    num_different: int,
+    token_counts: np.ndarray,
+) -> None:
+    """Writes all that is not a shard, the manifest last."""
+    contents = corpus.join_fingerprints([content for _, content in sorted(fingerprints)])
+    identity = prepare.identity_of(job.options, contents, job.tokenizer)
+    num_lines = sum(lines for _, lines in abouts)
+    copies = prepare.exact_copies(_all_documents(abouts), num_lines, num_different)
+    results = [result for _, result in sorted(made, key=lambda result: result[0])]
+    with _output_folder(job) as folder:
+        job.tokenizer.save(folder / records.TOKENIZER)
+        prepare.finish(folder, identity, job.options, job.tokenizer, plan.ranges, results, token_counts, copies)
+
+
+@contextlib.contextmanager
+def _output_folder(job: _Job) -> Iterator[Path]:
+    """Yields a directory whose files are in the output when the block ends: that itself, or one to copy to a URL."""
+    if not storage.is_remote(job.output):
+        yield Path(job.output)
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        yield folder
+        files = [path for path in folder.rglob("*") if path.is_file()]
+        for path in sorted(files, key=lambda path: path.name == records.MANIFEST):
+            storage.upload(path, f"{job.output}/{path.relative_to(folder).as_posix()}")

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+r"""Text to a data set for pre-training on many machines: what `prepare_corpus` makes, as an Apache Beam pipeline.
+
+    pip install 'bert_jax[beam]'
+    python -m bert_jax.tools.prepare_beam --input='text/*.txt.gz' --tokenizer=vocab --output=data128 \
+        --pipeline_options='--direct_num_workers=2 --direct_running_mode=multi_processing'
+    python -m bert_jax.tools.prepare_beam --input='gs://bucket/text/*.txt.gz' --tokenizer=vocab \
+        --output=gs://bucket/data128 --pipeline_options='--runner=DataflowRunner --project=P --region=R \
+        --temp_location=gs://bucket/temp --sdk_container_image=IMAGE'
+
+The data set is byte for byte what `prepare_corpus` makes of the same text with the same options. The first command runs
+on this machine, which is for trying out: there Beam keeps all that moves between steps in memory. The second runs on
+Dataflow; Beam's options choose Flink and Spark too. Their workers need this package with the extra, so name an image
+that has both, and inputs and an output that all of them can reach.
+"""
+
+import shlex
+
+from absl import flags
+
+from bert_jax.errors import InputError
+from bert_jax.tools import cli
+from bert_jax.tools.prepare_flags import define_options
+
+_INPUT = flags.DEFINE_string("input", None, "Files, quoted globs, URLs or tfds:NAME, by commas.", required=True)
+_TOKENIZER = flags.DEFINE_string("tokenizer", None, "Directory of a tokenizer, or a vocabulary file.", required=True)
+_OUTPUT = flags.DEFINE_string("output", None, "Directory or URL to make; it must not exist.", required=True)
+_PIPELINE_OPTIONS = flags.DEFINE_string("pipeline_options", "", "Beam's own options in one string, --runner=... first.")
+_read_options = define_options()
+
+
+def main() -> None:
+    """Prepares the data set that the flags describe."""
+    try:
+        pipeline_options = shlex.split(_PIPELINE_OPTIONS.value)
+    except ValueError as error:
+        raise InputError(f"pipeline_options {_PIPELINE_OPTIONS.value!r} cannot be read: {error}; close it") from None
+    from bert_jax.data.beam import prepare_with_beam  # an extra, and slow to import
+
+    prepare_with_beam(_INPUT.value, _TOKENIZER.value, _OUTPUT.value, _read_options(), pipeline_options)
+
+
+if __name__ == "__main__":
+    cli.run(main, remote_output=True)

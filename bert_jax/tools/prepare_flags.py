@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The flags of every command that prepares text: what decides the contents of a data set."""
+
+from collections.abc import Callable
+
+from absl import flags
+
+from bert_jax.data.prepare import PrepareOptions
+
+
+def define_options() -> Callable[[], PrepareOptions]:
+    """Defines the flags of `PrepareOptions`; returns what reads them."""
+    defaults = PrepareOptions()
+    defined = [
+        flags.DEFINE_integer("max_seq_length", defaults.max_seq_length, "Tokens of a row, with [CLS] and [SEP]."),
+        flags.DEFINE_string("next_sentence", defaults.next_sentence, "What sentence B is for: nsp, sop or none."),
+        flags.DEFINE_integer("duplicates", defaults.duplicates, "Passes over the text, each cut into sequences anew."),
+        flags.DEFINE_float("short_seq_rate", defaults.short_seq_rate, "Share of documents cut into shorter sequences."),
+        flags.DEFINE_float(
+            "holdout_rate", defaults.holdout_rate, "Share of documents held out for evaluation; 0 is none."
+        ),
+        flags.DEFINE_integer("shards", defaults.shards, "Files of the training split; 0 is one for every 16 M tokens."),
+        flags.DEFINE_integer(
+            "seed", defaults.seed, "Another seed holds out other documents and draws other sequences."
+        ),
+        flags.DEFINE_string("language", defaults.language, "Language of the text, for the sentence splitter."),
+        flags.DEFINE_integer("pack", defaults.pack, "The most sequences of a row; 3 fills rows of 512, 1 packs none."),
+    ]
+
+    def read() -> PrepareOptions:
+        return PrepareOptions(**{flag.name: flag.value for flag in defined})
+
+    return read
