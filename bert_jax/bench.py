@@ -27,6 +27,7 @@ from bert_jax.data.records import open_dataset
 from bert_jax.errors import InputError
 from bert_jax.finetune_config import TaskConfig
 from bert_jax.model.objective import Objective, init_params, pretraining_objective, task_objective
+from bert_jax.phases import phases_of
 from bert_jax.pretrain import resolve
 from bert_jax.sharding import check_divisible, make_mesh, row_sharding
 from bert_jax.step import init_state, make_train_step
@@ -77,14 +78,15 @@ class Counts:
 def train(config: PretrainConfig, length: int, steps: int, precisions: Sequence[str]) -> Bench:
     """Returns pre-training: of `config.data.path`, loader included, or of random rows of `length` tokens.
 
-    A round is the first `steps` batches, each time.
+    Of a run of two phases it is the first. A round is the first `steps` batches, each time.
     """
+    config = phases_of(config)[0].config
     mesh = make_mesh(config.mesh)
     dataset, ids = None, (CLS, SEP, MASK)
     if config.data.path:
         dataset = open_dataset(config.data.path, verify=False)
         tokenizer = load_tokenizer(dataset.tokenizer_path)
-        config = resolve(config, dataset, tokenizer)
+        config = resolve(config, [dataset], tokenizer)
         ids = (tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id)
     check_divisible(mesh, config.model, config.data.batch_size, config.train.accumulate)
     size = config.data.batch_size

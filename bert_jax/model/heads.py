@@ -117,5 +117,6 @@ class TaskModel(nn.Module):
         if self.task == "question_answering":
             return dense(config, 2, "span")(encoded.hidden).astype(jnp.float32)
         features = encoded.hidden if self.task == "token_classification" else encoded.pooled
+        assert features is not None
         features = Dropout(config.hidden_dropout_rate)(features, deterministic)
         return dense(config, self.num_classes, "classifier")(features).astype(jnp.float32)
