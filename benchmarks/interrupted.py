@@ -16,7 +16,6 @@ import time
 from pathlib import Path
 
 import matplotlib.pyplot as plt
-import numpy as np
 from absl import flags
 
 from bert_jax.errors import InputError
@@ -122,9 +121,10 @@ def draw(path: Path, whole: dict[int, float], interrupted: dict[int, float], see
             axes.axvline(step + 0.5, color="gray", linestyle=":", linewidth=1)
         axes.grid(alpha=0.3)
     for what, step in seen:
-        above.text(step + 0.7, np.mean(above.get_ylim()), what, rotation=90, fontsize=8, va="center")
+        place = {"transform": above.get_xaxis_transform(), "rotation": 90, "va": "top", "ha": "right"}
+        above.text(step + 0.4, 0.98, what, fontsize=8, **place)
     above.set_ylabel("training loss")
-    above.legend()
+    above.legend(loc="lower left")
     below.set_ylabel("difference")
     below.set_xlabel("step")
     figure.tight_layout()
