@@ -3,7 +3,6 @@
 
 import dataclasses
 import json
-import os
 import shutil
 import signal
 
@@ -11,13 +10,14 @@ import jax
 import numpy as np
 import pytest
 from builders import make_pretrained, make_topics, topics_run
+from runs import stop_at
 
 import bert_jax
 from bert_jax import finetune
 from bert_jax.config import EvalConfig, MeshConfig, OptimizerConfig
 from bert_jax.errors import InputError
 from bert_jax.finetune_config import FinetuneDataConfig, FinetuneTrainConfig, ProbeConfig, TaskConfig
-from bert_jax.report import Reporter, read_metrics
+from bert_jax.report import read_metrics
 
 
 @pytest.fixture(scope="module")
@@ -109,18 +109,6 @@ def test_random_takes_the_shape_alone(topics, start, tmp_path):
     ours = bert_jax.load_pretrained(tmp_path / "run").params["encoder"]["layers"]["mlp"]["output"]["kernel"]
     theirs = bert_jax.load_pretrained(start).params["encoder"]["layers"]["mlp"]["output"]["kernel"]
     assert ours.shape == theirs.shape and not np.allclose(ours, theirs, atol=1e-3)
-
-
-def stop_at(monkeypatch, step):
-    """Makes this process receive SIGTERM while it reports a training step."""
-    log = Reporter.log
-
-    def log_and_signal(self, reported, kind, metrics):
-        log(self, reported, kind, metrics)
-        if kind == "train" and reported == step:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    monkeypatch.setattr(Reporter, "log", log_and_signal)
 
 
 @pytest.mark.slow
