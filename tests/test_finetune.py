@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 from builders import make_pretrained, make_topics, topics_run
-from runs import stop_at
+from whole_runs import stop_at
 
 import bert_jax
 from bert_jax import finetune

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 from builders import make_dataset, tiny_run
-from runs import ONE_DEVICE, assert_same_state, losses, stop_at, train
+from whole_runs import ONE_DEVICE, assert_same_state, losses, stop_at, train
 
 from bert_jax.config import MaskingConfig, MeshConfig, OptimizerConfig, Phase2Config, TrainConfig
 from bert_jax.data.pipeline import train_rows

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 from builders import make_dataset, tiny_model, tiny_run
-from runs import ONE_DEVICE, assert_same_state, losses, stop_at, train
+from whole_runs import ONE_DEVICE, assert_same_state, losses, stop_at, train
 
 import bert_jax
 from bert_jax.checkpoint import SEAL
