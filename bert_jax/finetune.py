@@ -19,7 +19,7 @@ from bert_jax.errors import InputError
 from bert_jax.finetune_config import FINETUNE_RESUMABLE_CHANGES, FinetuneConfig
 from bert_jax.loop import Pace, train_loop
 from bert_jax.model.objective import Params, task_objective
-from bert_jax.pretrain import check_workdir, complete, make_throughput
+from bert_jax.pretrain import complete, make_throughput
 from bert_jax.pretrained import FINETUNED, Pretrained, load_pretrained, save_pretrained
 from bert_jax.report import Reporter, draw_curves, read_metrics
 from bert_jax.settings import to_dict
@@ -39,6 +39,7 @@ from bert_jax.tasks.evaluation import (
     make_split,
     predict_split,
 )
+from bert_jax.workdir import check_workdir
 
 
 class FinetuneResult(NamedTuple):

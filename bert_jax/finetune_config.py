@@ -172,4 +172,7 @@ class FinetuneConfig:
 
 
 # What may differ when a run is resumed, as in `config.RESUMABLE_CHANGES`.
-FINETUNE_RESUMABLE_CHANGES = ("mesh", "report", "checkpoint", "eval", "train.num_epochs", "data.path", "data.source")
+FINETUNE_RESUMABLE_CHANGES = (
+    "mesh", "report", "checkpoint", "eval", "train.num_epochs", "data.path", "data.source", "model.remat",
+    "model.unroll",
+)  # fmt: skip

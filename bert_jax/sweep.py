@@ -14,10 +14,10 @@ from bert_jax import finetune, together
 from bert_jax.errors import DivergedError
 from bert_jax.finetune import FinetuneResult, table
 from bert_jax.finetune_config import FINETUNE_RESUMABLE_CHANGES, FinetuneConfig, SweepConfig
-from bert_jax.pretrain import check_workdir
 from bert_jax.pretrained import FINETUNED
 from bert_jax.settings import changed_keys, to_dict
 from bert_jax.storage import read_json, write_json
+from bert_jax.workdir import check_workdir
 
 
 class Outcome(NamedTuple):

@@ -18,7 +18,7 @@ from bert_jax.sharding import copy_to_rows, whole
 
 ACTIVATIONS = {
     "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
-    # By erf, as the references compute it: jax.nn.gelu goes by erfc, which costs three times as much on a CPU.
+    # By erf, as the references compute it: jax.nn.gelu goes by erfc, which costs more than twice as much on a CPU.
     "gelu_exact": lambda x: 0.5 * x * (1 + jax.lax.erf(x * 0.5**0.5)),
 }
 
