@@ -151,23 +151,49 @@ def counts_of(module: Module) -> dict[str, int]:
 def trip_count(module: Module, caller: str, loop: Instruction) -> int:
     """Returns how often the body of a loop runs.
 
-    From the compiler's own note where it has left one, else from the loop's condition, "counter < constant" with
-    a counter from 0 by steps of 1, as scans are.
+    From the compiler's own note where it has left one, else from the loop's condition, "counter < constant" with a
+    counter from 0, and the constant that the body adds to it: 1 in scans, more in loops that the compiler has unrolled.
 
-    Raises: ValueError if the condition is of another kind.
+    Raises: ValueError if the loop is of another kind.
     """
     known = re.search(r'"known_trip_count":\s*\{"n":\s*"(\d+)"', loop.attributes)
     if known:
         return int(known[1])
-    condition = re.search(rf"\bcondition={_NAME}", loop.attributes)
-    limits = []
+    condition, body = (re.search(rf"\b{part}={_NAME}", loop.attributes) for part in ("condition", "body"))
+    limits, counters = [], []
     for name in _with_called(module, condition[1] if condition else ""):
         for instruction in module.computations.get(name, ()):
-            if instruction.opcode == "constant" and instruction.types[0].dtype in ("s32", "u32", "s64"):
-                limits += [int(value) for value in instruction.operands if re.fullmatch(r"\d+", value)]
-    if len(limits) != 1:
-        raise ValueError(f"cannot tell how often the loop {loop.name} of {caller} runs; its limits are {limits}")
-    return limits[0]
+            limits += _integers(instruction)
+            if instruction.opcode == "get-tuple-element" and name == condition[1]:
+                counters += [int(index) for index in re.findall(r"\bindex=(\d+)", instruction.attributes)]
+    steps = _steps(module, body[1], counters[0]) if body and len(counters) == 1 else []
+    if len(limits) != 1 or len(steps) != 1 or steps[0] < 1:
+        raise ValueError(
+            f"cannot tell how often the loop {loop.name} of {caller} runs; its limits are {limits}, its steps {steps}"
+        )
+    return math.ceil(limits[0] / steps[0])
+
+
+def _integers(instruction: Instruction) -> list[int]:
+    """Returns the number that an instruction is, if it is an integer constant."""
+    if instruction.opcode != "constant" or instruction.types[0].dtype not in ("s32", "u32", "s64"):
+        return []
+    return [int(value) for value in instruction.operands if re.fullmatch(r"\d+", value)]
+
+
+def _steps(module: Module, body: str, counter: int) -> list[int]:
+    """Returns the constants that one run of a loop's body adds to part `counter` of the loop's state."""
+    instructions = {instruction.name: instruction for instruction in module.computations[body]}
+    parts = module.computations[body][-1].operands  # the last instruction is the root, a tuple
+    found, names = [], list(parts[counter : counter + 1])
+    while names:
+        instruction = instructions.pop(names.pop(), None)
+        if instruction is not None and instruction.opcode != "get-tuple-element":
+            found += _integers(instruction)
+            names += instruction.operands
+            for called in _CALLED.findall(instruction.attributes):
+                found += [number for inner in module.computations.get(called, ()) for number in _integers(inner)]
+    return found
 
 
 def _with_called(module: Module, name: str) -> list[str]:

@@ -30,7 +30,10 @@ HloModule jit_step, num_partitions=16
   %y = f32[8,8]{1,0} dot(%x, %x), lhs_contracting_dims={1}, rhs_contracting_dims={1}
   %both = (f32[8,4]{1,0:T(8,128)}, /*index=1*/bf16[8,4]{1,0}) all-reduce(%x, %narrow), channel_id=1, \
 replica_groups=[2,8]<=[16], use_global_device_ids=true, to_apply=%add
-  ROOT %next = (s32[], f32[8,4]) tuple(%counter, %x)
+  %counter.1 = s32[] get-tuple-element(%state.1), index=0
+  %step = s32[] constant(1)
+  %increased = s32[] add(%counter.1, %step)
+  ROOT %next = (s32[], f32[8,4]) tuple(%increased, %x)
 }
 
 %wrapped (p: f32[2,4]) -> f32[32,4] {
@@ -71,9 +74,31 @@ def test_a_loop_counts_as_often_as_it_runs():
     assert hlo.flops(noted) == 7 * product.flops
 
 
-def test_a_loop_of_unknown_length_is_an_error():
+@pytest.mark.parametrize(("step", "count"), [(2, 12), (5, 5), (24, 1)])
+def test_a_loop_that_the_compiler_has_unrolled_counts_by_larger_steps(step, count):
+    (product,) = hlo.products(LOOP.replace("constant(1)", f"constant({step})"))
+    assert product.count == count
+
+
+def test_a_counter_that_a_fusion_increases():
+    fusion = """%increase (p.2: s32[]) -> s32[] {
+  %p.2 = s32[] parameter(0)
+  %one = s32[] constant(3)
+  ROOT %sum.1 = s32[] add(%p.2, %one)
+}
+
+%condition ("""
+    fused = LOOP.replace("%condition (", fusion).replace(
+        "%increased = s32[] add(%counter.1, %step)",
+        "%increased = s32[] fusion(%counter.1), kind=kLoop, calls=%increase",
+    )
+    assert hlo.products(fused)[0].count == 8
+
+
+@pytest.mark.parametrize(("known", "unknown"), [("constant(24)", "parameter(1)"), ("constant(1)", "constant(0)")])
+def test_a_loop_of_unknown_length_is_an_error(known, unknown):
     with pytest.raises(ValueError, match="cannot tell how often the loop loop of main runs"):
-        hlo.flops(LOOP.replace("constant(24)", "parameter(1)"))
+        hlo.flops(LOOP.replace(known, unknown))
 
 
 def convolution(lhs, rhs, out, window, labels):
