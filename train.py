@@ -6,6 +6,7 @@ from pathlib import Path
 from absl import flags
 from ml_collections import config_flags
 
+from bert_jax.allocator import reuse_freed_memory
 from bert_jax.config import PretrainConfig
 from bert_jax.errors import InputError
 from bert_jax.settings import from_dict
@@ -25,6 +26,7 @@ def main() -> int:
     config = from_dict(PretrainConfig, CONFIG.value.to_dict())
     config.validate()
 
+    reuse_freed_memory()
     from bert_jax import pretrain  # JAX starts here: --help and bad settings answer at once
 
     JOIN()

@@ -18,7 +18,7 @@ import pytest
 # A file imports only from what stands before it, or from its own entry where that is a folder.
 # The order within a line counts too. "folder.*" is what no other entry of that folder names.
 RANKS: Sequence[str] = """
-    errors
+    errors allocator
     storage settings config phases finetune_config batch
     text.* data.*
     data.beam cluster sharding flops
@@ -36,7 +36,8 @@ RANKS: Sequence[str] = """
 
 # Text and data preparation run where there is no accelerator, and start fast.
 WITHOUT_JAX: Sequence[str] = """
-    __init__ errors storage settings config phases finetune_config batch text.* data.* tasks.base tasks.* flops report
+    __init__ errors allocator storage settings config phases finetune_config batch
+    text.* data.* tasks.base tasks.* flops report
 """.split()
 
 # One library, one home: when a library changes, one file or one folder does.

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from absl import flags
 from ml_collections import config_flags
 
+from bert_jax.allocator import reuse_freed_memory
 from bert_jax.config import PretrainConfig
 from bert_jax.errors import InputError
 from bert_jax.settings import from_dict
@@ -60,6 +61,8 @@ def main() -> None:
         raise InputError(f"--compare is for {', '.join(MODELS)}; there is no peer for {WHAT.value}")
     config = _config() if WHAT.value in MODELS else None
     _check_data()
+    if config:
+        reuse_freed_memory()
     os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # compilation is measured too
     from bert_jax import peers, timing  # JAX starts here: --help and bad settings answer at once
 

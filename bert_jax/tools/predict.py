@@ -20,6 +20,7 @@ from typing import Any, TextIO
 
 from absl import flags
 
+from bert_jax.allocator import reuse_freed_memory
 from bert_jax.errors import InputError
 from bert_jax.storage import atomic_path
 from bert_jax.tools import cli
@@ -42,6 +43,7 @@ def main() -> None:
         raise InputError("--checkpoint is needed: a work directory, or a model in any format")
     as_json = FORMAT.value == "json" or (not FORMAT.value and OUTPUT.value != "-")
     with _open(INPUT.value) as stream, _writer(OUTPUT.value) as write:
+        reuse_freed_memory()
         from bert_jax.predict import Predictor, fill_masks
         from bert_jax.pretrained import load_pretrained
 

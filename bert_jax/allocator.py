@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory that a program on a CPU frees is kept for the next one, in huge pages.
+
+XLA allocates the temporaries of a program whenever it runs, and frees them after. glibc gives blocks of that size back
+to the kernel, which fills them with zeros, page by page of 4 KiB, when the next step asks for them.
+"""
+
+import ctypes
+import os
+import sys
+from pathlib import Path
+
+# The names of mallopt(3) and madvise(2).
+_M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
+_MADV_HUGEPAGE = 14
+_HUGE_PAGE = 2**21
+_ACCELERATORS = ("/dev/accel0", "/dev/vfio/vfio", "/dev/nvidiactl", "/dev/kfd")
+
+
+def reuse_freed_memory() -> bool:
+    """Makes the C library keep what is freed; returns whether it does. To be called before JAX starts its threads.
+
+    Nothing is changed where it would not help or is not ours to choose: on another system than Linux with glibc, beside
+    an accelerator that JAX may take, and where the environment says how to allocate.
+    """
+    if sys.platform != "linux" or not _computes_on_cpu() or _is_chosen():
+        return False
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "gnu_get_libc_version"):
+        return False
+    # Freed memory stays, no block comes from the kernel alone, and all threads share one heap, which may grow at will.
+    kept = [
+        libc.mallopt(option, value) for option, value in ((_M_TRIM_THRESHOLD, -1), (_M_MMAP_MAX, 0), (_M_ARENA_MAX, 1))
+    ]
+    _ask_for_huge_pages(libc, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2)
+    return all(kept)
+
+
+def _ask_for_huge_pages(libc: ctypes.CDLL, size: int) -> None:
+    """Grows the heap by `size` bytes of addresses, none of them touched, and asks for huge pages behind them."""
+    libc.malloc.restype = ctypes.c_void_p
+    libc.malloc.argtypes = [ctypes.c_size_t]
+    libc.free.argtypes = [ctypes.c_void_p]
+    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    block = libc.malloc(size)
+    if block:  # there are systems that promise no more than they have: pages stay small there
+        start = -(-block // _HUGE_PAGE) * _HUGE_PAGE
+        libc.madvise(start, (block + size - start) // _HUGE_PAGE * _HUGE_PAGE, _MADV_HUGEPAGE)
+        libc.free(block)
+
+
+def _computes_on_cpu() -> bool:
+    platforms = os.environ.get("JAX_PLATFORMS", "")
+    return platforms == "cpu" if platforms else not any(Path(device).exists() for device in _ACCELERATORS)
+
+
+def _is_chosen() -> bool:
+    chosen = any(name.startswith("MALLOC_") for name in os.environ)
+    return chosen or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "") or "LD_PRELOAD" in os.environ
