@@ -14,10 +14,11 @@ from bert_jax.config import MeshConfig, ModelConfig
 from bert_jax.errors import InputError
 from bert_jax.finetune_config import TaskConfig
 from bert_jax.model.objective import Params, task_forward
-from bert_jax.pretrained import Pretrained, load_pretrained, make_batch
+from bert_jax.pretrained import Pretrained, load_pretrained
 from bert_jax.settings import from_dict
 from bert_jax.sharding import make_mesh
 from bert_jax.tasks.base import Task
+from bert_jax.tasks.batches import padded_length
 from bert_jax.tasks.catalog import make_task
 from bert_jax.tasks.evaluation import make_inference, make_split, predict_split
 
@@ -98,6 +99,14 @@ class Filled(NamedTuple):
     probability: float
 
 
+class Blanks(NamedTuple):
+    """A text with [MASK] in it, in tokens."""
+
+    text: str
+    token_ids: list[int]  # with [CLS] and [SEP]
+    places: list[int]  # of [MASK]
+
+
 def fill_masks(bert: Pretrained, texts: Sequence[str], num_guesses: int = 5) -> list[list[list[Filled]]]:
     """Returns the likeliest tokens, best first: for every text, for every [MASK] in it, `num_guesses` of them.
 
@@ -105,25 +114,63 @@ def fill_masks(bert: Pretrained, texts: Sequence[str], num_guesses: int = 5) -> 
     has no masked language model.
     """
     check_fills_masks(bert)
-    mask_token = bert.tokenizer.vocab[bert.tokenizer.mask_id]
-    batch = make_batch(bert.tokenizer, texts, bert.config.max_positions, allow_special=True)
-    places = [np.flatnonzero(row == bert.tokenizer.mask_id) for row in batch.token_ids]
-    for number, place in enumerate(places, 1):
-        if not len(place):
-            raise InputError(
-                f"text {number} has no {mask_token}: {texts[number - 1]!r}; write it where a word is missing"
-            )
-    most = max(len(place) for place in places)
-    positions = np.zeros((len(texts), most), np.int32)
-    for row, place in enumerate(places):
-        positions[row, : len(place)] = place
-    probabilities = np.asarray(_mask_probabilities(bert.config, bert.params, batch._replace(mlm_positions=positions)))
+    if not texts or isinstance(texts, str):
+        raise InputError("there is no text with a blank to fill; give a list of texts")
+    return fill_blanks(bert, [read_blanks(bert, text, f"text {i}") for i, text in enumerate(texts, 1)], num_guesses)
 
-    def guesses(row: np.ndarray) -> list[Filled]:
-        best = np.argsort(-row, kind="stable")[:num_guesses]
-        return [Filled(str(bert.tokenizer.vocab[token]), float(row[token])) for token in best]
 
-    return [[guesses(probabilities[row, index]) for index in range(len(place))] for row, place in enumerate(places)]
+def read_blanks(bert: Pretrained, text: str, where: str) -> Blanks:
+    """Returns the tokens of a text, and where it has [MASK]. Raises: InputError if nowhere, or if it is too long."""
+    tokenizer = bert.tokenizer
+    token_ids = [tokenizer.cls_id, *tokenizer.encode(text, allow_special=True), tokenizer.sep_id]
+    places = [place for place, token in enumerate(token_ids) if token == tokenizer.mask_id]
+    if not places:
+        mask_token = tokenizer.vocab[tokenizer.mask_id]
+        raise InputError(f"{where} has no {mask_token}: {text!r:.200}; write it where a word is missing")
+    if len(token_ids) > bert.config.max_positions:
+        raise InputError(
+            f"{where} has {len(token_ids)} tokens with [CLS] and [SEP]; the model has {bert.config.max_positions} "
+            "positions, so shorten or split it"
+        )
+    return Blanks(text, token_ids, places)
+
+
+def fill_blanks(bert: Pretrained, texts: Sequence[Blanks], num_guesses: int) -> list[list[list[Filled]]]:
+    """Returns the guesses for every blank of every text, in their order; texts of like lengths share a batch."""
+    found: dict[int, list[list[Filled]]] = {}
+    by_length = sorted(range(len(texts)), key=lambda index: len(texts[index].token_ids))
+    while by_length:
+        size = next((size for size in BATCH_SIZES if size >= len(by_length)), BATCH_SIZES[-1])
+        chosen, by_length = by_length[:size], by_length[size:]
+        batch = _batch_of_blanks([texts[index] for index in chosen], size, bert)
+        probabilities = np.asarray(_mask_probabilities(bert.config, bert.params, batch))
+        for row, index in enumerate(chosen):
+            found[index] = [_guesses(bert, probabilities[row, k], num_guesses) for k in range(len(texts[index].places))]
+    return [found[index] for index in range(len(texts))]
+
+
+def _batch_of_blanks(texts: Sequence[Blanks], size: int, bert: Pretrained) -> Batch:
+    """Returns a batch of `size` rows, padded to one of few lengths and numbers of blanks: each is a program."""
+    length = padded_length(max(len(text.token_ids) for text in texts), bert.config.max_positions)
+    most = min(length, 1 << (max(len(text.places) for text in texts) - 1).bit_length())
+    batch = Batch(
+        token_ids=np.full((size, length), bert.tokenizer.pad_id, np.int32),
+        type_ids=np.zeros((size, length), np.int32),
+        sequence_ids=np.zeros((size, length), np.int32),
+        cls_positions=np.zeros((size, 1), np.int32),
+        sequence_weights=np.ones((size, 1), np.float32),
+        mlm_positions=np.zeros((size, most), np.int32),
+    )
+    for row, text in enumerate(texts):
+        batch.token_ids[row, : len(text.token_ids)] = text.token_ids
+        batch.sequence_ids[row, : len(text.token_ids)] = 1
+        batch.mlm_positions[row, : len(text.places)] = text.places
+    return batch
+
+
+def _guesses(bert: Pretrained, probabilities: np.ndarray, count: int) -> list[Filled]:
+    best = np.argsort(-probabilities, kind="stable")[:count]
+    return [Filled(str(bert.tokenizer.vocab[token]), float(probabilities[token])) for token in best]
 
 
 def check_fills_masks(bert: Pretrained) -> None:

@@ -81,7 +81,8 @@ def run(config: FinetuneConfig, workdir: Path, devices: Sequence[Any] | None = N
                 return SweepResult([], results[name].metric, results[name].signal)
     write_json(workdir / "config.json", identity)
     outcomes = [_judge(name, runs[name], result) for name, result in results.items()]
-    metric = next(iter(results.values())).metric
+    # One that diverged knows no metric but the task's setting, which may be to choose by itself.
+    metric = next((result.metric for result in results.values() if result.metrics), next(iter(results.values())).metric)
     write_json(workdir / "sweep.json", {"metric": metric, "runs": [_as_json(outcome) for outcome in outcomes]})
     finite = [outcome for outcome in outcomes if not math.isnan(outcome.score)]
     if finite:
@@ -93,12 +94,17 @@ def run(config: FinetuneConfig, workdir: Path, devices: Sequence[Any] | None = N
     return SweepResult(outcomes, metric, 0)
 
 
+# Settings that change how a run is made or reported, and not what comes out.
+_WITHOUT_EFFECT = ("mesh.", "report.", "checkpoint.", "eval.batch_size", "model.remat", "model.unroll", "sweep.")
+
+
 def _finished(workdir: Path, config: FinetuneConfig) -> FinetuneResult | None:
     """Returns what this very run left when it finished, or None if it has yet to."""
     result = finetune.read_results(workdir)
-    if result is None or changed_keys(read_json(workdir / "config.json")["run"], to_dict(config)):
+    if result is None:
         return None
-    return result
+    changed = changed_keys(read_json(workdir / "config.json")["run"], to_dict(config))
+    return None if any(not name.startswith(_WITHOUT_EFFECT) for name in changed) else result
 
 
 def _train(workdir: Path, config: FinetuneConfig, devices: Sequence[Any] | None) -> FinetuneResult:

@@ -207,7 +207,7 @@ def read_json_lines(place: str) -> list[Record]:
     for number, line in enumerate(read_lines(place), 1):
         if line.strip():
             where = f"{place}:{number}"
-            records.append(_record(_parse_json(line, where), where))
+            records.append(_record(parse_json(line, where), where))
     return records
 
 
@@ -359,7 +359,8 @@ def _json_table(records: list[Record]) -> Table:
     return Table(tuple(dict.fromkeys(name for record in records for name in record)), records)
 
 
-def _parse_json(text: str, where: str) -> Any:
+def parse_json(text: str, where: str) -> Any:
+    """Returns a value of JSON. Raises: InputError if it is none, or holds half of a character."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:

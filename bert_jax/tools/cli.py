@@ -31,6 +31,12 @@ def run(main: Callable[[], int | None], remote_output: bool = False) -> None:
         except InputError as error:
             print(f"error: {error}", file=sys.stderr)
             return 1
+        except KeyboardInterrupt:  # training ends by itself, with its state saved; this is whatever else
+            print("stopped by Ctrl-C", file=sys.stderr)
+            return 130
+        except BrokenPipeError:  # whoever read the output has had enough, such as `head`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 141
         except OSError as error:  # a full disk, a missing right
             reason = error.strerror or " ".join(str(error).split())
             print(f"error: cannot read or write {error.filename or 'a file'}: {reason}", file=sys.stderr)

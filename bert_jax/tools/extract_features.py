@@ -21,9 +21,10 @@ from bert_jax.allocator import reuse_freed_memory
 from bert_jax.errors import InputError
 from bert_jax.storage import atomic_path
 from bert_jax.tools import cli
+from bert_jax.tools.lines import open_lines, read_lines
 
 CHECKPOINT = flags.DEFINE_string("checkpoint", "", "a work directory, or a model in any format")
-INPUT = flags.DEFINE_string("input", "", "a file with a text a line")
+INPUT = flags.DEFINE_string("input", "", "a file with a text a line; - is standard input")
 OUTPUT = flags.DEFINE_string("output", "", "where the vectors go: .npz, or JSON lines")
 LAYERS = flags.DEFINE_string("layers", "-1,-2,-3,-4", "which layers; 0 is the embeddings, -1 the last layer")
 POOLING = flags.DEFINE_enum("pooling", "none", ["none", "mean", "cls"], "one vector a text, of the first layer named")
@@ -61,13 +62,8 @@ def main() -> None:
 
 
 def _read(path: str) -> list[Any]:
-    try:
-        with open(path, encoding="utf-8-sig") as stream:  # str.splitlines would part lines at rare blanks too
-            lines = [line.strip() for line in stream]
-    except OSError as error:
-        raise InputError(f"input {path} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise InputError(f"input {path} is not UTF-8 ({error.reason} at byte {error.start}); convert it") from None
+    with open_lines(path) as stream:
+        lines = [line for _, line in read_lines(stream, path)]
     if not lines:
         raise InputError(f"input {path} is empty; write a text a line")
     parts = [line.rsplit(" ||| ", 1) for line in lines]  # at the last one, as Google's tool does
@@ -80,7 +76,7 @@ def _write_json(path: Path, found: Iterator[Any], layers: Sequence[int]) -> int:
     with open(path, "w", encoding="utf-8") as stream:
         for number, text in enumerate(found):
             num_cut += text.truncated
-            vectors = text.layers.round(6).tolist()
+            vectors = text.layers.astype("float64").round(6).tolist()
             record = {
                 "linex_index": number,  # as Google's tool spells it
                 "features": [
@@ -119,7 +115,9 @@ def _write_pooled(path: Path, vectors: Any) -> None:
         return
     with open(path, "w", encoding="utf-8") as stream:
         for number, vector in enumerate(vectors):
-            stream.write(json.dumps({"linex_index": number, "values": vector.round(6).tolist()}) + "\n")
+            stream.write(
+                json.dumps({"linex_index": number, "values": vector.astype("float64").round(6).tolist()}) + "\n"
+            )
 
 
 if __name__ == "__main__":

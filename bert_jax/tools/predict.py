@@ -11,19 +11,20 @@ with the names that the task's data have, or a list.
 """
 
 import contextlib
-import io
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from absl import flags
 
 from bert_jax.allocator import reuse_freed_memory
 from bert_jax.errors import InputError
 from bert_jax.storage import atomic_path
+from bert_jax.tasks.readers import parse_json
 from bert_jax.tools import cli
+from bert_jax.tools.lines import open_lines, read_lines
 
 CHECKPOINT = flags.DEFINE_string("checkpoint", "", "a work directory, or a model in any format")
 INPUT = flags.DEFINE_string("input", "-", "a file with an input a line; - is standard input")
@@ -42,47 +43,60 @@ def main() -> None:
     if not CHECKPOINT.value:
         raise InputError("--checkpoint is needed: a work directory, or a model in any format")
     as_json = FORMAT.value == "json" or (not FORMAT.value and OUTPUT.value != "-")
-    with _open(INPUT.value) as stream, _writer(OUTPUT.value) as write:
+    with open_lines(INPUT.value) as stream, _writer(OUTPUT.value) as write:
         reuse_freed_memory()
-        from bert_jax.predict import Predictor, fill_masks
+        from bert_jax.predict import Predictor
         from bert_jax.pretrained import load_pretrained
 
         predictor = Predictor(load_pretrained(CHECKPOINT.value))
-        task = predictor.task
+        show = _json_of if as_json else _text_of
+        lines = ((where, line) for where, line in read_lines(stream, INPUT.value) if line)
         if stream.isatty():
-            wanted = "a text with [MASK] in it" if task is None else f"an input for {task.config.name}"
-            print(f"Write {wanted}; end with Ctrl-D.", file=sys.stderr)
-        for chunk in _chunks(_lines(stream, INPUT.value), 1 if stream.isatty() else _LINES_AT_ONCE):
-            if task is None:
-                for where, text in chunk:
-                    try:
-                        guesses = fill_masks(predictor.bert, [text], GUESSES.value)[0]
-                    except InputError as error:
-                        raise InputError(f"{where}: {error}") from None
-                    write(_json_of(text, _shown(guesses)) if as_json else _text_of(text, _shown(guesses)))
-                continue
-            inputs = [(_parsed(line, where), where) for where, line in chunk]
-            predictions = predictor.predict([task.parse(value, where) for value, where in inputs])
-            for (value, _), prediction in zip(inputs, predictions):
-                write((_json_of if as_json else _text_of)(value, task.show(prediction)))
+            _converse(predictor, lines, lambda value, shown: write(show(value, shown)))
+            return
+        for chunk in _chunks(lines, _LINES_AT_ONCE):
+            for value, shown in _predictions(predictor, chunk):
+                write(show(value, shown))
 
 
-def _shown(guesses: list[list[Any]]) -> dict[str, Any]:
-    return {"masks": [[guess._asdict() for guess in place] for place in guesses]}
-
-
-def _parsed(line: str, where: str) -> Any:
-    """Returns a line as the task reads it: JSON, a pair of texts or a text."""
-    if line[:1] in "{[":
+def _converse(predictor: Any, lines: Iterator[tuple[str, str]], answer: Callable[[Any, dict[str, Any]], None]) -> None:
+    """Answers somebody at a terminal line by line; one that cannot be read is no reason to load the model again."""
+    task = predictor.task
+    wanted = "a text with [MASK] in it" if task is None else f"an input for {task.config.name}"
+    print(f"Write {wanted}; end with Ctrl-D.", file=sys.stderr)
+    for line in lines:
         try:
-            return json.loads(line)
-        except ValueError as error:
-            if line[:1] == "{":
-                raise InputError(f"{where}: begins like an object of JSON and is none ({error}); mend it") from None
-    parts = line.split("\t")
-    if len(parts) > 2:
-        raise InputError(f"{where}: has {len(parts)} columns; write a text, or two with a tab between")
-    return line if len(parts) == 1 else (parts[0], parts[1])
+            for value, shown in _predictions(predictor, [line]):
+                answer(value, shown)
+        except InputError as error:
+            print(f"error: {error}", file=sys.stderr)
+
+
+def _predictions(predictor: Any, lines: Sequence[tuple[str, str]]) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Yields each input, as it was understood, and what the model says of it."""
+    from bert_jax.predict import fill_blanks, read_blanks
+
+    task = predictor.task
+    if task is None:
+        blanks = [read_blanks(predictor.bert, line, where) for where, line in lines]
+        for one, guesses in zip(blanks, fill_blanks(predictor.bert, blanks, GUESSES.value)):
+            yield one.text, {"masks": [[guess._asdict() for guess in place] for place in guesses]}
+        return
+    inputs = [_parsed(line, where, is_words=task.head == "token_classification") for where, line in lines]
+    examples = [task.parse(value, where) for value, (where, _) in zip(inputs, lines)]
+    for value, prediction in zip(inputs, predictor.predict(examples)):
+        yield value, task.show(prediction)
+
+
+def _parsed(line: str, where: str, is_words: bool) -> Any:
+    """Returns a line as the task reads it: an object of JSON, a list of texts or a text; tabs do not part words."""
+    if line[:1] == "{":
+        return parse_json(line, where)
+    with contextlib.suppress(InputError):
+        value = parse_json(line, where) if line[:1] == "[" else None
+        if isinstance(value, list) and all(isinstance(text, str) for text in value):
+            return value
+    return line.split("\t") if "\t" in line and not is_words else line
 
 
 def _json_of(value: Any, shown: dict[str, Any]) -> str:
@@ -117,17 +131,6 @@ def _place(answer: dict[str, Any]) -> str:
     return "no answer" if answer["start"] is None else f"{answer['start']}-{answer['end']}"
 
 
-def _open(path: str) -> contextlib.AbstractContextManager[TextIO]:
-    if path == "-":
-        if isinstance(sys.stdin, io.TextIOWrapper):
-            sys.stdin.reconfigure(encoding="utf-8", errors="strict")  # whatever the locale
-        return contextlib.nullcontext(sys.stdin)
-    try:
-        return open(path, encoding="utf-8-sig")
-    except OSError as error:
-        raise InputError(f"input {path} cannot be read: {error.strerror}") from None
-
-
 @contextlib.contextmanager
 def _writer(path: str) -> Iterator[Callable[[str], None]]:
     """Yields what writes a line; a file appears when all of it is written."""
@@ -136,17 +139,6 @@ def _writer(path: str) -> Iterator[Callable[[str], None]]:
         return
     with atomic_path(Path(path)) as temporary, open(temporary, "w", encoding="utf-8") as stream:
         yield lambda line: print(line, file=stream)
-
-
-def _lines(stream: TextIO, path: str) -> Iterator[tuple[str, str]]:
-    """Yields where a line stands, and the line without blanks around it; blank ones are passed over."""
-    name = "line " if path == "-" else f"{path}:"
-    try:
-        for number, line in enumerate(stream, 1):
-            if line.strip():
-                yield f"{name}{number}", line.strip()
-    except UnicodeDecodeError as error:
-        raise InputError(f"input {path} is not UTF-8 ({error.reason} at byte {error.start}); convert it") from None
 
 
 def _chunks(items: Iterator[Any], size: int) -> Iterator[list[Any]]:

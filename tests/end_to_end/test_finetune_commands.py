@@ -228,7 +228,7 @@ def test_a_bad_line_is_named_and_no_output_is_left(repository, classifier, tmp_p
 @pytest.mark.parametrize(
     ("line", "parts"),
     [
-        ("a\tb\tc", ["3 columns"]),
+        ("a\tb\tc", ["is not a text, nor two of them"]),
         ('{"title": "ban"}', ["has no", "'title'"]),
         ('{"sentence": 3}', ["{'sentence': 3} is not a text"]),
         ('["ban", "ber", "bis"]', ["is not a text"]),
