@@ -113,6 +113,16 @@ class MaskingConfig:
             )
 
 
+def check_warmup(section: "OptimizerConfig | Phase2Config", name: str) -> None:
+    """Raises: InputError if the warm-up is no share of the run, or is said in two ways."""
+    check_rates(section, "warmup_rate")
+    if section.warmup_rate and section.warmup_steps:
+        raise InputError(
+            f"{name}.warmup_rate {section.warmup_rate} and {name}.warmup_steps {section.warmup_steps} are two ways to "
+            f"say one thing; set {name}.warmup_steps=0, or {name}.warmup_rate=0"
+        )
+
+
 @dataclass(frozen=True)
 class OptimizerConfig:
     """BERT's AdamW, or LAMB, and Google's schedule. Source: google-research/bert optimization.py; You et al. 2019."""
@@ -120,7 +130,7 @@ class OptimizerConfig:
     name: str = "adamw"  # or "lamb", for batches of tens of thousands; use it with bias_correction
     learning_rate: float = 1e-4
     warmup_steps: int = 10_000
-    warmup_rate: float = 0.0  # of the run's steps, in place of warmup_steps where that is 0
+    warmup_rate: float = 0.0  # of the run's steps, in place of warmup_steps, which has to be 0 then
     decay_power: float = 1.0  # of what is left of the run: 1 decays linearly, 0.5 as NVIDIA's LAMB recipe does
     beta1: float = 0.9
     beta2: float = 0.999
@@ -138,7 +148,7 @@ class OptimizerConfig:
         check_choice(self, "name", ("adamw", "lamb"))
         check_choice(self, "trust_ratio_for", ("decayed", "all"))
         check_choice(self, "state_dtype", ("float32", "bfloat16"))
-        check_rates(self, "warmup_rate")
+        check_warmup(self, "optimizer")
         if not 0 < self.layer_decay <= 1:
             raise InputError(f"optimizer.layer_decay {self.layer_decay} is not above 0 and 1 at most; 1 disables it")
         for name in ("learning_rate", "warmup_steps", "decay_power", "weight_decay", "clip_norm"):
@@ -174,12 +184,12 @@ class Phase2Config:
     schedule: str = "restart"  # a warm-up and a decay of its own; or "continue": those of `optimizer`, for both phases
     learning_rate: float = 0.0  # at the start of its decay; 0 takes optimizer.learning_rate
     warmup_steps: int = 0
-    warmup_rate: float = 0.0  # of its steps, in place of warmup_steps where that is 0
+    warmup_rate: float = 0.0  # of its steps, in place of warmup_steps, which has to be 0 then
     keep_moments: bool = True  # of Adam; False starts them at zero
 
     def validate(self) -> None:
         check_not_negative(self, "num_steps batch_size accumulate max_predictions learning_rate warmup_steps")
-        check_rates(self, "warmup_rate")
+        check_warmup(self, "phase2")
         check_choice(self, "schedule", ("restart", "continue"))
         if self.schedule == "continue" and (self.learning_rate or self.warmup_steps or self.warmup_rate):
             raise InputError(

@@ -255,12 +255,14 @@ def memory_problem(config: PretrainConfig, mesh_shape: dict[str, int], needed: f
     """Returns one line: how much memory is needed, how much there is, and what to change."""
     rows = config.data.batch_size // (mesh_shape["data"] * mesh_shape["fsdp"])
     at_once = rows // config.train.accumulate
+    more = next((pieces for pieces in range(config.train.accumulate + 1, rows + 1) if rows % pieces == 0), 0)
+    fewer = (rows // 2) // config.train.accumulate * config.train.accumulate * mesh_shape["data"] * mesh_shape["fsdp"]
     mend = []
     if config.model.remat == "none":
         mend.append("model.remat=dots")
     if at_once > 1:
-        mend.append(f"train.accumulate={config.train.accumulate * 2}")
-        mend.append(f"data.batch_size={config.data.batch_size // 2}")
+        mend.append(f"train.accumulate={more}")
+        mend.append(f"data.batch_size={fewer}")
     if mesh_shape["fsdp"] == 1 and mesh_shape["data"] > 1:
         mend.append("mesh.fsdp=-1 with mesh.data=1")
     mend = mend or ["a smaller model, or chips with more memory"]
@@ -344,18 +346,23 @@ def with_rows(config: PretrainConfig, topology: str, rows_per_chip: int) -> Pret
 
 
 def search(
-    config: PretrainConfig, topology: str, row_length: int = 0, on_plan: Callable[[Plan], Any] = lambda plan: None
+    config: PretrainConfig,
+    topology: str,
+    row_length: int = 0,
+    on_plan: Callable[[Plan], Any] = lambda plan: None,
+    on_refusal: Callable[[str], Any] = lambda line: None,
 ) -> list[Plan]:
     """Returns, for data parallel, fsdp and a mixture of both, the plan of the most rows per chip that fit.
 
-    Where not even one row fits, the plan of one row. `on_plan` is called with every plan that is made.
+    Where not even one row fits, the plan of one row. `on_plan` is called with every plan that is made, `on_refusal`
+    with what is wrong with fsdp or the mixture where the model does not divide so; they are left out then.
 
     Raises: as `plan`.
     """
     num_chips = num_chips_of(topology, config.mesh.dcn)
-    mixed = max(2, min(8, num_chips // 2))
+    mixed = next(size for size in (8, 4, 2, 3, 5, 7, 1) if num_chips % size == 0 and (size < num_chips or size == 1))
     slices = max(1, config.mesh.dcn)
-    sizes = [(-1, 1, 1), (slices, -1, 1)] + ([(-1, mixed, 1)] if mixed * slices < num_chips else [])
+    sizes = [(-1, 1, 1), (slices, -1, 1)] + ([(-1, mixed, 1)] if 1 < mixed * slices < num_chips else [])
     meshes = [MeshConfig(*size, dcn=config.mesh.dcn) for size in sizes]
     found = []
     for mesh in meshes[: 1 if num_chips == 1 else None]:
@@ -367,7 +374,13 @@ def search(
             on_plan(made)
             return made
 
-        first = of_rows(1)
+        try:
+            first = of_rows(1)
+        except InputError as error:  # the model does not divide so; other meshes may do
+            if mesh == meshes[0]:
+                raise
+            on_refusal(f"left out: {error}")
+            continue
         free = first.hbm_bytes - first.estimate["total"]
         each = first.estimate["activations"] + first.estimate["logits"]
         most = largest(lambda rows: of_rows(rows).fits, max(1, int(free / each))) if first.fits else 1

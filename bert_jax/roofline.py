@@ -62,7 +62,8 @@ def step_seconds(
     """Returns the seconds that a step takes, by part, and of all parts one after the other ("step").
 
     Large products run at `matrix_efficiency` of the peak, those of attention at half of that, norms and the like at
-    HBM's bandwidth. An all-reduce moves its bytes twice. Nothing is hidden behind anything.
+    HBM's bandwidth. An all-reduce moves its bytes twice. Nothing is hidden behind anything. What rematerialization
+    computes again, a forward pass or that of attention alone, takes a third more.
     """
     model = config.model
     num_chips = mesh_shape["data"] * mesh_shape["fsdp"] * mesh_shape["tensor"]
@@ -70,15 +71,22 @@ def step_seconds(
     peak = flops.peak_flops(chip.device_kind, model.compute_dtype) * chip.matrix_efficiency
     attention = 3 * model.num_layers * 4 * model.hidden_size * tokens * row_length
     elementwise = ELEMENTWISE_BYTES * model.hidden_size + SCORE_BYTES * model.num_heads * row_length
-    params = flops.num_parameters(model) / (mesh_shape["fsdp"] * mesh_shape["tensor"])
+    others = model_flops(config, num_chips, row_length) - attention
+    if model.remat != "none":
+        attention *= 4 / 3
+    if model.remat == "full":
+        others *= 4 / 3
+    updated = flops.num_parameters(model) / (mesh_shape["fsdp"] * mesh_shape["tensor"])
+    if config.train.zero1:
+        updated /= mesh_shape["data"]
     moved = sum(traffic.bytes * (2 if traffic.kind == "all-reduce" else 1) for traffic in collectives)
     network = moved / chip.link_bandwidth
     if chip.network_bandwidth and num_chips > GPUS_PER_HOST:  # reduced within a host first
         network += moved / GPUS_PER_HOST / chip.network_bandwidth
     parts = {
-        "products": (model_flops(config, num_chips, row_length) - attention) / peak,
+        "products": others / peak,
         "attention": attention / (peak / 2),
-        "memory": (elementwise * model.num_layers * tokens + OPTIMIZER_BYTES * params)
+        "memory": (elementwise * model.num_layers * tokens + OPTIMIZER_BYTES * updated)
         / (HBM_EFFICIENCY * chip.hbm_bandwidth),
         "network": network,
     }
@@ -109,19 +117,22 @@ def expected_traffic(
     config: PretrainConfig, sizes: dict[str, int], row_length: int, param_bytes: int
 ) -> tuple[Traffic, ...]:
     """Returns the collectives that a mesh makes necessary: gradients, parameters in parts, activations in parts."""
-    model = config.model
+    model, accumulate = config.model, config.train.accumulate
     found = []
-    narrow = model.gradient_dtype == "bfloat16"
-    of_gradients, gradient_bytes = ("bf16", param_bytes // 2) if narrow else ("f32", param_bytes)
+    of_gradients, narrow = ("bf16", 2) if model.gradient_dtype == "bfloat16" else ("f32", 1)
+    # Microbatches are a loop, and what layers add up between devices they add up inside it (decision 0021).
+    matrices = 4 * model.hidden_size**2 + 2 * model.hidden_size * model.intermediate_size
+    of_layers = 4 * model.num_layers * matrices // (sizes["fsdp"] * sizes["tensor"])
+    gradients = (param_bytes + of_layers * (accumulate - 1)) // narrow
     if sizes["data"] > 1 and config.train.zero1:
-        found.append(Traffic("reduce-scatter", of_gradients, 1, gradient_bytes, sizes["data"]))
+        found.append(Traffic("reduce-scatter", of_gradients, 1, gradients, sizes["data"]))
         found.append(Traffic("all-gather", "f32", 1, param_bytes, sizes["data"]))
     elif sizes["data"] > 1:
-        found.append(Traffic("all-reduce", of_gradients, 1, gradient_bytes, sizes["data"]))
+        found.append(Traffic("all-reduce", of_gradients, 1, gradients, sizes["data"]))
     if sizes["fsdp"] > 1:  # gathered for each pass, and the gradients' parts summed
-        whole = param_bytes * sizes["fsdp"] * config.train.accumulate
+        whole = param_bytes * sizes["fsdp"] * accumulate
         found.append(Traffic("all-gather", "f32", 2 * model.num_layers, 2 * whole, sizes["fsdp"]))
-        found.append(Traffic("reduce-scatter", "f32", model.num_layers, whole, sizes["fsdp"]))
+        found.append(Traffic("reduce-scatter", of_gradients, model.num_layers, whole // narrow, sizes["fsdp"]))
     if sizes["tensor"] > 1:  # after attention and after the feed-forward block, in both passes
         rows = config.data.batch_size // (sizes["data"] * sizes["fsdp"])
         size = 2 if model.compute_dtype == "bfloat16" else 4

@@ -28,6 +28,13 @@ def test_google_sizes():
     assert len([name for name in MODEL_SIZES if name.startswith("L")]) == 24
 
 
+@pytest.mark.parametrize("section", ["optimizer", "phase2"])
+def test_a_warm_up_is_said_in_one_way(section):
+    config = from_dict(PretrainConfig, {section: {"warmup_steps": 100, "warmup_rate": 0.1}})
+    with pytest.raises(InputError, match=rf"{section}.warmup_rate 0.1 and {section}.warmup_steps 100 .* set {section}"):
+        getattr(config, section).validate()
+
+
 def test_padded_vocabulary():
     assert dataclasses.replace(ModelConfig(), vocab_size=30522).padded_vocab_size == 30592
     assert dataclasses.replace(ModelConfig(), vocab_size=256).padded_vocab_size == 256

@@ -127,6 +127,43 @@ def test_the_largest_that_fits_is_found_within_an_eighth(most, guess):
     assert len(asked) < 12 and 1 not in asked
 
 
+@pytest.mark.parametrize(
+    ("rows", "accumulate", "mend"),
+    [(201, 1, "train.accumulate=3, or data.batch_size=1600"), (12, 3, "train.accumulate=4, or data.batch_size=96")],
+)
+def test_what_is_advised_divides(tmp_path, rows, accumulate, mend):
+    data, train = DataConfig(path="x", batch_size=16 * rows), TrainConfig(10, accumulate=accumulate)
+    config = dataclasses.replace(tiny_run(tmp_path), data=data, train=train)
+    assert mend in planner.memory_problem(config, {"data": 16, "fsdp": 1, "tensor": 1}, 20.0, 10.0)
+
+
+def test_search_leaves_out_a_mesh_that_the_model_does_not_divide_over(tmp_path):
+    config = dataclasses.replace(tiny_config(tmp_path), model=dataclasses.replace(model_size("large"), vocab_size=203))
+    told = []
+    found = planner.search(config, "h100:12", 512, on_refusal=told.append)
+    assert [plan.mesh["fsdp"] for plan in found] == [1, 4]
+    assert told == ["left out: model.hidden_size 1024 is not divisible by mesh.fsdp 12; use a smaller mesh.fsdp"]
+
+
+def test_the_model_of_time_knows_what_is_divided_and_what_is_computed_again(tmp_path):
+    def plan(model=None, **train):
+        config = dataclasses.replace(tiny_run(tmp_path), train=TrainConfig(10, **train))
+        config = dataclasses.replace(
+            config,
+            model=dataclasses.replace(model_size("large"), vocab_size=30522, **(model or {})),
+            data=dataclasses.replace(config.data, batch_size=256),
+        )
+        return planner.plan(config, "h100:8", 128)
+
+    plain, zero1, full, four = plan(), plan(zero1=True), plan({"remat": "full"}), plan(accumulate=4)
+    assert zero1.seconds["memory"] < plain.seconds["memory"] and zero1.seconds["products"] == plain.seconds["products"]
+    assert full.seconds["products"] == pytest.approx(4 / 3 * plain.seconds["products"])
+    layers = 4 * 24 * (4 * 1024**2 + 2 * 1024 * 4096)
+    assert four.collectives[0].bytes - plain.collectives[0].bytes == 3 * layers
+    narrow = plan({"gradient_dtype": "bfloat16", "compute_dtype": "bfloat16"})
+    assert narrow.collectives[0].bytes == plain.collectives[0].bytes // 2
+
+
 def test_search_compares_meshes(tmp_path):
     config = dataclasses.replace(tiny_config(tmp_path), model=dataclasses.replace(model_size("large"), vocab_size=203))
     told = []

@@ -42,6 +42,8 @@ def main() -> int:
         raise InputError(
             "--config and --topology are needed, as in --config=configs/pretrain.py:large,phase=2 --topology=v5e:16x16"
         )
+    if SEARCH.value and ROWS.value:
+        raise InputError(f"--rows_per_chip={ROWS.value} is what --search is to find; give one of them")
     config = from_dict(PretrainConfig, CONFIG.value.to_dict())
     config = dataclasses.replace(
         config,
@@ -56,7 +58,9 @@ def main() -> int:
     from bert_jax import plan as planner  # JAX starts here: --help and bad settings answer at once
 
     if SEARCH.value:
-        plans = planner.search(config, TOPOLOGY.value, ROW_LENGTH.value, on_plan=_tell)
+        plans = planner.search(
+            config, TOPOLOGY.value, ROW_LENGTH.value, _tell, lambda line: print(line, file=sys.stderr)
+        )
         lines = search_table(plans)
     else:
         if ROWS.value:
