@@ -58,6 +58,27 @@ def describe_memory(config: PretrainConfig, state: Any, mesh: Mesh, row_length: 
     return line
 
 
+def memory_problem(config: PretrainConfig, mesh_shape: dict[str, int], needed: float, available: float) -> str:
+    """Returns one line: how much memory is needed, how much there is, and what to change."""
+    rows = config.data.batch_size // (mesh_shape["data"] * mesh_shape["fsdp"])
+    at_once = rows // config.train.accumulate
+    more = next((pieces for pieces in range(config.train.accumulate + 1, rows + 1) if rows % pieces == 0), 0)
+    fewer = (rows // 2) // config.train.accumulate * config.train.accumulate * mesh_shape["data"] * mesh_shape["fsdp"]
+    mend = []
+    if config.model.remat == "none":
+        mend.append("model.remat=dots")
+    if at_once > 1:
+        mend.append(f"train.accumulate={more}")
+        mend.append(f"data.batch_size={fewer}")
+    if mesh_shape["fsdp"] == 1 and mesh_shape["data"] > 1:
+        mend.append("mesh.fsdp=-1 with mesh.data=1")
+    mend = mend or ["a smaller model, or chips with more memory"]
+    return (
+        f"out of memory: {at_once} rows at once on a chip need {needed / 2**30:.2f} GiB of {available / 2**30:.2f}, so "
+        f"it does not fit; use {', or '.join(mend)}"
+    )
+
+
 def in_units(size: float) -> str:
     """Returns bytes for a person: 1.25 GiB, 340 MiB."""
     for unit, scale in (("GiB", 2**30), ("MiB", 2**20)):

@@ -26,9 +26,9 @@ from bert_jax.config import DataConfig, MeshConfig, PretrainConfig
 from bert_jax.errors import InputError
 from bert_jax.flops import peak_flops
 from bert_jax.masking import predictions_per_row
-from bert_jax.memory import estimate_memory, shard_bytes
+from bert_jax.memory import estimate_memory, memory_problem, shard_bytes
 from bert_jax.model.objective import Objective, pretraining_objective
-from bert_jax.roofline import GIB, GPUS, TPUS, Chip, Traffic, assumptions, expected_traffic, model_flops, step_seconds
+from bert_jax.roofline import GPUS, TPUS, Chip, Traffic, assumptions, expected_traffic, model_flops, step_seconds
 from bert_jax.settings import suggest
 from bert_jax.sharding import check_divisible, make_mesh, mesh_sizes, row_sharding
 from bert_jax.step import TrainState, abstract_state, make_eval_step, make_train_step
@@ -249,27 +249,6 @@ def out_of_memory(message: str) -> tuple[float, float]:
         raise InputError(f"the compiler has refused the program: {message.strip().splitlines()[0][:300]}")
     units = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
     return float(found[1]) * units[found[2]], float(found[3]) * units[found[4]]
-
-
-def memory_problem(config: PretrainConfig, mesh_shape: dict[str, int], needed: float, available: float) -> str:
-    """Returns one line: how much memory is needed, how much there is, and what to change."""
-    rows = config.data.batch_size // (mesh_shape["data"] * mesh_shape["fsdp"])
-    at_once = rows // config.train.accumulate
-    more = next((pieces for pieces in range(config.train.accumulate + 1, rows + 1) if rows % pieces == 0), 0)
-    fewer = (rows // 2) // config.train.accumulate * config.train.accumulate * mesh_shape["data"] * mesh_shape["fsdp"]
-    mend = []
-    if config.model.remat == "none":
-        mend.append("model.remat=dots")
-    if at_once > 1:
-        mend.append(f"train.accumulate={more}")
-        mend.append(f"data.batch_size={fewer}")
-    if mesh_shape["fsdp"] == 1 and mesh_shape["data"] > 1:
-        mend.append("mesh.fsdp=-1 with mesh.data=1")
-    mend = mend or ["a smaller model, or chips with more memory"]
-    return (
-        f"out of memory: {at_once} rows at once on a chip need {needed / GIB:.2f} GiB of {available / GIB:.2f}, so it "
-        f"does not fit; use {', or '.join(mend)}"
-    )
 
 
 def summarize(found: list[hlo.Collective]) -> tuple[Traffic, ...]:

@@ -14,7 +14,7 @@ from bert_jax.data.pipeline import rows_to_batch
 from bert_jax.data.records import row_dtype
 from bert_jax.errors import InputError
 from bert_jax.flops import num_parameters
-from bert_jax.memory import activation_bytes
+from bert_jax.memory import activation_bytes, memory_problem
 from bert_jax.roofline import GIB
 from bert_jax.sharding import make_mesh
 from bert_jax.tools import plan as tool
@@ -81,7 +81,7 @@ def test_out_of_memory_becomes_one_line_that_says_what_to_change(tmp_path, messa
     needed, available = planner.out_of_memory(message)
     assert (needed / GIB, available / GIB) == (pytest.approx(18.98), pytest.approx(15.75))
     config = dataclasses.replace(tiny_run(tmp_path), data=DataConfig(path="x", batch_size=128), train=TrainConfig(10))
-    line = planner.memory_problem(config, {"data": 16, "fsdp": 1, "tensor": 1}, needed, available)
+    line = memory_problem(config, {"data": 16, "fsdp": 1, "tensor": 1}, needed, available)
     assert line == (
         "out of memory: 8 rows at once on a chip need 18.98 GiB of 15.75, so it does not fit; use model.remat=dots, or "
         "train.accumulate=2, or data.batch_size=64, or mesh.fsdp=-1 with mesh.data=1"
@@ -134,7 +134,7 @@ def test_the_largest_that_fits_is_found_within_an_eighth(most, guess):
 def test_what_is_advised_divides(tmp_path, rows, accumulate, mend):
     data, train = DataConfig(path="x", batch_size=16 * rows), TrainConfig(10, accumulate=accumulate)
     config = dataclasses.replace(tiny_run(tmp_path), data=data, train=train)
-    assert mend in planner.memory_problem(config, {"data": 16, "fsdp": 1, "tensor": 1}, 20.0, 10.0)
+    assert mend in memory_problem(config, {"data": 16, "fsdp": 1, "tensor": 1}, 20.0, 10.0)
 
 
 def test_search_leaves_out_a_mesh_that_the_model_does_not_divide_over(tmp_path):
