@@ -343,6 +343,15 @@ def test_what_is_wrong_with_predictions_is_said(tmp_path, content, problem):
     assert problem in message(score_files, "rte", data, path)
 
 
+def test_an_index_that_two_rows_have(tmp_path):
+    data = write(tmp_path / "dev.tsv", FILES["rte"][0].replace("1\tC", "0\tC"))
+    path = write(tmp_path / "predictions.tsv", "index\tprediction\n0\tentailment\n")
+    problem = message(score_files, "rte", data, path)
+    assert f"{data}:2 and {data}:3 have the same index 0; give each its own, or count" in problem
+    path = write(tmp_path / "predictions.tsv", "index\tprediction\n0\tnot_entailment\n1\tentailment\n")
+    assert score_files("rte", data, path) == {"accuracy": 1.0}
+
+
 def test_damaged_files_give_examples_or_one_error(tmp_path):
     rng = random.Random(0)
     for number in range(60):

@@ -354,7 +354,14 @@ def score_files(name: str, data: str, predictions: str) -> dict[str, float]:
     ids = [example.id for example in examples]
     if set(said) != set(ids) and set(said) == set(range(len(ids))):
         ids = list(range(len(ids)))
+    places: dict[int | str, str] = {}
     for index, example in zip(ids, examples):
+        if index in places:
+            raise InputError(
+                f"{places[index]} and {example.where} have the same index {index}; give each its own, or count the "
+                "predictions 0, 1, 2 .. in the order of the data"
+            )
+        places[index] = example.where
         if index not in said:
             raise InputError(f"{predictions} has no prediction for index {index} ({example.where}); add it")
     if len(said) != len(ids):
