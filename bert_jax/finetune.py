@@ -168,7 +168,8 @@ def prepare(config: FinetuneConfig, start: Pretrained) -> tuple[Task, Pretrained
     task = make_task(config.task)
     if not task.splits.get("train"):
         raise InputError(
-            f"task {config.task.name} has no training data, only a test; predict with a model of mnli for ax"
+            f"task {config.task.name} has no training data, only a test; fine-tune mnli, which predicts it too where "
+            "the folder AX is beside MNLI"
         )
     if start.config.causal:
         raise InputError(
