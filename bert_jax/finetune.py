@@ -267,7 +267,9 @@ def finish(
     """
     size = eval_batch_size(config)
     if task.tune is not None and data.evaluation:
-        task = make_task(task.tune(evaluate(task, data.evaluation, infer, size, mesh, params)), task.labels)
+        first = data.evaluation[0]
+        predictions, _ = predict_split(task, first, infer, params, size, mesh)
+        task = make_task(task.tune(first.examples, predictions), task.labels)
 
     def keep(split: Split, predictions: list[Any]) -> None:
         if cluster.is_first():
