@@ -187,7 +187,13 @@ def prepare(config: FinetuneConfig, start: Pretrained) -> tuple[Task, Pretrained
         raise InputError(f"{source} has no training examples for task {config.task.name}; give data that has some")
     labels = task.labels or task.find_labels(examples)
     known = start.params.get("classifier")
-    if known is not None and start.task == task.head and sorted(start.labels) == sorted(labels):
+    num_outputs = len(labels) or task.num_outputs
+    if (
+        known is not None
+        and start.task == task.head
+        and sorted(start.labels) == sorted(labels)
+        and known["bias"].shape[0] == num_outputs
+    ):
         labels = start.labels  # the head is kept, so its order is too
     elif known is not None:
         about = f"of {', '.join(start.labels)}" if start.labels else f"of {known['bias'].shape[0]} classes"
