@@ -314,6 +314,11 @@ def describe_run(
             f"{split.name}: {len(split.examples):,} examples, {len(split.rows):,} rows of {np.mean(lengths):.0f} "
             f"tokens on average, {max(lengths)} at most" + (f"; {_listed(split.counts)}" if split.counts else "")
         )
+    if same := [split.name for split in (*data.evaluation, *data.test) if split.examples == data.train.examples]:
+        lines.append(
+            f"warning: {' and '.join(same)} {'is' if len(same) == 1 else 'are'} the training data, so the metrics say "
+            "nothing of new data; give TRAIN_FILE,DEV_FILE"
+        )
     if not data.evaluation:
         lines.append("there is nothing to evaluate on: the last model is kept")
     return [
