@@ -168,7 +168,8 @@ def prepare(config: FinetuneConfig, start: Pretrained) -> tuple[Task, Pretrained
     task = make_task(config.task)
     if not task.splits.get("train"):
         raise InputError(
-            f"task {config.task.name} has no training data, only a test; predict with a model of mnli for ax"
+            f"task {config.task.name} has no training data, only a test; fine-tune mnli, which predicts it too where "
+            "the folder AX is beside MNLI"
         )
     if start.config.causal:
         raise InputError(
@@ -186,7 +187,13 @@ def prepare(config: FinetuneConfig, start: Pretrained) -> tuple[Task, Pretrained
         raise InputError(f"{source} has no training examples for task {config.task.name}; give data that has some")
     labels = task.labels or task.find_labels(examples)
     known = start.params.get("classifier")
-    if known is not None and start.task == task.head and sorted(start.labels) == sorted(labels):
+    num_outputs = len(labels) or task.num_outputs
+    if (
+        known is not None
+        and start.task == task.head
+        and sorted(start.labels) == sorted(labels)
+        and known["bias"].shape[0] == num_outputs
+    ):
         labels = start.labels  # the head is kept, so its order is too
     elif known is not None:
         about = f"of {', '.join(start.labels)}" if start.labels else f"of {known['bias'].shape[0]} classes"
@@ -266,7 +273,9 @@ def finish(
     """
     size = eval_batch_size(config)
     if task.tune is not None and data.evaluation:
-        task = make_task(task.tune(evaluate(task, data.evaluation, infer, size, mesh, params)), task.labels)
+        first = data.evaluation[0]
+        predictions, _ = predict_split(task, first, infer, params, size, mesh)
+        task = make_task(task.tune(first.examples, predictions), task.labels)
 
     def keep(split: Split, predictions: list[Any]) -> None:
         if cluster.is_first():
@@ -304,6 +313,11 @@ def describe_run(
         lines.append(
             f"{split.name}: {len(split.examples):,} examples, {len(split.rows):,} rows of {np.mean(lengths):.0f} "
             f"tokens on average, {max(lengths)} at most" + (f"; {_listed(split.counts)}" if split.counts else "")
+        )
+    if same := [split.name for split in (*data.evaluation, *data.test) if split.examples == data.train.examples]:
+        lines.append(
+            f"warning: {' and '.join(same)} {'is' if len(same) == 1 else 'are'} the training data, so the metrics say "
+            "nothing of new data; give TRAIN_FILE,DEV_FILE"
         )
     if not data.evaluation:
         lines.append("there is nothing to evaluate on: the last model is kept")

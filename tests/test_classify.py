@@ -106,6 +106,15 @@ def test_a_bad_object_is_named(tmp_path, line, problem):
     assert path + problem in message(classify().read, path, "train")
 
 
+@pytest.mark.parametrize("task", [classify(), regression_task(TaskConfig(name="regression"))])
+def test_labels_are_missed_when_data_are_read(tmp_path, task):
+    for split in ("train", "dev"):
+        path = write(tmp_path / f"{split}.tsv", "text\tlabel\na\t1\nb\t\nc\t\n")
+        assert f"{path}:3 has no label; training and dev examples need one" in message(task.read, path, split)
+    path = write(tmp_path / "test.tsv", "text\tlabel\na\t1\nb\t\n")
+    assert task.read(path, "test")[1].label is None
+
+
 # Labels
 
 
@@ -243,8 +252,8 @@ def test_predictions_of_classes(tmp_path, tokenizer):
 
 def test_regression(tmp_path, tokenizer):
     task = regression_task(TaskConfig(name="regression"))
-    path = write(tmp_path / "a.tsv", "text\tscore\na\t1.5\nb\t-2e1\nc\t\n")
-    examples = task.read(path, "train")
+    path = write(tmp_path / "test.tsv", "text\tscore\na\t1.5\nb\t-2e1\nc\t\n")
+    examples = task.read(path, "test")
     assert [each.label for each in examples] == [1.5, -20.0, None]
     rows = task.make_rows(examples, tokenizer, False).rows
     assert [row.label for row in rows] == [1.5, -20.0, None] and (task.num_outputs, task.labels) == (1, ())

@@ -18,6 +18,7 @@ from bert_jax.config import EvalConfig, MeshConfig, OptimizerConfig
 from bert_jax.errors import InputError
 from bert_jax.finetune_config import FinetuneDataConfig, FinetuneTrainConfig, ProbeConfig, TaskConfig
 from bert_jax.report import read_metrics
+from bert_jax.sharding import make_mesh
 
 
 @pytest.fixture(scope="module")
@@ -217,6 +218,64 @@ def test_bad_data_names_file_and_line(topics, start, tmp_path, name, text, expec
         train(topics_run(tmp_path / "data", start), tmp_path / "run")
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_dev_row_without_a_label_is_found_before_training(topics, start, tmp_path):
+    shutil.copytree(topics, tmp_path / "data")
+    (tmp_path / "data" / "dev.tsv").write_text("sentence\tlabel\nban\tb\nban\t\n")
+    with pytest.raises(InputError, match=r"dev.tsv:3 has no label"):
+        finetune.prepare(topics_run(tmp_path / "data", start), bert_jax.load_pretrained(start))
+
+
+@pytest.mark.parametrize(("num_outputs", "kept"), [(3, False), (1, True)])
+def test_a_head_without_names_is_kept_for_as_many_outputs(start, tmp_path, num_outputs, kept):
+    (tmp_path / "train.tsv").write_text("text\tscore\nban\t1\nbis\t2\n")
+    classifier = {"kernel": np.zeros((32, num_outputs)), "bias": np.zeros(num_outputs)}
+    bert = bert_jax.load_pretrained(start)
+    bert = dataclasses.replace(
+        bert, params=bert.params | {"classifier": classifier}, task="sequence_classification", labels=()
+    )
+    task = TaskConfig(name="regression", max_seq_length=16)
+    _, found, _ = finetune.prepare(topics_run(tmp_path / "train.tsv", start, task=task), bert)
+    assert ("classifier" in found.params) == kept
+    assert ("its classifier, of 3 classes, is not used" in found.notes) != kept
+
+
+def test_evaluating_on_the_training_data_is_told(topics, start):
+    def lines(source):
+        config = topics_run(source, start)
+        task, bert, data = finetune.prepare(config, bert_jax.load_pretrained(start))
+        mesh = make_mesh(config.mesh, jax.devices()[:1])
+        return finetune.describe_run(config, task, data, bert.config, mesh, 1)
+
+    train_file = topics / "train.tsv"
+    warnings = [line for line in lines(f"{train_file},{train_file}") if line.startswith("warning")]
+    assert warnings == [
+        "warning: dev is the training data, so the metrics say nothing of new data; give TRAIN_FILE,DEV_FILE"
+    ]
+    assert "warning" not in " ".join(lines(topics))
+
+
+@pytest.mark.slow
+def test_squad2_predicts_by_a_threshold_that_reproduces_the_best_f1(start, tmp_path):
+    """A model that has learnt nothing is best where it answers nothing."""
+    qas = [{"id": str(number), "question": "ban", "answers": [], "is_impossible": True} for number in range(8)]
+    qas.append({"id": "x", "question": "bis", "answers": [{"text": "fun", "answer_start": 12}]})
+    source = tmp_path / "own.json"
+    source.write_text(json.dumps({"data": [{"paragraphs": [{"context": "ban bis den fun", "qas": qas}]}]}))
+    config = topics_run(
+        source,
+        start,
+        task=TaskConfig(name="squad2", max_seq_length=32, max_query_length=8),
+        train=FinetuneTrainConfig(num_epochs=1.0),
+        optimizer=OptimizerConfig(learning_rate=0.0, warmup_steps=0),
+    )
+    metrics = train(config, tmp_path / "run").metrics
+    assert metrics["best_f1_thresh"] == 0 and metrics["f1"] == metrics["best_f1"] == pytest.approx(800 / 9)
+    settings = bert_jax.load_pretrained(tmp_path / "run").task_settings
+    assert settings["null_threshold"] != 0
+    said = json.loads((tmp_path / "run" / "predictions" / "predictions.json").read_text())
+    assert set(said.values()) == {""}
 
 
 def test_a_work_directory_of_another_run_is_refused(finished, topics, start):

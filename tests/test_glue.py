@@ -201,6 +201,42 @@ def test_splits_of_mnli_and_the_diagnostic(tmp_path):
     assert task("ax").read(str(tmp_path), "train") == []
 
 
+@pytest.mark.parametrize("place", ["AX/AX.tsv", "AX/diagnostic-full.tsv", "diagnostic/diagnostic.tsv", "AX/test.tsv"])
+@pytest.mark.parametrize("source", ["", "MNLI", "AX/.."])
+def test_the_diagnostic_is_found_beside_mnli(tmp_path, source, place):
+    write(tmp_path / "MNLI" / "train.tsv", FILES["mnli"][0])
+    write(tmp_path / "AX" / "SOURCE.md", "")  # a folder of something else is none
+    usual = "index\tsentence1\tsentence2\tmore\n0\tA\tB\tneutral\n"
+    full = "Domain\tPremise\tHypothesis\tLabel\nx\tA\tB\tneutral\n"
+    write(tmp_path / place, full if "full" in place else usual)
+    mnli = task("mnli")
+    examples = mnli.read(str(tmp_path / source), "test_ax")
+    assert [each[:4] for each in examples] == [("A", "B", None, 0)]
+    mnli.write(tmp_path, "test_ax", examples, mnli.decode(examples, [], logits([0, 9, 0])))
+    assert (tmp_path / "AX.tsv").read_text() == "index\tprediction\n0\tneutral\n"
+    assert mnli.read(str(tmp_path / "MNLI" / "train.tsv"), "test_ax") == []
+
+
+def test_the_diagnostic_of_tfds_is_a_data_set_of_its_own(monkeypatch):
+    asked = []
+
+    def find(source, split, names):
+        asked.append((source, split))
+        if source.startswith("tfds:glue/ax:2"):
+            raise InputError("glue/ax is not prepared")
+        return "tfds:glue/ax:1.0.0:test" if source.startswith("tfds:glue/ax") else ""
+
+    record = readers.Record({"premise": "P", "hypothesis": "H", "label": -1, "idx": 4}, "x")
+    monkeypatch.setattr(glue, "find_split_file", find)
+    monkeypatch.setattr(glue, "read_table", lambda place, columns, lenient: readers.Table(tuple(record), [record]))
+    monkeypatch.setattr(glue, "tfds_classes", lambda place: {"label": TASKS["ax"].classes})
+    (found,) = task("mnli").read("tfds:glue/mnli", "test_ax")
+    assert found[:4] == ("P", "H", None, 4) and asked[-1] == ("tfds:glue/ax", "test")
+    assert len(task("mnli").read("tfds:glue/mnli:1.0.0", "test_ax")) == 1 and asked[-1][0] == "tfds:glue/ax:1.0.0"
+    assert task("mnli").read("tfds:glue/mnli:2.0.0", "test_ax") == []
+    assert task("mnli").read("tfds:other/mnli", "test_ax") == [] == task("mnli").read("tfds:glue/mnli", "test_matched")
+
+
 def test_adversarial_glue_is_dev_of_mnli(tmp_path):
     row = '{"idx": 4, "premise": "P", "hypothesis": "H", "label": %d}'
     path = write(tmp_path / "adv_dev.json", f'{{"mnli": [{row % 2}], "mnli-mm": [{row % 0}, {row % 1}]}}')
@@ -220,6 +256,33 @@ def test_cola_test_has_a_header(tmp_path):
     assert task("cola").read(str(tmp_path), "test")[0][:4] == ("A b.", None, None, 0)
     write(tmp_path / "train.tsv", "a\tb\n")
     assert "train.tsv:1 has 2 columns; a file of CoLA" in message(task("cola").read, str(tmp_path), "train")
+
+
+@pytest.mark.parametrize("name", ["sts-dev.tsv", "sts-dev.csv", "dev.tsv"])  # the second is what the authors call it
+def test_the_sts_benchmark_has_no_header(tmp_path, name):
+    row = 'main-news\tMSRpar\t2012test\t{0}\t{1}\tA {0}\tB, "b\n'
+    rows = [row.format("0001", "4.000"), row.format("0005", "0.25").replace("\n", "\tx\ty\n")]
+    path = write(tmp_path / name, "".join(rows))
+    assert [each[:4] for each in task("stsb").read(path, "dev")] == [
+        ("A 0001", 'B, "b', 4.0, 0),
+        ("A 0005", 'B, "b', 0.25, 1),
+    ]
+    test = write(tmp_path / name.replace("dev", "test"), "".join(reversed(rows)) + "x\n")
+    assert f"{test}:3 has 1 columns, not the 7" in message(task("stsb").read, test, "test")
+    # GLUE's rows of test without their header have a number there too, but no score.
+    unlabelled = write(tmp_path / "train.tsv", "0\tmain-news\tMSRpar\t2012\t0001\tx\ty\tA\tB\n" * 2)
+    assert "has no column 'sentence1' and no 'sentence2'" in message(task("stsb").read, unlabelled, "train")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_row_of_dev_without_a_label_is_named(tmp_path, name):
+    content, expected = FILES[name]
+    split = "dev_matched" if name == "mnli" else "dev"
+    lines = content.rstrip("\n").split("\n")
+    cells = lines[-1].split("\t")
+    cells[{"cola": 1, "mrpc": 0}.get(name, -1)] = " "
+    path = write(tmp_path / f"{split}.tsv", "\n".join([*lines[:-1], "\t".join(cells)]) + "\n")
+    assert f"{path}:{len(lines)} has no label; training and dev" in message(task(name).read, path, split)
 
 
 def test_a_file_of_another_task_is_refused(tmp_path):
@@ -341,6 +404,15 @@ def test_what_is_wrong_with_predictions_is_said(tmp_path, content, problem):
     data = write(tmp_path / "dev.tsv", FILES["rte"][0])
     path = write(tmp_path / "predictions.tsv", content)
     assert problem in message(score_files, "rte", data, path)
+
+
+def test_an_index_that_two_rows_have(tmp_path):
+    data = write(tmp_path / "dev.tsv", FILES["rte"][0].replace("1\tC", "0\tC"))
+    path = write(tmp_path / "predictions.tsv", "index\tprediction\n0\tentailment\n")
+    problem = message(score_files, "rte", data, path)
+    assert f"{data}:2 and {data}:3 have the same index 0; give each its own, or count" in problem
+    path = write(tmp_path / "predictions.tsv", "index\tprediction\n0\tnot_entailment\n1\tentailment\n")
+    assert score_files("rte", data, path) == {"accuracy": 1.0}
 
 
 def test_damaged_files_give_examples_or_one_error(tmp_path):

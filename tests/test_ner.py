@@ -329,6 +329,23 @@ def test_predictions_are_written_and_scored(tmp_path):
     assert f"{data}:6: this sentence is missing in {shorter}" in message(score_files, shorter, data)
 
 
+def test_odd_words_of_predictions_come_back(tmp_path):
+    words = ["a\u00a0b", "\u3000", "\u2028x", "a  b", "\u00a0"]
+    data = write(tmp_path / "dev.conll", "".join(f"{word}\tO\n" for word in words))
+    mine = task(LABELS)
+    examples = mine.read(data, "dev")
+    mine.write(tmp_path, "predicted", examples, [Tagged(words, ["O"] * 5, [])])
+    path = str(tmp_path / "predicted.conll")
+    assert read_conll(path)[0].words == words and score_files(data, path)["accuracy"] == 1.0
+    mine.write(tmp_path, "predicted", [NerExample(["a\tb\r\nc"])], [Tagged(["a\tb\r\nc"], ["O"], [])])
+    assert Path(path).read_bytes() == b"a b  c\tO\n\n"
+
+
+def test_empty_files_are_not_scored(tmp_path):
+    empty, blank = write(tmp_path / "a.conll", ""), write(tmp_path / "b.conll", "\n\n")
+    assert f"{empty} holds no sentence; give a file" in message(score_files, empty, blank)
+
+
 # Real data
 
 

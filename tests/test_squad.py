@@ -70,7 +70,7 @@ def test_squad2_finds_its_threshold(tmp_path):
     assert (scores["exact_match"], scores["HasAns_f1"], scores["NoAns_f1"]) == (pytest.approx(200 / 3), 100, 0)
     assert (scores["best_f1"], scores["best_f1_thresh"]) == (100, -4)
     assert (scores["best_exact"], scores["best_exact_thresh"]) == (100, -4)
-    tuned = squad_task(task.tune(scores))
+    tuned = squad_task(task.tune(EXAMPLES, predictions))
     assert tuned.config == dataclasses.replace(task.config, null_threshold=-4)
     predictions = tuned.decode(EXAMPLES, rows, outputs)
     assert tuned.score(EXAMPLES, predictions)["exact_match"] == 100
@@ -79,6 +79,29 @@ def test_squad2_finds_its_threshold(tmp_path):
     tuned.write(tmp_path, "dev", EXAMPLES, predictions)
     assert json.loads((tmp_path / "predictions.json").read_text()) == {"1": "Rome", "2": "Italy", "3": ""}
     assert json.loads((tmp_path / "null_odds.json").read_text()) == {"1": -10, "2": -4, "3": -2}
+
+
+def test_the_threshold_that_is_kept_reproduces_the_best_f1():
+    """Where no answer at all is best, and among equal odds, what the official script says is of no threshold."""
+    task = squad_task(TaskConfig(name="squad2", max_seq_length=100))
+    unanswerable = EXAMPLES[2]._replace(id="4")
+    examples = [EXAMPLES[1], EXAMPLES[2], unanswerable]
+    rows, outputs = outputs_for(task, examples, [("rome", 0.5), ("is", 1.5), ("is", 1)])
+    predictions = task.decode(examples, rows, outputs)
+    assert [each.null_odds for each in predictions] == [-1, -3, -2]
+    scores = task.score(examples, predictions)
+    assert (scores["best_f1"], scores["best_f1_thresh"]) == (pytest.approx(200 / 3), 0)  # the official ones
+    tuned = squad_task(task.tune(examples, predictions))
+    assert tuned.config.null_threshold == -4
+    assert tuned.score(examples, tuned.decode(examples, rows, outputs))["f1"] == scores["best_f1"]
+
+    examples = EXAMPLES[1:]
+    rows, outputs = outputs_for(task, examples, [("italy", 1), ("is", 1)])
+    predictions = task.decode(examples, rows, outputs)
+    assert task.score(examples, predictions)["best_f1"] == 100  # by answering one of two with the odds -2
+    tuned = squad_task(task.tune(examples, predictions))
+    assert tuned.config.null_threshold == -3  # as good as -2
+    assert tuned.score(examples, tuned.decode(examples, rows, outputs))["f1"] == 50
 
 
 def test_a_threshold_can_bring_answers_back():

@@ -73,6 +73,21 @@ def test_a_place_for_each_split(tmp_path):
     assert read_squad(source, "test") == []
 
 
+def test_places_in_the_order_of_the_splits(tmp_path):
+    one, two = write(tmp_path / "dev-1.json", content(3)), write(tmp_path / "b.json", content(1))
+    assert [len(read_squad(f"{one},{two}", split)) for split in ("train", "dev", "test")] == [6, 2, 0]
+    source = f"{one}[:1], {one}[1:],{two}"
+    assert [len(read_squad(source, split)) for split in ("train", "dev", "test")] == [2, 4, 2]
+    (tmp_path / "folder").mkdir()
+    write(tmp_path / "folder" / "dev-v2.0.json", content(2))
+    assert len(read_squad(f"{one},{tmp_path}/folder", "dev", "2.0")) == 4
+    comma = write(tmp_path / "a,b.json", content(1))  # one file, though its name has a comma
+    assert len(read_squad(f"{comma}[:1]", "train")) == len(read_squad(comma, "dev")) == 2
+    for wrong in ("a,b,c,d", "a,,b", "a.json,dev=b.json"):
+        with pytest.raises(InputError, match="is not TRAIN,DEV,TEST in this order; write it so, or train=FILE"):
+            read_squad(wrong, "dev")
+
+
 def test_a_file_is_every_split_unless_its_name_says_one(tmp_path):
     path = write(tmp_path / "own.json", content(1))
     assert len(read_squad(path, "train")) == len(read_squad(path, "dev")) == 2

@@ -8,7 +8,14 @@ import pytest
 
 from bert_jax import InputError
 from bert_jax.tasks.squad_read import Answer, SquadExample
-from bert_jax.tasks.squad_score import find_threshold, normalize_answer, score_files, score_squad1, score_squad2
+from bert_jax.tasks.squad_score import (
+    find_threshold,
+    find_usable_threshold,
+    normalize_answer,
+    score_files,
+    score_squad1,
+    score_squad2,
+)
 
 
 def question(id, *answers):
@@ -111,6 +118,33 @@ def test_the_best_threshold_is_the_best():
         value, threshold = best_by_hand(scores, odds, answered, silent)
         assert found.score == pytest.approx(100 * value)
         assert found.value == (threshold if threshold is not None else 0.0)
+
+
+def test_a_usable_threshold_gives_what_it_says():
+    rng = np.random.default_rng(0)
+    words, kinds = ["x", "x y", "z", "the", ""], [(), ("x",), ("x y", "z"), ("a",)]
+    below_all = 0
+    for trial in range(200):
+        examples = [question(str(place), *kinds[kind]) for place, kind in enumerate(rng.integers(4, size=8))]
+        texts = {example.id: words[rng.integers(5)] for example in examples}
+        drawn = rng.integers(-4, 4, size=8) if trial % 2 else rng.normal(size=8)  # with equal odds, and without
+        odds = {example.id: float(value) for example, value in zip(examples, drawn)}
+
+        def f1_at(threshold, examples=examples, texts=texts, odds=odds):
+            said = {id: "" if odds[id] > threshold else text for id, text in texts.items()}
+            return score_squad2(examples, said)["f1"]
+
+        found = find_usable_threshold(examples, texts, odds)
+        assert f1_at(found.value) == pytest.approx(found.score)
+        assert found.score == pytest.approx(max(map(f1_at, [min(drawn) - 1, *drawn])))
+        below_all += found.value < min(drawn)
+        plain = all(word not in ("the", "") for word in texts.values()) and all(
+            example.answers != (Answer("a", 0),) for example in examples
+        )
+        if plain and not trial % 2:  # the official number counts articles otherwise, and cannot tell equal odds apart
+            assert found.score == pytest.approx(score_squad2(examples, texts, odds)["best_f1"])
+    assert 5 < below_all < 150
+    assert find_usable_threshold([], {}, {}) == (0, 0)
 
 
 def test_odds_above_the_threshold_are_no_answer():

@@ -67,8 +67,9 @@ class Task:
     write: Callable[[Path, str, Sequence[Any], Sequence[Any]], None]
     # Training examples -> the labels there are, in the order for a new classifier.
     find_labels: Callable[[Sequence[Any]], tuple[str, ...]] = lambda examples: ()
-    # Metrics of the evaluation -> the settings to predict with from now on, such as a threshold; None keeps them.
-    tune: Callable[[Mapping[str, float]], TaskConfig] | None = None
+    # Examples with labels, and predictions -> the settings to predict with from now on, such as a threshold; None
+    # keeps them.
+    tune: Callable[[Sequence[Any], Sequence[Any]], TaskConfig] | None = None
 
     @property
     def probe(self) -> ProbeConfig | None:

@@ -14,6 +14,7 @@ from bert_jax.tasks.texts import (
     CLASS_METRICS,
     NUMBER_METRICS,
     ClassifyExample,
+    check_labelled,
     class_of,
     decode_classes,
     decode_numbers,
@@ -141,7 +142,7 @@ def _read(config: TaskConfig, usual_labels: Sequence[str], convert: Any, source:
         )
     number = _find_column("", _IDS, table.columns)
     classes = tfds_classes(place) if place.startswith(tfds_text.PREFIX) else {}
-    return Examples(
+    examples = Examples(
         (
             ClassifyExample(
                 text_of(record, text),
@@ -154,6 +155,9 @@ def _read(config: TaskConfig, usual_labels: Sequence[str], convert: Any, source:
         ),
         {"skipped: too few columns": table.skipped},
     )
+    if split != "test":
+        check_labelled(examples)
+    return examples
 
 
 def _text_columns(config: TaskConfig, columns: Sequence[str], place: str) -> tuple[str, str]:

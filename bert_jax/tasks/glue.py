@@ -7,7 +7,9 @@ classes of MNLI in another, contradiction first; a model that brings its own nam
 Source: Wang et al. 2018, arXiv 1804.07461; gluebenchmark.com/faq for the format of submissions.
 """
 
+import contextlib
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -29,6 +31,7 @@ from bert_jax.tasks.readers import (
     first_row,
     read_json,
     read_table,
+    read_wide_tsv,
     tfds_classes,
 )
 from bert_jax.tasks.texts import (
@@ -37,6 +40,7 @@ from bert_jax.tasks.texts import (
     Classified,
     ClassifyExample,
     Scored,
+    check_labelled,
     class_of,
     decode_classes,
     decode_numbers,
@@ -102,15 +106,17 @@ _MNLI_NAMES = {
     "dev_mismatched": ("dev_mismatched", "validation_mismatched"),
     "test_matched": ("test_matched", "test"),
     "test_mismatched": ("test_mismatched",),
-    "test_ax": ("diagnostic", "ax"),
+    "test_ax": ("diagnostic", "ax", "diagnostic-full"),
 }
-_AX_NAMES = {"test": ("test", "diagnostic", "diagnostic-full", "ax")}
+_AX_NAMES = {"test": ("test", "diagnostic", "ax", "diagnostic-full")}  # the last has no index
 _NAMES = {"mnli": _MNLI_NAMES, "ax": _AX_NAMES}
 # Adversarial GLUE has the parts of dev in one JSON file.
 _JSON_KEYS = {"dev_matched": ("mnli",), "dev_mismatched": ("mnli-mm",)}
 _SUBMISSIONS = {"test_matched": "MNLI-m", "test_mismatched": "MNLI-mm", "test_ax": "AX"}
 _FOLDERS = {"ax": ("AX", "diagnostic")}
 _UNAGREED = "-"  # MNLI's annotators did not agree
+# The columns of the STS benchmark's own files, which have no header; their index counts anew for each year.
+_STS_COLUMNS = ("genre", "filename", "year", "old_index", "score", "sentence1", "sentence2")
 
 
 def glue_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
@@ -193,6 +199,8 @@ def _read(name: str, source: str, split: str) -> list[Any]:
     if not place and split == "dev_mismatched":
         place = find_split_file(source, "dev_matched", names)
         place = place if _is_json(place) else ""
+    if not place and split == "test_ax":
+        place = _find_diagnostic(source)
     if not place:
         return []
     examples = _read_place(name, place, _JSON_KEYS.get(split, ()), split == "train" or split.startswith("dev"))
@@ -209,6 +217,21 @@ def _own_folder(name: str, source: str) -> str:
     """Returns the task's own folder in that of GLUE's zip, or `source` itself."""
     folders = [Path(source) / folder for folder in _FOLDERS.get(name, (TASKS[name].folder,))]
     return next((str(folder) for folder in folders if folder.is_dir()), source)
+
+
+def _find_diagnostic(source: str) -> str:
+    """Returns the diagnostic set of MNLI's data: of a folder of its own in or beside theirs, or of TFDS; "" if none."""
+    places = []
+    if of_tfds := re.fullmatch(r"tfds:glue/mnli(:[\d.]+)?", source):
+        places = [f"tfds:glue/ax{of_tfds[1] or ''}"]
+    elif Path(source).is_dir():
+        folders = (Path(source), Path(source).absolute().parent)
+        places = [str(folder / name) for folder in folders for name in _FOLDERS["ax"] if (folder / name).is_dir()]
+    for place in places:
+        with contextlib.suppress(InputError):  # it is not prepared, or the folder is of something else
+            if found := find_split_file(place, "test", _AX_NAMES):
+                return found
+    return ""
 
 
 def _read_place(name: str, place: str, json_keys: Sequence[str], labelled: bool) -> Examples:
@@ -247,6 +270,8 @@ def _read_place(name: str, place: str, json_keys: Sequence[str], labelled: bool)
                 record.where,
             )
         )
+    if labelled:
+        check_labelled(examples)
     return Examples(examples, {"skipped: too few columns": table.skipped, "skipped: no agreed label": unagreed})
 
 
@@ -261,6 +286,8 @@ def _table(name: str, place: str, lenient: bool) -> Table:
         if row and len(row) != 4:
             raise InputError(f"{place}:1 has {len(row)} columns; a file of CoLA has a header, or four columns")
         return read_table(place, ("source", "label", "mark", "sentence"))
+    if name == "stsb" and not place.startswith(tfds_text.PREFIX) and _is_sts_benchmark(first_row(place)):
+        return read_wide_tsv(place, _STS_COLUMNS, lenient)
     table = read_table(place, (), lenient)
     if name == "mnli" and len(table.columns) >= 10 and "sentence1" not in table.columns:
         columns = [f"column {index}" for index in range(len(table.columns))]  # by their places, as Google's code does
@@ -271,6 +298,16 @@ def _table(name: str, place: str, lenient: bool) -> Table:
             columns=tuple(columns), records=[Record(zip(columns, each.values()), each.where) for each in table.records]
         )
     return table
+
+
+def _is_sts_benchmark(row: Sequence[str]) -> bool:
+    """Returns whether a first line is a row of the STS benchmark: seven columns, or two more, with the score fifth.
+
+    GLUE's own rows without their header begin with an index.
+    """
+    with contextlib.suppress(InputError):
+        return 7 <= len(row) <= 9 and label_number(row[4], "") is not None and not row[0].strip().isdecimal()
+    return False
 
 
 # Predictions
@@ -354,7 +391,14 @@ def score_files(name: str, data: str, predictions: str) -> dict[str, float]:
     ids = [example.id for example in examples]
     if set(said) != set(ids) and set(said) == set(range(len(ids))):
         ids = list(range(len(ids)))
+    places: dict[int | str, str] = {}
     for index, example in zip(ids, examples):
+        if index in places:
+            raise InputError(
+                f"{places[index]} and {example.where} have the same index {index}; give each its own, or count the "
+                "predictions 0, 1, 2 .. in the order of the data"
+            )
+        places[index] = example.where
         if index not in said:
             raise InputError(f"{predictions} has no prediction for index {index} ({example.where}); add it")
     if len(said) != len(ids):

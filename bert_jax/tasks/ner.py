@@ -376,9 +376,11 @@ def _iob2(tags: Sequence[str]) -> list[str]:
 def score_files(data: str, predictions: str) -> dict[str, float]:
     """Returns the entity F1 of a file of predictions, the tag in the last column, against one with the true tags.
 
-    Raises: InputError, with file and line, if their words are not the same.
+    Raises: InputError, with file and line, if their words are not the same, or there are none.
     """
     truth, said = read_conll(data), read_conll(predictions)
+    if not truth:
+        raise InputError(f"{data} holds no sentence; give a file that has some")
     for wanted, found in itertools.zip_longest(truth, said):
         if wanted is None or found is None:
             where, other = (found.where, data) if found else (wanted.where if wanted else "", predictions)

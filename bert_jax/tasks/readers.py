@@ -36,6 +36,8 @@ _SUFFIXES = (".tsv", ".csv", ".jsonl", ".ndjson", ".json", ".txt", ".conll", ".b
 _COMPRESSED = (".gz", ".zst")
 _BYTE_ORDER_MARK = "\ufeff"
 _EXAMPLES_AT_ONCE = 64
+# Python's own bound of 131,072 characters is below a long document; this is the largest that every platform takes.
+csv.field_size_limit(max(csv.field_size_limit(), 2**31 - 1))
 
 
 class Record(dict[str, Any]):
@@ -185,6 +187,14 @@ def read_table(place: str, columns: Sequence[str] = (), lenient: bool = False) -
     return _rows_table(place, _csv_rows(place) if name.endswith(".csv") else _tsv_rows(place), columns, lenient)
 
 
+def read_wide_tsv(place: str, columns: Sequence[str], lenient: bool = False) -> Table:
+    """Returns the records of a tab-separated file without a header, whatever its name.
+
+    What is beyond the last of `columns` is ignored; rows with too few are as in `read_table`.
+    """
+    return _rows_table(place, _tsv_rows(place), columns, lenient, more=True)
+
+
 def first_row(place: str) -> list[str]:
     """Returns the columns of the first line of a tab-separated file, [] if it is empty."""
     return next((row for _, row in _tsv_rows(place)), [])
@@ -332,7 +342,9 @@ def _csv_rows(place: str) -> Iterator[tuple[int, list[str]]]:
         number = rows.line_num + 1
 
 
-def _rows_table(place: str, rows: Iterable[tuple[int, list[str]]], columns: Sequence[str], lenient: bool) -> Table:
+def _rows_table(
+    place: str, rows: Iterable[tuple[int, list[str]]], columns: Sequence[str], lenient: bool, more: bool = False
+) -> Table:
     rows = iter(rows)
     columns = tuple(columns) or tuple(name.strip() for name in next(rows, (1, []))[1])
     twice = {name for name in columns if name and columns.count(name) > 1}
@@ -342,7 +354,7 @@ def _rows_table(place: str, rows: Iterable[tuple[int, list[str]]], columns: Sequ
     for number, row in rows:
         if len(row) < len(columns) and lenient:
             skipped += 1
-        elif len(row) != len(columns) and not lenient:
+        elif not lenient and (len(row) < len(columns) or (len(row) > len(columns) and not more)):
             raise InputError(
                 f"{place}:{number} has {len(row)} columns, not the {len(columns)} of {_shown(', '.join(columns))}; "
                 "mend the row: a tab is missing or one too many (in CSV, a comma or quote)"

@@ -6,7 +6,7 @@ Where data may come from: `squad_read`.
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from bert_jax.finetune_config import TaskConfig
 from bert_jax.tasks.base import Row, Rows, Task
 from bert_jax.tasks.squad_decode import SpanPrediction, decode_spans
 from bert_jax.tasks.squad_read import SquadExample, parse_question, read_squad
-from bert_jax.tasks.squad_score import score_squad1, score_squad2
+from bert_jax.tasks.squad_score import find_usable_threshold, score_squad1, score_squad2
 from bert_jax.tasks.squad_windows import make_squad_rows
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -55,8 +55,9 @@ def squad_task(config: TaskConfig) -> Task:
     ) -> list[SpanPrediction]:
         return decode_spans(examples, rows, outputs, config)
 
-    def tune(scores: Mapping[str, float]) -> TaskConfig:
-        return dataclasses.replace(config, null_threshold=scores["best_f1_thresh"])
+    def tune(examples: Sequence[SquadExample], predictions: Sequence[SpanPrediction]) -> TaskConfig:
+        best = find_usable_threshold(examples, *_spans_and_odds(predictions))
+        return dataclasses.replace(config, null_threshold=best.value)
 
     return Task(
         config=config,
@@ -89,9 +90,7 @@ def score_with_no_answers(examples: Sequence[SquadExample], predictions: Sequenc
     does with predictions that were written with an endless threshold; it cannot bring back answers that were left out.
     """
     scores = score_squad2(examples, _texts(predictions), threshold=np.inf)
-    spans = {each.id: best.text if (best := each.best_span) else "" for each in predictions}
-    odds = {each.id: each.null_odds or 0.0 for each in predictions}
-    best = score_squad2(examples, spans, odds, threshold=np.inf)
+    best = score_squad2(examples, *_spans_and_odds(predictions), threshold=np.inf)
     scores |= {name: value for name, value in best.items() if name.startswith("best_")}
     scores = {"exact_match": scores.pop("exact"), **scores}
     return {name: value for name, value in scores.items() if not name.endswith("total")} | _no_span(predictions)
@@ -148,6 +147,12 @@ def write_predictions(
 
 def _texts(predictions: Sequence[SpanPrediction]) -> dict[str, str]:
     return {each.id: each.text for each in predictions}
+
+
+def _spans_and_odds(predictions: Sequence[SpanPrediction]) -> tuple[dict[str, str], dict[str, float]]:
+    """Returns the best span for each question, whatever the threshold, and the odds of no answer."""
+    spans = {each.id: best.text if (best := each.best_span) else "" for each in predictions}
+    return spans, {each.id: each.null_odds or 0.0 for each in predictions}
 
 
 def _no_span(predictions: Sequence[SpanPrediction]) -> dict[str, float]:

@@ -5,8 +5,9 @@ A source is one of
 
     DIR                                       train*.json and dev*.json of the version asked for, compressed or not
     FILE                                      every split; of a name that begins with train, dev or test that one
+    TRAIN,DEV  TRAIN,DEV,TEST                 a place for each split in this order, any of these, whatever their names
     FILE[:28]  FILE[28:]                      the first 28 articles of a file, the articles after these
-    train=FILE[:28],dev=FILE[28:]             a place for each split, any of these, files whatever their names
+    train=FILE[:28],dev=FILE[28:]             the same with the names of the splits
     tfds:squad/v1.1                           prepared by TFDS, without TensorFlow
 
 XQuAD, MLQA and others of the same format are files like any.
@@ -14,6 +15,7 @@ XQuAD, MLQA and others of the same format are files like any.
 
 import glob
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -118,8 +120,10 @@ def _find_place(source: str, split: str, version: str) -> str:
     if re.match(rf"({'|'.join(_SPLITS)})=", source):
         places = dict(part.split("=", 1) for part in re.split(rf",(?=(?:{'|'.join(_SPLITS)})=)", source))
         source, any_name = places.get(split, ""), True
-        if not source:
-            return ""
+    elif "," in source and not os.path.exists(_split_range(source)[0]):
+        source, any_name = _place_in_list(source, split), True
+    if not source:
+        return ""
     path = _split_range(source)[0]
     if path.startswith("tfds:"):
         if path != source:
@@ -129,6 +133,17 @@ def _find_place(source: str, split: str, version: str) -> str:
         named = re.match("|".join(_SPLITS), Path(path).name)
         return source if any_name or not named or named[0] == split else ""
     return _find_in_directory(path, split, version) + source[len(path) :]
+
+
+def _place_in_list(source: str, split: str) -> str:
+    """Returns the place of a split in TRAIN,DEV[,TEST]; "" if there is none.
+
+    Raises: InputError if it is no such list.
+    """
+    places = [place.strip() for place in source.split(",")]
+    if len(places) > len(_SPLITS) or not all(places) or any(re.match(r"(train|dev|test)=", each) for each in places):
+        raise InputError(f"data {source!r} is not TRAIN,DEV,TEST in this order; write it so, or train=FILE,dev=FILE")
+    return next((place for name, place in zip(_SPLITS, places) if name == split), "")
 
 
 def _find_in_directory(directory: str, split: str, version: str) -> str:

@@ -89,6 +89,32 @@ def find_threshold(scores: np.ndarray, odds: np.ndarray, answered: np.ndarray, s
     return Threshold(_percent(totals[best], len(scores)), float(odds[order[best - 1]]) if best else 0.0)
 
 
+def find_usable_threshold(
+    examples: Sequence[SquadExample], texts: Mapping[str, str], odds: Mapping[str, float]
+) -> Threshold:
+    """Returns the best F1, in percent, that answers come to with a threshold, and the threshold to predict with.
+
+    That is the official best_f1 and its threshold, but for what no threshold can do. The script may count one of two
+    answers of equal odds; and where no answer at all is best it says 0.0, and this is below all odds.
+
+    Args:
+      examples: what was asked.
+      texts: the answer to each, by the id of the question, if there is to be one.
+      odds: of no answer, by the id of the question.
+    """
+    if not examples:
+        return Threshold(0.0, 0.0)
+    said = _raw_scores(examples, texts, no_answers=True)[1]
+    unsaid = _raw_scores(examples, dict.fromkeys(texts, ""), no_answers=True)[1]
+    all_odds = np.array([odds[example.id] for example in examples], float)
+    order = np.argsort(all_odds, kind="stable")
+    ordered = all_odds[order]
+    totals = np.cumsum(np.concatenate([[float(np.sum(unsaid))], (said - unsaid)[order]]))
+    can_end = np.concatenate([[True], ordered[1:] > ordered[:-1], [True]])  # equal odds go together
+    best = int(np.argmax(np.where(can_end, totals, -np.inf)))
+    return Threshold(_percent(totals[best], len(examples)), float(ordered[best - 1] if best else ordered[0] - 1.0))
+
+
 def score_files(
     name: str, data: str, predictions: str, odds: str = "", threshold: float = 1.0
 ) -> tuple[dict[str, float], int]:

@@ -170,8 +170,11 @@ def _without_prefix(sentences: list[Sentence]) -> list[Sentence]:
 
 
 def write_conll(path: Path, sentences: Iterable[Sequence[Sequence[str]]]) -> None:
-    """Writes the columns of each word, parted by tabs, and a blank line after each sentence."""
+    """Writes the columns of each word, parted by tabs, and a blank line after each sentence.
+
+    Tabs and line ends within a column become blanks; other blanks stay, as they may be words.
+    """
     with storage.atomic_path(path) as temporary, open(temporary, "w", encoding="utf-8", newline="\n") as stream:
         for rows in sentences:
-            stream.writelines("\t".join(" ".join(column.split()) for column in row) + "\n" for row in rows)
+            stream.writelines("\t".join(re.sub(r"[\t\r\n]", " ", column) for column in row) + "\n" for row in rows)
             stream.write("\n")

@@ -75,6 +75,12 @@ def label_number(value: Any, where: str) -> float | None:
     return number
 
 
+def check_labelled(examples: Sequence[ClassifyExample]) -> None:
+    """Raises: InputError if an example of data to learn from, or to be scored by, has no label."""
+    if missing := next((example for example in examples if example.label is None), None):
+        raise InputError(f"{missing.where} has no label; training and dev examples need one: mend or remove it")
+
+
 def find_labels(examples: Sequence[ClassifyExample]) -> tuple[str, ...]:
     """Returns the classes of training examples, sorted; as numbers if all are.
 
