@@ -82,7 +82,7 @@ def run(config: PretrainConfig, workdir: Path, devices: Sequence[Any] | None = N
             tokenizer.save(workdir / "tokenizer")
         state, how = _first_state(config, objective, mesh, restored, start)
         how = "; ".join([*checkpoints.never_finished, how])
-        unreported = restored.notes["unreported"] if restored else None
+        notes = restored.notes if restored else {}
         restored, step, received = None, int(state.step), 0  # no other name keeps a state's memory
 
         with Reporter(
@@ -97,9 +97,7 @@ def run(config: PretrainConfig, workdir: Path, devices: Sequence[Any] | None = N
                 reporter.message(line)
             for part in parts[sum(step >= part.phase.last_step for part in parts[:-1]) :]:
                 state = begin_phase(part.phase, state, abstract)
-                state, step, received = run_phase(
-                    part, len(parts), state, abstract, mesh, checkpoints, reporter, unreported
-                )
+                state, step, received = run_phase(part, len(parts), state, abstract, mesh, checkpoints, reporter, notes)
                 if received:
                     break
             checkpoints.close()
@@ -134,16 +132,17 @@ def run_phase(
     mesh: Mesh,
     checkpoints: Checkpoints,
     reporter: Reporter,
-    unreported: dict[str, list[float]] | None,
+    notes: dict[str, Any],
 ) -> LoopResult:
     """Trains from the state's step to the end of a phase.
 
-    `unreported` are sums that a checkpoint carries, of steps of this phase that no report covers; those of an
-    earlier phase are dropped, for a report is of one phase.
+    `notes` are those of the checkpoint: the sums of steps that no report covers, and whether an evaluation is overdue.
+    Those of an earlier phase are dropped, for a report is of one phase.
     """
     phase, dataset, objective, rows_before = part
     config = phase.config
     taken = int(state.step) - phase.first_step
+    notes = notes if taken else {}
     if num_phases > 1:
         reporter.labels = {"phase": phase.number}
     for line in describe_phase(part, num_phases, mesh, abstract):
@@ -157,6 +156,8 @@ def run_phase(
         config.eval.every_steps,
         config.checkpoint.every_steps,
         final=phase.number == num_phases,
+        break_off=True,
+        overdue=notes.get("overdue", False),
     )
     return train_loop(
         state,
@@ -168,7 +169,7 @@ def run_phase(
         make_throughput(config.model, mesh),
         checkpoints,
         reporter,
-        unreported if taken else None,
+        notes.get("unreported"),
     )
 
 

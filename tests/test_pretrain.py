@@ -19,10 +19,20 @@ from builders import make_dataset, tiny_model, tiny_run
 from whole_runs import ONE_DEVICE, assert_same_state, losses, stop_at, train
 
 import bert_jax
+from bert_jax import heldout
 from bert_jax.checkpoint import SEAL
-from bert_jax.config import DataConfig, MaskingConfig, MeshConfig, OptimizerConfig, ReportConfig, TrainConfig
+from bert_jax.config import (
+    CheckpointConfig,
+    DataConfig,
+    MaskingConfig,
+    MeshConfig,
+    OptimizerConfig,
+    ReportConfig,
+    TrainConfig,
+)
 from bert_jax.errors import InputError
 from bert_jax.finetune_config import FinetuneConfig
+from bert_jax.loop import evaluate
 from bert_jax.report import read_metrics
 from bert_jax.settings import to_dict
 from bert_jax.workdir import LOCK, locked
@@ -88,6 +98,47 @@ def test_stop_and_resume_is_the_uninterrupted_run_bit_for_bit(finished, toy_data
     assert_same_state(resumed.state, uninterrupted.state)
     assert losses(tmp_path / "run") == losses(whole)
     assert losses(tmp_path / "run", "eval") == losses(whole, "eval")
+
+
+@pytest.mark.slow
+def test_a_stop_in_an_evaluation_saves_at_once_and_the_evaluation_is_made_up_for(
+    finished, toy_data, tmp_path, monkeypatch
+):
+    whole, uninterrupted = finished
+    config = tiny_run(toy_data, mesh=ONE_DEVICE, checkpoint=CheckpointConfig(every_steps=6))
+    evaluate, calls = heldout.evaluate, []
+
+    def evaluate_and_signal(eval_step, params, batches, *stopped):
+        calls.append(None)
+        return evaluate(eval_step, params, with_a_signal(batches) if len(calls) == 2 else batches, *stopped)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(heldout, "evaluate", evaluate_and_signal)
+        stopped = train(config, tmp_path / "run")
+    assert (stopped.step, stopped.signal) == (6, signal.SIGTERM)
+    assert sorted(losses(tmp_path / "run", "eval")) == [0]
+    resumed = train(config, tmp_path / "run")
+    assert_same_state(resumed.state, uninterrupted.state)
+    assert losses(tmp_path / "run") == losses(whole)
+    assert losses(tmp_path / "run", "eval") == losses(whole, "eval")
+
+
+def with_a_signal(batches):
+    os.kill(os.getpid(), signal.SIGTERM)
+    yield from batches
+
+
+def test_an_evaluation_is_broken_off_between_batches():
+    taken = []
+
+    def eval_step(_, batch):
+        taken.append(batch)
+        return {"loss": (float(batch), 1.0)}
+
+    assert evaluate(eval_step, {}, iter(range(4))) == {"loss": 1.5}
+    taken.clear()
+    assert evaluate(eval_step, {}, iter(range(4)), lambda: signal.SIGTERM if len(taken) == 2 else 0) is None
+    assert taken == [0, 1]
 
 
 @pytest.mark.slow
