@@ -43,7 +43,16 @@ class Checkpoints:
         self.keep_last, self.keep_best = keep_last, keep_best
         self._sealing: threading.Thread | None = None
         self._failure: Exception | None = None
+        self.never_finished: list[str] = []  # where `restore` found nothing else: a line about each one
         self._manager = self._open()
+
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Waits for what is still being sealed, also when the run failed: until then the directory is in use."""
+        if self._sealing is not None:
+            self._sealing.join()
 
     def _open(self) -> ocp.CheckpointManager:
         options = ocp.CheckpointManagerOptions(step_format_fixed_length=8, cleanup_tmp_directories=True)
@@ -76,9 +85,12 @@ class Checkpoints:
             self._manager.wait_until_finished()
             if cluster.is_first():
                 seal(self._path(step), about)
-                self._delete_surplus()
         except Exception as error:  # noqa: BLE001 - handed to the main thread by wait()
             self._failure = error
+            return
+        if cluster.is_first():
+            with contextlib.suppress(Exception):  # what could not be deleted is tried again after the next save
+                self._delete_surplus()
 
     def wait(self) -> None:
         """Waits until what was saved is sealed. Raises: InputError if it could not be written."""
@@ -100,12 +112,12 @@ class Checkpoints:
         return checkpoint_steps(self.directory)
 
     def restore(self, abstract_state: Any) -> Restored | None:
-        """Returns the newest whole state, or None if there is no checkpoint at all.
+        """Returns the newest whole state, or None if there is no checkpoint that was ever sealed.
 
         `abstract_state` gives shapes, types and shardings; the mesh may be another than the one saved from.
         A checkpoint that is damaged or was never sealed is moved to "damaged/" beside the others.
 
-        Raises: InputError if there are checkpoints and none is whole, or if shapes differ.
+        Raises: InputError if there are sealed checkpoints and none is whole, or if shapes differ.
         """
         self.wait()
         step, passed_over = self._find_whole() if cluster.is_first() else (0, [])
@@ -116,6 +128,8 @@ class Checkpoints:
                 "; ".join(passed_over) + f"; no whole checkpoint is left, so remove {self.directory} to start over"
             )
         if step == _NONE:
+            self.never_finished = passed_over
+            self._set_aside(_NONE)
             return None
         path = self._path(step)
         about = read_json(path / SEAL)
@@ -123,20 +137,30 @@ class Checkpoints:
         return Restored(self._restore_step(step, abstract_state), about["notes"], passed_over)
 
     def _find_whole(self) -> tuple[int, list[str]]:
-        """Returns the newest whole step, `_NONE` or `_ALL_DAMAGED`, and a line about each newer one."""
+        """Returns the newest whole step, `_NONE` or `_ALL_DAMAGED`, and a line about each newer one.
+
+        It is `_NONE` too if no checkpoint was ever sealed: the run ended in its first save, and nothing was damaged.
+        """
         passed_over: list[str] = []
         for step in reversed(self.steps()):
             problem = find_damage(self._path(step))
             if problem is None:
                 return step, passed_over
             passed_over.append(f"checkpoint {self._path(step)} is not used: {problem}")
-        return _ALL_DAMAGED if passed_over else _NONE, passed_over
+        return _ALL_DAMAGED if self._sealed() else _NONE, passed_over
 
     def best_step(self) -> int:
-        """Returns the step of the whole checkpoint with the lowest metric; the earlier one of equals."""
+        """Returns the step of the sealed checkpoint with the lowest metric; the earlier one of equals.
+
+        Raises: InputError if no checkpoint has a metric that can be read.
+        """
         self.wait()
-        metrics = {step: read_json(self._path(step) / SEAL)["metric"] for step in self._sealed()}
-        return min((metric, step) for step, metric in metrics.items() if metric is not None)[1]
+        metrics = self._metrics()
+        if not metrics:
+            raise InputError(
+                f"no checkpoint of {self.directory} has a metric that can be read; train in another workdir"
+            )
+        return min((metric, step) for step, metric in metrics.items())[1]
 
     def restore_at(self, step: int, abstract_state: Any) -> Any:
         """Returns the state of a step that has a checkpoint. Raises: InputError if it is damaged."""
@@ -147,7 +171,12 @@ class Checkpoints:
         return restore_tree(self._path(step) / "state", abstract_state)
 
     def _restore_step(self, step: int, abstract_state: Any) -> Any:
-        damaged = [later for later in self.steps() if later > step]
+        self._set_aside(step)
+        return restore_tree(self._path(step) / "state", abstract_state)
+
+    def _set_aside(self, newest_whole: int) -> None:
+        """Moves every checkpoint that is newer than the newest whole one to "damaged/" beside the others."""
+        damaged = [later for later in self.steps() if later > newest_whole]
         cluster.wait_for_all("damaged checkpoints seen")
         for later in damaged if cluster.is_first() else []:
             aside = self.directory.parent / "damaged" / f"{later:08d}"
@@ -158,15 +187,21 @@ class Checkpoints:
         if damaged:  # Orbax remembers what it has seen, and would refuse to save those steps again
             self._manager.close()
             self._manager = self._open()
-        return restore_tree(self._path(step) / "state", abstract_state)
 
     def _sealed(self) -> list[int]:
         return [step for step in self.steps() if (self._path(step) / SEAL).exists()]
 
+    def _metrics(self) -> dict[int, float]:
+        """Returns the metric of every sealed checkpoint that has one and whose seal can be read."""
+        metrics = {}
+        for step in self._sealed():
+            with contextlib.suppress(InputError, KeyError, TypeError):
+                metrics[step] = read_json(self._path(step) / SEAL)["metric"]
+        return {step: metric for step, metric in metrics.items() if isinstance(metric, (int, float))}
+
     def _delete_surplus(self) -> None:
         sealed = self._sealed()
-        metrics = {step: read_json(self._path(step) / SEAL)["metric"] for step in sealed}
-        best = sorted((metric, step) for step, metric in metrics.items() if metric is not None)[: self.keep_best]
+        best = sorted((metric, step) for step, metric in self._metrics().items())[: self.keep_best]
         keep = set(sealed[-self.keep_last :]) | {step for _, step in best}
         for step in sealed:
             if step not in keep:
@@ -199,12 +234,19 @@ def newest_whole(directory: Path) -> Path:
 
 
 def seal(directory: Path, about: dict[str, Any]) -> None:
-    """Writes `checksums.json` with `about` and the size and sha256 of every file below the directory."""
+    """Writes `checksums.json` with `about` and the size and sha256 of every file below the directory.
+
+    Raises: InputError if there is no file, because something else has moved or deleted the directory.
+    """
     files = {
         str(path.relative_to(directory)): {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
         for path in sorted(directory.rglob("*"))
         if path.is_file() and path != directory / SEAL
     }
+    if not files:
+        raise InputError(
+            f"{directory} has no file to seal, so something else moved it; let one run alone use its workdir"
+        )
     write_json(directory / SEAL, about | {"format": 1, "files": files})
 
 
@@ -220,6 +262,8 @@ def find_damage(directory: Path) -> str | None:
         return f"{SEAL} is damaged"
     if not arrays:
         return f"{SEAL} names no arrays"
+    if not files:
+        return f"{SEAL} names no files"
     for name, (size, checksum) in files.items():
         path = directory / name
         if not path.is_file():

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What pre-training is worth on text that was held out, beside what a model without context would score there."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -19,6 +20,7 @@ from bert_jax.step import make_eval_step
 def make_evaluation(config: PretrainConfig, objective: Objective, dataset: Dataset, mesh: Mesh, params: Params) -> Any:
     """Returns params -> metrics over the whole held-out split, or None if nothing is held out.
 
+    A function `stopped` may be given beside params: once it returns a signal, the evaluation breaks off with None.
     Masks are fixed: they are those of epoch 0.
     """
     if not dataset.heldout.num_rows:
@@ -27,8 +29,10 @@ def make_evaluation(config: PretrainConfig, objective: Objective, dataset: Datas
     size = eval_batch_size(config)
     baselines = heldout_baselines(config, objective, dataset, mesh)
 
-    def evaluation(params: Params) -> dict[str, float]:
-        metrics = evaluate(eval_step, params, eval_batches(dataset.heldout, size, mesh))
+    def evaluation(params: Params, stopped: Callable[[], int] = lambda: 0) -> dict[str, float] | None:
+        metrics = evaluate(eval_step, params, eval_batches(dataset.heldout, size, mesh), stopped)
+        if metrics is None:
+            return None
         metrics["loss"] = sum(metrics[name] for name in ("mlm_loss", "nsp_loss") if name in metrics)
         metrics["mlm_perplexity"] = float(np.exp(min(metrics["mlm_loss"], 80.0)))
         return {name: metrics[name] for name in EVAL_METRICS if name in metrics} | baselines

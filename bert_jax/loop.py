@@ -33,6 +33,8 @@ class Pace(NamedTuple):
     save: int
     evaluate_first: bool = True  # before the first step as well
     final: bool = True  # False: other steps follow, of another phase, so that a signal at the last one counts too
+    break_off: bool = False  # a signal ends an evaluation too, but for the last one
+    overdue: bool = False  # the evaluation of the first state was broken off, so it comes first
 
 
 class LoopResult(NamedTuple):
@@ -97,12 +99,17 @@ def mean_metrics(sums: dict[str, Any]) -> dict[str, float]:
 
 
 def evaluate(
-    eval_step: Callable[[Params, Batch], Metrics], params: Params, batches: Iterator[Batch]
-) -> dict[str, float]:
-    """Returns the mean of every metric over all batches, each prediction counted once."""
+    eval_step: Callable[[Params, Batch], Metrics],
+    params: Params,
+    batches: Iterator[Batch],
+    stopped: Callable[[], int] = lambda: 0,
+) -> dict[str, float] | None:
+    """Returns the mean of every metric over all batches, each prediction counted once; None once `stopped()`."""
     window = Window()
     in_flight: deque[Metrics] = deque()
     for batch in batches:
+        if stopped():
+            return None
         in_flight.append(eval_step(params, batch))
         if len(in_flight) > MAX_IN_FLIGHT:
             window.add(jax.device_get(in_flight.popleft()))
@@ -117,7 +124,7 @@ def train_loop(
     mesh: Mesh,
     train_step: Callable[[TrainState, Batch], tuple[TrainState, Metrics]],
     batches: Iterator[Batch],
-    evaluation: Callable[[Params], dict[str, float]] | None,
+    evaluation: Callable[..., dict[str, float] | None] | None,
     throughput: Callable[[dict[str, float], float], dict[str, float]],
     checkpoints: Checkpoints,
     reporter: Reporter,
@@ -128,7 +135,8 @@ def train_loop(
 
     `batches` yields the batch of the state's step and those after it. `evaluation(params)` returns metrics; the best
     checkpoints are those with the lowest `rank` of them. `throughput(counts, seconds)` turns summed counts into rates.
-    SIGTERM or SIGINT saves and returns.
+    SIGTERM or SIGINT saves and returns. With pace.break_off and a single process it does not wait for an evaluation:
+    `evaluation(params, stopped)` returns None once `stopped()` is not 0, and `overdue` is saved for the next pace.
     `unreported` are the sums that a checkpoint carries of steps before it that no report has covered.
 
     Raises: DivergedError if a loss, a gradient or a parameter is not finite; such a state is never saved.
@@ -137,6 +145,7 @@ def train_loop(
     window = Window(unreported)
     first_step, num_steps = int(jax.device_get(state.step)), pace.num_steps
     last_good = first_step
+    overdue = pace.overdue
 
     def finish_oldest() -> None:
         nonlocal window, last_good
@@ -162,9 +171,14 @@ def train_loop(
         window.stop_clock()
 
     def evaluate_now(step: int) -> float | None:
+        nonlocal overdue
         if evaluation is None:
             return None
-        metrics = evaluation(state.params)
+        stoppable = pace.break_off and step < num_steps and not cluster.is_several()
+        metrics = evaluation(state.params, lambda: preemption.at(step)) if stoppable else evaluation(state.params)
+        overdue = metrics is None
+        if metrics is None:
+            return None
         reporter.log(step, "eval", metrics)
         return rank(metrics)
 
@@ -172,13 +186,13 @@ def train_loop(
         if not jax.device_get(_all_finite(state.params)):
             raise _not_finite(f"a parameter is not finite after step {step}", last_good, checkpoints)
         unreported = {name: pair for name, pair in window.sums.items() if name not in COUNTS}
-        checkpoints.save(step, state, metric, {"unreported": unreported})
+        checkpoints.save(step, state, metric, {"unreported": unreported, "overdue": overdue})
 
     step = first_step
     received = 0
     with jax.set_mesh(mesh), cluster.Preemption() as preemption:
-        if first_step == 0 and pace.evaluate and pace.evaluate_first:
-            evaluate_now(0)
+        if overdue or (first_step == 0 and pace.evaluate and pace.evaluate_first):
+            evaluate_now(step)
         while step < num_steps and not (received := preemption.at(step)):
             batch = window.next_batch(batches, in_flight[-1][1] if in_flight else None)
             state, metrics = train_step(state, batch)

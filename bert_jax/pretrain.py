@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from bert_jax import cluster, flops
-from bert_jax.checkpoint import Checkpoints, Restored, check_arrays, describe
+from bert_jax.checkpoint import Checkpoints, Restored, check_arrays, checkpoint_steps, describe
 from bert_jax.config import ModelConfig, PretrainConfig
 from bert_jax.data.pipeline import train_batches
 from bert_jax.data.records import Dataset, open_dataset
@@ -29,7 +29,7 @@ from bert_jax.sharding import check_divisible, make_mesh
 from bert_jax.step import TrainState, abstract_state, init_state, make_train_step
 from bert_jax.storage import write_json
 from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
-from bert_jax.workdir import changes_of, check_workdir
+from bert_jax.workdir import changes_of, check_workdir, locked
 
 
 class Part(NamedTuple):
@@ -65,58 +65,55 @@ def run(config: PretrainConfig, workdir: Path, devices: Sequence[Any] | None = N
         "later_datasets": [dataset.fingerprint for dataset in datasets[1:]],
     }
     check_workdir(workdir, identity, PretrainConfig, changes_of(workdir, identity, config))
-    start = load_pretrained(config.init_checkpoint) if config.init_checkpoint else None
-    if start is not None:
-        check_start(config, start, tokenizer)
 
     # The task, and a state: resumed, warm-started or new.
     parts = make_parts(config, datasets, tokenizer)
     objective = parts[0].objective
     abstract = abstract_state(objective, config.optimizer, config.train, mesh)
-    if start is not None:
-        start = complete(start, objective, config.train.seed)
-        check_arrays(Path(config.init_checkpoint), describe(start.params), describe(abstract.params))
-    workdir.mkdir(parents=True, exist_ok=True)
-    checkpoints = Checkpoints(workdir / "checkpoints", config.checkpoint.keep_last, config.checkpoint.keep_best)
-    restored = checkpoints.restore(abstract)
-    if cluster.is_first():
-        write_json(workdir / "config.json", identity)
-        tokenizer.save(workdir / "tokenizer")
-    state, how = _first_state(config, objective, mesh, restored, start)
-    unreported = restored.notes["unreported"] if restored else None
-    restored, step, received = None, int(state.step), 0  # no other name keeps a state's memory
-
-    with Reporter(
-        workdir,
-        parts[-1].phase.last_step,
-        step,
-        progress=config.report.progress,
-        tensorboard=config.report.tensorboard,
-        enabled=cluster.is_first(),
-    ) as reporter:
-        for line in [*describe_run(config, mesh, abstract.params), how]:
-            reporter.message(line)
-        for part in parts[sum(step >= part.phase.last_step for part in parts[:-1]) :]:
-            state = begin_phase(part.phase, state, abstract)
-            state, step, received = run_phase(
-                part, len(parts), state, abstract, mesh, checkpoints, reporter, unreported
-            )
-            if received:
-                break
-        checkpoints.close()
-        result = LoopResult(state, step, received)
-        if received:
-            reporter.message(f"stopped by signal {received} after step {step}; the same command resumes")
-            return result
-
-        # What is left behind.
-        params = cluster.on_host(result.state.params)
+    resumes = cluster.first_says(len(checkpoint_steps(workdir / "checkpoints"))) > 0
+    start = None if resumes else load_start(config, objective, tokenizer, abstract.params)
+    keep = config.checkpoint.keep_last, config.checkpoint.keep_best
+    with locked(workdir), Checkpoints(workdir / "checkpoints", *keep) as checkpoints:
+        restored = checkpoints.restore(abstract)
+        if resumes and restored is None:  # it was killed in its first save
+            start = load_start(config, objective, tokenizer, abstract.params)
         if cluster.is_first():
-            save_pretrained(workdir / "pretrained", config.model, params, tokenizer)
-            draw_curves(workdir / "metrics.jsonl", workdir / "curves.png")
-        cluster.wait_for_all("model written")
-        reporter.message(f"trained to step {result.step}: model in {workdir / 'pretrained'}, curves in {workdir}")
-    return result
+            write_json(workdir / "config.json", identity)
+            tokenizer.save(workdir / "tokenizer")
+        state, how = _first_state(config, objective, mesh, restored, start)
+        how = "; ".join([*checkpoints.never_finished, how])
+        notes = restored.notes if restored else {}
+        restored, step, received = None, int(state.step), 0  # no other name keeps a state's memory
+
+        with Reporter(
+            workdir,
+            parts[-1].phase.last_step,
+            step,
+            progress=config.report.progress,
+            tensorboard=config.report.tensorboard,
+            enabled=cluster.is_first(),
+        ) as reporter:
+            for line in [*describe_run(config, mesh, abstract.params), how]:
+                reporter.message(line)
+            for part in parts[sum(step >= part.phase.last_step for part in parts[:-1]) :]:
+                state = begin_phase(part.phase, state, abstract)
+                state, step, received = run_phase(part, len(parts), state, abstract, mesh, checkpoints, reporter, notes)
+                if received:
+                    break
+            checkpoints.close()
+            result = LoopResult(state, step, received)
+            if received:
+                reporter.message(f"stopped by signal {received} after step {step}; the same command resumes")
+                return result
+
+            # What is left behind.
+            params = cluster.on_host(result.state.params)
+            if cluster.is_first():
+                save_pretrained(workdir / "pretrained", config.model, params, tokenizer)
+                draw_curves(workdir / "metrics.jsonl", workdir / "curves.png")
+            cluster.wait_for_all("model written")
+            reporter.message(f"trained to step {result.step}: model in {workdir / 'pretrained'}, curves in {workdir}")
+        return result
 
 
 def begin_phase(phase: Phase, state: TrainState, abstract: TrainState) -> TrainState:
@@ -135,16 +132,17 @@ def run_phase(
     mesh: Mesh,
     checkpoints: Checkpoints,
     reporter: Reporter,
-    unreported: dict[str, list[float]] | None,
+    notes: dict[str, Any],
 ) -> LoopResult:
     """Trains from the state's step to the end of a phase.
 
-    `unreported` are sums that a checkpoint carries, of steps of this phase that no report covers; those of an
-    earlier phase are dropped, for a report is of one phase.
+    `notes` are those of the checkpoint: the sums of steps that no report covers, and whether an evaluation is overdue.
+    Those of an earlier phase are dropped, for a report is of one phase.
     """
     phase, dataset, objective, rows_before = part
     config = phase.config
     taken = int(state.step) - phase.first_step
+    notes = notes if taken else {}
     if num_phases > 1:
         reporter.labels = {"phase": phase.number}
     for line in describe_phase(part, num_phases, mesh, abstract):
@@ -158,6 +156,8 @@ def run_phase(
         config.eval.every_steps,
         config.checkpoint.every_steps,
         final=phase.number == num_phases,
+        break_off=True,
+        overdue=notes.get("overdue", False),
     )
     return train_loop(
         state,
@@ -169,7 +169,7 @@ def run_phase(
         make_throughput(config.model, mesh),
         checkpoints,
         reporter,
-        unreported if taken else None,
+        notes.get("unreported"),
     )
 
 
@@ -236,6 +236,20 @@ def resolve(config: PretrainConfig, datasets: Sequence[Dataset], tokenizer: Toke
 # What a start and the run that goes on from it must agree on, though no array shows all of it.
 _SAME_IN_START = ("vocab_size", "hidden_size", "num_layers", "num_heads", "intermediate_size", "max_positions",
                   "type_vocab_size", "activation", "layer_norm_epsilon", "vocab_multiple")  # fmt: skip
+
+
+def load_start(config: PretrainConfig, objective: Objective, tokenizer: Tokenizer, params: Params) -> Pretrained | None:
+    """Returns the model of `init_checkpoint` with the objective's parts, or None if none is set.
+
+    `params` are the run's, with shapes alone. Raises: InputError if the model cannot be read or does not fit them.
+    """
+    if not config.init_checkpoint:
+        return None
+    start = load_pretrained(config.init_checkpoint)
+    check_start(config, start, tokenizer)
+    start = complete(start, objective, config.train.seed)
+    check_arrays(Path(config.init_checkpoint), describe(start.params), describe(params))
+    return start
 
 
 def check_start(config: PretrainConfig, start: Pretrained, tokenizer: Tokenizer) -> None:

@@ -1,9 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose a work directory is: a run that resumes must be the one that began there."""
+"""Whose a work directory is: a run that resumes must be the one that began there, and no other may be at work in it."""
 
+import contextlib
+import dataclasses
+import fcntl
+import os
+import socket
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+from bert_jax import cluster
 from bert_jax.checkpoint import checkpoint_steps
 from bert_jax.config import PretrainConfig
 from bert_jax.errors import InputError
@@ -11,20 +18,60 @@ from bert_jax.phases import may_change
 from bert_jax.settings import changed_keys, from_dict, to_dict
 from bert_jax.storage import read_json
 
+LOCK = ".lock"
+
+
+@contextlib.contextmanager
+def locked(workdir: Path) -> Iterator[None]:
+    """Makes the work directory and keeps other runs out of it until the block ends.
+
+    The kernel lets go of the lock however this process ends, so a file that is left behind locks nothing. Of several
+    processes the first holds it, and all are refused together.
+
+    Raises: InputError if another run is at work there; nothing has been written then.
+    """
+    workdir.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        holder = ""
+        if cluster.is_first():
+            holder = _lock(stack.enter_context(open(workdir / LOCK, "a+", encoding="utf-8")))
+        if cluster.first_says(int(bool(holder))):
+            who = holder or "the first process tells which"
+            raise InputError(f"workdir {workdir} is in use by another run ({who}); wait for it or give another workdir")
+        yield
+
+
+def _lock(stream: IO[str]) -> str:
+    """Locks the file until it is closed, and writes this process into it. Returns "", or who else holds it."""
+    try:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        stream.seek(0)
+        return stream.read().strip() or "which has just begun"
+    except OSError:  # a file system without locks, such as a bucket that is mounted: there one has to take care
+        return ""
+    stream.truncate(0)
+    stream.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+    stream.flush()
+    return ""
+
 
 def changes_of(workdir: Path, identity: dict[str, Any], config: PretrainConfig) -> tuple[str, ...]:
     """Returns which settings may differ from those that the run in `workdir` has had; see `phases.may_change`.
 
-    Raises: InputError if a phase that has begun would get other data.
+    Raises: InputError if a phase that has begun would get other data, or the directory is not of pre-training.
     """
     path = workdir / "config.json"
     if not path.is_file():
         return ()
-    before = read_json(path)
-    run_before = _with_defaults(before.get("run", {}), PretrainConfig)
+    before = _read_identity(workdir, PretrainConfig)
+    run_before = _with_defaults(before["run"], PretrainConfig)
     allowed = may_change(run_before, config, max(checkpoint_steps(workdir / "checkpoints"), default=0))
     if "phase2" not in allowed and before.get("later_datasets") != identity["later_datasets"]:
-        raise InputError(f"workdir {workdir} is in its second phase, on other data than {config.phase2.path}")
+        raise InputError(
+            f"workdir {workdir} is in its second phase, on other data than {config.phase2.path}; give "
+            "--config.phase2.path the data that this phase began with, or another workdir"
+        )
     return allowed
 
 
@@ -38,12 +85,12 @@ def check_workdir(workdir: Path, identity: dict[str, Any], kind: type, may_chang
         if workdir.exists() and not workdir.is_dir():
             raise InputError(f"workdir {workdir} is a file; give a directory")
         return
-    before = read_json(path)
+    before = _read_identity(workdir, kind)
     if before.get("dataset") != identity["dataset"]:
         raise InputError(f"workdir {workdir} was trained on other data; give another workdir or the data it began with")
     changed = [
         name
-        for name in changed_keys(_with_defaults(before.get("run", {}), kind), identity["run"])
+        for name in changed_keys(_with_defaults(before["run"], kind), identity["run"])
         if not any(name == allowed or name.startswith(allowed + ".") for allowed in may_change)
     ]
     if changed:
@@ -51,6 +98,22 @@ def check_workdir(workdir: Path, identity: dict[str, Any], kind: type, may_chang
             f"workdir {workdir} belongs to a run with another {', '.join(changed)}; give another workdir, or the same "
             f"settings to resume (only {', '.join(may_change)} may change)"
         )
+
+
+def _read_identity(workdir: Path, kind: type) -> dict[str, Any]:
+    """Returns the config.json of a work directory.
+
+    Raises: InputError if its "run" is none whose settings the dataclass `kind` has.
+    """
+    path = workdir / "config.json"
+    before = read_json(path)
+    run = before.get("run") if isinstance(before, dict) else None
+    sections = {field.name for field in dataclasses.fields(kind)}
+    if not isinstance(run, dict) or not isinstance(run.get("train"), dict) or not run.keys() <= sections:
+        raise InputError(
+            f"workdir {workdir} belongs to another kind of run, or its config.json is damaged; give another workdir"
+        )
+    return before
 
 
 def _with_defaults(run: dict[str, Any], kind: type) -> dict[str, Any]:

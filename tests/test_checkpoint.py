@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.checkpoint import SEAL, Checkpoints, check_arrays, describe, find_damage, newest_whole
+from bert_jax.checkpoint import SEAL, Checkpoints, check_arrays, describe, find_damage, newest_whole, seal
 from bert_jax.config import MeshConfig
 from bert_jax.errors import InputError
 from bert_jax.sharding import make_mesh, replicated
@@ -113,6 +113,75 @@ def test_no_whole_checkpoint_is_an_error_and_not_a_new_start(tmp_path, abstract)
     assert "00000001" in str(caught.value) and "00000002" in str(caught.value)
     with pytest.raises(InputError, match="no whole checkpoint"):
         newest_whole(directory)
+
+
+def test_a_first_save_that_was_killed_is_set_aside_for_a_new_start(tmp_path, abstract):
+    directory = tmp_path / "c"
+    save_all(directory, {1: None}).close()
+    (directory / "00000001" / SEAL).unlink()
+    checkpoints = Checkpoints(directory)
+    assert checkpoints.restore(abstract) is None
+    assert len(checkpoints.never_finished) == 1 and "so it was never finished" in checkpoints.never_finished[0]
+    assert (tmp_path / "damaged" / "00000001").is_dir() and checkpoints.steps() == []
+    checkpoints.save(1, make_state(11))
+    checkpoints.close()
+    assert int(Checkpoints(directory).restore(abstract).state["step"]) == 11
+
+
+def test_an_unfinished_one_beside_a_damaged_one_is_an_error_and_not_a_new_start(tmp_path, abstract):
+    directory = tmp_path / "c"
+    checkpoints = save_all(directory, {1: None, 2: None})
+    flip_a_byte(data_files(directory, 1)[0])
+    (directory / "00000002" / SEAL).unlink()
+    with pytest.raises(InputError, match="no whole checkpoint is left"):
+        checkpoints.restore(abstract)
+    assert checkpoints.steps() == [1, 2]
+
+
+def test_a_directory_without_files_is_not_sealed_and_not_whole(tmp_path):
+    about = {"step": 1, "metric": None, "arrays": {"x": ["float32", [1]]}, "notes": {}}
+    with pytest.raises(InputError, match="has no file to seal, so something else moved it"):
+        seal(tmp_path / "moved", about)
+    assert not (tmp_path / "moved").exists()
+    (tmp_path / SEAL).write_text(json.dumps(about | {"files": {}}))
+    assert find_damage(tmp_path) == f"{SEAL} names no files"
+
+
+@pytest.mark.parametrize("content", ['{"half', "[]", "{}", '{"metric": "low"}'])
+def test_an_older_seal_that_cannot_be_read_stops_no_save(tmp_path, content):
+    checkpoints = save_all(tmp_path / "c", {1: 1.0, 2: 2.0}, keep_last=2)
+    (tmp_path / "c" / "00000001" / SEAL).write_text(content)
+    for step in (3, 4):
+        checkpoints.save(step, make_state(step), 5.0 - step)
+    checkpoints.wait()
+    assert checkpoints.steps() == [3, 4] and checkpoints.best_step() == 4
+    for step in (3, 4):
+        (tmp_path / "c" / f"{step:08d}" / SEAL).write_text(content)
+    with pytest.raises(InputError, match="has a metric that can be read"):
+        checkpoints.best_step()
+
+
+def test_a_clean_up_that_fails_stops_no_save(tmp_path, monkeypatch):
+    checkpoints = save_all(tmp_path / "c", {1: None}, keep_last=1)
+
+    def no_right(*_):
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints._manager, "delete", no_right)
+        checkpoints.save(2, make_state(2))
+        checkpoints.wait()
+    assert checkpoints.steps() == [1, 2]
+    checkpoints.save(3, make_state(3))
+    checkpoints.close()
+    assert checkpoints.steps() == [3]
+
+
+def test_a_failure_waits_for_what_is_being_sealed(tmp_path):
+    with pytest.raises(KeyError), Checkpoints(tmp_path / "c") as checkpoints:
+        checkpoints.save(1, make_state(1))
+        raise KeyError
+    assert find_damage(tmp_path / "c" / "00000001") is None
 
 
 def test_another_mesh_restores_the_same_bits(tmp_path):

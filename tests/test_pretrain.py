@@ -2,10 +2,15 @@
 """Whole runs on a toy language: they learn, stop, resume, start warm, and refuse what does not fit."""
 
 import dataclasses
+import errno
 import json
 import math
+import os
 import shutil
 import signal
+import socket
+import subprocess
+import sys
 
 import jax
 import numpy as np
@@ -14,10 +19,23 @@ from builders import make_dataset, tiny_model, tiny_run
 from whole_runs import ONE_DEVICE, assert_same_state, losses, stop_at, train
 
 import bert_jax
+from bert_jax import heldout
 from bert_jax.checkpoint import SEAL
-from bert_jax.config import DataConfig, MaskingConfig, MeshConfig, OptimizerConfig, ReportConfig, TrainConfig
+from bert_jax.config import (
+    CheckpointConfig,
+    DataConfig,
+    MaskingConfig,
+    MeshConfig,
+    OptimizerConfig,
+    ReportConfig,
+    TrainConfig,
+)
 from bert_jax.errors import InputError
+from bert_jax.finetune_config import FinetuneConfig
+from bert_jax.loop import evaluate
 from bert_jax.report import read_metrics
+from bert_jax.settings import to_dict
+from bert_jax.workdir import LOCK, locked
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +101,47 @@ def test_stop_and_resume_is_the_uninterrupted_run_bit_for_bit(finished, toy_data
 
 
 @pytest.mark.slow
+def test_a_stop_in_an_evaluation_saves_at_once_and_the_evaluation_is_made_up_for(
+    finished, toy_data, tmp_path, monkeypatch
+):
+    whole, uninterrupted = finished
+    config = tiny_run(toy_data, mesh=ONE_DEVICE, checkpoint=CheckpointConfig(every_steps=6))
+    evaluate, calls = heldout.evaluate, []
+
+    def evaluate_and_signal(eval_step, params, batches, *stopped):
+        calls.append(None)
+        return evaluate(eval_step, params, with_a_signal(batches) if len(calls) == 2 else batches, *stopped)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(heldout, "evaluate", evaluate_and_signal)
+        stopped = train(config, tmp_path / "run")
+    assert (stopped.step, stopped.signal) == (6, signal.SIGTERM)
+    assert sorted(losses(tmp_path / "run", "eval")) == [0]
+    resumed = train(config, tmp_path / "run")
+    assert_same_state(resumed.state, uninterrupted.state)
+    assert losses(tmp_path / "run") == losses(whole)
+    assert losses(tmp_path / "run", "eval") == losses(whole, "eval")
+
+
+def with_a_signal(batches):
+    os.kill(os.getpid(), signal.SIGTERM)
+    yield from batches
+
+
+def test_an_evaluation_is_broken_off_between_batches():
+    taken = []
+
+    def eval_step(_, batch):
+        taken.append(batch)
+        return {"loss": (float(batch), 1.0)}
+
+    assert evaluate(eval_step, {}, iter(range(4))) == {"loss": 1.5}
+    taken.clear()
+    assert evaluate(eval_step, {}, iter(range(4)), lambda: signal.SIGTERM if len(taken) == 2 else 0) is None
+    assert taken == [0, 1]
+
+
+@pytest.mark.slow
 def test_a_report_that_spans_a_stop_is_that_of_the_uninterrupted_run(toy_data, tmp_path, monkeypatch):
     config = tiny_run(toy_data, mesh=ONE_DEVICE, report=ReportConfig(every_steps=5, tensorboard=False, progress=False))
     train(config, tmp_path / "whole")
@@ -141,6 +200,10 @@ def test_more_steps_may_be_asked_for_on_resume(finished, toy_data, tmp_path):
     assert sorted(losses(tmp_path / "run")) == list(range(1, 15))
 
 
+def contents(workdir):
+    return {path: path.stat().st_mtime_ns for path in workdir.rglob("*")}
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [
@@ -151,10 +214,62 @@ def test_more_steps_may_be_asked_for_on_resume(finished, toy_data, tmp_path):
 )
 def test_a_work_directory_of_another_run_is_refused_and_untouched(finished, toy_data, change, named):
     workdir, _ = finished
-    before = {path: path.stat().st_mtime_ns for path in workdir.rglob("*")}
+    before = contents(workdir)
     with pytest.raises(InputError, match=f"belongs to a run with another .*{named}"):
         train(tiny_run(toy_data, mesh=ONE_DEVICE, **change), workdir)
-    assert {path: path.stat().st_mtime_ns for path in workdir.rglob("*")} == before
+    assert contents(workdir) == before
+
+
+def test_a_second_run_in_a_work_directory_is_refused_and_writes_nothing(finished, toy_data):
+    workdir, _ = finished
+    with locked(workdir):
+        before = contents(workdir)
+        holder = f"process {os.getpid()} on {socket.gethostname()}"
+        with pytest.raises(InputError, match=rf"is in use by another run \({holder}\); wait for it or give") as caught:
+            train(tiny_run(toy_data, mesh=ONE_DEVICE), workdir)
+        assert "\n" not in str(caught.value) and contents(workdir) == before
+    assert train(tiny_run(toy_data, mesh=ONE_DEVICE), workdir).step == 12
+
+
+HOLD_A_LOCK = """
+import fcntl, sys
+stream = open(sys.argv[1])
+fcntl.flock(stream, fcntl.LOCK_EX)
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_lock_ends_with_its_process_and_with_its_block(tmp_path):
+    (tmp_path / LOCK).touch()
+    command = [sys.executable, "-c", HOLD_A_LOCK, str(tmp_path / LOCK)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        other.stdout.readline()
+        with pytest.raises(InputError, match="which has just begun"), locked(tmp_path):
+            pass
+        other.kill()
+    for _ in range(2):
+        with locked(tmp_path):
+            pass
+
+
+def test_a_file_system_without_locks_stops_no_run(tmp_path, monkeypatch):
+    def no_locks(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("bert_jax.workdir.fcntl.flock", no_locks)
+    with locked(tmp_path / "run"), locked(tmp_path / "run"):
+        assert (tmp_path / "run").is_dir()
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", '{"run": {}}', '{"run": {"train": []}}', None])
+def test_a_work_directory_of_another_kind_is_refused_in_one_line(toy_data, tmp_path, content):
+    if content is None:
+        content = json.dumps({"task": "sequence_classification", "run": to_dict(FinetuneConfig())})
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(InputError, match=r"another kind of run, or its config\.json is damaged; give another workdir"):
+        train(tiny_run(toy_data, mesh=ONE_DEVICE), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
 
 
 def test_other_data_is_refused(finished, tmp_path):
@@ -175,6 +290,30 @@ def test_warm_start_takes_parameters_and_nothing_else(finished, toy_data, tmp_pa
     assert any(
         (ours != theirs).any() for ours, theirs in zip(moments, jax.tree.leaves(result.state.optimizer), strict=True)
     )
+
+
+def test_a_resume_needs_nothing_of_the_model_that_the_run_started_from(finished, toy_data, tmp_path, capsys):
+    workdir, gone = tmp_path / "run", str(tmp_path / "gone")
+    shutil.copytree(finished[0], workdir)
+    identity = json.loads((workdir / "config.json").read_text())
+    identity["run"]["init_checkpoint"] = gone
+    (workdir / "config.json").write_text(json.dumps(identity))
+    assert train(tiny_run(toy_data, mesh=ONE_DEVICE, init_checkpoint=gone), workdir).step == 12
+    assert "resume from step 12" in capsys.readouterr().err
+    with pytest.raises(InputError, match="gone"):
+        train(tiny_run(toy_data, mesh=ONE_DEVICE, init_checkpoint=gone), tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.slow
+def test_a_run_that_was_killed_in_its_first_save_starts_warm_again(finished, toy_data, tmp_path, capsys):
+    start, workdir = str(finished[0] / "pretrained"), tmp_path / "run"
+    config = tiny_run(toy_data, mesh=ONE_DEVICE, train=TrainConfig(num_steps=1), init_checkpoint=start)
+    first = train(config, workdir)
+    (workdir / "checkpoints" / "00000001" / SEAL).unlink()
+    assert_same_state(train(config, workdir).state, first.state)
+    assert "so it was never finished; warm start from" in capsys.readouterr().err
+    assert (workdir / "damaged" / "00000001").is_dir()
 
 
 def test_warm_start_of_another_shape_spells_the_flags_to_add(finished, toy_data, tmp_path):

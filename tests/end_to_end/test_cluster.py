@@ -13,6 +13,7 @@ from builders import make_dataset
 
 from bert_jax.cluster import is_job
 from bert_jax.report import read_metrics
+from bert_jax.workdir import LOCK, locked
 
 pytestmark = pytest.mark.slow
 STEPS = 24
@@ -103,6 +104,14 @@ def test_sigterm_at_one_stops_all_and_any_number_goes_on(repository, data, alone
     ours, theirs = losses(workdir), losses(alone)
     assert reached < STEPS and sorted(ours) == sorted(theirs)
     assert ours == pytest.approx(theirs, rel=2e-4)
+
+
+def test_all_processes_are_refused_together_where_another_run_is_at_work(repository, data, tmp_path):
+    with locked(tmp_path / "run"):
+        told = finish(start(repository, data, tmp_path / "run", 2), expected=1)
+    assert f"is in use by another run (process {os.getpid()} on " in told[0]
+    assert "is in use by another run (the first process tells which)" in told[1]
+    assert [path.name for path in (tmp_path / "run").iterdir()] == [LOCK]
 
 
 def test_two_processes_go_through_two_phases_like_one(repository, data, tmp_path):
