@@ -39,7 +39,7 @@ from bert_jax.tasks.evaluation import (
     make_split,
     predict_split,
 )
-from bert_jax.workdir import check_workdir
+from bert_jax.workdir import check_workdir, locked
 
 
 class FinetuneResult(NamedTuple):
@@ -87,68 +87,70 @@ def run(config: FinetuneConfig, workdir: Path, devices: Sequence[Any] | None = N
     abstract = abstract_state(objective, config.optimizer, train, mesh)
     start = complete(start, objective, train.seed)
     check_arrays(Path(config.init_checkpoint), describe(start.params), describe(abstract.params))
-    workdir.mkdir(parents=True, exist_ok=True)
-    checkpoints = Checkpoints(workdir / "checkpoints", config.checkpoint.keep_last, max(1, config.checkpoint.keep_best))
-    restored = checkpoints.restore(abstract)
-    if cluster.is_first():
-        write_json(workdir / "config.json", identity)
-        start.tokenizer.save(workdir / "tokenizer")
-    state = restored.state if restored else init_state(objective, config.optimizer, train, mesh, start.params)
-    first_step = int(state.step)
-
-    # Steps.
-    epoch_steps = steps_per_epoch(len(data.train.rows), config.data.batch_size)
-    every = config.eval.every_steps or epoch_steps
-    pace = Pace(train.num_steps, config.report.every_steps, every, config.checkpoint.every_steps or every, False)
-    train_step = make_train_step(objective, config.optimizer, train, mesh, abstract)
-    infer = make_inference(model, task, mesh, abstract.params)
-    evaluation = partial(evaluate, task, data.evaluation, infer, eval_batch_size(config), mesh)
-    batches = train_batches(
-        data.train.rows, task.head, first_step, config.data.batch_size, config.data.seed, config.data.bucket, mesh
-    )
-    with Reporter(
-        workdir,
-        train.num_steps,
-        first_step,
-        progress=config.report.progress,
-        tensorboard=config.report.tensorboard,
-        enabled=cluster.is_first(),
-    ) as reporter:
-        for line in describe_run(config, task, data, model, mesh, train.num_steps):
-            reporter.message(line)
-        reporter.message(_origin(config, start, restored))
-        result = train_loop(
-            state,
-            pace,
-            mesh,
-            train_step,
-            batches,
-            evaluation if data.evaluation else None,
-            make_throughput(model, mesh),
-            checkpoints,
-            reporter,
-            restored.notes["unreported"] if restored else None,
-            rank=lambda metrics: -metrics[task.metric],
-        )
-        seconds = time.monotonic() - started
-        if result.signal:
-            checkpoints.close()
-            reporter.message(f"stopped by signal {result.signal} after step {result.step}; the same command resumes")
-            return FinetuneResult({}, task.metric, {}, result.step, result.signal, seconds)
-
-        # What is left behind: the best model, what it says, and how good it is.
-        best_step = checkpoints.best_step() if data.evaluation else result.step
-        state = result.state if best_step == result.step else checkpoints.restore_at(best_step, abstract)
-        checkpoints.close()
-        metrics = finish(config, task, data, model, state.params, start, infer, mesh, workdir)
-        constant = constant_scores(task, data.train, data.evaluation)
-        outcome = FinetuneResult(metrics, task.metric, constant, best_step, 0, seconds)
+    keep = config.checkpoint.keep_last, max(1, config.checkpoint.keep_best)
+    with locked(workdir), Checkpoints(workdir / "checkpoints", *keep) as checkpoints:
+        restored = checkpoints.restore(abstract)
         if cluster.is_first():
-            write_json(workdir / "results.json", {"task": config.task.name} | outcome._asdict())
-            draw_curves(workdir / "metrics.jsonl", workdir / "curves.png", curves(task))
-        for line in summarise(workdir, task, best_step, epoch_steps, constant):
-            reporter.message(line)
-    return outcome
+            write_json(workdir / "config.json", identity)
+            start.tokenizer.save(workdir / "tokenizer")
+        state = restored.state if restored else init_state(objective, config.optimizer, train, mesh, start.params)
+        first_step = int(state.step)
+
+        # Steps.
+        epoch_steps = steps_per_epoch(len(data.train.rows), config.data.batch_size)
+        every = config.eval.every_steps or epoch_steps
+        pace = Pace(train.num_steps, config.report.every_steps, every, config.checkpoint.every_steps or every, False)
+        train_step = make_train_step(objective, config.optimizer, train, mesh, abstract)
+        infer = make_inference(model, task, mesh, abstract.params)
+        evaluation = partial(evaluate, task, data.evaluation, infer, eval_batch_size(config), mesh)
+        batches = train_batches(
+            data.train.rows, task.head, first_step, config.data.batch_size, config.data.seed, config.data.bucket, mesh
+        )
+        with Reporter(
+            workdir,
+            train.num_steps,
+            first_step,
+            progress=config.report.progress,
+            tensorboard=config.report.tensorboard,
+            enabled=cluster.is_first(),
+        ) as reporter:
+            for line in describe_run(config, task, data, model, mesh, train.num_steps):
+                reporter.message(line)
+            reporter.message("; ".join([*checkpoints.never_finished, _origin(config, start, restored)]))
+            result = train_loop(
+                state,
+                pace,
+                mesh,
+                train_step,
+                batches,
+                evaluation if data.evaluation else None,
+                make_throughput(model, mesh),
+                checkpoints,
+                reporter,
+                restored.notes["unreported"] if restored else None,
+                rank=lambda metrics: -metrics[task.metric],
+            )
+            seconds = time.monotonic() - started
+            if result.signal:
+                checkpoints.close()
+                reporter.message(
+                    f"stopped by signal {result.signal} after step {result.step}; the same command resumes"
+                )
+                return FinetuneResult({}, task.metric, {}, result.step, result.signal, seconds)
+
+            # What is left behind: the best model, what it says, and how good it is.
+            best_step = checkpoints.best_step() if data.evaluation else result.step
+            state = result.state if best_step == result.step else checkpoints.restore_at(best_step, abstract)
+            checkpoints.close()
+            metrics = finish(config, task, data, model, state.params, start, infer, mesh, workdir)
+            constant = constant_scores(task, data.train, data.evaluation)
+            outcome = FinetuneResult(metrics, task.metric, constant, best_step, 0, seconds)
+            if cluster.is_first():
+                write_json(workdir / "results.json", {"task": config.task.name} | outcome._asdict())
+                draw_curves(workdir / "metrics.jsonl", workdir / "curves.png", curves(task))
+            for line in summarise(workdir, task, best_step, epoch_steps, constant):
+                reporter.message(line)
+        return outcome
 
 
 def load_start(init_checkpoint: str) -> Pretrained:

@@ -17,7 +17,7 @@ from bert_jax.finetune_config import FINETUNE_RESUMABLE_CHANGES, FinetuneConfig,
 from bert_jax.pretrained import FINETUNED
 from bert_jax.settings import changed_keys, to_dict
 from bert_jax.storage import read_json, write_json
-from bert_jax.workdir import check_workdir
+from bert_jax.workdir import check_workdir, locked
 
 
 class Outcome(NamedTuple):
@@ -70,28 +70,31 @@ def run(config: FinetuneConfig, workdir: Path, devices: Sequence[Any] | None = N
     identity = {"dataset": None, "run": to_dict(config)}
     check_workdir(workdir, identity, FinetuneConfig, (*FINETUNE_RESUMABLE_CHANGES, "sweep"))
     runs = plan(config)
-    results: dict[str, FinetuneResult] = {}
-    if config.sweep.together:
-        results = together.run(runs, workdir / "runs", devices)
-    else:
-        for number, (name, one) in enumerate(runs.items(), 1):
-            print(f"run {number} of {len(runs)}: {name}", file=sys.stderr, flush=True)
-            results[name] = _finished(workdir / "runs" / name, one) or _train(workdir / "runs" / name, one, devices)
-            if results[name].signal:
-                return SweepResult([], results[name].metric, results[name].signal)
-    write_json(workdir / "config.json", identity)
-    outcomes = [_judge(name, runs[name], result) for name, result in results.items()]
-    # One that diverged knows no metric but the task's setting, which may be to choose by itself.
-    metric = next((result.metric for result in results.values() if result.metrics), next(iter(results.values())).metric)
-    write_json(workdir / "sweep.json", {"metric": metric, "runs": [_as_json(outcome) for outcome in outcomes]})
-    finite = [outcome for outcome in outcomes if not math.isnan(outcome.score)]
-    if finite:
-        best = max(finite, key=lambda outcome: outcome.score)
-        shutil.rmtree(workdir / FINETUNED, ignore_errors=True)
-        shutil.copytree(workdir / "runs" / best.name / FINETUNED, workdir / FINETUNED)
-    for line in [*describe(outcomes, metric), *([f"its model is in {workdir / FINETUNED}"] if finite else [])]:
-        print(line, file=sys.stderr, flush=True)
-    return SweepResult(outcomes, metric, 0)
+    with locked(workdir):
+        results: dict[str, FinetuneResult] = {}
+        if config.sweep.together:
+            results = together.run(runs, workdir / "runs", devices)
+        else:
+            for number, (name, one) in enumerate(runs.items(), 1):
+                print(f"run {number} of {len(runs)}: {name}", file=sys.stderr, flush=True)
+                results[name] = _finished(workdir / "runs" / name, one) or _train(workdir / "runs" / name, one, devices)
+                if results[name].signal:
+                    return SweepResult([], results[name].metric, results[name].signal)
+        write_json(workdir / "config.json", identity)
+        outcomes = [_judge(name, runs[name], result) for name, result in results.items()]
+        # One that diverged knows no metric but the task's setting, which may be to choose by itself.
+        metric = next(
+            (result.metric for result in results.values() if result.metrics), next(iter(results.values())).metric
+        )
+        write_json(workdir / "sweep.json", {"metric": metric, "runs": [_as_json(outcome) for outcome in outcomes]})
+        finite = [outcome for outcome in outcomes if not math.isnan(outcome.score)]
+        if finite:
+            best = max(finite, key=lambda outcome: outcome.score)
+            shutil.rmtree(workdir / FINETUNED, ignore_errors=True)
+            shutil.copytree(workdir / "runs" / best.name / FINETUNED, workdir / FINETUNED)
+        for line in [*describe(outcomes, metric), *([f"its model is in {workdir / FINETUNED}"] if finite else [])]:
+            print(line, file=sys.stderr, flush=True)
+        return SweepResult(outcomes, metric, 0)
 
 
 # Settings that change how a run is made or reported, and not what comes out.

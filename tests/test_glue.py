@@ -11,7 +11,8 @@ import pytest
 from bert_jax.errors import InputError
 from bert_jax.finetune_config import TaskConfig
 from bert_jax.tasks import glue, readers, scores
-from bert_jax.tasks.glue import TASKS, glue_task, score_files
+from bert_jax.tasks.glue import TASKS, glue_task
+from bert_jax.tasks.glue_score import score_files
 from bert_jax.tasks.texts import Scored
 from bert_jax.text.tokenizer import load_tokenizer
 

@@ -203,7 +203,7 @@ def _read(name: str, source: str, split: str) -> list[Any]:
         place = _find_diagnostic(source)
     if not place:
         return []
-    examples = _read_place(name, place, _JSON_KEYS.get(split, ()), split == "train" or split.startswith("dev"))
+    examples = read_place(name, place, _JSON_KEYS.get(split, ()), split == "train" or split.startswith("dev"))
     if not examples and not _is_json(place):
         raise InputError(f"{place} holds no example; copy it again from GLUE's zip")
     return examples
@@ -234,7 +234,7 @@ def _find_diagnostic(source: str) -> str:
     return ""
 
 
-def _read_place(name: str, place: str, json_keys: Sequence[str], labelled: bool) -> Examples:
+def read_place(name: str, place: str, json_keys: Sequence[str], labelled: bool) -> Examples:
     """Returns the examples of a file, or of a split of TFDS.
 
     Rows with too few columns are skipped and counted where labels are known, as GLUE's own readers do; where they
@@ -353,55 +353,3 @@ def _write(
         places = np.argsort(np.array(ids, np.int64), kind="stable")
         ids, values = [ids[place] for place in places], [values[place] for place in places]
     write_predictions(Path(directory) / f"{stem}.tsv", ids, values)
-
-
-def score_files(name: str, data: str, predictions: str) -> dict[str, float]:
-    """Returns GLUE's metrics of a file of predictions in the format of a submission.
-
-    Args:
-      name: of the task.
-      data: a file with labels, or a directory with one for dev.
-      predictions: a file of two columns, index and prediction: numbers or names of classes. The index is that of
-        the data, or where it counts 0, 1, 2 .. the place there.
-    Raises: InputError, with file and line, if an example has no prediction, two, or one that is no class.
-    """
-    task = glue_task(TaskConfig(name=name))
-    glue, split = TASKS[name], (*task.splits["eval"], *task.splits["test"])[0]
-    examples = task.read(data, split) if Path(data).is_dir() else list(_read_place(name, data, ("mnli",), True))
-    if not examples:
-        raise InputError(f"data {data!r} has no file of dev with labels; give that file")
-    table = read_table(predictions)
-    if {"index", "prediction"} - set(table.columns):
-        raise InputError(f"{predictions}:1 is not the header index, prediction (with a tab); add it")
-    said: dict[int | str, Classified | Scored] = {}
-    numbers = {spelled: index for index, each in enumerate(glue.classes) for spelled in (each, str(index))}
-    for place, record in enumerate(table.records):
-        index = id_of(record["index"], place)
-        if index in said:
-            raise InputError(f"{record.where}: index {index} has a prediction already; keep one of them")
-        label = (label_name if glue.classes else label_number)(record["prediction"], record.where)
-        if label is None:
-            raise InputError(f"{record.where} has no prediction; write one")
-        number = class_of(numbers, ClassifyExample("", None, label, index, record.where)) if glue.classes else None
-        said[index] = (
-            Scored(float(label))
-            if number is None
-            else Classified(glue.classes[number], dict.fromkeys(glue.classes, 0.0))
-        )
-    ids = [example.id for example in examples]
-    if set(said) != set(ids) and set(said) == set(range(len(ids))):
-        ids = list(range(len(ids)))
-    places: dict[int | str, str] = {}
-    for index, example in zip(ids, examples):
-        if index in places:
-            raise InputError(
-                f"{places[index]} and {example.where} have the same index {index}; give each its own, or count the "
-                "predictions 0, 1, 2 .. in the order of the data"
-            )
-        places[index] = example.where
-        if index not in said:
-            raise InputError(f"{predictions} has no prediction for index {index} ({example.where}); add it")
-    if len(said) != len(ids):
-        extra = next(index for index in said if index not in set(ids))
-        raise InputError(f"{predictions} has a prediction for index {extra}, which {data} lacks; is it of that file?")
-    return task.score(examples, [said[index] for index in ids])

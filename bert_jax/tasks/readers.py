@@ -24,6 +24,7 @@ import numpy as np
 from bert_jax import storage
 from bert_jax.data import tfds_text
 from bert_jax.errors import InputError
+from bert_jax.tasks.json_values import check_characters, not_json, parse_json
 
 # What splits are called, in file names and in TFDS. A source with commas gives them in this order.
 SPLITS: Mapping[str, tuple[str, ...]] = {
@@ -234,8 +235,8 @@ def read_json(place: str, keys: Sequence[str] = ()) -> list[Record]:
         if isinstance(error, json.JSONDecodeError) and error.msg == "Extra data" and text.lstrip().startswith("{"):
             return read_json_lines(place)
         line = error.lineno if isinstance(error, json.JSONDecodeError) else 1
-        raise _not_json(f"{place}:{line}", error) from None
-    _check_characters(text, value, place)
+        raise not_json(f"{place}:{line}", error) from None
+    check_characters(text, value, place)
     if isinstance(value, dict):
         lists = [key for key, each in value.items() if isinstance(each, list)]
         if not lists:
@@ -369,32 +370,6 @@ def _rows_table(
 
 def _json_table(records: list[Record]) -> Table:
     return Table(tuple(dict.fromkeys(name for record in records for name in record)), records)
-
-
-def parse_json(text: str, where: str) -> Any:
-    """Returns a value of JSON. Raises: InputError if it is none, or holds half of a character."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise _not_json(where, error) from None
-    _check_characters(text, value, where)
-    return value
-
-
-def _check_characters(text: str, value: Any, where: str) -> None:
-    """Raises: InputError if a string holds half of a character, which no file can be written of."""
-    if "\\u" not in text:
-        return
-    try:
-        json.dumps(value, ensure_ascii=False).encode("utf-8")
-    except UnicodeEncodeError as error:
-        half = f"\\u{ord(error.object[error.start]):04x}"
-        raise InputError(f"{where} holds {half}, half of a character; mend the text") from None
-
-
-def _not_json(where: str, error: Exception) -> InputError:
-    reason = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)[:80]
-    return InputError(f"{where} is not JSON ({reason}); mend or remove it")
 
 
 def _record(value: Any, where: str) -> Record:

@@ -22,7 +22,7 @@ from absl import flags
 from bert_jax.allocator import reuse_freed_memory
 from bert_jax.errors import InputError
 from bert_jax.storage import atomic_path
-from bert_jax.tasks.readers import parse_json
+from bert_jax.tasks.json_values import parse_json
 from bert_jax.tools import cli
 from bert_jax.tools.lines import open_lines, read_lines
 

@@ -42,9 +42,9 @@ def _score() -> dict[str, float]:
             )
         return scores
     if kind == "glue" and name:
-        from bert_jax.tasks import glue
+        from bert_jax.tasks import glue_score
 
-        return glue.score_files(name, DATA.value, PREDICTIONS.value)
+        return glue_score.score_files(name, DATA.value, PREDICTIONS.value)
     if TASK.value == "ner":
         from bert_jax.tasks import ner
 
