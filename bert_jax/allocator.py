@@ -2,7 +2,8 @@
 """Memory that a program on a CPU frees is kept for the next one, in huge pages.
 
 XLA allocates the temporaries of a program whenever it runs, and frees them after. glibc gives blocks of that size back
-to the kernel, which fills them with zeros, page by page of 4 KiB, when the next step asks for them.
+to the kernel, which fills them with zeros, page by page of 4 KiB, when the next step asks for them. This is for runs of
+few programs: blocks of many sizes leave holes that add up (docs/decisions/0023-freed-memory.md).
 """
 
 import ctypes

@@ -20,8 +20,9 @@ from bert_jax.report import Reporter
 from bert_jax.step import Metrics, TrainState
 
 # Steps that may be under way at once. The device never waits for the host to read metrics, and the host never
-# runs far ahead: jax 0.10 on CPU hangs when some 64 steps with collectives are dispatched and none is waited for.
-MAX_IN_FLIGHT = 8
+# runs far ahead: jax 0.10 on CPU hangs when some 64 steps with collectives are dispatched and none is waited for, and
+# a signal to stop is answered once these steps are done.
+MAX_IN_FLIGHT = 3
 
 
 class Pace(NamedTuple):

@@ -17,7 +17,6 @@ from typing import Any
 
 from absl import flags
 
-from bert_jax.allocator import reuse_freed_memory
 from bert_jax.errors import InputError
 from bert_jax.storage import atomic_path
 from bert_jax.tools import cli
@@ -43,7 +42,6 @@ def main() -> None:
         raise InputError(f"--layers {LAYERS.value!r} are not numbers; write like -1,-2,-3,-4") from None
     texts = _read(INPUT.value)
 
-    reuse_freed_memory()
     from bert_jax import features
     from bert_jax.pretrained import load_pretrained
 

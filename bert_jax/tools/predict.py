@@ -19,7 +19,6 @@ from typing import Any
 
 from absl import flags
 
-from bert_jax.allocator import reuse_freed_memory
 from bert_jax.errors import InputError
 from bert_jax.storage import atomic_path
 from bert_jax.tasks.json_values import parse_json
@@ -44,7 +43,6 @@ def main() -> None:
         raise InputError("--checkpoint is needed: a work directory, or a model in any format")
     as_json = FORMAT.value == "json" or (not FORMAT.value and OUTPUT.value != "-")
     with open_lines(INPUT.value) as stream, _writer(OUTPUT.value) as write:
-        reuse_freed_memory()
         from bert_jax.predict import Predictor
         from bert_jax.pretrained import load_pretrained
 
