@@ -159,14 +159,17 @@ def trip_count(module: Module, caller: str, loop: Instruction) -> int:
     known = re.search(r'"known_trip_count":\s*\{"n":\s*"(\d+)"', loop.attributes)
     if known:
         return int(known[1])
-    condition, body = (re.search(rf"\b{part}={_NAME}", loop.attributes) for part in ("condition", "body"))
+    condition, body = (
+        found[1] if (found := re.search(rf"\b{part}={_NAME}", loop.attributes)) else ""
+        for part in ("condition", "body")
+    )
     limits, counters = [], []
-    for name in _with_called(module, condition[1] if condition else ""):
+    for name in _with_called(module, condition):
         for instruction in module.computations.get(name, ()):
             limits += _integers(instruction)
-            if instruction.opcode == "get-tuple-element" and name == condition[1]:
+            if instruction.opcode == "get-tuple-element" and name == condition:
                 counters += [int(index) for index in re.findall(r"\bindex=(\d+)", instruction.attributes)]
-    steps = _steps(module, body[1], counters[0]) if body and len(counters) == 1 else []
+    steps = _steps(module, body, counters[0]) if body and len(counters) == 1 else []
     if len(limits) != 1 or len(steps) != 1 or steps[0] < 1:
         raise ValueError(
             f"cannot tell how often the loop {loop.name} of {caller} runs; its limits are {limits}, its steps {steps}"
