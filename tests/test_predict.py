@@ -2,7 +2,6 @@
 """What `predict` reads and says: lines as they come, blanks in batches of like lengths."""
 
 import io
-import json
 
 import numpy as np
 import pytest
@@ -11,8 +10,7 @@ from builders import make_pretrained
 import bert_jax
 from bert_jax.errors import InputError
 from bert_jax.predict import fill_masks, read_blanks
-from bert_jax.tools import predict
-from bert_jax.tools.lines import open_lines, read_lines
+from bert_jax.tools.lines import converse, open_lines, parse_line, read_lines
 
 TEXTS = ["the [MASK] .", "ban [MASK] [MASK] [MASK] bas dar dir ban ber bis .", "[MASK]", "ban ber bis dan [MASK] der ."]
 
@@ -55,17 +53,17 @@ def test_blanks_that_cannot_be_read_are_named(bert):
     ],
 )
 def test_a_line_is_json_or_texts_with_tabs_between(line, expected):
-    assert predict._parsed(line, "line 1", is_words=False) == expected
+    assert parse_line(line, "line 1", is_words=False) == expected
 
 
 def test_a_tab_is_a_blank_between_words():
-    assert predict._parsed("New\tYork", "line 1", is_words=True) == "New\tYork"
+    assert parse_line("New\tYork", "line 1", is_words=True) == "New\tYork"
 
 
 @pytest.mark.parametrize("line", ['{"a":' * 100_000, '{"text": "\\ud800"}', '{"text": '])
 def test_bad_json_is_one_line(line):
     with pytest.raises(InputError, match=r"^in:3 (is not JSON|holds .ud800)"):
-        predict._parsed(line, "in:3", is_words=False)
+        parse_line(line, "in:3", is_words=False)
 
 
 def test_lines_of_bytes(tmp_path):
@@ -81,14 +79,7 @@ def test_lines_of_bytes(tmp_path):
 
 
 def test_a_conversation_goes_on_after_a_line_that_cannot_be_read(bert, capsys):
-    class Filler:
-        task = None
-
-    filler, said = Filler(), []
-    filler.bert = bert
-    predict.flags.FLAGS.mark_as_parsed()
+    said = []
     lines = read_lines(io.BytesIO(b"no blank\nthe [MASK] .\n"), "-")
-    predict._converse(filler, lines, lambda value, shown: said.append((value, shown)))
-    assert "error: line 1 has no [MASK]" in capsys.readouterr().err
-    ((text, shown),) = said
-    assert text == "the [MASK] ." and len(json.loads(json.dumps(shown))["masks"][0]) == 5
+    converse(lines, lambda line: said.append(read_blanks(bert, line[1], line[0]).text))
+    assert "error: line 1 has no [MASK]" in capsys.readouterr().err and said == ["the [MASK] ."]

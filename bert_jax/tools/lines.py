@@ -3,10 +3,11 @@
 
 import contextlib
 import sys
-from collections.abc import Iterator
-from typing import BinaryIO
+from collections.abc import Callable, Iterator
+from typing import Any, BinaryIO
 
 from bert_jax.errors import InputError
+from bert_jax.tasks.json_values import parse_json
 
 
 @contextlib.contextmanager
@@ -34,3 +35,23 @@ def read_lines(stream: BinaryIO, path: str) -> Iterator[tuple[str, str]]:
                 f"{name}{number} is not UTF-8 ({error.reason} at byte {error.start + 1} of the line); convert it"
             ) from None
         yield f"{name}{number}", text.strip()
+
+
+def parse_line(line: str, where: str, is_words: bool) -> Any:
+    """Returns a line as tasks read it: an object of JSON, a list of texts or a text; tabs do not part words."""
+    if line[:1] == "{":
+        return parse_json(line, where)
+    with contextlib.suppress(InputError):
+        value = parse_json(line, where) if line[:1] == "[" else None
+        if isinstance(value, list) and all(isinstance(text, str) for text in value):
+            return value
+    return line.split("\t") if "\t" in line and not is_words else line
+
+
+def converse(lines: Iterator[tuple[str, str]], answer: Callable[[tuple[str, str]], Any]) -> None:
+    """Answers line by line; what is wrong with one is said, and is no reason to end."""
+    for line in lines:
+        try:
+            answer(line)
+        except InputError as error:
+            print(f"error: {error}", file=sys.stderr)

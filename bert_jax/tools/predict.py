@@ -21,9 +21,8 @@ from absl import flags
 
 from bert_jax.errors import InputError
 from bert_jax.storage import atomic_path
-from bert_jax.tasks.json_values import parse_json
 from bert_jax.tools import cli
-from bert_jax.tools.lines import open_lines, read_lines
+from bert_jax.tools.lines import converse, open_lines, parse_line, read_lines
 
 CHECKPOINT = flags.DEFINE_string("checkpoint", "", "a work directory, or a model in any format")
 INPUT = flags.DEFINE_string("input", "-", "a file with an input a line; - is standard input")
@@ -50,24 +49,14 @@ def main() -> None:
         show = _json_of if as_json else _text_of
         lines = ((where, line) for where, line in read_lines(stream, INPUT.value) if line)
         if stream.isatty():
-            _converse(predictor, lines, lambda value, shown: write(show(value, shown)))
+            task = predictor.task
+            wanted = "a text with [MASK] in it" if task is None else f"an input for {task.config.name}"
+            print(f"Write {wanted}; end with Ctrl-D.", file=sys.stderr)
+            converse(lines, lambda line: [write(show(*each)) for each in _predictions(predictor, [line])])
             return
         for chunk in _chunks(lines, _LINES_AT_ONCE):
             for value, shown in _predictions(predictor, chunk):
                 write(show(value, shown))
-
-
-def _converse(predictor: Any, lines: Iterator[tuple[str, str]], answer: Callable[[Any, dict[str, Any]], None]) -> None:
-    """Answers somebody at a terminal line by line; one that cannot be read is no reason to load the model again."""
-    task = predictor.task
-    wanted = "a text with [MASK] in it" if task is None else f"an input for {task.config.name}"
-    print(f"Write {wanted}; end with Ctrl-D.", file=sys.stderr)
-    for line in lines:
-        try:
-            for value, shown in _predictions(predictor, [line]):
-                answer(value, shown)
-        except InputError as error:
-            print(f"error: {error}", file=sys.stderr)
 
 
 def _predictions(predictor: Any, lines: Sequence[tuple[str, str]]) -> Iterator[tuple[Any, dict[str, Any]]]:
@@ -80,21 +69,10 @@ def _predictions(predictor: Any, lines: Sequence[tuple[str, str]]) -> Iterator[t
         for one, guesses in zip(blanks, fill_blanks(predictor.bert, blanks, GUESSES.value)):
             yield one.text, {"masks": [[guess._asdict() for guess in place] for place in guesses]}
         return
-    inputs = [_parsed(line, where, is_words=task.head == "token_classification") for where, line in lines]
+    inputs = [parse_line(line, where, is_words=task.head == "token_classification") for where, line in lines]
     examples = [task.parse(value, where) for value, (where, _) in zip(inputs, lines)]
     for value, prediction in zip(inputs, predictor.predict(examples)):
         yield value, task.show(prediction)
-
-
-def _parsed(line: str, where: str, is_words: bool) -> Any:
-    """Returns a line as the task reads it: an object of JSON, a list of texts or a text; tabs do not part words."""
-    if line[:1] == "{":
-        return parse_json(line, where)
-    with contextlib.suppress(InputError):
-        value = parse_json(line, where) if line[:1] == "[" else None
-        if isinstance(value, list) and all(isinstance(text, str) for text in value):
-            return value
-    return line.split("\t") if "\t" in line and not is_words else line
 
 
 def _json_of(value: Any, shown: dict[str, Any]) -> str:
