@@ -3,7 +3,7 @@
 
 XLA allocates the temporaries of a program whenever it runs, and frees them after. glibc gives blocks of that size back
 to the kernel, which fills them with zeros, page by page of 4 KiB, when the next step asks for them. This is for runs of
-few programs: blocks of many sizes leave holes that add up (docs/decisions/0023-freed-memory.md).
+few programs: what is kept for programs of many sizes adds up (docs/decisions/0023-freed-memory.md).
 """
 
 import ctypes
