@@ -107,13 +107,14 @@ def activation_bytes(model: ModelConfig, row_length: int, tensor: int = 1) -> in
 
     scores = model.num_heads * row_length
     kept = row_length * (of_tokens(narrow, wide, masks) + scores * _of_scores(model, size))
-    working = row_length * (of_tokens(*whole) * (model.remat != "none") + scores * _WORKING_OF_SCORES)
+    at_work = _WORKING_OF_SCORES if model.attention == "plain" else 0
+    working = row_length * (of_tokens(*whole) * (model.remat != "none") + scores * at_work)
     return round((model.num_layers * kept + working) / tensor)
 
 
 def _of_scores(model: ModelConfig, size: int) -> int:
-    """Returns the bytes that are kept of each score."""
-    kept = _KEPT_OF_SCORES[model.remat]
+    """Returns the bytes that are kept of each score; fused attention computes scores again."""
+    kept = _KEPT_OF_SCORES[model.remat] if model.attention == "plain" else 0
     return kept - (0 if model.attention_dropout_rate else 1) + size if kept else 0
 
 

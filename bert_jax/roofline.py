@@ -70,9 +70,9 @@ def step_seconds(
     tokens = config.data.batch_size * row_length / num_chips
     peak = flops.peak_flops(chip.device_kind, model.compute_dtype) * chip.matrix_efficiency
     attention = 3 * model.num_layers * 4 * model.hidden_size * tokens * row_length
-    elementwise = ELEMENTWISE_BYTES * model.hidden_size + SCORE_BYTES * model.num_heads * row_length
+    elementwise = ELEMENTWISE_BYTES * model.hidden_size + _score_bytes(config, chip) * model.num_heads * row_length
     others = model_flops(config, num_chips, row_length) - attention
-    if model.remat != "none":
+    if model.remat != "none" or model.attention == "fused":
         attention *= 4 / 3
     if model.remat == "full":
         others *= 4 / 3
@@ -93,6 +93,11 @@ def step_seconds(
     return parts | {"step": sum(parts.values())}
 
 
+def _score_bytes(config: PretrainConfig, chip: Chip) -> int:
+    """Returns the bytes that a score of attention moves in both passes: none where a kernel keeps them in the core."""
+    return 0 if config.model.attention == "fused" and chip in TPUS.values() else SCORE_BYTES
+
+
 def model_flops(config: PretrainConfig, num_chips: int, row_length: int) -> float:
     """Returns the FLOPs of one chip and step that the model needs, for full rows of one sequence."""
     rows = config.data.batch_size / num_chips
@@ -105,8 +110,8 @@ def assumptions(config: PretrainConfig, chip: Chip) -> tuple[str, ...]:
     peak = flops.peak_flops(chip.device_kind, config.model.compute_dtype)
     return (
         f"products at {chip.matrix_efficiency:.0%} of {peak / 1e12:,.0f} TFLOP/s, those of attention at half of it",
-        f"{ELEMENTWISE_BYTES} bytes per hidden unit, token and layer, {SCORE_BYTES} per score, {OPTIMIZER_BYTES} per "
-        f"parameter, at {HBM_EFFICIENCY:.0%} of {chip.hbm_bandwidth / 1e12:.2f} TB/s",
+        f"{ELEMENTWISE_BYTES} bytes per hidden unit, token and layer, {_score_bytes(config, chip)} per score, "
+        f"{OPTIMIZER_BYTES} per parameter, at {HBM_EFFICIENCY:.0%} of {chip.hbm_bandwidth / 1e12:.2f} TB/s",
         f"collectives at {chip.link_bandwidth / 1e9:.0f} GB/s a chip, hidden behind nothing"
         + (", between slices too" if config.mesh.dcn > 1 else "")
         + "; no wait for the loader",

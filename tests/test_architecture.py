@@ -23,7 +23,7 @@ RANKS: Sequence[str] = """
     text.* data.*
     data.beam cluster sharding flops
     losses optim masking memory roofline
-    model.layers model.encoder model.probe model.heads model.objective
+    model.product model.attention kernels.* model.layers model.encoder model.probe model.heads model.objective
     convert.* checkpoint
     pretrained data.pipeline step workdir
     report hlo

@@ -14,8 +14,9 @@ from builders import CLS, MASK, SEP, random_batch, tiny_model
 from bert_jax import hlo
 from bert_jax.config import MaskingConfig
 from bert_jax.masking import mask_tokens
-from bert_jax.model.encoder import attention_mask, positions_in_sequence, unstack
-from bert_jax.model.layers import Dropout, product
+from bert_jax.model.attention import attention_mask
+from bert_jax.model.encoder import positions_in_sequence, unstack
+from bert_jax.model.layers import Dropout
 from bert_jax.model.objective import (
     count_parameters,
     encode,
@@ -24,6 +25,7 @@ from bert_jax.model.objective import (
     pretraining_forward,
     pretraining_objective,
 )
+from bert_jax.model.product import product
 
 forward = jax.jit(pretraining_forward, static_argnums=0)
 

@@ -116,9 +116,10 @@ def test_zero1_divides_moments_over_data():
     )
 
 
-def test_losses_and_dropout_bits_do_not_depend_on_the_mesh():
+@pytest.mark.parametrize("attention", ["plain", "fused"])
+def test_losses_and_dropout_bits_do_not_depend_on_the_mesh(attention):
     """The forward pass alone, which compiles in a fraction of the time of a step."""
-    model = tiny_model(hidden_dropout_rate=0.3, attention_dropout_rate=0.3)
+    model = tiny_model(attention=attention, hidden_dropout_rate=0.3, attention_dropout_rate=0.3)
     objective = pretraining_objective(model, MASKING, MASK, (CLS, SEP))
 
     def losses(mesh_sizes, devices, key=None):
@@ -136,8 +137,9 @@ def test_losses_and_dropout_bits_do_not_depend_on_the_mesh():
 
 
 @pytest.mark.slow
-def test_dropout_bits_of_whole_steps_do_not_depend_on_the_mesh():
-    model = tiny_model(hidden_dropout_rate=0.3, attention_dropout_rate=0.3)
+@pytest.mark.parametrize("attention", ["plain", "fused"])
+def test_dropout_bits_of_whole_steps_do_not_depend_on_the_mesh(attention):
+    model = tiny_model(attention=attention, hidden_dropout_rate=0.3, attention_dropout_rate=0.3)
     one = take_steps(random_batch(), model=model)
     assert_same(one, take_steps(random_batch(), {"data": 2, "fsdp": 2, "tensor": 2}, model=model))
     assert abs(one[0][0]["loss"] - take_steps(random_batch(), num_steps=1)[0][0]["loss"]) > 1e-4  # it is on

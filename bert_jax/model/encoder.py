@@ -9,6 +9,7 @@ import numpy as np
 from flax import linen as nn
 
 from bert_jax.config import ModelConfig
+from bert_jax.model.attention import attention_mask
 from bert_jax.model.layers import SAVED, Embeddings, Layer, dense
 from bert_jax.sharding import constrain_rows
 
@@ -48,7 +49,7 @@ class Encoder(nn.Module):
         positions = positions_in_sequence(sequence_ids)
         embedded, word_table = Embeddings(config, name="embeddings")(token_ids, type_ids, positions, deterministic)
         embedded = constrain_rows(embedded)
-        attends = attention_mask(sequence_ids, config.causal)
+        attends = sequence_ids if config.attention == "fused" else attention_mask(sequence_ids, config.causal)
 
         def layer(module: Layer, hidden: jax.Array) -> tuple[jax.Array, jax.Array | None]:
             hidden = constrain_rows(module(hidden, attends, deterministic))
@@ -111,16 +112,6 @@ def _unroll(config: ModelConfig) -> int:
     if config.unroll:
         return min(config.unroll, config.num_layers)
     return config.num_layers if jax.default_backend() == "cpu" and config.remat == "none" else 1
-
-
-def attention_mask(sequence_ids: jax.Array, causal: bool = False) -> jax.Array:
-    """Returns [B, L, L] bool: query and key are in one sequence, and neither is padding.
-
-    If `causal`, no key comes after its query.
-    """
-    same = sequence_ids[:, :, None] == sequence_ids[:, None, :]
-    attends = same & (sequence_ids != 0)[:, None, :]
-    return jnp.tril(attends) if causal else attends
 
 
 def positions_in_sequence(sequence_ids: jax.Array) -> jax.Array:

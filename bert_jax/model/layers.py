@@ -14,6 +14,8 @@ from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
 from bert_jax.config import ModelConfig
+from bert_jax.model.attention import attend
+from bert_jax.model.product import product
 from bert_jax.sharding import copy_to_rows, whole
 
 ACTIVATIONS = {
@@ -21,9 +23,6 @@ ACTIVATIONS = {
     # By erf, as the references compute it: jax.nn.gelu goes by erfc, which costs more than twice as much on a CPU.
     "gelu_exact": lambda x: 0.5 * x * (1 + jax.lax.erf(x * 0.5**0.5)),
 }
-
-# Large enough to leave nothing after softmax, small enough for every float type with float32's range.
-MASKED_SCORE = -1e9
 
 # What is kept in the compute dtype where the rest is computed again (`ModelConfig.remat` "dots").
 SAVED = "product"
@@ -123,21 +122,29 @@ class Attention(nn.Module):
 
     @nn.compact
     def __call__(self, hidden: jax.Array, attends: jax.Array, deterministic: bool) -> jax.Array:
-        """Returns [B, L, H]. `attends` [B, L, L] bool says which keys each query may see."""
+        """Returns [B, L, H].
+
+        `attends` [B, L, L] bool says which keys each query may see; for fused attention it is the sequence ids [B, L].
+        """
         config = self.config
+        rate = config.attention_dropout_rate
+        query, key, value = (dense(config, config.hidden_size, name)(hidden) for name in ("query", "key", "value"))
+        if config.attention == "fused":
+            from bert_jax.kernels.attention import fused_attention  # Pallas takes its time to import
 
-        def heads(name: str) -> jax.Array:
-            projected = dense(config, config.hidden_size, name)(hidden)
-            return projected.reshape(*hidden.shape[:2], config.num_heads, config.head_size)
-
-        query, key, value = heads("query"), heads("key"), heads("value")
-        scores = product("BQND,BKND->BNQK", query, key)
-        # A query that may see nothing (padding) gets equal, finite scores: uniform attention and no NaN.
-        scores = jnp.where(attends[:, None], scores * config.head_size**-0.5, MASKED_SCORE)
-        probabilities = jax.nn.softmax(scores, axis=-1)
-        probabilities = Dropout(config.attention_dropout_rate)(probabilities, deterministic)
-        context = product("BNQK,BKND->BQND", probabilities.astype(value.dtype), value)
-        context = checkpoint_name(context.astype(value.dtype).reshape(hidden.shape), SAVED)
+            draws = rate > 0 and not deterministic
+            context = fused_attention(
+                *(query, key, value, attends),
+                num_heads=config.num_heads,
+                causal=config.causal,
+                rate=rate if draws else 0.0,
+                dropout_key=self.make_rng("dropout") if draws else None,
+            )
+        else:
+            heads = (*hidden.shape[:2], config.num_heads, config.head_size)
+            query, key, value = (array.reshape(heads) for array in (query, key, value))
+            context = attend(query, key, value, attends, lambda array: Dropout(rate)(array, deterministic))
+        context = checkpoint_name(context.reshape(hidden.shape), SAVED)
         return residual(config, hidden, dense(config, config.hidden_size, "output")(context), deterministic)
 
 
@@ -170,56 +177,6 @@ def residual(config: ModelConfig, hidden: jax.Array, update: jax.Array, determin
     """Returns LN(hidden + dropout(update)) in the compute dtype; a part of the module that calls it."""
     update = Dropout(config.hidden_dropout_rate)(update, deterministic)
     return layer_norm(config)(hidden + update).astype(config.compute_dtype)
-
-
-def product(equation: str, lhs: jax.Array, rhs: jax.Array, rhs_gradient: str = "float32") -> jax.Array:
-    """Returns the einsum of two arrays, multiplied in the dtype of the left one and summed in float32.
-
-    Every letter of the equation stands in two of its three terms. On accelerators this is what the hardware does; on
-    a CPU it also picks the fast bfloat16 kernel. Gradients are the same kind of product: what comes back is rounded to
-    the dtype of the left array before it is multiplied, where JAX would multiply float32 with bfloat16 in all of the
-    backward pass. The gradient of a float32 parameter on the right is the float32 sum, not rounded on its way; in
-    another `rhs_gradient` it is rounded on each device, before devices add theirs up.
-    """
-    return _product(equation, rhs_gradient, lhs, rhs)  # type: ignore[return-value]
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _product(equation: str, rhs_gradient: str, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
-    return jnp.einsum(equation, lhs, rhs.astype(lhs.dtype), preferred_element_type=jnp.float32)
-
-
-def _product_forward(
-    equation: str, rhs_gradient: str, lhs: jax.Array, rhs: jax.Array
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return product(equation, lhs, rhs), (lhs, rhs)
-
-
-def _product_backward(
-    equation: str, rhs_gradient: str, saved: tuple[jax.Array, jax.Array], gradient: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    lhs, rhs = saved
-    left, right, result = equation.replace("->", ",").split(",")
-    gradient = gradient.astype(lhs.dtype)
-    of_rhs = _product_over_rows(f"{left},{result}->{right}", rhs_gradient, lhs, gradient).astype(rhs.dtype)
-    return product(f"{result},{right}->{left}", gradient, rhs).astype(lhs.dtype), of_rhs
-
-
-def _product_over_rows(equation: str, dtype: str, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
-    """Returns the einsum in `dtype`, a sum over rows: of bfloat16, XLA has no kernel for it on CPUs, and may fail."""
-
-    def narrow(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
-        return jnp.einsum(equation, lhs, rhs, preferred_element_type=jnp.dtype(dtype))
-
-    def wide(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
-        return jnp.einsum(equation, lhs.astype(jnp.float32), rhs.astype(jnp.float32)).astype(dtype)
-
-    if lhs.dtype == jnp.float32:
-        return narrow(lhs, rhs)
-    return jax.lax.platform_dependent(lhs, rhs, cpu=wide, default=narrow)
-
-
-_product.defvjp(_product_forward, _product_backward)
 
 
 def _dense_product(

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scaled dot-product attention, written plainly, and who sees whom. Source: paper, section 3; Vaswani et al. 2017."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from bert_jax.model.product import product
+
+# Large enough to leave nothing after softmax, small enough for every float type with float32's range.
+MASKED_SCORE = -1e9
+
+
+def attend(
+    query: jax.Array, key: jax.Array, value: jax.Array, attends: jax.Array, drop: Callable[[jax.Array], jax.Array]
+) -> jax.Array:
+    """Returns what each head reads, [B, L, N, D] in the dtype of `value`, from query, key and value of that shape.
+
+    `attends` [B, L, L] bool says which keys each query may see; `drop` is the dropout of probabilities [B, N, L, L].
+    """
+    scores = product("BQND,BKND->BNQK", query, key)
+    # A query that may see nothing (padding) gets equal, finite scores: uniform attention and no NaN.
+    scores = jnp.where(attends[:, None], scores * query.shape[-1] ** -0.5, MASKED_SCORE)
+    probabilities = drop(jax.nn.softmax(scores, axis=-1))
+    return product("BNQK,BKND->BQND", probabilities.astype(value.dtype), value).astype(value.dtype)
+
+
+def attention_mask(sequence_ids: jax.Array, causal: bool = False) -> jax.Array:
+    """Returns [B, L, L] bool: query and key are in one sequence, and neither is padding.
+
+    If `causal`, no key comes after its query.
+    """
+    same = sequence_ids[:, :, None] == sequence_ids[:, None, :]
+    attends = same & (sequence_ids != 0)[:, None, :]
+    return jnp.tril(attends) if causal else attends
