@@ -10,7 +10,7 @@ from flax import linen as nn
 
 from bert_jax.config import ModelConfig
 from bert_jax.model.attention import attention_mask
-from bert_jax.model.layers import SAVED, Embeddings, Layer, dense
+from bert_jax.model.layers import SAVED, Dense, Embeddings, Layer
 from bert_jax.sharding import constrain_rows
 
 REMAT_POLICIES = {
@@ -76,7 +76,7 @@ class Encoder(nn.Module):
         pooled = None
         if self.pool:
             first = jnp.take_along_axis(hidden, cls_positions.astype(jnp.int32)[..., None], axis=1)  # [B, M, H]
-            pooled = jnp.tanh(dense(config, config.hidden_size, "pooler")(first))
+            pooled = jnp.tanh(Dense(config, config.hidden_size, name="pooler")(first))
         layers = None if kept is None else jnp.concatenate([embedded[None], kept])
         return Encoded(hidden, pooled, layers, word_table)
 

@@ -12,7 +12,7 @@ from bert_jax.config import ModelConfig
 from bert_jax.finetune_config import ProbeConfig
 from bert_jax.model.attention import MASKED_SCORE
 from bert_jax.model.encoder import Encoded, Encoder
-from bert_jax.model.layers import ACTIVATIONS, Dropout, dense, layer_norm
+from bert_jax.model.layers import ACTIVATIONS, Dense, Dropout, layer_norm
 from bert_jax.model.probe import Probe
 from bert_jax.model.product import product
 
@@ -41,7 +41,7 @@ class MaskedLanguageModel(nn.Module):
     def __call__(self, hidden: jax.Array, word_table: jax.Array) -> jax.Array:
         """Returns float32 logits [B, P, V padded] of hidden vectors [B, P, H]; padded entries are MASKED_SCORE."""
         config = self.config
-        hidden = ACTIVATIONS[config.activation](dense(config, config.hidden_size, "transform")(hidden))
+        hidden = ACTIVATIONS[config.activation](Dense(config, config.hidden_size, name="transform")(hidden))
         hidden = layer_norm(config)(hidden).astype(config.compute_dtype)
         bias = self.param("output_bias", nn.initializers.zeros, (config.padded_vocab_size,))
         if word_table.shape[0] == 1:
@@ -77,7 +77,7 @@ class PretrainingModel(nn.Module):
         assert batch.mlm_positions is not None
         predicted = jnp.take_along_axis(encoded.hidden, batch.mlm_positions.astype(jnp.int32)[..., None], axis=1)
         mlm_logits = MaskedLanguageModel(self.config, name="mlm")(predicted, encoded.word_table)
-        next_sentence_logits = dense(self.config, 2, "next_sentence")(encoded.pooled)
+        next_sentence_logits = Dense(self.config, 2, name="next_sentence")(encoded.pooled)
         return PretrainingOutput(encoded, mlm_logits, next_sentence_logits.astype(jnp.float32))
 
 
@@ -115,10 +115,10 @@ class TaskModel(nn.Module):
             predicted = jnp.take_along_axis(encoded.hidden, batch.mlm_positions.astype(jnp.int32)[..., None], axis=1)
             return MaskedLanguageModel(config, name="mlm")(predicted, encoded.word_table)
         if self.task == "next_sentence":
-            return dense(config, 2, "next_sentence")(encoded.pooled).astype(jnp.float32)
+            return Dense(config, 2, name="next_sentence")(encoded.pooled).astype(jnp.float32)
         if self.task == "question_answering":
-            return dense(config, 2, "span")(encoded.hidden).astype(jnp.float32)
+            return Dense(config, 2, name="span")(encoded.hidden).astype(jnp.float32)
         features = encoded.hidden if self.task == "token_classification" else encoded.pooled
         assert features is not None
         features = Dropout(config.hidden_dropout_rate)(features, deterministic)
-        return dense(config, self.num_classes, "classifier")(features).astype(jnp.float32)
+        return Dense(config, self.num_classes, name="classifier")(features).astype(jnp.float32)

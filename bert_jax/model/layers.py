@@ -15,7 +15,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from bert_jax.config import ModelConfig
 from bert_jax.model.attention import attend
-from bert_jax.model.product import product
+from bert_jax.model.product import add_bias, product
 from bert_jax.sharding import copy_to_rows, whole
 
 ACTIVATIONS = {
@@ -33,16 +33,22 @@ def truncated_normal(config: ModelConfig) -> jax.nn.initializers.Initializer:
     return jax.nn.initializers.truncated_normal(config.initializer_stddev)
 
 
-def dense(config: ModelConfig, features: int, name: str) -> nn.Dense:
-    """Returns a Dense layer [..., in] -> [..., features] in the compute dtype."""
-    return nn.Dense(
-        features,
-        name=name,
-        dtype=jnp.dtype(config.compute_dtype),
-        kernel_init=truncated_normal(config),
-        promote_dtype=_keep_kernel,
-        dot_general=functools.partial(_dense_product, config.gradient_dtype),
-    )
+class Dense(nn.Module):
+    """A dense layer in the compute dtype."""
+
+    config: ModelConfig
+    features: int
+
+    @nn.compact
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        """Returns [..., features] of inputs [..., in]."""
+        config, dtype = self.config, jnp.dtype(self.config.compute_dtype)
+        kernel = self.param("kernel", truncated_normal(config), (inputs.shape[-1], self.features))
+        bias = self.param("bias", nn.initializers.zeros, (self.features,))
+        rows = inputs.astype(dtype).reshape(-1, inputs.shape[-1])
+        multiplied = product("ri,io->ro", rows, kernel, config.gradient_dtype).astype(dtype)
+        multiplied = checkpoint_name(multiplied.reshape(*inputs.shape[:-1], self.features), SAVED)
+        return add_bias(multiplied, bias)
 
 
 def layer_norm(config: ModelConfig, name: str = "norm") -> nn.LayerNorm:
@@ -128,7 +134,7 @@ class Attention(nn.Module):
         """
         config = self.config
         rate = config.attention_dropout_rate
-        query, key, value = (dense(config, config.hidden_size, name)(hidden) for name in ("query", "key", "value"))
+        query, key, value = (Dense(config, config.hidden_size, name=name)(hidden) for name in ("query", "key", "value"))
         if config.attention == "fused":
             from bert_jax.kernels.attention import fused_attention  # Pallas takes its time to import
 
@@ -145,7 +151,7 @@ class Attention(nn.Module):
             query, key, value = (array.reshape(heads) for array in (query, key, value))
             context = attend(query, key, value, attends, lambda array: Dropout(rate)(array, deterministic))
         context = checkpoint_name(context.reshape(hidden.shape), SAVED)
-        return residual(config, hidden, dense(config, config.hidden_size, "output")(context), deterministic)
+        return residual(config, hidden, Dense(config, config.hidden_size, name="output")(context), deterministic)
 
 
 class FeedForward(nn.Module):
@@ -157,8 +163,8 @@ class FeedForward(nn.Module):
     def __call__(self, hidden: jax.Array, deterministic: bool) -> jax.Array:
         """Returns [B, L, H]."""
         config = self.config
-        widened = ACTIVATIONS[config.activation](dense(config, config.intermediate_size, "intermediate")(hidden))
-        return residual(config, hidden, dense(config, config.hidden_size, "output")(widened), deterministic)
+        widened = ACTIVATIONS[config.activation](Dense(config, config.intermediate_size, name="intermediate")(hidden))
+        return residual(config, hidden, Dense(config, config.hidden_size, name="output")(widened), deterministic)
 
 
 class Layer(nn.Module):
@@ -177,20 +183,3 @@ def residual(config: ModelConfig, hidden: jax.Array, update: jax.Array, determin
     """Returns LN(hidden + dropout(update)) in the compute dtype; a part of the module that calls it."""
     update = Dropout(config.hidden_dropout_rate)(update, deterministic)
     return layer_norm(config)(hidden + update).astype(config.compute_dtype)
-
-
-def _dense_product(
-    gradient_dtype: str, lhs: jax.Array, rhs: jax.Array, dimension_numbers: Any, **options: Any
-) -> jax.Array:
-    """Returns what nn.Dense asks of lax.dot_general, [..., in] x [in, out], by `product`, in the dtype on the left."""
-    assert dimension_numbers == (((lhs.ndim - 1,), (0,)), ((), ())), dimension_numbers
-    rows = lhs.reshape(-1, lhs.shape[-1])
-    result = product("ri,io->ro", rows, rhs, gradient_dtype).astype(lhs.dtype)
-    return checkpoint_name(result.reshape(*lhs.shape[:-1], -1), SAVED)
-
-
-def _keep_kernel(*arrays: jax.Array | None, dtype: Any = None, inexact: bool = True) -> list[jax.Array | None]:
-    """Returns inputs and bias in the compute dtype and the kernel as it is: `product` rounds it, not its gradient."""
-    inputs, kernel, bias = arrays
-    assert inputs is not None and bias is not None
-    return [inputs.astype(dtype), kernel, bias.astype(dtype)]

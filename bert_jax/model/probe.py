@@ -12,7 +12,7 @@ from flax import linen as nn
 
 from bert_jax.config import ModelConfig
 from bert_jax.finetune_config import ProbeConfig
-from bert_jax.model.layers import Dropout, dense
+from bert_jax.model.layers import Dense, Dropout
 
 
 class Probe(nn.Module):
@@ -44,7 +44,7 @@ class Probe(nn.Module):
         if self.pool:
             total = jnp.sum(features * inside[..., None], axis=1, keepdims=True)
             features = total / jnp.maximum(lengths, 1)[:, None, None]
-        return dense(self.model, self.num_classes, "classifier")(features).astype(jnp.float32)
+        return Dense(self.model, self.num_classes, name="classifier")(features).astype(jnp.float32)
 
     def _combine(self, layers: jax.Array) -> jax.Array:
         """Returns one vector a token [B, L, H], or [B, L, 4 H], of those of all layers."""
