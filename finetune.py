@@ -9,6 +9,7 @@ from pathlib import Path
 from absl import flags
 from ml_collections import config_flags
 
+from bert_jax.allocator import reuse_freed_memory
 from bert_jax.errors import InputError
 from bert_jax.finetune_config import FinetuneConfig
 from bert_jax.settings import from_dict
@@ -28,6 +29,7 @@ def main() -> int:
     config = from_dict(FinetuneConfig, CONFIG.value.to_dict())
     config.validate()
 
+    reuse_freed_memory()
     from bert_jax import finetune, sweep  # JAX starts here: --help and bad settings answer at once
 
     JOIN()

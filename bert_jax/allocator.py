@@ -2,8 +2,9 @@
 """Memory that a program on a CPU frees is kept for the next one, in huge pages.
 
 XLA allocates the temporaries of a program whenever it runs, and frees them after. glibc gives blocks of that size back
-to the kernel, which fills them with zeros, page by page of 4 KiB, when the next step asks for them. This is for runs of
-few programs: what is kept for programs of many sizes adds up (docs/decisions/0023-freed-memory.md).
+to the kernel, which fills them with zeros, page by page of 4 KiB, when the next step asks for them. What is kept for
+programs of many sizes adds up, so a process that holds a quarter of the machine's memory gives back what is free
+(docs/decisions/0023-freed-memory.md).
 """
 
 import ctypes
@@ -15,7 +16,10 @@ from pathlib import Path
 _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
 _MADV_HUGEPAGE = 14
 _HUGE_PAGE = 2**21
+_PAGE, _PAGES = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_PHYS_PAGES")
 _ACCELERATORS = ("/dev/accel0", "/dev/vfio/vfio", "/dev/nvidiactl", "/dev/kfd")
+
+_keeping: ctypes.CDLL | None = None  # the C library, once it keeps what is freed
 
 
 def reuse_freed_memory() -> bool:
@@ -33,8 +37,21 @@ def reuse_freed_memory() -> bool:
     kept = [
         libc.mallopt(option, value) for option, value in ((_M_TRIM_THRESHOLD, -1), (_M_MMAP_MAX, 0), (_M_ARENA_MAX, 1))
     ]
-    _ask_for_huge_pages(libc, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2)
+    _ask_for_huge_pages(libc, _PAGE * _PAGES // 2)
+    global _keeping
+    _keeping = libc if all(kept) else None
     return all(kept)
+
+
+def give_back_freed_memory(most: float = 0.25) -> bool:
+    """Returns freed memory to the kernel if it is kept and the process holds more than that share of the machine's.
+
+    To be called now and then; returns whether it was done.
+    """
+    if _keeping is None:
+        return False
+    resident = int(Path("/proc/self/statm").read_text("ascii").split()[1])
+    return resident > most * _PAGES and bool(_keeping.malloc_trim(0))
 
 
 def _ask_for_huge_pages(libc: ctypes.CDLL, size: int) -> None:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from bert_jax import cluster
+from bert_jax import allocator, cluster
 from bert_jax.batch import Batch
 from bert_jax.checkpoint import Checkpoints
 from bert_jax.errors import DivergedError
@@ -152,6 +152,7 @@ def train_loop(
         nonlocal window, last_good
         step, metrics = in_flight.popleft()
         metrics = jax.device_get(metrics)
+        allocator.give_back_freed_memory()
         for name in ("loss", "grad_norm"):
             if not math.isfinite(metrics[name][0]):
                 raise _not_finite(f"{name} is {float(metrics[name][0])} at step {step}", last_good, checkpoints)

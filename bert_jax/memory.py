@@ -11,10 +11,10 @@ from bert_jax.config import MaskingConfig, ModelConfig, PretrainConfig
 from bert_jax.masking import predictions_per_row
 
 # Numbers of the hidden size that the backward pass reads, for each token and layer, by model.remat: in the compute
-# dtype, in float32, and of dropout in bytes. "none" keeps the inputs of all products (hidden twice, query, key, value,
-# context, 4 + 4 of the feed-forward block), what the activation's gradient needs (16), and three float32 arrays of each
-# norm. "dots" keeps the outputs of the products (11 with the layer's input), "full" the layer's input alone.
-_KEPT_OF_TOKENS = {"none": (30.0, 6.0, 2.0), "dots": (11.0, 0.0, 0.0), "full": (1.0, 0.0, 0.0)}
+# dtype, and of dropout in bytes. "none" keeps the inputs of all products (hidden twice, query, key, value, context, 4
+# of the feed-forward block), of the activation (4) and of both norms. "dots" keeps the outputs of the products (11 with
+# the layer's input), "full" the layer's input alone.
+_KEPT_OF_TOKENS = {"none": (16.0, 2.0), "dots": (11.0, 0.0), "full": (1.0, 0.0)}
 # Bytes kept for each score of attention: softmax in float32, and a bit of dropout in a byte; and one in the compute
 # dtype. One layer's worth is there at any time, whatever is kept: scores and their gradients.
 _KEPT_OF_SCORES = {"none": 5, "dots": 0, "full": 0}
@@ -98,17 +98,15 @@ def activation_bytes(model: ModelConfig, row_length: int, tensor: int = 1) -> in
     `tensor` is how many devices share the heads and the feed-forward block.
     """
     size = 2 if model.compute_dtype == "bfloat16" else 4
-    narrow, wide, masks = _KEPT_OF_TOKENS[model.remat]
-    whole = _KEPT_OF_TOKENS["none"]
     dropout = bool(model.hidden_dropout_rate)
 
-    def of_tokens(narrow: float, wide: float, masks: float) -> float:
-        return model.hidden_size * (narrow * size + wide * 4 + masks * dropout)
+    def of_tokens(numbers: float, masks: float) -> float:
+        return model.hidden_size * (numbers * size + masks * dropout)
 
     scores = model.num_heads * row_length
-    kept = row_length * (of_tokens(narrow, wide, masks) + scores * _of_scores(model, size))
+    kept = row_length * (of_tokens(*_KEPT_OF_TOKENS[model.remat]) + scores * _of_scores(model, size))
     at_work = _WORKING_OF_SCORES if model.attention == "plain" else 0
-    working = row_length * (of_tokens(*whole) * (model.remat != "none") + scores * at_work)
+    working = row_length * (of_tokens(*_KEPT_OF_TOKENS["none"]) * (model.remat != "none") + scores * at_work)
     return round((model.num_layers * kept + working) / tensor)
 
 

@@ -9,7 +9,10 @@ import pytest
 
 PROGRAM = """
 import resource
-from bert_jax.allocator import reuse_freed_memory
+from bert_jax.allocator import give_back_freed_memory, reuse_freed_memory
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
 
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -19,7 +22,13 @@ block = bytearray(2**26)
 del block
 before = faults()
 block = bytearray(2**26)
-print(kept, faults() - before)
+again = faults() - before
+del block
+before = resident()
+given_back = []
+for most in (1.0, 0.0):
+    given_back += [give_back_freed_memory(most), before - resident() > 2**25]
+print(kept, again, *given_back)
 """
 
 pytestmark = pytest.mark.skipif(
@@ -28,19 +37,27 @@ pytestmark = pytest.mark.skipif(
 
 
 def run(**environment):
-    """Returns what `reuse_freed_memory` says, and the page faults of 64 MiB that were freed before."""
+    """Returns what `reuse_freed_memory` says, the page faults of 64 MiB that were freed before, and what is given back.
+
+    The last are, for a process that may hold all of the machine's memory and for one that may hold none: whether memory
+    was given back, and whether the process holds 32 MiB less.
+    """
     clean = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
     for name in ("GLIBC_TUNABLES", "LD_PRELOAD"):
         clean.pop(name, None)
     command = [sys.executable, "-c", PROGRAM]
     done = subprocess.run(command, env=clean | environment, capture_output=True, text=True, check=True)
-    kept, faults = done.stdout.split()
-    return kept == "True", int(faults)
+    kept, faults, *given_back = done.stdout.split()
+    return kept == "True", int(faults), [said == "True" for said in given_back]
 
 
 def test_a_block_that_was_freed_is_used_again():
-    kept, faults = run(JAX_PLATFORMS="cpu")
+    kept, faults, _ = run(JAX_PLATFORMS="cpu")
     assert kept and faults < 100  # of 16,384 pages
+
+
+def test_a_process_that_holds_more_than_its_share_gives_back_what_is_free():
+    assert run(JAX_PLATFORMS="cpu")[2] == [False, False, True, True]
 
 
 @pytest.mark.parametrize(
@@ -52,4 +69,5 @@ def test_a_block_that_was_freed_is_used_again():
     ],
 )
 def test_what_the_environment_has_chosen_stays(environment):
-    assert run(**environment)[0] is False
+    kept, _, given_back = run(**environment)
+    assert not kept and not given_back[0] and not given_back[2]

@@ -12,7 +12,7 @@ from bert_jax.config import ModelConfig
 from bert_jax.finetune_config import ProbeConfig
 from bert_jax.model.attention import MASKED_SCORE
 from bert_jax.model.encoder import Encoded, Encoder
-from bert_jax.model.layers import ACTIVATIONS, Dense, Dropout, layer_norm
+from bert_jax.model.layers import Dense, Dropout, activate, layer_norm
 from bert_jax.model.probe import Probe
 from bert_jax.model.product import product
 
@@ -41,7 +41,7 @@ class MaskedLanguageModel(nn.Module):
     def __call__(self, hidden: jax.Array, word_table: jax.Array) -> jax.Array:
         """Returns float32 logits [B, P, V padded] of hidden vectors [B, P, H]; padded entries are MASKED_SCORE."""
         config = self.config
-        hidden = ACTIVATIONS[config.activation](Dense(config, config.hidden_size, name="transform")(hidden))
+        hidden = activate(config, Dense(config, config.hidden_size, name="transform")(hidden))
         hidden = layer_norm(config)(hidden).astype(config.compute_dtype)
         bias = self.param("output_bias", nn.initializers.zeros, (config.padded_vocab_size,))
         if word_table.shape[0] == 1:

@@ -54,9 +54,16 @@ class Dense(nn.Module):
 def layer_norm(config: ModelConfig, name: str = "norm") -> nn.LayerNorm:
     """Returns layer norm over the last axis, in float32.
 
-    Not Flax's fast variance E[x^2] - E[x]^2: it can come out below zero, and epsilon is only 1e-12.
+    Not Flax's fast variance E[x^2] - E[x]^2: it can come out below zero, and epsilon is only 1e-12. The backward pass
+    computes it again from its input: that is cheap, and the float32 arrays between are dear to keep.
     """
-    return nn.LayerNorm(epsilon=config.layer_norm_epsilon, dtype=jnp.float32, use_fast_variance=False, name=name)
+    norm = nn.remat(nn.LayerNorm, prevent_cse=False)
+    return norm(epsilon=config.layer_norm_epsilon, dtype=jnp.float32, use_fast_variance=False, name=name)
+
+
+def activate(config: ModelConfig, inputs: jax.Array) -> jax.Array:
+    """Returns the activation of the inputs, which the backward pass computes again, as it does layer norm."""
+    return jax.checkpoint(ACTIVATIONS[config.activation], prevent_cse=False)(inputs)
 
 
 class Dropout(nn.Module):
@@ -163,7 +170,7 @@ class FeedForward(nn.Module):
     def __call__(self, hidden: jax.Array, deterministic: bool) -> jax.Array:
         """Returns [B, L, H]."""
         config = self.config
-        widened = ACTIVATIONS[config.activation](Dense(config, config.intermediate_size, name="intermediate")(hidden))
+        widened = activate(config, Dense(config, config.intermediate_size, name="intermediate")(hidden))
         return residual(config, hidden, Dense(config, config.hidden_size, name="output")(widened), deterministic)
 
 
