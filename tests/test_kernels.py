@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The kernel of attention, interpreted, against attention written plainly; and its dropout."""
 
+import functools
+
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -158,3 +161,13 @@ def test_rows_that_no_kernel_takes_are_computed_plainly():
     assert not fused._fits(jnp.zeros((1, 544, 64)))
     short = fused.fused_attention(query[:, :50], key[:, :50], value[:, :50], jnp.ones((ROWS, 50)), num_heads=4)
     assert short.shape == (ROWS, 50, 256) and bool(jnp.isfinite(short).all())
+
+
+def test_a_program_for_rows_of_any_length_can_be_exported():
+    rows, size = jax.export.symbolic_shape("b, l")
+    shapes = [jax.ShapeDtypeStruct((rows, size, 64), jnp.float32)] * 3 + [jax.ShapeDtypeStruct((rows, size), jnp.int32)]
+    program = jax.export.export(jax.jit(functools.partial(fused.fused_attention, num_heads=1)))(*shapes)
+    query, key, value, _ = (array[:, :20, :64] for array in arrays(1, 64))
+    ids = jnp.asarray(IDS[:, :20], jnp.int32)
+    expected = fused.fused_attention(query, key, value, ids, num_heads=1)
+    np.testing.assert_allclose(program.call(query, key, value, ids), expected, atol=1e-6)

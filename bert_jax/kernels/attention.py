@@ -62,20 +62,21 @@ def fused_attention(
     rate, dropout_key: the share of probabilities that is set to 0, to within 1 / 131,072, and what it is drawn from.
     interpret: runs the kernel where there is no TPU, slowly, for tests.
     """
-    shape = _Shape(num_heads, query.shape[-1] // num_heads, causal, round((1 - rate) * 2**16))
-    keys = jnp.zeros((len(query), num_heads, 2), jnp.int32)
+    rows, _, hidden = query.shape
+    shape = _Shape(num_heads, hidden // num_heads, causal, round((1 - rate) * 2**16))
+    keys = jnp.zeros((rows, num_heads, 2), jnp.int32)
     if shape.kept < 2**16:
         assert dropout_key is not None, f"dropout of {rate} needs a key"
         keys = jax.lax.bitcast_convert_type(jax.random.bits(dropout_key, keys.shape, jnp.uint32), jnp.int32)
     arrays = (query, key, value, sequence_ids.astype(jnp.int32), keys)
     mesh, tensor = jax.sharding.get_abstract_mesh(), MESH_AXES["heads"]
-    if mesh.empty or len(query) % math.prod(mesh.shape[axis] for axis in ROW_AXES):
+    if mesh.empty or rows % math.prod(mesh.shape[axis] for axis in ROW_AXES):
         return _attention(shape, interpret, *arrays)
     of_device = shape._replace(num_heads=num_heads // mesh.shape[tensor])
-    columns, rows, heads = (PartitionSpec(ROW_AXES, *rest) for rest in ((None, tensor), (None,), (tensor, None)))
+    columns, ids, heads = (PartitionSpec(ROW_AXES, *rest) for rest in ((None, tensor), (None,), (tensor, None)))
     over_mesh = jax.shard_map(
         functools.partial(_attention, of_device, interpret),
-        in_specs=(columns, columns, columns, rows, heads),
+        in_specs=(columns, columns, columns, ids, heads),
         out_specs=columns,
         check_vma=False,  # a kernel does not tell over which axes its result varies
     )
@@ -120,8 +121,9 @@ _attention.defvjp(_attention_forward, _attention_backward)
 
 
 def _fits(array: jax.Array) -> bool:
-    """Returns whether the kernel takes rows of that length: short, and their halves a whole number of tiles."""
-    return array.shape[1] <= LONGEST_ROW and array.shape[1] % 32 == 0
+    """Returns whether the kernel takes rows of that length: known, short, and their halves a whole number of tiles."""
+    size = array.shape[1]
+    return isinstance(size, int) and size <= LONGEST_ROW and size % 32 == 0
 
 
 def _plain(shape: _Shape, *arrays: jax.Array) -> jax.Array:
