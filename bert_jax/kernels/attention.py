@@ -167,7 +167,7 @@ def _run(kernel, shape: _Shape, interpret: bool, num_results: int, *arrays: jax.
         functools.partial(kernel, shape),
         grid=(rows, shape.num_heads // of_tile, of_tile),
         in_specs=[
-            pl.BlockSpec(memory_space=pltpu.SMEM),
+            of_row((1, 1, 2 * shape.num_heads), memory_space=pltpu.SMEM),
             of_row((1, size, 1)),
             of_row((1, 1, size)),
             *[block] * (3 + len(rest)),
@@ -180,7 +180,7 @@ def _run(kernel, shape: _Shape, interpret: bool, num_results: int, *arrays: jax.
         ),
         interpret=interpret,
         name=kernel.__name__.strip("_"),
-    )(keys.reshape(rows, -1), sequence_ids[:, :, None], sequence_ids[:, None, :], query, key, value, *rest)
+    )(keys.reshape(rows, 1, -1), sequence_ids[:, :, None], sequence_ids[:, None, :], query, key, value, *rest)
 
 
 def _forward_kernel(shape: _Shape, keys, queries_ids, keys_ids, query, key, value, out) -> None:
@@ -218,8 +218,7 @@ class _Head:
         self.keeps = None
         if shape.kept < 2**16:
             place = 2 * (pl.program_id(1) * shape.heads_of_a_tile + self.in_tile)
-            row = pl.program_id(0)
-            self.keeps = _keeps(shape, self.size, keys[row, place], keys[row, place + 1])
+            self.keeps = _keeps(shape, self.size, keys[0, 0, place], keys[0, 0, place + 1])
 
     def own(self, tile: jax.Array) -> jax.Array:
         """Returns a tile [L, columns] with 0 for other heads, which a product then leaves out."""
