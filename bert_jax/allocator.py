@@ -3,11 +3,12 @@
 
 XLA allocates the temporaries of a program whenever it runs, and frees them after. glibc gives blocks of that size back
 to the kernel, which fills them with zeros, page by page of 4 KiB, when the next step asks for them. What is kept for
-programs of many sizes adds up, so a process that holds a quarter of the machine's memory gives back what is free
+programs of many sizes adds up, so when it comes to a quarter of the machine's memory it is given back
 (docs/decisions/0023-freed-memory.md).
 """
 
 import ctypes
+import functools
 import os
 import sys
 from pathlib import Path
@@ -31,27 +32,51 @@ def reuse_freed_memory() -> bool:
     if sys.platform != "linux" or not _computes_on_cpu() or _is_chosen():
         return False
     libc = ctypes.CDLL(None)
-    if not hasattr(libc, "gnu_get_libc_version"):
+    if not hasattr(libc, "gnu_get_libc_version") or not hasattr(libc, "mallinfo2"):  # since glibc 2.33
         return False
+    libc.mallinfo2.restype = _MallocInfo
     # Freed memory stays, no block comes from the kernel alone, and all threads share one heap, which may grow at will.
     kept = [
         libc.mallopt(option, value) for option, value in ((_M_TRIM_THRESHOLD, -1), (_M_MMAP_MAX, 0), (_M_ARENA_MAX, 1))
     ]
-    _ask_for_huge_pages(libc, _PAGE * _PAGES // 2)
+    _ask_for_huge_pages(libc, _memory() // 2)
     global _keeping
     _keeping = libc if all(kept) else None
     return all(kept)
 
 
 def give_back_freed_memory(most: float = 0.25) -> bool:
-    """Returns freed memory to the kernel if it is kept and the process holds more than that share of the machine's.
+    """Gives what is kept back to the kernel if it is more than that share of the memory there is.
 
-    To be called now and then; returns whether it was done.
+    To be called after each step; returns whether it was done. What is kept is what the process holds in memory beyond
+    what it has asked for.
     """
     if _keeping is None:
         return False
-    resident = int(Path("/proc/self/statm").read_text("ascii").split()[1])
-    return resident > most * _PAGES and bool(_keeping.malloc_trim(0))
+    resident = _PAGE * int(Path("/proc/self/statm").read_text("ascii").split()[1])
+    kept = resident - _keeping.mallinfo2().uordblks
+    return kept > most * _memory() and bool(_keeping.malloc_trim(0))
+
+
+class _MallocInfo(ctypes.Structure):
+    """What mallinfo2(3) returns."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
+    ]
+
+
+@functools.cache
+def _memory() -> int:
+    """Returns the bytes of the machine's memory, or of the container's."""
+    limits = [_PAGE * _PAGES]
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):  # cgroups, version 2 and 1
+        try:
+            limits.append(int(Path("/sys/fs/cgroup", name).read_text("ascii")))
+        except (OSError, ValueError):
+            continue  # there is none, or it is "max"
+    return min(limits)
 
 
 def _ask_for_huge_pages(libc: ctypes.CDLL, size: int) -> None:

@@ -19,6 +19,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from bert_jax import flops, hlo, storage
+from bert_jax.allocator import give_back_freed_memory
 from bert_jax.batch import Batch
 from bert_jax.config import ModelConfig, PretrainConfig
 from bert_jax.data.pipeline import rows_to_batch, train_batches, train_rows
@@ -163,6 +164,7 @@ def _training(
         with jax.set_mesh(mesh), contextlib.closing(_closable(batches())) as stream, Clock() as clock:
             for batch in itertools.islice(stream, steps):
                 state, metrics = step(state, batch)
+                give_back_freed_memory()
             jax.block_until_ready((state, metrics))
         facts.update(peak_memory(mesh.devices.flat[0]))
         return clock.round(**counts)

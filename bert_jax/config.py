@@ -31,7 +31,7 @@ class ModelConfig:
     vocab_multiple: int = 128  # the embedding table is padded with zero rows to a multiple of this
     compute_dtype: str = "float32"  # or "bfloat16"; parameters, norms, softmax and losses stay float32
     gradient_dtype: str = "float32"  # that devices add up; "bfloat16" halves what they send, after rounding once
-    attention: str = "plain"  # or "fused": on TPUs one kernel that keeps no scores, and elsewhere the same numbers
+    attention: str = "plain"  # or "fused": on TPUs a kernel that keeps no scores, and elsewhere what it computes
     remat: str = "none"  # what the backward pass recomputes: "none", "dots" (all but matmuls) or "full"
     unroll: int = 0  # layers per iteration of the scan; 0 takes all on a CPU, where a loop copies, and else one
     causal: bool = False  # a token sees those before it alone, and predicts the next one: the paper's left-to-right

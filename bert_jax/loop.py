@@ -114,6 +114,7 @@ def evaluate(
         in_flight.append(eval_step(params, batch))
         if len(in_flight) > MAX_IN_FLIGHT:
             window.add(jax.device_get(in_flight.popleft()))
+            allocator.give_back_freed_memory()
     for metrics in in_flight:
         window.add(jax.device_get(metrics))
     return window.means()

@@ -105,8 +105,7 @@ def activation_bytes(model: ModelConfig, row_length: int, tensor: int = 1) -> in
 
     scores = model.num_heads * row_length
     kept = row_length * (of_tokens(*_KEPT_OF_TOKENS[model.remat]) + scores * _of_scores(model, size))
-    at_work = _WORKING_OF_SCORES if model.attention == "plain" else 0
-    working = row_length * (of_tokens(*_KEPT_OF_TOKENS["none"]) * (model.remat != "none") + scores * at_work)
+    working = row_length * (of_tokens(*_KEPT_OF_TOKENS["none"]) * (model.remat != "none") + scores * _WORKING_OF_SCORES)
     return round((model.num_layers * kept + working) / tensor)
 
 

@@ -62,8 +62,8 @@ def step_seconds(
     """Returns the seconds that a step takes, by part, and of all parts one after the other ("step").
 
     Large products run at `matrix_efficiency` of the peak, those of attention at half of that, norms and the like at
-    HBM's bandwidth. An all-reduce moves its bytes twice. Nothing is hidden behind anything. What rematerialization
-    computes again, a forward pass or that of attention alone, takes a third more.
+    HBM's bandwidth. An all-reduce moves its bytes twice. Nothing is hidden behind anything. Rematerialization computes
+    the scores again, one product of attention in six, and in full the whole forward pass; fused attention the scores.
     """
     model = config.model
     num_chips = mesh_shape["data"] * mesh_shape["fsdp"] * mesh_shape["tensor"]
@@ -72,8 +72,8 @@ def step_seconds(
     attention = 3 * model.num_layers * 4 * model.hidden_size * tokens * row_length
     elementwise = ELEMENTWISE_BYTES * model.hidden_size + _score_bytes(config, chip) * model.num_heads * row_length
     others = model_flops(config, num_chips, row_length) - attention
-    if model.remat != "none" or model.attention == "fused":
-        attention *= 4 / 3
+    again = 2 * (model.remat == "full") + (model.attention == "fused" or model.remat == "dots")
+    attention *= 1 + again / 6
     if model.remat == "full":
         others *= 4 / 3
     updated = flops.num_parameters(model) / (mesh_shape["fsdp"] * mesh_shape["tensor"])

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from bert_jax.allocator import give_back_freed_memory
 from bert_jax.batch import Batch
 from bert_jax.data.pipeline import made_ahead
 from bert_jax.errors import InputError
@@ -91,6 +92,7 @@ def run(
         with jax.set_mesh(mesh):
             for number in range(1, train.num_steps + 1):
                 state, metrics = step(state, next(batches), roots, scales)
+                give_back_freed_memory()
                 if number % every and number != train.num_steps:
                     continue
                 losses = np.asarray(metrics["loss"][0])

@@ -181,3 +181,26 @@ def test_products_before_compilation_have_the_dtypes_that_were_asked_for():
         hlo.Product("bf16", "bf16", "f32", 2 * 3 * 4 * 5 * 6, 1, True),
         hlo.Product("f32", "f32", "f32", 2 * 3 * 4 * 6, 1, False),
     ]
+
+
+def test_a_kernel_counts_by_what_it_says_of_itself_as_often_as_it_runs():
+    text = """
+%body (p: (s32[])) -> (s32[]) {
+  %p = (s32[]) parameter(0)
+  %k = f32[8] custom-call(%p), custom_call_target="tpu_custom_call", backend_config=CONFIG
+  %i = s32[] get-tuple-element(%p), index=0
+  ROOT %t = (s32[]) tuple(%i)
+}
+
+%condition (p: (s32[])) -> pred[] {
+  %p = (s32[]) parameter(0)
+  ROOT %c = pred[] constant(true)
+}
+
+ENTRY %main (x: (s32[])) -> (s32[]) {
+  %x = (s32[]) parameter(0)
+  ROOT %w = (s32[]) while(%x), condition=%condition, body=%body, backend_config={"known_trip_count":{"n":"5"}}
+}
+"""
+    config = '{"custom_call_config":{"body":"TUzv","cost_estimate":{"flops":"700","transcendentals":"3"}}}'
+    assert hlo.flops(text.replace("CONFIG", config)) == 3500

@@ -75,6 +75,10 @@ CONFIGURATIONS = {
         {"all-reduce f32": 1.13, "all-gather f32": 0.34, "all-gather bf16": 0.64},
     ),
     "fused attention": ({"model": {"attention": "fused"}}, {"all-reduce f32": 1.0}),
+    "fused attention over heads": (
+        {"model": {"attention": "fused"}, "mesh": MeshConfig(data=2, tensor=4)},
+        {"all-reduce f32": 0.81},
+    ),
 }
 
 

@@ -25,6 +25,7 @@ from bert_jax.model.attention import MASKED_SCORE, attend, attention_mask
 from bert_jax.sharding import MESH_AXES, ROW_AXES
 
 LONGEST_ROW = 512  # of which the scores of a head, 1 MiB an array and a handful of arrays, fit the vector memory
+WIDEST_TILE = 256  # columns that the heads of a program may share
 _LANES = 128  # columns of a tile: heads lie side by side in it, and a program leaves out those that are not its own
 _ODD = (0x7FEB352D, 0x846CA68B - 2**32)  # multipliers of the hash "lowbias32" (C. Wellons), as int32
 
@@ -70,8 +71,10 @@ def fused_attention(
         keys = jax.lax.bitcast_convert_type(jax.random.bits(dropout_key, keys.shape, jnp.uint32), jnp.int32)
     arrays = (query, key, value, sequence_ids.astype(jnp.int32), keys)
     mesh, tensor = jax.sharding.get_abstract_mesh(), MESH_AXES["heads"]
-    if mesh.empty or rows % math.prod(mesh.shape[axis] for axis in ROW_AXES):
+    if (interpret or jax.device_count() == 1) if mesh.empty else mesh.size == 1:
         return _attention(shape, interpret, *arrays)
+    if mesh.empty or rows % math.prod(mesh.shape[axis] for axis in ROW_AXES):
+        return _plain(shape, *arrays)  # a kernel cannot be divided but by a mesh that divides its rows
     of_device = shape._replace(num_heads=num_heads // mesh.shape[tensor])
     columns, ids, heads = (PartitionSpec(ROW_AXES, *rest) for rest in ((None, tensor), (None,), (tensor, None)))
     over_mesh = jax.shard_map(
@@ -88,7 +91,7 @@ def _attention(shape: _Shape, interpret: bool, *arrays: jax.Array) -> jax.Array:
     if interpret:
         return _run(_forward_kernel, shape, True, 1, *arrays)[0]
     plain = functools.partial(_plain, shape)
-    if not _fits(arrays[0]):
+    if not _fits(shape, arrays[0]):
         return plain(*arrays)
     kernel = functools.partial(_run, _forward_kernel, shape, False, 1)
     return jax.lax.platform_dependent(*arrays, tpu=lambda *arrays: kernel(*arrays)[0], default=plain)
@@ -110,7 +113,7 @@ def _attention_backward(
 
     if interpret:
         gradients = kernel(gradient, *arrays)
-    elif _fits(gradient):
+    elif _fits(shape, gradient):
         gradients = jax.lax.platform_dependent(gradient, *arrays, tpu=kernel, default=plain)
     else:
         gradients = plain(gradient, *arrays)
@@ -120,10 +123,14 @@ def _attention_backward(
 _attention.defvjp(_attention_forward, _attention_backward)
 
 
-def _fits(array: jax.Array) -> bool:
-    """Returns whether the kernel takes rows of that length: known, short, and their halves a whole number of tiles."""
-    size = array.shape[1]
-    return isinstance(size, int) and size <= LONGEST_ROW and size % 32 == 0
+def _fits(shape: _Shape, array: jax.Array) -> bool:
+    """Returns whether the kernel takes rows of that length: known, short, and their halves a whole number of tiles.
+
+    And such heads: where few of them fill whole tiles, since each multiplies all columns of those that share its tiles.
+    """
+    rows, size, _ = array.shape
+    known = isinstance(rows, int) and isinstance(size, int)
+    return known and size <= LONGEST_ROW and size % 32 == 0 and shape.heads_of_a_tile * shape.head_size <= WIDEST_TILE
 
 
 def _plain(shape: _Shape, *arrays: jax.Array) -> jax.Array:

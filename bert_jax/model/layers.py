@@ -55,7 +55,8 @@ def layer_norm(config: ModelConfig, name: str = "norm") -> nn.LayerNorm:
     """Returns layer norm over the last axis, in float32.
 
     Not Flax's fast variance E[x^2] - E[x]^2: it can come out below zero, and epsilon is only 1e-12. The backward pass
-    computes it again from its input: that is cheap, and the float32 arrays between are dear to keep.
+    computes it again from its input: that is cheap, and the float32 arrays between are dear to keep. (Where layers are
+    no loop, XLA may keep them all the same.)
     """
     norm = nn.remat(nn.LayerNorm, prevent_cse=False)
     return norm(epsilon=config.layer_norm_epsilon, dtype=jnp.float32, use_fast_variance=False, name=name)

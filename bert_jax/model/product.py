@@ -57,8 +57,8 @@ def _product_over_rows(equation: str, dtype: str, lhs: jax.Array, rhs: jax.Array
 def _product_over_rows_on_cpu(equation: str, dtype: str, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
     """Returns the einsum of bfloat16 arrays in `dtype`, summed in float32.
 
-    XLA's bfloat16 kernel for CPUs sums over the last axis of the left array. Another order it takes to float32, half as
-    fast; so the array that gives the result its first axis is turned in memory, which costs next to nothing.
+    XLA's bfloat16 kernel for CPUs sums over the last axis of the left array. Another order it takes to float32, half
+    as fast, or refuses; so the array that gives the result its first axis is turned in memory, which costs little.
     """
     if math.prod(jax.sharding.get_abstract_mesh().shape.values()) > 1:  # what is divided cannot be told how to lie
         return jnp.einsum(equation, lhs.astype(jnp.float32), rhs.astype(jnp.float32)).astype(dtype)

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from bert_jax.allocator import give_back_freed_memory
 from bert_jax.batch import Batch
 from bert_jax.config import ModelConfig
 from bert_jax.loop import mean_metrics
@@ -77,6 +78,7 @@ def predict_split(
     sums: dict[str, list[float]] = {}
     for numbers, batch in eval_batches(split.rows, task.head, batch_size, mesh):
         losses, logits = jax.device_get(infer(params, batch))
+        give_back_freed_memory()
         for place, number in enumerate(numbers):
             outputs[number] = unpadded_outputs(split.rows[number], logits[place], task.head)
         for name, (total, weight) in losses.items():
