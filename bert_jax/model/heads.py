@@ -74,7 +74,7 @@ class PretrainingModel(nn.Module):
         """Returns encodings and logits; `batch.mlm_positions` says what to predict."""
         encoder = Encoder(self.config, name="encoder")
         encoded = encoder(batch.token_ids, batch.type_ids, batch.sequence_ids, batch.cls_positions, deterministic)
-        assert batch.mlm_positions is not None
+        assert batch.mlm_positions is not None and encoded.pooled is not None
         predicted = jnp.take_along_axis(encoded.hidden, batch.mlm_positions.astype(jnp.int32)[..., None], axis=1)
         mlm_logits = MaskedLanguageModel(self.config, name="mlm")(predicted, encoded.word_table)
         next_sentence_logits = Dense(self.config, 2, name="next_sentence")(encoded.pooled)
@@ -115,6 +115,7 @@ class TaskModel(nn.Module):
             predicted = jnp.take_along_axis(encoded.hidden, batch.mlm_positions.astype(jnp.int32)[..., None], axis=1)
             return MaskedLanguageModel(config, name="mlm")(predicted, encoded.word_table)
         if self.task == "next_sentence":
+            assert encoded.pooled is not None
             return Dense(config, 2, name="next_sentence")(encoded.pooled).astype(jnp.float32)
         if self.task == "question_answering":
             return Dense(config, 2, name="span")(encoded.hidden).astype(jnp.float32)
