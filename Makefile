@@ -109,7 +109,7 @@ endif
 	@touch $@
 
 # Tests do not let the compiler try hard, which these are about.
-test-tpu-aot: $(TPU_AOT)/.installed  ## gates on what libtpu compiles for pods; needs no TPU, but an hour and more
+test-tpu-aot: $(TPU_AOT)/.installed  ## gates on what libtpu compiles for pods; needs no TPU, but a quarter of an hour to an hour and more
 	JAX_PLATFORMS=cpu XLA_FLAGS=--xla_backend_optimization_level=3 $(TPU_AOT)/bin/python -m pytest --numprocesses=0 -m tpu_aot tests/test_plan_aot.py
 
 $(TPU_AOT)/.installed: setup.cfg constraints.txt
