@@ -17,7 +17,6 @@ from pathlib import Path
 _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
 _MADV_HUGEPAGE = 14
 _HUGE_PAGE = 2**21
-_PAGE, _PAGES = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_PHYS_PAGES")
 _ACCELERATORS = ("/dev/accel0", "/dev/vfio/vfio", "/dev/nvidiactl", "/dev/kfd")
 
 _keeping: ctypes.CDLL | None = None  # the C library, once it keeps what is freed
@@ -53,7 +52,7 @@ def give_back_freed_memory(most: float = 0.25) -> bool:
     """
     if _keeping is None:
         return False
-    resident = _PAGE * int(Path("/proc/self/statm").read_text("ascii").split()[1])
+    resident = os.sysconf("SC_PAGE_SIZE") * int(Path("/proc/self/statm").read_text("ascii").split()[1])
     kept = resident - _keeping.mallinfo2().uordblks
     return kept > most * _memory() and bool(_keeping.malloc_trim(0))
 
@@ -70,7 +69,7 @@ class _MallocInfo(ctypes.Structure):
 @functools.cache
 def _memory() -> int:
     """Returns the bytes of the machine's memory, or of the container's."""
-    limits = [_PAGE * _PAGES]
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for name in ("memory.max", "memory/memory.limit_in_bytes"):  # cgroups, version 2 and 1
         try:
             limits.append(int(Path("/sys/fs/cgroup", name).read_text("ascii")))
