@@ -217,9 +217,10 @@ def lower_eval_step(config: PretrainConfig, mesh: Mesh, row_length: int) -> jax.
 
 
 def compiled_bytes(compiled: Any, state: Any, config: PretrainConfig, mesh: Mesh, row_length: int) -> dict[str, int]:
-    """Returns bytes per chip by kind, as compiled, and their total.
+    """Returns bytes per chip by kind, as compiled, their total, and how many of them are held at once.
 
-    Outputs are those that do not take the place of an argument.
+    Outputs are those that do not take the place of an argument. Temporaries may take turns in the same memory, so the
+    total may be above what a chip has, and the program fit.
     """
     memory = compiled.memory_analysis()
     params, optimizer = shard_bytes(state.params), shard_bytes(state.optimizer)
@@ -234,7 +235,7 @@ def compiled_bytes(compiled: Any, state: Any, config: PretrainConfig, mesh: Mesh
         "outputs": max(0, memory.output_size_in_bytes - memory.alias_size_in_bytes),
         "generated code": memory.generated_code_size_in_bytes,
     }
-    return kinds | {"total": sum(kinds.values())}
+    return kinds | {"total": sum(kinds.values()), "held at once": memory.peak_memory_in_bytes}
 
 
 def out_of_memory(message: str) -> tuple[float, float]:

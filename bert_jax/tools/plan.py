@@ -93,7 +93,7 @@ def plan_table(plan: "Plan") -> list[str]:
         "",
         f"{'memory of a chip, GiB':<28}{plan.source:>18}{'by arithmetic' if estimate else '':>16}".rstrip(),
     ]
-    for kind in sorted(dict.fromkeys([*plan.bytes, *estimate]), key="total".__eq__):
+    for kind in sorted(dict.fromkeys([*plan.bytes, *estimate]), key=("total", "held at once").count):
         cells = [f"{table[kind] / GIB:.3f}" if kind in table else "" for table in (plan.bytes, estimate)]
         lines.append(f"  {kind:<26}{cells[0]:>18}{cells[1]:>16}".rstrip())
     lines += [f"  {'of the chip':<26}{plan.hbm_bytes / GIB:>18.3f}", "", "communication of a chip in a step"]
@@ -124,7 +124,7 @@ def search_table(plans: list["Plan"]) -> list[str]:
     ]
     for plan in sorted(plans, key=lambda plan: (not plan.fits, -plan.batch_size / plan.seconds["step"])):
         axes = " x ".join(f"{name} {size}" for name, size in plan.mesh.items() if size > 1) or "one device"
-        total = plan.bytes.get("total", plan.bytes.get("temporaries", 0))
+        total = next((plan.bytes[kind] for kind in ("held at once", "total", "temporaries") if kind in plan.bytes), 0)
         lines.append(
             f"{axes:<30}{plan.rows_per_chip:>12}{'yes' if plan.fits else 'NO':>6}{total / GIB:>12.2f}"
             f"{plan.hbm_bytes / GIB:>8.2f}{sum(traffic.bytes for traffic in plan.collectives) / 1e6:>12,.0f}"
