@@ -239,9 +239,10 @@ class CheckpointConfig:
     every_steps: int = 1_000  # 0 saves at the end only
     keep_last: int = 2
     keep_best: int = 1  # by held-out loss, beside the last; 0 disables
+    keep_every: int = 0  # steps between revisions, parameters alone that are never deleted, from step 0; 0 disables
 
     def validate(self) -> None:
-        check_not_negative(self, "every_steps keep_best")
+        check_not_negative(self, "every_steps keep_best keep_every")
         if self.keep_last < 2:
             raise InputError(
                 f"checkpoint.keep_last {self.keep_last} is below 2; the one before the newest is what is left "

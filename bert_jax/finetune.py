@@ -20,7 +20,7 @@ from bert_jax.finetune_config import FINETUNE_RESUMABLE_CHANGES, FinetuneConfig
 from bert_jax.loop import Pace, train_loop
 from bert_jax.model.objective import Params, task_objective
 from bert_jax.pretrain import complete, make_throughput
-from bert_jax.pretrained import FINETUNED, Pretrained, load_pretrained, save_pretrained
+from bert_jax.pretrained import FINETUNED, Pretrained, load_pretrained, save_pretrained, save_revision
 from bert_jax.report import Reporter, draw_curves, read_metrics
 from bert_jax.settings import to_dict
 from bert_jax.sharding import check_divisible, make_mesh
@@ -100,6 +100,9 @@ def run(config: FinetuneConfig, workdir: Path, devices: Sequence[Any] | None = N
         epoch_steps = steps_per_epoch(len(data.train.rows), config.data.batch_size)
         every = config.eval.every_steps or epoch_steps
         pace = Pace(train.num_steps, config.report.every_steps, every, config.checkpoint.every_steps or every, False)
+        pace = pace._replace(keep=config.checkpoint.keep_every)
+        about = {"tokenizer": start.tokenizer, "task": task.head, "labels": task.labels}
+        save = partial(save_pretrained, config=model, task_settings=to_dict(task.config), **about)
         train_step = make_train_step(objective, config.optimizer, train, mesh, abstract)
         infer = make_inference(model, task, mesh, abstract.params)
         evaluation = partial(evaluate, task, data.evaluation, infer, eval_batch_size(config), mesh)
@@ -129,6 +132,8 @@ def run(config: FinetuneConfig, workdir: Path, devices: Sequence[Any] | None = N
                 reporter,
                 restored.notes["unreported"] if restored else None,
                 rank=lambda metrics: -metrics[task.metric],
+                seen=restored.notes.get("seen") if restored else {},
+                keep_revision=partial(save_revision, workdir, save),
             )
             seconds = time.monotonic() - started
             if result.signal:

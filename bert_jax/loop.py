@@ -4,7 +4,8 @@
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -36,6 +37,7 @@ class Pace(NamedTuple):
     final: bool = True  # False: other steps follow, of another phase, so that a signal at the last one counts too
     break_off: bool = False  # a signal ends an evaluation too, but for the last one
     overdue: bool = False  # the evaluation of the first state was broken off, so it comes first
+    keep: int = 0  # steps between revisions, the first of them at step 0; 0 keeps none
 
 
 class LoopResult(NamedTuple):
@@ -44,10 +46,12 @@ class LoopResult(NamedTuple):
     state: TrainState
     step: int
     signal: int  # the signal that ended it early, or 0
+    seen: dict[str, int] | None  # how many sequences, tokens and words were trained on since step 0, if known
 
 
 # Metrics that are counts: they become rates, and mean nothing by themselves.
-COUNTS = ("sequences", "tokens", "squared_lengths", "predictions")
+COUNTS = ("sequences", "tokens", "words", "squared_lengths", "predictions")
+SEEN = ("sequences", "tokens", "words")  # counts that are added up over the whole run
 
 
 class Window:
@@ -132,6 +136,8 @@ def train_loop(
     reporter: Reporter,
     unreported: dict[str, list[float]] | None = None,
     rank: Callable[[dict[str, float]], float] = lambda metrics: metrics["loss"],
+    seen: Mapping[str, int] | None = MappingProxyType({}),
+    keep_revision: Callable[[int, Params, dict[str, int] | None], None] | None = None,
 ) -> LoopResult:
     """Runs steps until pace.num_steps, evaluating, saving and reporting on the way.
 
@@ -139,7 +145,9 @@ def train_loop(
     checkpoints are those with the lowest `rank` of them. `throughput(counts, seconds)` turns summed counts into rates.
     SIGTERM or SIGINT saves and returns. With pace.break_off and a single process it does not wait for an evaluation:
     `evaluation(params, stopped)` returns None once `stopped()` is not 0, and `overdue` is saved for the next pace.
-    `unreported` are the sums that a checkpoint carries of steps before it that no report has covered.
+    `unreported` are the sums that a checkpoint carries of steps before it that no report has covered, and `seen` are
+    the counts of all steps before it, None where they are not known. `keep_revision(step, params, seen)` is called
+    every pace.keep steps.
 
     Raises: DivergedError if a loss, a gradient or a parameter is not finite; such a state is never saved.
     """
@@ -148,9 +156,10 @@ def train_loop(
     first_step, num_steps = int(jax.device_get(state.step)), pace.num_steps
     last_good = first_step
     overdue = pace.overdue
+    counted = None if seen is None else dict(seen)
 
     def finish_oldest() -> None:
-        nonlocal window, last_good
+        nonlocal window, last_good, counted
         step, metrics = in_flight.popleft()
         metrics = jax.device_get(metrics)
         allocator.give_back_freed_memory()
@@ -159,6 +168,8 @@ def train_loop(
                 raise _not_finite(f"{name} is {float(metrics[name][0])} at step {step}", last_good, checkpoints)
         last_good = step
         window.add(metrics)
+        if counted is not None:
+            counted |= {name: counted.get(name, 0) + int(metrics[name][0]) for name in SEEN if name in metrics}
         if step % pace.report == 0:
             window.stop_clock()
             rates = throughput(window.counts(), window.seconds) if window.seconds else {}
@@ -189,13 +200,21 @@ def train_loop(
         if not jax.device_get(_all_finite(state.params)):
             raise _not_finite(f"a parameter is not finite after step {step}", last_good, checkpoints)
         unreported = {name: pair for name, pair in window.sums.items() if name not in COUNTS}
-        checkpoints.save(step, state, metric, {"unreported": unreported, "overdue": overdue})
+        checkpoints.save(
+            step, state, metric, {"unreported": unreported, "overdue": overdue, "seen": counted and dict(counted)}
+        )
+
+    def keep(step: int) -> None:
+        if keep_revision is not None:
+            keep_revision(step, state.params, counted and dict(counted))
 
     step = first_step
     received = 0
     with jax.set_mesh(mesh), cluster.Preemption() as preemption:
         if overdue or (first_step == 0 and pace.evaluate and pace.evaluate_first):
             evaluate_now(step)
+        if first_step == 0 and pace.keep:
+            keep(step)
         while step < num_steps and not (received := preemption.at(step)):
             batch = window.next_batch(batches, in_flight[-1][1] if in_flight else None)
             state, metrics = train_step(state, batch)
@@ -206,8 +225,11 @@ def train_loop(
             last = step == num_steps
             to_evaluate = last or _due(step, pace.evaluate)
             to_save = last or _due(step, pace.save)
-            if to_evaluate or to_save or step == first_step + 1:  # the first step compiles: it is not timed
+            to_keep = _due(step, pace.keep)
+            if to_evaluate or to_save or to_keep or step == first_step + 1:  # the first step compiles: it is not timed
                 finish_all()
+                if to_keep:
+                    keep(step)
                 metric = evaluate_now(step) if to_evaluate else None
                 if to_save:
                     save(step, metric)
@@ -218,7 +240,7 @@ def train_loop(
         checkpoints.wait()
         if not pace.final and not received:
             received = preemption.at(step)
-    return LoopResult(state, step, 0 if step >= num_steps and pace.final else received)
+    return LoopResult(state, step, 0 if step >= num_steps and pace.final else received, counted)
 
 
 def _not_finite(what: str, last_good: int, checkpoints: Checkpoints) -> DivergedError:

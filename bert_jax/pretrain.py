@@ -2,7 +2,8 @@
 """Pre-training, from a prepared corpus to a trained BERT: the wiring, on one page."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +23,7 @@ from bert_jax.memory import describe_memory
 from bert_jax.model.objective import Objective, Params, parts_of, pretraining_objective
 from bert_jax.optim import reset_moments
 from bert_jax.phases import Phase, check_rows, phases_of, rows_before
-from bert_jax.pretrained import Pretrained, load_pretrained, save_pretrained
+from bert_jax.pretrained import Pretrained, load_pretrained, save_pretrained, save_revision
 from bert_jax.report import Reporter, draw_curves
 from bert_jax.settings import to_dict
 from bert_jax.sharding import check_divisible, make_mesh
@@ -82,34 +83,42 @@ def run(config: PretrainConfig, workdir: Path, devices: Sequence[Any] | None = N
             tokenizer.save(workdir / "tokenizer")
         state, how = _first_state(config, objective, mesh, restored, start)
         how = "; ".join([*checkpoints.never_finished, how])
-        notes = restored.notes if restored else {}
-        restored, step, received = None, int(state.step), 0  # no other name keeps a state's memory
+        notes = restored.notes if restored else {"seen": {}}
+        restored = None  # no other name keeps a state's memory
+        result = LoopResult(state, int(state.step), 0, notes.get("seen"))
+        del state
+        keep_revision = partial(
+            save_revision, workdir, partial(save_pretrained, config=config.model, tokenizer=tokenizer)
+        )
 
         with Reporter(
             workdir,
             parts[-1].phase.last_step,
-            step,
+            result.step,
             progress=config.report.progress,
             tensorboard=config.report.tensorboard,
             enabled=cluster.is_first(),
         ) as reporter:
             for line in [*describe_run(config, mesh, abstract.params), how]:
                 reporter.message(line)
-            for part in parts[sum(step >= part.phase.last_step for part in parts[:-1]) :]:
-                state = begin_phase(part.phase, state, abstract)
-                state, step, received = run_phase(part, len(parts), state, abstract, mesh, checkpoints, reporter, notes)
-                if received:
+            for part in parts[sum(result.step >= part.phase.last_step for part in parts[:-1]) :]:
+                result = run_phase(
+                    part, len(parts), result, abstract, mesh, checkpoints, reporter, notes, keep_revision
+                )
+                if result.signal:
                     break
             checkpoints.close()
-            result = LoopResult(state, step, received)
-            if received:
-                reporter.message(f"stopped by signal {received} after step {step}; the same command resumes")
+            if result.signal:
+                reporter.message(
+                    f"stopped by signal {result.signal} after step {result.step}; the same command resumes"
+                )
                 return result
 
             # What is left behind.
             params = cluster.on_host(result.state.params)
             if cluster.is_first():
-                save_pretrained(workdir / "pretrained", config.model, params, tokenizer)
+                trained = {"step": result.step, **(result.seen or {})}
+                save_pretrained(workdir / "pretrained", config.model, params, tokenizer, trained=trained)
                 draw_curves(workdir / "metrics.jsonl", workdir / "curves.png")
             cluster.wait_for_all("model written")
             reporter.message(f"trained to step {result.step}: model in {workdir / 'pretrained'}, curves in {workdir}")
@@ -121,27 +130,29 @@ def begin_phase(phase: Phase, state: TrainState, abstract: TrainState) -> TrainS
     if not phase.resets_moments or int(state.step) != phase.first_step:
         return state
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract.optimizer)
-    return state._replace(optimizer=jax.jit(reset_moments, out_shardings=shardings)(state.optimizer))
+    return state._replace(optimizer=jax.jit(reset_moments, out_shardings=shardings, donate_argnums=0)(state.optimizer))
 
 
 def run_phase(
     part: Part,
     num_phases: int,
-    state: TrainState,
+    so_far: LoopResult,
     abstract: TrainState,
     mesh: Mesh,
     checkpoints: Checkpoints,
     reporter: Reporter,
     notes: dict[str, Any],
+    keep_revision: Callable[..., None],
 ) -> LoopResult:
-    """Trains from the state's step to the end of a phase.
+    """Trains from where the run stands, `so_far`, to the end of a phase.
 
     `notes` are those of the checkpoint: the sums of steps that no report covers, and whether an evaluation is overdue.
     Those of an earlier phase are dropped, for a report is of one phase.
     """
     phase, dataset, objective, rows_before = part
     config = phase.config
-    taken = int(state.step) - phase.first_step
+    state = begin_phase(phase, so_far.state, abstract)
+    taken = so_far.step - phase.first_step
     notes = notes if taken else {}
     if num_phases > 1:
         reporter.labels = {"phase": phase.number}
@@ -158,6 +169,7 @@ def run_phase(
         final=phase.number == num_phases,
         break_off=True,
         overdue=notes.get("overdue", False),
+        keep=config.checkpoint.keep_every,
     )
     return train_loop(
         state,
@@ -170,6 +182,8 @@ def run_phase(
         checkpoints,
         reporter,
         notes.get("unreported"),
+        seen=so_far.seen,
+        keep_revision=keep_revision,
     )
 
 

@@ -2,7 +2,7 @@
 """A trained BERT in one hand: its shape, its parameters and its tokenizer."""
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -11,8 +11,19 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from bert_jax import cluster
 from bert_jax.batch import Batch
-from bert_jax.checkpoint import SEAL, check_arrays, describe, find_damage, newest_whole, restore_tree, save_tree, seal
+from bert_jax.checkpoint import (
+    SEAL,
+    check_arrays,
+    checkpoint_steps,
+    describe,
+    find_damage,
+    newest_whole,
+    restore_tree,
+    save_tree,
+    seal,
+)
 from bert_jax.config import ModelConfig
 from bert_jax.convert.hf import load_hf
 from bert_jax.convert.names import flatten, part_of, unflatten
@@ -25,6 +36,7 @@ from bert_jax.storage import is_remote, read_json, write_json
 from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
 
 FINETUNED = "finetuned"  # where a work directory of fine-tuning has its model
+REVISIONS = "revisions"  # where a work directory has the parameters of every so many steps
 
 
 class Encodings(NamedTuple):
@@ -119,10 +131,12 @@ def save_pretrained(
     task: str = "pretraining",
     labels: Sequence[str] = (),
     task_settings: Mapping[str, Any] | None = None,
+    trained: Mapping[str, int] | None = None,
 ) -> None:
     """Writes config.json, tokenizer/ and params/ with checksums: all that `load_pretrained` needs, no optimizer.
 
-    The directory appears whole, in place of an older one of this kind.
+    The directory appears whole, in place of an older one of this kind. `trained` is kept in config.json: the step, and
+    how many sequences, tokens and words the model was trained on.
     """
     if directory.exists() and not (directory / SEAL).exists():
         raise InputError(f"{directory} is there and is no exported model; choose another place")
@@ -132,6 +146,7 @@ def save_pretrained(
         temporary.mkdir(parents=True)
         about = {"format": 1, "model": to_dict(config), "task": task, "labels": list(labels)}
         about |= {"task_settings": dict(task_settings)} if task_settings else {}
+        about |= {"trained": dict(trained)} if trained else {}
         write_json(temporary / "config.json", about)
         tokenizer.save(temporary / "tokenizer")
         save_tree(temporary / "params", params)
@@ -142,19 +157,61 @@ def save_pretrained(
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+def save_revision(
+    workdir: Path, save: Callable[..., None], step: int, params: Params, seen: Mapping[str, int] | None
+) -> None:
+    """Keeps the parameters of a step for good, as a model of its own; one that is there already stays.
+
+    `save` is `save_pretrained` with all that the steps of a run share, and `seen` are the counts of what was trained
+    on, if they are known. Every process calls this.
+
+    Raises: InputError if the model cannot be written.
+    """
+    path = revision_path(workdir, step)
+    if cluster.first_says(int(path.exists())):
+        return
+    on_host, trained = cluster.on_host(params), {"step": step, **(seen or {})}
+    cluster.first_does(f"write the revision {path}", lambda: save(path, params=on_host, trained=trained))
+
+
 def load_pretrained(path: str | Path) -> Pretrained:
     """Returns the pre-trained BERT at `path`, in any of the formats that `recognise` knows.
 
     Of a work directory of pre-training the newest whole checkpoint is taken, of one of fine-tuning the model that was
-    the best. The parameters are float32 and on one device.
+    the best; WORKDIR@STEP is the revision of that step (`checkpoint.keep_every`). The parameters are float32 and on one
+    device.
 
     Raises: InputError if nothing of the kind is there, if a file is damaged, or if it is no BERT as computed here.
     """
+    path = find_revision(path)
     form = recognise(path)
     if form == "bert_jax":
         return _load_own(Path(path))
     imported = load_hf(path) if form == "hf" else load_tf1(path)
     return Pretrained(**imported._asdict() | {"params": jax.tree.map(jax.numpy.asarray, imported.params)})
+
+
+def revision_path(workdir: Path, step: int) -> Path:
+    """Returns where a work directory has the revision of a step."""
+    return workdir / REVISIONS / f"{step:08d}"
+
+
+def find_revision(path: str | Path) -> str | Path:
+    """Returns the directory that WORKDIR@STEP names; any other path as it is.
+
+    Raises: InputError, with the steps that there are, if the work directory has no revision of this step.
+    """
+    workdir, _, step = str(path).rpartition("@")
+    if not (workdir and step.isdecimal() and len(step) < 19) or Path(path).exists() or not Path(workdir).is_dir():
+        return path
+    found = revision_path(Path(workdir), int(step))
+    if not found.is_dir():
+        steps = [str(kept) for kept in checkpoint_steps(Path(workdir) / REVISIONS)]
+        there = f"it has those of steps {', '.join(steps)}" if steps else "it has none"
+        raise InputError(
+            f"{workdir} has no revision of step {step}; {there}: checkpoint.keep_every says which are kept"
+        )
+    return found
 
 
 def recognise(path: str | Path) -> str:
@@ -166,6 +223,7 @@ def recognise(path: str | Path) -> str:
 
     Raises: InputError if it is none of these, or several.
     """
+    path = find_revision(path)
     if str(path).startswith("hf://"):
         return "hf"
     if is_remote(path):

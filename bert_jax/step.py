@@ -158,15 +158,24 @@ def make_eval_step(objective: Objective, mesh: Mesh, params: Any) -> Callable[[P
 
 
 def batch_counts(batch: Batch) -> Metrics:
-    """Returns how much is in a batch, padding left out: what throughput is computed from."""
+    """Returns how much is in a batch, padding left out: what throughput is computed from.
+
+    "tokens" count [CLS] and [SEP]. "words" are there where the batch says where words begin: punctuation counts, and
+    special tokens do not.
+    """
     places = jnp.arange(1, batch.cls_positions.shape[1] + 1)
-    lengths = jnp.sum(batch.sequence_ids[:, None, :] == places[:, None], axis=-1).astype(jnp.float32)  # [B, M]
+    inside = batch.sequence_ids[:, None, :] == places[:, None]  # [B, M, L]
+    lengths = jnp.sum(inside, axis=-1).astype(jnp.float32)  # [B, M]
     counts = {
         "sequences": jnp.sum(batch.sequence_weights),
         "tokens": jnp.sum(lengths),
         "squared_lengths": jnp.sum(lengths**2),
         "predictions": jnp.sum(batch.mlm_weights) if batch.mlm_weights is not None else jnp.zeros(()),
     }
+    if batch.word_starts is not None:
+        pairs = jnp.any(inside & (batch.type_ids == 1)[:, None, :], axis=-1)  # [B, M]: [CLS] A [SEP] B [SEP]
+        special = jnp.sum(batch.sequence_weights * (2.0 + pairs))
+        counts["words"] = jnp.sum(batch.word_starts & (batch.sequence_ids > 0)).astype(jnp.float32) - special
     return {name: (count, jnp.ones(())) for name, count in counts.items()}
 
 
