@@ -17,6 +17,7 @@ from bert_jax.data.pipeline import train_batches
 from bert_jax.data.records import Dataset, open_dataset
 from bert_jax.errors import InputError
 from bert_jax.heldout import eval_batch_size, make_evaluation
+from bert_jax.keys import root_key
 from bert_jax.loop import LoopResult, Pace, train_loop
 from bert_jax.memory import describe_memory
 from bert_jax.model.objective import Objective, Params, parts_of, pretraining_objective
@@ -271,7 +272,7 @@ def check_start(config: PretrainConfig, start: Pretrained, tokenizer: Tokenizer)
 
 def complete(start: Pretrained, objective: Objective, seed: int) -> Pretrained:
     """Returns the model with the parts that the objective needs and no others; `notes` says which ones are random."""
-    fresh = jax.jit(objective.init)(jax.random.key(seed))
+    fresh = jax.jit(objective.init)(root_key(seed, "parameters"))
     encoder = {name: start.params["encoder"].get(name, part) for name, part in fresh["encoder"].items()}
     params = {name: start.params.get(name, part) for name, part in fresh.items()} | {"encoder": encoder}
     present, wanted = parts_of(start.params), parts_of(fresh)

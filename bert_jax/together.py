@@ -24,12 +24,13 @@ from bert_jax.data.pipeline import made_ahead
 from bert_jax.errors import InputError
 from bert_jax.finetune import FinetuneResult, check_probe, eval_batch_size, finish, load_start, prepare, train_config
 from bert_jax.finetune_config import FinetuneConfig
+from bert_jax.keys import root_key
 from bert_jax.model.objective import Params, task_objective
 from bert_jax.pretrain import complete
 from bert_jax.report import Reporter
 from bert_jax.settings import to_dict
 from bert_jax.sharding import ROW_AXES, check_divisible, make_mesh, replicated
-from bert_jax.step import init_state, root_key, step_function
+from bert_jax.step import init_state, step_function
 from bert_jax.storage import write_json
 from bert_jax.tasks.base import Row
 from bert_jax.tasks.batches import make_batch, padded_length, plan_epoch, steps_per_epoch
@@ -69,7 +70,7 @@ def run(
         params = complete(start, objective, one.train.seed).params
         states.append(init_state(objective, config.optimizer, train, mesh, params))
     state = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
-    roots = jnp.stack([root_key(one.train.seed, 1) for one in runs.values()])
+    roots = jnp.stack([root_key(one.train.seed, "dropout") for one in runs.values()])
     rates = [one.optimizer.learning_rate for one in runs.values()]
     scales = jnp.array([rate / config.optimizer.learning_rate for rate in rates], jnp.float32)
     del states
