@@ -127,7 +127,7 @@ def run(config: FinetuneConfig, workdir: Path, devices: Sequence[Any] | None = N
                 make_throughput(model, mesh),
                 checkpoints,
                 reporter,
-                restored.notes["unreported"] if restored else None,
+                restored.notes if restored else None,
                 rank=lambda metrics: -metrics[task.metric],
             )
             seconds = time.monotonic() - started

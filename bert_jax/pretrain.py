@@ -158,7 +158,6 @@ def run_phase(
         config.checkpoint.every_steps,
         final=phase.number == num_phases,
         break_off=True,
-        overdue=notes.get("overdue", False),
     )
     return train_loop(
         state,
@@ -170,7 +169,7 @@ def run_phase(
         make_throughput(config.model, mesh),
         checkpoints,
         reporter,
-        notes.get("unreported"),
+        notes,
     )
 
 
