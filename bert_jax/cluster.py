@@ -6,7 +6,7 @@ The only home of jax.distributed and multihost_utils. With a single process ever
 
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -77,6 +77,21 @@ def wait_for_all(what: str) -> None:
 def first_says(value: int) -> int:
     """Returns the value that the first process has."""
     return int(multihost_utils.broadcast_one_to_all(np.int32(value))) if is_several() else value
+
+
+def first_does(what: str, action: Callable[[], None]) -> None:
+    """Runs `action` on the first process, and returns on every process when it is done.
+
+    `what` completes "the first process could not ...". Raises: InputError, on every process, if the action failed.
+    """
+    failure: InputError | OSError | None = None
+    if is_first():
+        try:
+            action()
+        except (InputError, OSError) as error:
+            failure = error
+    if first_says(int(failure is not None)):
+        raise failure or InputError(f"the first process could not {what}; its own message says why")
 
 
 def on_host(tree: Any) -> Any:

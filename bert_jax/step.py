@@ -41,7 +41,8 @@ def init_state(
         if params is None:
             params = jax.jit(objective.init, out_shardings=replicated(mesh))(root_key(train.seed, "parameters"))
         else:
-            params = jax.device_put(params, replicated(mesh))
+            # From the host: what one device holds cannot be handed to those of other processes.
+            params = jax.device_put(jax.device_get(params), replicated(mesh))
         return jax.jit(_fresh_state(optimizer, train), out_shardings=shardings)(params)
 
 

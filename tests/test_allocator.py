@@ -38,8 +38,8 @@ from bert_jax.allocator import give_back_freed_memory, reuse_freed_memory
 def huge():
     "Returns the bytes of the heap behind which huge pages were asked for."
     areas = re.split(r"(?m)^(?=[0-9a-f]+-[0-9a-f]+ )", open("/proc/self/smaps").read())
-    ends = [[int(end, 16) for end in area.split()[0].split("-")] for area in areas if "[heap]" in area and " hg" in area]
-    return sum(stop - start for start, stop in ends)
+    ends = [area.split()[0].split("-") for area in areas if "[heap]" in area and " hg" in area]
+    return sum(int(stop, 16) - int(start, 16) for start, stop in ends)
 
 reuse_freed_memory()
 before = huge()
