@@ -48,13 +48,16 @@ def give_back_freed_memory(most: float = 0.25) -> bool:
     """Gives what is kept back to the kernel if it is more than that share of the memory there is.
 
     To be called after each step; returns whether it was done. What is kept is what the process holds in memory beyond
-    what it has asked for.
+    what it has asked for, mapped files left out: those the kernel takes back by itself.
     """
     if _keeping is None:
         return False
-    resident = os.sysconf("SC_PAGE_SIZE") * int(Path("/proc/self/statm").read_text("ascii").split()[1])
-    kept = resident - _keeping.mallinfo2().uordblks
-    return kept > most * _memory() and bool(_keeping.malloc_trim(0))
+    resident, shared = map(int, Path("/proc/self/statm").read_text("ascii").split()[1:3])  # pages
+    kept = os.sysconf("SC_PAGE_SIZE") * (resident - shared) - _keeping.mallinfo2().uordblks
+    if kept <= most * _memory() or not _keeping.malloc_trim(0):
+        return False
+    _ask_for_huge_pages(_keeping, _memory() // 2)  # the heap has shrunk, and what it grows by knows nothing of them
+    return True
 
 
 class _MallocInfo(ctypes.Structure):

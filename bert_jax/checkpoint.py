@@ -92,6 +92,13 @@ class Checkpoints:
             with contextlib.suppress(Exception):  # what could not be deleted is tried again after the next save
                 self._delete_surplus()
 
+    def add_metric(self, step: int, metric: float, notes: dict[str, Any]) -> None:
+        """Gives a sealed checkpoint the metric that came after it was saved, and other notes."""
+        self.wait()
+        if cluster.is_first():
+            about = read_json(self._path(step) / SEAL)
+            write_json(self._path(step) / SEAL, about | {"metric": metric, "notes": notes})
+
     def wait(self) -> None:
         """Waits until what was saved is sealed. Raises: InputError if it could not be written."""
         if self._sealing is not None:

@@ -30,6 +30,9 @@ class ModelConfig:
     layer_norm_epsilon: float = 1e-12
     vocab_multiple: int = 128  # the embedding table is padded with zero rows to a multiple of this
     compute_dtype: str = "float32"  # or "bfloat16"; parameters, norms, softmax and losses stay float32
+    # Products of float32 are by default one pass of bfloat16 on TPUs and TF32 on new GPUs. "highest" is float32
+    # throughout, several times as slow there; on a CPU both are.
+    matmul_precision: str = "default"
     gradient_dtype: str = "float32"  # that devices add up; "bfloat16" halves what they send, after rounding once
     attention: str = "plain"  # or "fused": on TPUs a kernel that keeps no scores, and elsewhere what it computes
     remat: str = "none"  # what the backward pass recomputes: "none", "dots" (all but matmuls) or "full"
@@ -59,6 +62,12 @@ class ModelConfig:
             raise InputError(
                 f"model.gradient_dtype bfloat16 is for products in bfloat16, and model.compute_dtype is "
                 f"{self.compute_dtype}; set both, or none"
+            )
+        check_choice(self, "matmul_precision", ("default", "highest"))
+        if self.matmul_precision == "highest" and self.compute_dtype != "float32":
+            raise InputError(
+                f"model.matmul_precision highest is for products of float32, and model.compute_dtype is "
+                f"{self.compute_dtype}; set model.compute_dtype=float32, or model.matmul_precision=default"
             )
         check_choice(self, "attention", ("plain", "fused"))
         check_choice(self, "remat", ("none", "dots", "full"))

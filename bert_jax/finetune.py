@@ -130,9 +130,8 @@ def run(config: FinetuneConfig, workdir: Path, devices: Sequence[Any] | None = N
                 make_throughput(model, mesh),
                 checkpoints,
                 reporter,
-                restored.notes["unreported"] if restored else None,
+                restored.notes if restored else None,
                 rank=lambda metrics: -metrics[task.metric],
-                seen=restored.notes.get("seen") if restored else {},
                 keep_revision=partial(save_revision, workdir, save),
             )
             seconds = time.monotonic() - started

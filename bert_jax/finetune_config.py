@@ -68,6 +68,7 @@ class FinetuneModelConfig:
     hidden_dropout_rate: float = 0.1
     attention_dropout_rate: float = 0.1
     compute_dtype: str = "float32"
+    matmul_precision: str = "default"  # or "highest", as in `config.ModelConfig`
     attention: str = "plain"  # or "fused", on TPUs
     remat: str = "none"
     unroll: int = 0

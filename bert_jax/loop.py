@@ -4,8 +4,7 @@
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from types import MappingProxyType
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -36,7 +35,6 @@ class Pace(NamedTuple):
     evaluate_first: bool = True  # before the first step as well
     final: bool = True  # False: other steps follow, of another phase, so that a signal at the last one counts too
     break_off: bool = False  # a signal ends an evaluation too, but for the last one
-    overdue: bool = False  # the evaluation of the first state was broken off, so it comes first
     keep: int = 0  # steps between revisions, the first of them at step 0; 0 keeps none
 
 
@@ -57,8 +55,8 @@ SEEN = ("sequences", "tokens", "words")  # counts that are added up over the who
 class Window:
     """The metrics of the steps since the last report, and the time that was spent on steps alone."""
 
-    def __init__(self, sums: dict[str, list[float]] | None = None) -> None:
-        self.sums = sums or {}  # {metric: [sum, weight]}
+    def __init__(self, sums: Mapping[str, Sequence[float]] | None = None) -> None:
+        self.sums = {name: list(pair) for name, pair in (sums or {}).items()}  # {metric: [sum, weight]}
         self.seconds = 0.0
         self.waited = 0.0  # of these seconds, at most as many did the device wait for a batch
         self._started: float | None = None
@@ -134,29 +132,32 @@ def train_loop(
     throughput: Callable[[dict[str, float], float], dict[str, float]],
     checkpoints: Checkpoints,
     reporter: Reporter,
-    unreported: dict[str, list[float]] | None = None,
+    notes: Mapping[str, Any] | None = None,
     rank: Callable[[dict[str, float]], float] = lambda metrics: metrics["loss"],
-    seen: Mapping[str, int] | None = MappingProxyType({}),
     keep_revision: Callable[[int, Params, dict[str, int] | None], None] | None = None,
 ) -> LoopResult:
     """Runs steps until pace.num_steps, evaluating, saving and reporting on the way.
 
     `batches` yields the batch of the state's step and those after it. `evaluation(params)` returns metrics; the best
-    checkpoints are those with the lowest `rank` of them. `throughput(counts, seconds)` turns summed counts into rates.
+    checkpoints are those with the lowest `rank` of them, and an evaluation that is among the best so far is followed by
+    a save, whatever pace.save says. `throughput(counts, seconds)` turns summed counts into rates.
     SIGTERM or SIGINT saves and returns. With pace.break_off and a single process it does not wait for an evaluation:
-    `evaluation(params, stopped)` returns None once `stopped()` is not 0, and `overdue` is saved for the next pace.
-    `unreported` are the sums that a checkpoint carries of steps before it that no report has covered, and `seen` are
-    the counts of all steps before it, None where they are not known. `keep_revision(step, params, seen)` is called
-    every pace.keep steps.
+    `evaluation(params, stopped)` returns None once `stopped()` is not 0, and the next run begins with that evaluation.
+    `notes` are those of the checkpoint that the state came from: "unreported", the sums of steps before it that no
+    report has covered; "overdue", whether its evaluation was broken off; "best", the lowest ranks until then;
+    "seen", the counts of all steps before it. `keep_revision(step, params, seen)` is called every pace.keep steps.
 
     Raises: DivergedError if a loss, a gradient or a parameter is not finite; such a state is never saved.
     """
     in_flight: deque[tuple[int, Metrics]] = deque()
-    window = Window(unreported)
+    notes = notes or {}
+    window = Window(notes.get("unreported"))
+    best: list[float] = list(notes.get("best", []))  # ascending, as many as checkpoints are kept for
     first_step, num_steps = int(jax.device_get(state.step)), pace.num_steps
     last_good = first_step
-    overdue = pace.overdue
-    counted = None if seen is None else dict(seen)
+    overdue = bool(notes.get("overdue"))
+    seen = notes.get("seen")  # a run that was begun before there were counts has none
+    counted: dict[str, int] | None = {} if first_step == 0 else seen and dict(seen)
 
     def finish_oldest() -> None:
         nonlocal window, last_good, counted
@@ -194,15 +195,24 @@ def train_loop(
         if metrics is None:
             return None
         reporter.log(step, "eval", metrics)
-        return rank(metrics)
+        return float(rank(metrics))
+
+    def is_among_best(metric: float | None) -> bool:
+        nonlocal best
+        if metric is None or not math.isfinite(metric):
+            return False
+        before, best = best, sorted([*best, metric])[: checkpoints.keep_best]
+        return best != before
+
+    def notes_now() -> dict[str, Any]:
+        # Copies: a thread writes them when steps have gone on.
+        unreported = {name: list(pair) for name, pair in window.sums.items() if name not in COUNTS}
+        return {"unreported": unreported, "overdue": overdue, "best": list(best), "seen": counted and dict(counted)}
 
     def save(step: int, metric: float | None) -> None:
         if not jax.device_get(_all_finite(state.params)):
             raise _not_finite(f"a parameter is not finite after step {step}", last_good, checkpoints)
-        unreported = {name: pair for name, pair in window.sums.items() if name not in COUNTS}
-        checkpoints.save(
-            step, state, metric, {"unreported": unreported, "overdue": overdue, "seen": counted and dict(counted)}
-        )
+        checkpoints.save(step, state, metric, notes_now())
 
     def keep(step: int) -> None:
         if keep_revision is not None:
@@ -211,7 +221,12 @@ def train_loop(
     step = first_step
     received = 0
     with jax.set_mesh(mesh), cluster.Preemption() as preemption:
-        if overdue or (first_step == 0 and pace.evaluate and pace.evaluate_first):
+        if overdue:
+            metric = evaluate_now(step)
+            if metric is not None:
+                is_among_best(metric)
+                checkpoints.add_metric(step, metric, notes_now())
+        elif first_step == 0 and pace.evaluate and pace.evaluate_first:
             evaluate_now(step)
         if first_step == 0 and pace.keep:
             keep(step)
@@ -231,7 +246,7 @@ def train_loop(
                 if to_keep:
                     keep(step)
                 metric = evaluate_now(step) if to_evaluate else None
-                if to_save:
+                if is_among_best(metric) or to_save:
                     save(step, metric)
                 window.start_clock()
         if received and step > first_step:

@@ -18,8 +18,12 @@ def cross_entropy(logits: jax.Array, labels: jax.Array, weights: jax.Array) -> P
 
 
 def accuracy(logits: jax.Array, labels: jax.Array, weights: jax.Array) -> Pair:
-    """Returns how many labels have the largest logit, alone or among equals, and the summed weight."""
-    return jnp.sum((_logit_of(logits, labels) >= jnp.max(logits, axis=-1)) * weights), jnp.sum(weights)
+    """Returns how many labels have a larger logit than every other class, and the summed weight.
+
+    A tie is wrong, and so is a logit that is not a number. Shapes as for `cross_entropy`.
+    """
+    others = jnp.where(_is_label(logits, labels), -jnp.inf, logits)
+    return jnp.sum((_logit_of(logits, labels) > jnp.max(others, axis=-1)) * weights), jnp.sum(weights)
 
 
 def squared_error(outputs: jax.Array, labels: jax.Array, weights: jax.Array) -> Pair:
@@ -29,5 +33,8 @@ def squared_error(outputs: jax.Array, labels: jax.Array, weights: jax.Array) -> 
 
 def _logit_of(logits: jax.Array, labels: jax.Array) -> jax.Array:
     """Returns the logits of the labels. A masked sum, for its gradient needs no scatter over all logits."""
-    is_label = jnp.arange(logits.shape[-1]) == labels[..., None]
-    return jnp.sum(jnp.where(is_label, logits, 0), axis=-1)
+    return jnp.sum(jnp.where(_is_label(logits, labels), logits, 0), axis=-1)
+
+
+def _is_label(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    return jnp.arange(logits.shape[-1]) == labels[..., None]

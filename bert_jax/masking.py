@@ -12,6 +12,7 @@ import numpy as np
 
 from bert_jax.batch import Batch
 from bert_jax.config import MaskingConfig
+from bert_jax.keys import root_key
 
 
 def prediction_budgets(config: MaskingConfig, max_length: int) -> np.ndarray:
@@ -183,11 +184,8 @@ def _ngram_lengths(bits: jax.Array, max_ngram: int) -> jax.Array:
 def _token_bits(
     seed: int, epochs: jax.Array, numbers: jax.Array, place: jax.Array, offsets: jax.Array, count: int
 ) -> jax.Array:
-    """Returns `count` 32-bit words [B, L, count] for each token, from its sequence, its offset in it and the epoch.
-
-    threefry whatever the default generator: its bits do not depend on vmap, shape or sharding.
-    """
-    root = jax.random.key(seed, impl="threefry2x32")
+    """Returns `count` 32-bit words [B, L, count] for each token, from its sequence, its offset in it and the epoch."""
+    root = root_key(seed, "masking")
 
     def row_bits(epoch: jax.Array, numbers: jax.Array, place: jax.Array, offsets: jax.Array) -> jax.Array:
         keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.fold_in(root, epoch), numbers)

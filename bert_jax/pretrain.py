@@ -18,6 +18,7 @@ from bert_jax.data.pipeline import train_batches
 from bert_jax.data.records import Dataset, open_dataset
 from bert_jax.errors import InputError
 from bert_jax.heldout import eval_batch_size, make_evaluation
+from bert_jax.keys import root_key
 from bert_jax.loop import LoopResult, Pace, train_loop
 from bert_jax.memory import describe_memory
 from bert_jax.model.objective import Objective, Params, parts_of, pretraining_objective
@@ -83,7 +84,7 @@ def run(config: PretrainConfig, workdir: Path, devices: Sequence[Any] | None = N
             tokenizer.save(workdir / "tokenizer")
         state, how = _first_state(config, objective, mesh, restored, start)
         how = "; ".join([*checkpoints.never_finished, how])
-        notes = restored.notes if restored else {"seen": {}}
+        notes = restored.notes if restored else {}
         restored = None  # no other name keeps a state's memory
         result = LoopResult(state, int(state.step), 0, notes.get("seen"))
         del state
@@ -153,7 +154,7 @@ def run_phase(
     config = phase.config
     state = begin_phase(phase, so_far.state, abstract)
     taken = so_far.step - phase.first_step
-    notes = notes if taken else {}
+    notes = notes if taken else {"seen": so_far.seen}
     if num_phases > 1:
         reporter.labels = {"phase": phase.number}
     for line in describe_phase(part, num_phases, mesh, abstract):
@@ -168,7 +169,6 @@ def run_phase(
         config.checkpoint.every_steps,
         final=phase.number == num_phases,
         break_off=True,
-        overdue=notes.get("overdue", False),
         keep=config.checkpoint.keep_every,
     )
     return train_loop(
@@ -181,8 +181,7 @@ def run_phase(
         make_throughput(config.model, mesh),
         checkpoints,
         reporter,
-        notes.get("unreported"),
-        seen=so_far.seen,
+        notes,
         keep_revision=keep_revision,
     )
 
@@ -285,7 +284,7 @@ def check_start(config: PretrainConfig, start: Pretrained, tokenizer: Tokenizer)
 
 def complete(start: Pretrained, objective: Objective, seed: int) -> Pretrained:
     """Returns the model with the parts that the objective needs and no others; `notes` says which ones are random."""
-    fresh = jax.jit(objective.init)(jax.random.key(seed))
+    fresh = jax.jit(objective.init)(root_key(seed, "parameters"))
     encoder = {name: start.params["encoder"].get(name, part) for name, part in fresh["encoder"].items()}
     params = {name: start.params.get(name, part) for name, part in fresh.items()} | {"encoder": encoder}
     present, wanted = parts_of(start.params), parts_of(fresh)

@@ -45,7 +45,9 @@ class Reporter:
             return
         path = Path(workdir) / METRICS_FILE
         path.parent.mkdir(parents=True, exist_ok=True)
-        _drop_after(path, start_step)
+        kept = _drop_after(path, start_step)
+        # An evaluation is made up for once more by a run that was killed before its checkpoint knew of it.
+        self._known = {record["kind"] for record in kept if record["step"] == start_step}
         self._file = open(path, "a", encoding="utf-8")
         if tensorboard:
             from tensorboardX import SummaryWriter
@@ -66,8 +68,9 @@ class Reporter:
         metrics = {**metrics, **self.labels}
         record = {"step": step, "kind": kind, "time": round(time.time(), 3)}
         record |= {name: _to_json(float(value)) for name, value in metrics.items()}
-        self._file.write(json.dumps(record, allow_nan=False) + "\n")
-        self._file.flush()
+        if step != self._start_step or kind not in self._known:
+            self._file.write(json.dumps(record, allow_nan=False) + "\n")
+            self._file.flush()
         if self._board is not None:
             for name, value in metrics.items():
                 self._board.add_scalar(f"{kind}/{name}", float(value), step)
@@ -130,16 +133,17 @@ def read_metrics(path: str | os.PathLike) -> list[dict[str, Any]]:
     return records
 
 
-def _drop_after(path: Path, step: int) -> None:
-    """Removes the records of steps after `step` from a metrics file; all of them if `step` is 0."""
+def _drop_after(path: Path, step: int) -> list[dict[str, Any]]:
+    """Removes the records of steps after `step` from a metrics file, all of them if `step` is 0; returns the rest."""
     if not path.exists():
-        return
+        return []
     kept = [record for record in read_metrics(path) if 0 < step >= record["step"]]
     text = "".join(
         json.dumps({name: _to_json(value) for name, value in record.items()}, allow_nan=False) + "\n" for record in kept
     )
     with atomic_path(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+    return kept
 
 
 def _to_json(value: Any) -> Any:

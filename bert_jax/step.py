@@ -10,6 +10,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from bert_jax.batch import Batch
 from bert_jax.config import OptimizerConfig, TrainConfig
+from bert_jax.keys import root_key
 from bert_jax.losses import Pair
 from bert_jax.model.objective import Objective, Params
 from bert_jax.optim import apply_updates, global_norm, learning_rate_at, make_optimizer
@@ -38,9 +39,10 @@ def init_state(
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(objective, optimizer, train, mesh))
     with jax.set_mesh(mesh):
         if params is None:
-            params = jax.jit(objective.init, out_shardings=replicated(mesh))(root_key(train.seed, 0))
+            params = jax.jit(objective.init, out_shardings=replicated(mesh))(root_key(train.seed, "parameters"))
         else:
-            params = jax.device_put(params, replicated(mesh))
+            # From the host: what one device holds cannot be handed to those of other processes.
+            params = jax.device_put(jax.device_get(params), replicated(mesh))
         return jax.jit(_fresh_state(optimizer, train), out_shardings=shardings)(params)
 
 
@@ -48,7 +50,8 @@ def abstract_state(
     objective: Objective, optimizer: OptimizerConfig, train: TrainConfig, mesh: Mesh | AbstractMesh
 ) -> TrainState:
     """Returns the shapes, dtypes and shardings of the state, computing nothing."""
-    shapes = jax.eval_shape(lambda key: _fresh_state(optimizer, train)(objective.init(key)), root_key(train.seed, 0))
+    key = root_key(train.seed, "parameters")
+    shapes = jax.eval_shape(lambda key: _fresh_state(optimizer, train)(objective.init(key)), key)
     shardings = tree_shardings(mesh, shapes)
     if train.zero1:
         shardings = shardings._replace(optimizer=tree_shardings(mesh, shapes.optimizer, over_data=True))
@@ -62,11 +65,6 @@ def _fresh_state(optimizer: OptimizerConfig, train: TrainConfig) -> Callable[[Pa
     return lambda params: TrainState(jnp.zeros((), jnp.int32), params, transformation.init(params))
 
 
-def root_key(seed: int, purpose: int) -> jax.Array:
-    """Returns the root key of a purpose: 0 is the initial parameters, 1 is dropout."""
-    return jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), purpose)
-
-
 def make_train_step(
     objective: Objective, optimizer: OptimizerConfig, train: TrainConfig, mesh: Mesh, state: Any, first_step: int = 0
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
@@ -78,7 +76,7 @@ def make_train_step(
     """
     divided = tree_shardings(mesh, state.params, over_data=True) if train.zero1 else None
     step = step_function(objective, optimizer, train, divided, first_step)
-    dropout_root = root_key(train.seed, 1)
+    dropout_root = root_key(train.seed, "dropout")
     shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
     return jax.jit(
         lambda state, batch: step(state, batch, dropout_root),

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bert_jax import finetune, together
-from bert_jax.errors import DivergedError
+from bert_jax import cluster, finetune, together
+from bert_jax.checkpoint import find_damage
+from bert_jax.errors import DivergedError, InputError
 from bert_jax.finetune import FinetuneResult, table
 from bert_jax.finetune_config import FINETUNE_RESUMABLE_CHANGES, FinetuneConfig, SweepConfig
 from bert_jax.pretrained import FINETUNED
@@ -76,25 +77,50 @@ def run(config: FinetuneConfig, workdir: Path, devices: Sequence[Any] | None = N
             results = together.run(runs, workdir / "runs", devices)
         else:
             for number, (name, one) in enumerate(runs.items(), 1):
-                print(f"run {number} of {len(runs)}: {name}", file=sys.stderr, flush=True)
+                _say(f"run {number} of {len(runs)}: {name}")
                 results[name] = _finished(workdir / "runs" / name, one) or _train(workdir / "runs" / name, one, devices)
                 if results[name].signal:
-                    return SweepResult([], results[name].metric, results[name].signal)
-        write_json(workdir / "config.json", identity)
+                    break
+        for result in results.values():
+            if result.signal:
+                return SweepResult([], result.metric, result.signal)
         outcomes = [_judge(name, runs[name], result) for name, result in results.items()]
         # One that diverged knows no metric but the task's setting, which may be to choose by itself.
         metric = next(
             (result.metric for result in results.values() if result.metrics), next(iter(results.values())).metric
         )
-        write_json(workdir / "sweep.json", {"metric": metric, "runs": [_as_json(outcome) for outcome in outcomes]})
         finite = [outcome for outcome in outcomes if not math.isnan(outcome.score)]
-        if finite:
-            best = max(finite, key=lambda outcome: outcome.score)
-            shutil.rmtree(workdir / FINETUNED, ignore_errors=True)
-            shutil.copytree(workdir / "runs" / best.name / FINETUNED, workdir / FINETUNED)
+
+        def leave() -> None:
+            write_json(workdir / "config.json", identity)
+            write_json(workdir / "sweep.json", {"metric": metric, "runs": [_as_json(outcome) for outcome in outcomes]})
+            if finite:
+                best = max(finite, key=lambda outcome: outcome.score)
+                _copy_model(workdir / "runs" / best.name / FINETUNED, workdir / FINETUNED)
+
+        cluster.first_does("write what the grid came to", leave)
         for line in [*describe(outcomes, metric), *([f"its model is in {workdir / FINETUNED}"] if finite else [])]:
-            print(line, file=sys.stderr, flush=True)
+            _say(line)
         return SweepResult(outcomes, metric, 0)
+
+
+def _say(line: str) -> None:
+    if cluster.is_first():
+        print(line, file=sys.stderr, flush=True)
+
+
+def _copy_model(source: Path, target: Path) -> None:
+    """Copies a model in place of an older one. Raises: InputError if it is damaged; the older one stays then."""
+    problem = find_damage(source)
+    if problem:
+        raise InputError(
+            f"{source}, the model of the best run, is damaged: {problem}; delete {source.parent} to train it again"
+        )
+    temporary = target.with_name(f".{target.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    shutil.copytree(source, temporary)
+    shutil.rmtree(target, ignore_errors=True)
+    temporary.rename(target)
 
 
 # Settings that change how a run is made or reported, and not what comes out.
@@ -102,12 +128,22 @@ _WITHOUT_EFFECT = ("mesh.", "report.", "checkpoint.", "eval.batch_size", "model.
 
 
 def _finished(workdir: Path, config: FinetuneConfig) -> FinetuneResult | None:
-    """Returns what this very run left when it finished, or None if it has yet to."""
+    """Returns what this very run left when it finished, or None if it has yet to; the first process decides."""
+
+    def is_finished() -> bool:
+        if finetune.read_results(workdir) is None:
+            return False
+        changed = changed_keys(read_json(workdir / "config.json")["run"], to_dict(config))
+        return all(name.startswith(_WITHOUT_EFFECT) for name in changed)
+
+    if not cluster.first_says(int(cluster.is_first() and is_finished())):
+        return None
     result = finetune.read_results(workdir)
     if result is None:
-        return None
-    changed = changed_keys(read_json(workdir / "config.json")["run"], to_dict(config))
-    return None if any(not name.startswith(_WITHOUT_EFFECT) for name in changed) else result
+        raise InputError(
+            f"{workdir} has results on the first process and none here; give a workdir that all processes share"
+        )
+    return result
 
 
 def _train(workdir: Path, config: FinetuneConfig, devices: Sequence[Any] | None) -> FinetuneResult:
@@ -115,9 +151,9 @@ def _train(workdir: Path, config: FinetuneConfig, devices: Sequence[Any] | None)
     try:
         result = finetune.run(config, workdir, devices)
     except DivergedError as error:
-        print(f"{workdir.name} failed: {error}", file=sys.stderr, flush=True)
+        _say(f"{workdir.name} failed: {error}")
         result = FinetuneResult({}, config.task.metric or "score", {}, 0, 0, 0.0)
-    if not result.signal:
+    if not result.signal and cluster.is_first():
         shutil.rmtree(workdir / "checkpoints", ignore_errors=True)
     return result
 

@@ -31,9 +31,42 @@ for most in (1.0, 0.0):
 print(kept, again, *given_back)
 """
 
+AFTER_A_TRIM = """
+import re
+from bert_jax.allocator import give_back_freed_memory, reuse_freed_memory
+
+def huge():
+    "Returns the bytes of the heap behind which huge pages were asked for."
+    areas = re.split(r"(?m)^(?=[0-9a-f]+-[0-9a-f]+ )", open("/proc/self/smaps").read())
+    ends = [area.split()[0].split("-") for area in areas if "[heap]" in area and " hg" in area]
+    return sum(int(stop, 16) - int(start, 16) for start, stop in ends)
+
+reuse_freed_memory()
+before = huge()
+block = bytearray(2**26)
+del block
+print(before, give_back_freed_memory(0.0), huge())
+"""
+
+BESIDE_A_FILE = """
+import mmap, sys
+from bert_jax import allocator
+
+allocator.reuse_freed_memory()
+with open(sys.argv[1], "rb") as stream:
+    shard = mmap.mmap(stream.fileno(), 0, prot=mmap.PROT_READ)
+    total = sum(shard[::4096])
+    print(allocator.give_back_freed_memory(2**26 / allocator._memory()))
+"""
+
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or not os.confstr("CS_GNU_LIBC_VERSION"), reason="is for Linux with glibc"
 )
+
+
+def clean_environment():
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+    return {name: value for name, value in clean.items() if name not in ("GLIBC_TUNABLES", "LD_PRELOAD")}
 
 
 def run(**environment):
@@ -42,11 +75,9 @@ def run(**environment):
     The last are, for a process that may hold all of the machine's memory and for one that may hold none: whether memory
     was given back, and whether the process holds 32 MiB less.
     """
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
-    for name in ("GLIBC_TUNABLES", "LD_PRELOAD"):
-        clean.pop(name, None)
     command = [sys.executable, "-c", PROGRAM]
-    done = subprocess.run(command, env=clean | environment, capture_output=True, text=True, check=True)
+    environment = clean_environment() | environment
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     kept, faults, *given_back = done.stdout.split()
     return kept == "True", int(faults), [said == "True" for said in given_back]
 
@@ -71,3 +102,21 @@ def test_a_process_that_holds_more_than_its_share_gives_back_what_is_free():
 def test_what_the_environment_has_chosen_stays(environment):
     kept, _, given_back = run(**environment)
     assert not kept and not given_back[0] and not given_back[2]
+
+
+def output_of(program, *arguments):
+    environment = clean_environment() | {"JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-c", program, *map(str, arguments)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.split()
+
+
+def test_huge_pages_are_asked_for_again_after_a_trim():
+    before, given_back, after = output_of(AFTER_A_TRIM)
+    if before == "0":
+        pytest.skip("this kernel keeps no flags of huge pages")
+    assert given_back == "True" and int(after) > 2**30
+
+
+def test_a_mapped_file_is_not_memory_that_is_kept(tmp_path):
+    (tmp_path / "shard").write_bytes(bytes(2**27))
+    assert output_of(BESIDE_A_FILE, tmp_path / "shard") == ["False"]

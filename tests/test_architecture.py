@@ -21,7 +21,7 @@ RANKS: Sequence[str] = """
     errors allocator
     storage settings config phases finetune_config batch
     text.* data.*
-    data.beam cluster sharding flops
+    data.beam cluster keys sharding flops
     losses optim masking memory roofline
     model.product model.attention kernels.* model.layers model.encoder model.probe model.heads model.objective
     convert.* checkpoint
@@ -68,7 +68,7 @@ HOMES = {
     "ml_collections": "tools.* train.py finetune.py",
 }
 
-CORE: Sequence[str] = "config batch masking model.* losses optim sharding step loop data.pipeline pretrain".split()
+CORE: Sequence[str] = "config batch keys masking model.* losses optim sharding step loop data.pipeline pretrain".split()
 MAX_CORE_LINES = 3000
 MAX_LINES = {"train.py": 60, "finetune.py": 60}  # and 400 for every file of the package
 SPDX = "# SPDX-License-Identifier: Apache-2.0"

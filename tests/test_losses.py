@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from bert_jax.losses import accuracy, cross_entropy
 
@@ -32,3 +33,11 @@ def test_accuracy():
         jnp.array([[0.0, 1.0], [1.0, 0.0], [0.0, 1.0]]), jnp.array([1, 1, 1]), jnp.array([1, 1, 0.0])
     )
     assert (float(hits), float(weight)) == (1.0, 2.0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_tie_is_wrong(dtype):
+    """A model that says the same of everything knows nothing; nor does one that is not a number."""
+    logits = jnp.array([[0.5, 0.5, 0.5], [2.0, 2.0, -1.0], [2.0, 1.0, 1.0], [jnp.nan] * 3, [3.0, 3.0, 3.5]], dtype)
+    hits, weight = accuracy(logits, jnp.array([0, 1, 0, 0, 2]), jnp.ones(5))
+    assert (float(hits), float(weight)) == (2.0, 5.0)

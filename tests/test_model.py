@@ -24,6 +24,7 @@ from bert_jax.model.objective import (
     next_sentence_weights,
     pretraining_forward,
     pretraining_objective,
+    task_forward,
 )
 from bert_jax.model.product import product
 
@@ -212,6 +213,45 @@ def test_dropout_keeps_its_share_and_the_mean(shape, rate):
     if shape[-2] > 1:
         assert (kept[..., 0, :] == kept[..., (shape[-2] + 1) // 2, :]).mean() < 0.95
     assert Dropout(rate).apply({}, inputs, True) is inputs and Dropout(0.0).apply({}, inputs, False) is inputs
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.3])
+def test_dropout_of_bfloat16_scales_by_what_is_not_rounded(rate):
+    """1 / 0.9 in bfloat16 would be 1.109375, and the mean 0.9984 of what it was."""
+    inputs = jnp.linspace(1, 2, 4096, dtype=jnp.bfloat16).reshape(16, 256)
+    kept = round((1 - rate) * 2**16) / 2**16
+
+    def drop(inputs):
+        return Dropout(rate).apply({}, inputs, False, rngs={"dropout": jax.random.key(0)})
+
+    out, pull_back = jax.vjp(drop, inputs)
+    assert out.dtype == jnp.bfloat16
+    for found in (out, pull_back(inputs)[0]):
+        found, exact = np.asarray(found, np.float64), np.asarray(inputs, np.float64) / kept
+        passed = found != 0
+        assert found[passed].sum() / exact[passed].sum() == pytest.approx(1, abs=2e-4)
+        np.testing.assert_allclose(found[passed], exact[passed], rtol=2**-8)  # half of the last bit
+
+
+@pytest.mark.parametrize(
+    ("task", "num_classes"),
+    [
+        ("question_answering", 0),
+        ("sequence_classification", 3),
+        ("sequence_classification", 1),
+        ("token_classification", 5),
+        ("multiple_choice", 1),
+        ("next_sentence", 0),
+    ],
+)
+def test_logits_of_bfloat16_are_not_rounded(task, num_classes):
+    """They are ranked: of 4,096 spans that differ, no two are to tie for a lack of bits."""
+    model = tiny_model(compute_dtype="bfloat16")
+    params = jax.jit(init_params, static_argnums=(0, 2, 3))(model, jax.random.key(0), task, num_classes)
+    logits = jax.jit(task_forward, static_argnums=(0, 3))(model, params, random_batch(num_rows=16), task)
+    assert logits.dtype == jnp.float32
+    rounded = logits.astype(jnp.bfloat16).astype(jnp.float32)
+    assert np.mean(np.asarray(logits != rounded)) > 0.9
 
 
 @pytest.fixture(scope="module")

@@ -5,11 +5,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from builders import tiny_model
+from builders import CLS, MASK, SEP, random_batch, tiny_model
 
 from bert_jax import hlo
+from bert_jax.config import MaskingConfig
+from bert_jax.errors import InputError
+from bert_jax.finetune_config import ProbeConfig
 from bert_jax.model.attention import attention_mask
 from bert_jax.model.layers import Layer
+from bert_jax.model.objective import pretraining_objective, task_objective
 from bert_jax.model.product import add_bias, product
 
 
@@ -49,3 +53,37 @@ def test_a_layer_keeps_inputs_alone_of_activation_and_norms():
     shapes = [leaf.shape for leaf in jax.tree.leaves(pull_back)]
     assert sum(shape in ((2, 8, 96), (16, 96)) for shape in shapes) == 2  # before and after the activation
     assert sum(shape == (2, 8, 1) for shape in shapes) == 0  # no means and deviations
+
+
+def precisions(objective, batch):
+    """Returns the precisions of the matrix products of a step's gradients, as a TPU is asked for them."""
+    key = jax.random.key(0)
+    params, batch = jax.eval_shape(objective.init, key), jax.eval_shape(objective.prepare, batch)
+
+    def loss(params, batch):
+        return sum(total for total, _ in objective.losses(params, batch, key).values())
+
+    text = jax.jit(jax.grad(loss)).trace(params, batch).lower(lowering_platforms=("tpu",)).as_text()
+    lines = [line for line in text.splitlines() if "stablehlo.dot_general" in line]
+    return {word for line in lines for word in ("DEFAULT", "HIGHEST") if word in line} if lines else None
+
+
+@pytest.mark.parametrize("precision", ["default", "highest"])
+@pytest.mark.parametrize("attention", ["plain", "fused"])
+def test_the_precision_is_that_of_every_product(precision, attention):
+    model = tiny_model(matmul_precision=precision, attention=attention, hidden_dropout_rate=0.1)
+    objective = pretraining_objective(model, MaskingConfig(), MASK, (CLS, SEP))
+    assert precisions(objective, random_batch()) == {precision.upper()}
+
+
+@pytest.mark.parametrize("precision", ["default", "highest"])
+def test_the_precision_is_that_of_a_probe_too(precision):
+    batch = random_batch()._replace(labels=np.zeros((16, 1), np.int32))
+    probe = ProbeConfig(features="weighted_all", num_layers=1, hidden_size=8)
+    objective = task_objective(tiny_model(matmul_precision=precision), "sequence_classification", 3, probe)
+    assert precisions(objective, batch) == {precision.upper()}
+
+
+def test_the_highest_precision_is_for_float32():
+    with pytest.raises(InputError, match="matmul_precision highest is for products of float32"):
+        tiny_model(matmul_precision="highest", compute_dtype="bfloat16").validate()

@@ -4,18 +4,25 @@
 import dataclasses
 import json
 import math
+import subprocess
+import sys
 
 import jax
+import numpy as np
 import pytest
 from builders import make_pretrained, make_topics, topics_run
 
 import bert_jax
-from bert_jax import finetune, sweep
-from bert_jax.config import OptimizerConfig
+from bert_jax import finetune, sweep, together
+from bert_jax.checkpoint import seal
+from bert_jax.config import MeshConfig, OptimizerConfig
 from bert_jax.errors import DivergedError, InputError
 from bert_jax.finetune import FinetuneResult
-from bert_jax.finetune_config import FinetuneTrainConfig, SweepConfig
+from bert_jax.finetune_config import FinetuneDataConfig, FinetuneTrainConfig, SweepConfig
 from bert_jax.report import read_metrics
+from bert_jax.sharding import make_mesh
+from bert_jax.tasks import batches
+from bert_jax.tasks.base import Row
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +68,7 @@ def test_the_report_has_every_run_and_the_usual_figures(topics, start, tmp_path,
             raise DivergedError("loss is nan at step 3")
         (workdir / "finetuned").mkdir(parents=True)
         (workdir / "finetuned" / "name").write_text(workdir.name)
+        seal(workdir / "finetuned", {"arrays": {"x": ["float32", [1]]}})
         return result(score)
 
     monkeypatch.setattr(finetune, "run", fake)
@@ -76,6 +84,15 @@ def test_the_report_has_every_run_and_the_usual_figures(topics, start, tmp_path,
     assert (tmp_path / "grid" / "finetuned" / "name").read_text() == "rate0.003_seed0"
     stored = json.loads((tmp_path / "grid" / "sweep.json").read_text())
     assert [run["score"] for run in stored["runs"]] == [0.9, 0.5, 0.7, None]
+    # A model that is damaged takes no other's place.
+    (tmp_path / "grid" / "runs" / "rate0.003_seed0" / "finetuned" / "name").write_text("rate0.003_seed1")
+    kept = {f"rate{rate:g}_seed{seed}": result(score) for (rate, seed), score in scores.items()}
+    monkeypatch.setattr(sweep, "_finished", lambda workdir, one: kept[workdir.name])
+    with pytest.raises(
+        InputError, match=r"rate0.003_seed0/finetuned, the model of the best run, is damaged: file name"
+    ):
+        sweep.run(grid(topics, start), tmp_path / "grid")
+    assert (tmp_path / "grid" / "finetuned" / "name").read_text() == "rate0.003_seed0"
 
 
 @pytest.mark.slow
@@ -110,3 +127,40 @@ def test_runs_together_are_the_runs_alone(topics, start, tmp_path):
         )
         assert ours == pytest.approx(theirs, rel=2e-3)
     assert bert_jax.load_predictor(tmp_path / "together")(["ban ber bis ban"])[0].label in ("b", "d", "f")
+
+
+def test_an_epoch_of_runs_together_is_planned_once_for_each_seed(start, monkeypatch):
+    rows = [Row(0, np.arange(5, dtype=np.int32), np.zeros(5, np.uint8), (5,), 1) for _ in range(40)]
+    runs = [topics_run("", start, data=FinetuneDataConfig(source="x", batch_size=8, seed=seed)) for seed in (0, 0, 1)]
+    planned = []
+    monkeypatch.setattr(
+        together, "plan_epoch", lambda *args: planned.append((args[3], args[2])) or batches.plan_epoch(*args)
+    )
+    made = together._batches(rows, "sequence_classification", runs, make_mesh(MeshConfig(data=1), jax.devices()[:1]))
+    for _ in range(8):  # five steps are an epoch; two are made ahead
+        next(made)
+    made.close()
+    assert sorted(planned) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
+TOGETHER = """
+import sys
+from pathlib import Path
+sys.path.insert(0, "tests")
+import conftest
+from builders import topics_run
+from bert_jax import sweep
+from bert_jax.config import EvalConfig, MeshConfig
+from bert_jax.finetune_config import FinetuneTrainConfig, SweepConfig
+config = topics_run(sys.argv[1], sys.argv[2], train=FinetuneTrainConfig(num_epochs=84.0), mesh=MeshConfig(data=8),
+                    eval=EvalConfig(every_steps=504), sweep=SweepConfig(seeds=2, together=True))
+print(sweep.run(config, Path(sys.argv[3])).outcomes)
+"""
+
+
+@pytest.mark.slow
+def test_runs_together_never_have_more_steps_under_way_than_a_mesh_can_take(repository, topics, start, tmp_path):
+    """504 steps and one evaluation, on eight devices of one CPU: dispatched all at once they hang for ever."""
+    command = [sys.executable, "-c", TOGETHER, topics, start, tmp_path / "grid"]
+    done = subprocess.run(command, cwd=repository, timeout=300, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "rate0.005_seed1" in done.stdout, done.stderr

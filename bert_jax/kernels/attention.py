@@ -22,6 +22,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import PartitionSpec
 
 from bert_jax.model.attention import MASKED_SCORE, attend, attention_mask
+from bert_jax.model.product import matmul_precision
 from bert_jax.sharding import MESH_AXES, ROW_AXES
 
 LONGEST_ROW = 512  # of which the scores of a head, 1 MiB an array and a handful of arrays, fit the vector memory
@@ -37,6 +38,7 @@ class _Shape(NamedTuple):
     head_size: int
     causal: bool
     kept: int  # probabilities that dropout keeps, of 2^16
+    precision: str = "default"  # of `product`
 
     @property
     def heads_of_a_tile(self) -> int:
@@ -55,16 +57,18 @@ def fused_attention(
     causal: bool = False,
     rate: float = 0.0,
     dropout_key: jax.Array | None = None,
+    precision: str = "default",
     interpret: bool = False,
 ) -> jax.Array:
     """Returns what the heads read, [B, L, H] in the dtype of `value`, from query, key and value of that shape.
 
     sequence_ids [B, L]: as `attention_mask` takes them, and `causal` too.
     rate, dropout_key: the share of probabilities that is set to 0, to within 1 / 131,072, and what it is drawn from.
+    precision: that of `product`.
     interpret: runs the kernel where there is no TPU, slowly, for tests.
     """
     rows, _, hidden = query.shape
-    shape = _Shape(num_heads, hidden // num_heads, causal, round((1 - rate) * 2**16))
+    shape = _Shape(num_heads, hidden // num_heads, causal, round((1 - rate) * 2**16), precision)
     keys = jnp.zeros((rows, num_heads, 2), jnp.int32)
     if shape.kept < 2**16:
         assert dropout_key is not None, f"dropout of {rate} needs a key"
@@ -144,8 +148,9 @@ def _plain(shape: _Shape, *arrays: jax.Array) -> jax.Array:
 
     query, key, value = (array.reshape(*array.shape[:2], shape.num_heads, -1) for array in (query, key, value))
     attends = attention_mask(sequence_ids, shape.causal)
-    context = attend(query, key, value, attends, drop if shape.kept < 2**16 else lambda probabilities: probabilities)
-    return context.reshape(arrays[2].shape)
+    keep_all = shape.kept == 2**16
+    dropped = (lambda probabilities: probabilities) if keep_all else drop
+    return attend(query, key, value, attends, dropped, shape.precision).reshape(arrays[2].shape)
 
 
 def _keeps(shape: _Shape, size: int, first: jax.Array, second: jax.Array) -> jax.Array:
@@ -195,7 +200,7 @@ def _forward_kernel(shape: _Shape, keys, queries_ids, keys_ids, query, key, valu
     head = _Head(shape, keys, query)
     probabilities, _ = head.probabilities(queries_ids, keys_ids, query, key)
     probabilities = head.drop(probabilities)
-    head.write(out, _dot(probabilities.astype(value.dtype), value[0], 1, 0))
+    head.write(out, _dot(shape, probabilities.astype(value.dtype), value[0], 1, 0))
 
 
 def _backward_kernel(
@@ -205,13 +210,13 @@ def _backward_kernel(
     head = _Head(shape, keys, query)
     probabilities, sees = head.probabilities(queries_ids, keys_ids, query, key)
     of_context = head.own(gradient[0])
-    head.write(of_value, _dot(head.drop(probabilities).astype(value.dtype), of_context, 0, 0))
-    of_probabilities = head.drop(_dot(of_context, value[0], 1, 1))
+    head.write(of_value, _dot(shape, head.drop(probabilities).astype(value.dtype), of_context, 0, 0))
+    of_probabilities = head.drop(_dot(shape, of_context, value[0], 1, 1))
     mean = jnp.sum(probabilities * of_probabilities, axis=-1, keepdims=True)
     of_scores = jnp.where(sees, probabilities * (of_probabilities - mean) * shape.head_size**-0.5, 0)
     of_scores = of_scores.astype(query.dtype)
-    head.write(of_query, _dot(of_scores, key[0], 1, 0))
-    head.write(of_key, _dot(of_scores, query[0], 0, 0))
+    head.write(of_query, _dot(shape, of_scores, key[0], 1, 0))
+    head.write(of_key, _dot(shape, of_scores, query[0], 0, 0))
 
 
 class _Head:
@@ -239,7 +244,7 @@ class _Head:
             places = (self.size, self.size)
             later = jax.lax.broadcasted_iota(jnp.int32, places, 1) > jax.lax.broadcasted_iota(jnp.int32, places, 0)
             sees = sees & ~later
-        scores = _dot(self.own(query[0]), key[0], 1, 1) * self.shape.head_size**-0.5
+        scores = _dot(self.shape, self.own(query[0]), key[0], 1, 1) * self.shape.head_size**-0.5
         scores = jnp.where(sees, scores, MASKED_SCORE)
         raised = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
         return raised / jnp.sum(raised, axis=-1, keepdims=True), sees
@@ -254,6 +259,8 @@ class _Head:
         out[0] = jnp.where(self.columns, tile.astype(out.dtype), before)
 
 
-def _dot(lhs: jax.Array, rhs: jax.Array, of_lhs: int, of_rhs: int) -> jax.Array:
+def _dot(shape: _Shape, lhs: jax.Array, rhs: jax.Array, of_lhs: int, of_rhs: int) -> jax.Array:
     """Returns the product over axis `of_lhs` and `of_rhs`, summed in float32."""
-    return jax.lax.dot_general(lhs, rhs, (((of_lhs,), (of_rhs,)), ((), ())), preferred_element_type=jnp.float32)
+    axes = (((of_lhs,), (of_rhs,)), ((), ()))
+    precision = matmul_precision(shape.precision)
+    return jax.lax.dot_general(lhs, rhs, axes, precision=precision, preferred_element_type=jnp.float32)

@@ -13,17 +13,24 @@ MASKED_SCORE = -1e9
 
 
 def attend(
-    query: jax.Array, key: jax.Array, value: jax.Array, attends: jax.Array, drop: Callable[[jax.Array], jax.Array]
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    attends: jax.Array,
+    drop: Callable[[jax.Array], jax.Array],
+    precision: str = "default",
 ) -> jax.Array:
     """Returns what each head reads, [B, L, N, D] in the dtype of `value`, from query, key and value of that shape.
 
-    `attends` [B, L, L] bool says which keys each query may see; `drop` is the dropout of probabilities [B, N, L, L].
+    `attends` [B, L, L] bool says which keys each query may see; `drop` is the dropout of probabilities [B, N, L, L];
+    `precision` is that of `product`.
     """
-    scores = product("BQND,BKND->BNQK", query, key)
+    scores = product("BQND,BKND->BNQK", query, key, precision=precision)
     # A query that may see nothing (padding) gets equal, finite scores: uniform attention and no NaN.
     scores = jnp.where(attends[:, None], scores * query.shape[-1] ** -0.5, MASKED_SCORE)
     probabilities = drop(jax.nn.softmax(scores, axis=-1))
-    return product("BNQK,BKND->BQND", probabilities.astype(value.dtype), value).astype(value.dtype)
+    context = product("BNQK,BKND->BQND", probabilities.astype(value.dtype), value, precision=precision)
+    return context.astype(value.dtype)
 
 
 def attention_mask(sequence_ids: jax.Array, causal: bool = False) -> jax.Array:

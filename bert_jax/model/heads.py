@@ -14,7 +14,7 @@ from bert_jax.model.attention import MASKED_SCORE
 from bert_jax.model.encoder import Encoded, Encoder
 from bert_jax.model.layers import Dense, Dropout, activate, layer_norm
 from bert_jax.model.probe import Probe
-from bert_jax.model.product import product
+from bert_jax.model.product import matmul_precision, product
 
 # What a model of each task has beside embeddings and layers, by the names of the parameters.
 TASK_PARTS: dict[str, tuple[str, ...]] = {
@@ -45,15 +45,23 @@ class MaskedLanguageModel(nn.Module):
         hidden = layer_norm(config)(hidden).astype(config.compute_dtype)
         bias = self.param("output_bias", nn.initializers.zeros, (config.padded_vocab_size,))
         if word_table.shape[0] == 1:
-            logits = product("RH,VH->RV", hidden.reshape(-1, hidden.shape[-1]), word_table[0])
+            rows = hidden.reshape(-1, hidden.shape[-1])
+            logits = product("RH,VH->RV", rows, word_table[0], precision=config.matmul_precision)
         else:  # rows of the devices that share a copy
-            logits = product("DRH,DVH->DRV", hidden.reshape(word_table.shape[0], -1, hidden.shape[-1]), word_table)
+            rows = hidden.reshape(word_table.shape[0], -1, hidden.shape[-1])
+            logits = product("DRH,DVH->DRV", rows, word_table, precision=config.matmul_precision)
         logits = logits.reshape(*hidden.shape[:2], -1)
         # The padding is masked in the bias, its rows being zero, and the bias is added as a product with ones, whose
         # gradient is a matrix product too: nothing but products and the loss itself passes over B x P x V numbers.
         is_word = jnp.arange(config.padded_vocab_size) < config.vocab_size
         bias = jnp.where(is_word, bias, MASKED_SCORE)
-        return logits + jnp.einsum("BP,V->BPV", jnp.ones(hidden.shape[:2]), bias)
+        precision = matmul_precision(config.matmul_precision)
+        return logits + jnp.einsum("BP,V->BPV", jnp.ones(hidden.shape[:2]), bias, precision=precision)
+
+
+def logits_of(config: ModelConfig, num_classes: int, name: str) -> Dense:
+    """Returns the layer of that name that makes float32 logits; a part of the module that calls it."""
+    return Dense(config, num_classes, "float32", name=name)
 
 
 class PretrainingOutput(NamedTuple):
@@ -77,8 +85,8 @@ class PretrainingModel(nn.Module):
         assert batch.mlm_positions is not None and encoded.pooled is not None
         predicted = jnp.take_along_axis(encoded.hidden, batch.mlm_positions.astype(jnp.int32)[..., None], axis=1)
         mlm_logits = MaskedLanguageModel(self.config, name="mlm")(predicted, encoded.word_table)
-        next_sentence_logits = Dense(self.config, 2, name="next_sentence")(encoded.pooled)
-        return PretrainingOutput(encoded, mlm_logits, next_sentence_logits.astype(jnp.float32))
+        next_sentence_logits = logits_of(self.config, 2, "next_sentence")(encoded.pooled)
+        return PretrainingOutput(encoded, mlm_logits, next_sentence_logits)
 
 
 class TaskModel(nn.Module):
@@ -116,10 +124,10 @@ class TaskModel(nn.Module):
             return MaskedLanguageModel(config, name="mlm")(predicted, encoded.word_table)
         if self.task == "next_sentence":
             assert encoded.pooled is not None
-            return Dense(config, 2, name="next_sentence")(encoded.pooled).astype(jnp.float32)
+            return logits_of(config, 2, "next_sentence")(encoded.pooled)
         if self.task == "question_answering":
-            return Dense(config, 2, name="span")(encoded.hidden).astype(jnp.float32)
+            return logits_of(config, 2, "span")(encoded.hidden)
         features = encoded.hidden if self.task == "token_classification" else encoded.pooled
         assert features is not None
         features = Dropout(config.hidden_dropout_rate)(features, deterministic)
-        return Dense(config, self.num_classes, name="classifier")(features).astype(jnp.float32)
+        return logits_of(config, self.num_classes, "classifier")(features)

@@ -38,6 +38,7 @@ class Dense(nn.Module):
 
     config: ModelConfig
     features: int
+    result_dtype: str = ""  # "" is the compute dtype; logits are ranked and compared, and stay as they are summed
 
     @nn.compact
     def __call__(self, inputs: jax.Array) -> jax.Array:
@@ -46,7 +47,8 @@ class Dense(nn.Module):
         kernel = self.param("kernel", truncated_normal(config), (inputs.shape[-1], self.features))
         bias = self.param("bias", nn.initializers.zeros, (self.features,))
         rows = inputs.astype(dtype).reshape(-1, inputs.shape[-1])
-        multiplied = product("ri,io->ro", rows, kernel, config.gradient_dtype).astype(dtype)
+        multiplied = product("ri,io->ro", rows, kernel, config.gradient_dtype, config.matmul_precision)
+        multiplied = multiplied.astype(self.result_dtype or dtype)
         multiplied = checkpoint_name(multiplied.reshape(*inputs.shape[:-1], self.features), SAVED)
         return add_bias(multiplied, bias)
 
@@ -71,6 +73,7 @@ class Dropout(nn.Module):
     """Sets a share of the numbers to 0 and scales the others up, so that the mean stays.
 
     A number is kept by 16 random bits, and the scale is that of the rate they can express, at most 1 / 131,072 away.
+    The scale is not rounded to the dtype of the inputs; what comes out is.
     Two numbers share one draw of 32 bits: making bits is the dearest part of dropout where no hardware makes them.
     """
 
@@ -86,7 +89,8 @@ class Dropout(nn.Module):
         # Cut in the rows: their axis is never cut over devices, and columns are lanes of the vector unit.
         bits = jax.random.bits(self.make_rng("dropout"), (*outer, -(-rows // 2), columns), jnp.uint32)
         bits = jnp.concatenate([bits & 0xFFFF, bits >> 16], axis=-2)[..., :rows, :]
-        return jnp.where(bits < kept, inputs * (2**16 / kept), 0)
+        scaled = (inputs.astype(jnp.float32) * (2**16 / kept)).astype(inputs.dtype)
+        return jnp.where(bits < kept, scaled, 0)
 
 
 class Embeddings(nn.Module):
@@ -153,11 +157,13 @@ class Attention(nn.Module):
                 causal=config.causal,
                 rate=rate if draws else 0.0,
                 dropout_key=self.make_rng("dropout") if draws else None,
+                precision=config.matmul_precision,
             )
         else:
             heads = (*hidden.shape[:2], config.num_heads, config.head_size)
             query, key, value = (array.reshape(heads) for array in (query, key, value))
-            context = attend(query, key, value, attends, lambda array: Dropout(rate)(array, deterministic))
+            drop = functools.partial(Dropout(rate), deterministic=deterministic)
+            context = attend(query, key, value, attends, drop, config.matmul_precision)
         context = checkpoint_name(context.reshape(hidden.shape), SAVED)
         return residual(config, hidden, Dense(config, config.hidden_size, name="output")(context), deterministic)
 

@@ -13,6 +13,7 @@ from flax import linen as nn
 from bert_jax.config import ModelConfig
 from bert_jax.finetune_config import ProbeConfig
 from bert_jax.model.layers import Dense, Dropout
+from bert_jax.model.product import in_precision
 
 
 class Probe(nn.Module):
@@ -30,6 +31,10 @@ class Probe(nn.Module):
         layers [num_layers + 1, B, L, H] are the embeddings and every layer; sequence_ids [B, L] as in `Batch`, of a
         single sequence.
         """
+        with in_precision(self.model.matmul_precision):
+            return self._classify(layers, sequence_ids, deterministic)
+
+    def _classify(self, layers: jax.Array, sequence_ids: jax.Array, deterministic: bool) -> jax.Array:
         features: Any = self._combine(jax.lax.stop_gradient(layers).astype(jnp.float32))
         inside = sequence_ids > 0
         lengths = jnp.sum(inside, axis=1)
@@ -44,7 +49,7 @@ class Probe(nn.Module):
         if self.pool:
             total = jnp.sum(features * inside[..., None], axis=1, keepdims=True)
             features = total / jnp.maximum(lengths, 1)[:, None, None]
-        return Dense(self.model, self.num_classes, name="classifier")(features).astype(jnp.float32)
+        return Dense(self.model, self.num_classes, "float32", name="classifier")(features)
 
     def _combine(self, layers: jax.Array) -> jax.Array:
         """Returns one vector a token [B, L, H], or [B, L, 4 H], of those of all layers."""

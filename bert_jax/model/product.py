@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The matrix product of every layer: multiplied in the compute dtype, summed in float32, forward and backward."""
 
+import contextlib
 import functools
 import math
 
@@ -9,7 +10,9 @@ import jax.numpy as jnp
 from jax.experimental.layout import Layout, with_layout_constraint
 
 
-def product(equation: str, lhs: jax.Array, rhs: jax.Array, rhs_gradient: str = "float32") -> jax.Array:
+def product(
+    equation: str, lhs: jax.Array, rhs: jax.Array, rhs_gradient: str = "float32", precision: str = "default"
+) -> jax.Array:
     """Returns the einsum of two arrays, multiplied in the dtype of the left one and summed in float32.
 
     Every letter of the equation stands in two of its three terms. On accelerators this is what the hardware does; on
@@ -17,36 +20,51 @@ def product(equation: str, lhs: jax.Array, rhs: jax.Array, rhs_gradient: str = "
     the dtype of the left array before it is multiplied, where JAX would multiply float32 with bfloat16 in all of the
     backward pass. The gradient of a float32 parameter on the right is the float32 sum, not rounded on its way; in
     another `rhs_gradient` it is rounded on each device, before devices add theirs up.
+
+    `precision` is `ModelConfig.matmul_precision`, for the gradients too.
     """
-    return _product(equation, rhs_gradient, lhs, rhs)  # type: ignore[return-value]
+    return _product(equation, rhs_gradient, precision, lhs, rhs)  # type: ignore[return-value]
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _product(equation: str, rhs_gradient: str, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
-    return jnp.einsum(equation, lhs, rhs.astype(lhs.dtype), preferred_element_type=jnp.float32)
+def matmul_precision(name: str) -> str | None:
+    """Returns what JAX calls a `ModelConfig.matmul_precision`; None leaves it to `jax_default_matmul_precision`."""
+    return None if name == "default" else name
+
+
+def in_precision(name: str) -> contextlib.AbstractContextManager[None]:
+    """Returns a context that gives this precision to products of others, such as Flax's cells, and their gradients."""
+    return contextlib.nullcontext() if name == "default" else jax.default_matmul_precision(name)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _product(equation: str, rhs_gradient: str, precision: str, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+    how = {"preferred_element_type": jnp.float32, "precision": matmul_precision(precision)}
+    return jnp.einsum(equation, lhs, rhs.astype(lhs.dtype), **how)  # type: ignore[return-value]
 
 
 def _product_forward(
-    equation: str, rhs_gradient: str, lhs: jax.Array, rhs: jax.Array
+    equation: str, rhs_gradient: str, precision: str, lhs: jax.Array, rhs: jax.Array
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return product(equation, lhs, rhs), (lhs, rhs)
+    return product(equation, lhs, rhs, precision=precision), (lhs, rhs)
 
 
 def _product_backward(
-    equation: str, rhs_gradient: str, saved: tuple[jax.Array, jax.Array], gradient: jax.Array
+    equation: str, rhs_gradient: str, precision: str, saved: tuple[jax.Array, jax.Array], gradient: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     lhs, rhs = saved
     left, right, result = equation.replace("->", ",").split(",")
     gradient = gradient.astype(lhs.dtype)
-    of_rhs = _product_over_rows(f"{left},{result}->{right}", rhs_gradient, lhs, gradient).astype(rhs.dtype)
-    return product(f"{result},{right}->{left}", gradient, rhs).astype(lhs.dtype), of_rhs
+    of_rhs = _product_over_rows(f"{left},{result}->{right}", rhs_gradient, precision, lhs, gradient).astype(rhs.dtype)
+    of_lhs = product(f"{result},{right}->{left}", gradient, rhs, precision=precision)
+    return of_lhs.astype(lhs.dtype), of_rhs
 
 
-def _product_over_rows(equation: str, dtype: str, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+def _product_over_rows(equation: str, dtype: str, precision: str, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
     """Returns the einsum in `dtype`, a sum over rows."""
 
     def narrow(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
-        return jnp.einsum(equation, lhs, rhs, preferred_element_type=jnp.dtype(dtype))
+        how = {"preferred_element_type": jnp.dtype(dtype), "precision": matmul_precision(precision)}
+        return jnp.einsum(equation, lhs, rhs, **how)  # type: ignore[return-value]
 
     if lhs.dtype == jnp.float32:
         return narrow(lhs, rhs)
