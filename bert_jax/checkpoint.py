@@ -6,9 +6,11 @@ size and sha256, and every array with its shape and type. Orbax alone restores f
 """
 
 import contextlib
+import logging
 import shutil
 import threading
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -304,10 +306,10 @@ def save_tree(path: Path, tree: Any) -> None:
         primary_host=0, active_processes={0} if cluster.is_several() else None, barrier_sync_key_prefix="alone"
     )
     handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=alone)
-    with contextlib.closing(ocp.Checkpointer(handler, multiprocessing_options=alone)) as checkpointer:
+    with contextlib.closing(ocp.Checkpointer(handler, multiprocessing_options=alone)) as checkpointer, _quiet():
         try:
             checkpointer.save(path.absolute(), tree)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # TensorStore's errors are ValueErrors, that of a full disk too
             raise _cannot_write(path, error) from error
 
 
@@ -326,6 +328,19 @@ def restore_tree(path: Path, abstract_tree: Any) -> Any:
         return checkpointer.restore(path.absolute(), args=arguments)
 
 
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps Orbax from logging each error, with a traceback for each of its threads, that it raises as well."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
 def _cannot_write(directory: Path, error: Exception) -> InputError:
-    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    full = isinstance(error, ValueError) and "RESOURCE_EXHAUSTED" in str(error)  # which goes on for many lines
+    reason = "no space left" if full else str(error).splitlines()[0] if str(error) else type(error).__name__
     return InputError(f"cannot write a checkpoint to {directory}: {reason}; what was saved before is untouched")
