@@ -8,6 +8,7 @@ size and sha256, and every array with its shape and type. Orbax alone restores f
 import contextlib
 import logging
 import shutil
+import sys
 import threading
 import warnings
 from collections.abc import Iterator
@@ -306,7 +307,7 @@ def save_tree(path: Path, tree: Any) -> None:
         primary_host=0, active_processes={0} if cluster.is_several() else None, barrier_sync_key_prefix="alone"
     )
     handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=alone)
-    with contextlib.closing(ocp.Checkpointer(handler, multiprocessing_options=alone)) as checkpointer, _quiet():
+    with _quiet(), contextlib.closing(ocp.Checkpointer(handler, multiprocessing_options=alone)) as checkpointer:
         try:
             checkpointer.save(path.absolute(), tree)
         except (OSError, ValueError) as error:  # TensorStore's errors are ValueErrors, that of a full disk too
@@ -330,14 +331,21 @@ def restore_tree(path: Path, abstract_tree: Any) -> Any:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps Orbax from logging each error, with a traceback for each of its threads, that it raises as well."""
+    """Keeps Orbax and TensorStore from printing tracebacks, one for each thread, of an error that is raised as well."""
     logger = logging.getLogger("absl")
-    level = logger.level
+    level, hook = logger.level, sys.unraisablehook
+
+    def no_closed_loops(unraisable: Any) -> None:  # into which other threads would put the same error
+        if not isinstance(unraisable.exc_value, RuntimeError):
+            hook(unraisable)
+
     logger.setLevel(logging.CRITICAL)
+    sys.unraisablehook = no_closed_loops
     try:
         yield
     finally:
         logger.setLevel(level)
+        sys.unraisablehook = hook
 
 
 def _cannot_write(directory: Path, error: Exception) -> InputError:

@@ -328,6 +328,8 @@ def cannot_write(path: str | os.PathLike, error: Exception) -> StoppedError:
     """Returns what to tell the user of an error that broke off the writing of `path`."""
     number, text = (error.errno, error.strerror) if isinstance(error, OSError) else (None, None)
     reason = text or _one_line(error)[:200]
+    if re.fullmatch(r"\d+ requested and \d+ written", reason):  # as NumPy calls a full disk
+        reason = "No space left on device"
     if number in (errno.EEXIST, errno.ENOTEMPTY):
         return StoppedError(f"cannot write {path}: something else has made it meanwhile; choose another place")
     if number in (errno.EACCES, errno.EPERM, errno.EROFS):
