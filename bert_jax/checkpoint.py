@@ -6,9 +6,12 @@ size and sha256, and every array with its shape and type. Orbax alone restores f
 """
 
 import contextlib
+import logging
 import shutil
+import sys
 import threading
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -311,10 +314,10 @@ def save_tree(path: Path, tree: Any) -> None:
         primary_host=0, active_processes={0} if cluster.is_several() else None, barrier_sync_key_prefix="alone"
     )
     handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=alone)
-    with contextlib.closing(ocp.Checkpointer(handler, multiprocessing_options=alone)) as checkpointer:
+    with _quiet(), contextlib.closing(ocp.Checkpointer(handler, multiprocessing_options=alone)) as checkpointer:
         try:
             checkpointer.save(path.absolute(), tree)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # TensorStore's errors are ValueErrors, that of a full disk too
             raise _cannot_write(path, error) from error
 
 
@@ -333,6 +336,26 @@ def restore_tree(path: Path, abstract_tree: Any) -> Any:
         return checkpointer.restore(path.absolute(), args=arguments)
 
 
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps Orbax and TensorStore from printing tracebacks, one for each thread, of an error that is raised as well."""
+    logger = logging.getLogger("absl")
+    level, hook = logger.level, sys.unraisablehook
+
+    def no_closed_loops(unraisable: Any) -> None:  # into which other threads would put the same error
+        if not isinstance(unraisable.exc_value, RuntimeError):
+            hook(unraisable)
+
+    logger.setLevel(logging.CRITICAL)
+    sys.unraisablehook = no_closed_loops
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        sys.unraisablehook = hook
+
+
 def _cannot_write(directory: Path, error: Exception) -> InputError:
-    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    full = isinstance(error, ValueError) and "RESOURCE_EXHAUSTED" in str(error)  # which goes on for many lines
+    reason = "no space left" if full else str(error).splitlines()[0] if str(error) else type(error).__name__
     return InputError(f"cannot write a checkpoint to {directory}: {reason}; what was saved before is untouched")

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A trained BERT in one hand: its shape, its parameters and its tokenizer."""
 
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,6 +22,7 @@ from bert_jax.checkpoint import (
     restore_tree,
     save_tree,
     seal,
+    state_bytes,
 )
 from bert_jax.config import ModelConfig
 from bert_jax.convert.hf import load_hf
@@ -32,7 +32,7 @@ from bert_jax.errors import InputError
 from bert_jax.model.heads import TASK_PARTS
 from bert_jax.model.objective import Params, abstract_params, encode, parts_of, task_forward
 from bert_jax.settings import from_dict, to_dict
-from bert_jax.storage import is_remote, read_json, write_json
+from bert_jax.storage import check_space, is_remote, new_directory, read_json, write_json
 from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
 
 FINETUNED = "finetuned"  # where a work directory of fine-tuning has its model
@@ -62,6 +62,7 @@ class Pretrained:
     labels: tuple[str, ...] = ()  # of a classifier, in the order of its classes; () where they have no names
     notes: tuple[str, ...] = ()  # what the user should know of how it was read
     task_settings: dict[str, Any] = field(default_factory=dict)  # of a fine-tuned model: finetune_config.TaskConfig
+    trained: dict[str, int] = field(default_factory=dict)  # if known: step, and the sequences, tokens and words so far
 
     def encode(self, texts: Sequence[str] | Sequence[tuple[str, str]]) -> Encodings:
         """Returns the encodings of texts, or of pairs of texts, in one batch as long as the longest.
@@ -137,24 +138,33 @@ def save_pretrained(
 
     The directory appears whole, in place of an older one of this kind. `trained` is kept in config.json: the step, and
     how many sequences, tokens and words the model was trained on.
+
+    Raises: InputError if there is something else, if another command is writing there, or if it cannot be written.
     """
-    if directory.exists() and not (directory / SEAL).exists():
-        raise InputError(f"{directory} is there and is no exported model; choose another place")
-    temporary = directory.with_name(f".{directory.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    try:
-        temporary.mkdir(parents=True)
-        about = {"format": 1, "model": to_dict(config), "task": task, "labels": list(labels)}
-        about |= {"task_settings": dict(task_settings)} if task_settings else {}
-        about |= {"trained": dict(trained)} if trained else {}
+    settings, counts = dict(task_settings or {}), dict(trained or {})
+    bert = Pretrained(config, params, tokenizer, task, tuple(labels), task_settings=settings, trained=counts)
+    _save(bert, directory, lambda there: (there / SEAL).exists())
+
+
+def save_new(bert: Pretrained, directory: Path) -> None:
+    """Writes all of a model into a directory, as `save_pretrained` does; it must not exist.
+
+    Raises: InputError if it exists, if another command is writing there, or if it cannot be written.
+    """
+    _save(bert, directory, lambda _: False)
+
+
+def _save(bert: Pretrained, directory: Path, replaces: Callable[[Path], bool]) -> None:
+    with new_directory(directory, replaces) as temporary:
+        about = {"format": 1, "model": to_dict(bert.config), "task": bert.task, "labels": list(bert.labels)}
+        about |= {"task_settings": bert.task_settings} if bert.task_settings else {}
+        about |= {"trained": bert.trained} if bert.trained else {}
         write_json(temporary / "config.json", about)
-        tokenizer.save(temporary / "tokenizer")
-        save_tree(temporary / "params", params)
-        seal(temporary, {"arrays": describe(params)})
-        shutil.rmtree(directory, ignore_errors=True)
-        temporary.rename(directory)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        bert.tokenizer.save(temporary / "tokenizer")
+        num_arrays = len(jax.tree.leaves(bert.params))
+        check_space(temporary, state_bytes(bert.params) + 4096 * (num_arrays + 16))  # and what is written about them
+        save_tree(temporary / "params", bert.params)
+        seal(temporary, {"arrays": describe(bert.params)})
 
 
 def save_revision(

@@ -8,7 +8,6 @@ the environment variable BERT_JAX_CACHE, or ~/.cache/bert_jax. It may be deleted
 import concurrent.futures
 import contextlib
 import errno
-import fcntl
 import glob
 import gzip
 import hashlib
@@ -16,17 +15,19 @@ import io
 import json
 import os
 import re
+import secrets
 import shutil
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
 import google_crc32c
 import numpy as np
-import zstandard
 
 from bert_jax.errors import InputError, StoppedError
+from bert_jax.locks import lock_file, writing
+from bert_jax.zstd import ZstdError, ZstdFile
 
 # Finding files
 
@@ -79,7 +80,7 @@ def open_binary(path: str) -> IO[bytes]:
     if compression == "gzip":
         return io.BufferedReader(gzip.open(path, "rb"), 1 << 17)  # whose own lines are slow: they are read in Python
     if compression == "zstd":
-        return io.BufferedReader(_ZstdFile(path), 1 << 17)
+        return io.BufferedReader(ZstdFile(path), 1 << 17)
     return open(path, "rb")
 
 
@@ -88,7 +89,7 @@ def reading(name: str) -> Iterator[None]:
     """Turns the errors of a file that is damaged or cannot be read into an `InputError` that calls it `name`."""
     try:
         yield
-    except (EOFError, zlib.error, gzip.BadGzipFile, zstandard.ZstdError) as error:
+    except (EOFError, zlib.error, gzip.BadGzipFile, ZstdError) as error:
         raise InputError(f"{name} is truncated or damaged ({error}); copy it again") from None
     except OSError as error:
         raise InputError(f"cannot read {name}: {error.strerror or error}; check the path and its permissions") from None
@@ -102,45 +103,6 @@ def _compression(path: str) -> str:
         return "gzip"
     skippable = start[1:] == b"\x2a\x4d\x18" and start[0] & 0xF0 == 0x50  # pzstd begins with a frame of sizes
     return "zstd" if start == b"\x28\xb5\x2f\xfd" or skippable else ""
-
-
-class _ZstdFile(io.RawIOBase):
-    """The decompressed bytes of a file of zstd frames.
-
-    The library's own stream ends without an error where a file was cut off; this one raises EOFError.
-    """
-
-    def __init__(self, path: str):
-        self._source = open(path, "rb")
-        self._decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 31)  # zstd --long=31
-        self._frame: Any = None  # what decompresses the frame that is being read; None between frames
-        self._compressed = b""  # that was read from the source and belongs to the next frame
-        self._ready = memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._ready:
-            compressed = self._compressed or self._source.read(1 << 17)
-            if not compressed:
-                if self._frame is not None:
-                    raise EOFError("the last zstd frame is not complete")
-                return 0
-            if self._frame is None:
-                self._frame = self._decompressor.decompressobj()
-            self._ready = memoryview(self._frame.decompress(compressed))
-            self._compressed = b""
-            if self._frame.eof:
-                self._compressed, self._frame = self._frame.unused_data, None
-        num_bytes = min(len(buffer), len(self._ready))
-        buffer[:num_bytes] = self._ready[:num_bytes]
-        self._ready = self._ready[num_bytes:]
-        return num_bytes
-
-    def close(self) -> None:
-        self._source.close()
-        super().close()
 
 
 # Files behind URLs
@@ -226,9 +188,7 @@ def _copy(url: str, target: Path) -> Path:
     """Returns `target`, after copying the file at the URL to it unless it is there."""
     if target.is_file():
         return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with open(target.with_name(f".{target.name}.lock"), "wb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with lock_file(target.with_name(f".{target.name}.lock"), wait=True, keep=True):
         if target.is_file():  # another process was faster
             return target
         for left_over in target.parent.glob(f".{glob.escape(target.name)}.*.tmp"):
@@ -294,43 +254,87 @@ def atomic_path(path: str | os.PathLike) -> Iterator[Path]:
     removed when the block fails.
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = _temporary(path)
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
         with open(temporary, "rb") as stream:
             os.fsync(stream.fileno())
         os.replace(temporary, path)
     except OSError as error:
-        raise StoppedError(
-            f"cannot write {path}: {error.strerror or error}; free some space or choose another place"
-        ) from error
+        raise cannot_write(path, error) from error
     finally:
         with contextlib.suppress(FileNotFoundError):
             temporary.unlink()
 
 
 @contextlib.contextmanager
-def new_directory(path: str | os.PathLike) -> Iterator[Path]:
+def new_directory(path: str | os.PathLike, replaces: Callable[[Path], bool] = lambda path: False) -> Iterator[Path]:
     """Yields an empty directory with a temporary name beside `path`; renamed to `path` if the block ends well.
 
-    So the directory appears whole or not at all; the temporary one is removed when the block fails. Raises:
-    InputError if there is something at `path`, or if a file cannot be written.
+    So the directory appears whole or not at all; the temporary one is removed when the block fails. Other commands that
+    would write there are refused as long as the block lasts. `replaces(path)` says whether what is at `path` already
+    is deleted at the end, in favour of the new directory.
+
+    Raises: InputError if there is something else at `path`, if another command is writing there, or if a file cannot be
+    written.
     """
     path = Path(path)
-    if path.exists():
-        raise InputError(f"output {path} exists; give a directory that does not")
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    _check_free(path, replaces)
+    temporary = _temporary(path)
     try:
-        temporary.mkdir(parents=True)
-        yield temporary
-        temporary.rename(path)
+        with writing(path):
+            _check_free(path, replaces)
+            left_over = re.compile(rf"\.{re.escape(path.name)}\.(\d+(-[0-9a-f]+)?\.)?tmp")
+            for other in path.parent.iterdir():
+                if left_over.fullmatch(other.name):  # of a command that was killed
+                    shutil.rmtree(other, ignore_errors=True)
+            try:
+                temporary.mkdir()
+                yield temporary
+                _check_free(path, replaces)  # again: not every program asks for the lock
+                shutil.rmtree(path, ignore_errors=True)
+                temporary.rename(path)
+            finally:
+                shutil.rmtree(temporary, ignore_errors=True)
     except OSError as error:
-        raise InputError(
-            f"cannot write {path}: {error.strerror or error}; free some space or choose another place"
-        ) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        raise cannot_write(path, error) from error
+    except StoppedError as error:  # of a file in it
+        raise StoppedError(str(error).replace(str(temporary), str(path))) from error
+
+
+def _check_free(path: Path, replaces: Callable[[Path], bool]) -> None:
+    """Raises: InputError if there is something at `path` that is not to be replaced."""
+    if os.path.lexists(path) and not replaces(path):
+        raise InputError(f"output {path} exists; give a directory that does not")
+
+
+def _temporary(path: Path) -> Path:
+    """Returns a name beside `path` that no other process takes, on this machine or on one that shares its files."""
+    return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+
+
+def check_space(directory: Path, num_bytes: int) -> None:
+    """Raises: StoppedError if there is no room in a directory for so many bytes more."""
+    free = shutil.disk_usage(directory).free
+    if free < num_bytes:
+        raise StoppedError(
+            f"cannot write {directory}: it takes {num_bytes / 1e6:.1f} MB and {free / 1e6:.1f} MB are free; free some "
+            "space or choose another place"
+        )
+
+
+def cannot_write(path: str | os.PathLike, error: Exception) -> StoppedError:
+    """Returns what to tell the user of an error that broke off the writing of `path`."""
+    number, text = (error.errno, error.strerror) if isinstance(error, OSError) else (None, None)
+    reason = text or _one_line(error)[:200]
+    if re.fullmatch(r"\d+ requested and \d+ written", reason):  # as NumPy calls a full disk
+        reason = "No space left on device"
+    if number in (errno.EEXIST, errno.ENOTEMPTY):
+        return StoppedError(f"cannot write {path}: something else has made it meanwhile; choose another place")
+    if number in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return StoppedError(f"cannot write {path}: {reason}; check its permissions or choose another place")
+    return StoppedError(f"cannot write {path}: {reason}; free some space or choose another place")
 
 
 def write_json(path: str | os.PathLike, value: Any) -> None:

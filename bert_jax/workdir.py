@@ -3,22 +3,18 @@
 
 import contextlib
 import dataclasses
-import fcntl
-import os
-import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from bert_jax import cluster
 from bert_jax.checkpoint import checkpoint_steps
 from bert_jax.config import PretrainConfig
 from bert_jax.errors import InputError
+from bert_jax.locks import LOCK, lock_file
 from bert_jax.phases import may_change
 from bert_jax.settings import changed_keys, from_dict, to_dict
 from bert_jax.storage import read_json
-
-LOCK = ".lock"
 
 
 @contextlib.contextmanager
@@ -34,26 +30,11 @@ def locked(workdir: Path) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         holder = ""
         if cluster.is_first():
-            holder = _lock(stack.enter_context(open(workdir / LOCK, "a+", encoding="utf-8")))
+            holder = stack.enter_context(lock_file(workdir / LOCK, keep=True))
         if cluster.first_says(int(bool(holder))):
             who = holder or "the first process tells which"
             raise InputError(f"workdir {workdir} is in use by another run ({who}); wait for it or give another workdir")
         yield
-
-
-def _lock(stream: IO[str]) -> str:
-    """Locks the file until it is closed, and writes this process into it. Returns "", or who else holds it."""
-    try:
-        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        stream.seek(0)
-        return stream.read().strip() or "which has just begun"
-    except OSError:  # a file system without locks, such as a bucket that is mounted: there one has to take care
-        return ""
-    stream.truncate(0)
-    stream.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-    stream.flush()
-    return ""
 
 
 def changes_of(workdir: Path, identity: dict[str, Any], config: PretrainConfig) -> tuple[str, ...]:

@@ -31,8 +31,8 @@ from bert_jax.finetune_config import (
     TaskConfig,
 )
 from bert_jax.model.objective import init_params
-from bert_jax.pretrained import save_pretrained
-from bert_jax.text.tokenizer import load_tokenizer
+from bert_jax.pretrained import Pretrained, save_pretrained
+from bert_jax.text.tokenizer import load_tokenizer, wordpiece_tokenizer
 
 CLS, SEP, MASK, FIRST_WORD = 2, 3, 4, 5
 
@@ -151,6 +151,19 @@ def make_pretrained(directory: Path, **changes) -> Path:
     params = jax.jit(functools.partial(init_params, model))(jax.random.key(0))
     save_pretrained(directory / "pretrained", model, params, tokenizer)
     return directory / "pretrained"
+
+
+def growing_bert(spare_rows: int = 0) -> Pretrained:
+    """Returns a random model whose vocabulary splits "corona" and "banana" into pieces and has two unused places."""
+    vocab = "[PAD] [unused0] [unused1] [UNK] [CLS] [SEP] [MASK] the . ban bas dar co ba ##ro ##na ##n ##a ##rt di"
+    tokenizer = wordpiece_tokenizer(vocab.split(), lowercase=True)
+    config = tiny_model(vocab_size=tokenizer.vocab_size + spare_rows, max_positions=16, vocab_multiple=8)
+    shapes = jax.eval_shape(lambda key: init_params(config, key), jax.random.key(0))
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(lambda leaf: rng.normal(0, 0.3, leaf.shape).astype(np.float32), shapes)
+    for padded in (params["encoder"]["embeddings"]["word"]["embedding"], params["mlm"]["output_bias"]):
+        padded[config.vocab_size :] = 0
+    return Pretrained(config, params, tokenizer)
 
 
 def write_topics(path: Path, num_rows: int, seed: int, labels: bool = True) -> None:

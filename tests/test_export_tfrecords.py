@@ -116,7 +116,7 @@ def test_what_cannot_be_exported(imported, tmp_path):
 
     assert "epochs 0 is less than 1" in message(epochs=0)
     assert "num_files 211 is more than the 210 examples" in message(num_files=211, epochs=2)
-    assert "exists and is not empty" in message(output=imported["keep"])
+    assert "exists; give a directory that does not" in message(output=imported["keep"])
     assert "has static masks" in message(imported["keep"], epochs=2)
     assert "has static masks" in message(imported["keep"], masking=dataclasses.replace(MASKING, rate=0.3))
     packed = changed_copy(imported["redraw"], tmp_path / "packed", max_sequences=3)

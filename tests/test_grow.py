@@ -8,37 +8,26 @@ import sys
 import jax
 import numpy as np
 import pytest
-from builders import tiny_model, tiny_run, write_corpus, write_vocab
+from builders import growing_bert, tiny_model, tiny_run, write_corpus, write_vocab
 
 from bert_jax import InputError, load_pretrained, load_tokenizer, pretrain
 from bert_jax.config import EvalConfig, MeshConfig, OptimizerConfig, TrainConfig
 from bert_jax.data.prepare import PrepareOptions, prepare
+from bert_jax.finetune_config import TaskConfig
 from bert_jax.grow import grow
 from bert_jax.model.objective import init_params, pretraining_forward
 from bert_jax.pretrained import Pretrained, make_batch, save_pretrained
+from bert_jax.settings import to_dict
 from bert_jax.text.sentencepieces import learn_sentencepieces
-from bert_jax.text.tokenizer import Tokenizer, wordpiece_tokenizer
+from bert_jax.text.tokenizer import Tokenizer
 
 NEW = ["corona", "banana"]
 OLD_TEXTS = ["the ban bas dar .", "the dirt , Ban [unused0] co ##ro", "ba co"]
 
 
-def make_bert(spare_rows: int = 0) -> Pretrained:
-    """Returns a random model whose vocabulary splits `NEW` into pieces and has two unused places."""
-    vocab = "[PAD] [unused0] [unused1] [UNK] [CLS] [SEP] [MASK] the . ban bas dar co ba ##ro ##na ##n ##a ##rt di"
-    tokenizer = wordpiece_tokenizer(vocab.split(), lowercase=True)
-    config = tiny_model(vocab_size=tokenizer.vocab_size + spare_rows, max_positions=16, vocab_multiple=8)
-    shapes = jax.eval_shape(lambda key: init_params(config, key), jax.random.key(0))
-    rng = np.random.default_rng(0)
-    params = jax.tree.map(lambda leaf: rng.normal(0, 0.3, leaf.shape).astype(np.float32), shapes)
-    for padded in (params["encoder"]["embeddings"]["word"]["embedding"], params["mlm"]["output_bias"]):
-        padded[config.vocab_size :] = 0
-    return Pretrained(config, params, tokenizer)
-
-
 @pytest.fixture(scope="module")
 def bert():
-    return make_bert()
+    return growing_bert()
 
 
 def logits_at_first(bert: Pretrained, text: str) -> np.ndarray:
@@ -88,7 +77,7 @@ def test_padding_stays_zero_and_shapes_follow_the_vocabulary(bert, use_unused):
 
 
 def test_spare_rows_of_the_table_are_used_first():
-    bert = make_bert(spare_rows=3)
+    bert = growing_bert(spare_rows=3)
     grown = grow(bert, NEW)
     assert grown.config == bert.config
     np.testing.assert_array_equal(
@@ -191,3 +180,20 @@ def test_the_command_and_a_warm_start_from_what_it_makes(tmp_path):
     jax.tree.map(
         np.testing.assert_array_equal, jax.device_get(result.state.params), load_pretrained(tmp_path / "new").params
     )
+
+
+@pytest.mark.slow
+def test_the_command_keeps_the_task_its_labels_and_its_settings(tmp_path):
+    """Before, a grown model of a task predicted by other settings than it was trained with."""
+    bert = growing_bert()
+    params = bert.params | {"classifier": {"kernel": np.ones((32, 2), np.float32), "bias": np.zeros(2, np.float32)}}
+    params = {name: params[name] for name in ("encoder", "pooler", "classifier") if name in params}
+    settings = to_dict(TaskConfig(name="classification", max_seq_length=11, text_column="review"))
+    task = "sequence_classification"
+    save_pretrained(tmp_path / "old", bert.config, params, bert.tokenizer, task, ["bad", "good"], settings)
+    (tmp_path / "words.txt").write_text("corona\n")
+    command = [sys.executable, "-m", "bert_jax.tools.grow_model", f"--checkpoint={tmp_path}/old"]
+    subprocess.run([*command, f"--output={tmp_path}/new", f"--add_tokens={tmp_path}/words.txt"], check=True)
+    grown = load_pretrained(tmp_path / "new")
+    assert (grown.task, grown.labels, grown.task_settings) == (task, ("bad", "good"), settings)
+    assert grown.tokenizer.vocab_size == bert.tokenizer.vocab_size + 1

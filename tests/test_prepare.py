@@ -190,7 +190,7 @@ def test_what_is_finished_is_not_made_again(tmp_path, prepared, text, vocab, mon
         written[tmp_path / "data" / marker.stem] = (tmp_path / "data" / marker.stem).stat().st_mtime_ns
     assert len(written) == 5 * 4 + 2
     monkeypatch.setattr(pieces, "_encode", None)  # would fail if a piece were made again
-    monkeypatch.setattr(building.shutil, "rmtree", lambda path: None)
+    monkeypatch.setattr(building.shutil, "rmtree", lambda path, **_: None)
     prepare.prepare(text, vocab, str(tmp_path / "data"), OPTIONS, num_workers=1)
     assert all(path.stat().st_mtime_ns == time_of for path, time_of in written.items())
 

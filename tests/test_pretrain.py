@@ -32,10 +32,11 @@ from bert_jax.config import (
 )
 from bert_jax.errors import InputError
 from bert_jax.finetune_config import FinetuneConfig
+from bert_jax.locks import LOCK
 from bert_jax.loop import evaluate
 from bert_jax.report import read_metrics
 from bert_jax.settings import to_dict
-from bert_jax.workdir import LOCK, locked
+from bert_jax.workdir import locked
 
 
 @pytest.fixture(scope="module")
@@ -257,7 +258,7 @@ def test_a_file_system_without_locks_stops_no_run(tmp_path, monkeypatch):
     def no_locks(*_):
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr("bert_jax.workdir.fcntl.flock", no_locks)
+    monkeypatch.setattr("bert_jax.locks.fcntl.flock", no_locks)
     with locked(tmp_path / "run"), locked(tmp_path / "run"):
         assert (tmp_path / "run").is_dir()
 

@@ -72,15 +72,23 @@ def write_weights(directory: Path, arrays: Mapping[str, np.ndarray], max_bytes: 
         shards[-1][name] = array
         size += array.nbytes
     if len(shards) == 1:
-        safetensors.numpy.save_file(shards[0], directory / WEIGHTS, metadata=_METADATA)
+        _save(shards[0], directory / WEIGHTS)
         return
     homes = {}
     for number, shard in enumerate(shards, 1):
         file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        safetensors.numpy.save_file(shard, directory / file, metadata=_METADATA)
+        _save(shard, directory / file)
         homes |= dict.fromkeys(shard, file)
     total = sum(array.nbytes for array in arrays.values())
     storage.write_json(directory / INDEX, {"metadata": {"total_size": total}, "weight_map": homes})
+
+
+def _save(arrays: Arrays, path: Path) -> None:
+    """Writes a file of arrays. Raises: StoppedError if it cannot be written, as on a full disk."""
+    try:
+        safetensors.numpy.save_file(arrays, path, metadata=_METADATA)
+    except (safetensors.SafetensorError, OSError) as error:
+        raise storage.cannot_write(path, error) from error
 
 
 def _open(path: Path, stack: contextlib.ExitStack) -> Any:

@@ -54,13 +54,14 @@ def prepare_with_beam(
     loaded = load_tokenizer(tokenizer)
     started = time.monotonic()
     job = _Job(output.rstrip("/") if remote else str(Path(output).resolve()), options, loaded)
-    try:
-        with beam.Pipeline(options=_parse(pipeline_options)) as pipeline:
-            _build(pipeline, corpus.list_sources(inputs), job)
-    except Exception as error:  # runners wrap what a step raises in errors of their own
-        if not remote:
-            building.remove(Path(output))
-        raise _unwrap(error) from error
+    with contextlib.nullcontext() if remote else building.alone(Path(output)):
+        try:
+            with beam.Pipeline(options=_parse(pipeline_options)) as pipeline:
+                _build(pipeline, corpus.list_sources(inputs), job)
+        except Exception as error:  # runners wrap what a step raises in errors of their own
+            if not remote:
+                building.remove(Path(output))
+            raise _unwrap(error) from error
     manifest = storage.read_json(storage.local_copy(f"{job.output}/{records.MANIFEST}"))
     prepare.summarize(manifest, time.monotonic() - started)
     return manifest

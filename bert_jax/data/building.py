@@ -2,12 +2,13 @@
 """A data set in the making: a run that was stopped continues, one whose input is refused leaves nothing behind."""
 
 import contextlib
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bert_jax import storage
+from bert_jax import locks, storage
 from bert_jax.data import records
 from bert_jax.data.processes import say
 from bert_jax.errors import InputError, StoppedError
@@ -34,29 +35,55 @@ def finished_manifest(path: Path, identity: dict[str, Any]) -> dict[str, Any] | 
 def unfinished(path: Path, identity: dict[str, Any], tokenizer: Tokenizer) -> Iterator[Path]:
     """Yields the directory for what is finished in part, below `path`; it is gone when the block ends.
 
-    If the block is stopped (`StoppedError`, a killed process), all is kept, and the next call with the same `identity`
-    continues. If it refuses its input, what was made is removed: it is of no use to the input that will be mended.
+    Other commands that would make a data set there are refused as long as the block lasts. If the block is stopped
+    (`StoppedError`, a killed process), all is kept, and the next call with the same `identity` continues. If it refuses
+    its input, what was made is removed: it is of no use to the input that will be mended.
 
-    Raises: InputError if `path` holds something else.
+    Raises: InputError if `path` holds something else, or if another command is at work there.
     """
-    begun = path / WORK / _IDENTITY
-    if begun.is_file():
-        _check_identity(path, identity, storage.read_json(begun))
-        say(f"continuing in {path}")
-    elif path.exists() and (not path.is_dir() or any(child.name != WORK for child in path.iterdir())):
-        raise InputError(f"output {path} exists and is not a data set of this program; choose a new directory")
-    for left_over in path.glob("**/.*.tmp"):  # of a run that was killed while it wrote
-        left_over.unlink()
-    storage.write_json(begun, identity)
-    tokenizer.save(path / records.TOKENIZER)
+    with alone(path):
+        begun = path / WORK / _IDENTITY
+        if begun.is_file():
+            _check_identity(path, identity, storage.read_json(begun))
+            say(f"continuing in {path}")
+        for left_over in path.glob("**/.*.tmp"):  # of a run that was killed while it wrote
+            left_over.unlink()
+        storage.write_json(begun, identity)
+        tokenizer.save(path / records.TOKENIZER)
+        try:
+            yield path / WORK
+        except StoppedError:
+            raise
+        except InputError:
+            remove(path)
+            raise
+        shutil.rmtree(path / WORK, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Makes the directory `path` and keeps others from making a data set there until the block ends.
+
+    Raises: InputError if it holds something that is no data set in the making, or if another command is at work there.
+    """
+    _check_place(path)
     try:
-        yield path / WORK
-    except StoppedError:
-        raise
-    except InputError:
-        remove(path)
-        raise
-    shutil.rmtree(path / WORK)
+        with locks.writing(path, inside=True):
+            _check_place(path)
+            yield
+    finally:
+        with contextlib.suppress(OSError):
+            path.rmdir()  # unless there is something in it
+
+
+def _check_place(path: Path) -> None:
+    """Raises: InputError if there is something at `path` but an empty directory, or a data set in the making."""
+    if (path / records.MANIFEST).is_file():
+        raise InputError(f"output {path} has just been finished by another command; use it, or choose a new directory")
+    if (path / WORK / _IDENTITY).is_file() or not os.path.lexists(path):
+        return
+    if not path.is_dir() or any(child.name not in (WORK, locks.LOCK) for child in path.iterdir()):
+        raise InputError(f"output {path} exists and is not a data set of this program; choose a new directory")
 
 
 def remove(path: Path) -> None:

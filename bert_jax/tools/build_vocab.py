@@ -21,6 +21,7 @@ from absl import flags
 
 from bert_jax.data.corpus import iterate_documents
 from bert_jax.errors import InputError
+from bert_jax.locks import writing
 from bert_jax.text.normalize import Normalizer
 from bert_jax.text.sentencepieces import LineSample, SentencePieces, learn_sentencepieces
 from bert_jax.text.tokenizer import Tokenizer, load_tokenizer, wordpiece_tokenizer
@@ -129,18 +130,19 @@ def _learn_sentencepiece() -> tuple[Tokenizer, str, str]:
 def _save(tokenizer: Tokenizer, output: Path) -> bool:
     """Writes the tokenizer. Returns False if the directory holds the same one.
 
-    Raises: InputError if it holds another one, unless --overwrite.
+    Raises: InputError if it holds another one, unless --overwrite, and if another command is writing there.
     """
-    there = [path for kind in (WordPiece, SentencePieces) if (path := output / kind.file_name).exists()]
-    if there and not _OVERWRITE.value:
-        if load_tokenizer(output).fingerprint == tokenizer.fingerprint:
-            return False
-        raise InputError(f"{output} holds a different vocabulary; choose another --output, or give --overwrite")
-    tokenizer.save(output)
-    for path in there:
-        if path.name != tokenizer.pieces.file_name:
-            path.unlink()  # of the other kind
-    return True
+    with writing(output, inside=True):
+        there = [path for kind in (WordPiece, SentencePieces) if (path := output / kind.file_name).exists()]
+        if there and not _OVERWRITE.value:
+            if load_tokenizer(output).fingerprint == tokenizer.fingerprint:
+                return False
+            raise InputError(f"{output} holds a different vocabulary; choose another --output, or give --overwrite")
+        tokenizer.save(output)
+        for path in there:
+            if path.name != tokenizer.pieces.file_name:
+                path.unlink()  # of the other kind
+        return True
 
 
 if __name__ == "__main__":

@@ -42,17 +42,17 @@ def main() -> None:
     from bert_jax.convert.hf import save_hf
     from bert_jax.convert.tf1 import save_tf1
     from bert_jax.model.objective import count_parameters
-    from bert_jax.pretrained import differences, load_pretrained, recognise, save_pretrained
+    from bert_jax.pretrained import differences, load_pretrained, recognise, save_new
 
     bert = load_pretrained(_INPUT.value)
     if _ACTIVATION.value:
         bert = dataclasses.replace(bert, config=dataclasses.replace(bert.config, activation=_ACTIVATION.value))
-    model = (bert.config, bert.params, bert.tokenizer, bert.task, bert.labels)
     notes = list(bert.notes)
     if _TO.value == "bert_jax":
-        save_pretrained(output, *model, bert.task_settings)
+        save_new(bert, output)
     else:
-        notes += (save_hf if _TO.value == "hf" else save_tf1)(output, *model)
+        save = save_hf if _TO.value == "hf" else save_tf1
+        notes += save(output, bert.config, bert.params, bert.tokenizer, bert.task, bert.labels)
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
     print(

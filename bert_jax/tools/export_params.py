@@ -22,10 +22,9 @@ def main() -> None:
     output = Path(_OUTPUT.value)
     if output.exists():
         raise InputError(f"output {output} exists; give a directory that does not")
-    from bert_jax.pretrained import load_pretrained, save_pretrained
+    from bert_jax.pretrained import load_pretrained, save_new
 
-    bert = load_pretrained(_CHECKPOINT.value)
-    save_pretrained(output, bert.config, bert.params, bert.tokenizer, bert.task, bert.labels, bert.task_settings)
+    save_new(load_pretrained(_CHECKPOINT.value), output)
     print(f"{output}: config.json, tokenizer/ and params/")
 
 

@@ -23,6 +23,7 @@ from bert_jax.data.processes import say
 from bert_jax.data.records import Dataset, Split, open_dataset
 from bert_jax.errors import InputError
 from bert_jax.masking import mask_tokens
+from bert_jax.storage import new_directory
 from bert_jax.text.tokenizer import load_tokenizer
 from bert_jax.tools import cli
 
@@ -48,7 +49,7 @@ _MASKING = [
 def export_examples(
     data: str, output: str, masking: MaskingConfig, split: str = "train", epochs: int = 1, num_files: int = 1
 ) -> int:
-    """Returns how many examples it wrote to `output`, each file whole or not at all.
+    """Returns how many examples it wrote to `output`, which appears whole or not at all.
 
     Raises: InputError if an option or the data set is unusable, or `output` holds something; before anything is
     written.
@@ -63,9 +64,6 @@ def export_examples(
     total = epochs * rows.num_rows
     if num_files > total:
         raise InputError(f"num_files {num_files} is more than the {total} examples; use fewer")
-    directory = Path(output)
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise InputError(f"output {directory} exists and is not empty; choose a new directory")
     tokenizer = load_tokenizer(dataset.tokenizer_path)
     never_predicted = (tokenizer.cls_id, tokenizer.sep_id)
 
@@ -73,13 +71,18 @@ def export_examples(
     def mask(batch: Batch) -> Batch:
         return mask_tokens(batch, masking, tokenizer.vocab_size, tokenizer.mask_id, never_predicted)
 
-    for index in range(num_files):
-        places = np.arange(index, total, num_files)
-        path = directory / f"{split}-{index:05d}-of-{num_files:05d}.tfrecord"
-        write_examples(path, _examples(rows, places, masking, mask))
-        say(f"{path}: {len(places):,} examples")
-    tokenizer.save(directory)
+    with new_directory(output, replaces=_is_empty) as directory:
+        for index in range(num_files):
+            places = np.arange(index, total, num_files)
+            name = f"{split}-{index:05d}-of-{num_files:05d}.tfrecord"
+            write_examples(directory / name, _examples(rows, places, masking, mask))
+            say(f"{Path(output) / name}: {len(places):,} examples")
+        tokenizer.save(directory)
     return total
+
+
+def _is_empty(path: Path) -> bool:
+    return path.is_dir() and not any(path.iterdir())
 
 
 def _check(data: str, dataset: Dataset, rows: Split, split: str, masking: MaskingConfig, epochs: int) -> None:

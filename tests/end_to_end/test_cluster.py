@@ -12,8 +12,9 @@ import pytest
 from builders import make_dataset
 
 from bert_jax.cluster import is_job
+from bert_jax.locks import LOCK
 from bert_jax.report import read_metrics
-from bert_jax.workdir import LOCK, locked
+from bert_jax.workdir import locked
 
 pytestmark = pytest.mark.slow
 STEPS = 24
