@@ -16,8 +16,8 @@ from bert_jax.finetune import FinetuneResult, table
 from bert_jax.finetune_config import FINETUNE_RESUMABLE_CHANGES, FinetuneConfig, SweepConfig
 from bert_jax.pretrained import FINETUNED
 from bert_jax.settings import changed_keys, to_dict
-from bert_jax.storage import read_json, write_json
-from bert_jax.workdir import check_workdir, locked
+from bert_jax.storage import write_json
+from bert_jax.workdir import check_workdir, locked, read_identity
 
 
 class Outcome(NamedTuple):
@@ -106,7 +106,7 @@ def _finished(workdir: Path, config: FinetuneConfig) -> FinetuneResult | None:
     result = finetune.read_results(workdir)
     if result is None:
         return None
-    changed = changed_keys(read_json(workdir / "config.json")["run"], to_dict(config))
+    changed = changed_keys(read_identity(workdir, FinetuneConfig)["run"], to_dict(config))
     return None if any(not name.startswith(_WITHOUT_EFFECT) for name in changed) else result
 
 
