@@ -27,7 +27,7 @@ _SUMS = schema.map_of(schema.tuple_of(schema.number(finite=False), schema.number
 _SEAL = schema.record(
     {
         "files": schema.map_of(_FILE, key=schema.file_name),
-        "arrays": schema.map_of(schema.tuple_of(schema.text(), schema.list_of(schema.whole()))),
+        "arrays": schema.map_of(schema.tuple_of(schema.text(), schema.list_of(schema.whole(0, 2**31 - 1)))),
     },
     {"notes": schema.record({}, {"unreported": _SUMS})},
 )
