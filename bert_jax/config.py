@@ -13,7 +13,6 @@ from bert_jax.errors import InputError
 from bert_jax.schema import shown
 from bert_jax.settings import check_choice, check_not_negative, check_positive, check_rates, nearest_multiples, suggest
 
-
 MOST_ROWS = 2**24  # of any array of a model along any axis: far beyond what is trained, and what JAX can still index
 
 

@@ -169,7 +169,9 @@ def map_of(item: Schema, key: Schema = anything) -> Schema:
     return _described(schema, "an object")
 
 
-def record(required: Mapping[str, Schema], optional: Mapping[str, Schema] | None = None, others: Schema = anything) -> Schema:
+def record(
+    required: Mapping[str, Schema], optional: Mapping[str, Schema] | None = None, others: Schema = anything
+) -> Schema:
     """Returns the schema of an object with these keys; `others` is that of values of keys that neither names."""
     known = {**required, **(optional or {})}
 
@@ -199,7 +201,12 @@ def settings(kind: type, required: tuple[str, ...] = ()) -> Schema:
         if dataclasses.is_dataclass(hint):
             schemas[field.name] = settings(hint)  # type: ignore[arg-type]
         else:
-            schemas[field.name] = {bool: _true_or_false, int: whole(-(2**63), 2**63 - 1), float: number(False), str: text()}[hint]
+            schemas[field.name] = {
+                bool: _true_or_false,
+                int: whole(-(2**63), 2**63 - 1),
+                float: number(False),
+                str: text(),
+            }[hint]
     return record({name: schemas[name] for name in required}, schemas)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Damage: what becomes of files that were edited, cut off, or written by somebody else. All of it follows from a seed."""
+"""Damage: what becomes of files that were edited, cut off, or written by somebody else; all of it follows from a seed."""
 
 import copy
 import json
@@ -91,7 +91,9 @@ def damaged_bytes(content: bytes, rng: random.Random) -> bytes:
         elif kind == 5:
             del damaged[place : place + rng.choice([1, 2, 16])]
         elif kind == 6:
-            damaged[place:place] = rng.choice([b"\x00", b"\n", b"\r", b"\t", b'"', b"\xff" * 12, b"\xef\xbb\xbf", b"9" * 40])
+            damaged[place:place] = rng.choice(
+                [b"\x00", b"\n", b"\r", b"\t", b'"', b"\xff" * 12, b"\xef\xbb\xbf", b"9" * 40]
+            )
         else:
             end = place + rng.choice([1, 8, 64])
             damaged[place:place] = damaged[place:end]

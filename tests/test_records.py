@@ -255,7 +255,7 @@ def pretrain_reads(path) -> None:
 def test_a_manifest_says_what_stands_where(dataset):
     manifest = json.loads((dataset / records.MANIFEST).read_text())
     for path, wrong, expected in [
-        (("row", "length"), "x", "row.length is \"x\", not a whole number from 1 to 65535"),
+        (("row", "length"), "x", 'row.length is "x", not a whole number from 1 to 65535'),
         (("splits", "train", "shards", 1, "sha256"), [], "splits.train.shards[1].sha256 is [], not a sha256"),
         (("splits", "train", "shards", 0, "rows"), 10**300, "splits.train.shards[0].rows is 1000"),
         (("token_counts", "name"), None, "token_counts.name is null, not the name of a file"),
