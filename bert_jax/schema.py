@@ -132,6 +132,16 @@ def anything(value: Any, place: str) -> None:
 _described(anything, "a value")
 
 
+def or_null(item: Schema) -> Schema:
+    """Returns the schema of a value that may be null."""
+
+    def schema(value: Any, place: str) -> None:
+        if value is not None:
+            item(value, place)
+
+    return _described(schema, item.wanted)  # type: ignore[attr-defined]
+
+
 def list_of(item: Schema) -> Schema:
     """Returns the schema of a list of values of one kind."""
 
@@ -202,7 +212,7 @@ def settings(kind: type, required: tuple[str, ...] = ()) -> Schema:
             schemas[field.name] = settings(hint)  # type: ignore[arg-type]
         else:
             schemas[field.name] = {
-                bool: _true_or_false,
+                bool: true_or_false,
                 int: whole(-(2**63), 2**63 - 1),
                 float: number(False),
                 str: text(),
@@ -210,12 +220,13 @@ def settings(kind: type, required: tuple[str, ...] = ()) -> Schema:
     return record({name: schemas[name] for name in required}, schemas)
 
 
-def _true_or_false(value: Any, place: str) -> None:
+def true_or_false(value: Any, place: str) -> None:
+    """The schema of a truth value."""
     if not isinstance(value, bool):
         _refuse(value, place, "true or false")
 
 
-_described(_true_or_false, "true or false")
+_described(true_or_false, "true or false")
 
 
 def _inside(place: str, name: Any) -> str:
