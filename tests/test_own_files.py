@@ -13,6 +13,7 @@ from builders import make_pretrained, tiny_run
 from bert_jax import schema
 from bert_jax.checkpoint import SEAL, find_damage, seal
 from bert_jax.config import PretrainConfig
+from bert_jax.data.building import finished_manifest
 from bert_jax.errors import InputError
 from bert_jax.finetune import FinetuneResult, read_results
 from bert_jax.finetune_config import FinetuneConfig
@@ -159,3 +160,14 @@ def test_a_message_shows_the_beginning_of_what_is_long():
     with pytest.raises(InputError) as caught:
         schema.check({"names": ["a" * 10**6, 7 * 10**3000]}, form, "x.json", "copy it again")
     assert str(caught.value) == f"x.json: names[1] is 7{'0' * 59}..., not a text; copy it again"
+
+
+def test_a_finished_data_set_with_wrong_types_is_one_line(tmp_path):
+    identity = {"format": "x", "version": 1, "options": {"max_seq_length": 32}, "input": "i", "tokenizer": "t"}
+    about = {"identity": identity}
+    for path in mutations.places(about):
+        for wrong in mutations.WRONG:
+            (tmp_path / "manifest.json").write_bytes(mutations.dump(mutations.replaced(about, path, wrong)))
+            mutations.outcome(lambda: finished_manifest(tmp_path, identity))
+    (tmp_path / "manifest.json").write_text(json.dumps({"identity": identity | {"options": []}}))
+    assert "was begun with max_seq_length None, not 32" in refusal(finished_manifest, tmp_path, identity)

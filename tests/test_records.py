@@ -276,3 +276,18 @@ def test_a_manifest_that_names_a_file_elsewhere_is_refused(dataset, name):
     shard["name"] = name.format(absolute=outside)
     (dataset / records.MANIFEST).write_text(json.dumps(manifest))
     assert "splits.train.shards[0].name is" in refusal(dataset)
+
+
+@pytest.mark.parametrize("header", [b"{'descr': (", b"\0" * 20, b"[" * 60 + b"]", b"{'descr': '<i8', 'shape': (-1,), "])
+@pytest.mark.parametrize("name", ["train-00001-of-00002.npy", records.TOKEN_COUNTS])
+def test_a_header_that_is_no_header_is_one_line(dataset, name, header):
+    content = bytearray((dataset / name).read_bytes())
+    content[10 : 10 + len(header)] = header
+    (dataset / name).write_bytes(content)
+    assert f"{dataset / name} is not a .npy file (" in refusal(dataset, verify=False)
+
+
+def test_counts_of_another_vocabulary_are_one_line(dataset):
+    manifest = json.loads((dataset / records.MANIFEST).read_text())
+    change_manifest(dataset, tokenizer=manifest["tokenizer"] | {"vocab_size": VOCAB_SIZE + 1})
+    assert "token_counts.npy holds (300,) of int64, not the counts of 301 tokens" in refusal(dataset)

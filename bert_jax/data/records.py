@@ -9,6 +9,7 @@ parsing anything. Letters: L positions of a row, M places for sequences in a row
 import hashlib
 import io
 import itertools
+import tokenize
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -255,12 +256,19 @@ def open_dataset(path: str | Path, tokenizer_fingerprint: str = "", verify: bool
     row = manifest["row"]
     vocab_size = manifest["tokenizer"]["vocab_size"]
     dtype = row_dtype(row["length"], row["max_sequences"], vocab_size, row.get("predictions", 0))
+    counts_path = path / manifest["token_counts"]["name"]
+    token_counts = _load(counts_path)
+    if token_counts.shape != (vocab_size,) or token_counts.dtype.kind not in "iu":
+        raise InputError(
+            f"{counts_path} holds {token_counts.shape} of {token_counts.dtype}, not the counts of {vocab_size} tokens; "
+            "prepare the data set again"
+        )
     return Dataset(
         path=path,
         manifest=manifest,
         train=_open_split(path, manifest["splits"]["train"], dtype),
         heldout=_open_split(path, manifest["splits"]["heldout"], dtype),
-        token_counts=_load(path / manifest["token_counts"]["name"]),
+        token_counts=token_counts,
     )
 
 
@@ -307,6 +315,7 @@ def _open_split(path: Path, split: dict[str, Any], dtype: np.dtype) -> Split:
 def _load(path: Path) -> np.ndarray:
     """Returns the memory map of a `.npy` file. Raises: InputError if it is none."""
     try:
-        return np.load(path, mmap_mode="r")
-    except (ValueError, OSError) as error:
-        raise InputError(f"{path} is not a .npy file ({error}); prepare the data set again") from None
+        return np.lib.format.open_memmap(path, mode="r")
+    except (ValueError, OSError, OverflowError, SyntaxError, tokenize.TokenError) as error:  # its header is Python
+        reason = " ".join(str(error).split())[:100]
+        raise InputError(f"{path} is not a .npy file ({reason}); prepare the data set again") from None
