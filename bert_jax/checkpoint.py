@@ -18,12 +18,22 @@ from typing import Any, NamedTuple
 import jax
 import orbax.checkpoint as ocp
 
-from bert_jax import cluster
+from bert_jax import cluster, schema
 from bert_jax.errors import InputError
 from bert_jax.storage import read_json, sha256_file, write_json
 
 SEAL = "checksums.json"
 _NONE, _ALL_DAMAGED = -1, -2  # in place of a step
+
+_FILE = schema.record({"bytes": schema.whole(), "sha256": schema.SHA256})
+_SUMS = schema.map_of(schema.tuple_of(schema.number(finite=False), schema.number(finite=False)))
+_SEAL = schema.record(
+    {
+        "files": schema.map_of(_FILE, key=schema.file_name),
+        "arrays": schema.map_of(schema.tuple_of(schema.text(), schema.list_of(schema.whole(0, 2**31 - 1)))),
+    },
+    {"notes": schema.record({}, {"unreported": _SUMS, "seen": schema.or_null(schema.map_of(schema.whole()))})},
+)
 
 
 class Restored(NamedTuple):
@@ -144,7 +154,7 @@ class Checkpoints:
         path = self._path(step)
         about = read_json(path / SEAL)
         check_arrays(path, about["arrays"], describe(abstract_state))
-        return Restored(self._restore_step(step, abstract_state), about["notes"], passed_over)
+        return Restored(self._restore_step(step, abstract_state), about.get("notes", {}), passed_over)
 
     def _find_whole(self) -> tuple[int, list[str]]:
         """Returns the newest whole step, `_NONE` or `_ALL_DAMAGED`, and a line about each newer one.
@@ -266,16 +276,17 @@ def find_damage(directory: Path) -> str | None:
         return f"{SEAL} is missing, so it was never finished"
     try:
         content = read_json(directory / SEAL)
-        files = {name: (expected["bytes"], expected["sha256"]) for name, expected in content["files"].items()}
-        arrays = [(str(dtype), tuple(shape)) for dtype, shape in content["arrays"].values()]
-    except (InputError, AttributeError, KeyError, TypeError, ValueError):
+        _SEAL(content, "")
+    except InputError:
         return f"{SEAL} is damaged"
-    if not arrays:
+    except schema.Mismatch as mismatch:
+        return f"{SEAL} is damaged: {mismatch}"
+    if not content["arrays"]:
         return f"{SEAL} names no arrays"
-    if not files:
+    if not content["files"]:
         return f"{SEAL} names no files"
-    for name, (size, checksum) in files.items():
-        path = directory / name
+    for name, expected in content["files"].items():
+        path, size, checksum = directory / name, expected["bytes"], expected["sha256"]
         if not path.is_file():
             return f"file {name} is missing"
         if path.stat().st_size != size:

@@ -6,10 +6,14 @@ experiment changes; `--config.section.key=value` changes one setting more. Sizes
 `batch_size` counts the rows of the global batch, whatever the number of devices.
 """
 
+import math
 from dataclasses import dataclass, field
 
 from bert_jax.errors import InputError
+from bert_jax.schema import shown
 from bert_jax.settings import check_choice, check_not_negative, check_positive, check_rates, nearest_multiples, suggest
+
+MOST_ROWS = 2**24  # of any array of a model along any axis: far beyond what is trained, and what JAX can still index
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,9 @@ class ModelConfig:
             "hidden_size num_layers num_heads intermediate_size max_positions type_vocab_size vocab_multiple",
         )
         check_not_negative(self, "unroll")
+        for name, value in vars(self).items():
+            if isinstance(value, int) and value > MOST_ROWS:
+                raise InputError(f"model.{name} {shown(value)} is beyond {MOST_ROWS}, the largest there is; use less")
         check_rates(self, "hidden_dropout_rate attention_dropout_rate")
         check_choice(self, "activation", ("gelu_tanh", "gelu_exact"))
         check_choice(self, "compute_dtype", ("float32", "bfloat16"))
@@ -76,8 +83,14 @@ class ModelConfig:
                 f"model.hidden_size {self.hidden_size} is not divisible by model.num_heads {self.num_heads}; "
                 f"use {nearest_multiples(self.hidden_size, self.num_heads)}"
             )
-        if not self.layer_norm_epsilon > 0:
-            raise InputError(f"model.layer_norm_epsilon {self.layer_norm_epsilon} is not above 0; BERT's is 1e-12")
+        if not 0 < self.layer_norm_epsilon < 1:
+            raise InputError(
+                f"model.layer_norm_epsilon {self.layer_norm_epsilon} is not above 0 and below 1; BERT's is 1e-12"
+            )
+        if not 0 <= self.initializer_stddev < math.inf:
+            raise InputError(
+                f"model.initializer_stddev {self.initializer_stddev} is not 0 or a finite number above; BERT's is 0.02"
+            )
         if self.vocab_size < 0:
             raise InputError(f"model.vocab_size {self.vocab_size} is negative; use 0 for the tokenizer's size")
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jax.sharding import Mesh
 
-from bert_jax import cluster
+from bert_jax import cluster, schema
 from bert_jax.checkpoint import Checkpoints, Restored, check_arrays, describe
 from bert_jax.config import ModelConfig, TrainConfig
 from bert_jax.errors import InputError
@@ -25,7 +25,7 @@ from bert_jax.report import Reporter, draw_curves, read_metrics
 from bert_jax.settings import to_dict
 from bert_jax.sharding import check_divisible, make_mesh
 from bert_jax.step import abstract_state, init_state, make_train_step
-from bert_jax.storage import read_json, write_json
+from bert_jax.storage import write_json
 from bert_jax.tasks.base import Row, Task
 from bert_jax.tasks.batches import steps_per_epoch, train_batches
 from bert_jax.tasks.catalog import make_task
@@ -368,10 +368,23 @@ def _listed(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {count:,}" for name, count in counts.items())
 
 
+_SCORES = schema.map_of(schema.number(finite=False))
+_RESULTS = schema.record(
+    {
+        "metrics": _SCORES,
+        "metric": schema.text(),
+        "constant": _SCORES,
+        "step": schema.whole(),
+        "signal": schema.whole(),
+        "seconds": schema.number(),
+    }
+)
+
+
 def read_results(workdir: Path) -> FinetuneResult | None:
-    """Returns what a finished run left, or None if it has not finished."""
+    """Returns what a finished run left, or None if it has not finished. Raises: InputError if it is damaged."""
     path = workdir / "results.json"
     if not path.exists():
         return None
-    values = read_json(path)
+    values = schema.read_record(path, _RESULTS, "it is damaged, so delete it and give the same command again")
     return FinetuneResult(**{name: values[name] for name in FinetuneResult._fields})

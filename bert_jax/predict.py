@@ -74,7 +74,9 @@ class Predictor:
 def task_of(bert: Pretrained) -> Task | None:
     """Returns the task that a model was fine-tuned for, or that its head is for; None if it has none."""
     if bert.task_settings:
-        return make_task(from_dict(TaskConfig, bert.task_settings, "task_settings"), bert.labels)
+        settings = from_dict(TaskConfig, bert.task_settings, "task_settings")
+        settings.validate()
+        return make_task(settings, bert.labels)
     if bert.task not in _USUAL:
         return None
     num_classes = bert.params["classifier"]["bias"].shape[0] if "classifier" in bert.params else 0

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from bert_jax import cluster
+from bert_jax import cluster, schema
 from bert_jax.batch import Batch
 from bert_jax.checkpoint import (
     SEAL,
@@ -29,6 +29,7 @@ from bert_jax.convert.hf import load_hf
 from bert_jax.convert.names import flatten, part_of, unflatten
 from bert_jax.convert.tf1 import checkpoint_prefix, load_tf1
 from bert_jax.errors import InputError
+from bert_jax.finetune_config import TaskConfig
 from bert_jax.model.heads import TASK_PARTS
 from bert_jax.model.objective import Params, abstract_params, encode, parts_of, task_forward
 from bert_jax.settings import from_dict, to_dict
@@ -270,22 +271,29 @@ def recognise(path: str | Path) -> str:
     return forms[0]
 
 
+_ABOUT = schema.record(
+    {"model": schema.record({})},
+    {
+        "task": schema.one_of(*TASK_PARTS),
+        "labels": schema.list_of(schema.text()),
+        "task_settings": schema.settings(TaskConfig),
+        "trained": schema.map_of(schema.whole()),
+    },
+)
+
+
 def _load_own(path: Path) -> Pretrained:
     if (path / FINETUNED).is_dir():
         path = path / FINETUNED
     if not (path / "config.json").is_file() or not (path / "tokenizer").is_dir():
         raise InputError(f"{path} has no config.json or no tokenizer/; it is no work directory and no exported model")
-    about = read_json(path / "config.json")
-    if not isinstance(about, dict) or not isinstance(about.get("model"), dict):
-        raise InputError(f"{path / 'config.json'} has no section model; it was not written here, or it is damaged")
-    config = from_dict(ModelConfig, about["model"], f"{path / 'config.json'}: model")
-    config.validate()
+    about = schema.read_record(path / "config.json", _ABOUT, "it is damaged, or was not written here")
+    try:
+        config = from_dict(ModelConfig, about["model"], "model")
+        config.validate()
+    except InputError as error:
+        raise InputError(f"{path / 'config.json'}: {error}") from None
     task, labels = about.get("task", "pretraining"), about.get("labels", [])
-    if task not in TASK_PARTS or not isinstance(labels, list):
-        raise InputError(
-            f"{path / 'config.json'}: task {task!r} with labels {labels!r} is none that is known here; use one of "
-            f"{', '.join(TASK_PARTS)}, and a list"
-        )
     tokenizer = load_tokenizer(path / "tokenizer")
     if (path / "params").is_dir():
         problem = find_damage(path)
@@ -294,9 +302,11 @@ def _load_own(path: Path) -> Pretrained:
         arrays = read_json(path / SEAL)["arrays"]
         abstract = _abstract(path, config, arrays)
         params = restore_tree(path / "params", abstract)
+        trained = about.get("trained", {})
     else:
         checkpoint = newest_whole(path / "checkpoints")
-        arrays = read_json(checkpoint / SEAL)["arrays"]
+        sealed = read_json(checkpoint / SEAL)
+        arrays, trained = sealed["arrays"], {"step": sealed["step"]} | (sealed.get("notes", {}).get("seen") or {})
         found = {name.removeprefix("params/"): value for name, value in arrays.items() if name.startswith("params/")}
         abstract = _abstract(checkpoint, config, found)
         params = restore_tree(checkpoint / "state", {"params": abstract})["params"]
@@ -306,7 +316,7 @@ def _load_own(path: Path) -> Pretrained:
             f"{path / 'config.json'} names {len(labels)} classes, and the classifier has {num_classes}; mend labels"
         )
     settings = about.get("task_settings", {})
-    return Pretrained(config, params, tokenizer, task, tuple(map(str, labels)), task_settings=settings)
+    return Pretrained(config, params, tokenizer, task, tuple(labels), task_settings=settings, trained=trained)
 
 
 def _abstract(where: Path, config: ModelConfig, arrays: dict[str, list]) -> Params:

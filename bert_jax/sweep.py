@@ -17,8 +17,8 @@ from bert_jax.finetune import FinetuneResult, table
 from bert_jax.finetune_config import FINETUNE_RESUMABLE_CHANGES, FinetuneConfig, SweepConfig
 from bert_jax.pretrained import FINETUNED
 from bert_jax.settings import changed_keys, to_dict
-from bert_jax.storage import read_json, write_json
-from bert_jax.workdir import check_workdir, locked
+from bert_jax.storage import write_json
+from bert_jax.workdir import check_workdir, locked, read_identity
 
 
 class Outcome(NamedTuple):
@@ -133,7 +133,7 @@ def _finished(workdir: Path, config: FinetuneConfig) -> FinetuneResult | None:
     def is_finished() -> bool:
         if finetune.read_results(workdir) is None:
             return False
-        changed = changed_keys(read_json(workdir / "config.json")["run"], to_dict(config))
+        changed = changed_keys(read_identity(workdir, FinetuneConfig)["run"], to_dict(config))
         return all(name.startswith(_WITHOUT_EFFECT) for name in changed)
 
     if not cluster.first_says(int(cluster.is_first() and is_finished())):

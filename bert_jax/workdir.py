@@ -3,17 +3,18 @@
 
 import contextlib
 import dataclasses
+import typing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bert_jax import cluster
+from bert_jax import cluster, schema
 from bert_jax.checkpoint import checkpoint_steps
 from bert_jax.config import PretrainConfig
 from bert_jax.errors import InputError
 from bert_jax.locks import LOCK, lock_file
 from bert_jax.phases import may_change
-from bert_jax.settings import changed_keys, from_dict, to_dict
+from bert_jax.settings import changed_keys, to_dict
 from bert_jax.storage import read_json
 
 
@@ -45,7 +46,7 @@ def changes_of(workdir: Path, identity: dict[str, Any], config: PretrainConfig) 
     path = workdir / "config.json"
     if not path.is_file():
         return ()
-    before = _read_identity(workdir, PretrainConfig)
+    before = read_identity(workdir, PretrainConfig)
     run_before = _with_defaults(before["run"], PretrainConfig)
     allowed = may_change(run_before, config, max(checkpoint_steps(workdir / "checkpoints"), default=0))
     if "phase2" not in allowed and before.get("later_datasets") != identity["later_datasets"]:
@@ -66,7 +67,7 @@ def check_workdir(workdir: Path, identity: dict[str, Any], kind: type, may_chang
         if workdir.exists() and not workdir.is_dir():
             raise InputError(f"workdir {workdir} is a file; give a directory")
         return
-    before = _read_identity(workdir, kind)
+    before = read_identity(workdir, kind)
     if before.get("dataset") != identity["dataset"]:
         raise InputError(f"workdir {workdir} was trained on other data; give another workdir or the data it began with")
     changed = [
@@ -81,10 +82,10 @@ def check_workdir(workdir: Path, identity: dict[str, Any], kind: type, may_chang
         )
 
 
-def _read_identity(workdir: Path, kind: type) -> dict[str, Any]:
+def read_identity(workdir: Path, kind: type) -> dict[str, Any]:
     """Returns the config.json of a work directory.
 
-    Raises: InputError if its "run" is none whose settings the dataclass `kind` has.
+    Raises: InputError if its "run" does not hold settings of the dataclass `kind`, or one has another type.
     """
     path = workdir / "config.json"
     before = read_json(path)
@@ -94,12 +95,15 @@ def _read_identity(workdir: Path, kind: type) -> dict[str, Any]:
         raise InputError(
             f"workdir {workdir} belongs to another kind of run, or its config.json is damaged; give another workdir"
         )
+    form = schema.record({"run": schema.settings(kind)})
+    schema.check(before, form, path, "it is damaged, so give another workdir, or correct the file")
     return before
 
 
-def _with_defaults(run: dict[str, Any], kind: type) -> dict[str, Any]:
-    """Returns a run's settings with those added that are newer than it, which had their defaults' meaning then."""
-    try:
-        return to_dict(from_dict(kind, run))
-    except InputError:  # a setting that is no more
-        return run
+def _with_defaults(values: dict[str, Any], kind: type) -> dict[str, Any]:
+    """Returns settings with those added that are newer than them, which had their defaults' meaning then."""
+    hints = typing.get_type_hints(kind)
+    merged = to_dict(kind())
+    for name, value in values.items():
+        merged[name] = _with_defaults(value, hints[name]) if dataclasses.is_dataclass(hints.get(name)) else value
+    return merged

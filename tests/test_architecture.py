@@ -19,7 +19,7 @@ import pytest
 # The order within a line counts too. "folder.*" is what no other entry of that folder names.
 RANKS: Sequence[str] = """
     errors allocator
-    locks zstd storage settings config phases finetune_config batch
+    locks zstd storage protobuf schema settings config phases finetune_config batch
     text.* data.*
     data.beam cluster keys sharding flops
     losses optim masking memory roofline
@@ -36,7 +36,7 @@ RANKS: Sequence[str] = """
 
 # Text and data preparation run where there is no accelerator, and start fast.
 WITHOUT_JAX: Sequence[str] = """
-    __init__ errors allocator locks zstd storage settings config phases finetune_config batch
+    __init__ errors allocator locks zstd storage protobuf schema settings config phases finetune_config batch
     text.* data.* tasks.base tasks.* flops report
 """.split()
 

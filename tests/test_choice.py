@@ -164,3 +164,10 @@ def test_swag_and_codah(shared_data, tokenizer):
     assert len(table) == 2221 and [each[:3] for each in table] == [each[:3] for each in as_swag]
     rows = task().make_rows(found, tokenizer, True).rows
     assert all(len(row.lengths) == 4 and sum(row.lengths) == len(row.token_ids) for row in rows)
+
+
+def test_a_column_of_thousands_of_digits_is_a_column_like_any(tmp_path):
+    path = tmp_path / "train.tsv"
+    path.write_text(f"sent1\tending0\tending1\tending{'9' * 5000}\tlabel\nThe ban\tran\tsat\tis\t\x1c1\n")
+    example = choice_task(TaskConfig(name="choice")).read(str(path), "train")[0]
+    assert example.choices == ("ran", "sat") and example.label == 1

@@ -130,10 +130,10 @@ def change_json(path, change):
 @pytest.mark.parametrize(
     ("file", "change", "expected"),
     [
-        ("config.json", lambda about: [], "config.json has no section model"),
-        ("config.json", lambda about: about | {"model": 5}, "config.json has no section model"),
-        ("config.json", lambda about: about | {"task": "sorting"}, "task 'sorting' with labels .* use one of encoder,"),
-        ("config.json", lambda about: about | {"labels": 3}, "with labels 3 is none"),
+        ("config.json", lambda about: [], r"config.json: the whole is \[\], not an object"),
+        ("config.json", lambda about: about | {"model": 5}, "config.json: model is 5, not an object"),
+        ("config.json", lambda about: about | {"task": "sorting"}, 'task is "sorting", not one of encoder,'),
+        ("config.json", lambda about: about | {"labels": 3}, "labels is 3, not a list"),
         ("checksums.json", lambda sealed: sealed | {"arrays": [1]}, "is damaged: checksums.json is damaged"),
         ("checksums.json", lambda sealed: sealed | {"files": {"config.json": 5}}, "checksums.json is damaged"),
         ("checksums.json", lambda sealed: sealed | {"arrays": {}}, "checksums.json names no arrays"),

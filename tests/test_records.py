@@ -6,6 +6,7 @@ import os
 import shutil
 import time
 
+import mutations
 import numpy as np
 import pytest
 
@@ -38,8 +39,10 @@ def write_dataset(path, shards: list[np.ndarray], **row: int) -> np.ndarray:
         {
             "format": records.FORMAT,
             "version": records.VERSION,
+            "identity": {"options": {"next_sentence": "nsp"}},
             "row": {"length": ROW_LENGTH, "max_sequences": shards[0]["lengths"].shape[1]} | row,
-            "tokenizer": {"fingerprint": "f" * 64, "vocab_size": VOCAB_SIZE},
+            "tokenizer": {"fingerprint": "f" * 64, "vocab_size": VOCAB_SIZE, "pad_id": 0, "unk_id": 1, "cls_id": 2,
+                          "sep_id": 3, "mask_id": 4},
             "splits": {
                 "train": {"sequences": sum(map(len, shards)), "shards": written},
                 "heldout": {"sequences": 0, "shards": []},
@@ -227,3 +230,64 @@ def test_too_few_rows_are_a_bug_that_is_noticed(tmp_path):
     with pytest.raises(ValueError, match="4 rows were promised"):
         records.write_shard(tmp_path / "shard.npy", rows.dtype, 4, [rows[:3]])
     assert not os.listdir(tmp_path)
+
+
+def test_every_wrong_type_in_a_manifest_is_one_line(dataset):
+    """Each value of it in turn is another one, or missing: a data set that opens, or a line for the user."""
+    manifest = json.loads((dataset / records.MANIFEST).read_text())
+    messages = []
+    for path in mutations.places(manifest):
+        changed = [mutations.replaced(manifest, path, wrong) for wrong in mutations.WRONG]
+        for content in [*changed, *([mutations.without(manifest, path)] if path else [])]:
+            (dataset / records.MANIFEST).write_bytes(mutations.dump(content))
+            messages.append(mutations.outcome(lambda: pretrain_reads(dataset)))
+    assert sum(map(bool, messages)) > 0.9 * len(messages)
+
+
+def pretrain_reads(path) -> None:
+    """Opens a data set and asks of it what training does."""
+    opened = records.open_dataset(path)
+    assert opened.fingerprint and opened.tokenizer_path
+    assert opened.manifest["identity"]["options"].get("next_sentence", "nsp") in ("nsp", "sop", "none")
+    opened.train.gather(np.arange(min(3, opened.train.num_rows)))
+
+
+def test_a_manifest_says_what_stands_where(dataset):
+    manifest = json.loads((dataset / records.MANIFEST).read_text())
+    for path, wrong, expected in [
+        (("row", "length"), "x", 'row.length is "x", not a whole number from 1 to 65535'),
+        (("splits", "train", "shards", 1, "sha256"), [], "splits.train.shards[1].sha256 is [], not a sha256"),
+        (("splits", "train", "shards", 0, "rows"), 10**300, "splits.train.shards[0].rows is 1000"),
+        (("token_counts", "name"), None, "token_counts.name is null, not the name of a file"),
+    ]:
+        (dataset / records.MANIFEST).write_bytes(mutations.dump(mutations.replaced(manifest, path, wrong)))
+        assert f"{dataset / records.MANIFEST}: {expected}" in refusal(dataset)
+    (dataset / records.MANIFEST).write_bytes(mutations.dump(mutations.without(manifest, ("row", "length"))))
+    assert "manifest.json: row.length is missing; it should be a whole number from 1 to 65535" in refusal(dataset)
+
+
+@pytest.mark.parametrize("name", ["../outside.npy", "{absolute}", "a/../../outside.npy", "x\0y", "n" * 300])
+def test_a_manifest_that_names_a_file_elsewhere_is_refused(dataset, name):
+    """Also where the file is there and has the checksum."""
+    manifest = json.loads((dataset / records.MANIFEST).read_text())
+    shard = manifest["splits"]["train"]["shards"][0]
+    outside = dataset.parent / "outside.npy"
+    shutil.copy(dataset / shard["name"], outside)
+    shard["name"] = name.format(absolute=outside)
+    (dataset / records.MANIFEST).write_text(json.dumps(manifest))
+    assert "splits.train.shards[0].name is" in refusal(dataset)
+
+
+@pytest.mark.parametrize("header", [b"{'descr': (", b"\0" * 20, b"[" * 60 + b"]", b"{'descr': '<i8', 'shape': (-1,), "])
+@pytest.mark.parametrize("name", ["train-00001-of-00002.npy", records.TOKEN_COUNTS])
+def test_a_header_that_is_no_header_is_one_line(dataset, name, header):
+    content = bytearray((dataset / name).read_bytes())
+    content[10 : 10 + len(header)] = header
+    (dataset / name).write_bytes(content)
+    assert f"{dataset / name} is not a .npy file (" in refusal(dataset, verify=False)
+
+
+def test_counts_of_another_vocabulary_are_one_line(dataset):
+    manifest = json.loads((dataset / records.MANIFEST).read_text())
+    change_manifest(dataset, tokenizer=manifest["tokenizer"] | {"vocab_size": VOCAB_SIZE + 1})
+    assert "token_counts.npy holds (300,) of int64, not the counts of 301 tokens" in refusal(dataset)

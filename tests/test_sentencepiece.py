@@ -4,7 +4,9 @@
 import io
 import pickle
 import random
+import time
 
+import mutations
 import numpy as np
 import pytest
 import sentencepiece
@@ -322,3 +324,53 @@ def test_rows_of_a_data_set_know_where_words_begin(tmp_path, english):
     inside = np.arange(32) < rows["lengths"]
     np.testing.assert_array_equal(starts, english.word_starts[rows["token_ids"]] & inside)
     assert 0.1 < starts[inside].mean() < 0.9
+
+
+@pytest.fixture(scope="module")
+def small_model():
+    """Returns the file of a model, and the place of its first piece that is no special token."""
+    content = learn_sentencepieces(["the river ran by the town"] * 4, 30, model_type="bpe").content
+    return content, content.index("▁".encode())
+
+
+def refusal(content: bytes) -> str:
+    with pytest.raises(InputError) as caught:
+        SentencePieces(content, lowercase=False)
+    assert len(str(caught.value).splitlines()) == 1
+    return str(caught.value)
+
+
+def test_a_file_of_0xff_is_refused_at_once(small_model):
+    """An integer without an end was read to the end of the file, in time that is quadratic."""
+    started = time.process_time()
+    assert "damaged" in refusal(b"\xff" * 2_000_000)
+    assert "damaged" in refusal(small_model[0] + b"\xff" * 2_000_000)
+    assert time.process_time() - started < 1
+
+
+def test_a_piece_that_is_not_utf8_is_one_line(small_model):
+    content, place = small_model
+    assert "piece 5 is not UTF-8; it is damaged, so copy it again" in refusal(
+        content[:place] + b"\xff" + content[place + 1 :]
+    )
+
+
+@pytest.mark.parametrize("score", [b"\x00\x00\xc0\x7f", b"\x00\x00\x80\x7f"])
+def test_a_score_that_is_not_finite_is_one_line(small_model, score):
+    content, place = small_model
+    place = content.index(b"\x15", place)  # field 2 of a piece, four bytes
+    assert "has a score that is not finite" in refusal(content[: place + 1] + score + content[place + 5 :])
+
+
+def test_a_model_with_a_byte_flipped_is_a_model_or_one_line(small_model):
+    rng = random.Random(0)
+    for _ in range(300):
+        damaged = mutations.damaged_bytes(small_model[0][:1500], rng) + small_model[0][1500:]
+        mutations.outcome(lambda: use_model(damaged))  # noqa: B023 - called at once
+
+
+def use_model(content: bytes) -> None:
+    pieces = SentencePieces(content, lowercase=False)
+    ids, spans = pieces.encode_with_offsets("The town [MASK] 漢字 ran")
+    assert len(ids) == len(spans) and pieces.decode(ids) is not None
+    assert [pieces.begins_word(token) for token in pieces.vocab]

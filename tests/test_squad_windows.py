@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows of SQuAD: windows cover the context, labels are at the answer, and whatever is left out is counted."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
 from bert_jax.finetune_config import TaskConfig
 from bert_jax.tasks.squad_read import Answer, SquadExample
-from bert_jax.tasks.squad_windows import find_answer, make_squad_rows
+from bert_jax.tasks.squad_windows import _windows, find_answer, make_squad_rows
 from bert_jax.text.tokenizer import wordpiece_tokenizer
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -152,3 +154,42 @@ def test_no_answer_is_learnt_by_squad2(tokenizer):
     rows, counts = rows_of(tokenizer, question(impossible=True), question("w1"), name="squad2")
     assert {row.label for row in rows} == {(0, 0)} and {row.example for row in rows} == {0}
     assert counts == {"questions of several windows": 1, "skipped: no answer": 1}
+
+
+def dense_windows(num_tokens: int, room: int, stride: int) -> list[tuple[int, int, np.ndarray]]:
+    """Returns the windows by comparing every window with every token, as Google's run_squad.py does."""
+    starts = [0]
+    while starts[-1] + room < num_tokens:
+        starts.append(starts[-1] + min(room, stride))
+    spans = [(start, min(start + room, num_tokens)) for start in starts]
+    scores = np.full((len(spans), num_tokens), -np.inf)
+    for number, (start, end) in enumerate(spans):
+        places = np.arange(start, end)
+        scores[number, start:end] = np.minimum(places - start, end - 1 - places) + 0.01 * (end - start)
+    best = np.argmax(scores, axis=0)
+    return [(start, end, best[start:end] == number) for number, (start, end) in enumerate(spans)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_windows_are_those_of_comparing_every_window_with_every_token(seed):
+    rng = np.random.default_rng(seed)
+    for _ in range(10):
+        num_tokens, room, stride = (int(rng.integers(1, most)) for most in (400, 60, 70))
+        config = TaskConfig(name="squad1", doc_stride=stride)
+        found, expected = list(_windows(num_tokens, room, config)), dense_windows(num_tokens, room, stride)
+        assert [window[:2] for window in found] == [window[:2] for window in expected]
+        for (*_, ours), (*_, theirs) in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize(("num_tokens", "stride"), [(200_000, 128), (20_000, 1)])
+def test_windows_of_a_long_context_take_memory_for_its_tokens_once(num_tokens, stride):
+    """The array of windows x tokens took 7 GB and 9 GB."""
+    tracemalloc.start()
+    try:
+        windows = sum(1 for _ in _windows(num_tokens, 381, TaskConfig(name="squad1", doc_stride=stride)))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert windows == -(-(num_tokens - 381) // stride) + 1
+    assert peak < 64 * num_tokens

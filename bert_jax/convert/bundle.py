@@ -24,8 +24,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax import storage
-from bert_jax.data.protobuf import FIXED32, VARINT, delimited, encode_varint, parse_message, parse_varint
 from bert_jax.errors import InputError
+from bert_jax.protobuf import FIXED32, VARINT, delimited, encode_varint, parse_message, parse_varint
 
 # The numbers by which TensorFlow knows kinds of numbers. Missing are strings (7), quantized and other rare ones.
 _DTYPES = {

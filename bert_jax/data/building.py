@@ -100,10 +100,11 @@ def _check_identity(path: Path, ours: dict[str, Any], theirs: Any) -> None:
     """Raises: InputError if the directory was made of something else."""
     theirs = theirs if isinstance(theirs, dict) else {}
     remedy = "choose another output directory, or delete this one"
+    options = theirs.get("options")
     for name, value in ours["options"].items():
-        other = theirs.get("options", {}).get(name)
+        other = options.get(name) if isinstance(options, dict) else None
         if other != value:
-            raise InputError(f"{path} was begun with {name} {other!r}, not {value!r}; {remedy}")
+            raise InputError(f"{path} was begun with {name} {repr(other)[:80]}, not {value!r}; {remedy}")
     for name, value in ours.items():
         if theirs.get(name) != value:
             raise InputError(f"{path} was begun with another {name}; {remedy}")

@@ -9,6 +9,7 @@ parsing anything. Letters: L positions of a row, M places for sequences in a row
 import hashlib
 import io
 import itertools
+import tokenize
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +17,34 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax import storage
+from bert_jax import schema, storage
 from bert_jax.errors import InputError
 
 FORMAT, VERSION = "bert_jax rows", 1
 MANIFEST, TOKENIZER, TOKEN_COUNTS = "manifest.json", "tokenizer", "token_counts.npy"
 NO_LABEL = -1
+
+_FILE = {"name": schema.file_name, "bytes": schema.whole(), "sha256": schema.SHA256}
+_SPLIT = schema.record(
+    {"sequences": schema.whole(), "shards": schema.list_of(schema.record({**_FILE, "rows": schema.whole()}))}
+)
+_SPECIAL_IDS = ("pad_id", "unk_id", "cls_id", "sep_id", "mask_id")
+_COUNT = schema.whole(1, 65535)
+# What is read of a manifest. It has more: figures for people, and what the data set was made with.
+_MANIFEST = schema.record(
+    {
+        "identity": schema.record(
+            {"options": schema.record({}, {"next_sentence": schema.one_of("nsp", "sop", "none")})}
+        ),
+        "row": schema.record({"length": _COUNT, "max_sequences": _COUNT}, {"predictions": schema.whole(0, 65535)}),
+        "tokenizer": schema.record(
+            {"fingerprint": schema.text(), "vocab_size": schema.whole(1, 2**31 - 1)}
+            | dict.fromkeys(_SPECIAL_IDS, schema.whole())
+        ),
+        "splits": schema.record({"train": _SPLIT, "heldout": _SPLIT}, others=_SPLIT),
+        "token_counts": schema.record(_FILE),
+    }
+)
 
 
 def row_dtype(row_length: int, max_sequences: int, vocab_size: int, predictions: int = 0) -> np.dtype:
@@ -118,7 +141,7 @@ def finish_dataset(
         "tokenizer": {
             "fingerprint": tokenizer.fingerprint,
             "vocab_size": tokenizer.vocab_size,
-            **{f"{name}_id": int(getattr(tokenizer, f"{name}_id")) for name in ("pad", "unk", "cls", "sep", "mask")},
+            **{name: int(getattr(tokenizer, name)) for name in _SPECIAL_IDS},
         },
         "splits": splits,
         "token_counts": {
@@ -218,14 +241,7 @@ def open_dataset(path: str | Path, tokenizer_fingerprint: str = "", verify: bool
         raise InputError(
             f"{path} holds no {MANIFEST}, so no finished data set; make one with bert_jax.tools.prepare_corpus"
         )
-    manifest = storage.read_json(path / MANIFEST)
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise InputError(f"{path / MANIFEST} does not describe {FORMAT!r}; it belongs to something else")
-    if manifest.get("version") != VERSION:
-        raise InputError(
-            f"{path} has format version {manifest.get('version')}, and this program reads version {VERSION}; "
-            "prepare the text again"
-        )
+    manifest = _read_manifest(path)
     made_by = manifest["tokenizer"]["fingerprint"]
     if tokenizer_fingerprint and tokenizer_fingerprint != made_by:
         raise InputError(
@@ -240,13 +256,34 @@ def open_dataset(path: str | Path, tokenizer_fingerprint: str = "", verify: bool
     row = manifest["row"]
     vocab_size = manifest["tokenizer"]["vocab_size"]
     dtype = row_dtype(row["length"], row["max_sequences"], vocab_size, row.get("predictions", 0))
+    counts_path = path / manifest["token_counts"]["name"]
+    token_counts = _load(counts_path)
+    if token_counts.shape != (vocab_size,) or token_counts.dtype.kind not in "iu":
+        raise InputError(
+            f"{counts_path} holds {token_counts.shape} of {token_counts.dtype}, not the counts of {vocab_size} tokens; "
+            "prepare the data set again"
+        )
     return Dataset(
         path=path,
         manifest=manifest,
         train=_open_split(path, manifest["splits"]["train"], dtype),
         heldout=_open_split(path, manifest["splits"]["heldout"], dtype),
-        token_counts=_load(path / manifest["token_counts"]["name"]),
+        token_counts=token_counts,
     )
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    """Returns the manifest of a directory. Raises: InputError if it is not one of this format, whole."""
+    manifest = storage.read_json(path / MANIFEST)
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise InputError(f"{path / MANIFEST} does not describe {FORMAT!r}; it belongs to something else")
+    if manifest.get("version") != VERSION:
+        raise InputError(
+            f"{path} has format version {schema.shown(manifest.get('version'))}, and this program reads version "
+            f"{VERSION}; prepare the text again"
+        )
+    schema.check(manifest, _MANIFEST, path / MANIFEST, "it is damaged, so copy it again or prepare the text again")
+    return manifest
 
 
 def _check_file(path: Path, file: dict[str, Any], checksum: bool) -> None:
@@ -278,6 +315,7 @@ def _open_split(path: Path, split: dict[str, Any], dtype: np.dtype) -> Split:
 def _load(path: Path) -> np.ndarray:
     """Returns the memory map of a `.npy` file. Raises: InputError if it is none."""
     try:
-        return np.load(path, mmap_mode="r")
-    except (ValueError, OSError) as error:
-        raise InputError(f"{path} is not a .npy file ({error}); prepare the data set again") from None
+        return np.lib.format.open_memmap(path, mode="r")
+    except (ValueError, OSError, OverflowError, SyntaxError, tokenize.TokenError) as error:  # its header is Python
+        reason = " ".join(str(error).split())[:100]
+        raise InputError(f"{path} is not a .npy file ({reason}); prepare the data set again") from None

@@ -18,8 +18,8 @@ from typing import NamedTuple
 import numpy as np
 
 from bert_jax import storage
-from bert_jax.data.protobuf import DELIMITED, FIXED32, VARINT, delimited, parse_fields
 from bert_jax.errors import InputError
+from bert_jax.protobuf import DELIMITED, FIXED32, VARINT, delimited, parse_fields
 
 MAX_RECORD_BYTES = 1 << 24  # an example is some kB; what says more is no example, and would fill the memory
 

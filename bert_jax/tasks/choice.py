@@ -32,7 +32,7 @@ _CONTEXTS = ("context", "sent1", "question", "prompt", "premise", "ctx", "startp
 _CHOICES = ("choices", "endings", "options", "answers")
 _LABELS = ("label", "answer", "gold")
 _IDS = ("id", "idx", "index")
-_ENDING = re.compile(r"(ending|choice|option|answer)_?\d+")
+_ENDING = re.compile(r"(ending|choice|option|answer)_?\d{1,18}")
 
 
 class ChoiceExample(NamedTuple):
@@ -141,7 +141,7 @@ def _label(value: Any, num_choices: int, where: str) -> int | None:
     if value is None or value in ("", -1, "-1"):
         return None
     if isinstance(value, str) and value.strip().isdecimal() and len(value) < 19:
-        value = int(value)
+        value = int(value.strip())
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < num_choices:
         raise InputError(f"{where}: label {value!r:.60} is not the number of a choice, 0 to {num_choices - 1}; mend it")
     return value

@@ -211,8 +211,8 @@ def named_class(value: Any, classes: Sequence[str] | None) -> Any:
 
 def id_of(value: Any, place: int) -> int | str:
     """Returns the data's own name of an example, as an integer if it is one, or else its place."""
-    if isinstance(value, str) and value.strip():
-        return int(value) if value.strip().isdecimal() and len(value) < 19 else value.strip()
+    if isinstance(value, str) and (text := value.strip()):  # blanks to it are more than to int()
+        return int(text) if text.isdecimal() and len(text) < 19 else text
     return value if isinstance(value, int) and not isinstance(value, bool) else place
 
 

@@ -69,25 +69,24 @@ def _windows(num_tokens: int, room: int, config: TaskConfig) -> Iterator[tuple[i
     A token in several windows belongs to the one where the smaller side of its context is largest; a longer window
     is a little better, and a tie goes to the earlier.
     """
-    starts = [0]
-    while starts[-1] + room < num_tokens:
-        starts.append(starts[-1] + min(room, config.doc_stride))
+    step = min(room, config.doc_stride)
+    starts = range(0, step * max(0, -(-(num_tokens - room) // step)) + 1, step)
     if len(starts) == 1:
         yield 0, num_tokens, np.ones(num_tokens, bool)
         return
-    positions = np.arange(num_tokens)
-    ends = [min(start + room, num_tokens) for start in starts]
-    scores = [
-        np.where(
-            (positions >= start) & (positions < end),
-            np.minimum(positions - start, end - 1 - positions) + 0.01 * (end - start),
-            -np.inf,
-        )
-        for start, end in zip(starts, ends)
-    ]
-    best = np.argmax(scores, axis=0)  # the first of equals
-    for number, (start, end) in enumerate(zip(starts, ends)):
-        yield start, end, best[start:end] == number
+    # One window after the other, so that a long context takes memory for its tokens and not for each in every window.
+    owners = np.zeros(num_tokens, np.int64)
+    highest = np.full(num_tokens, -np.inf)
+    for number, start in enumerate(starts):
+        length = min(room, num_tokens - start)
+        places, context = np.arange(length), slice(start, start + length)
+        scores = np.minimum(places, length - 1 - places) + 0.01 * length
+        better = scores > highest[context]  # so the first of equals stays
+        owners[context][better] = number
+        highest[context][better] = scores[better]
+    for number, start in enumerate(starts):
+        end = min(start + room, num_tokens)
+        yield start, end, owners[start:end] == number
 
 
 def _answer_tokens(

@@ -90,7 +90,7 @@ def find_labels(examples: Sequence[ClassifyExample]) -> tuple[str, ...]:
     if len(found) < 2:
         where = examples[0].where if examples else "the training data"
         raise InputError(
-            f"{where}: all examples have the label {', '.join(map(repr, found)) or 'none'}; there must be two or more"
+            f"{where}: all examples have the label {', '.join(map(repr, found))[:80] or 'none'}; there must be two or more"
         )
     if len(examples) >= 20 and 2 * len(found) > len(examples):
         raise InputError(

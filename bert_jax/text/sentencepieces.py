@@ -9,9 +9,11 @@ import functools
 import heapq
 import io
 import itertools
+import math
 import os
 import random
 import re
+import struct
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ import numpy as np
 import sentencepiece
 
 from bert_jax.errors import InputError
+from bert_jax.protobuf import DELIMITED, FIXED32, parse_fields
 from bert_jax.text.normalize import is_chinese, letter_images, unicode_tables
 from bert_jax.text.offsets import read_piece_spans, to_code_points, trace, trim_blanks
 from bert_jax.text.vocab import SPECIAL_TOKENS
@@ -160,47 +163,49 @@ def read_sentencepieces(
 
 
 def _open_model(content: bytes) -> sentencepiece.SentencePieceProcessor:
-    """Returns the processor of a model. Raises: InputError if it is empty, cut short, or no model."""
-    problem = InputError("it is no whole SentencePiece model, but damaged or another kind of file; copy it again")
-    # The library takes a file cut between two pieces for a smaller model: what comes after them must be there.
-    if not {_PIECES, _NORMALIZER} <= _fields(content):
-        raise problem
+    """Returns the processor of a model. Raises: InputError if it is empty, cut short, damaged, or no model."""
+    _check_model(content)
     sentencepiece.set_min_log_level(2)  # or else it logs to stderr
     model = sentencepiece.SentencePieceProcessor()
     try:
         model.load_from_serialized_proto(content)
-    except RuntimeError:
-        raise problem from None
+        model.normalize("Aa")
+        model.decode([model.unk_id()])
+    except (RuntimeError, UnicodeDecodeError):  # what it makes of text is no text
+        raise InputError(_NO_MODEL) from None
     return model
 
 
+_NO_MODEL = "it is no whole SentencePiece model, but damaged or another kind of file; copy it again"
 _PIECES, _NORMALIZER, _ADD_DUMMY_PREFIX = 1, 3, 3  # numbers of fields in a model's file, the last in the second
+_TEXT, _SCORE = 1 << 3 | DELIMITED, 2 << 3 | FIXED32  # the tags of a piece's fields
 
 
-def _fields(content: bytes) -> set[int]:
-    """Returns the numbers of the fields that a protocol buffer of messages consists of; none if it is not one."""
-    fields, position = set(), 0
+@functools.lru_cache(maxsize=2)
+def _check_model(content: bytes) -> None:
+    """Raises: InputError if the file is no whole model, or a piece is not a text with a score.
 
-    def varint() -> int:
-        nonlocal position
-        value = shift = 0
-        while position < len(content):
-            byte = content[position]
-            position += 1
-            value |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80:
-                break
-        return value
-
-    while position < len(content):
-        tag = varint()
-        if tag & 7 != 2:  # length, then content
-            return set()
-        fields.add(tag >> 3)
-        size = varint()
-        position += size
-    return fields if position == len(content) else set()
+    The library takes a file cut between two pieces for a smaller model: what comes after them must be there. It takes
+    any bytes for a piece, too, and raises when the piece is asked for.
+    """
+    try:
+        fields = parse_fields(content, 0, len(content))
+        if any(tag & 7 != DELIMITED for tag, *_ in fields) or not {_PIECES, _NORMALIZER} <= {
+            tag >> 3 for tag, *_ in fields
+        }:
+            raise ValueError
+        pieces = [parse_fields(content, first, last) for tag, first, last in fields if tag >> 3 == _PIECES]
+    except ValueError:
+        raise InputError(_NO_MODEL) from None
+    for number, piece in enumerate(pieces):
+        for tag, first, last in piece:
+            if tag == _TEXT:
+                try:
+                    content[first:last].decode("utf-8")
+                except UnicodeDecodeError:
+                    raise InputError(f"piece {number} is not UTF-8; it is damaged, so copy it again") from None
+            elif tag == _SCORE and not math.isfinite(struct.unpack_from("<f", content, first)[0]):
+                raise InputError(f"piece {number} has a score that is not finite; it is damaged, so copy it again")
 
 
 def _vocab(model: sentencepiece.SentencePieceProcessor) -> tuple[str, ...]:

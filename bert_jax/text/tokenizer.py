@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax import storage
+from bert_jax import schema, storage
 from bert_jax.errors import InputError
 from bert_jax.text.normalize import Normalizer
 from bert_jax.text.sentencepieces import SentencePieces, read_sentencepieces
@@ -25,6 +25,8 @@ from bert_jax.text.vocab import SPECIAL_TOKENS
 from bert_jax.text.wordpiece import WordPiece, read_wordpiece
 
 _CONFIG_NAME = "tokenizer_config.json"
+_NAMES = ("do_lower_case", "strip_accents", "tokenize_chinese_chars", "keep_accents")
+_OPTIONS = schema.record({}, dict.fromkeys(_NAMES, schema.or_null(schema.true_or_false)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -226,7 +228,9 @@ def load_tokenizer(
         if (path / _CONFIG_NAME).exists():
             config = storage.read_json(path / _CONFIG_NAME)
         if not isinstance(config, dict):
-            raise InputError(f"{path / _CONFIG_NAME} is {config!r}, not the options of a tokenizer; remove it")
+            shown = schema.shown(config)
+            raise InputError(f"{path / _CONFIG_NAME} is {shown}, not the options of a tokenizer; remove it")
+        schema.check(config, _OPTIONS, path / _CONFIG_NAME, "correct it, or remove the file")
         path = _vocabulary_file(path)
     read = read_sentencepieces if path.suffix == ".model" else read_wordpiece
     pieces = read(path, config, lowercase, strip_accents)

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The program's own files, edited or damaged: one line with the file, the place, what stands there and what should."""
+
+import json
+import random
+import shutil
+
+import mutations
+import numpy as np
+import pytest
+from builders import make_pretrained, tiny_run
+
+from bert_jax import schema
+from bert_jax.checkpoint import SEAL, find_damage, seal
+from bert_jax.config import PretrainConfig
+from bert_jax.data.building import finished_manifest
+from bert_jax.errors import InputError
+from bert_jax.finetune import FinetuneResult, read_results
+from bert_jax.finetune_config import FinetuneConfig
+from bert_jax.pretrained import load_pretrained
+from bert_jax.settings import to_dict
+from bert_jax.storage import write_json
+from bert_jax.workdir import changes_of, check_workdir
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """Returns a directory that `save_pretrained` wrote; shared, so not to be changed."""
+    return make_pretrained(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def copy(model, tmp_path):
+    """Returns a model that may be damaged."""
+    return shutil.copytree(model, tmp_path / "model")
+
+
+def refusal(function, *arguments) -> str:
+    message = mutations.outcome(lambda: function(*arguments))
+    assert message
+    return message
+
+
+def edit(path, change) -> None:
+    """Changes the config.json of an exported model and seals it anew, so that no checksum tells."""
+    path.joinpath("config.json").write_bytes(mutations.dump(change(json.loads((path / "config.json").read_text()))))
+    arrays = json.loads((path / SEAL).read_text())["arrays"]
+    seal(path, {"arrays": arrays})
+
+
+@pytest.mark.parametrize(
+    ("path", "wrong", "expected"),
+    [
+        (("model", "hidden_size"), "x", "config.json: model.hidden_size is 'x', a str; use a int"),
+        (("model", "num_layers"), 2**63, "config.json: model.num_layers 9223372036854775808 is beyond"),
+        (("model", "vocab_size"), 10**300, "is beyond 16777216"),
+        (("model", "layer_norm_epsilon"), float("inf"), "layer_norm_epsilon inf is not above 0 and below 1"),
+        (("model", "layer_norm_epsilon"), 10**400, "beyond what a float holds"),
+        (("model", "initializer_stddev"), float("nan"), "initializer_stddev nan is not 0 or a finite number"),
+        (("model", "vocab_multiple"), -1, "is below 1"),
+        (("task",), ["encoder"], 'config.json: task is ["encoder"], not one of encoder,'),
+        (("labels",), {"0": "no"}, 'config.json: labels is {"0": "no"}, not a list'),
+        (("model", "x" * 300_000), 1, "has no key 'xxxx"),
+    ],
+)
+def test_a_wrong_value_in_an_exported_model_is_one_line(copy, path, wrong, expected):
+    edit(copy, lambda about: mutations.replaced(about, path, wrong))
+    assert expected in refusal(load_pretrained, copy)
+
+
+def test_a_missing_section_in_an_exported_model_is_one_line(copy):
+    edit(copy, lambda about: mutations.without(about, ("model",)))
+    assert "config.json: model is missing; it should be an object" in refusal(load_pretrained, copy)
+
+
+@pytest.mark.slow
+def test_every_wrong_type_in_an_exported_model_is_one_line(copy):
+    about = json.loads((copy / "config.json").read_text())
+    rng = random.Random(0)
+    for path in mutations.places(about):
+        for wrong in rng.sample(mutations.WRONG, 5):
+            edit(copy, lambda _: mutations.replaced(about, path, wrong))  # noqa: B023 - called at once
+            mutations.outcome(lambda: load_pretrained(copy))
+
+
+def test_every_wrong_type_in_a_seal_is_damage(copy):
+    about = json.loads((copy / SEAL).read_text())
+    found, rng = [], random.Random(0)
+    for path in mutations.places(about):
+        for wrong in rng.sample(mutations.WRONG, 3):
+            (copy / SEAL).write_bytes(mutations.dump(mutations.replaced(about, path, wrong)))
+            found.append(find_damage(copy))
+    assert sum(map(bool, found)) > 0.7 * len(found)  # the number of a shape may be another: `check_arrays` tells
+    about["arrays"] = mutations.without(about["arrays"], (next(iter(about["arrays"])),))
+    (copy / SEAL).write_bytes(mutations.dump(about))
+    assert "does not fit this model" in refusal(load_pretrained, copy)
+
+
+def test_a_seal_says_what_stands_where(copy):
+    about = json.loads((copy / SEAL).read_text())
+    (copy / SEAL).write_bytes(mutations.dump(mutations.replaced(about, ("files", "config.json", "bytes"), "many")))
+    assert 'files.config.json.bytes is "many", not a whole number, 0 or more' in refusal(load_pretrained, copy)
+
+
+IDENTITY = {"dataset": "0" * 64, "later_datasets": []}
+
+
+@pytest.mark.parametrize("kind", [PretrainConfig, FinetuneConfig])
+def test_every_wrong_type_in_a_work_directory_is_one_line(tmp_path, kind):
+    config = kind()
+    identity = IDENTITY | {"format": 1, "run": to_dict(config), "model": {}}
+    rng = random.Random(0)
+    for path in mutations.places(identity):
+        wrongs = [mutations.replaced(identity, path, wrong) for wrong in rng.sample(mutations.WRONG, 3)]
+        for content in [*wrongs, *([mutations.without(identity, path)] if path else [])]:
+            (tmp_path / "config.json").write_bytes(mutations.dump(content))
+            mutations.outcome(lambda: check_workdir(tmp_path, identity, kind, ()))
+            if kind is PretrainConfig:
+                mutations.outcome(lambda: changes_of(tmp_path, identity, config))
+
+
+def test_a_work_directory_says_what_stands_where(tmp_path):
+    config = tiny_run("data")
+    identity = IDENTITY | {"run": mutations.replaced(to_dict(config), ("train", "num_steps"), "12")}
+    write_json(tmp_path / "config.json", identity)
+    message = refusal(changes_of, tmp_path, IDENTITY, config)
+    assert f'{tmp_path / "config.json"}: run.train.num_steps is "12", not a whole number' in message
+
+
+def test_a_run_of_an_older_version_lacks_settings_and_has_others(tmp_path):
+    """It resumes where what it lacks has its default, and differs where it had a setting that is no more."""
+    config = tiny_run("data")
+    run = mutations.without(to_dict(config), ("phase2",))
+    run = mutations.without(run, ("model", "gradient_dtype"))
+    write_json(tmp_path / "config.json", IDENTITY | {"run": run})
+    ours = IDENTITY | {"run": to_dict(config)}
+    check_workdir(tmp_path, ours, PretrainConfig, changes_of(tmp_path, ours, config))
+    write_json(tmp_path / "config.json", IDENTITY | {"run": mutations.replaced(run, ("model", "old"), 1)})
+    assert "belongs to a run with another model.old" in refusal(
+        check_workdir, tmp_path, ours, PretrainConfig, changes_of(tmp_path, ours, config)
+    )
+
+
+def test_results_that_are_damaged_are_one_line(tmp_path):
+    result = FinetuneResult({"accuracy": 0.5, "loss": float("nan")}, "accuracy", {}, 7, 0, 1.5)
+    write_json(tmp_path / "results.json", {"task": "sst2"} | result._asdict())
+    read = read_results(tmp_path)
+    assert read is not None and read.step == 7 and np.isnan(read.metrics["loss"])
+    about = json.loads((tmp_path / "results.json").read_text())
+    for path in mutations.places(about):
+        for wrong in mutations.WRONG:
+            (tmp_path / "results.json").write_bytes(mutations.dump(mutations.replaced(about, path, wrong)))
+            mutations.outcome(lambda: read_results(tmp_path))
+    (tmp_path / "results.json").write_bytes(mutations.dump(mutations.without(about, ("step",))))
+    assert "results.json: step is missing; it should be a whole number, 0 or more" in refusal(read_results, tmp_path)
+
+
+def test_a_message_shows_the_beginning_of_what_is_long():
+    form = schema.record({"names": schema.list_of(schema.text())})
+    with pytest.raises(InputError) as caught:
+        schema.check({"names": ["a" * 10**6, 7 * 10**3000]}, form, "x.json", "copy it again")
+    assert str(caught.value) == f"x.json: names[1] is 7{'0' * 59}..., not a text; copy it again"
+
+
+def test_a_finished_data_set_with_wrong_types_is_one_line(tmp_path):
+    identity = {"format": "x", "version": 1, "options": {"max_seq_length": 32}, "input": "i", "tokenizer": "t"}
+    about = {"identity": identity}
+    for path in mutations.places(about):
+        for wrong in mutations.WRONG:
+            (tmp_path / "manifest.json").write_bytes(mutations.dump(mutations.replaced(about, path, wrong)))
+            mutations.outcome(lambda: finished_manifest(tmp_path, identity))
+    (tmp_path / "manifest.json").write_text(json.dumps({"identity": identity | {"options": []}}))
+    assert "was begun with max_seq_length None, not 32" in refusal(finished_manifest, tmp_path, identity)
