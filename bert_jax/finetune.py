@@ -19,9 +19,10 @@ from bert_jax.errors import InputError
 from bert_jax.finetune_config import FINETUNE_RESUMABLE_CHANGES, FinetuneConfig
 from bert_jax.loop import Pace, train_loop
 from bert_jax.model.objective import Params, task_objective
-from bert_jax.pretrain import complete, make_throughput
-from bert_jax.pretrained import FINETUNED, Pretrained, load_pretrained, save_pretrained, save_revision
+from bert_jax.pretrain import make_throughput
+from bert_jax.pretrained import FINETUNED, Pretrained, load_pretrained, save_pretrained
 from bert_jax.report import Reporter, draw_curves, read_metrics
+from bert_jax.revisions import save_revision
 from bert_jax.settings import to_dict
 from bert_jax.sharding import check_divisible, make_mesh
 from bert_jax.step import abstract_state, init_state, make_train_step
@@ -39,6 +40,7 @@ from bert_jax.tasks.evaluation import (
     make_split,
     predict_split,
 )
+from bert_jax.warm_start import complete
 from bert_jax.workdir import check_workdir, locked
 
 

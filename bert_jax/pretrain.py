@@ -12,25 +12,26 @@ import numpy as np
 from jax.sharding import Mesh
 
 from bert_jax import cluster, flops
-from bert_jax.checkpoint import Checkpoints, Restored, check_arrays, checkpoint_steps, describe
+from bert_jax.checkpoint import Checkpoints, Restored, checkpoint_steps
 from bert_jax.config import ModelConfig, PretrainConfig
 from bert_jax.data.pipeline import train_batches
 from bert_jax.data.records import Dataset, open_dataset
 from bert_jax.errors import InputError
 from bert_jax.heldout import eval_batch_size, make_evaluation
-from bert_jax.keys import root_key
 from bert_jax.loop import LoopResult, Pace, train_loop
 from bert_jax.memory import describe_memory
-from bert_jax.model.objective import Objective, Params, parts_of, pretraining_objective
+from bert_jax.model.objective import Objective, Params, pretraining_objective
 from bert_jax.optim import reset_moments
 from bert_jax.phases import Phase, check_rows, phases_of, rows_before
-from bert_jax.pretrained import Pretrained, load_pretrained, save_pretrained, save_revision
+from bert_jax.pretrained import Pretrained, save_pretrained
 from bert_jax.report import Reporter, draw_curves
+from bert_jax.revisions import save_revision
 from bert_jax.settings import to_dict
 from bert_jax.sharding import check_divisible, make_mesh
 from bert_jax.step import TrainState, abstract_state, init_state, make_train_step
 from bert_jax.storage import write_json
 from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
+from bert_jax.warm_start import load_start
 from bert_jax.workdir import changes_of, check_workdir, locked
 
 
@@ -244,53 +245,6 @@ def resolve(config: PretrainConfig, datasets: Sequence[Dataset], tokenizer: Toke
         )
     train = dataclasses.replace(config.train, next_sentence=config.train.next_sentence and labels[0] != "none")
     return dataclasses.replace(config, model=model, train=train)
-
-
-# What a start and the run that goes on from it must agree on, though no array shows all of it.
-_SAME_IN_START = ("vocab_size", "hidden_size", "num_layers", "num_heads", "intermediate_size", "max_positions",
-                  "type_vocab_size", "activation", "layer_norm_epsilon", "vocab_multiple")  # fmt: skip
-
-
-def load_start(config: PretrainConfig, objective: Objective, tokenizer: Tokenizer, params: Params) -> Pretrained | None:
-    """Returns the model of `init_checkpoint` with the objective's parts, or None if none is set.
-
-    `params` are the run's, with shapes alone. Raises: InputError if the model cannot be read or does not fit them.
-    """
-    if not config.init_checkpoint:
-        return None
-    start = load_pretrained(config.init_checkpoint)
-    check_start(config, start, tokenizer)
-    start = complete(start, objective, config.train.seed)
-    check_arrays(Path(config.init_checkpoint), describe(start.params), describe(params))
-    return start
-
-
-def check_start(config: PretrainConfig, start: Pretrained, tokenizer: Tokenizer) -> None:
-    """Raises: InputError if the run's model or vocabulary is not that of the model that it starts from."""
-    if start.tokenizer.fingerprint != tokenizer.fingerprint:
-        raise InputError(
-            f"init_checkpoint {config.init_checkpoint} was made with another vocabulary or casing than "
-            f"{config.data.path}; prepare the corpus with --tokenizer={config.init_checkpoint}, "
-            "or its tokenizer/ if it has one"
-        )
-    mend = [
-        f"--config.model.{name}={getattr(start.config, name)}"
-        for name in _SAME_IN_START
-        if getattr(start.config, name) != getattr(config.model, name)
-    ]
-    if mend:
-        raise InputError(f"init_checkpoint {config.init_checkpoint} is another model; add {' '.join(mend)}")
-
-
-def complete(start: Pretrained, objective: Objective, seed: int) -> Pretrained:
-    """Returns the model with the parts that the objective needs and no others; `notes` says which ones are random."""
-    fresh = jax.jit(objective.init)(root_key(seed, "parameters"))
-    encoder = {name: start.params["encoder"].get(name, part) for name, part in fresh["encoder"].items()}
-    params = {name: start.params.get(name, part) for name, part in fresh.items()} | {"encoder": encoder}
-    present, wanted = parts_of(start.params), parts_of(fresh)
-    notes = [f"it has no {part}, which starts at random" for part in wanted if part not in present]
-    notes += [f"its {part} is not used" for part in present if part not in wanted]
-    return dataclasses.replace(start, params=params, notes=(*start.notes, *notes))
 
 
 def _first_state(

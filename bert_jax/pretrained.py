@@ -10,12 +10,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from bert_jax import cluster, schema
+from bert_jax import schema
 from bert_jax.batch import Batch
 from bert_jax.checkpoint import (
     SEAL,
     check_arrays,
-    checkpoint_steps,
     describe,
     find_damage,
     newest_whole,
@@ -32,12 +31,12 @@ from bert_jax.errors import InputError
 from bert_jax.finetune_config import TaskConfig
 from bert_jax.model.heads import TASK_PARTS
 from bert_jax.model.objective import Params, abstract_params, encode, parts_of, task_forward
+from bert_jax.revisions import find_revision
 from bert_jax.settings import from_dict, to_dict
 from bert_jax.storage import check_space, is_remote, new_directory, read_json, write_json
 from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
 
 FINETUNED = "finetuned"  # where a work directory of fine-tuning has its model
-REVISIONS = "revisions"  # where a work directory has the parameters of every so many steps
 
 
 class Encodings(NamedTuple):
@@ -168,23 +167,6 @@ def _save(bert: Pretrained, directory: Path, replaces: Callable[[Path], bool]) -
         seal(temporary, {"arrays": describe(bert.params)})
 
 
-def save_revision(
-    workdir: Path, save: Callable[..., None], step: int, params: Params, seen: Mapping[str, int] | None
-) -> None:
-    """Keeps the parameters of a step for good, as a model of its own; one that is there already stays.
-
-    `save` is `save_pretrained` with all that the steps of a run share, and `seen` are the counts of what was trained
-    on, if they are known. Every process calls this.
-
-    Raises: InputError if the model cannot be written.
-    """
-    path = revision_path(workdir, step)
-    if cluster.first_says(int(path.exists())):
-        return
-    on_host, trained = cluster.on_host(params), {"step": step, **(seen or {})}
-    cluster.first_does(f"write the revision {path}", lambda: save(path, params=on_host, trained=trained))
-
-
 def load_pretrained(path: str | Path) -> Pretrained:
     """Returns the pre-trained BERT at `path`, in any of the formats that `recognise` knows.
 
@@ -200,29 +182,6 @@ def load_pretrained(path: str | Path) -> Pretrained:
         return _load_own(Path(path))
     imported = load_hf(path) if form == "hf" else load_tf1(path)
     return Pretrained(**imported._asdict() | {"params": jax.tree.map(jax.numpy.asarray, imported.params)})
-
-
-def revision_path(workdir: Path, step: int) -> Path:
-    """Returns where a work directory has the revision of a step."""
-    return workdir / REVISIONS / f"{step:08d}"
-
-
-def find_revision(path: str | Path) -> str | Path:
-    """Returns the directory that WORKDIR@STEP names; any other path as it is.
-
-    Raises: InputError, with the steps that there are, if the work directory has no revision of this step.
-    """
-    workdir, _, step = str(path).rpartition("@")
-    if not (workdir and step.isdecimal() and len(step) < 19) or Path(path).exists() or not Path(workdir).is_dir():
-        return path
-    found = revision_path(Path(workdir), int(step))
-    if not found.is_dir():
-        steps = [str(kept) for kept in checkpoint_steps(Path(workdir) / REVISIONS)]
-        there = f"it has those of steps {', '.join(steps)}" if steps else "it has none"
-        raise InputError(
-            f"{workdir} has no revision of step {step}; {there}: checkpoint.keep_every says which are kept"
-        )
-    return found
 
 
 def recognise(path: str | Path) -> str:

@@ -30,7 +30,6 @@ from bert_jax.finetune_config import FinetuneConfig
 from bert_jax.keys import root_key
 from bert_jax.loop import MAX_IN_FLIGHT
 from bert_jax.model.objective import Params, task_objective
-from bert_jax.pretrain import complete
 from bert_jax.report import Reporter
 from bert_jax.settings import to_dict
 from bert_jax.sharding import ROW_AXES, check_divisible, make_mesh, replicated
@@ -39,6 +38,7 @@ from bert_jax.storage import write_json
 from bert_jax.tasks.base import Row
 from bert_jax.tasks.batches import make_batch, padded_length, plan_epoch, steps_per_epoch
 from bert_jax.tasks.evaluation import constant_scores, evaluate, make_inference
+from bert_jax.warm_start import complete
 
 
 class _Best(NamedTuple):

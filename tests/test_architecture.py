@@ -24,8 +24,8 @@ RANKS: Sequence[str] = """
     data.beam cluster keys sharding flops
     losses optim masking memory roofline
     model.product model.attention kernels.* model.layers model.encoder model.probe model.heads model.objective
-    convert.* checkpoint
-    pretrained data.pipeline step workdir
+    convert.* checkpoint revisions
+    pretrained warm_start data.pipeline step workdir
     report hlo
     loop heldout
     tasks.base tasks.batches tasks.evaluation tasks.*

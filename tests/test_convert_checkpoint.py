@@ -13,7 +13,7 @@ import pytest
 from builders import tiny_model, tiny_run
 from hf_models import make_tokenizer, random_params
 
-from bert_jax import InputError, load_pretrained, load_tokenizer, pretrain
+from bert_jax import InputError, load_pretrained, load_tokenizer, pretrain, warm_start
 from bert_jax.config import MaskingConfig, MeshConfig, TrainConfig
 from bert_jax.convert.hf import save_hf
 from bert_jax.convert.tf1 import save_tf1
@@ -206,7 +206,7 @@ def test_pretraining_goes_on_from_any_format(start, toy_data, tmp_path, form, ca
 def test_heads_that_pretraining_lacks_are_made_and_others_left(models):
     bert = load_pretrained(models / "hf")
     objective = pretraining_objective(bert.config, MaskingConfig(), 4, (2, 3))
-    whole = pretrain.complete(bert, objective, seed=3)
+    whole = warm_start.complete(bert, objective, seed=3)
     assert parts_of(whole.params) == ("pooler", "mlm", "next_sentence")
     assert whole.notes == (
         "it has no mlm, which starts at random",

@@ -12,9 +12,9 @@ from bert_jax.config import MeshConfig, OptimizerConfig, TrainConfig
 from bert_jax.keys import PURPOSES, root_key
 from bert_jax.masking import _token_bits
 from bert_jax.model.objective import task_objective
-from bert_jax.pretrain import complete
 from bert_jax.sharding import make_mesh
 from bert_jax.step import init_state
+from bert_jax.warm_start import complete
 
 
 def test_purposes_have_numbers_of_their_own():
