@@ -32,9 +32,9 @@ def main() -> int:
     reuse_freed_memory()
     from bert_jax import finetune, sweep  # JAX starts here: --help and bad settings answer at once
 
-    JOIN()
     run = sweep.run if config.sweep.is_grid else finetune.run
-    signal = run(config, Path(WORKDIR.value)).signal
+    with JOIN():
+        signal = run(config, Path(WORKDIR.value)).signal
     return 128 + signal if signal else 0
 
 

@@ -29,8 +29,8 @@ def main() -> int:
     reuse_freed_memory()
     from bert_jax import pretrain  # JAX starts here: --help and bad settings answer at once
 
-    JOIN()
-    result = pretrain.run(config, Path(WORKDIR.value))
+    with JOIN():
+        result = pretrain.run(config, Path(WORKDIR.value))
     return 128 + result.signal if result.signal else 0
 
 

@@ -4,16 +4,27 @@
 The only home of jax.distributed and multihost_utils. With a single process every function here does the obvious.
 """
 
+import atexit
+import contextlib
+import hashlib
+import json
 import os
 import signal
-from collections.abc import Callable, Mapping
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+from jax._src import distributed  # its client, which has no public name: Orbax takes it from here too
+from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 from jax.experimental import multihost_utils
 
-from bert_jax.errors import InputError
+from bert_jax.errors import InputError, LostProcessError
+from bert_jax.members import Members, leave
+from bert_jax.settings import changed_keys
 
 # What schedulers tell the processes of a job: a variable, and from what on it means that there are several.
 _JOB_SIZES = (
@@ -25,30 +36,179 @@ _JOB_SIZES = (
 _HOST_LISTS = ("TPU_WORKER_HOSTNAMES", "TPU_PROCESS_ADDRESSES")
 
 
-def join(how: str = "auto", coordinator: str = "", num_processes: int = 0, process_id: int = -1) -> None:
+_members: Members | None = None  # of this process, once it has joined others
+
+
+def join(
+    how: str = "auto",
+    coordinator: str = "",
+    num_processes: int = 0,
+    process_id: int = -1,
+    join_seconds: int = 60,
+    lost_seconds: int = 60,
+) -> None:
     """Joins the processes of a job, before anything else of JAX is used; the same command runs on each of them.
 
     `how` is "off", "on" (JAX asks the scheduler or the TPU who the others are) or "auto": on if the scheduler speaks of
     several processes. With `coordinator` (HOST:PORT of the first process), `num_processes` and `process_id` nothing is
-    asked.
+    asked. The others have `join_seconds` to come. Once they are there, a process that is not heard of for
+    `lost_seconds` ends the job.
 
     Raises: InputError if the three do not go together, or the others cannot be reached.
     """
     given = (bool(coordinator), num_processes > 0, process_id >= 0)
     if any(given) != all(given):
         raise InputError("--coordinator, --num_processes and --process_id go together; give all three or none")
+    for name, seconds in (("join_seconds", join_seconds), ("lost_seconds", lost_seconds)):
+        if seconds < 1:
+            raise InputError(f"--{name} {seconds} is below 1; use 1 or more")
     if not any(given) and (how == "off" or (how == "auto" and not is_job(os.environ))):
         return
     if any(given) and process_id >= num_processes:
         raise InputError(f"--process_id {process_id} is not below --num_processes {num_processes}; they count from 0")
+    asked = {"coordinator_address": coordinator, "num_processes": num_processes, "process_id": process_id}
+    limits: dict[str, Any] = {
+        "initialization_timeout": join_seconds,
+        # Our own watch comes first, and says more. JAX's is for a process that cannot even watch.
+        "heartbeat_timeout_seconds": max(100, 10 * lost_seconds),
+        "shutdown_timeout_seconds": 30,
+    }
     try:
-        if any(given):
-            jax.distributed.initialize(coordinator, num_processes, process_id)
-        else:
-            jax.distributed.initialize()
+        with _failing_calmly():
+            jax.distributed.initialize(**(asked if any(given) else {}), **limits)
     except (ValueError, RuntimeError) as error:
+        _leave_at_exit(1)
         reason = " ".join(str(error).split())[:300]
+        if "bad_cast" in reason:  # what is left of an error of the coordination service
+            where = f"at {coordinator} " if coordinator else ""
+            others = f"of {num_processes} processes " if num_processes else ""
+            reason = f"not all {others}came together {where}within {join_seconds} s (--join_seconds)"
         raise InputError(f"the processes cannot join: {reason}; see docs/pods.md, or --distributed=off") from None
+    state = distributed.global_state
+    if state.num_processes > 1:
+        global _members
+        _members = Members(state.client, state.process_id, state.num_processes, lost_seconds)
+
+
+@contextlib.contextmanager
+def _failing_calmly() -> Iterator[None]:
+    """Has JAX's client raise an error where the processes do not come together, and not abort with a dump.
+
+    jax.distributed has no argument for that, but its client does. Where a version of JAX has none, it aborts.
+    """
+    make = getattr(_jax, "get_distributed_runtime_client", None)
+
+    def make_calm(*arguments: Any, **options: Any) -> Any:
+        try:
+            return make(*arguments, **options, missed_heartbeat_callback=lambda _: None)  # type: ignore[misc]
+        except TypeError:
+            return make(*arguments, **options)  # type: ignore[misc]
+
+    if make is not None:
+        _jax.get_distributed_runtime_client = make_calm
+    try:
+        yield
+    finally:
+        if make is not None:
+            _jax.get_distributed_runtime_client = make
+
+
+@contextlib.contextmanager
+def one_fate() -> Iterator[None]:
+    """Ends the block on every process when it ends on one with an error, and says on each whose error it is.
+
+    Raises: InputError with another process's line, where this process noticed it by itself; LostProcessError if a
+    collective broke off because another process died.
+    """
+    if _members is None:
+        yield
+        return
+    try:
+        jax.devices()  # all are here now; later, one may be minutes behind, which JAX does not wait for
+        yield
+        _members.exchange("done")
+        _members.close()
+    except BaseException as error:
+        status = 130 if isinstance(error, KeyboardInterrupt) else getattr(error, "STATUS", 1)
+        if isinstance(error, Exception) and not isinstance(error, (InputError, OSError)):
+            lost = _members.find_lost()  # collectives break off with errors of many types
+            if lost:
+                _leave_at_exit(LostProcessError.STATUS)
+                raise LostProcessError(lost) from None
+        _leave_at_exit(status)
+        _members.tell_failure(" ".join(str(error).split()) or type(error).__name__)
+        raise
+
+
+def _leave_at_exit(status: int) -> None:
+    """Ends this process at its exit without JAX's own farewell, which waits for the others.
+
+    The first process has the store in which the others read why it ended; it stays a moment longer.
+    """
+
+    def end() -> None:
+        if _members is not None and _members.index == 0:
+            time.sleep(3.0)
+        leave(status)
+
+    atexit.register(end)
+
+
+def check_same(what: Mapping[str, Any]) -> None:
+    """Returns if every process has the same code, and the same values, given by name; nested ones are compared too.
+
+    Raises: InputError, on every process, naming the process that differs, in what, and both values.
+    """
+    if _members is None:
+        return
+    what = {"code of bert_jax": _code_digest(), "jax": jax.__version__, **what}
+    said = [json.loads(each) for each in _members.exchange(json.dumps(what, sort_keys=True, default=str))]
+    for number, other in enumerate(said):
+        names = changed_keys(said[0], other)
+        if names:
+            name = names[0]
+            theirs, ours = (_at(each, name) for each in (other, said[0]))
+            more = f", and {len(names) - 1} more" if len(names) > 1 else ""
+            raise InputError(
+                f"{_members.name(number)} has {name} {theirs!r}, and {_members.name(0)} has {ours!r}{more}; run the "
+                "same command with the same code and data on all"
+            )
+
+
+def _code_digest() -> str:
+    """Returns a digest of the source files of this package."""
+    digest = hashlib.sha256()
+    package = Path(__file__).parent
+    for path in sorted(package.rglob("*.py")):
+        digest.update(str(path.relative_to(package)).encode() + path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def _at(values: Any, name: str) -> Any:
+    """Returns the value of a dotted name."""
+    for key in name.split("."):
+        values = values.get(key, "nothing") if isinstance(values, Mapping) else "nothing"
+    return values
+
+
+def check_shared(directory: Path) -> None:
+    """Returns if every process sees the directory of the first one. Raises: InputError, on every process, if not."""
+    if _members is None:
+        return
+    sign = directory / f".seen-{_members.exchange(uuid.uuid4().hex)[0]}"
+    first_does(f"write into {directory}", sign.touch)
+    deadline = time.monotonic() + 30  # some file systems show a new file late
+    while not sign.exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    seen = _members.exchange("yes" if sign.exists() else "")
+    if is_first():
+        sign.unlink(missing_ok=True)
+    for number, answer in enumerate(seen):
+        if not answer:
+            raise InputError(
+                f"{_members.name(number)} does not see what {_members.name(0)} writes into {directory}; give a "
+                "directory that all processes share"
+            )
 
 
 def is_job(environment: Mapping[str, str]) -> bool:
@@ -102,22 +262,32 @@ def on_host(tree: Any) -> Any:
 
 
 class Preemption:
-    """Notes what asks the run to end: SIGTERM or SIGINT here or, of several processes, SIGTERM at any of them.
+    """Notes what asks the run to end: SIGTERM, SIGINT or SIGHUP, here or, of several processes, at any of them.
 
-    A second SIGINT, Ctrl-C pressed again, interrupts at once. Several processes agree on the step to end at: JAX hands
-    the notice on, so its handler of SIGTERM stays.
+    A second SIGINT, Ctrl-C pressed again, ends the process at once, without what Python does at its end: XLA may be
+    compiling. Several processes agree on the step to end at. JAX hands SIGTERM on to the others, so its own handler of
+    it stays, and what else arrives becomes SIGTERM. SIGHUP is left alone where it is ignored, as nohup does.
     """
 
     def __enter__(self) -> "Preemption":
         self._received = 0
-        numbers = () if is_several() else (signal.SIGTERM, signal.SIGINT)
+        self._interrupts = 0
+        numbers = [signal.SIGINT] if is_several() else [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
+            numbers.append(signal.SIGHUP)
         self._previous = {number: signal.signal(number, self._note) for number in numbers}
         return self
 
     def _note(self, number: int, _frame: Any) -> None:
-        self._received = number
-        if number == signal.SIGINT:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        self._interrupts += number == signal.SIGINT
+        if self._interrupts > 1:
+            leave(128 + signal.SIGINT, "stopped by Ctrl-C twice; what was saved before is untouched")
+        if is_several():
+            os.kill(os.getpid(), signal.SIGTERM)
+        else:
+            self._received = number
+        if self._interrupts:
+            os.write(2, b"\nstopping after the steps under way, with the state saved; Ctrl-C again ends at once\n")
 
     def at(self, step: int) -> int:
         """Returns the signal to end for after `step` steps, or 0. Every process asks at every step."""

@@ -6,8 +6,10 @@ class InputError(ValueError):
     """Input, configuration or files that cannot be used.
 
     The message is one line with the value, the rule it breaks and the fix. Command-line tools print it
-    without a traceback and exit with status 1; nothing has been lost or overwritten when it is raised.
+    without a traceback and exit with `STATUS`; nothing has been lost or overwritten when it is raised.
     """
+
+    STATUS = 1
 
 
 class StoppedError(InputError):
@@ -19,3 +21,12 @@ class StoppedError(InputError):
 
 class DivergedError(InputError):
     """A loss, a gradient or a parameter that is not finite: other settings are needed."""
+
+
+class LostProcessError(InputError):
+    """Another process of the job died or cannot be reached. The same command on all resumes.
+
+    Commands exit with `STATUS`, which sysexits.h has for what is worth another try.
+    """
+
+    STATUS = 75

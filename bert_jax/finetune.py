@@ -40,8 +40,8 @@ from bert_jax.tasks.evaluation import (
     make_split,
     predict_split,
 )
-from bert_jax.warm_start import complete
-from bert_jax.workdir import check_workdir, locked
+from bert_jax.warm_start import complete, params_digest
+from bert_jax.workdir import check_workdir, common, locked
 
 
 class FinetuneResult(NamedTuple):
@@ -62,6 +62,13 @@ def run(config: FinetuneConfig, workdir: Path, devices: Sequence[Any] | None = N
 
     Raises: InputError if a setting, the data or the work directory cannot be used; before anything is written.
     """
+    with cluster.Preemption() as preemption:  # from before XLA compiles, which Ctrl-C must not break off
+        return _run(config, workdir, devices, preemption)
+
+
+def _run(
+    config: FinetuneConfig, workdir: Path, devices: Sequence[Any] | None, preemption: cluster.Preemption
+) -> FinetuneResult:
     # Everything that can be wrong is found before anything is written.
     started = time.monotonic()
     config.validate()
@@ -82,6 +89,7 @@ def run(config: FinetuneConfig, workdir: Path, devices: Sequence[Any] | None = N
         "dataset": fingerprint(data.train.rows),
     }
     check_workdir(workdir, identity, FinetuneConfig, FINETUNE_RESUMABLE_CHANGES)
+    cluster.check_same(common(workdir, identity) | {"parameters of init_checkpoint": params_digest(start.params)})
 
     # The objective, and a state: resumed or new.
     objective = task_objective(model, task.head, task.num_outputs, task.probe)
@@ -132,6 +140,7 @@ def run(config: FinetuneConfig, workdir: Path, devices: Sequence[Any] | None = N
                 make_throughput(model, mesh),
                 checkpoints,
                 reporter,
+                preemption,
                 restored.notes if restored else None,
                 rank=lambda metrics: -metrics[task.metric],
                 keep_revision=partial(save_revision, workdir, save),

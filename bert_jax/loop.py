@@ -132,6 +132,7 @@ def train_loop(
     throughput: Callable[[dict[str, float], float], dict[str, float]],
     checkpoints: Checkpoints,
     reporter: Reporter,
+    preemption: cluster.Preemption,
     notes: Mapping[str, Any] | None = None,
     rank: Callable[[dict[str, float]], float] = lambda metrics: metrics["loss"],
     keep_revision: Callable[[int, Params, dict[str, int] | None], None] | None = None,
@@ -141,8 +142,9 @@ def train_loop(
     `batches` yields the batch of the state's step and those after it. `evaluation(params)` returns metrics; the best
     checkpoints are those with the lowest `rank` of them, and an evaluation that is among the best so far is followed by
     a save, whatever pace.save says. `throughput(counts, seconds)` turns summed counts into rates.
-    SIGTERM or SIGINT saves and returns. With pace.break_off and a single process it does not wait for an evaluation:
-    `evaluation(params, stopped)` returns None once `stopped()` is not 0, and the next run begins with that evaluation.
+    What `preemption` notes saves and returns. With pace.break_off and a single process it does not wait for an
+    evaluation: `evaluation(params, stopped)` returns None once `stopped()` is not 0, and the next run begins with that
+    evaluation.
     `notes` are those of the checkpoint that the state came from: "unreported", the sums of steps before it that no
     report has covered; "overdue", whether its evaluation was broken off; "best", the lowest ranks until then;
     "seen", the counts of all steps before it. `keep_revision(step, params, seen)` is called every pace.keep steps.
@@ -220,7 +222,7 @@ def train_loop(
 
     step = first_step
     received = 0
-    with jax.set_mesh(mesh), cluster.Preemption() as preemption:
+    with jax.set_mesh(mesh):
         if overdue:
             metric = evaluate_now(step)
             if metric is not None:

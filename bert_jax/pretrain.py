@@ -32,7 +32,7 @@ from bert_jax.step import TrainState, abstract_state, init_state, make_train_ste
 from bert_jax.storage import write_json
 from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
 from bert_jax.warm_start import load_start
-from bert_jax.workdir import changes_of, check_workdir, locked
+from bert_jax.workdir import changes_of, check_workdir, common, locked
 
 
 class Part(NamedTuple):
@@ -51,6 +51,13 @@ def run(config: PretrainConfig, workdir: Path, devices: Sequence[Any] | None = N
 
     Raises: InputError if a setting, the data or the work directory cannot be used; before anything is written.
     """
+    with cluster.Preemption() as preemption:  # from before XLA compiles, which Ctrl-C must not break off
+        return _run(config, workdir, devices, preemption)
+
+
+def _run(
+    config: PretrainConfig, workdir: Path, devices: Sequence[Any] | None, preemption: cluster.Preemption
+) -> LoopResult:
     # Everything that can be wrong is found before anything is written.
     config.validate()
     datasets = [open_dataset(phase.config.data.path, verify=config.data.verify) for phase in phases_of(config)]
@@ -68,6 +75,7 @@ def run(config: PretrainConfig, workdir: Path, devices: Sequence[Any] | None = N
         "later_datasets": [dataset.fingerprint for dataset in datasets[1:]],
     }
     check_workdir(workdir, identity, PretrainConfig, changes_of(workdir, identity, config))
+    cluster.check_same(common(workdir, identity))
 
     # The task, and a state: resumed, warm-started or new.
     parts = make_parts(config, datasets, tokenizer)
@@ -105,7 +113,7 @@ def run(config: PretrainConfig, workdir: Path, devices: Sequence[Any] | None = N
                 reporter.message(line)
             for part in parts[sum(result.step >= part.phase.last_step for part in parts[:-1]) :]:
                 result = run_phase(
-                    part, len(parts), result, abstract, mesh, checkpoints, reporter, notes, keep_revision
+                    part, len(parts), result, abstract, mesh, checkpoints, reporter, preemption, notes, keep_revision
                 )
                 if result.signal:
                     break
@@ -143,6 +151,7 @@ def run_phase(
     mesh: Mesh,
     checkpoints: Checkpoints,
     reporter: Reporter,
+    preemption: cluster.Preemption,
     notes: dict[str, Any],
     keep_revision: Callable[..., None],
 ) -> LoopResult:
@@ -182,6 +191,7 @@ def run_phase(
         make_throughput(config.model, mesh),
         checkpoints,
         reporter,
+        preemption,
         notes,
         keep_revision=keep_revision,
     )

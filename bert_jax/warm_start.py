@@ -2,10 +2,13 @@
 """Starting from the parameters of a trained model: what has to agree, and which parts are taken."""
 
 import dataclasses
+import hashlib
 from pathlib import Path
 
 import jax
+import numpy as np
 
+from bert_jax import cluster
 from bert_jax.checkpoint import check_arrays, describe
 from bert_jax.config import PretrainConfig
 from bert_jax.errors import InputError
@@ -30,6 +33,7 @@ def load_start(config: PretrainConfig, objective: Objective, tokenizer: Tokenize
     check_start(config, start, tokenizer)
     start = complete(start, objective, config.train.seed)
     check_arrays(Path(config.init_checkpoint), describe(start.params), describe(params))
+    cluster.check_same({"parameters of init_checkpoint": params_digest(start.params)})
     return start
 
 
@@ -59,3 +63,13 @@ def complete(start: Pretrained, objective: Objective, seed: int) -> Pretrained:
     notes = [f"it has no {part}, which starts at random" for part in wanted if part not in present]
     notes += [f"its {part} is not used" for part in present if part not in wanted]
     return dataclasses.replace(start, params=params, notes=(*start.notes, *notes))
+
+
+def params_digest(params: Params) -> str:
+    """Returns a sha256 of parameters, for several processes to compare; "" where there is one."""
+    if not cluster.is_several():
+        return ""
+    digest = hashlib.sha256()
+    for leaf in jax.tree.leaves(params):
+        digest.update(np.asarray(leaf).tobytes())
+    return digest.hexdigest()[:12]

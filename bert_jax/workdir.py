@@ -4,7 +4,7 @@
 import contextlib
 import dataclasses
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,22 @@ def locked(workdir: Path) -> Iterator[None]:
         if cluster.first_says(int(bool(holder))):
             who = holder or "the first process tells which"
             raise InputError(f"workdir {workdir} is in use by another run ({who}); wait for it or give another workdir")
+        cluster.check_shared(workdir)
         yield
+
+
+def common(workdir: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what all processes of a run must have in common, for `cluster.check_same`.
+
+    Where its data lie is each process's own affair: `identity` has their checksums.
+    """
+    run = {
+        section: dict(values) if isinstance(values, Mapping) else values for section, values in identity["run"].items()
+    }
+    for section in ("data", "phase2"):
+        if section in run:
+            run[section].pop("path", None)
+    return {"workdir": str(workdir), **identity, "run": run}
 
 
 def changes_of(workdir: Path, identity: dict[str, Any], config: PretrainConfig) -> tuple[str, ...]:

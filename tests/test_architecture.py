@@ -21,7 +21,7 @@ RANKS: Sequence[str] = """
     errors allocator
     locks zstd storage protobuf schema settings config phases finetune_config batch
     text.* data.*
-    data.beam cluster keys sharding flops
+    data.beam members cluster keys sharding flops
     losses optim masking memory roofline
     model.product model.attention kernels.* model.layers model.encoder model.probe model.heads model.objective
     convert.* checkpoint revisions

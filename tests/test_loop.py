@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 from bert_jax.checkpoint import SEAL, Checkpoints
+from bert_jax.cluster import Preemption
 from bert_jax.config import MeshConfig
 from bert_jax.loop import Pace, train_loop
 from bert_jax.report import Reporter, read_metrics
@@ -48,7 +49,10 @@ def run(directory, mesh, pace, losses, keep=(2, 1), signal_in=()):
             return None if stopped() else {"loss": losses[step]}
 
         start = int(state.step)
-        with Reporter(directory, pace.num_steps, start, progress=False, tensorboard=False) as reporter:
+        with (
+            Reporter(directory, pace.num_steps, start, progress=False, tensorboard=False) as reporter,
+            Preemption() as preemption,
+        ):
             result = train_loop(
                 state,
                 pace,
@@ -59,6 +63,7 @@ def run(directory, mesh, pace, losses, keep=(2, 1), signal_in=()):
                 lambda counts, seconds: {},
                 checkpoints,
                 reporter,
+                preemption,
                 restored.notes if restored else None,
             )
         checkpoints.close()

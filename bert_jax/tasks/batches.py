@@ -90,15 +90,19 @@ def eval_batches(rows: Sequence[Row], head: str, batch_size: int, mesh: Mesh) ->
 
 def _on_mesh(rows: Sequence[Row], batch_size: int, length: int, num_places: int, head: str, mesh: Mesh) -> Batch:
     def make(places: np.ndarray) -> Batch:
-        return make_batch([rows[place] if place < len(rows) else None for place in places], length, num_places, head)
+        chosen = [rows[place] if place < len(rows) else None for place in places]
+        return make_batch(chosen, length, num_places, head, whole=rows)
 
     return on_mesh(mesh, batch_size, make)
 
 
-def make_batch(rows: Sequence[Row | None], length: int, num_places: int, head: str) -> Batch:
+def make_batch(
+    rows: Sequence[Row | None], length: int, num_places: int, head: str, whole: Sequence[Row] | None = None
+) -> Batch:
     """Returns the batch of some rows as numpy arrays, padded to `length` tokens and `num_places` sequences.
 
-    None is an empty row: no token, no sequence, no answer. Labels are left out where no row has one.
+    None is an empty row: no token, no sequence, no answer. Labels are left out where a row has none. Of a host's part
+    of a batch, `whole` are all of its rows: every host must run the same program, and one may have empty rows alone.
     """
     batch = Batch(
         token_ids=np.zeros((len(rows), length), np.int32),
@@ -107,7 +111,8 @@ def make_batch(rows: Sequence[Row | None], length: int, num_places: int, head: s
         cls_positions=np.zeros((len(rows), num_places), np.int32),
         sequence_weights=np.zeros((len(rows), num_places), np.float32),
     )
-    labels = _no_labels(len(rows), length, num_places, head, [row.label for row in rows if row is not None])
+    known = [row.label for row in (rows if whole is None else whole) if row is not None]
+    labels = _no_labels(len(rows), length, num_places, head, known)
     for index, row in enumerate(rows):
         if row is None:
             continue

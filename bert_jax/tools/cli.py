@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How every command starts and fails."""
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable
@@ -30,7 +31,7 @@ def run(main: Callable[[], int | None], remote_output: bool = False) -> None:
             return main() or 0
         except InputError as error:
             print(f"error: {error}", file=sys.stderr)
-            return 1
+            return error.STATUS
         except KeyboardInterrupt:  # training ends by itself, with its state saved; this is whatever else
             print("stopped by Ctrl-C", file=sys.stderr)
             return 130
@@ -56,19 +57,34 @@ def _check_local(*names: str) -> None:
             )
 
 
-def define_cluster_flags() -> Callable[[], None]:
-    """Defines the flags that a command of several processes has; returns what joins them, to be called before JAX."""
+def define_cluster_flags() -> Callable[[], contextlib.AbstractContextManager[None]]:
+    """Defines the flags that a command of several processes has; returns what joins them for a block.
+
+    It is to be called before JAX is used. An error in the block, on any of them, ends it on all.
+    """
     how = flags.DEFINE_enum(
         "distributed", "auto", ["auto", "on", "off"], "whether other processes run this command too"
     )
     coordinator = flags.DEFINE_string("coordinator", "", "HOST:PORT of the first process, where no scheduler tells")
     num_processes = flags.DEFINE_integer("num_processes", 0, "how many processes run this command")
     process_id = flags.DEFINE_integer("process_id", -1, "which of them this one is, from 0")
+    join_seconds = flags.DEFINE_integer("join_seconds", 60, "how long the processes wait for each other at the start")
+    lost_seconds = flags.DEFINE_integer(
+        "lost_seconds", 60, "how long a process may be silent before the others end the job"
+    )
 
-    def join() -> None:
+    def join() -> contextlib.AbstractContextManager[None]:
         from bert_jax import cluster
 
-        cluster.join(how.value, coordinator.value, num_processes.value, process_id.value)
+        cluster.join(
+            how.value,
+            coordinator.value,
+            num_processes.value,
+            process_id.value,
+            join_seconds.value,
+            lost_seconds.value,
+        )
+        return cluster.one_fate()
 
     return join
 

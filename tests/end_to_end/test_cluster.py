@@ -3,13 +3,11 @@
 
 import os
 import signal
-import socket
-import subprocess
-import sys
-import time
 
+import processes
 import pytest
 from builders import make_dataset
+from processes import TRAIN, finish, wait_for_lines
 
 from bert_jax.cluster import is_job
 from bert_jax.locks import LOCK
@@ -27,45 +25,8 @@ def data(tmp_path_factory):
 
 def start(repository, data, workdir, num_processes, more=()):
     """Returns the processes of a run, a device each."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    command = [
-        sys.executable,
-        "train.py",
-        "--config=configs/pretrain.py:tiny",
-        f"--workdir={workdir}",
-        f"--config.data.path={data}",
-        "--config.data.batch_size=16",
-        f"--config.train.num_steps={STEPS}",
-        "--config.model.hidden_size=32",
-        "--config.model.num_heads=4",
-        "--config.model.intermediate_size=64",
-        "--config.masking.max_predictions=5",
-        "--config.optimizer.warmup_steps=3",
-        "--config.optimizer.learning_rate=1e-3",
-        "--config.eval.every_steps=8",
-        "--config.checkpoint.every_steps=8",
-        "--config.report.every_steps=1",
-        "--config.report.tensorboard=False",
-        "--config.report.progress=False",
-        *more,
-    ]
-    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=1", "PYTHONPATH": str(repository)}
-    processes = []
-    for number in range(num_processes):
-        joining = [f"--coordinator=localhost:{port}", f"--num_processes={num_processes}", f"--process_id={number}"]
-        arguments = command + (joining if num_processes > 1 else ["--distributed=off"])
-        processes.append(
-            subprocess.Popen(arguments, cwd=repository, env=environment, text=True, stderr=subprocess.PIPE)
-        )
-    return processes
-
-
-def finish(processes, expected=0):
-    errors = [process.communicate(timeout=400)[1] for process in processes]
-    assert [process.returncode for process in processes] == [expected] * len(processes), "\n\n".join(errors)
-    return errors
+    arguments = [*TRAIN, f"--workdir={workdir}", f"--config.data.path={data}", *more]
+    return processes.start(repository, arguments, num_processes)
 
 
 def losses(workdir, kind="train"):
@@ -89,16 +50,13 @@ def test_two_processes_have_the_losses_of_one(repository, data, alone, tmp_path)
     assert (tmp_path / "run" / "pretrained" / "checksums.json").exists()
 
 
-def test_sigterm_at_one_stops_all_and_any_number_goes_on(repository, data, alone, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_at_one_stops_all_and_any_number_goes_on(repository, data, alone, tmp_path, number):
     workdir = tmp_path / "run"
-    processes = start(repository, data, workdir, 2)
-    metrics = workdir / "metrics.jsonl"
-    deadline = time.monotonic() + 300
-    while not (metrics.exists() and metrics.read_text().count("\n") >= 4):
-        assert time.monotonic() < deadline and processes[0].poll() is None, processes[0].communicate()[1]
-        time.sleep(0.02)
-    processes[1].send_signal(signal.SIGTERM)
-    errors = finish(processes, 128 + signal.SIGTERM)
+    running = start(repository, data, workdir, 2)
+    wait_for_lines(workdir / "metrics.jsonl", 4, running)
+    running[1].send_signal(number)
+    errors = finish(running, 128 + signal.SIGTERM)
     assert "stopped by signal 15 after step" in errors[0]
     reached = max(losses(workdir))
     finish(start(repository, data, workdir, 1))

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The processes of one job watch each other: when one of them fails or dies, all end, and each says which it was.
+
+Without this a process that waits for another in a collective waits for ever. Each process writes a number that grows
+into the key-value store of JAX's coordination service, and a thread reads those of the others. The store also carries
+the line with which a process failed, and what processes tell each other before any device is used.
+"""
+
+import os
+import socket
+import sys
+import threading
+import time
+from typing import Any
+
+from bert_jax.errors import InputError, LostProcessError
+
+_PREFIX = "bert_jax"
+_BEAT_SECONDS = 1.0  # and longer where there are many processes: all of them ask the first
+# How long the main thread has to end by itself, once another process has failed. It cannot while it waits in a
+# collective.
+_GRACE_SECONDS = 5.0
+_LEAVE_SECONDS = 20.0  # the same, once this process has failed: what was being written may still be finished
+
+
+class Members:
+    """What a process knows of the others. One object a process, made when it joins."""
+
+    def __init__(self, client: Any, index: int, count: int, lost_seconds: float) -> None:
+        """Starts to watch; `client` is that of JAX's coordination service."""
+        self.index, self.count, self.lost_seconds = index, count, lost_seconds
+        self._client = client
+        self._topics = 0
+        self._pause = _BEAT_SECONDS * max(1.0, count / 64)
+        self._beats = {number: (0.0, "") for number in range(count) if number != index}  # {process: (when, beat)}
+        self._failed_at = 0.0  # when this process failed itself
+        self._ended = threading.Event()
+        self._set(f"name/{index}", socket.gethostname())
+        self._thread = threading.Thread(target=self._watch, name="members", daemon=True)
+        self._thread.start()
+
+    def exchange(self, value: str) -> list[str]:
+        """Returns what every process says here, by its number. All call this in the same order.
+
+        Waits as long as all are alive. Raises: InputError if another process has failed meanwhile.
+        """
+        self._topics += 1
+        topic = f"exchange/{self._topics}"
+        self._set(f"{topic}/{self.index}", value)
+        while True:
+            said = self._get(topic)
+            if len(said) == self.count:
+                return [said[number] for number in range(self.count)]
+            if line := self._failure_of_another():
+                raise InputError(line)
+            time.sleep(0.05)
+
+    def tell_failure(self, line: str) -> None:
+        """Tells the others that this process ends, and why."""
+        self._failed_at = time.monotonic()
+        self._set(f"failed/{self.index}", line[:1000] or "an error")
+
+    def find_lost(self) -> str:
+        """Returns a line about the process that failed or is not heard of, for an error in a collective; "" if none.
+
+        Waits for some seconds, since a process that has just died was heard of until now.
+        """
+        deadline = time.monotonic() + 10 * self._pause
+        while time.monotonic() < deadline:
+            if line := self._failure_of_another():
+                return line
+            for number, silence in self._silences().items():
+                if silence > 6 * self._pause:
+                    return self._lost(number, silence)
+            time.sleep(0.1)
+        return ""
+
+    def name(self, number: int) -> str:
+        """Returns "process 1 (its host)"."""
+        return f"process {number} ({self._get('name').get(number, 'unknown host')})"
+
+    def close(self) -> None:
+        """Ends the watch, when all have come here."""
+        self._ended.set()
+        self._thread.join()
+
+    def _set(self, key: str, value: str) -> None:
+        self._client.key_value_set(f"{_PREFIX}/{key}", value, allow_overwrite=True)
+
+    def _get(self, topic: str) -> dict[int, str]:
+        """Returns {process: value} of a topic."""
+        pairs = self._client.key_value_dir_get(f"{_PREFIX}/{topic}/")
+        return {int(key.rpartition("/")[2]): value for key, value in pairs}
+
+    def _failure_of_another(self) -> str:
+        failed = {number: line for number, line in self._get("failed").items() if number != self.index}
+        if not failed:
+            return ""
+        number = min(failed)
+        return f"{self.name(number)} ended: {failed[number]}"
+
+    def _silences(self) -> dict[int, float]:
+        """Returns for how many seconds nothing was heard of each other process."""
+        now, beats = time.monotonic(), self._get("beat")
+        for number, (_, before) in self._beats.items():
+            if beats.get(number, "") != before or not self._beats[number][0]:
+                self._beats[number] = (now, beats.get(number, ""))
+        return {number: now - when for number, (when, _) in self._beats.items()}
+
+    def _lost(self, number: int, seconds: float) -> str:
+        return (
+            f"{self.name(number)} has not been heard of for {seconds:.0f} s: it died, hangs, or cannot be reached; the "
+            "same command on all resumes from the last checkpoint"
+        )
+
+    def _watch(self) -> None:
+        failed_since = 0.0
+        beat = 0
+        while not self._ended.wait(self._pause):
+            beat += 1
+            now = time.monotonic()
+            if self._failed_at and now - self._failed_at > _LEAVE_SECONDS:
+                leave(1)
+            try:
+                self._set(f"beat/{self.index}", str(beat))
+                line = self._failure_of_another()
+                silences = self._silences()
+            except Exception as error:  # noqa: BLE001 - of JAX's client, whose errors have no type of their own
+                if self._failed_at or self._ended.is_set():
+                    continue
+                reason = " ".join(str(error).split())[:200]
+                leave(
+                    LostProcessError.STATUS, f"process 0 cannot be reached: {reason}; the same command on all resumes"
+                )
+            if line:
+                failed_since = failed_since or now
+                if now - failed_since > _GRACE_SECONDS and not self._failed_at:
+                    leave(1, line)
+            for number, silence in silences.items() if not line and not self._failed_at else ():
+                if silence > self.lost_seconds:
+                    leave(LostProcessError.STATUS, self._lost(number, silence))
+
+
+def leave(status: int, line: str = "") -> None:
+    """Ends this process at once, from any thread, wherever the others are."""
+    if line:
+        print(f"error: {line}", file=sys.stderr)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):  # whoever read it is gone
+            continue
+    os._exit(status)

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real processes for tests, which train as one: started, waited for, and what they said."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+
+TRAIN = (
+    "train.py",
+    "--config=configs/pretrain.py:tiny",
+    "--config.data.batch_size=16",
+    "--config.train.num_steps=24",
+    "--config.model.hidden_size=32",
+    "--config.model.num_heads=4",
+    "--config.model.intermediate_size=64",
+    "--config.masking.max_predictions=5",
+    "--config.optimizer.warmup_steps=3",
+    "--config.optimizer.learning_rate=1e-3",
+    "--config.eval.every_steps=8",
+    "--config.checkpoint.every_steps=8",
+    "--config.report.every_steps=1",
+    "--config.report.tensorboard=False",
+    "--config.report.progress=False",
+)
+
+
+def start(repository, arguments, num_processes, devices=1, more=None):
+    """Returns the processes of one job on this machine, with some devices each.
+
+    `more` gives further arguments, by the number of the process.
+    """
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    flags = f"--xla_force_host_platform_device_count={devices}"
+    environment = os.environ | {"XLA_FLAGS": flags, "PYTHONPATH": str(repository)}
+    processes = []
+    for number in range(num_processes):
+        joining = [f"--coordinator=localhost:{port}", f"--num_processes={num_processes}", f"--process_id={number}"]
+        command = [sys.executable, *arguments, *(joining if num_processes > 1 else ["--distributed=off"])]
+        command += (more or {}).get(number, [])
+        processes.append(subprocess.Popen(command, cwd=repository, env=environment, text=True, stderr=subprocess.PIPE))
+    return processes
+
+
+def finish(processes, expected=0, timeout=400):
+    """Returns what each process wrote to stderr. Fails if one ends with another status, or not in time."""
+    try:
+        errors = [process.communicate(timeout=timeout)[1] for process in processes]
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.kill()
+    statuses = expected if isinstance(expected, list) else [expected] * len(processes)
+    assert [process.returncode for process in processes] == statuses, "\n\n".join(errors)
+    return errors
+
+
+def wait_for_lines(path, count, processes, timeout=300):
+    """Returns once a file has so many lines; fails if a process ends before."""
+    deadline = time.monotonic() + timeout
+    while not (path.exists() and path.read_text().count("\n") >= count):
+        ended = [process for process in processes if process.poll() is not None]
+        assert not ended and time.monotonic() < deadline, [process.communicate()[1] for process in ended]
+        time.sleep(0.02)
+
+
+def told(errors):
+    """Returns the lines that begin with "error: " of each process."""
+    return [[line for line in text.splitlines() if line.startswith("error: ")] for text in errors]
