@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several processes of which one is wrong, late, or dead: all end, soon, and say which it was."""
+
+import os
+import shutil
+import signal
+import sys
+import time
+
+import processes
+import pytest
+from builders import make_dataset
+from processes import TRAIN, finish, told, wait_for_lines
+
+pytestmark = pytest.mark.slow
+SOON = 60  # seconds, from what went wrong to the end of the last process
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return make_dataset(tmp_path_factory.mktemp("data"))
+
+
+def start(repository, data, workdir, more=None, count=2, common=()):
+    arguments = [*TRAIN, f"--workdir={workdir}", f"--config.data.path={data}", *common]
+    return processes.start(repository, arguments, count, more=more)
+
+
+@pytest.mark.parametrize(
+    ("argument", "line"),
+    [
+        ("--config.optimizer.learning_rate=2e-3", "has run.optimizer.learning_rate 0.002, and process 0"),
+        ("--config.data.seed=3", "has run.data.seed 3, and process 0"),
+        ("--config.train.num_steps=25", "has run.train.num_steps 25, and process 0"),
+        ("--config.data.batch_size=32", "has run.data.batch_size 32, and process 0"),
+        ("--workdir=elsewhere", "has workdir 'elsewhere', and process 0"),
+    ],
+)
+def test_another_setting_on_one_is_named_on_all_and_nothing_is_written(repository, data, tmp_path, argument, line):
+    began = time.monotonic()
+    errors = told(finish(start(repository, data, tmp_path / "run", {1: [argument]}), expected=1))
+    for lines in errors:
+        assert len(lines) == 1 and lines[0].startswith("error: process 1 (") and line in lines[0], lines
+    assert time.monotonic() - began < SOON
+    assert not (tmp_path / "run").exists() and not (repository / "elsewhere").exists()
+
+
+def test_other_data_on_one_are_named_on_all(repository, data, tmp_path):
+    other = make_dataset(tmp_path, duplicates=1)
+    errors = told(finish(start(repository, data, tmp_path / "run", {1: [f"--config.data.path={other}"]}), expected=1))
+    assert [len(lines) for lines in errors] == [1, 1] and errors[0] == errors[1]
+    assert "process 1 (" in errors[0][0] and "has dataset " in errors[0][0]
+
+
+def test_a_shard_that_one_lacks_ends_all_with_its_line(repository, data, tmp_path):
+    shutil.copytree(data, tmp_path / "copy")
+    shard = next((tmp_path / "copy").glob("train-*.npy"))
+    shard.unlink()
+    began = time.monotonic()
+    more = {1: [f"--config.data.path={tmp_path / 'copy'}"]}
+    others, its_own = told(finish(start(repository, data, tmp_path / "run", more), expected=1))
+    assert len(its_own) == 1 and f"{shard} is missing" in its_own[0]
+    assert len(others) == 1 and others[0].startswith("error: process 1 (") and f"{shard} is missing" in others[0]
+    assert time.monotonic() - began < SOON
+
+
+def test_a_process_that_is_minutes_late_with_its_data_is_waited_for(repository, data, tmp_path):
+    """As a cold cache makes it. JAX alone waits two minutes for the devices of the others."""
+    late = "import runpy, sys, time; from bert_jax.data import records; check = records._check_file\n"
+    late += "records._check_file = lambda *arguments: (time.sleep(45), check(*arguments))\n"
+    late += "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    arguments = [*TRAIN, f"--workdir={tmp_path / 'run'}", f"--config.data.path={data}", "--config.train.num_steps=2"]
+    # One process is given a script that starts the same command, and checks each of three files for 45 seconds.
+    running = processes.start(repository, arguments, 2)
+    running[1].kill()
+    running[1].communicate()
+    command = [sys.executable, "-c", late, *running[1].args[1:]]
+    running[1] = processes.subprocess.Popen(
+        command,
+        cwd=repository,
+        env=os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=1", "PYTHONPATH": str(repository)},
+        text=True,
+        stderr=processes.subprocess.PIPE,
+    )
+    assert "trained to step 2" in finish(running)[0]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_one_that_dies_or_hangs_ends_the_others_with_its_number(repository, data, tmp_path, number):
+    common = ["--config.train.num_steps=100000", "--lost_seconds=20"]
+    running = start(repository, data, tmp_path / "run", common=common)
+    wait_for_lines(tmp_path / "run" / "metrics.jsonl", 12, running)
+    running[1].send_signal(number)
+    began = time.monotonic()
+    error = running[0].communicate(timeout=SOON)[1]
+    assert time.monotonic() - began < SOON
+    running[1].kill()
+    running[1].communicate()
+    assert running[0].returncode == 75, error
+    lines = [line for line in error.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1 and lines[0].startswith("error: process 1 (") and "resumes" in lines[0], error
+    assert "Traceback" not in error
+    # What was saved is whole: one process goes on from it.
+    arguments = [*TRAIN, f"--workdir={tmp_path / 'run'}", f"--config.data.path={data}", "--config.train.num_steps=40"]
+    if number == signal.SIGKILL:
+        assert "resume from step" in finish(processes.start(repository, arguments, 1))[0]
+
+
+def test_the_first_one_killed_ends_the_others_at_once(repository, data, tmp_path):
+    """The others lose the store in which they find each other: JAX itself ends them then, with a message of its own."""
+    common = ["--config.train.num_steps=100000", "--config.data.batch_size=18"]
+    running = start(repository, data, tmp_path / "run", common=common, count=3)
+    wait_for_lines(tmp_path / "run" / "metrics.jsonl", 12, running)
+    running[0].kill()
+    began = time.monotonic()
+    statuses = [process.communicate(timeout=SOON) and process.returncode for process in running[1:]]
+    assert time.monotonic() - began < SOON and 0 not in statuses
+
+
+def test_one_of_two_alone_says_so_in_one_line(repository, data, tmp_path):
+    running = start(repository, data, tmp_path / "run", common=["--join_seconds=10"])
+    running[1].kill()
+    error = running[0].communicate(timeout=SOON)[1]
+    assert running[0].returncode == 1
+    lines = [line for line in error.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1 and "not all of 2 processes came together" in lines[0] and "10 s" in lines[0], error
+    assert "Check failure stack trace" not in error and "Traceback" not in error
+
+
+def test_a_work_directory_that_is_not_shared_is_refused(repository, data, tmp_path):
+    """Two processes of which each has a directory of its own at one path, as hosts with local disks have."""
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    script = "import os, sys; os.chdir(sys.argv[1]); sys.argv = sys.argv[2:]; sys.path.insert(0, os.path.dirname("
+    script += "sys.argv[0])); import runpy; runpy.run_path(sys.argv[0], run_name='__main__')"
+    train = [str(repository / TRAIN[0]), f"--config={repository}/configs/pretrain.py:tiny", *TRAIN[2:]]
+    arguments = ["-c", script, "PLACE", *train, "--workdir=run", f"--config.data.path={data}"]
+    running = []
+    with processes.socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    for number, name in enumerate("ab"):
+        joining = [f"--coordinator=localhost:{port}", "--num_processes=2", f"--process_id={number}"]
+        command = [sys.executable, *(str(tmp_path / name) if each == "PLACE" else each for each in arguments), *joining]
+        environment = os.environ | {"XLA_FLAGS": "", "PYTHONPATH": str(repository)}
+        running.append(
+            processes.subprocess.Popen(command, env=environment, text=True, stderr=processes.subprocess.PIPE)
+        )
+    errors = told(finish(running, expected=1))
+    for lines in errors:
+        assert len(lines) == 1 and "process 1 (" in lines[0] and "give a directory that all processes share" in lines[0]
