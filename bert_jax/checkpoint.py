@@ -127,6 +127,9 @@ class Checkpoints:
     def close(self) -> None:
         """Waits for the last save and lets go of the directory."""
         self.wait()
+        if cluster.is_first():  # again: a run may have been killed between its last save and this
+            with contextlib.suppress(Exception):  # what could not be deleted is tried again by the next run
+                self._delete_surplus()
         self._manager.close()
 
     def steps(self) -> list[int]:
