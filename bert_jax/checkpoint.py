@@ -11,29 +11,19 @@ import shutil
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import orbax.checkpoint as ocp
 
-from bert_jax import cluster, schema
+from bert_jax import cluster, remains
 from bert_jax.errors import InputError
-from bert_jax.storage import read_json, sha256_file, write_json
+from bert_jax.sealed import SEAL, checkpoint_steps, find_damage, is_complete, seal
+from bert_jax.storage import read_json, write_json
 
-SEAL = "checksums.json"
 _NONE, _ALL_DAMAGED = -1, -2  # in place of a step
-
-_FILE = schema.record({"bytes": schema.whole(), "sha256": schema.SHA256})
-_SUMS = schema.map_of(schema.tuple_of(schema.number(finite=False), schema.number(finite=False)))
-_SEAL = schema.record(
-    {
-        "files": schema.map_of(_FILE, key=schema.file_name),
-        "arrays": schema.map_of(schema.tuple_of(schema.text(), schema.list_of(schema.whole(0, 2**31 - 1)))),
-    },
-    {"notes": schema.record({}, {"unreported": _SUMS, "seen": schema.or_null(schema.map_of(schema.whole()))})},
-)
 
 
 class Restored(NamedTuple):
@@ -48,12 +38,16 @@ class Checkpoints:
     """The checkpoints of a run: written in the background, sealed, and no more of them than asked for.
 
     Kept are the newest `keep_last` and the best `keep_best` by the lowest metric; an older one is deleted
-    only after a newer one is sealed.
+    only after a newer one is sealed. Of several processes the first alone says which checkpoints there are, and seals,
+    moves and deletes them. `about` is JSON that goes into every seal, such as the fingerprint of the tokenizer.
     """
 
-    def __init__(self, directory: Path, keep_last: int = 2, keep_best: int = 1) -> None:
+    def __init__(
+        self, directory: Path, keep_last: int = 2, keep_best: int = 1, about: Mapping[str, Any] | None = None
+    ) -> None:
         self.directory = directory.absolute()
         self.keep_last, self.keep_best = keep_last, keep_best
+        self._about = dict(about or {})
         self._sealing: threading.Thread | None = None
         self._failure: Exception | None = None
         self.never_finished: list[str] = []  # where `restore` found nothing else: a line about each one
@@ -68,6 +62,9 @@ class Checkpoints:
             self._sealing.join()
 
     def _open(self) -> ocp.CheckpointManager:
+        if cluster.is_first() and self.directory.is_dir():
+            remains.sweep(self.directory, [self._path(step) for step in self.steps()], is_complete)
+        cluster.wait_for_all("remains of checkpoints swept")
         options = ocp.CheckpointManagerOptions(step_format_fixed_length=8, cleanup_tmp_directories=True)
         return ocp.CheckpointManager(self.directory, options=options)
 
@@ -77,10 +74,10 @@ class Checkpoints:
         `metric` is the held-out loss at that step, if known; `notes` is JSON that `restore` gives back.
         """
         self.wait()
-        if step in self.steps():
+        if cluster.first_says(int(step in self.steps())):
             return
         needed, free = state_bytes(state), shutil.disk_usage(self.directory).free
-        if free < needed:  # Orbax would fill the disk first, and then say so at length
+        if cluster.anyone_says(free < needed):  # Orbax would fill the disk first, and then say so at length
             raise InputError(
                 f"no space for a checkpoint of {needed / 1e6:.0f} MB: {self.directory} has {free / 1e6:.0f} MB "
                 "free; what was saved before is untouched, so free some space and give the same command again"
@@ -89,7 +86,7 @@ class Checkpoints:
             self._manager.save(step, args=ocp.args.Composite(state=ocp.args.PyTreeSave(state)))
         except OSError as error:
             raise _cannot_write(self.directory, error) from error
-        about = {"step": step, "metric": metric, "arrays": describe(state), "notes": notes or {}}
+        about = self._about | {"step": step, "metric": metric, "arrays": describe(state), "notes": notes or {}}
         self._sealing = threading.Thread(target=self._seal, args=(step, about), name="seal")
         self._sealing.start()
 
@@ -113,18 +110,26 @@ class Checkpoints:
             write_json(self._path(step) / SEAL, about | {"metric": metric, "notes": notes})
 
     def wait(self) -> None:
-        """Waits until what was saved is sealed. Raises: InputError if it could not be written."""
-        if self._sealing is not None:
-            self._sealing.join()
-            self._sealing = None
-            cluster.wait_for_all("checkpoint sealed")
-        if self._failure is not None:
-            failure, self._failure = self._failure, None
-            raise _cannot_write(self.directory, failure) from failure
+        """Waits until what was saved is sealed. Raises: InputError, on every process, if it could not be written."""
+        if self._sealing is None:
+            return
+        self._sealing.join()
+        self._sealing = None
+        failure, self._failure = self._failure, None
+        if cluster.anyone_says(failure is not None):
+            if failure is not None:
+                raise _cannot_write(self.directory, failure) from failure
+            raise InputError(
+                f"another process could not write a checkpoint to {self.directory}, and its own message says why; what "
+                "was saved before is untouched"
+            )
 
     def close(self) -> None:
         """Waits for the last save and lets go of the directory."""
         self.wait()
+        if cluster.is_first():  # again: a run may have been killed between its last save and this
+            with contextlib.suppress(Exception):  # what could not be deleted is tried again by the next run
+                self._delete_surplus()
         self._manager.close()
 
     def steps(self) -> list[int]:
@@ -135,7 +140,8 @@ class Checkpoints:
         """Returns the newest whole state, or None if there is no checkpoint that was ever sealed.
 
         `abstract_state` gives shapes, types and shardings; the mesh may be another than the one saved from.
-        A checkpoint that is damaged or was never sealed is moved to "damaged/" beside the others.
+        A checkpoint that is damaged or was never sealed is moved to "damaged/" beside the others, where the newest two
+        stay.
 
         Raises: InputError if there are sealed checkpoints and none is whole, or if shapes differ.
         """
@@ -175,12 +181,13 @@ class Checkpoints:
         Raises: InputError if no checkpoint has a metric that can be read.
         """
         self.wait()
-        metrics = self._metrics()
-        if not metrics:
+        metrics = self._metrics() if cluster.is_first() else {}
+        best = cluster.first_says(min(((metric, step) for step, metric in metrics.items()), default=(0.0, _NONE))[1])
+        if best == _NONE:
             raise InputError(
                 f"no checkpoint of {self.directory} has a metric that can be read; train in another workdir"
             )
-        return min((metric, step) for step, metric in metrics.items())[1]
+        return best
 
     def restore_at(self, step: int, abstract_state: Any) -> Any:
         """Returns the state of a step that has a checkpoint. Raises: InputError if it is damaged."""
@@ -196,15 +203,12 @@ class Checkpoints:
 
     def _set_aside(self, newest_whole: int) -> None:
         """Moves every checkpoint that is newer than the newest whole one to "damaged/" beside the others."""
-        damaged = [later for later in self.steps() if later > newest_whole]
-        cluster.wait_for_all("damaged checkpoints seen")
-        for later in damaged if cluster.is_first() else []:
-            aside = self.directory.parent / "damaged" / f"{later:08d}"
-            aside.parent.mkdir(exist_ok=True)
-            shutil.rmtree(aside, ignore_errors=True)
-            self._path(later).rename(aside)
-        cluster.wait_for_all("damaged checkpoints moved")
-        if damaged:  # Orbax remembers what it has seen, and would refuse to save those steps again
+        damaged = [later for later in self.steps() if later > newest_whole] if cluster.is_first() else []
+        for later in damaged:
+            remains.set_aside(self._path(later))
+        if cluster.first_says(
+            len(damaged)
+        ):  # Orbax remembers what it has seen, and would refuse to save those steps again
             self._manager.close()
             self._manager = self._open()
 
@@ -225,75 +229,10 @@ class Checkpoints:
         keep = set(sealed[-self.keep_last :]) | {step for _, step in best}
         for step in sealed:
             if step not in keep:
-                if cluster.is_several():  # Orbax would wait for the others
-                    shutil.rmtree(self._path(step))
-                else:
-                    self._manager.delete(step)
+                remains.delete(self._path(step))
 
     def _path(self, step: int) -> Path:
         return self.directory / f"{step:08d}"
-
-
-def checkpoint_steps(directory: Path) -> list[int]:
-    """Returns the steps of the checkpoints in a directory, whole or not, in ascending order."""
-    if not directory.is_dir():
-        return []
-    return sorted(int(path.name) for path in directory.iterdir() if path.name.isdecimal() and path.is_dir())
-
-
-def newest_whole(directory: Path) -> Path:
-    """Returns the path of the newest undamaged checkpoint. Raises: InputError, naming the damage, if there is none."""
-    problems = []
-    for step in reversed(checkpoint_steps(directory)):
-        path = directory / f"{step:08d}"
-        problem = find_damage(path)
-        if problem is None:
-            return path
-        problems.append(f"{path}: {problem}")
-    raise InputError(f"{directory} holds no whole checkpoint" + "".join(f"; {problem}" for problem in problems))
-
-
-def seal(directory: Path, about: dict[str, Any]) -> None:
-    """Writes `checksums.json` with `about` and the size and sha256 of every file below the directory.
-
-    Raises: InputError if there is no file, because something else has moved or deleted the directory.
-    """
-    files = {
-        str(path.relative_to(directory)): {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
-        for path in sorted(directory.rglob("*"))
-        if path.is_file() and path != directory / SEAL
-    }
-    if not files:
-        raise InputError(
-            f"{directory} has no file to seal, so something else moved it; let one run alone use its workdir"
-        )
-    write_json(directory / SEAL, about | {"format": 1, "files": files})
-
-
-def find_damage(directory: Path) -> str | None:
-    """Returns what is wrong with a sealed directory, naming the file, or None if every byte is as sealed."""
-    if not (directory / SEAL).exists():
-        return f"{SEAL} is missing, so it was never finished"
-    try:
-        content = read_json(directory / SEAL)
-        _SEAL(content, "")
-    except InputError:
-        return f"{SEAL} is damaged"
-    except schema.Mismatch as mismatch:
-        return f"{SEAL} is damaged: {mismatch}"
-    if not content["arrays"]:
-        return f"{SEAL} names no arrays"
-    if not content["files"]:
-        return f"{SEAL} names no files"
-    for name, expected in content["files"].items():
-        path, size, checksum = directory / name, expected["bytes"], expected["sha256"]
-        if not path.is_file():
-            return f"file {name} is missing"
-        if path.stat().st_size != size:
-            return f"file {name} has {path.stat().st_size} bytes in place of {size}"
-        if sha256_file(path) != checksum:
-            return f"file {name} has another checksum than when it was written"
-    return None
 
 
 def state_bytes(tree: Any) -> int:

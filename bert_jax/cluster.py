@@ -239,6 +239,11 @@ def first_says(value: int) -> int:
     return int(multihost_utils.broadcast_one_to_all(np.int32(value))) if is_several() else value
 
 
+def anyone_says(value: bool) -> bool:
+    """Returns whether any process says so."""
+    return bool(np.max(multihost_utils.process_allgather(np.int32(value)))) if is_several() else value
+
+
 def first_does(what: str, action: Callable[[], None]) -> None:
     """Runs `action` on the first process, and returns on every process when it is done.
 

@@ -86,6 +86,7 @@ def _run(
         "labels": list(task.labels),
         "task_settings": to_dict(config.task),
         "run": to_dict(config),
+        "tokenizer": start.tokenizer.fingerprint,
         "dataset": fingerprint(data.train.rows),
     }
     check_workdir(workdir, identity, FinetuneConfig, FINETUNE_RESUMABLE_CHANGES)
@@ -98,7 +99,8 @@ def _run(
     start = complete(start, objective, train.seed)
     check_arrays(Path(config.init_checkpoint), describe(start.params), describe(abstract.params))
     keep = config.checkpoint.keep_last, max(1, config.checkpoint.keep_best)
-    with locked(workdir), Checkpoints(workdir / "checkpoints", *keep) as checkpoints:
+    sealed = {"tokenizer": start.tokenizer.fingerprint}
+    with locked(workdir), Checkpoints(workdir / "checkpoints", *keep, about=sealed) as checkpoints:
         restored = checkpoints.restore(abstract)
         if cluster.is_first():
             write_json(workdir / "config.json", identity)

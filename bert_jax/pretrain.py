@@ -71,6 +71,7 @@ def _run(
         "format": 1,
         "model": to_dict(config.model),
         "run": to_dict(config),
+        "tokenizer": tokenizer.fingerprint,
         "dataset": datasets[0].fingerprint,
         "later_datasets": [dataset.fingerprint for dataset in datasets[1:]],
     }
@@ -84,7 +85,8 @@ def _run(
     resumes = cluster.first_says(len(checkpoint_steps(workdir / "checkpoints"))) > 0
     start = None if resumes else load_start(config, objective, tokenizer, abstract.params)
     keep = config.checkpoint.keep_last, config.checkpoint.keep_best
-    with locked(workdir), Checkpoints(workdir / "checkpoints", *keep) as checkpoints:
+    sealed = {"tokenizer": tokenizer.fingerprint}
+    with locked(workdir), Checkpoints(workdir / "checkpoints", *keep, about=sealed) as checkpoints:
         restored = checkpoints.restore(abstract)
         if resumes and restored is None:  # it was killed in its first save
             start = load_start(config, objective, tokenizer, abstract.params)

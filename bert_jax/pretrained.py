@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A trained BERT in one hand: its shape, its parameters and its tokenizer."""
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,17 +13,7 @@ import numpy as np
 
 from bert_jax import schema
 from bert_jax.batch import Batch
-from bert_jax.checkpoint import (
-    SEAL,
-    check_arrays,
-    describe,
-    find_damage,
-    newest_whole,
-    restore_tree,
-    save_tree,
-    seal,
-    state_bytes,
-)
+from bert_jax.checkpoint import check_arrays, describe, restore_tree, save_tree, state_bytes
 from bert_jax.config import ModelConfig
 from bert_jax.convert.hf import load_hf
 from bert_jax.convert.names import flatten, part_of, unflatten
@@ -32,6 +23,7 @@ from bert_jax.finetune_config import TaskConfig
 from bert_jax.model.heads import TASK_PARTS
 from bert_jax.model.objective import Params, abstract_params, encode, parts_of, task_forward
 from bert_jax.revisions import find_revision
+from bert_jax.sealed import SEAL, find_damage, read_newest, seal
 from bert_jax.settings import from_dict, to_dict
 from bert_jax.storage import check_space, is_remote, new_directory, read_json, write_json
 from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
@@ -159,6 +151,7 @@ def _save(bert: Pretrained, directory: Path, replaces: Callable[[Path], bool]) -
         about = {"format": 1, "model": to_dict(bert.config), "task": bert.task, "labels": list(bert.labels)}
         about |= {"task_settings": bert.task_settings} if bert.task_settings else {}
         about |= {"trained": bert.trained} if bert.trained else {}
+        about |= {"tokenizer": bert.tokenizer.fingerprint}
         write_json(temporary / "config.json", about)
         bert.tokenizer.save(temporary / "tokenizer")
         num_arrays = len(jax.tree.leaves(bert.params))
@@ -237,6 +230,7 @@ _ABOUT = schema.record(
         "labels": schema.list_of(schema.text()),
         "task_settings": schema.settings(TaskConfig),
         "trained": schema.map_of(schema.whole()),
+        "tokenizer": schema.text(),
     },
 )
 
@@ -254,6 +248,7 @@ def _load_own(path: Path) -> Pretrained:
         raise InputError(f"{path / 'config.json'}: {error}") from None
     task, labels = about.get("task", "pretraining"), about.get("labels", [])
     tokenizer = load_tokenizer(path / "tokenizer")
+    _check_tokenizer(path, tokenizer, about.get("tokenizer"))
     if (path / "params").is_dir():
         problem = find_damage(path)
         if problem:
@@ -263,12 +258,11 @@ def _load_own(path: Path) -> Pretrained:
         params = restore_tree(path / "params", abstract)
         trained = about.get("trained", {})
     else:
-        checkpoint = newest_whole(path / "checkpoints")
-        sealed = read_json(checkpoint / SEAL)
-        arrays, trained = sealed["arrays"], {"step": sealed["step"]} | (sealed.get("notes", {}).get("seen") or {})
-        found = {name.removeprefix("params/"): value for name, value in arrays.items() if name.startswith("params/")}
-        abstract = _abstract(checkpoint, config, found)
-        params = restore_tree(checkpoint / "state", {"params": abstract})["params"]
+        (params, sealed), passed_over = read_newest(path / "checkpoints", partial(_read_checkpoint, config))
+        for line in passed_over:
+            print(f"warning: {line}", file=sys.stderr)
+        _check_tokenizer(path, tokenizer, sealed.get("tokenizer"))
+        trained = {"step": sealed["step"]} | (sealed.get("notes", {}).get("seen") or {})
     num_classes = len(params["classifier"]["bias"]) if "classifier" in params else len(labels)
     if labels and len(labels) != num_classes:
         raise InputError(
@@ -276,6 +270,22 @@ def _load_own(path: Path) -> Pretrained:
         )
     settings = about.get("task_settings", {})
     return Pretrained(config, params, tokenizer, task, tuple(labels), task_settings=settings, trained=trained)
+
+
+def _read_checkpoint(config: ModelConfig, path: Path) -> tuple[Params, dict[str, Any]]:
+    """Returns the parameters of a checkpoint and its seal."""
+    sealed = read_json(path / SEAL)
+    found = {name.removeprefix("params/"): of for name, of in sealed["arrays"].items() if name.startswith("params/")}
+    return restore_tree(path / "state", {"params": _abstract(path, config, found)})["params"], sealed
+
+
+def _check_tokenizer(path: Path, tokenizer: Tokenizer, fingerprint: str | None) -> None:
+    """Raises: InputError if the tokenizer is not the one with this fingerprint; None is what older models have."""
+    if fingerprint not in (None, tokenizer.fingerprint):
+        raise InputError(
+            f"{path / 'tokenizer'} gives other ids than the tokenizer that the model was trained with: a file of it is "
+            "damaged or was exchanged; copy the tokenizer of the training data there"
+        )
 
 
 def _abstract(where: Path, config: ModelConfig, arrays: dict[str, list]) -> Params:

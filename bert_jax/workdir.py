@@ -14,6 +14,7 @@ from bert_jax.config import PretrainConfig
 from bert_jax.errors import InputError
 from bert_jax.locks import LOCK, lock_file
 from bert_jax.phases import may_change
+from bert_jax.remains import sweep_temporaries
 from bert_jax.settings import changed_keys, to_dict
 from bert_jax.storage import read_json
 
@@ -36,6 +37,8 @@ def locked(workdir: Path) -> Iterator[None]:
             who = holder or "the first process tells which"
             raise InputError(f"workdir {workdir} is in use by another run ({who}); wait for it or give another workdir")
         cluster.check_shared(workdir)
+        if cluster.is_first():
+            sweep_temporaries(workdir)
         yield
 
 

@@ -24,7 +24,7 @@ RANKS: Sequence[str] = """
     data.beam members cluster keys sharding flops
     losses optim masking memory roofline
     model.product model.attention kernels.* model.layers model.encoder model.probe model.heads model.objective
-    convert.* checkpoint revisions
+    convert.* sealed remains checkpoint revisions
     pretrained warm_start data.pipeline step workdir
     report hlo
     loop heldout

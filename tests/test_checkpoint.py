@@ -9,10 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.checkpoint import SEAL, Checkpoints, check_arrays, describe, find_damage, newest_whole, seal
+from bert_jax import remains
+from bert_jax.checkpoint import Checkpoints, check_arrays, describe, restore_tree
 from bert_jax.config import MeshConfig
 from bert_jax.errors import InputError
+from bert_jax.sealed import SEAL, find_damage, newest_whole, read_newest, seal
 from bert_jax.sharding import make_mesh, replicated
+from bert_jax.storage import sha256_file
 
 
 def make_state(value):
@@ -168,7 +171,7 @@ def test_a_clean_up_that_fails_stops_no_save(tmp_path, monkeypatch):
         raise PermissionError(13, "Permission denied")
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoints._manager, "delete", no_right)
+        patch.setattr(remains, "delete", no_right)
         checkpoints.save(2, make_state(2))
         checkpoints.wait()
     assert checkpoints.steps() == [1, 2]
@@ -216,7 +219,7 @@ def test_a_save_that_fails_is_one_clear_line_and_the_old_one_stays(tmp_path, abs
     def full_disk(*_args, **_kwargs):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("bert_jax.checkpoint.write_json", full_disk)
+    monkeypatch.setattr("bert_jax.sealed.write_json", full_disk)
     checkpoints.save(2, make_state(2))
     with pytest.raises(InputError, match=r"cannot write a checkpoint .*No space left on device"):
         checkpoints.wait()
@@ -240,3 +243,110 @@ def test_the_seal_names_every_file(tmp_path):
     on_disk = {str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file()} - {SEAL}
     assert set(content["files"]) == on_disk and content["metric"] == 0.5
     shutil.rmtree(directory)
+
+
+class Killed(BaseException):
+    """In place of a SIGKILL in the middle of a deletion."""
+
+
+def kill_a_deletion(monkeypatch, path):
+    """Deletes a checkpoint until one of its files is gone, and no further."""
+
+    def stop(self, *_args, **_kwargs):
+        data = next(file for file in self.rglob("*") if file.is_file() and file.name != SEAL)
+        data.unlink()
+        raise Killed
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr("bert_jax.remains.shutil.rmtree", lambda path, **_: stop(path) if path.exists() else None)
+        remains.delete(path)
+
+
+def test_what_a_kill_leaves_of_a_deletion_is_swept(tmp_path, abstract, monkeypatch):
+    directory = tmp_path / "c"
+    save_all(directory, {1: None, 2: None, 3: None}, keep_last=3).close()
+    kill_a_deletion(monkeypatch, directory / "00000001")
+    assert sorted(path.name for path in directory.iterdir()) == [".00000001.deleted", "00000002", "00000003"]
+    checkpoints = Checkpoints(directory, keep_last=3)
+    assert sorted(path.name for path in directory.iterdir()) == ["00000002", "00000003"]
+    assert checkpoints.restore(abstract).passed_over == []
+
+
+@pytest.mark.parametrize("left", ["no seal", "a seal"])
+def test_what_older_versions_left_of_a_deletion_is_swept(tmp_path, abstract, left):
+    """They deleted in place. A checkpoint with a damaged file is none of these, and stays."""
+    directory = tmp_path / "c"
+    save_all(directory, {1: None, 2: None, 3: None}, keep_last=3).close()
+    (data_files(directory, 1)[0] if left == "a seal" else directory / "00000001" / SEAL).unlink()
+    flip_a_byte(data_files(directory, 2)[0])
+    checkpoints = Checkpoints(directory, keep_last=3)
+    assert checkpoints.steps() == [2, 3] and int(checkpoints.restore(abstract).state["step"]) == 3
+
+
+def test_of_damaged_checkpoints_the_newest_two_stay(tmp_path, abstract):
+    directory = tmp_path / "c"
+    save_all(directory, dict.fromkeys(range(1, 6)), keep_last=5).close()
+    for step in (5, 4, 3, 2):
+        (directory / f"{step:08d}" / SEAL).unlink()
+        assert int(Checkpoints(directory, keep_last=5).restore(abstract).state["step"]) == step - 1
+    assert sorted(path.name for path in (tmp_path / "damaged").iterdir()) == ["00000002", "00000003"]
+
+
+def read_step(abstract):
+    return lambda path: int(restore_tree(path / "state", abstract)["step"])
+
+
+def test_a_reader_is_told_what_is_passed_over(tmp_path, abstract):
+    directory = tmp_path / "c"
+    save_all(directory, {1: None, 2: None, 3: None}, keep_last=3).close()
+    victim = data_files(directory, 3)[0]
+    flip_a_byte(victim)
+    found, passed_over = read_newest(directory, read_step(abstract))
+    assert found == 2 and len(passed_over) == 1
+    assert "00000003 is not used: file" in passed_over[0] and victim.name in passed_over[0]
+
+
+@pytest.mark.parametrize("when", ["while it is read", "after a file was read"])
+def test_a_checkpoint_that_vanishes_under_the_reader_is_no_error(tmp_path, abstract, when):
+    """A run that trains there deletes the checkpoint and has saved a newer one."""
+    directory = tmp_path / "c"
+    save_all(directory, {1: None, 3: None}, keep_last=3).close()
+    later = tmp_path / "later"
+    (directory / "00000003").rename(later)
+    met = []
+
+    def read(path):
+        met.append(path.name)
+        if len(met) > 1:
+            return read_step(abstract)(path)
+        later.rename(directory / "00000003")
+        found = read_step(abstract)(path) if when == "after a file was read" else None
+        remains.delete(path)
+        return found or read_step(abstract)(path)
+
+    assert read_newest(directory, read) == (3, []) and met == ["00000001", "00000003"]
+
+
+def test_a_checkpoint_that_vanishes_while_it_is_checked_is_no_damage(tmp_path, monkeypatch):
+    directory = tmp_path / "c"
+    save_all(directory, {1: None, 3: None}, keep_last=3).close()
+    later = tmp_path / "later"
+    (directory / "00000003").rename(later)
+
+    def delete_meanwhile(path):
+        if later.exists():
+            later.rename(directory / "00000003")
+            remains.delete(directory / "00000001")
+        return sha256_file(path)
+
+    monkeypatch.setattr("bert_jax.sealed.sha256_file", delete_meanwhile)
+    path, passed_over = newest_whole(directory)
+    assert path.name == "00000003" and passed_over == []
+
+
+def test_a_seal_says_what_it_is_told_to(tmp_path):
+    with Checkpoints(tmp_path / "c", about={"tokenizer": "abc"}) as checkpoints:
+        checkpoints.save(1, make_state(1))
+        checkpoints.close()
+    assert json.loads((tmp_path / "c" / "00000001" / SEAL).read_text())["tokenizer"] == "abc"
+    assert find_damage(tmp_path / "c" / "00000001") is None

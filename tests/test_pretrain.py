@@ -368,3 +368,42 @@ def test_nothing_held_out_trains_without_evaluation(tmp_path):
     data = make_dataset(tmp_path, holdout_rate=0.0)
     result = train(tiny_run(data, mesh=ONE_DEVICE, train=TrainConfig(num_steps=2)), tmp_path / "run")
     assert result.step == 2 and losses(tmp_path / "run", "eval") == {}
+
+
+def test_a_damaged_newest_checkpoint_is_told_of_and_an_older_one_is_read(finished, tmp_path, capsys):
+    shutil.copytree(finished[0], tmp_path / "run", ignore=shutil.ignore_patterns("pretrained"))
+    newest = tmp_path / "run" / "checkpoints" / "00000012"
+    victim = max((p for p in newest.rglob("*") if p.is_file() and p.name != SEAL), key=lambda p: p.stat().st_size)
+    content = bytearray(victim.read_bytes())
+    content[100] ^= 1
+    victim.write_bytes(content)
+    bert = bert_jax.load_pretrained(tmp_path / "run")
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1 and f"warning: checkpoint {newest} is not used: file" in told and victim.name in told
+    assert bert.trained["step"] == 8
+
+
+@pytest.mark.parametrize("part", ["run", "run/pretrained"])
+def test_a_flipped_byte_of_the_vocabulary_is_seen(finished, tmp_path, part):
+    shutil.copytree(finished[0], tmp_path / "run")
+    (vocabulary,) = (tmp_path / part / "tokenizer").glob("vocab*")
+    content = vocabulary.read_bytes()
+    vocabulary.write_bytes(content.replace(b"\nban\n", b"\ncan\n"))
+    with pytest.raises(InputError, match="gives other ids than the tokenizer that the model was trained with"):
+        bert_jax.load_pretrained(tmp_path / part)
+    # The fingerprint is in two places: that of the checkpoints counts where config.json is of an older version.
+    about = json.loads((tmp_path / part / "config.json").read_text())
+    assert about.pop("tokenizer")
+    (tmp_path / part / "config.json").write_text(json.dumps(about))
+    with pytest.raises(InputError, match="gives other ids than|is damaged: file"):
+        bert_jax.load_pretrained(tmp_path / part)
+
+
+def test_a_model_without_a_fingerprint_opens_as_before(finished, tmp_path):
+    """As version 0 of the formats wrote it: neither config.json nor a seal knows the tokenizer."""
+    shutil.copytree(finished[0], tmp_path / "run")
+    for name in ("config.json", *(f"checkpoints/{step:08d}/{SEAL}" for step in (8, 12))):
+        about = json.loads((tmp_path / "run" / name).read_text())
+        assert about.pop("tokenizer")
+        (tmp_path / "run" / name).write_text(json.dumps(about))
+    assert bert_jax.load_pretrained(tmp_path / "run").trained["step"] == 12

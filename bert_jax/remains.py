@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What runs that were killed leave in their work directory, and how it goes.
+
+A checkpoint is renamed before it is deleted, so it is there whole or not at all, and what a kill leaves of it has a name
+that says so. Damaged checkpoints are moved to "damaged/", where the newest `KEPT_DAMAGED` stay.
+"""
+
+import contextlib
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+DELETED = ".deleted"
+KEPT_DAMAGED = 2  # to look into, or to rescue by hand
+_TEMPORARY = re.compile(r"\..+\.tmp")  # of `storage.atomic_path`, and of models in the making
+
+
+def delete(path: Path) -> None:
+    """Deletes a directory: for readers it is gone at once, and `sweep` finds what a kill leaves of it."""
+    doomed = path.with_name(f".{path.name}{DELETED}")
+    shutil.rmtree(doomed, ignore_errors=True)
+    path.rename(doomed)
+    shutil.rmtree(doomed)
+
+
+def set_aside(path: Path) -> None:
+    """Moves a checkpoint to "damaged/" beside the directory it is in; of those there the newest stay."""
+    aside = path.parent.parent / "damaged" / path.name
+    aside.parent.mkdir(exist_ok=True)
+    shutil.rmtree(aside, ignore_errors=True)
+    path.rename(aside)
+    os.utime(aside)
+    for older in sorted(aside.parent.iterdir(), key=lambda each: each.stat().st_mtime_ns)[:-KEPT_DAMAGED]:
+        shutil.rmtree(older, ignore_errors=True)
+
+
+def sweep(directory: Path, checkpoints: list[Path], is_complete: Callable[[Path], bool]) -> None:
+    """Deletes what is left of checkpoints that were being deleted.
+
+    `checkpoints` are those of the directory, oldest first. One that is not complete and older than one that is was being
+    deleted, by a version that did not rename. What cannot be deleted is tried again the next time.
+    """
+    for path in directory.glob(f".*{DELETED}"):
+        shutil.rmtree(path, ignore_errors=True)
+    complete = [is_complete(path) for path in checkpoints]
+    newest = max((number for number, whole in enumerate(complete) if whole), default=0)
+    for path, whole in zip(checkpoints[:newest], complete[:newest]):
+        if not whole:
+            with contextlib.suppress(OSError):
+                delete(path)
+
+
+def sweep_temporaries(workdir: Path) -> None:
+    """Deletes files and models that a killed run was writing; to be called by the one run that may write there."""
+    parts = [path for path in workdir.iterdir() if path.is_dir() and path.name not in ("runs", "checkpoints")]
+    for directory in (workdir, *parts):
+        for path in [path for path in directory.iterdir() if _TEMPORARY.fullmatch(path.name)]:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                with contextlib.suppress(OSError):
+                    path.unlink()
