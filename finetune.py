@@ -4,6 +4,8 @@
 python finetune.py --config=configs/finetune.py:sst2 --config.init_checkpoint=PATH --config.data.path=DIR --workdir=DIR
 """
 
+import bert_jax.tools  # noqa: F401, I001 - first: from here on Ctrl-C is one line
+
 from pathlib import Path
 
 from absl import flags

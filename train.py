@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pre-trains a BERT: python train.py --config=configs/pretrain.py:base --config.data.path=DIR --workdir=DIR"""
 
+import bert_jax.tools  # noqa: F401, I001 - first: from here on Ctrl-C is one line
+
 from pathlib import Path
 
 from absl import flags

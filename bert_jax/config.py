@@ -11,7 +11,19 @@ from dataclasses import dataclass, field
 
 from bert_jax.errors import InputError
 from bert_jax.schema import shown
-from bert_jax.settings import check_choice, check_not_negative, check_positive, check_rates, nearest_multiples, suggest
+from bert_jax.settings import (
+    MOST_BATCH,
+    check_choice,
+    check_not_negative,
+    check_numbers,
+    check_positive,
+    check_rates,
+    nearest_multiples,
+    suggest,
+)
+
+# Dropout keeps a number by 16 random bits: at higher rates it would keep none.
+MOST_DROPOUT = 0.9999
 
 MOST_ROWS = 2**24  # of any array of a model along any axis: far beyond what is trained, and what JAX can still index
 
@@ -61,7 +73,7 @@ class ModelConfig:
         for name, value in vars(self).items():
             if isinstance(value, int) and value > MOST_ROWS:
                 raise InputError(f"model.{name} {shown(value)} is beyond {MOST_ROWS}, the largest there is; use less")
-        check_rates(self, "hidden_dropout_rate attention_dropout_rate")
+        check_rates(self, "hidden_dropout_rate attention_dropout_rate", most=MOST_DROPOUT)
         check_choice(self, "activation", ("gelu_tanh", "gelu_exact"))
         check_choice(self, "compute_dtype", ("float32", "bfloat16"))
         check_choice(self, "gradient_dtype", ("float32", "bfloat16"))
@@ -93,6 +105,16 @@ class ModelConfig:
             )
         if self.vocab_size < 0:
             raise InputError(f"model.vocab_size {self.vocab_size} is negative; use 0 for the tokenizer's size")
+        check_numbers(self)
+
+
+def check_types(model: ModelConfig, largest: int, what: str) -> None:
+    """Raises: InputError if the `largest` of the type ids (0 in the first text) of something is beyond the model's."""
+    if largest >= model.type_vocab_size:
+        raise InputError(
+            f"{what} has pairs of texts, and the model has model.type_vocab_size {model.type_vocab_size}, too few to "
+            f"tell them apart; use a model with {largest + 1}, or single texts"
+        )
 
 
 @dataclass(frozen=True)
@@ -105,7 +127,9 @@ class DataConfig:
     verify: bool = True  # check the sha256 of every shard before the first step
 
     def validate(self) -> None:
-        check_positive(self, "batch_size")
+        check_numbers(self)
+        check_positive(self, "batch_size", most=MOST_BATCH)
+        check_not_negative(self, "seed")
         if not self.path:
             raise InputError("data.path is empty; give --config.data.path=DIR, a directory made by prepare_corpus")
 
@@ -124,6 +148,7 @@ class MaskingConfig:
     seed: int = 0
 
     def validate(self) -> None:
+        check_numbers(self)
         check_rates(self, "rate mask_rate random_rate", most=1.0)
         check_positive(self, "max_predictions max_ngram")
         if self.max_ngram > 1 and not self.whole_word:
@@ -168,6 +193,7 @@ class OptimizerConfig:
     freeze_encoder: bool = False  # heads alone learn
 
     def validate(self) -> None:
+        check_numbers(self)
         check_rates(self, "beta1 beta2")
         check_choice(self, "name", ("adamw", "lamb"))
         check_choice(self, "trust_ratio_for", ("decayed", "all"))
@@ -193,6 +219,7 @@ class TrainConfig:
     seed: int = 0  # of the initial parameters and of dropout
 
     def validate(self) -> None:
+        check_numbers(self)
         check_positive(self, "num_steps accumulate")
 
 
@@ -212,7 +239,9 @@ class Phase2Config:
     keep_moments: bool = True  # of Adam; False starts them at zero
 
     def validate(self) -> None:
-        check_not_negative(self, "num_steps batch_size accumulate max_predictions learning_rate warmup_steps")
+        check_numbers(self)
+        check_not_negative(self, "num_steps accumulate max_predictions learning_rate warmup_steps")
+        check_not_negative(self, "batch_size", most=MOST_BATCH)
         check_warmup(self, "phase2")
         check_choice(self, "schedule", ("restart", "continue"))
         if self.schedule == "continue" and (self.learning_rate or self.warmup_steps or self.warmup_rate):
@@ -235,7 +264,9 @@ class EvalConfig:
     batch_size: int = 0  # rows of the global batch; 0 takes data.batch_size
 
     def validate(self) -> None:
-        check_not_negative(self, "every_steps batch_size")
+        check_numbers(self)
+        check_not_negative(self, "every_steps")
+        check_not_negative(self, "batch_size", most=MOST_BATCH)
 
 
 @dataclass(frozen=True)
@@ -248,6 +279,7 @@ class MeshConfig:
     dcn: int = 0  # slices with nothing but the data center's network between them: data's outer factor; 0 asks devices
 
     def validate(self) -> None:
+        check_numbers(self)
         check_not_negative(self, "dcn")
         sizes = (self.data, self.fsdp, self.tensor)
         if any(size < 1 and size != -1 for size in sizes) or sizes.count(-1) > 1:
@@ -264,6 +296,7 @@ class CheckpointConfig:
     keep_every: int = 0  # steps between revisions, parameters alone that are never deleted, from step 0; 0 disables
 
     def validate(self) -> None:
+        check_numbers(self)
         check_not_negative(self, "every_steps keep_best keep_every")
         if self.keep_last < 2:
             raise InputError(
@@ -281,6 +314,7 @@ class ReportConfig:
     progress: bool = True  # a progress bar, on a terminal only
 
     def validate(self) -> None:
+        check_numbers(self)
         check_positive(self, "every_steps")
 
 

@@ -13,11 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.batch import Batch
-from bert_jax.config import ModelConfig
+from bert_jax.config import ModelConfig, check_types
 from bert_jax.errors import InputError
 from bert_jax.model.objective import Params, encode
 from bert_jax.pretrained import Pretrained
-from bert_jax.tasks.base import Row
+from bert_jax.tasks.base import Row, largest_type
 from bert_jax.tasks.batches import make_batch, padded_length
 from bert_jax.tasks.texts import join
 
@@ -111,6 +111,7 @@ def _rows(bert: Pretrained, texts: Sequence[Any], most: int) -> tuple[list[Row],
         token_ids, type_ids, was_cut = join(bert.tokenizer, pieces[0] or [], pieces[1], most)
         rows.append(Row(number, token_ids, type_ids, (len(token_ids),)))
         cut.append(was_cut)
+    check_types(bert.config, largest_type(rows), "the input")
     return rows, cut
 
 

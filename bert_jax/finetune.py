@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 
 from bert_jax import cluster, schema
 from bert_jax.checkpoint import Checkpoints, Restored, check_arrays, describe
-from bert_jax.config import ModelConfig, TrainConfig
+from bert_jax.config import ModelConfig, TrainConfig, check_types
 from bert_jax.errors import InputError
 from bert_jax.finetune_config import FINETUNE_RESUMABLE_CHANGES, FinetuneConfig
 from bert_jax.loop import Pace, train_loop
@@ -27,7 +27,7 @@ from bert_jax.settings import to_dict
 from bert_jax.sharding import check_divisible, make_mesh
 from bert_jax.step import abstract_state, init_state, make_train_step
 from bert_jax.storage import write_json
-from bert_jax.tasks.base import Row, Task
+from bert_jax.tasks.base import Row, Task, largest_type
 from bert_jax.tasks.batches import steps_per_epoch, train_batches
 from bert_jax.tasks.catalog import make_task
 from bert_jax.tasks.evaluation import (
@@ -232,6 +232,8 @@ def prepare(config: FinetuneConfig, start: Pretrained) -> tuple[Task, Pretrained
         ]
         for kind in ("eval", "test")
     }
+    for split in (train, *others["eval"], *others["test"]):
+        check_types(start.config, largest_type(split.rows), f"{split.name} of {source}")
     return task, start, Data(train, others["eval"], others["test"])
 
 

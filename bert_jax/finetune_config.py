@@ -16,7 +16,14 @@ from bert_jax.config import (
     ReportConfig,
 )
 from bert_jax.errors import InputError
-from bert_jax.settings import check_choice, check_not_negative, check_positive, nearest_multiples
+from bert_jax.settings import (
+    MOST_BATCH,
+    check_choice,
+    check_not_negative,
+    check_numbers,
+    check_positive,
+    nearest_multiples,
+)
 
 
 @dataclass(frozen=True)
@@ -29,6 +36,7 @@ class ProbeConfig:
     hidden_size: int = 768  # of the BiLSTM, in each direction
 
     def validate(self) -> None:
+        check_numbers(self)
         features = ("", "embeddings", "last", "second_to_last", "weighted_last4", "concat_last4", "weighted_all")
         check_choice(self, "features", features)
         check_choice(self, "kind", ("bilstm", "linear"))
@@ -55,6 +63,7 @@ class TaskConfig:
     probe: ProbeConfig = field(default_factory=ProbeConfig)
 
     def validate(self) -> None:
+        check_numbers(self)
         check_positive(self, "max_seq_length doc_stride max_query_length max_answer_length num_best")
         self.probe.validate()
         if not self.name:
@@ -74,6 +83,7 @@ class FinetuneModelConfig:
     unroll: int = 0
 
     def validate(self) -> None:
+        check_numbers(self)
         dataclasses.replace(ModelConfig(), **dataclasses.asdict(self)).validate()
 
 
@@ -88,7 +98,9 @@ class FinetuneDataConfig:
     bucket: bool = True  # batches of like lengths, padded no longer than they need
 
     def validate(self) -> None:
-        check_positive(self, "batch_size")
+        check_numbers(self)
+        check_positive(self, "batch_size", most=MOST_BATCH)
+        check_not_negative(self, "seed")
         if not self.source and not self.path:
             raise InputError("data.source is empty; give --config.data.source=DIR, a file, or tfds:NAME")
         if self.source and self.path and self.source != self.path:
@@ -104,9 +116,12 @@ class FinetuneTrainConfig:
     seed: int = 0  # of the new head's parameters and of dropout
 
     def validate(self) -> None:
+        check_numbers(self)
         check_positive(self, "accumulate")
-        if not self.num_epochs > 0:
-            raise InputError(f"train.num_epochs {self.num_epochs} is not above 0; the paper trains for 2 to 4")
+        if not 0 < self.num_epochs <= 1e6:
+            raise InputError(
+                f"train.num_epochs {self.num_epochs} is not above 0 and 1,000,000 at most; the paper trains for 2 to 4"
+            )
 
 
 @dataclass(frozen=True)
@@ -118,6 +133,7 @@ class SweepConfig:
     together: bool = False  # all runs in one compiled program: pays on accelerators, not on a CPU; no resume
 
     def validate(self) -> None:
+        check_numbers(self)
         check_not_negative(self, "seeds")
         self.rates()
 

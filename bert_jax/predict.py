@@ -10,14 +10,14 @@ import jax
 import numpy as np
 
 from bert_jax.batch import Batch
-from bert_jax.config import MeshConfig, ModelConfig
+from bert_jax.config import MeshConfig, ModelConfig, check_types
 from bert_jax.errors import InputError
 from bert_jax.finetune_config import TaskConfig
 from bert_jax.model.objective import Params, task_forward
 from bert_jax.pretrained import Pretrained, load_pretrained
 from bert_jax.settings import from_dict
 from bert_jax.sharding import make_mesh
-from bert_jax.tasks.base import Task
+from bert_jax.tasks.base import Task, largest_type
 from bert_jax.tasks.batches import padded_length
 from bert_jax.tasks.catalog import make_task
 from bert_jax.tasks.evaluation import make_inference, make_split, predict_split
@@ -67,6 +67,7 @@ class Predictor:
         """Returns a prediction for each of the task's examples."""
         assert self.task is not None
         split = make_split(self.task, self.bert.tokenizer, "input", list(examples))
+        check_types(self.bert.config, largest_type(split.rows), "the input")
         size = next((size for size in BATCH_SIZES if size >= len(split.rows)), BATCH_SIZES[-1])
         return predict_split(self.task, split, self._infer, self.bert.params, size, self._mesh)[0]
 

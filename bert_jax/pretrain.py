@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from bert_jax import cluster, flops
 from bert_jax.checkpoint import Checkpoints, Restored, checkpoint_steps
-from bert_jax.config import ModelConfig, PretrainConfig
+from bert_jax.config import ModelConfig, PretrainConfig, check_types
 from bert_jax.data.pipeline import train_batches
 from bert_jax.data.records import Dataset, open_dataset
 from bert_jax.errors import InputError
@@ -250,6 +250,8 @@ def resolve(config: PretrainConfig, datasets: Sequence[Dataset], tokenizer: Toke
             )
     check_rows(config, [dataset.row_length for dataset in datasets])
     labels = [dataset.manifest["identity"]["options"].get("next_sentence", "nsp") for dataset in datasets]
+    for dataset, label in zip(datasets, labels):
+        check_types(model, int(label != "none"), str(dataset.path))
     if config.train.next_sentence and len(set(labels)) > 1:
         raise InputError(
             f"{config.data.path} was prepared with --next_sentence={labels[0]} and {config.phase2.path} with "

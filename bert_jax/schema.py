@@ -48,7 +48,10 @@ def shown(value: Any, most: int = 60) -> str:
     """Returns a value as JSON in ASCII, cut to what fits in a message."""
     if isinstance(value, str):
         value = value[: most + 1]
-    text = json.dumps(value, ensure_ascii=True, default=repr)
+    try:
+        text = json.dumps(value, ensure_ascii=True, default=repr)
+    except ValueError:  # Python writes no number of more than some thousand digits
+        text = "a number of thousands of digits"
     return text if len(text) <= most else f"{text[:most]}..."
 
 

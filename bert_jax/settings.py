@@ -3,6 +3,7 @@
 
 import dataclasses
 import difflib
+import math
 import typing
 from typing import Any, TypeVar
 
@@ -21,30 +22,36 @@ def from_dict(kind: type[Config], values: typing.Mapping[str, Any], where: str =
 
     Raises: InputError for an unknown key, with a suggestion, or a value of another type.
     """
+    if not isinstance(values, typing.Mapping):
+        raise InputError(f"{where} is {shown(values)}; it is a section with keys of its own")
     fields = {item.name: item for item in dataclasses.fields(kind)}  # type: ignore[arg-type]
     arguments = {}
     for key, value in values.items():
         if key not in fields:
-            raise InputError(f"{where} has no key {_cut(key)}{suggest(key, fields)}; keys: {', '.join(fields)}")
+            raise InputError(f"{where} has no key {shown(key)}{suggest(key, fields)}; keys: {', '.join(fields)}")
         expected = typing.get_type_hints(kind)[key]
         if dataclasses.is_dataclass(expected):
             if not isinstance(value, typing.Mapping):
-                raise InputError(f"{where}.{key} is {_cut(value)}; it is a section with keys of its own")
+                raise InputError(f"{where}.{key} is {shown(value)}; it is a section with keys of its own")
             arguments[key] = from_dict(expected, value, f"{where}.{key}")  # type: ignore[arg-type]
         elif expected is float and type(value) is int:
             if abs(value) > 2**1023:
-                raise InputError(f"{where}.{key} is {_cut(value)}, beyond what a float holds; use a smaller one")
+                raise InputError(f"{where}.{key} is {shown(value)}, beyond what a float holds; use a smaller one")
             arguments[key] = float(value)
         elif type(value) is not expected:
             found, wanted = type(value).__name__, expected.__name__
-            raise InputError(f"{where}.{key} is {_cut(value)}, a {found}; use a {wanted}")
+            raise InputError(f"{where}.{key} is {shown(value)}, a {found}; use a {wanted}")
         else:
             arguments[key] = value
     return kind(**arguments)
 
 
-def _cut(value: Any) -> str:
-    text = repr(value)
+def shown(value: Any) -> str:
+    """Returns a value for a message, cut to what fits in one."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no number of more than some thousand digits
+        text = "a number of thousands of digits"
     return text if len(text) <= 80 else f"{text[:80]}..."
 
 
@@ -76,18 +83,40 @@ def _section(config: Any) -> str:
     return type(config).__name__.removesuffix("Config").removeprefix("Finetune").lower()
 
 
-def check_positive(config: Any, names: str) -> None:
-    """Raises: InputError if one of the named settings is below 1."""
-    for name in names.split():
-        if getattr(config, name) < 1:
-            raise InputError(f"{_section(config)}.{name} {getattr(config, name)} is below 1; use 1 or more")
+LARGEST = 2**31 - 1  # of the whole numbers that devices count with
+_LARGEST_SEED = 2**63 - 1
+MOST_BATCH = 1 << 20  # of a batch: the largest that BERT was trained with, by LAMB, had 65,536
 
 
-def check_not_negative(config: Any, names: str) -> None:
-    """Raises: InputError if one of the named settings is below 0."""
+def check_numbers(config: Any) -> None:
+    """Raises: InputError if a number of a section is infinite, no number, or beyond what a device counts with."""
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        name = f"{_section(config)}.{field.name}"
+        if isinstance(value, float) and not math.isfinite(value):
+            raise InputError(f"{name} {value} is not finite; use a number")
+        most = _LARGEST_SEED if field.name == "seed" else LARGEST
+        if isinstance(value, int) and not -most <= value <= most:
+            raise InputError(f"{name} {shown(value)} is not in -{most}..{most}; use a smaller number")
+
+
+def check_positive(config: Any, names: str, most: float = math.inf) -> None:
+    """Raises: InputError if one of the named settings is below 1 or above `most`."""
+    _check_range(config, names, 1, most)
+
+
+def check_not_negative(config: Any, names: str, most: float = math.inf) -> None:
+    """Raises: InputError if one of the named settings is below 0 or above `most`."""
+    _check_range(config, names, 0, most)
+
+
+def _check_range(config: Any, names: str, least: int, most: float) -> None:
     for name in names.split():
-        if getattr(config, name) < 0:
-            raise InputError(f"{_section(config)}.{name} {getattr(config, name)} is below 0; use 0 or more")
+        value, full_name = getattr(config, name), f"{_section(config)}.{name}"
+        if value < least:
+            raise InputError(f"{full_name} {shown(value)} is below {least}; use {least} or more")
+        if value > most:
+            raise InputError(f"{full_name} {shown(value)} is above {most}; use {most} at most")
 
 
 def check_rates(config: Any, names: str, most: float = 0.999999) -> None:
@@ -95,8 +124,7 @@ def check_rates(config: Any, names: str, most: float = 0.999999) -> None:
     for name in names.split():
         if not 0 <= getattr(config, name) <= most:
             raise InputError(
-                f"{_section(config)}.{name} {getattr(config, name)} is not a rate; use 0 or more and "
-                + ("1 at most" if most == 1 else "less than 1")
+                f"{_section(config)}.{name} {getattr(config, name)} is not a rate; use 0 or more and {most:g} at most"
             )
 
 

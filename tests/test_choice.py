@@ -140,6 +140,12 @@ def test_what_a_user_gives():
         assert message(task().parse, value, "f:1").startswith("f:1")
 
 
+@pytest.mark.parametrize("number", ["9" * 19, "9" * 5000])
+def test_a_column_with_a_number_of_thousands_of_digits_is_no_choice(number):
+    value = {"context": "a", "ending0": "b", "ending1": "c"}
+    assert task().parse(value | {f"ending{number}": "d"}, "f:1").choices == ("b", "c")
+
+
 def test_damaged_files_give_examples_or_one_error(tmp_path):
     rng = random.Random(0)
     for _ in range(60):

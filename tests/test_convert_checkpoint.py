@@ -14,13 +14,14 @@ from builders import tiny_model, tiny_run
 from hf_models import make_tokenizer, random_params
 
 from bert_jax import InputError, load_pretrained, load_tokenizer, pretrain, warm_start
+from bert_jax.compare import differences
 from bert_jax.config import MaskingConfig, MeshConfig, TrainConfig
 from bert_jax.convert.hf import save_hf
 from bert_jax.convert.tf1 import save_tf1
 from bert_jax.model.heads import TASK_PARTS
 from bert_jax.model.objective import parts_of, pretraining_objective
 from bert_jax.predict import fill_masks
-from bert_jax.pretrained import Pretrained, differences, recognise, save_pretrained
+from bert_jax.pretrained import Pretrained, recognise, save_pretrained
 
 SAVERS = {"bert_jax": save_pretrained, "hf": save_hf, "tf1": save_tf1}
 LABELS = ("no", "yes", "maybe")

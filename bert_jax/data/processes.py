@@ -5,11 +5,14 @@ import concurrent.futures
 import contextlib
 import multiprocessing
 import os
+import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection
 from typing import TypeVar
 
 from bert_jax.errors import StoppedError
@@ -26,14 +29,18 @@ def task_runner(num_workers: int) -> Iterator[Callable[[Callable[[Task], Result]
     `function` must be importable by name, or a `functools.partial` of such a one. `what` names the tasks in
     reports of progress.
 
-    Raises: StoppedError if a process was killed, and whatever a task raises, without waiting for the others.
+    Raises: StoppedError if a process was killed, and whatever a task raises, without waiting for the others. With
+    Ctrl-C the processes end at once.
     """
     num_workers = num_workers or os.cpu_count() or 1
     if num_workers == 1:
         yield lambda function, tasks, what: _collect(enumerate(map(function, tasks)), len(tasks), what)
         return
     context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(num_workers, context, initializer=_start_worker) as pool:
+    resource_tracker.ensure_running()  # which would let SIGINT through again
+    alive, ours = context.Pipe(duplex=False)
+    pool = concurrent.futures.ProcessPoolExecutor(num_workers, context, _start_worker, (alive,))
+    with alive, ours:  # workers end when this process closes `ours`, or is killed
         try:
             yield lambda function, tasks, what: _collect(_as_completed(pool, function, tasks), len(tasks), what)
         except BrokenProcessPool:
@@ -41,6 +48,9 @@ def task_runner(num_workers: int) -> Iterator[Callable[[Callable[[Task], Result]
                 "a worker process was killed, probably for lack of memory; run the command again with fewer workers: "
                 "what is finished is kept"
             ) from None
+        except KeyboardInterrupt:
+            ours.close()
+            raise
         finally:
             pool.shutdown(cancel_futures=True)
 
@@ -49,7 +59,8 @@ def _as_completed(
     pool: concurrent.futures.Executor, function: Callable[[Task], Result], tasks: list[Task]
 ) -> Iterator[tuple[int, Result]]:
     """Yields (place in the list, result) of all tasks as they are finished."""
-    places = {pool.submit(function, task): place for place, task in enumerate(tasks)}
+    with _without_interrupts():  # workers begin here, and inherit it
+        places = {pool.submit(function, task): place for place, task in enumerate(tasks)}
     for future in concurrent.futures.as_completed(places):
         yield places[future], future.result()
 
@@ -72,9 +83,26 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _start_worker() -> None:
-    """Keeps a worker to one core, and makes it end when the process that started it is killed."""
+@contextlib.contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Keeps Ctrl-C for later, and from processes that begin meanwhile altogether: the terminal sends it to them too.
+
+    A worker would print a traceback, even while it imports what it needs.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _start_worker(alive: Connection) -> None:
+    """Keeps a worker to one core, and makes it end when the process that started it ends or closes the pipe."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
+    threading.Thread(target=_end_with, args=(alive,), daemon=True).start()
+
+
+def _end_with(alive: Connection) -> None:
+    with contextlib.suppress(EOFError, OSError):
+        alive.recv_bytes()  # nothing is ever sent
+    os._exit(1)

@@ -27,6 +27,11 @@ class Row(NamedTuple):
     detail: Any = None  # what decoding needs to know of this row; the model does not see it
 
 
+def largest_type(rows: Sequence[Row]) -> int:
+    """Returns the largest type id of some rows; 0 if each is of a single text."""
+    return max((int(row.type_ids.max(initial=0)) for row in rows), default=0)
+
+
 class Rows(NamedTuple):
     """The rows of some examples, in the order of the examples, and what had to be done to make them."""
 

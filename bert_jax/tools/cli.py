@@ -2,9 +2,12 @@
 """How every command starts and fails."""
 
 import contextlib
+import difflib
+import io
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from absl import app, flags, logging
 
@@ -15,8 +18,12 @@ from bert_jax.storage import is_remote, user_cache
 def run(main: Callable[[], int | None], remote_output: bool = False) -> None:
     """Parses the flags and runs `main()`; bad input ends as one line on stderr and exit status 1.
 
-    `main` returns the exit status, or None for 0. `remote_output` says that it can write behind a URL.
+    `main` returns the exit status, or None for 0. `remote_output` says that it can write behind a URL. What is printed
+    is UTF-8, whatever the locale.
     """
+    for stream, errors in ((sys.stdout, "surrogateescape"), (sys.stderr, "backslashreplace")):
+        if isinstance(stream, io.TextIOWrapper):  # it is None where the terminal has closed it
+            stream.reconfigure(encoding="utf-8", errors=errors)
     # What XLA has compiled is kept, so that the same command starts faster the next time. JAX reads these once.
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(user_cache() / "compiled"))
 
@@ -38,12 +45,35 @@ def run(main: Callable[[], int | None], remote_output: bool = False) -> None:
         except BrokenPipeError:  # whoever read the output has had enough, such as `head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 141
+        except (AssertionError, RuntimeError):
+            if problem := _device_problem():
+                print(f"error: {problem}", file=sys.stderr)
+                return 1
+            raise
         except OSError as error:  # a full disk, a missing right
             reason = error.strerror or " ".join(str(error).split())
             print(f"error: cannot read or write {error.filename or 'a file'}: {reason}", file=sys.stderr)
             return 1
 
     app.run(guarded, flags_parser=_parse)
+
+
+def _device_problem() -> str:
+    """Returns why JAX has no device to compute on, or "" if it has, or has not been asked."""
+    if "jax" not in sys.modules:
+        return ""
+    import jax
+
+    try:
+        jax.devices()
+    except (AssertionError, RuntimeError) as error:  # JAX asserts where a plugin for the platform is not installed
+        wanted = os.environ.get("JAX_PLATFORMS", "")
+        reason = " ".join(str(error).partition(" (set JAX_PLATFORMS")[0].split())[:300] or "it has no plugin here"
+        return (
+            f"JAX_PLATFORMS={wanted!r} gives no device to compute on ({reason}); unset it, so that JAX takes what "
+            "there is, or set it to cpu, or install JAX for that platform"
+        )
+    return ""
 
 
 def _check_local(*names: str) -> None:
@@ -94,8 +124,47 @@ def _parse(argv: list[str]) -> list[str]:
     try:
         return flags.FLAGS(argv)
     except (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError) as error:
-        print(f"error: {_reason(error)}; --help lists the options", file=sys.stderr)
+        print(f"error: {_unknown_setting(argv) or f'{_reason(error)}; --help lists the options'}", file=sys.stderr)
         sys.exit(1)
+
+
+def _unknown_setting(argv: list[str]) -> str:
+    """Returns what to say of the first --config.NAME that is no setting of the file that --config names, or ""."""
+    given = [argument[len("--config.") :].partition("=")[0] for argument in argv if argument.startswith("--config.")]
+    if not given or "config" not in flags.FLAGS:
+        return ""
+    all_arguments, sys.argv = sys.argv, [argument for argument in argv if not argument.startswith("--config.")]
+    try:
+        flags.FLAGS.unparse_flags()
+        flags.FLAGS(sys.argv)  # again, without them
+        config: Any = flags.FLAGS["config"].value
+        known = dict(_flat(config.to_dict()))
+    except (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError):
+        return ""  # there is more that is wrong
+    finally:
+        sys.argv = all_arguments
+    sections = list(dict.fromkeys(full.partition(".")[0] for full in known))
+    by_last_name = {full.rpartition(".")[2]: full for full in reversed(known)}
+    for name in given:
+        if name in known or name in sections:
+            continue
+        section, last = name.partition(".")[0], name.rpartition(".")[2]
+        close = [] if name == last else difflib.get_close_matches(name, known, n=1)
+        close += [by_last_name[found] for found in difflib.get_close_matches(last, by_last_name, n=1)]
+        close += [f"{found}." for found in difflib.get_close_matches(section, sections, n=1)]
+        hint = f" (did you mean --config.{close[0]}?)" if close else ""
+        inside = [full for full in known if full.startswith(f"{section}.")] or sections
+        return f"--config.{name} is no setting{hint}; there are {', '.join(inside)}"
+    return ""
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the settings by their full names, such as model.hidden_size."""
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
 
 
 def _reason(error: Exception) -> str:

@@ -14,6 +14,8 @@ from bert_jax.tasks.json_values import parse_json
 def open_lines(path: str) -> Iterator[BinaryIO]:
     """Yields the bytes of a file, or of standard input for "-". Raises: InputError if it cannot be read."""
     if path == "-":
+        if sys.stdin is None:
+            raise InputError("standard input is closed; give a file as --input, or open it")
         yield sys.stdin.buffer
         return
     try:

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How commands fail in odd surroundings: one line that says what to do, and no traceback."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from builders import make_pretrained, write_corpus, write_vocab
+
+from bert_jax.errors import InputError
+from bert_jax.tools.lines import open_lines
+
+
+def run(command: list[str], folder: Path, **changes: str) -> tuple[int, str, str]:
+    """Returns the exit status, stdout and stderr of Python with some arguments and changes of its environment."""
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", **changes}
+    done = subprocess.run([sys.executable, *command], capture_output=True, cwd=folder, env=environment)
+    return done.returncode, done.stdout.decode("utf-8"), done.stderr.decode("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("script", "setting", "expected"),
+    [
+        (
+            "train.py",
+            "max_grad_norm",
+            "; there are checkpoint, data, eval, init_checkpoint, masking, mesh, model,",
+        ),
+        ("train.py", "learning_rat", "(did you mean --config.optimizer.learning_rate?); there are checkpoint, data"),
+        ("train.py", "model.hidden_siz", "(did you mean --config.model.hidden_size?); there are model.activation"),
+        ("train.py", "modle.hidden_size", "(did you mean --config.model.hidden_size?); there are checkpoint, data"),
+        ("finetune.py", "epochs", "(did you mean --config.train.num_epochs?); there are checkpoint, data"),
+    ],
+)
+def test_an_unknown_setting_gets_a_suggestion(repository, tmp_path, script, setting, expected):
+    config = "configs/pretrain.py:tiny" if script == "train.py" else "configs/finetune.py:sst2"
+    command = [script, f"--config={config}", f"--workdir={tmp_path}/run", f"--config.{setting}=1"]
+    status, out, told = run(command, repository)
+    assert (status, out, told.count("\n")) == (1, "", 1) and not (tmp_path / "run").exists()
+    assert told.startswith(f"error: --config.{setting} is no setting") and expected in told
+
+
+INTERRUPTED = "def __getattr__(name): raise KeyboardInterrupt"
+
+
+@pytest.mark.parametrize("command", [["train.py"], ["finetune.py"], ["-m", "bert_jax.tools.prepare_corpus"]])
+def test_ctrl_c_while_modules_are_imported_is_one_line(repository, tmp_path, command):
+    (tmp_path / "absl").mkdir()
+    (tmp_path / "absl" / "__init__.py").write_text(INTERRUPTED)  # as if it came then
+    status, out, told = run(command, repository, PYTHONPATH=f"{tmp_path}:{repository}")
+    assert (status, out, told) == (-signal.SIGINT, "", "stopped by Ctrl-C\n")
+
+
+PRINT = """
+import sys
+from bert_jax.tools import cli
+def main():
+    print("naïve 東京 \\udcff")
+    print("naïve 東京", file=sys.stderr)
+cli.run(main)
+"""
+
+
+@pytest.mark.parametrize("locale", [{"LC_ALL": "C"}, {"LC_ALL": "POSIX", "PYTHONIOENCODING": "latin-1"}])
+def test_output_is_utf_8_whatever_the_locale(repository, tmp_path, locale):
+    (tmp_path / "tool.py").write_text(PRINT, encoding="utf-8")
+    locale |= {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONPATH": str(repository)}
+    done = subprocess.run([sys.executable, "tool.py"], capture_output=True, cwd=tmp_path, env=os.environ | locale)
+    assert (done.returncode, done.stdout) == (0, "naïve 東京 ".encode() + b"\xff\n"), done.stderr
+    assert done.stderr.decode("utf-8") == "naïve 東京\n"
+
+
+def test_closed_standard_streams_are_no_traceback(repository, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(InputError, match="standard input is closed; give a file as --input"), open_lines("-"):
+        pass
+    command = f"{sys.executable} -c 'from bert_jax.tools import cli; cli.run(lambda: print(1))' <&- >&-"
+    done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, cwd=repository)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("platform", "reason"), [("cuda", "it has no plugin here"), ("misspelt", "'misspelt'")])
+def test_a_platform_that_is_not_there_is_one_line(repository, tmp_path, platform, reason):
+    command = ["-m", "bert_jax.tools.show_params", f"--checkpoint={make_pretrained(tmp_path)}"]
+    status, out, told = run(command, repository, JAX_PLATFORMS=platform)
+    if platform == "cuda" and status == 0:
+        pytest.skip("there is a GPU")
+    assert (status, out, told.count("\n")) == (1, "", 1)
+    assert told.startswith(f"error: JAX_PLATFORMS='{platform}' gives no device to compute on (") and reason in told
+    assert told.endswith(
+        "; unset it, so that JAX takes what there is, or set it to cpu, or install JAX for that platform\n"
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "killpg"), reason="sends a signal to a group of processes, as a terminal does")
+def test_ctrl_c_in_the_preparation_of_text_is_one_line(repository, tmp_path):
+    """The terminal sends it to every process: workers that begin, work or end print nothing."""
+    write_corpus(tmp_path / "text.txt", num_documents=4000)
+    write_vocab(tmp_path / "vocab.txt")
+    command = [sys.executable, "-m", "bert_jax.tools.prepare_corpus", f"--input={tmp_path}/text.txt"]
+    command += [f"--tokenizer={tmp_path}/vocab.txt", "--max_seq_length=32", "--workers=3"]
+    rng, stopped = random.Random(0), 0
+    for number in range(12):
+        process = subprocess.Popen(
+            [*command, f"--output={tmp_path}/data"], stderr=subprocess.PIPE, cwd=repository, start_new_session=True
+        )
+        time.sleep(0.2 + 0.3 * number + 0.3 * rng.random())
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGINT)
+        told = process.communicate(timeout=60)[1].decode()
+        assert "Traceback" not in told and "Error" not in told, told
+        if process.returncode:
+            stopped += 1
+            assert process.returncode in (130, -signal.SIGINT) and told.endswith("stopped by Ctrl-C\n")
+        assert not (tmp_path / "data" / ".lock").exists()
+    assert stopped >= 3
+    subprocess.run([*command, f"--output={tmp_path}/data"], check=True, cwd=repository)
+    subprocess.run([*command, f"--output={tmp_path}/undisturbed"], check=True, cwd=repository)
+    for path in (tmp_path / "undisturbed").rglob("*"):
+        other = tmp_path / "data" / path.relative_to(tmp_path / "undisturbed")
+        assert path.is_dir() or path.read_bytes() == other.read_bytes()
