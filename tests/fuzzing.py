@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files damaged at random, and the promise about them: a reader returns a value or raises an `InputError` of one line.
 
-Hypothesis draws the damage (docs/decisions/0025-fuzzing.md). Cases follow from the test alone, so a run can be repeated,
-and a failure is shown with the smallest damage that was found. A case has bounds of time and memory.
+Hypothesis draws the damage (docs/decisions/0025-fuzzing.md). Cases follow from the test alone: a run can be repeated, and a
+failure is shown with the smallest damage that was found. A case has bounds of time and memory.
 """
 
 import contextlib
@@ -62,7 +62,7 @@ def make_tests(readers: list[Reader]) -> tuple[Callable, Callable]:
 def attack(reader: Reader, directory: Path, cases: int) -> None:
     """Damages a file at a time, as often as asked for, and reads."""
     reader.make(directory)
-    paths = sorted({path for pattern in reader.files for path in directory.glob(pattern)})
+    paths = sorted({path for pattern in reader.files for path in directory.glob(pattern) if path.is_file()})
     contents = {path: path.read_bytes() for path in paths}
     assert contents and all(contents.values())
     reader.read(directory)  # what is whole is read; it compiles, too

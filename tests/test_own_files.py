@@ -73,6 +73,13 @@ def test_a_missing_section_in_an_exported_model_is_one_line(copy):
     assert "config.json: model is missing; it should be an object" in refusal(load_pretrained, copy)
 
 
+def test_parameters_that_were_damaged_before_they_were_sealed_are_one_line(copy):
+    metadata = copy / "params" / "_METADATA"
+    metadata.write_bytes(b"z" + metadata.read_bytes()[1:])
+    edit(copy, lambda about: about)
+    assert "params cannot be restored (Expecting value" in refusal(load_pretrained, copy)
+
+
 @pytest.mark.slow
 def test_every_wrong_type_in_an_exported_model_is_one_line(copy):
     about = json.loads((copy / "config.json").read_text())
