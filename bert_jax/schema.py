@@ -101,7 +101,7 @@ def text(pattern: str = "", wanted: str = "a text") -> Schema:
 
 def one_of(*values: Any) -> Schema:
     """Returns the schema of one of these texts or numbers."""
-    wanted = f"one of {', '.join(map(str, values))}" if len(values) > 1 else shown([*values][0])
+    wanted = f"one of {', '.join(map(str, values))}" if len(values) > 1 else shown(next(iter(values)))
 
     def schema(value: Any, place: str) -> None:
         if not any(type(value) is type(each) and value == each for each in values):

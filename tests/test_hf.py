@@ -588,7 +588,8 @@ def test_what_does_not_fit_is_shown_in_a_short_line(tmp_path, file, change):
     ("name", "value"),
     [
         ("hidden_size", 10**300), ("num_hidden_layers", 2**63), ("vocab_size", 2**63),
-        ("max_position_embeddings", 2**40), ("layer_norm_eps", 10**400), ("layer_norm_eps", float("inf")), ("initializer_range", float("nan")),
+        ("max_position_embeddings", 2**40), ("layer_norm_eps", 10**400), ("layer_norm_eps", float("inf")),
+        ("initializer_range", float("nan")),
     ],
 )  # fmt: skip
 def test_a_number_beyond_any_model_is_one_line(tmp_path, name, value):
