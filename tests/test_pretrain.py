@@ -368,3 +368,21 @@ def test_nothing_held_out_trains_without_evaluation(tmp_path):
     data = make_dataset(tmp_path, holdout_rate=0.0)
     result = train(tiny_run(data, mesh=ONE_DEVICE, train=TrainConfig(num_steps=2)), tmp_path / "run")
     assert result.step == 2 and losses(tmp_path / "run", "eval") == {}
+
+
+@pytest.mark.parametrize("kind", ["another token", "not UTF-8", "other options"])
+def test_a_damaged_vocabulary_of_a_data_set_is_not_to_be_prepared_with(toy_data, tmp_path, kind):
+    data = shutil.copytree(toy_data, tmp_path / "data")
+    vocab, options = data / "tokenizer" / "vocab.txt", data / "tokenizer" / "tokenizer_config.json"
+    content = vocab.read_bytes()
+    if kind == "other options":
+        options.write_text(options.read_text().replace("true", "false"))
+    else:
+        vocab.write_bytes(content.replace(b"\nthe\n", b"\nthd\n" if kind == "another token" else b"\n\xff\n"))
+    with pytest.raises(InputError) as caught:
+        train(tiny_run(data, mesh=ONE_DEVICE), tmp_path / "run")
+    message = str(caught.value)
+    assert str(data / "tokenizer") in message and "prepare it with --tokenizer" not in message
+    assert not (tmp_path / "run").exists() and "\n" not in message
+    if kind != "not UTF-8":
+        assert "is damaged or was replaced: it gives other ids than those of the rows" in message
