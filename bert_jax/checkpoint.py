@@ -32,7 +32,18 @@ _SEAL = schema.record(
         "files": schema.map_of(_FILE, key=schema.file_name),
         "arrays": schema.map_of(schema.tuple_of(schema.text(), schema.list_of(schema.whole(0, 2**31 - 1)))),
     },
-    {"notes": schema.record({}, {"unreported": _SUMS, "seen": schema.or_null(schema.map_of(schema.whole()))})},
+    {
+        "step": schema.whole(),
+        "notes": schema.record(
+            {},
+            {
+                "unreported": _SUMS,
+                "overdue": schema.true_or_false,
+                "best": schema.list_of(schema.number(finite=False)),
+                "seen": schema.or_null(schema.map_of(schema.whole())),
+            },
+        ),
+    },
 )
 
 

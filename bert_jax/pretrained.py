@@ -265,7 +265,7 @@ def _load_own(path: Path) -> Pretrained:
     else:
         checkpoint = newest_whole(path / "checkpoints")
         sealed = read_json(checkpoint / SEAL)
-        arrays, trained = sealed["arrays"], {"step": sealed["step"]} | (sealed.get("notes", {}).get("seen") or {})
+        arrays, trained = sealed["arrays"], {"step": int(checkpoint.name)} | (sealed.get("notes", {}).get("seen") or {})
         found = {name.removeprefix("params/"): value for name, value in arrays.items() if name.startswith("params/")}
         abstract = _abstract(checkpoint, config, found)
         params = restore_tree(checkpoint / "state", {"params": abstract})["params"]
