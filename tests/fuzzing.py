@@ -27,6 +27,7 @@ set_hypothesis_home_dir(tempfile.gettempdir())  # it keeps tables of characters,
 SECONDS, MOST_SECONDS = 2.0, 60  # of the processor, and by the clock: other programs may be at work
 MEMORY = 3 << 30  # more than was there before: address space, of which libraries take a lot for their threads
 SHARE = 30  # of the cases, one in so many is in the fast tests
+TIMES = int(os.environ.get("BERT_JAX_FUZZ", "1"))  # so many times the cases, for a campaign
 
 _JSON = (".json",)
 _INSERTS = [b"\0", b"\n", b"\r\n", b"\t", b'"', b"\\", b"{", b"[" * 2000, b"\xff" * 12, b"\xef\xbb\xbf", b"9" * 40,
@@ -54,7 +55,7 @@ def make_tests(readers: list[Reader]) -> tuple[Callable, Callable]:
     @pytest.mark.slow
     @each
     def test_much_damage(reader: Reader, tmp_path: Path) -> None:
-        attack(reader, tmp_path, reader.cases)
+        attack(reader, tmp_path, reader.cases * TIMES)
 
     return test_some_damage, test_much_damage
 
