@@ -193,6 +193,8 @@ def record(
                 wanted = required[name].wanted  # type: ignore[attr-defined]
                 raise Mismatch(f"{_inside(place, name)} is missing; it should be {wanted}")
         for name, part in value.items():
+            if name not in known and not (name.isprintable() and len(name) <= 200):
+                _refuse(name, f"a key of {place or 'the whole'}", "a name")
             known.get(name, others)(part, _inside(place, name))
 
     return _described(schema, "an object")

@@ -178,3 +178,10 @@ def test_a_finished_data_set_with_wrong_types_is_one_line(tmp_path):
             mutations.outcome(lambda: finished_manifest(tmp_path, identity))
     (tmp_path / "manifest.json").write_text(json.dumps({"identity": identity | {"options": []}}))
     assert "was begun with max_seq_length None, not 32" in refusal(finished_manifest, tmp_path, identity)
+
+
+@pytest.mark.parametrize("name", ["\ud800", "x" * 300, "a\nb"])
+def test_a_setting_that_is_no_name_is_one_line(tmp_path, name):
+    ours = IDENTITY | {"run": to_dict(tiny_run("data"))}
+    (tmp_path / "config.json").write_bytes(mutations.dump(mutations.replaced(ours, ("run", "model", name), 1)))
+    assert 'config.json: a key of run.model is "' in refusal(check_workdir, tmp_path, ours, PretrainConfig, ())
