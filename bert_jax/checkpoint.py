@@ -283,7 +283,13 @@ def restore_tree(path: Path, abstract_tree: Any) -> Any:
     )
     with contextlib.closing(ocp.PyTreeCheckpointer()) as checkpointer, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return checkpointer.restore(path.absolute(), args=arguments)
+        try:
+            return checkpointer.restore(path.absolute(), args=arguments)
+        except MemoryError:
+            raise
+        except Exception as error:  # noqa: BLE001 - behind right checksums; Orbax and TensorStore fail in any way
+            reason = " ".join(str(error).split())[:200] or type(error).__name__
+            raise InputError(f"{path} cannot be restored ({reason}); copy it again, or take an older one") from None
 
 
 @contextlib.contextmanager

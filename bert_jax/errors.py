@@ -30,3 +30,9 @@ class LostProcessError(InputError):
     """
 
     STATUS = 75
+
+
+def cut(value: object) -> str:
+    """Returns a value as Python shows it, cut to what fits in a message."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}..."

@@ -30,7 +30,7 @@ from bert_jax.settings import to_dict
 from bert_jax.sharding import check_divisible, make_mesh
 from bert_jax.step import TrainState, abstract_state, init_state, make_train_step
 from bert_jax.storage import write_json
-from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
+from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.warm_start import load_start
 from bert_jax.workdir import changes_of, check_workdir, common, locked
 
@@ -61,7 +61,7 @@ def _run(
     # Everything that can be wrong is found before anything is written.
     config.validate()
     datasets = [open_dataset(phase.config.data.path, verify=config.data.verify) for phase in phases_of(config)]
-    tokenizer = load_tokenizer(datasets[0].tokenizer_path)
+    tokenizer = datasets[0].load_tokenizer()
     config = resolve(config, datasets, tokenizer)
     mesh = make_mesh(config.mesh, devices)
     for phase in phases_of(config):

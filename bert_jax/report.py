@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bert_jax import schema
 from bert_jax.errors import InputError
 from bert_jax.storage import atomic_path
 
@@ -110,6 +111,15 @@ class Reporter:
         self.message(line)
 
 
+def _metric(value: Any, place: str) -> None:
+    """The schema of a metric, which `_to_json` may have made a text."""
+    if value not in ("nan", "inf", "-inf"):
+        schema.number()(value, place)
+
+
+_RECORD = schema.record({"step": schema.whole(), "kind": schema.one_of("train", "eval")}, others=_metric)
+
+
 def read_metrics(path: str | os.PathLike) -> list[dict[str, Any]]:
     """Returns the records of a metrics file, in the order in which they were written.
 
@@ -118,18 +128,22 @@ def read_metrics(path: str | os.PathLike) -> list[dict[str, Any]]:
     Raises: InputError if the file is missing or another line cannot be read.
     """
     try:
-        lines = Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = Path(path).read_text(encoding="utf-8", errors="replace").removesuffix("\n").split("\n")
     except OSError as error:
         raise InputError(f"metrics {path} cannot be read: {error.strerror or error}") from None
     records = []
     for number, line in enumerate(lines, start=1):
         try:
             record = json.loads(line)
-            values = {name: value if name == "kind" else _from_json(value) for name, value in record.items()}
-            records.append(values | {"step": int(values["step"])})
-        except (ValueError, TypeError, KeyError, AttributeError):
+            _RECORD(record, "")
+        except (ValueError, RecursionError, schema.Mismatch) as error:
             if number < len(lines):
-                raise InputError(f"metrics {path} is damaged at line {number}; delete this line to go on") from None
+                reason = " ".join(str(error).split())[:100]
+                raise InputError(
+                    f"metrics {path} is damaged at line {number}; delete this line to go on ({reason})"
+                ) from None
+        else:
+            records.append({name: value if name == "kind" else _from_json(value) for name, value in record.items()})
     return records
 
 

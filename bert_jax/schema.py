@@ -104,7 +104,7 @@ def text(pattern: str = "", wanted: str = "a text") -> Schema:
 
 def one_of(*values: Any) -> Schema:
     """Returns the schema of one of these texts or numbers."""
-    wanted = f"one of {', '.join(map(str, values))}" if len(values) > 1 else shown(values[0])
+    wanted = f"one of {', '.join(map(str, values))}" if len(values) > 1 else shown(next(iter(values)))
 
     def schema(value: Any, place: str) -> None:
         if not any(type(value) is type(each) and value == each for each in values):
@@ -196,6 +196,8 @@ def record(
                 wanted = required[name].wanted  # type: ignore[attr-defined]
                 raise Mismatch(f"{_inside(place, name)} is missing; it should be {wanted}")
         for name, part in value.items():
+            if name not in known and not (name.isprintable() and len(name) <= 200):
+                _refuse(name, f"a key of {place or 'the whole'}", "a name")
             known.get(name, others)(part, _inside(place, name))
 
     return _described(schema, "an object")

@@ -25,7 +25,8 @@ _SEAL = schema.record(
             {
                 "unreported": _SUMS,
                 "seen": schema.or_null(schema.map_of(schema.whole())),
-                "best": schema.list_of(schema.number()),
+                "overdue": schema.true_or_false,
+                "best": schema.list_of(schema.number(finite=False)),
             },
         ),
         "step": schema.whole(),

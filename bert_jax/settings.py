@@ -7,7 +7,7 @@ import math
 import typing
 from typing import Any, TypeVar
 
-from bert_jax.errors import InputError
+from bert_jax.errors import InputError, cut
 
 Config = TypeVar("Config")
 
@@ -28,31 +28,22 @@ def from_dict(kind: type[Config], values: typing.Mapping[str, Any], where: str =
     arguments = {}
     for key, value in values.items():
         if key not in fields:
-            raise InputError(f"{where} has no key {shown(key)}{suggest(key, fields)}; keys: {', '.join(fields)}")
+            raise InputError(f"{where} has no key {cut(key)}{suggest(key, fields)}; keys: {', '.join(fields)}")
         expected = typing.get_type_hints(kind)[key]
         if dataclasses.is_dataclass(expected):
             if not isinstance(value, typing.Mapping):
-                raise InputError(f"{where}.{key} is {shown(value)}; it is a section with keys of its own")
+                raise InputError(f"{where}.{key} is {cut(value)}; it is a section with keys of its own")
             arguments[key] = from_dict(expected, value, f"{where}.{key}")  # type: ignore[arg-type]
         elif expected is float and type(value) is int:
             if abs(value) > 2**1023:
-                raise InputError(f"{where}.{key} is {shown(value)}, beyond what a float holds; use a smaller one")
+                raise InputError(f"{where}.{key} is {cut(value)}, beyond what a float holds; use a smaller one")
             arguments[key] = float(value)
         elif type(value) is not expected:
             found, wanted = type(value).__name__, expected.__name__
-            raise InputError(f"{where}.{key} is {shown(value)}, a {found}; use a {wanted}")
+            raise InputError(f"{where}.{key} is {cut(value)}, a {found}; use a {wanted}")
         else:
             arguments[key] = value
     return kind(**arguments)
-
-
-def shown(value: Any) -> str:
-    """Returns a value for a message, cut to what fits in one."""
-    try:
-        text = repr(value)
-    except ValueError:  # Python writes no number of more than some thousand digits
-        text = "a number of thousands of digits"
-    return text if len(text) <= 80 else f"{text[:80]}..."
 
 
 def changed_keys(old: typing.Mapping[str, Any], new: typing.Mapping[str, Any], prefix: str = "") -> list[str]:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files damaged at random, and the promise about them: a reader returns a value or raises an `InputError` of one line.
 
-Hypothesis draws the damage (docs/decisions/0025-fuzzing.md). Cases follow from the test alone, so a run can be repeated,
-and a failure is shown with the smallest damage that was found. A case has bounds of time and memory.
+Hypothesis draws the damage (docs/decisions/0025-fuzzing.md). Cases follow from the test alone: a run can be
+repeated, and a failure is shown with the smallest damage that was found. A case has bounds of time and memory.
 """
 
 import contextlib
@@ -27,6 +27,7 @@ set_hypothesis_home_dir(tempfile.gettempdir())  # it keeps tables of characters,
 SECONDS, MOST_SECONDS = 2.0, 60  # of the processor, and by the clock: other programs may be at work
 MEMORY = 3 << 30  # more than was there before: address space, of which libraries take a lot for their threads
 SHARE = 30  # of the cases, one in so many is in the fast tests
+TIMES = int(os.environ.get("BERT_JAX_FUZZ", "1"))  # so many times the cases, for a campaign
 
 _JSON = (".json",)
 _INSERTS = [b"\0", b"\n", b"\r\n", b"\t", b'"', b"\\", b"{", b"[" * 2000, b"\xff" * 12, b"\xef\xbb\xbf", b"9" * 40,
@@ -54,7 +55,7 @@ def make_tests(readers: list[Reader]) -> tuple[Callable, Callable]:
     @pytest.mark.slow
     @each
     def test_much_damage(reader: Reader, tmp_path: Path) -> None:
-        attack(reader, tmp_path, reader.cases)
+        attack(reader, tmp_path, reader.cases * TIMES)
 
     return test_some_damage, test_much_damage
 
@@ -62,7 +63,7 @@ def make_tests(readers: list[Reader]) -> tuple[Callable, Callable]:
 def attack(reader: Reader, directory: Path, cases: int) -> None:
     """Damages a file at a time, as often as asked for, and reads."""
     reader.make(directory)
-    paths = sorted({path for pattern in reader.files for path in directory.glob(pattern)})
+    paths = sorted({path for pattern in reader.files for path in directory.glob(pattern) if path.is_file()})
     contents = {path: path.read_bytes() for path in paths}
     assert contents and all(contents.values())
     reader.read(directory)  # what is whole is read; it compiles, too

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Damage: what becomes of files that were edited, cut off, or written by somebody else; all of it follows from a seed."""
+"""Damage: what becomes of files that were edited, cut off or written by somebody else; it follows from a seed."""
 
 import copy
 import json

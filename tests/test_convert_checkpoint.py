@@ -262,3 +262,25 @@ def test_show_params_is_the_same_for_every_format(repository, models, form):
 def test_the_pretrained_type_stays_usable_with_three_fields(models):
     bert = load_pretrained(models / "bert_jax")
     assert Pretrained(bert.config, bert.params, bert.tokenizer).task == "pretraining"
+
+
+@pytest.mark.slow
+def test_verify_says_which_files_have_no_checksum(repository, models, tmp_path):
+    """A flipped bit of a tensor in Hugging Face's format is another number, and nothing tells; ours is sealed."""
+    damaged = shutil.copytree(models / "hf", tmp_path / "hf")
+    content = bytearray((damaged / "model.safetensors").read_bytes())
+    content[-3] ^= 1
+    (damaged / "model.safetensors").write_bytes(content)
+    flags = [f"--input={damaged}", f"--output={tmp_path / 'own'}", "--to=bert_jax", "--verify"]
+    status, _, stderr = command(repository, "convert_checkpoint", *flags)
+    assert status == 0, stderr
+    assert f"note: {damaged}: Hugging Face's files carry no checksum" in stderr
+    assert "the output is sealed by checksums from now on" in stderr
+    file = next(
+        path for path in (tmp_path / "own" / "params").rglob("*") if path.is_file() and path.stat().st_size > 99
+    )
+    content = bytearray(file.read_bytes())
+    content[-3] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(InputError, match="has another checksum than when it was written"):
+        load_pretrained(tmp_path / "own")

@@ -168,9 +168,12 @@ READERS = [
     Reader("score-squad", make_squad, score_squad, ("*.json",), 300),
     *(submission(name, 100) for name in ("sst2", "stsb", "mnli")),
     Reader(
-        "score-ner", make_tagged, lambda path: ner.score_files(str(path / "train.conll"), str(path / "said.conll")),
-        ("*.conll",), 150,
+        "score-ner",
+        make_tagged,
+        lambda path: ner.score_files(str(path / "train.conll"), str(path / "said.conll")),
+        ("*.conll",),
+        150,
     ),
-]  # fmt: skip
+]
 
 test_some_damage, test_much_damage = make_tests(READERS)

@@ -66,18 +66,29 @@ def write(name: str, content: str | bytes):
 READERS = [
     Reader("vocab.txt", write_wordpiece, lambda path: use_tokenizer(path / "vocab.txt"), ("vocab.txt",), 500),
     Reader("tokenizer", write_wordpiece, lambda path: use_tokenizer(path / "tokenizer"), ("tokenizer/*.json",), 300),
-    Reader("sentencepiece", write_sentencepiece, lambda path: use_tokenizer(path / "tokenizer"), ("tokenizer/*",), 1000),
-    Reader("text", lambda path: write_corpus(path / "x.txt", 5), lambda path: use_text(path / "x.txt"), ("x.txt",), 250),
+    Reader(
+        "sentencepiece", write_sentencepiece, lambda path: use_tokenizer(path / "tokenizer"), ("tokenizer/*",), 1000
+    ),
+    Reader(
+        "text", lambda path: write_corpus(path / "x.txt", 5), lambda path: use_text(path / "x.txt"), ("x.txt",), 250
+    ),
     Reader("wiki", write("x.txt", WIKI), lambda path: use_text(path / "x.txt"), ("x.txt",), 400),
     Reader("jsonl", write("x.jsonl", JSON_LINES), lambda path: use_text(path / "x.jsonl"), ("x.jsonl",), 400),
     Reader("gzip", write("x.gz", gzip.compress(WIKI.encode())), lambda path: use_text(path / "x.gz"), ("x.gz",), 300),
     Reader(
-        "zstd", write("x.zst", zstandard.compress(WIKI.encode())), lambda path: use_text(path / "x.zst"), ("x.zst",), 300
+        "zstd",
+        write("x.zst", zstandard.compress(WIKI.encode())),
+        lambda path: use_text(path / "x.zst"),
+        ("x.zst",),
+        300,
     ),
     Reader(
-        "lines", write("x.jsonl", '{"text": "ban"}\n["ban", "ran"]\n{"question": "?", "context": "x"}\n'),
-        lambda path: use_lines(path / "x.jsonl"), ("x.jsonl",), 250,
+        "lines",
+        write("x.jsonl", '{"text": "ban"}\n["ban", "ran"]\n{"question": "?", "context": "x"}\n'),
+        lambda path: use_lines(path / "x.jsonl"),
+        ("x.jsonl",),
+        250,
     ),
-]  # fmt: skip
+]
 
 test_some_damage, test_much_damage = make_tests(READERS)

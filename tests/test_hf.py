@@ -559,3 +559,44 @@ def test_hub_names_are_fetched_through_huggingface_hub(written, copy, monkeypatc
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(InputError, match=r"needs huggingface_hub; pip install 'bert_jax\[hub\]'"):
         load_pretrained("hf://org/name")
+
+
+@pytest.mark.parametrize(
+    ("file", "change"),
+    [
+        ("tokenizer.json", lambda about: about["model"]["vocab"].update({"x" * 300_000: 9})),
+        ("tokenizer.json", lambda about: about["normalizer"].update({"type": "x" * 300_000})),
+        ("tokenizer.json", lambda about: about["added_tokens"].append({"id": 10**9, "content": "x" * 300_000})),
+        ("tokenizer_config.json", lambda about: about.update({"tokenizer_class": "x" * 300_000})),
+        ("tokenizer_config.json", lambda about: about.update({"unk_token": ["x"] * 100_000})),
+        ("config.json", lambda about: about.update({"hidden_act": "x" * 300_000})),
+        ("config.json", lambda about: about.update({"hidden_size": "x" * 300_000})),
+    ],
+)
+def test_what_does_not_fit_is_shown_in_a_short_line(tmp_path, file, change):
+    save_hf(tmp_path / "model", tiny_model(vocab_size=96), random_params(tiny_model(vocab_size=96)),
+            make_tokenizer(96), "pretraining", ())  # fmt: skip
+    about = json.loads((tmp_path / "model" / file).read_text())
+    change(about)
+    (tmp_path / "model" / file).write_text(json.dumps(about))
+    with pytest.raises(InputError) as caught:
+        load_hf(tmp_path / "model")
+    assert len(str(caught.value)) < 1000 and str(tmp_path / "model") in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("hidden_size", 10**300), ("num_hidden_layers", 2**63), ("vocab_size", 2**63),
+        ("max_position_embeddings", 2**40), ("layer_norm_eps", 10**400), ("layer_norm_eps", float("inf")),
+        ("initializer_range", float("nan")),
+    ],
+)  # fmt: skip
+def test_a_number_beyond_any_model_is_one_line(tmp_path, name, value):
+    save_hf(tmp_path / "model", tiny_model(vocab_size=96), random_params(tiny_model(vocab_size=96)),
+            make_tokenizer(96), "pretraining", ())  # fmt: skip
+    about = json.loads((tmp_path / "model" / "config.json").read_text())
+    (tmp_path / "model" / "config.json").write_text(json.dumps(about | {name: value}))
+    with pytest.raises(InputError, match=r"config.json: model\.\w+ ") as caught:
+        load_hf(tmp_path / "model")
+    assert len(str(caught.value).splitlines()) == 1

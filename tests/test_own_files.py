@@ -73,6 +73,13 @@ def test_a_missing_section_in_an_exported_model_is_one_line(copy):
     assert "config.json: model is missing; it should be an object" in refusal(load_pretrained, copy)
 
 
+def test_parameters_that_were_damaged_before_they_were_sealed_are_one_line(copy):
+    metadata = copy / "params" / "_METADATA"
+    metadata.write_bytes(b"z" + metadata.read_bytes()[1:])
+    edit(copy, lambda about: about)
+    assert "params cannot be restored (Expecting value" in refusal(load_pretrained, copy)
+
+
 @pytest.mark.slow
 def test_every_wrong_type_in_an_exported_model_is_one_line(copy):
     about = json.loads((copy / "config.json").read_text())
@@ -171,3 +178,10 @@ def test_a_finished_data_set_with_wrong_types_is_one_line(tmp_path):
             mutations.outcome(lambda: finished_manifest(tmp_path, identity))
     (tmp_path / "manifest.json").write_text(json.dumps({"identity": identity | {"options": []}}))
     assert "was begun with max_seq_length None, not 32" in refusal(finished_manifest, tmp_path, identity)
+
+
+@pytest.mark.parametrize("name", ["\ud800", "x" * 300, "a\nb"])
+def test_a_setting_that_is_no_name_is_one_line(tmp_path, name):
+    ours = IDENTITY | {"run": to_dict(tiny_run("data"))}
+    (tmp_path / "config.json").write_bytes(mutations.dump(mutations.replaced(ours, ("run", "model", name), 1)))
+    assert 'config.json: a key of run.model is "' in refusal(check_workdir, tmp_path, ours, PretrainConfig, ())

@@ -407,3 +407,21 @@ def test_a_model_without_a_fingerprint_opens_as_before(finished, tmp_path):
         assert about.pop("tokenizer")
         (tmp_path / "run" / name).write_text(json.dumps(about))
     assert bert_jax.load_pretrained(tmp_path / "run").trained["step"] == 12
+
+
+@pytest.mark.parametrize("kind", ["another token", "not UTF-8", "other options"])
+def test_a_damaged_vocabulary_of_a_data_set_is_not_to_be_prepared_with(toy_data, tmp_path, kind):
+    data = shutil.copytree(toy_data, tmp_path / "data")
+    vocab, options = data / "tokenizer" / "vocab.txt", data / "tokenizer" / "tokenizer_config.json"
+    content = vocab.read_bytes()
+    if kind == "other options":
+        options.write_text(options.read_text().replace("true", "false"))
+    else:
+        vocab.write_bytes(content.replace(b"\nthe\n", b"\nthd\n" if kind == "another token" else b"\n\xff\n"))
+    with pytest.raises(InputError) as caught:
+        train(tiny_run(data, mesh=ONE_DEVICE), tmp_path / "run")
+    message = str(caught.value)
+    assert str(data / "tokenizer") in message and "prepare it with --tokenizer" not in message
+    assert not (tmp_path / "run").exists() and "\n" not in message
+    if kind != "not UTF-8":
+        assert "is damaged or was replaced: it gives other ids than those of the rows" in message

@@ -141,3 +141,22 @@ def test_heavy_libraries_are_imported_when_needed(repository):
     heavy = "{'jax', 'matplotlib', 'tensorboardX', 'tqdm'}"
     code = f"import sys, bert_jax.report; print(sorted({heavy} & set(sys.modules)))"
     assert subprocess.check_output([sys.executable, "-c", code], text=True, cwd=repository) == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ('{"step": "2", "kind": "train"}', 'step is "2", not a whole number, 0 or more'),
+        ('{"step": 1e400, "kind": "train"}', "step is Infinity, not a whole number"),
+        ('{"step": 2, "kind": ["train"]}', 'kind is ["train"], not one of train, eval'),
+        ('{"step": 2, "kind": "train", "loss": {}}', "loss is {}, not a number"),
+        ('{"step": 2, "kind": "train", "loss": "high"}', 'loss is "high", not a number'),
+        ('{"kind": "train"}', "step is missing; it should be a whole number"),
+        ("[" * 100_000, "recursion"),
+    ],
+)
+def test_a_line_with_a_wrong_value_says_what_stands_there(tmp_path, line, reason):
+    (tmp_path / METRICS_FILE).write_text(f'{line}\n{{"step": 2, "kind": "train"}}\n')
+    with pytest.raises(InputError, match=r"is damaged at line 1; delete this line to go on") as caught:
+        read_metrics(tmp_path / METRICS_FILE)
+    assert reason in str(caught.value) and "\n" not in str(caught.value)

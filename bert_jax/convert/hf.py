@@ -13,7 +13,7 @@ from bert_jax.config import ModelConfig
 from bert_jax.convert.hf_tokenizer import load_hf_tokenizer, save_hf_tokenizer
 from bert_jax.convert.hf_weights import INDEX, PICKLE, WEIGHTS, import_torch, open_weights, write_weights
 from bert_jax.convert.names import Imported, check_vocabulary, find_not_finite, from_params, infer_task, to_params
-from bert_jax.errors import InputError
+from bert_jax.errors import InputError, cut
 from bert_jax.model.heads import TASK_PARTS
 from bert_jax.model.objective import Params, parts_of
 from bert_jax.settings import from_dict
@@ -87,7 +87,7 @@ def load_hf(path: str | Path) -> Imported:
     task = declared if declared and not missing else infer_task(present)
     if settings.get("classifier_dropout") not in (None, config.hidden_dropout_rate):
         notes.append(
-            f"classifier_dropout {settings['classifier_dropout']} is not kept; dropout before a classifier is "
+            f"classifier_dropout {cut(settings['classifier_dropout'])} is not kept; dropout before a classifier is "
             f"hidden_dropout_rate {config.hidden_dropout_rate} here"
         )
     if "auto_map" in settings:
@@ -162,7 +162,7 @@ def model_config(settings: dict[str, Any], where: Path) -> ModelConfig:
         if settings.get(option) not in allowed:
             most = ", ".join(str(value) for value in allowed if value)
             raise InputError(
-                f"{where}: {option} is {settings[option]!r}, which this BERT cannot compute; "
+                f"{where}: {option} is {cut(settings[option])}, which this BERT cannot compute; "
                 + (f"it can with {most}" if most else "a model without it can be used")
             )
     values = {ours: settings[theirs] for ours, theirs in _SETTINGS.items() if theirs in settings}
@@ -211,7 +211,7 @@ def _problem(settings: dict[str, Any], params: Params) -> str:
     if problem in (None, usual):
         return ""
     return (
-        f"problem_type {problem!r} is not kept: here the classifier is trained and read as of {usual!r}, for it has "
+        f"problem_type {cut(problem)} is not kept: here the classifier is trained and read as of {usual!r}, for it has "
         f"{params['classifier']['bias'].shape[0]} outputs; the logits are the same"
     )
 

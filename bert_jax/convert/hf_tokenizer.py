@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bert_jax.errors import InputError
+from bert_jax.errors import InputError, cut
 from bert_jax.storage import read_json, write_json
 from bert_jax.text.tokenizer import Tokenizer, load_tokenizer, wordpiece_tokenizer
 from bert_jax.text.vocab import CONTINUATION, MAX_WORD_LENGTH, SPECIAL_TOKENS, read_vocab
@@ -19,6 +19,7 @@ _SPECIAL_NAMES = ("pad", "unk", "cls", "sep", "mask")  # as SPECIAL_TOKENS
 
 # Those of BERT, and those that say nothing; another class splits text in another way.
 _CLASSES = ("", "BertTokenizer", "BertTokenizerFast", "PreTrainedTokenizerFast", "TokenizersBackend", "SentencePiece")
+_OTHER = "what it makes of a text cannot be computed here"
 _OPTIONS = {"lowercase": "do_lower_case", "strip_accents": "strip_accents",
             "handle_chinese_chars": "tokenize_chinese_chars"}  # fmt: skip
 
@@ -37,7 +38,7 @@ def load_hf_tokenizer(directory: Path) -> tuple[Tokenizer, list[str]]:
     options |= {name: settings[name] for name in _OPTIONS.values() if settings.get(name) is not None}
     for name, value in options.items():
         if not isinstance(value, bool):
-            raise InputError(f"{directory}: the tokenizer's {name} is {value!r}; make it true or false")
+            raise InputError(f"{directory}: the tokenizer's {name} is {cut(value)}; make it true or false")
     path = directory / "vocab.txt"
     if path.exists():
         vocab: Sequence[str] = read_vocab(path)
@@ -137,18 +138,14 @@ def _check_settings(settings: dict[str, Any], path: Path) -> None:
     """Raises: InputError if tokenizer_config.json describes a tokenizer that is not BERT's WordPiece."""
     kind = settings.get("tokenizer_class") or ""
     if kind not in _CLASSES:
-        raise InputError(
-            f"{path}: tokenizer_class {kind} is not BERT's WordPiece; what it makes of a text cannot be computed here"
-        )
+        raise InputError(f"{path}: tokenizer_class {str(kind)[:80]} is not BERT's WordPiece; {_OTHER}")
     named = {f"{name}_token": token for name, token in zip(_SPECIAL_NAMES, SPECIAL_TOKENS, strict=True)}
     wanted = named | {"do_basic_tokenize": True, "never_split": None}
     for name, value in wanted.items():
         found = settings.get(name)
         found = found.get("content") if isinstance(found, dict) else found
         if found not in (None, value, []):
-            raise InputError(
-                f"{path}: {name} is {found!r}, BERT's is {value!r}; what it makes of a text cannot be computed here"
-            )
+            raise InputError(f"{path}: {name} is {cut(found)}, BERT's is {cut(value)}; {_OTHER}")
 
 
 def _backend_options(backend: dict[str, Any], path: Path) -> dict[str, Any]:
@@ -165,9 +162,7 @@ def _backend_options(backend: dict[str, Any], path: Path) -> dict[str, Any]:
         ("clean_text", normalizer.get("clean_text", True), True),
     ):
         if found != wanted:
-            raise InputError(
-                f"{path}: {what} is {found!r}, BERT's is {wanted!r}; what it makes of a text cannot be computed here"
-            )
+            raise InputError(f"{path}: {what} is {cut(found)}, BERT's is {cut(wanted)}; {_OTHER}")
     return {ours: normalizer[name] for name, ours in _OPTIONS.items() if normalizer.get(name) is not None}
 
 
@@ -185,7 +180,7 @@ def _check_same(vocab: Sequence[str], ids: dict[str, int], directory: Path) -> N
         if not 0 <= index < len(vocab) or vocab[index].strip() != token.strip():
             raise InputError(
                 f"{directory}: vocab.txt, of {len(vocab)} tokens, and tokenizer.json, of {len(ids)}, disagree about "
-                f"{token!r} with id {index}; remove the one that is not this model's"
+                f"{cut(token)} with id {cut(index)}; remove the one that is not this model's"
             )
 
 
@@ -195,17 +190,18 @@ def _check_added_tokens(
     """Returns a line about tokens that are found in raw text. Raises: InputError if the vocabulary lacks one."""
     decoder = settings.get("added_tokens_decoder") or {}
     try:
-        ids = {str(token): int(index) for token, index in _read_object(directory / "added_tokens.json").items()}
-        ids |= {str(token["content"]): int(token["id"]) for token in backend.get("added_tokens") or []}
-        ids |= {str(token["content"]): int(index) for index, token in decoder.items()}
-    except (AttributeError, KeyError, TypeError, ValueError):
+        pairs = [*_read_object(directory / "added_tokens.json").items()]
+        pairs += [(token["content"], token["id"]) for token in backend.get("added_tokens") or []]
+        pairs += [(token["content"], index) for index, token in decoder.items()]
+        ids = {str(token): int(index) for token, index in pairs}
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
         raise InputError(
             f"{directory}: what its tokenizer files say of added tokens is no list of tokens and ids; copy them again"
         ) from None
     beyond = sorted((index, token) for token, index in ids.items() if not 0 <= index < len(vocab))
     if beyond:
         raise InputError(
-            f"{directory} adds {len(beyond)} tokens to its vocabulary of {len(vocab)}, {beyond[0][1]!r} the first; "
+            f"{directory} adds {len(beyond)} tokens to its vocabulary of {len(vocab)}, {cut(beyond[0][1])} the first; "
             "they are found in raw text, which this tokenizer does not do: append them to vocab.txt as words, in the "
             "order of their ids, and remove them from the other files"
         )
@@ -213,6 +209,6 @@ def _check_added_tokens(
     if not others:
         return []
     return [
-        f"{len(others)} tokens, {others[0]!r} the first, are found in raw text by transformers, and are words like "
+        f"{len(others)} tokens, {cut(others[0])} the first, are found in raw text by transformers, and are words like "
         "others here"
     ]

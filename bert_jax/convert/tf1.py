@@ -16,7 +16,7 @@ from bert_jax import storage
 from bert_jax.config import ModelConfig
 from bert_jax.convert.bundle import Bundle, index_path, write_bundle
 from bert_jax.convert.names import Imported, check_vocabulary, find_not_finite, from_params, infer_task, to_params
-from bert_jax.errors import InputError
+from bert_jax.errors import InputError, cut
 from bert_jax.model.heads import TASK_PARTS
 from bert_jax.model.objective import Params, parts_of
 from bert_jax.settings import from_dict
@@ -190,7 +190,7 @@ def _model_config(settings: dict[str, Any], where: Path, activation: str) -> tup
         raise InputError(f"{where} has no vocab_size; it is no {_CONFIG_NAME} of a BERT")
     given, ours, notes = settings.get("hidden_act", "gelu"), settings.get(_OURS, {}), []
     if not isinstance(given, str) or given.lower() != "gelu":
-        raise InputError(f"{where}: hidden_act is {given!r}, which this BERT cannot compute; it can with gelu")
+        raise InputError(f"{where}: hidden_act is {cut(given)}, which this BERT cannot compute; it can with gelu")
     if not activation and "activation" not in ours:
         notes.append(
             f"{where.name}: gelu is the tanh form, as in Google's code since 2019-02-07; of a model trained with older"

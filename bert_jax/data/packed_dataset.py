@@ -18,7 +18,6 @@ from bert_jax.data import packing, records
 from bert_jax.data.building import finished_manifest, unfinished
 from bert_jax.data.processes import say, task_runner
 from bert_jax.errors import InputError
-from bert_jax.text.tokenizer import load_tokenizer
 
 SPLITS = ("train", "heldout")
 
@@ -64,7 +63,7 @@ def pack_dataset(
         raise InputError(f"output {output} is the data set itself; choose a new directory")
     row_length = row_length or source.row_length
     _check(source, data, row_length, max_per_row)
-    tokenizer = load_tokenizer(source.tokenizer_path)
+    tokenizer = source.load_tokenizer()
     identity = {
         "format": records.FORMAT,
         "version": records.VERSION,

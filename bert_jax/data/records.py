@@ -19,6 +19,7 @@ import numpy as np
 
 from bert_jax import schema, storage
 from bert_jax.errors import InputError
+from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
 
 FORMAT, VERSION = "bert_jax rows", 1
 MANIFEST, TOKENIZER, TOKEN_COUNTS = "manifest.json", "tokenizer", "token_counts.npy"
@@ -208,6 +209,24 @@ class Dataset:
     def tokenizer_path(self) -> str:
         """The directory of the tokenizer that made the data set."""
         return str(self.path / TOKENIZER)
+
+    def load_tokenizer(self) -> Tokenizer:
+        """Returns the tokenizer that made the data set.
+
+        Raises: InputError if it cannot be read, or is not the one that the manifest names.
+        """
+        try:
+            tokenizer = load_tokenizer(self.tokenizer_path)
+        except InputError as error:
+            raise InputError(f"the data set's own tokenizer cannot be used: {error}") from None
+        named = self.manifest["tokenizer"]["fingerprint"]
+        if tokenizer.fingerprint != named:
+            raise InputError(
+                f"{self.tokenizer_path} is damaged or was replaced: it gives other ids than those of the rows "
+                f"(fingerprint {tokenizer.fingerprint[:12]}, the manifest says {schema.shown(named[:12])}); copy the "
+                "directory again from where the data set came from, or prepare the text again"
+            )
+        return tokenizer
 
     @property
     def fingerprint(self) -> str:

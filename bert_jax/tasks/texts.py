@@ -89,9 +89,8 @@ def find_labels(examples: Sequence[ClassifyExample]) -> tuple[str, ...]:
     found = {str(example.label): example for example in reversed(examples) if example.label is not None}
     if len(found) < 2:
         where = examples[0].where if examples else "the training data"
-        raise InputError(
-            f"{where}: all examples have the label {', '.join(map(repr, found))[:80] or 'none'}; there must be two or more"
-        )
+        only = ", ".join(map(repr, found))[:80] or "none"
+        raise InputError(f"{where}: all examples have the label {only}; there must be two or more")
     if len(examples) >= 20 and 2 * len(found) > len(examples):
         raise InputError(
             f"{examples[0].where}: {len(examples)} examples have {len(found)} different labels, such as "

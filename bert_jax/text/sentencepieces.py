@@ -33,6 +33,8 @@ BLANK = "\u2581"  # how a piece writes the blank before a word
 _THREADS = 16  # of the trainer. Fixed: floating-point sums depend on it, and so do the bytes of the file.
 _LONGEST_LINE = 4096  # characters; the trainer skips lines that are too long, so they are cut
 
+_LARGEST = 1 << 28  # bytes of a model's file; one of 250,000 pieces has 5 MB
+
 _NO_WORDS = "the input holds no words to learn a vocabulary from; give text"
 
 # Letters of scripts that part words by no blanks: there a piece is as near to a word as one gets.
@@ -147,6 +149,10 @@ def read_sentencepieces(
     Raises: InputError if the file cannot be used.
     """
     try:
+        size = os.stat(path).st_size
+        if not os.path.isfile(path) or size > _LARGEST:  # a pipe would be waited for, a disk read whole
+            what = f"has {size} bytes" if os.path.isfile(path) else "is no file"
+            raise InputError(f"model {path} {what}; give a file of SentencePiece, of at most {_LARGEST} bytes")
         content = Path(path).read_bytes()
     except OSError as error:
         raise InputError(f"model {path} cannot be read ({error.strerror}); give a file of SentencePiece") from None

@@ -54,6 +54,8 @@ def main() -> None:
     else:
         save = save_hf if _TO.value == "hf" else save_tf1
         notes += save(output, bert.config, bert.params, bert.tokenizer, bert.task, bert.labels)
+    if _VERIFY.value:
+        notes += _without_checksums(recognise(_INPUT.value), _TO.value)
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
     print(
@@ -70,6 +72,20 @@ def main() -> None:
             raise InputError(
                 f"{output} does not compute the same {', '.join(left_out)} as {_INPUT.value}; see the notes"
             )
+
+
+def _without_checksums(source: str, target: str) -> list[str]:
+    """Returns lines about what a comparison cannot tell: Hugging Face's tensors have no checksum of their own."""
+    notes = []
+    if source == "hf":
+        sealed = {"bert_jax": "; the output is sealed by checksums from now on", "tf1": "; the output has checksums"}
+        notes.append(
+            f"{_INPUT.value}: Hugging Face's files carry no checksum, so a tensor that was damaged looks like "
+            f"any other{sealed.get(target, '')}"
+        )
+    if target == "hf":
+        notes.append(f"{_OUTPUT.value}: Hugging Face's files carry no checksum; keep a sha256 beside them")
+    return notes
 
 
 if __name__ == "__main__":

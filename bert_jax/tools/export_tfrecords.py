@@ -24,7 +24,6 @@ from bert_jax.data.records import Dataset, Split, open_dataset
 from bert_jax.errors import InputError
 from bert_jax.masking import mask_tokens
 from bert_jax.storage import new_directory
-from bert_jax.text.tokenizer import load_tokenizer
 from bert_jax.tools import cli
 
 _DEFAULTS = MaskingConfig()
@@ -64,7 +63,7 @@ def export_examples(
     total = epochs * rows.num_rows
     if num_files > total:
         raise InputError(f"num_files {num_files} is more than the {total} examples; use fewer")
-    tokenizer = load_tokenizer(dataset.tokenizer_path)
+    tokenizer = dataset.load_tokenizer()
     never_predicted = (tokenizer.cls_id, tokenizer.sep_id)
 
     @jax.jit
