@@ -4,24 +4,25 @@
 import dataclasses
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jax.sharding import Mesh
 
-from bert_jax import cluster, schema
-from bert_jax.checkpoint import Checkpoints, Restored, check_arrays, describe
+from bert_jax import cluster
+from bert_jax.checkpoint import Checkpoints, check_arrays, describe
 from bert_jax.config import ModelConfig, TrainConfig, check_types
+from bert_jax.describe import make_throughput
 from bert_jax.errors import InputError
 from bert_jax.finetune_config import FINETUNE_RESUMABLE_CHANGES, FinetuneConfig
+from bert_jax.finetune_results import FinetuneResult, curves, describe_run, describe_start, listed, summarise
 from bert_jax.loop import Pace, train_loop
 from bert_jax.model.objective import Params, task_objective
-from bert_jax.pretrain import make_throughput
 from bert_jax.pretrained import FINETUNED, Pretrained, load_pretrained, save_pretrained
-from bert_jax.report import Reporter, draw_curves, read_metrics
+from bert_jax.report import Reporter, draw_curves
 from bert_jax.revisions import save_revision
 from bert_jax.settings import to_dict
 from bert_jax.sharding import check_divisible, make_mesh
@@ -42,17 +43,6 @@ from bert_jax.tasks.evaluation import (
 )
 from bert_jax.warm_start import complete, params_digest
 from bert_jax.workdir import check_workdir, common, locked
-
-
-class FinetuneResult(NamedTuple):
-    """What came of a run."""
-
-    metrics: dict[str, float]  # of the best checkpoint on the evaluation data
-    metric: str  # the one that chose it
-    constant: dict[str, float]  # those of a model that says the same of everything
-    step: int  # whose it is, or where the run stopped
-    signal: int  # the signal that ended it early, or 0
-    seconds: float  # of this call
 
 
 def run(config: FinetuneConfig, workdir: Path, devices: Sequence[Any] | None = None) -> FinetuneResult:
@@ -131,7 +121,7 @@ def _run(
         ) as reporter:
             for line in describe_run(config, task, data, model, mesh, train.num_steps):
                 reporter.message(line)
-            reporter.message("; ".join([*checkpoints.never_finished, _origin(config, start, restored)]))
+            reporter.message("; ".join([*checkpoints.never_finished, describe_start(config, start, restored)]))
             result = train_loop(
                 state,
                 pace,
@@ -223,7 +213,7 @@ def prepare(config: FinetuneConfig, start: Pretrained) -> tuple[Task, Pretrained
         task = make_task(config.task, labels)
     train = make_split(task, start.tokenizer, task.splits["train"][0], examples, training=True)
     if not train.rows:
-        raise InputError(f"no training example of {source} has a row: {_listed(train.counts)}")
+        raise InputError(f"no training example of {source} has a row: {listed(train.counts)}")
     others = {
         kind: [
             make_split(task, start.tokenizer, name, found)
@@ -311,95 +301,3 @@ def finish(
         save_pretrained(workdir / FINETUNED, model, params, start.tokenizer, task.head, task.labels, settings)
     cluster.wait_for_all("model written")
     return metrics
-
-
-def curves(task: Task) -> list[tuple[str, str, float]]:
-    """Returns what to draw of a run."""
-    return [("loss", "Loss", 1.0), (task.metric, task.metric.replace("_", " ").capitalize(), 1.0)]
-
-
-def describe_run(
-    config: FinetuneConfig, task: Task, data: Data, model: ModelConfig, mesh: Mesh, num_steps: int
-) -> list[str]:
-    """Returns lines that say what is about to be learnt, from what, and where."""
-    kinds = f", {len(task.labels)} classes ({', '.join(task.labels[:12])})" if task.labels else ""
-    axes = " x ".join(f"{name} {count}" for name, count in mesh.shape.items())
-    lines = [
-        f"task: {config.task.name}, {task.head.replace('_', ' ')}{kinds}; the best is chosen by {task.metric}",
-        f"model: {model.num_layers} layers, hidden {model.hidden_size}, {model.num_heads} heads, vocabulary "
-        f"{model.vocab_size}, {model.compute_dtype}",
-    ]
-    for split in (data.train, *data.evaluation, *data.test):
-        lengths = [len(row.token_ids) for row in split.rows] or [0]
-        lines.append(
-            f"{split.name}: {len(split.examples):,} examples, {len(split.rows):,} rows of {np.mean(lengths):.0f} "
-            f"tokens on average, {max(lengths)} at most" + (f"; {_listed(split.counts)}" if split.counts else "")
-        )
-    if same := [split.name for split in (*data.evaluation, *data.test) if split.examples == data.train.examples]:
-        lines.append(
-            f"warning: {' and '.join(same)} {'is' if len(same) == 1 else 'are'} the training data, so the metrics say "
-            "nothing of new data; give TRAIN_FILE,DEV_FILE"
-        )
-    if not data.evaluation:
-        lines.append("there is nothing to evaluate on: the last model is kept")
-    return [
-        *lines,
-        f"{num_steps:,} steps of {config.data.batch_size} rows are {config.train.num_epochs:g} epochs",
-        f"devices: {mesh.size} ({mesh.devices.flat[0].device_kind}), {axes}",
-    ]
-
-
-def _origin(config: FinetuneConfig, start: Pretrained, restored: Restored | None) -> str:
-    if restored is not None:
-        line = f"resume from step {int(restored.state.step)}: parameters, optimizer and data order"
-        return "; ".join([*restored.passed_over, line])
-    notes = start.notes[:1] if config.init_checkpoint.startswith("random:") else start.notes
-    return "; ".join([f"start from {config.init_checkpoint}", *notes])
-
-
-def summarise(workdir: Path, task: Task, best_step: int, epoch_steps: int, constant: Mapping[str, float]) -> list[str]:
-    """Returns a table of all evaluations, the best one marked, and where things are."""
-    records = [record for record in read_metrics(workdir / "metrics.jsonl") if record["kind"] == "eval"]
-    names = [name for name in (records[-1] if records else {}) if name not in ("step", "kind", "time")]
-    rows = [["step", "epoch", *names]]
-    for record in records:
-        mark = "* " if record["step"] == best_step else "  "
-        values = [f"{record[name]:.4f}" if name in record else "" for name in names]
-        rows.append([f"{mark}{record['step']}", f"{record['step'] / epoch_steps:.2f}", *values])
-    rows.append(["constant", "", *(f"{constant[name]:.4f}" if name in constant else "" for name in names)])
-    return [
-        *(table(rows) if records else []),
-        f"the best by {task.metric} (*) is in {workdir / FINETUNED}, its predictions in {workdir / 'predictions'}",
-    ]
-
-
-def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Returns lines with every column as wide as its widest value, all to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    return ["  ".join(value.rjust(width) for value, width in zip(row, widths)) for row in rows]
-
-
-def _listed(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} {count:,}" for name, count in counts.items())
-
-
-_SCORES = schema.map_of(schema.number(finite=False))
-_RESULTS = schema.record(
-    {
-        "metrics": _SCORES,
-        "metric": schema.text(),
-        "constant": _SCORES,
-        "step": schema.whole(),
-        "signal": schema.whole(),
-        "seconds": schema.number(),
-    }
-)
-
-
-def read_results(workdir: Path) -> FinetuneResult | None:
-    """Returns what a finished run left, or None if it has not finished. Raises: InputError if it is damaged."""
-    path = workdir / "results.json"
-    if not path.exists():
-        return None
-    values = schema.read_record(path, _RESULTS, "it is damaged, so delete it and give the same command again")
-    return FinetuneResult(**{name: values[name] for name in FinetuneResult._fields})

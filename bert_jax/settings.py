@@ -23,7 +23,7 @@ def from_dict(kind: type[Config], values: typing.Mapping[str, Any], where: str =
     Raises: InputError for an unknown key, with a suggestion, or a value of another type.
     """
     if not isinstance(values, typing.Mapping):
-        raise InputError(f"{where} is {shown(values)}; it is a section with keys of its own")
+        raise InputError(f"{where} is {cut(values)}; it is a section with keys of its own")
     fields = {item.name: item for item in dataclasses.fields(kind)}  # type: ignore[arg-type]
     arguments = {}
     for key, value in values.items():
@@ -88,7 +88,7 @@ def check_numbers(config: Any) -> None:
             raise InputError(f"{name} {value} is not finite; use a number")
         most = _LARGEST_SEED if field.name == "seed" else LARGEST
         if isinstance(value, int) and not -most <= value <= most:
-            raise InputError(f"{name} {shown(value)} is not in -{most}..{most}; use a smaller number")
+            raise InputError(f"{name} {cut(value)} is not in -{most}..{most}; use a smaller number")
 
 
 def check_positive(config: Any, names: str, most: float = math.inf) -> None:
@@ -105,9 +105,9 @@ def _check_range(config: Any, names: str, least: int, most: float) -> None:
     for name in names.split():
         value, full_name = getattr(config, name), f"{_section(config)}.{name}"
         if value < least:
-            raise InputError(f"{full_name} {shown(value)} is below {least}; use {least} or more")
+            raise InputError(f"{full_name} {cut(value)} is below {least}; use {least} or more")
         if value > most:
-            raise InputError(f"{full_name} {shown(value)} is above {most}; use {most} at most")
+            raise InputError(f"{full_name} {cut(value)} is above {most}; use {most} at most")
 
 
 def check_rates(config: Any, names: str, most: float = 0.999999) -> None:

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from bert_jax import cluster, finetune, together
 from bert_jax.checkpoint import find_damage
 from bert_jax.errors import DivergedError, InputError
-from bert_jax.finetune import FinetuneResult, table
 from bert_jax.finetune_config import FINETUNE_RESUMABLE_CHANGES, FinetuneConfig, SweepConfig
+from bert_jax.finetune_results import FinetuneResult, read_results, table
 from bert_jax.pretrained import FINETUNED
 from bert_jax.settings import changed_keys, to_dict
 from bert_jax.storage import write_json
@@ -131,14 +131,14 @@ def _finished(workdir: Path, config: FinetuneConfig) -> FinetuneResult | None:
     """Returns what this very run left when it finished, or None if it has yet to; the first process decides."""
 
     def is_finished() -> bool:
-        if finetune.read_results(workdir) is None:
+        if read_results(workdir) is None:
             return False
         changed = changed_keys(read_identity(workdir, FinetuneConfig)["run"], to_dict(config))
         return all(name.startswith(_WITHOUT_EFFECT) for name in changed)
 
     if not cluster.first_says(int(cluster.is_first() and is_finished())):
         return None
-    result = finetune.read_results(workdir)
+    result = read_results(workdir)
     if result is None:
         raise InputError(
             f"{workdir} has results on the first process and none here; give a workdir that all processes share"

@@ -25,8 +25,9 @@ from bert_jax.allocator import give_back_freed_memory
 from bert_jax.batch import Batch
 from bert_jax.data.pipeline import made_ahead
 from bert_jax.errors import InputError
-from bert_jax.finetune import FinetuneResult, check_probe, eval_batch_size, finish, load_start, prepare, train_config
+from bert_jax.finetune import check_probe, eval_batch_size, finish, load_start, prepare, train_config
 from bert_jax.finetune_config import FinetuneConfig
+from bert_jax.finetune_results import FinetuneResult
 from bert_jax.keys import root_key
 from bert_jax.loop import MAX_IN_FLIGHT
 from bert_jax.model.objective import Params, task_objective

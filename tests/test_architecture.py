@@ -29,7 +29,7 @@ RANKS: Sequence[str] = """
     report hlo
     loop heldout
     tasks.base tasks.batches tasks.evaluation tasks.*
-    pretrain finetune predict features export grow compare
+    describe pretrain finetune_results finetune predict features export grow compare
     together sweep plan timing peers bench
     tools.* train.py finetune.py
 """.split()

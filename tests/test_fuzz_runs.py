@@ -7,8 +7,8 @@ from builders import tiny_run
 from fuzzing import Reader, make_tests
 
 from bert_jax.config import PretrainConfig
-from bert_jax.finetune import FinetuneResult, read_results
 from bert_jax.finetune_config import FinetuneConfig
+from bert_jax.finetune_results import FinetuneResult, read_results
 from bert_jax.report import Reporter, describe, read_metrics
 from bert_jax.settings import to_dict
 from bert_jax.storage import write_json

@@ -15,8 +15,8 @@ from bert_jax.checkpoint import SEAL, find_damage, seal
 from bert_jax.config import PretrainConfig
 from bert_jax.data.building import finished_manifest
 from bert_jax.errors import InputError
-from bert_jax.finetune import FinetuneResult, read_results
 from bert_jax.finetune_config import FinetuneConfig
+from bert_jax.finetune_results import FinetuneResult, read_results
 from bert_jax.pretrained import load_pretrained
 from bert_jax.settings import to_dict
 from bert_jax.storage import write_json

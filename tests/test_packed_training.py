@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from builders import make_dataset, tiny_model, tiny_run
 
-from bert_jax import pretrain
+from bert_jax import describe, pretrain
 from bert_jax.config import MaskingConfig, MeshConfig, TrainConfig
 from bert_jax.data.packed_dataset import pack_dataset
 from bert_jax.data.pipeline import rows_to_batch
@@ -121,7 +121,7 @@ def test_places_for_predictions_are_enough_and_few():
 
 
 def test_a_run_says_how_many_sequences_its_rows_hold(datasets):
-    lines = [pretrain.describe_data(tiny_run(data.path), data) for data in datasets]
+    lines = [describe.describe_data(tiny_run(data.path), data) for data in datasets]
     alone, together = (data.train.num_rows for data in datasets)
     assert lines[0].startswith(f"data: {alone} rows of 32 tokens, ")
     assert lines[1].startswith(f"data: {alone} sequences in {together} rows of 60 tokens, ")

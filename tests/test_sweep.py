@@ -17,8 +17,8 @@ from bert_jax import finetune, sweep, together
 from bert_jax.checkpoint import seal
 from bert_jax.config import MeshConfig, OptimizerConfig
 from bert_jax.errors import DivergedError, InputError
-from bert_jax.finetune import FinetuneResult
 from bert_jax.finetune_config import FinetuneDataConfig, FinetuneTrainConfig, SweepConfig
+from bert_jax.finetune_results import FinetuneResult
 from bert_jax.report import read_metrics
 from bert_jax.sharding import make_mesh
 from bert_jax.tasks import batches
