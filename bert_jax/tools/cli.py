@@ -3,7 +3,6 @@
 
 import contextlib
 import difflib
-import io
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -13,6 +12,7 @@ from absl import app, flags, logging
 
 from bert_jax.errors import InputError
 from bert_jax.storage import is_remote, user_cache
+from bert_jax.tools import streams
 
 
 def run(main: Callable[[], int | None], remote_output: bool = False) -> None:
@@ -21,9 +21,7 @@ def run(main: Callable[[], int | None], remote_output: bool = False) -> None:
     `main` returns the exit status, or None for 0. `remote_output` says that it can write behind a URL. What is printed
     is UTF-8, whatever the locale.
     """
-    for stream, errors in ((sys.stdout, "surrogateescape"), (sys.stderr, "backslashreplace")):
-        if isinstance(stream, io.TextIOWrapper):  # it is None where the terminal has closed it
-            stream.reconfigure(encoding="utf-8", errors=errors)
+    streams.prepare()
     # What XLA has compiled is kept, so that the same command starts faster the next time. JAX reads these once.
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(user_cache() / "compiled"))
 
