@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs that are killed by SIGKILL again and again until they are done: `python kills.py KIND DATA START WORKDIR SEED KILLS`.
+"""Runs that are killed by SIGKILL again and again until they are done.
+
+    python kills.py pretrain|finetune DATA START WORKDIR SEED KILLS
 
 Each attempt is a forked process, killed at a seeded random moment: at the nth time that it opens, renames or removes
 something in its work directory, or some time after it first does. Prints how often it was killed, and doing what.
