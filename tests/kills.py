@@ -78,7 +78,7 @@ def attempt(arguments: list[str], number: int, seconds: float) -> tuple[int, str
             kill_at(Path(arguments[3]), number, seconds, writing)
             run(arguments[0], arguments[1], arguments[2], Path(arguments[3]))
             status = 0
-        except BaseException:  # whatever it is, the parent goes on, and reports that this attempt failed
+        except BaseException:  # noqa: BLE001 - whatever it is, the parent reports that this attempt failed
             traceback.print_exc()
         finally:
             os._exit(status)
