@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What runs that were killed leave in their work directory, and how it goes.
 
-A checkpoint is renamed before it is deleted, so it is there whole or not at all, and what a kill leaves of it has a name
-that says so. Damaged checkpoints are moved to "damaged/", where the newest `KEPT_DAMAGED` stay.
+A checkpoint is renamed before it is deleted, so it is there whole or not at all, and what a kill leaves of it has a
+name that says so. Damaged checkpoints are moved to "damaged/", where the newest `KEPT_DAMAGED` stay.
 """
 
 import contextlib
@@ -14,7 +14,9 @@ from pathlib import Path
 
 DELETED = ".deleted"
 KEPT_DAMAGED = 2  # to look into, or to rescue by hand
-_TEMPORARY = re.compile(r"\..+\.tmp")  # of `storage.atomic_path`, and of models in the making
+_TEMPORARY = re.compile(
+    r"\..+\.tmp|\.seen-\w+"
+)  # files and models in the making, and the signs of `cluster.check_shared`
 
 
 def delete(path: Path) -> None:
@@ -39,8 +41,8 @@ def set_aside(path: Path) -> None:
 def sweep(directory: Path, checkpoints: list[Path], is_complete: Callable[[Path], bool]) -> None:
     """Deletes what is left of checkpoints that were being deleted.
 
-    `checkpoints` are those of the directory, oldest first. One that is not complete and older than one that is was being
-    deleted, by a version that did not rename. What cannot be deleted is tried again the next time.
+    `checkpoints` are those of the directory, oldest first. One that is not complete and older than one that is was
+    being deleted, by a version that did not rename. What cannot be deleted is tried again the next time.
     """
     for path in directory.glob(f".*{DELETED}"):
         shutil.rmtree(path, ignore_errors=True)

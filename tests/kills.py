@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs that are killed by SIGKILL again and again until they are done: `python kills.py KIND DATA START WORKDIR SEED KILLS`.
+"""Runs that are killed by SIGKILL again and again until they are done.
+
+    python kills.py pretrain|finetune DATA START WORKDIR SEED KILLS
 
 Each attempt is a forked process, killed at a seeded random moment: at the nth time that it opens, renames or removes
 something in its work directory, or some time after it first does. Prints how often it was killed, and doing what.
 """
 
 import collections
+import dataclasses
 import json
 import os
 import random
 import signal
 import sys
 import threading
+import traceback
 from pathlib import Path
 
 # Nothing here starts JAX's backend or a thread: a fork would have neither.
@@ -40,13 +44,9 @@ def run(kind: str, data: str, start: str, workdir: Path) -> None:
         pretrain.run(config, workdir, jax.devices()[:1])
     else:
         config = topics_run(
-            Path(data),
-            start,
-            train=FinetuneTrainConfig(num_epochs=2.0),
-            eval=EvalConfig(every_steps=5),
-            checkpoint=CheckpointConfig(every_steps=3),
-            report=REPORT,
+            Path(data), start, train=FinetuneTrainConfig(num_epochs=2.0), eval=EvalConfig(every_steps=5), report=REPORT
         )
+        config = dataclasses.replace(config, checkpoint=CheckpointConfig(every_steps=3))
         finetune.run(config, workdir, jax.devices()[:1])
 
 
@@ -78,6 +78,8 @@ def attempt(arguments: list[str], number: int, seconds: float) -> tuple[int, str
             kill_at(Path(arguments[3]), number, seconds, writing)
             run(arguments[0], arguments[1], arguments[2], Path(arguments[3]))
             status = 0
+        except BaseException:  # noqa: BLE001 - whatever it is, the parent reports that this attempt failed
+            traceback.print_exc()
         finally:
             os._exit(status)
     os.close(writing)

@@ -350,3 +350,32 @@ def test_a_seal_says_what_it_is_told_to(tmp_path):
         checkpoints.close()
     assert json.loads((tmp_path / "c" / "00000001" / SEAL).read_text())["tokenizer"] == "abc"
     assert find_damage(tmp_path / "c" / "00000001") is None
+
+
+def test_a_second_process_goes_by_the_word_of_the_first(tmp_path, abstract, monkeypatch):
+    """Its own listing of the directory is older: it has neither the best checkpoint nor the one to be saved."""
+    checkpoints = save_all(tmp_path / "c", {1: 1.0, 2: 2.0}, keep_last=5)
+    saved = []
+    monkeypatch.setattr(checkpoints._manager, "save", lambda *args, **_: saved.append(args))
+    with monkeypatch.context() as patch:
+        patch.setattr("bert_jax.cluster.is_first", lambda: False)
+        for answer, ask, expected in (
+            (3, checkpoints.best_step, 3),
+            (1, lambda: checkpoints.save(9, make_state(9)), None),
+        ):
+            patch.setattr("bert_jax.cluster.first_says", lambda value, answer=answer: answer)
+            assert ask() == expected
+        patch.setattr("bert_jax.cluster.first_says", lambda value: -1)  # there is none
+        with pytest.raises(InputError, match="has a metric that can be read"):
+            checkpoints.best_step()
+        patch.setattr("bert_jax.cluster.first_says", lambda value: 1)
+        checkpoints._set_aside(0)
+    assert not saved and checkpoints.steps() == [1, 2] and not (tmp_path / "damaged").exists()
+
+
+def test_what_another_process_could_not_write_ends_this_one_too(tmp_path, monkeypatch):
+    checkpoints = save_all(tmp_path / "c", {1: None})
+    checkpoints.save(2, make_state(2))
+    monkeypatch.setattr("bert_jax.cluster.anyone_says", lambda value: True)
+    with pytest.raises(InputError, match=r"another process could not write a checkpoint to .* its own message"):
+        checkpoints.wait()
