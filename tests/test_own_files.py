@@ -60,7 +60,7 @@ def edit(path, change) -> None:
         (("model", "vocab_multiple"), -1, "is below 1"),
         (("task",), ["encoder"], 'config.json: task is ["encoder"], not one of encoder,'),
         (("labels",), {"0": "no"}, 'config.json: labels is {"0": "no"}, not a list'),
-        (("model", "x" * 300_000), 1, "has no key 'xxxx"),
+        (("model", "x" * 300_000), 1, 'config.json: a key of model is "xxxx'),
     ],
 )
 def test_a_wrong_value_in_an_exported_model_is_one_line(copy, path, wrong, expected):
