@@ -245,6 +245,8 @@ def _load_own(path: Path) -> Pretrained:
     try:
         config = from_dict(ModelConfig, about["model"], "model")
         config.validate()
+        if not config.vocab_size:
+            raise InputError("model.vocab_size is 0 or missing, and a trained model has words; copy the file again")
     except InputError as error:
         raise InputError(f"{path / 'config.json'}: {error}") from None
     task, labels = about.get("task", "pretraining"), about.get("labels", [])
