@@ -265,7 +265,7 @@ def _load_own(path: Path) -> Pretrained:
         for line in passed_over:
             print(f"warning: {line}", file=sys.stderr)
         _check_tokenizer(path, tokenizer, sealed.get("tokenizer"))
-        trained = {"step": sealed["step"]} | (sealed.get("notes", {}).get("seen") or {})
+        trained = {"step": sealed.get("step", 0)} | (sealed.get("notes", {}).get("seen") or {})
     num_classes = len(params["classifier"]["bias"]) if "classifier" in params else len(labels)
     if labels and len(labels) != num_classes:
         raise InputError(
