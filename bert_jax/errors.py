@@ -7,9 +7,16 @@ class InputError(ValueError):
 
     The message is one line with the value, the rule it breaks and the fix. Command-line tools print it
     without a traceback and exit with `STATUS`; nothing has been lost or overwritten when it is raised.
+    Characters of a value that would break the line, or that no terminal can show, are written as escapes.
     """
 
     STATUS = 1
+
+    def __init__(self, message: object = "") -> None:
+        text = str(message)
+        if not text.isprintable():
+            text = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+        super().__init__(text)
 
 
 class StoppedError(InputError):

@@ -232,6 +232,8 @@ def resolve(config: PretrainConfig, datasets: Sequence[Dataset], tokenizer: Toke
             "ids would be beyond the table, so raise it (0 takes the tokenizer's size)"
         )
     for dataset in datasets:
+        if not dataset.train.num_rows:
+            raise InputError(f"{dataset.path} has no row to train on; prepare it from more text, or hold out less")
         if dataset.manifest["tokenizer"]["fingerprint"] != tokenizer.fingerprint:
             raise InputError(
                 f"{dataset.path} was made with another vocabulary or casing than {config.data.path}; "

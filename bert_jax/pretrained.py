@@ -245,6 +245,8 @@ def _load_own(path: Path) -> Pretrained:
     try:
         config = from_dict(ModelConfig, about["model"], "model")
         config.validate()
+        if not config.vocab_size:
+            raise InputError("model.vocab_size is 0 or missing, and a trained model has words; copy the file again")
     except InputError as error:
         raise InputError(f"{path / 'config.json'}: {error}") from None
     task, labels = about.get("task", "pretraining"), about.get("labels", [])
@@ -263,7 +265,7 @@ def _load_own(path: Path) -> Pretrained:
         for line in passed_over:
             print(f"warning: {line}", file=sys.stderr)
         _check_tokenizer(path, tokenizer, sealed.get("tokenizer"))
-        trained = {"step": sealed["step"]} | (sealed.get("notes", {}).get("seen") or {})
+        trained = {"step": sealed.get("step", 0)} | (sealed.get("notes", {}).get("seen") or {})
     num_classes = len(params["classifier"]["bias"]) if "classifier" in params else len(labels)
     if labels and len(labels) != num_classes:
         raise InputError(

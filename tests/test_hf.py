@@ -356,7 +356,10 @@ def tokenizer_setting(**changes):
         ),
         (setting(num_hidden_layers=10**6), "has 46 tensors, and the configuration beside it asks for 1000000 layers"),
         (setting(layer_norm_eps=-1), "model.layer_norm_epsilon -1.0 is not above 0"),
-        (bad_index({"weight_map": {"bert.pooler.dense.bias": 1}}), "index.json has no weight_map"),
+        (
+            bad_index({"weight_map": {"bert.pooler.dense.bias": 1}}),
+            "weight_map: bert.pooler.dense.bias is 1, not the name",
+        ),
         (bad_index([]), "index.json has no weight_map"),
         (lambda directory: (directory / "tokenizer.json").write_text("[" * 99_999), "tokenizer.json is not valid JSON"),
         (tokenizer_setting(do_lower_case="true"), "the tokenizer's do_lower_case is 'true'; make it true or false"),

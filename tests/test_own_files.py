@@ -2,6 +2,7 @@
 """The program's own files, edited or damaged: one line with the file, the place, what stands there and what should."""
 
 import json
+import pickle
 import random
 import shutil
 
@@ -60,12 +61,22 @@ def edit(path, change) -> None:
         (("model", "vocab_multiple"), -1, "is below 1"),
         (("task",), ["encoder"], 'config.json: task is ["encoder"], not one of encoder,'),
         (("labels",), {"0": "no"}, 'config.json: labels is {"0": "no"}, not a list'),
-        (("model", "x" * 300_000), 1, "has no key 'xxxx"),
+        (("model", "x" * 300_000), 1, 'config.json: a key of model is "xxxx'),
     ],
 )
 def test_a_wrong_value_in_an_exported_model_is_one_line(copy, path, wrong, expected):
     edit(copy, lambda about: mutations.replaced(about, path, wrong))
     assert expected in refusal(load_pretrained, copy)
+
+
+def test_a_model_without_words_is_one_line(copy):
+    edit(copy, lambda about: about | {"model": {}})
+    assert "config.json: model.vocab_size is 0 or missing" in refusal(load_pretrained, copy)
+
+
+def test_an_error_is_one_line_whatever_the_value_holds():
+    assert str(InputError("a\nb\x1e\ud800\u2028é")) == r"a\nb\x1e\ud800\u2028é"
+    assert str(pickle.loads(pickle.dumps(InputError("a\tb")))) == r"a\tb"
 
 
 def test_a_missing_section_in_an_exported_model_is_one_line(copy):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plans use every sequence once and waste little; packed data sets hold the same sequences as before."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -290,3 +291,21 @@ def test_the_command_with_two_workers_gives_the_same_bytes(unpacked, packed, tmp
     )
     assert done.returncode == 0 and "sequences in" in done.stderr and "at most 3" in done.stderr
     assert contents(tmp_path / "data") == contents(packed)
+
+
+def test_a_part_whose_note_is_damaged_is_made_again(unpacked, packed, tmp_path, monkeypatch):
+    def stop(*_, **__):
+        raise StoppedError("the disk is full")
+
+    for change in (
+        lambda about: about | {"rows": "many"},
+        lambda about: {name: value for name, value in about.items() if name != "filled"},
+        lambda about: [],
+    ):
+        with monkeypatch.context() as patched, pytest.raises(StoppedError):
+            patched.setattr(records, "finish_dataset", stop)
+            pack_dataset(str(unpacked), str(tmp_path / "out"), 3, num_workers=1)
+        for note in (tmp_path / "out" / "unfinished").glob("train-*.json"):
+            note.write_text(json.dumps(change(json.loads(note.read_text()))))
+    pack_dataset(str(unpacked), str(tmp_path / "out"), 3, num_workers=1)
+    assert records.open_dataset(tmp_path / "out").fingerprint == records.open_dataset(packed).fingerprint

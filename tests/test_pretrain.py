@@ -425,3 +425,13 @@ def test_a_damaged_vocabulary_of_a_data_set_is_not_to_be_prepared_with(toy_data,
     assert not (tmp_path / "run").exists() and "\n" not in message
     if kind != "not UTF-8":
         assert "is damaged or was replaced: it gives other ids than those of the rows" in message
+
+
+def test_a_data_set_without_a_row_to_train_on_is_one_line(toy_data, tmp_path):
+    data = shutil.copytree(toy_data, tmp_path / "data")
+    manifest = json.loads((data / "manifest.json").read_text())
+    manifest["splits"]["train"]["shards"] = []
+    (data / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(InputError, match="has no row to train on"):
+        train(tiny_run(data, mesh=ONE_DEVICE), tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -14,7 +14,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from bert_jax import storage
+from bert_jax import schema, storage
 from bert_jax.convert.names import Arrays, canonical_names
 from bert_jax.errors import InputError
 
@@ -122,8 +122,9 @@ def _weight_map(index: Path) -> dict[str, str]:
     """Returns {tensor: name of the file that has it}."""
     content = storage.read_json(index)
     homes = content.get("weight_map") if isinstance(content, dict) else None
-    if not isinstance(homes, dict) or not homes or not all(isinstance(home, str) and home for home in homes.values()):
+    if not isinstance(homes, dict) or not homes:
         raise InputError(f"{index} has no weight_map, so nothing says which file holds which tensor; copy it again")
+    schema.check(homes, schema.map_of(schema.file_name), f"{index}: weight_map", "copy it again")
     return homes
 
 

@@ -144,8 +144,8 @@ def _pack_shard(job: _Job, shard: _Shard) -> dict[str, Any]:
     """Writes a shard and returns what the manifest says of its file."""
     name = records.shard_name(shard.split, shard.index, shard.num_shards)
     finished = job.work / f"{name}.json"
-    if finished.is_file():
-        return storage.read_json(finished)
+    if (made := records.read_part(finished, ("filled", "rows", "bytes"))) is not None:
+        return made
     source = _open(job.source, str(job.path))
     rows = source.rows_of(shard.split, shard.index)
     about = source.manifest["tokenizer"]

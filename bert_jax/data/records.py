@@ -26,9 +26,8 @@ MANIFEST, TOKENIZER, TOKEN_COUNTS = "manifest.json", "tokenizer", "token_counts.
 NO_LABEL = -1
 
 _FILE = {"name": schema.file_name, "bytes": schema.whole(), "sha256": schema.SHA256}
-_SPLIT = schema.record(
-    {"sequences": schema.whole(), "shards": schema.list_of(schema.record({**_FILE, "rows": schema.whole()}))}
-)
+_SHARD = schema.record({**_FILE, "rows": schema.whole()})
+_SPLIT = schema.record({"sequences": schema.whole(), "shards": schema.list_of(_SHARD)})
 _SPECIAL_IDS = ("pad_id", "unk_id", "cls_id", "sep_id", "mask_id")
 _COUNT = schema.whole(1, 65535)
 # What is read of a manifest. It has more: figures for people, and what the data set was made with.
@@ -108,6 +107,20 @@ def write_shard(path: Path, dtype: np.dtype, num_rows: int, chunks: Iterable[np.
         if num_bytes != len(header.getvalue()) + num_rows * dtype.itemsize:
             raise ValueError(f"{path}: {num_rows} rows were promised, another number was given")
     return {"name": path.name, "rows": num_rows, "bytes": num_bytes, "sha256": digest.hexdigest()}
+
+
+def read_part(path: Path, figures: Iterable[str]) -> dict[str, Any] | None:
+    """Returns what a run that was stopped wrote of a part that it had finished; None if it had not, or it is damaged.
+
+    It is what `write_shard` returns, or has that under "file" or a list of these under "shards", and the named figures.
+    """
+    form = schema.record(
+        dict.fromkeys(figures, schema.number()), _FILE | {"file": _SHARD, "shards": schema.list_of(_SHARD)}
+    )
+    try:
+        return schema.read_record(path, form, "") if path.is_file() else None
+    except InputError:  # the part is made again
+        return None
 
 
 def finish_dataset(
