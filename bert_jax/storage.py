@@ -91,7 +91,7 @@ def read_whole(path: str, name: str) -> bytes:
     """
     most = max(64 << 20, 200 * os.path.getsize(path)) if is_compressed(path) else -1  # text has a tenth of that ratio
     with reading(name), open_binary(path) as stream:
-        content = stream.read(most + 1)
+        content = stream.read(most + 1 if most >= 0 else -1)
     if len(content) > most >= 0:
         raise InputError(f"{name} holds more than {most >> 20} MiB, far more than compressed text does; decompress it")
     return content
