@@ -41,5 +41,8 @@ class LostProcessError(InputError):
 
 def cut(value: object) -> str:
     """Returns a value as Python shows it, cut to what fits in a message."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no number of more than some thousand digits
+        text = "a number of thousands of digits"
     return text if len(text) <= 80 else f"{text[:80]}..."

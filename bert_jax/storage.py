@@ -84,6 +84,25 @@ def open_binary(path: str) -> IO[bytes]:
     return open(path, "rb")
 
 
+def read_whole(path: str, name: str) -> bytes:
+    """Returns what a local file holds, decompressed; messages call it `name`.
+
+    Raises: InputError if it cannot be read, or is far more than its size on disk makes expect.
+    """
+    most = max(64 << 20, 200 * os.path.getsize(path)) if is_compressed(path) else -1  # text has a tenth of that ratio
+    with reading(name), open_binary(path) as stream:
+        content = stream.read(most + 1 if most >= 0 else -1)
+    if len(content) > most >= 0:
+        raise InputError(f"{name} holds more than {most >> 20} MiB, far more than compressed text does; decompress it")
+    return content
+
+
+def check_is_file(path: str | os.PathLike) -> None:
+    """Raises: InputError if there is something at `path` that is no file: what reads a pipe may wait for ever."""
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise InputError(f"{path} is no file, but a directory, a pipe or a device; give a file")
+
+
 @contextlib.contextmanager
 def reading(name: str) -> Iterator[None]:
     """Turns the errors of a file that is damaged or cannot be read into an `InputError` that calls it `name`."""
@@ -318,15 +337,13 @@ def check_space(directory: Path, num_bytes: int) -> None:
     """Raises: StoppedError if there is no room in a directory for so many bytes more."""
     free = shutil.disk_usage(directory).free
     if free < num_bytes:
-        raise StoppedError(
-            f"cannot write {directory}: it takes {num_bytes / 1e6:.1f} MB and {free / 1e6:.1f} MB are free; free some "
-            "space or choose another place"
-        )
+        sizes = f"it takes {num_bytes / 1e6:.1f} MB and {free / 1e6:.1f} MB are free"
+        raise StoppedError(f"cannot write {directory}: {sizes}; free some space or choose another place")
 
 
 def cannot_write(path: str | os.PathLike, error: Exception) -> StoppedError:
     """Returns what to tell the user of an error that broke off the writing of `path`."""
-    number, text = (error.errno, error.strerror) if isinstance(error, OSError) else (None, None)
+    number, text = getattr(error, "errno", None), getattr(error, "strerror", None)
     reason = text or _one_line(error)[:200]
     if re.fullmatch(r"\d+ requested and \d+ written", reason):  # as NumPy calls a full disk
         reason = "No space left on device"
@@ -351,6 +368,7 @@ def write_array(path: str | os.PathLike, array: np.ndarray) -> None:
 
 def read_json(path: str | os.PathLike) -> Any:
     """Returns the value of a JSON file. Raises: InputError if it is missing or not JSON."""
+    check_is_file(path)
     try:
         return json.loads(Path(path).read_text(encoding="utf-8-sig"))  # some editors put a mark before it
     except FileNotFoundError:

@@ -10,6 +10,9 @@ from zstandard import ZstdError
 __all__ = ["ZstdError", "ZstdFile"]
 
 
+_CHUNK = 1 << 10  # bytes to decompress at a time, which become 32 MiB at most: 4 bytes may stand for 128 KiB
+
+
 class ZstdFile(io.RawIOBase):
     """The decompressed bytes of a file of zstd frames.
 
@@ -28,7 +31,7 @@ class ZstdFile(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         while not self._ready:
-            compressed = self._compressed or self._source.read(1 << 17)
+            compressed = self._compressed or self._source.read(_CHUNK)
             if not compressed:
                 if self._frame is not None:
                     raise EOFError("the last zstd frame is not complete")

@@ -84,6 +84,37 @@ def test_closed_standard_streams_are_no_traceback(repository, monkeypatch):
     assert (done.returncode, done.stderr) == (0, b"")
 
 
+RAISE = """
+import sys
+from bert_jax.tools import cli
+def main():
+    raise {}
+cli.run(main)
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (
+            "MemoryError('Unable to allocate 95.4 GiB')",
+            "error: there is too little memory (Unable to allocate 95.4 GiB)",
+        ),
+        ("RuntimeError('RESOURCE_EXHAUSTED: Out of memory\\n1\\n2')", "memory (RESOURCE_EXHAUSTED: Out of memory 1 2)"),
+    ],
+)
+def test_too_little_memory_is_one_line(repository, error, expected):
+    status, out, told = run(["-c", RAISE.format(error)], repository)
+    assert (status, out, told.count("\n")) == (1, "", 1)
+    assert expected in told and "; use a smaller batch_size, or a larger train.accumulate" in told
+
+
+@pytest.mark.parametrize("error", ["RuntimeError('a bug')", "AssertionError", "AssertionError('a bug')"])
+def test_other_errors_keep_their_traceback(repository, error):
+    status, _, told = run(["-c", RAISE.format(error)], repository)
+    assert status == 1 and "Traceback" in told and error.partition("(")[0] in told
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("platform", "reason"), [("cuda", "it has no plugin here"), ("misspelt", "'misspelt'")])
 def test_a_platform_that_is_not_there_is_one_line(repository, tmp_path, platform, reason):

@@ -115,6 +115,7 @@ def test_what_cannot_be_exported(imported, tmp_path):
         return str(caught.value)
 
     assert "epochs 0 is less than 1" in message(epochs=0)
+    assert "seed -1 is below 0; use 0 or more" in message(masking=dataclasses.replace(MASKING, seed=-1))
     assert "num_files 211 is more than the 210 examples" in message(num_files=211, epochs=2)
     assert "exists; give a directory that does not" in message(output=imported["keep"])
     assert "has static masks" in message(imported["keep"], epochs=2)

@@ -13,9 +13,9 @@ In the first two, a first line that repeats the document's title is no sentence 
 import html
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import IO, Any
 
 from bert_jax import storage
 from bert_jax.errors import InputError
@@ -27,6 +27,11 @@ _JSON_START = re.compile(rb'\{\s*"([^"\\]|\\.)*"\s*:')
 _DOC_START, _DOC_END = "<doc id=", "</doc>"
 _DOC_TITLE = re.compile(r'title="(.*)"')
 _BYTE_ORDER_MARK = "\ufeff"  # some editors begin a file with it
+
+# What a process holds at a time is bounded, for a small compressed file may hold any number of bytes.
+LONGEST_LINE = 64 << 20  # bytes
+LONGEST_DOCUMENT = 256 << 20  # bytes
+_LINE_COST = 64  # bytes that a line of a document takes beside its text
 
 # Where a file can be cut: after a line that ends a document.
 _ENDS_DOCUMENT = {
@@ -73,13 +78,24 @@ def plan_file(path: str, source: str, piece_bytes: int) -> list[Piece]:
         size = stream.seek(0, 2)
         while cuts[-1] + piece_bytes < size:
             stream.seek(cuts[-1] + piece_bytes)
-            stream.readline()  # the rest of a line, whose beginning is unknown
-            while (line := stream.readline()) and not _ENDS_DOCUMENT[kind](line):
+            _read_line(stream, lambda: source)  # the rest of a line, whose beginning is unknown
+            while (line := _read_line(stream, lambda: source)) and not _ENDS_DOCUMENT[kind](line):
                 pass
             cuts.append(stream.tell())
         if cuts[-1] < size:
             cuts.append(size)
     return [Piece(source, kind, path, start, end) for start, end in zip(cuts, cuts[1:])]
+
+
+def _read_line(stream: IO[bytes], place: Callable[[], str]) -> bytes:
+    """Returns the next line, b"" at the end. Raises: InputError if it is too long to be one."""
+    line = stream.readline(LONGEST_LINE + 1)
+    if len(line) > LONGEST_LINE:
+        raise InputError(
+            f"{place()}: a line has more than {LONGEST_LINE >> 20} MiB; text has a sentence, a paragraph or a document "
+            "of JSON a line: part it, or leave the file out"
+        )
+    return line
 
 
 def read_file(piece: Piece) -> Iterator[list[str]]:
@@ -105,6 +121,7 @@ class _Lines:
     def __init__(self, piece: Piece):
         self.piece = piece
         self.number = 0  # of the last line, within the piece
+        self._held = 0  # bytes of the document that is being read
 
     def __iter__(self) -> Iterator[str]:
         piece, position = self.piece, self.piece.start
@@ -112,7 +129,9 @@ class _Lines:
             with storage.reading(piece.source), storage.open_binary(piece.path) as stream:
                 if piece.start:
                     stream.seek(piece.start)
-                while (not piece.end or position < piece.end) and (line := stream.readline()):
+                while (not piece.end or position < piece.end) and (
+                    line := _read_line(stream, lambda: self.place(self.number + 1))
+                ):
                     position += len(line)
                     self.number += 1
                     yield line.decode("utf-8").removeprefix(_BYTE_ORDER_MARK).strip()
@@ -121,6 +140,19 @@ class _Lines:
                 f"{self.place()} is not UTF-8 (byte 0x{error.object[error.start]:02x}); convert the file, "
                 "for example with iconv -t utf-8"
             ) from None
+
+    def hold(self, text: str, num_lines: int = 1) -> None:
+        """Counts lines of the document that is being read. Raises: InputError if it is too long to be one."""
+        self._held += len(text) + _LINE_COST * num_lines
+        if self._held > LONGEST_DOCUMENT:
+            raise InputError(
+                f"{self.place()}: the document that ends here or later has more than {LONGEST_DOCUMENT >> 20} MiB; "
+                "part documents by blank lines, or leave the file out"
+            )
+
+    def release(self) -> None:
+        """Begins another document."""
+        self._held = 0
 
     def place(self, number: int = 0) -> str:
         """Returns where the last line, or line `number` of the piece, is in its file."""
@@ -136,10 +168,12 @@ def _text_documents(lines: _Lines) -> Iterator[list[str]]:
     document: list[str] = []
     for line in lines:
         if line:
+            lines.hold(line)
             document.append(line)
         elif document:
             yield document
             document = []
+            lines.release()
     if document:
         yield document
 
@@ -178,6 +212,8 @@ def _json_document(line: str, lines: _Lines) -> list[str]:
             f"{lines.place()}: 'text' holds {half}, half of a character outside the basic plane; such halves come in "
             "pairs: mend or remove the line"
         ) from None
+    lines.release()
+    lines.hold(text, text.count("\n") + 1)
     if isinstance(value.get("url"), str) and "?curid=" in value["url"]:  # WikiExtractor --json escapes as in HTML
         text = html.unescape(text)
     return text_lines(text, value.get("title"))
@@ -201,7 +237,9 @@ def _wiki_documents(lines: _Lines) -> Iterator[list[str]]:
                 raise _unclosed(lines, start, lines.place())
             found = _DOC_TITLE.search(line)
             start, title, inside = lines.number, html.unescape(found[1]) if found else "", []
+            lines.release()
         elif start:
+            lines.hold(line)
             inside.append(line.removesuffix(_DOC_END))
             if line.endswith(_DOC_END):
                 if document := text_lines(html.unescape("\n".join(inside)), title):

@@ -307,8 +307,7 @@ def _read_text(place: str) -> str:
     path = storage.local_copy(place)
     if not os.path.isfile(path):
         raise InputError(f"{place} is no file; check the path")
-    with storage.reading(place), storage.open_binary(path) as stream:
-        content = stream.read()
+    content = storage.read_whole(path, place)
     try:
         return content.decode("utf-8").removeprefix(_BYTE_ORDER_MARK)
     except UnicodeDecodeError as error:

@@ -94,9 +94,7 @@ def read_json_file(path: str) -> Any:
 
     Raises: InputError with the line at which it is not UTF-8 or no JSON.
     """
-    local = storage.local_copy(path)
-    with storage.reading(path), storage.open_binary(local) as stream:
-        content = stream.read()
+    content = storage.read_whole(storage.local_copy(path), path)
     try:
         return json.loads(content.decode("utf-8-sig"))
     except UnicodeDecodeError as error:

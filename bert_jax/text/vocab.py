@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bert_jax.errors import InputError
+from bert_jax.storage import check_is_file
 from bert_jax.text.normalize import Normalizer, blank_separated
 
 CONTINUATION = "##"  # marks a token that goes on with a word
@@ -25,8 +26,9 @@ _UNUSED_BEFORE_UNK = 99  # in Google's files [UNK] has id 100
 def read_vocab(path: str | os.PathLike) -> list[str]:
     """Returns the tokens of a vocabulary file, one per line, in the order of their ids.
 
-    Raises: InputError if the file cannot be read, is empty or is not UTF-8.
+    Raises: InputError if the file cannot be read, is empty or is not UTF-8, or if it is a pipe.
     """
+    check_is_file(path)
     try:
         with open(path, "rb") as stream:
             lines = stream.read().removeprefix(b"\xef\xbb\xbf").split(b"\n")

@@ -43,8 +43,8 @@ def run(main: Callable[[], int | None], remote_output: bool = False) -> None:
         except BrokenPipeError:  # whoever read the output has had enough, such as `head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 141
-        except (AssertionError, RuntimeError):
-            if problem := _device_problem():
+        except (AssertionError, MemoryError, RuntimeError) as error:
+            if problem := _device_problem(error):
                 print(f"error: {problem}", file=sys.stderr)
                 return 1
             raise
@@ -56,22 +56,34 @@ def run(main: Callable[[], int | None], remote_output: bool = False) -> None:
     app.run(guarded, flags_parser=_parse)
 
 
-def _device_problem() -> str:
-    """Returns why JAX has no device to compute on, or "" if it has, or has not been asked."""
-    if "jax" not in sys.modules:
+def _device_problem(error: Exception) -> str:
+    """Returns what to say of an error for want of a device or of memory; "" for any other."""
+    message = " ".join(str(error).split())
+    if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in message:
+        return (
+            f"there is too little memory ({message[:200] or 'nothing more is known'}); use a smaller batch_size, or a "
+            "larger train.accumulate, or model.remat=full"
+        )
+    no_plugin = isinstance(error, AssertionError) and not message and _no_device()  # so it is in some versions of JAX
+    if not no_plugin and "Unable to initialize backend" not in message:
         return ""
+    reason = message.partition(" (set JAX_PLATFORMS")[0][:300] or "it has no plugin here"
+    return (
+        f"JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')!r} gives no device to compute on ({reason}); unset it, so "
+        "that JAX takes what there is, or set it to cpu, or install JAX for that platform"
+    )
+
+
+def _no_device() -> bool:
+    """Returns whether JAX has been asked for a device and has none."""
+    if "jax" not in sys.modules:
+        return False
     import jax
 
     try:
-        jax.devices()
-    except (AssertionError, RuntimeError) as error:  # JAX asserts where a plugin for the platform is not installed
-        wanted = os.environ.get("JAX_PLATFORMS", "")
-        reason = " ".join(str(error).partition(" (set JAX_PLATFORMS")[0].split())[:300] or "it has no plugin here"
-        return (
-            f"JAX_PLATFORMS={wanted!r} gives no device to compute on ({reason}); unset it, so that JAX takes what "
-            "there is, or set it to cpu, or install JAX for that platform"
-        )
-    return ""
+        return not jax.devices()
+    except (AssertionError, RuntimeError):
+        return True
 
 
 def _check_local(*names: str) -> None:

@@ -57,6 +57,8 @@ def export_examples(
     for name, value in (("epochs", epochs), ("num_files", num_files)):
         if value < 1:
             raise InputError(f"{name} {value} is less than 1; use 1 or more")
+    if masking.seed < 0:
+        raise InputError(f"seed {masking.seed} is below 0; use 0 or more, as data.seed has to be")
     dataset = open_dataset(data)
     rows = dataset.train if split == "train" else dataset.heldout
     _check(data, dataset, rows, split, masking, epochs)
