@@ -18,6 +18,7 @@ from bert_jax.compare import differences
 from bert_jax.config import MaskingConfig, MeshConfig, TrainConfig
 from bert_jax.convert.hf import save_hf
 from bert_jax.convert.tf1 import save_tf1
+from bert_jax.errors import StoppedError
 from bert_jax.model.heads import TASK_PARTS
 from bert_jax.model.objective import parts_of, pretraining_objective
 from bert_jax.predict import fill_masks
@@ -152,7 +153,7 @@ def test_a_failed_save_leaves_nothing_behind(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("bert_jax.pretrained.save_tree", full_disk)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(StoppedError, match="No space"):
         save_pretrained(tmp_path / "out", tiny_model(), random_params(), make_tokenizer(203))
     assert list(tmp_path.iterdir()) == []
 

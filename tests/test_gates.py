@@ -80,10 +80,10 @@ def test_the_loop_compiles_once_and_moves_what_it_must(toy_data, tmp_path, monke
     watch = Watch(monkeypatch)
     real_loop = pretrain.train_loop
 
-    def guarded(state, pace, mesh, train_step, *others):
+    def guarded(state, pace, mesh, train_step, *others, **options):
         jax.config.update("jax_transfer_guard", "disallow")  # for the loader's thread too
         try:
-            return real_loop(state, pace, mesh, watch.counting(train_step), *others)
+            return real_loop(state, pace, mesh, watch.counting(train_step), *others, **options)
         finally:
             jax.config.update("jax_transfer_guard", None)
             watch.stop()

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fine-tuning and warm starts on several real processes: what one process computes, whatever the rows divide into."""
+
+import json
+import signal
+
+import numpy as np
+import pytest
+from builders import make_dataset, make_pretrained, make_topics
+from processes import TRAIN, finish, start, wait_for_lines
+
+import bert_jax
+from bert_jax.report import read_metrics
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory):
+    return make_pretrained(tmp_path_factory.mktemp("model"))
+
+
+def arguments(source, pretrained, workdir, *more):
+    return [
+        "finetune.py",
+        "--config=configs/finetune.py:classification",
+        f"--config.data.source={source}",
+        f"--config.init_checkpoint={pretrained}",
+        f"--workdir={workdir}",
+        "--config.task.max_seq_length=16",
+        "--config.data.batch_size=8",
+        "--config.train.num_epochs=3.0",
+        "--config.optimizer.learning_rate=2e-3",
+        "--config.report.every_steps=1",
+        "--config.report.tensorboard=False",
+        "--config.report.progress=False",
+        *more,
+    ]
+
+
+def records(workdir, kind):
+    found = [record for record in read_metrics(workdir / "metrics.jsonl") if record["kind"] == kind]
+    return {record["step"]: (record["loss"], record["accuracy"]) for record in found}
+
+
+def assert_same_run(ours, theirs):
+    for kind in ("train", "eval"):
+        assert records(ours, kind).keys() == records(theirs, kind).keys()
+        for step, values in records(theirs, kind).items():
+            assert records(ours, kind)[step] == pytest.approx(values, abs=2e-3), (kind, step)
+    results = [json.loads((workdir / "results.json").read_text()) for workdir in (ours, theirs)]
+    assert results[0]["step"] == results[1]["step"]
+
+
+@pytest.mark.parametrize(
+    ("num_train", "num_dev", "count", "devices"),
+    [(36, 20, 2, 2), (33, 1, 2, 1), (41, 9, 4, 1)],
+    ids=["20 dev rows in batches of 8", "one dev row", "four processes"],
+)
+def test_rows_that_no_batch_divides_are_those_of_one_process(
+    repository, pretrained, tmp_path, num_train, num_dev, count, devices
+):
+    """The last batch is empty on some hosts, or nearly: they must run the same program as the others."""
+    source = make_topics(tmp_path / "topics", num_train, num_dev)
+    finish(start(repository, arguments(source, pretrained, tmp_path / "one"), 1))
+    errors = finish(start(repository, arguments(source, pretrained, tmp_path / "several"), count, devices))
+    assert all("error" not in error for error in errors)
+    assert_same_run(tmp_path / "several", tmp_path / "one")
+    one, several = (tmp_path / name / "predictions" for name in ("one", "several"))
+    assert sorted(path.name for path in one.iterdir()) == sorted(path.name for path in several.iterdir())
+
+
+def test_a_stop_of_all_by_one_and_a_resume_by_one_is_the_same_run(repository, pretrained, tmp_path):
+    source = make_topics(tmp_path / "topics", 36, 20)
+    more = ("--config.checkpoint.every_steps=2", "--config.train.num_epochs=6.0")
+    finish(start(repository, arguments(source, pretrained, tmp_path / "one", *more), 1))
+    several = arguments(source, pretrained, tmp_path / "several", *more)
+    running = start(repository, several, 2)
+    wait_for_lines(tmp_path / "several" / "metrics.jsonl", 6, running)
+    running[1].send_signal(signal.SIGTERM)
+    finish(running, 128 + signal.SIGTERM)
+    finish(start(repository, several, 1))
+    assert_same_run(tmp_path / "several", tmp_path / "one")
+
+
+def test_a_warm_start_and_a_second_phase_of_its_own_are_those_of_one_process(repository, tmp_path):
+    data = make_dataset(tmp_path)
+    longer = make_dataset(tmp_path, row_length=48)
+    first = [*TRAIN, f"--workdir={tmp_path / 'first'}", f"--config.data.path={data}", "--config.train.num_steps=6"]
+    finish(start(repository, first, 1))
+    for count, name in ((1, "one"), (2, "two")):
+        second = [
+            *TRAIN,
+            f"--workdir={tmp_path / name}",
+            f"--config.data.path={longer}",
+            f"--config.init_checkpoint={tmp_path / 'first'}",
+            "--config.train.num_steps=6",
+            "--config.masking.max_predictions=7",
+        ]
+        told = finish(start(repository, second, count, devices=2 if count == 2 else 1))
+        assert "warm start from" in told[0]
+    losses = [
+        [(r["step"], r["mlm_loss"]) for r in read_metrics(tmp_path / name / "metrics.jsonl") if r["kind"] == "train"]
+        for name in ("one", "two")
+    ]
+    np.testing.assert_allclose(*losses, rtol=2e-4)
+
+
+def test_revisions_of_several_processes_are_those_of_one(repository, tmp_path):
+    data = make_dataset(tmp_path)
+    more = [f"--config.data.path={data}", "--config.train.num_steps=5", "--config.checkpoint.keep_every=2"]
+    for count in (1, 2):
+        finish(start(repository, [*TRAIN, f"--workdir={tmp_path / str(count)}", *more], count))
+    for step in (0, 2, 4):
+        one, two = (bert_jax.load_pretrained(f"{tmp_path / name}@{step}") for name in "12")
+        assert one.trained == two.trained and one.trained["step"] == step
+        table = [bert.params["encoder"]["embeddings"]["word"]["embedding"] for bert in (one, two)]
+        np.testing.assert_allclose(*table, atol=1e-5)
