@@ -182,6 +182,6 @@ def _reason(error: Exception) -> str:
     message = str(error.args[0] if error.args else error)
     if message[:1] == message[-1:] == "'":  # ml_collections quotes the message of a KeyError twice
         message = message[1:-1].replace("\\n", " ").replace("\\'", "'")
-    if "Traceback" in message:
-        message = message.splitlines()[-1].removeprefix("bert_jax.errors.InputError: ")
+    if "Traceback" in message:  # in an InputError the line ends are written out
+        message = message.replace("\\n", "\n").splitlines()[-1].removeprefix("bert_jax.errors.InputError: ")
     return " ".join(message.split())
