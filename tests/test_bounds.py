@@ -143,9 +143,7 @@ def test_a_pipe_is_no_vocabulary(tmp_path):
         if name == "tokenizer_config.json":
             write_vocab(folder / "vocab.txt")
         for path in (folder,) if name == "tokenizer_config.json" else (folder, folder / name):
-            with pytest.raises(
-                InputError, match=f"{name} is no file, but a directory, a pipe or a device; give a file"
-            ):
+            with pytest.raises(InputError, match=rf"{name} is no file[,;] .*give a file"):
                 load_tokenizer(path)
 
 

@@ -23,7 +23,6 @@ import sentencepiece
 
 from bert_jax.errors import InputError
 from bert_jax.protobuf import DELIMITED, FIXED32, parse_fields
-from bert_jax.storage import check_is_file
 from bert_jax.text.normalize import is_chinese, letter_images, unicode_tables
 from bert_jax.text.offsets import read_piece_spans, to_code_points, trace, trim_blanks
 from bert_jax.text.vocab import SPECIAL_TOKENS
@@ -149,7 +148,6 @@ def read_sentencepieces(
 
     Raises: InputError if the file cannot be used.
     """
-    check_is_file(path)
     try:
         size = os.stat(path).st_size
         if not os.path.isfile(path) or size > _LARGEST:  # a pipe would be waited for, a disk read whole
