@@ -21,7 +21,7 @@ from bert_jax.sharding import make_mesh
 COMPILED = "/jax/core/compile/backend_compile_duration"
 # A batch is 9 arrays, of which one host makes all; the metrics of a step are a sum and a weight each.
 ARRAYS_TO_DEVICE = 9
-METRICS = 11
+METRICS = 12
 
 
 class Watch:
@@ -99,10 +99,11 @@ def test_the_loop_compiles_once_and_moves_what_it_must(toy_data, tmp_path, monke
     # Metrics are read once for each step, all together; beside them a flag for each checkpoint, and evaluations.
     training = [count for _, count in watch.read if count == 2 * METRICS]
     assert len(training) == 12
-    assert [step for step, count in watch.read if step > 0 and count == 1] == [4, 8, 12]
+    # Saved are every fourth step and the evaluations that are the best so far.
+    assert [step for step, count in watch.read if step > 0 and count == 1] == [4, 5, 8, 10, 12]
     assert {step for step, count in watch.read if step > 0 and count not in (1, 2 * METRICS)} == {5, 10, 12}
     assert watch.implicit == []
-    assert watch.made % ARRAYS_TO_DEVICE == 0
+    assert watch.made > 12 * ARRAYS_TO_DEVICE and watch.made % ARRAYS_TO_DEVICE == 0
 
     (*_, last) = [record for record in read_metrics(tmp_path / "run" / "metrics.jsonl") if record["kind"] == "train"]
     assert 0 <= last["data_wait"] <= 1

@@ -84,8 +84,9 @@ def test_a_stop_of_all_by_one_and_a_resume_by_one_is_the_same_run(repository, pr
 
 
 def test_a_warm_start_and_a_second_phase_of_its_own_are_those_of_one_process(repository, tmp_path):
-    data = make_dataset(tmp_path)
-    longer = make_dataset(tmp_path, row_length=48)
+    for name in ("short", "long"):
+        (tmp_path / name).mkdir()
+    data, longer = make_dataset(tmp_path / "short"), make_dataset(tmp_path / "long", row_length=48)
     first = [*TRAIN, f"--workdir={tmp_path / 'first'}", f"--config.data.path={data}", "--config.train.num_steps=6"]
     finish(start(repository, first, 1))
     for count, name in ((1, "one"), (2, "two")):
