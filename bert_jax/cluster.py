@@ -140,6 +140,13 @@ def one_fate() -> Iterator[None]:
         raise
 
 
+def leave_hanging(status: int) -> None:
+    """Ends this process with a status, and the others of the job after it."""
+    if _members is not None:
+        _members.tell_hang()
+    leave(status)
+
+
 def _leave_at_exit(status: int) -> None:
     """Ends this process at its exit without JAX's own farewell, which waits for the others.
 

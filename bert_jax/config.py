@@ -215,12 +215,14 @@ class TrainConfig:
     num_steps: int = 1_000_000
     accumulate: int = 1  # microbatches per step; the result equals that of the whole batch
     next_sentence: bool = True  # learn the label of sentence B, where data have one; False is the paper's "No NSP"
+    hang_seconds: int = 3600  # without a step, an evaluation or a save that ends: the run is ended; 0 disables
     zero1: bool = False  # divide the optimizer's state and its work over "data" too (ZeRO, stage 1)
     seed: int = 0  # of the initial parameters and of dropout
 
     def validate(self) -> None:
         check_numbers(self)
         check_positive(self, "num_steps accumulate")
+        check_not_negative(self, "hang_seconds")
 
 
 @dataclass(frozen=True)
@@ -360,8 +362,8 @@ class PretrainConfig:
 # What may differ when a run is resumed: it changes where and when work is done, not what is computed.
 # The number of steps may change too (Google's schedule then decays towards the new end).
 RESUMABLE_CHANGES = (
-    "mesh", "report", "checkpoint", "eval", "train.num_steps", "data.path", "data.verify", "model.remat",
-    "model.unroll", "train.zero1",
+    "mesh", "report", "checkpoint", "eval", "train.num_steps", "train.hang_seconds", "data.path", "data.verify",
+    "model.remat", "model.unroll", "train.zero1",
 )  # fmt: skip
 
 

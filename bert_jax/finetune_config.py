@@ -113,11 +113,13 @@ class FinetuneTrainConfig:
 
     num_epochs: float = 3.0
     accumulate: int = 1
+    hang_seconds: int = 3600  # without a step, an evaluation or a save that ends: the run is ended; 0 disables
     seed: int = 0  # of the new head's parameters and of dropout
 
     def validate(self) -> None:
         check_numbers(self)
         check_positive(self, "accumulate")
+        check_not_negative(self, "hang_seconds")
         if not 0 < self.num_epochs <= 1e6:
             raise InputError(
                 f"train.num_epochs {self.num_epochs} is not above 0 and 1,000,000 at most; the paper trains for 2 to 4"
@@ -191,6 +193,6 @@ class FinetuneConfig:
 
 # What may differ when a run is resumed, as in `config.RESUMABLE_CHANGES`.
 FINETUNE_RESUMABLE_CHANGES = (
-    "mesh", "report", "checkpoint", "eval", "train.num_epochs", "data.path", "data.source", "model.remat",
-    "model.unroll",
+    "mesh", "report", "checkpoint", "eval", "train.num_epochs", "train.hang_seconds", "data.path", "data.source",
+    "model.remat", "model.unroll",
 )  # fmt: skip

@@ -18,6 +18,7 @@ from bert_jax.errors import DivergedError
 from bert_jax.model.objective import Params
 from bert_jax.report import Reporter
 from bert_jax.step import Metrics, TrainState
+from bert_jax.watchdog import Watchdog
 
 # Steps that may be under way at once. The device never waits for the host to read metrics, and the host never
 # runs far ahead: jax 0.10 on CPU hangs when some 64 steps with collectives are dispatched and none is waited for, and
@@ -35,6 +36,7 @@ class Pace(NamedTuple):
     evaluate_first: bool = True  # before the first step as well
     final: bool = True  # False: other steps follow, of another phase, so that a signal at the last one counts too
     break_off: bool = False  # a signal ends an evaluation too, but for the last one
+    hang_seconds: int = 0  # without a step, an evaluation or a save that ends, after which the run is ended; 0 is never
     keep: int = 0  # steps between revisions, the first of them at step 0; 0 keeps none
 
 
@@ -170,6 +172,7 @@ def train_loop(
             if not math.isfinite(metrics[name][0]):
                 raise _not_finite(f"{name} is {float(metrics[name][0])} at step {step}", last_good, checkpoints)
         last_good = step
+        watchdog.alive()
         window.add(metrics)
         if counted is not None:
             counted |= {name: counted.get(name, 0) + int(metrics[name][0]) for name in SEEN if name in metrics}
@@ -196,6 +199,7 @@ def train_loop(
         overdue = metrics is None
         if metrics is None:
             return None
+        watchdog.alive()
         reporter.log(step, "eval", metrics)
         return float(rank(metrics))
 
@@ -215,6 +219,7 @@ def train_loop(
         if not jax.device_get(_all_finite(state.params)):
             raise _not_finite(f"a parameter is not finite after step {step}", last_good, checkpoints)
         checkpoints.save(step, state, metric, notes_now())
+        watchdog.alive()
 
     def keep(step: int) -> None:
         if keep_revision is not None:
@@ -222,7 +227,7 @@ def train_loop(
 
     step = first_step
     received = 0
-    with jax.set_mesh(mesh):
+    with jax.set_mesh(mesh), Watchdog(pace.hang_seconds) as watchdog:
         if overdue:
             metric = evaluate_now(step)
             if metric is not None:

@@ -6,6 +6,7 @@ into the key-value store of JAX's coordination service, and a thread reads those
 the line with which a process failed, and what processes tell each other before any device is used.
 """
 
+import faulthandler
 import os
 import socket
 import sys
@@ -20,6 +21,7 @@ _BEAT_SECONDS = 1.0  # and longer where there are many processes: all of them as
 # How long the main thread has to end by itself, once another process has failed. It cannot while it waits in a
 # collective.
 _GRACE_SECONDS = 5.0
+HANG_STATUS = 76  # of a process that ends because nothing was finished for too long
 _LEAVE_SECONDS = 20.0  # the same, once this process has failed: what was being written may still be finished
 
 
@@ -59,6 +61,11 @@ class Members:
         """Tells the others that this process ends, and why."""
         self._failed_at = time.monotonic()
         self._set(f"failed/{self.index}", line[:1000] or "an error")
+
+    def tell_hang(self) -> None:
+        """Tells the others that this process ends because nothing is finished, and gives them time to hear it."""
+        self._set(f"hang/{self.index}", "hangs")
+        time.sleep(5 * self._pause)
 
     def find_lost(self) -> str:
         """Returns a line about the process that failed or is not heard of, for an error in a collective; "" if none.
@@ -125,6 +132,7 @@ class Members:
                 self._set(f"beat/{self.index}", str(beat))
                 line = self._failure_of_another()
                 silences = self._silences()
+                hanging = min(self._get("hang"), default=self.index)
             except Exception as error:  # noqa: BLE001 - of JAX's client, whose errors have no type of their own
                 if self._failed_at or self._ended.is_set():
                     continue
@@ -132,6 +140,10 @@ class Members:
                 leave(
                     LostProcessError.STATUS, f"process 0 cannot be reached: {reason}; the same command on all resumes"
                 )
+            if hanging != self.index:
+                print(f"error: {self.name(hanging)} hangs. What the threads here were doing:", file=sys.stderr)
+                faulthandler.dump_traceback(all_threads=True)
+                leave(HANG_STATUS)
             if line:
                 failed_since = failed_since or now
                 if now - failed_since > _GRACE_SECONDS and not self._failed_at:

@@ -181,6 +181,7 @@ def run_phase(
         final=phase.number == num_phases,
         break_off=True,
         keep=config.checkpoint.keep_every,
+        hang_seconds=config.train.hang_seconds,
     )
     return train_loop(
         state,

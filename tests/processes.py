@@ -26,10 +26,10 @@ TRAIN = (
 )
 
 
-def start(repository, arguments, num_processes, devices=1, more=None):
+def start(repository, arguments, num_processes, devices=1, more=None, script=None):
     """Returns the processes of one job on this machine, with some devices each.
 
-    `more` gives further arguments, by the number of the process.
+    `more` gives further arguments, by the number of the process, and `script` a program that is given the command.
     """
     with socket.socket() as free:
         free.bind(("localhost", 0))
@@ -39,7 +39,8 @@ def start(repository, arguments, num_processes, devices=1, more=None):
     processes = []
     for number in range(num_processes):
         joining = [f"--coordinator=localhost:{port}", f"--num_processes={num_processes}", f"--process_id={number}"]
-        command = [sys.executable, *arguments, *(joining if num_processes > 1 else ["--distributed=off"])]
+        through = [script[number]] if script and number in script else []
+        command = [sys.executable, *through, *arguments, *(joining if num_processes > 1 else ["--distributed=off"])]
         command += (more or {}).get(number, [])
         processes.append(subprocess.Popen(command, cwd=repository, env=environment, text=True, stderr=subprocess.PIPE))
     return processes

@@ -64,25 +64,24 @@ def test_a_shard_that_one_lacks_ends_all_with_its_line(repository, data, tmp_pat
     assert time.monotonic() - began < SOON
 
 
+# Checks each of three files for 45 seconds, and is then the command that it is given.
+LATE = """
+import runpy, sys, time
+from bert_jax.data import records
+
+check = records._check_file
+records._check_file = lambda *arguments: (time.sleep(45), check(*arguments))
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
 def test_a_process_that_is_minutes_late_with_its_data_is_waited_for(repository, data, tmp_path):
     """As a cold cache makes it. JAX alone waits two minutes for the devices of the others."""
-    late = "import runpy, sys, time; from bert_jax.data import records; check = records._check_file\n"
-    late += "records._check_file = lambda *arguments: (time.sleep(45), check(*arguments))\n"
-    late += "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
     arguments = [*TRAIN, f"--workdir={tmp_path / 'run'}", f"--config.data.path={data}", "--config.train.num_steps=2"]
-    # One process is given a script that starts the same command, and checks each of three files for 45 seconds.
-    running = processes.start(repository, arguments, 2)
-    running[1].kill()
-    running[1].communicate()
-    command = [sys.executable, "-c", late, *running[1].args[1:]]
-    running[1] = processes.subprocess.Popen(
-        command,
-        cwd=repository,
-        env=os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=1", "PYTHONPATH": str(repository)},
-        text=True,
-        stderr=processes.subprocess.PIPE,
-    )
-    assert "trained to step 2" in finish(running)[0]
+    script = tmp_path / "late.py"
+    script.write_text(LATE)
+    assert "trained to step 2" in finish(processes.start(repository, arguments, 2, script={1: str(script)}))[0]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
@@ -149,3 +148,26 @@ def test_a_work_directory_that_is_not_shared_is_refused(repository, data, tmp_pa
     errors = told(finish(running, expected=1))
     for lines in errors:
         assert len(lines) == 1 and "process 1 (" in lines[0] and "give a directory that all processes share" in lines[0]
+
+
+# Stops the loader of one process for good while the process itself goes on, as a dead file server does.
+HANGING = """
+import runpy, sys, time
+from bert_jax.data import pipeline
+
+make = pipeline.train_batch
+pipeline.train_batch = lambda split, step, *others: time.sleep(10_000) if step == 5 else make(split, step, *others)
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_run_in_which_nothing_ends_prints_its_stacks_and_ends(repository, data, tmp_path, count):
+    arguments = [*TRAIN, f"--workdir={tmp_path / 'run'}", f"--config.data.path={data}", "--config.train.hang_seconds=8"]
+    script = tmp_path / "hanging.py"
+    script.write_text(HANGING)
+    errors = finish(processes.start(repository, arguments, count, script={count - 1: str(script)}), expected=76)
+    assert sum("(train.hang_seconds 8)" in error for error in errors) >= 1
+    for error in errors:
+        assert "Thread 0x" in error and "loop.py" in error, error
