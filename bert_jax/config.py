@@ -19,6 +19,7 @@ from bert_jax.settings import (
     check_positive,
     check_rates,
     nearest_multiples,
+    step_range,
     suggest,
 )
 
@@ -314,10 +315,12 @@ class ReportConfig:
     every_steps: int = 100
     tensorboard: bool = True
     progress: bool = True  # a progress bar, on a terminal only
+    profile_steps: str = ""  # "100:105" profiles steps 101 to 105; a file "profile_now" in the workdir the next five
 
     def validate(self) -> None:
         check_numbers(self)
         check_positive(self, "every_steps")
+        step_range(self.profile_steps)
 
 
 @dataclass(frozen=True)

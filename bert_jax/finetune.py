@@ -102,7 +102,11 @@ def _run(
         epoch_steps = steps_per_epoch(len(data.train.rows), config.data.batch_size)
         every = config.eval.every_steps or epoch_steps
         pace = Pace(train.num_steps, config.report.every_steps, every, config.checkpoint.every_steps or every, False)
-        pace = pace._replace(keep=config.checkpoint.keep_every, hang_seconds=config.train.hang_seconds)
+        pace = pace._replace(
+            keep=config.checkpoint.keep_every,
+            hang_seconds=config.train.hang_seconds,
+            profile=config.report.profile_steps,
+        )
         about = {"tokenizer": start.tokenizer, "task": task.head, "labels": task.labels}
         save = partial(save_pretrained, config=model, task_settings=to_dict(task.config), **about)
         train_step = make_train_step(objective, config.optimizer, train, mesh, abstract)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The one training loop, for pre-training and for every task."""
 
+import contextlib
 import math
 import time
 from collections import deque
@@ -16,6 +17,7 @@ from bert_jax.batch import Batch
 from bert_jax.checkpoint import Checkpoints
 from bert_jax.errors import DivergedError
 from bert_jax.model.objective import Params
+from bert_jax.profiling import profiled
 from bert_jax.report import Reporter
 from bert_jax.step import Metrics, TrainState
 from bert_jax.watchdog import Watchdog
@@ -37,6 +39,7 @@ class Pace(NamedTuple):
     final: bool = True  # False: other steps follow, of another phase, so that a signal at the last one counts too
     break_off: bool = False  # a signal ends an evaluation too, but for the last one
     hang_seconds: int = 0  # without a step, an evaluation or a save that ends, after which the run is ended; 0 is never
+    profile: str = ""  # which steps to profile: "100:105"
     keep: int = 0  # steps between revisions, the first of them at step 0; 0 keeps none
 
 
@@ -159,6 +162,7 @@ def train_loop(
     best: list[float] = list(notes.get("best", []))  # ascending, as many as checkpoints are kept for
     first_step, num_steps = int(jax.device_get(state.step)), pace.num_steps
     last_good = first_step
+    workdir = checkpoints.directory.parent
     overdue = bool(notes.get("overdue"))
     seen = notes.get("seen")  # a run that was begun before there were counts has none
     counted: dict[str, int] | None = {} if first_step == 0 else seen and dict(seen)
@@ -227,7 +231,8 @@ def train_loop(
 
     step = first_step
     received = 0
-    with jax.set_mesh(mesh), Watchdog(pace.hang_seconds) as watchdog:
+    batches = profiled(batches, first_step, MAX_IN_FLIGHT, pace.profile, pace.report, reporter, workdir)
+    with jax.set_mesh(mesh), Watchdog(pace.hang_seconds) as watchdog, contextlib.closing(batches):
         if overdue:
             metric = evaluate_now(step)
             if metric is not None:

@@ -182,6 +182,7 @@ def run_phase(
         break_off=True,
         keep=config.checkpoint.keep_every,
         hang_seconds=config.train.hang_seconds,
+        profile=config.report.profile_steps,
     )
     return train_loop(
         state,

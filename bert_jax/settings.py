@@ -4,6 +4,7 @@
 import dataclasses
 import difflib
 import math
+import re
 import typing
 from typing import Any, TypeVar
 
@@ -124,3 +125,13 @@ def check_choice(config: Any, name: str, choices: tuple[str, ...]) -> None:
     value = getattr(config, name)
     if value not in choices:
         raise InputError(f"{_section(config)}.{name} {value!r} is unknown; use one of {', '.join(choices)}")
+
+
+def step_range(text: str) -> tuple[int, int]:
+    """Returns the steps of "100:105", or (0, 0) for "". Raises: InputError if it is no such range."""
+    if not text:
+        return 0, 0
+    match = re.fullmatch(r"([0-9]{1,15}):([0-9]{1,15})", text)
+    if match is None or int(match[1]) >= int(match[2]):
+        raise InputError(f"report.profile_steps {cut(text)} is not FIRST:LAST, as in 100:105")
+    return int(match[1]), int(match[2])

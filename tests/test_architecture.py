@@ -26,7 +26,7 @@ RANKS: Sequence[str] = """
     model.product model.attention kernels.* model.layers model.encoder model.probe model.heads model.objective
     convert.* sealed remains checkpoint revisions
     pretrained warm_start data.pipeline step workdir
-    report watchdog hlo
+    report watchdog profiling hlo
     loop heldout
     tasks.base tasks.batches tasks.evaluation tasks.*
     describe pretrain finetune_results finetune predict features export grow compare
