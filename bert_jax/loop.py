@@ -199,7 +199,7 @@ def train_loop(
         if evaluation is None:
             return None
         stoppable = pace.break_off and step < num_steps and not cluster.is_several()
-        metrics = evaluation(state.params, lambda: preemption.at(step)) if stoppable else evaluation(state.params)
+        metrics = evaluation(state.params, preemption.received) if stoppable else evaluation(state.params)
         overdue = metrics is None
         if metrics is None:
             return None
@@ -242,7 +242,7 @@ def train_loop(
             evaluate_now(step)
         if first_step == 0 and pace.keep:
             keep(step)
-        while step < num_steps and not (received := preemption.at(step)):
+        while step < num_steps and not (received := preemption.received()):
             batch = window.next_batch(batches, in_flight[-1][1] if in_flight else None)
             state, metrics = train_step(state, batch)
             step += 1
@@ -266,7 +266,7 @@ def train_loop(
             save(step, None)
         checkpoints.wait()
         if not pace.final and not received:
-            received = preemption.at(step)
+            received = preemption.received()
     return LoopResult(state, step, 0 if step >= num_steps and pace.final else received, counted)
 
 
