@@ -219,14 +219,18 @@ def train_loop(
         unreported = {name: list(pair) for name, pair in window.sums.items() if name not in COUNTS}
         return {"unreported": unreported, "overdue": overdue, "best": list(best), "seen": counted and dict(counted)}
 
-    def save(step: int, metric: float | None) -> None:
+    def check_params(step: int) -> None:
         if not jax.device_get(_all_finite(state.params)):
             raise _not_finite(f"a parameter is not finite after step {step}", last_good, checkpoints)
+
+    def save(step: int, metric: float | None) -> None:
+        check_params(step)
         checkpoints.save(step, state, metric, notes_now())
         watchdog.alive()
 
     def keep(step: int) -> None:
         if keep_revision is not None:
+            check_params(step)  # for what is kept stays for good
             keep_revision(step, state.params, counted and dict(counted))
 
     step = first_step
