@@ -190,10 +190,11 @@ class Checkpoints:
         return best
 
     def restore_at(self, step: int, abstract_state: Any) -> Any:
-        """Returns the state of a step that has a checkpoint. Raises: InputError if it is damaged."""
+        """Returns the state of a step that has a checkpoint. Raises: InputError, on every process, if it is damaged."""
         self.wait()
-        problem = find_damage(self._path(step))
-        if problem:
+        problem = find_damage(self._path(step)) if cluster.is_first() else None
+        if cluster.first_says(int(problem is not None)):
+            problem = problem or "the first process tells what"
             raise InputError(f"checkpoint {self._path(step)} is damaged: {problem}; train again in another workdir")
         return restore_tree(self._path(step) / "state", abstract_state)
 

@@ -7,6 +7,7 @@ The only home of jax.distributed and multihost_utils. With a single process ever
 import atexit
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import signal
@@ -19,10 +20,9 @@ from typing import Any
 import jax
 import numpy as np
 from jax._src import distributed  # its client, which has no public name: Orbax takes it from here too
-from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 from jax.experimental import multihost_utils
 
-from bert_jax.errors import InputError, LostProcessError
+from bert_jax.errors import InputError
 from bert_jax.members import Members, leave
 from bert_jax.settings import changed_keys
 
@@ -37,6 +37,7 @@ _HOST_LISTS = ("TPU_WORKER_HOSTNAMES", "TPU_PROCESS_ADDRESSES")
 
 
 _members: Members | None = None  # of this process, once it has joined others
+_times_asked = itertools.count()  # how often the runs of this process have asked whether a signal has come
 
 
 def join(
@@ -96,7 +97,8 @@ def _failing_calmly() -> Iterator[None]:
 
     jax.distributed has no argument for that, but its client does. Where a version of JAX has none, it aborts.
     """
-    make = getattr(_jax, "get_distributed_runtime_client", None)
+    module = getattr(distributed, "_jax", None)
+    make = getattr(module, "get_distributed_runtime_client", None)
 
     def make_calm(*arguments: Any, **options: Any) -> Any:
         try:
@@ -104,13 +106,14 @@ def _failing_calmly() -> Iterator[None]:
         except TypeError:
             return make(*arguments, **options)  # type: ignore[misc]
 
-    if make is not None:
-        _jax.get_distributed_runtime_client = make_calm
+    if make is None:
+        yield
+        return
+    module.get_distributed_runtime_client = make_calm  # type: ignore[union-attr]
     try:
         yield
     finally:
-        if make is not None:
-            _jax.get_distributed_runtime_client = make
+        module.get_distributed_runtime_client = make  # type: ignore[union-attr]
 
 
 @contextlib.contextmanager
@@ -131,12 +134,12 @@ def one_fate() -> Iterator[None]:
     except BaseException as error:
         status = 130 if isinstance(error, KeyboardInterrupt) else getattr(error, "STATUS", 1)
         if isinstance(error, Exception) and not isinstance(error, (InputError, OSError)):
-            lost = _members.find_lost()  # collectives break off with errors of many types
-            if lost:
-                _leave_at_exit(LostProcessError.STATUS)
-                raise LostProcessError(lost) from None
+            cause = _members.find_cause()  # collectives break off with errors of many types
+            if cause:
+                _leave_at_exit(cause.STATUS)
+                raise cause from None
         _leave_at_exit(status)
-        _members.tell_failure(" ".join(str(error).split()) or type(error).__name__)
+        _members.tell_failure(" ".join(str(error).split()) or type(error).__name__, status)
         raise
 
 
@@ -155,7 +158,7 @@ def _leave_at_exit(status: int) -> None:
 
     def end() -> None:
         if _members is not None and _members.index == 0:
-            time.sleep(3.0)
+            time.sleep(3 * _members.pause)
         leave(status)
 
     atexit.register(end)
@@ -169,7 +172,11 @@ def check_same(what: Mapping[str, Any]) -> None:
     if _members is None:
         return
     what = {"code of bert_jax": _code_digest(), "jax": jax.__version__, **what}
-    said = [json.loads(each) for each in _members.exchange(json.dumps(what, sort_keys=True, default=str))]
+    text = json.dumps(what, sort_keys=True, default=str)
+    # Digests first: hundreds of processes would fetch everyone's values from the first one, again and again.
+    if len(set(_members.exchange(hashlib.sha256(text.encode()).hexdigest()))) == 1:
+        return
+    said = [json.loads(each) for each in _members.exchange(text)]
     for number, other in enumerate(said):
         names = changed_keys(said[0], other)
         if names:
@@ -299,11 +306,14 @@ class Preemption:
         else:
             self._received = number
         if self._interrupts:
-            os.write(2, b"\nstopping after the steps under way, with the state saved; Ctrl-C again ends at once\n")
+            with contextlib.suppress(OSError):  # Ctrl-C has ended the reader too, as in `train.py 2>&1 | tee log`
+                os.write(2, b"\nstopping after the steps under way, with the state saved; Ctrl-C again ends at once\n")
 
-    def at(self, step: int) -> int:
-        """Returns the signal to end for after `step` steps, or 0. Every process asks at every step."""
-        if is_several() and multihost_utils.reached_preemption_sync_point(step):
+    def received(self) -> int:
+        """Returns the signal to end for, or 0. Of several processes every one asks before every step."""
+        # JAX has all end at a number that none has come to. It is no step: those begin anew in each run of a grid, and
+        # a signal at the last step of one would be noticed at the same step of the next, or not at all.
+        if is_several() and multihost_utils.reached_preemption_sync_point(next(_times_asked)):
             self._received = signal.SIGTERM
         return self._received
 

@@ -80,7 +80,8 @@ def _run(
         "dataset": fingerprint(data.train.rows),
     }
     check_workdir(workdir, identity, FinetuneConfig, FINETUNE_RESUMABLE_CHANGES)
-    cluster.check_same(common(workdir, identity) | {"parameters of init_checkpoint": params_digest(start.params)})
+    cluster.check_same(common(workdir, identity))
+    check_same_inputs(start, data)
 
     # The objective, and a state: resumed or new.
     objective = task_objective(model, task.head, task.num_outputs, task.probe)
@@ -159,8 +160,8 @@ def _run(
             if cluster.is_first():
                 write_json(workdir / "results.json", {"task": config.task.name} | outcome._asdict())
                 draw_curves(workdir / "metrics.jsonl", workdir / "curves.png", curves(task))
-            for line in summarise(workdir, task, best_step, epoch_steps, constant):
-                reporter.message(line)
+                for line in summarise(workdir, task, best_step, epoch_steps, constant):
+                    reporter.message(line)
         return outcome
 
 
@@ -262,6 +263,17 @@ def eval_batch_size(config: FinetuneConfig) -> int:
     return config.eval.batch_size or config.data.batch_size // config.train.accumulate
 
 
+def check_same_inputs(start: Pretrained, data: Data) -> None:
+    """Returns if every process has read the same model and the same rows, those to evaluate on too.
+
+    Raises: InputError, on every process, if not.
+    """
+    if not cluster.is_several():
+        return
+    splits = {split.name: fingerprint(split.rows) for split in (data.train, *data.evaluation, *data.test)}
+    cluster.check_same({"parameters of init_checkpoint": params_digest(start.params), "rows": splits})
+
+
 def fingerprint(rows: Sequence[Row]) -> str:
     """Returns a sha256 over all that is learnt from."""
     digest = hashlib.sha256()
@@ -299,9 +311,7 @@ def finish(
     metrics = evaluate(task, data.evaluation, infer, size, mesh, params, keep)
     for split in data.test:
         keep(split, predict_split(task, split, infer, params, size, mesh)[0])
-    params = cluster.on_host(params)
-    if cluster.is_first():
-        settings = to_dict(task.config)
-        save_pretrained(workdir / FINETUNED, model, params, start.tokenizer, task.head, task.labels, settings)
-    cluster.wait_for_all("model written")
+    params, settings = cluster.on_host(params), to_dict(task.config)
+    save = partial(save_pretrained, workdir / FINETUNED, model, params, start.tokenizer)
+    cluster.first_does("write the model", partial(save, task.head, task.labels, settings))
     return metrics

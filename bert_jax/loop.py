@@ -199,7 +199,7 @@ def train_loop(
         if evaluation is None:
             return None
         stoppable = pace.break_off and step < num_steps and not cluster.is_several()
-        metrics = evaluation(state.params, lambda: preemption.at(step)) if stoppable else evaluation(state.params)
+        metrics = evaluation(state.params, preemption.received) if stoppable else evaluation(state.params)
         overdue = metrics is None
         if metrics is None:
             return None
@@ -219,14 +219,18 @@ def train_loop(
         unreported = {name: list(pair) for name, pair in window.sums.items() if name not in COUNTS}
         return {"unreported": unreported, "overdue": overdue, "best": list(best), "seen": counted and dict(counted)}
 
-    def save(step: int, metric: float | None) -> None:
+    def check_params(step: int) -> None:
         if not jax.device_get(_all_finite(state.params)):
             raise _not_finite(f"a parameter is not finite after step {step}", last_good, checkpoints)
+
+    def save(step: int, metric: float | None) -> None:
+        check_params(step)
         checkpoints.save(step, state, metric, notes_now())
         watchdog.alive()
 
     def keep(step: int) -> None:
         if keep_revision is not None:
+            check_params(step)  # for what is kept stays for good
             keep_revision(step, state.params, counted and dict(counted))
 
     step = first_step
@@ -242,7 +246,7 @@ def train_loop(
             evaluate_now(step)
         if first_step == 0 and pace.keep:
             keep(step)
-        while step < num_steps and not (received := preemption.at(step)):
+        while step < num_steps and not (received := preemption.received()):
             batch = window.next_batch(batches, in_flight[-1][1] if in_flight else None)
             state, metrics = train_step(state, batch)
             step += 1
@@ -266,7 +270,7 @@ def train_loop(
             save(step, None)
         checkpoints.wait()
         if not pace.final and not received:
-            received = preemption.at(step)
+            received = preemption.received()
     return LoopResult(state, step, 0 if step >= num_steps and pace.final else received, counted)
 
 

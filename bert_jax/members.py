@@ -6,6 +6,7 @@ into the key-value store of JAX's coordination service, and a thread reads those
 the line with which a process failed, and what processes tell each other before any device is used.
 """
 
+import contextlib
 import faulthandler
 import os
 import socket
@@ -33,9 +34,9 @@ class Members:
         self.index, self.count, self.lost_seconds = index, count, lost_seconds
         self._client = client
         self._topics = 0
-        self._pause = _BEAT_SECONDS * max(1.0, count / 64)
+        self.pause = _BEAT_SECONDS * max(1.0, count / 64)  # seconds between two looks at the others
         self._beats = {number: (0.0, "") for number in range(count) if number != index}  # {process: (when, beat)}
-        self._failed_at = 0.0  # when this process failed itself
+        self._failed_at, self._status = 0.0, 1  # when this process failed itself, and its exit status then
         self._ended = threading.Event()
         self._set(f"name/{index}", socket.gethostname())
         self._thread = threading.Thread(target=self._watch, name="members", daemon=True)
@@ -48,6 +49,7 @@ class Members:
         """
         self._topics += 1
         topic = f"exchange/{self._topics}"
+        pause = 0.05 * max(1.0, self.count / 16)  # all of them ask the first for what all have said
         self._set(f"{topic}/{self.index}", value)
         while True:
             said = self._get(topic)
@@ -55,32 +57,45 @@ class Members:
                 return [said[number] for number in range(self.count)]
             if line := self._failure_of_another():
                 raise InputError(line)
-            time.sleep(0.05)
+            time.sleep(pause)
 
-    def tell_failure(self, line: str) -> None:
-        """Tells the others that this process ends, and why."""
-        self._failed_at = time.monotonic()
-        self._set(f"failed/{self.index}", line[:1000] or "an error")
+    def tell_failure(self, line: str, status: int) -> None:
+        """Tells the others that this process ends, and why, unless it ends because another has failed."""
+        self._failed_at, self._status = time.monotonic(), status
+        with contextlib.suppress(Exception):  # of JAX's client, without a type: the first process is gone
+            if not self._failure_of_another():
+                self._set(f"failed/{self.index}", line[:1000] or "an error")
 
     def tell_hang(self) -> None:
         """Tells the others that this process ends because nothing is finished, and gives them time to hear it."""
-        self._set(f"hang/{self.index}", "hangs")
-        time.sleep(5 * self._pause)
+        with contextlib.suppress(Exception):  # of JAX's client, without a type: the first process is gone
+            self._set(f"hang/{self.index}", "hangs")
+            time.sleep(5 * self.pause)
 
-    def find_lost(self) -> str:
-        """Returns a line about the process that failed or is not heard of, for an error in a collective; "" if none.
+    def find_cause(self) -> InputError | None:
+        """Returns the error of another process that explains an error in a collective; None if all are well.
 
-        Waits for some seconds, since a process that has just died was heard of until now.
+        It is a LostProcessError if that process is not heard of, or an InputError with the line that it told. Waits for
+        some seconds, since a process that has just died was heard of until now.
         """
-        deadline = time.monotonic() + 10 * self._pause
+        deadline = time.monotonic() + 10 * self.pause
         while time.monotonic() < deadline:
-            if line := self._failure_of_another():
-                return line
-            for number, silence in self._silences().items():
-                if silence > 6 * self._pause:
-                    return self._lost(number, silence)
+            if cause := self._look_for_cause():
+                # From now on the main thread ends this process, and the watch only if that takes long.
+                self._failed_at, self._status = time.monotonic(), cause.STATUS
+                return cause
             time.sleep(0.1)
-        return ""
+        return None
+
+    def _look_for_cause(self) -> InputError | None:
+        try:
+            if line := self._failure_of_another():
+                return InputError(line)
+            silences = self._silences()
+        except Exception as error:  # noqa: BLE001 - of JAX's client, whose errors have no type of their own
+            return LostProcessError(_unreachable(error))
+        lost = [number for number, silence in silences.items() if silence > 6 * self.pause]
+        return LostProcessError(self._lost(lost[0], silences[lost[0]])) if lost else None
 
     def name(self, number: int) -> str:
         """Returns "process 1 (its host)"."""
@@ -123,26 +138,23 @@ class Members:
     def _watch(self) -> None:
         failed_since = 0.0
         beat = 0
-        while not self._ended.wait(self._pause):
+        while not self._ended.wait(self.pause):
             beat += 1
             now = time.monotonic()
             if self._failed_at and now - self._failed_at > _LEAVE_SECONDS:
-                leave(1)
+                leave(self._status)
             try:
                 self._set(f"beat/{self.index}", str(beat))
                 line = self._failure_of_another()
                 silences = self._silences()
                 hanging = min(self._get("hang"), default=self.index)
+                name = self.name(hanging) if hanging != self.index else ""
             except Exception as error:  # noqa: BLE001 - of JAX's client, whose errors have no type of their own
                 if self._failed_at or self._ended.is_set():
                     continue
-                reason = " ".join(str(error).split())[:200]
-                leave(
-                    LostProcessError.STATUS, f"process 0 cannot be reached: {reason}; the same command on all resumes"
-                )
-            if hanging != self.index:
-                print(f"error: {self.name(hanging)} hangs. What the threads here were doing:", file=sys.stderr)
-                faulthandler.dump_traceback(all_threads=True)
+                leave(LostProcessError.STATUS, _unreachable(error))
+            if name:
+                say_stacks(f"{name} hangs. What the threads here were doing:")
                 leave(HANG_STATUS)
             if line:
                 failed_since = failed_since or now
@@ -153,13 +165,25 @@ class Members:
                     leave(LostProcessError.STATUS, self._lost(number, silence))
 
 
+def _unreachable(error: Exception) -> str:
+    reason = " ".join(str(error).split())[:200]
+    return f"process 0 cannot be reached: {reason}; the same command on all resumes from the last checkpoint"
+
+
+def say_stacks(line: str) -> None:
+    """Prints a line and the stacks of all threads, on stderr if that can be written to."""
+    with contextlib.suppress(AttributeError, OSError, ValueError, RuntimeError):
+        print(f"error: {line}", file=sys.stderr, flush=True)
+        faulthandler.dump_traceback(all_threads=True)
+
+
 def leave(status: int, line: str = "") -> None:
     """Ends this process at once, from any thread, wherever the others are."""
-    if line:
-        print(f"error: {line}", file=sys.stderr)
+    # A stream may be closed, have no reader, or be in the middle of a write that a signal has interrupted.
+    with contextlib.suppress(OSError, ValueError, RuntimeError):
+        if line:
+            print(f"error: {line}", file=sys.stderr)
     for stream in (sys.stdout, sys.stderr):
-        try:
+        with contextlib.suppress(AttributeError, OSError, ValueError, RuntimeError):
             stream.flush()
-        except (OSError, ValueError):  # whoever read it is gone
-            continue
     os._exit(status)

@@ -126,12 +126,11 @@ def _run(
                 return result
 
             # What is left behind.
-            params = cluster.on_host(result.state.params)
+            params, trained = cluster.on_host(result.state.params), {"step": result.step, **(result.seen or {})}
+            save = partial(save_pretrained, workdir / "pretrained", config.model, params, tokenizer, trained=trained)
+            cluster.first_does("write the model", save)
             if cluster.is_first():
-                trained = {"step": result.step, **(result.seen or {})}
-                save_pretrained(workdir / "pretrained", config.model, params, tokenizer, trained=trained)
                 draw_curves(workdir / "metrics.jsonl", workdir / "curves.png")
-            cluster.wait_for_all("model written")
             reporter.message(f"trained to step {result.step}: model in {workdir / 'pretrained'}, curves in {workdir}")
         return result
 

@@ -14,9 +14,12 @@ from pathlib import Path
 
 DELETED = ".deleted"
 KEPT_DAMAGED = 2  # to look into, or to rescue by hand
-_TEMPORARY = re.compile(
-    r"\..+\.tmp|\.seen-\w+"
-)  # files and models in the making, and the signs of `cluster.check_shared`
+# What a run writes in its work directory whole or not at all, and the directories that are its own. Other commands may
+# write beside these meanwhile, under temporary names of their own.
+_WRITTEN = ("config.json", "metrics.jsonl", "curves.png", "results.json", "sweep.json", "pretrained", "finetuned")
+_DIRECTORIES = ("tokenizer", "predictions", "revisions")
+_TEMPORARY = re.compile(r"\.(?P<name>.+?)\.(\d+(-[0-9a-f]+)?\.)?tmp")
+_SIGN = re.compile(r"\.seen-\w+")  # of `cluster.check_shared`
 
 
 def delete(path: Path) -> None:
@@ -56,11 +59,18 @@ def sweep(directory: Path, checkpoints: list[Path], is_complete: Callable[[Path]
 
 def sweep_temporaries(workdir: Path) -> None:
     """Deletes files and models that a killed run was writing; to be called by the one run that may write there."""
-    parts = [path for path in workdir.iterdir() if path.is_dir() and path.name not in ("runs", "checkpoints")]
-    for directory in (workdir, *parts):
+    for path in [path for path in workdir.iterdir() if path.name.startswith(".")]:
+        found = _TEMPORARY.fullmatch(path.name)
+        if _SIGN.fullmatch(path.name) or (found and found["name"] in _WRITTEN):
+            _delete_any(path)
+    for directory in [workdir / name for name in _DIRECTORIES if (workdir / name).is_dir()]:
         for path in [path for path in directory.iterdir() if _TEMPORARY.fullmatch(path.name)]:
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                with contextlib.suppress(OSError):
-                    path.unlink()
+            _delete_any(path)
+
+
+def _delete_any(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            path.unlink()

@@ -18,7 +18,7 @@ from bert_jax.finetune_results import FinetuneResult, read_results, table
 from bert_jax.pretrained import FINETUNED
 from bert_jax.settings import changed_keys, to_dict
 from bert_jax.storage import write_json
-from bert_jax.workdir import check_workdir, locked, read_identity
+from bert_jax.workdir import check_workdir, common, locked, read_identity
 
 
 class Outcome(NamedTuple):
@@ -70,6 +70,7 @@ def run(config: FinetuneConfig, workdir: Path, devices: Sequence[Any] | None = N
     config.validate()
     identity = {"dataset": None, "run": to_dict(config)}
     check_workdir(workdir, identity, FinetuneConfig, (*FINETUNE_RESUMABLE_CHANGES, "sweep"))
+    cluster.check_same(common(workdir, identity))
     runs = plan(config)
     with locked(workdir):
         results: dict[str, FinetuneResult] = {}

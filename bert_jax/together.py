@@ -25,7 +25,7 @@ from bert_jax.allocator import give_back_freed_memory
 from bert_jax.batch import Batch
 from bert_jax.data.pipeline import made_ahead
 from bert_jax.errors import InputError
-from bert_jax.finetune import check_probe, eval_batch_size, finish, load_start, prepare, train_config
+from bert_jax.finetune import check_probe, check_same_inputs, eval_batch_size, finish, load_start, prepare, train_config
 from bert_jax.finetune_config import FinetuneConfig
 from bert_jax.finetune_results import FinetuneResult
 from bert_jax.keys import root_key
@@ -61,6 +61,13 @@ def run(
 
     Raises: InputError as `finetune.run`, or if the mesh divides parameters.
     """
+    with cluster.Preemption() as preemption:  # from before XLA compiles, which Ctrl-C must not break off
+        return _run(runs, workdir, devices, preemption)
+
+
+def _run(
+    runs: Mapping[str, FinetuneConfig], workdir: Path, devices: Sequence[Any] | None, preemption: cluster.Preemption
+) -> dict[str, FinetuneResult]:
     started = time.monotonic()
     config = next(iter(runs.values()))
     start = load_start(config.init_checkpoint)
@@ -76,6 +83,7 @@ def run(
         )
     check_divisible(mesh, model, config.data.batch_size, config.train.accumulate)
     check_divisible(mesh, model, eval_batch_size(config))
+    check_same_inputs(start, data)
 
     train = train_config(config, data)
     objective = task_objective(model, task.head, task.num_outputs, task.probe)
@@ -106,10 +114,9 @@ def run(
         step = _make_step(step_function(objective, config.optimizer, train), list(runs.values()), mesh)
         batches = _batches(data.train.rows, task.head, list(runs.values()), mesh)
         in_flight: deque[jax.Array] = deque()
-        preemption = stack.enter_context(cluster.Preemption())
         stack.enter_context(jax.set_mesh(mesh))
         for number in range(1, train.num_steps + 1):
-            if received := preemption.at(number - 1):
+            if received := preemption.received():
                 return _stopped(runs, task.metric, number - 1, received)
             state, metrics = step(state, next(batches))
             in_flight.append(metrics["loss"][0])

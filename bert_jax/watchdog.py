@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ends a run that hangs, with the stacks of its threads, so that a scheduler can start it again."""
 
-import faulthandler
-import sys
 import threading
 import time
 
 from bert_jax import cluster
-from bert_jax.members import HANG_STATUS
+from bert_jax.members import HANG_STATUS, say_stacks
 
 
 class Watchdog:
@@ -39,11 +37,8 @@ class Watchdog:
         while not self._ended.wait(min(1.0, self.seconds / 4)):
             silence = time.monotonic() - self._finished
             if silence > self.seconds:
-                print(
-                    f"error: nothing was finished for {silence:.0f} s (train.hang_seconds {self.seconds:g}), so this "
-                    "run ends; the same command resumes. What its threads were doing:",
-                    file=sys.stderr,
-                    flush=True,
+                say_stacks(
+                    f"nothing was finished for {silence:.0f} s (train.hang_seconds {self.seconds:g}), so this run "
+                    "ends; the same command resumes. What its threads were doing:"
                 )
-                faulthandler.dump_traceback(all_threads=True)
                 cluster.leave_hanging(HANG_STATUS)

@@ -52,7 +52,8 @@ def common(workdir: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
     }
     for section in ("data", "phase2"):
         if section in run:
-            run[section].pop("path", None)
+            for name in ("path", "source"):
+                run[section].pop(name, None)
     return {"workdir": str(workdir), **identity, "run": run}
 
 

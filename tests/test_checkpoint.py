@@ -370,6 +370,11 @@ def test_a_second_process_goes_by_the_word_of_the_first(tmp_path, abstract, monk
             checkpoints.best_step()
         patch.setattr("bert_jax.cluster.first_says", lambda value: 1)
         checkpoints._set_aside(0)
+        with pytest.raises(InputError, match="is damaged: the first process tells what"):
+            checkpoints.restore_at(2, abstract)
+        patch.setattr("bert_jax.cluster.first_says", lambda value: 0)
+        (checkpoints._path(2) / SEAL).unlink()  # which a file system may show late
+        assert int(checkpoints.restore_at(2, abstract)["step"]) == 2
     assert not saved and checkpoints.steps() == [1, 2] and not (tmp_path / "damaged").exists()
 
 

@@ -13,6 +13,7 @@ import pytest
 from bert_jax.checkpoint import SEAL, Checkpoints
 from bert_jax.cluster import Preemption
 from bert_jax.config import MeshConfig
+from bert_jax.errors import DivergedError
 from bert_jax.loop import Pace, train_loop
 from bert_jax.report import Reporter, read_metrics
 from bert_jax.sharding import make_mesh, replicated
@@ -34,7 +35,7 @@ def train_step(state, batch):
     return TrainState(step, {"x": state.params["x"] + 1}, ()), metrics
 
 
-def run(directory, mesh, pace, losses, keep=(2, 1), signal_in=()):
+def run(directory, mesh, pace, losses, keep=(2, 1), signal_in=(), step=train_step, keep_revision=None):
     """Returns where the loop ended. `losses` are those of evaluations by their step; `signal_in` are broken off."""
     with Checkpoints(directory / "checkpoints", *keep) as checkpoints:
         state = first_state(mesh)
@@ -43,10 +44,10 @@ def run(directory, mesh, pace, losses, keep=(2, 1), signal_in=()):
         state = restored.state if restored else state
 
         def evaluation(params, stopped=lambda: 0):
-            step = int(params["x"][0])
-            if step in signal_in:
+            taken = int(params["x"][0])
+            if taken in signal_in:
                 os.kill(os.getpid(), signal.SIGTERM)
-            return None if stopped() else {"loss": losses[step]}
+            return None if stopped() else {"loss": losses[taken]}
 
         start = int(state.step)
         with (
@@ -57,7 +58,7 @@ def run(directory, mesh, pace, losses, keep=(2, 1), signal_in=()):
                 state,
                 pace,
                 mesh,
-                train_step,
+                step,
                 itertools.repeat(None),  # type: ignore[arg-type]
                 evaluation,
                 lambda counts, seconds: {},
@@ -65,6 +66,7 @@ def run(directory, mesh, pace, losses, keep=(2, 1), signal_in=()):
                 reporter,
                 preemption,
                 restored.notes if restored else None,
+                keep_revision=keep_revision,
             )
         checkpoints.close()
         return result
@@ -131,3 +133,16 @@ def test_an_evaluation_that_was_made_up_for_reaches_its_checkpoint(mesh, tmp_pat
     assert sorted(kept) == [4, 8, 12] and kept[4]["metric"] == 1.0 and not kept[4]["notes"]["overdue"]
     evaluated = [record["step"] for record in read_metrics(tmp_path / "metrics.jsonl") if record["kind"] == "eval"]
     assert evaluated == [4, 8, 12]
+
+
+def test_parameters_that_are_not_finite_are_no_revision(mesh, tmp_path):
+    """The loss and the gradient of the step that made them were finite."""
+
+    def ruin(state, batch):
+        state, metrics = train_step(state, batch)
+        return state._replace(params={"x": jnp.where(state.step == 4, jnp.inf, state.params["x"])}), metrics
+
+    kept = []
+    with pytest.raises(DivergedError, match="a parameter is not finite after step 4"):
+        run(tmp_path, mesh, Pace(8, 1, 0, 0, keep=2), {}, step=ruin, keep_revision=lambda step, *_: kept.append(step))
+    assert kept == [0, 2]

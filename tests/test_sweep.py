@@ -95,6 +95,21 @@ def test_the_report_has_every_run_and_the_usual_figures(topics, start, tmp_path,
     assert (tmp_path / "grid" / "finetuned" / "name").read_text() == "rate0.003_seed0"
 
 
+def test_a_grid_is_compared_over_all_processes_before_anything_is_written(topics, start, tmp_path, monkeypatch):
+    compared = []
+
+    def check_same(what):
+        compared.append(what)
+        raise InputError("process 1 has another one")
+
+    monkeypatch.setattr("bert_jax.cluster.check_same", check_same)
+    with pytest.raises(InputError, match="process 1 has another one"):
+        sweep.run(grid(topics, start, together=True), tmp_path / "grid")
+    assert compared[0]["run"]["sweep"] == {"seeds": 2, "learning_rates": "3e-3,1e-3", "together": True}
+    assert "source" not in compared[0]["run"]["data"]  # where the data lie is each process's own affair
+    assert not (tmp_path / "grid").exists()
+
+
 @pytest.mark.slow
 def test_a_grid_is_trained_once_and_leaves_its_best(topics, start, tmp_path, monkeypatch):
     config = dataclasses.replace(grid(topics, start, learning_rates=""), train=FinetuneTrainConfig(num_epochs=4.0))

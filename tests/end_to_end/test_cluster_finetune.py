@@ -2,12 +2,13 @@
 """Fine-tuning and warm starts on several real processes: what one process computes, whatever the rows divide into."""
 
 import json
+import shutil
 import signal
 
 import numpy as np
 import pytest
 from builders import make_dataset, make_pretrained, make_topics
-from processes import TRAIN, finish, start, wait_for_lines
+from processes import TRAIN, finish, start, told, wait_for_lines
 
 import bert_jax
 from bert_jax.report import read_metrics
@@ -70,6 +71,18 @@ def test_rows_that_no_batch_divides_are_those_of_one_process(
     assert sorted(path.name for path in one.iterdir()) == sorted(path.name for path in several.iterdir())
 
 
+def test_other_rows_to_evaluate_on_are_named_on_both(repository, pretrained, tmp_path):
+    """Their number is that of the programs that all processes run: with another one they would wait for ever."""
+    source = make_topics(tmp_path / "topics", 36, 20)
+    other = shutil.copytree(source, tmp_path / "other")
+    (other / "dev.tsv").write_text("".join((source / "dev.tsv").read_text().splitlines(keepends=True)[:-5]))
+    more = {1: [f"--config.data.source={other}"]}
+    errors = finish(start(repository, arguments(source, pretrained, tmp_path / "run"), 2, more=more), expected=1)
+    for lines in told(errors):
+        assert len(lines) == 1 and "process 1 (" in lines[0] and "has rows.dev " in lines[0], lines
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_stop_of_all_by_one_and_a_resume_by_one_is_the_same_run(repository, pretrained, tmp_path):
     source = make_topics(tmp_path / "topics", 36, 20)
     more = ("--config.checkpoint.every_steps=2", "--config.train.num_epochs=6.0")
@@ -98,8 +111,8 @@ def test_a_warm_start_and_a_second_phase_of_its_own_are_those_of_one_process(rep
             "--config.train.num_steps=6",
             "--config.masking.max_predictions=7",
         ]
-        told = finish(start(repository, second, count, devices=2 if count == 2 else 1))
-        assert "warm start from" in told[0]
+        errors = finish(start(repository, second, count, devices=2 if count == 2 else 1))
+        assert "warm start from" in errors[0]
     losses = [
         [(r["step"], r["mlm_loss"]) for r in read_metrics(tmp_path / name / "metrics.jsonl") if r["kind"] == "train"]
         for name in ("one", "two")

@@ -22,8 +22,8 @@ def start(tmp_path_factory):
     return make_pretrained(tmp_path_factory.mktemp("start"))
 
 
-def sweep(repository, topics, start, workdir, num_processes, *more):
-    """Returns what each process of a grid of two runs said; a device each."""
+def sweep(repository, topics, start, workdir, num_processes, *more, second=(), expected=0):
+    """Returns what each process of a grid of two runs said; a device each. `second` are arguments of the second one."""
     command = [
         "finetune.py",
         "--config=configs/finetune.py:classification",
@@ -40,7 +40,7 @@ def sweep(repository, topics, start, workdir, num_processes, *more):
         "--config.report.progress=False",
         *more,
     ]
-    return processes.finish(processes.start(repository, command, num_processes))
+    return processes.finish(processes.start(repository, command, num_processes, more={1: second}), expected)
 
 
 def scores(workdir):
@@ -67,3 +67,13 @@ def test_a_grid_of_two_processes_is_that_of_one(repository, topics, start, alone
     if not together:  # given again, nothing is trained again
         again = sweep(repository, topics, start, workdir, 2, *more)
         assert "run 2 of 2" in again[0] and "train " not in again[0] and scores(workdir) == scores(alone)
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_another_grid_on_one_process_is_named_on_both(repository, topics, start, tmp_path, together):
+    """Runs together have one program: with other rates or seeds, each process would train other parameters."""
+    more, second = [f"--config.sweep.together={together}"], ["--config.sweep.learning_rates=1e-3,3e-3"]
+    errors = sweep(repository, topics, start, tmp_path / "grid", 2, *more, second=second, expected=1)
+    for lines in processes.told(errors):
+        assert len(lines) == 1 and "process 1 (" in lines[0] and "has run.sweep.learning_rates '1e-3,3e-3'" in lines[0]
+    assert not (tmp_path / "grid").exists()
