@@ -39,8 +39,12 @@ class Members:
         self._failed_at, self._status = 0.0, 1  # when this process failed itself, and its exit status then
         self._ended = threading.Event()
         self._set(f"name/{index}", socket.gethostname())
-        self._thread = threading.Thread(target=self._watch, name="members", daemon=True)
-        self._thread.start()
+        self._answered = time.monotonic()  # when the store did
+        self._threads = [
+            threading.Thread(target=target, name="members", daemon=True) for target in (self._watch, self._watch_store)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def exchange(self, value: str) -> list[str]:
         """Returns what every process says here, by its number. All call this in the same order.
@@ -104,7 +108,8 @@ class Members:
     def close(self) -> None:
         """Ends the watch, when all have come here."""
         self._ended.set()
-        self._thread.join()
+        for thread in self._threads:
+            thread.join()
 
     def _set(self, key: str, value: str) -> None:
         self._client.key_value_set(f"{_PREFIX}/{key}", value, allow_overwrite=True)
@@ -153,6 +158,7 @@ class Members:
                 if self._failed_at or self._ended.is_set():
                     continue
                 leave(LostProcessError.STATUS, _unreachable(error))
+            self._answered = time.monotonic()
             if name:
                 say_stacks(f"{name} hangs. What the threads here were doing:")
                 leave(HANG_STATUS)
@@ -163,6 +169,17 @@ class Members:
             for number, silence in silences.items() if not line and not self._failed_at else ():
                 if silence > self.lost_seconds:
                     leave(LostProcessError.STATUS, self._lost(number, silence))
+
+    def _watch_store(self) -> None:
+        """Watches whether the first process answers at all: a question to one that hangs waits for ever."""
+        while not self._ended.wait(self.pause):
+            silence = time.monotonic() - self._answered
+            if silence > self.lost_seconds:
+                leave(
+                    self._status if self._failed_at else LostProcessError.STATUS,
+                    f"process 0 has not answered for {silence:.0f} s: it hangs, or cannot be reached; the same "
+                    "command on all resumes from the last checkpoint",
+                )
 
 
 def _unreachable(error: Exception) -> str:

@@ -116,6 +116,22 @@ def test_the_first_one_killed_ends_the_others_at_once(repository, data, tmp_path
     assert time.monotonic() - began < SOON and 0 not in statuses
 
 
+def test_the_first_one_stopped_ends_the_others(repository, data, tmp_path):
+    """Questions to its store wait for ever: nothing breaks off, and nothing is answered."""
+    running = start(repository, data, tmp_path / "run", common=["--config.train.num_steps=100000", "--lost_seconds=20"])
+    wait_for_lines(tmp_path / "run" / "metrics.jsonl", 12, running)
+    running[0].send_signal(signal.SIGSTOP)
+    began = time.monotonic()
+    try:
+        error = running[1].communicate(timeout=SOON)[1]
+    finally:
+        running[0].kill()
+        running[0].communicate()
+    assert time.monotonic() - began < SOON and running[1].returncode == 75, error
+    lines = [line for line in error.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1 and lines[0].startswith("error: process 0 has not answered for"), error
+
+
 def test_one_of_two_alone_says_so_in_one_line(repository, data, tmp_path):
     running = start(repository, data, tmp_path / "run", common=["--join_seconds=10"])
     running[1].kill()
