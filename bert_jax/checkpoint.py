@@ -65,7 +65,11 @@ class Checkpoints:
         if cluster.is_first() and self.directory.is_dir():
             remains.sweep(self.directory, [self._path(step) for step in self.steps()], is_complete)
         cluster.wait_for_all("remains of checkpoints swept")
-        options = ocp.CheckpointManagerOptions(step_format_fixed_length=8, cleanup_tmp_directories=True)
+        options = ocp.CheckpointManagerOptions(
+            step_format_fixed_length=8,
+            cleanup_tmp_directories=True,
+            single_host_load_and_broadcast=True,  # else one that still sees what was moved away would skip a save
+        )
         return ocp.CheckpointManager(self.directory, options=options)
 
     def save(self, step: int, state: Any, metric: float | None = None, notes: dict[str, Any] | None = None) -> None:
