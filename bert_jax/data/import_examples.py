@@ -126,7 +126,7 @@ def _row_shape(files: list[_File], tokenizer: Tokenizer) -> tuple[int, int]:
 def _import_file(job: _Job, file: _File) -> dict[str, Any]:
     """Writes the examples of a file as shards in the working directory, and returns what there is to say of them."""
     finished = job.work / f"{file.split}-{file.index}.json"
-    if (done := records.read_part(finished, ("sequences", "random_next", "filled", "tokens"))) is not None:
+    if (done := records.read_part(finished, ("shards", "sequences", "random_next", "filled", "tokens"))) is not None:
         return done
     tokenizer = load_tokenizer(job.path / records.TOKENIZER)
     dtype = records.row_dtype(job.row_length, 1, tokenizer.vocab_size, job.predictions)

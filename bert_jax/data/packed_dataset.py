@@ -144,7 +144,7 @@ def _pack_shard(job: _Job, shard: _Shard) -> dict[str, Any]:
     """Writes a shard and returns what the manifest says of its file."""
     name = records.shard_name(shard.split, shard.index, shard.num_shards)
     finished = job.work / f"{name}.json"
-    if (made := records.read_part(finished, ("filled", "rows", "bytes"))) is not None:
+    if (made := records.read_part(finished, ("name", "rows", "bytes", "sha256", "filled"))) is not None:
         return made
     source = _open(job.source, str(job.path))
     rows = source.rows_of(shard.split, shard.index)

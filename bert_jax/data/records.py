@@ -109,14 +109,14 @@ def write_shard(path: Path, dtype: np.dtype, num_rows: int, chunks: Iterable[np.
     return {"name": path.name, "rows": num_rows, "bytes": num_bytes, "sha256": digest.hexdigest()}
 
 
-def read_part(path: Path, figures: Iterable[str]) -> dict[str, Any] | None:
+def read_part(path: Path, names: Iterable[str]) -> dict[str, Any] | None:
     """Returns what a run that was stopped wrote of a part that it had finished; None if it had not, or it is damaged.
 
-    It is what `write_shard` returns, or has that under "file" or a list of these under "shards", and the named figures.
+    `names` are what it must have: those of what `write_shard` returns, "file" for all of that, "shards" for a list of
+    these, and figures.
     """
-    form = schema.record(
-        dict.fromkeys(figures, schema.number()), _FILE | {"file": _SHARD, "shards": schema.list_of(_SHARD)}
-    )
+    known = _FILE | {"file": _SHARD, "shards": schema.list_of(_SHARD)}
+    form = schema.record({name: known.get(name, schema.number()) for name in names})
     try:
         return schema.read_record(path, form, "") if path.is_file() else None
     except InputError:  # the part is made again

@@ -34,7 +34,6 @@ SPLITS: Mapping[str, tuple[str, ...]] = {
 }
 
 _SUFFIXES = (".tsv", ".csv", ".jsonl", ".ndjson", ".json", ".txt", ".conll", ".bio", ".iob", ".iob2")
-_COMPRESSED = (".gz", ".zst")
 _BYTE_ORDER_MARK = "\ufeff"
 _EXAMPLES_AT_ONCE = 64
 # Python's own bound of 131,072 characters is below a long document; this is the largest that every platform takes.

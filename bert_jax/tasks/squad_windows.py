@@ -18,8 +18,6 @@ from bert_jax.tasks.squad_decode import Window
 from bert_jax.tasks.squad_read import SquadExample
 from bert_jax.text.tokenizer import Tokenizer
 
-_NUM_SPECIAL = 3  # [CLS], [SEP], [SEP]
-
 
 def make_squad_rows(examples: Sequence[SquadExample], tokenizer: Tokenizer, training: bool, config: TaskConfig) -> Rows:
     """Returns a row for each window of each example's context, with a `Window` as its detail.
