@@ -143,9 +143,13 @@ class Members:
     def _watch(self) -> None:
         failed_since = 0.0
         beat = 0
+        looked = time.monotonic()
         while not self._ended.wait(self.pause):
             beat += 1
             now = time.monotonic()
+            if now - looked > 5 * self.pause:  # this process was stopped itself: what it did not hear proves nothing
+                self._beats = dict.fromkeys(self._beats, (0.0, ""))
+            looked = now
             if self._failed_at and now - self._failed_at > _LEAVE_SECONDS:
                 leave(self._status)
             try:
@@ -172,7 +176,11 @@ class Members:
 
     def _watch_store(self) -> None:
         """Watches whether the first process answers at all: a question to one that hangs waits for ever."""
+        looked = time.monotonic()
         while not self._ended.wait(self.pause):
+            if time.monotonic() - looked > 5 * self.pause:  # this process was stopped itself
+                self._answered = time.monotonic()
+            looked = time.monotonic()
             silence = time.monotonic() - self._answered
             if silence > self.lost_seconds:
                 leave(

@@ -293,14 +293,14 @@ def new_directory(path: str | os.PathLike, replaces: Callable[[Path], bool] = la
 
     So the directory appears whole or not at all; the temporary one is removed when the block fails. Other commands that
     would write there are refused as long as the block lasts. `replaces(path)` says whether what is at `path` already
-    is deleted at the end, in favour of the new directory.
+    is deleted at the end, once the new directory has its place: a kill leaves one of the two.
 
     Raises: InputError if there is something else at `path`, if another command is writing there, or if a file cannot be
     written.
     """
     path = Path(path)
     _check_free(path, replaces)
-    temporary = _temporary(path)
+    temporary, old = _temporary(path), path.with_name(f".{path.name}.old")
     try:
         with writing(path):
             _check_free(path, replaces)
@@ -309,11 +309,16 @@ def new_directory(path: str | os.PathLike, replaces: Callable[[Path], bool] = la
                 if left_over.fullmatch(other.name):  # of a command that was killed
                     shutil.rmtree(other, ignore_errors=True)
             try:
+                if old.exists() and not os.path.lexists(path):  # a kill between the two renames below
+                    old.rename(path)
+                shutil.rmtree(old, ignore_errors=True)
                 temporary.mkdir()
                 yield temporary
                 _check_free(path, replaces)  # again: not every program asks for the lock
-                shutil.rmtree(path, ignore_errors=True)
+                if os.path.lexists(path):
+                    path.rename(old)
                 temporary.rename(path)
+                shutil.rmtree(old, ignore_errors=True)
             finally:
                 shutil.rmtree(temporary, ignore_errors=True)
     except OSError as error:

@@ -17,7 +17,7 @@ from bert_jax.finetune_config import FINETUNE_RESUMABLE_CHANGES, FinetuneConfig,
 from bert_jax.finetune_results import FinetuneResult, read_results, table
 from bert_jax.pretrained import FINETUNED
 from bert_jax.settings import changed_keys, to_dict
-from bert_jax.storage import write_json
+from bert_jax.storage import new_directory, write_json
 from bert_jax.workdir import check_workdir, common, locked, read_identity
 
 
@@ -117,11 +117,8 @@ def _copy_model(source: Path, target: Path) -> None:
         raise InputError(
             f"{source}, the model of the best run, is damaged: {problem}; delete {source.parent} to train it again"
         )
-    temporary = target.with_name(f".{target.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    shutil.copytree(source, temporary)
-    shutil.rmtree(target, ignore_errors=True)
-    temporary.rename(target)
+    with new_directory(target, replaces=lambda _: True) as temporary:
+        shutil.copytree(source, temporary, dirs_exist_ok=True)
 
 
 # Settings that change how a run is made or reported, and not what comes out.

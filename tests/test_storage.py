@@ -260,3 +260,34 @@ def test_what_a_url_lacks_is_said(cache, monkeypatch, url, problem):
     with pytest.raises(InputError, match=problem) as caught:
         storage.local_copy(url)
     assert "\n" not in str(caught.value) and not cache.exists()
+
+
+def test_a_kill_while_a_directory_is_replaced_leaves_the_old_one_or_the_new_one(tmp_path, monkeypatch):
+    path = tmp_path / "model"
+
+    def write(content):
+        with storage.new_directory(path, lambda _: True) as temporary:
+            (temporary / "content").write_text(content)
+
+    write("old")
+    with monkeypatch.context() as patch:
+
+        def killed(self, target):
+            raise KeyboardInterrupt  # of what a kill does, that nothing after it happens
+
+        rename = Path.rename
+        calls = []
+        patch.setattr(
+            Path,
+            "rename",
+            lambda self, target: killed(self, target) if calls else (calls.append(1), rename(self, target)),
+        )
+        with pytest.raises(KeyboardInterrupt):
+            write("new")
+    assert not path.exists()  # between the two renames: the old one waits for the next who writes there
+    write("newer")
+    assert (path / "content").read_text() == "newer" and [each.name for each in tmp_path.iterdir()] == ["model"]
+    path.rename(tmp_path / ".model.old")
+    with pytest.raises(ZeroDivisionError), storage.new_directory(path, lambda _: True):
+        raise ZeroDivisionError
+    assert (path / "content").read_text() == "newer"

@@ -132,6 +132,18 @@ def test_the_first_one_stopped_ends_the_others(repository, data, tmp_path):
     assert len(lines) == 1 and lines[0].startswith("error: process 0 has not answered for"), error
 
 
+def test_a_job_that_is_stopped_as_a_whole_goes_on_later(repository, data, tmp_path):
+    """As schedulers suspend jobs: nobody has heard of anybody, and all are well."""
+    running = start(repository, data, tmp_path / "run", common=["--config.train.num_steps=60", "--lost_seconds=10"])
+    wait_for_lines(tmp_path / "run" / "metrics.jsonl", 12, running)
+    for process in running:
+        process.send_signal(signal.SIGSTOP)
+    time.sleep(20)
+    for process in running:
+        process.send_signal(signal.SIGCONT)
+    assert "trained to step 60" in finish(running)[0]
+
+
 def test_one_of_two_alone_says_so_in_one_line(repository, data, tmp_path):
     running = start(repository, data, tmp_path / "run", common=["--join_seconds=10"])
     running[1].kill()
