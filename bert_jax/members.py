@@ -35,7 +35,8 @@ class Members:
         self._client = client
         self._topics = 0
         self.pause = _BEAT_SECONDS * max(1.0, count / 64)  # seconds between two looks at the others
-        self._beats = {number: (0.0, "") for number in range(count) if number != index}  # {process: (when, beat)}
+        others = [number for number in range(count) if number != index]
+        self._beats: dict[int, tuple[float, str]] = dict.fromkeys(others, (0.0, ""))  # {process: (when, beat)}
         self._failed_at, self._status = 0.0, 1  # when this process failed itself, and its exit status then
         self._ended = threading.Event()
         self._set(f"name/{index}", socket.gethostname())
@@ -143,12 +144,13 @@ class Members:
     def _watch(self) -> None:
         failed_since = 0.0
         beat = 0
+        others = tuple(self._beats)
         looked = time.monotonic()
         while not self._ended.wait(self.pause):
             beat += 1
             now = time.monotonic()
             if now - looked > 5 * self.pause:  # this process was stopped itself: what it did not hear proves nothing
-                self._beats = dict.fromkeys(self._beats, (0.0, ""))
+                self._beats = dict.fromkeys(others, (0.0, ""))
             looked = now
             if self._failed_at and now - self._failed_at > _LEAVE_SECONDS:
                 leave(self._status)
