@@ -7,9 +7,7 @@ Runs differ in what they train on: whole words, other shares of [MASK], more pre
 
 import math
 import tempfile
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +22,7 @@ from bert_jax.data.records import Dataset, Split, open_dataset
 from bert_jax.errors import InputError
 from bert_jax.loop import evaluate
 from bert_jax.losses import Pair, accuracy, cross_entropy
-from bert_jax.model.objective import Objective, Params, next_sentence_weights, pretraining_objective, task_forward
+from bert_jax.model.objective import Objective, Params, pretraining_objective, task_forward
 from bert_jax.pretrained import Pretrained
 from bert_jax.settings import to_dict
 from bert_jax.sharding import make_mesh, tree_shardings
@@ -79,10 +77,12 @@ def evaluate_pretrained(bert: Pretrained, data: str | Path, split: str = "heldou
     counts = {"rows": rows.num_rows, "sequences": rows.num_sequences}
     text = dataset.manifest["splits"][split]
     if text.get("text_bytes") and text.get("tokens"):
-        of_words = found if bert.config.causal else means(_objective(bert, word_masking(dataset.row_length), False))
-        words = _word_share(rows, size, mesh)
-        nats = of_words["mlm_loss"] if bert.config.causal else of_words["word_loss"] * words
-        metrics["bits_per_byte"] = nats / math.log(2) * text["tokens"] / text["text_bytes"]
+        if bert.config.causal:
+            nats_per_token = found["text_loss"]
+        else:
+            of_words = means(_objective(bert, word_masking(dataset.row_length), False))
+            nats_per_token = of_words["word_loss"] * of_words["words_per_token"]
+        metrics["bits_per_byte"] = nats_per_token / math.log(2) * text["tokens"] / text["text_bytes"]
         counts |= {name: text[name] for name in ("tokens", "text_bytes")}
     return {
         "metrics": {key: float(value) for key, value in metrics.items()},
@@ -173,28 +173,29 @@ def _batch_size(row_length: int, num_rows: int, mesh: Mesh) -> int:
 def _objective(bert: Pretrained, masking: MaskingConfig, next_sentence: bool) -> Objective:
     """Returns what pre-training minimises, with losses for a model that may lack the second head.
 
-    With whole words, "word_loss" is the loss of a word: the sum of those of its tokens.
+    Beside them, what `bits_per_byte` is made of. Of whole words "word_loss", the loss of a word being the sum of those
+    of its tokens, and "words_per_token"; of a causal model "text_loss", that of tokens which are no [SEP].
     """
     tokenizer = bert.tokenizer
-    never_predicted = (tokenizer.cls_id, tokenizer.sep_id)
-    full = pretraining_objective(bert.config, masking, tokenizer.mask_id, never_predicted, next_sentence)
+    special = (tokenizer.cls_id, tokenizer.sep_id)
+    full = pretraining_objective(bert.config, masking, tokenizer.mask_id, special, next_sentence)
     if next_sentence:
         return full
 
     def losses(params: Params, batch: Batch, _: jax.Array | None) -> dict[str, Pair]:
         logits = task_forward(bert.config, params, batch, "masked_lm")
+        labels, weights = batch.mlm_labels, batch.mlm_weights
         found = {
-            "mlm_loss": cross_entropy(logits, batch.mlm_labels, batch.mlm_weights),
-            "mlm_accuracy": accuracy(logits, batch.mlm_labels, batch.mlm_weights),
+            "mlm_loss": cross_entropy(logits, labels, weights),
+            "mlm_accuracy": accuracy(logits, labels, weights),
         }
-        if masking.whole_word:
-            starts = jnp.take_along_axis(batch.word_starts, batch.mlm_positions, axis=1) * batch.mlm_weights
-            found["word_loss"] = found["mlm_loss"][0], jnp.sum(starts)
+        if bert.config.causal:
+            found["text_loss"] = cross_entropy(logits, labels, weights * ~jnp.isin(labels, jnp.array(special)))
+        elif masking.whole_word:
+            starts = jnp.take_along_axis(batch.word_starts, batch.mlm_positions, axis=1)
+            tokens = (batch.sequence_ids > 0) & ~jnp.isin(batch.token_ids, jnp.array(special))
+            found["word_loss"] = found["mlm_loss"][0], jnp.sum(starts * weights)
+            found["words_per_token"] = jnp.sum(tokens & batch.word_starts), jnp.sum(tokens)
         return found
 
     return Objective(full.init, full.prepare, full.denominators, losses)
-
-
-def _word_share(rows: Split, size: int, mesh: Mesh) -> float:
-    """Returns how many words there are for each token, special tokens apart."""
-    ...

@@ -204,7 +204,7 @@ def _row_length(length: int, most: int) -> int:
 def _batch_rows(length: int, num_rows: int) -> int:
     """Returns the rows of every batch of a bucket, so that it is a single program; fewer where there are few."""
     tokens = _CPU_TOKENS if jax.default_backend() == "cpu" else _OTHER_TOKENS
-    full = max(_FEWEST_ROWS, 1 << (tokens // length).bit_length() - 1)
+    full = max(_FEWEST_ROWS, 1 << max(1, tokens // length).bit_length() - 1)
     return min(full, max(_FEWEST_ROWS, 1 << (num_rows - 1).bit_length()))
 
 
