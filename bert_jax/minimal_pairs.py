@@ -96,7 +96,8 @@ def _json_pairs(lines: list[tuple[str, str]]) -> Iterator[Pair]:
         for name in _JSON_NAMES:
             if not isinstance(value.get(name), str):
                 raise InputError(f"{where} has no text named {name!r}; a line of BLiMP has {', '.join(_JSON_NAMES)}")
-        phenomenon = _COUNTED_TO.get(value["linguistics_term"], value["linguistics_term"])
+        phenomenon: str = value["linguistics_term"]
+        phenomenon = _COUNTED_TO.get(phenomenon, phenomenon)
         yield _checked(Pair(value["sentence_good"], value["sentence_bad"], value["UID"], phenomenon, where))
 
 
@@ -108,7 +109,7 @@ def _column_pairs(file: Path, lines: list[tuple[str, str]]) -> Iterator[Pair]:
             continue
         if len(columns) != 2:
             raise InputError(f"{where} has {len(columns)} columns; write the good sentence, a tab and the bad one")
-        yield _checked(Pair(*columns, name, name, where))
+        yield _checked(Pair(columns[0], columns[1], name, name, where))
 
 
 def _zorro_pairs(file: Path, lines: list[tuple[str, str]]) -> Iterator[Pair]:
@@ -185,7 +186,9 @@ def accuracies(
     phenomenon_of: dict[str, str] = {}
     for place, pair in enumerate(pairs):
         if not (math.isfinite(good[place]) and math.isfinite(bad[place])):
-            raise InputError(f"{pair.where}: a score is not finite; the model's parameters are not those of a trained one")
+            raise InputError(
+                f"{pair.where}: a score is not finite; the model's parameters are not those of a trained one"
+            )
         if phenomenon_of.setdefault(pair.paradigm, pair.phenomenon) != pair.phenomenon:
             raise InputError(
                 f"{pair.where}: paradigm {pair.paradigm!r} is of phenomenon {pair.phenomenon!r}, and before it was of "
@@ -249,14 +252,18 @@ def read_baselines(path: str) -> dict[str, dict[str, float]]:
     first = 1 if _is_number(lines[1][1][1] if len(lines[1][1]) > 1 else "") else 2
     names = [name.removesuffix("_accuracy") for name in header[first:]]
     if not names:
-        raise InputError(f"{lines[0][0]} names no model; write paradigm, perhaps phenomenon, and a column for each model")
+        raise InputError(
+            f"{lines[0][0]} names no model; write paradigm, perhaps phenomenon, and a column for each model"
+        )
     baselines = {}
     for where, columns in lines[1:]:
         if len(columns) != len(header):
             raise InputError(f"{where} has {len(columns)} columns and the header {len(header)}; write as many")
         for value in columns[first:]:
             if not _is_number(value) or not 0 <= float(value) <= 1:
-                raise InputError(f"{where}: {value!r:.40} is no accuracy from 0 to 1; write it as a share, such as 0.83")
+                raise InputError(
+                    f"{where}: {value!r:.40} is no accuracy from 0 to 1; write it as a share, such as 0.83"
+                )
         if columns[0] != _OVERALL:
             baselines[columns[0]] = dict(zip(names, map(float, columns[first:]), strict=True))
     return baselines
@@ -287,7 +294,6 @@ def format_table(table: Table) -> list[str]:
         known = "".join(
             f"  {100 * each.baselines[base]:12.1f}" if base in each.baselines else " " * 14 for base in bases
         )
-        lines.append(
-            f"{name:{width}}  {each.pairs:7,}  {each.ties:5,}  {100 * each.accuracy:7.1f}  {low:5.1f} - {high:5.1f}{known}"
-        )
+        counts = f"{each.pairs:7,}  {each.ties:5,}  {100 * each.accuracy:7.1f}"
+        lines.append(f"{name:{width}}  {counts}  {low:5.1f} - {high:5.1f}{known}")
     return lines

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How likely a sentence is to a model: pseudo-log-likelihood of a masked language model, log-likelihood of a causal one.
+"""How likely a sentence is: pseudo-log-likelihood of a masked language model, log-likelihood of a causal one.
 
 Source: Salazar et al. 2020 ("original"); Kauf and Ivanova 2023 ("within_word_l2r").
 """
@@ -132,7 +132,7 @@ class _Bucket(NamedTuple):
 
 
 class _Work(NamedTuple):
-    """What is to be computed of a bucket: a row for each token of a sentence, or for each sentence of a causal model."""
+    """What is to be computed of a bucket: a row for each token of a sentence; of a causal model, for each sentence."""
 
     sentences: np.ndarray  # [R] int: which sentence of the bucket a row is a copy of
     places: np.ndarray  # [R, P] int: the positions whose outputs are asked for
@@ -182,7 +182,7 @@ def _finish_oldest(in_flight: deque[tuple[slice, jax.Array]], scores: np.ndarray
 
 
 def _buckets(bert: Pretrained, sentences: list[np.ndarray]) -> Iterator[_Bucket]:
-    """Yields the sentences by the length of their rows, longest first, so that what does not fit in memory fails soon."""
+    """Yields the sentences by the length of their rows, longest first: what does not fit in memory fails soon."""
     lengths = np.array([len(ids) + 2 for ids in sentences])
     most = bert.config.max_positions
     padded = np.array([_row_length(length, most) for length in lengths.tolist()])

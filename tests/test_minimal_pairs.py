@@ -71,12 +71,12 @@ def test_a_damaged_line_is_named(tmp_path, name, text, message):
 
 
 def test_what_is_no_file_of_pairs_is_refused(tmp_path):
-    with pytest.raises(InputError, match="no .txt file"):
+    with pytest.raises(InputError, match=r"no \.txt file"):
         read_pairs(str(tmp_path))
-    with pytest.raises(InputError, match="none.tsv"):
+    with pytest.raises(InputError, match=r"none\.tsv"):
         read_pairs(str(tmp_path / "none.tsv"))
     (tmp_path / "x.txt").write_bytes(b"good\n\xff\n")
-    with pytest.raises(InputError, match="x.txt:2 is not UTF-8"):
+    with pytest.raises(InputError, match=r"x\.txt:2 is not UTF-8"):
         read_pairs(str(tmp_path / "x.txt"))
 
 
@@ -94,7 +94,9 @@ def test_means_are_of_paradigms_whatever_their_numbers_of_pairs():
     assert [each.accuracy for each in table.paradigms] == [1.0, 0.5, 0.0]
     assert [(each.name, each.accuracy) for each in table.phenomena] == [("one", 0.75), ("two", 0.0)]
     assert table.overall.accuracy == 0.5 and table.overall.pairs == 60
-    assert table.phenomena[0].baselines == pytest.approx({"x": 0.6}) and table.overall.baselines == pytest.approx({"x": 0.5})
+    assert table.phenomena[0].baselines == pytest.approx({"x": 0.6}) and table.overall.baselines == pytest.approx(
+        {"x": 0.5}
+    )
     # Of two shares of 10 sure and 30 even pairs: the standard error is that of the second alone, halved.
     low, high = table.phenomena[0].interval
     assert (high - low) / 2 == pytest.approx(1.96 * np.sqrt(0.25 / 30) / 2, rel=0.1)
@@ -113,7 +115,9 @@ def test_wilson():
 
 
 def test_baselines_of_both_kinds(tmp_path):
-    (tmp_path / "a.tsv").write_text("UID\tlinguistics_term\tngram\tgpt2\np\tbinding\t0.4\t1\noverall\tbinding\t0.4\t1\n")
+    (tmp_path / "a.tsv").write_text(
+        "UID\tlinguistics_term\tngram\tgpt2\np\tbinding\t0.4\t1\noverall\tbinding\t0.4\t1\n"
+    )
     (tmp_path / "b.tsv").write_text("paradigm\troberta_base_accuracy\np\t0.9\n")
     assert read_baselines(str(tmp_path / "a.tsv")) == {"p": {"ngram": 0.4, "gpt2": 1.0}}
     assert read_baselines(str(tmp_path / "b.tsv")) == {"p": {"roberta_base": 0.9}}

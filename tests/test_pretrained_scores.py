@@ -89,7 +89,10 @@ def test_the_same_twice_and_on_another_mesh(bert, toy_data, found, one_device):
 
 def test_no_next_sentence_where_the_model_has_none(bert, toy_data, found, one_device):
     """A model without the head, and one whose head never learnt, have the other figures all the same."""
-    headless = {"encoder": {k: v for k, v in bert.params["encoder"].items() if k != "pooler"}, "mlm": bert.params["mlm"]}
+    headless = {
+        "encoder": {k: v for k, v in bert.params["encoder"].items() if k != "pooler"},
+        "mlm": bert.params["mlm"],
+    }
     head = bert.params["next_sentence"]
     unlearnt = bert.params | {"next_sentence": head | {"bias": head["bias"] * 0}}
     for params in (headless, unlearnt):
@@ -99,7 +102,7 @@ def test_no_next_sentence_where_the_model_has_none(bert, toy_data, found, one_de
 
 
 def test_no_next_sentence_where_the_data_have_none_and_text(bert, tmp_path, one_device):
-    """Text that is not prepared is prepared, once each document; a model without positions for 128 gets shorter rows."""
+    """Text is prepared, each document once; a model of fewer positions than 128 gets shorter rows."""
     write_corpus(tmp_path / "text.txt", num_documents=12)
     found = evaluate_text(bert, str(tmp_path / "text.txt"), next_sentence="none", mesh=one_device)
     assert "nsp_loss" not in found["metrics"] and found["split"] == "train"
@@ -123,7 +126,7 @@ def test_data_that_do_not_fit_are_refused(bert, toy_data, tmp_path):
     with pytest.raises(InputError, match="split 'test' is unknown"):
         evaluate_pretrained(bert, toy_data, "test")
     short = dataclasses.replace(bert, config=dataclasses.replace(bert.config, max_positions=16))
-    with pytest.raises(InputError, match="rows of 32 tokens .* longer than the 16 positions"):
+    with pytest.raises(InputError, match=r"rows of 32 tokens .* longer than the 16 positions"):
         evaluate_pretrained(short, toy_data)
     with pytest.raises(InputError, match="no head that predicts words"):
         evaluate_pretrained(dataclasses.replace(bert, params={"encoder": {}}), toy_data)

@@ -33,7 +33,6 @@ def causal(bert):
 @pytest.fixture(scope="module")
 def forward():
     """Returns what gives the log-probabilities [L, V] of one row of tokens, without any padding."""
-
     compiled = {}
 
     def run(bert, token_ids):
