@@ -55,8 +55,10 @@ def masked_loss(bert, dataset, masking):
     rows = dataset.heldout.gather(np.arange(dataset.heldout.num_rows))
     batch = rows_to_batch(rows, np.zeros(len(rows), np.int32))
     special = (bert.tokenizer.cls_id, bert.tokenizer.sep_id)
-    masked = mask_tokens(batch, masking, bert.config.vocab_size, bert.tokenizer.mask_id, special)
-    logits = task_forward(bert.config, bert.params, masked, "masked_lm")
+    mask = jax.jit(lambda batch: mask_tokens(batch, masking, bert.config.vocab_size, bert.tokenizer.mask_id, special))
+    masked = mask(batch)
+    forward = jax.jit(lambda params, batch: task_forward(bert.config, params, batch, "masked_lm"))
+    logits = forward(bert.params, masked)
     return masked, float(cross_entropy(logits, masked.mlm_labels, masked.mlm_weights)[0])
 
 
@@ -77,6 +79,7 @@ def test_figures_are_those_of_all_rows_in_one_batch(bert, dataset, found):
     assert metrics["bits_per_byte"] == pytest.approx(bits, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_the_same_twice_and_on_another_mesh(bert, toy_data, found, one_device):
     assert evaluate_pretrained(bert, toy_data, mesh=one_device) == found
     for mesh in (None, make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))):  # eight devices, two ways
@@ -101,6 +104,7 @@ def test_no_next_sentence_where_the_model_has_none(bert, toy_data, found, one_de
         assert other["metrics"] == pytest.approx(expected, rel=1e-6) and other["next_sentence"] == ""
 
 
+@pytest.mark.slow
 def test_no_next_sentence_where_the_data_have_none_and_text(bert, tmp_path, one_device):
     """Text is prepared, each document once; a model of fewer positions than 128 gets shorter rows."""
     write_corpus(tmp_path / "text.txt", num_documents=12)
