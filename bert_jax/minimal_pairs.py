@@ -16,11 +16,7 @@ from bert_jax.errors import InputError
 from bert_jax.tasks.json_values import parse_json
 
 _Z = 1.959963984540054  # of the normal distribution, for 95 %
-_RESAMPLES = 10_000
-INTERVALS = (
-    "95 %: of a paradigm Wilson's; of a mean of paradigms the percentiles of "
-    f"{_RESAMPLES} bootstrap samples of the pairs within each paradigm"
-)
+INTERVALS = "95 %: of a paradigm Wilson's; of a mean of paradigms Wilson's of each put together (MOVER)"
 _JSON_NAMES = ("UID", "linguistics_term", "sentence_good", "sentence_bad")
 _COUNTED_TO = {"s-selection": "argument_structure"}  # as the paper's table has it, and BLiMP's files do not
 _HEADERS = (("good", "bad"), ("sentence_good", "sentence_bad"))
@@ -217,22 +213,25 @@ def wilson(right: int, total: int) -> tuple[float, float]:
 
 
 def _mean(name: str, phenomenon: str, members: Sequence[Accuracy]) -> Accuracy:
-    """Returns the mean of the accuracies of paradigms, of each as much, however many pairs it has."""
+    """Returns the mean of the accuracies of paradigms, of each as much, however many pairs it has.
+
+    Source of the interval: Zou and Donner 2008, of a sum of independent estimates.
+    """
     shares = np.array([each.accuracy for each in members])
-    # To draw pairs again, each right or wrong, is to draw a binomial number of right ones.
-    rng = np.random.default_rng(0)
-    totals = np.array([each.pairs for each in members])
-    means = (rng.binomial(totals, shares, (_RESAMPLES, len(members))) / totals).mean(axis=1)
-    low, high = np.percentile(means, [2.5, 97.5])
+    bounds = np.array([each.interval for each in members])
+    # As far from the mean as Wilson's bounds together, their distances being independent; it does not shrink to nothing
+    # where every paradigm is all right or all wrong, as a bootstrap does.
+    below, above = np.sqrt(np.sum((bounds - shares[:, None]) ** 2, axis=0)) / len(members)
+    mean = float(shares.mean())
     names = [base for base in members[0].baselines if all(base in each.baselines for each in members)]
     return Accuracy(
         name,
         phenomenon,
-        int(totals.sum()),
+        sum(each.pairs for each in members),
         sum(each.right for each in members),
         sum(each.ties for each in members),
-        float(shares.mean()),
-        (float(low), float(high)),
+        mean,
+        (mean - float(below), mean + float(above)),
         {base: float(np.mean([each.baselines[base] for each in members])) for base in names},
     )
 

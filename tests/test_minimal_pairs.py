@@ -97,13 +97,29 @@ def test_means_are_of_paradigms_whatever_their_numbers_of_pairs():
     assert table.phenomena[0].baselines == pytest.approx({"x": 0.6}) and table.overall.baselines == pytest.approx(
         {"x": 0.5}
     )
-    # Of two shares of 10 sure and 30 even pairs: the standard error is that of the second alone, halved.
-    low, high = table.phenomena[0].interval
-    assert (high - low) / 2 == pytest.approx(1.96 * np.sqrt(0.25 / 30) / 2, rel=0.1)
+    # Of one paradigm Wilson's interval; of two as wide as the distances of both, put together and halved.
+    assert table.phenomena[1].interval == pytest.approx(wilson(0, 20))
+    (low_a, _), (low_b, high_b) = wilson(10, 10), wilson(15, 30)
+    below, above = np.hypot(1 - low_a, 0.5 - low_b) / 2, (high_b - 0.5) / 2
+    assert table.phenomena[0].interval == pytest.approx((0.75 - below, 0.75 + above))
     lines = format_table(table)
     assert lines[-1].startswith("OVERALL") and lines[-1].split()[1:4] == ["60", "0", "50.0"]
     with pytest.raises(InputError, match="paradigm 'a' is of phenomenon 'two'"):
         accuracies(pairs_of("a", 1) + pairs_of("a", 1, "two"), [1, 1], [0, 0])
+
+
+def test_an_interval_of_means_covers_the_truth():
+    """Of 1,000 samples of four paradigms, some 950 have an interval with the true mean in it."""
+    rng = np.random.default_rng(0)
+    truth = np.array([0.5, 0.7, 0.95, 0.99])
+    covered = 0
+    for _ in range(1000):
+        outcomes = [(name, rng.random(50) < share) for name, share in zip("abcd", truth)]
+        pairs = [pair for name, _ in outcomes for pair in pairs_of(name, 50)]
+        good = np.concatenate([right for _, right in outcomes]).astype(float)
+        low, high = accuracies(pairs, good, np.full(200, 0.5)).overall.interval
+        covered += low <= truth.mean() <= high
+    assert 930 <= covered <= 975
 
 
 def test_wilson():
