@@ -53,7 +53,7 @@ def evaluate_pretrained(bert: Pretrained, data: str | Path, split: str = "heldou
         raise InputError(f"this model has no head that predicts words, its task being {bert.task}; give another")
     dataset = open_dataset(data, tokenizer_fingerprint=bert.tokenizer.fingerprint)
     rows = _rows_of(dataset, split)
-    _check_fits(bert, dataset)
+    check_fits(bert, dataset)
     mesh = mesh or make_mesh(MeshConfig())
     params = jax.device_put(jax.device_get(bert.params), tree_shardings(mesh, bert.params))
     label = dataset.manifest["identity"]["options"].get("next_sentence", "nsp")
@@ -148,7 +148,7 @@ def _rows_of(dataset: Dataset, split: str) -> Split:
     return rows
 
 
-def _check_fits(bert: Pretrained, dataset: Dataset) -> None:
+def check_fits(bert: Pretrained, dataset: Dataset) -> None:
     """Raises: InputError if the rows are not such as the model reads, or have masks of their own."""
     if dataset.row_length > bert.config.max_positions:
         raise InputError(

@@ -7,18 +7,19 @@ import math
 import jax
 import numpy as np
 import pytest
-from builders import make_dataset, tiny_model, write_corpus
+from builders import growing_bert, make_dataset, tiny_model, write_corpus
 
 import bert_jax
 from bert_jax.config import MeshConfig
 from bert_jax.data.pipeline import rows_to_batch
+from bert_jax.data.prepare import PrepareOptions, prepare
 from bert_jax.data.records import open_dataset
 from bert_jax.errors import InputError
 from bert_jax.losses import cross_entropy
 from bert_jax.masking import mask_tokens
 from bert_jax.model.objective import init_params, task_forward
 from bert_jax.pretrained import Pretrained
-from bert_jax.pretrained_scores import evaluate_pretrained, evaluate_text, token_masking, word_masking
+from bert_jax.pretrained_scores import check_fits, evaluate_pretrained, evaluate_text, token_masking, word_masking
 from bert_jax.sharding import make_mesh
 
 
@@ -134,3 +135,41 @@ def test_data_that_do_not_fit_are_refused(bert, toy_data, tmp_path):
         evaluate_pretrained(short, toy_data)
     with pytest.raises(InputError, match="no head that predicts words"):
         evaluate_pretrained(dataclasses.replace(bert, params={"encoder": {}}), toy_data)
+
+
+def test_data_with_masks_of_their_own_are_refused(bert, dataset):
+    manifest = dataset.manifest | {"row": dataset.manifest["row"] | {"predictions": 5}}
+    with pytest.raises(InputError, match="has masks of its own"):
+        check_fits(bert, dataclasses.replace(dataset, manifest=manifest))
+    check_fits(bert, dataset)
+
+
+@pytest.mark.slow
+def test_bits_of_words_of_several_pieces(tmp_path, one_device):
+    """The loss of a word is the sum of those of its pieces, all of which are hidden."""
+    model = growing_bert()
+    text = "\n\n".join(f"the corona {word} .\nbanana ban {word} .\nthe di ." for word in ("bas", "dar", "co", "di"))
+    (tmp_path / "text.txt").write_text(text + "\n")
+    model.tokenizer.save(tmp_path / "tokenizer")
+    options = PrepareOptions(max_seq_length=16, next_sentence="none", duplicates=1, holdout_rate=0.0)
+    prepare(str(tmp_path / "text.txt"), str(tmp_path / "tokenizer"), str(tmp_path / "data"), options, num_workers=1)
+    rows = open_dataset(tmp_path / "data").train
+    batch = rows_to_batch(rows.gather(np.arange(rows.num_rows)), np.zeros(rows.num_rows, np.int32))
+    special = (model.tokenizer.cls_id, model.tokenizer.sep_id)
+    masked = mask_tokens(batch, word_masking(16), model.config.vocab_size, model.tokenizer.mask_id, special)
+    logits = np.asarray(task_forward(model.config, model.params, masked, "masked_lm"), np.float64)
+    nats, num_words = 0.0, 0
+    for row, place in zip(*np.nonzero(np.asarray(masked.mlm_weights)), strict=True):
+        label, position = int(masked.mlm_labels[row, place]), int(masked.mlm_positions[row, place])
+        assert int(masked.token_ids[row, position]) == model.tokenizer.mask_id
+        nats += np.log(np.exp(logits[row, place]).sum()) - logits[row, place, label]
+        num_words += not model.tokenizer.vocab[label].startswith("##")
+    tokens = [model.tokenizer.vocab[index] for index in batch.token_ids[batch.sequence_ids > 0]]
+    tokens = [token for token in tokens if token not in ("[CLS]", "[SEP]")]
+    words_per_token = sum(not token.startswith("##") for token in tokens) / len(tokens)
+    assert words_per_token < 0.8
+    found = evaluate_pretrained(model, tmp_path / "data", "train", one_device)
+    bits = nats / num_words * words_per_token / math.log(2)
+    expected = bits * found["counts"]["tokens"] / found["counts"]["text_bytes"]
+    assert found["metrics"]["bits_per_byte"] == pytest.approx(expected, rel=1e-5)
+    assert found["counts"]["text_bytes"] == pytest.approx(len(text), abs=8)
