@@ -13,6 +13,7 @@ FAST := not slow and not reference and not network and not gpu and not tpu and n
 # What test-reference compares with, and tests/golden/hf_models.npz was made with.
 TORCH := 2.13.0
 TRANSFORMERS := 5.23.0
+MINICONS := 0.3.39
 SCORERS := scikit-learn==1.9.1 scipy==1.17.1 seqeval==1.2.2
 REFERENCE := .venv-reference
 REFERENCE_INSTALL := $(if $(UV),uv pip install --python $(REFERENCE)/bin/python,$(REFERENCE)/bin/python -m pip install)
@@ -91,7 +92,7 @@ test: $(READY)  ## the fast tests
 test-all: $(READY)  ## every test that needs no accelerator, slow ones and the network's included
 	$(PYTEST) -m "not gpu and not tpu and not tpu_aot"
 
-test-reference: $(REFERENCE)/.installed  ## against transformers, torch and scikit-learn, live, in an environment of its own
+test-reference: $(REFERENCE)/.installed  ## against transformers, torch, minicons and scikit-learn, live, in an environment of its own
 	$(REFERENCE)/bin/python -m pytest --numprocesses=0 --capture=no -m reference tests/reference
 
 # The CPU build of torch where the package index has it, which is a tenth of the size. Else the usual one, which computes
@@ -105,7 +106,7 @@ else
 endif
 	$(REFERENCE_INSTALL) --quiet --constraint constraints.txt --editable '.[dev]' pip
 	$(REFERENCE)/bin/python -m pip install --quiet 'torch==$(TORCH)+cpu' || $(REFERENCE_INSTALL) --quiet 'torch==$(TORCH)'
-	$(REFERENCE_INSTALL) --quiet 'transformers==$(TRANSFORMERS)' $(SCORERS)
+	$(REFERENCE_INSTALL) --quiet 'transformers==$(TRANSFORMERS)' 'minicons==$(MINICONS)' $(SCORERS)
 	@touch $@
 
 # Tests do not let the compiler try hard, which these are about.

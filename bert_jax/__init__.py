@@ -10,13 +10,22 @@ from typing import Any
 __version__ = "0.1.0"
 
 _HOMES = {
+    "evaluate_pretrained": "bert_jax.pretrained_scores",
     "load_predictor": "bert_jax.predict",
     "load_pretrained": "bert_jax.pretrained",
     "load_tokenizer": "bert_jax.text.tokenizer",
+    "score_sentences": "bert_jax.sentence_scores",
     "InputError": "bert_jax.errors",
 }
 
-__all__ = ["InputError", "load_predictor", "load_pretrained", "load_tokenizer"]
+__all__ = [
+    "InputError",
+    "evaluate_pretrained",
+    "load_predictor",
+    "load_pretrained",
+    "load_tokenizer",
+    "score_sentences",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -18,7 +18,7 @@ from bert_jax.pretrained import Pretrained, load_pretrained
 from bert_jax.settings import from_dict
 from bert_jax.sharding import make_mesh
 from bert_jax.tasks.base import Task, largest_type
-from bert_jax.tasks.batches import padded_length
+from bert_jax.tasks.batches import make_prediction_batch, padded_length
 from bert_jax.tasks.catalog import make_task
 from bert_jax.tasks.evaluation import make_inference, make_split, predict_split
 
@@ -156,19 +156,13 @@ def _batch_of_blanks(texts: Sequence[Blanks], size: int, bert: Pretrained) -> Ba
     """Returns a batch of `size` rows, padded to one of few lengths and numbers of blanks: each is a program."""
     length = padded_length(max(len(text.token_ids) for text in texts), bert.config.max_positions)
     most = min(length, 1 << (max(len(text.places) for text in texts) - 1).bit_length())
-    batch = Batch(
-        token_ids=np.full((size, length), bert.tokenizer.pad_id, np.int32),
-        type_ids=np.zeros((size, length), np.int32),
-        sequence_ids=np.zeros((size, length), np.int32),
-        cls_positions=np.zeros((size, 1), np.int32),
-        sequence_weights=np.ones((size, 1), np.float32),
-        mlm_positions=np.zeros((size, most), np.int32),
-    )
+    token_ids = np.full((size, length), bert.tokenizer.pad_id, np.int32)
+    lengths, positions = np.zeros(size, np.int32), np.zeros((size, most), np.int32)
     for row, text in enumerate(texts):
-        batch.token_ids[row, : len(text.token_ids)] = text.token_ids
-        batch.sequence_ids[row, : len(text.token_ids)] = 1
-        batch.mlm_positions[row, : len(text.places)] = text.places
-    return batch
+        token_ids[row, : len(text.token_ids)] = text.token_ids
+        lengths[row] = len(text.token_ids)
+        positions[row, : len(text.places)] = text.places
+    return make_prediction_batch(token_ids, lengths, positions)
 
 
 def _guesses(bert: Pretrained, probabilities: np.ndarray, count: int) -> list[Filled]:

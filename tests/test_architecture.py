@@ -30,6 +30,7 @@ RANKS: Sequence[str] = """
     loop heldout
     tasks.base tasks.batches tasks.evaluation tasks.*
     describe pretrain finetune_results finetune predict features export grow compare
+    minimal_pairs sentence_scores pretrained_scores
     together sweep plan timing peers bench
     tools.* train.py finetune.py
 """.split()
@@ -37,7 +38,7 @@ RANKS: Sequence[str] = """
 # Text and data preparation run where there is no accelerator, and start fast.
 WITHOUT_JAX: Sequence[str] = """
     __init__ errors allocator locks zstd storage protobuf schema settings config phases finetune_config batch
-    text.* data.* tasks.base tasks.* flops report
+    text.* data.* tasks.base tasks.* flops report minimal_pairs
 """.split()
 
 # One library, one home: when a library changes, one file or one folder does.

@@ -130,6 +130,22 @@ def make_batch(
     return batch._replace(labels=labels)
 
 
+def make_prediction_batch(token_ids: np.ndarray, lengths: np.ndarray, positions: np.ndarray) -> Batch:
+    """Returns the batch of rows [B, L] of a single text each, in which tokens at `positions` [B, P] are asked for.
+
+    Of a row the first `lengths` [B] tokens are real; one of length 0 is empty and only fills up the batch.
+    """
+    num_rows, length = token_ids.shape
+    return Batch(
+        token_ids=token_ids.astype(np.int32),
+        type_ids=np.zeros((num_rows, length), np.int32),
+        sequence_ids=(np.arange(length) < lengths[:, None]).astype(np.int32),
+        cls_positions=np.zeros((num_rows, 1), np.int32),
+        sequence_weights=np.ones((num_rows, 1), np.float32),
+        mlm_positions=positions.astype(np.int32),
+    )
+
+
 def _no_labels(num_rows: int, length: int, num_places: int, head: str, known: list[Any]) -> np.ndarray | None:
     """Returns an array for the labels of a batch with nothing in it, or None if a row has none."""
     if any(label is None for label in known) or not known:

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Says what a checkpoint is worth on held-out text, in figures that can be compared between runs.
+
+    python -m bert_jax.tools.evaluate --checkpoint=DIR --data=DATA
+    python -m bert_jax.tools.evaluate --checkpoint=DIR --input='text/*.txt'
+
+Loss, perplexity and accuracy of the masked language model by the same masks for every model, and of the next sentence
+where data and model have one; bits per byte of text. A causal model: loss, perplexity and accuracy of the next token.
+Prints one object of JSON. All devices of this process are used.
+"""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+from absl import flags
+
+from bert_jax.errors import InputError
+from bert_jax.storage import write_json
+from bert_jax.tools import cli
+
+CHECKPOINT = flags.DEFINE_string("checkpoint", "", "a work directory, WORKDIR@STEP, or a model in any format")
+DATA = flags.DEFINE_string("data", "", "a directory made by prepare_corpus with the tokenizer of the model")
+SPLIT = flags.DEFINE_enum("split", "heldout", ["heldout", "train"], "which part of --data")
+INPUT = flags.DEFINE_string("input", "", "text in place of --data, as prepare_corpus takes it; all of it is read")
+NEXT_SENTENCE = flags.DEFINE_enum(
+    "next_sentence", "nsp", ["nsp", "sop", "none"], "with --input: what sentence B is for"
+)
+MAX_SEQ_LENGTH = flags.DEFINE_integer("max_seq_length", 0, "with --input: tokens of a row; 0 is 128, or all there are")
+DTYPE = flags.DEFINE_enum("compute_dtype", "", ["", "float32", "bfloat16"], "to compute in; the model's own if empty")
+OUTPUT = flags.DEFINE_string("output", "", "a file for the same JSON")
+
+
+def main() -> None:
+    """Prints the metrics."""
+    if not CHECKPOINT.value:
+        raise InputError("--checkpoint is needed: a work directory, or a model in any format")
+    if bool(DATA.value) == bool(INPUT.value):
+        raise InputError("give --data, a prepared data set, or --input, text; one of them")
+    from bert_jax.pretrained import load_pretrained
+    from bert_jax.pretrained_scores import evaluate_pretrained, evaluate_text
+
+    bert = load_pretrained(CHECKPOINT.value)
+    for note in bert.notes:
+        print(f"note: {note}", file=sys.stderr)
+    if DTYPE.value:
+        config = dataclasses.replace(bert.config, compute_dtype=DTYPE.value)
+        config.validate()
+        bert = dataclasses.replace(bert, config=config)
+    if DATA.value:
+        found = evaluate_pretrained(bert, DATA.value, SPLIT.value)
+    else:
+        found = evaluate_text(bert, INPUT.value, NEXT_SENTENCE.value, MAX_SEQ_LENGTH.value)
+    about = {"checkpoint": CHECKPOINT.value, "trained": bert.trained, "compute_dtype": bert.config.compute_dtype}
+    result = about | {"data": DATA.value or INPUT.value} | found
+    print(json.dumps(result, indent=1, sort_keys=True))
+    if OUTPUT.value:
+        write_json(Path(OUTPUT.value), result)
+
+
+if __name__ == "__main__":
+    cli.run(main)

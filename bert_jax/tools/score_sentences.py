@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Says how likely sentences are to a model, or how often it prefers the good one of minimal pairs.
+
+    python -m bert_jax.tools.score_sentences --checkpoint=DIR --input=FILE|-
+    python -m bert_jax.tools.score_sentences --checkpoint=DIR --pairs=blimp.jsonl.gz --baselines=baselines.tsv
+
+A masked language model gives the pseudo-log-likelihood, in nats: each token is masked in turn ("original"), or with the
+rest of its word ("within_word_l2r"). A causal model gives the log-likelihood. Pairs are BLiMP's JSON lines, a file or a
+directory of Zorro's, or a table of good and bad sentences with tabs between.
+"""
+
+import contextlib
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from absl import flags
+
+from bert_jax.errors import InputError
+from bert_jax.storage import atomic_path, write_json
+from bert_jax.tools import cli
+from bert_jax.tools.lines import open_lines, read_lines
+
+CHECKPOINT = flags.DEFINE_string("checkpoint", "", "a work directory, WORKDIR@STEP, or a model in any format")
+INPUT = flags.DEFINE_string("input", "-", "a file with a sentence a line; - is standard input")
+PAIRS = flags.DEFINE_string("pairs", "", "minimal pairs in place of sentences: a file, or Zorro's directory")
+BASELINES = flags.DEFINE_string("baselines", "", "with --pairs: a table of published accuracies by paradigm")
+LIMIT = flags.DEFINE_integer("limit", 0, "with --pairs: the first so many of each paradigm; 0 is all", lower_bound=0)
+METHOD = flags.DEFINE_enum(
+    "method", "", ["", "original", "within_word_l2r"], "of a masked language model; original if none is named"
+)
+DTYPE = flags.DEFINE_enum("compute_dtype", "", ["", "float32", "bfloat16"], "to compute in; the model's own if empty")
+OUTPUT = flags.DEFINE_string("output", "", "where results go as JSON: of sentences a line each, of pairs one object")
+
+_SECONDS_BETWEEN_REPORTS = 20.0
+
+
+def main() -> None:
+    """Scores the sentences or the pairs that the flags name."""
+    if not CHECKPOINT.value:
+        raise InputError("--checkpoint is needed: a work directory, or a model in any format")
+    if (BASELINES.value or LIMIT.value) and not PAIRS.value:
+        raise InputError("--baselines and --limit are of minimal pairs; give --pairs=FILE too, or leave them out")
+    if PAIRS.value and flags.FLAGS["input"].present:
+        raise InputError("--input and --pairs are two things to score; give one of them")
+    if PAIRS.value:
+        _score_pairs()
+    else:
+        _score_lines()
+
+
+def _load() -> Any:
+    from bert_jax.pretrained import load_pretrained
+
+    bert = load_pretrained(CHECKPOINT.value)
+    for note in bert.notes:
+        print(f"note: {note}", file=sys.stderr)
+    if DTYPE.value:
+        config = dataclasses.replace(bert.config, compute_dtype=DTYPE.value)
+        config.validate()
+        bert = dataclasses.replace(bert, config=config)
+    return bert
+
+
+def _score_pairs() -> None:
+    from bert_jax import minimal_pairs
+    from bert_jax.sentence_scores import check_method, encode_sentences, score_sentences
+
+    pairs = minimal_pairs.read_pairs(PAIRS.value, LIMIT.value)
+    baselines = minimal_pairs.read_baselines(BASELINES.value) if BASELINES.value else {}
+    bert = _load()
+    method = check_method(bert, METHOD.value)
+    sentences = [text for pair in pairs for text in (pair.good, pair.bad)]
+    names = [pair.where for pair in pairs for _ in range(2)]
+    started = time.monotonic()
+    scores = score_sentences(bert, sentences, method, names, _report_progress())
+    seconds = time.monotonic() - started
+    table = minimal_pairs.accuracies(pairs, scores[::2], scores[1::2], baselines)
+    unknown = sum(bert.tokenizer.unk_id in ids for ids in encode_sentences(bert, sentences))
+    for line in minimal_pairs.format_table(table):
+        print(line)
+    print(f"intervals: {minimal_pairs.INTERVALS}")
+    missing = [each.name for each in table.paradigms if baselines and each.name not in baselines]
+    if missing:
+        print(f"note: {BASELINES.value} has no accuracy of {', '.join(missing)}", file=sys.stderr)
+    _say_speed(len(sentences), seconds, unknown)
+    if OUTPUT.value:
+        about = _about(bert, method) | {"pairs": PAIRS.value, "limit": LIMIT.value, "baselines": BASELINES.value}
+        about |= {"intervals": minimal_pairs.INTERVALS, "sentences": len(sentences)}
+        about |= {"sentences_with_unknown_words": unknown, "seconds": round(seconds, 3)}
+        write_json(Path(OUTPUT.value), about | table.as_json())
+
+
+def _about(bert: Any, method: str) -> dict[str, Any]:
+    about = {"checkpoint": CHECKPOINT.value, "trained": bert.trained, "method": method}
+    return about | {"compute_dtype": bert.config.compute_dtype, "tokenizer": bert.tokenizer.fingerprint}
+
+
+def _score_lines() -> None:
+    with open_lines(INPUT.value) as stream:
+        if stream.isatty():
+            print("Write a sentence a line; end with Ctrl-D.", file=sys.stderr)
+        lines = [(where, line) for where, line in read_lines(stream, INPUT.value) if line]
+    if not lines:
+        raise InputError(f"input {INPUT.value} has no sentence; write one a line")
+    from bert_jax.sentence_scores import check_method, encode_sentences, token_scores
+
+    bert = _load()
+    method = check_method(bert, METHOD.value)
+    names, sentences = [where for where, _ in lines], [line for _, line in lines]
+    started = time.monotonic()
+    scores = token_scores(bert, sentences, method, names, _report_progress())
+    seconds = time.monotonic() - started
+    token_ids = encode_sentences(bert, sentences)
+    with _writer(OUTPUT.value) as write:
+        for sentence, ids, each in zip(sentences, token_ids, scores, strict=True):
+            total = float(each.sum(dtype="float64"))
+            if OUTPUT.value:
+                tokens = bert.tokenizer.tokens(ids)
+                record = {"sentence": sentence, "score": total, "method": method, "tokens": tokens}
+                write(json.dumps(record | {"token_scores": [float(one) for one in each]}, ensure_ascii=False))
+            else:
+                write(f"{total:.4f}\t{len(ids)}\t{sentence}")
+    _say_speed(len(sentences), seconds, sum(bert.tokenizer.unk_id in ids for ids in token_ids))
+
+
+@contextlib.contextmanager
+def _writer(path: str) -> Iterator[Callable[[str], Any]]:
+    """Yields what prints a line: to standard output, or into a file that appears whole at the end."""
+    if not path:
+        yield print
+        return
+    with atomic_path(Path(path)) as temporary, open(temporary, "w", encoding="utf-8") as stream:
+        yield lambda line: stream.write(line + "\n")
+
+
+def _report_progress() -> Callable[[int, int], None]:
+    """Returns what says now and then how much is done."""
+    started = last = time.monotonic()
+
+    def report(done: int, total: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= _SECONDS_BETWEEN_REPORTS:
+            last = now
+            print(f"{done:,} of {total:,} rows, {done / (now - started):,.0f} a second", file=sys.stderr)
+
+    return report
+
+
+def _say_speed(num_sentences: int, seconds: float, unknown: int) -> None:
+    note = f"; {unknown:,} have unknown words" if unknown else ""
+    rate = num_sentences / max(seconds, 1e-9)
+    print(f"{num_sentences:,} sentences in {seconds:.1f} s: {rate:,.1f} a second{note}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`score_sentences` and `evaluate` as commands: what they print and write, and what they refuse."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from builders import make_pretrained
+
+from bert_jax import load_pretrained, score_sentences
+
+
+def run(repository, tool, *arguments, text=""):
+    command = [sys.executable, "-m", f"bert_jax.tools.{tool}", *map(str, arguments)]
+    return subprocess.run(command, text=True, capture_output=True, cwd=repository, input=text)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return make_pretrained(tmp_path_factory.mktemp("scoring"))
+
+
+@pytest.mark.slow
+def test_sentences(repository, model, tmp_path):
+    done = run(repository, "score_sentences", f"--checkpoint={model}", text="ban ber .\n\nthe zebra .\n")
+    assert done.returncode == 0, done.stderr
+    lines = [line.split("\t") for line in done.stdout.splitlines()]
+    expected = score_sentences(load_pretrained(model), ["ban ber .", "the zebra ."])
+    assert [float(line[0]) for line in lines] == pytest.approx(expected.tolist(), abs=1e-3)
+    assert [line[1:] for line in lines] == [["3", "ban ber ."], ["3", "the zebra ."]]
+    assert "2 sentences in" in done.stderr and "1 have unknown words" in done.stderr
+    (tmp_path / "in.txt").write_text("ban ber .\n" + "ban " * 70)
+    done = run(repository, "score_sentences", f"--checkpoint={model}", f"--input={tmp_path / 'in.txt'}")
+    assert done.returncode == 1 and "in.txt:2 has 72 tokens" in done.stderr and done.stderr.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_pairs(repository, model, tmp_path):
+    (tmp_path / "case-one.txt").write_text("ban ber\nban bir\nthe the\nthe the\n")
+    (tmp_path / "base.tsv").write_text("paradigm\tother_accuracy\ncase-one\t0.75\n")
+    files = f"--pairs={tmp_path}", f"--baselines={tmp_path / 'base.tsv'}", f"--output={tmp_path / 'out.json'}"
+    done = run(repository, "score_sentences", f"--checkpoint={model}", "--method=within_word_l2r", *files)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert found["method"] == "within_word_l2r" and found["sentences"] == 4 and "Wilson" in found["intervals"]
+    (paradigm,) = found["paradigms"]
+    assert (paradigm["pairs"], paradigm["ties"], paradigm["baselines"]) == (2, 1, {"other": 0.75})
+    assert found["overall"]["accuracy"] == paradigm["right"] / 2
+    assert "OVERALL" in done.stdout and "75.0" in done.stdout
+
+
+@pytest.mark.slow
+def test_evaluate(repository, tmp_path, toy_data, model):
+    done = run(repository, "evaluate", f"--checkpoint={model}", f"--data={toy_data}", f"--output={tmp_path / 'x.json'}")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found == json.loads((tmp_path / "x.json").read_text())
+    assert found["masking"]["rate"] == 0.15 and found["metrics"]["mlm_loss"] > 0 and "nsp_loss" not in found["metrics"]
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "message"),
+    [
+        ("score_sentences", [], "--checkpoint is needed"),
+        ("score_sentences", ["--checkpoint=x", "--limit=3"], "give --pairs=FILE too"),
+        ("evaluate", ["--checkpoint=x"], "give --data, a prepared data set, or --input"),
+    ],
+)
+def test_flags_that_do_not_fit_are_one_line(repository, tool, arguments, message):
+    done = run(repository, tool, *arguments)
+    assert done.returncode == 1 and message in done.stderr and done.stderr.count("\n") == 1
