@@ -315,7 +315,7 @@ def new_directory(path: str | os.PathLike, replaces: Callable[[Path], bool] = la
                 temporary.mkdir()
                 yield temporary
                 _check_free(path, replaces)  # again: not every program asks for the lock
-                if os.path.lexists(path):
+                if os.path.lexists(path) and replaces(path):
                     path.rename(old)
                 temporary.rename(path)
                 shutil.rmtree(old, ignore_errors=True)
