@@ -22,8 +22,9 @@ _BEAT_SECONDS = 1.0  # and longer where there are many processes: all of them as
 # How long the main thread has to end by itself, once another process has failed. It cannot while it waits in a
 # collective.
 _GRACE_SECONDS = 5.0
-HANG_STATUS = 76  # of a process that ends because nothing was finished for too long
-_LEAVE_SECONDS = 20.0  # the same, once this process has failed: what was being written may still be finished
+# How long it has once this process itself has failed: what was being written may still be finished.
+_LEAVE_SECONDS = 20.0
+HANG_STATUS = 76  # exit status of a process that ends because nothing was finished for too long
 
 
 class Members:
