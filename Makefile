@@ -84,7 +84,7 @@ demo: $(READY)  ## from text to a trained and fine-tuned model, in minutes on a 
 	  '  - write sentences of your own, with [MASK] in them, and run step 4 on that file' \
 	  '  - give step 1 and step 2 your own text: --input="texts/*.txt"' \
 	  '  - fine-tune on a table of your own: --config=configs/finetune.py:classification --config.data.path=DIR' \
-	  '  - train longer or larger: the settings are in configs/demo.py and bert_jax/config.py'
+	  '  - train longer or larger: the settings are in configs/demo.py and bert_jax/settings/pretraining.py'
 
 test: $(READY)  ## the fast tests
 	$(PYTEST) -m "$(FAST)"
@@ -111,7 +111,7 @@ endif
 
 # Tests do not let the compiler try hard, which these are about.
 test-tpu-aot: $(TPU_AOT)/.installed  ## gates on what libtpu compiles for pods; needs no TPU, but a quarter of an hour to an hour and more
-	JAX_PLATFORMS=cpu XLA_FLAGS=--xla_backend_optimization_level=3 $(TPU_AOT)/bin/python -m pytest --numprocesses=0 -m tpu_aot tests/test_plan_aot.py
+	JAX_PLATFORMS=cpu XLA_FLAGS=--xla_backend_optimization_level=3 $(TPU_AOT)/bin/python -m pytest --numprocesses=0 -m tpu_aot tests/plan/test_plan_aot.py
 
 $(TPU_AOT)/.installed: setup.cfg constraints.txt
 	@echo 'Installing into $(TPU_AOT), with libtpu; this takes some minutes.'

@@ -11,10 +11,10 @@ from pathlib import Path
 from absl import flags
 from ml_collections import config_flags
 
-from bert_jax.allocator import reuse_freed_memory
+from bert_jax.devices.allocator import reuse_freed_memory
 from bert_jax.errors import InputError
-from bert_jax.finetune_config import FinetuneConfig
-from bert_jax.settings import from_dict
+from bert_jax.settings.finetuning import FinetuneConfig
+from bert_jax.settings.rules import from_dict
 from bert_jax.tools import cli
 
 CONFIG = config_flags.DEFINE_config_file("config", None, "a file of configs/, and after a colon its argument")
@@ -32,9 +32,10 @@ def main() -> int:
     config.validate()
 
     reuse_freed_memory()
-    from bert_jax import finetune, sweep  # JAX starts here: --help and bad settings answer at once
+    from bert_jax.finetuning import finetune
+    from bert_jax.sweep import sweep  # JAX starts here: --help and bad settings answer at once
 
-    run = sweep.run if config.sweep.is_grid else finetune.run
+    run = sweep if config.sweep.is_grid else finetune
     with JOIN():
         signal = run(config, Path(WORKDIR.value)).signal
     return 128 + signal if signal else 0

@@ -8,10 +8,10 @@ from pathlib import Path
 from absl import flags
 from ml_collections import config_flags
 
-from bert_jax.allocator import reuse_freed_memory
-from bert_jax.config import PretrainConfig
+from bert_jax.devices.allocator import reuse_freed_memory
+from bert_jax.settings.pretraining import PretrainConfig
 from bert_jax.errors import InputError
-from bert_jax.settings import from_dict
+from bert_jax.settings.rules import from_dict
 from bert_jax.tools import cli
 
 CONFIG = config_flags.DEFINE_config_file("config", None, "a file of configs/, and after a colon its argument")
@@ -29,10 +29,10 @@ def main() -> int:
     config.validate()
 
     reuse_freed_memory()
-    from bert_jax import pretrain  # JAX starts here: --help and bad settings answer at once
+    from bert_jax.pretraining import pretrain
 
     with JOIN():
-        result = pretrain.run(config, Path(WORKDIR.value))
+        result = pretrain(config, Path(WORKDIR.value))
     return 128 + result.signal if result.signal else 0
 
 

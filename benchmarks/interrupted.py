@@ -19,8 +19,8 @@ import matplotlib.pyplot as plt
 from absl import flags
 
 from bert_jax.errors import InputError
-from bert_jax.report import read_metrics
 from bert_jax.tools import cli
+from bert_jax.training.report import read_metrics
 
 _DATA = flags.DEFINE_string("data", "", "a prepared data set")
 _WORKDIR = flags.DEFINE_string("workdir", "", "where both runs, their output and the picture go")

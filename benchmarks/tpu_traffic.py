@@ -14,11 +14,12 @@ from typing import Any
 import jax
 from absl import flags
 
-from bert_jax import hlo
-from bert_jax import plan as planner
-from bert_jax.config import DataConfig, MaskingConfig, PretrainConfig, model_size
+from bert_jax.devices.sharding import make_mesh
 from bert_jax.errors import InputError
-from bert_jax.sharding import make_mesh
+from bert_jax.plan import hlo
+from bert_jax.plan import planner as planner
+from bert_jax.settings.model import model_size
+from bert_jax.settings.pretraining import DataConfig, MaskingConfig, PretrainConfig
 from bert_jax.tools import cli
 
 NO_DROPOUT = {"hidden_dropout_rate": 0.0, "attention_dropout_rate": 0.0}

@@ -10,11 +10,11 @@ from typing import Any
 __version__ = "0.1.0"
 
 _HOMES = {
-    "evaluate_pretrained": "bert_jax.pretrained_scores",
-    "load_predictor": "bert_jax.predict",
-    "load_pretrained": "bert_jax.pretrained",
+    "evaluate_pretrained": "bert_jax.inference.evaluate",
+    "load_predictor": "bert_jax.inference.predict",
+    "load_pretrained": "bert_jax.checkpoints.pretrained",
     "load_tokenizer": "bert_jax.text.tokenizer",
-    "score_sentences": "bert_jax.sentence_scores",
+    "score_sentences": "bert_jax.inference.sentence_scores",
     "InputError": "bert_jax.errors",
 }
 

@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors that are the user's to mend."""
+"""Errors that the user can correct, and the words for them.
+
+The message of each carries the value, the rule that it breaks, and the fix.
+"""
+
+import json
+from typing import Any
 
 
 class InputError(ValueError):
@@ -39,10 +45,17 @@ class LostProcessError(InputError):
     STATUS = 75
 
 
-def cut(value: object) -> str:
-    """Returns a value as Python shows it, cut to what fits in a message."""
+def shown(value: Any, most: int = 60) -> str:
+    """Returns a value as JSON in ASCII, cut to what fits in a message."""
+    if isinstance(value, str):
+        value = value[: most + 1]
     try:
-        text = repr(value)
+        text = json.dumps(value, ensure_ascii=True, default=repr)
     except ValueError:  # Python writes no number of more than some thousand digits
         text = "a number of thousands of digits"
-    return text if len(text) <= 80 else f"{text[:80]}..."
+    return text if len(text) <= most else f"{text[:most]}..."
+
+
+def one_line(error: BaseException) -> str:
+    """Returns what an error says, on one line; its type where it says nothing."""
+    return " ".join(str(error).split()) or type(error).__name__

@@ -10,15 +10,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bert_jax import cluster, finetune, together
-from bert_jax.checkpoint import find_damage
+from bert_jax.checkpoints.pretrained import FINETUNED
+from bert_jax.checkpoints.states import find_damage
+from bert_jax.devices import cluster
 from bert_jax.errors import DivergedError, InputError
-from bert_jax.finetune_config import FINETUNE_RESUMABLE_CHANGES, FinetuneConfig, SweepConfig
-from bert_jax.finetune_results import FinetuneResult, read_results, table
-from bert_jax.pretrained import FINETUNED
-from bert_jax.settings import changed_keys, to_dict
-from bert_jax.storage import new_directory, write_json
-from bert_jax.workdir import check_workdir, common, locked, read_identity
+from bert_jax.finetuning import finetune
+from bert_jax.settings.finetuning import FinetuneConfig, SweepConfig
+from bert_jax.settings.rules import changed_keys, to_dict
+from bert_jax.storage.writing import new_directory, write_json
+from bert_jax.tasks.results import FinetuneResult, read_results, table
+from bert_jax.training.workdir import check_workdir, common, locked, read_identity
 
 
 class Outcome(NamedTuple):
@@ -58,30 +59,27 @@ def plan(config: FinetuneConfig) -> dict[str, FinetuneConfig]:
     return runs
 
 
-def run(config: FinetuneConfig, workdir: Path, devices: Sequence[Any] | None = None) -> SweepResult:
+def sweep(config: FinetuneConfig, workdir: Path, devices: Sequence[Any] | None = None) -> SweepResult:
     """Trains every run of the grid, reports them all, and keeps the model of the best in `finetuned/`.
 
     Runs are below `runs/`. When the command is given again, one that has finished is not trained again; the grid may
     have grown. A run is named degenerate if it is no better than the same answer to everything, or did not stay finite.
     Source: Mosbach et al. 2021, "On the Stability of Fine-tuning BERT".
 
-    Raises: InputError as `finetune.run`.
+    Raises: InputError as `finetune`.
     """
     config.validate()
     identity = {"dataset": None, "run": to_dict(config)}
-    check_workdir(workdir, identity, FinetuneConfig, (*FINETUNE_RESUMABLE_CHANGES, "sweep"))
+    check_workdir(workdir, identity, config, ("sweep",))
     cluster.check_same(common(workdir, identity))
     runs = plan(config)
     with locked(workdir):
         results: dict[str, FinetuneResult] = {}
-        if config.sweep.together:
-            results = together.run(runs, workdir / "runs", devices)
-        else:
-            for number, (name, one) in enumerate(runs.items(), 1):
-                _say(f"run {number} of {len(runs)}: {name}")
-                results[name] = _finished(workdir / "runs" / name, one) or _train(workdir / "runs" / name, one, devices)
-                if results[name].signal:
-                    break
+        for number, (name, one) in enumerate(runs.items(), 1):
+            _say(f"run {number} of {len(runs)}: {name}")
+            results[name] = _finished(workdir / "runs" / name, one) or _train(workdir / "runs" / name, one, devices)
+            if results[name].signal:
+                break
         for result in results.values():
             if result.signal:
                 return SweepResult([], result.metric, result.signal)
@@ -147,7 +145,7 @@ def _finished(workdir: Path, config: FinetuneConfig) -> FinetuneResult | None:
 def _train(workdir: Path, config: FinetuneConfig, devices: Sequence[Any] | None) -> FinetuneResult:
     """Returns what the run comes to; its training states are deleted once it has finished."""
     try:
-        result = finetune.run(config, workdir, devices)
+        result = finetune(config, workdir, devices)
     except DivergedError as error:
         _say(f"{workdir.name} failed: {error}")
         result = FinetuneResult({}, config.task.metric or "score", {}, 0, 0, 0.0)

@@ -19,9 +19,10 @@ import dataclasses
 
 from ml_collections import ConfigDict
 
-from bert_jax.config import MaskingConfig, PretrainConfig, TrainConfig, model_size
 from bert_jax.errors import InputError
-from bert_jax.settings import to_dict
+from bert_jax.settings.model import model_size
+from bert_jax.settings.pretraining import MaskingConfig, PretrainConfig, TrainConfig
+from bert_jax.settings.rules import to_dict
 
 # mask / same / random, in percent; what is neither masked nor random stays the same.
 TABLE_8 = ((80, 10, 10), (100, 0, 0), (80, 0, 20), (80, 20, 0), (0, 20, 80), (0, 0, 100))

@@ -15,8 +15,7 @@ Source:    tuned for few labels. Tried once each, best accuracy on dev of 12 epo
 
 from ml_collections import ConfigDict
 
-from bert_jax.config import CheckpointConfig, EvalConfig, OptimizerConfig, ReportConfig
-from bert_jax.finetune_config import (
+from bert_jax.settings.finetuning import (
     FinetuneConfig,
     FinetuneDataConfig,
     FinetuneModelConfig,
@@ -24,7 +23,8 @@ from bert_jax.finetune_config import (
     SweepConfig,
     TaskConfig,
 )
-from bert_jax.settings import to_dict
+from bert_jax.settings.pretraining import CheckpointConfig, EvalConfig, OptimizerConfig, ReportConfig
+from bert_jax.settings.rules import to_dict
 
 
 def get_config() -> ConfigDict:

@@ -16,9 +16,9 @@ Source:    Devlin et al. 2018, section 4 and appendix A.3: batch 32, 3 epochs, 5
 
 from ml_collections import ConfigDict
 
-from bert_jax.config import OptimizerConfig
-from bert_jax.finetune_config import FinetuneConfig, FinetuneDataConfig, FinetuneTrainConfig, TaskConfig
-from bert_jax.settings import to_dict
+from bert_jax.settings.finetuning import FinetuneConfig, FinetuneDataConfig, FinetuneTrainConfig, TaskConfig
+from bert_jax.settings.pretraining import OptimizerConfig
+from bert_jax.settings.rules import to_dict
 
 # Task -> batch size, epochs, learning rate, tokens of a row, where they are not the usual 32, 3, 2e-5 and 128.
 SETTINGS: dict[str, tuple[int, float, float, int]] = {

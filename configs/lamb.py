@@ -22,7 +22,8 @@ import dataclasses
 
 from ml_collections import ConfigDict
 
-from bert_jax.config import (
+from bert_jax.settings.model import model_size
+from bert_jax.settings.pretraining import (
     CheckpointConfig,
     DataConfig,
     EvalConfig,
@@ -30,9 +31,8 @@ from bert_jax.config import (
     Phase2Config,
     PretrainConfig,
     TrainConfig,
-    model_size,
 )
-from bert_jax.settings import to_dict
+from bert_jax.settings.rules import to_dict
 
 
 def get_config(size: str = "large") -> ConfigDict:

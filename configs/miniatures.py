@@ -14,9 +14,10 @@ Source:    Turc et al. 2019, arXiv 1908.08962; README of google-research/bert, "
 
 from ml_collections import ConfigDict
 
-from bert_jax.config import MINIATURES, PretrainConfig, model_size
 from bert_jax.errors import InputError
-from bert_jax.settings import to_dict
+from bert_jax.settings.model import MINIATURES, model_size
+from bert_jax.settings.pretraining import PretrainConfig
+from bert_jax.settings.rules import to_dict
 
 
 def get_config(size: str = "L4_H256") -> ConfigDict:

@@ -22,9 +22,10 @@ import dataclasses
 
 from ml_collections import ConfigDict
 
-from bert_jax.config import MaskingConfig, OptimizerConfig, Phase2Config, PretrainConfig, TrainConfig, model_size
 from bert_jax.errors import InputError
-from bert_jax.settings import to_dict
+from bert_jax.settings.model import model_size
+from bert_jax.settings.pretraining import MaskingConfig, OptimizerConfig, Phase2Config, PretrainConfig, TrainConfig
+from bert_jax.settings.rules import to_dict
 
 
 def get_config(argument: str = "base") -> ConfigDict:

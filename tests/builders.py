@@ -10,28 +10,28 @@ import jax
 import numpy as np
 
 from bert_jax.batch import Batch
-from bert_jax.config import (
-    CheckpointConfig,
-    DataConfig,
-    EvalConfig,
-    MaskingConfig,
-    MeshConfig,
-    ModelConfig,
-    OptimizerConfig,
-    PretrainConfig,
-    ReportConfig,
-    TrainConfig,
-)
+from bert_jax.checkpoints.pretrained import Pretrained, save_pretrained
 from bert_jax.data.prepare import PrepareOptions, prepare
-from bert_jax.finetune_config import (
+from bert_jax.model.objective import init_params
+from bert_jax.settings.finetuning import (
     FinetuneConfig,
     FinetuneDataConfig,
     FinetuneModelConfig,
     FinetuneTrainConfig,
     TaskConfig,
 )
-from bert_jax.model.objective import init_params
-from bert_jax.pretrained import Pretrained, save_pretrained
+from bert_jax.settings.model import ModelConfig
+from bert_jax.settings.pretraining import (
+    CheckpointConfig,
+    DataConfig,
+    EvalConfig,
+    MaskingConfig,
+    MeshConfig,
+    OptimizerConfig,
+    PretrainConfig,
+    ReportConfig,
+    TrainConfig,
+)
 from bert_jax.text.tokenizer import load_tokenizer, wordpiece_tokenizer
 
 CLS, SEP, MASK, FIRST_WORD = 2, 3, 4, 5

@@ -22,9 +22,10 @@ from pathlib import Path
 import jax
 from builders import tiny_run, topics_run
 
-from bert_jax import finetune, pretrain
-from bert_jax.config import CheckpointConfig, EvalConfig, MeshConfig, ReportConfig, TrainConfig
-from bert_jax.finetune_config import FinetuneTrainConfig
+from bert_jax.finetuning import finetune
+from bert_jax.pretraining import pretrain
+from bert_jax.settings.finetuning import FinetuneTrainConfig
+from bert_jax.settings.pretraining import CheckpointConfig, EvalConfig, MeshConfig, ReportConfig, TrainConfig
 
 EVENTS = ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.utime", "os.truncate")
 REPORT = ReportConfig(every_steps=3, tensorboard=False, progress=False)
@@ -41,13 +42,13 @@ def run(kind: str, data: str, start: str, workdir: Path) -> None:
             checkpoint=CheckpointConfig(every_steps=2),
             report=REPORT,
         )
-        pretrain.run(config, workdir, jax.devices()[:1])
+        pretrain(config, workdir, jax.devices()[:1])
     else:
         config = topics_run(
             Path(data), start, train=FinetuneTrainConfig(num_epochs=2.0), eval=EvalConfig(every_steps=5), report=REPORT
         )
         config = dataclasses.replace(config, checkpoint=CheckpointConfig(every_steps=3))
-        finetune.run(config, workdir, jax.devices()[:1])
+        finetune(config, workdir, jax.devices()[:1])
 
 
 def kill_at(workdir: Path, number: int, seconds: float, told: int) -> None:

@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 import zstandard
 
-from bert_jax.data import corpus, pieces, prepare, records
+from bert_jax.data import pieces, prepare, records
 from bert_jax.data.prepare import PrepareOptions
+from bert_jax.data.sources import corpus
 from bert_jax.errors import InputError
 from bert_jax.text.tokenizer import load_tokenizer
 

@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 from builders import make_pretrained, tiny_run
 
-from bert_jax import schema
-from bert_jax.checkpoint import SEAL, find_damage, seal
-from bert_jax.config import PretrainConfig
+from bert_jax.checkpoints.pretrained import load_pretrained
+from bert_jax.checkpoints.states import SEAL, find_damage, seal
 from bert_jax.data.building import finished_manifest
 from bert_jax.errors import InputError
-from bert_jax.finetune_config import FinetuneConfig
-from bert_jax.finetune_results import FinetuneResult, read_results
-from bert_jax.pretrained import load_pretrained
-from bert_jax.settings import to_dict
-from bert_jax.storage import write_json
-from bert_jax.workdir import changes_of, check_workdir
+from bert_jax.settings.finetuning import FinetuneConfig
+from bert_jax.settings.pretraining import PretrainConfig
+from bert_jax.settings.rules import to_dict
+from bert_jax.storage import schema
+from bert_jax.storage.writing import write_json
+from bert_jax.tasks.results import FinetuneResult, read_results
+from bert_jax.training.workdir import changes_of, check_workdir
 
 
 @pytest.fixture(scope="module")

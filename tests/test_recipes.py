@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.config import MINIATURES, MODEL_SIZES, PretrainConfig
 from bert_jax.errors import InputError
-from bert_jax.finetune_config import FinetuneConfig
-from bert_jax.optim import learning_rate_at
-from bert_jax.phases import phases_of
-from bert_jax.settings import from_dict
+from bert_jax.settings.finetuning import FinetuneConfig
+from bert_jax.settings.model import MINIATURES, MODEL_SIZES
+from bert_jax.settings.phases import phases_of
+from bert_jax.settings.pretraining import PretrainConfig
+from bert_jax.settings.rules import from_dict
 from bert_jax.tasks.catalog import NAMES, make_task
 from bert_jax.tools.plan import phase_of
+from bert_jax.training.optim import learning_rate_at
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 

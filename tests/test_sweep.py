@@ -1,28 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A grid of runs: what is in it, what it reports, and that runs trained together are the runs alone."""
+"""A grid of runs: what is in it, and what it reports."""
 
 import dataclasses
 import json
 import math
-import subprocess
-import sys
 
 import jax
-import numpy as np
 import pytest
 from builders import make_pretrained, make_topics, topics_run
 
 import bert_jax
-from bert_jax import finetune, sweep, together
-from bert_jax.checkpoint import seal
-from bert_jax.config import MeshConfig, OptimizerConfig
+from bert_jax.checkpoints.states import seal
 from bert_jax.errors import DivergedError, InputError
-from bert_jax.finetune_config import FinetuneDataConfig, FinetuneTrainConfig, SweepConfig
-from bert_jax.finetune_results import FinetuneResult
-from bert_jax.report import read_metrics
-from bert_jax.sharding import make_mesh
-from bert_jax.tasks import batches
-from bert_jax.tasks.base import Row
+from bert_jax.settings.finetuning import FinetuneTrainConfig, SweepConfig
+from bert_jax.sweep import describe, plan, sweep
+from bert_jax.tasks.results import FinetuneResult
 
 
 @pytest.fixture(scope="module")
@@ -41,12 +33,12 @@ def grid(topics, start, **changes):
 
 
 def test_the_grid_is_every_rate_with_every_seed(topics, start):
-    runs = sweep.plan(grid(topics, start))
+    runs = plan(grid(topics, start))
     assert list(runs) == ["rate0.003_seed0", "rate0.003_seed1", "rate0.001_seed0", "rate0.001_seed1"]
     one = runs["rate0.001_seed1"]
     assert (one.optimizer.learning_rate, one.train.seed, one.data.seed) == (1e-3, 1, 1)
     assert one.sweep == SweepConfig()
-    assert list(sweep.plan(grid(topics, start, seeds=0))) == ["rate0.003_seed0", "rate0.001_seed0"]
+    assert list(plan(grid(topics, start, seeds=0))) == ["rate0.003_seed0", "rate0.001_seed0"]
 
 
 @pytest.mark.parametrize("rates", ["fast", "1e-3,-1", "0"])
@@ -71,10 +63,10 @@ def test_the_report_has_every_run_and_the_usual_figures(topics, start, tmp_path,
         seal(workdir / "finetuned", {"arrays": {"x": ["float32", [1]]}})
         return result(score)
 
-    monkeypatch.setattr(finetune, "run", fake)
-    told = sweep.run(grid(topics, start), tmp_path / "grid")
+    monkeypatch.setattr("bert_jax.sweep.finetune", fake)
+    told = sweep(grid(topics, start), tmp_path / "grid")
     assert [outcome.degenerate for outcome in told.outcomes] == [False, True, False, True]
-    text = "\n".join(sweep.describe(told.outcomes, "accuracy"))
+    text = "\n".join(describe(told.outcomes, "accuracy"))
     assert "rate0.003_seed1    0.5000     7        1  degenerate" in text
     rows = {line.split()[0]: line.split()[1:] for line in text.splitlines() if line.strip()}
     assert rows["all"] == ["4", "0.7000", "0.2000", "0.7000", "0.9000", "2"]
@@ -87,11 +79,11 @@ def test_the_report_has_every_run_and_the_usual_figures(topics, start, tmp_path,
     # A model that is damaged takes no other's place.
     (tmp_path / "grid" / "runs" / "rate0.003_seed0" / "finetuned" / "name").write_text("rate0.003_seed1")
     kept = {f"rate{rate:g}_seed{seed}": result(score) for (rate, seed), score in scores.items()}
-    monkeypatch.setattr(sweep, "_finished", lambda workdir, one: kept[workdir.name])
+    monkeypatch.setattr("bert_jax.sweep._finished", lambda workdir, one: kept[workdir.name])
     with pytest.raises(
         InputError, match=r"rate0.003_seed0/finetuned, the model of the best run, is damaged: file name"
     ):
-        sweep.run(grid(topics, start), tmp_path / "grid")
+        sweep(grid(topics, start), tmp_path / "grid")
     assert (tmp_path / "grid" / "finetuned" / "name").read_text() == "rate0.003_seed0"
 
 
@@ -102,10 +94,10 @@ def test_a_grid_is_compared_over_all_processes_before_anything_is_written(topics
         compared.append(what)
         raise InputError("process 1 has another one")
 
-    monkeypatch.setattr("bert_jax.cluster.check_same", check_same)
+    monkeypatch.setattr("bert_jax.devices.cluster.check_same", check_same)
     with pytest.raises(InputError, match="process 1 has another one"):
-        sweep.run(grid(topics, start, together=True), tmp_path / "grid")
-    assert compared[0]["run"]["sweep"] == {"seeds": 2, "learning_rates": "3e-3,1e-3", "together": True}
+        sweep(grid(topics, start), tmp_path / "grid")
+    assert compared[0]["run"]["sweep"] == {"seeds": 2, "learning_rates": "3e-3,1e-3"}
     assert "source" not in compared[0]["run"]["data"]  # where the data lie is each process's own affair
     assert not (tmp_path / "grid").exists()
 
@@ -113,7 +105,7 @@ def test_a_grid_is_compared_over_all_processes_before_anything_is_written(topics
 @pytest.mark.slow
 def test_a_grid_is_trained_once_and_leaves_its_best(topics, start, tmp_path, monkeypatch):
     config = dataclasses.replace(grid(topics, start, learning_rates=""), train=FinetuneTrainConfig(num_epochs=4.0))
-    told = sweep.run(config, tmp_path / "grid", jax.devices()[:1])
+    told = sweep(config, tmp_path / "grid", jax.devices()[:1])
     assert len(told.outcomes) == 2 and not any(outcome.degenerate for outcome in told.outcomes)
     best = max(told.outcomes, key=lambda outcome: outcome.score)
     lines = [line.split("\t") for line in (topics / "dev.tsv").read_text().splitlines()]
@@ -122,60 +114,6 @@ def test_a_grid_is_trained_once_and_leaves_its_best(topics, start, tmp_path, mon
     right = sum(one.label == label for one, label in zip(found, labels, strict=True))
     assert right / len(labels) == pytest.approx(best.score)
     assert not list((tmp_path / "grid").rglob("checkpoints"))
-    monkeypatch.setattr(finetune, "run", None)  # nothing is trained again
-    again = sweep.run(config, tmp_path / "grid", jax.devices()[:1])
+    monkeypatch.setattr("bert_jax.sweep.finetune", None)  # nothing is trained again
+    again = sweep(config, tmp_path / "grid", jax.devices()[:1])
     assert again.outcomes == told.outcomes and best in again.outcomes
-
-
-@pytest.mark.slow
-def test_runs_together_are_the_runs_alone(topics, start, tmp_path):
-    optimizer = OptimizerConfig(learning_rate=1e-3, warmup_steps=0, warmup_rate=0.2)
-    config = dataclasses.replace(grid(topics, start), optimizer=optimizer)
-    alone = sweep.run(config, tmp_path / "alone", jax.devices()[:1])
-    together = dataclasses.replace(config, sweep=dataclasses.replace(config.sweep, together=True))
-    both = sweep.run(together, tmp_path / "together", jax.devices()[:1])
-    assert [one.name for one in both.outcomes] == [one.name for one in alone.outcomes]
-    for name in sweep.plan(config):
-        ours, theirs = (
-            [r["loss"] for r in read_metrics(tmp_path / way / "runs" / name / "metrics.jsonl") if r["kind"] == "eval"]
-            for way in ("together", "alone")
-        )
-        assert ours == pytest.approx(theirs, rel=2e-3)
-    assert bert_jax.load_predictor(tmp_path / "together")(["ban ber bis ban"])[0].label in ("b", "d", "f")
-
-
-def test_an_epoch_of_runs_together_is_planned_once_for_each_seed(start, monkeypatch):
-    rows = [Row(0, np.arange(5, dtype=np.int32), np.zeros(5, np.uint8), (5,), 1) for _ in range(40)]
-    runs = [topics_run("", start, data=FinetuneDataConfig(source="x", batch_size=8, seed=seed)) for seed in (0, 0, 1)]
-    planned = []
-    monkeypatch.setattr(
-        together, "plan_epoch", lambda *args: planned.append((args[3], args[2])) or batches.plan_epoch(*args)
-    )
-    made = together._batches(rows, "sequence_classification", runs, make_mesh(MeshConfig(data=1), jax.devices()[:1]))
-    for _ in range(8):  # five steps are an epoch; two are made ahead
-        next(made)
-    made.close()
-    assert sorted(planned) == [(0, 0), (0, 1), (1, 0), (1, 1)]
-
-
-TOGETHER = """
-import sys
-from pathlib import Path
-sys.path.insert(0, "tests")
-import conftest
-from builders import topics_run
-from bert_jax import sweep
-from bert_jax.config import EvalConfig, MeshConfig
-from bert_jax.finetune_config import FinetuneTrainConfig, SweepConfig
-config = topics_run(sys.argv[1], sys.argv[2], train=FinetuneTrainConfig(num_epochs=84.0), mesh=MeshConfig(data=8),
-                    eval=EvalConfig(every_steps=504), sweep=SweepConfig(seeds=2, together=True))
-print(sweep.run(config, Path(sys.argv[3])).outcomes)
-"""
-
-
-@pytest.mark.slow
-def test_runs_together_never_have_more_steps_under_way_than_a_mesh_can_take(repository, topics, start, tmp_path):
-    """504 steps and one evaluation, on eight devices of one CPU: dispatched all at once they hang for ever."""
-    command = [sys.executable, "-c", TOGETHER, topics, start, tmp_path / "grid"]
-    done = subprocess.run(command, cwd=repository, timeout=300, capture_output=True, text=True, check=False)
-    assert done.returncode == 0 and "rate0.005_seed1" in done.stdout, done.stderr

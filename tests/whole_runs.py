@@ -7,9 +7,9 @@ import signal
 import jax
 import numpy as np
 
-from bert_jax import pretrain
-from bert_jax.config import MeshConfig
-from bert_jax.report import Reporter, read_metrics
+from bert_jax.pretraining import pretrain
+from bert_jax.settings.pretraining import MeshConfig
+from bert_jax.training.report import Reporter, read_metrics
 
 ONE_DEVICE = MeshConfig(data=1)
 
@@ -17,7 +17,7 @@ ONE_DEVICE = MeshConfig(data=1)
 def train(config, workdir):
     """Returns the result of a run on as many devices as its mesh has."""
     devices = jax.devices()[: config.mesh.data * config.mesh.fsdp * config.mesh.tensor]
-    return pretrain.run(config, workdir, devices)
+    return pretrain(config, workdir, devices)
 
 
 def losses(workdir, kind="train"):

@@ -2,12 +2,12 @@
 r"""What our own benchmark is compared with: transformers on torch, and ONNX Runtime. Nothing of bert_jax is used.
 
     python -m venv peers && peers/bin/pip install -r benchmarks/peers/requirements.txt
-    python -m bert_jax.tools.bench --what=train --config=configs/pretrain.py:base \
+    python -m benchmarks.bench --what=train --config=configs/pretrain.py:base \
         --compare=transformers --peer_python=peers/bin/python
 
 The benchmark starts this file with two others: the description of the work, and the batches. How they talk is written
-in bert_jax/peers.py. A mode is BACKEND:PRECISION: eager, compile (torch.compile) or onnx; float32 or bfloat16, the
-latter by torch.autocast. All modes train one and the same model.
+in benchmarks/peer_workers.py. A mode is BACKEND:PRECISION: eager, compile (torch.compile) or onnx; float32 or
+bfloat16, the latter by torch.autocast. All modes train one and the same model.
 """
 
 import json

@@ -19,10 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax import storage
-from bert_jax.data import building, corpus, formats, pieces, prepare, records
+from bert_jax.data import building, pieces, prepare, records
 from bert_jax.data.prepare import PrepareOptions, Range
+from bert_jax.data.sources import corpus, formats
 from bert_jax.errors import InputError
+from bert_jax.storage import files, urls
 from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
 
 try:
@@ -48,8 +49,8 @@ def prepare_with_beam(
     Raises: InputError for unusable inputs or options, and if `output` is there.
     """
     options.validate()
-    remote = storage.is_remote(output)
-    if storage.exists(output):
+    remote = urls.is_remote(output)
+    if urls.exists(output):
         raise InputError(f"output {output} exists; a pipeline does not go on from what is there: choose a new place")
     loaded = load_tokenizer(tokenizer)
     started = time.monotonic()
@@ -62,7 +63,7 @@ def prepare_with_beam(
             if not remote:
                 building.remove(Path(output))
             raise _unwrap(error) from error
-    manifest = storage.read_json(storage.local_copy(f"{job.output}/{records.MANIFEST}"))
+    manifest = files.read_json(urls.local_copy(f"{job.output}/{records.MANIFEST}"))
     prepare.summarize(manifest, time.monotonic() - started)
     return manifest
 
@@ -164,7 +165,7 @@ def _build(pipeline: Any, sources: list[str], job: _Job) -> None:
 def _plan_source(source: tuple[int, str]) -> Iterator[Any]:
     """Yields ((number of the source, of the piece), piece), and the source's fingerprint."""
     number, name = source
-    path = storage.local_copy(name)
+    path = urls.local_copy(name)
     yield beam.pvalue.TaggedOutput("fingerprints", (number, corpus.fingerprint_source(name, path)))
     for place, piece in enumerate(corpus.plan_source(name, path)):
         yield (number, place), piece
@@ -176,8 +177,8 @@ def _encode_piece(task: tuple[tuple[int, int], formats.Piece], job: _Job) -> Ite
     And about the piece (documents, number of lines), and for each set of hashes of lines those in it.
     """
     place, piece = task
-    if storage.is_remote(piece.source):  # another machine may have planned it
-        piece = dataclasses.replace(piece, path=storage.local_copy(piece.source))
+    if urls.is_remote(piece.source):  # another machine may have planned it
+        piece = dataclasses.replace(piece, path=urls.local_copy(piece.source))
     text = corpus.read_piece(piece)
     found = pieces.encode_documents(text, job.tokenizer, job.options.seed, job.options.language)
     yield beam.pvalue.TaggedOutput("abouts", (found.documents.tobytes(), len(found.lines)))
@@ -265,7 +266,7 @@ def _finish(
 @contextlib.contextmanager
 def _output_folder(job: _Job) -> Iterator[Path]:
     """Yields a directory whose files are in the output when the block ends: that itself, or one to copy to a URL."""
-    if not storage.is_remote(job.output):
+    if not urls.is_remote(job.output):
         yield Path(job.output)
         return
     with tempfile.TemporaryDirectory() as temporary:
@@ -273,4 +274,4 @@ def _output_folder(job: _Job) -> Iterator[Path]:
         yield folder
         files = [path for path in folder.rglob("*") if path.is_file()]
         for path in sorted(files, key=lambda path: path.name == records.MANIFEST):
-            storage.upload(path, f"{job.output}/{path.relative_to(folder).as_posix()}")
+            urls.upload(path, f"{job.output}/{path.relative_to(folder).as_posix()}")

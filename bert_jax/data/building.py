@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bert_jax import locks, storage
 from bert_jax.data import records
 from bert_jax.data.processes import say
 from bert_jax.errors import InputError, StoppedError
+from bert_jax.storage import files, locks, writing
 from bert_jax.text.tokenizer import Tokenizer
 
 WORK, _IDENTITY = "unfinished", "options.json"
@@ -24,7 +24,7 @@ def finished_manifest(path: Path, identity: dict[str, Any]) -> dict[str, Any] | 
     """
     if not (path / records.MANIFEST).is_file():
         return None
-    manifest = storage.read_json(path / records.MANIFEST)
+    manifest = files.read_json(path / records.MANIFEST)
     _check_identity(path, identity, manifest.get("identity") if isinstance(manifest, dict) else None)
     shutil.rmtree(path / WORK, ignore_errors=True)
     say(f"{path} is already complete")
@@ -44,11 +44,11 @@ def unfinished(path: Path, identity: dict[str, Any], tokenizer: Tokenizer) -> It
     with alone(path):
         begun = path / WORK / _IDENTITY
         if begun.is_file():
-            _check_identity(path, identity, storage.read_json(begun))
+            _check_identity(path, identity, files.read_json(begun))
             say(f"continuing in {path}")
         for left_over in path.glob("**/.*.tmp"):  # of a run that was killed while it wrote
             left_over.unlink()
-        storage.write_json(begun, identity)
+        writing.write_json(begun, identity)
         tokenizer.save(path / records.TOKENIZER)
         try:
             yield path / WORK

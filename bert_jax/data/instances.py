@@ -3,7 +3,7 @@
 
 Source: create_pretraining_data.py of google-research/bert (nsp) and google-research/albert (sop). Random numbers
 are drawn in the same order from the same kind of generator, so that with masking left out (it happens during
-training, see `masking`) the instances are the references' own, one by one, as tests/test_instances.py shows.
+training, see `masking`) the instances are the references' own, one by one, as tests/data/test_instances.py shows.
 
 A sentence is a span of one flat array of token ids, a document the list of the positions where its sentences
 start and the last one ends, an instance the bounds of its two spans. No token is touched before `make_rows`.

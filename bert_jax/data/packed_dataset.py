@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax import __version__, storage
+from bert_jax import __version__
 from bert_jax.data import packing, records
 from bert_jax.data.building import finished_manifest, unfinished
 from bert_jax.data.processes import say, task_runner
 from bert_jax.errors import InputError
+from bert_jax.storage import urls, writing
 
 SPLITS = ("train", "heldout")
 
@@ -55,7 +56,7 @@ def pack_dataset(
     """
     if num_workers < 0:
         raise InputError(f"workers {num_workers} is negative; 0 takes all cores")
-    if storage.is_remote(output):
+    if urls.is_remote(output):
         raise InputError(f"output {output} is a URL; pack into a directory of this machine, then copy it there")
     path = Path(output)
     source = records.open_dataset(data)
@@ -155,7 +156,7 @@ def _pack_shard(job: _Job, shard: _Shard) -> dict[str, Any]:
     num_rows, chunks = packing.packed_rows(lengths, lambda indices: rows[indices], dtype, about["pad_id"], seed)
     result = records.write_shard(job.path / name, dtype, num_rows, chunks)
     result["filled"] = int(lengths.sum(dtype=np.int64))
-    storage.write_json(finished, result)
+    writing.write_json(finished, result)
     return result
 
 

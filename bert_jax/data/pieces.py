@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bert_jax import storage
-from bert_jax.data import corpus
 from bert_jax.data.instances import Document
 from bert_jax.data.sentences import split_sentences
+from bert_jax.data.sources import corpus
+from bert_jax.storage import writing
 from bert_jax.text.tokenizer import Tokenizer
 
 # The hash of a document's text, and how much of the piece's arrays belongs to it.
@@ -34,7 +34,7 @@ def write_piece(folder: Path, index: int, piece: corpus.Piece, tokenizer: Tokeni
         return
     encoded = encode_documents(corpus.read_piece(piece), tokenizer, seed, language)
     for name in ("sentences", "tokens", "lines", "documents"):  # the last: now the piece is finished
-        storage.write_array(_file(folder, name, index), getattr(encoded, name))
+        writing.write_array(_file(folder, name, index), getattr(encoded, name))
 
 
 class Encoded(NamedTuple):

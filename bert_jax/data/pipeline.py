@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 
 from bert_jax.batch import Batch
 from bert_jax.data.records import Split
-from bert_jax.sharding import row_sharding
+from bert_jax.devices.sharding import row_sharding
 
 
 def shuffled(indices: np.ndarray, num_items: int, seed: int, epoch: int) -> np.ndarray:

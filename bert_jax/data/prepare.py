@@ -25,11 +25,13 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax import __version__, storage
-from bert_jax.data import corpus, instances, packing, pieces, records
+from bert_jax import __version__
+from bert_jax.data import instances, packing, pieces, records
 from bert_jax.data.building import finished_manifest, unfinished
 from bert_jax.data.processes import say, task_runner
+from bert_jax.data.sources import corpus
 from bert_jax.errors import InputError
+from bert_jax.storage import urls, writing
 from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
 
 SHARD_TOKENS = 16 << 20  # about 64 MiB of English text: what a process holds in memory at a time
@@ -85,7 +87,7 @@ def prepare(inputs: str, tokenizer: str, output: str, options: PrepareOptions, n
     options.validate()
     if num_workers < 0:
         raise InputError(f"workers {num_workers} is negative; 0 takes all cores")
-    if storage.is_remote(output):
+    if urls.is_remote(output):
         raise InputError(f"output {output} is a URL; prepare into a directory of this machine, then copy it there")
     path = Path(output)
     plan = corpus.plan_pieces(inputs)
@@ -234,8 +236,8 @@ def _make_shard(job: _Job, shard: Range) -> dict[str, Any]:
     tokenizer = job.tokenizer()
     text = pieces.read_range(job.work, job.num_pieces, shard.first, shard.last)
     result, token_counts = make_shard(job.path, shard, job.options, tokenizer, *text)
-    storage.write_array(job.work / f"counts-{shard.name}", token_counts)
-    storage.write_json(finished, result)
+    writing.write_array(job.work / f"counts-{shard.name}", token_counts)
+    writing.write_json(finished, result)
     return result
 
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax import schema, storage
-from bert_jax.errors import InputError
+from bert_jax.errors import InputError, shown
+from bert_jax.storage import files, schema, urls, writing
 from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
 
 FORMAT, VERSION = "bert_jax rows", 1
@@ -98,7 +98,7 @@ def write_shard(path: Path, dtype: np.dtype, num_rows: int, chunks: Iterable[np.
     )
     digest = hashlib.sha256()
     num_bytes = 0
-    with storage.atomic_path(path) as temporary, open(temporary, "wb") as stream:
+    with writing.atomic_path(path) as temporary, open(temporary, "wb") as stream:
         for part in itertools.chain(
             [header.getvalue()], (chunk.astype(dtype, copy=False).tobytes() for chunk in chunks)
         ):
@@ -146,7 +146,7 @@ def finish_dataset(
       figures: more to keep in the manifest.
     """
     counts_path = path / TOKEN_COUNTS
-    storage.write_array(counts_path, token_counts)
+    writing.write_array(counts_path, token_counts)
     manifest = {
         "format": FORMAT,
         "version": VERSION,
@@ -161,12 +161,12 @@ def finish_dataset(
         "token_counts": {
             "name": counts_path.name,
             "bytes": counts_path.stat().st_size,
-            "sha256": storage.sha256_file(counts_path),
+            "sha256": files.sha256_file(counts_path),
         },
         "made_with": made_with,
         **figures,
     }
-    storage.write_json(path / MANIFEST, manifest)
+    writing.write_json(path / MANIFEST, manifest)
     return manifest
 
 
@@ -236,7 +236,7 @@ class Dataset:
         if tokenizer.fingerprint != named:
             raise InputError(
                 f"{self.tokenizer_path} is damaged or was replaced: it gives other ids than those of the rows "
-                f"(fingerprint {tokenizer.fingerprint[:12]}, the manifest says {schema.shown(named[:12])}); copy the "
+                f"(fingerprint {tokenizer.fingerprint[:12]}, the manifest says {shown(named[:12])}); copy the "
                 "directory again from where the data set came from, or prepare the text again"
             )
         return tokenizer
@@ -267,8 +267,8 @@ def open_dataset(path: str | Path, tokenizer_fingerprint: str = "", verify: bool
 
     Raises: InputError if there is no data set, or one of another format, tokenizer or version, or a damaged one.
     """
-    url = str(path) if storage.is_remote(path) else ""
-    path = Path(storage.local_copy(f"{url.rstrip('/')}/{MANIFEST}")).parent if url else Path(path)
+    url = str(path) if urls.is_remote(path) else ""
+    path = Path(urls.local_copy(f"{url.rstrip('/')}/{MANIFEST}")).parent if url else Path(path)
     if not (path / MANIFEST).is_file():
         raise InputError(
             f"{path} holds no {MANIFEST}, so no finished data set; make one with bert_jax.tools.prepare_corpus"
@@ -282,7 +282,7 @@ def open_dataset(path: str | Path, tokenizer_fingerprint: str = "", verify: bool
         )
     files = [manifest["token_counts"], *(shard for split in manifest["splits"].values() for shard in split["shards"])]
     if url:
-        storage.copy_beside(str(path / MANIFEST), url, [f"{TOKENIZER}/", *(file["name"] for file in files)])
+        urls.copy_beside(str(path / MANIFEST), url, [f"{TOKENIZER}/", *(file["name"] for file in files)])
     for file in files:
         _check_file(path / file["name"], file, verify)
     row = manifest["row"]
@@ -306,12 +306,12 @@ def open_dataset(path: str | Path, tokenizer_fingerprint: str = "", verify: bool
 
 def _read_manifest(path: Path) -> dict[str, Any]:
     """Returns the manifest of a directory. Raises: InputError if it is not one of this format, whole."""
-    manifest = storage.read_json(path / MANIFEST)
+    manifest = files.read_json(path / MANIFEST)
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise InputError(f"{path / MANIFEST} does not describe {FORMAT!r}; it belongs to something else")
     if manifest.get("version") != VERSION:
         raise InputError(
-            f"{path} has format version {schema.shown(manifest.get('version'))}, and this program reads version "
+            f"{path} has format version {shown(manifest.get('version'))}, and this program reads version "
             f"{VERSION}; prepare the text again"
         )
     schema.check(manifest, _MANIFEST, path / MANIFEST, "it is damaged, so copy it again or prepare the text again")
@@ -325,7 +325,7 @@ def _check_file(path: Path, file: dict[str, Any], checksum: bool) -> None:
         raise InputError(f"{path} is missing; {remedy}")
     if path.stat().st_size != file["bytes"]:
         raise InputError(f"{path} has {path.stat().st_size} bytes, the manifest says {file['bytes']}; {remedy}")
-    if checksum and storage.sha256_file(path) != file["sha256"]:
+    if checksum and files.sha256_file(path) != file["sha256"]:
         raise InputError(f"{path} is damaged: its sha256 is not the manifest's; {remedy}")
 
 

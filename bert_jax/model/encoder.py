@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from bert_jax.config import ModelConfig
+from bert_jax.devices.sharding import constrain_rows
 from bert_jax.model.attention import attention_mask
 from bert_jax.model.layers import SAVED, Dense, Embeddings, Layer
-from bert_jax.sharding import constrain_rows
+from bert_jax.settings.model import ModelConfig
 
 REMAT_POLICIES = {
     "dots": jax.checkpoint_policies.save_only_these_names(SAVED),

@@ -8,13 +8,13 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from bert_jax.batch import Batch
-from bert_jax.config import ModelConfig
-from bert_jax.finetune_config import ProbeConfig
 from bert_jax.model.attention import MASKED_SCORE
 from bert_jax.model.encoder import Encoded, Encoder
 from bert_jax.model.layers import Dense, Dropout, activate, layer_norm
 from bert_jax.model.probe import Probe
 from bert_jax.model.product import matmul_precision, product
+from bert_jax.settings.finetuning import ProbeConfig
+from bert_jax.settings.model import ModelConfig
 
 # What a model of each task has beside embeddings and layers, by the names of the parameters.
 TASK_PARTS: dict[str, tuple[str, ...]] = {

@@ -13,10 +13,10 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
-from bert_jax.config import ModelConfig
+from bert_jax.devices.sharding import copy_to_rows, whole
 from bert_jax.model.attention import attend
 from bert_jax.model.product import add_bias, product
-from bert_jax.sharding import copy_to_rows, whole
+from bert_jax.settings.model import ModelConfig
 
 ACTIVATIONS = {
     "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
@@ -148,7 +148,7 @@ class Attention(nn.Module):
         rate = config.attention_dropout_rate
         query, key, value = (Dense(config, config.hidden_size, name=name)(hidden) for name in ("query", "key", "value"))
         if config.attention == "fused":
-            from bert_jax.kernels.attention import fused_attention  # Pallas takes its time to import
+            from bert_jax.model.fused_attention import fused_attention  # Pallas takes its time to import
 
             draws = rate > 0 and not deterministic
             context = fused_attention(

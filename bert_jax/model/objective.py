@@ -10,13 +10,14 @@ import jax
 import jax.numpy as jnp
 
 from bert_jax.batch import Batch
-from bert_jax.config import MaskingConfig, ModelConfig
-from bert_jax.finetune_config import ProbeConfig
-from bert_jax.losses import Pair, accuracy, cross_entropy, squared_error
-from bert_jax.masking import mask_tokens, next_tokens
 from bert_jax.model.attention import MASKED_SCORE
 from bert_jax.model.encoder import Encoded, Encoder
 from bert_jax.model.heads import PretrainingModel, PretrainingOutput, TaskModel
+from bert_jax.model.losses import Pair, accuracy, cross_entropy, squared_error
+from bert_jax.model.masking import mask_tokens, next_tokens
+from bert_jax.settings.finetuning import ProbeConfig
+from bert_jax.settings.model import ModelConfig
+from bert_jax.settings.pretraining import MaskingConfig
 
 Params = dict[str, Any]  # nested dicts of float32 arrays with English paths
 

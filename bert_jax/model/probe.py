@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from bert_jax.config import ModelConfig
-from bert_jax.finetune_config import ProbeConfig
 from bert_jax.model.layers import Dense, Dropout
 from bert_jax.model.product import in_precision
+from bert_jax.settings.finetuning import ProbeConfig
+from bert_jax.settings.model import ModelConfig
 
 
 class Probe(nn.Module):

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bert_jax.finetune_config import ProbeConfig, TaskConfig
+from bert_jax.settings.finetuning import ProbeConfig, TaskConfig
 from bert_jax.text.tokenizer import Tokenizer
 
 

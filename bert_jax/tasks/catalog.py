@@ -4,15 +4,15 @@
 from collections.abc import Sequence
 
 from bert_jax.errors import InputError
-from bert_jax.finetune_config import TaskConfig
-from bert_jax.settings import suggest
+from bert_jax.settings.finetuning import TaskConfig
+from bert_jax.settings.rules import suggest
 from bert_jax.tasks.base import Task
 from bert_jax.tasks.choice import choice_task
 from bert_jax.tasks.classify import classification_task, regression_task
-from bert_jax.tasks.glue import TASKS as GLUE
-from bert_jax.tasks.glue import glue_task
+from bert_jax.tasks.glue.tasks import TASKS as GLUE
+from bert_jax.tasks.glue.tasks import glue_task
 from bert_jax.tasks.ner import ner_task
-from bert_jax.tasks.squad import squad_task
+from bert_jax.tasks.squad.task import squad_task
 
 NAMES = (*GLUE, "classification", "regression", "squad1", "squad2", "choice", "ner")
 

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bert_jax.data import tfds_text
+from bert_jax.data.sources import tfds_text
 from bert_jax.errors import InputError
-from bert_jax.finetune_config import TaskConfig
+from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.tasks import scores
 from bert_jax.tasks.base import Row, Rows, Task
 from bert_jax.tasks.classify import SPLITS, id_of

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from bert_jax.data import tfds_text
+from bert_jax.data.sources import tfds_text
 from bert_jax.errors import InputError
-from bert_jax.finetune_config import TaskConfig
+from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.tasks.base import Task
 from bert_jax.tasks.readers import Examples, Record, find_split_file, read_table, tfds_classes
 from bert_jax.tasks.texts import (

@@ -8,16 +8,16 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from bert_jax.allocator import give_back_freed_memory
 from bert_jax.batch import Batch
-from bert_jax.config import ModelConfig
-from bert_jax.loop import mean_metrics
+from bert_jax.devices.allocator import give_back_freed_memory
+from bert_jax.devices.sharding import replicated, row_sharding, tree_shardings
 from bert_jax.model.encoder import unstack
 from bert_jax.model.objective import Params, task_forward, task_losses
-from bert_jax.sharding import replicated, row_sharding, tree_shardings
+from bert_jax.settings.model import ModelConfig
 from bert_jax.tasks.base import Row, Task
 from bert_jax.tasks.batches import eval_batches, unpadded_outputs
 from bert_jax.text.tokenizer import Tokenizer
+from bert_jax.training.window import mean_metrics
 
 
 class Split(NamedTuple):

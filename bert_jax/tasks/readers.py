@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bert_jax import storage
-from bert_jax.data import tfds_text
+from bert_jax.data.sources import tfds_text
 from bert_jax.errors import InputError
+from bert_jax.storage import files, urls
 from bert_jax.tasks.json_values import check_characters, not_json, parse_json
 
 # What splits are called, in file names and in TFDS. A source with commas gives them in this order.
@@ -109,9 +109,9 @@ def _is_one_place(place: str) -> bool:
     """Returns whether it is one split already: a file, or a data set with the name of one."""
     if _is_tfds(place):
         return bool(tfds_text.open_builder(place)[1])
-    if storage.is_remote(place):
+    if urls.is_remote(place):
         with contextlib.suppress(InputError):
-            return storage.expand_globs(place) == [place]
+            return files.expand_globs(place) == [place]
         return False
     if not os.path.exists(place):
         raise InputError(f"data {place!r} is no file and no directory; give one, or tfds:NAME, or TRAIN,DEV,TEST")
@@ -125,8 +125,8 @@ def _find_tfds_split(source: str, stems: Sequence[str]) -> str:
 
 
 def _find_file(directory: str, split: str, names: Mapping[str, Sequence[str]]) -> str:
-    if storage.is_remote(directory):
-        paths = storage.expand_globs(f"{directory.rstrip('/')}/*")
+    if urls.is_remote(directory):
+        paths = files.expand_globs(f"{directory.rstrip('/')}/*")
     else:
         paths = sorted(entry.path for entry in os.scandir(directory) if entry.is_file())
     found = _named(paths, names[split])
@@ -303,10 +303,10 @@ def _plain(value: Any) -> Any:
 
 def _read_text(place: str) -> str:
     """Returns what a file holds, without a byte order mark."""
-    path = storage.local_copy(place)
+    path = urls.local_copy(place)
     if not os.path.isfile(path):
         raise InputError(f"{place} is no file; check the path")
-    content = storage.read_whole(path, place)
+    content = files.read_whole(path, place)
     try:
         return content.decode("utf-8").removeprefix(_BYTE_ORDER_MARK)
     except UnicodeDecodeError as error:

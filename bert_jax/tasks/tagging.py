@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from bert_jax import storage
 from bert_jax.errors import InputError
+from bert_jax.storage import writing
 from bert_jax.tasks.readers import read_lines
 from bert_jax.tasks.scores import precision_recall_f1
 
@@ -174,7 +174,7 @@ def write_conll(path: Path, sentences: Iterable[Sequence[Sequence[str]]]) -> Non
 
     Tabs and line ends within a column become blanks; other blanks stay, as they may be words.
     """
-    with storage.atomic_path(path) as temporary, open(temporary, "w", encoding="utf-8", newline="\n") as stream:
+    with writing.atomic_path(path) as temporary, open(temporary, "w", encoding="utf-8", newline="\n") as stream:
         for rows in sentences:
             stream.writelines("\t".join(re.sub(r"[\t\r\n]", " ", column) for column in row) + "\n" for row in rows)
             stream.write("\n")

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bert_jax import storage
 from bert_jax.errors import InputError
-from bert_jax.finetune_config import TaskConfig
+from bert_jax.settings.finetuning import TaskConfig
+from bert_jax.storage import writing
 from bert_jax.tasks import scores
 from bert_jax.tasks.base import Row, Rows
 from bert_jax.text.tokenizer import Tokenizer
@@ -269,5 +269,5 @@ def write_split(
 def write_predictions(path: Path, ids: Sequence[int | str], values: Sequence[Any]) -> None:
     """Writes a file as GLUE wants it: a header, and for each example its index and the prediction."""
     lines = [f"{name}\t{' '.join(str(value).split())}\n" for name, value in zip(ids, values)]
-    with storage.atomic_path(path) as temporary:
+    with writing.atomic_path(path) as temporary:
         temporary.write_text("index\tprediction\n" + "".join(lines), encoding="utf-8")

@@ -22,7 +22,7 @@ import numpy as np
 import sentencepiece
 
 from bert_jax.errors import InputError
-from bert_jax.protobuf import DELIMITED, FIXED32, parse_fields
+from bert_jax.storage.protobuf import DELIMITED, FIXED32, parse_fields
 from bert_jax.text.normalize import is_chinese, letter_images, unicode_tables
 from bert_jax.text.offsets import read_piece_spans, to_code_points, trace, trim_blanks
 from bert_jax.text.vocab import SPECIAL_TOKENS

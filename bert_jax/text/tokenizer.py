@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax import schema, storage
-from bert_jax.errors import InputError
+from bert_jax.errors import InputError, shown
+from bert_jax.storage import files, schema, writing
 from bert_jax.text.normalize import Normalizer
 from bert_jax.text.sentencepieces import SentencePieces, read_sentencepieces
 from bert_jax.text.vocab import SPECIAL_TOKENS
@@ -188,9 +188,9 @@ class Tokenizer:
 
         Those of WordPiece are what Hugging Face's BertTokenizer reads.
         """
-        with storage.atomic_path(Path(directory) / self.pieces.file_name) as temporary:
+        with writing.atomic_path(Path(directory) / self.pieces.file_name) as temporary:
             temporary.write_bytes(self.pieces.content)
-        storage.write_json(Path(directory) / _CONFIG_NAME, {"tokenizer_class": self.pieces.class_name, **self.config})
+        writing.write_json(Path(directory) / _CONFIG_NAME, {"tokenizer_class": self.pieces.class_name, **self.config})
 
 
 def wordpiece_tokenizer(
@@ -226,10 +226,10 @@ def load_tokenizer(
     path, config = Path(path), {}
     if path.is_dir():
         if (path / _CONFIG_NAME).exists():
-            config = storage.read_json(path / _CONFIG_NAME)
+            config = files.read_json(path / _CONFIG_NAME)
         if not isinstance(config, dict):
-            shown = schema.shown(config)
-            raise InputError(f"{path / _CONFIG_NAME} is {shown}, not the options of a tokenizer; remove it")
+            found = shown(config)
+            raise InputError(f"{path / _CONFIG_NAME} is {found}, not the options of a tokenizer; remove it")
         schema.check(config, _OPTIONS, path / _CONFIG_NAME, "correct it, or remove the file")
         path = _vocabulary_file(path)
     read = read_sentencepieces if path.suffix == ".model" else read_wordpiece

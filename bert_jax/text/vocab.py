@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bert_jax.errors import InputError
-from bert_jax.storage import check_is_file
+from bert_jax.storage.files import check_is_file
 from bert_jax.text.normalize import Normalizer, blank_separated
 
 CONTINUATION = "##"  # marks a token that goes on with a word

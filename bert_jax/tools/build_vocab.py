@@ -19,9 +19,9 @@ from pathlib import Path
 
 from absl import flags
 
-from bert_jax.data.corpus import iterate_documents
+from bert_jax.data.sources.corpus import iterate_documents
 from bert_jax.errors import InputError
-from bert_jax.locks import writing
+from bert_jax.storage.locks import writing
 from bert_jax.text.normalize import Normalizer
 from bert_jax.text.sentencepieces import LineSample, SentencePieces, learn_sentencepieces
 from bert_jax.text.tokenizer import Tokenizer, load_tokenizer, wordpiece_tokenizer

@@ -11,7 +11,7 @@ from typing import Any
 from absl import app, flags, logging
 
 from bert_jax.errors import InputError
-from bert_jax.storage import is_remote, user_cache
+from bert_jax.storage.urls import is_remote, user_cache
 from bert_jax.tools import streams
 
 
@@ -114,7 +114,7 @@ def define_cluster_flags() -> Callable[[], contextlib.AbstractContextManager[Non
     )
 
     def join() -> contextlib.AbstractContextManager[None]:
-        from bert_jax import cluster
+        from bert_jax.devices import cluster
 
         cluster.join(
             how.value,

@@ -22,7 +22,7 @@ def main() -> None:
     if not WORKDIRS.value:
         raise InputError("--workdirs is needed: work directories of finetune.py, with commas between")
 
-    from bert_jax.finetune_results import read_results, table
+    from bert_jax.tasks.results import read_results, table
 
     rows, constants = [], {}
     for name in WORKDIRS.value:

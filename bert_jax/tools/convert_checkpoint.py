@@ -39,11 +39,11 @@ def main() -> None:
     output = Path(_OUTPUT.value)
     if output.exists():
         raise InputError(f"output {output} exists; give a directory that does not")
-    from bert_jax.compare import differences
-    from bert_jax.convert.hf import save_hf
-    from bert_jax.convert.tf1 import save_tf1
+    from bert_jax.checkpoints.compare import differences
+    from bert_jax.checkpoints.hf import save_hf
+    from bert_jax.checkpoints.pretrained import load_pretrained, recognise, save_new
+    from bert_jax.checkpoints.tf1 import save_tf1
     from bert_jax.model.objective import count_parameters
-    from bert_jax.pretrained import load_pretrained, recognise, save_new
 
     bert = load_pretrained(_INPUT.value)
     if _ACTIVATION.value:

@@ -17,7 +17,7 @@ from pathlib import Path
 from absl import flags
 
 from bert_jax.errors import InputError
-from bert_jax.storage import write_json
+from bert_jax.storage.writing import write_json
 from bert_jax.tools import cli
 
 CHECKPOINT = flags.DEFINE_string("checkpoint", "", "a work directory, WORKDIR@STEP, or a model in any format")
@@ -38,8 +38,8 @@ def main() -> None:
         raise InputError("--checkpoint is needed: a work directory, or a model in any format")
     if bool(DATA.value) == bool(INPUT.value):
         raise InputError("give --data, a prepared data set, or --input, text; one of them")
-    from bert_jax.pretrained import load_pretrained
-    from bert_jax.pretrained_scores import evaluate_pretrained, evaluate_text
+    from bert_jax.checkpoints.pretrained import load_pretrained
+    from bert_jax.inference.evaluate import evaluate_pretrained, evaluate_text
 
     bert = load_pretrained(CHECKPOINT.value)
     for note in bert.notes:

@@ -24,8 +24,8 @@ def main() -> None:
     if unknown or not PLATFORMS.value:
         raise InputError(f"--platforms {','.join(PLATFORMS.value)} is unknown; use some of cpu, cuda, rocm, tpu")
 
-    from bert_jax.export import export_model
-    from bert_jax.pretrained import load_pretrained
+    from bert_jax.checkpoints.pretrained import load_pretrained
+    from bert_jax.inference.export import export_model
 
     export_model(load_pretrained(CHECKPOINT.value), Path(OUTPUT.value), tuple(PLATFORMS.value))
     print(f"exported to {OUTPUT.value}; its README.md says how to call it")

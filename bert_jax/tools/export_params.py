@@ -22,7 +22,7 @@ def main() -> None:
     output = Path(_OUTPUT.value)
     if output.exists():
         raise InputError(f"output {output} exists; give a directory that does not")
-    from bert_jax.pretrained import load_pretrained, save_new
+    from bert_jax.checkpoints.pretrained import load_pretrained, save_new
 
     save_new(load_pretrained(_CHECKPOINT.value), output)
     print(f"{output}: config.json, tokenizer/ and params/")

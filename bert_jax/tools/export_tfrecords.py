@@ -16,14 +16,14 @@ import numpy as np
 from absl import flags
 
 from bert_jax.batch import Batch
-from bert_jax.config import MaskingConfig
-from bert_jax.data.examples import LABELS, Columns, write_examples
+from bert_jax.data.google.examples import LABELS, Columns, write_examples
 from bert_jax.data.pipeline import rows_to_batch, train_rows
 from bert_jax.data.processes import say
 from bert_jax.data.records import Dataset, Split, open_dataset
 from bert_jax.errors import InputError
-from bert_jax.masking import mask_tokens
-from bert_jax.storage import new_directory
+from bert_jax.model.masking import mask_tokens
+from bert_jax.settings.pretraining import MaskingConfig
+from bert_jax.storage.writing import new_directory
 from bert_jax.tools import cli
 
 _DEFAULTS = MaskingConfig()

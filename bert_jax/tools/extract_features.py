@@ -18,7 +18,7 @@ from typing import Any
 from absl import flags
 
 from bert_jax.errors import InputError
-from bert_jax.storage import atomic_path
+from bert_jax.storage.writing import atomic_path
 from bert_jax.tools import cli
 from bert_jax.tools.lines import open_lines, read_lines
 
@@ -42,8 +42,8 @@ def main() -> None:
         raise InputError(f"--layers {LAYERS.value!r} are not numbers; write like -1,-2,-3,-4") from None
     texts = _read(INPUT.value)
 
-    from bert_jax import features
-    from bert_jax.pretrained import load_pretrained
+    from bert_jax.checkpoints.pretrained import load_pretrained
+    from bert_jax.inference import features
 
     bert = load_pretrained(CHECKPOINT.value)
     with atomic_path(Path(OUTPUT.value)) as temporary:

@@ -40,8 +40,8 @@ def main() -> None:
     if _USE_UNUSED.value and not _ADD_TOKENS.value:
         raise InputError("--use_unused is for --add_tokens; give a file of words, or leave it out")
     words = [word for word in read_vocab(_ADD_TOKENS.value) if word] if _ADD_TOKENS.value else []
-    from bert_jax.grow import grow
-    from bert_jax.pretrained import load_pretrained, save_new
+    from bert_jax.checkpoints.grow import grow
+    from bert_jax.checkpoints.pretrained import load_pretrained, save_new
 
     bert = load_pretrained(_CHECKPOINT.value)
     grown = grow(bert, words, _USE_UNUSED.value, _MAX_POSITIONS.value)

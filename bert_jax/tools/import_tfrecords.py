@@ -10,7 +10,7 @@ new masks as it does for text. A run that was stopped continues when the same co
 
 from absl import flags
 
-from bert_jax.data.import_examples import MASKS, import_examples
+from bert_jax.data.google.import_examples import MASKS, import_examples
 from bert_jax.tools import cli
 
 _INPUT = flags.DEFINE_string("input", None, "Files or quoted globs, separated by commas.", required=True)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from absl import flags
 
-from bert_jax.data.docs_task import AREAS, make_docs_task
 from bert_jax.errors import InputError
+from bert_jax.tasks.docs_task import AREAS, make_docs_task
 from bert_jax.tools import cli
 
 OUTPUT = flags.DEFINE_string("output", "", "the directory to write; if it is there, it stays as it is")

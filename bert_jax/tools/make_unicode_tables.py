@@ -12,8 +12,8 @@ import unicodedata
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from bert_jax import storage
 from bert_jax.errors import InputError
+from bert_jax.storage import writing
 from bert_jax.text.normalize import TABLES_PATH, UNICODE_VERSION
 
 _HANGUL_SYLLABLES = range(0xAC00, 0xD7A4)  # decomposed by arithmetic, not by table
@@ -108,5 +108,5 @@ def _is_cased(char: str) -> bool:
 
 
 if __name__ == "__main__":
-    storage.write_json(TABLES_PATH, unicode_tables())
+    writing.write_json(TABLES_PATH, unicode_tables())
     print(f"{TABLES_PATH}: {TABLES_PATH.stat().st_size:,} bytes")

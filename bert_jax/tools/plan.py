@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 from absl import flags
 from ml_collections import config_flags
 
-from bert_jax.config import PretrainConfig
 from bert_jax.errors import InputError
-from bert_jax.phases import phases_of
-from bert_jax.settings import from_dict
-from bert_jax.storage import write_json
+from bert_jax.settings.phases import phases_of
+from bert_jax.settings.pretraining import PretrainConfig
+from bert_jax.settings.rules import from_dict
+from bert_jax.storage.writing import write_json
 from bert_jax.tools import cli
 
 if TYPE_CHECKING:
-    from bert_jax.plan import Plan
+    from bert_jax.plan.planner import Plan
 
 CONFIG = config_flags.DEFINE_config_file("config", None, "a file of configs/, and after a colon its argument")
 TOPOLOGY = flags.DEFINE_string("topology", "", "such as v5e:4x4, v4:4x4x8, v5p:4x4x8, v6e:16x16, or h100:64")
@@ -55,7 +55,7 @@ def main() -> int:
     config = phase_of(config, PHASE.value)
 
     os.environ["JAX_PLATFORMS"] = "cpu"  # the device that is planned for is not asked for, even where there is one
-    from bert_jax import plan as planner  # JAX starts here: --help and bad settings answer at once
+    from bert_jax.plan import planner as planner  # JAX starts here: --help and bad settings answer at once
 
     if SEARCH.value:
         plans = planner.search(

@@ -20,7 +20,7 @@ from typing import Any
 from absl import flags
 
 from bert_jax.errors import InputError
-from bert_jax.storage import atomic_path
+from bert_jax.storage.writing import atomic_path
 from bert_jax.tools import cli
 from bert_jax.tools.lines import converse, open_lines, parse_line, read_lines
 
@@ -42,8 +42,8 @@ def main() -> None:
         raise InputError("--checkpoint is needed: a work directory, or a model in any format")
     as_json = FORMAT.value == "json" or (not FORMAT.value and OUTPUT.value != "-")
     with open_lines(INPUT.value) as stream, _writer(OUTPUT.value) as write:
-        from bert_jax.predict import Predictor
-        from bert_jax.pretrained import load_pretrained
+        from bert_jax.checkpoints.pretrained import load_pretrained
+        from bert_jax.inference.predict import Predictor
 
         predictor = Predictor(load_pretrained(CHECKPOINT.value))
         show = _json_of if as_json else _text_of
@@ -61,7 +61,7 @@ def main() -> None:
 
 def _predictions(predictor: Any, lines: Sequence[tuple[str, str]]) -> Iterator[tuple[Any, dict[str, Any]]]:
     """Yields each input, as it was understood, and what the model says of it."""
-    from bert_jax.predict import fill_blanks, read_blanks
+    from bert_jax.inference.predict import fill_blanks, read_blanks
 
     task = predictor.task
     if task is None:

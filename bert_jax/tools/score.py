@@ -32,7 +32,7 @@ def _score() -> dict[str, float]:
     if ODDS.value and kind != "squad2":
         raise InputError(f"--na_prob_file {ODDS.value} is for squad2, not for {TASK.value}; leave it out")
     if TASK.value in ("squad1", "squad2"):
-        from bert_jax.tasks import squad_score
+        from bert_jax.tasks.squad import score as squad_score
 
         scores, missing = squad_score.score_files(kind, DATA.value, PREDICTIONS.value, ODDS.value, THRESHOLD.value)
         if missing:
@@ -42,7 +42,7 @@ def _score() -> dict[str, float]:
             )
         return scores
     if kind == "glue" and name:
-        from bert_jax.tasks import glue_score
+        from bert_jax.tasks.glue import score as glue_score
 
         return glue_score.score_files(name, DATA.value, PREDICTIONS.value)
     if TASK.value == "ner":

@@ -21,7 +21,7 @@ from typing import Any
 from absl import flags
 
 from bert_jax.errors import InputError
-from bert_jax.storage import atomic_path, write_json
+from bert_jax.storage.writing import atomic_path, write_json
 from bert_jax.tools import cli
 from bert_jax.tools.lines import open_lines, read_lines
 
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def _load() -> Any:
-    from bert_jax.pretrained import load_pretrained
+    from bert_jax.checkpoints.pretrained import load_pretrained
 
     bert = load_pretrained(CHECKPOINT.value)
     for note in bert.notes:
@@ -67,8 +67,8 @@ def _load() -> Any:
 
 
 def _score_pairs() -> None:
-    from bert_jax import minimal_pairs
-    from bert_jax.sentence_scores import check_method, encode_sentences, score_sentences
+    from bert_jax.inference import minimal_pairs
+    from bert_jax.inference.sentence_scores import check_method, encode_sentences, score_sentences
 
     pairs = minimal_pairs.read_pairs(PAIRS.value, LIMIT.value)
     baselines = minimal_pairs.read_baselines(BASELINES.value) if BASELINES.value else {}
@@ -107,7 +107,7 @@ def _score_lines() -> None:
         lines = [(where, line) for where, line in read_lines(stream, INPUT.value) if line]
     if not lines:
         raise InputError(f"input {INPUT.value} has no sentence; write one a line")
-    from bert_jax.sentence_scores import check_method, encode_sentences, token_scores
+    from bert_jax.inference.sentence_scores import check_method, encode_sentences, token_scores
 
     bert = _load()
     method = check_method(bert, METHOD.value)

@@ -20,9 +20,9 @@ def main() -> None:
     """Prints a line for the model, one for each parameter and one for their sum."""
     import numpy as np
 
-    from bert_jax.convert.names import flatten
+    from bert_jax.checkpoints.names import flatten
+    from bert_jax.checkpoints.pretrained import load_pretrained, recognise
     from bert_jax.model.objective import count_parameters
-    from bert_jax.pretrained import load_pretrained, recognise
 
     bert = load_pretrained(_CHECKPOINT.value)
     for note in bert.notes:

@@ -9,10 +9,10 @@ import pytest
 from builders import make_dataset
 from processes import TRAIN, finish, wait_for_lines
 
-from bert_jax.cluster import is_job
-from bert_jax.locks import LOCK
-from bert_jax.report import read_metrics
-from bert_jax.workdir import locked
+from bert_jax.devices.cluster import is_job
+from bert_jax.storage.locks import LOCK
+from bert_jax.training.report import read_metrics
+from bert_jax.training.workdir import locked
 
 pytestmark = pytest.mark.slow
 STEPS = 24

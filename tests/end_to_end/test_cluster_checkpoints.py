@@ -7,8 +7,8 @@ import processes
 import pytest
 from builders import make_dataset
 
-from bert_jax.report import read_metrics
-from bert_jax.sealed import checkpoint_steps
+from bert_jax.checkpoints.sealed import checkpoint_steps
+from bert_jax.training.report import read_metrics
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ from builders import make_dataset, make_pretrained, make_topics
 from processes import TRAIN, finish, start, told, wait_for_lines
 
 import bert_jax
-from bert_jax.report import read_metrics
+from bert_jax.training.report import read_metrics
 
 pytestmark = pytest.mark.slow
 

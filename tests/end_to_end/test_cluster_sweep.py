@@ -55,25 +55,20 @@ def alone(repository, topics, start, tmp_path_factory):
     return workdir
 
 
-@pytest.mark.parametrize("together", [False, True])
-def test_a_grid_of_two_processes_is_that_of_one(repository, topics, start, alone, tmp_path, together):
+def test_a_grid_of_two_processes_is_that_of_one(repository, topics, start, alone, tmp_path):
     workdir = tmp_path / "grid"
-    more = [f"--config.sweep.together={together}"]
-    told = sweep(repository, topics, start, workdir, 2, *more)
+    told = sweep(repository, topics, start, workdir, 2)
     assert scores(workdir) == scores(alone) and len(scores(workdir)) == 2
-    assert told[0].count("the best is") == 1 + 2 * (not together) and "the best" not in told[1]
+    assert told[0].count("the best is") == 3 and "the best" not in told[1]
     assert bert_jax.load_predictor(workdir)(["ban ber bis"])[0].label in ("b", "d", "f")
     assert not list(workdir.rglob("checkpoints")) and not list(workdir.rglob("*.tmp"))
-    if not together:  # given again, nothing is trained again
-        again = sweep(repository, topics, start, workdir, 2, *more)
-        assert "run 2 of 2" in again[0] and "train " not in again[0] and scores(workdir) == scores(alone)
+    again = sweep(repository, topics, start, workdir, 2)  # nothing is trained again
+    assert "run 2 of 2" in again[0] and "train " not in again[0] and scores(workdir) == scores(alone)
 
 
-@pytest.mark.parametrize("together", [False, True])
-def test_another_grid_on_one_process_is_named_on_both(repository, topics, start, tmp_path, together):
-    """Runs together have one program: with other rates or seeds, each process would train other parameters."""
-    more, second = [f"--config.sweep.together={together}"], ["--config.sweep.learning_rates=1e-3,3e-3"]
-    errors = sweep(repository, topics, start, tmp_path / "grid", 2, *more, second=second, expected=1)
+def test_another_grid_on_one_process_is_named_on_both(repository, topics, start, tmp_path):
+    second = ["--config.sweep.learning_rates=1e-3,3e-3"]
+    errors = sweep(repository, topics, start, tmp_path / "grid", 2, second=second, expected=1)
     for lines in processes.told(errors):
         assert len(lines) == 1 and "process 1 (" in lines[0] and "has run.sweep.learning_rates '1e-3,3e-3'" in lines[0]
     assert not (tmp_path / "grid").exists()

@@ -16,10 +16,10 @@ import pytest
 from builders import make_pretrained, make_topics, tiny_model
 
 import bert_jax
-from bert_jax.finetune_config import TaskConfig
+from bert_jax.checkpoints.pretrained import save_pretrained
 from bert_jax.model.objective import init_params
-from bert_jax.pretrained import save_pretrained
-from bert_jax.settings import to_dict
+from bert_jax.settings.finetuning import TaskConfig
+from bert_jax.settings.rules import to_dict
 from bert_jax.text.tokenizer import load_tokenizer
 
 TOPICS = (

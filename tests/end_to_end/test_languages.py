@@ -12,8 +12,14 @@ import numpy as np
 import pytest
 from builders import tiny_model, tiny_run
 
-from bert_jax import load_pretrained, load_tokenizer, pretrain
-from bert_jax.config import (
+from bert_jax import load_pretrained, load_tokenizer
+from bert_jax.data.prepare import PrepareOptions, prepare
+from bert_jax.data.records import open_dataset
+from bert_jax.data.sentences import split_sentences
+from bert_jax.data.sources.corpus import iterate_documents
+from bert_jax.inference.predict import fill_masks
+from bert_jax.pretraining import pretrain
+from bert_jax.settings.pretraining import (
     CheckpointConfig,
     DataConfig,
     EvalConfig,
@@ -22,12 +28,7 @@ from bert_jax.config import (
     OptimizerConfig,
     TrainConfig,
 )
-from bert_jax.data.corpus import iterate_documents
-from bert_jax.data.prepare import PrepareOptions, prepare
-from bert_jax.data.records import open_dataset
-from bert_jax.data.sentences import split_sentences
-from bert_jax.predict import fill_masks
-from bert_jax.report import read_metrics
+from bert_jax.training.report import read_metrics
 
 GERMAN, JAPANESE, UDHR = "novels_de/*.txt.gz", "wagahai_ja/wagahai.clean.txt.gz", "udhr/*.txt"
 
@@ -63,7 +64,7 @@ def train(text: str, folder: Path, options: PrepareOptions, **masking) -> tuple[
         checkpoint=CheckpointConfig(every_steps=100),
         mesh=MeshConfig(data=1),
     )
-    assert pretrain.run(config, folder / "run", jax.devices()[:1]).step == 100
+    assert pretrain(config, folder / "run", jax.devices()[:1]).step == 100
     evaluations = [record for record in read_metrics(folder / "run/metrics.jsonl") if record["kind"] == "eval"]
     return evaluations[0], evaluations[-1], unknown
 

@@ -13,15 +13,15 @@ import pytest
 from builders import tiny_model, topics_run
 
 import bert_jax
-from bert_jax import finetune
-from bert_jax.config import OptimizerConfig
-from bert_jax.finetune_config import FinetuneDataConfig, FinetuneTrainConfig, TaskConfig
+from bert_jax.checkpoints.pretrained import save_pretrained
+from bert_jax.finetuning import finetune
 from bert_jax.model.objective import init_params
-from bert_jax.pretrained import save_pretrained
+from bert_jax.settings.finetuning import FinetuneDataConfig, FinetuneTrainConfig, TaskConfig
+from bert_jax.settings.pretraining import OptimizerConfig
 from bert_jax.tasks.ner import score_files as score_tags
-from bert_jax.tasks.squad import squad_task
-from bert_jax.tasks.squad_read import read_squad
-from bert_jax.tasks.squad_score import score_files
+from bert_jax.tasks.squad.read import read_squad
+from bert_jax.tasks.squad.score import score_files
+from bert_jax.tasks.squad.task import squad_task
 from bert_jax.tasks.tagging import entities, read_conll
 from bert_jax.text.normalize import Normalizer
 from bert_jax.text.sentencepieces import learn_sentencepieces
@@ -123,7 +123,7 @@ def test_questions_are_learnt_and_scored_end_to_end(shared_data, tmp_path, langu
         data=FinetuneDataConfig(source=f"train={path}[:4],dev={path}[4:6]", batch_size=16),
         train=FinetuneTrainConfig(num_epochs=2.0),
     )
-    result = finetune.run(config, tmp_path / "run", jax.devices()[:1])
+    result = finetune(config, tmp_path / "run", jax.devices()[:1])
     assert result.metric == "f1" and 0 <= result.metrics["exact_match"] <= result.metrics["f1"] <= 100
     assert result.metrics["f1"] > 0 and "num_without_span" not in result.metrics
     written = tmp_path / "run" / "predictions" / "predictions.json"
@@ -161,7 +161,7 @@ def test_names_in_german_are_learnt_and_found_in_raw_text(shared_data, tmp_path)
         train=FinetuneTrainConfig(num_epochs=3.0),
     )
     config = dataclasses.replace(config, report=dataclasses.replace(config.report, every_steps=50))
-    result = finetune.run(config, tmp_path / "run", jax.devices()[:1])
+    result = finetune(config, tmp_path / "run", jax.devices()[:1])
     assert {"f1", "precision", "recall", "f1_PER", "f1_LOC", "f1_ORG"} <= set(result.metrics)
     print({name: round(value, 3) for name, value in result.metrics.items()})
     assert result.metrics["f1"] > 0.3 > result.constant["f1"]

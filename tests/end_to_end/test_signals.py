@@ -11,7 +11,7 @@ import pytest
 from builders import make_dataset
 from processes import TRAIN, finish, start, wait_for_lines
 
-from bert_jax.report import read_metrics
+from bert_jax.training.report import read_metrics
 
 pytestmark = pytest.mark.slow
 

@@ -4,8 +4,9 @@
     python3.11 tests/reference/make_squad_golden.py --reference=bert --output=tests/golden/squad.json
 
 `--reference` is a folder with run_squad.py and tokenization.py of google-research/bert; they run unchanged, with
-nothing in place of TensorFlow, which their reading, cutting and decoding do not need. `tests/test_squad_goldens.py`
-makes the same questions and logits with the functions below, and `tests/reference/test_live_squad.py` compares
+nothing in place of TensorFlow, which their reading, cutting and decoding do not need.
+`tests/tasks/test_squad_goldens.py` makes the same questions and logits with the functions below, and
+`tests/reference/test_live_squad.py` compares
 real data with the same reference.
 """
 

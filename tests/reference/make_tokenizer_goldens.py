@@ -6,7 +6,7 @@
 
 `--reference` is tokenization.py of google-research/bert, `--data` holds wikipedia_en/, udhr/ and vocab/ with the
 released vocabularies. It must run under Python 3.11: the reference asks the interpreter what a letter is.
-`tests/test_tokenizer.py` makes the same texts with the functions below.
+`tests/text/test_tokenizer.py` makes the same texts with the functions below.
 """
 
 import argparse

@@ -17,11 +17,11 @@ from hf_models import make_tokenizer, random_params
 
 from bert_jax import load_pretrained
 from bert_jax.batch import Batch
-from bert_jax.config import ModelConfig
-from bert_jax.convert.hf import ARCHITECTURES, load_hf, save_hf
+from bert_jax.checkpoints.hf import ARCHITECTURES, load_hf, save_hf
+from bert_jax.checkpoints.pretrained import make_batch
 from bert_jax.model.heads import TASK_PARTS
 from bert_jax.model.objective import encode, task_forward
-from bert_jax.pretrained import make_batch
+from bert_jax.settings.model import ModelConfig
 
 torch = pytest.importorskip("torch")
 tokenizers = pytest.importorskip("tokenizers")

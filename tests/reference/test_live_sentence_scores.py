@@ -11,7 +11,7 @@ import pytest
 from hf_models import make_tokenizer
 
 from bert_jax import load_pretrained, score_sentences
-from bert_jax.sentence_scores import METHODS, token_scores
+from bert_jax.inference.sentence_scores import METHODS, token_scores
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from bert_jax import load_tokenizer
-from bert_jax.finetune_config import TaskConfig
-from bert_jax.tasks.squad_decode import decode_spans
-from bert_jax.tasks.squad_read import read_squad_file
-from bert_jax.tasks.squad_score import normalize_answer
-from bert_jax.tasks.squad_windows import make_squad_rows
+from bert_jax.settings.finetuning import TaskConfig
+from bert_jax.tasks.squad.decode import decode_spans
+from bert_jax.tasks.squad.read import read_squad_file
+from bert_jax.tasks.squad.score import normalize_answer
+from bert_jax.tasks.squad.windows import make_squad_rows
 from tests.reference.make_squad_golden import (
     Settings,
     alignment_failures,

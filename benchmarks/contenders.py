@@ -1,0 +1,376 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the clock says: contenders for training, fine-tuning, prediction, preparation, tokenizing and loading.
+
+Each measures the code that the commands run: the compiled step with masking, dropout and optimizer, the loader that
+feeds it, the predictions of `predict`, `prepare`. Rounds, medians and tables are those of `timing`.
+"""
+
+import contextlib
+import dataclasses
+import itertools
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from benchmarks.timing import Clock, Contender, Round, peak_memory
+from bert_jax.batch import Batch
+from bert_jax.data.pipeline import rows_to_batch, train_batches, train_rows
+from bert_jax.data.prepare import PrepareOptions, prepare
+from bert_jax.data.records import open_dataset
+from bert_jax.devices.allocator import give_back_freed_memory
+from bert_jax.devices.sharding import check_divisible, make_mesh, row_sharding
+from bert_jax.errors import InputError
+from bert_jax.model.objective import Objective, init_params, pretraining_objective, task_objective
+from bert_jax.plan import flops, hlo
+from bert_jax.pretraining import resolve
+from bert_jax.settings.finetuning import TaskConfig
+from bert_jax.settings.model import ModelConfig
+from bert_jax.settings.phases import phases_of
+from bert_jax.settings.pretraining import PretrainConfig
+from bert_jax.storage import files
+from bert_jax.tasks import batches as task_batches
+from bert_jax.tasks.base import Row, Task
+from bert_jax.tasks.catalog import make_task
+from bert_jax.tasks.evaluation import Split, make_inference, make_split, predict_split
+from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
+from bert_jax.training.step import init_state, make_train_step
+
+CLS, SEP, MASK = 101, 102, 103  # of random rows, as in Google's vocabularies
+NO_LABEL = -100  # as transformers writes it
+HEAD = "sequence_classification"
+
+
+class Bench(NamedTuple):
+    """What is measured, and the batches that peers get to do the same."""
+
+    contenders: list[Contender]
+    batches: list[dict[str, np.ndarray]]  # of one round, named as transformers names them
+    counts: dict[str, float]  # of these batches
+    about: str  # a line that says what a round is
+
+
+class Counts:
+    """What some batches hold: sequences, real tokens, and the FLOPs of real and of all tokens."""
+
+    def __init__(self, model: ModelConfig, training: bool) -> None:
+        self._model, self._flops = model, flops.train_flops if training else flops.forward_flops
+        self.values: dict[str, float] = dict.fromkeys(
+            ("steps", "sequences", "tokens", "useful_flops", "padded_flops"), 0.0
+        )
+
+    def add(
+        self, shape: tuple[int, ...], places: int, tokens: float, squared: float, predictions: float, sequences: float
+    ) -> None:
+        """Adds a batch of rows [B, L] with `places` predictions each, padding counted, and what is real in it."""
+        rows, length = shape
+        padded = self._flops(self._model, rows * length, rows * length**2, rows * places, rows)
+        useful = self._flops(self._model, tokens, squared, predictions, sequences)
+        for name, value in zip(self.values, (1, sequences, tokens, useful, padded)):
+            self.values[name] += float(value)
+
+
+# Training
+
+
+def train(config: PretrainConfig, length: int, steps: int, precisions: Sequence[str]) -> Bench:
+    """Returns pre-training: of `config.data.path`, loader included, or of random rows of `length` tokens.
+
+    Of a run of two phases it is the first. A round is the first `steps` batches, each time.
+    """
+    config = phases_of(config)[0].config
+    mesh = make_mesh(config.mesh)
+    dataset, ids = None, (CLS, SEP, MASK)
+    if config.data.path:
+        dataset = open_dataset(config.data.path, verify=False)
+        tokenizer = load_tokenizer(dataset.tokenizer_path)
+        config = resolve(config, [dataset], tokenizer)
+        ids = (tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id)
+    check_divisible(mesh, config.model, config.data.batch_size, config.train.accumulate)
+    size = config.data.batch_size
+
+    def objective_of(model: ModelConfig) -> Objective:
+        return pretraining_objective(model, config.masking, ids[2], ids[:2], config.train.next_sentence)
+
+    def batches() -> Iterator[Batch]:
+        if dataset is not None:
+            return train_batches(dataset.train, 0, size, config.data.seed, mesh)
+        return itertools.repeat(on_device)
+
+    on_device: Any = None
+    if dataset is None:
+        on_device = jax.device_put(random_batch(size, length, config.model.vocab_size, ids), row_sharding(mesh))
+    prepare_batch = jax.jit(objective_of(config.model).prepare)
+    masked = [jax.device_get(prepare_batch(batch)) for batch in _first(batches(), steps)]
+    counts = Counts(config.model, training=True)
+    for batch in masked:
+        _count(counts, batch)
+    models = [dataclasses.replace(config.model, compute_dtype=precision) for precision in precisions]
+    contenders = [
+        _training(config, model, objective_of(model), mesh, batches, steps, counts.values) for model in models
+    ]
+    source = f"from {config.data.path}, loader included" if dataset else "random, on the device"
+    about = f"{steps} steps of {size} rows of {masked[0].token_ids.shape[1]} tokens, {source}"
+    packed = masked[0].cls_positions.shape[1] > 1  # what peers cannot read
+    inputs = [] if packed else [_pretraining_inputs(batch) for batch in masked]
+    return Bench(contenders, inputs, counts.values, about)
+
+
+def finetune(config: PretrainConfig, rows: Sequence[Row], task: Task, steps: int, precisions: Sequence[str]) -> Bench:
+    """Returns fine-tuning of a classifier of two classes, rows of like lengths in a batch, the loader included."""
+    mesh = make_mesh(config.mesh)
+    size = config.data.batch_size
+    check_divisible(mesh, config.model, size, config.train.accumulate)
+    rows = [row._replace(label=number % 2) for number, row in enumerate(rows)]
+
+    def batches() -> Iterator[Batch]:
+        return task_batches.train_batches(rows, task.head, 0, size, config.data.seed, True, mesh)
+
+    first = [jax.device_get(batch) for batch in _first(batches(), steps)]
+    counts = Counts(config.model, training=True)
+    for batch in first:
+        _count(counts, batch)
+    contenders = []
+    for precision in precisions:
+        model = dataclasses.replace(config.model, compute_dtype=precision)
+        objective = task_objective(model, task.head, task.num_outputs)
+        contenders.append(_training(config, model, objective, mesh, batches, steps, counts.values))
+    lengths = sorted({batch.token_ids.shape[1] for batch in first})
+    about = f"{steps} steps of {size} rows padded to {_listed(lengths)} tokens, loader included"
+    return Bench(contenders, [_task_inputs(batch) for batch in first], counts.values, about)
+
+
+def _training(
+    config: PretrainConfig, model: ModelConfig, objective: Objective, mesh: Mesh, batches: Any, steps: int,
+    counts: dict[str, float],
+) -> Contender:  # fmt: skip
+    """Returns a contender that takes the first steps of `batches()` in each round."""
+    state = init_state(objective, config.optimizer, config.train, mesh)
+    step = make_train_step(objective, config.optimizer, config.train, mesh, state)
+    facts: dict[str, Any] = {"side": "ours", "precision": model.compute_dtype}
+    (first,) = _first(batches(), 1)
+    with jax.set_mesh(mesh):
+        started = time.perf_counter()
+        compiled = step.lower(state, first).compile()  # type: ignore[attr-defined]
+        facts["compile_seconds"] = round(time.perf_counter() - started, 2)
+    with contextlib.suppress(ValueError):  # a loop whose length is not written in the program
+        facts["compiled_flops"] = hlo.flops(compiled.as_text())
+
+    def run() -> Round:
+        nonlocal state
+        with jax.set_mesh(mesh), contextlib.closing(_closable(batches())) as stream, Clock() as clock:
+            for batch in itertools.islice(stream, steps):
+                state, metrics = step(state, batch)
+                give_back_freed_memory()
+            jax.block_until_ready((state, metrics))
+        facts.update(peak_memory(mesh.devices.flat[0]))
+        return clock.round(**counts)
+
+    return Contender(f"ours {model.compute_dtype}", run, facts)
+
+
+# Prediction
+
+
+def infer(config: PretrainConfig, rows: Sequence[Row], task: Task, batch_size: int, precisions: Sequence[str]) -> Bench:
+    """Returns prediction as `predict` does it, from rows to classes, rows of like lengths in a batch."""
+    mesh = make_mesh(config.mesh)
+    split = Split("input", list(range(len(rows))), list(rows), {})
+    counts = Counts(config.model, training=False)
+    inputs, lengths = [], set()
+    for numbers, batch in task_batches.eval_batches(rows, task.head, batch_size, mesh):
+        batch = jax.device_get(batch)
+        _count(counts, batch)
+        lengths.add(batch.token_ids.shape[1])
+        inputs.append({name: array[: len(numbers)] for name, array in _task_inputs(batch).items() if name != "labels"})
+    params = jax.jit(lambda key: init_params(config.model, key, task.head, task.num_outputs))(jax.random.key(0))
+    contenders = []
+    for precision in precisions:
+        model = dataclasses.replace(config.model, compute_dtype=precision)
+        function = make_inference(model, task, mesh, params)
+        facts: dict[str, Any] = {"side": "ours", "precision": precision}
+
+        def run(function: Any = function, facts: dict[str, Any] = facts) -> Round:
+            with Clock() as clock:
+                predict_split(task, split, function, params, batch_size, mesh)
+            facts.update(peak_memory(mesh.devices.flat[0]))
+            return clock.round(**counts.values)
+
+        contenders.append(Contender(f"ours {precision}", run, facts))
+    about = f"{len(rows)} rows in batches of {batch_size}, padded to {_listed(sorted(lengths))} tokens"
+    return Bench(contenders, inputs, counts.values, about)
+
+
+def make_classifier(length: int) -> Task:
+    """Returns a task of telling two classes apart in texts of `length` tokens."""
+    return make_task(TaskConfig(name="classification", max_seq_length=length), ("0", "1"))
+
+
+def read_rows(task: Task, path: str, tokenizer: Tokenizer, most: int) -> list[Row]:
+    """Returns the rows of the first lines of a file; what follows a tab is left out."""
+    texts = [line.partition("\t")[0] for line in itertools.islice(read_lines(path), most)]
+    examples = [task.parse(text, f"{path}:{number}") for number, text in enumerate(texts, 1)]
+    return make_split(task, tokenizer, "input", examples).rows
+
+
+def random_rows(count: int, length: int, vocab_size: int) -> list[Row]:
+    """Returns full rows of random tokens."""
+    batch = random_batch(count, length, vocab_size, (CLS, SEP, MASK))
+    return [
+        Row(number, token_ids.astype(np.int32), batch.type_ids[number], (length,))
+        for number, token_ids in enumerate(batch.token_ids)
+    ]
+
+
+# Data
+
+
+def load(path: str, batch_size: int, steps: int) -> Bench:
+    """Returns reading the shuffled rows of a data set, and reading and making batches of them; in one thread."""
+    split = open_dataset(path, verify=False).train
+    places = np.arange(batch_size)
+
+    def contender(name: str, to_batch: bool) -> Contender:
+        numbers = itertools.count()
+
+        def run() -> Round:
+            tokens = 0
+            with Clock() as clock:
+                for _ in range(steps):
+                    indices, epochs = train_rows(next(numbers), places, batch_size, split.num_rows, seed=0)
+                    rows = split.gather(indices)
+                    tokens += int(rows["lengths"].sum())
+                    if to_batch:
+                        rows_to_batch(rows, epochs)
+            return clock.round(steps=steps, rows=steps * batch_size, tokens=tokens)
+
+        return Contender(name, run, {})
+
+    contenders = [contender("shuffled and read", False), contender("and made into batches", True)]
+    length = split.dtype["token_ids"].shape[0]
+    about = f"{steps} batches of {batch_size} rows of {length} tokens, of {split.num_rows:,} rows; one thread"
+    return Bench(contenders, [], {}, about)
+
+
+def prepare_text(inputs: str, tokenizer: str, options: PrepareOptions, workers: int) -> Bench:
+    """Returns preparing a data set, all of it, in a folder that is removed again."""
+
+    def run() -> Round:
+        with tempfile.TemporaryDirectory(prefix="bert_jax_bench_") as folder:
+            with Clock(children=True) as clock:
+                manifest = prepare(inputs, tokenizer, str(Path(folder) / "data"), options, workers)
+            splits = manifest["splits"].values()
+            read = sum(split["text_bytes"] for split in splits)
+            return clock.round(steps=1, bytes=read, tokens=sum(split["tokens"] for split in splits))
+
+    about = f"{inputs} to rows of {options.max_seq_length}, {options.duplicates} times; {workers or 'all'} workers"
+    return Bench([Contender("prepare_corpus", run, {})], [], {}, about)
+
+
+def tokenize(path: str, tokenizer: str, most_bytes: int) -> Bench:
+    """Returns turning lines of text into ids with a tokenizer that has seen no word yet; in one thread."""
+    lines, size = [], 0
+    for line in read_lines(path):
+        lines.append(line)
+        size += len(line.encode()) + 1
+        if size >= most_bytes:
+            break
+
+    def run() -> Round:
+        loaded = load_tokenizer(tokenizer)
+        with Clock() as clock:
+            encoded = loaded.encode_batch(lines)
+        return clock.round(steps=1, bytes=size, tokens=sum(map(len, encoded)))
+
+    return Bench(
+        [Contender("encode_batch", run, {})], [], {}, f"{size / 1e6:.1f} MB in {len(lines):,} lines; one thread"
+    )
+
+
+def read_lines(paths: str) -> Iterator[str]:
+    """Yields the lines of files of UTF-8 text, plain or compressed; blank ones are left out.
+
+    Raises: InputError if there is no such file or no text in it.
+    """
+    found = False
+    for path in files.expand_globs(paths):
+        with files.open_binary(path) as stream:
+            for line in stream:
+                text = line.decode("utf-8", errors="replace").strip()
+                if text:
+                    found = True
+                    yield text
+    if not found:
+        raise InputError(f"input {paths} has no text in it; give a file with a text a line")
+
+
+# Batches
+
+
+def random_batch(rows: int, length: int, vocab_size: int, ids: tuple[int, int, int]) -> Batch:
+    """Returns rows of random tokens in which every third goes on with a word; none is padding."""
+    cls_id, sep_id, mask_id = ids
+    if vocab_size <= mask_id + 1 or length < 8:
+        raise InputError(f"random rows need 8 tokens or more of a vocabulary above {mask_id + 1}; raise --length")
+    rng = np.random.default_rng(0)
+    shape, middle = (rows, length), length // 2
+    token_ids = rng.integers(mask_id + 1, vocab_size, shape)
+    token_ids[:, 0], token_ids[:, middle], token_ids[:, -1] = cls_id, sep_id, sep_id
+    return Batch(
+        token_ids=token_ids.astype(np.min_scalar_type(vocab_size - 1)),
+        type_ids=np.broadcast_to(np.arange(length) > middle, shape).astype(np.uint8),
+        sequence_ids=np.ones(shape, np.uint8),
+        cls_positions=np.zeros((rows, 1), np.int32),
+        sequence_weights=np.ones((rows, 1), np.float32),
+        next_sentence_labels=rng.integers(0, 2, (rows, 1)).astype(np.int32),
+        sequence_numbers=np.arange(rows, dtype=np.uint32)[:, None],
+        epochs=np.zeros(rows, np.int32),
+        word_starts=rng.random(shape) < 2 / 3,
+    )
+
+
+def _count(counts: Counts, batch: Batch) -> None:
+    lengths = (batch.sequence_ids[:, None, :] == np.arange(1, batch.cls_positions.shape[1] + 1)[:, None]).sum(axis=-1)
+    weights = batch.mlm_weights
+    places = 0 if weights is None else weights.shape[1]
+    predictions = 0 if weights is None else weights.sum()
+    sequences = batch.sequence_weights.sum()
+    counts.add(batch.token_ids.shape, places, lengths.sum(), (lengths.astype(float) ** 2).sum(), predictions, sequences)
+
+
+def _pretraining_inputs(batch: Batch) -> dict[str, np.ndarray]:
+    """Returns a masked batch of one sequence a row as transformers' BertForPreTraining takes it."""
+    labels = np.full(batch.token_ids.shape, NO_LABEL, np.int32)
+    rows, places = np.nonzero(batch.mlm_weights)
+    labels[rows, batch.mlm_positions[rows, places]] = batch.mlm_labels[rows, places]
+    return _task_inputs(batch._replace(labels=labels)) | {"next_sentence_label": batch.next_sentence_labels[:, 0]}
+
+
+def _task_inputs(batch: Batch) -> dict[str, np.ndarray]:
+    """Returns a batch as transformers' BertForSequenceClassification takes it."""
+    inputs = {
+        "input_ids": batch.token_ids.astype(np.int32),
+        "token_type_ids": batch.type_ids,
+        "attention_mask": (batch.sequence_ids > 0).astype(np.uint8),
+    }
+    if batch.labels is None:
+        return inputs
+    return inputs | {"labels": batch.labels if batch.labels.shape[1] > 1 else batch.labels[:, 0]}
+
+
+def _first(stream: Iterator[Any], count: int) -> list[Any]:
+    with contextlib.closing(_closable(stream)) as batches:
+        return list(itertools.islice(batches, count))
+
+
+def _closable(stream: Iterable[Any]) -> Any:
+    return stream if hasattr(stream, "close") else (item for item in stream)
+
+
+def _listed(lengths: Sequence[int]) -> str:
+    return ", ".join(map(str, lengths)) if len(lengths) < 6 else f"{lengths[0]} to {lengths[-1]}"

@@ -1,0 +1,395 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TensorFlow's tensor bundle, the format of its checkpoints since 2016, read and written without TensorFlow.
+
+A checkpoint `prefix` is an index, `prefix.index`, and the bytes of the tensors, `prefix.data-00000-of-00001`, one file
+or several. The index is a sorted table: blocks of entries whose keys leave out what they share with the key before, a
+block that says where these blocks are, and a footer that says where that one is; each block has a checksum. A key is
+a tensor's name, its value a protocol buffer with type, shape, place and checksum; the empty key holds a header.
+
+Written files are byte for byte what TensorFlow writes, as long as all tensors go to one data file.
+
+Source: tensorflow/core/util/tensor_bundle; tensorflow/core/protobuf/tensor_bundle.proto; tensorflow/core/lib/io/table*
+and the page "leveldb File format" of LevelDB, from which that table comes; the kinds of numbers are those of
+tensorflow/core/framework/types.proto.
+"""
+
+import math
+import os
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from bert_jax.errors import InputError
+from bert_jax.storage import files, writing
+from bert_jax.storage.protobuf import FIXED32, VARINT, delimited, encode_varint, parse_message, parse_varint
+
+# The numbers by which TensorFlow knows kinds of numbers. Missing are strings (7), quantized and other rare ones.
+_DTYPES = {
+    number: np.dtype(dtype)
+    for number, dtype in {
+        1: "<f4", 2: "<f8", 3: "<i4", 4: "u1", 5: "<i2", 6: "i1", 8: "<c8", 9: "<i8", 10: "?", 14: jnp.bfloat16,
+        17: "<u2", 18: "<c16", 19: "<f2", 22: "<u4", 23: "<u8",
+    }.items()
+}  # fmt: skip
+_KINDS = {dtype: number for number, dtype in _DTYPES.items()}
+
+_MAGIC = (0xDB4775248B80FB57).to_bytes(8, "little")  # ends every such table
+_FOOTER_BYTES = 48  # two handles, zeros and the magic number
+_TRAILER_BYTES = 5  # of a block: how it is compressed, and its checksum
+_BLOCK_BYTES = 1 << 18  # with this many a block is full
+_RESTART_INTERVAL = 16  # every so many entries of a block, a key is written whole
+_HEADER = bytes([1 << 3 | VARINT, 1]) + delimited(3, bytes([1 << 3 | VARINT, 1]))  # one data file, version 1
+
+
+class Entry(NamedTuple):
+    """What the index says of a tensor."""
+
+    kind: int  # TensorFlow's number of its dtype
+    shape: tuple[int, ...]
+    shard: int  # which data file has its bytes
+    offset: int
+    size: int  # in bytes
+    checksum: int  # of its bytes, masked
+    num_slices: int  # 0 unless it is a partitioned variable, whose parts are tensors of their own
+
+    @property
+    def dtype(self) -> np.dtype | None:
+        """Returns the kind of its numbers; None for strings and other kinds that are not read here."""
+        return _DTYPES.get(self.kind)
+
+    @property
+    def is_readable(self) -> bool:
+        return self.dtype is not None and not self.num_slices
+
+
+class Index(NamedTuple):
+    """What an index file says."""
+
+    num_shards: int  # data files
+    entries: dict[str, Entry]  # by the names of the tensors, sorted
+
+
+class Bundle:
+    """The tensors of a checkpoint, each read when it is asked for."""
+
+    def __init__(self, prefix: str | os.PathLike):
+        """Opens the checkpoint `prefix.index`.
+
+        Raises: InputError if the index is damaged, or a data file missing or too short.
+        """
+        self.prefix = os.fspath(prefix)
+        self._num_shards, self.entries = read_index(index_path(prefix))
+        ends: dict[int, tuple[int, str]] = {}  # of the last tensor in a file, and its name
+        for name, entry in self.entries.items():
+            if not entry.num_slices:
+                ends[entry.shard] = max(ends.get(entry.shard, (0, "")), (entry.offset + entry.size, name))
+        for shard in range(self._num_shards):
+            path = self._data_path(shard)
+            if not path.is_file():
+                raise InputError(
+                    f"{path} does not exist, and {index_path(prefix)} names {self._num_shards} files of data; copy it"
+                    " beside the index"
+                )
+            size = path.stat().st_size
+            end, name = ends.get(shard, (0, ""))
+            if size < end:
+                raise InputError(
+                    f"{path} has {size} bytes, and tensor {name} ends at byte {end}; the file is cut short or of"
+                    " another checkpoint, so copy it again"
+                )
+
+    def read(self, name: str) -> np.ndarray:
+        """Returns a tensor, after its checksum.
+
+        Raises: InputError if there is no such tensor, it is of a kind that is not read, or its bytes are damaged.
+        """
+        if name not in self.entries:
+            raise InputError(f"{index_path(self.prefix)} has no tensor {name}; it has {len(self.entries)} others")
+        entry = self.entries[name]
+        dtype = entry.dtype
+        if entry.num_slices:
+            raise InputError(
+                f"{index_path(self.prefix)}: tensor {name} is divided into {entry.num_slices} parts, which is not"
+                " supported; save it with TensorFlow without a partitioner"
+            )
+        if dtype is None:
+            raise InputError(
+                f"{index_path(self.prefix)}: tensor {name} is of TensorFlow's kind {entry.kind}, which is not"
+                f" supported; those that are: {', '.join(dtype.name for dtype in _KINDS)}"
+            )
+        path = self._data_path(entry.shard)
+        with files.reading(str(path)):
+            data = np.fromfile(path, np.uint8, count=entry.size, offset=entry.offset)
+        if len(data) < entry.size or files.masked_crc32c(data) != entry.checksum:
+            raise InputError(
+                f"{path}: the checksum of tensor {name}, bytes {entry.offset} to {entry.offset + entry.size}, is wrong;"
+                " the file is damaged or of another checkpoint, so copy it again"
+            )
+        return data.view(dtype).reshape(entry.shape)
+
+    def _data_path(self, shard: int) -> Path:
+        return data_path(self.prefix, shard, self._num_shards)
+
+
+def index_path(prefix: str | os.PathLike) -> Path:
+    """Returns the path of a checkpoint's index."""
+    return Path(f"{os.fspath(prefix)}.index")
+
+
+def data_path(prefix: str | os.PathLike, shard: int = 0, num_shards: int = 1) -> Path:
+    """Returns the path of one of a checkpoint's data files."""
+    return Path(f"{os.fspath(prefix)}.data-{shard:05d}-of-{num_shards:05d}")
+
+
+# Reading the index
+
+
+def read_index(path: str | os.PathLike) -> Index:
+    """Returns what an index file says of the tensors; no data file is opened.
+
+    Raises: InputError if the file cannot be read, is damaged or is no index.
+    """
+    with files.reading(os.fspath(path)):
+        content = Path(path).read_bytes()
+    try:
+        pairs = list(_read_table(content))
+        if not pairs or pairs[0][0] != b"":
+            raise ValueError("it has no header")
+        num_shards = _parse_header(pairs[0][1])
+        # Names that begin with a zero byte are those of the parts of partitioned variables.
+        entries = {key.decode(): _parse_entry(value) for key, value in pairs[1:] if key[0]}
+        for name, entry in entries.items():
+            if problem := _problem(entry, num_shards):
+                raise ValueError(f"tensor {name} {problem}")
+    except ValueError as error:
+        raise InputError(
+            f"{path}: {error}; the file is damaged, cut short or no index of a TensorFlow checkpoint, so copy it again"
+        ) from None
+    return Index(num_shards, entries)
+
+
+def _read_table(content: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Yields the keys and values of a table, whose keys ascend.
+
+    Raises: ValueError, saying why, if it is none.
+    """
+    footer = content[-_FOOTER_BYTES:]
+    if len(footer) < _FOOTER_BYTES or footer[-8:] != _MAGIC:
+        raise ValueError(f"of its {len(content)} bytes the last ones do not end a table")
+    numbers, place = [], 0
+    for _ in range(4):
+        number, place = parse_varint(footer, place, _FOOTER_BYTES - 8)
+        numbers.append(number)
+    if _footer(b"".join(map(encode_varint, numbers))) != footer:
+        raise ValueError("its footer holds more than two handles")
+    _read_block(content, *numbers[:2])  # of other information, of which there is none; its checksum must be right
+    previous = None
+    for _, handle in _block_entries(_read_block(content, *numbers[2:])):
+        offset, place = parse_varint(handle, 0, len(handle))
+        size, _ = parse_varint(handle, place, len(handle))
+        for key, value in _block_entries(_read_block(content, offset, size)):
+            if previous is not None and key <= previous:
+                raise ValueError(f"key {key!r} comes after {previous!r}")
+            yield key, value
+            previous = key
+
+
+def _read_block(content: bytes, offset: int, size: int) -> bytes:
+    """Returns a block after its checksum."""
+    block = content[offset : offset + size + _TRAILER_BYTES]
+    if len(block) < size + _TRAILER_BYTES:
+        raise ValueError(f"the block at byte {offset} ends after the file")
+    if files.masked_crc32c(block[:-4]) != int.from_bytes(block[-4:], "little"):
+        raise ValueError(f"the checksum of the block at byte {offset} is wrong")
+    if block[size]:
+        compression = "by Snappy" if block[size] == 1 else f"in way {block[size]}"
+        raise ValueError(f"the block at byte {offset} is compressed {compression}, and TensorFlow compresses none")
+    return block[:size]
+
+
+def _block_entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Yields the keys and values of a block; the places of whole keys at its end are for searching, and not needed."""
+    stop = len(block) - 4 - 4 * int.from_bytes(block[-4:], "little")
+    if stop < 0:
+        raise ValueError("a block is shorter than it says")
+    key, place = b"", 0
+    while place < stop:
+        shared, place = parse_varint(block, place, stop)
+        added, place = parse_varint(block, place, stop)
+        length, place = parse_varint(block, place, stop)
+        if shared > len(key) or place + added + length > stop:
+            raise ValueError("an entry reaches beyond its block")
+        key = key[:shared] + block[place : place + added]
+        place += added + length
+        yield key, block[place - length : place]
+
+
+def _parse_header(value: bytes) -> int:
+    """Returns the number of data files."""
+    header = parse_message(value)
+    if _number(header, 2):
+        raise ValueError("its numbers are big-endian, which is not supported")
+    if (version := _number(parse_message(_bytes(header, 3)), 2)) > 1:
+        raise ValueError(f"it needs a reader of version {version}, and this one is of version 1")
+    return _number(header, 1)
+
+
+def _parse_entry(value: bytes) -> Entry:
+    """Returns what a BundleEntryProto says."""
+    entry = parse_message(value)
+    dimensions = [parse_message(size) for size in parse_message(_bytes(entry, 2)).get(2, []) if isinstance(size, bytes)]
+    shape = tuple(_number(dimension, 1) for dimension in dimensions)
+    kind, shard, offset, size, checksum = (_number(entry, number) for number in (1, 3, 4, 5, 6))
+    return Entry(kind, shape, shard, offset, size, checksum, num_slices=len(entry.get(7, [])))
+
+
+def _problem(entry: Entry, num_shards: int) -> str:
+    """Returns in what an entry contradicts itself, or ""."""
+    if not entry.is_readable:
+        return ""
+    assert entry.dtype is not None
+    if entry.shard >= num_shards:
+        return f"is in data file {entry.shard} of {num_shards}"
+    if entry.size != math.prod(entry.shape) * entry.dtype.itemsize:
+        return f"of shape {entry.shape} and type {entry.dtype} has {entry.size} bytes"
+    return ""
+
+
+def _number(message: dict[int, list[int | bytes]], field: int) -> int:
+    """Returns a field that is a number; 0 where it is not given."""
+    value = message.get(field, [0])[-1]
+    if not isinstance(value, int):
+        raise ValueError(f"field {field} is no number")
+    return value
+
+
+def _bytes(message: dict[int, list[int | bytes]], field: int) -> bytes:
+    """Returns a field that is a message; an empty one where it is not given."""
+    value = message.get(field, [b""])[-1]
+    if not isinstance(value, bytes):
+        raise ValueError(f"field {field} is no message")
+    return value
+
+
+# Writing
+
+
+def write_bundle(prefix: str | os.PathLike, tensors: Mapping[str, Any]) -> None:
+    """Writes a checkpoint: one data file with the tensors in the order of their names, then the index.
+
+    Both are written under other names first. Where a checkpoint of this name is replaced, a reader that comes between
+    the two finds that the checksums are wrong.
+
+    Raises: InputError if a tensor has no name or is of a kind that is not written, or if a file cannot be written.
+    """
+    pairs = [(b"", _HEADER)]
+    with writing.atomic_path(index_path(prefix)) as index, writing.atomic_path(data_path(prefix)) as data:
+        offset = 0
+        with open(data, "wb") as stream:
+            for name in sorted(tensors):
+                array = np.asarray(tensors[name], order="C")
+                kind = _KINDS.get(array.dtype.newbyteorder("<"))
+                if kind is None or name[:1] in ("", "\0"):
+                    raise InputError(
+                        f"{prefix}: tensor {name!r} of type {array.dtype} cannot be written; give it a name, and one"
+                        f" of these types: {', '.join(dtype.name for dtype in _KINDS)}"
+                    )
+                raw = array.astype(_DTYPES[kind], copy=False).reshape(-1).view(np.uint8)
+                stream.write(raw)  # type: ignore[arg-type]
+                entry = Entry(kind, array.shape, 0, offset, raw.size, files.masked_crc32c(raw), num_slices=0)
+                pairs.append((name.encode(), _encode_entry(entry)))
+                offset += raw.size
+        index.write_bytes(_encode_table(pairs))
+
+
+def _encode_entry(entry: Entry) -> bytes:
+    """Returns the BundleEntryProto; numbers that are 0 are left out."""
+    encoded = _encode_number(1, entry.kind)
+    encoded += delimited(2, b"".join(delimited(2, _encode_number(1, size)) for size in entry.shape))
+    for field, number in ((3, entry.shard), (4, entry.offset), (5, entry.size)):
+        encoded += _encode_number(field, number)
+    return encoded + struct.pack("<BI", 6 << 3 | FIXED32, entry.checksum)
+
+
+def _encode_number(field: int, value: int) -> bytes:
+    return encode_varint(field << 3 | VARINT) + encode_varint(value) if value else b""
+
+
+def _encode_table(pairs: Sequence[tuple[bytes, bytes]]) -> bytes:
+    """Returns the table of keys, which ascend, and values."""
+    table, index, block = bytearray(), _Block(restart_interval=1), _Block(_RESTART_INTERVAL)
+
+    def append(block: _Block) -> bytes:
+        contents = block.finish() + b"\0"  # not compressed
+        handle = encode_varint(len(table)) + encode_varint(len(contents) - 1)
+        table.extend(contents + struct.pack("<I", files.masked_crc32c(contents)))
+        return handle
+
+    for number, (key, value) in enumerate(pairs, start=1):
+        block.add(key, value)
+        if number == len(pairs):
+            index.add(_successor(key), append(block))
+        elif block.size >= _BLOCK_BYTES:
+            index.add(_separator(key, pairs[number][0]), append(block))
+            block = _Block(_RESTART_INTERVAL)
+    handles = append(_Block(restart_interval=1)) + append(index)  # the first is of other information: none
+    return bytes(table) + _footer(handles)
+
+
+class _Block:
+    """A block that is being filled."""
+
+    def __init__(self, restart_interval: int):
+        self._interval, self._number = restart_interval, 0
+        self._entries, self._restarts, self._last = bytearray(), [0], b""
+
+    @property
+    def size(self) -> int:
+        """Returns how many bytes it would have."""
+        return len(self._entries) + 4 * len(self._restarts) + 4
+
+    def add(self, key: bytes, value: bytes) -> None:
+        shared = _num_shared(self._last, key)
+        if self._number % self._interval == 0:
+            shared = 0
+            if self._number:
+                self._restarts.append(len(self._entries))
+        for number in (shared, len(key) - shared, len(value)):
+            self._entries += encode_varint(number)
+        self._entries += key[shared:] + value
+        self._number, self._last = self._number + 1, key
+
+    def finish(self) -> bytes:
+        numbers = [*self._restarts, len(self._restarts)]
+        return bytes(self._entries) + struct.pack(f"<{len(numbers)}I", *numbers)
+
+
+def _num_shared(first: bytes, second: bytes) -> int:
+    """Returns with how many bytes both begin."""
+    different = (place for place, (one, other) in enumerate(zip(first, second)) if one != other)
+    return next(different, min(len(first), len(second)))
+
+
+def _separator(low: bytes, high: bytes) -> bytes:
+    """Returns a short key that is not below `low` and is below `high`: what ends a block in the index of blocks."""
+    place = _num_shared(low, high)
+    if place < min(len(low), len(high)) and low[place] + 1 < high[place]:
+        return low[:place] + bytes([low[place] + 1])
+    return low
+
+
+def _successor(key: bytes) -> bytes:
+    """Returns a short key that is not below `key`."""
+    for place, byte in enumerate(key):
+        if byte < 0xFF:
+            return key[:place] + bytes([byte + 1])
+    return key
+
+
+def _footer(handles: bytes) -> bytes:
+    """Returns the end of a table."""
+    return handles.ljust(_FOOTER_BYTES - len(_MAGIC), b"\0") + _MAGIC

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A trained model with more words and more positions, to go on pre-training with."""
+
+import dataclasses
+import re
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from bert_jax.checkpoints.pretrained import Pretrained
+from bert_jax.errors import InputError
+from bert_jax.text.tokenizer import Tokenizer
+from bert_jax.text.vocab import CONTINUATION, MAX_WORD_LENGTH
+from bert_jax.text.wordpiece import WordPiece
+
+_UNUSED = re.compile(r"\[unused\d+\]")
+
+
+def grow(bert: Pretrained, words: Sequence[str] = (), use_unused: bool = False, max_positions: int = 0) -> Pretrained:
+    """Returns the model with tokens for `words` and with `max_positions` positions.
+
+    Text without the new words gets the ids and the hidden states it had, bit for bit. Words that begin with a new one
+    are split anew, as WordPiece takes the longest match: with "corona", "coronavirus" is "corona", "##virus".
+
+    A new token's row of the embedding table is the mean of the rows of the pieces that the word was before, and its
+    output bias the mean of theirs. So it means about what they meant, and its logit is the mean of their logits. A word
+    that was [UNK] starts as [UNK]. New positions repeat the old ones from the first: neighbours stay neighbours, but
+    for the seams. Nothing is random.
+
+    Args:
+      bert: the model; its tokenizer must be WordPiece.
+      words: as the tokenizer normalises them; appended to the vocabulary in this order.
+      use_unused: whether they take the places of [unused..] tokens, first come first served: ids and shapes stay.
+      max_positions: positions from now on; 0 leaves them as they are.
+    Raises: InputError if a word or a number cannot be used, or if there is nothing to do.
+
+    Source: for words, Mosin et al. 2021, "Fine-Tuning Transformers: Vocabulary Transfer", and google-research/bert
+    issue 9; for positions, Beltagy et al. 2020, "Longformer", section 5.
+    """
+    if not words and not max_positions:
+        raise InputError("there is nothing to grow; give tokens to add, or max_positions")
+    tokenizer = bert.tokenizer
+    vocab_size, places = bert.config.vocab_size, np.zeros(0, np.int64)
+    if words:
+        tokenizer, places = _grow_vocab(bert.tokenizer, words, use_unused)
+        vocab_size = max(vocab_size, tokenizer.vocab_size)
+    if max_positions and max_positions < bert.config.max_positions:
+        raise InputError(
+            f"max_positions {max_positions} is below the {bert.config.max_positions} that the model has; a model only "
+            "grows, and takes shorter rows as it is"
+        )
+    config = dataclasses.replace(
+        bert.config, vocab_size=vocab_size, max_positions=max_positions or bert.config.max_positions
+    )
+    pieces = [bert.tokenizer.encode(word) for word in words]
+
+    def with_words(table: np.ndarray) -> np.ndarray:
+        grown = np.zeros((config.padded_vocab_size, *table.shape[1:]), table.dtype)
+        grown[: bert.config.vocab_size] = table[: bert.config.vocab_size]
+        for place, ids in zip(places, pieces, strict=True):
+            grown[place] = table[ids].mean(axis=0)
+        return grown
+
+    params = jax.device_get(bert.params)
+    embeddings = params["encoder"]["embeddings"]
+    embeddings["word"]["embedding"] = with_words(embeddings["word"]["embedding"])
+    if "mlm" in params:
+        params["mlm"]["output_bias"] = with_words(params["mlm"]["output_bias"])
+    positions = embeddings["position"]["embedding"]
+    embeddings["position"]["embedding"] = positions[np.arange(config.max_positions) % len(positions)]
+    return dataclasses.replace(bert, config=config, params=params, tokenizer=tokenizer)
+
+
+def _grow_vocab(tokenizer: Tokenizer, words: Sequence[str], use_unused: bool) -> tuple[Tokenizer, np.ndarray]:
+    """Returns the tokenizer with the new words, and their ids."""
+    pieces = tokenizer.pieces
+    if not isinstance(pieces, WordPiece):
+        raise InputError(
+            "a SentencePiece vocabulary cannot grow: a new piece would change how words that merely hold its letters "
+            "are cut; train a new vocabulary, or grow max_positions alone"
+        )
+    seen: set[str] = set()
+    for word in words:
+        _check_word(word, pieces, seen)
+        seen.add(word)
+    vocab = list(tokenizer.vocab)
+    places = list(range(len(vocab), len(vocab) + len(words)))
+    if use_unused:
+        places = [index for index, token in enumerate(vocab) if _UNUSED.fullmatch(token)][: len(words)]
+        if len(places) < len(words):
+            raise InputError(
+                f"the vocabulary has {len(places)} [unused..] tokens, too few for {len(words)} new ones; give fewer, "
+                "or append them, which makes the table larger"
+            )
+    vocab += [""] * (max(places) + 1 - len(vocab))
+    for place, word in zip(places, words, strict=True):
+        vocab[place] = word
+    return Tokenizer(WordPiece(vocab, pieces.normalizer)), np.array(places)
+
+
+def _check_word(word: str, pieces: WordPiece, seen: set[str]) -> None:
+    """Raises: InputError if `word` cannot become a token of its own."""
+    normal = pieces.normalizer(word)
+    if word in pieces.ids:
+        raise InputError(f"token {word!r} is in the vocabulary already; leave it out")
+    if word in seen:
+        raise InputError(f"token {word!r} is given twice; leave one out")
+    if word.startswith(CONTINUATION):
+        raise InputError(f"token {word!r} is a piece of a word; give whole words")
+    if normal != [word]:
+        raise InputError(
+            f"token {word!r} is {normal} to this tokenizer ({'un' if pieces.normalizer.lowercase else ''}cased), so "
+            "text would never give it; give single words as the tokenizer writes them"
+        )
+    if len(word) > MAX_WORD_LENGTH:
+        raise InputError(f"token {word[:20]!r}... has {len(word)} characters; longer than {MAX_WORD_LENGTH} is [UNK]")

@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hugging Face's directories, read and written without its library. The only home of huggingface_hub.
+
+A directory has config.json, tensors (`hf_weights`) and a tokenizer (`hf_tokenizer`).
+Source: transformers' configuration_bert.py and modeling_bert.py for what the options mean.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from bert_jax.checkpoints.hf_tokenizer import load_hf_tokenizer, save_hf_tokenizer
+from bert_jax.checkpoints.hf_weights import INDEX, PICKLE, WEIGHTS, import_torch, open_weights, write_weights
+from bert_jax.checkpoints.names import Imported, check_vocabulary, find_not_finite, from_params, infer_task, to_params
+from bert_jax.errors import InputError, shown
+from bert_jax.model.heads import TASK_PARTS
+from bert_jax.model.objective import Params, parts_of
+from bert_jax.settings.model import ModelConfig
+from bert_jax.settings.rules import from_dict
+from bert_jax.storage import files, writing
+from bert_jax.text.tokenizer import Tokenizer
+
+ARCHITECTURES = {
+    "encoder": "BertModel",
+    "pretraining": "BertForPreTraining",
+    "masked_lm": "BertForMaskedLM",
+    "next_sentence": "BertForNextSentencePrediction",
+    "sequence_classification": "BertForSequenceClassification",
+    "token_classification": "BertForTokenClassification",
+    "multiple_choice": "BertForMultipleChoice",
+    "question_answering": "BertForQuestionAnswering",
+}
+_TASKS = {architecture: task for task, architecture in ARCHITECTURES.items()}
+_LABELLED = ("sequence_classification", "token_classification")
+
+# Hugging Face's "gelu" is erf, where Google's is tanh.
+_ACTIVATIONS = {
+    "gelu": "gelu_exact",
+    "gelu_python": "gelu_exact",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
+_ACTIVATION_NAMES = {"gelu_exact": "gelu", "gelu_tanh": "gelu_new"}
+
+# Ours -> theirs, of the settings that both have with the same meaning. Ours have the same defaults, but where noted.
+_SETTINGS = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "intermediate_size": "intermediate_size",
+    "max_positions": "max_position_embeddings",
+    "type_vocab_size": "type_vocab_size",
+    "hidden_dropout_rate": "hidden_dropout_prob",
+    "attention_dropout_rate": "attention_probs_dropout_prob",
+    "initializer_stddev": "initializer_range",
+    "layer_norm_epsilon": "layer_norm_eps",
+}
+
+_FILES = ["config.json", "model*.safetensors", INDEX, "vocab.txt", "spiece.model", "tokenizer.json",
+          "tokenizer_config.json", "added_tokens.json"]  # fmt: skip
+
+
+def load_hf(path: str | Path) -> Imported:
+    """Returns the BERT in a directory of Hugging Face's, or at hf://ORG/NAME or hf://ORG/NAME@REVISION.
+
+    Raises: InputError if a file is missing or damaged, or if the model is not one that can be computed here.
+    """
+    directory = fetch(str(path)) if str(path).startswith("hf://") else Path(path)
+    where = directory / "config.json"
+    if not where.exists():
+        raise InputError(f"{directory} has no config.json, which says what its tensors mean; copy it as well")
+    settings = files.read_json(where)
+    if not isinstance(settings, dict):
+        raise InputError(f"{where} is not a JSON object, so it describes no model; copy it again")
+    config = model_config(settings, where)
+    tokenizer, notes = load_hf_tokenizer(directory)
+    check_vocabulary(tokenizer, config.vocab_size, where)
+    with open_weights(directory) as (name, shapes, read):
+        params = to_params(read, shapes, "hf", config, name)
+    present = parts_of(params)
+    architectures = settings.get("architectures")
+    declared = next((_TASKS[kind] for kind in _TASKS if isinstance(architectures, list) and kind in architectures), "")
+    missing = [part for part in TASK_PARTS.get(declared, ()) if part not in present]
+    notes += [f"{name} has no {part}, which its architecture asks for" for part in missing]
+    notes += find_not_finite(params, name)
+    task = declared if declared and not missing else infer_task(present)
+    if settings.get("classifier_dropout") not in (None, config.hidden_dropout_rate):
+        notes.append(
+            f"classifier_dropout {shown(settings['classifier_dropout'])} is not kept; dropout before a classifier is "
+            f"hidden_dropout_rate {config.hidden_dropout_rate} here"
+        )
+    if "auto_map" in settings:
+        notes.append(f"{where} names code of the model's own (auto_map), which is not run: it is computed as a BERT")
+    if task == "sequence_classification" and (problem := _problem(settings, params)):
+        notes.append(problem)
+    labels = _labels(settings, params, where) if task in _LABELLED else ()
+    return Imported(config, params, tokenizer, task, labels, tuple(notes))
+
+
+def save_hf(
+    directory: str | Path,
+    config: ModelConfig,
+    params: Params,
+    tokenizer: Tokenizer,
+    task: str,
+    labels: tuple[str, ...],
+    max_shard_bytes: int = 5_000_000_000,
+) -> list[str]:
+    """Writes a directory that transformers loads whole, and returns lines that the user should see.
+
+    What the task's architecture has no place for is left out and said so. Tensors of more than `max_shard_bytes`
+    together are divided into shards. Raises: InputError, with nothing written, if the model cannot be expressed or
+    the directory exists.
+    """
+    if config.causal:
+        raise InputError("a left-to-right model (causal) has no counterpart among Hugging Face's BERTs; it stays here")
+    present = parts_of(params)
+    task = task if set(TASK_PARTS[task]) <= set(present) else infer_task(present)
+    left_out = [part for part in present if part not in TASK_PARTS[task]]
+    notes = [f"{part} is left out: {ARCHITECTURES[task]} has none" for part in left_out]
+    if task == "encoder" and "pooler" not in present:
+        notes.append("there is no pooler: load it with BertModel.from_pretrained(..., add_pooling_layer=False)")
+    arrays = from_params(_only(params, TASK_PARTS[task]), "hf", config)
+    if task == "encoder":  # the bare encoder's names begin further on
+        arrays = {name.removeprefix("bert."): array for name, array in arrays.items()}
+    settings = {theirs: getattr(config, ours) for ours, theirs in _SETTINGS.items()} | {
+        "architectures": [ARCHITECTURES[task]],
+        "model_type": "bert",
+        "hidden_act": _ACTIVATION_NAMES[config.activation],
+        "pad_token_id": tokenizer.pad_id,
+        "tie_word_embeddings": True,
+    }
+    if task in _LABELLED:
+        names = labels or tuple(f"LABEL_{index}" for index in range(params["classifier"]["bias"].shape[0]))
+        settings["id2label"] = {str(index): label for index, label in enumerate(names)}
+        settings["label2id"] = {label: index for index, label in enumerate(names)}
+        if task == "sequence_classification":
+            settings["problem_type"] = _usual_problem(params)
+    with writing.new_directory(directory) as temporary:
+        write_weights(temporary, arrays, max_shard_bytes)
+        writing.write_json(temporary / "config.json", settings)
+        notes += save_hf_tokenizer(temporary, tokenizer, config.max_positions)
+    return notes
+
+
+def model_config(settings: dict[str, Any], where: Path) -> ModelConfig:
+    """Returns the model that a config.json describes.
+
+    Raises: InputError, with the name of the option, if it is not a BERT as it is computed here.
+    """
+    for option, allowed in (
+        ("model_type", (None, "bert")),
+        ("position_embedding_type", (None, "absolute")),
+        ("hidden_act", (None, *_ACTIVATIONS)),
+        ("is_decoder", (None, False)),
+        ("add_cross_attention", (None, False)),
+        ("is_encoder_decoder", (None, False)),
+        ("pruned_heads", (None, {}, [])),
+        ("quantization_config", (None,)),
+    ):
+        if settings.get(option) not in allowed:
+            most = ", ".join(str(value) for value in allowed if value)
+            raise InputError(
+                f"{where}: {option} is {shown(settings[option])}, which this BERT cannot compute; "
+                + (f"it can with {most}" if most else "a model without it can be used")
+            )
+    values = {ours: settings[theirs] for ours, theirs in _SETTINGS.items() if theirs in settings}
+    if "hidden_size" not in values or "vocab_size" not in values:
+        raise InputError(f"{where} has no hidden_size or no vocab_size; it is no config.json of a BERT")
+    values["activation"] = _ACTIVATIONS[settings.get("hidden_act") or "gelu"]
+    try:
+        config = from_dict(ModelConfig, values, "model")
+        config.validate()
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
+    return config
+
+
+def fetch(url: str) -> Path:
+    """Returns a local copy of what a model at hf://ORG/NAME or hf://ORG/NAME@REVISION needs.
+
+    Raises: InputError if huggingface_hub is not installed, or if it cannot get the files.
+    """
+    name, _, revision = url.removeprefix("hf://").partition("@")
+    try:
+        import huggingface_hub
+    except ImportError:
+        raise InputError(
+            f"{url} needs huggingface_hub; pip install 'bert_jax[hub]', or download it and give the directory"
+        ) from None
+    try:
+        directory = Path(huggingface_hub.snapshot_download(name, revision=revision or None, allow_patterns=_FILES))
+        if not any((directory / file).exists() for file in (WEIGHTS, INDEX)):
+            import_torch(url)
+            patterns = [*_FILES, "pytorch_model*.bin", f"{PICKLE}.index.json"]
+            directory = Path(
+                huggingface_hub.snapshot_download(name, revision=revision or None, allow_patterns=patterns)
+            )
+    except InputError:
+        raise
+    except (OSError, ValueError) as error:  # its errors are one or the other
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise InputError(f"cannot get {url}: {reason}; check the name and the network") from None
+    return directory
+
+
+def _problem(settings: dict[str, Any], params: Params) -> str:
+    """Returns what to say of a classifier whose outputs are not one of several classes; "" if there is nothing."""
+    problem, usual = settings.get("problem_type"), _usual_problem(params)
+    if problem in (None, usual):
+        return ""
+    return (
+        f"problem_type {shown(problem)} is not kept: here the classifier is trained and read as of {usual!r}, for it "
+        f"has {params['classifier']['bias'].shape[0]} outputs; the logits are the same"
+    )
+
+
+def _usual_problem(params: Params) -> str:
+    """Returns what transformers, and we, take a classifier's outputs for: one is a score."""
+    return "regression" if params["classifier"]["bias"].shape[0] == 1 else "single_label_classification"
+
+
+def _labels(settings: dict[str, Any], params: Params, where: Path) -> tuple[str, ...]:
+    """Returns the names of the classes in their order; () if they are no more than numbers."""
+    num_classes = params["classifier"]["bias"].shape[0]
+    names = settings.get("id2label")
+    if not names:
+        return ()
+    if not isinstance(names, dict) or sorted(map(str, names)) != sorted(map(str, range(num_classes))):
+        raise InputError(
+            f"{where}: id2label does not name the {num_classes} classes of the classifier as 0 to {num_classes - 1}; "
+            "mend it, or remove it to have numbers for names"
+        )
+    labels = tuple(str(names[key]) for key in sorted(names, key=int))
+    return () if labels == tuple(f"LABEL_{index}" for index in range(num_classes)) else labels
+
+
+def _only(params: Params, parts: tuple[str, ...]) -> Params:
+    """Returns the embeddings and layers, and the named parts."""
+    encoder = {name: value for name, value in params["encoder"].items() if name != "pooler" or "pooler" in parts}
+    return {name: value for name, value in params.items() if name in parts} | {"encoder": encoder}

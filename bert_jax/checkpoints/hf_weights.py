@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tensors of a Hugging Face directory: model.safetensors, shards of it, or a pickle. The only home of safetensors.
+
+Shards are model-00001-of-00002.safetensors and so on, and model.safetensors.index.json says which has which tensor.
+"""
+
+import contextlib
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from bert_jax.checkpoints.names import Arrays, canonical_names
+from bert_jax.errors import InputError
+from bert_jax.storage import files, schema, writing
+
+WEIGHTS, INDEX, PICKLE = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
+_METADATA = {"format": "pt"}  # without it older versions of transformers refuse the file
+
+
+@contextlib.contextmanager
+def open_weights(
+    directory: Path,
+) -> Iterator[tuple[Path, dict[str, tuple[int, ...]], Callable[[str], np.ndarray]]]:
+    """Yields the file to name in messages, {name: shape} of all tensors, and what reads one."""
+    whole, index = directory / WEIGHTS, directory / INDEX
+    strays = sorted(path.name for path in directory.glob("model-*-of-*.safetensors"))
+    if whole.exists() and (index.exists() or strays):
+        raise InputError(
+            f"{directory} has both {WEIGHTS} and shards ({index.name if index.exists() else strays[0]}), which may be "
+            "of two models; remove one of them"
+        )
+    if strays and not index.exists():
+        raise InputError(f"{directory} has shards such as {strays[0]} and no {INDEX} that lists them; copy it as well")
+    with contextlib.ExitStack() as stack:
+        if index.exists():
+            name, files = index, _open_shards(directory, stack)
+        elif whole.exists():
+            name, files = whole, {whole: _open(whole, stack)}
+        else:
+            name, arrays = _load_pickles(directory)
+            yield (
+                name,
+                *_without_ties({key: tuple(array.shape) for key, array in arrays.items()}, arrays.__getitem__, name),
+            )
+            return
+        homes = {tensor: stream for stream in files.values() for tensor in stream.keys()}
+        shapes = {tensor: tuple(stream.get_slice(tensor).get_shape()) for tensor, stream in homes.items()}
+
+        def read(tensor: str) -> np.ndarray:
+            try:
+                return homes[tensor].get_tensor(tensor)
+            except (safetensors.SafetensorError, AttributeError, TypeError) as error:
+                kind = homes[tensor].get_slice(tensor).get_dtype()
+                raise InputError(f"{name}: cannot read {tensor} of type {kind} ({error}); save it as float32") from None
+
+        yield name, *_without_ties(shapes, read, name)
+
+
+def write_weights(directory: Path, arrays: Mapping[str, np.ndarray], max_bytes: int) -> None:
+    """Writes model.safetensors; shards of at most `max_bytes`, or of one tensor, where it would have more."""
+    shards: list[Arrays] = [{}]
+    size = 0
+    for name, array in sorted(arrays.items()):
+        if shards[-1] and size + array.nbytes > max_bytes:
+            shards.append({})
+            size = 0
+        shards[-1][name] = array
+        size += array.nbytes
+    if len(shards) == 1:
+        _save(shards[0], directory / WEIGHTS)
+        return
+    homes = {}
+    for number, shard in enumerate(shards, 1):
+        file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        _save(shard, directory / file)
+        homes |= dict.fromkeys(shard, file)
+    total = sum(array.nbytes for array in arrays.values())
+    writing.write_json(directory / INDEX, {"metadata": {"total_size": total}, "weight_map": homes})
+
+
+def _save(arrays: Arrays, path: Path) -> None:
+    """Writes a file of arrays. Raises: StoppedError if it cannot be written, as on a full disk."""
+    try:
+        safetensors.numpy.save_file(arrays, path, metadata=_METADATA)
+    except (safetensors.SafetensorError, OSError) as error:
+        raise writing.cannot_write(path, error) from error
+
+
+def _open(path: Path, stack: contextlib.ExitStack) -> Any:
+    try:
+        return stack.enter_context(safetensors.safe_open(path, framework="np"))
+    except (safetensors.SafetensorError, OSError) as error:
+        raise InputError(f"{path} is truncated or damaged ({error}); copy it again") from None
+
+
+def _open_shards(directory: Path, stack: contextlib.ExitStack) -> dict[Path, Any]:
+    """Returns the open shards. Raises: InputError if one is missing, or holds other tensors than the index says."""
+    index = directory / INDEX
+    homes = _weight_map(index)
+    files = {}
+    for name in sorted(set(homes.values())):
+        path = directory / name
+        if path.parent != directory or not path.exists():
+            raise InputError(f"{index} names a shard {name} that is not in the directory; copy it as well")
+        files[path] = _open(path, stack)
+        expected = {tensor for tensor, home in homes.items() if home == name}
+        different = sorted(expected ^ set(files[path].keys()))
+        if different:
+            raise InputError(
+                f"{path} and {index.name} differ about {different[0]} and {len(different) - 1} other tensors; they are "
+                "of two models or of two ways to divide one, so copy all shards and the index from one place"
+            )
+    return files
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    """Returns {tensor: name of the file that has it}."""
+    content = files.read_json(index)
+    homes = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(homes, dict) or not homes:
+        raise InputError(f"{index} has no weight_map, so nothing says which file holds which tensor; copy it again")
+    schema.check(homes, schema.map_of(schema.file_name), f"{index}: weight_map", "copy it again")
+    return homes
+
+
+def _load_pickles(directory: Path) -> tuple[Path, Arrays]:
+    """Returns the tensors of pytorch_model.bin, through torch's loader that runs no code."""
+    path, index = directory / PICKLE, directory / f"{PICKLE}.index.json"
+    if not path.exists() and not index.exists():
+        raise InputError(f"{directory} has no {WEIGHTS}, no {INDEX} and no {PICKLE}; copy the one that it came with")
+    torch = import_torch(path)
+    names = sorted(set(_weight_map(index).values())) if index.exists() else [path.name]
+    arrays: Arrays = {}
+    for name in names:
+        try:
+            tensors = torch.load(directory / name, map_location="cpu", weights_only=True)
+            arrays |= {key: tensor.float().numpy() if tensor.is_floating_point() else tensor.numpy()
+                       for key, tensor in tensors.items()}  # fmt: skip
+        except Exception as error:  # noqa: BLE001 - a damaged pickle fails in any way
+            reason = next(iter(str(error).splitlines()), type(error).__name__)
+            raise InputError(
+                f"{directory / name} is damaged or holds more than tensors ({reason}); copy it again"
+            ) from None
+    return path, arrays
+
+
+def import_torch(path: Any) -> Any:
+    """Returns the module, whose loader of pickles is safe. Raises: InputError, which names `path`, without torch."""
+    try:
+        return importlib.import_module("torch")
+    except ImportError:
+        raise InputError(
+            f"{path} is a pickle, which could run any code, and torch, whose loader is safe, is not installed; where "
+            "transformers is, AutoModel.from_pretrained(DIR).save_pretrained(DIR) writes model.safetensors: "
+            "use the model's own class in place of AutoModel to keep its head"
+        ) from None
+
+
+def _without_ties(
+    shapes: dict[str, tuple[int, ...]], read: Callable[[str], np.ndarray], where: Path
+) -> tuple[dict[str, tuple[int, ...]], Callable[[str], np.ndarray]]:
+    """Returns shapes and reader without the output table and bias that repeat others.
+
+    Raises: InputError if they do not repeat them.
+    """
+    names = canonical_names(shapes, "hf", where)
+    aliases = {}
+    for copy, original in (
+        ("cls.predictions.decoder.bias", "cls.predictions.bias"),
+        ("cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"),
+    ):
+        if copy in names and original not in names:
+            aliases[original] = names[copy]
+        elif copy in names and not np.array_equal(read(names[copy]), read(names[original])):
+            raise InputError(
+                f"{where}: {names[copy]} differs from {names[original]}; here, as in the paper, the output shares the "
+                "table of words, so this model cannot be computed"
+            )
+    shapes = shapes | {original: shapes[copy] for original, copy in aliases.items()}
+    return shapes, lambda name: read(aliases.get(name, name))

@@ -1,0 +1,311 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A trained BERT in one hand: its shape, its parameters and its tokenizer."""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from bert_jax.batch import Batch
+from bert_jax.checkpoints.hf import load_hf
+from bert_jax.checkpoints.names import flatten, part_of, unflatten
+from bert_jax.checkpoints.revisions import find_revision
+from bert_jax.checkpoints.sealed import SEAL, find_damage, read_newest, seal
+from bert_jax.checkpoints.states import check_arrays, describe, restore_tree, save_tree, state_bytes
+from bert_jax.checkpoints.tf1 import checkpoint_prefix, load_tf1
+from bert_jax.errors import InputError
+from bert_jax.model.heads import TASK_PARTS
+from bert_jax.model.objective import Params, abstract_params, encode
+from bert_jax.settings.finetuning import TaskConfig
+from bert_jax.settings.model import ModelConfig, check_types
+from bert_jax.settings.rules import from_dict, to_dict
+from bert_jax.storage import schema
+from bert_jax.storage.files import read_json
+from bert_jax.storage.urls import is_remote
+from bert_jax.storage.writing import check_space, new_directory, write_json
+from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
+
+FINETUNED = "finetuned"  # where a work directory of fine-tuning has its model
+
+
+class Encodings(NamedTuple):
+    """What the encoder says of some texts. Arrays are on the host, float32."""
+
+    hidden: np.ndarray  # [B, L, H]: the last layer, one vector a token
+    pooled: np.ndarray | None  # [B, H]: what the next sentence head reads; None if the model has no pooler
+    token_ids: np.ndarray  # [B, L] int32, [CLS] first, padded
+    mask: np.ndarray  # [B, L] bool: True for a token, False for padding
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """Configuration, parameters and tokenizer of a pre-trained BERT.
+
+    A model that came from elsewhere has the heads that it came with, and no random ones.
+    """
+
+    config: ModelConfig
+    params: Params
+    tokenizer: Tokenizer
+    task: str = "pretraining"  # one of model.heads.TASK_PARTS
+    labels: tuple[str, ...] = ()  # of a classifier, in the order of its classes; () where they have no names
+    notes: tuple[str, ...] = ()  # what the user should know of how it was read
+    task_settings: dict[str, Any] = field(default_factory=dict)  # of a fine-tuned model: finetune_config.TaskConfig
+    trained: dict[str, int] = field(default_factory=dict)  # if known: step, and the sequences, tokens and words so far
+
+    def encode(self, texts: Sequence[str] | Sequence[tuple[str, str]]) -> Encodings:
+        """Returns the encodings of texts, or of pairs of texts, in one batch as long as the longest.
+
+        Raises: InputError if there is no text or one has more tokens than the model has positions.
+        """
+        batch = make_batch(self.tokenizer, texts, self.config.max_positions)
+        check_types(self.config, int(np.max(batch.type_ids)), "the input")
+        hidden, pooled = _encode(self.config, self.params, batch)
+        mask = np.asarray(batch.sequence_ids) > 0
+        pooled = None if pooled is None else np.asarray(pooled[:, 0], np.float32)
+        return Encodings(np.asarray(hidden, np.float32), pooled, batch.token_ids, mask)
+
+
+@partial(jax.jit, static_argnums=0)
+def _encode(config: ModelConfig, params: Params, batch: Batch) -> tuple[jax.Array, jax.Array | None]:
+    encoded = encode(config, params, batch)
+    return encoded.hidden, encoded.pooled
+
+
+def make_batch(
+    tokenizer: Tokenizer, texts: Sequence[str] | Sequence[tuple[str, str]], max_length: int, allow_special: bool = False
+) -> Batch:
+    """Returns [CLS] A [SEP] or [CLS] A [SEP] B [SEP] rows of numpy arrays, padded to the longest.
+
+    With `allow_special`, "[MASK]" and its like in a text are taken as those tokens.
+
+    Raises: InputError if there is no text or one is longer than `max_length` tokens, [CLS] and [SEP] included.
+    """
+    if not texts or isinstance(texts, str):
+        raise InputError("there is no text to encode; give a list of texts or of pairs of texts")
+    rows = []
+    for number, text in enumerate(texts, 1):
+        parts = [text] if isinstance(text, str) else list(text)
+        pieces = [tokenizer.encode(part, allow_special=allow_special) for part in parts]
+        token_ids = [tokenizer.cls_id]
+        type_ids = [0]
+        for kind, piece in enumerate(pieces):
+            token_ids += [*piece, tokenizer.sep_id]
+            type_ids += [kind] * (len(piece) + 1)
+        if len(token_ids) > max_length:
+            raise InputError(
+                f"text {number} has {len(token_ids)} tokens with [CLS] and [SEP]; the model has {max_length} "
+                "positions, so shorten or split it"
+            )
+        rows.append((token_ids, type_ids))
+    num_rows, length = len(rows), max(len(token_ids) for token_ids, _ in rows)
+    batch = Batch(
+        token_ids=np.full((num_rows, length), tokenizer.pad_id, np.int32),
+        type_ids=np.zeros((num_rows, length), np.int32),
+        sequence_ids=np.zeros((num_rows, length), np.int32),
+        cls_positions=np.zeros((num_rows, 1), np.int32),
+        sequence_weights=np.ones((num_rows, 1), np.float32),
+        mlm_positions=np.zeros((num_rows, 1), np.int32),
+    )
+    for row, (token_ids, type_ids) in enumerate(rows):
+        batch.token_ids[row, : len(token_ids)] = token_ids
+        batch.type_ids[row, : len(type_ids)] = type_ids
+        batch.sequence_ids[row, : len(token_ids)] = 1
+    return batch
+
+
+def save_pretrained(
+    directory: Path,
+    config: ModelConfig,
+    params: Params,
+    tokenizer: Tokenizer,
+    task: str = "pretraining",
+    labels: Sequence[str] = (),
+    task_settings: Mapping[str, Any] | None = None,
+    trained: Mapping[str, int] | None = None,
+) -> None:
+    """Writes config.json, tokenizer/ and params/ with checksums: all that `load_pretrained` needs, no optimizer.
+
+    The directory appears whole, in place of an older one of this kind. `trained` is kept in config.json: the step, and
+    how many sequences, tokens and words the model was trained on.
+
+    Raises: InputError if there is something else, if another command is writing there, or if it cannot be written.
+    """
+    settings, counts = dict(task_settings or {}), dict(trained or {})
+    bert = Pretrained(config, params, tokenizer, task, tuple(labels), task_settings=settings, trained=counts)
+    _save(bert, directory, lambda there: (there / SEAL).exists())
+
+
+def save_new(bert: Pretrained, directory: Path) -> None:
+    """Writes all of a model into a directory, as `save_pretrained` does; it must not exist.
+
+    Raises: InputError if it exists, if another command is writing there, or if it cannot be written.
+    """
+    _save(bert, directory, lambda _: False)
+
+
+def _save(bert: Pretrained, directory: Path, replaces: Callable[[Path], bool]) -> None:
+    with new_directory(directory, replaces) as temporary:
+        about = {"format": 1, "model": to_dict(bert.config), "task": bert.task, "labels": list(bert.labels)}
+        about |= {"task_settings": bert.task_settings} if bert.task_settings else {}
+        about |= {"trained": bert.trained} if bert.trained else {}
+        about |= {"tokenizer": bert.tokenizer.fingerprint}
+        write_json(temporary / "config.json", about)
+        bert.tokenizer.save(temporary / "tokenizer")
+        num_arrays = len(jax.tree.leaves(bert.params))
+        check_space(temporary, state_bytes(bert.params) + 4096 * (num_arrays + 16))  # and what is written about them
+        save_tree(temporary / "params", bert.params)
+        seal(temporary, {"arrays": describe(bert.params)})
+
+
+def load_pretrained(path: str | Path) -> Pretrained:
+    """Returns the pre-trained BERT at `path`, in any of the formats that `recognise` knows.
+
+    Of a work directory of pre-training the newest whole checkpoint is taken, of one of fine-tuning the model that was
+    the best; WORKDIR@STEP is the revision of that step (`checkpoint.keep_every`). The parameters are float32 and on one
+    device.
+
+    Raises: InputError if nothing of the kind is there, if a file is damaged, or if it is no BERT as computed here.
+    """
+    path = find_revision(path)
+    form = recognise(path)
+    if form == "bert_jax":
+        return _load_own(Path(path))
+    imported = load_hf(path) if form == "hf" else load_tf1(path)
+    return Pretrained(**imported._asdict() | {"params": jax.tree.map(jax.numpy.asarray, imported.params)})
+
+
+def recognise(path: str | Path) -> str:
+    """Returns the format of what is at `path`.
+
+    "bert_jax" is a directory that `save_pretrained` wrote, or a work directory of train.py; "hf" a directory as
+    transformers writes it, or hf://ORG/NAME; "tf1" a directory with Google's bert_config.json and bert_model.ckpt.*,
+    or a prefix such as DIR/bert_model.ckpt.
+
+    Raises: InputError if it is none of these, or several.
+    """
+    path = find_revision(path)
+    if str(path).startswith("hf://"):
+        return "hf"
+    if is_remote(path):
+        raise InputError(
+            f"{path} is not on this machine; copy the directory here, or name a model on the hub hf://ORG/NAME"
+        )
+    path = Path(path)
+    if checkpoint_prefix(path) is not None:
+        return "tf1"
+    if not path.is_dir():
+        what = "is a file" if path.exists() else "does not exist"
+        raise InputError(f"{path} {what}; give a work directory of train.py or the directory of a model")
+    signs = {
+        "bert_jax": ["params", "checkpoints", FINETUNED],
+        "hf": ["*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin"],
+        "tf1": ["*.index"],
+    }
+    found = {
+        form: sorted(file.name for pattern in patterns for file in path.glob(pattern))
+        for form, patterns in signs.items()
+    }
+    forms = [form for form, files in found.items() if files]
+    if len(forms) > 1:
+        raise InputError(
+            f"{path} holds models in two formats: {' and '.join(f'{found[form][0]} ({form})' for form in forms[:2])}; "
+            "give each a directory of its own"
+        )
+    if not forms:
+        others = [name for name in ("tf_model.h5", "flax_model.msgpack", "model.onnx") if (path / name).exists()]
+        raise InputError(
+            f"{path} holds no model: no params/ or checkpoints/ as written here, no model.safetensors and no "
+            "bert_model.ckpt.index" + (f"; {others[0]} is not read: save it as model.safetensors" if others else "")
+        )
+    return forms[0]
+
+
+_ABOUT = schema.record(
+    {"model": schema.record({})},
+    {
+        "task": schema.one_of(*TASK_PARTS),
+        "labels": schema.list_of(schema.text()),
+        "task_settings": schema.settings(TaskConfig),
+        "trained": schema.map_of(schema.whole()),
+        "tokenizer": schema.text(),
+    },
+)
+
+
+def _load_own(path: Path) -> Pretrained:
+    if (path / FINETUNED).is_dir():
+        path = path / FINETUNED
+    if not (path / "config.json").is_file() or not (path / "tokenizer").is_dir():
+        raise InputError(f"{path} has no config.json or no tokenizer/; it is no work directory and no exported model")
+    about = schema.read_record(path / "config.json", _ABOUT, "it is damaged, or was not written here")
+    try:
+        config = from_dict(ModelConfig, about["model"], "model")
+        config.validate()
+        if not config.vocab_size:
+            raise InputError("model.vocab_size is 0 or missing, and a trained model has words; copy the file again")
+    except InputError as error:
+        raise InputError(f"{path / 'config.json'}: {error}") from None
+    task, labels = about.get("task", "pretraining"), about.get("labels", [])
+    tokenizer = load_tokenizer(path / "tokenizer")
+    _check_tokenizer(path, tokenizer, about.get("tokenizer"))
+    if (path / "params").is_dir():
+        problem = find_damage(path)
+        if problem:
+            raise InputError(f"{path} is damaged: {problem}; copy or export it again")
+        arrays = read_json(path / SEAL)["arrays"]
+        abstract = _abstract(path, config, arrays)
+        params = restore_tree(path / "params", abstract)
+        trained = about.get("trained", {})
+    else:
+        (params, sealed), passed_over = read_newest(path / "checkpoints", partial(_read_checkpoint, config))
+        for line in passed_over:
+            print(f"warning: {line}", file=sys.stderr)
+        _check_tokenizer(path, tokenizer, sealed.get("tokenizer"))
+        trained = {"step": sealed.get("step", 0)} | (sealed.get("notes", {}).get("seen") or {})
+    num_classes = len(params["classifier"]["bias"]) if "classifier" in params else len(labels)
+    if labels and len(labels) != num_classes:
+        raise InputError(
+            f"{path / 'config.json'} names {len(labels)} classes, and the classifier has {num_classes}; mend labels"
+        )
+    settings = about.get("task_settings", {})
+    return Pretrained(config, params, tokenizer, task, tuple(labels), task_settings=settings, trained=trained)
+
+
+def _read_checkpoint(config: ModelConfig, path: Path) -> tuple[Params, dict[str, Any]]:
+    """Returns the parameters of a checkpoint and its seal."""
+    sealed = read_json(path / SEAL)
+    found = {name.removeprefix("params/"): of for name, of in sealed["arrays"].items() if name.startswith("params/")}
+    return restore_tree(path / "state", {"params": _abstract(path, config, found)})["params"], sealed
+
+
+def _check_tokenizer(path: Path, tokenizer: Tokenizer, fingerprint: str | None) -> None:
+    """Raises: InputError if the tokenizer is not the one with this fingerprint; None is what older models have."""
+    if fingerprint not in (None, tokenizer.fingerprint):
+        raise InputError(
+            f"{path / 'tokenizer'} gives other ids than the tokenizer that the model was trained with: a file of it is "
+            "damaged or was exchanged; copy the tokenizer of the training data there"
+        )
+
+
+def _abstract(where: Path, config: ModelConfig, arrays: dict[str, list]) -> Params:
+    """Returns shapes, types and places of the parts that are there. Raises: InputError if they are not this model's."""
+    num_classes = next(iter(arrays.get("classifier/bias", ["float32", [1]])[1]), 1)
+    parts = {part_of(name) for name in arrays} | {"encoder"}
+    every = flatten(abstract_params(config, num_classes))
+    # What a probe is made of depends on its settings: of its own parameters a checkpoint says the shapes itself.
+    probe = {name: about for name, about in arrays.items() if part_of(name) == "probe"}
+    every |= {name: jax.ShapeDtypeStruct(tuple(shape), dtype) for name, (dtype, shape) in probe.items()}
+    abstract = unflatten({name: leaf for name, leaf in every.items() if part_of(name) in parts})
+    check_arrays(where, arrays, describe(abstract))
+    return _on_one_device(abstract)
+
+
+def _on_one_device(abstract: Params) -> Params:
+    sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), abstract)

@@ -1,0 +1,322 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training states and parameters on disk. The only home of Orbax.
+
+A checkpoint counts once it is sealed: a file `checksums.json` beside its arrays names every file with its
+size and sha256, and every array with its shape and type. Orbax alone restores flipped bits without a word.
+"""
+
+import contextlib
+import logging
+import shutil
+import sys
+import threading
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import orbax.checkpoint as ocp
+
+from bert_jax.checkpoints import remains
+from bert_jax.checkpoints.sealed import SEAL, checkpoint_steps, find_damage, is_complete, seal
+from bert_jax.devices import cluster
+from bert_jax.errors import InputError
+from bert_jax.storage.files import read_json
+from bert_jax.storage.writing import write_json
+
+_NONE, _ALL_DAMAGED = -1, -2  # in place of a step
+
+
+class Restored(NamedTuple):
+    """A state that was read back."""
+
+    state: Any  # None if there is no checkpoint that was ever sealed
+    notes: dict[str, Any]  # as given to `save`
+    passed_over: list[str]  # a line about each newer checkpoint that is not whole
+
+
+class Checkpoints:
+    """The checkpoints of a run: written in the background, sealed, and no more of them than asked for.
+
+    Kept are the newest `keep_last` and the best `keep_best` by the lowest metric; an older one is deleted
+    only after a newer one is sealed. Of several processes the first alone says which checkpoints there are, and seals,
+    moves and deletes them. `about` is JSON that goes into every seal, such as the fingerprint of the tokenizer.
+    """
+
+    def __init__(
+        self, directory: Path, keep_last: int = 2, keep_best: int = 1, about: Mapping[str, Any] | None = None
+    ) -> None:
+        self.directory = directory.absolute()
+        self.keep_last, self.keep_best = keep_last, keep_best
+        self._about = dict(about or {})
+        self._sealing: threading.Thread | None = None
+        self._failure: Exception | None = None
+        self._manager = self._open()
+
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Waits for what is still being sealed, also when the run failed: until then the directory is in use."""
+        if self._sealing is not None:
+            self._sealing.join()
+
+    def _open(self) -> ocp.CheckpointManager:
+        if cluster.is_first() and self.directory.is_dir():
+            remains.sweep(self.directory, [self._path(step) for step in self.steps()], is_complete)
+        cluster.wait_for_all("remains of checkpoints swept")
+        options = ocp.CheckpointManagerOptions(
+            step_format_fixed_length=8,
+            cleanup_tmp_directories=True,
+            single_host_load_and_broadcast=True,  # else one that still sees what was moved away would skip a save
+        )
+        return ocp.CheckpointManager(self.directory, options=options)
+
+    def save(self, step: int, state: Any, metric: float | None = None, notes: dict[str, Any] | None = None) -> None:
+        """Starts saving the state after `step` steps.
+
+        `metric` is the held-out loss at that step, if known; `notes` is JSON that `restore` gives back.
+        """
+        self.wait()
+        if cluster.first_says(int(step in self.steps())):
+            return
+        needed, free = state_bytes(state), shutil.disk_usage(self.directory).free
+        if cluster.anyone_says(free < needed):  # Orbax would fill the disk first, and then say so at length
+            raise InputError(
+                f"no space for a checkpoint of {needed / 1e6:.0f} MB: {self.directory} has {free / 1e6:.0f} MB "
+                "free; what was saved before is untouched, so free some space and give the same command again"
+            )
+        try:
+            self._manager.save(step, args=ocp.args.Composite(state=ocp.args.PyTreeSave(state)))
+        except OSError as error:
+            raise _cannot_write(self.directory, error) from error
+        about = self._about | {"step": step, "metric": metric, "arrays": describe(state), "notes": notes or {}}
+        self._sealing = threading.Thread(target=self._seal, args=(step, about), name="seal")
+        self._sealing.start()
+
+    def _seal(self, step: int, about: dict[str, Any]) -> None:
+        try:
+            self._manager.wait_until_finished()
+            if cluster.is_first():
+                seal(self._path(step), about)
+        except Exception as error:  # noqa: BLE001 - handed to the main thread by wait()
+            self._failure = error
+            return
+        if cluster.is_first():
+            with contextlib.suppress(Exception):  # what could not be deleted is tried again after the next save
+                self._delete_surplus()
+
+    def add_metric(self, step: int, metric: float, notes: dict[str, Any]) -> None:
+        """Gives a sealed checkpoint the metric that came after it was saved, and other notes."""
+        self.wait()
+        if cluster.is_first():
+            about = read_json(self._path(step) / SEAL)
+            write_json(self._path(step) / SEAL, about | {"metric": metric, "notes": notes})
+
+    def wait(self) -> None:
+        """Waits until what was saved is sealed. Raises: InputError, on every process, if it could not be written."""
+        if self._sealing is None:
+            return
+        self._sealing.join()
+        self._sealing = None
+        failure, self._failure = self._failure, None
+        if cluster.anyone_says(failure is not None):
+            if failure is not None:
+                raise _cannot_write(self.directory, failure) from failure
+            raise InputError(
+                f"another process could not write a checkpoint to {self.directory}, and its own message says why; what "
+                "was saved before is untouched"
+            )
+
+    def close(self) -> None:
+        """Waits for the last save and lets go of the directory."""
+        self.wait()
+        if cluster.is_first():  # again: a run may have been killed between its last save and this
+            with contextlib.suppress(Exception):  # what could not be deleted is tried again by the next run
+                self._delete_surplus()
+        self._manager.close()
+
+    def steps(self) -> list[int]:
+        """Returns the steps that have a checkpoint, whole or not, in ascending order."""
+        return checkpoint_steps(self.directory)
+
+    def restore(self, abstract_state: Any) -> Restored:
+        """Returns the newest whole state; its `state` is None if there is no checkpoint that was ever sealed.
+
+        `abstract_state` gives shapes, types and shardings; the mesh may be another than the one saved from.
+        A checkpoint that is damaged or was never sealed is moved to "damaged/" beside the others, where the newest two
+        stay.
+
+        Raises: InputError if there are sealed checkpoints and none is whole, or if shapes differ.
+        """
+        self.wait()
+        step, passed_over = self._find_whole() if cluster.is_first() else (0, [])
+        step = cluster.first_says(step)
+        if step == _ALL_DAMAGED:
+            passed_over = passed_over or ["the first process tells which checkpoints are not whole"]
+            raise InputError(
+                "; ".join(passed_over) + f"; no whole checkpoint is left, so remove {self.directory} to start over"
+            )
+        if step == _NONE:
+            self._set_aside(_NONE)
+            return Restored(None, {}, passed_over)
+        path = self._path(step)
+        about = read_json(path / SEAL)
+        check_arrays(path, about["arrays"], describe(abstract_state))
+        return Restored(self._restore_step(step, abstract_state), about.get("notes", {}), passed_over)
+
+    def _find_whole(self) -> tuple[int, list[str]]:
+        """Returns the newest whole step, `_NONE` or `_ALL_DAMAGED`, and a line about each newer one.
+
+        It is `_NONE` too if no checkpoint was ever sealed: the run ended in its first save, and nothing was damaged.
+        """
+        passed_over: list[str] = []
+        for step in reversed(self.steps()):
+            problem = find_damage(self._path(step))
+            if problem is None:
+                return step, passed_over
+            passed_over.append(f"checkpoint {self._path(step)} is not used: {problem}")
+        return _ALL_DAMAGED if self._sealed() else _NONE, passed_over
+
+    def best_step(self) -> int:
+        """Returns the step of the sealed checkpoint with the lowest metric; the earlier one of equals.
+
+        Raises: InputError if no checkpoint has a metric that can be read.
+        """
+        self.wait()
+        metrics = self._metrics() if cluster.is_first() else {}
+        best = cluster.first_says(min(((metric, step) for step, metric in metrics.items()), default=(0.0, _NONE))[1])
+        if best == _NONE:
+            raise InputError(
+                f"no checkpoint of {self.directory} has a metric that can be read; train in another workdir"
+            )
+        return best
+
+    def restore_at(self, step: int, abstract_state: Any) -> Any:
+        """Returns the state of a step that has a checkpoint. Raises: InputError, on every process, if it is damaged."""
+        self.wait()
+        problem = find_damage(self._path(step)) if cluster.is_first() else None
+        if cluster.first_says(int(problem is not None)):
+            problem = problem or "the first process tells what"
+            raise InputError(f"checkpoint {self._path(step)} is damaged: {problem}; train again in another workdir")
+        return restore_tree(self._path(step) / "state", abstract_state)
+
+    def _restore_step(self, step: int, abstract_state: Any) -> Any:
+        self._set_aside(step)
+        return restore_tree(self._path(step) / "state", abstract_state)
+
+    def _set_aside(self, newest_whole: int) -> None:
+        """Moves every checkpoint that is newer than the newest whole one to "damaged/" beside the others."""
+        damaged = [later for later in self.steps() if later > newest_whole] if cluster.is_first() else []
+        for later in damaged:
+            remains.set_aside(self._path(later))
+        if cluster.first_says(
+            len(damaged)
+        ):  # Orbax remembers what it has seen, and would refuse to save those steps again
+            self._manager.close()
+            self._manager = self._open()
+
+    def _sealed(self) -> list[int]:
+        return [step for step in self.steps() if (self._path(step) / SEAL).exists()]
+
+    def _metrics(self) -> dict[int, float]:
+        """Returns the metric of every sealed checkpoint that has one and whose seal can be read."""
+        metrics = {}
+        for step in self._sealed():
+            with contextlib.suppress(InputError, KeyError, TypeError):
+                metrics[step] = read_json(self._path(step) / SEAL)["metric"]
+        return {step: metric for step, metric in metrics.items() if isinstance(metric, (int, float))}
+
+    def _delete_surplus(self) -> None:
+        sealed = self._sealed()
+        best = sorted((metric, step) for step, metric in self._metrics().items())[: self.keep_best]
+        keep = set(sealed[-self.keep_last :]) | {step for _, step in best}
+        for step in sealed:
+            if step not in keep:
+                remains.delete(self._path(step))
+
+    def _path(self, step: int) -> Path:
+        return self.directory / f"{step:08d}"
+
+
+def state_bytes(tree: Any) -> int:
+    """Returns how many bytes the arrays of a tree take, on all devices together and each part once."""
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+def describe(tree: Any) -> dict[str, list]:
+    """Returns {path: [dtype, shape]} of every array of a tree."""
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): [str(leaf.dtype), list(leaf.shape)]
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
+
+
+def check_arrays(where: Path, found: dict[str, list], expected: dict[str, list]) -> None:
+    """Raises: InputError, naming the first difference, if two descriptions differ. Orbax would cast or drop."""
+    for name in sorted(found.keys() | expected.keys()):
+        if found.get(name) != expected.get(name):
+            raise InputError(
+                f"{where} does not fit this model: {name} is {found.get(name, 'missing')} there and "
+                f"{expected.get(name, 'unknown')} here; use the configuration that it was made with"
+            )
+
+
+def save_tree(path: Path, tree: Any) -> None:
+    """Writes a tree of arrays as a new Orbax directory; of several processes the first does so alone."""
+    alone = ocp.options.MultiprocessingOptions(
+        primary_host=0, active_processes={0} if cluster.is_several() else None, barrier_sync_key_prefix="alone"
+    )
+    handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=alone)
+    with _quiet(), contextlib.closing(ocp.Checkpointer(handler, multiprocessing_options=alone)) as checkpointer:
+        try:
+            checkpointer.save(path.absolute(), tree)
+        except (OSError, ValueError) as error:  # TensorStore's errors are ValueErrors, that of a full disk too
+            raise _cannot_write(path, error) from error
+
+
+def restore_tree(path: Path, abstract_tree: Any) -> Any:
+    """Returns the arrays at `path` with the shardings of `abstract_tree`.
+
+    The caller has checked shapes and types; a part of the saved tree may be asked for.
+    """
+    arguments = ocp.args.PyTreeRestore(
+        item=abstract_tree,
+        restore_args=ocp.checkpoint_utils.construct_restore_args(abstract_tree),
+        partial_restore=True,
+    )
+    with contextlib.closing(ocp.PyTreeCheckpointer()) as checkpointer, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return checkpointer.restore(path.absolute(), args=arguments)
+        except MemoryError:
+            raise
+        except Exception as error:  # noqa: BLE001 - behind right checksums; Orbax and TensorStore fail in any way
+            reason = " ".join(str(error).split())[:200] or type(error).__name__
+            raise InputError(f"{path} cannot be restored ({reason}); copy it again, or take an older one") from None
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps Orbax and TensorStore from printing tracebacks, one for each thread, of an error that is raised as well."""
+    logger = logging.getLogger("absl")
+    level, hook = logger.level, sys.unraisablehook
+
+    def no_closed_loops(unraisable: Any) -> None:  # into which other threads would put the same error
+        if not isinstance(unraisable.exc_value, RuntimeError):
+            hook(unraisable)
+
+    logger.setLevel(logging.CRITICAL)
+    sys.unraisablehook = no_closed_loops
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        sys.unraisablehook = hook
+
+
+def _cannot_write(directory: Path, error: Exception) -> InputError:
+    full = isinstance(error, ValueError) and "RESOURCE_EXHAUSTED" in str(error)  # which goes on for many lines
+    reason = "no space left" if full else str(error).splitlines()[0] if str(error) else type(error).__name__
+    return InputError(f"cannot write a checkpoint to {directory}: {reason}; what was saved before is untouched")

@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Google's directories, as its TensorFlow 1 code makes them, read and written without TensorFlow.
+
+A directory has bert_config.json, vocab.txt and a checkpoint, such as bert_model.ckpt.index and
+bert_model.ckpt.data-00000-of-00001. What Google's configuration has no key for (erf, another epsilon, the names of
+classes) is kept under the key "bert_jax", which Google's code does not read.
+Source: google-research/bert modeling.py (BertConfig, get_activation) and tokenization.py
+(validate_case_matches_checkpoint).
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from bert_jax.checkpoints.bundle import Bundle, index_path, write_bundle
+from bert_jax.checkpoints.names import Imported, check_vocabulary, find_not_finite, from_params, infer_task, to_params
+from bert_jax.errors import InputError, shown
+from bert_jax.model.heads import TASK_PARTS
+from bert_jax.model.objective import Params, parts_of
+from bert_jax.settings.model import ModelConfig
+from bert_jax.settings.rules import from_dict
+from bert_jax.storage import files, writing
+from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
+
+_CONFIG_NAME = "bert_config.json"
+_VOCAB_NAME, _CHECKPOINT_NAME, _STATE_NAME = "vocab.txt", "bert_model.ckpt", "checkpoint"
+_OURS = "bert_jax"  # the key of what Google has no key for
+
+# Ours -> Google's name, and the value of a configuration that does not give it; None if it must.
+_SETTINGS: dict[str, tuple[str, Any]] = {
+    "vocab_size": ("vocab_size", None),
+    "hidden_size": ("hidden_size", 768),
+    "num_layers": ("num_hidden_layers", 12),
+    "num_heads": ("num_attention_heads", 12),
+    "intermediate_size": ("intermediate_size", 3072),
+    "max_positions": ("max_position_embeddings", 512),
+    "type_vocab_size": ("type_vocab_size", 16),
+    "hidden_dropout_rate": ("hidden_dropout_prob", 0.1),
+    "attention_dropout_rate": ("attention_probs_dropout_prob", 0.1),
+    "initializer_stddev": ("initializer_range", 0.02),
+}
+# In Google's files, and read by nobody.
+_IDLE = r"directionality|pooler_(fc_size|num_attention_heads|num_fc_layers|size_per_head|type)"
+_LOWER, _CASED = re.compile(r"uncased|(chinese|multilingual)_L-\d"), re.compile("cased")
+
+
+def load_tf1(path: str | Path, activation: str = "", lowercase: bool | None = None) -> Imported:
+    """Returns the BERT of a directory of Google's, or of a checkpoint in one: DIR/bert_model.ckpt, DIR/model.ckpt-20.
+
+    Args:
+      path: of several checkpoints in a directory, the one that its file `checkpoint` names is taken.
+      activation: overrides the source: "gelu_exact" for the checkpoints that Google trained before 2019-02-07.
+      lowercase: overrides the source: tokenizer_config.json, or else a directory that is called cased, uncased,
+        chinese_L-... or multilingual_L-... as Google's are, or else whether the vocabulary holds capital letters.
+    Raises: InputError if a file is missing or damaged, or if the model is not one that can be computed here.
+    """
+    prefix = find_checkpoint(path)
+    where = prefix.parent / _CONFIG_NAME
+    settings = _read_settings(where)
+    config, notes = _model_config(settings, where, activation)
+    tokenizer, casing = _load_tokenizer(prefix.parent, lowercase)
+    check_vocabulary(tokenizer, config.vocab_size, where)
+    bundle = Bundle(prefix)
+    if "_CHECKPOINTABLE_OBJECT_GRAPH" in bundle.entries:
+        raise InputError(
+            f"{index_path(prefix)} is a checkpoint of TensorFlow 2's objects, whose tensors have other names; give one"
+            " of Google's TensorFlow 1 code, or the model in Hugging Face's format"
+        )
+    shapes = {name: entry.shape for name, entry in bundle.entries.items()}
+    params = to_params(bundle.read, shapes, "tf1", config, index_path(prefix))
+    notes += find_not_finite(params, index_path(prefix))
+    ours, present = settings.get(_OURS, {}), parts_of(params)
+    task = str(ours.get("task", ""))
+    if task not in TASK_PARTS or not set(TASK_PARTS[task]) <= set(present):
+        task = infer_task(present)
+    labels = tuple(map(str, ours.get("labels", ())))
+    if labels and len(labels) != len(params.get("classifier", {}).get("bias", ())):
+        raise InputError(f"{where} names {len(labels)} classes, and the classifier has another number; remove labels")
+    return Imported(config, params, tokenizer, task, labels, (*notes, *casing))
+
+
+def save_tf1(
+    directory: str | Path,
+    config: ModelConfig,
+    params: Params,
+    tokenizer: Tokenizer,
+    task: str = "pretraining",
+    labels: tuple[str, ...] = (),
+) -> list[str]:
+    """Writes a directory that Google's code loads, and returns lines that the user should see.
+
+    Raises: InputError, with nothing written, if the model cannot be expressed or the directory exists.
+    """
+    if config.causal:
+        raise InputError("a left-to-right model (causal) has no counterpart in Google's BERT; it stays here")
+    if tokenizer.kind != "wordpiece":
+        raise InputError(
+            f"the tokenizer is one of {tokenizer.kind}, and Google's BERT reads vocab.txt alone; the model stays here"
+        )
+    present, notes = parts_of(params), []
+    ours: dict[str, Any] = {}
+    if config.activation != "gelu_tanh":
+        ours["activation"] = config.activation
+        notes.append("the model's GELU is erf; Google's code of 2018 computes that, and after 2019-02-07 the tanh form")
+    if config.layer_norm_epsilon != ModelConfig.layer_norm_epsilon:
+        ours["layer_norm_epsilon"] = config.layer_norm_epsilon
+        notes.append(f"layer_norm_epsilon is {config.layer_norm_epsilon}; Google's code computes with 1e-12")
+    if tokenizer.strip_accents != tokenizer.lowercase or not tokenizer.config["tokenize_chinese_chars"]:
+        notes.append("the tokenizer's options are not Google's, whose code strips accents if it lower-cases")
+    if "pooler" not in present:
+        notes.append("there is no pooler; Google's code makes a random one, which its classifiers read")
+    if task != infer_task(present):
+        ours["task"] = task
+    if labels:
+        ours["labels"] = list(labels)
+    settings = {theirs: getattr(config, name) for name, (theirs, _) in _SETTINGS.items()}
+    settings |= {"hidden_act": "gelu", "directionality": "bidi"} | ({_OURS: ours} if ours else {})
+    with writing.new_directory(directory) as temporary:
+        write_bundle(temporary / _CHECKPOINT_NAME, from_params(params, "tf1", config))
+        writing.write_json(temporary / _CONFIG_NAME, settings)
+        tokenizer.save(temporary)
+        lines = [f'{key}model_checkpoint_path{s}: "{_CHECKPOINT_NAME}"' for key, s in (("", ""), ("all_", "s"))]
+        with writing.atomic_path(temporary / _STATE_NAME) as state:
+            state.write_text("".join(f"{line}\n" for line in lines))
+    return notes
+
+
+def checkpoint_prefix(path: str | Path) -> Path | None:
+    """Returns the prefix of the checkpoint that is given by it or by one of its files; None if there is no such."""
+    for prefix in (Path(path), Path(re.sub(r"\.(index|meta|data-\d{5}-of-\d{5})$", "", str(path)))):
+        if index_path(prefix).is_file():
+            return prefix
+    return None
+
+
+def find_checkpoint(path: str | Path) -> Path:
+    """Returns the prefix of the checkpoint that a path means: a directory, a prefix or one of a checkpoint's files.
+
+    Raises: InputError if there is none, or if it is not clear which.
+    """
+    path = Path(path)
+    if prefix := checkpoint_prefix(path):
+        return prefix
+    if not path.is_dir():
+        if path.is_file():
+            raise InputError(
+                f"{path} is no checkpoint of TensorFlow's format since 2016, which has a file {path.name}.index; save"
+                " it again with a newer TensorFlow"
+            )
+        raise InputError(f"{path} does not exist, nor does {index_path(path)}; give a directory or a checkpoint in one")
+    found = sorted(index.with_suffix("") for index in path.glob("*.index"))
+    names = [prefix.name for prefix in found]
+    if not found:
+        raise InputError(
+            f"{path} has no checkpoint, such as {_CHECKPOINT_NAME}.index; copy that and its data beside it"
+        )
+    if len(found) == 1:
+        return found[0]
+    state = path / _STATE_NAME
+    if not state.is_file():
+        raise InputError(f"{path} has {len(found)} checkpoints; give one of {', '.join(map(str, found))}")
+    with files.reading(str(state)):
+        named = re.search(r'^model_checkpoint_path: "(.*)"', state.read_text(errors="replace"), re.MULTILINE)
+    newest = Path(named[1]).name if named else ""
+    if newest not in names:
+        raise InputError(f"{state} names {newest!r}, which is not there; give one of {', '.join(map(str, found))}")
+    return path / newest
+
+
+def _read_settings(where: Path) -> dict[str, Any]:
+    """Returns what bert_config.json holds."""
+    if not where.is_file():
+        raise InputError(
+            f"{where} does not exist; copy the {_CONFIG_NAME} and {_VOCAB_NAME} that the model was trained with there"
+        )
+    settings = files.read_json(where)
+    ours = settings.get(_OURS, {}) if isinstance(settings, dict) else None
+    if not isinstance(ours, dict) or not isinstance(ours.get("labels", []), list):
+        raise InputError(f"{where} does not hold the settings of a BERT; copy the one that the model was trained with")
+    return settings
+
+
+def _model_config(settings: dict[str, Any], where: Path, activation: str) -> tuple[ModelConfig, list[str]]:
+    """Returns the model that a configuration of Google's describes, and lines that the user should see.
+
+    Raises: InputError, with the name of the setting, if it is not a BERT as it is computed here.
+    """
+    values = {name: settings.get(theirs, default) for name, (theirs, default) in _SETTINGS.items()}
+    if values["vocab_size"] is None:
+        raise InputError(f"{where} has no vocab_size; it is no {_CONFIG_NAME} of a BERT")
+    given, ours, notes = settings.get("hidden_act", "gelu"), settings.get(_OURS, {}), []
+    if not isinstance(given, str) or given.lower() != "gelu":
+        raise InputError(f"{where}: hidden_act is {shown(given)}, which this BERT cannot compute; it can with gelu")
+    if not activation and "activation" not in ours:
+        notes.append(
+            f"{where.name}: gelu is the tanh form, as in Google's code since 2019-02-07; of a model trained with older"
+            ' code, which has erf, add "bert_jax": {"activation": "gelu_exact"} to the file'
+        )
+    values["activation"] = activation or ours.get("activation", "gelu_tanh")
+    if "layer_norm_epsilon" in ours:
+        values["layer_norm_epsilon"] = ours["layer_norm_epsilon"]
+    known = {theirs for theirs, _ in _SETTINGS.values()} | {"hidden_act", _OURS}
+    unknown = [key for key in settings if key not in known and not re.fullmatch(_IDLE, key)]
+    if unknown:
+        notes.append(f"{where.name}: {', '.join(unknown)} is nothing that Google's BERT reads, and is not used")
+    try:
+        config = from_dict(ModelConfig, values, "model")
+        config.validate()
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
+    return config, notes
+
+
+def _load_tokenizer(directory: Path, lowercase: bool | None) -> tuple[Tokenizer, list[str]]:
+    """Returns the tokenizer of a directory, and lines that the user should see."""
+    if not (directory / _VOCAB_NAME).is_file():
+        raise InputError(f"{directory} has no {_VOCAB_NAME}; copy the one that the model was trained with there")
+    if lowercase is not None or (directory / "tokenizer_config.json").exists():
+        return load_tokenizer(directory, lowercase=lowercase), []
+    name = directory.resolve().name
+    named = True if _LOWER.search(name) else False if _CASED.search(name) else None
+    tokenizer = load_tokenizer(directory / _VOCAB_NAME, lowercase=named)
+    reason = f"as {name} says by its name" if named is not None else "to judge by the capitals of its vocabulary"
+    casing = "lower-cased" if tokenizer.lowercase else "not lower-cased"
+    return tokenizer, [f"text is {casing}, {reason}; a tokenizer_config.json with do_lower_case can say otherwise"]

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starting from the parameters of a trained model: what has to agree, and which parts are taken."""
+
+import dataclasses
+import hashlib
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from bert_jax.checkpoints.pretrained import Pretrained, load_pretrained
+from bert_jax.checkpoints.states import check_arrays, describe
+from bert_jax.devices import cluster
+from bert_jax.errors import InputError
+from bert_jax.model.keys import root_key
+from bert_jax.model.objective import Objective, Params, parts_of
+from bert_jax.settings.pretraining import PretrainConfig
+from bert_jax.text.tokenizer import Tokenizer
+
+# What a start and the run that goes on from it must agree on, though no array shows all of it.
+_SAME_IN_START = ("vocab_size", "hidden_size", "num_layers", "num_heads", "intermediate_size", "max_positions",
+                  "type_vocab_size", "activation", "layer_norm_epsilon", "vocab_multiple")  # fmt: skip
+
+
+def load_start(config: PretrainConfig, objective: Objective, tokenizer: Tokenizer, params: Params) -> Pretrained | None:
+    """Returns the model of `init_checkpoint` with the objective's parts, or None if none is set.
+
+    `params` are the run's, with shapes alone. Raises: InputError if the model cannot be read or does not fit them.
+    """
+    if not config.init_checkpoint:
+        return None
+    start = load_pretrained(config.init_checkpoint)
+    check_start(config, start, tokenizer)
+    start = complete(start, objective, config.train.seed)
+    check_arrays(Path(config.init_checkpoint), describe(start.params), describe(params))
+    cluster.check_same({"parameters of init_checkpoint": params_digest(start.params)})
+    return start
+
+
+def check_start(config: PretrainConfig, start: Pretrained, tokenizer: Tokenizer) -> None:
+    """Raises: InputError if the run's model or vocabulary is not that of the model that it starts from."""
+    if start.tokenizer.fingerprint != tokenizer.fingerprint:
+        raise InputError(
+            f"init_checkpoint {config.init_checkpoint} was made with another vocabulary or casing than "
+            f"{config.data.path}; prepare the corpus with --tokenizer={config.init_checkpoint}, "
+            "or its tokenizer/ if it has one"
+        )
+    mend = [
+        f"--config.model.{name}={getattr(start.config, name)}"
+        for name in _SAME_IN_START
+        if getattr(start.config, name) != getattr(config.model, name)
+    ]
+    if mend:
+        raise InputError(f"init_checkpoint {config.init_checkpoint} is another model; add {' '.join(mend)}")
+
+
+def complete(start: Pretrained, objective: Objective, seed: int) -> Pretrained:
+    """Returns the model with the parts that the objective needs and no others; `notes` says which ones are random."""
+    fresh = jax.jit(objective.init)(root_key(seed, "parameters"))
+    encoder = {name: start.params["encoder"].get(name, part) for name, part in fresh["encoder"].items()}
+    params = {name: start.params.get(name, part) for name, part in fresh.items()} | {"encoder": encoder}
+    present, wanted = parts_of(start.params), parts_of(fresh)
+    notes = [f"it has no {part}, which starts at random" for part in wanted if part not in present]
+    notes += [f"its {part} is not used" for part in present if part not in wanted]
+    return dataclasses.replace(start, params=params, notes=(*start.notes, *notes))
+
+
+def params_digest(params: Params) -> str:
+    """Returns a sha256 of parameters, for several processes to compare; "" where there is one."""
+    if not cluster.is_several():
+        return ""
+    digest = hashlib.sha256()
+    for leaf in jax.tree.leaves(params):
+        digest.update(np.asarray(leaf).tobytes())
+    return digest.hexdigest()[:12]

@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Google's pre-training examples: TFRecord files of sequences with masks already drawn.
+
+An example is what create_pretraining_data.py of google-research/bert writes: seven features, three of length L
+(`input_ids`, `input_mask`, `segment_ids`), three of length P (`masked_lm_positions`, `masked_lm_ids`,
+`masked_lm_weights`) and `next_sentence_labels`. P is --max_predictions_per_seq; unused places have weight 0.
+Letters: R examples, L positions, P places for predictions.
+"""
+
+import itertools
+import os
+from collections.abc import Callable, Iterable, Iterator
+
+import numpy as np
+
+from bert_jax.data import records
+from bert_jax.data.google import tfrecord
+from bert_jax.errors import InputError
+from bert_jax.text.tokenizer import Tokenizer
+
+INPUTS = ("input_ids", "input_mask", "segment_ids")  # [R, L]
+PREDICTIONS = ("masked_lm_positions", "masked_lm_ids", "masked_lm_weights")  # [R, P]
+LABELS = "next_sentence_labels"  # [R, 1]
+AT_ONCE = 1024  # examples that are read together
+
+Columns = dict[str, np.ndarray]  # a feature of R examples, [R, length of the feature]
+
+# Reading and writing
+
+
+def read_examples(path: str) -> Iterator[tuple[int, Columns]]:
+    """Yields the examples of a file, `AT_ONCE` at a time: the number of the first, from 1, and their features.
+
+    Features are int64, `masked_lm_weights` float32, [R, length of the feature].
+
+    Raises: InputError, with the number of the record, for damage, for a record that is no tf.train.Example, and if
+    a feature is missing, of another kind or of another length than in the first record.
+    """
+    stream = tfrecord.read_records(path)
+    lengths: dict[str, int] = {LABELS: 1}
+    first = 1
+    while data := list(itertools.islice(stream, AT_ONCE)):
+        yield first, _columns(path, first, data, lengths)
+        first += len(data)
+
+
+def _columns(path: str, first: int, data: list[bytes], lengths: dict[str, int]) -> Columns:
+    """Returns the features of some records. `lengths` has what is known of them, and learns from the first record."""
+    examples = []
+    for number, record in enumerate(data, first):
+        try:
+            examples.append(tfrecord.parse_example(record))
+        except ValueError as error:
+            raise refusal(path, number, f"it is no tf.train.Example ({error})", "give pre-training examples") from None
+    columns = {}
+    for name in (*INPUTS, *PREDICTIONS, LABELS):
+        kind = tfrecord.FLOATS if name == "masked_lm_weights" else tfrecord.INTEGERS
+        payloads: list[bytes] = []
+        for number, example in enumerate(examples, first):
+            feature = example.get(name)
+            if feature is None or feature.kind != kind:
+                state = "is missing" if feature is None else "is of another kind"
+                wanted = "floats" if kind == tfrecord.FLOATS else "integers"
+                raise refusal(
+                    path,
+                    number,
+                    f"feature {name} {state}, and a pre-training example has it as a list of {wanted}",
+                    "make the examples with create_pretraining_data.py of google-research/bert",
+                )
+            payloads.append(feature.payload)  # type: ignore[arg-type]
+        values, counts = _decode(path, first, name, kind, payloads)
+        same = INPUTS if name in INPUTS else PREDICTIONS if name in PREDICTIONS else (LABELS,)
+        length = next((lengths[other] for other in same if other in lengths), int(counts[0]))
+        lengths[name] = length
+        for index in np.flatnonzero(counts != length)[:1]:
+            raise refusal(
+                path,
+                first + int(index),
+                f"{name} has {counts[index]} values, and {length} is the length in this file of {', '.join(same)}",
+                "give files of one max_seq_length and one max_predictions_per_seq",
+            )
+        columns[name] = values.reshape(len(data), length)
+    return columns
+
+
+def _decode(path: str, first: int, name: str, kind: int, payloads: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns all values of a feature, and how many each record has."""
+    try:
+        return tfrecord.decode_numbers(kind, payloads)
+    except ValueError:
+        for number, payload in enumerate(payloads, first):  # which of them is it?
+            try:
+                tfrecord.decode_numbers(kind, [payload])
+            except ValueError as error:
+                raise refusal(path, number, f"feature {name}: {error}", "make the file again") from None
+        raise
+
+
+def write_examples(path: str | os.PathLike, batches: Iterable[Columns]) -> int:
+    """Writes examples [R, ...] as a TFRecord file, whole or not at all, and returns how many there are.
+
+    Raises: InputError if it cannot be written.
+    """
+    names = (*INPUTS, *PREDICTIONS, LABELS)
+
+    def encoded() -> Iterator[bytes]:
+        for columns in batches:
+            features = [tfrecord.encode_numbers(columns[name]) for name in names]
+            for values in zip(*features, strict=True):
+                yield tfrecord.encode_example(dict(zip(names, values, strict=True)))
+
+    return tfrecord.write_records(path, encoded())
+
+
+def refusal(path: str, number: int, reason: str, remedy: str) -> InputError:
+    """Returns the error of a record, which are numbered from 1."""
+    return InputError(f"{path}, record {number}: {reason}; {remedy}")
+
+
+# Rows
+
+
+def check_examples(path: str, first: int, columns: Columns, tokenizer: Tokenizer) -> None:
+    """Raises: InputError, with the number of the record, if examples are not what a model can be trained on."""
+    ids, mask, types = (columns[name] for name in INPUTS)
+    positions, labels, weights = (columns[name] for name in PREDICTIONS)
+    lengths = mask.sum(axis=1, keepdims=True)
+    place = np.arange(ids.shape[1])
+    used = weights == 1
+    ordered = np.sort(np.where(used, positions, -1 - np.arange(positions.shape[1])), axis=1)
+    other_vocab = "give the vocabulary that the examples were made with"
+    foreign = "make the examples with create_pretraining_data.py of google-research/bert"
+
+    def refuse(bad: np.ndarray, reason: Callable[..., str], remedy: str) -> None:
+        for index in np.argwhere(bad)[:1].tolist():
+            raise refusal(path, first + index[0], reason(*index), remedy)
+
+    vocab = f"the vocabulary has the ids 0 to {tokenizer.vocab_size - 1}"
+    refuse(
+        (ids < 0) | (ids >= tokenizer.vocab_size),
+        lambda row, column: f"input_ids has {ids[row, column]} at position {column}, and {vocab}",
+        other_vocab,
+    )
+    refuse(
+        ids[:, 0] != tokenizer.cls_id,
+        lambda row: f"input_ids begins with {ids[row, 0]}, and [CLS] is {tokenizer.cls_id} in the vocabulary",
+        other_vocab,
+    )
+    refuse(
+        (mask != (place < lengths)) | (lengths < 2),
+        lambda row, column: (
+            f"input_mask has {mask[row, column]} at position {column}: it is ones, 2 or more, then zeros"
+        ),
+        foreign,
+    )
+    real = place < lengths
+    steps = np.diff(types, axis=1, prepend=0)
+    refuse(
+        (types != np.where(real, types.clip(0, 1), 0)) | (real & (steps < 0)),
+        lambda row, column: (
+            f"segment_ids has {types[row, column]} at position {column}: it is 0 in sentence A, 1 in B, "
+            "and 0 in the padding"
+        ),
+        foreign,
+    )
+    refuse(
+        ~used & (weights != 0),
+        lambda row, column: f"masked_lm_weights has {weights[row, column]}, and only 0 and 1 can be kept",
+        foreign,
+    )
+    refuse(
+        used[:, 1:] & ~used[:, :-1],
+        lambda row, column: f"masked_lm_weights has 1 at place {column + 1} after 0: unused places come last",
+        foreign,
+    )
+    refuse(
+        used & ((positions < 0) | (positions >= lengths)),
+        lambda row, column: (
+            f"masked_lm_positions has {positions[row, column]}, and the sequence has the positions 0 to "
+            f"{lengths[row, 0] - 1}"
+        ),
+        foreign,
+    )
+    refuse(
+        ordered[:, 1:] == ordered[:, :-1],
+        lambda row, column: f"masked_lm_positions has {ordered[row, column]} twice",
+        foreign,
+    )
+    refuse(
+        used & ((labels < 0) | (labels >= tokenizer.vocab_size)),
+        lambda row, column: f"masked_lm_ids has {labels[row, column]}, and {vocab}",
+        other_vocab,
+    )
+    refuse(
+        (columns[LABELS] < 0) | (columns[LABELS] > 1),
+        lambda row, column: (
+            f"{LABELS} has {columns[LABELS][row, column]}, and only 0 (B follows A) and 1 (random) exist"
+        ),
+        foreign,
+    )
+
+
+def examples_to_rows(
+    columns: Columns, numbers: np.ndarray, tokenizer: Tokenizer, dtype: np.dtype
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns checked examples as rows [R] of `dtype`, and the ids [tokens] of their text without [CLS] and [SEP].
+
+    If `dtype` has places for predictions, masks are kept as they are; if not, the labels are put back in the text.
+    """
+    positions, labels, weights = (columns[name] for name in PREDICTIONS)
+    used = weights == 1
+    text = columns["input_ids"].copy()
+    text[np.nonzero(used)[0], positions[used]] = labels[used]
+    real = columns["input_mask"] == 1
+    rows = np.zeros(len(text), dtype)
+    keep = "mlm_counts" in (dtype.names or ())
+    rows["token_ids"] = np.where(real, columns["input_ids"] if keep else text, tokenizer.pad_id)
+    rows["word_starts"] = records.pack_word_starts(tokenizer.word_starts[text] & real)
+    rows["lengths"] = real.sum(axis=1, keepdims=True)
+    rows["first_lengths"] = (real & (columns["segment_ids"] == 0)).sum(axis=1, keepdims=True)
+    rows["labels"] = columns[LABELS]
+    rows["numbers"] = numbers[:, None]
+    if keep:
+        rows["mlm_positions"] = np.where(used, positions, 0)
+        rows["mlm_labels"] = np.where(used, labels, 0)
+        rows["mlm_counts"] = used.sum(axis=1)
+    return rows, text[real & (text != tokenizer.cls_id) & (text != tokenizer.sep_id)]

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TFRecord files and the `tf.train.Example` messages in them, without TensorFlow.
+
+A file is a sequence of records: the number of bytes (8 bytes, little-endian), its checksum (4), the bytes, their
+checksum (4). An Example is a protocol buffer of named features, each a list of byte strings, floats or integers.
+Source: tensorflow/core/lib/io/record_writer.cc; tensorflow/core/example/{example,feature}.proto; the encoding of
+protocol buffers at protobuf.dev.
+
+The values of many examples are decoded and encoded together: a feature's payloads, one for each example, are joined
+before numpy sees them.
+"""
+
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from os import PathLike
+from typing import NamedTuple
+
+import numpy as np
+
+from bert_jax.errors import InputError
+from bert_jax.storage import files, writing
+from bert_jax.storage.protobuf import DELIMITED, FIXED32, VARINT, delimited, parse_fields
+
+MAX_RECORD_BYTES = 1 << 24  # an example is some kB; what says more is no example, and would fill the memory
+
+BYTES, FLOATS, INTEGERS = 1, 2, 3  # the kinds of a feature, by the numbers of their fields
+_ONE_VALUE = {BYTES: DELIMITED, FLOATS: FIXED32, INTEGERS: VARINT}
+_FIRST, _SECOND = 1 << 3 | DELIMITED, 2 << 3 | DELIMITED  # tags of fields that hold bytes
+_KINDS = {kind << 3 | DELIMITED: kind for kind in (BYTES, FLOATS, INTEGERS)}
+
+
+class Feature(NamedTuple):
+    """A feature of one example.
+
+    `payload` is the strings of a list of strings, or else the numbers one after the other: 4 bytes for a float,
+    a varint (7 bits a byte, the lowest first) for an integer.
+    """
+
+    kind: int
+    payload: bytes | list[bytes]
+
+
+# Files
+
+
+def read_records(path: str) -> Iterator[bytes]:
+    """Yields the bytes of each record of a file, compressed or not.
+
+    A file that ends between two records is whole for all that it says; there is no mark of its end.
+
+    Raises: InputError at a checksum that is wrong, or an end inside a record.
+    """
+    number = 0
+    with files.open_binary(path) as stream:
+        while True:
+            with files.reading(f"{path}, record {number + 1}"):
+                header = stream.read(12)
+                length = int.from_bytes(header[:8], "little")
+                data = stream.read(min(length, MAX_RECORD_BYTES) + 4)
+            if not header:
+                return
+            number += 1
+            if len(header) < 12:
+                raise _damaged(path, number, f"the file ends after {len(header)} of the 12 bytes of its header")
+            if files.masked_crc32c(header[:8]) != int.from_bytes(header[8:], "little"):
+                raise _damaged(path, number, f"the checksum of its length, {length}, is wrong")
+            if length > MAX_RECORD_BYTES:
+                raise _damaged(path, number, f"it has {length} bytes, and {MAX_RECORD_BYTES} is the most")
+            if len(data) < length + 4:
+                raise _damaged(path, number, f"the file ends after {len(data)} of the {length + 4} bytes that remain")
+            record = data[:length]
+            if files.masked_crc32c(record) != int.from_bytes(data[length:], "little"):
+                raise _damaged(path, number, f"the checksum of its {length} bytes is wrong")
+            yield record
+
+
+def _damaged(path: str, number: int, reason: str) -> InputError:
+    """Returns the error of a file that no reader of TFRecords accepts."""
+    return InputError(
+        f"{path}, record {number}: {reason}; the file is damaged, cut short or no TFRecord, so copy or make it again"
+    )
+
+
+def write_records(path: str | PathLike, records: Iterable[bytes]) -> int:
+    """Writes a file, whole or not at all, and returns how many records it has.
+
+    Raises: InputError if it cannot be written.
+    """
+    number = 0
+    with writing.atomic_path(path) as temporary, open(temporary, "wb") as stream:
+        for data in records:
+            length = struct.pack("<Q", len(data))
+            checksums = [struct.pack("<I", files.masked_crc32c(part)) for part in (length, data)]
+            stream.write(b"".join((length, checksums[0], data, checksums[1])))
+            number += 1
+    return number
+
+
+# Examples
+
+
+def parse_example(data: bytes) -> dict[str, Feature]:
+    """Returns the features of a serialized tf.train.Example, by name; fields that it does not define are skipped.
+
+    As in every reader of protocol buffers, what is given twice is joined, and of a map's key the last value counts.
+
+    Raises: ValueError, saying why, if it is none.
+    """
+    features: dict[str, Feature] = {}
+    for tag, start, stop in parse_fields(data, 0, len(data)):
+        if tag == _FIRST:  # Example.features
+            for tag, first, last in parse_fields(data, start, stop):
+                if tag == _FIRST:  # Features.feature, a map
+                    name, feature = _parse_entry(data, first, last)
+                    features[name] = feature
+    return features
+
+
+def _parse_entry(data: bytes, start: int, stop: int) -> tuple[str, Feature]:
+    """Returns the name and the feature of an entry of the map."""
+    name, kind = b"", 0
+    payload: bytes | list[bytes] = b""
+    for tag, first, last in parse_fields(data, start, stop):
+        if tag == _FIRST:
+            name = data[first:last]
+        elif tag == _SECOND:
+            for tag_of_list, begin, end in parse_fields(data, first, last):
+                if tag_of_list in _KINDS:
+                    before = payload if kind == _KINDS[tag_of_list] else None
+                    kind = _KINDS[tag_of_list]
+                    values = _parse_list(data, begin, end, kind)
+                    if kind == BYTES:
+                        payload = [*(before or []), *values]  # type: ignore[misc]
+                    else:
+                        payload = b"".join([before, *values] if before else values)  # type: ignore[list-item]
+    return name.decode("utf-8"), Feature(kind, payload)  # UnicodeDecodeError is a ValueError
+
+
+def _parse_list(data: bytes, start: int, stop: int, kind: int) -> list[bytes]:
+    """Returns the strings of a list, or bytes that together are its numbers, however it is divided."""
+    parts = []
+    for tag, first, last in parse_fields(data, start, stop):
+        if tag == _FIRST:
+            if kind == FLOATS and (last - first) % 4:
+                raise ValueError(f"{last - first} bytes of floats are no multiple of 4")
+            if kind == INTEGERS and last > first and data[last - 1] >= 0x80:
+                raise ValueError("an integer goes on after the end of its list")
+            parts.append(data[first:last])
+        elif tag == 8 | _ONE_VALUE[kind]:  # a list that is not packed: each value is a field
+            parts.append(data[first:last])
+    return parts
+
+
+def decode_example(data: bytes) -> dict[str, np.ndarray | list[bytes]]:
+    """Returns the values of an example: int64 [n] or float32 [n] arrays, or lists of bytes; without a kind, [].
+
+    Raises: ValueError, saying why, if it is no tf.train.Example.
+    """
+    values: dict[str, np.ndarray | list[bytes]] = {}
+    for name, (kind, payload) in parse_example(data).items():
+        values[name] = decode_numbers(kind, [payload])[0] if isinstance(payload, bytes) and kind else list(payload)  # type: ignore
+    return values
+
+
+def decode_numbers(kind: int, payloads: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns all numbers of the payloads, int64 or float32, and how many each payload has, [number of payloads].
+
+    Raises: ValueError if an integer has more than ten bytes.
+    """
+    joined = b"".join(payloads)
+    stops = np.cumsum(np.fromiter(map(len, payloads), np.int64, len(payloads)))
+    if kind == FLOATS:
+        return np.frombuffer(joined, "<f4").astype(np.float32), np.diff(stops // 4, prepend=0)
+    data = np.frombuffer(joined, np.uint8)
+    ends = np.flatnonzero(data < 0x80) + 1
+    counts = np.diff(np.searchsorted(ends, stops, side="right"), prepend=0)
+    if len(ends) == len(data):
+        return data.astype(np.int64), counts
+    starts = np.concatenate([[0], ends[:-1]])
+    sizes = ends - starts
+    if sizes.max() > 10:
+        raise ValueError(f"an integer has {sizes.max()} bytes, and 10 is the most")
+    values = (data[starts] & np.uint8(0x7F)).astype(np.uint64)
+    for place in range(1, int(sizes.max())):
+        (longer,) = np.nonzero(sizes > place)
+        bits = (data[starts[longer] + place] & np.uint8(0x7F)).astype(np.uint64)
+        values[longer] |= bits << np.uint64(7 * place)
+    return values.view(np.int64), counts
+
+
+def encode_numbers(values: np.ndarray) -> list[Feature]:
+    """Returns a feature for each row of numbers [R, n], floats or integers."""
+    if values.dtype.kind == "f":
+        return [Feature(FLOATS, row.tobytes()) for row in values.astype("<f4")]
+    bits = values.astype(np.int64).view(np.uint64)
+    shifts = np.arange(0, 70, 7, dtype=np.uint64)
+    width = 1 + int(np.count_nonzero(bits.max(initial=0) >> shifts[1:]))
+    groups = bits[..., None] >> shifts[:width]  # [R, n, width]
+    used = groups > 0
+    used[..., 0] = True
+    encoded = (groups & np.uint64(0x7F)).astype(np.uint8)
+    encoded[..., :-1] |= used[..., 1:].astype(np.uint8) << 7  # another byte follows
+    stops = np.cumsum(np.count_nonzero(used, axis=(1, 2))).tolist()
+    data = encoded[used].tobytes()
+    return [Feature(INTEGERS, data[start:stop]) for start, stop in zip([0, *stops[:-1]], stops, strict=True)]
+
+
+def encode_example(features: Mapping[str, Feature]) -> bytes:
+    """Returns a serialized tf.train.Example, features in the order given, lists of numbers packed."""
+    entries = []
+    for name, feature in features.items():
+        if feature.kind == BYTES:
+            values = b"".join(delimited(1, value) for value in feature.payload)  # type: ignore[arg-type]
+        else:
+            values = delimited(1, feature.payload) if feature.payload else b""  # type: ignore[arg-type]
+        value = delimited(feature.kind, values)
+        entries.append(delimited(1, delimited(1, name.encode()) + delimited(2, value)))
+    return delimited(1, b"".join(entries))

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Inputs to documents. A document is the list of its lines, each a sentence or a paragraph.
+
+Inputs are separated by commas, and each is one of
+
+- a file, a quoted glob, or a URL of either (gs://bucket/text/*.gz), of text, JSON lines or WikiExtractor's output,
+  plain or compressed by gzip or zstd: what it is shows in its first bytes (`formats`);
+- tfds:NAME, a prepared data set of TensorFlow Datasets (`tfds_text`);
+- python-docs, the English documentation inside every Python: it needs no file, so it is what tests and the first
+  steps are made of.
+"""
+
+import hashlib
+from collections.abc import Iterator
+
+from bert_jax.data.sources import formats, python_docs, tfds_text
+from bert_jax.data.sources.formats import Piece
+from bert_jax.data.sources.python_docs import PYTHON_DOCS
+from bert_jax.errors import InputError
+from bert_jax.storage import files, urls
+
+PIECE_BYTES = 16 << 20
+
+
+def iterate_documents(inputs: str) -> Iterator[list[str]]:
+    """Yields the documents of the inputs, in order.
+
+    Raises: InputError if an input is missing, unreadable, not UTF-8 or breaks the rules of its format, or if there
+    is no document at all.
+    """
+    found = False
+    for piece in plan_pieces(inputs):
+        for document in read_piece(piece):
+            found = True
+            yield document
+    if not found:
+        raise _no_document(inputs)
+
+
+def plan_pieces(inputs: str, piece_bytes: int = PIECE_BYTES) -> list[Piece]:
+    """Returns the pieces of the inputs, whose documents one after the other are those of `iterate_documents`.
+
+    A plain file is cut into pieces of about `piece_bytes`, where documents end, and so is a TFDS data set; a
+    compressed file cannot be. Raises: InputError if an input is missing or unreadable, or all are empty.
+    """
+    sources = list_sources(inputs)
+    paths = urls.local_copies(sources)
+    pieces = [piece for source, path in zip(sources, paths) for piece in plan_source(source, path, piece_bytes)]
+    if not pieces:
+        raise _no_document(inputs)
+    return pieces
+
+
+def plan_source(source: str, path: str, piece_bytes: int = PIECE_BYTES) -> list[Piece]:
+    """Returns the pieces of a single input, whose file is at `path`."""
+    if source == PYTHON_DOCS:
+        return [Piece(source, PYTHON_DOCS)]
+    if source.startswith(tfds_text.PREFIX):
+        return list(tfds_text.plan_examples(source, piece_bytes))
+    return formats.plan_file(path, source, piece_bytes)
+
+
+def read_piece(piece: Piece) -> Iterator[list[str]]:
+    """Yields the documents of a piece.
+
+    Raises: InputError if it cannot be read or breaks a rule, naming the input and the line or example.
+    """
+    if piece.kind == PYTHON_DOCS:
+        return python_docs.read_python_docs()
+    return tfds_text.read_examples(piece) if piece.kind == tfds_text.TFDS else formats.read_file(piece)
+
+
+def fingerprint(inputs: str) -> str:
+    """Returns a sha256 of the contents of the inputs, whatever their paths; see `tfds_text` for that of a data set."""
+    sources = list_sources(inputs)
+    return join_fingerprints([*map(fingerprint_source, sources, urls.local_copies(sources))])
+
+
+def fingerprint_source(source: str, path: str) -> tuple[str, str]:
+    """Returns a single input, and a sha256 of its contents; its file is at `path`."""
+    if source == PYTHON_DOCS:
+        return source, python_docs.fingerprint()
+    if source.startswith(tfds_text.PREFIX):
+        return source, tfds_text.fingerprint(source)
+    return source, files.sha256_file(path)
+
+
+def join_fingerprints(contents: list[tuple[str, str]]) -> str:
+    """Returns the fingerprint of inputs, of what `fingerprint_source` says of each."""
+    if [source for source, _ in contents] == [PYTHON_DOCS]:
+        return contents[0][1]
+    return hashlib.sha256(" ".join(content for _, content in contents).encode()).hexdigest()
+
+
+def list_sources(inputs: str) -> list[str]:
+    """Returns the single inputs, each once: the globs among them as the files that they match."""
+    sources: dict[str, None] = {}
+    for part in filter(None, (part.strip() for part in inputs.split(","))):
+        is_file = part != PYTHON_DOCS and not part.startswith(tfds_text.PREFIX)
+        sources.update(dict.fromkeys(files.expand_globs(part) if is_file else [part]))
+    return list(sources) or files.expand_globs(inputs)  # which raises the error for no input at all
+
+
+def _no_document(inputs: str) -> InputError:
+    return InputError(f"input {inputs!r} holds no document: all its lines are blank; give files with text")

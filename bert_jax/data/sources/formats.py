@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files of text to documents, in three formats that are told apart by the first line that is not blank:
+
+- JSON lines: it opens an object with a key, as in {"text": (or the file is called .jsonl). Each line is a
+  document, whose lines are those of the string "text".
+- WikiExtractor's output: it begins with <doc id=. Each <doc ...> ... </doc> is a document.
+- Anything else is text: a sentence or a paragraph a line, blank lines between documents, and the end of the file
+  ends one too.
+
+In the first two, a first line that repeats the document's title is no sentence and is left out.
+"""
+
+import html
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import IO, Any
+
+from bert_jax.errors import InputError
+from bert_jax.storage import files
+
+TEXT, JSON_LINES, WIKI_EXTRACTOR = "text", "JSON lines", "WikiExtractor"
+
+_JSON_NAME = re.compile(r"\.(jsonl|ndjson)(\.\w+)?$")
+_JSON_START = re.compile(rb'\{\s*"([^"\\]|\\.)*"\s*:')
+_DOC_START, _DOC_END = "<doc id=", "</doc>"
+_DOC_TITLE = re.compile(r'title="(.*)"')
+_BYTE_ORDER_MARK = "\ufeff"  # some editors begin a file with it
+
+# What a process holds at a time is bounded, for a small compressed file may hold any number of bytes.
+LONGEST_LINE = 64 << 20  # bytes
+LONGEST_DOCUMENT = 256 << 20  # bytes
+_LINE_COST = 64  # bytes that a line of a document takes beside its text
+
+# Where a file can be cut: after a line that ends a document.
+_ENDS_DOCUMENT = {
+    TEXT: lambda line: not line.strip(),
+    JSON_LINES: lambda line: True,
+    WIKI_EXTRACTOR: lambda line: line.rstrip().endswith(_DOC_END.encode()),
+}
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Whole documents that one process reads: a stretch of an input, or all of it."""
+
+    source: str  # the input, as the user and messages call it
+    kind: str  # one of the formats above, or an input that is no file
+    path: str = ""  # of the file on this machine
+    start: int = 0  # bytes, or examples of a TFDS data set
+    end: int = 0  # 0 is the end of the input
+
+
+def detect_format(path: str, source: str) -> str:
+    """Returns the format of a file. Raises: InputError if it cannot be read."""
+    if _JSON_NAME.search(source):
+        return JSON_LINES
+    line = b""
+    with files.reading(source), files.open_binary(path) as stream:
+        while not line and (read := stream.readline(1 << 16)):
+            line = read.removeprefix(_BYTE_ORDER_MARK.encode()).strip()
+    if _JSON_START.match(line):
+        return JSON_LINES
+    return WIKI_EXTRACTOR if line.startswith(_DOC_START.encode()) else TEXT
+
+
+def plan_file(path: str, source: str, piece_bytes: int) -> list[Piece]:
+    """Returns the pieces of a file, of about `piece_bytes`; a compressed file cannot be cut, an empty one has none.
+
+    Raises: InputError if it cannot be read.
+    """
+    kind = detect_format(path, source)
+    if files.is_compressed(path):
+        return [Piece(source, kind, path)]
+    cuts = [0]
+    with files.reading(source), open(path, "rb") as stream:
+        size = stream.seek(0, 2)
+        while cuts[-1] + piece_bytes < size:
+            stream.seek(cuts[-1] + piece_bytes)
+            _read_line(stream, lambda: source)  # the rest of a line, whose beginning is unknown
+            while (line := _read_line(stream, lambda: source)) and not _ENDS_DOCUMENT[kind](line):
+                pass
+            cuts.append(stream.tell())
+        if cuts[-1] < size:
+            cuts.append(size)
+    return [Piece(source, kind, path, start, end) for start, end in zip(cuts, cuts[1:])]
+
+
+def _read_line(stream: IO[bytes], place: Callable[[], str]) -> bytes:
+    """Returns the next line, b"" at the end. Raises: InputError if it is too long to be one."""
+    line = stream.readline(LONGEST_LINE + 1)
+    if len(line) > LONGEST_LINE:
+        raise InputError(
+            f"{place()}: a line has more than {LONGEST_LINE >> 20} MiB; text has a sentence, a paragraph or a document "
+            "of JSON a line: part it, or leave the file out"
+        )
+    return line
+
+
+def read_file(piece: Piece) -> Iterator[list[str]]:
+    """Yields the documents of a piece of a file.
+
+    Raises: InputError if it cannot be read, is not UTF-8 or breaks the rules of its format, naming the line.
+    """
+    lines = _Lines(piece)
+    if piece.kind == JSON_LINES:
+        return _json_documents(lines)
+    return _wiki_documents(lines) if piece.kind == WIKI_EXTRACTOR else _text_documents(lines)
+
+
+def text_lines(text: str, title: Any = None) -> list[str]:
+    """Returns the stripped lines of a text that are not blank, without a first one that is the title."""
+    lines = [line for line in (line.strip() for line in text.split("\n")) if line]
+    return lines[1:] if lines and isinstance(title, str) and lines[0] == title.strip() else lines
+
+
+class _Lines:
+    """The stripped lines of a piece, which know their numbers."""
+
+    def __init__(self, piece: Piece):
+        self.piece = piece
+        self.number = 0  # of the last line, within the piece
+        self._held = 0  # bytes of the document that is being read
+
+    def __iter__(self) -> Iterator[str]:
+        piece, position = self.piece, self.piece.start
+        try:
+            with files.reading(piece.source), files.open_binary(piece.path) as stream:
+                if piece.start:
+                    stream.seek(piece.start)
+                while (not piece.end or position < piece.end) and (
+                    line := _read_line(stream, lambda: self.place(self.number + 1))
+                ):
+                    position += len(line)
+                    self.number += 1
+                    yield line.decode("utf-8").removeprefix(_BYTE_ORDER_MARK).strip()
+        except UnicodeDecodeError as error:
+            raise InputError(
+                f"{self.place()} is not UTF-8 (byte 0x{error.object[error.start]:02x}); convert the file, "
+                "for example with iconv -t utf-8"
+            ) from None
+
+    def hold(self, text: str, num_lines: int = 1) -> None:
+        """Counts lines of the document that is being read. Raises: InputError if it is too long to be one."""
+        self._held += len(text) + _LINE_COST * num_lines
+        if self._held > LONGEST_DOCUMENT:
+            raise InputError(
+                f"{self.place()}: the document that ends here or later has more than {LONGEST_DOCUMENT >> 20} MiB; "
+                "part documents by blank lines, or leave the file out"
+            )
+
+    def release(self) -> None:
+        """Begins another document."""
+        self._held = 0
+
+    def place(self, number: int = 0) -> str:
+        """Returns where the last line, or line `number` of the piece, is in its file."""
+        number = number or self.number
+        if self.piece.start:
+            with open(self.piece.path, "rb") as stream:
+                number += stream.read(self.piece.start).count(b"\n")
+        return f"{self.piece.source}, line {number}"
+
+
+def _text_documents(lines: _Lines) -> Iterator[list[str]]:
+    """Yields runs of lines that are not blank."""
+    document: list[str] = []
+    for line in lines:
+        if line:
+            lines.hold(line)
+            document.append(line)
+        elif document:
+            yield document
+            document = []
+            lines.release()
+    if document:
+        yield document
+
+
+# JSON lines
+
+_ONE_OBJECT = 'each line must be one object such as {"text": "..."}'
+
+
+def _json_documents(lines: _Lines) -> Iterator[list[str]]:
+    """Yields the text of each line's object, unless it is blank."""
+    for line in lines:
+        if line and (document := _json_document(line, lines)):
+            yield document
+
+
+def _json_document(line: str, lines: _Lines) -> list[str]:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        reason = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else error
+        raise InputError(f"{lines.place()} is not JSON ({reason}); {_ONE_OBJECT}: mend or remove the line") from None
+    if not isinstance(value, dict):
+        raise InputError(f"{lines.place()} is {_shown(value)}; {_ONE_OBJECT}: write one, or remove the line")
+    if "text" not in value:
+        keys = ", ".join(map(repr, value)) or "nothing"
+        raise InputError(f"{lines.place()} has no 'text', but {keys}; {_ONE_OBJECT}: give the text that name")
+    text = value["text"]
+    if not isinstance(text, str):
+        raise InputError(f"{lines.place()}: 'text' is {_shown(text)}, not a string; {_ONE_OBJECT}: mend the line")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(text[error.start]):04x}"
+        raise InputError(
+            f"{lines.place()}: 'text' holds {half}, half of a character outside the basic plane; such halves come in "
+            "pairs: mend or remove the line"
+        ) from None
+    lines.release()
+    lines.hold(text, text.count("\n") + 1)
+    if isinstance(value.get("url"), str) and "?curid=" in value["url"]:  # WikiExtractor --json escapes as in HTML
+        text = html.unescape(text)
+    return text_lines(text, value.get("title"))
+
+
+def _shown(value: Any) -> str:
+    """Returns a value of JSON as JSON, shortened."""
+    text = json.dumps(value, ensure_ascii=True)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+# WikiExtractor
+
+
+def _wiki_documents(lines: _Lines) -> Iterator[list[str]]:
+    """Yields what stands between <doc ...> and </doc>, unless it is a title alone."""
+    start, title, inside = 0, "", []  # of the document that is being read: the number of its first line; 0 is none
+    for line in lines:
+        if line.startswith(_DOC_START):
+            if start:
+                raise _unclosed(lines, start, lines.place())
+            found = _DOC_TITLE.search(line)
+            start, title, inside = lines.number, html.unescape(found[1]) if found else "", []
+            lines.release()
+        elif start:
+            lines.hold(line)
+            inside.append(line.removesuffix(_DOC_END))
+            if line.endswith(_DOC_END):
+                if document := text_lines(html.unescape("\n".join(inside)), title):
+                    yield document
+                start = 0
+        elif line:
+            raise InputError(
+                f"{lines.place()} stands outside <doc> and </doc> ({_shown(line)}); a WikiExtractor file holds "
+                "nothing there: extract it again, or remove the line"
+            )
+    if start:
+        raise _unclosed(lines, start, "the end of the file")
+
+
+def _unclosed(lines: _Lines, start: int, end: str) -> InputError:
+    return InputError(
+        f"{lines.place(start)}: this <doc> has no </doc> before {end}; the file was cut off or damaged: copy or "
+        "extract it again"
+    )

@@ -1,0 +1,322 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several processes that train as one: how they join, and what only the first of them does.
+
+The only home of jax.distributed and multihost_utils. With a single process every function here does the obvious.
+"""
+
+import atexit
+import contextlib
+import hashlib
+import itertools
+import json
+import os
+import signal
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax._src import distributed  # its client, which has no public name: Orbax takes it from here too
+from jax.experimental import multihost_utils
+
+from bert_jax.devices.members import Members, leave
+from bert_jax.errors import InputError
+from bert_jax.settings.rules import changed_keys
+
+# What schedulers tell the processes of a job: a variable, and from what on it means that there are several.
+_JOB_SIZES = (
+    "SLURM_STEP_NUM_TASKS",
+    "SLURM_NTASKS",
+    "OMPI_COMM_WORLD_SIZE",
+    "MEGASCALE_NUM_SLICES",
+)
+_HOST_LISTS = ("TPU_WORKER_HOSTNAMES", "TPU_PROCESS_ADDRESSES")
+
+
+_members: Members | None = None  # of this process, once it has joined others
+_times_asked = itertools.count()  # how often the runs of this process have asked whether a signal has come
+
+
+def join(
+    how: str = "auto",
+    coordinator: str = "",
+    num_processes: int = 0,
+    process_id: int = -1,
+    join_seconds: int = 60,
+    lost_seconds: int = 60,
+) -> None:
+    """Joins the processes of a job, before anything else of JAX is used; the same command runs on each of them.
+
+    `how` is "off", "on" (JAX asks the scheduler or the TPU who the others are) or "auto": on if the scheduler speaks of
+    several processes. With `coordinator` (HOST:PORT of the first process), `num_processes` and `process_id` nothing is
+    asked. The others have `join_seconds` to come. Once they are there, a process that is not heard of for
+    `lost_seconds` ends the job.
+
+    Raises: InputError if the three do not go together, or the others cannot be reached.
+    """
+    given = (bool(coordinator), num_processes > 0, process_id >= 0)
+    if any(given) != all(given):
+        raise InputError("--coordinator, --num_processes and --process_id go together; give all three or none")
+    for name, seconds in (("join_seconds", join_seconds), ("lost_seconds", lost_seconds)):
+        if seconds < 1:
+            raise InputError(f"--{name} {seconds} is below 1; use 1 or more")
+    if not any(given) and (how == "off" or (how == "auto" and not is_job(os.environ))):
+        return
+    if any(given) and process_id >= num_processes:
+        raise InputError(f"--process_id {process_id} is not below --num_processes {num_processes}; they count from 0")
+    asked = {"coordinator_address": coordinator, "num_processes": num_processes, "process_id": process_id}
+    limits: dict[str, Any] = {
+        "initialization_timeout": join_seconds,
+        # Our own watch comes first, and says more. JAX's is for a process that cannot even watch.
+        "heartbeat_timeout_seconds": max(100, 10 * lost_seconds),
+        "shutdown_timeout_seconds": 30,
+    }
+    try:
+        with _failing_calmly():
+            jax.distributed.initialize(**(asked if any(given) else {}), **limits)
+    except (ValueError, RuntimeError) as error:
+        _leave_at_exit(1)
+        reason = " ".join(str(error).split())[:300]
+        if "bad_cast" in reason:  # what is left of an error of the coordination service
+            where = f"at {coordinator} " if coordinator else ""
+            others = f"of {num_processes} processes " if num_processes else ""
+            reason = f"not all {others}came together {where}within {join_seconds} s (--join_seconds)"
+        raise InputError(f"the processes cannot join: {reason}; see docs/pods.md, or --distributed=off") from None
+    state = distributed.global_state
+    if state.num_processes > 1:
+        global _members
+        _members = Members(state.client, state.process_id, state.num_processes, lost_seconds)
+
+
+@contextlib.contextmanager
+def _failing_calmly() -> Iterator[None]:
+    """Has JAX's client raise an error where the processes do not come together, and not abort with a dump.
+
+    jax.distributed has no argument for that, but its client does. Where a version of JAX has none, it aborts.
+    """
+    module = getattr(distributed, "_jax", None)
+    make = getattr(module, "get_distributed_runtime_client", None)
+
+    def make_calm(*arguments: Any, **options: Any) -> Any:
+        try:
+            return make(*arguments, **options, missed_heartbeat_callback=lambda _: None)  # type: ignore[misc]
+        except TypeError:
+            return make(*arguments, **options)  # type: ignore[misc]
+
+    if make is None:
+        yield
+        return
+    module.get_distributed_runtime_client = make_calm  # type: ignore[union-attr]
+    try:
+        yield
+    finally:
+        module.get_distributed_runtime_client = make  # type: ignore[union-attr]
+
+
+@contextlib.contextmanager
+def one_fate() -> Iterator[None]:
+    """Ends the block on every process when it ends on one with an error, and says on each whose error it is.
+
+    Raises: InputError with another process's line, where this process noticed it by itself; LostProcessError if a
+    collective broke off because another process died.
+    """
+    if _members is None:
+        yield
+        return
+    try:
+        jax.devices()  # all are here now; later, one may be minutes behind, which JAX does not wait for
+        yield
+        _members.exchange("done")
+        _members.close()
+    except BaseException as error:
+        status = 130 if isinstance(error, KeyboardInterrupt) else getattr(error, "STATUS", 1)
+        if isinstance(error, Exception) and not isinstance(error, (InputError, OSError)):
+            cause = _members.find_cause()  # collectives break off with errors of many types
+            if cause:
+                _leave_at_exit(cause.STATUS)
+                raise cause from None
+        _leave_at_exit(status)
+        _members.tell_failure(" ".join(str(error).split()) or type(error).__name__, status)
+        raise
+
+
+def leave_hanging(status: int) -> None:
+    """Ends this process with a status, and the others of the job after it."""
+    if _members is not None:
+        _members.tell_hang()
+    leave(status)
+
+
+def _leave_at_exit(status: int) -> None:
+    """Ends this process at its exit without JAX's own farewell, which waits for the others.
+
+    The first process has the store in which the others read why it ended; it stays a moment longer.
+    """
+
+    def end() -> None:
+        if _members is not None and _members.index == 0:
+            time.sleep(3 * _members.pause)
+        leave(status)
+
+    atexit.register(end)
+
+
+def check_same(what: Mapping[str, Any]) -> None:
+    """Returns if every process has the same code, and the same values, given by name; nested ones are compared too.
+
+    Raises: InputError, on every process, naming the process that differs, in what, and both values.
+    """
+    if _members is None:
+        return
+    what = {"code of bert_jax": _code_digest(), "jax": jax.__version__, **what}
+    text = json.dumps(what, sort_keys=True, default=str)
+    # Digests first: hundreds of processes would fetch everyone's values from the first one, again and again.
+    if len(set(_members.exchange(hashlib.sha256(text.encode()).hexdigest()))) == 1:
+        return
+    said = [json.loads(each) for each in _members.exchange(text)]
+    for number, other in enumerate(said):
+        names = changed_keys(said[0], other)
+        if names:
+            name = names[0]
+            theirs, ours = (_at(each, name) for each in (other, said[0]))
+            more = f", and {len(names) - 1} more" if len(names) > 1 else ""
+            raise InputError(
+                f"{_members.name(number)} has {name} {theirs!r}, and {_members.name(0)} has {ours!r}{more}; run the "
+                "same command with the same code and data on all"
+            )
+
+
+def _code_digest() -> str:
+    """Returns a digest of the source files of this package."""
+    digest = hashlib.sha256()
+    package = Path(__file__).parents[1]
+    for path in sorted(package.rglob("*.py")):
+        digest.update(str(path.relative_to(package)).encode() + path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def _at(values: Any, name: str) -> Any:
+    """Returns the value of a dotted name."""
+    for key in name.split("."):
+        values = values.get(key, "nothing") if isinstance(values, Mapping) else "nothing"
+    return values
+
+
+def check_shared(directory: Path) -> None:
+    """Returns if every process sees the directory of the first one. Raises: InputError, on every process, if not."""
+    if _members is None:
+        return
+    sign = directory / f".seen-{_members.exchange(uuid.uuid4().hex)[0]}"
+    first_does(f"write into {directory}", sign.touch)
+    deadline = time.monotonic() + 30  # some file systems show a new file late
+    while not sign.exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    seen = _members.exchange("yes" if sign.exists() else "")
+    if is_first():
+        sign.unlink(missing_ok=True)
+    for number, answer in enumerate(seen):
+        if not answer:
+            raise InputError(
+                f"{_members.name(number)} does not see what {_members.name(0)} writes into {directory}; give a "
+                "directory that all processes share"
+            )
+
+
+def is_job(environment: Mapping[str, str]) -> bool:
+    """Returns whether a scheduler's variables speak of several processes."""
+    sizes = (environment.get(name, "") for name in _JOB_SIZES)
+    hosts = (environment.get(name, "") for name in _HOST_LISTS)
+    return any(size.isdecimal() and int(size) > 1 for size in sizes) or any("," in names for names in hosts)
+
+
+def is_several() -> bool:
+    """Returns whether there are other processes."""
+    return jax.process_count() > 1
+
+
+def is_first() -> bool:
+    """Returns whether this process is the one that writes what is written once."""
+    return jax.process_index() == 0
+
+
+def wait_for_all(what: str) -> None:
+    """Returns when every process has come here; `what` names the place."""
+    if is_several():
+        multihost_utils.sync_global_devices(what)
+
+
+def first_says(value: int) -> int:
+    """Returns the value that the first process has."""
+    return int(multihost_utils.broadcast_one_to_all(np.int32(value))) if is_several() else value
+
+
+def anyone_says(value: bool) -> bool:
+    """Returns whether any process says so."""
+    return bool(np.max(multihost_utils.process_allgather(np.int32(value)))) if is_several() else value
+
+
+def first_does(what: str, action: Callable[[], None]) -> None:
+    """Runs `action` on the first process, and returns on every process when it is done.
+
+    `what` completes "the first process could not ...". Raises: InputError, on every process, if the action failed.
+    """
+    failure: InputError | OSError | None = None
+    if is_first():
+        try:
+            action()
+        except (InputError, OSError) as error:
+            failure = error
+    if first_says(int(failure is not None)):
+        raise failure or InputError(f"the first process could not {what}; its own message says why")
+
+
+def on_host(tree: Any) -> Any:
+    """Returns the whole arrays of a tree as numpy arrays, on every process, wherever their parts lie."""
+    if not is_several():
+        return jax.device_get(tree)
+    return jax.tree.map(lambda leaf: np.asarray(multihost_utils.process_allgather(leaf, tiled=True)), tree)
+
+
+class Preemption:
+    """Notes what asks the run to end: SIGTERM, SIGINT or SIGHUP, here or, of several processes, at any of them.
+
+    A second SIGINT, Ctrl-C pressed again, ends the process at once, without what Python does at its end: XLA may be
+    compiling. Several processes agree on the step to end at. JAX hands SIGTERM on to the others, so its own handler of
+    it stays, and what else arrives becomes SIGTERM. SIGHUP is left alone where it is ignored, as nohup does.
+    """
+
+    def __enter__(self) -> "Preemption":
+        self._received = 0
+        self._interrupts = 0
+        numbers = [signal.SIGINT] if is_several() else [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
+            numbers.append(signal.SIGHUP)
+        self._previous = {number: signal.signal(number, self._note) for number in numbers}
+        return self
+
+    def _note(self, number: int, _frame: Any) -> None:
+        self._interrupts += number == signal.SIGINT
+        if self._interrupts > 1:
+            leave(128 + signal.SIGINT, "stopped by Ctrl-C twice; what was saved before is untouched")
+        if is_several():
+            os.kill(os.getpid(), signal.SIGTERM)
+        else:
+            self._received = number
+        if self._interrupts:
+            with contextlib.suppress(OSError):  # Ctrl-C has ended the reader too, as in `train.py 2>&1 | tee log`
+                os.write(2, b"\nstopping after the steps under way, with the state saved; Ctrl-C again ends at once\n")
+
+    def received(self) -> int:
+        """Returns the signal to end for, or 0. Of several processes every one asks before every step."""
+        # JAX has all end at a number that none has come to. It is no step: those begin anew in each run of a grid, and
+        # a signal at the last step of one would be noticed at the same step of the next, or not at all.
+        if is_several() and multihost_utils.reached_preemption_sync_point(next(_times_asked)):
+            self._received = signal.SIGTERM
+        return self._received
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)

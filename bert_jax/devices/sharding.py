@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where every array lives: the mesh, and one table from parameter paths to mesh axes.
+
+The mesh has three axes: "data" (rows divided, parameters replicated), "fsdp" (rows and parameters
+divided) and "tensor" (heads, feed-forward and vocabulary divided). One device is a mesh of 1 x 1 x 1,
+so every program is the same program.
+"""
+
+import functools
+import math
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import mesh_utils
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+
+from bert_jax.errors import InputError
+from bert_jax.settings.model import ModelConfig
+from bert_jax.settings.pretraining import MeshConfig
+from bert_jax.settings.rules import nearest_multiples
+
+ROW_AXES = ("data", "fsdp")  # the axes over which the rows of a batch are divided
+
+# The mesh axis of every logical axis. None is replicated.
+MESH_AXES: dict[str | None, str | None] = {
+    "vocab": "tensor",
+    "heads": "tensor",  # num_heads x head_size
+    "mlp": "tensor",
+    "embed": "fsdp",
+    "layers": None,
+    None: None,
+}
+
+# Parameter path -> logical axes. The first match of the whole path wins.
+RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
+    (r"encoder/embeddings/word/embedding", ("vocab", "embed")),
+    (r"encoder/embeddings/(position|type)/embedding", (None, "embed")),
+    (r"encoder/embeddings/norm/(scale|bias)", (None,)),
+    (r"encoder/layers/attention/(query|key|value)/kernel", ("layers", "embed", "heads")),
+    (r"encoder/layers/attention/(query|key|value)/bias", ("layers", "heads")),
+    (r"encoder/layers/attention/output/kernel", ("layers", "heads", "embed")),
+    (r"encoder/layers/mlp/intermediate/kernel", ("layers", "embed", "mlp")),
+    (r"encoder/layers/mlp/intermediate/bias", ("layers", "mlp")),
+    (r"encoder/layers/mlp/output/kernel", ("layers", "mlp", "embed")),
+    (r"encoder/layers/(attention|mlp)/(output/bias|norm/scale|norm/bias)", ("layers", None)),
+    (r"encoder/pooler/kernel", ("embed", None)),
+    (r"encoder/pooler/bias", (None,)),
+    (r"mlm/transform/kernel", ("embed", None)),
+    (r"mlm/(transform/bias|norm/scale|norm/bias)", (None,)),
+    (r"mlm/output_bias", ("vocab",)),
+    (r"(next_sentence|classifier|span)/kernel", ("embed", None)),
+    (r"(next_sentence|classifier|span)/bias", (None,)),
+    (r"probe/.*/kernel", (None, None)),
+    (r"probe/(.*/bias|layer_weights)", (None,)),
+)
+
+
+def make_mesh(config: MeshConfig, devices: Any = None) -> Mesh:
+    """Returns the mesh ("data", "fsdp", "tensor") over all devices.
+
+    Raises: InputError if the sizes do not multiply to the number of devices.
+    """
+    devices = jax.devices() if devices is None else devices
+    sizes = mesh_sizes(config, len(devices))
+    axes, types = tuple(sizes), (AxisType.Auto,) * 3
+    told = len({getattr(device, "slice_index", 0) for device in devices})
+    slices = config.dcn or told
+    if told not in (1, slices):
+        raise InputError(f"mesh.dcn {slices} is not the {told} slices that the devices form; 0 takes these")
+    if sizes["data"] % slices:
+        raise InputError(
+            f"mesh.data {sizes['data']} is not divisible by the {slices} slices: fsdp and tensor stay within one; "
+            f"use mesh.data={nearest_multiples(sizes['data'], slices).replace(' or ', ' or mesh.data=')}"
+        )
+    if told == 1:  # in the order of the devices, so that a slice asked for is a stretch of them
+        return jax.make_mesh(tuple(sizes.values()), axes, axis_types=types, devices=devices)
+    of_slice = (sizes["data"] // slices, sizes["fsdp"], sizes["tensor"])
+    return Mesh(mesh_utils.create_hybrid_device_mesh(of_slice, (slices, 1, 1), devices), axes, axis_types=types)
+
+
+def mesh_sizes(config: MeshConfig, num_devices: int) -> dict[str, int]:
+    """Returns the devices along each axis of the mesh, -1 replaced by all that are left.
+
+    Raises: InputError if the sizes do not multiply to the number of devices.
+    """
+    config.validate()
+    sizes = {"data": config.data, "fsdp": config.fsdp, "tensor": config.tensor}
+    known = int(np.prod([size for size in sizes.values() if size != -1]))
+    if num_devices % known or (-1 not in sizes.values() and known != num_devices):
+        raise InputError(
+            f"mesh data x fsdp x tensor = {' x '.join(map(str, sizes.values()))} does not fit {num_devices} devices; "
+            "their product must be the number of devices (one size may be -1, for all that are left)"
+        )
+    return {axis: num_devices // known if size == -1 else size for axis, size in sizes.items()}
+
+
+def check_divisible(mesh: Mesh | AbstractMesh, model: ModelConfig, batch_size: int, accumulate: int = 1) -> None:
+    """Raises: InputError if the batch or the model does not divide evenly over the mesh."""
+    rows = mesh.shape["data"] * mesh.shape["fsdp"]
+    if batch_size % (rows * accumulate):
+        pieces = f"data x fsdp = {rows}" + (f" x train.accumulate = {accumulate}" if accumulate > 1 else "")
+        mend = nearest_multiples(batch_size, rows * accumulate)
+        raise InputError(f"batch_size {batch_size} is not divisible by {pieces}; use {mend}")
+    for name, size, axis in (
+        ("model.num_heads", model.num_heads, "tensor"),
+        ("model.intermediate_size", model.intermediate_size, "tensor"),
+        ("model padded vocabulary", model.padded_vocab_size, "tensor"),
+        ("model.hidden_size", model.hidden_size, "fsdp"),
+    ):
+        if size % mesh.shape[axis]:
+            raise InputError(
+                f"{name} {size} is not divisible by mesh.{axis} {mesh.shape[axis]}; use a smaller mesh.{axis}"
+            )
+
+
+def path_name(path: tuple[Any, ...]) -> str:
+    """Returns the path of a leaf in nested dicts as "a/b/c"; what is not a dict key is left out."""
+    return "/".join(str(key.key) for key in path if isinstance(key, jax.tree_util.DictKey))
+
+
+def match_rules(rules: tuple[tuple[str, Any], ...], names: list[str]) -> dict[str, Any]:
+    """Returns the value of the first rule that matches each whole name.
+
+    Raises: InputError if a name matches no rule.
+    """
+    table = {}
+    for name in names:
+        for pattern, value in rules:
+            if re.fullmatch(pattern, name):
+                table[name] = value
+                break
+        else:
+            raise InputError(f"parameter {name!r} matches no rule; add one to the table")
+    return table
+
+
+def is_stacked(name: str) -> bool:
+    """Returns whether the parameter of that path has a leading axis of layers; False for one that no rule knows."""
+    return any(re.fullmatch(pattern, name) and axes[0] == "layers" for pattern, axes in RULES)
+
+
+def unused_rules(rules: tuple[tuple[str, Any], ...], names: list[str]) -> list[str]:
+    """Returns the patterns that are the first match of no name."""
+    used = {next((pattern for pattern, _ in rules if re.fullmatch(pattern, name)), None) for name in names}
+    return [pattern for pattern, _ in rules if pattern not in used]
+
+
+def tree_shardings(mesh: Mesh | AbstractMesh, tree: Any, over_data: bool = False) -> Any:
+    """Returns the sharding of every leaf of a tree of parameters or of a training state.
+
+    A leaf below a dict is a parameter or one of its moments, and follows the rule of its path; any
+    other leaf (a step counter) is replicated. `over_data` divides each over the axis "data" as well, where it can be.
+    """
+
+    def place(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
+        name = path_name(path)
+        axes = match_rules(RULES, [name])[name] if name else ()
+        assert len(axes) == len(leaf.shape) or not name, f"rule {axes} for {name} of shape {leaf.shape}"
+        spec = tuple(MESH_AXES[axis] for axis in axes)
+        return NamedSharding(mesh, PartitionSpec(*(_divided_over_data(mesh, spec, leaf.shape) if over_data else spec)))
+
+    return jax.tree_util.tree_map_with_path(place, tree)
+
+
+def _divided_over_data(mesh: Mesh | AbstractMesh, spec: tuple[Any, ...], shape: tuple[int, ...]) -> tuple[Any, ...]:
+    """Returns the axes of a parameter with "data" at its largest dimension that it divides and no other axis does.
+
+    The last dimension comes last: a TPU pads it to 128. What has no such dimension stays as it is.
+    """
+    devices = mesh.shape["data"]
+    free = [
+        place
+        for place, (axis, size) in enumerate(zip(spec, shape))
+        if size % devices == 0 and (axis is None or mesh.shape[axis] == 1)
+    ]
+    if not free or devices == 1:
+        return spec
+    chosen = max(free, key=lambda place: (place != len(shape) - 1, shape[place]))
+    return (*spec[:chosen], "data", *spec[chosen + 1 :])
+
+
+def row_sharding(mesh: Mesh) -> NamedSharding:
+    """Returns the sharding of a batch: the leading axis over data x fsdp."""
+    return NamedSharding(mesh, PartitionSpec(ROW_AXES))
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """Returns the sharding of a value that every device holds."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def constrain_rows(array: jax.Array) -> jax.Array:
+    """Returns `array` with its leading axis divided over data x fsdp, when traced under a mesh."""
+    if jax.sharding.get_abstract_mesh().empty:
+        return array
+    return jax.lax.with_sharding_constraint(array, PartitionSpec(ROW_AXES))
+
+
+def whole(array: jax.Array) -> jax.Array:
+    """Returns `array` undivided, when traced under a mesh."""
+    if jax.sharding.get_abstract_mesh().empty:
+        return array
+    return jax.lax.with_sharding_constraint(array, PartitionSpec())
+
+
+def copy_to_rows(table: jax.Array, num_rows: int, gradient_dtype: str = "float32") -> jax.Array:
+    """Returns a table [D, V, H] of as many equal copies as devices divide rows, when traced under a mesh; else D is 1.
+
+    A device reads its own copy, and so adds up what all places that read it give to its gradient before devices
+    add up theirs, in `gradient_dtype`: once, where each place would be added up by itself.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    copies = 1 if mesh.empty else math.prod(mesh.shape[axis] for axis in ROW_AXES)
+    if copies == 1 or num_rows % copies:
+        return table[None]
+    spread = PartitionSpec(ROW_AXES, MESH_AXES["vocab"])
+    return jax.lax.with_sharding_constraint(_copies(copies, gradient_dtype, table), spread)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _copies(count: int, gradient_dtype: str, table: jax.Array) -> jax.Array:
+    return jnp.broadcast_to(table, (count, *table.shape))
+
+
+def _copies_forward(count: int, gradient_dtype: str, table: jax.Array) -> tuple[jax.Array, None]:
+    return _copies(count, gradient_dtype, table), None
+
+
+def _copies_backward(count: int, gradient_dtype: str, saved: None, gradient: jax.Array) -> tuple[jax.Array]:
+    narrow = gradient.astype(gradient_dtype)
+    total = jax.lax.reduce(narrow, jnp.zeros((), narrow.dtype), jax.lax.add, (0,))  # jnp.sum would go by float32
+    return (total.astype(gradient.dtype),)
+
+
+_copies.defvjp(_copies_forward, _copies_backward)

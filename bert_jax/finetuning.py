@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fine-tuning, from a pre-trained model and a task's data to a model that does the task: the wiring, on one page."""
+
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from jax.sharding import Mesh
+
+from bert_jax.checkpoints.pretrained import FINETUNED, Pretrained, save_pretrained
+from bert_jax.checkpoints.revisions import save_revision
+from bert_jax.checkpoints.states import check_arrays, describe
+from bert_jax.checkpoints.warm_start import complete
+from bert_jax.devices import cluster
+from bert_jax.devices.sharding import check_divisible, make_mesh
+from bert_jax.model.objective import Objective, Params, task_objective
+from bert_jax.plan.describe import make_throughput
+from bert_jax.settings.finetuning import FinetuneConfig
+from bert_jax.settings.rules import to_dict
+from bert_jax.storage.writing import write_json
+from bert_jax.tasks.batches import steps_per_epoch, train_batches
+from bert_jax.tasks.catalog import make_task
+from bert_jax.tasks.evaluation import Inference, Split, constant_scores, evaluate, make_inference, predict_split
+from bert_jax.tasks.prepare import Inputs, compared, fingerprint, open_inputs
+from bert_jax.tasks.results import FinetuneResult, curves, describe_run, describe_start, summarise
+from bert_jax.training.curves import draw_curves
+from bert_jax.training.loop import LoopResult, Pace, Work, train_loop
+from bert_jax.training.run import Run, open_run
+from bert_jax.training.step import TrainState, abstract_state, init_state, make_train_step
+
+
+def finetune(config: FinetuneConfig, workdir: Path, devices: Sequence[Any] | None = None) -> FinetuneResult:
+    """Fine-tunes until config.train.num_epochs, from `init_checkpoint` or from where `workdir` stands.
+
+    Leaves the model of the best evaluation in `finetuned/`, its predictions in `predictions/`, and `results.json`.
+
+    Raises: InputError if a setting, the data or the work directory cannot be used; before anything is written.
+    """
+    started = time.monotonic()
+    config.validate()
+    inputs = open_inputs(config)
+    config, task, start, data, model, train = inputs
+    mesh = make_mesh(config.mesh, devices)
+    check_divisible(mesh, model, config.data.batch_size, config.train.accumulate)
+    check_divisible(mesh, model, _eval_rows(config))
+    about = {
+        "model": to_dict(model),
+        "task": task.head,
+        "labels": list(task.labels),
+        "task_settings": to_dict(config.task),
+        "dataset": fingerprint(data.train.rows),
+    }
+    same = compared(start, data) if cluster.is_several() else {}
+    objective = task_objective(model, task.head, task.num_outputs, task.probe)
+    abstract = abstract_state(objective, config.optimizer, train, mesh)
+
+    def load() -> Pretrained:
+        whole = complete(start, objective, train.seed)
+        check_arrays(Path(config.init_checkpoint), describe(whole.params), describe(abstract.params))
+        return whole
+
+    with open_run(config, workdir, about, start.tokenizer, abstract, load, train.num_steps, same) as run:
+        for line in describe_run(config, task, data, model, mesh, train.num_steps):
+            run.reporter.message(line)
+        run.reporter.message(run.describe_start(describe_start(config, run.start or start)))
+        infer = make_inference(model, task, mesh, abstract.params)
+        result = _train(run, inputs, objective, abstract, infer, mesh)
+        if run.was_stopped(result.signal, result.step):
+            return FinetuneResult({}, task.metric, {}, result.step, result.signal, time.monotonic() - started)
+
+        # What is left behind: the best model, what it says, and how good it is.
+        best_step = run.checkpoints.best_step() if data.evaluation else result.step
+        state = result.state if best_step == result.step else run.checkpoints.restore_at(best_step, abstract)
+        run.checkpoints.close()
+        metrics = finish(inputs, state.params, infer, mesh, workdir)
+        constant = constant_scores(task, data.train, data.evaluation)
+        outcome = FinetuneResult(metrics, task.metric, constant, best_step, 0, time.monotonic() - started)
+        if cluster.is_first():
+            write_json(workdir / "results.json", {"task": config.task.name} | outcome._asdict())
+            draw_curves(workdir / "metrics.jsonl", workdir / "curves.png", curves(task))
+            epoch_steps = steps_per_epoch(len(data.train.rows), config.data.batch_size)
+            for line in summarise(workdir, task, best_step, epoch_steps, constant):
+                run.reporter.message(line)
+    return outcome
+
+
+def _train(
+    run: Run, inputs: Inputs, objective: Objective, abstract: TrainState, infer: Inference, mesh: Mesh
+) -> LoopResult:
+    """Takes the steps of a run, from its first state to the last step."""
+    config, task, start, data, model, train = inputs
+    size = config.data.batch_size
+    every = config.eval.every_steps or steps_per_epoch(len(data.train.rows), size)
+    about = {"tokenizer": start.tokenizer, "task": task.head, "labels": task.labels}
+    save = partial(save_pretrained, config=model, task_settings=to_dict(task.config), **about)
+
+    def new_state(whole: Pretrained | None) -> TrainState:
+        return init_state(objective, config.optimizer, train, mesh, whole and whole.params)
+
+    def evaluation(params: Params, _: object = None) -> dict[str, float]:
+        return evaluate(task, data.evaluation, infer, _eval_rows(config), mesh, params)
+
+    state = run.first_state(new_state)
+    first_step = int(state.step)
+    work = Work(
+        mesh,
+        make_train_step(objective, config.optimizer, train, mesh, abstract),
+        train_batches(data.train.rows, task.head, first_step, size, config.data.seed, config.data.bucket, mesh),
+        evaluation if data.evaluation else None,
+        make_throughput(model, mesh),
+        partial(save_revision, run.workdir, save),
+        rank=lambda metrics: -metrics[task.metric],
+    )
+    pace = Pace(
+        train.num_steps,
+        config.report.every_steps,
+        every,
+        config.checkpoint.every_steps or every,
+        evaluate_first=False,
+        keep=config.checkpoint.keep_every,
+        hang_seconds=config.train.hang_seconds,
+        profile=config.report.profile_steps,
+    )
+    return train_loop(run, state, pace, work, run.notes)
+
+
+def _eval_rows(config: FinetuneConfig) -> int:
+    return config.eval.rows(config.data.batch_size, config.train.accumulate)
+
+
+def finish(inputs: Inputs, params: Params, infer: Inference, mesh: Mesh, workdir: Path) -> dict[str, float]:
+    """Returns the metrics of the parameters, and writes model and predictions.
+
+    Where the task has something to tune, such as a threshold, the metrics are those after it.
+    """
+    config, task, start, data, model, _ = inputs
+    size = _eval_rows(config)
+    if task.tune is not None and data.evaluation:
+        first = data.evaluation[0]
+        predictions, _ = predict_split(task, first, infer, params, size, mesh)
+        task = make_task(task.tune(first.examples, predictions), task.labels)
+
+    def keep(split: Split, predictions: list[Any]) -> None:
+        if cluster.is_first():
+            task.write(workdir / "predictions", split.name, split.examples, predictions)
+
+    metrics = evaluate(task, data.evaluation, infer, size, mesh, params, keep)
+    for split in data.test:
+        keep(split, predict_split(task, split, infer, params, size, mesh)[0])
+    params, settings = cluster.on_host(params), to_dict(task.config)
+    save = partial(save_pretrained, workdir / FINETUNED, model, params, start.tokenizer)
+    cluster.first_does("write the model", partial(save, task.head, task.labels, settings))
+    return metrics

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What any checkpoint is worth on text that it has not seen, in figures that can be compared between runs.
+
+Runs differ in what they train on: whole words, other shares of [MASK], more predictions. Their own held-out losses
+(`heldout`) differ with that. Here all predict the same tokens of the same text.
+"""
+
+import math
+import tempfile
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from bert_jax.batch import Batch
+from bert_jax.checkpoints.pretrained import Pretrained
+from bert_jax.data.pipeline import eval_batches
+from bert_jax.data.prepare import PrepareOptions, prepare
+from bert_jax.data.records import Dataset, Split, open_dataset
+from bert_jax.devices.sharding import make_mesh, tree_shardings
+from bert_jax.errors import InputError
+from bert_jax.model.losses import Pair, accuracy, cross_entropy
+from bert_jax.model.objective import Objective, Params, pretraining_objective, task_forward
+from bert_jax.settings.model import check_types
+from bert_jax.settings.pretraining import MaskingConfig, MeshConfig
+from bert_jax.settings.rules import to_dict
+from bert_jax.training.loop import evaluate
+from bert_jax.training.step import make_eval_step
+
+_RATE = 0.15
+_TOKENS_AT_ONCE = 8192  # of a batch on each device
+_TEXT_LENGTH = 128  # of the rows of text that is prepared here, where the model has so many positions
+
+
+def evaluate_pretrained(bert: Pretrained, data: str | Path, split: str = "heldout", mesh: Mesh | None = None) -> dict:
+    """Returns the metrics of a model on a split of prepared data, and what was counted; docs/scoring.md says more.
+
+    Of a masked language model: mlm_loss (nats a prediction), mlm_perplexity and mlm_accuracy, by masks of single tokens
+    at 15 % that are the same for every model with this vocabulary. Of a causal model next_token_loss,
+    next_token_perplexity and next_token_accuracy. Where the data have labels of a second sentence and the model was
+    trained on such, nsp_loss and nsp_accuracy. Where the data say how long their text is, bits_per_byte.
+
+    Args:
+      bert: the model.
+      data: a directory made by prepare_corpus with the tokenizer of the model.
+      split: "heldout" or "train".
+      mesh: of the devices to use; None is all of them, each with a share of the rows.
+
+    Raises: InputError if the data cannot be used with this model.
+    """
+    if "mlm" not in bert.params:
+        raise InputError(f"this model has no head that predicts words, its task being {bert.task}; give another")
+    dataset = open_dataset(data, tokenizer_fingerprint=bert.tokenizer.fingerprint)
+    rows = _rows_of(dataset, split)
+    check_fits(bert, dataset)
+    mesh = mesh or make_mesh(MeshConfig())
+    params = jax.device_put(jax.device_get(bert.params), tree_shardings(mesh, bert.params))
+    label = dataset.manifest["identity"]["options"].get("next_sentence", "nsp")
+    next_sentence = label != "none" and predicts_next_sentence(bert)
+    size = _batch_size(dataset.row_length, rows.num_rows, mesh)
+
+    def means(objective: Objective) -> dict[str, float]:
+        found = evaluate(make_eval_step(objective, mesh, params), params, eval_batches(rows, size, mesh))
+        assert found is not None  # nothing stops it
+        return found
+
+    masking = token_masking(dataset.row_length)
+    found = means(_objective(bert, masking, next_sentence))
+    name = "next_token" if bert.config.causal else "mlm"
+    metrics = {
+        f"{name}_loss": found["mlm_loss"],
+        f"{name}_perplexity": math.exp(min(found["mlm_loss"], 80.0)),
+        f"{name}_accuracy": found["mlm_accuracy"],
+    }
+    metrics |= {key: found[key] for key in ("nsp_loss", "nsp_accuracy") if key in found}
+    counts = {"rows": rows.num_rows, "sequences": rows.num_sequences}
+    text = dataset.manifest["splits"][split]
+    if text.get("text_bytes") and text.get("tokens"):
+        if bert.config.causal:
+            nats_per_token = found["text_loss"]
+        else:
+            of_words = means(_objective(bert, word_masking(dataset.row_length), False))
+            nats_per_token = of_words["word_loss"] * of_words["words_per_token"]
+        metrics["bits_per_byte"] = nats_per_token / math.log(2) * text["tokens"] / text["text_bytes"]
+        counts |= {name: text[name] for name in ("tokens", "text_bytes")}
+    return {
+        "metrics": {key: float(value) for key, value in metrics.items()},
+        "counts": counts,
+        "split": split,
+        "next_sentence": label if next_sentence else "",
+        "masking": {} if bert.config.causal else to_dict(masking),
+        "dataset": dataset.fingerprint,
+    }
+
+
+def evaluate_text(
+    bert: Pretrained, inputs: str, next_sentence: str = "nsp", max_seq_length: int = 0, mesh: Mesh | None = None
+) -> dict:
+    """Returns what `evaluate_pretrained` does, of all of a text: files as prepare_corpus takes them.
+
+    The text is prepared in a temporary directory, each document once, in rows of `max_seq_length` tokens (0 is 128, or
+    as many as the model has positions for).
+
+    Raises: InputError if the text cannot be read or prepared.
+    """
+    length = max_seq_length or min(_TEXT_LENGTH, bert.config.max_positions)
+    options = PrepareOptions(
+        max_seq_length=length, next_sentence=next_sentence, duplicates=1, short_seq_rate=0.0, holdout_rate=0.0
+    )
+    with tempfile.TemporaryDirectory() as directory:
+        folder = Path(directory)
+        bert.tokenizer.save(folder / "tokenizer")
+        prepare(inputs, str(folder / "tokenizer"), str(folder / "data"), options, num_workers=1)
+        return evaluate_pretrained(bert, folder / "data", "train", mesh)
+
+
+def token_masking(row_length: int) -> MaskingConfig:
+    """Returns the masks of every comparison: the paper's, of single tokens, as many in rows of any length."""
+    return MaskingConfig(rate=_RATE, max_predictions=max(1, round(_RATE * row_length)))
+
+
+def word_masking(row_length: int) -> MaskingConfig:
+    """Returns the masks of `bits_per_byte`: all tokens of a word are hidden together, and none is shown."""
+    return MaskingConfig(
+        rate=_RATE, max_predictions=max(1, round(_RATE * row_length)), whole_word=True, mask_rate=1.0, random_rate=0.0
+    )
+
+
+def predicts_next_sentence(bert: Pretrained) -> bool:
+    """Returns whether the model has a head for the second sentence that was trained.
+
+    The bias of one that never had a gradient is still 0, exactly.
+    """
+    head = bert.params.get("next_sentence")
+    return head is not None and "pooler" in bert.params["encoder"] and bool(np.any(np.asarray(head["bias"])))
+
+
+def _rows_of(dataset: Dataset, split: str) -> Split:
+    if split not in ("heldout", "train"):
+        raise InputError(f"split {split!r} is unknown; use heldout or train")
+    rows: Split = getattr(dataset, split)
+    if not rows.num_rows:
+        raise InputError(
+            f"{dataset.path} has no row in its {split} split; prepare it with --holdout_rate above 0, or take "
+            f"--split={'train' if split == 'heldout' else 'heldout'}"
+        )
+    return rows
+
+
+def check_fits(bert: Pretrained, dataset: Dataset) -> None:
+    """Raises: InputError if the rows are not such as the model reads, or have masks of their own."""
+    if dataset.row_length > bert.config.max_positions:
+        raise InputError(
+            f"rows of {dataset.row_length} tokens in {dataset.path} are longer than the {bert.config.max_positions} "
+            "positions of the model; prepare shorter rows"
+        )
+    if dataset.manifest["row"].get("predictions"):
+        raise InputError(
+            f"{dataset.path} has masks of its own, and here all models get the same ones; import it with --masks=redraw"
+        )
+    label = dataset.manifest["identity"]["options"].get("next_sentence", "nsp")
+    check_types(bert.config, int(label != "none"), str(dataset.path))
+
+
+def _batch_size(row_length: int, num_rows: int, mesh: Mesh) -> int:
+    """Returns the rows of every batch: a multiple of the devices that rows are divided over."""
+    devices = mesh.shape["data"] * mesh.shape["fsdp"]
+    wanted = min(max(1, _TOKENS_AT_ONCE // row_length), -(-num_rows // devices))
+    return wanted * devices
+
+
+def _objective(bert: Pretrained, masking: MaskingConfig, next_sentence: bool) -> Objective:
+    """Returns what pre-training minimises, with losses for a model that may lack the second head.
+
+    Beside them, what `bits_per_byte` is made of. Of whole words "word_loss", the loss of a word being the sum of those
+    of its tokens, and "words_per_token"; of a causal model "text_loss", that of tokens which are no [SEP].
+    """
+    tokenizer = bert.tokenizer
+    special = (tokenizer.cls_id, tokenizer.sep_id)
+    full = pretraining_objective(bert.config, masking, tokenizer.mask_id, special, next_sentence)
+    if next_sentence:
+        return full
+
+    def losses(params: Params, batch: Batch, _: jax.Array | None) -> dict[str, Pair]:
+        logits = task_forward(bert.config, params, batch, "masked_lm")
+        labels, weights = batch.mlm_labels, batch.mlm_weights
+        found = {
+            "mlm_loss": cross_entropy(logits, labels, weights),
+            "mlm_accuracy": accuracy(logits, labels, weights),
+        }
+        if bert.config.causal:
+            found["text_loss"] = cross_entropy(logits, labels, weights * ~jnp.isin(labels, jnp.array(special)))
+        elif masking.whole_word:
+            starts = jnp.take_along_axis(batch.word_starts, batch.mlm_positions, axis=1)
+            tokens = (batch.sequence_ids > 0) & ~jnp.isin(batch.token_ids, jnp.array(special))
+            found["word_loss"] = found["mlm_loss"][0], jnp.sum(starts * weights)
+            found["words_per_token"] = jnp.sum(tokens & batch.word_starts), jnp.sum(tokens)
+        return found
+
+    return Objective(full.init, full.prepare, full.denominators, losses)

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A trained model as StableHLO with its parameters beside it, to be served without the code that made it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import export
+
+from bert_jax.batch import Batch
+from bert_jax.checkpoints.names import flatten, unflatten
+from bert_jax.checkpoints.pretrained import Pretrained
+from bert_jax.inference.predict import task_of
+from bert_jax.model.objective import encode, task_forward
+from bert_jax.storage.writing import new_directory, write_json
+from bert_jax.text.wordpiece import WordPiece
+
+PLATFORMS = ("cpu", "cuda", "tpu")
+
+_README = """# An exported model: {what}
+
+`model.stablehlo` is the program, for {platforms}; `params.npz` its parameters; `labels.json` what the outputs mean; the
+tokenizer's files lie beside them. JAX runs it without the code that made it (flatbuffers must be installed):
+
+```python
+import jax, numpy as np
+model = jax.export.deserialize(open("model.stablehlo", "rb").read())
+params = dict(np.load("params.npz"))
+# [B, L] int32: token ids, 0 in the first text and 1 in the second, 1 for a token and 0 for padding
+outputs = jax.jit(model.call)(params, token_ids, type_ids, mask{more})
+```
+
+B is free, and so is L up to {length}. Token ids are [CLS] text [SEP], or [CLS] text [SEP] text [SEP], as
+`bert_jax.load_tokenizer`{transformers} cuts text with these files. Outputs: {outputs}
+"""
+_OUTPUTS = {
+    "sequence_classification": "logits [B, K], in the order of the labels; of a regression [B, 1], the number.",
+    "token_classification": "logits [B, L, K], in the order of the labels; those of a word are at its first token.",
+    "multiple_choice": "logits [B], one for each row; the rows of a question's choices compete with each other.",
+    "question_answering": "logits [B, L, 2], for the answer to begin and to end at a token.",
+    "": "hidden [B, L, H]; pooled [B, H] if the model has a pooler; logits [B, P, V] of the words at mask_positions.",
+}
+
+
+def export_model(bert: Pretrained, directory: Path, platforms: tuple[str, ...] = PLATFORMS) -> None:
+    """Writes a directory with all that prediction needs but JAX itself; the batch size and the length are free.
+
+    Raises: InputError if the directory exists.
+    """
+    task = task_of(bert)
+    head = task.head if task is not None else ""
+    most = bert.config.max_positions
+
+    def call(flat: dict[str, jax.Array], token_ids: jax.Array, type_ids: jax.Array, mask: jax.Array, *more: Any) -> Any:
+        params = unflatten(flat)
+        rows = token_ids.shape[0]
+        first = jnp.zeros((rows, 1), jnp.int32)
+        batch = Batch(token_ids, type_ids, mask, first, jnp.ones((rows, 1)), mlm_positions=more[0] if more else None)
+        if task is None:
+            encoded = encode(bert.config, params, batch)
+            outputs = {"hidden": encoded.hidden.astype(jnp.float32)}
+            outputs |= {} if encoded.pooled is None else {"pooled": encoded.pooled[:, 0].astype(jnp.float32)}
+            if more:
+                outputs["logits"] = task_forward(bert.config, params, batch, "masked_lm")[..., : bert.config.vocab_size]
+            return outputs
+        logits = task_forward(bert.config, params, batch, head, None, task.num_outputs, task.probe)
+        if head == "sequence_classification":
+            logits = logits[:, 0]
+        elif head == "multiple_choice":
+            logits = logits[:, 0, 0]
+        return {"logits": logits}
+
+    flat: dict[str, Any] = {name: np.asarray(value) for name, value in flatten(bert.params).items()}
+    has_masks = task is None and "mlm" in bert.params
+    constraints = ["b >= 1", "l >= 2", f"l <= {most}"] + ["p >= 1"] * has_masks  # of those that inputs have
+    rows, length, *places = export.symbolic_shape("b, l, p" if has_masks else "b, l", constraints=constraints)
+    tokens = jax.ShapeDtypeStruct((rows, length), jnp.int32)
+    more = [jax.ShapeDtypeStruct((rows, place), jnp.int32) for place in places]
+    shapes = jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), flat)
+    program = export.export(jax.jit(call), platforms=platforms)(shapes, tokens, tokens, tokens, *more)
+    about = {
+        "format": 1,
+        "task": task.config.name if task is not None else "",
+        "head": head,
+        "labels": list(task.labels) if task is not None else [],
+        "max_length": most,
+        "platforms": list(platforms),
+    }
+    with new_directory(directory) as temporary:
+        (temporary / "model.stablehlo").write_bytes(program.serialize())
+        with open(temporary / "params.npz", "wb") as stream:
+            np.savez(stream, **flat)
+        write_json(temporary / "labels.json", about)
+        bert.tokenizer.save(temporary)
+        readme = _README.format(
+            what=json.dumps(about["task"] or bert.task),
+            platforms=", ".join(platforms),
+            length=most,
+            more=", mask_positions" if has_masks else "",
+            outputs=_OUTPUTS[head],
+            transformers=" or transformers' BertTokenizer" if bert.tokenizer.kind == WordPiece.kind else "",
+        )
+        (temporary / "README.md").write_text(readme, encoding="utf-8")

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an encoder makes of texts, for other programs to learn from: vectors of tokens, vectors of sentences.
+
+Source: paper, section 5.3; google-research/bert extract_features.py.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bert_jax.batch import Batch
+from bert_jax.checkpoints.pretrained import Pretrained
+from bert_jax.errors import InputError
+from bert_jax.model.objective import Params, encode
+from bert_jax.settings.model import ModelConfig, check_types
+from bert_jax.tasks.base import Row, largest_type
+from bert_jax.tasks.batches import make_batch, padded_length
+from bert_jax.tasks.texts import join
+
+_ROWS_AT_ONCE = 32
+
+
+class TokenFeatures(NamedTuple):
+    """The vectors of the tokens of a text."""
+
+    tokens: list[str]  # [CLS] first
+    layers: np.ndarray  # [W, L, H] float32, of the W layers that were asked for
+    truncated: bool
+
+
+def token_features(
+    bert: Pretrained,
+    texts: Sequence[str] | Sequence[tuple[str, str]],
+    layers: Sequence[int] = (-1, -2, -3, -4),
+    max_seq_length: int = 0,
+) -> Iterator[TokenFeatures]:
+    """Yields the vectors of each text, or pair of texts, in the order of the texts.
+
+    Layer 0 is the embeddings, 1 the first layer; -1 is the last. A text longer than `max_seq_length` tokens is
+    cut; 0 is 128, or as many as the model has positions for.
+
+    Raises: InputError if there is no such layer, or no room for so many tokens.
+    """
+    chosen = tuple(layers)
+    max_seq_length = _check(bert, chosen, max_seq_length)
+    for first in range(0, len(texts), _ROWS_AT_ONCE):
+        rows, cut = _rows(bert, texts[first : first + _ROWS_AT_ONCE], max_seq_length)
+        vectors = np.asarray(_layers(bert.config, chosen, bert.params, _batch(rows, max_seq_length)))  # [W, B, L, H]
+        for place, row in enumerate(rows):
+            length = len(row.token_ids)
+            yield TokenFeatures(bert.tokenizer.tokens(row.token_ids), vectors[:, place, :length], cut[place])
+
+
+def sentence_embeddings(
+    bert: Pretrained,
+    texts: Sequence[str] | Sequence[tuple[str, str]],
+    pooling: str = "mean",
+    layer: int = -1,
+    max_seq_length: int = 0,
+) -> np.ndarray:
+    """Returns a vector for each text, [number of texts, H] float32.
+
+    `pooling` "mean" is the mean over the tokens of a text, [CLS] and [SEP] too; "cls" is the vector of [CLS]. That of a
+    model that was not trained to compare sentences says little of how alike two are, and [CLS] less than the mean.
+
+    Raises: InputError as `token_features`, or if there is no such pooling.
+    """
+    if pooling not in ("mean", "cls"):
+        raise InputError(f"pooling {pooling!r} is unknown; use mean or cls")
+    max_seq_length = _check(bert, (layer,), max_seq_length)
+    embeddings = np.zeros((len(texts), bert.config.hidden_size), np.float32)
+    order = sorted(range(len(texts)), key=lambda number: -sum(map(len, texts[number])))  # like lengths together
+    for first in range(0, len(order), _ROWS_AT_ONCE):
+        numbers = order[first : first + _ROWS_AT_ONCE]
+        rows, _ = _rows(bert, [texts[number] for number in numbers], max_seq_length)
+        batch = _batch(rows, max_seq_length)
+        pooled = np.asarray(_pooled(bert.config, layer, pooling == "mean", bert.params, batch))
+        embeddings[numbers] = pooled[: len(numbers)]
+    return embeddings
+
+
+def _check(bert: Pretrained, layers: tuple[int, ...], max_seq_length: int) -> int:
+    """Returns how many tokens a text may have. Raises: InputError if a layer or so many tokens are not to be had."""
+    most = bert.config.num_layers
+    for layer in layers:
+        if not -most - 1 <= layer <= most:
+            raise InputError(
+                f"layer {layer} is none of the model's; use 0 (embeddings) to {most}, or -1 to {-most - 1}"
+            )
+    if not layers:
+        raise InputError("there is no layer to extract; give some, such as -1,-2,-3,-4")
+    length = max_seq_length or min(128, bert.config.max_positions)
+    if not 5 <= length <= bert.config.max_positions:
+        raise InputError(
+            f"max_seq_length {length} is not from 5 to the model's {bert.config.max_positions} positions; use like "
+            f"{min(128, bert.config.max_positions)}"
+        )
+    return length
+
+
+def _rows(bert: Pretrained, texts: Sequence[Any], most: int) -> tuple[list[Row], list[bool]]:
+    """Returns the rows of some texts, and whether each was cut."""
+    rows, cut = [], []
+    for number, text in enumerate(texts):
+        first, second = (text, None) if isinstance(text, str) else text
+        pieces = [None if part is None else bert.tokenizer.encode(part) for part in (first, second)]
+        token_ids, type_ids, was_cut = join(bert.tokenizer, pieces[0] or [], pieces[1], most)
+        rows.append(Row(number, token_ids, type_ids, (len(token_ids),)))
+        cut.append(was_cut)
+    check_types(bert.config, largest_type(rows), "the input")
+    return rows, cut
+
+
+def _batch(rows: Sequence[Row], most: int) -> Batch:
+    """Returns a batch of a size that other batches have too, so that few programs are compiled."""
+    length = padded_length(max(len(row.token_ids) for row in rows), most)
+    size = next(size for size in (1, 8, _ROWS_AT_ONCE) if size >= len(rows))
+    return make_batch([*rows, *[None] * (size - len(rows))], length, 1, "encoder")
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _layers(config: ModelConfig, chosen: tuple[int, ...], params: Params, batch: Batch) -> jax.Array:
+    layers = encode(config, params, batch, keep_layers=True).layers
+    assert layers is not None
+    return jnp.stack([layers[layer] for layer in chosen]).astype(jnp.float32)
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _pooled(config: ModelConfig, layer: int, mean: bool, params: Params, batch: Batch) -> jax.Array:
+    layers = encode(config, params, batch, keep_layers=True).layers
+    assert layers is not None
+    hidden = layers[layer].astype(jnp.float32)
+    if not mean:
+        return hidden[:, 0]
+    inside = (batch.sequence_ids > 0).astype(jnp.float32)[..., None]
+    return jnp.sum(hidden * inside, axis=1) / jnp.maximum(jnp.sum(inside, axis=1), 1)

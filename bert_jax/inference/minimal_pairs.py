@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Minimal pairs, of which a model should find the good sentence likelier than the bad one: files, accuracies, tables.
+
+Source: Warstadt et al. 2020 (BLiMP); Huebner et al. 2021 (Zorro).
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bert_jax.errors import InputError
+from bert_jax.storage import files
+from bert_jax.tasks.json_values import parse_json
+
+_Z = 1.959963984540054  # of the normal distribution, for 95 %
+INTERVALS = "95 %: of a paradigm Wilson's; of a mean of paradigms Wilson's of each put together (MOVER)"
+_JSON_NAMES = ("UID", "linguistics_term", "sentence_good", "sentence_bad")
+_COUNTED_TO = {"s-selection": "argument_structure"}  # as the paper's table has it, and BLiMP's files do not
+_HEADERS = (("good", "bad"), ("sentence_good", "sentence_bad"))
+_OVERALL = "overall"
+
+
+class Pair(NamedTuple):
+    """Two sentences that differ in what makes one of them ungrammatical."""
+
+    good: str
+    bad: str
+    paradigm: str  # what the pair is a test of
+    phenomenon: str  # what several paradigms are about
+    where: str  # of the file it is from, for messages
+
+
+def read_pairs(path: str, limit: int = 0) -> list[Pair]:
+    """Returns the pairs of a file, or of all .txt files of a directory; of each paradigm the first `limit`, if not 0.
+
+    Files are told apart by their first line, and may be compressed. A line of JSON is an object as BLiMP has them; tabs
+    part a good from a bad sentence. Else odd lines are bad sentences, and the line after each is the good one, as in
+    Zorro, where the name of the file is phenomenon-paradigm.
+
+    Raises: InputError if there is no pair, or with the line of one that cannot be read.
+    """
+    root = Path(path)
+    files = sorted(root.glob("*.txt*")) if root.is_dir() else [root]
+    if not files:
+        raise InputError(f"{path} has no .txt file; give Zorro's directory, or a file of pairs")
+    if limit < 0:
+        raise InputError(f"limit {limit} is negative; 0 takes all pairs")
+    pairs, seen = [], {}
+    for file in files:
+        for pair in _read_file(file):
+            seen[pair.paradigm] = seen.get(pair.paradigm, 0) + 1
+            if not limit or seen[pair.paradigm] <= limit:
+                pairs.append(pair)
+    if not pairs:
+        raise InputError(f"{path} holds no pair of sentences; give BLiMP's JSON lines, Zorro's files or two columns")
+    return pairs
+
+
+def _read_file(file: Path) -> Iterator[Pair]:
+    lines = _read_lines(file)
+    first = next((line for _, line in lines if line.strip()), "")
+    if first.lstrip().startswith("{"):
+        return _json_pairs(lines)
+    return _column_pairs(file, lines) if "\t" in first else _zorro_pairs(file, lines)
+
+
+def _read_lines(file: Path) -> list[tuple[str, str]]:
+    """Returns where each line stands, and the line, without blank ones at the end."""
+    files.check_is_file(file)
+    content = files.read_whole(str(file), str(file))
+    lines = []
+    for number, line in enumerate(content.rstrip().split(b"\n") if content.strip() else [], 1):
+        try:
+            lines.append((f"{file}:{number}", line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r")))
+        except UnicodeDecodeError as error:
+            raise InputError(
+                f"{file}:{number} is not UTF-8 ({error.reason} at byte {error.start + 1} of the line); convert it"
+            ) from None
+    return lines
+
+
+def _json_pairs(lines: list[tuple[str, str]]) -> Iterator[Pair]:
+    for where, line in lines:
+        if not line.strip():
+            continue
+        value = parse_json(line, where)
+        if not isinstance(value, dict):
+            raise InputError(f"{where} is no object of JSON; write one a line, as BLiMP has them")
+        for name in _JSON_NAMES:
+            if not isinstance(value.get(name), str):
+                raise InputError(f"{where} has no text named {name!r}; a line of BLiMP has {', '.join(_JSON_NAMES)}")
+        phenomenon: str = value["linguistics_term"]
+        phenomenon = _COUNTED_TO.get(phenomenon, phenomenon)
+        yield _checked(Pair(value["sentence_good"], value["sentence_bad"], value["UID"], phenomenon, where))
+
+
+def _column_pairs(file: Path, lines: list[tuple[str, str]]) -> Iterator[Pair]:
+    name = _stem(file)
+    for number, (where, line) in enumerate(lines):
+        columns = line.split("\t")
+        if not line.strip() or (number == 0 and tuple(map(str.strip, columns)) in _HEADERS):
+            continue
+        if len(columns) != 2:
+            raise InputError(f"{where} has {len(columns)} columns; write the good sentence, a tab and the bad one")
+        yield _checked(Pair(columns[0], columns[1], name, name, where))
+
+
+def _zorro_pairs(file: Path, lines: list[tuple[str, str]]) -> Iterator[Pair]:
+    name = _stem(file)
+    phenomenon = name.rpartition("-")[0] or name
+    if len(lines) % 2:
+        raise InputError(
+            f"{lines[-1][0]} is a sentence without a partner, as the file has {len(lines)} lines; odd lines are bad "
+            "sentences, and the line after each is the good one"
+        )
+    for (where, bad), (_, good) in zip(lines[::2], lines[1::2], strict=True):
+        yield _checked(Pair(good, bad, name, phenomenon, where))
+
+
+def _stem(file: Path) -> str:
+    """Returns the name of a file without .txt, .tsv, .gz and the like."""
+    name = file.name
+    for suffix in (".gz", ".zst", ".txt", ".tsv"):
+        name = name.removesuffix(suffix)
+    return name
+
+
+def _checked(pair: Pair) -> Pair:
+    for text in (pair.good, pair.bad):
+        if not text.strip():
+            raise InputError(f"{pair.where}: a sentence of the pair is empty; write it, or remove the pair")
+    return pair._replace(good=pair.good.strip(), bad=pair.bad.strip())
+
+
+# Accuracies
+
+
+class Accuracy(NamedTuple):
+    """How often the good sentence was the likelier one."""
+
+    name: str  # of a paradigm, a phenomenon, or "overall"
+    phenomenon: str
+    pairs: int
+    right: int
+    ties: int  # pairs with equal scores, which are wrong
+    accuracy: float
+    interval: tuple[float, float]  # see `INTERVALS`
+    baselines: dict[str, float]  # accuracies of others, by their names; those that are known for all that is counted
+
+
+class Table(NamedTuple):
+    """Accuracies by paradigm and by phenomenon; those of several paradigms are the means of theirs."""
+
+    paradigms: list[Accuracy]
+    phenomena: list[Accuracy]
+    overall: Accuracy
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns the table as what JSON has."""
+        paradigms = [each._asdict() for each in self.paradigms]
+        phenomena = [each._asdict() for each in self.phenomena]
+        return {"overall": self.overall._asdict(), "phenomena": phenomena, "paradigms": paradigms}
+
+
+def accuracies(
+    pairs: Sequence[Pair],
+    good: Sequence[float] | np.ndarray,
+    bad: Sequence[float] | np.ndarray,
+    baselines: Mapping[str, Mapping[str, float]] | None = None,
+) -> Table:
+    """Returns how often the score of the good sentence is above that of the bad one; a tie is wrong.
+
+    `good` and `bad` are the scores of the sentences of each pair, and `baselines` what `read_baselines` returns.
+
+    Raises: InputError if a paradigm is of two phenomena, or a score is not finite.
+    """
+    good, bad = np.asarray(good, np.float64), np.asarray(bad, np.float64)
+    outcomes: dict[str, list[int]] = {}
+    phenomenon_of: dict[str, str] = {}
+    for place, pair in enumerate(pairs):
+        if not (math.isfinite(good[place]) and math.isfinite(bad[place])):
+            raise InputError(
+                f"{pair.where}: a score is not finite; the model's parameters are not those of a trained one"
+            )
+        if phenomenon_of.setdefault(pair.paradigm, pair.phenomenon) != pair.phenomenon:
+            raise InputError(
+                f"{pair.where}: paradigm {pair.paradigm!r} is of phenomenon {pair.phenomenon!r}, and before it was of "
+                f"{phenomenon_of[pair.paradigm]!r}; give paradigms different names"
+            )
+        outcomes.setdefault(pair.paradigm, []).append(int(np.sign(good[place] - bad[place])))
+    known = baselines or {}
+    paradigms = []
+    for name in sorted(outcomes, key=lambda name: (phenomenon_of[name], name)):
+        total, right = len(outcomes[name]), outcomes[name].count(1)
+        counts = total, right, outcomes[name].count(0), right / total, wilson(right, total)
+        paradigms.append(Accuracy(name, phenomenon_of[name], *counts, dict(known.get(name, {}))))
+    by_phenomenon: dict[str, list[Accuracy]] = {}
+    for each in paradigms:
+        by_phenomenon.setdefault(each.phenomenon, []).append(each)
+    phenomena = [_mean(name, name, members) for name, members in by_phenomenon.items()]
+    return Table(paradigms, phenomena, _mean(_OVERALL, _OVERALL, paradigms))
+
+
+def wilson(right: int, total: int) -> tuple[float, float]:
+    """Returns Wilson's 95 % interval of a share. Source: Wilson 1927."""
+    share, spread = right / total, _Z * _Z / total
+    middle = (share + spread / 2) / (1 + spread)
+    half = _Z / (1 + spread) * math.sqrt(share * (1 - share) / total + spread / (4 * total))
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def _mean(name: str, phenomenon: str, members: Sequence[Accuracy]) -> Accuracy:
+    """Returns the mean of the accuracies of paradigms, of each as much, however many pairs it has.
+
+    Source of the interval: Zou and Donner 2008, of a sum of independent estimates.
+    """
+    shares = np.array([each.accuracy for each in members])
+    bounds = np.array([each.interval for each in members])
+    # As far from the mean as Wilson's bounds together, their distances being independent; it does not shrink to nothing
+    # where every paradigm is all right or all wrong, as a bootstrap does.
+    below, above = np.sqrt(np.sum((bounds - shares[:, None]) ** 2, axis=0)) / len(members)
+    mean = float(shares.mean())
+    names = [base for base in members[0].baselines if all(base in each.baselines for each in members)]
+    return Accuracy(
+        name,
+        phenomenon,
+        sum(each.pairs for each in members),
+        sum(each.right for each in members),
+        sum(each.ties for each in members),
+        mean,
+        (mean - float(below), mean + float(above)),
+        {base: float(np.mean([each.baselines[base] for each in members])) for base in names},
+    )
+
+
+def read_baselines(path: str) -> dict[str, dict[str, float]]:
+    """Returns the published accuracies of each paradigm, by the names of those who reached them.
+
+    The file is a table with tabs and a header: the paradigm, perhaps its phenomenon, and a column of accuracies from 0
+    to 1 for each model. Rows of means, whose paradigm is "overall", are left out: means are those of what is scored.
+
+    Raises: InputError if it is no such table.
+    """
+    lines = [(where, line.split("\t")) for where, line in _read_lines(Path(path)) if line.strip()]
+    if len(lines) < 2 or len(lines[0][1]) < 2:
+        raise InputError(f"{path} is no table of baselines; write a header, then a paradigm and accuracies a line")
+    header = lines[0][1]
+    first = 1 if _is_number(lines[1][1][1] if len(lines[1][1]) > 1 else "") else 2
+    names = [name.removesuffix("_accuracy") for name in header[first:]]
+    if not names:
+        raise InputError(
+            f"{lines[0][0]} names no model; write paradigm, perhaps phenomenon, and a column for each model"
+        )
+    baselines = {}
+    for where, columns in lines[1:]:
+        if len(columns) != len(header):
+            raise InputError(f"{where} has {len(columns)} columns and the header {len(header)}; write as many")
+        for value in columns[first:]:
+            if not _is_number(value) or not 0 <= float(value) <= 1:
+                raise InputError(
+                    f"{where}: {value!r:.40} is no accuracy from 0 to 1; write it as a share, such as 0.83"
+                )
+        if columns[0] != _OVERALL:
+            baselines[columns[0]] = dict(zip(names, map(float, columns[first:]), strict=True))
+    return baselines
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
+
+
+def format_table(table: Table) -> list[str]:
+    """Returns lines for people: paradigms below their phenomenon, then the mean of all paradigms, in per cent."""
+    rows: list[tuple[str, Accuracy]] = []
+    for phenomenon in table.phenomena:
+        members = [each for each in table.paradigms if each.phenomenon == phenomenon.name]
+        if [each.name for each in members] != [phenomenon.name]:
+            rows += [(each.name, each) for each in members]
+        rows.append((phenomenon.name.upper(), phenomenon))
+    rows.append(("OVERALL", table.overall))
+    bases = list(dict.fromkeys(base for each in table.paradigms for base in each.baselines))
+    width = max(len("paradigm"), *(len(name) for name, _ in rows))
+    titles = "".join(f"  {base:>12}" for base in bases)
+    lines = [f"{'paradigm':{width}}  {'pairs':>7}  {'ties':>5}  {'right %':>7}  {'95 % interval':>13}{titles}"]
+    for name, each in rows:
+        low, high = (100 * bound for bound in each.interval)
+        known = "".join(
+            f"  {100 * each.baselines[base]:12.1f}" if base in each.baselines else " " * 14 for base in bases
+        )
+        counts = f"{each.pairs:7,}  {each.ties:5,}  {100 * each.accuracy:7.1f}"
+        lines.append(f"{name:{width}}  {counts}  {low:5.1f} - {high:5.1f}{known}")
+    return lines

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a trained model says of new text."""
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from bert_jax.batch import Batch
+from bert_jax.checkpoints.pretrained import Pretrained, load_pretrained
+from bert_jax.devices.sharding import make_mesh
+from bert_jax.errors import InputError
+from bert_jax.model.objective import Params, task_forward
+from bert_jax.settings.finetuning import TaskConfig
+from bert_jax.settings.model import ModelConfig, check_types
+from bert_jax.settings.pretraining import MeshConfig
+from bert_jax.settings.rules import from_dict
+from bert_jax.tasks.base import Task, largest_type
+from bert_jax.tasks.batches import make_prediction_batch, padded_length
+from bert_jax.tasks.catalog import make_task
+from bert_jax.tasks.evaluation import make_inference, make_split, predict_split
+
+BATCH_SIZES = (1, 8, 32)  # rows of a batch: each is a program to compile for each length
+
+
+def load_predictor(path: str | Path) -> "Predictor":
+    """Returns what predicts with the model at `path`, of any format that `load_pretrained` knows.
+
+    Raises: InputError as `load_pretrained`, or if the model has no head to predict with.
+    """
+    return Predictor(load_pretrained(path))
+
+
+class Predictor:
+    """A model, loaded once, that says what it was taught to say of any number of inputs.
+
+    A fine-tuned model does its task; one that is only pre-trained fills in the blanks. A model that came with a head
+    but no settings, as from Hugging Face, classifies, tags, chooses or answers with the usual ones.
+    """
+
+    def __init__(self, bert: Pretrained) -> None:
+        self.bert = bert
+        self.task = task_of(bert)
+        if self.task is None:
+            check_fills_masks(bert)
+            return
+        self._mesh = make_mesh(MeshConfig(), jax.devices()[:1])
+        self._infer = make_inference(bert.config, self.task, self._mesh, bert.params)
+
+    def __call__(self, inputs: Sequence[Any]) -> list[Any]:
+        """Returns a prediction for each input, in the order of the inputs.
+
+        An input is a text, a pair of texts, or a dict with the task's names: question and context, for one. The
+        prediction is the task's own type, a named tuple; without a task, it is that of `fill_masks`.
+
+        Raises: InputError if an input is none that the task can read; its message counts them from 1.
+        """
+        if isinstance(inputs, str):
+            raise InputError("inputs is a single text; give a list of them, such as [text]")
+        if self.task is None:
+            return list(fill_masks(self.bert, inputs)) if inputs else []
+        return self.predict([self.task.parse(value, f"input {number}") for number, value in enumerate(inputs, 1)])
+
+    def predict(self, examples: Sequence[Any]) -> list[Any]:
+        """Returns a prediction for each of the task's examples."""
+        assert self.task is not None
+        split = make_split(self.task, self.bert.tokenizer, "input", list(examples))
+        check_types(self.bert.config, largest_type(split.rows), "the input")
+        size = next((size for size in BATCH_SIZES if size >= len(split.rows)), BATCH_SIZES[-1])
+        return predict_split(self.task, split, self._infer, self.bert.params, size, self._mesh)[0]
+
+
+def task_of(bert: Pretrained) -> Task | None:
+    """Returns the task that a model was fine-tuned for, or that its head is for; None if it has none."""
+    if bert.task_settings:
+        settings = from_dict(TaskConfig, bert.task_settings, "task_settings")
+        settings.validate()
+        return make_task(settings, bert.labels)
+    if bert.task not in _USUAL:
+        return None
+    num_classes = bert.params["classifier"]["bias"].shape[0] if "classifier" in bert.params else 0
+    name = "regression" if (bert.task, num_classes) == ("sequence_classification", 1) else _USUAL[bert.task]
+    labels = bert.labels or tuple(f"LABEL_{index}" for index in range(num_classes))
+    return make_task(TaskConfig(name=name, max_seq_length=min(384, bert.config.max_positions)), labels)
+
+
+# What a head is for, where nothing else is said.
+_USUAL = {
+    "sequence_classification": "classification",
+    "token_classification": "ner",
+    "multiple_choice": "choice",
+    "question_answering": "squad1",
+}
+
+
+class Filled(NamedTuple):
+    """A guess for one [MASK] of a text."""
+
+    token: str
+    probability: float
+
+
+class Blanks(NamedTuple):
+    """A text with [MASK] in it, in tokens."""
+
+    text: str
+    token_ids: list[int]  # with [CLS] and [SEP]
+    places: list[int]  # of [MASK]
+
+
+def fill_masks(bert: Pretrained, texts: Sequence[str], num_guesses: int = 5) -> list[list[list[Filled]]]:
+    """Returns the likeliest tokens, best first: for every text, for every [MASK] in it, `num_guesses` of them.
+
+    Raises: InputError if a text has no [MASK] or is longer than the model's positions, or if the model is causal or
+    has no masked language model.
+    """
+    check_fills_masks(bert)
+    if not texts or isinstance(texts, str):
+        raise InputError("there is no text with a blank to fill; give a list of texts")
+    return fill_blanks(bert, [read_blanks(bert, text, f"text {i}") for i, text in enumerate(texts, 1)], num_guesses)
+
+
+def read_blanks(bert: Pretrained, text: str, where: str) -> Blanks:
+    """Returns the tokens of a text, and where it has [MASK]. Raises: InputError if nowhere, or if it is too long."""
+    tokenizer = bert.tokenizer
+    token_ids = [tokenizer.cls_id, *tokenizer.encode(text, allow_special=True), tokenizer.sep_id]
+    places = [place for place, token in enumerate(token_ids) if token == tokenizer.mask_id]
+    if not places:
+        mask_token = tokenizer.vocab[tokenizer.mask_id]
+        raise InputError(f"{where} has no {mask_token}: {text!r:.200}; write it where a word is missing")
+    if len(token_ids) > bert.config.max_positions:
+        raise InputError(
+            f"{where} has {len(token_ids)} tokens with [CLS] and [SEP]; the model has {bert.config.max_positions} "
+            "positions, so shorten or split it"
+        )
+    return Blanks(text, token_ids, places)
+
+
+def fill_blanks(bert: Pretrained, texts: Sequence[Blanks], num_guesses: int) -> list[list[list[Filled]]]:
+    """Returns the guesses for every blank of every text, in their order; texts of like lengths share a batch."""
+    found: dict[int, list[list[Filled]]] = {}
+    by_length = sorted(range(len(texts)), key=lambda index: len(texts[index].token_ids))
+    while by_length:
+        size = next((size for size in BATCH_SIZES if size >= len(by_length)), BATCH_SIZES[-1])
+        chosen, by_length = by_length[:size], by_length[size:]
+        batch = _batch_of_blanks([texts[index] for index in chosen], size, bert)
+        probabilities = np.asarray(_mask_probabilities(bert.config, bert.params, batch))
+        for row, index in enumerate(chosen):
+            found[index] = [_guesses(bert, probabilities[row, k], num_guesses) for k in range(len(texts[index].places))]
+    return [found[index] for index in range(len(texts))]
+
+
+def _batch_of_blanks(texts: Sequence[Blanks], size: int, bert: Pretrained) -> Batch:
+    """Returns a batch of `size` rows, padded to one of few lengths and numbers of blanks: each is a program."""
+    length = padded_length(max(len(text.token_ids) for text in texts), bert.config.max_positions)
+    most = min(length, 1 << (max(len(text.places) for text in texts) - 1).bit_length())
+    token_ids = np.full((size, length), bert.tokenizer.pad_id, np.int32)
+    lengths, positions = np.zeros(size, np.int32), np.zeros((size, most), np.int32)
+    for row, text in enumerate(texts):
+        token_ids[row, : len(text.token_ids)] = text.token_ids
+        lengths[row] = len(text.token_ids)
+        positions[row, : len(text.places)] = text.places
+    return make_prediction_batch(token_ids, lengths, positions)
+
+
+def _guesses(bert: Pretrained, probabilities: np.ndarray, count: int) -> list[Filled]:
+    best = np.argsort(-probabilities, kind="stable")[:count]
+    return [Filled(str(bert.tokenizer.vocab[token]), float(probabilities[token])) for token in best]
+
+
+def check_fills_masks(bert: Pretrained) -> None:
+    """Raises: InputError if the model cannot fill in blanks."""
+    if bert.config.causal:
+        raise InputError(
+            "this model reads from left to right and predicts what comes next; a blank needs one that sees both sides"
+        )
+    if "mlm" not in bert.params:
+        raise InputError(f"this model has no head that predicts words, its task being {bert.task}; give another")
+
+
+@partial(jax.jit, static_argnums=0)
+def _mask_probabilities(config: ModelConfig, params: Params, batch: Batch) -> jax.Array:
+    logits = task_forward(config, params, batch, "masked_lm")
+    return jax.nn.softmax(logits, axis=-1)[..., : config.vocab_size]

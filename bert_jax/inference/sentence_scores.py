@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How likely a sentence is: pseudo-log-likelihood of a masked language model, log-likelihood of a causal one.
+
+Source: Salazar et al. 2020 ("original"); Kauf and Ivanova 2023 ("within_word_l2r").
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bert_jax.batch import Batch
+from bert_jax.checkpoints.pretrained import Pretrained
+from bert_jax.devices.allocator import give_back_freed_memory
+from bert_jax.errors import InputError
+from bert_jax.model.encoder import unstack
+from bert_jax.model.objective import Params, task_forward
+from bert_jax.settings.model import ModelConfig
+from bert_jax.tasks.batches import make_prediction_batch, padded_length
+
+METHODS = ("original", "within_word_l2r")  # of a masked language model; the first is the default
+LOG_LIKELIHOOD = "log_likelihood"  # of a causal model, which has one only
+
+# Sentences are short, so that their rows are padded to lengths closer to each other than those of tasks.
+_SHORT, _SHORT_BY = 32, 4
+# Tokens of a batch, padding included. More are no faster on a CPU, and an accelerator needs more to be busy.
+_CPU_TOKENS, _OTHER_TOKENS = 2048, 65536
+_FEWEST_ROWS = 8
+_IN_FLIGHT = 3  # batches that are computed while the host makes the next
+
+Progress = Callable[[int, int], None]
+
+
+def score_sentences(
+    bert: Pretrained,
+    sentences: Sequence[str],
+    method: str = "",
+    names: Sequence[str] | None = None,
+    progress: Progress = lambda done, total: None,
+) -> np.ndarray:
+    """Returns the score of each sentence, [number of sentences] float64 in nats; more is likelier.
+
+    It is the sum of `token_scores`, which takes the same arguments.
+
+    Raises: InputError as `token_scores`.
+    """
+    scores = token_scores(bert, sentences, method, names, progress)
+    return np.array([each.sum(dtype=np.float64) for each in scores], np.float64)
+
+
+def token_scores(
+    bert: Pretrained,
+    sentences: Sequence[str],
+    method: str = "",
+    names: Sequence[str] | None = None,
+    progress: Progress = lambda done, total: None,
+) -> list[np.ndarray]:
+    """Returns the log-probability of every token of every sentence: for each an array [tokens] float32, in nats.
+
+    "original": a token is masked, and predicted from all others. "within_word_l2r": with it the tokens of the same word
+    to its right are masked. A causal model predicts each token from [CLS] and the tokens before it. [CLS] and [SEP] are
+    read and not scored. Sentences with the same tokens are computed once, so that their scores are equal.
+
+    Args:
+      bert: a model that predicts words.
+      sentences: any number of them.
+      method: one of `METHODS`; "" is the first of them, or the log-likelihood of a causal model.
+      names: what messages call each sentence, such as "file.txt:3".
+      progress: is called with the numbers of rows that are done, and of all.
+
+    Raises: InputError if the model does not predict words, if it has no such method, or if a sentence has no token or
+    more than the model has positions.
+    """
+    if isinstance(sentences, str):
+        raise InputError("sentences is a single text; give a list of them, such as [text]")
+    method = check_method(bert, method)
+    token_ids = encode_sentences(bert, sentences, names)
+    places: dict[bytes, int] = {}  # of the different sentences
+    place_of = [places.setdefault(ids.tobytes(), len(places)) for ids in token_ids]
+    different = [np.frombuffer(key, np.int32) for key in places]
+    found = _score(bert, different, method, progress) if different else []
+    return [found[place] for place in place_of]
+
+
+def check_method(bert: Pretrained, method: str) -> str:
+    """Returns the method to score with. Raises: InputError if the model has no such method, or predicts no words."""
+    if "mlm" not in bert.params:
+        raise InputError(f"this model has no head that predicts words, its task being {bert.task}; give another")
+    if bert.config.causal:
+        if method not in ("", LOG_LIKELIHOOD):
+            raise InputError(
+                f"method {method!r} masks tokens, and this model reads from left to right: its score is the "
+                "log-likelihood; leave the method out"
+            )
+        return LOG_LIKELIHOOD
+    if method and method not in METHODS:
+        raise InputError(f"method {method!r} is unknown for a masked language model; use {' or '.join(METHODS)}")
+    return method or METHODS[0]
+
+
+def encode_sentences(
+    bert: Pretrained, sentences: Sequence[str], names: Sequence[str] | None = None
+) -> list[np.ndarray]:
+    """Returns the token ids of each sentence, [tokens] int32, without [CLS] and [SEP].
+
+    Raises: InputError if one has no token, or more than the model has positions.
+    """
+    flat, counts = bert.tokenizer.encode_arrays(sentences) if sentences else (np.zeros(0), np.zeros(0, np.int64))
+    most = bert.config.max_positions
+    for place in np.flatnonzero((counts == 0) | (counts + 2 > most))[:1]:
+        name = names[place] if names else f"sentence {place + 1}"
+        if not counts[place]:
+            raise InputError(f"{name} has no token: {sentences[place]!r:.200}; write a sentence, or leave it out")
+        raise InputError(
+            f"{name} has {counts[place] + 2} tokens with [CLS] and [SEP]; the model has {most} positions, so shorten "
+            "or split it"
+        )
+    return np.split(flat.astype(np.int32), np.cumsum(counts)[:-1]) if len(counts) else []
+
+
+class _Bucket(NamedTuple):
+    """Sentences whose rows are padded to one length."""
+
+    members: np.ndarray  # [S] int: which of the sentences
+    rows: np.ndarray  # [S, L] int32: [CLS] tokens [SEP], padded
+    words: np.ndarray  # [S, L] int: the number of the word that a token is in
+    lengths: np.ndarray  # [S] int, with [CLS] and [SEP]
+
+
+class _Work(NamedTuple):
+    """What is to be computed of a bucket: a row for each token of a sentence; of a causal model, for each sentence."""
+
+    sentences: np.ndarray  # [R] int: which sentence of the bucket a row is a copy of
+    places: np.ndarray  # [R, P] int: the positions whose outputs are asked for
+    targets: np.ndarray  # [R, P] int: the positions of the tokens that they are to predict
+
+
+def _score(bert: Pretrained, sentences: list[np.ndarray], method: str, progress: Progress) -> list[np.ndarray]:
+    """Returns the scores of the tokens of each sentence, which are all different."""
+    params = bert.params
+    if jax.default_backend() == "cpu":  # where matrices would be copied out of their stack for every batch
+        params = params | {"encoder": unstack(bert.config, params["encoder"])}
+    buckets = list(_buckets(bert, sentences))
+    work = [_work_of(bucket, method) for bucket in buckets]
+    done, total = 0, sum(len(each.sentences) for each in work)
+    found = [np.zeros(0, np.float32)] * len(sentences)
+    for bucket, (rows_of, places, targets) in zip(buckets, work, strict=True):
+        scores = np.zeros(places.shape, np.float32)
+        in_flight: deque[tuple[slice, jax.Array]] = deque()
+        size = _batch_rows(bucket.rows.shape[1], len(rows_of))
+        for first in range(0, len(rows_of), size):
+            part = slice(first, min(first + size, len(rows_of)))
+            batch = _make_batch(bert, bucket, _Work(rows_of[part], places[part], targets[part]), method, size)
+            in_flight.append((part, _log_probabilities(bert.config, params, batch)))
+            if len(in_flight) > _IN_FLIGHT:
+                done += _finish_oldest(in_flight, scores)
+                progress(done, total)
+        while in_flight:
+            done += _finish_oldest(in_flight, scores)
+        progress(done, total)
+        counts = bucket.lengths - 2
+        if method == LOG_LIKELIHOOD:
+            of_sentence = [row[:count] for row, count in zip(scores, counts, strict=True)]
+        else:
+            of_sentence = np.split(scores[:, 0], np.cumsum(counts)[:-1])
+        for member, tokens in zip(bucket.members, of_sentence, strict=True):
+            found[member] = tokens
+    return found
+
+
+def _finish_oldest(in_flight: deque[tuple[slice, jax.Array]], scores: np.ndarray) -> int:
+    """Waits for a batch, keeps its scores, and returns how many rows it had."""
+    part, result = in_flight.popleft()
+    num_rows = part.stop - part.start
+    scores[part] = np.asarray(result)[:num_rows]
+    give_back_freed_memory()
+    return num_rows
+
+
+def _buckets(bert: Pretrained, sentences: list[np.ndarray]) -> Iterator[_Bucket]:
+    """Yields the sentences by the length of their rows, longest first: what does not fit in memory fails soon."""
+    lengths = np.array([len(ids) + 2 for ids in sentences])
+    most = bert.config.max_positions
+    padded = np.array([_row_length(length, most) for length in lengths.tolist()])
+    tokenizer = bert.tokenizer
+    for length in np.unique(padded)[::-1].tolist():
+        members = np.flatnonzero(padded == length)
+        rows = np.full((len(members), length), tokenizer.pad_id, np.int32)
+        for row, member in zip(rows, members, strict=True):
+            row[: lengths[member]] = [tokenizer.cls_id, *sentences[member], tokenizer.sep_id]
+        yield _Bucket(members, rows, np.cumsum(tokenizer.word_starts[rows], axis=1), lengths[members])
+
+
+def _row_length(length: int, most: int) -> int:
+    if length <= _SHORT:
+        return min(-(-length // _SHORT_BY) * _SHORT_BY, most)
+    return padded_length(length, most)
+
+
+def _batch_rows(length: int, num_rows: int) -> int:
+    """Returns the rows of every batch of a bucket, so that it is a single program; fewer where there are few."""
+    tokens = _CPU_TOKENS if jax.default_backend() == "cpu" else _OTHER_TOKENS
+    full = max(_FEWEST_ROWS, 1 << max(1, tokens // length).bit_length() - 1)
+    return min(full, max(_FEWEST_ROWS, 1 << (num_rows - 1).bit_length()))
+
+
+def _work_of(bucket: _Bucket, method: str) -> _Work:
+    counts = bucket.lengths - 2
+    if method == LOG_LIKELIHOOD:
+        positions = np.tile(np.arange(bucket.rows.shape[1] - 1), (len(counts), 1))
+        return _Work(np.arange(len(counts)), positions, positions + 1)
+    sentences = np.repeat(np.arange(len(counts)), counts)
+    places = np.arange(len(sentences)) - np.repeat(np.cumsum(counts) - counts, counts) + 1  # 1 to its count
+    return _Work(sentences, places[:, None], places[:, None])
+
+
+def _make_batch(bert: Pretrained, bucket: _Bucket, work: _Work, method: str, size: int) -> Batch:
+    """Returns the batch of some rows of a bucket, filled up to `size` with empty ones."""
+    rows, lengths = bucket.rows[work.sentences], bucket.lengths[work.sentences]
+    labels = np.take_along_axis(rows, work.targets, axis=1)
+    if method != LOG_LIKELIHOOD:
+        positions = np.arange(rows.shape[1])
+        masked = positions == work.places
+        if method == "within_word_l2r":
+            words = bucket.words[work.sentences]
+            masked |= (positions > work.places) & (words == np.take_along_axis(words, work.places, axis=1))
+        rows = np.where(masked, bert.tokenizer.mask_id, rows)
+    missing = size - len(rows)
+
+    def filled(array: np.ndarray) -> np.ndarray:
+        return np.pad(array, ((0, missing), *((0, 0),) * (array.ndim - 1)))
+
+    batch = make_prediction_batch(filled(rows), filled(lengths), filled(work.places))
+    return batch._replace(mlm_labels=filled(labels))
+
+
+@partial(jax.jit, static_argnums=0)
+def _log_probabilities(config: ModelConfig, params: Params, batch: Batch) -> jax.Array:
+    """Returns the log-probabilities of the labels, [B, P] float32."""
+    logits = task_forward(config, params, batch, "masked_lm")
+    chosen = jnp.take_along_axis(logits, batch.mlm_labels[..., None], axis=-1)[..., 0]
+    return chosen - jax.nn.logsumexp(logits, axis=-1)

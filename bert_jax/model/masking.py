@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The masked language model's task: choose tokens, hide them, remember them.
+
+A mask is a pure function of (seed, sequence number, epoch). Keys, budgets and random bits belong to a
+sequence and to the place of a token in it, so neither packing nor the number of devices changes a mask.
+Runs on the device, inside the step.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bert_jax.batch import Batch
+from bert_jax.model.keys import root_key
+from bert_jax.settings.pretraining import MaskingConfig
+
+
+def prediction_budgets(config: MaskingConfig, max_length: int) -> np.ndarray:
+    """Returns how many tokens to predict in a sequence of 0..max_length tokens, [max_length + 1] int32.
+
+    Source: google-research/bert create_pretraining_data.py: min(most, max(1, round(length x rate))), with
+    [CLS] and [SEP] counted in and Python 3's rounding of halves to even.
+    """
+    budgets = [min(config.max_predictions, max(1, round(length * config.rate))) for length in range(max_length + 1)]
+    return np.array([0, *budgets[1:]], np.int32) * (config.rate > 0)
+
+
+def predictions_per_row(config: MaskingConfig, row_length: int, num_sequences: int) -> int:
+    """Returns P, the places for predictions that a row of M sequences needs at most."""
+    if num_sequences == 1:
+        return max(1, int(prediction_budgets(config, row_length)[-1]))
+    most = min(int(config.rate * row_length) + num_sequences, num_sequences * config.max_predictions)
+    return max(1, most)
+
+
+def mask_tokens(
+    batch: Batch, config: MaskingConfig, vocab_size: int, mask_id: int, never_predicted: tuple[int, ...]
+) -> Batch:
+    """Returns the batch with tokens hidden and `mlm_positions`, `mlm_labels`, `mlm_weights` [B, P] set.
+
+    In each sequence an exact number of tokens is chosen at random (`prediction_budgets`), none of them in
+    `never_predicted` ([CLS] and [SEP]); of whole words that number at most (`choose_words`). A chosen token becomes
+    [MASK], a random token of the whole unpadded vocabulary, or stays, whatever becomes of the others of its word.
+    Source: paper, section 3.1; google-research/bert create_pretraining_data.py.
+    """
+    assert batch.sequence_numbers is not None and batch.epochs is not None
+    num_rows, row_length = batch.token_ids.shape
+    num_sequences = batch.cls_positions.shape[1]
+    token_ids = batch.token_ids.astype(jnp.int32)
+    sequence_ids = batch.sequence_ids.astype(jnp.int32)
+    real = sequence_ids > 0
+    place = jnp.maximum(sequence_ids - 1, 0)  # [B, L]: which of the row's M sequences
+
+    def of_token(per_sequence: jax.Array) -> jax.Array:
+        return jnp.take_along_axis(per_sequence, place, axis=1)
+
+    positions = jnp.arange(row_length)
+    offsets = positions - of_token(batch.cls_positions.astype(jnp.int32))
+    epochs = jnp.zeros_like(batch.epochs) if config.static else batch.epochs
+    numbers = batch.sequence_numbers.astype(jnp.uint32)
+    bits = _token_bits(config.seed, epochs, numbers, place, offsets, 4 if config.max_ngram > 1 else 3)  # [B, L, 3 or 4]
+
+    lengths = jnp.sum(sequence_ids[:, None, :] == jnp.arange(1, num_sequences + 1)[:, None], axis=-1)  # [B, M]
+    budgets = jnp.asarray(prediction_budgets(config, row_length))[lengths]
+    candidates = real & ~jnp.isin(token_ids, jnp.array(never_predicted))
+    if config.whole_word:
+        assert batch.word_starts is not None
+        starts = first_tokens_of_words(candidates, batch.word_starts, sequence_ids)
+        words = _ngram_lengths(bits[..., 3], config.max_ngram) if config.max_ngram > 1 else jnp.ones_like(place)
+        chosen = choose_words(bits[..., 0], words, candidates, starts, place, budgets, config.max_ngram)
+    else:
+        chosen = candidates & (_rank_in_sequence(bits[..., 0], candidates, sequence_ids) < of_token(budgets))
+
+    num_predictions = predictions_per_row(config, row_length, num_sequences)
+    ordered = jnp.sort(jnp.where(chosen, positions, row_length), axis=1)[:, :num_predictions]
+    weights = ordered < row_length
+    mlm_positions = jnp.where(weights, ordered, 0)
+    mlm_labels = jnp.where(weights, jnp.take_along_axis(token_ids, mlm_positions, axis=1), 0)
+
+    share = _unit(bits[..., 1])
+    random_ids = (bits[..., 2] % vocab_size).astype(jnp.int32)  # the bias, vocab_size / 2**32, is below 1e-4
+    hidden = jnp.where(share < config.mask_rate, mask_id, token_ids)
+    hidden = jnp.where(
+        (share >= config.mask_rate) & (share < config.mask_rate + config.random_rate), random_ids, hidden
+    )
+    return batch._replace(
+        token_ids=jnp.where(chosen, hidden, token_ids),
+        mlm_positions=mlm_positions,
+        mlm_labels=mlm_labels,
+        mlm_weights=weights.astype(jnp.float32),
+    )
+
+
+def next_tokens(batch: Batch) -> Batch:
+    """Returns the batch with every token but the first of each sequence to be predicted from the one before it.
+
+    Nothing is hidden: the model must not look ahead (`ModelConfig.causal`). P is L - 1.
+    """
+    sequence_ids = batch.sequence_ids
+    followed = (sequence_ids[:, 1:] == sequence_ids[:, :-1]) & (sequence_ids[:, 1:] > 0)
+    positions = jnp.broadcast_to(jnp.arange(followed.shape[1]), followed.shape)
+    return batch._replace(
+        mlm_positions=jnp.where(followed, positions, 0),
+        mlm_labels=jnp.where(followed, batch.token_ids[:, 1:].astype(jnp.int32), 0),
+        mlm_weights=followed.astype(jnp.float32),
+    )
+
+
+def first_tokens_of_words(candidates: jax.Array, word_starts: jax.Array, sequence_ids: jax.Array) -> jax.Array:
+    """Returns [B, L] bool: the candidate begins a word, or is the first candidate of its sequence.
+
+    As in the reference, a sentence B whose cut start is not the start of a word goes on with the last word of A.
+    """
+    count = jnp.cumsum(candidates, axis=1)
+    earlier = jnp.where(sequence_ids[:, :, None] > sequence_ids[:, None, :], candidates[:, None, :], False)
+    is_first = count - jnp.sum(earlier, axis=-1) == 1
+    return candidates & (word_starts | is_first)
+
+
+def choose_words(
+    scores: jax.Array,
+    num_words: jax.Array,
+    candidates: jax.Array,
+    starts: jax.Array,
+    place: jax.Array,
+    budgets: jax.Array,
+    max_ngram: int = 1,
+) -> jax.Array:
+    """Returns [B, L] bool: the tokens of words, chosen word by word until the budget of their sequence is spent.
+
+    Words are visited in the order of their scores. One with more tokens than are left of the budget is passed over,
+    not cut, so a sequence may end below its budget, even with nothing. From each word on, `num_words` are taken
+    together: fewer at the end of the sequence, as many as fit where the budget is short, and none if one of
+    them is taken already. Source: create_pretraining_data.py of google-research/bert, and of google-research/albert
+    for runs of words.
+
+    Args:
+      scores: [B, L] uint32; that of a word's first token counts.
+      num_words: [B, L] int: 1 to `max_ngram`, likewise.
+      candidates: [B, L] bool: tokens that may be chosen.
+      starts: [B, L] bool: candidates that begin a word; the first of every sequence does.
+      place: [B, L] int: which of the M sequences of the row a token is in.
+      budgets: [B, M] int.
+      max_ngram: the most words that are taken together.
+    """
+    num_rows, row_length = candidates.shape
+    index = jnp.arange(row_length)
+    rows = jnp.arange(num_rows)
+
+    # Where the run of 1, 2, ... words from each start on ends, and how many candidates are in it.
+    from_here = jax.lax.cummin(jnp.where(starts, index, row_length), axis=1, reverse=True)
+    next_start = jnp.pad(from_here[:, 1:], ((0, 0), (0, 2)), constant_values=row_length)  # [B, L + 1]
+    before = jnp.pad(jnp.cumsum(candidates, axis=1), ((0, 0), (1, 0)))  # [B, L + 1]
+    place_at = jnp.pad(place, ((0, 0), (0, 1)), constant_values=-1)
+    ends = [next_start[:, :-1]]
+    for _ in range(max_ngram - 1):
+        goes_on = jnp.take_along_axis(place_at, ends[-1], axis=1) == place
+        ends.append(jnp.where(goes_on, jnp.take_along_axis(next_start, ends[-1], axis=1), ends[-1]))
+    stops = jnp.stack(ends, axis=-1)  # [B, L, max_ngram]
+    sizes = jnp.stack([jnp.take_along_axis(before, end, axis=1) for end in ends], axis=-1) - before[:, :-1, None]
+
+    def visit(carry: tuple[jax.Array, jax.Array], first: jax.Array) -> tuple[tuple[jax.Array, jax.Array], None]:
+        chosen, left = carry  # [B, L] bool, [B, M] int
+        room = left[rows, place[rows, first]]
+        fits = sizes[rows, first] <= room[:, None]  # [B, max_ngram]: the first ones, as runs grow
+        taken = jnp.clip(jnp.minimum(jnp.sum(fits, axis=1), num_words[rows, first]) - 1, 0)
+        inside = candidates & (index >= first[:, None]) & (index < stops[rows, first, taken][:, None])
+        accepted = starts[rows, first] & fits[:, 0] & ~jnp.any(inside & chosen, axis=1)
+        spent = jnp.where(accepted, sizes[rows, first, taken], 0)
+        return (chosen | (inside & accepted[:, None]), left.at[rows, place[rows, first]].add(-spent)), None
+
+    order = jnp.argsort(jnp.where(starts, scores >> 1, jnp.uint32(2**32 - 1)), axis=1)  # words before all else
+    (chosen, _), _ = jax.lax.scan(visit, (jnp.zeros_like(candidates), budgets), order.T)
+    return chosen
+
+
+def _ngram_lengths(bits: jax.Array, max_ngram: int) -> jax.Array:
+    """Returns 1 to `max_ngram` for 32-bit words, n with a chance in proportion to 1 / n. Source: Lan et al. 2019."""
+    chances = 1 / np.arange(1, max_ngram + 1)
+    bounds = (np.cumsum(chances) / np.sum(chances))[:-1].astype(np.float32)
+    return 1 + jnp.sum(_unit(bits)[..., None] >= bounds, axis=-1)
+
+
+def _token_bits(
+    seed: int, epochs: jax.Array, numbers: jax.Array, place: jax.Array, offsets: jax.Array, count: int
+) -> jax.Array:
+    """Returns `count` 32-bit words [B, L, count] for each token, from its sequence, its offset in it and the epoch."""
+    root = root_key(seed, "masking")
+
+    def row_bits(epoch: jax.Array, numbers: jax.Array, place: jax.Array, offsets: jax.Array) -> jax.Array:
+        keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.fold_in(root, epoch), numbers)
+        return jax.vmap(lambda key, offset: jax.random.bits(jax.random.fold_in(key, offset), (count,), jnp.uint32))(
+            keys[place], offsets
+        )
+
+    return jax.vmap(row_bits)(epochs, numbers, place, offsets)
+
+
+def _rank_in_sequence(scores: jax.Array, candidates: jax.Array, sequence_ids: jax.Array) -> jax.Array:
+    """Returns for each token how many candidates of its sequence have a lower score, [B, L].
+
+    Ties go to the earlier token. Compares all pairs: L is small, and a fused reduction beats a sort.
+    """
+    index = jnp.arange(scores.shape[1])
+    mine, other = scores[:, :, None], scores[:, None, :]
+    before = (other < mine) | ((other == mine) & (index[None, None, :] < index[None, :, None]))
+    same = sequence_ids[:, :, None] == sequence_ids[:, None, :]
+    return jnp.sum(before & same & candidates[:, None, :], axis=-1)
+
+
+def _unit(bits: jax.Array) -> jax.Array:
+    """Returns 32-bit words as float32 in [0, 1), by their 24 high bits."""
+    return (bits >> 8).astype(jnp.float32) * np.float32(2**-24)

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a pre-training run says before it begins, and how fast a run is."""
+
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from bert_jax.data.records import Dataset
+from bert_jax.model.objective import Params
+from bert_jax.plan import flops
+from bert_jax.plan.memory import describe_memory
+from bert_jax.settings.model import ModelConfig
+from bert_jax.settings.phases import Phase
+from bert_jax.settings.pretraining import PretrainConfig
+
+
+def make_throughput(model: ModelConfig, mesh: Mesh) -> Any:
+    """Returns (summed counts, seconds) -> sequences/s, tokens/s and FLOP/s, of all devices together."""
+    peak = flops.peak_flops(mesh.devices.flat[0].device_kind, model.compute_dtype) * mesh.size
+
+    def rates(sums: dict[str, float], seconds: float) -> dict[str, float]:
+        work = flops.train_flops(model, sums["tokens"], sums["squared_lengths"], sums["predictions"], sums["sequences"])
+        values = {
+            "sequences_per_second": sums["sequences"] / seconds,
+            "tokens_per_second": sums["tokens"] / seconds,
+            "flops_per_second": work / seconds,
+        }
+        return values | ({"mfu": work / seconds / peak} if peak else {})
+
+    return rates
+
+
+def describe_run(config: PretrainConfig, mesh: Mesh, params: Params) -> list[str]:
+    """Returns lines that say what is about to be trained, and where."""
+    model = config.model
+    size = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params))
+    axes = " x ".join(f"{name} {count}" for name, count in mesh.shape.items())
+    return [
+        f"model: {model.num_layers} layers, hidden {model.hidden_size}, {model.num_heads} heads, vocabulary "
+        f"{model.vocab_size}, {size:,} parameters, {model.compute_dtype}",
+        f"devices: {mesh.size} ({mesh.devices.flat[0].device_kind}), {axes}",
+    ]
+
+
+def describe_phase(phase: Phase, dataset: Dataset, num_phases: int, mesh: Mesh, state: Any) -> list[str]:
+    """Returns lines that say what a phase is about to learn, of what, and what memory it will take."""
+    config = phase.config
+    lines = [describe_data(config, dataset), f"task: {_describe_task(config, dataset)}"]
+    lines.append(describe_memory(config, state, mesh, dataset.row_length))
+    if num_phases == 1:
+        return lines
+    moments = "" if phase.number == 1 else "; Adam's means " + ("at zero" if phase.resets_moments else "are kept")
+    goes_on = phase.schedule_start < phase.first_step
+    rate = "the rate goes on" if goes_on else f"rate {config.optimizer.learning_rate:g}"
+    steps = f"steps {phase.first_step + 1:,} to {phase.last_step:,}"
+    return [f"phase {phase.number} of {num_phases}: {steps}, {rate}{moments}", *lines]
+
+
+def describe_data(config: PretrainConfig, dataset: Dataset) -> str:
+    """Returns how many rows there are, and how often the steps of a phase go through them."""
+    epochs = config.train.num_steps * config.data.batch_size / dataset.train.num_rows
+    packed = dataset.manifest["row"]["max_sequences"] > 1
+    sequences = f"{dataset.train.num_sequences:,} sequences in " if packed else ""
+    return (
+        f"data: {sequences}{dataset.train.num_rows:,} rows of {dataset.row_length} tokens, "
+        f"{dataset.heldout.num_rows:,} held out; "
+        f"{config.train.num_steps:,} steps of {config.data.batch_size} rows are {epochs:.1f} epochs"
+    )
+
+
+def _describe_task(config: PretrainConfig, dataset: Dataset) -> str:
+    """Returns what is predicted, in a few words."""
+    masking = config.masking
+    if config.model.causal:
+        tokens = "the next token, from left to right"
+    elif dataset.manifest["row"].get("predictions"):
+        tokens = "tokens masked in the data"
+    else:
+        units = "tokens" if not masking.whole_word else "whole words"
+        units += f" in runs of up to {masking.max_ngram}" if masking.max_ngram > 1 else ""
+        tokens = (
+            f"{masking.rate:.0%} of the tokens, masked as {units}, {'once' if masking.static else 'anew each epoch'}"
+        )
+    kind = {"nsp": "next sentence", "sop": "order of sentences"}
+    labels = dataset.manifest["identity"]["options"].get("next_sentence", "nsp")
+    return tokens + (f"; {kind[labels]}" if config.train.next_sentence else "; no next sentence")

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much memory a training step takes on each device, by arithmetic, before anything is compiled."""
+
+import math
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from bert_jax.model.masking import predictions_per_row
+from bert_jax.settings.model import ModelConfig
+from bert_jax.settings.pretraining import MaskingConfig, PretrainConfig
+
+# Numbers of the hidden size that the backward pass reads, for each token and layer, by model.remat: in the compute
+# dtype, and of dropout in bytes. "none" keeps the inputs of all products (hidden twice, query, key, value, context, 4
+# of the feed-forward block), of the activation (4) and of both norms. "dots" keeps the outputs of the products (11 with
+# the layer's input), "full" the layer's input alone.
+_KEPT_OF_TOKENS = {"none": (16.0, 2.0), "dots": (11.0, 0.0), "full": (1.0, 0.0)}
+# Bytes kept for each score of attention: softmax in float32, and a bit of dropout in a byte; and one in the compute
+# dtype. One layer's worth is there at any time, whatever is kept: scores and their gradients.
+_KEPT_OF_SCORES = {"none": 5, "dots": 0, "full": 0}
+_WORKING_OF_SCORES = 12
+
+
+def estimate_memory(config: PretrainConfig, state: Any, mesh_shape: dict[str, int], row_length: int) -> dict[str, int]:
+    """Returns bytes per device by kind, and their total.
+
+    `state` is a training state of arrays or of shapes with shardings (`step.abstract_state`). Rows are full and hold
+    one sequence each. An estimate: `docs/pods.md` compares it with what the compiler says.
+    """
+    model, accumulate = config.model, config.train.accumulate
+    rows = config.data.batch_size // (mesh_shape["data"] * mesh_shape["fsdp"])
+    at_once = max(1, rows // accumulate)
+    params = shard_bytes(state.params)
+    table = 4 * model.padded_vocab_size * model.hidden_size // mesh_shape["tensor"]
+    kinds = {
+        "params": params,
+        "optimizer": shard_bytes(state.optimizer),
+        "gradients": params * (2 if accumulate > 1 else 1),
+        # Parameters in the compute dtype, and of the word table the two gradients that are added and what is read.
+        "copies of parameters": (params // 2 if model.compute_dtype == "bfloat16" else 0) + 3 * table,
+        "activations": at_once * activation_bytes(model, row_length, mesh_shape["tensor"]),
+        "logits": at_once * logit_bytes(model, config.masking, row_length, mesh_shape["tensor"]),
+        "batch": rows * batch_row_bytes(row_length),
+    }
+    return kinds | {"total": sum(kinds.values())}
+
+
+def describe_memory(config: PretrainConfig, state: Any, mesh: Mesh, row_length: int) -> str:
+    """Returns a line that says what a step will take of each device, by `estimate_memory`, and what there is."""
+    kinds = estimate_memory(config, state, dict(mesh.shape), row_length)
+    total = kinds.pop("total")
+    parts = ", ".join(f"{kind} {in_units(size)}" for kind, size in kinds.items())
+    figures = mesh.local_devices[0].memory_stats() or {} if mesh.local_devices else {}  # a CPU has none
+    there = figures.get("bytes_limit", 0)
+    line = f"memory of a device, estimated: {in_units(total)}{f' of {in_units(there)}' if there else ''}: {parts}"
+    if there and total > there:
+        line += "; that is more than there is: more train.accumulate, model.remat=dots or mesh.fsdp take less"
+    return line
+
+
+def memory_problem(config: PretrainConfig, mesh_shape: dict[str, int], needed: float, available: float) -> str:
+    """Returns one line: how much memory is needed, how much there is, and what to change."""
+    rows = config.data.batch_size // (mesh_shape["data"] * mesh_shape["fsdp"])
+    at_once = rows // config.train.accumulate
+    more = next((pieces for pieces in range(config.train.accumulate + 1, rows + 1) if rows % pieces == 0), 0)
+    fewer = (rows // 2) // config.train.accumulate * config.train.accumulate * mesh_shape["data"] * mesh_shape["fsdp"]
+    mend = []
+    if config.model.remat == "none":
+        mend.append("model.remat=dots")
+    if at_once > 1:
+        mend.append(f"train.accumulate={more}")
+        mend.append(f"data.batch_size={fewer}")
+    if mesh_shape["fsdp"] == 1 and mesh_shape["data"] > 1:
+        mend.append("mesh.fsdp=-1 with mesh.data=1")
+    mend = mend or ["a smaller model, or chips with more memory"]
+    return (
+        f"out of memory: {at_once} rows at once on a chip need {needed / 2**30:.2f} GiB of {available / 2**30:.2f}, so "
+        f"it does not fit; use {', or '.join(mend)}"
+    )
+
+
+def in_units(size: float) -> str:
+    """Returns bytes for a person: 1.25 GiB, 340 MiB."""
+    for unit, scale in (("GiB", 2**30), ("MiB", 2**20)):
+        if size >= scale:
+            return f"{size / scale:.3g} {unit}"
+    return f"{size / 2**10:.3g} KiB"
+
+
+def shard_bytes(tree: Any) -> int:
+    """Returns the bytes that one device holds of a tree of arrays, or of shapes with shardings."""
+    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+def activation_bytes(model: ModelConfig, row_length: int, tensor: int = 1) -> int:
+    """Returns the bytes that one row leaves in all layers for the backward pass, and those of the layer at work.
+
+    `tensor` is how many devices share the heads and the feed-forward block.
+    """
+    size = 2 if model.compute_dtype == "bfloat16" else 4
+    dropout = bool(model.hidden_dropout_rate)
+
+    def of_tokens(numbers: float, masks: float) -> float:
+        return model.hidden_size * (numbers * size + masks * dropout)
+
+    scores = model.num_heads * row_length
+    kept = row_length * (of_tokens(*_KEPT_OF_TOKENS[model.remat]) + scores * _of_scores(model, size))
+    working = row_length * (of_tokens(*_KEPT_OF_TOKENS["none"]) * (model.remat != "none") + scores * _WORKING_OF_SCORES)
+    return round((model.num_layers * kept + working) / tensor)
+
+
+def _of_scores(model: ModelConfig, size: int) -> int:
+    """Returns the bytes that are kept of each score; fused attention computes scores again."""
+    kept = _KEPT_OF_SCORES[model.remat] if model.attention == "plain" else 0
+    return kept - (0 if model.attention_dropout_rate else 1) + size if kept else 0
+
+
+def logit_bytes(model: ModelConfig, masking: MaskingConfig, row_length: int, tensor: int = 1) -> int:
+    """Returns the bytes of the float32 logits of one row and of their gradient in the compute dtype."""
+    size = 2 if model.compute_dtype == "bfloat16" else 4
+    return predictions_per_row(masking, row_length, 1) * model.padded_vocab_size * (4 + size) // tensor
+
+
+def batch_row_bytes(row_length: int) -> int:
+    """Returns the bytes of one row of a batch that is to be masked: uint16 ids, three bytes a token, 20 a sequence."""
+    return 5 * row_length + 20

@@ -1,0 +1,385 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a training step takes on a pod, before anyone pays for the pod.
+
+For TPUs the true training step is compiled by libtpu, which needs no TPU: memory, collectives and FLOPs are the
+compiler's own. For GPUs, and for time on any device, there is arithmetic; every figure says which of the two it is.
+"""
+
+import dataclasses
+import functools
+import math
+import os
+import re
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AbstractMesh, Mesh
+
+from bert_jax.batch import Batch
+from bert_jax.devices.sharding import check_divisible, make_mesh, mesh_sizes, row_sharding
+from bert_jax.errors import InputError
+from bert_jax.model.masking import predictions_per_row
+from bert_jax.model.objective import Objective, pretraining_objective
+from bert_jax.plan import hlo
+from bert_jax.plan.flops import peak_flops
+from bert_jax.plan.memory import estimate_memory, memory_problem, shard_bytes
+from bert_jax.plan.roofline import GPUS, TPUS, Chip, Traffic, assumptions, expected_traffic, model_flops, step_seconds
+from bert_jax.settings.pretraining import DataConfig, MeshConfig, PretrainConfig
+from bert_jax.settings.rules import suggest
+from bert_jax.training.step import TrainState, abstract_state, make_eval_step, make_train_step
+
+USABLE_OF_GPU = 0.92  # of its memory, for the program's arrays; the rest is the runtime's and the libraries'
+
+TOPOLOGIES = (
+    *("v5e:2x2", "v5e:2x4", "v5e:4x4", "v5e:4x8", "v5e:8x8", "v5e:8x16", "v5e:16x16"),
+    *("v6e:2x2", "v6e:2x4", "v6e:4x4", "v6e:4x8", "v6e:8x8", "v6e:8x16", "v6e:16x16"),
+    *("v4:2x2x1", "v4:2x2x4", "v4:4x4x4", "v4:4x4x8", "v4:4x8x8"),
+    *("v5:2x2x1", "v5:2x2x4", "v5:4x4x4", "v5:4x4x8", "v5:4x8x8"),  # v5p
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a step takes. Bytes are those of one chip, FLOPs those of one chip and step."""
+
+    topology: str
+    device_kind: str
+    num_chips: int
+    mesh: dict[str, int]
+    batch_size: int
+    row_length: int
+    predictions: int  # places for predictions in a row
+    fits: bool
+    problem: str  # "" or one line
+    hbm_bytes: float
+    bytes: dict[str, int]  # by kind, as compiled; of a plan by arithmetic those of `estimate`
+    estimate: dict[str, int]
+    model_flops: float
+    compiled_flops: float  # 0.0 if nothing has been compiled
+    collectives: tuple[Traffic, ...]
+    seconds: dict[str, float]  # of the model of time: products, attention, memory, network, step
+    mfu: float
+    compile_seconds: float
+    source: str  # "libtpu VERSION" or "arithmetic"
+    assumptions: tuple[str, ...] = field(default=())
+
+    @property
+    def rows_per_chip(self) -> int:
+        return self.batch_size // (self.mesh["data"] * self.mesh["fsdp"])
+
+
+def plan(config: PretrainConfig, topology: str, row_length: int = 0) -> Plan:
+    """Returns what the training step of `config` takes on a topology such as "v5e:16x16" or "h100:8".
+
+    Rows are full, and `row_length` 0 is what the predictions fill. `config.model.vocab_size` must be set.
+
+    Raises: InputError if the topology is unknown, libtpu is missing, or the model does not divide over the mesh.
+    """
+    row_length = row_length or default_row_length(config)
+    if row_length > config.model.max_positions:
+        raise InputError(
+            f"rows of {row_length} are longer than model.max_positions {config.model.max_positions}; plan shorter rows"
+        )
+    family, _, size = topology.partition(":")
+    if family in GPUS:
+        return _plan_by_arithmetic(config, topology, _gpu_count(topology, size), row_length)
+    devices, version = tpu_devices(topology, config.mesh.dcn)
+    mesh = make_mesh(config.mesh, devices)
+    check_divisible(mesh, config.model, config.data.batch_size, config.train.accumulate)
+    state = _state(config, mesh)
+    chip = TPUS[family if family != "v5p" else "v5"]
+    common = _common(config, topology, chip, dict(mesh.shape), row_length, state)
+
+    lowered = lower_train_step(config, mesh, row_length)
+    started = time.perf_counter()
+    try:
+        compiled = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        needed, available = out_of_memory(str(error))
+        seconds = time.perf_counter() - started
+        problem = memory_problem(config, dict(mesh.shape), needed, available)
+        return _finish(common, chip, config, (), compile_seconds=seconds, source=version, fits=False, problem=problem,
+                       hbm_bytes=available, bytes={"temporaries": round(needed)})  # fmt: skip
+    seconds = time.perf_counter() - started
+    module = hlo.parse(compiled.as_text() or "")
+    return _finish(
+        common, chip, config, summarize(hlo.collectives(module)), compile_seconds=seconds, source=version, fits=True,
+        bytes=compiled_bytes(compiled, state, config, mesh, row_length), compiled_flops=float(hlo.flops(module)),
+    )  # fmt: skip
+
+
+def default_row_length(config: PretrainConfig) -> int:
+    """Returns the multiple of 128 whose tokens the predictions come from: 128 for 20 of them, 512 for 80."""
+    masking = config.masking
+    length = 128 * round(masking.max_predictions / max(masking.rate, 0.01) / 128)
+    return min(max(length, 128), config.model.max_positions)
+
+
+def tpu_devices(topology: str, slices: int = 0) -> tuple[Any, str]:
+    """Returns the chips of as many slices of a TPU topology, for compiling only, and the version of libtpu.
+
+    Raises: InputError if libtpu is not installed or does not know the topology.
+    """
+    family, _, size = topology.partition(":")
+    if family not in (*TPUS, "v5p") or not re.fullmatch(r"\d+x\d+(x\d+)?", size):
+        raise _unknown(topology)
+    try:
+        import libtpu  # pyright: ignore[reportMissingImports]
+        from jax.experimental import topologies
+    except ImportError:
+        raise InputError(
+            "libtpu is not installed, and TPU topologies are planned by its compiler; pip install 'bert_jax[tpu]' "
+            "(on Linux, x86; it needs no TPU)"
+        ) from None
+    # Nothing is asked of the machine that this runs on, which is no TPU host, and two planners may run at once.
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+    options = {"chip_config_name": "megacore"} if family in ("v4", "v5", "v5p") else {}
+    name = f"{'v5' if family == 'v5p' else family}:{size}"
+    try:
+        found = topologies.get_topology_desc(platform="tpu", topology_name=name, num_slices=slices or 1, **options)
+    except (jax.errors.JaxRuntimeError, NotImplementedError, ValueError) as error:
+        raise _unknown(topology, f" ({str(error).splitlines()[0][:120]})") from None
+    return found.devices, f"libtpu {getattr(libtpu, '__version__', '')}".strip()
+
+
+def _unknown(topology: str, reason: str = "") -> InputError:
+    known = (*TOPOLOGIES, *(f"{name}:8" for name in GPUS))
+    return InputError(
+        f"topology {topology!r} is unknown{suggest(topology, known)}{reason}; "
+        f"TPUs: {', '.join(TOPOLOGIES)}; GPUs, by arithmetic: {', '.join(f'{name}:N' for name in GPUS)}"
+    )
+
+
+def _gpu_count(topology: str, size: str) -> int:
+    if not re.fullmatch(r"[1-9]\d*", size):
+        raise _unknown(topology)
+    return int(size)
+
+
+def _objective(config: PretrainConfig) -> Objective:
+    """Returns the objective of a run; which ids mark and mask changes nothing that is planned."""
+    model = dataclasses.replace(config.model, unroll=config.model.unroll or 1)  # what 0 means away from a CPU
+    return pretraining_objective(model, config.masking, 103, (101, 102), config.train.next_sentence)
+
+
+def _state(config: PretrainConfig, mesh: Mesh | AbstractMesh) -> TrainState:
+    """Returns the shapes and shardings of the training state."""
+    return _state_of(dataclasses.replace(config, data=DataConfig()), mesh)
+
+
+@functools.lru_cache(maxsize=8)
+def _state_of(config: PretrainConfig, mesh: Mesh | AbstractMesh) -> TrainState:
+    return abstract_state(_objective(config), config.optimizer, config.train, mesh)
+
+
+def abstract_batch(mesh: Mesh, batch_size: int, row_length: int) -> Batch:
+    """Returns the shapes of a global batch of one sequence a row, as `data.pipeline` makes it."""
+    sharding = row_sharding(mesh)
+
+    def array(dtype: Any, *shape: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((batch_size, *shape), dtype, sharding=sharding)
+
+    return Batch(
+        token_ids=array(jnp.uint16, row_length),
+        type_ids=array(jnp.uint8, row_length),
+        sequence_ids=array(jnp.uint8, row_length),
+        cls_positions=array(jnp.int32, 1),
+        sequence_weights=array(jnp.float32, 1),
+        next_sentence_labels=array(jnp.int32, 1),
+        sequence_numbers=array(jnp.uint32, 1),
+        epochs=array(jnp.int32),
+        word_starts=array(jnp.bool_, row_length),
+    )
+
+
+def lower_train_step(config: PretrainConfig, mesh: Mesh, row_length: int) -> jax.stages.Lowered:
+    """Returns the training step that `train.py` would run, traced for the mesh and not yet compiled."""
+    objective = _objective(config)
+    state = _state(config, mesh)
+    step = make_train_step(objective, config.optimizer, config.train, mesh, state)
+    with jax.set_mesh(mesh):
+        return step.lower(state, abstract_batch(mesh, config.data.batch_size, row_length))  # type: ignore[attr-defined]
+
+
+def lower_eval_step(config: PretrainConfig, mesh: Mesh, row_length: int) -> jax.stages.Lowered:
+    """Returns the evaluation step, which is the forward pass, traced for the mesh and not yet compiled."""
+    objective = _objective(config)
+    params = _state(config, mesh).params
+    step = make_eval_step(objective, mesh, params)
+    with jax.set_mesh(mesh):
+        return step.lower(params, abstract_batch(mesh, config.data.batch_size, row_length))  # type: ignore[attr-defined]
+
+
+def compiled_bytes(compiled: Any, state: Any, config: PretrainConfig, mesh: Mesh, row_length: int) -> dict[str, int]:
+    """Returns bytes per chip by kind, as compiled, their total, and how many of them are held at once.
+
+    Outputs are those that do not take the place of an argument. Temporaries may take turns in the same memory, so the
+    total may be above what a chip has, and the program fit.
+    """
+    memory = compiled.memory_analysis()
+    params, optimizer = shard_bytes(state.params), shard_bytes(state.optimizer)
+    kinds = {
+        "params": params,
+        "optimizer": optimizer,
+        "batch": shard_bytes(abstract_batch(mesh, config.data.batch_size, row_length)),
+    }
+    kinds["padding of arguments"] = max(0, memory.argument_size_in_bytes - sum(kinds.values()))
+    kinds |= {
+        "temporaries": memory.temp_size_in_bytes,
+        "outputs": max(0, memory.output_size_in_bytes - memory.alias_size_in_bytes),
+        "generated code": memory.generated_code_size_in_bytes,
+    }
+    return kinds | {"total": sum(kinds.values()), "held at once": memory.peak_memory_in_bytes}
+
+
+def out_of_memory(message: str) -> tuple[float, float]:
+    """Returns the bytes of HBM that a program needs and that there are, as libtpu's error says it.
+
+    Raises: InputError with the compiler's first line if it is another error.
+    """
+    found = re.search(r"\(([\d.]+)([KMGT])\) exceeds available HBM \(([\d.]+)([KMGT])\)", message) or re.search(
+        r"Used ([\d.]+)([KMGT]) of ([\d.]+)([KMGT]) hbm", message
+    )
+    if not found:
+        raise InputError(f"the compiler has refused the program: {message.strip().splitlines()[0][:300]}")
+    units = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+    return float(found[1]) * units[found[2]], float(found[3]) * units[found[4]]
+
+
+def summarize(found: list[hlo.Collective]) -> tuple[Traffic, ...]:
+    """Returns the collectives of a program by kind and dtype, the largest first."""
+    counts, sizes = Counter(), Counter()
+    for collective in found:
+        key = (collective.kind, "+".join(collective.dtypes), collective.group_size)
+        counts[key] += collective.count
+        sizes[key] += collective.count * collective.bytes
+    return tuple(
+        Traffic(kind, dtypes, counts[kind, dtypes, group], size, group)
+        for (kind, dtypes, group), size in sizes.most_common()
+    )
+
+
+def _common(
+    config: PretrainConfig, topology: str, chip: Chip, mesh_shape: dict[str, int], row_length: int, state: Any
+) -> dict[str, Any]:
+    """Returns what a plan says however it is made."""
+    num_chips = math.prod(mesh_shape.values())
+    return {
+        "topology": topology,
+        "device_kind": chip.device_kind,
+        "num_chips": num_chips,
+        "mesh": mesh_shape,
+        "batch_size": config.data.batch_size,
+        "row_length": row_length,
+        "predictions": predictions_per_row(config.masking, row_length, 1),
+        "estimate": estimate_memory(config, state, mesh_shape, row_length),
+        "model_flops": model_flops(config, num_chips, row_length),
+        "hbm_bytes": chip.hbm_bytes,
+    }
+
+
+def _finish(
+    common: dict[str, Any], chip: Chip, config: PretrainConfig, collectives: tuple[Traffic, ...], **rest: Any
+) -> Plan:
+    """Returns the plan with its model of time."""
+    seconds = step_seconds(config, chip, common["mesh"], common["row_length"], collectives)
+    peak = peak_flops(chip.device_kind, config.model.compute_dtype)
+    mfu = common["model_flops"] / seconds["step"] / peak
+    values = {"problem": "", "compiled_flops": 0.0, "compile_seconds": 0.0} | common | rest
+    return Plan(**values, collectives=collectives, seconds=seconds, mfu=mfu, assumptions=assumptions(config, chip))
+
+
+def _plan_by_arithmetic(config: PretrainConfig, topology: str, num_chips: int, row_length: int) -> Plan:
+    """Returns the plan for GPUs, which no compiler has seen."""
+    chip = GPUS[topology.partition(":")[0]]
+    sizes = mesh_sizes(config.mesh, num_chips)
+    mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes))
+    check_divisible(mesh, config.model, config.data.batch_size, config.train.accumulate)
+    state = _state(config, mesh)
+    common = _common(config, topology, chip, sizes, row_length, state)
+    needed = common["estimate"]["total"]
+    fits = needed < USABLE_OF_GPU * chip.hbm_bytes
+    problem = "" if fits else memory_problem(config, sizes, needed, USABLE_OF_GPU * chip.hbm_bytes)
+    traffic = expected_traffic(config, sizes, row_length, common["estimate"]["params"])
+    return _finish(
+        common, chip, config, traffic, source="arithmetic", fits=fits, problem=problem, bytes=common["estimate"]
+    )
+
+
+def num_chips_of(topology: str, slices: int = 0) -> int:
+    """Returns the chips of a topology, of all slices. Raises: InputError if it is unknown."""
+    family, _, size = topology.partition(":")
+    return _gpu_count(topology, size) if family in GPUS else len(tpu_devices(topology, slices)[0])
+
+
+def with_rows(config: PretrainConfig, topology: str, rows_per_chip: int) -> PretrainConfig:
+    """Returns the configuration with as many rows for each chip that has rows of its own."""
+    sizes = mesh_sizes(config.mesh, num_chips_of(topology, config.mesh.dcn))
+    data = dataclasses.replace(config.data, batch_size=rows_per_chip * sizes["data"] * sizes["fsdp"])
+    return dataclasses.replace(config, data=data)
+
+
+def search(
+    config: PretrainConfig,
+    topology: str,
+    row_length: int = 0,
+    on_plan: Callable[[Plan], Any] = lambda plan: None,
+    on_refusal: Callable[[str], Any] = lambda line: None,
+) -> list[Plan]:
+    """Returns, for data parallel, fsdp and a mixture of both, the plan of the most rows per chip that fit.
+
+    Where not even one row fits, the plan of one row. `on_plan` is called with every plan that is made, `on_refusal`
+    with what is wrong with fsdp or the mixture where the model does not divide so; they are left out then.
+
+    Raises: as `plan`.
+    """
+    num_chips = num_chips_of(topology, config.mesh.dcn)
+    mixed = next(size for size in (8, 4, 2, 3, 5, 7, 1) if num_chips % size == 0 and (size < num_chips or size == 1))
+    slices = max(1, config.mesh.dcn)
+    sizes = [(-1, 1, 1), (slices, -1, 1)] + ([(-1, mixed, 1)] if 1 < mixed * slices < num_chips else [])
+    meshes = [MeshConfig(*size, dcn=config.mesh.dcn) for size in sizes]
+    found = []
+    for mesh in meshes[: 1 if num_chips == 1 else None]:
+
+        @functools.cache
+        def of_rows(rows: int, mesh: MeshConfig = mesh) -> Plan:
+            pieces = dataclasses.replace(config, mesh=mesh)
+            made = plan(with_rows(pieces, topology, rows * config.train.accumulate), topology, row_length)
+            on_plan(made)
+            return made
+
+        try:
+            first = of_rows(1)
+        except InputError as error:  # the model does not divide so; other meshes may do
+            if mesh == meshes[0]:
+                raise
+            on_refusal(f"left out: {error}")
+            continue
+        free = first.hbm_bytes - first.estimate["total"]
+        each = first.estimate["activations"] + first.estimate["logits"]
+        most = largest(lambda rows: of_rows(rows).fits, max(1, int(free / each))) if first.fits else 1
+        found.append(of_rows(most))
+    return found
+
+
+def largest(fits: Callable[[int], bool], guess: int) -> int:
+    """Returns the largest number of at least 1 that fits, within an eighth; 1 is known to fit.
+
+    By doubling from the guess and halving what is left between one that fits and one that does not.
+    """
+    low, high, step = 1, 0, guess
+    while not high:
+        if step > low and not fits(step):
+            high = step
+        else:
+            low, step = max(low, step), step * 2
+    while high - low > max(1, low // 8):
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long a training step takes at least on a chip, by what its data sheet says. Arithmetic, with its assumptions."""
+
+from dataclasses import dataclass
+
+from bert_jax.model.masking import predictions_per_row
+from bert_jax.plan import flops
+from bert_jax.settings.pretraining import PretrainConfig
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Chip:
+    """What the data sheet says of one chip."""
+
+    device_kind: str  # as jax says it; `flops.peak_flops` knows its peak
+    hbm_bytes: float
+    hbm_bandwidth: float  # bytes/s
+    link_bandwidth: float  # bytes/s out of a chip to its neighbours, all links of one direction together
+    network_bandwidth: float = 0.0  # bytes/s of a GPU to other hosts; 0 where links lead everywhere
+    matrix_efficiency: float = 0.9  # of the peak, that large products reach; assumed, not measured on TPUs
+
+
+# Sources: Google Cloud TPU system architecture pages (interchip links of 45 GB/s each way, 4 on v5e and v6e, 6 else;
+# v6e 90), NVIDIA's data sheets: NVLink each way, at 80 %, and one 400 (A100: 200) Gb/s adapter a GPU. A matrix product
+# was measured at 80 % of an H200's peak.
+TPUS = {
+    "v4": Chip("TPU v4", 32 * GIB, 1.2e12, 270e9),
+    "v5e": Chip("TPU v5 lite", 16 * GIB, 0.819e12, 180e9),
+    "v5": Chip("TPU v5", 95 * GIB, 2.765e12, 540e9),
+    "v6e": Chip("TPU v6 lite", 32 * GIB, 1.64e12, 360e9),
+}
+GPUS = {
+    "a100": Chip("NVIDIA A100", 80e9, 2.039e12, 240e9, 25e9, 0.8),
+    "h100": Chip("NVIDIA H100", 80e9, 3.35e12, 360e9, 50e9, 0.8),
+    "h200": Chip("NVIDIA H200", 141e9, 4.8e12, 360e9, 50e9, 0.8),
+}
+GPUS_PER_HOST = 8
+
+# The model of time. Sources: performance notes of this project; all of it is assumption until measured on the device.
+HBM_EFFICIENCY = 0.9
+ELEMENTWISE_BYTES = 106  # per hidden unit, token and layer, both passes: XLA's fusions of norms, dropout, activation
+SCORE_BYTES = 25  # per score of attention, both passes, where attention is not one kernel
+OPTIMIZER_BYTES = 34  # per parameter and step
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """The collectives of one kind and dtype."""
+
+    kind: str
+    dtype: str
+    count: int  # runs in a step
+    bytes: int  # of all runs
+    group_size: int
+
+
+def step_seconds(
+    config: PretrainConfig, chip: Chip, mesh_shape: dict[str, int], row_length: int, collectives: tuple[Traffic, ...]
+) -> dict[str, float]:
+    """Returns the seconds that a step takes, by part, and of all parts one after the other ("step").
+
+    Large products run at `matrix_efficiency` of the peak, those of attention at half of that, norms and the like at
+    HBM's bandwidth. An all-reduce moves its bytes twice. Nothing is hidden behind anything. Rematerialization computes
+    the scores again, one product of attention in six, and in full the whole forward pass; fused attention the scores.
+    """
+    model = config.model
+    num_chips = mesh_shape["data"] * mesh_shape["fsdp"] * mesh_shape["tensor"]
+    tokens = config.data.batch_size * row_length / num_chips
+    peak = flops.peak_flops(chip.device_kind, model.compute_dtype) * chip.matrix_efficiency
+    attention = 3 * model.num_layers * 4 * model.hidden_size * tokens * row_length
+    elementwise = ELEMENTWISE_BYTES * model.hidden_size + _score_bytes(config, chip) * model.num_heads * row_length
+    others = model_flops(config, num_chips, row_length) - attention
+    again = 2 * (model.remat == "full") + (model.attention == "fused" or model.remat == "dots")
+    attention *= 1 + again / 6
+    if model.remat == "full":
+        others *= 4 / 3
+    updated = flops.num_parameters(model) / (mesh_shape["fsdp"] * mesh_shape["tensor"])
+    if config.train.zero1:
+        updated /= mesh_shape["data"]
+    moved = sum(traffic.bytes * (2 if traffic.kind == "all-reduce" else 1) for traffic in collectives)
+    network = moved / chip.link_bandwidth
+    if chip.network_bandwidth and num_chips > GPUS_PER_HOST:  # reduced within a host first
+        network += moved / GPUS_PER_HOST / chip.network_bandwidth
+    parts = {
+        "products": others / peak,
+        "attention": attention / (peak / 2),
+        "memory": (elementwise * model.num_layers * tokens + OPTIMIZER_BYTES * updated)
+        / (HBM_EFFICIENCY * chip.hbm_bandwidth),
+        "network": network,
+    }
+    return parts | {"step": sum(parts.values())}
+
+
+def _score_bytes(config: PretrainConfig, chip: Chip) -> int:
+    """Returns the bytes that a score of attention moves in both passes: none where a kernel keeps them in the core."""
+    return 0 if config.model.attention == "fused" and chip in TPUS.values() else SCORE_BYTES
+
+
+def model_flops(config: PretrainConfig, num_chips: int, row_length: int) -> float:
+    """Returns the FLOPs of one chip and step that the model needs, for full rows of one sequence."""
+    rows = config.data.batch_size / num_chips
+    places = predictions_per_row(config.masking, row_length, 1)
+    return flops.train_flops(config.model, rows * row_length, rows * row_length**2, rows * places, rows)
+
+
+def assumptions(config: PretrainConfig, chip: Chip) -> tuple[str, ...]:
+    """Returns what `step_seconds` takes for granted, in words."""
+    peak = flops.peak_flops(chip.device_kind, config.model.compute_dtype)
+    return (
+        f"products at {chip.matrix_efficiency:.0%} of {peak / 1e12:,.0f} TFLOP/s, those of attention at half of it",
+        f"{ELEMENTWISE_BYTES} bytes per hidden unit, token and layer, {_score_bytes(config, chip)} per score, "
+        f"{OPTIMIZER_BYTES} per parameter, at {HBM_EFFICIENCY:.0%} of {chip.hbm_bandwidth / 1e12:.2f} TB/s",
+        f"collectives at {chip.link_bandwidth / 1e9:.0f} GB/s a chip, hidden behind nothing"
+        + (", between slices too" if config.mesh.dcn > 1 else "")
+        + "; no wait for the loader",
+    )
+
+
+def expected_traffic(
+    config: PretrainConfig, sizes: dict[str, int], row_length: int, param_bytes: int
+) -> tuple[Traffic, ...]:
+    """Returns the collectives that a mesh makes necessary: gradients, parameters in parts, activations in parts."""
+    model, accumulate = config.model, config.train.accumulate
+    found = []
+    of_gradients, narrow = ("bf16", 2) if model.gradient_dtype == "bfloat16" else ("f32", 1)
+    # Microbatches are a loop, and what layers add up between devices they add up inside it (decision 0021).
+    matrices = 4 * model.hidden_size**2 + 2 * model.hidden_size * model.intermediate_size
+    of_layers = 4 * model.num_layers * matrices // (sizes["fsdp"] * sizes["tensor"])
+    gradients = (param_bytes + of_layers * (accumulate - 1)) // narrow
+    if sizes["data"] > 1 and config.train.zero1:
+        found.append(Traffic("reduce-scatter", of_gradients, 1, gradients, sizes["data"]))
+        found.append(Traffic("all-gather", "f32", 1, param_bytes, sizes["data"]))
+    elif sizes["data"] > 1:
+        found.append(Traffic("all-reduce", of_gradients, 1, gradients, sizes["data"]))
+    if sizes["fsdp"] > 1:  # gathered for each pass, and the gradients' parts summed
+        whole = param_bytes * sizes["fsdp"] * accumulate
+        found.append(Traffic("all-gather", "f32", 2 * model.num_layers, 2 * whole, sizes["fsdp"]))
+        found.append(Traffic("reduce-scatter", of_gradients, model.num_layers, whole // narrow, sizes["fsdp"]))
+    if sizes["tensor"] > 1:  # after attention and after the feed-forward block, in both passes
+        rows = config.data.batch_size // (sizes["data"] * sizes["fsdp"])
+        size = 2 if model.compute_dtype == "bfloat16" else 4
+        each = rows * row_length * model.hidden_size * size
+        found.append(Traffic("all-reduce", model.compute_dtype, 4 * model.num_layers, 4 * model.num_layers * each,
+                             sizes["tensor"]))  # fmt: skip
+    return tuple(found)

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every setting of fine-tuning, its default and its rule, in the manner of `config.py`.
+
+What a run has in common with pre-training (optimizer, mesh, checkpoints, reports) is there.
+"""
+
+import dataclasses
+from dataclasses import dataclass, field
+
+from bert_jax.errors import InputError
+from bert_jax.settings.model import ModelConfig
+from bert_jax.settings.pretraining import CheckpointConfig, EvalConfig, MeshConfig, OptimizerConfig, ReportConfig
+from bert_jax.settings.rules import (
+    MOST_BATCH,
+    check_choice,
+    check_not_negative,
+    check_numbers,
+    check_positive,
+    nearest_multiples,
+)
+
+
+@dataclass(frozen=True)
+class ProbeConfig:
+    """Learning from an encoder that stays as it is (paper, section 5.3), in place of fine-tuning."""
+
+    features: str = ""  # "" fine-tunes; or embeddings last second_to_last weighted_last4 concat_last4 weighted_all
+    kind: str = "bilstm"  # what reads the features: "bilstm", or "linear" for a classifier alone
+    num_layers: int = 2  # of the BiLSTM
+    hidden_size: int = 768  # of the BiLSTM, in each direction
+
+    def validate(self) -> None:
+        check_numbers(self)
+        features = ("", "embeddings", "last", "second_to_last", "weighted_last4", "concat_last4", "weighted_all")
+        check_choice(self, "features", features)
+        check_choice(self, "kind", ("bilstm", "linear"))
+        check_positive(self, "num_layers hidden_size")
+
+
+@dataclass(frozen=True)
+class TaskConfig:
+    """What a fine-tuned model is to do. A trained model keeps these settings, and predicts by them."""
+
+    name: str = ""  # cola sst2 mrpc stsb qqp mnli qnli rte wnli ax classification regression squad1 squad2 choice ner
+    max_seq_length: int = 128  # longer inputs are truncated, or cut into windows (squad)
+    text_column: str = ""  # of data of your own (tables, JSON lines); "" takes the task's own, or the usual names
+    second_text_column: str = ""  # the second text of a pair
+    label_column: str = ""
+    labels: str = ""  # the classes in order, with commas; "" takes those of the training data, sorted
+    metric: str = ""  # by which the best checkpoint is chosen; "" takes the task's
+    document_context: bool = False  # ner: fill a row with the sentences around, which are not asked about (paper, 5.3)
+    doc_stride: int = 128  # squad: tokens from the start of a window to that of the next
+    max_query_length: int = 64  # squad: tokens of the question that are kept
+    max_answer_length: int = 30  # squad: tokens
+    num_best: int = 20  # squad: starts and ends that are combined
+    null_threshold: float = 0.0  # squad2: null score - best span's above which there is no answer; found on dev
+    probe: ProbeConfig = field(default_factory=ProbeConfig)
+
+    def validate(self) -> None:
+        check_numbers(self)
+        check_positive(self, "max_seq_length doc_stride max_query_length max_answer_length num_best")
+        self.probe.validate()
+        if not self.name:
+            raise InputError("task.name is empty; give a task, such as --config=configs/finetune.py:sst2")
+
+
+@dataclass(frozen=True)
+class FinetuneModelConfig:
+    """What fine-tuning may change of the model that it starts from."""
+
+    hidden_dropout_rate: float = 0.1
+    attention_dropout_rate: float = 0.1
+    compute_dtype: str = "float32"
+    matmul_precision: str = "default"  # or "highest", as in `config.ModelConfig`
+    attention: str = "plain"  # or "fused", on TPUs
+    remat: str = "none"
+    unroll: int = 0
+
+    def validate(self) -> None:
+        check_numbers(self)
+        dataclasses.replace(ModelConfig(), **dataclasses.asdict(self)).validate()
+
+
+@dataclass(frozen=True)
+class FinetuneDataConfig:
+    """What is learnt from: a directory or file in the task's format, or tfds:NAME."""
+
+    source: str = ""
+    path: str = ""  # another name for source
+    batch_size: int = 32  # examples (squad: windows) of the global batch
+    seed: int = 0  # of the order of the examples
+    bucket: bool = True  # batches of like lengths, padded no longer than they need
+
+    def validate(self) -> None:
+        check_numbers(self)
+        check_positive(self, "batch_size", most=MOST_BATCH)
+        check_not_negative(self, "seed")
+        if not self.source and not self.path:
+            raise InputError("data.source is empty; give --config.data.source=DIR, a file, or tfds:NAME")
+        if self.source and self.path and self.source != self.path:
+            raise InputError(f"data.source {self.source} and data.path {self.path} name two places; give one of them")
+
+
+@dataclass(frozen=True)
+class FinetuneTrainConfig:
+    """How long, and in how many pieces a step."""
+
+    num_epochs: float = 3.0
+    accumulate: int = 1
+    hang_seconds: int = 3600  # without a step, an evaluation or a save that ends: the run is ended; 0 disables
+    seed: int = 0  # of the new head's parameters and of dropout
+
+    def validate(self) -> None:
+        check_numbers(self)
+        check_positive(self, "accumulate")
+        check_not_negative(self, "hang_seconds")
+        if not 0 < self.num_epochs <= 1e6:
+            raise InputError(
+                f"train.num_epochs {self.num_epochs} is not above 0 and 1,000,000 at most; the paper trains for 2 to 4"
+            )
+
+
+@dataclass(frozen=True)
+class SweepConfig:
+    """A grid of runs in one command; the model of the best stays."""
+
+    seeds: int = 0  # 0 is one run, with train.seed and data.seed; N takes the seeds 0 .. N - 1 for both
+    learning_rates: str = ""  # with commas; "" takes optimizer.learning_rate
+
+    def validate(self) -> None:
+        check_numbers(self)
+        check_not_negative(self, "seeds")
+        self.rates()
+
+    @property
+    def is_grid(self) -> bool:
+        """Whether there is more to do than one run."""
+        return bool(self.seeds or self.learning_rates)
+
+    def rates(self) -> tuple[float, ...]:
+        """Returns the learning rates of the grid; () for the one of the optimizer."""
+        try:
+            rates = tuple(float(rate) for rate in self.learning_rates.split(",") if rate.strip())
+        except ValueError:
+            rates = (0.0,)
+        if not all(rate > 0 for rate in rates):
+            raise InputError(
+                f"sweep.learning_rates {self.learning_rates!r} are not numbers above 0; use like 5e-5,3e-5"
+            )
+        return rates
+
+
+@dataclass(frozen=True)
+class FinetuneConfig:
+    """A fine-tuning run."""
+
+    task: TaskConfig = field(default_factory=TaskConfig)
+    model: FinetuneModelConfig = field(default_factory=FinetuneModelConfig)
+    data: FinetuneDataConfig = field(default_factory=FinetuneDataConfig)
+    optimizer: OptimizerConfig = field(
+        default_factory=lambda: OptimizerConfig(learning_rate=5e-5, warmup_steps=0, warmup_rate=0.1)
+    )
+    train: FinetuneTrainConfig = field(default_factory=FinetuneTrainConfig)
+    eval: EvalConfig = field(default_factory=lambda: EvalConfig(every_steps=0))  # 0 evaluates after each epoch
+    mesh: MeshConfig = field(default_factory=MeshConfig)
+    checkpoint: CheckpointConfig = field(default_factory=lambda: CheckpointConfig(every_steps=0))  # 0: with evaluation
+    report: ReportConfig = field(default_factory=ReportConfig)
+    sweep: SweepConfig = field(default_factory=SweepConfig)
+    init_checkpoint: str = ""  # a pre-trained model in any format; random:PATH takes its shape and tokenizer alone
+
+    def validate(self) -> None:
+        """Raises: InputError at the first setting that breaks a rule."""
+        sections = (self.task, self.model, self.data, self.optimizer, self.train, self.eval)
+        for section in (*sections, self.mesh, self.checkpoint, self.report, self.sweep):
+            section.validate()
+        if not self.init_checkpoint:
+            raise InputError(
+                "init_checkpoint is empty; give --config.init_checkpoint=PATH, a pre-trained model in any format"
+            )
+        if self.data.batch_size % self.train.accumulate:
+            raise InputError(
+                f"data.batch_size {self.data.batch_size} is not divisible by train.accumulate {self.train.accumulate}; "
+                f"use {nearest_multiples(self.data.batch_size, self.train.accumulate)}"
+            )
+
+
+# What may differ when a run is resumed, as in `config.RESUMABLE_CHANGES`.
+FINETUNE_RESUMABLE_CHANGES = (
+    "mesh", "report", "checkpoint", "eval", "train.num_epochs", "train.hang_seconds", "data.path", "data.source",
+    "model.remat", "model.unroll",
+)  # fmt: skip

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The settings of a model: its shape, its precision and the sizes that have names."""
+
+import math
+from dataclasses import dataclass
+
+from bert_jax.errors import InputError, shown
+from bert_jax.settings.rules import (
+    check_choice,
+    check_not_negative,
+    check_numbers,
+    check_positive,
+    check_rates,
+    nearest_multiples,
+    suggest,
+)
+
+# Dropout keeps a number by 16 random bits: at higher rates it would keep none.
+MOST_DROPOUT = 0.9999
+
+
+MOST_ROWS = 2**24  # of any array of a model along any axis: far beyond what is trained, and what JAX can still index
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The shape of a BERT. Source: Devlin et al. 2018, section 3; google-research/bert modeling.py."""
+
+    vocab_size: int = 0  # 0 takes the size of the data's tokenizer
+    hidden_size: int = 768
+    num_layers: int = 12
+    num_heads: int = 12
+    intermediate_size: int = 3072
+    max_positions: int = 512
+    type_vocab_size: int = 2
+    activation: str = "gelu_tanh"  # "gelu_tanh" as in Google's released code, or "gelu_exact" (erf), as in its first
+    hidden_dropout_rate: float = 0.1
+    attention_dropout_rate: float = 0.1
+    initializer_stddev: float = 0.02
+    layer_norm_epsilon: float = 1e-12
+    vocab_multiple: int = 128  # the embedding table is padded with zero rows to a multiple of this
+    compute_dtype: str = "float32"  # or "bfloat16"; parameters, norms, softmax and losses stay float32
+    # Products of float32 are by default one pass of bfloat16 on TPUs and TF32 on new GPUs. "highest" is float32
+    # throughout, several times as slow there; on a CPU both are.
+    matmul_precision: str = "default"
+    gradient_dtype: str = "float32"  # that devices add up; "bfloat16" halves what they send, after rounding once
+    attention: str = "plain"  # or "fused": on TPUs a kernel that keeps no scores, and elsewhere what it computes
+    remat: str = "none"  # what the backward pass recomputes: "none", "dots" (all but matmuls) or "full"
+    unroll: int = 0  # layers per iteration of the scan; 0 takes all on a CPU, where a loop copies, and else one
+    causal: bool = False  # a token sees those before it alone, and predicts the next one: the paper's left-to-right
+
+    @property
+    def padded_vocab_size(self) -> int:
+        """Rows of the word embedding table."""
+        return -(-self.vocab_size // self.vocab_multiple) * self.vocab_multiple
+
+    @property
+    def head_size(self) -> int:
+        return self.hidden_size // self.num_heads
+
+    def validate(self) -> None:
+        check_positive(
+            self,
+            "hidden_size num_layers num_heads intermediate_size max_positions type_vocab_size vocab_multiple",
+        )
+        check_not_negative(self, "unroll")
+        for name, value in vars(self).items():
+            if isinstance(value, int) and value > MOST_ROWS:
+                raise InputError(f"model.{name} {shown(value)} is beyond {MOST_ROWS}, the largest there is; use less")
+        check_rates(self, "hidden_dropout_rate attention_dropout_rate", most=MOST_DROPOUT)
+        check_choice(self, "activation", ("gelu_tanh", "gelu_exact"))
+        check_choice(self, "compute_dtype", ("float32", "bfloat16"))
+        check_choice(self, "gradient_dtype", ("float32", "bfloat16"))
+        if self.gradient_dtype == "bfloat16" and self.compute_dtype != "bfloat16":
+            raise InputError(
+                f"model.gradient_dtype bfloat16 is for products in bfloat16, and model.compute_dtype is "
+                f"{self.compute_dtype}; set both, or none"
+            )
+        check_choice(self, "matmul_precision", ("default", "highest"))
+        if self.matmul_precision == "highest" and self.compute_dtype != "float32":
+            raise InputError(
+                f"model.matmul_precision highest is for products of float32, and model.compute_dtype is "
+                f"{self.compute_dtype}; set model.compute_dtype=float32, or model.matmul_precision=default"
+            )
+        check_choice(self, "attention", ("plain", "fused"))
+        check_choice(self, "remat", ("none", "dots", "full"))
+        if self.hidden_size % self.num_heads:
+            raise InputError(
+                f"model.hidden_size {self.hidden_size} is not divisible by model.num_heads {self.num_heads}; "
+                f"use {nearest_multiples(self.hidden_size, self.num_heads)}"
+            )
+        if not 0 < self.layer_norm_epsilon < 1:
+            raise InputError(
+                f"model.layer_norm_epsilon {self.layer_norm_epsilon} is not above 0 and below 1; BERT's is 1e-12"
+            )
+        if not 0 <= self.initializer_stddev < math.inf:
+            raise InputError(
+                f"model.initializer_stddev {self.initializer_stddev} is not 0 or a finite number above; BERT's is 0.02"
+            )
+        if self.vocab_size < 0:
+            raise InputError(f"model.vocab_size {self.vocab_size} is negative; use 0 for the tokenizer's size")
+        check_numbers(self)
+
+
+def check_types(model: ModelConfig, largest: int, what: str) -> None:
+    """Raises: InputError if the `largest` of the type ids (0 in the first text) of something is beyond the model's."""
+    if largest >= model.type_vocab_size:
+        raise InputError(
+            f"{what} has pairs of texts, and the model has model.type_vocab_size {model.type_vocab_size}, too few to "
+            f"tell them apart; use a model with {largest + 1}, or single texts"
+        )
+
+
+def _size(layers: int, hidden: int) -> ModelConfig:
+    """Returns one of Google's shapes: heads of 64 and a feed-forward block of 4 x hidden."""
+    return ModelConfig(
+        hidden_size=hidden, num_layers=layers, num_heads=max(1, hidden // 64), intermediate_size=4 * hidden
+    )
+
+
+# Google's 24 miniatures by layers and width, and the names of the released sizes. Source: google-research/bert README.
+MINIATURES: dict[str, ModelConfig] = {
+    f"L{layers}_H{hidden}": _size(layers, hidden) for layers in (2, 4, 6, 8, 10, 12) for hidden in (128, 256, 512, 768)
+}
+
+
+MODEL_SIZES: dict[str, ModelConfig] = {
+    "tiny": _size(2, 128),
+    "mini": _size(4, 256),
+    "small": _size(4, 512),
+    "medium": _size(8, 512),
+    "base": _size(12, 768),
+    "large": _size(24, 1024),
+} | MINIATURES
+
+
+def model_size(name: str) -> ModelConfig:
+    """Returns the model of that name. Raises: InputError with the names there are."""
+    if name not in MODEL_SIZES:
+        raise InputError(
+            f"there is no model size {name!r}{suggest(name, MODEL_SIZES)}; sizes: {', '.join(MODEL_SIZES)}"
+        )
+    return MODEL_SIZES[name]

@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every setting, its default and its rule. Defaults are written here and nowhere else.
+
+A configuration is a frozen dataclass of frozen dataclasses. Files in `configs/` change only what an
+experiment changes; `--config.section.key=value` changes one setting more. Sizes are whole-run sizes:
+`batch_size` counts the rows of the global batch, whatever the number of devices.
+"""
+
+from dataclasses import dataclass, field
+
+from bert_jax.errors import InputError
+from bert_jax.settings.model import ModelConfig
+from bert_jax.settings.rules import (
+    MOST_BATCH,
+    check_choice,
+    check_not_negative,
+    check_numbers,
+    check_positive,
+    check_rates,
+    nearest_multiples,
+    step_range,
+)
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """What is read: a directory made by prepare_corpus."""
+
+    path: str = ""
+    batch_size: int = 256  # rows of the global batch
+    seed: int = 0  # of the order of the rows
+    verify: bool = True  # check the sha256 of every shard before the first step
+
+    def validate(self) -> None:
+        check_numbers(self)
+        check_positive(self, "batch_size", most=MOST_BATCH)
+        check_not_negative(self, "seed")
+        if not self.path:
+            raise InputError("data.path is empty; give --config.data.path=DIR, a directory made by prepare_corpus")
+
+
+@dataclass(frozen=True)
+class MaskingConfig:
+    """Which tokens are to be predicted and what stands in their place. Source: paper, section 3.1 and Table 8."""
+
+    rate: float = 0.15  # of the tokens of a sequence, [CLS] and [SEP] counted in
+    max_predictions: int = 20  # per sequence; the paper's 20 for 128 tokens, 80 for 512
+    mask_rate: float = 0.8  # of the chosen tokens become [MASK]
+    random_rate: float = 0.1  # of the chosen tokens become a random token; the rest are kept
+    static: bool = False  # True gives a sequence the same mask in every epoch, as the paper's duplicates do
+    whole_word: bool = False  # all tokens of a word are chosen, or none; a word beyond the budget is passed over
+    max_ngram: int = 1  # with whole_word: runs of 1 to this many words, n words with a chance in proportion to 1 / n
+    seed: int = 0
+
+    def validate(self) -> None:
+        check_numbers(self)
+        check_rates(self, "rate mask_rate random_rate", most=1.0)
+        check_positive(self, "max_predictions max_ngram")
+        if self.max_ngram > 1 and not self.whole_word:
+            raise InputError(
+                f"masking.max_ngram {self.max_ngram} masks runs of whole words; set masking.whole_word=True with it"
+            )
+        if self.mask_rate + self.random_rate > 1 + 1e-9:
+            raise InputError(
+                f"masking.mask_rate {self.mask_rate} + masking.random_rate {self.random_rate} is above 1; "
+                "what is left of 1 is the share of tokens kept"
+            )
+
+
+def check_warmup(section: "OptimizerConfig | Phase2Config", name: str) -> None:
+    """Raises: InputError if the warm-up is no share of the run, or is said in two ways."""
+    check_rates(section, "warmup_rate")
+    if section.warmup_rate and section.warmup_steps:
+        raise InputError(
+            f"{name}.warmup_rate {section.warmup_rate} and {name}.warmup_steps {section.warmup_steps} are two ways to "
+            f"say one thing; set {name}.warmup_steps=0, or {name}.warmup_rate=0"
+        )
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """BERT's AdamW, or LAMB, and Google's schedule. Source: google-research/bert optimization.py; You et al. 2019."""
+
+    name: str = "adamw"  # or "lamb", for batches of tens of thousands; use it with bias_correction
+    learning_rate: float = 1e-4
+    warmup_steps: int = 10_000
+    warmup_rate: float = 0.0  # of the run's steps, in place of warmup_steps, which has to be 0 then
+    decay_power: float = 1.0  # of what is left of the run: 1 decays linearly, 0.5 as NVIDIA's LAMB recipe does
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-6
+    weight_decay: float = 0.01
+    clip_norm: float = 1.0  # of the gradient of the global batch; 0 disables
+    bias_correction: bool = False  # Google's optimizer has none
+    trust_ratio_for: str = "decayed"  # parameters that LAMB scales: those that weight decay applies to, or "all"
+    state_dtype: str = "float32"  # of Adam's mean between steps, or "bfloat16"; its mean square stays float32
+    layer_decay: float = 1.0  # each layer's rate is this times that of the one above; embeddings are below layer 0
+    freeze_encoder: bool = False  # heads alone learn
+
+    def validate(self) -> None:
+        check_numbers(self)
+        check_rates(self, "beta1 beta2")
+        check_choice(self, "name", ("adamw", "lamb"))
+        check_choice(self, "trust_ratio_for", ("decayed", "all"))
+        check_choice(self, "state_dtype", ("float32", "bfloat16"))
+        check_warmup(self, "optimizer")
+        if not 0 < self.layer_decay <= 1:
+            raise InputError(f"optimizer.layer_decay {self.layer_decay} is not above 0 and 1 at most; 1 disables it")
+        for name in ("learning_rate", "warmup_steps", "decay_power", "weight_decay", "clip_norm"):
+            if not getattr(self, name) >= 0:
+                raise InputError(f"optimizer.{name} {getattr(self, name)} is below 0; use 0 or more")
+        if not self.epsilon > 0:
+            raise InputError(f"optimizer.epsilon {self.epsilon} is not above 0; Google uses 1e-6")
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How long, and in how many pieces a step."""
+
+    num_steps: int = 1_000_000
+    accumulate: int = 1  # microbatches per step; the result equals that of the whole batch
+    next_sentence: bool = True  # learn the label of sentence B, where data have one; False is the paper's "No NSP"
+    hang_seconds: int = 3600  # without a step, an evaluation or a save that ends: the run is ended; 0 disables
+    zero1: bool = False  # divide the optimizer's state and its work over "data" too (ZeRO, stage 1)
+    seed: int = 0  # of the initial parameters and of dropout
+
+    def validate(self) -> None:
+        check_numbers(self)
+        check_positive(self, "num_steps accumulate")
+        check_not_negative(self, "hang_seconds")
+
+
+@dataclass(frozen=True)
+class Phase2Config:
+    """A phase that follows `train.num_steps` in the same run, and what it changes (docs/decisions/0019-phases.md)."""
+
+    num_steps: int = 0  # of this phase; 0 disables it, and nothing below has a meaning
+    path: str = ""  # its data, made by prepare_corpus; the path of the first phase goes on through the same rows
+    batch_size: int = 0  # 0 takes data.batch_size
+    accumulate: int = 0  # 0 takes train.accumulate
+    max_predictions: int = 0  # 0 takes masking.max_predictions, if rows are as long
+    schedule: str = "restart"  # a warm-up and a decay of its own; or "continue": those of `optimizer`, for both phases
+    learning_rate: float = 0.0  # at the start of its decay; 0 takes optimizer.learning_rate
+    warmup_steps: int = 0
+    warmup_rate: float = 0.0  # of its steps, in place of warmup_steps, which has to be 0 then
+    keep_moments: bool = True  # of Adam; False starts them at zero
+
+    def validate(self) -> None:
+        check_numbers(self)
+        check_not_negative(self, "num_steps accumulate max_predictions learning_rate warmup_steps")
+        check_not_negative(self, "batch_size", most=MOST_BATCH)
+        check_warmup(self, "phase2")
+        check_choice(self, "schedule", ("restart", "continue"))
+        if self.schedule == "continue" and (self.learning_rate or self.warmup_steps or self.warmup_rate):
+            raise InputError(
+                "phase2.schedule 'continue' takes rate and warm-up from optimizer; leave phase2.learning_rate, "
+                "warmup_steps and warmup_rate at 0, or set phase2.schedule=restart"
+            )
+        if self.num_steps and not self.path:
+            raise InputError(
+                f"phase2.path is empty and phase2.num_steps is {self.num_steps}; give --config.phase2.path=DIR, a "
+                "directory made by prepare_corpus, or --config.phase2.num_steps=0 for a run of one phase"
+            )
+
+
+@dataclass(frozen=True)
+class EvalConfig:
+    """When the held-out split is evaluated, all of it each time."""
+
+    every_steps: int = 10_000  # 0 evaluates at the end only
+    batch_size: int = 0  # rows of the global batch; 0 takes those of a microbatch of training
+
+    def rows(self, batch_size: int, accumulate: int) -> int:
+        """Returns the rows of an evaluation batch, where training has batches of `batch_size` in that many pieces."""
+        return self.batch_size or batch_size // accumulate
+
+    def validate(self) -> None:
+        check_numbers(self)
+        check_not_negative(self, "every_steps")
+        check_not_negative(self, "batch_size", most=MOST_BATCH)
+
+
+@dataclass(frozen=True)
+class MeshConfig:
+    """How many devices along each axis of the mesh; -1, at one place, is all that are left."""
+
+    data: int = -1  # parameters replicated, rows divided
+    fsdp: int = 1  # parameters and rows divided
+    tensor: int = 1  # heads, feed-forward and vocabulary divided
+    dcn: int = 0  # slices with nothing but the data center's network between them: data's outer factor; 0 asks devices
+
+    def validate(self) -> None:
+        check_numbers(self)
+        check_not_negative(self, "dcn")
+        sizes = (self.data, self.fsdp, self.tensor)
+        if any(size < 1 and size != -1 for size in sizes) or sizes.count(-1) > 1:
+            raise InputError(f"mesh (data, fsdp, tensor) = {sizes}; use sizes of 1 or more, and -1 at most once")
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """Which training states are kept."""
+
+    every_steps: int = 1_000  # 0 saves at the end only
+    keep_last: int = 2
+    keep_best: int = 1  # by held-out loss, beside the last; 0 disables
+    keep_every: int = 0  # steps between revisions, parameters alone that are never deleted, from step 0; 0 disables
+
+    def validate(self) -> None:
+        check_numbers(self)
+        check_not_negative(self, "every_steps keep_best keep_every")
+        if self.keep_last < 2:
+            raise InputError(
+                f"checkpoint.keep_last {self.keep_last} is below 2; the one before the newest is what is left "
+                "when the newest is damaged or half-written, so use 2 or more"
+            )
+
+
+@dataclass(frozen=True)
+class ReportConfig:
+    """What is written while training."""
+
+    every_steps: int = 100
+    tensorboard: bool = True
+    progress: bool = True  # a progress bar, on a terminal only
+    profile_steps: str = ""  # "100:105" profiles steps 101 to 105; a file "profile_now" in the workdir the next five
+
+    def validate(self) -> None:
+        check_numbers(self)
+        check_positive(self, "every_steps")
+        step_range(self.profile_steps)
+
+
+@dataclass(frozen=True)
+class PretrainConfig:
+    """A pre-training run."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    masking: MaskingConfig = field(default_factory=MaskingConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    phase2: Phase2Config = field(default_factory=Phase2Config)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    mesh: MeshConfig = field(default_factory=MeshConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    report: ReportConfig = field(default_factory=ReportConfig)
+    init_checkpoint: str = ""  # parameters to start from, with a fresh optimizer at step 0; "" is random ones
+
+    def validate(self) -> None:
+        """Raises: InputError at the first setting that breaks a rule."""
+        sections = (self.model, self.data, self.masking, self.optimizer, self.train, self.phase2, self.eval)
+        for section in (*sections, self.mesh, self.checkpoint, self.report):
+            section.validate()
+        if self.model.causal and self.train.next_sentence:
+            raise InputError(
+                "model.causal with train.next_sentence: the [CLS] of a left-to-right model sees itself alone, so it "
+                "cannot tell what follows; set train.next_sentence=False"
+            )
+        if self.data.batch_size % self.train.accumulate:
+            raise InputError(
+                f"data.batch_size {self.data.batch_size} is not divisible by train.accumulate {self.train.accumulate}; "
+                f"use {nearest_multiples(self.data.batch_size, self.train.accumulate)}"
+            )
+        size, pieces = self.phase2.batch_size or self.data.batch_size, self.phase2.accumulate or self.train.accumulate
+        if self.phase2.num_steps and size % pieces:
+            raise InputError(
+                f"the second phase's batch_size {size} is not divisible by its accumulate {pieces}; use "
+                f"{nearest_multiples(size, pieces)} for phase2.batch_size, or another phase2.accumulate"
+            )
+
+
+# What may differ when a run is resumed: it changes where and when work is done, not what is computed.
+# The number of steps may change too (Google's schedule then decays towards the new end).
+RESUMABLE_CHANGES = (
+    "mesh", "report", "checkpoint", "eval", "train.num_steps", "train.hang_seconds", "data.path", "data.verify",
+    "model.remat", "model.unroll", "train.zero1",
+)  # fmt: skip

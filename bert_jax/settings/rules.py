@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How settings are read and checked: dataclasses from and to plain dicts, and the rules that they share."""
+
+import dataclasses
+import difflib
+import math
+import re
+import typing
+from typing import Any, TypeVar
+
+from bert_jax.errors import InputError, shown
+
+Config = TypeVar("Config")
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """Returns the configuration as nested plain dicts."""
+    return dataclasses.asdict(config)
+
+
+def from_dict(kind: type[Config], values: typing.Mapping[str, Any], where: str = "config") -> Config:
+    """Returns the dataclass `kind` with `values` in place of its defaults.
+
+    Raises: InputError for an unknown key, with a suggestion, or a value of another type.
+    """
+    if not isinstance(values, typing.Mapping):
+        raise InputError(f"{where} is {shown(values)}; it is a section with keys of its own")
+    fields = {item.name: item for item in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    arguments = {}
+    for key, value in values.items():
+        if key not in fields:
+            raise InputError(f"{where} has no key {shown(key)}{suggest(key, fields)}; keys: {', '.join(fields)}")
+        expected = typing.get_type_hints(kind)[key]
+        if dataclasses.is_dataclass(expected):
+            if not isinstance(value, typing.Mapping):
+                raise InputError(f"{where}.{key} is {shown(value)}; it is a section with keys of its own")
+            arguments[key] = from_dict(expected, value, f"{where}.{key}")  # type: ignore[arg-type]
+        elif expected is float and type(value) is int:
+            if abs(value) > 2**1023:
+                raise InputError(f"{where}.{key} is {shown(value)}, beyond what a float holds; use a smaller one")
+            arguments[key] = float(value)
+        elif type(value) is not expected:
+            found, wanted = type(value).__name__, expected.__name__
+            raise InputError(f"{where}.{key} is {shown(value)}, a {found}; use a {wanted}")
+        else:
+            arguments[key] = value
+    return kind(**arguments)
+
+
+def changed_keys(old: typing.Mapping[str, Any], new: typing.Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Returns the dotted names of the settings that differ between two configurations as dicts."""
+    names: list[str] = []
+    for key in sorted(old.keys() | new.keys()):
+        before, after = old.get(key), new.get(key)
+        if isinstance(before, typing.Mapping) and isinstance(after, typing.Mapping):
+            names += changed_keys(before, after, f"{prefix}{key}.")
+        elif before != after:
+            names.append(prefix + key)
+    return names
+
+
+def nearest_multiples(value: int, divisor: int) -> str:
+    """Returns the multiples of `divisor` around `value`, for a message: "96 or 104"."""
+    below = value // divisor * divisor
+    return f"{below} or {below + divisor}" if below else str(divisor)
+
+
+def suggest(name: str, known: typing.Iterable[str]) -> str:
+    """Returns " (did you mean ...?)" with the closest known name, or "" if none is close."""
+    close = difflib.get_close_matches(name[:80], list(known), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def _section(config: Any) -> str:
+    return type(config).__name__.removesuffix("Config").removeprefix("Finetune").lower()
+
+
+LARGEST = 2**31 - 1  # of the whole numbers that devices count with
+_LARGEST_SEED = 2**63 - 1
+MOST_BATCH = 1 << 20  # of a batch: the largest that BERT was trained with, by LAMB, had 65,536
+
+
+def check_numbers(config: Any) -> None:
+    """Raises: InputError if a number of a section is infinite, no number, or beyond what a device counts with."""
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        name = f"{_section(config)}.{field.name}"
+        if isinstance(value, float) and not math.isfinite(value):
+            raise InputError(f"{name} {value} is not finite; use a number")
+        most = _LARGEST_SEED if field.name == "seed" else LARGEST
+        if isinstance(value, int) and not -most <= value <= most:
+            raise InputError(f"{name} {shown(value)} is not in -{most}..{most}; use a smaller number")
+
+
+def check_positive(config: Any, names: str, most: float = math.inf) -> None:
+    """Raises: InputError if one of the named settings is below 1 or above `most`."""
+    _check_range(config, names, 1, most)
+
+
+def check_not_negative(config: Any, names: str, most: float = math.inf) -> None:
+    """Raises: InputError if one of the named settings is below 0 or above `most`."""
+    _check_range(config, names, 0, most)
+
+
+def _check_range(config: Any, names: str, least: int, most: float) -> None:
+    for name in names.split():
+        value, full_name = getattr(config, name), f"{_section(config)}.{name}"
+        if value < least:
+            raise InputError(f"{full_name} {shown(value)} is below {least}; use {least} or more")
+        if value > most:
+            raise InputError(f"{full_name} {shown(value)} is above {most}; use {most} at most")
+
+
+def check_rates(config: Any, names: str, most: float = 0.999999) -> None:
+    """Raises: InputError if one of the named settings is not from 0 to `most`."""
+    for name in names.split():
+        if not 0 <= getattr(config, name) <= most:
+            raise InputError(
+                f"{_section(config)}.{name} {getattr(config, name)} is not a rate; use 0 or more and {most:g} at most"
+            )
+
+
+def check_choice(config: Any, name: str, choices: tuple[str, ...]) -> None:
+    """Raises: InputError if the named setting is none of the choices."""
+    value = getattr(config, name)
+    if value not in choices:
+        raise InputError(f"{_section(config)}.{name} {value!r} is unknown; use one of {', '.join(choices)}")
+
+
+def step_range(text: str) -> tuple[int, int]:
+    """Returns the steps of "100:105", or (0, 0) for "". Raises: InputError if it is no such range."""
+    if not text:
+        return 0, 0
+    match = re.fullmatch(r"([0-9]{1,15}):([0-9]{1,15})", text)
+    if match is None or int(match[1]) >= int(match[2]):
+        raise InputError(f"report.profile_steps {shown(text)} is not FIRST:LAST, as in 100:105")
+    return int(match[1]), int(match[2])

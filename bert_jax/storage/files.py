@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files, opened wherever they are and whatever their compression, and checked by checksums."""
+
+import contextlib
+import glob
+import gzip
+import hashlib
+import io
+import json
+import os
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import google_crc32c
+import numpy as np
+
+from bert_jax.errors import InputError
+from bert_jax.storage.urls import is_remote, remote_glob
+from bert_jax.storage.zstd import ZstdError, ZstdFile
+
+
+def expand_globs(patterns: str) -> list[str]:
+    """Returns the files that comma-separated glob patterns name, sorted within each pattern, each once.
+
+    A pattern may be a URL; so are then its files. Raises: InputError if a pattern matches no file.
+    """
+    paths: dict[str, None] = {}
+    for pattern in filter(None, (part.strip() for part in patterns.split(","))):
+        matches = remote_glob(pattern) if is_remote(pattern) else glob.glob(pattern, recursive=True)
+        matches = sorted(path for path in matches if is_remote(path) or os.path.isfile(path))
+        if not matches:
+            raise InputError(f"input {pattern!r} matches no file; give a path or a quoted glob such as 'text/*.txt.gz'")
+        paths.update(dict.fromkeys(matches))
+    if not paths:
+        raise InputError(f"input {patterns!r} names no file; give paths or globs, separated by commas")
+    return list(paths)
+
+
+def is_compressed(path: str) -> bool:
+    """Returns whether `open_binary` decompresses the file.
+
+    Raises: InputError if the file cannot be opened.
+    """
+    return bool(_compression(path))
+
+
+def open_binary(path: str) -> IO[bytes]:
+    """Returns the bytes of a local file as a stream, decompressed if their first ones are those of gzip or zstd.
+
+    A stream that breaks off raises one of the errors that `reading` knows. Raises: InputError if the file cannot
+    be opened.
+    """
+    compression = _compression(path)
+    if compression == "gzip":
+        return io.BufferedReader(gzip.open(path, "rb"), 1 << 17)  # whose own lines are slow: they are read in Python
+    if compression == "zstd":
+        return io.BufferedReader(ZstdFile(path), 1 << 17)
+    return open(path, "rb")
+
+
+def read_whole(path: str, name: str) -> bytes:
+    """Returns what a local file holds, decompressed; messages call it `name`.
+
+    Raises: InputError if it cannot be read, or is far more than its size on disk makes expect.
+    """
+    most = max(64 << 20, 200 * os.path.getsize(path)) if is_compressed(path) else -1  # text has a tenth of that ratio
+    with reading(name), open_binary(path) as stream:
+        content = stream.read(most + 1 if most >= 0 else -1)
+    if len(content) > most >= 0:
+        raise InputError(f"{name} holds more than {most >> 20} MiB, far more than compressed text does; decompress it")
+    return content
+
+
+def check_is_file(path: str | os.PathLike) -> None:
+    """Raises: InputError if there is something at `path` that is no file: what reads a pipe may wait for ever."""
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise InputError(f"{path} is no file, but a directory, a pipe or a device; give a file")
+
+
+@contextlib.contextmanager
+def reading(name: str) -> Iterator[None]:
+    """Turns the errors of a file that is damaged or cannot be read into an `InputError` that calls it `name`."""
+    try:
+        yield
+    except (EOFError, zlib.error, gzip.BadGzipFile, ZstdError) as error:
+        raise InputError(f"{name} is truncated or damaged ({error}); copy it again") from None
+    except OSError as error:
+        raise InputError(f"cannot read {name}: {error.strerror or error}; check the path and its permissions") from None
+
+
+def _compression(path: str) -> str:
+    """Returns "gzip", "zstd" or "", by the first bytes of a file."""
+    with reading(path), open(path, "rb") as stream:
+        start = stream.read(4)
+    if start[:2] == b"\x1f\x8b":
+        return "gzip"
+    skippable = start[1:] == b"\x2a\x4d\x18" and start[0] & 0xF0 == 0x50  # pzstd begins with a frame of sizes
+    return "zstd" if start == b"\x28\xb5\x2f\xfd" or skippable else ""
+
+
+def read_json(path: str | os.PathLike) -> Any:
+    """Returns the value of a JSON file. Raises: InputError if it is missing or not JSON."""
+    check_is_file(path)
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8-sig"))  # some editors put a mark before it
+    except FileNotFoundError:
+        raise InputError(f"{path} does not exist") from None
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}; check the path and its permissions") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is not valid JSON ({error}); it is damaged or another kind of file") from None
+
+
+def sha256_file(path: str | os.PathLike) -> str:
+    """Returns the hexadecimal sha256 of a file."""
+    with open(path, "rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def masked_crc32c(data: bytes | np.ndarray) -> int:
+    """Returns the CRC-32C of bytes, or of a contiguous array's, masked as TFRecord files hold it: rotated right by
+    15 bits, plus a constant.
+
+    Source: "Masked CRC" of TensorFlow's TFRecord format; a checksum of bytes that hold checksums would be weak.
+    """
+    crc = google_crc32c.value(data)
+    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files and directories that appear whole or not at all."""
+
+import contextlib
+import errno
+import json
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bert_jax.errors import InputError, StoppedError, one_line
+from bert_jax.storage.locks import writing
+
+
+@contextlib.contextmanager
+def atomic_path(path: str | os.PathLike) -> Iterator[Path]:
+    """Yields a temporary name beside `path`, and renames it to `path` if the block ends without an error.
+
+    A reader never sees half a file, and a full disk leaves what was there before. The temporary name is
+    removed when the block fails.
+    """
+    path = Path(path)
+    temporary = _temporary(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield temporary
+        with open(temporary, "rb") as stream:
+            os.fsync(stream.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        raise cannot_write(path, error) from error
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            temporary.unlink()
+
+
+@contextlib.contextmanager
+def new_directory(path: str | os.PathLike, replaces: Callable[[Path], bool] = lambda path: False) -> Iterator[Path]:
+    """Yields an empty directory with a temporary name beside `path`; renamed to `path` if the block ends well.
+
+    So the directory appears whole or not at all; the temporary one is removed when the block fails. Other commands that
+    would write there are refused as long as the block lasts. `replaces(path)` says whether what is at `path` already
+    is deleted at the end, once the new directory has its place: a kill leaves one of the two.
+
+    Raises: InputError if there is something else at `path`, if another command is writing there, or if a file cannot be
+    written.
+    """
+    path = Path(path)
+    _check_free(path, replaces)
+    temporary, old = _temporary(path), path.with_name(f".{path.name}.old")
+    try:
+        with writing(path):
+            _check_free(path, replaces)
+            left_over = re.compile(rf"\.{re.escape(path.name)}\.(\d+(-[0-9a-f]+)?\.)?tmp")
+            for other in path.parent.iterdir():
+                if left_over.fullmatch(other.name):  # of a command that was killed
+                    shutil.rmtree(other, ignore_errors=True)
+            try:
+                if old.exists() and not os.path.lexists(path):  # a kill between the two renames below
+                    old.rename(path)
+                shutil.rmtree(old, ignore_errors=True)
+                temporary.mkdir()
+                yield temporary
+                _check_free(path, replaces)  # again: not every program asks for the lock
+                if os.path.lexists(path) and replaces(path):
+                    path.rename(old)
+                temporary.rename(path)
+                shutil.rmtree(old, ignore_errors=True)
+            finally:
+                shutil.rmtree(temporary, ignore_errors=True)
+    except OSError as error:
+        raise cannot_write(path, error) from error
+    except StoppedError as error:  # of a file in it
+        raise StoppedError(str(error).replace(str(temporary), str(path))) from error
+
+
+def _check_free(path: Path, replaces: Callable[[Path], bool]) -> None:
+    """Raises: InputError if there is something at `path` that is not to be replaced."""
+    if os.path.lexists(path) and not replaces(path):
+        raise InputError(f"output {path} exists; give a directory that does not")
+
+
+def _temporary(path: Path) -> Path:
+    """Returns a name beside `path` that no other process takes, on this machine or on one that shares its files."""
+    return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+
+
+def check_space(directory: Path, num_bytes: int) -> None:
+    """Raises: StoppedError if there is no room in a directory for so many bytes more."""
+    free = shutil.disk_usage(directory).free
+    if free < num_bytes:
+        sizes = f"it takes {num_bytes / 1e6:.1f} MB and {free / 1e6:.1f} MB are free"
+        raise StoppedError(f"cannot write {directory}: {sizes}; free some space or choose another place")
+
+
+def cannot_write(path: str | os.PathLike, error: Exception) -> StoppedError:
+    """Returns what to tell the user of an error that broke off the writing of `path`."""
+    number, text = getattr(error, "errno", None), getattr(error, "strerror", None)
+    reason = text or one_line(error)[:200]
+    if re.fullmatch(r"\d+ requested and \d+ written", reason):  # as NumPy calls a full disk
+        reason = "No space left on device"
+    if number in (errno.EEXIST, errno.ENOTEMPTY):
+        return StoppedError(f"cannot write {path}: something else has made it meanwhile; choose another place")
+    if number in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return StoppedError(f"cannot write {path}: {reason}; check its permissions or choose another place")
+    return StoppedError(f"cannot write {path}: {reason}; free some space or choose another place")
+
+
+def write_json(path: str | os.PathLike, value: Any) -> None:
+    """Writes `value` as indented JSON with sorted keys, whole or not at all."""
+    with atomic_path(path) as temporary:
+        temporary.write_text(json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def write_array(path: str | os.PathLike, array: np.ndarray) -> None:
+    """Writes an array as a `.npy` file, whole or not at all."""
+    with atomic_path(path) as temporary, open(temporary, "wb") as stream:
+        np.save(stream, array)

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GLUE's metrics of anybody's file of predictions."""
+
+from pathlib import Path
+
+from bert_jax.errors import InputError
+from bert_jax.settings.finetuning import TaskConfig
+from bert_jax.tasks.classify import id_of
+from bert_jax.tasks.glue.tasks import TASKS, glue_task, read_place
+from bert_jax.tasks.readers import read_table
+from bert_jax.tasks.texts import Classified, ClassifyExample, Scored, class_of, label_name, label_number
+
+
+def score_files(name: str, data: str, predictions: str) -> dict[str, float]:
+    """Returns GLUE's metrics of a file of predictions in the format of a submission.
+
+    Args:
+      name: of the task.
+      data: a file with labels, or a directory with one for dev.
+      predictions: a file of two columns, index and prediction: numbers or names of classes. The index is that of
+        the data, or where it counts 0, 1, 2 .. the place there.
+    Raises: InputError, with file and line, if an example has no prediction, two, or one that is no class.
+    """
+    task = glue_task(TaskConfig(name=name))
+    split = (*task.splits["eval"], *task.splits["test"])[0]
+    examples = task.read(data, split) if Path(data).is_dir() else list(read_place(name, data, ("mnli",), True))
+    if not examples:
+        raise InputError(f"data {data!r} has no file of dev with labels; give that file")
+    said = _read_predictions(name, predictions)
+    ids = [example.id for example in examples]
+    if set(said) != set(ids) and set(said) == set(range(len(ids))):
+        ids = list(range(len(ids)))
+    places: dict[int | str, str] = {}
+    for index, example in zip(ids, examples):
+        if index in places:
+            raise InputError(
+                f"{places[index]} and {example.where} have the same index {index}; give each its own, or count the "
+                "predictions 0, 1, 2 .. in the order of the data"
+            )
+        places[index] = example.where
+        if index not in said:
+            raise InputError(f"{predictions} has no prediction for index {index} ({example.where}); add it")
+    if len(said) != len(ids):
+        extra = next(index for index in said if index not in set(ids))
+        raise InputError(f"{predictions} has a prediction for index {extra}, which {data} lacks; is it of that file?")
+    return task.score(examples, [said[index] for index in ids])
+
+
+def _read_predictions(name: str, predictions: str) -> dict[int | str, Classified | Scored]:
+    """Returns the prediction of each index in a file. Raises: InputError if one is missing, double or no class."""
+    classes = TASKS[name].classes
+    table = read_table(predictions)
+    if {"index", "prediction"} - set(table.columns):
+        raise InputError(f"{predictions}:1 is not the header index, prediction (with a tab); add it")
+    said: dict[int | str, Classified | Scored] = {}
+    numbers = {spelled: index for index, each in enumerate(classes) for spelled in (each, str(index))}
+    for place, record in enumerate(table.records):
+        index = id_of(record["index"], place)
+        if index in said:
+            raise InputError(f"{record.where}: index {index} has a prediction already; keep one of them")
+        label = (label_name if classes else label_number)(record["prediction"], record.where)
+        if label is None:
+            raise InputError(f"{record.where} has no prediction; write one")
+        number = class_of(numbers, ClassifyExample("", None, label, index, record.where)) if classes else None
+        said[index] = (
+            Scored(float(label)) if number is None else Classified(classes[number], dict.fromkeys(classes, 0.0))
+        )
+    return said

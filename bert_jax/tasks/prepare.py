@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From settings to all that a fine-tuning run reads: the task, the model to start from, and the rows."""
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from bert_jax.checkpoints.pretrained import Pretrained, load_pretrained
+from bert_jax.checkpoints.warm_start import params_digest
+from bert_jax.errors import InputError
+from bert_jax.settings.finetuning import FinetuneConfig
+from bert_jax.settings.model import ModelConfig, check_types
+from bert_jax.settings.pretraining import TrainConfig
+from bert_jax.settings.rules import to_dict
+from bert_jax.tasks.base import Row, Task, largest_type
+from bert_jax.tasks.batches import steps_per_epoch
+from bert_jax.tasks.catalog import make_task
+from bert_jax.tasks.evaluation import Data, make_split
+from bert_jax.tasks.results import listed
+
+
+class Inputs(NamedTuple):
+    """The settings of a run with all that its data decide, and what they name."""
+
+    config: FinetuneConfig
+    task: Task
+    start: Pretrained  # without a head of another task
+    data: Data
+    model: ModelConfig
+    train: TrainConfig  # epochs in steps
+
+
+def open_inputs(config: FinetuneConfig) -> Inputs:
+    """Returns what a run reads, and its settings with what the data decide.
+
+    Raises: InputError if the model or the data cannot be read, or do not fit each other or the task.
+    """
+    task, start, data = prepare(config, load_start(config.init_checkpoint))
+    model = dataclasses.replace(start.config, **to_dict(config.model))
+    return Inputs(check_probe(config, task, model), task, start, data, model, train_config(config, data))
+
+
+def load_start(init_checkpoint: str) -> Pretrained:
+    """Returns the model to start from; "random:PATH" is one of its shape that has learnt nothing."""
+    if not init_checkpoint.startswith("random:"):
+        return load_pretrained(init_checkpoint)
+    like = load_pretrained(init_checkpoint.removeprefix("random:"))
+    notes = ("every parameter starts at random",)
+    return dataclasses.replace(like, params={"encoder": {}}, task="pretraining", labels=(), notes=notes)
+
+
+def prepare(config: FinetuneConfig, start: Pretrained) -> tuple[Task, Pretrained, Data]:
+    """Returns the task, the model to start from without a head of another task, and the data.
+
+    Raises: InputError if the data cannot be read, fits no task, or the model is none that can be fine-tuned.
+    """
+    task = make_task(config.task)
+    if not task.splits.get("train"):
+        raise InputError(
+            f"task {config.task.name} has no training data, only a test; fine-tune mnli, which predicts it too where "
+            "the folder AX is beside MNLI"
+        )
+    if start.config.causal:
+        raise InputError(
+            f"init_checkpoint {config.init_checkpoint} reads from left to right, and its [CLS] sees itself alone; "
+            "fine-tune a model that sees both sides"
+        )
+    if config.task.max_seq_length > start.config.max_positions:
+        raise InputError(
+            f"task.max_seq_length {config.task.max_seq_length} is above the {start.config.max_positions} positions of "
+            f"{config.init_checkpoint}; lower it, or lengthen the model with grow_model"
+        )
+    source = config.data.source or config.data.path
+    examples = task.read(source, task.splits["train"][0])
+    if not examples:
+        raise InputError(f"{source} has no training examples for task {config.task.name}; give data that has some")
+    labels = task.labels or task.find_labels(examples)
+    known = start.params.get("classifier")
+    num_outputs = len(labels) or task.num_outputs
+    if (
+        known is not None
+        and start.task == task.head
+        and sorted(start.labels) == sorted(labels)
+        and known["bias"].shape[0] == num_outputs
+    ):
+        labels = start.labels  # the head is kept, so its order is too
+    elif known is not None:
+        about = f"of {', '.join(start.labels)}" if start.labels else f"of {known['bias'].shape[0]} classes"
+        note = f"its classifier, {about}, is not used"
+        params = {name: part for name, part in start.params.items() if name != "classifier"}
+        start = dataclasses.replace(start, params=params, notes=(*start.notes, note))
+    if labels != task.labels:
+        task = make_task(config.task, labels)
+    train = make_split(task, start.tokenizer, task.splits["train"][0], examples, training=True)
+    if not train.rows:
+        raise InputError(f"no training example of {source} has a row: {listed(train.counts)}")
+    others = {
+        kind: [
+            make_split(task, start.tokenizer, name, found)
+            for name in task.splits.get(kind, ())
+            if (found := task.read(source, name))
+        ]
+        for kind in ("eval", "test")
+    }
+    for split in (train, *others["eval"], *others["test"]):
+        check_types(start.config, largest_type(split.rows), f"{split.name} of {source}")
+    return task, start, Data(train, others["eval"], others["test"])
+
+
+def check_probe(config: FinetuneConfig, task: Task, model: ModelConfig) -> FinetuneConfig:
+    """Returns the configuration, with an encoder that stays if a probe is to learn from it.
+
+    Raises: InputError if there is no probe for the task or the model has too few layers.
+    """
+    if task.probe is None:
+        return config
+    if task.head not in ("token_classification", "sequence_classification"):
+        raise InputError(
+            f"task.probe.features {task.probe.features} with task {config.task.name}: probes tag tokens and classify "
+            "sequences; use another task, or fine-tune"
+        )
+    if task.probe.features in ("weighted_last4", "concat_last4") and model.num_layers < 4:
+        raise InputError(
+            f"task.probe.features {task.probe.features} needs 4 layers and the model has {model.num_layers}; use last, "
+            "second_to_last or weighted_all"
+        )
+    return dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, freeze_encoder=True))
+
+
+def train_config(config: FinetuneConfig, data: Data) -> TrainConfig:
+    """Returns how long to train: epochs in steps, a batch that is not full counting as one."""
+    num_steps = round(steps_per_epoch(len(data.train.rows), config.data.batch_size) * config.train.num_epochs)
+    return TrainConfig(num_steps=max(1, num_steps), accumulate=config.train.accumulate, seed=config.train.seed)
+
+
+def compared(start: Pretrained, data: Data) -> dict[str, object]:
+    """Returns digests of the model and of all rows, for several processes to compare."""
+    splits = {split.name: fingerprint(split.rows) for split in (data.train, *data.evaluation, *data.test)}
+    return {"parameters of init_checkpoint": params_digest(start.params), "rows": splits}
+
+
+def fingerprint(rows: Sequence[Row]) -> str:
+    """Returns a sha256 over all that is learnt from."""
+    digest = hashlib.sha256()
+    for row in rows:
+        digest.update(row.token_ids.tobytes() + row.type_ids.tobytes())
+        digest.update(repr((row.lengths, np.asarray(row.label).tolist())).encode())
+    return digest.hexdigest()

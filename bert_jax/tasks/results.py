@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a fine-tuning run says of itself, and what it leaves: its results, tables and curves."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from jax.sharding import Mesh
+
+from bert_jax.checkpoints.pretrained import FINETUNED, Pretrained
+from bert_jax.settings.finetuning import FinetuneConfig
+from bert_jax.settings.model import ModelConfig
+from bert_jax.storage import schema
+from bert_jax.tasks.base import Task
+from bert_jax.tasks.evaluation import Data
+from bert_jax.training.report import read_metrics
+
+
+class FinetuneResult(NamedTuple):
+    """What came of a run."""
+
+    metrics: dict[str, float]  # of the best checkpoint on the evaluation data
+    metric: str  # the one that chose it
+    constant: dict[str, float]  # those of a model that says the same of everything
+    step: int  # whose it is, or where the run stopped
+    signal: int  # the signal that ended it early, or 0
+    seconds: float  # of this call
+
+
+def curves(task: Task) -> list[tuple[str, str, float]]:
+    """Returns what to draw of a run."""
+    return [("loss", "Loss", 1.0), (task.metric, task.metric.replace("_", " ").capitalize(), 1.0)]
+
+
+def describe_run(
+    config: FinetuneConfig, task: Task, data: Data, model: ModelConfig, mesh: Mesh, num_steps: int
+) -> list[str]:
+    """Returns lines that say what is about to be learnt, from what, and where."""
+    kinds = f", {len(task.labels)} classes ({', '.join(task.labels[:12])})" if task.labels else ""
+    axes = " x ".join(f"{name} {count}" for name, count in mesh.shape.items())
+    lines = [
+        f"task: {config.task.name}, {task.head.replace('_', ' ')}{kinds}; the best is chosen by {task.metric}",
+        f"model: {model.num_layers} layers, hidden {model.hidden_size}, {model.num_heads} heads, vocabulary "
+        f"{model.vocab_size}, {model.compute_dtype}",
+    ]
+    for split in (data.train, *data.evaluation, *data.test):
+        lengths = [len(row.token_ids) for row in split.rows] or [0]
+        lines.append(
+            f"{split.name}: {len(split.examples):,} examples, {len(split.rows):,} rows of {np.mean(lengths):.0f} "
+            f"tokens on average, {max(lengths)} at most" + (f"; {listed(split.counts)}" if split.counts else "")
+        )
+    if same := [split.name for split in (*data.evaluation, *data.test) if split.examples == data.train.examples]:
+        lines.append(
+            f"warning: {' and '.join(same)} {'is' if len(same) == 1 else 'are'} the training data, so the metrics say "
+            "nothing of new data; give TRAIN_FILE,DEV_FILE"
+        )
+    if not data.evaluation:
+        lines.append("there is nothing to evaluate on: the last model is kept")
+    return [
+        *lines,
+        f"{num_steps:,} steps of {config.data.batch_size} rows are {config.train.num_epochs:g} epochs",
+        f"devices: {mesh.size} ({mesh.devices.flat[0].device_kind}), {axes}",
+    ]
+
+
+def describe_start(config: FinetuneConfig, start: Pretrained) -> str:
+    """Returns a line that says which parameters a new run starts from."""
+    notes = start.notes[:1] if config.init_checkpoint.startswith("random:") else start.notes
+    return "; ".join([f"start from {config.init_checkpoint}", *notes])
+
+
+def summarise(workdir: Path, task: Task, best_step: int, epoch_steps: int, constant: Mapping[str, float]) -> list[str]:
+    """Returns a table of all evaluations, the best one marked, and where things are."""
+    records = [record for record in read_metrics(workdir / "metrics.jsonl") if record["kind"] == "eval"]
+    names = [name for name in (records[-1] if records else {}) if name not in ("step", "kind", "time")]
+    rows = [["step", "epoch", *names]]
+    for record in records:
+        mark = "* " if record["step"] == best_step else "  "
+        values = [f"{record[name]:.4f}" if name in record else "" for name in names]
+        rows.append([f"{mark}{record['step']}", f"{record['step'] / epoch_steps:.2f}", *values])
+    rows.append(["constant", "", *(f"{constant[name]:.4f}" if name in constant else "" for name in names)])
+    return [
+        *(table(rows) if records else []),
+        f"the best by {task.metric} (*) is in {workdir / FINETUNED}, its predictions in {workdir / 'predictions'}",
+    ]
+
+
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Returns lines with every column as wide as its widest value, all to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return ["  ".join(value.rjust(width) for value, width in zip(row, widths)) for row in rows]
+
+
+def listed(counts: Mapping[str, int]) -> str:
+    """Returns counts in one line: "name 1,234, other 5"."""
+    return ", ".join(f"{name} {count:,}" for name, count in counts.items())
+
+
+_SCORES = schema.map_of(schema.number(finite=False))
+_RESULTS = schema.record(
+    {
+        "metrics": _SCORES,
+        "metric": schema.text(),
+        "constant": _SCORES,
+        "step": schema.whole(),
+        "signal": schema.whole(),
+        "seconds": schema.number(),
+    }
+)
+
+
+def read_results(workdir: Path) -> FinetuneResult | None:
+    """Returns what a finished run left, or None if it has not finished. Raises: InputError if it is damaged."""
+    path = workdir / "results.json"
+    if not path.exists():
+        return None
+    values = schema.read_record(path, _RESULTS, "it is damaged, so delete it and give the same command again")
+    return FinetuneResult(**{name: values[name] for name in FinetuneResult._fields})

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SQuAD: reading, windows, answers and the official score."""

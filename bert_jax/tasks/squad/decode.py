@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Answers from the logits of windows: the best spans of all windows of a question, as slices of its context.
+
+Source: google-research/bert run_squad.py, write_predictions. There an answer is put together from tokens and sought in
+the text again; here tokens know their places. An example whose windows offer no span gets the answer "".
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from bert_jax.settings.finetuning import TaskConfig
+from bert_jax.tasks.base import Row
+from bert_jax.tasks.squad.read import SquadExample
+
+# What is said of a question without any span, in place of null score - best span's score; JSON has no infinity.
+NO_SPAN_ODDS = 1e6
+_WINDOWS_AT_ONCE = 256
+
+
+class Window(NamedTuple):
+    """What a row holds of a context."""
+
+    first: int  # the position in the row of its first token of the context
+    offsets: np.ndarray  # [n, 2] int32, where its n tokens of the context begin and end there
+    is_max_context: np.ndarray  # [n] bool, whether no other window has more context of the token
+
+
+class Span(NamedTuple):
+    """An answer that is possible."""
+
+    text: str  # "" for no answer
+    start: int  # code points of the context before it; 0 for no answer
+    end: int
+    start_logit: float
+    end_logit: float
+    probability: float  # among the n-best
+
+    @property
+    def score(self) -> float:
+        return self.start_logit + self.end_logit
+
+
+class SpanPrediction(NamedTuple):
+    """What is answered to a question, and what might have been."""
+
+    id: str
+    text: str  # "" for no answer
+    start: int
+    end: int
+    probability: float
+    n_best: tuple[Span, ...]  # with different texts, best first; "" among them if no answer is possible (squad2)
+    null_odds: float | None  # squad2: the score of no answer - the best span's
+    found: bool  # whether any window offered a span
+
+    @property
+    def best_span(self) -> Span | None:
+        """Returns the best answer that is one; None if there is none."""
+        return next((span for span in self.n_best if span.text), None)
+
+
+class _Candidates(NamedTuple):
+    """Possible spans of a block of windows, those of an example together, best first."""
+
+    starts: list[int]  # code points
+    ends: list[int]
+    start_logits: list[float]
+    end_logits: list[float]
+    bounds: list[int]  # those of the block's example i are bounds[i]:bounds[i + 1]
+
+
+def decode_spans(
+    examples: Sequence[SquadExample], rows: Sequence[Row], outputs: Sequence[np.ndarray], config: TaskConfig
+) -> list[SpanPrediction]:
+    """Returns the prediction of each example.
+
+    Of each window the `num_best` best starts are combined with as many ends; a span counts if both are in the
+    context, in order, no more than `max_answer_length` tokens apart, and the start has its most context in this window.
+    Spans of different windows are compared by the sum of their logits.
+
+    Args:
+      examples: what was asked.
+      rows: of these examples, in any order.
+      outputs: for each row [L, 2] float32, start and end logits of its tokens.
+      config: of the task; its `name` says whether no answer is possible.
+    """
+    rows_of: list[list[int]] = [[] for _ in examples]
+    for number, row in enumerate(rows):
+        rows_of[row.example].append(number)
+    predictions: list[SpanPrediction] = []
+    for block in _blocks(rows_of):
+        numbers = [number for row_numbers in block for number in row_numbers]
+        logits = [_finite(outputs[number]) for number in numbers]
+        found = _candidates([len(each) for each in block], [rows[number] for number in numbers], logits, config)
+        position = 0
+        for index, row_numbers in enumerate(block):
+            windows, position = logits[position : position + len(row_numbers)], position + len(row_numbers)
+            null = _null_logits(windows) if config.name == "squad2" else None
+            candidates = range(found.bounds[index], found.bounds[index + 1])
+            example = examples[len(predictions)]
+            spans = _n_best(example.context, found, candidates, null, config.num_best)
+            predictions.append(_predict(example.id, spans, null, config))
+    return predictions
+
+
+def _blocks(rows_of: list[list[int]]) -> Iterator[list[list[int]]]:
+    """Yields the rows of examples, of so many examples at once that there is enough to do and not too much to hold."""
+    block: list[list[int]] = []
+    for row_numbers in rows_of:
+        block.append(row_numbers)
+        if sum(map(len, block)) >= _WINDOWS_AT_ONCE or len(block) >= _WINDOWS_AT_ONCE:
+            yield block
+            block = []
+    if block:
+        yield block
+
+
+def _candidates(
+    windows_of: Sequence[int], rows: Sequence[Row], outputs: Sequence[np.ndarray], config: TaskConfig
+) -> _Candidates:
+    """Returns the spans that count. W windows, K = num_best.
+
+    Args:
+      windows_of: how many of the windows each example has.
+      rows: the windows.
+      outputs: [L, 2] float64 for each.
+      config: of the task.
+    """
+    if not rows:
+        return _Candidates([], [], [], [], [0] * (len(windows_of) + 1))
+    length = max(map(len, outputs))
+    logits = np.full((2, len(rows), length), -np.inf)
+    offsets = np.zeros((len(rows), length, 2), np.int64)
+    in_context, can_start = np.zeros((2, len(rows), length), bool)
+    for number, (row, output) in enumerate(zip(rows, outputs)):
+        first, spans, is_max_context = row.detail
+        context = slice(first, first + len(spans))
+        logits[:, number, : len(output)] = output.T
+        offsets[number, context] = spans
+        in_context[number, context] = True
+        can_start[number, context] = is_max_context
+    # All positions take part, [CLS] and the question too; those of equal logits in their order.
+    best = np.argsort(-logits, axis=-1, kind="stable")[:, :, : config.num_best]
+    best_logits = np.take_along_axis(logits, best, axis=-1)
+    starts, ends = best[0][:, :, None], best[1][:, None, :]  # [W, K, 1], [W, 1, K]
+    counts = (
+        np.take_along_axis(can_start, best[0], axis=-1)[:, :, None]
+        & np.take_along_axis(in_context, best[1], axis=-1)[:, None, :]
+        & (starts <= ends)
+        & (ends - starts < config.max_answer_length)
+    )
+    window, rank_start, rank_end = np.nonzero(counts)
+    start_logits, end_logits = best_logits[0, window, rank_start], best_logits[1, window, rank_end]
+    example = np.repeat(np.arange(len(windows_of)), windows_of)[window]
+    order = np.lexsort((-(start_logits + end_logits), example))  # stable, so equals stay in the order of the windows
+    return _Candidates(
+        starts=offsets[window, best[0, window, rank_start], 0][order].tolist(),
+        ends=offsets[window, best[1, window, rank_end], 1][order].tolist(),
+        start_logits=start_logits[order].tolist(),
+        end_logits=end_logits[order].tolist(),
+        bounds=np.searchsorted(example, np.arange(len(windows_of) + 1)).tolist(),
+    )
+
+
+def _finite(output: np.ndarray) -> np.ndarray:
+    """Returns logits in float64; a model that has diverged says not-a-number, which is no reason to fail."""
+    return np.nan_to_num(np.asarray(output, np.float64), nan=-1e9, posinf=1e9, neginf=-1e9)
+
+
+def _null_logits(windows: Sequence[np.ndarray]) -> tuple[float, float] | None:
+    """Returns start and end logit of [CLS] in the window where their sum is least; None without a window."""
+    pairs = [(float(window[0, 0]), float(window[0, 1])) for window in windows]
+    return min(pairs, key=sum, default=None)
+
+
+def _n_best(
+    context: str, found: _Candidates, candidates: range, null: tuple[float, float] | None, num_best: int
+) -> list[Span]:
+    """Returns the best candidates with different texts; no answer too, where `null` has its logits.
+
+    No answer is one of the `num_best` if it is among them, and otherwise comes in addition.
+    """
+    spans: dict[str, Span] = {}
+    no_answer = Span("", 0, 0, *null, 0.0) if null else None
+    for index in candidates:
+        if len(spans) >= num_best:
+            break
+        logits = found.start_logits[index], found.end_logits[index]
+        if no_answer and "" not in spans and no_answer.score > sum(logits):
+            spans[""] = no_answer
+            if len(spans) >= num_best:
+                break
+        start, end = found.starts[index], found.ends[index]
+        text = context[start:end]
+        if text != text.strip():  # the blank that SentencePiece gives a token of its own
+            start, end = start + len(text) - len(text.lstrip()), start + len(text.rstrip())
+            text = text.strip()
+        if text and text not in spans:
+            spans[text] = Span(text, start, end, *logits, 0.0)
+    if no_answer and "" not in spans:
+        spans[""] = no_answer
+    highest = max((span.score for span in spans.values()), default=0.0)
+    weights = [math.exp(span.score - highest) for span in spans.values()]
+    total = sum(weights)
+    return [span._replace(probability=weight / total) for span, weight in zip(spans.values(), weights)]
+
+
+def _predict(id: str, spans: list[Span], null: tuple[float, float] | None, config: TaskConfig) -> SpanPrediction:
+    """Returns the prediction: the best span or, where no answer is possible and likelier by the threshold, ""."""
+    best = next((span for span in spans if span.text), None)
+    odds = None
+    if config.name == "squad2":
+        odds = sum(null) - best.score if best and null else NO_SPAN_ODDS
+    answer = best
+    if (odds is not None and odds > config.null_threshold) or best is None:
+        answer = next((span for span in spans if not span.text), None)
+    if answer is None:
+        return SpanPrediction(id, "", 0, 0, 0.0, tuple(spans), odds, False)
+    where = answer.text, answer.start, answer.end, answer.probability
+    return SpanPrediction(id, *where, tuple(spans), odds, best is not None)

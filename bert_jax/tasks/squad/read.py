@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Questions about paragraphs, read from SQuAD's JSON or from TFDS; anything else in a file is an error with its place.
+
+A source is one of
+
+    DIR                                       train*.json and dev*.json of the version asked for, compressed or not
+    FILE                                      every split; of a name that begins with train, dev or test that one
+    TRAIN,DEV  TRAIN,DEV,TEST                 a place for each split in this order, any of these, whatever their names
+    FILE[:28]  FILE[28:]                      the first 28 articles of a file, the articles after these
+    train=FILE[:28],dev=FILE[28:]             the same with the names of the splits
+    tfds:squad/v1.1                           prepared by TFDS, without TensorFlow
+
+XQuAD, MLQA and others of the same format are files like any.
+"""
+
+import glob
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bert_jax.errors import InputError
+from bert_jax.storage import files, urls
+
+_SPLITS = ("train", "dev", "test")
+_TFDS_SPLITS = {"train": "train", "dev": "validation"}  # a test split is with SQuAD's authors only
+
+
+class Answer(NamedTuple):
+    """An answer, as given: the text is not always where `start` says."""
+
+    text: str
+    start: int  # code points of the context before it
+
+
+class SquadExample(NamedTuple):
+    """A question about a paragraph."""
+
+    id: str
+    question: str
+    context: str
+    answers: tuple[Answer, ...] = ()  # of several people; () if there is none, or none is known
+    impossible: bool = False  # whether the data set says that the context has no answer
+
+
+def read_squad(source: str, split: str, version: str = "") -> list[SquadExample]:
+    """Returns the examples of a split, "train", "dev" or "test", in their order; [] if it is not there.
+
+    Args:
+      source: see above.
+      split: which.
+      version: "1.1" or "2.0"; chooses between files of a directory that differ in it.
+    Raises: InputError with the file and the place in it.
+    """
+    place = _find_place(source, split, version)
+    if not place:
+        return []
+    return _read_tfds(place, split) if place.startswith("tfds:") else read_squad_file(place)
+
+
+def read_squad_file(path: str) -> list[SquadExample]:
+    """Returns the examples of a file, or with FILE[28:] of a range of its articles. Raises: as `read_squad`."""
+    path, articles_wanted = _split_range(path)
+    content = read_json_file(path)
+    articles = _get(content, "data", list, path, "")
+    examples = list(_read_articles(articles, articles_wanted, path))
+    seen: set[str] = set()
+    for example in examples:
+        if example.id in seen:
+            raise InputError(f"{path}: two questions have the id {example.id!r}; predictions go by ids, so change one")
+        seen.add(example.id)
+    return examples
+
+
+def parse_question(value: Any, where: str) -> SquadExample:
+    """Returns the example of a question to predict on: {"question":, "context":, perhaps "id":}, or such a pair.
+
+    Raises: InputError if it is anything else.
+    """
+    if isinstance(value, (list, tuple)) and len(value) == 2:
+        value = {"question": value[0], "context": value[1]}
+    if not isinstance(value, Mapping):
+        raise InputError(
+            f'{where}: {_short(value)} is no question with its context; write {{"question": "...", "context": "..."}}'
+        )
+    question, context = (_get(value, name, str, where, "") for name in ("question", "context"))
+    return SquadExample(_id(value, where, "") if "id" in value else where, question, context)
+
+
+def read_json_file(path: str) -> Any:
+    """Returns the value of a JSON file, compressed or not, local or behind a URL.
+
+    Raises: InputError with the line at which it is not UTF-8 or no JSON.
+    """
+    content = files.read_whole(urls.local_copy(path), path)
+    try:
+        return json.loads(content.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise InputError(f"{path}, line {line}: byte 0x{content[error.start]:02x} is not UTF-8; convert it") from None
+    except json.JSONDecodeError as error:
+        raise InputError(
+            f"{path}, line {error.lineno}: no JSON ({error.msg}, column {error.colno}); the file is cut off or another "
+            "kind of file"
+        ) from None
+    except (RecursionError, ValueError) as error:  # brackets in brackets, or a number of thousands of digits
+        raise InputError(f"{path} is no SQuAD file ({str(error)[:80]}); give another") from None
+
+
+# Finding the file
+
+
+def _find_place(source: str, split: str, version: str) -> str:
+    """Returns the file, with its range, or the TFDS data set of a split; "" if the source has none of it."""
+    any_name = False  # whether a file is taken whatever its name
+    if re.match(rf"({'|'.join(_SPLITS)})=", source):
+        places = dict(part.split("=", 1) for part in re.split(rf",(?=(?:{'|'.join(_SPLITS)})=)", source))
+        source, any_name = places.get(split, ""), True
+    elif "," in source and not os.path.exists(_split_range(source)[0]):
+        source, any_name = _place_in_list(source, split), True
+    if not source:
+        return ""
+    path = _split_range(source)[0]
+    if path.startswith("tfds:"):
+        if path != source:
+            raise InputError(f"{source}: a data set of TFDS has no ranges of articles; leave out {source[len(path) :]}")
+        return path if split in _TFDS_SPLITS else ""
+    if urls.is_remote(path) or not Path(path).is_dir():
+        named = re.match("|".join(_SPLITS), Path(path).name)
+        return source if any_name or not named or named[0] == split else ""
+    return _find_in_directory(path, split, version) + source[len(path) :]
+
+
+def _place_in_list(source: str, split: str) -> str:
+    """Returns the place of a split in TRAIN,DEV[,TEST]; "" if there is none.
+
+    Raises: InputError if it is no such list.
+    """
+    places = [place.strip() for place in source.split(",")]
+    if len(places) > len(_SPLITS) or not all(places) or any(re.match(r"(train|dev|test)=", each) for each in places):
+        raise InputError(f"data {source!r} is not TRAIN,DEV,TEST in this order; write it so, or train=FILE,dev=FILE")
+    return next((place for name, place in zip(_SPLITS, places) if name == split), "")
+
+
+def _find_in_directory(directory: str, split: str, version: str) -> str:
+    names = sorted(Path(name).name for name in glob.glob(f"{glob.escape(directory)}/*.json*"))
+    found = [name for name in names if name.startswith(split) and re.search(r"\.json(\.gz|\.zst)?$", name)]
+    of_version = [name for name in found if f"v{version}" in name]
+    found = of_version or [name for name in found if not re.search(r"v[12]\.\d", name) or not version]
+    if len(found) > 1:
+        raise InputError(f"{directory} holds {', '.join(found)}; give the one to take: {split}={directory}/{found[0]}")
+    if not found and not any(name.startswith(_SPLITS) for name in names):
+        raise InputError(
+            f"{directory} holds no file train*.json or dev*.json{' but ' if names else ''}{', '.join(names)}; "
+            f"give a file, or one for each split: train=FILE,dev=FILE"
+        )
+    return f"{directory}/{found[0]}" if found else ""
+
+
+def _split_range(place: str) -> tuple[str, slice]:
+    """Returns the path, and which articles are meant by [28:] behind it."""
+    found = re.fullmatch(r"(.*)\[(-?\d*):(-?\d*)\]", place, re.DOTALL)
+    if not found:
+        return place, slice(None)
+    try:
+        start, stop = (int(bound) if bound else None for bound in found.groups()[1:])
+    except ValueError:
+        raise InputError(f"{place}: the range is not [FIRST:LAST] with whole numbers; write it like [:28]") from None
+    return found[1], slice(start, stop)
+
+
+# Reading what is in it
+
+
+def _read_articles(articles: list, wanted: slice, path: str) -> Iterator[SquadExample]:
+    for number in range(len(articles))[wanted]:
+        article = f"data[{number}]"
+        for index, paragraph in enumerate(_get(articles[number], "paragraphs", list, path, article)):
+            place = f"{article}.paragraphs[{index}]"
+            context = _get(paragraph, "context", str, path, place)
+            for position, question in enumerate(_get(paragraph, "qas", list, path, place)):
+                yield _read_question(question, context, path, f"{place}.qas[{position}]")
+
+
+def _read_question(value: Any, context: str, path: str, place: str) -> SquadExample:
+    question = _get(value, "question", str, path, place)
+    answers = []
+    if value.get("answers") is not None:  # a test set has none
+        for number, answer in enumerate(_get(value, "answers", list, path, place)):
+            here = f"{place}.answers[{number}]"
+            answers.append(Answer(_get(answer, "text", str, path, here), _get(answer, "answer_start", int, path, here)))
+    impossible = _get(value, "is_impossible", bool, path, place) if "is_impossible" in value else False
+    return SquadExample(_id(value, path, place), question, context, tuple(answers), impossible)
+
+
+_KINDS = {str: "a text", list: "a list", int: "a whole number", bool: "true or false"}
+
+
+def _get(value: Any, name: str, kind: type, path: str, place: str) -> Any:
+    """Returns `value[name]` if it is of the kind. Raises: InputError with the place."""
+    where = f"{path}, {place}" if place else path
+    if not isinstance(value, Mapping):
+        raise InputError(f"{where} is {_short(value)}, not an object with {name!r}; give data in SQuAD's format")
+    if name not in value:
+        raise InputError(f"{where} has no {name!r}; give data in SQuAD's format")
+    found = value[name]
+    if not isinstance(found, kind) or (kind is int and isinstance(found, bool)):
+        raise InputError(f"{where}: {name!r} is {_short(found)}, not {_KINDS[kind]}; correct it")
+    if kind is str:
+        _check_characters(found, where, name)
+    return found
+
+
+def _id(value: Any, path: str, place: str) -> str:
+    """Returns the id of a question; some data sets have numbers."""
+    if isinstance(value, Mapping) and isinstance(value.get("id"), int):
+        return str(value["id"])
+    return _get(value, "id", str, path, place)
+
+
+def _check_characters(text: str, where: str, name: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(text[error.start]):04x}"
+        raise InputError(f"{where}: {name!r} holds {half}, half of a character, at {error.start}; correct it") from None
+
+
+def _short(value: Any) -> str:
+    """Returns a value as JSON, cut to what fits in a message."""
+    text = json.dumps(value, ensure_ascii=True, default=repr)
+    return text if len(text) <= 60 else f"{text[:60]}..."
+
+
+def _read_tfds(place: str, split: str) -> list[SquadExample]:
+    from bert_jax.tasks.readers import read_tfds
+
+    examples = []
+    for number, record in enumerate(read_tfds(place, _TFDS_SPLITS[split])):
+        here, values = f"example {number}", _plain(record)
+        answers = _get(values, "answers", dict, place, here) if values.get("answers") is not None else {}
+        # TFDS keeps the answers as columns.
+        texts, starts = ([*answers.get(name, [])] for name in ("text", "answer_start"))
+        pairs = [{"text": text, "answer_start": start} for text, start in zip(texts, starts)]
+        context = _get(values, "context", str, place, here)
+        examples.append(_read_question({**values, "answers": pairs}, context, place, here))
+    return examples
+
+
+def _plain(value: Any) -> Any:
+    """Returns what TFDS hands out, bytes and arrays in dicts, as what JSON has."""
+    if isinstance(value, Mapping):
+        return {name: _plain(part) for name, part in value.items()}
+    if hasattr(value, "tolist"):  # numpy's
+        return _plain(value.tolist())
+    if isinstance(value, (list, tuple)):
+        return [_plain(part) for part in value]
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The official scores of SQuAD, v1.1 and v2.0.
+
+Source: the evaluation scripts of the data sets, evaluate-v1.1.py and evaluate-v2.0.py. Data of other languages are
+scored in the same way, as XQuAD's authors did: blanks part words and English articles are left out, whatever the
+language. A prediction that is missing scores 0 in both (v2.0's script leaves it out of the mean).
+"""
+
+import collections
+import re
+import string
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bert_jax.errors import InputError
+from bert_jax.tasks.squad.read import SquadExample, read_json_file, read_squad_file
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+class Threshold(NamedTuple):
+    """The best score that a threshold gives, and the threshold."""
+
+    score: float  # percent
+    value: float  # no answer where the odds are above it
+
+
+def normalize_answer(text: str) -> str:
+    """Returns an answer as it is compared: small letters, no ASCII punctuation, no English articles, single blanks."""
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
+
+
+def score_squad1(examples: Sequence[SquadExample], texts: Mapping[str, str]) -> dict[str, float]:
+    """Returns exact match and F1 in percent, and their number, of answers by the id of the question."""
+    exact, f1 = _raw_scores(examples, texts, no_answers=False)
+    total = len(examples)
+    return {"exact_match": _percent(exact.sum(), total), "f1": _percent(f1.sum(), total), "total": total}
+
+
+def score_squad2(
+    examples: Sequence[SquadExample],
+    texts: Mapping[str, str],
+    odds: Mapping[str, float] | None = None,
+    threshold: float = 1.0,
+) -> dict[str, float]:
+    """Returns exact match and F1 in percent, over all questions and over those with and without an answer.
+
+    Args:
+      examples: what was asked; it has an answer if anybody gave one.
+      texts: by the id of the question; "" for no answer.
+      odds: by the id of the question, how much speaks for no answer: a probability or a difference of scores. With
+        them come the best scores that a threshold can give, and the thresholds.
+      threshold: an answer whose odds are above it counts as no answer.
+    """
+    exact, f1 = _raw_scores(examples, texts, no_answers=True)
+    answered = np.array([bool(example.answers) for example in examples], bool)
+    all_odds = np.array([(odds or {}).get(example.id, 0.0) for example in examples])
+    shown = [np.where(all_odds > threshold, ~answered, scores) for scores in (exact, f1)]
+    scores: dict[str, float] = {}
+    for name, chosen in {"": np.ones_like(answered), "HasAns_": answered, "NoAns_": ~answered}.items():
+        if chosen.any() or not name:
+            total = int(chosen.sum())
+            scores[f"{name}exact"], scores[f"{name}f1"] = (_percent(values[chosen].sum(), total) for values in shown)
+            scores[f"{name}total"] = total
+    if odds is not None:
+        silent = np.array([not texts.get(example.id) for example in examples], bool)
+        for name, values in {"exact": exact, "f1": f1}.items():
+            scores[f"best_{name}"], scores[f"best_{name}_thresh"] = find_threshold(values, all_odds, answered, silent)
+    return scores
+
+
+def find_threshold(scores: np.ndarray, odds: np.ndarray, answered: np.ndarray, silent: np.ndarray) -> Threshold:
+    """Returns the best score, in percent, that any threshold on the odds gives.
+
+    Args:
+      scores: of each question's answer, 0..1.
+      odds: of no answer.
+      answered: whether the question has an answer.
+      silent: whether the answer is "" whatever the threshold.
+    """
+    order = np.argsort(odds, kind="stable")
+    # From no question answered on, one after the other is, the least odds first.
+    gains = np.where(answered, scores, np.where(silent, 0.0, -1.0))[order]
+    totals = np.cumsum(np.concatenate([[float(np.sum(~answered))], gains]))
+    best = int(np.argmax(totals))
+    return Threshold(_percent(totals[best], len(scores)), float(odds[order[best - 1]]) if best else 0.0)
+
+
+def find_usable_threshold(
+    examples: Sequence[SquadExample], texts: Mapping[str, str], odds: Mapping[str, float]
+) -> Threshold:
+    """Returns the best F1, in percent, that answers come to with a threshold, and the threshold to predict with.
+
+    That is the official best_f1 and its threshold, but for what no threshold can do. The script may count one of two
+    answers of equal odds; and where no answer at all is best it says 0.0, and this is below all odds.
+
+    Args:
+      examples: what was asked.
+      texts: the answer to each, by the id of the question, if there is to be one.
+      odds: of no answer, by the id of the question.
+    """
+    if not examples:
+        return Threshold(0.0, 0.0)
+    said = _raw_scores(examples, texts, no_answers=True)[1]
+    unsaid = _raw_scores(examples, dict.fromkeys(texts, ""), no_answers=True)[1]
+    all_odds = np.array([odds[example.id] for example in examples], float)
+    order = np.argsort(all_odds, kind="stable")
+    ordered = all_odds[order]
+    totals = np.cumsum(np.concatenate([[float(np.sum(unsaid))], (said - unsaid)[order]]))
+    can_end = np.concatenate([[True], ordered[1:] > ordered[:-1], [True]])  # equal odds go together
+    best = int(np.argmax(np.where(can_end, totals, -np.inf)))
+    return Threshold(_percent(totals[best], len(examples)), float(ordered[best - 1] if best else ordered[0] - 1.0))
+
+
+def score_files(
+    name: str, data: str, predictions: str, odds: str = "", threshold: float = 1.0
+) -> tuple[dict[str, float], int]:
+    """Returns the official scores of files, and how many questions have no prediction and so score 0.
+
+    Args:
+      name: "squad1" or "squad2".
+      data: a file of the data set, perhaps a range of its articles.
+      predictions: a file with a JSON object, id -> text.
+      odds: squad2: a file with a JSON object, id -> number, or "".
+      threshold: squad2: see `score_squad2`.
+    Raises: InputError if a file is no such file.
+    """
+    examples = read_squad_file(data)
+    if not examples:
+        raise InputError(f"{data} holds no question; give a file that has some")
+    texts = _read_object(predictions, (str,), "a text, the answer to that question")
+    if odds and name != "squad2":
+        raise InputError(f"{odds}: {name} has no odds of no answer; leave out --na_prob_file, or use --task=squad2")
+    missing = sum(example.id not in texts for example in examples)
+    if missing == len(examples):
+        raise InputError(f"{predictions} has none of the {missing} questions of {data}; give predictions on that file")
+    if name == "squad1":
+        return score_squad1(examples, texts), missing
+    numbers = _read_object(odds, (int, float), "a number, the odds of no answer") if odds else None
+    return score_squad2(examples, texts, numbers, threshold), missing
+
+
+def _read_object(path: str, kinds: tuple[type, ...], meaning: str) -> dict[str, Any]:
+    values = read_json_file(path)
+    if not isinstance(values, dict):
+        raise InputError(f"{path} is no JSON object of question ids; write it like {{id: value}}")
+    for key, value in values.items():
+        if not isinstance(value, kinds) or isinstance(value, bool) or value != value:
+            raise InputError(f"{path}: the value of {key!r} is {str(value)[:60]!r}, not {meaning}; correct it")
+    return values
+
+
+def _raw_scores(
+    examples: Sequence[SquadExample], texts: Mapping[str, str], no_answers: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns exact match and F1 of each question, 0..1, by the answer that fits best."""
+    exact, f1 = np.zeros((2, len(examples)))
+    for index, example in enumerate(examples):
+        if example.id not in texts:
+            continue
+        answers = [normalize_answer(answer.text) for answer in example.answers]
+        if no_answers:
+            answers = [answer for answer in answers if answer]
+        predicted = normalize_answer(texts[example.id])
+        for answer in answers or [""]:
+            exact[index] = max(exact[index], predicted == answer)
+            f1[index] = max(f1[index], _f1(predicted.split(), answer.split(), no_answers))
+    return exact, f1
+
+
+def _f1(predicted: list[str], answer: list[str], no_answers: bool) -> float:
+    """Returns the F1 of two bags of words; of two empty ones 1 where there may be no answer, and else 0."""
+    if not predicted or not answer:
+        return float(no_answers and predicted == answer)
+    common = (collections.Counter(predicted) & collections.Counter(answer)).total()
+    if not common:
+        return 0.0
+    precision, recall = common / len(predicted), common / len(answer)
+    return 2 * precision * recall / (precision + recall)
+
+
+def _percent(value: float, total: int) -> float:
+    return 100.0 * float(value) / total if total else 0.0

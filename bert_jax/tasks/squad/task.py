@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SQuAD: the span of a paragraph that answers a question (v1.1), or no answer where there is none (v2.0).
+
+Where data may come from: `squad_read`.
+"""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bert_jax.errors import InputError
+from bert_jax.settings.finetuning import TaskConfig
+from bert_jax.storage import writing
+from bert_jax.tasks.base import Row, Rows, Task
+from bert_jax.tasks.squad.decode import SpanPrediction, decode_spans
+from bert_jax.tasks.squad.read import SquadExample, parse_question, read_squad
+from bert_jax.tasks.squad.score import find_usable_threshold, score_squad1, score_squad2
+from bert_jax.tasks.squad.windows import make_squad_rows
+from bert_jax.text.tokenizer import Tokenizer
+
+VERSIONS = {"squad1": "1.1", "squad2": "2.0"}
+_METRICS = {
+    "squad1": ("exact_match", "f1"),
+    "squad2": ("exact_match", "f1", "best_exact", "best_f1"),
+}
+
+
+def squad_task(config: TaskConfig) -> Task:
+    """Returns the task that `config` names, squad1 or squad2.
+
+    Raises: InputError if its windows have no room for the context, or the metric is none of the task's.
+    """
+    room = config.max_seq_length - config.max_query_length - 3
+    if room < 1:
+        raise InputError(
+            f"task.max_seq_length {config.max_seq_length} leaves no room for the context: a question may have "
+            f"task.max_query_length {config.max_query_length} tokens, and 3 are special; use 384 and 64"
+        )
+    metrics = _METRICS[config.name]
+    if config.metric and config.metric not in metrics:
+        raise InputError(f"task.metric {config.metric!r} is none of {config.name}: {', '.join(metrics)}; use one")
+
+    def read(source: str, split: str) -> list[SquadExample]:
+        return read_squad(source, split, VERSIONS[config.name])
+
+    def make_rows(examples: Sequence[SquadExample], tokenizer: Tokenizer, training: bool) -> Rows:
+        return make_squad_rows(examples, tokenizer, training, config)
+
+    def decode(
+        examples: Sequence[SquadExample], rows: Sequence[Row], outputs: Sequence[np.ndarray]
+    ) -> list[SpanPrediction]:
+        return decode_spans(examples, rows, outputs, config)
+
+    def tune(examples: Sequence[SquadExample], predictions: Sequence[SpanPrediction]) -> TaskConfig:
+        best = find_usable_threshold(examples, *_spans_and_odds(predictions))
+        return dataclasses.replace(config, null_threshold=best.value)
+
+    return Task(
+        config=config,
+        head="question_answering",
+        labels=(),
+        num_outputs=0,
+        metric=config.metric or metrics[-1],
+        splits={"train": ("train",), "eval": ("dev",), "test": ("test",)},
+        read=read,
+        parse=parse_question,
+        make_rows=make_rows,
+        decode=decode,
+        score=score_with_no_answers if config.name == "squad2" else score_answers,
+        show=show_prediction,
+        write=write_predictions,
+        tune=tune if config.name == "squad2" else None,
+    )
+
+
+def score_answers(examples: Sequence[SquadExample], predictions: Sequence[SpanPrediction]) -> dict[str, float]:
+    """Returns exact_match and f1 in percent."""
+    scores = score_squad1(examples, _texts(predictions))
+    return {name: scores[name] for name in ("exact_match", "f1")} | _no_span(predictions)
+
+
+def score_with_no_answers(examples: Sequence[SquadExample], predictions: Sequence[SpanPrediction]) -> dict[str, float]:
+    """Returns exact_match and f1 in percent, by the predictions' threshold, and what others would give.
+
+    best_exact, best_f1 and their thresholds are found with the best span for every question, as the official script
+    does with predictions that were written with an endless threshold; it cannot bring back answers that were left out.
+    """
+    scores = score_squad2(examples, _texts(predictions), threshold=np.inf)
+    best = score_squad2(examples, *_spans_and_odds(predictions), threshold=np.inf)
+    scores |= {name: value for name, value in best.items() if name.startswith("best_")}
+    scores = {"exact_match": scores.pop("exact"), **scores}
+    return {name: value for name, value in scores.items() if not name.endswith("total")} | _no_span(predictions)
+
+
+def show_prediction(prediction: SpanPrediction) -> dict[str, Any]:
+    """Returns a prediction as what JSON has; `start` and `end` are null where there is no answer."""
+    shown: dict[str, Any] = {
+        "answer": prediction.text,
+        "probability": prediction.probability,
+        "start": prediction.start if prediction.text else None,
+        "end": prediction.end if prediction.text else None,
+    }
+    if prediction.null_odds is not None:
+        shown["null_odds"] = prediction.null_odds
+    shown["n_best"] = [
+        {
+            "answer": span.text,
+            "probability": span.probability,
+            "start": span.start if span.text else None,
+            "end": span.end if span.text else None,
+        }
+        for span in prediction.n_best
+    ]
+    return shown
+
+
+def write_predictions(
+    directory: Path, split: str, examples: Sequence[SquadExample], predictions: Sequence[SpanPrediction]
+) -> None:
+    """Writes predictions.json, nbest_predictions.json and for squad2 null_odds.json, as Google's run_squad.py does.
+
+    Names have the split in front unless it is "dev", the official one.
+    """
+    prefix = "" if split == "dev" else f"{split}_"
+    n_best = {
+        each.id: [
+            {
+                "text": span.text,
+                "probability": span.probability,
+                "start_logit": span.start_logit,
+                "end_logit": span.end_logit,
+            }
+            for span in each.n_best
+        ]
+        for each in predictions
+    }
+    _write(directory / f"{prefix}predictions.json", _texts(predictions))
+    _write(directory / f"{prefix}nbest_predictions.json", n_best)
+    odds = {each.id: each.null_odds for each in predictions if each.null_odds is not None}
+    if odds:
+        _write(directory / f"{prefix}null_odds.json", odds)
+
+
+def _texts(predictions: Sequence[SpanPrediction]) -> dict[str, str]:
+    return {each.id: each.text for each in predictions}
+
+
+def _spans_and_odds(predictions: Sequence[SpanPrediction]) -> tuple[dict[str, str], dict[str, float]]:
+    """Returns the best span for each question, whatever the threshold, and the odds of no answer."""
+    spans = {each.id: best.text if (best := each.best_span) else "" for each in predictions}
+    return spans, {each.id: each.null_odds or 0.0 for each in predictions}
+
+
+def _no_span(predictions: Sequence[SpanPrediction]) -> dict[str, float]:
+    """Returns how many questions no window offered a span for, if there are any."""
+    count = sum(not each.found for each in predictions)
+    return {"num_without_span": float(count)} if count else {}
+
+
+def _write(path: Path, values: dict[str, Any]) -> None:
+    with writing.atomic_path(path) as temporary:
+        temporary.write_text(json.dumps(values, indent=4) + "\n", encoding="utf-8")

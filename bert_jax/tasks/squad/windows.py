@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of questions about paragraphs: [CLS] question [SEP] window of the context [SEP], with where answers are.
+
+Source: google-research/bert run_squad.py, read_squad_examples and convert_examples_to_features. Answers are found and
+given back by the places of characters, not by words between blanks, so nothing depends on how a script parts words;
+docs/differences.md tells the rest.
+"""
+
+import collections
+import re
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from bert_jax.settings.finetuning import TaskConfig
+from bert_jax.tasks.base import Row, Rows
+from bert_jax.tasks.squad.decode import Window
+from bert_jax.tasks.squad.read import SquadExample
+from bert_jax.text.tokenizer import Tokenizer
+
+
+def make_squad_rows(examples: Sequence[SquadExample], tokenizer: Tokenizer, training: bool, config: TaskConfig) -> Rows:
+    """Returns a row for each window of each example's context, with a `Window` as its detail.
+
+    Labels: in training the positions of the answer's first and last token in the row; (0, 0), that is [CLS], in a
+    window that does not hold all of it, and where there is no answer (squad2). In evaluation None.
+    Skipped and counted: a context without tokens; in training a question without answer, unless it is squad2's way to
+    say so, and one whose answer is not in the context.
+    """
+    counts: collections.Counter[str] = collections.Counter()
+    rows: list[Row] = []
+    context, context_ids, offsets = None, np.zeros(0, np.int32), np.zeros((0, 2), np.int32)
+    for index, example in enumerate(examples):
+        if example.context != context:  # questions about one paragraph follow each other
+            context = example.context
+            ids, offsets = tokenizer.encode_with_offsets(context)
+            context_ids = np.array(ids, np.int32)
+        if not len(context_ids):
+            counts["skipped: context without tokens"] += 1
+            continue
+        answer = _answer_tokens(example, offsets, config.name, counts) if training else None
+        if training and answer is None:
+            continue
+        question = tokenizer.encode(example.question)
+        counts["questions without tokens"] += not question
+        counts["questions truncated"] += len(question) > config.max_query_length
+        head = [tokenizer.cls_id, *question[: config.max_query_length], tokenizer.sep_id]
+        num_rows = len(rows)
+        for start, end, is_max_context in _windows(len(context_ids), config.max_seq_length - len(head) - 1, config):
+            token_ids = np.concatenate([head, context_ids[start:end], [tokenizer.sep_id]]).astype(np.int32)
+            type_ids = (np.arange(len(token_ids)) >= len(head)).astype(np.uint8)
+            label = None
+            if answer is not None:
+                first, last = answer
+                inside = start <= first and last < end
+                label = (first - start + len(head), last - start + len(head)) if inside else (0, 0)
+                counts["windows without the answer"] += not inside and first >= 0
+            detail = Window(len(head), offsets[start:end], is_max_context)
+            rows.append(Row(index, token_ids, type_ids, (len(token_ids),), label, detail))
+        counts["questions of several windows"] += len(rows) > num_rows + 1
+    return Rows(rows, {name: count for name, count in counts.items() if count})
+
+
+def _windows(num_tokens: int, room: int, config: TaskConfig) -> Iterator[tuple[int, int, np.ndarray]]:
+    """Yields start and end of each window in the context, and for each of its tokens whether it has most context there.
+
+    A token in several windows belongs to the one where the smaller side of its context is largest; a longer window
+    is a little better, and a tie goes to the earlier.
+    """
+    step = min(room, config.doc_stride)
+    starts = range(0, step * max(0, -(-(num_tokens - room) // step)) + 1, step)
+    if len(starts) == 1:
+        yield 0, num_tokens, np.ones(num_tokens, bool)
+        return
+    # One window after the other, so that a long context takes memory for its tokens and not for each in every window.
+    owners = np.zeros(num_tokens, np.int64)
+    highest = np.full(num_tokens, -np.inf)
+    for number, start in enumerate(starts):
+        length = min(room, num_tokens - start)
+        places, context = np.arange(length), slice(start, start + length)
+        scores = np.minimum(places, length - 1 - places) + 0.01 * length
+        better = scores > highest[context]  # so the first of equals stays
+        owners[context][better] = number
+        highest[context][better] = scores[better]
+    for number, start in enumerate(starts):
+        end = min(start + room, num_tokens)
+        yield start, end, owners[start:end] == number
+
+
+def _answer_tokens(
+    example: SquadExample, offsets: np.ndarray, name: str, counts: collections.Counter[str]
+) -> tuple[int, int] | None:
+    """Returns first and last token of an example's answer, (-1, -1) if it has none; None, and counts, to skip it."""
+    if example.impossible:
+        if name == "squad2":
+            return -1, -1
+        counts["skipped: no answer (task squad2 learns from these)"] += 1
+        return None
+    if not example.answers:
+        counts["skipped: no answer"] += 1
+        return None
+    counts["questions of several answers, the first taken"] += len(example.answers) > 1
+    place = find_answer(example)
+    if place is None:
+        counts["skipped: answer not in the context"] += 1
+        return None
+    start, end = place
+    counts["answers found elsewhere than given"] += start != example.answers[0].start
+    inside = np.flatnonzero((offsets[:, 1] > start) & (offsets[:, 0] < end))
+    if not len(inside):
+        counts["skipped: answer without tokens"] += 1
+        return None
+    return int(inside[0]), int(inside[-1])
+
+
+def find_answer(example: SquadExample) -> tuple[int, int] | None:
+    """Returns where in the context the first answer begins and ends; None if it is not there, or nobody can say where.
+
+    It is where the data say, or else at the only place that has it. Any blank is as good as another.
+    """
+    text, start = example.answers[0]
+    words = text.split()
+    if not words:
+        return None
+    if start >= 0 and example.context.startswith(text, start):
+        skipped = len(text) - len(text.lstrip())
+        return start + skipped, start + len(text.rstrip())
+    found = list(re.finditer(r"\s+".join(map(re.escape, words)), example.context))
+    exact = [place for place in found if place.start() == start]
+    if exact or len(found) == 1:
+        return (exact or found)[0].span()
+    return None

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What pre-training is worth on text that was held out, beside what a model without context would score there."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from bert_jax.data.pipeline import eval_batches
+from bert_jax.data.records import Dataset
+from bert_jax.devices import cluster
+from bert_jax.model.objective import Objective, Params, next_sentence_weights
+from bert_jax.settings.pretraining import PretrainConfig
+from bert_jax.training.loop import evaluate
+from bert_jax.training.step import make_eval_step
+
+
+def make_evaluation(config: PretrainConfig, objective: Objective, dataset: Dataset, mesh: Mesh, params: Params) -> Any:
+    """Returns params -> metrics over the whole held-out split, or None if nothing is held out.
+
+    A function `stopped` may be given beside params: once it returns a signal, the evaluation breaks off with None.
+    Masks are fixed: they are those of epoch 0.
+    """
+    if not dataset.heldout.num_rows:
+        return None
+    eval_step = make_eval_step(objective, mesh, params)
+    size = config.eval.rows(config.data.batch_size, config.train.accumulate)
+    baselines = heldout_baselines(config, objective, dataset, mesh)
+
+    def evaluation(params: Params, stopped: Callable[[], int] = lambda: 0) -> dict[str, float] | None:
+        metrics = evaluate(eval_step, params, eval_batches(dataset.heldout, size, mesh), stopped)
+        if metrics is None:
+            return None
+        metrics["loss"] = sum(metrics[name] for name in ("mlm_loss", "nsp_loss") if name in metrics)
+        metrics["mlm_perplexity"] = float(np.exp(min(metrics["mlm_loss"], 80.0)))
+        return {name: metrics[name] for name in EVAL_METRICS if name in metrics} | baselines
+
+    return evaluation
+
+
+EVAL_METRICS = ("loss", "mlm_loss", "mlm_accuracy", "mlm_perplexity", "nsp_loss", "nsp_accuracy")
+
+
+def heldout_baselines(config: PretrainConfig, objective: Objective, dataset: Dataset, mesh: Mesh) -> dict[str, float]:
+    """Returns what a model that sees no context would score on the held-out predictions.
+
+    Every label is predicted from the token frequencies of the training split, plus one; every next sentence by
+    the more frequent label.
+    """
+    counts = dataset.token_counts.astype(np.float64) + 1
+    log_probabilities = np.log(counts / counts.sum())
+    commonest = int(np.argmax(counts))
+    mask = jax.jit(objective.prepare)
+    loss = hits = predictions = random_next = sequences = 0.0
+    size = config.eval.rows(config.data.batch_size, config.train.accumulate)
+    for batch in eval_batches(dataset.heldout, size, mesh):
+        masked = cluster.on_host(mask(batch))
+        labels = masked.mlm_labels[masked.mlm_weights > 0]
+        loss -= log_probabilities[labels].sum()
+        hits += (labels == commonest).sum()
+        predictions += len(labels)
+        next_labels = masked.next_sentence_labels[np.asarray(next_sentence_weights(masked)) > 0]
+        random_next += (next_labels == 1).sum()
+        sequences += len(next_labels)
+    baselines = {
+        "unigram_loss": float(loss / max(1.0, predictions)),
+        "unigram_accuracy": float(hits / max(1.0, predictions)),
+    }
+    if config.train.next_sentence:
+        share = random_next / max(1.0, sequences)
+        baselines["nsp_base_rate"] = float(max(share, 1 - share))
+    return baselines

@@ -1,0 +1,319 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one training loop, for pre-training and for every task.
+
+`train_loop` takes steps and does what is due after each: `due` says what that is. `Progress` is where a run stands.
+"""
+
+import contextlib
+import math
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from bert_jax.batch import Batch
+from bert_jax.devices import allocator, cluster
+from bert_jax.devices.watchdog import Watchdog
+from bert_jax.errors import DivergedError
+from bert_jax.model.objective import Params
+from bert_jax.training.profiling import profiled
+from bert_jax.training.run import Run
+from bert_jax.training.step import Metrics, TrainState
+from bert_jax.training.window import COUNTS, SEEN, Window
+
+# Steps that may be under way at once. The device never waits for the host to read metrics, and the host never
+# runs far ahead: jax 0.10 on CPU hangs when some 64 steps with collectives are dispatched and none is waited for, and
+# a signal to stop is answered once these steps are done.
+MAX_IN_FLIGHT = 3
+
+
+class Evaluation(Protocol):
+    """Returns metrics of parameters; None if `stopped()` is not 0 before all is evaluated."""
+
+    def __call__(self, params: Params, stopped: Callable[[], int] = ..., /) -> dict[str, float] | None: ...
+
+
+class Pace(NamedTuple):
+    """How many steps there are, and after how many something is done; 0 does it at the end only."""
+
+    num_steps: int
+    report: int
+    evaluate: int
+    save: int
+    evaluate_first: bool = True  # before the first step as well
+    final: bool = True  # False: other steps follow, of another phase, so that a signal at the last one counts too
+    break_off: bool = False  # a signal ends an evaluation too, but for the last one
+    hang_seconds: int = 0  # without a step, an evaluation or a save that ends, after which the run is ended; 0 is never
+    profile: str = ""  # which steps to profile: "100:105"
+    keep: int = 0  # steps between revisions, the first of them at step 0; 0 keeps none
+
+
+class Work(NamedTuple):
+    """What the steps of a run are made of."""
+
+    mesh: Mesh
+    train_step: Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
+    batches: Iterator[Batch]  # those of the state's step and of the steps after it
+    evaluation: Evaluation | None
+    throughput: Callable[[dict[str, float], float], dict[str, float]]  # of (summed counts, seconds)
+    keep_revision: Callable[[int, Params, dict[str, int] | None], None]  # of (step, parameters, counts seen)
+    rank: Callable[[dict[str, float]], float] = lambda metrics: metrics["loss"]  # the lowest is the best evaluation
+    phase: int = 0  # the number of the phase, of several
+
+    def labels(self) -> dict[str, float]:
+        """Returns what is added to the metrics of every record."""
+        return {"phase": self.phase} if self.phase else {}
+
+
+class LoopResult(NamedTuple):
+    """Where the loop ended."""
+
+    state: TrainState
+    step: int
+    signal: int  # the signal that ended it early, or 0
+    seen: dict[str, int] | None  # how many sequences, tokens and words were trained on since step 0, if known
+
+
+class Due(NamedTuple):
+    """What is to be done after a step."""
+
+    evaluate: bool
+    save: bool
+    keep: bool
+
+
+def due(step: int, pace: Pace) -> Due:
+    """Returns what is to be done after a step."""
+    last = step == pace.num_steps
+    evaluate, save = (last or _is_multiple(step, every) for every in (pace.evaluate, pace.save))
+    return Due(evaluate, save, _is_multiple(step, pace.keep))
+
+
+def _is_multiple(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0
+
+
+@dataclass
+class Progress:
+    """Where a run stands, beside its state. The notes of a checkpoint hold it."""
+
+    step: int  # taken, though the last few may be under way
+    finished: int  # the last step with finite metrics
+    window: Window = field(default_factory=Window)  # the steps that no report covers yet
+    overdue: bool = False  # an evaluation was broken off, and is made up for by the next run
+    best: list[float] = field(default_factory=list)  # the lowest ranks, ascending, as many as checkpoints are kept for
+    seen: dict[str, int] | None = None  # counts since step 0; None in a run that began before there were counts
+
+    @classmethod
+    def of(cls, step: int, notes: Mapping[str, Any]) -> "Progress":
+        """Returns the progress at a step, by the notes of its checkpoint: {} if there is none."""
+        seen = notes.get("seen")
+        return cls(
+            step,
+            step,
+            Window(notes.get("unreported")),
+            bool(notes.get("overdue")),
+            list(notes.get("best", [])),
+            {} if step == 0 else seen and dict(seen),
+        )
+
+    def notes(self) -> dict[str, Any]:
+        """Returns what `of` reads: copies, for a thread writes them when steps have gone on."""
+        unreported = {name: list(pair) for name, pair in self.window.sums.items() if name not in COUNTS}
+        seen = self.seen and dict(self.seen)
+        return {"unreported": unreported, "overdue": self.overdue, "best": list(self.best), "seen": seen}
+
+    def count(self, metrics: Metrics) -> None:
+        """Adds the counts of a finished step to those of the run."""
+        if self.seen is not None:
+            self.seen |= {name: self.seen.get(name, 0) + int(metrics[name][0]) for name in SEEN if name in metrics}
+
+    def is_among_best(self, rank: float | None, how_many: int) -> bool:
+        """Returns whether an evaluation is one of the best so far, and remembers it."""
+        if rank is None or not math.isfinite(rank):
+            return False
+        before, self.best = self.best, sorted([*self.best, rank])[:how_many]
+        return self.best != before
+
+
+def evaluate(
+    eval_step: Callable[[Params, Batch], Metrics],
+    params: Params,
+    batches: Iterator[Batch],
+    stopped: Callable[[], int] = lambda: 0,
+) -> dict[str, float] | None:
+    """Returns the mean of every metric over all batches, each prediction counted once; None once `stopped()`."""
+    window = Window()
+    in_flight: deque[Metrics] = deque()
+    for batch in batches:
+        if stopped():
+            return None
+        in_flight.append(eval_step(params, batch))
+        if len(in_flight) > MAX_IN_FLIGHT:
+            window.add(jax.device_get(in_flight.popleft()))
+            allocator.give_back_freed_memory()
+    for metrics in in_flight:
+        window.add(jax.device_get(metrics))
+    return window.means()
+
+
+def train_loop(
+    run: Run, state: TrainState, pace: Pace, work: Work, notes: Mapping[str, Any] | None = None
+) -> LoopResult:
+    """Takes steps until pace.num_steps, and evaluates, saves and reports on the way.
+
+    The best checkpoints are those with the lowest `work.rank` of their evaluation, and an evaluation that is among the
+    best so far is followed by a save, whatever pace.save says. A signal that `run.preemption` notes saves and ends the
+    loop. With pace.break_off and a single process it does not wait for an evaluation, and the next run begins with
+    that evaluation. `notes` are those of the checkpoint that the state came from.
+
+    Raises: DivergedError if a loss, a gradient or a parameter is not finite; such a state is never saved.
+    """
+    step = int(jax.device_get(state.step))
+    batches = profiled(work.batches, step, MAX_IN_FLIGHT, pace.profile, pace.report, run.reporter, run.workdir)
+    with jax.set_mesh(work.mesh), Watchdog(pace.hang_seconds) as watchdog, contextlib.closing(batches):
+        loop = _Loop(run, state, pace, work, Progress.of(step, notes or {}), watchdog)
+        loop.begin()
+        received = 0
+        while loop.progress.step < pace.num_steps and not (received := run.preemption.received()):
+            loop.take_step(batches)
+        return loop.end(received)
+
+
+class _Loop:
+    """The state of a run while its steps are taken, and what is done between them."""
+
+    def __init__(
+        self, run: Run, state: TrainState, pace: Pace, work: Work, progress: Progress, watchdog: Watchdog
+    ) -> None:
+        self.run, self.state, self.pace, self.work = run, state, pace, work
+        self.progress, self.watchdog = progress, watchdog
+        self.first_step = progress.step
+        self.in_flight: deque[tuple[int, Metrics]] = deque()
+
+    def begin(self) -> None:
+        """Does what comes before the first step."""
+        progress = self.progress
+        if progress.overdue:
+            rank = self.evaluate()
+            if rank is not None:
+                progress.is_among_best(rank, self.run.checkpoints.keep_best)
+                self.run.checkpoints.add_metric(progress.step, rank, progress.notes())
+        elif self.first_step == 0 and self.pace.evaluate and self.pace.evaluate_first:
+            self.evaluate()
+        if self.first_step == 0 and self.pace.keep:
+            self.keep()
+
+    def take_step(self, batches: Iterator[Batch]) -> None:
+        """Takes one step, and does what is due after it."""
+        progress = self.progress
+        batch = progress.window.next_batch(batches, self.in_flight[-1][1] if self.in_flight else None)
+        self.state, metrics = self.work.train_step(self.state, batch)
+        progress.step += 1
+        self.in_flight.append((progress.step, metrics))
+        if len(self.in_flight) > MAX_IN_FLIGHT:
+            self.finish_oldest()
+        now = due(progress.step, self.pace)
+        if any(now) or progress.step == self.first_step + 1:  # the first step compiles: it is not timed
+            self.finish_all()
+            if now.keep:
+                self.keep()
+            rank = self.evaluate() if now.evaluate else None
+            if progress.is_among_best(rank, self.run.checkpoints.keep_best) or now.save:
+                self.save(rank)
+            progress.window.start_clock()
+
+    def end(self, received: int) -> LoopResult:
+        """Saves if a signal was received, waits for what is being written, and returns where the loop ended."""
+        step = self.progress.step
+        if received and step > self.first_step:
+            self.finish_all()
+            self.save(None)
+        self.run.checkpoints.wait()
+        if not self.pace.final and not received:
+            received = self.run.preemption.received()
+        done = step >= self.pace.num_steps and self.pace.final
+        return LoopResult(self.state, step, 0 if done else received, self.progress.seen)
+
+    def finish_oldest(self) -> None:
+        """Waits for the oldest step under way, and reports if a report is due."""
+        step, on_device = self.in_flight.popleft()
+        metrics = jax.device_get(on_device)
+        allocator.give_back_freed_memory()
+        for name in ("loss", "grad_norm"):
+            if not math.isfinite(metrics[name][0]):
+                raise self.not_finite(f"{name} is {float(metrics[name][0])} at step {step}")
+        self.watchdog.alive()
+        self.progress.finished = step
+        self.progress.window.add(metrics)
+        self.progress.count(metrics)
+        if step % self.pace.report == 0:
+            self.report(step, float(metrics["learning_rate"][0]))
+
+    def finish_all(self) -> None:
+        """Waits for all steps under way."""
+        while self.in_flight:
+            self.finish_oldest()
+        self.progress.window.stop_clock()
+
+    def report(self, step: int, learning_rate: float) -> None:
+        """Reports the steps since the last report."""
+        window = self.progress.window
+        window.stop_clock()
+        rates = self.work.throughput(window.counts(), window.seconds) if window.seconds else {}
+        rates |= {"data_wait": window.waited / window.seconds} if window.seconds else {}
+        metrics = window.means() | {"learning_rate": learning_rate} | rates | self.work.labels()
+        self.run.reporter.log(step, "train", metrics)
+        self.progress.window = Window()
+        self.progress.window.start_clock()
+
+    def evaluate(self) -> float | None:
+        """Returns the rank of an evaluation of the parameters; None if it was broken off, or there is none."""
+        if self.work.evaluation is None:
+            return None
+        step, params = self.progress.step, self.state.params
+        stoppable = self.pace.break_off and step < self.pace.num_steps and not cluster.is_several()
+        evaluate = self.work.evaluation
+        metrics = evaluate(params, self.run.preemption.received) if stoppable else evaluate(params)
+        self.progress.overdue = metrics is None
+        if metrics is None:
+            return None
+        self.watchdog.alive()
+        self.run.reporter.log(step, "eval", metrics | self.work.labels())
+        return float(self.work.rank(metrics))
+
+    def save(self, rank: float | None) -> None:
+        """Saves the state, with the rank of its evaluation if it has one."""
+        self.check_params()
+        self.run.checkpoints.save(self.progress.step, self.state, rank, self.progress.notes())
+        self.watchdog.alive()
+
+    def keep(self) -> None:
+        """Keeps the parameters for good, as a revision."""
+        self.check_params()
+        seen = self.progress.seen
+        self.work.keep_revision(self.progress.step, self.state.params, seen and dict(seen))
+        self.watchdog.alive()
+
+    def check_params(self) -> None:
+        """Raises: DivergedError if a parameter is not finite."""
+        if not jax.device_get(_all_finite(self.state.params)):
+            raise self.not_finite(f"a parameter is not finite after step {self.progress.step}")
+
+    def not_finite(self, what: str) -> DivergedError:
+        """Returns the error that says what is not finite, and from where the run can go on."""
+        steps = self.run.checkpoints.steps()
+        return DivergedError(
+            f"{what}; losses were finite until step {self.progress.finished}, and the last checkpoint is "
+            f"{f'of step {steps[-1]}' if steps else 'none'}; lower optimizer.learning_rate, lengthen "
+            "optimizer.warmup_steps, or look for damaged data"
+        )
+
+
+@jax.jit
+def _all_finite(tree: Any) -> jax.Array:
+    return jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]))

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The optimizer and the learning rate. The only home of Optax."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from bert_jax.devices.sharding import is_stacked, match_rules, path_name
+from bert_jax.settings.pretraining import OptimizerConfig
+
+# Parameter path -> does weight decay apply? The first match of the whole path wins. Source: google-research/bert
+# optimization.py excludes LayerNorm and every bias, and so decays all embeddings.
+DECAY_RULES: tuple[tuple[str, bool], ...] = (
+    (r"(.*/)?norm/(scale|bias)", False),
+    (r".*/(bias|output_bias)", False),
+    (r"encoder/embeddings/(word|position|type)/embedding", True),
+    (r".*/kernel", True),
+    (r"probe/layer_weights", False),
+)
+
+
+def learning_rate_at(config: OptimizerConfig, num_steps: int, first_step: int = 0) -> Callable[[Any], jax.Array]:
+    """Returns the learning rate as a function of the step (`first_step` is the first of `num_steps`).
+
+    During warm-up it is rate x step / warmup_steps, so the first step has rate 0; after it
+    rate x (1 - step / num_steps) ** decay_power, as if the decay had run from step 0: at the end of warm-up the
+    rate drops. Source: google-research/bert optimization.py.
+    """
+    warmup_steps = config.warmup_steps or round(config.warmup_rate * num_steps)
+
+    def rate(step: Any) -> jax.Array:
+        step = jnp.asarray(jnp.asarray(step) - first_step, jnp.float32)
+        left = jnp.maximum(num_steps - step, 0) / num_steps
+        decayed = config.learning_rate * (left if config.decay_power == 1 else left**config.decay_power)
+        warming = config.learning_rate * step / max(1, warmup_steps)
+        return jnp.where(step < warmup_steps, warming, decayed)
+
+    return rate
+
+
+class Moments(NamedTuple):
+    """Running means of the gradient, in OptimizerConfig.state_dtype, and of its square, in float32."""
+
+    mean: Any
+    square: Any
+
+
+def scale_by_uncorrected_adam(beta1: float, beta2: float, epsilon: float) -> optax.GradientTransformation:
+    """Returns Adam's ratio mean / (sqrt(square) + epsilon) without bias correction.
+
+    Source: google-research/bert optimization.py, AdamWeightDecayOptimizer.
+    """
+
+    def init(params: Any) -> Moments:
+        return Moments(jax.tree.map(jnp.zeros_like, params), jax.tree.map(jnp.zeros_like, params))
+
+    def update(gradients: Any, moments: Moments, params: Any = None) -> tuple[Any, Moments]:
+        mean = jax.tree.map(lambda m, g: beta1 * m + (1 - beta1) * g, moments.mean, gradients)
+        square = jax.tree.map(lambda v, g: beta2 * v + (1 - beta2) * g * g, moments.square, gradients)
+        ratio = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + epsilon), mean, square)
+        return ratio, Moments(mean, square)
+
+    return optax.GradientTransformation(init, update)  # pyright: ignore[reportArgumentType]
+
+
+def decay_mask(params: Any) -> Any:
+    """Returns True for every parameter that weight decay applies to. Raises: InputError if no rule matches one."""
+    names = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+    table = match_rules(DECAY_RULES, names)
+    return jax.tree_util.tree_map_with_path(lambda path, _: table[path_name(path)], params)
+
+
+def scale_by_layer_trust_ratio(applies_to: Callable[[Any], Any]) -> optax.GradientTransformation:
+    """Returns LAMB's scaling: the update of each parameter times |parameter| / |update|, or 1 if a norm is 0.
+
+    A stacked parameter is one parameter for each layer, with a norm of its own, so that stacking changes nothing.
+    Rows that pad the vocabulary are zero in parameter and update, and so are in no norm. `applies_to(params)` is
+    True for the parameters to scale. Source: You et al. 2019, algorithm 2.
+    """
+
+    def init(params: Any) -> optax.EmptyState:
+        del params
+        return optax.EmptyState()
+
+    def scale(path: tuple[Any, ...], update: jax.Array, param: jax.Array, applies: bool) -> jax.Array:
+        if not applies:
+            return update
+        axes = tuple(range(1 if is_stacked(path_name(path)) else 0, param.ndim))
+        size, change = (jnp.sqrt(jnp.sum(jnp.square(x), axes, keepdims=True)) for x in (param, update))
+        known = (size > 0) & (change > 0)
+        return update * jnp.where(known, size / jnp.where(known, change, 1), 1)
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        return jax.tree_util.tree_map_with_path(scale, updates, params, applies_to(params)), state
+
+    return optax.GradientTransformation(init, update)  # pyright: ignore[reportArgumentType]
+
+
+def scale_by_depth(layer_decay: float) -> optax.GradientTransformation:
+    """Returns a scaling of updates by layer_decay ** (distance from the top).
+
+    Heads and pooler are at the top, the last layer is 1 below, the embeddings are one below the first layer.
+    Source: Clark et al. 2020 (ELECTRA), appendix, layer-wise learning rate decay.
+    """
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        num_layers = updates["encoder"]["layers"]["attention"]["query"]["kernel"].shape[0]
+
+        def scale(path: tuple[Any, ...], update: jax.Array) -> jax.Array:
+            name = path_name(path)
+            if name.startswith("encoder/embeddings/"):
+                return update * layer_decay ** (num_layers + 1)
+            if not is_stacked(name):
+                return update
+            factors = layer_decay ** jnp.arange(num_layers, 0, -1, dtype=update.dtype)
+            return update * factors.reshape(-1, *(1,) * (update.ndim - 1))
+
+        return jax.tree_util.tree_map_with_path(scale, updates), state
+
+    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)  # pyright: ignore[reportArgumentType]
+
+
+def store_mean_in(dtype: str, adam: optax.GradientTransformation, mean: str) -> optax.GradientTransformation:
+    """Returns Adam with its mean, the field `mean` of its state, kept in `dtype` between steps.
+
+    A step computes in float32 and rounds what it keeps, so that the update of this step sees no rounding of its own.
+    The mean of the gradient moves by a tenth of the difference each step, far above bfloat16's half step of 1/512.
+    The mean square moves by a thousandth at most when it falls: rounded to the nearest bfloat16 it would never fall
+    again, so it stays in float32.
+    """
+
+    def cast(state: Any, dtype: Any) -> Any:
+        return state._replace(**{mean: jax.tree.map(lambda leaf: leaf.astype(dtype), getattr(state, mean))})
+
+    def update(gradients: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        ratio, state = adam.update(gradients, cast(state, jnp.float32), params)
+        return ratio, cast(state, dtype)
+
+    return optax.GradientTransformation(lambda params: cast(adam.init(params), dtype), update)  # pyright: ignore[reportArgumentType]
+
+
+def reset_moments(state: Any) -> Any:
+    """Returns the state of an optimizer with Adam's means, and the count that corrects their bias, at zero.
+
+    The count of steps that the learning rate follows goes on.
+    """
+    adam = (Moments, optax.ScaleByAdamState)
+    return jax.tree.map(
+        lambda part: jax.tree.map(jnp.zeros_like, part) if isinstance(part, adam) else part,
+        state,
+        is_leaf=lambda part: isinstance(part, adam),
+    )
+
+
+def make_optimizer(config: OptimizerConfig, num_steps: int, first_step: int = 0) -> optax.GradientTransformation:
+    """Returns BERT's AdamW or LAMB: clip, Adam's ratio, decoupled weight decay, LAMB's trust ratio, learning rate.
+
+    Gradients are those of the whole global batch, so clipping comes after every reduction.
+    """
+    adam = (
+        optax.scale_by_adam(config.beta1, config.beta2, config.epsilon)
+        if config.bias_correction
+        else scale_by_uncorrected_adam(config.beta1, config.beta2, config.epsilon)
+    )
+    if config.state_dtype != "float32":
+        adam = store_mean_in(config.state_dtype, adam, "mu" if config.bias_correction else "mean")
+    everywhere = config.trust_ratio_for == "all"
+    trust_ratio = scale_by_layer_trust_ratio(_always if everywhere else decay_mask)
+    return optax.chain(
+        optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity(),
+        adam,
+        optax.add_decayed_weights(config.weight_decay, decay_mask),
+        *([trust_ratio] if config.name == "lamb" else []),
+        *([scale_by_depth(config.layer_decay)] if config.layer_decay != 1 else []),
+        optax.scale_by_learning_rate(learning_rate_at(config, num_steps, first_step)),
+        *([_keep_encoder()] if config.freeze_encoder else []),
+    )
+
+
+def _keep_encoder() -> optax.GradientTransformation:
+    """Returns what leaves the encoder's parameters as they are."""
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        return updates | {"encoder": jax.tree.map(jnp.zeros_like, updates["encoder"])}, state
+
+    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)  # pyright: ignore[reportArgumentType]
+
+
+def _always(params: Any) -> Any:
+    return jax.tree.map(lambda _: True, params)
+
+
+def apply_updates(params: Any, updates: Any) -> Any:
+    """Returns parameters plus updates."""
+    return optax.apply_updates(params, updates)
+
+
+def global_norm(tree: Any) -> jax.Array:
+    """Returns the square root of the sum of all squares."""
+    return optax.tree.norm(tree)

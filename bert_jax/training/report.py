@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run tells while it trains: a line on the screen, a line in `metrics.jsonl`, TensorBoard, and curves.
+
+The only home of tqdm, tensorboardX and matplotlib; each is imported when it is first needed.
+"""
+
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from bert_jax.errors import InputError
+from bert_jax.storage import schema
+from bert_jax.storage.writing import atomic_path
+
+METRICS_FILE = "metrics.jsonl"
+
+
+class Reporter:
+    """Writes the metrics of one run; a context manager.
+
+    On a terminal it shows a progress bar, elsewhere plain lines, both on stderr. If the run resumes from
+    `start_step`, what an earlier attempt reported of later steps is dropped, so that there is one curve.
+    With `enabled=False`, as on every process but the first, it does nothing.
+    """
+
+    def __init__(
+        self,
+        workdir: str | os.PathLike,
+        total_steps: int,
+        start_step: int = 0,
+        progress: bool = True,
+        tensorboard: bool = True,
+        enabled: bool = True,
+    ) -> None:
+        self._total_steps, self._start_step = total_steps, start_step
+        self._enabled = enabled
+        self._started = time.monotonic()
+        self._file = self._board = self._bar = None
+        if not enabled:
+            return
+        path = Path(workdir) / METRICS_FILE
+        path.parent.mkdir(parents=True, exist_ok=True)
+        kept = _drop_after(path, start_step)
+        # An evaluation is made up for once more by a run that was killed before its checkpoint knew of it.
+        self._known = {record["kind"] for record in kept if record["step"] == start_step}
+        self._file = open(path, "a", encoding="utf-8")
+        if tensorboard:
+            from tensorboardX import SummaryWriter
+
+            # The same for TensorBoard: it hides what an earlier attempt wrote from this step on.
+            purge_step = start_step + 1 if start_step else 0
+            self._board = SummaryWriter(str(path.parent / "tensorboard"), purge_step=purge_step, flush_secs=30)
+        if progress and sys.stderr.isatty():
+            from tqdm import tqdm
+
+            layout = "{percentage:3.0f}% |{bar:20}| {n_fmt}/{total_fmt}  {elapsed}<{remaining}{postfix}"
+            self._bar = tqdm(total=total_steps, initial=start_step, dynamic_ncols=True, bar_format=layout)
+
+    def log(self, step: int, kind: str, metrics: Mapping[str, float]) -> None:
+        """Reports the metrics of a step; `kind` is "train" or "eval"."""
+        if self._file is None:
+            return
+        record = {"step": step, "kind": kind, "time": round(time.time(), 3)}
+        record |= {name: _to_json(float(value)) for name, value in metrics.items()}
+        if step != self._start_step or kind not in self._known:
+            self._file.write(json.dumps(record, allow_nan=False) + "\n")
+            self._file.flush()
+        if self._board is not None:
+            for name, value in metrics.items():
+                self._board.add_scalar(f"{kind}/{name}", float(value), step)
+        self._show(step, kind, metrics)
+
+    def message(self, text: str) -> None:
+        """Prints a line, above the progress bar if there is one."""
+        if self._bar is not None:
+            self._bar.write(text, file=sys.stderr)
+        elif self._enabled:
+            print(text, file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Writes out what is left; closing twice does no harm."""
+        for stream in (self._bar, self._board, self._file):
+            if stream is not None:
+                stream.close()
+        self._file = self._board = self._bar = None
+
+    def __enter__(self) -> "Reporter":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _show(self, step: int, kind: str, metrics: Mapping[str, float]) -> None:
+        if self._bar is not None:
+            self._bar.update(step - self._bar.n)
+            if kind == "train":
+                self._bar.set_postfix_str(describe({name: metrics[name] for name in _ON_THE_BAR if name in metrics}))
+                return
+        line = f"{kind:5} {step:{len(str(self._total_steps))}}/{self._total_steps}  {describe(metrics)}"
+        taken = step - self._start_step
+        if kind == "train" and taken:
+            left = (time.monotonic() - self._started) / taken * (self._total_steps - step)
+            line += f"  {_duration(left)} left"
+        self.message(line)
+
+
+def _metric(value: Any, place: str) -> None:
+    """The schema of a metric, which `_to_json` may have made a text."""
+    if value not in ("nan", "inf", "-inf"):
+        schema.number()(value, place)
+
+
+_RECORD = schema.record({"step": schema.whole(), "kind": schema.one_of("train", "eval")}, others=_metric)
+
+
+def read_metrics(path: str | os.PathLike) -> list[dict[str, Any]]:
+    """Returns the records of a metrics file, in the order in which they were written.
+
+    A last line that is not whole, as a killed run leaves it, is left out.
+
+    Raises: InputError if the file is missing or another line cannot be read.
+    """
+    try:
+        lines = Path(path).read_text(encoding="utf-8", errors="replace").removesuffix("\n").split("\n")
+    except OSError as error:
+        raise InputError(f"metrics {path} cannot be read: {error.strerror or error}") from None
+    records = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            record = json.loads(line)
+            _RECORD(record, "")
+        except (ValueError, RecursionError, schema.Mismatch) as error:
+            if number < len(lines):
+                reason = " ".join(str(error).split())[:100]
+                raise InputError(
+                    f"metrics {path} is damaged at line {number}; delete this line to go on ({reason})"
+                ) from None
+        else:
+            records.append({name: value if name == "kind" else _from_json(value) for name, value in record.items()})
+    return records
+
+
+def _drop_after(path: Path, step: int) -> list[dict[str, Any]]:
+    """Removes the records of steps after `step` from a metrics file, all of them if `step` is 0; returns the rest."""
+    if not path.exists():
+        return []
+    kept = [record for record in read_metrics(path) if 0 < step >= record["step"]]
+    text = "".join(
+        json.dumps({name: _to_json(value) for name, value in record.items()}, allow_nan=False) + "\n" for record in kept
+    )
+    with atomic_path(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+    return kept
+
+
+def _to_json(value: Any) -> Any:
+    """Returns a value that strict JSON has: "nan", "inf" and "-inf" as strings, which float() reads back."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _from_json(value: Any) -> float:
+    return float(value) if isinstance(value, str) else value
+
+
+def describe(metrics: Mapping[str, float]) -> str:
+    """Returns metrics as one line for a person: short names, baselines in brackets, counts with their unit."""
+    parts = []
+    for name, value in metrics.items():
+        if name in BASELINES or name == "mlm_perplexity" or (name == "flops_per_second" and "mfu" in metrics):
+            continue
+        label, show = _SHOWN.get(name, (name.replace("_", " "), _plain))
+        part = f"{label} {show(value)}" if label else show(value)
+        baseline = next((baseline for baseline, of in BASELINES.items() if of == name and baseline in metrics), None)
+        parts.append(part + (f" (baseline {show(metrics[baseline])})" if baseline else ""))
+    return "  ".join(parts)
+
+
+def _plain(value: float) -> str:
+    return f"{value:.4g}"
+
+
+def _loss(value: float) -> str:
+    return f"{value:.3f}"
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.1f}%"
+
+
+def _quantity(unit: str) -> Callable[[float], str]:
+    def show(value: float) -> str:
+        for prefix, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+            if value >= size:
+                return f"{value / size:.3g} {prefix}{unit}"
+        return f"{value:.3g} {unit}"
+
+    return show
+
+
+def _duration(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+_SHOWN: dict[str, tuple[str, Callable[[float], str]]] = {
+    "loss": ("loss", _loss),
+    "mlm_loss": ("mlm", _loss),
+    "mlm_accuracy": ("mlm acc", _percent),
+    "nsp_loss": ("nsp", _loss),
+    "nsp_accuracy": ("nsp acc", _percent),
+    "grad_norm": ("grad", _plain),
+    "learning_rate": ("lr", "{:.2e}".format),
+    "sequences_per_second": ("", _quantity("seq/s")),
+    "tokens_per_second": ("", _quantity("tok/s")),
+    "flops_per_second": ("", _quantity("FLOP/s")),
+    "mfu": ("MFU", _percent),
+    "data_wait": ("waiting for data", "{:.2%}".format),
+}
+_ON_THE_BAR = ("loss", "sequences_per_second", "tokens_per_second", "mfu", "flops_per_second")  # a line is short
+# What a metric is to be compared with: the score of a guess that looks at no context.
+BASELINES = {"unigram_loss": "mlm_loss", "unigram_accuracy": "mlm_accuracy", "nsp_base_rate": "nsp_accuracy"}

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A work directory belongs to one run: only that run resumes in it, and no two use it at once."""
+
+import contextlib
+import dataclasses
+import typing
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from bert_jax.checkpoints.remains import sweep_temporaries
+from bert_jax.checkpoints.states import checkpoint_steps
+from bert_jax.devices import cluster
+from bert_jax.errors import InputError
+from bert_jax.settings.finetuning import FINETUNE_RESUMABLE_CHANGES, FinetuneConfig
+from bert_jax.settings.phases import may_change as may_change_in_phases
+from bert_jax.settings.pretraining import PretrainConfig
+from bert_jax.settings.rules import changed_keys, to_dict
+from bert_jax.storage import schema
+from bert_jax.storage.files import read_json
+from bert_jax.storage.locks import LOCK, lock_file
+
+
+@contextlib.contextmanager
+def locked(workdir: Path) -> Iterator[None]:
+    """Makes the work directory and keeps other runs out of it until the block ends.
+
+    The kernel lets go of the lock however this process ends, so a file that is left behind locks nothing. Of several
+    processes the first holds it, and all are refused together.
+
+    Raises: InputError if another run is at work there; nothing has been written then.
+    """
+    workdir.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        holder = ""
+        if cluster.is_first():
+            holder = stack.enter_context(lock_file(workdir / LOCK, keep=True))
+        if cluster.first_says(int(bool(holder))):
+            who = holder or "the first process tells which"
+            raise InputError(f"workdir {workdir} is in use by another run ({who}); wait for it or give another workdir")
+        cluster.check_shared(workdir)
+        if cluster.is_first():
+            sweep_temporaries(workdir)
+        yield
+
+
+def common(workdir: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what all processes of a run must have in common, for `cluster.check_same`.
+
+    Where its data lie is each process's own affair: `identity` has their checksums.
+    """
+    run = {
+        section: dict(values) if isinstance(values, Mapping) else values for section, values in identity["run"].items()
+    }
+    for section in ("data", "phase2"):
+        if section in run:
+            for name in ("path", "source"):
+                run[section].pop(name, None)
+    return {"workdir": str(workdir), **identity, "run": run}
+
+
+def _changes_of(
+    workdir: Path, before: dict[str, Any], identity: dict[str, Any], config: PretrainConfig
+) -> tuple[str, ...]:
+    """Returns which settings may differ from those `before` in a run of pre-training; see `phases.may_change`.
+
+    Raises: InputError if a phase that has begun would get other data.
+    """
+    run_before = _with_defaults(before["run"], PretrainConfig)
+    allowed = may_change_in_phases(run_before, config, max(checkpoint_steps(workdir / "checkpoints"), default=0))
+    if "phase2" not in allowed and before.get("later_datasets") != identity["later_datasets"]:
+        raise InputError(
+            f"workdir {workdir} is in its second phase, on other data than {config.phase2.path}; give "
+            "--config.phase2.path the data that this phase began with, or another workdir"
+        )
+    return allowed
+
+
+def check_workdir(
+    workdir: Path, identity: dict[str, Any], config: PretrainConfig | FinetuneConfig, may_change: tuple[str, ...] = ()
+) -> None:
+    """Raises: InputError if the work directory belongs to another run, saying what differs.
+
+    Settings that start with one of `may_change` may differ, as may those that never change what is computed.
+    """
+    path = workdir / "config.json"
+    if not path.exists():
+        if workdir.exists() and not workdir.is_dir():
+            raise InputError(f"workdir {workdir} is a file; give a directory")
+        return
+    kind = type(config)
+    before = read_identity(workdir, kind)
+    if isinstance(config, PretrainConfig):
+        may_change = (*may_change, *_changes_of(workdir, before, identity, config))
+    else:
+        may_change = (*may_change, *FINETUNE_RESUMABLE_CHANGES)
+    if before.get("dataset") != identity["dataset"]:
+        raise InputError(f"workdir {workdir} was trained on other data; give another workdir or the data it began with")
+    changed = [
+        name
+        for name in changed_keys(_with_defaults(before["run"], kind), identity["run"])
+        if not any(name == allowed or name.startswith(allowed + ".") for allowed in may_change)
+    ]
+    if changed:
+        raise InputError(
+            f"workdir {workdir} belongs to a run with another {', '.join(changed)}; give another workdir, or the same "
+            f"settings to resume (only {', '.join(may_change)} may change)"
+        )
+
+
+_REMOVED = (("sweep", "together"),)  # settings of earlier versions, without effect on what a run computes
+
+
+def read_identity(workdir: Path, kind: type) -> dict[str, Any]:
+    """Returns the config.json of a work directory.
+
+    Raises: InputError if its "run" does not hold settings of the dataclass `kind`, or one has another type.
+    """
+    path = workdir / "config.json"
+    before = read_json(path)
+    run = before.get("run") if isinstance(before, dict) else None
+    sections = {field.name for field in dataclasses.fields(kind)}
+    if not isinstance(run, dict) or not isinstance(run.get("train"), dict) or not run.keys() <= sections:
+        raise InputError(
+            f"workdir {workdir} belongs to another kind of run, or its config.json is damaged; give another workdir"
+        )
+    for section, name in _REMOVED:
+        if isinstance(run.get(section), dict):
+            run[section].pop(name, None)
+    form = schema.record({"run": schema.settings(kind)})
+    schema.check(before, form, path, "it is damaged, so give another workdir, or correct the file")
+    return before
+
+
+def _with_defaults(values: dict[str, Any], kind: type) -> dict[str, Any]:
+    """Returns settings with those added that are newer than them, which had their defaults' meaning then."""
+    hints = typing.get_type_hints(kind)
+    merged = to_dict(kind())
+    for name, value in values.items():
+        merged[name] = _with_defaults(value, hints[name]) if dataclasses.is_dataclass(hints.get(name)) else value
+    return merged

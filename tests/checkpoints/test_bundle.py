@@ -1,0 +1,346 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints of TensorFlow: what it wrote is read exactly and written byte for byte, and damage is refused.
+
+`tests/reference/make_bundle_golden.py` made the files in `golden/` with TensorFlow; it is not needed here.
+"""
+
+import os
+import shutil
+import struct
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bert_jax.checkpoints import bundle
+from bert_jax.checkpoints.bundle import Bundle, data_path, index_path, read_index, write_bundle
+from bert_jax.errors import InputError
+from bert_jax.storage import files
+
+
+@pytest.fixture(scope="module")
+def golden(repository: Path) -> Path:
+    return repository / "tests" / "golden"
+
+
+def read_all(prefix: Path) -> dict[str, np.ndarray]:
+    opened = Bundle(prefix)
+    return {name: opened.read(name) for name, entry in opened.entries.items() if entry.is_readable}
+
+
+def refusal(prefix: Path) -> str:
+    """Returns the message with which reading fails: one line that names a file of the checkpoint."""
+    with pytest.raises(InputError) as caught:
+        read_all(prefix)
+    assert "\n" not in str(caught.value) and f"{prefix}." in str(caught.value)
+    return str(caught.value)
+
+
+def assert_identical(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> None:
+    """Bit for bit: NaNs and negative zeros count."""
+    assert sorted(ours) == sorted(theirs)
+    for name, value in theirs.items():
+        assert (ours[name].dtype, ours[name].shape) == (value.dtype, value.shape), name
+        assert ours[name].tobytes() == value.tobytes(), name
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def all_kinds() -> dict[str, np.ndarray]:
+    """Returns tensors of every dtype that is written, each as a matrix, a scalar and an empty one."""
+    rng = np.random.default_rng(1)
+    tensors = {}
+    for dtype in bundle._KINDS:
+        matrix = rng.integers(0, 256, (3, 5 * dtype.itemsize)).astype(np.uint8)
+        matrix = matrix % 2 if dtype.kind == "b" else matrix
+        tensors[f"{dtype.name}/matrix"] = matrix.view(dtype)  # any bits, whatever they mean
+        tensors[f"{dtype.name}/scalar"] = matrix.view(dtype)[0, 0].reshape(())
+        tensors[f"{dtype.name}/empty"] = np.zeros((2, 0), dtype)
+    return tensors
+
+
+# What TensorFlow wrote
+
+
+@pytest.mark.parametrize("name", ["bundle_kinds", "bundle_parts"])
+def test_golden_checkpoints_are_read_as_tensorflow_reads_them(golden, name):
+    with np.load(golden / "bundle.npz") as file:
+        theirs = {key.removeprefix(f"{name}/"): file[key] for key in file.files if key.startswith(f"{name}/")}
+    parts = {"table", "strings"} if name == "bundle_parts" else set()
+    ours = read_all(golden / name)
+    assert ours.keys() | (parts - {"strings"}) == theirs.keys() and len(ours) == 24
+    kinds = {"float32", "float64", "float16", "bfloat16", "bool", "complex64", "complex128"}
+    assert {value.dtype.name for value in ours.values()} == kinds | {
+        f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)
+    }
+    bits = {key: value.view(np.uint16) if value.dtype.name == "bfloat16" else value for key, value in ours.items()}
+    assert_identical(bits, {key: value for key, value in theirs.items() if key not in parts})
+
+
+def test_golden_checkpoint_is_written_byte_for_byte(golden, tmp_path):
+    write_bundle(tmp_path / "bundle_kinds", read_all(golden / "bundle_kinds"))
+    assert files_of(tmp_path) == {path.name: path.read_bytes() for path in golden.glob("bundle_kinds.*")}
+
+
+def test_partitioned_variables_and_strings_are_refused_by_name(golden):
+    opened = Bundle(golden / "bundle_parts")
+    with pytest.raises(InputError, match=r"bundle_parts.index: tensor table is divided into 2 parts.*partitioner"):
+        opened.read("table")
+    with pytest.raises(InputError, match=r"tensor strings is of TensorFlow's kind 7.*those that are: float32, "):
+        opened.read("strings")
+    with pytest.raises(InputError, match=r"bundle_parts.index has no tensor nothing"):
+        opened.read("nothing")
+
+
+# What we write
+
+
+def test_every_kind_of_number_comes_back(tmp_path):
+    tensors = all_kinds()
+    assert len(tensors) == 3 * 15
+    write_bundle(tmp_path / "x", tensors)
+    assert_identical(read_all(tmp_path / "x"), tensors)
+    assert sorted(files_of(tmp_path)) == ["x.data-00000-of-00001", "x.index"]
+
+
+def test_arrays_of_any_layout_are_written_as_their_values(tmp_path):
+    matrix = np.arange(12, dtype=np.float32).reshape(3, 4)
+    others = {"t": matrix.T, "cut": matrix[:, ::2], "swapped": matrix.astype(">f4"), "jax": jnp.asarray(matrix)}
+    write_bundle(tmp_path / "x", others)
+    plain = {name: np.ascontiguousarray(value, np.float32) for name, value in others.items()}
+    assert_identical(read_all(tmp_path / "x"), plain)
+
+
+@pytest.mark.parametrize("block_bytes", [1, 300, 5000])
+def test_index_of_many_blocks(tmp_path, monkeypatch, block_bytes):
+    """Names in any script, one the beginning of another, and long ones."""
+    monkeypatch.setattr(bundle, "_BLOCK_BYTES", block_bytes)
+    rng = np.random.default_rng(2)
+    letters = [*"ab/\x7f\xffßЖ語😀", "layer_"]
+    names = {"".join(rng.choice(letters, rng.integers(1, 12))) for _ in range(250)} | {"long" * 100}
+    tensors = {name: rng.integers(0, 9, (2,)) for name in names}
+    write_bundle(tmp_path / "x", tensors)
+    assert_identical(read_all(tmp_path / "x"), tensors)
+    assert list(read_index(tmp_path / "x.index").entries) == sorted(names)
+
+
+def test_an_empty_checkpoint(tmp_path):
+    write_bundle(tmp_path / "x", {})
+    assert read_all(tmp_path / "x") == {}
+
+
+def test_keys_of_the_index_of_blocks():
+    """Each is no lower than the last key of its block, and lower than the next one's first."""
+    rng = np.random.default_rng(3)
+    for _ in range(3000):
+        low, high = sorted(bytes(rng.choice([0, 1, 2, 254, 255], rng.integers(1, 6)).tolist()) for _ in range(2))
+        if low < high:
+            assert low <= bundle._separator(low, high) < high
+        assert low <= bundle._successor(low)
+    assert bundle._separator(b"layer_1/output", b"layer_3/output") == b"layer_2"
+    assert bundle._successor(b"word") == b"x"
+
+
+@pytest.mark.parametrize("name, value", [("", np.zeros(2)), ("\0x", np.zeros(2)), ("x", np.array(["a"])), ("x", None)])
+def test_what_cannot_be_written_leaves_nothing_behind(tmp_path, name, value):
+    with pytest.raises(InputError, match=r"cannot be written; give it a name, and one of these types: float32, float"):
+        write_bundle(tmp_path / "x", {"a": np.zeros(3), name: value})
+    assert not os.listdir(tmp_path)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs the device that is always full")
+def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch):
+    write_bundle(tmp_path / "x", {"a": np.zeros(3)})
+    before = files_of(tmp_path)
+    monkeypatch.setattr(bundle, "open", lambda path, mode: open("/dev/full", mode), raising=False)
+    with pytest.raises(InputError, match=r"cannot write .*x.data-00000-of-00001: No space left on device"):
+        write_bundle(tmp_path / "x", {"a": np.ones(100_000)})
+    assert files_of(tmp_path) == before
+
+
+def test_a_tensor_is_read_alone(tmp_path):
+    """Neither the damage of others nor their size matters to it."""
+    write_bundle(tmp_path / "x", {"a": np.arange(5), "b": np.arange(5), "c": np.zeros(5)})
+    data = data_path(tmp_path / "x")
+    content = bytearray(data.read_bytes())
+    content[0] ^= 1
+    data.write_bytes(content)
+    os.truncate(data, 1 << 40)  # a terabyte, were it read
+    opened = Bundle(tmp_path / "x")
+    assert opened.read("b").tolist() == [0, 1, 2, 3, 4]
+    with pytest.raises(InputError, match="the checksum of tensor a, bytes 0 to 40, is wrong"):
+        opened.read("a")
+
+
+# Damage
+
+
+@pytest.fixture
+def small(tmp_path) -> Path:
+    """Returns a checkpoint whose every byte can be tried."""
+    write_bundle(tmp_path / "x", {"a": np.arange(3, dtype=np.float32), "b/c": np.arange(2)})
+    return tmp_path / "x"
+
+
+@pytest.mark.parametrize("file", ["index", "data-00000-of-00001"])
+def test_every_flipped_bit_is_refused(small, file):
+    path = Path(f"{small}.{file}")
+    content = path.read_bytes()
+    for place in range(len(content)):
+        for bit in range(8):
+            path.write_bytes(content[:place] + bytes([content[place] ^ (1 << bit)]) + content[place + 1 :])
+            assert str(path) in refusal(small)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["bundle_kinds", "bundle_parts"])
+def test_every_flipped_byte_of_tensorflows_files_is_refused(golden, tmp_path, name):
+    """Of strings and of partitioned variables nothing is read, so nothing is checked but what the index says."""
+    for path in golden.glob(f"{name}.*"):
+        shutil.copy(path, tmp_path)
+    index = read_index(index_path(tmp_path / name))
+    places = {index_path(tmp_path / name): set(range(index_path(tmp_path / name).stat().st_size))}
+    for entry in index.entries.values():
+        if entry.is_readable:
+            path = data_path(tmp_path / name, entry.shard, index.num_shards)
+            places.setdefault(path, set()).update(range(entry.offset, entry.offset + entry.size))
+    rng = np.random.default_rng(4)
+    assert sum(map(len, places.values())) > 1300
+    for path, numbers in places.items():
+        content = path.read_bytes()
+        for place in numbers:
+            path.write_bytes(
+                content[:place] + bytes([content[place] ^ int(rng.integers(1, 256))]) + content[place + 1 :]
+            )
+            assert str(path) in refusal(tmp_path / name)
+        path.write_bytes(content)
+    read_all(tmp_path / name)
+
+
+@pytest.mark.parametrize("file", ["index", "data-00000-of-00001"])
+def test_every_cut_off_end_is_refused(small, file):
+    path = Path(f"{small}.{file}")
+    content = path.read_bytes()
+    for length in range(len(content)):
+        path.write_bytes(content[:length])
+        assert str(path) in refusal(small)
+    if file == "index":
+        path.write_bytes(content + b"\0")
+        assert "the last ones do not end a table" in refusal(small)
+
+
+def test_messages_name_the_tensor_and_the_mend(small, golden, tmp_path):
+    data = data_path(small)
+    content = data.read_bytes()
+    data.write_bytes(content[:-1])
+    assert "x.data-00000-of-00001 has 27 bytes, and tensor b/c ends at byte 28" in refusal(small)
+    data.write_bytes(content[:-1] + b"\1")
+    assert "tensor b/c, bytes 12 to 28, is wrong; the file is damaged or of another checkpoint" in refusal(small)
+    data.unlink()
+    assert "x.data-00000-of-00001 does not exist, and" in refusal(small)
+    index_path(small).unlink()
+    assert "cannot read" in refusal(small) and "x.index" in refusal(small)
+    for path in golden.glob("bundle_parts.*"):
+        shutil.copy(path, tmp_path)
+    data_path(tmp_path / "bundle_parts", 1, 2).unlink()
+    assert "bundle_parts.data-00001-of-00002 does not exist" in refusal(tmp_path / "bundle_parts")
+
+
+def entry(kind=1, shape=(2,), size=8, **others) -> bytes:
+    fields = {"shard": 0, "offset": 0, "checksum": 0, "num_slices": 0} | others
+    return bundle._encode_entry(bundle.Entry(kind, shape, size=size, **fields))
+
+
+@pytest.mark.parametrize(
+    ("pairs", "problem"),
+    [
+        ([], "it has no header"),
+        ([(b"a", entry())], "it has no header"),
+        ([(b"", b"\x08\x01\x10\x01")], "its numbers are big-endian"),
+        ([(b"", b"\x08\x01\x1a\x02\x10\x02")], "it needs a reader of version 2"),
+        ([(b"", b"\x0a\x00")], "field 1 is no number"),
+        ([(b"", b"\x08")], "has no end"),
+        ([(b"", bundle._HEADER), (b"a", entry(size=7))], r"tensor a of shape \(2,\) and type float32 has 7 bytes"),
+        ([(b"", bundle._HEADER), (b"a", entry(shard=1))], "tensor a is in data file 1 of 1"),
+        ([(b"", bundle._HEADER), (b"\xff", entry())], "can't decode byte 0xff"),
+        ([(b"", bundle._HEADER), (b"a", b"\x10\x01")], "field 2 is no message"),
+        ([(b"", bundle._HEADER), (b"b", entry()), (b"a", entry())], "key b'a' comes after b'b'"),
+        ([(b"", bundle._HEADER), (b"b", entry()), (b"b", entry())], "key b'b' comes after b'b'"),
+    ],
+)
+def test_an_index_that_contradicts_itself(tmp_path, pairs, problem):
+    (tmp_path / "x.index").write_bytes(bundle._encode_table(pairs))
+    with pytest.raises(InputError, match=rf"x.index: .*{problem}.*; the file is damaged, cut short or no index"):
+        read_index(tmp_path / "x.index")
+
+
+def change_blocks(content: bytes, change) -> bytes:
+    """Returns a table of one data block after `change(block with how it is compressed)`, its checksum made right."""
+    stop = content.index(struct.pack("<I", files.masked_crc32c(bytes([0] * 4 + [1] + [0] * 4)))) - 13
+    block = change(content[:stop])
+    assert len(block) == stop
+    return block + struct.pack("<I", files.masked_crc32c(block)) + content[stop + 4 :]
+
+
+@pytest.mark.parametrize(("kind", "words"), [(1, "compressed by Snappy"), (4, "compressed in way 4")])
+def test_a_compressed_index_is_refused_by_name(small, kind, words):
+    path = index_path(small)
+    path.write_bytes(change_blocks(path.read_bytes(), lambda block: block[:-1] + bytes([kind])))
+    assert f"{words}, and TensorFlow compresses none" in refusal(small)
+
+
+def test_an_index_made_wrong_on_purpose_is_read_or_refused(small):
+    """Checksums are right, contents are not: whatever comes of it, it is no other error and no endless loop."""
+    path = index_path(small)
+    content, rng, refused = path.read_bytes(), np.random.default_rng(5), 0
+
+    def change(block: bytes) -> bytes:
+        changed = bytearray(block)
+        for _ in range(rng.integers(1, 3)):
+            changed[rng.integers(len(block) - 1)] = rng.integers(256)
+        return bytes(changed)
+
+    for _ in range(500):
+        path.write_bytes(change_blocks(content, change))
+        try:
+            read_all(small)
+        except InputError as error:
+            refused += 1
+            assert "\n" not in str(error)
+    assert refused > 250
+
+
+# TensorFlow itself
+
+
+@pytest.mark.reference
+def test_tensorflow_reads_what_is_written(tmp_path):
+    tensorflow = pytest.importorskip("tensorflow")
+    rng = np.random.default_rng(6)
+    many = {f"model/part_{number % 13}/layer_{number}/kernel": rng.normal(size=(2, 3)) for number in range(9000)}
+    for tensors in (all_kinds(), many):
+        write_bundle(tmp_path / "x", tensors)
+        reader = tensorflow.train.load_checkpoint(str(tmp_path / "x"))
+        listed = {name: tuple(shape) for name, shape in tensorflow.train.list_variables(str(tmp_path / "x"))}
+        assert listed == {name: value.shape for name, value in tensors.items()}
+        assert_identical({name: np.asarray(reader.get_tensor(name)) for name in listed}, tensors)
+    assert index_path(tmp_path / "x").stat().st_size > bundle._BLOCK_BYTES  # more blocks than one
+
+
+@pytest.mark.reference
+def test_files_are_those_that_tensorflow_writes(tmp_path):
+    tensorflow = pytest.importorskip("tensorflow")
+    rng = np.random.default_rng(7)
+    tensors = {f"model/part_{number % 13}/{number}": np.float32(rng.normal(size=(2, 3))) for number in range(12_000)}
+    names = sorted(tensors)
+    tensorflow.raw_ops.SaveV2(
+        prefix=str(tmp_path / "theirs" / "x"),
+        tensor_names=names,
+        shape_and_slices=[""] * len(names),
+        tensors=[tensorflow.constant(tensors[name]) for name in names],
+    )
+    write_bundle(tmp_path / "ours" / "x", tensors)
+    assert files_of(tmp_path / "ours") == files_of(tmp_path / "theirs")

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A grown model is the old one on old text, starts sensibly on new words, and trains on."""
+
+import dataclasses
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from builders import growing_bert, tiny_model, tiny_run, write_corpus, write_vocab
+
+from bert_jax import InputError, load_pretrained, load_tokenizer
+from bert_jax.checkpoints.grow import grow
+from bert_jax.checkpoints.pretrained import Pretrained, make_batch, save_pretrained
+from bert_jax.data.prepare import PrepareOptions, prepare
+from bert_jax.model.objective import init_params, pretraining_forward
+from bert_jax.pretraining import pretrain
+from bert_jax.settings.finetuning import TaskConfig
+from bert_jax.settings.pretraining import EvalConfig, MeshConfig, OptimizerConfig, TrainConfig
+from bert_jax.settings.rules import to_dict
+from bert_jax.text.sentencepieces import learn_sentencepieces
+from bert_jax.text.tokenizer import Tokenizer
+
+NEW = ["corona", "banana"]
+OLD_TEXTS = ["the ban bas dar .", "the dirt , Ban [unused0] co ##ro", "ba co"]
+
+
+@pytest.fixture(scope="module")
+def bert():
+    return growing_bert()
+
+
+def logits_at_first(bert: Pretrained, text: str) -> np.ndarray:
+    """Returns the logits [V] over the vocabulary at [CLS]."""
+    batch = make_batch(bert.tokenizer, [text], bert.config.max_positions)
+    logits = pretraining_forward(bert.config, bert.params, batch).mlm_logits
+    return np.asarray(logits[0, 0, : bert.config.vocab_size])
+
+
+@pytest.mark.parametrize("changes", [{"words": NEW}, {"words": NEW, "use_unused": True}, {"max_positions": 40}])
+def test_old_text_has_the_same_ids_hidden_states_and_logits(bert, changes):
+    grown = grow(bert, **changes)
+    assert grown.tokenizer.encode_batch(OLD_TEXTS) == bert.tokenizer.encode_batch(OLD_TEXTS)
+    before, after = bert.encode(OLD_TEXTS), grown.encode(OLD_TEXTS)
+    for name in before._fields:
+        np.testing.assert_array_equal(getattr(before, name), getattr(after, name))
+    old = [index for index, token in enumerate(bert.tokenizer.vocab) if not token.startswith("[unused")]
+    np.testing.assert_array_equal(logits_at_first(bert, "the ban")[old], logits_at_first(grown, "the ban")[old])
+
+
+@pytest.mark.parametrize("use_unused", [False, True])
+def test_a_new_word_is_one_token_and_the_mean_of_its_pieces(bert, use_unused):
+    grown = grow(bert, NEW, use_unused)
+    places = [1, 2] if use_unused else [20, 21]
+    assert grown.tokenizer.vocab_size == (20 if use_unused else 22)
+    assert grown.config.vocab_size == grown.tokenizer.vocab_size
+    assert bert.tokenizer.tokenize("corona banana") == ["co", "##ro", "##na", "ban", "##a", "##na"]
+    assert grown.tokenizer.encode("the Corona banana") == [7, *places]
+    logits = logits_at_first(grown, "the ban")
+    table, bias = grown.params["encoder"]["embeddings"]["word"]["embedding"], grown.params["mlm"]["output_bias"]
+    for place, word in zip(places, NEW):
+        pieces = bert.tokenizer.encode(word)
+        np.testing.assert_allclose(table[place], np.mean([table[index] for index in pieces], 0), rtol=1e-5, atol=1e-8)
+        np.testing.assert_allclose(bias[place], np.mean([bias[index] for index in pieces]), rtol=1e-5)
+        np.testing.assert_allclose(logits[place], logits[pieces].mean(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("use_unused", [False, True])
+def test_padding_stays_zero_and_shapes_follow_the_vocabulary(bert, use_unused):
+    grown = grow(bert, ["corona", "banana", "dirt", "dina", "coro"][: 2 if use_unused else 5], use_unused)
+    table, bias = grown.params["encoder"]["embeddings"]["word"]["embedding"], grown.params["mlm"]["output_bias"]
+    assert len(table) == len(bias) == grown.config.padded_vocab_size == (24 if use_unused else 32)
+    assert not table[grown.config.vocab_size :].any() and not bias[grown.config.vocab_size :].any()
+    assert np.abs(table[: grown.config.vocab_size]).sum(1).all()
+    shapes = jax.eval_shape(lambda key: init_params(grown.config, key), jax.random.key(0))
+    assert jax.tree.map(np.shape, grown.params) == jax.tree.map(lambda leaf: leaf.shape, shapes)
+
+
+def test_spare_rows_of_the_table_are_used_first():
+    bert = growing_bert(spare_rows=3)
+    grown = grow(bert, NEW)
+    assert grown.config == bert.config
+    np.testing.assert_array_equal(
+        grown.params["mlm"]["output_bias"][[19, 22]], np.asarray(bert.params["mlm"]["output_bias"])[[19, 22]]
+    )
+    assert grown.tokenizer.encode("corona") == [20]
+
+
+def test_new_positions_repeat_the_old_ones(bert):
+    grown = grow(bert, max_positions=40)
+    old = np.asarray(bert.params["encoder"]["embeddings"]["position"]["embedding"])
+    new = grown.params["encoder"]["embeddings"]["position"]["embedding"]
+    np.testing.assert_array_equal(new, np.concatenate([old, old, old[:8]]))
+    assert np.isfinite(grown.encode(["the ban " * 19]).hidden).all()
+    with pytest.raises(InputError, match="16 positions"):
+        bert.encode(["the ban " * 19])
+
+
+def test_the_old_model_is_left_alone(bert):
+    before = jax.tree.map(np.array, bert.params)
+    grown = grow(bert, NEW, max_positions=20)
+    grown.params["mlm"]["output_bias"][:] = 7
+    jax.tree.map(np.testing.assert_array_equal, before, bert.params)
+    assert bert.tokenizer.vocab_size == 20
+
+
+def test_saved_and_loaded_it_is_the_same(bert, tmp_path):
+    grown = grow(bert, NEW, max_positions=24)
+    save_pretrained(tmp_path / "grown", grown.config, grown.params, grown.tokenizer)
+    loaded = load_pretrained(tmp_path / "grown")
+    assert (loaded.config, loaded.tokenizer.fingerprint) == (grown.config, grown.tokenizer.fingerprint)
+    jax.tree.map(np.testing.assert_array_equal, loaded.params, grown.params)
+    again = grow(loaded, ["dirt"])  # what was grown can grow
+    assert again.tokenizer.encode("corona dirt") == [20, 22]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, "nothing to grow"),
+        ({"words": ["ban"]}, r"'ban' is in the vocabulary already"),
+        ({"words": ["[MASK]"]}, r"in the vocabulary already"),
+        ({"words": ["corona", "corona"]}, "'corona' is given twice"),
+        ({"words": ["two words"]}, r"'two words' is \['two', 'words'\]"),
+        ({"words": ["x-ray"]}, r"is \['x', '-', 'ray'\]"),
+        ({"words": ["Corona"]}, r"'Corona' is \['corona'\] to this tokenizer \(uncased\)"),
+        ({"words": ["café"]}, r"is \['cafe'\]"),
+        ({"words": ["北京"]}, r"is \['北', '京'\]"),
+        ({"words": [""]}, r"'' is \[\]"),
+        ({"words": ["##virus"]}, "is a piece of a word"),
+        ({"words": ["a" * 201]}, "has 201 characters"),
+        ({"words": ["x", "y", "z"], "use_unused": True}, r"has 2 \[unused\.\.\] tokens, too few for 3"),
+        ({"max_positions": 8}, "max_positions 8 is below the 16"),
+    ],
+)
+def test_what_cannot_grow_is_refused(bert, changes, message):
+    with pytest.raises(InputError, match=message):
+        grow(bert, **changes)
+
+
+def test_a_sentencepiece_vocabulary_is_refused_but_not_its_positions(bert):
+    tokenizer = Tokenizer(learn_sentencepieces(["the ban bas dar co ba"] * 3, 20, "bpe", character_coverage=1))
+    other = dataclasses.replace(bert, tokenizer=tokenizer)
+    with pytest.raises(InputError, match="SentencePiece vocabulary cannot grow"):
+        grow(other, NEW)
+    assert grow(other, max_positions=20).config.max_positions == 20
+
+
+@pytest.mark.slow
+def test_the_command_and_a_warm_start_from_what_it_makes(tmp_path):
+    write_corpus(tmp_path / "text.txt")
+    write_vocab(tmp_path / "vocab.txt")
+    tokenizer = load_tokenizer(tmp_path / "vocab.txt")
+    model = tiny_model(vocab_size=tokenizer.vocab_size, max_positions=32)
+    save_pretrained(tmp_path / "old", model, init_params(model, jax.random.key(0)), tokenizer)
+    (tmp_path / "words.txt").write_text("corona\n\nbanana\n")
+
+    def grow_model(*flags):
+        command = [sys.executable, "-m", "bert_jax.tools.grow_model", f"--output={tmp_path}/new", *flags]
+        return subprocess.run(command, capture_output=True, text=True)
+
+    flags = [f"--checkpoint={tmp_path}/old", f"--add_tokens={tmp_path}/words.txt", "--max_positions=64"]
+    done = grow_model(*flags)
+    assert done.returncode == 0, done.stderr
+    assert "169 tokens, 167 before; 64 positions, 32 before\n2 new words, of 1.0 pieces each before" in done.stdout
+    refused = grow_model(*flags)
+    assert (refused.returncode, refused.stderr.count("\n")) == (1, 1) and "exists" in refused.stderr
+
+    options = PrepareOptions(max_seq_length=64, duplicates=1, holdout_rate=0.1)
+    prepare(str(tmp_path / "text.txt"), str(tmp_path / "new/tokenizer"), str(tmp_path / "data"), options, num_workers=1)
+    config = tiny_run(
+        tmp_path / "data",
+        init_checkpoint=str(tmp_path / "new"),
+        mesh=MeshConfig(data=1),
+        optimizer=OptimizerConfig(learning_rate=0.0, warmup_steps=0),
+        train=TrainConfig(num_steps=1),
+        eval=EvalConfig(every_steps=1),
+    )
+    result = pretrain(config, tmp_path / "run", jax.devices()[:1])
+    jax.tree.map(
+        np.testing.assert_array_equal, jax.device_get(result.state.params), load_pretrained(tmp_path / "new").params
+    )
+
+
+@pytest.mark.slow
+def test_the_command_keeps_the_task_its_labels_and_its_settings(tmp_path):
+    """Before, a grown model of a task predicted by other settings than it was trained with."""
+    bert = growing_bert()
+    params = bert.params | {"classifier": {"kernel": np.ones((32, 2), np.float32), "bias": np.zeros(2, np.float32)}}
+    params = {name: params[name] for name in ("encoder", "pooler", "classifier") if name in params}
+    settings = to_dict(TaskConfig(name="classification", max_seq_length=11, text_column="review"))
+    task = "sequence_classification"
+    save_pretrained(tmp_path / "old", bert.config, params, bert.tokenizer, task, ["bad", "good"], settings)
+    (tmp_path / "words.txt").write_text("corona\n")
+    command = [sys.executable, "-m", "bert_jax.tools.grow_model", f"--checkpoint={tmp_path}/old"]
+    subprocess.run([*command, f"--output={tmp_path}/new", f"--add_tokens={tmp_path}/words.txt"], check=True)
+    grown = load_pretrained(tmp_path / "new")
+    assert (grown.task, grown.labels, grown.task_settings) == (task, ("bad", "good"), settings)
+    assert grown.tokenizer.vocab_size == bert.tokenizer.vocab_size + 1

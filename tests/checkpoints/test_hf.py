@@ -1,0 +1,605 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hugging Face's format: what transformers computed, computed here; what was read, written again."""
+
+import json
+import shutil
+import sys
+from functools import partial
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from builders import tiny_model
+from hf_models import golden_batch, make_tokenizer, random_params, unpack, write_golden
+from safetensors.numpy import load_file, save_file
+
+from bert_jax import InputError, load_pretrained
+from bert_jax.checkpoints.hf import ARCHITECTURES, load_hf, save_hf
+from bert_jax.checkpoints.names import from_params
+from bert_jax.model.heads import TASK_PARTS
+from bert_jax.model.losses import cross_entropy
+from bert_jax.model.objective import encode, pretraining_objective, task_forward
+from bert_jax.settings.pretraining import MaskingConfig
+
+MODELS = ("pretraining_erf", "pretraining_tanh", *(task for task in ARCHITECTURES if task != "pretraining"))
+
+
+@pytest.fixture(scope="module")
+def golden(repository):
+    return np.load(repository / "tests/golden/hf_models.npz")
+
+
+@pytest.fixture(scope="module")
+def written(golden, tmp_path_factory):
+    """Returns the directories of the golden models; shared, so not to be changed."""
+    root = tmp_path_factory.mktemp("golden")
+    return {name: write_golden(root / name, golden, name) for name in MODELS}
+
+
+@partial(jax.jit, static_argnums=0)
+def all_layers(config, params, batch):
+    return encode(config, params, batch, keep_layers=True)
+
+
+# In the fast suite the two GELUs and a head of each kind; the others are the same code.
+FAST = ("pretraining_erf", "pretraining_tanh", "sequence_classification", "question_answering")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
+)
+def test_hidden_states_and_logits_are_those_of_transformers(written, golden, name):
+    model = load_hf(written[name])
+    assert model.task == name.partition("_erf")[0].partition("_tanh")[0] and model.notes == ()
+    batch = golden_batch(golden)
+    real = batch.sequence_ids > 0
+    encoded = all_layers(model.config, {"encoder": model.params["encoder"]}, batch)
+    for ours, theirs in zip(encoded.layers, golden[f"{name}/hidden_states"].reshape(encoded.layers.shape), strict=True):
+        np.testing.assert_allclose(ours[real], theirs[real], atol=1e-5)
+    if f"{name}/pooler_output" in golden:
+        np.testing.assert_allclose(encoded.pooled[:, 0], golden[f"{name}/pooler_output"], atol=1e-5)
+
+    def logits(task):
+        return np.asarray(jax.jit(lambda params: task_forward(model.config, params, batch, task))(model.params))
+
+    if model.task == "question_answering":
+        expected = np.stack([golden[f"{name}/start_logits"], golden[f"{name}/end_logits"]], axis=-1)
+        np.testing.assert_allclose(logits(model.task)[real], expected[real], atol=2e-5)
+    elif model.task == "token_classification":
+        np.testing.assert_allclose(logits(model.task)[real], golden[f"{name}/logits"][real], atol=2e-5)
+    elif model.task in ("sequence_classification", "multiple_choice", "next_sentence"):
+        expected = golden[f"{name}/logits"].reshape(4, -1)
+        np.testing.assert_allclose(logits(model.task)[:, 0], expected, atol=2e-5)
+    elif model.task != "encoder":
+        words = golden[f"{name}/{'logits' if name == 'masked_lm' else 'prediction_logits'}"]
+        np.testing.assert_allclose(logits("masked_lm")[..., :43][real], words[real], atol=2e-5)
+        if model.task == "pretraining":
+            expected = golden[f"{name}/seq_relationship_logits"]
+            np.testing.assert_allclose(logits("next_sentence")[:, 0], expected, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", [pytest.param("pretraining_erf", marks=pytest.mark.slow), "pretraining_tanh"])
+def test_loss_and_gradients_are_those_of_transformers(written, golden, name):
+    model = load_hf(written[name])
+    objective = pretraining_objective(model.config, MaskingConfig(), 4, (2, 3))
+    batch = golden_batch(golden)
+
+    def loss(params):
+        metrics = objective.losses(params, batch, None)
+        return sum(metrics[part][0] / metrics[part][1] for part in ("mlm_loss", "nsp_loss"))
+
+    value, gradients = jax.jit(jax.value_and_grad(loss))(model.params)
+    np.testing.assert_allclose(value, golden[f"{name}/loss"], rtol=2e-6)
+    ours = from_params(gradients, "hf", model.config)
+    theirs = unpack(golden, f"{name}/gradients")
+    assert ours.keys() == theirs.keys()
+    for key, gradient in theirs.items():
+        np.testing.assert_allclose(ours[key], gradient, atol=1e-5, err_msg=key)
+
+
+def task_loss(task, logits, golden):
+    """Returns the loss of a task as fine-tuning has it: the mean over what has a label; of spans, of both ends."""
+    real, inputs = golden["inputs/attention_mask"] > 0, {key: golden[f"inputs/{key}"] for key in LABELS}
+    if task == "question_answering":
+        logits = jnp.where(real[..., None], logits, -1e9).swapaxes(1, 2)
+        labels = inputs["spans"]
+    elif task == "multiple_choice":  # two questions of two choices
+        logits, labels = logits.reshape(2, 2), np.array([1, 0])
+    elif task in ("masked_lm", "token_classification"):
+        labels = inputs["labels" if task == "masked_lm" else "tags"]
+    else:
+        logits, labels = logits[:, 0], inputs["classes" if task == "sequence_classification" else "next_sentence_label"]
+    total, weight = cross_entropy(logits, np.maximum(labels, 0), (labels >= 0).astype(np.float32))
+    return total / weight
+
+
+LABELS = ("labels", "tags", "spans", "classes", "next_sentence_label")
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        task if task in FAST else pytest.param(task, marks=pytest.mark.slow)
+        for task in TASK_PARTS
+        if task not in ("encoder", "pretraining")
+    ],
+)
+def test_loss_and_gradients_of_every_head_are_those_of_transformers(written, golden, task):
+    model, batch = load_hf(written[task]), golden_batch(golden)
+
+    def loss(params):
+        return task_loss(task, task_forward(model.config, params, batch, task), golden)
+
+    value, gradients = jax.jit(jax.value_and_grad(loss))(model.params)
+    np.testing.assert_allclose(value, golden[f"{task}/loss"], rtol=2e-6)
+    ours = from_params(gradients, "hf", model.config)
+    theirs = unpack(golden, f"{task}/gradients")
+    assert ours.keys() == theirs.keys()
+    for key, gradient in theirs.items():
+        np.testing.assert_allclose(ours[key], gradient, atol=1e-5, err_msg=key)
+
+
+def test_erf_and_tanh_are_told_apart_by_the_goldens(written, golden):
+    """A model computed with the other form would not pass."""
+    model = load_hf(written["pretraining_erf"])
+    other = load_hf(written["pretraining_tanh"])
+    assert (model.config.activation, other.config.activation) == ("gelu_exact", "gelu_tanh")
+    assert (model.config.layer_norm_epsilon, other.config.layer_norm_epsilon) == (1e-12, 1e-7)
+    batch, config = golden_batch(golden), other.config
+    hidden = all_layers(config, {"encoder": model.params["encoder"]}, batch).hidden
+    assert np.abs(hidden - golden["pretraining_erf/hidden_states"][-1])[batch.sequence_ids > 0].max() > 5e-5
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_import_then_export_is_the_identity(written, name, tmp_path):
+    model = load_hf(written[name])
+    notes = save_hf(tmp_path / "out", model.config, model.params, model.tokenizer, model.task, model.labels)
+    assert notes == []
+    before, after = (load_file(path / "model.safetensors") for path in (written[name], tmp_path / "out"))
+    assert before.keys() == after.keys()
+    for key, array in before.items():
+        assert array.dtype == after[key].dtype == np.float32
+        np.testing.assert_array_equal(array, after[key], err_msg=key)
+    settings = [json.loads((path / "config.json").read_text()) for path in (written[name], tmp_path / "out")]
+    kept = settings[1].keys() & settings[0].keys()
+    assert {"architectures", "hidden_act", "layer_norm_eps", "vocab_size", "num_hidden_layers"} <= kept
+    assert {key: settings[0][key] for key in kept} == {key: settings[1][key] for key in kept}
+    for file in ("vocab.txt", "tokenizer_config.json"):
+        assert (tmp_path / "out" / file).exists()
+    assert load_hf(tmp_path / "out").tokenizer.fingerprint == model.tokenizer.fingerprint
+
+
+@pytest.mark.parametrize("task", TASK_PARTS)
+def test_export_then_import_is_the_identity(task, tmp_path):
+    config, labels = tiny_model(layer_norm_epsilon=1e-6), ("no", "maybe", "yes")
+    params = random_params(config, 1 if task == "multiple_choice" else 3, parts=TASK_PARTS[task])
+    labels = labels if task in ("sequence_classification", "token_classification") else ()
+    save_hf(tmp_path / "out", config, params, make_tokenizer(203, lowercase=False), task, labels)
+    model = load_hf(tmp_path / "out")
+    assert (model.config, model.task, model.labels, model.notes) == (config, task, labels, ())
+    assert not model.tokenizer.lowercase
+    jax.tree.map(np.testing.assert_array_equal, model.params, params)
+
+
+def rewrite(directory, change):
+    """Changes the tensors of a directory."""
+    tensors = change(load_file(directory / "model.safetensors"))
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.fixture
+def copy(written, tmp_path):
+    """Returns a directory of a pre-trained model that may be changed."""
+    return shutil.copytree(written["pretraining_erf"], tmp_path / "copy")
+
+
+def old_names(tensors):
+    return {
+        key.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): value
+        for key, value in tensors.items()
+    }
+
+
+def ignorable(tensors):
+    tensors["bert.embeddings.position_ids"] = np.arange(22)[None]
+    tensors["cls.predictions.decoder.weight"] = tensors["bert.embeddings.word_embeddings.weight"].copy()
+    tensors["cls.predictions.decoder.bias"] = tensors.pop("cls.predictions.bias")
+    return tensors
+
+
+@pytest.mark.parametrize(
+    "change", [old_names, ignorable, lambda tensors: {key.removeprefix("bert."): v for key, v in tensors.items()}]
+)
+def test_other_names_of_the_same_tensors(written, copy, change):
+    rewrite(copy, change)
+    expected = load_hf(written["pretraining_erf"])
+    found = load_hf(copy)
+    assert found.task == "pretraining"
+    jax.tree.map(np.testing.assert_array_equal, found.params, expected.params)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float64])
+def test_other_floats_come_in_as_float32(copy, dtype):
+    before = load_file(copy / "model.safetensors")
+    rewrite(copy, lambda tensors: {key: value.astype(dtype) for key, value in tensors.items()})
+    for key, array in from_params((model := load_hf(copy)).params, "hf", model.config).items():
+        np.testing.assert_array_equal(array, before[key].astype(dtype).astype(np.float32))
+
+
+def shard(directory):
+    """Divides the tensors of a directory into two shards with an index."""
+    tensors = load_file(directory / "model.safetensors")
+    (directory / "model.safetensors").unlink()
+    homes = {}
+    for number in (1, 2):
+        name = f"model-0000{number}-of-00002.safetensors"
+        part = dict(sorted(tensors.items())[number - 1 :: 2])
+        save_file(part, directory / name)
+        homes |= dict.fromkeys(part, name)
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": homes}))
+
+
+def test_shards_are_read_like_one_file(written, copy):
+    shard(copy)
+    jax.tree.map(np.testing.assert_array_equal, load_hf(copy).params, load_hf(written["pretraining_erf"]).params)
+
+
+def mix_shards(directory):
+    shard(directory)
+    save_file({"bert.pooler.dense.bias": np.zeros(12, np.float32)}, directory / "model-00002-of-00002.safetensors")
+
+
+def lose_shard(directory):
+    shard(directory)
+    (directory / "model-00002-of-00002.safetensors").unlink()
+
+
+def lose_index(directory):
+    shard(directory)
+    (directory / "model.safetensors.index.json").unlink()
+
+
+def shards_and_whole(directory):
+    whole = (directory / "model.safetensors").read_bytes()
+    shard(directory)
+    (directory / "model.safetensors").write_bytes(whole)
+
+
+def bad_index(content):
+    def change(directory):
+        shard(directory)
+        (directory / "model.safetensors.index.json").write_text(json.dumps(content))
+
+    return change
+
+
+def truncate(directory):
+    path = directory / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def remove(name):
+    return lambda directory: (directory / name).unlink()
+
+
+def setting(**changes):
+    def change(directory):
+        config = json.loads((directory / "config.json").read_text())
+        (directory / "config.json").write_text(json.dumps(config | changes))
+
+    return change
+
+
+def tensors(change):
+    return lambda directory: rewrite(directory, change)
+
+
+def tokenizer_setting(**changes):
+    return lambda directory: (directory / "tokenizer_config.json").write_text(json.dumps(changes))
+
+
+@pytest.mark.parametrize(
+    ("damage", "expected"),
+    [
+        (truncate, r"model\.safetensors is truncated or damaged .*; copy it again"),
+        (remove("config.json"), "has no config.json"),
+        (remove("model.safetensors"), "has no model.safetensors"),
+        (remove("vocab.txt"), "has no vocab.txt and no tokenizer.json"),
+        (mix_shards, r"model-00002-of-00002.safetensors and model.safetensors.index.json differ about .*one place"),
+        (lose_shard, r"names a shard model-00002-of-00002.safetensors that is not in the directory"),
+        (lose_index, r"has shards such as model-00001-of-00002.safetensors and no model.safetensors.index.json"),
+        (shards_and_whole, "has both model.safetensors and shards"),
+        (setting(hidden_size=14), "config.json: model.hidden_size 14 is not divisible by model.num_heads 3; use 12 or"),
+        (
+            setting(intermediate_size=24),
+            r"intermediate.dense.bias has shape \(20,\) where .* asks for \(24,\)|weight has",
+        ),
+        (setting(num_hidden_layers=3), r"lacks 16 tensors of this model: bert.encoder.layer.2"),
+        (setting(num_hidden_layers=1), r"holds 16 tensors that this model has no place for: bert.encoder.layer.1"),
+        (setting(vocab_size=200), r"the vocabulary has 43 tokens and the table of words 200 rows; .*add the missing"),
+        (setting(vocab_size=42), r"the vocabulary has 43 tokens and the table of words 42 rows; take both"),
+        (setting(vocab_size=48), r"word_embeddings.weight has shape \(43, 12\) where .* asks for \(48, 12\)"),
+        (setting(vocab_size="43"), r"config.json: model.vocab_size is '43', a str"),
+        (setting(position_embedding_type="relative_key"), r"position_embedding_type is 'relative_key'.*with absolute"),
+        (setting(hidden_act="relu"), r"hidden_act is 'relu', which this BERT cannot compute; it can with gelu, "),
+        (setting(is_decoder=True), "is_decoder is True"),
+        (setting(add_cross_attention=True), "add_cross_attention is True"),
+        (setting(model_type="roberta"), "model_type is 'roberta'.*with bert"),
+        (setting(quantization_config={"bits": 4}), "quantization_config is"),
+        (tensors(lambda t: t | {"lora.a": np.zeros(3, np.float32)}), "holds 1 tensors .* no place for: lora.a"),
+        (
+            tensors(lambda t: t | {"bert.pooler.dense.bias": np.zeros(9, np.float32)}),
+            r"pooler.dense.bias has shape \(9,\)",
+        ),
+        (
+            tensors(lambda t: {key: v for key, v in t.items() if key != "cls.seq_relationship.bias"}),
+            "lacks 1 tensors of this model: cls.seq_relationship.bias",
+        ),
+        (
+            tensors(lambda t: t | {"cls.predictions.decoder.weight": np.zeros((43, 12), np.float32)}),
+            "decoder.weight differs from bert.embeddings.word_embeddings.weight",
+        ),
+        (
+            tensors(lambda t: t | {"embeddings.LayerNorm.gamma": np.zeros(12, np.float32)}),
+            "are two names of one tensor",
+        ),
+        (
+            tensors(lambda t: t | {"bert.pooler.dense.bias": np.zeros(12, np.int8)}),
+            "bert.pooler.dense.bias holds int8, not floating-point numbers",
+        ),
+        (
+            tensors(lambda t: t | {"bert.pooler.dense.bias": np.zeros(12, np.complex64)}),
+            "bert.pooler.dense.bias holds complex64, not floating-point numbers",
+        ),
+        (setting(num_hidden_layers=10**6), "has 46 tensors, and the configuration beside it asks for 1000000 layers"),
+        (setting(layer_norm_eps=-1), "model.layer_norm_epsilon -1.0 is not above 0"),
+        (
+            bad_index({"weight_map": {"bert.pooler.dense.bias": 1}}),
+            "weight_map: bert.pooler.dense.bias is 1, not the name",
+        ),
+        (bad_index([]), "index.json has no weight_map"),
+        (lambda directory: (directory / "tokenizer.json").write_text("[" * 99_999), "tokenizer.json is not valid JSON"),
+        (tokenizer_setting(do_lower_case="true"), "the tokenizer's do_lower_case is 'true'; make it true or false"),
+        (tokenizer_setting(do_basic_tokenize=False), "do_basic_tokenize is False, BERT's is True"),
+        (tokenizer_setting(unk_token={"content": "<unk>"}), r"unk_token is '<unk>', BERT's is '\[UNK\]'"),
+        (tokenizer_setting(added_tokens_decoder={"x": 1}), "added tokens is no list of tokens and ids; copy them"),
+        (tokenizer_setting(tokenizer_class="BertJapaneseTokenizer"), "tokenizer_class BertJapaneseTokenizer is not"),
+        (tokenizer_setting(added_tokens_decoder={"43": {"content": "<new>"}}), "adds 1 tokens .* '<new>' the first"),
+    ],
+)
+def test_bad_input_is_one_clear_line(copy, damage, expected):
+    damage(copy)
+    with pytest.raises(InputError, match=expected) as caught:
+        load_hf(copy)
+    assert "\n" not in str(caught.value) and str(copy) in str(caught.value)
+
+
+def test_odd_settings_are_taken_and_said(copy):
+    setting(architectures=["Other", "BertForMaskedLM"], auto_map={"AutoModel": "code.Bert"})(copy)
+    model = load_hf(copy)
+    assert model.task == "masked_lm" and "code of the model's own (auto_map), which is not run" in model.notes[0]
+    for architectures in (5, "BertForMaskedLM", [["BertForMaskedLM"]], None):
+        setting(architectures=architectures)(copy)
+        assert load_hf(copy).task == "pretraining"
+    rewrite(copy, lambda t: t | {"cls.predictions.bias": np.full(43, 1e300)})
+    assert "mlm/output_bias holds NaN or numbers beyond float32" in load_hf(copy).notes[0]
+    (copy / "tokenizer_config.json").write_text('{"added_tokens_decoder": {"9": {"content": "[unused1]"}}}')
+    assert "1 tokens, '[unused1]' the first, are found in raw text by transformers" in load_hf(copy).notes[0]
+
+
+def test_large_models_are_written_in_shards(written, tmp_path):
+    model = load_hf(written["pretraining_erf"])
+    save_hf(tmp_path / "out", *model[:5], max_shard_bytes=4000)
+    files = sorted(path.name for path in (tmp_path / "out").glob("*.safetensors"))
+    assert len(files) > 2 and files[0] == f"model-00001-of-{len(files):05d}.safetensors"
+    index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
+    parts = {name: load_file(tmp_path / "out" / name) for name in files}
+    assert index["weight_map"] == {tensor: name for name, part in parts.items() for tensor in part}
+    assert index["metadata"] == {"total_size": sum(array.nbytes for part in parts.values() for array in part.values())}
+    assert all(len(part) == 1 or sum(array.nbytes for array in part.values()) <= 4000 for part in parts.values())
+    jax.tree.map(np.testing.assert_array_equal, load_hf(tmp_path / "out").params, model.params)
+
+
+def test_what_a_classifier_is_for_is_kept_or_said(tmp_path):
+    for count, problem in ((1, "regression"), (3, "single_label_classification")):
+        params = random_params(num_classes=count, parts=TASK_PARTS["sequence_classification"])
+        out = tmp_path / problem
+        save_hf(out, tiny_model(), params, make_tokenizer(203), "sequence_classification", ())
+        assert json.loads((out / "config.json").read_text())["problem_type"] == problem
+        assert load_hf(out).notes == ()
+        setting(problem_type="multi_label_classification")(out)
+        (note,) = load_hf(out).notes
+        assert "problem_type 'multi_label_classification' is not kept" in note and f"read as of '{problem}'" in note
+
+
+def test_a_table_rounded_up_is_taken(copy):
+    """Many tables have more rows than there are tokens."""
+    setting(vocab_size=48)(copy)
+
+    def longer(tensors):
+        for name in ("bert.embeddings.word_embeddings.weight", "cls.predictions.bias"):
+            tensors[name] = np.concatenate([tensors[name], np.ones((5, *tensors[name].shape[1:]), np.float32)])
+        return tensors
+
+    rewrite(copy, longer)
+    model = load_hf(copy)
+    assert (model.config.vocab_size, model.tokenizer.vocab_size) == (48, 43)
+    np.testing.assert_array_equal(
+        model.params["mlm"]["output_bias"][40:50], [*model.params["mlm"]["output_bias"][40:43], *[1] * 5, 0, 0]
+    )
+
+
+def test_a_declared_head_that_is_not_there_is_said_and_not_made_up(copy):
+    rewrite(copy, lambda tensors: {key: v for key, v in tensors.items() if "seq_relationship" not in key})
+    model = load_hf(copy)
+    assert model.task == "masked_lm" and "next_sentence" not in model.params
+    assert "has no next_sentence, which its architecture asks for" in model.notes[0]
+
+
+def test_labels_keep_their_order_beyond_ten(tmp_path):
+    labels = tuple(f"class {index}" for index in range(12))
+    params = random_params(num_classes=12, parts=TASK_PARTS["sequence_classification"])
+    save_hf(tmp_path / "out", tiny_model(), params, make_tokenizer(203), "sequence_classification", labels)
+    assert load_hf(tmp_path / "out").labels == labels
+    setting(id2label={"0": "a", "1": "b"})(tmp_path / "out")
+    with pytest.raises(InputError, match="id2label does not name the 12 classes"):
+        load_hf(tmp_path / "out")
+
+
+def test_parts_that_the_architecture_lacks_are_left_out_and_said(tmp_path):
+    params = random_params(parts=("pooler", "mlm"))
+    notes = save_hf(tmp_path / "out", tiny_model(), params, make_tokenizer(203), "pretraining", ())
+    assert notes == ["pooler is left out: BertForMaskedLM has none"]
+    assert not any("pooler" in key for key in load_file(tmp_path / "out" / "model.safetensors"))
+
+
+def test_what_cannot_be_expressed_is_refused_with_nothing_written(tmp_path, monkeypatch):
+    with pytest.raises(InputError, match="left-to-right"):
+        save_hf(tmp_path / "out", tiny_model(causal=True), random_params(), make_tokenizer(203), "pretraining", ())
+    (tmp_path / "there").mkdir()
+    with pytest.raises(InputError, match=r"there exists; give a directory that does not"):
+        save_hf(tmp_path / "there", tiny_model(), random_params(), make_tokenizer(203), "pretraining", ())
+
+    def full_disk(*_args, **_options):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("bert_jax.checkpoints.hf_weights.safetensors.numpy.save_file", full_disk)
+    with pytest.raises(InputError, match="No space left on device"):
+        save_hf(tmp_path / "out", tiny_model(), random_params(), make_tokenizer(203), "pretraining", ())
+    assert [path.name for path in tmp_path.iterdir()] == ["there"]
+
+
+def backend(lowercase=True, **changes):
+    """Returns what transformers writes as tokenizer.json, but for what is not read."""
+    vocab = {token: index for index, token in enumerate(make_tokenizer(43).vocab)}
+    normalizer = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True, "strip_accents": None}
+    return {
+        "added_tokens": [{"id": 0, "content": "[PAD]", "special": True}],
+        "normalizer": normalizer | {"lowercase": lowercase},
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "model": {"type": "WordPiece", "continuing_subword_prefix": "##", "vocab": vocab},
+    } | changes
+
+
+def test_a_tokenizer_json_alone_is_enough(written, copy):
+    (copy / "vocab.txt").unlink()
+    (copy / "tokenizer_config.json").unlink()
+    (copy / "tokenizer.json").write_text(json.dumps(backend()))
+    assert load_hf(copy).tokenizer.fingerprint == load_hf(written["pretraining_erf"]).tokenizer.fingerprint
+    (copy / "tokenizer.json").write_text(json.dumps(backend(lowercase=False)))
+    assert load_hf(copy).tokenizer.lowercase is False
+    (copy / "tokenizer_config.json").write_text('{"do_lower_case": true}')  # as transformers has it
+    assert load_hf(copy).tokenizer.lowercase is True
+    make_tokenizer(43).save(copy)  # a vocab.txt beside it must be the same
+    assert load_hf(copy).tokenizer.lowercase is True
+    make_tokenizer(42).save(copy)
+    with pytest.raises(InputError, match=r"vocab.txt, of 42 tokens, and tokenizer.json, of 43, disagree about '##l'"):
+        load_hf(copy)
+    (copy / "vocab.txt").unlink()
+    for change, expected in (
+        ({"normalizer": {"type": "Lowercase"}}, "normalizer is 'Lowercase', BERT's is 'BertNormalizer'"),
+        ({"model": {"type": "BPE"}}, "model is 'BPE'"),
+        ({"added_tokens": [{"id": 43, "content": "<new>"}]}, "adds 1 tokens to its vocabulary of 43, '<new>'"),
+        ({"model": backend()["model"] | {"vocab": {"a": 0, "b": 2}}}, "not a map to the ids"),
+    ):
+        (copy / "tokenizer.json").write_text(json.dumps(backend(**change)))
+        with pytest.raises(InputError, match=expected):
+            load_hf(copy)
+
+
+def test_a_pickle_is_read_by_torchs_safe_loader_or_not_at_all(written, copy, monkeypatch):
+    arrays = load_file(copy / "model.safetensors")
+    (copy / "model.safetensors").unlink()
+    (copy / "pytorch_model.bin").write_bytes(b"a pickle")
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(InputError, match=r"pytorch_model.bin is a pickle.*save_pretrained\(DIR\) writes model.safe"):
+        load_hf(copy)
+
+    def tensor(array):
+        return SimpleNamespace(is_floating_point=lambda: True, float=lambda: tensor(array), numpy=lambda: array)
+
+    def load(path, map_location, weights_only):
+        assert weights_only is True and path.read_bytes() == b"a pickle"
+        return {key: tensor(array) for key, array in arrays.items()}
+
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(load=load))
+    jax.tree.map(np.testing.assert_array_equal, load_hf(copy).params, load_hf(written["pretraining_erf"]).params)
+
+    def refuse(*_args, **_options):
+        raise RuntimeError("Weights only load failed\nat length")
+
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(load=refuse))
+    with pytest.raises(InputError, match=r"holds more than tensors \(Weights only load failed\); copy"):
+        load_hf(copy)
+
+
+def test_hub_names_are_fetched_through_huggingface_hub(written, copy, monkeypatch):
+    import huggingface_hub
+
+    asked = []
+
+    def snapshot_download(name, revision, allow_patterns):
+        asked.append((name, revision))
+        assert "model*.safetensors" in allow_patterns and "pytorch_model*.bin" not in allow_patterns
+        return str(copy)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    model = load_pretrained("hf://org/name@v1")
+    jax.tree.map(np.testing.assert_array_equal, model.params, load_hf(written["pretraining_erf"]).params)
+    load_pretrained("hf://org/name")
+    assert asked == [("org/name", "v1"), ("org/name", None)]
+
+    def no_network(*_args, **_options):
+        raise huggingface_hub.errors.LocalEntryNotFoundError("no route to the host\nat length")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", no_network)
+    with pytest.raises(InputError, match="cannot get hf://org/name: no route to the host; check the name") as caught:
+        load_pretrained("hf://org/name")
+    assert "\n" not in str(caught.value)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(InputError, match=r"needs huggingface_hub; pip install 'bert_jax\[hub\]'"):
+        load_pretrained("hf://org/name")
+
+
+@pytest.mark.parametrize(
+    ("file", "change"),
+    [
+        ("tokenizer.json", lambda about: about["model"]["vocab"].update({"x" * 300_000: 9})),
+        ("tokenizer.json", lambda about: about["normalizer"].update({"type": "x" * 300_000})),
+        ("tokenizer.json", lambda about: about["added_tokens"].append({"id": 10**9, "content": "x" * 300_000})),
+        ("tokenizer_config.json", lambda about: about.update({"tokenizer_class": "x" * 300_000})),
+        ("tokenizer_config.json", lambda about: about.update({"unk_token": ["x"] * 100_000})),
+        ("config.json", lambda about: about.update({"hidden_act": "x" * 300_000})),
+        ("config.json", lambda about: about.update({"hidden_size": "x" * 300_000})),
+    ],
+)
+def test_what_does_not_fit_is_shown_in_a_short_line(tmp_path, file, change):
+    save_hf(tmp_path / "model", tiny_model(vocab_size=96), random_params(tiny_model(vocab_size=96)),
+            make_tokenizer(96), "pretraining", ())  # fmt: skip
+    about = json.loads((tmp_path / "model" / file).read_text())
+    change(about)
+    (tmp_path / "model" / file).write_text(json.dumps(about))
+    with pytest.raises(InputError) as caught:
+        load_hf(tmp_path / "model")
+    assert len(str(caught.value)) < 1000 and str(tmp_path / "model") in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("hidden_size", 10**300), ("num_hidden_layers", 2**63), ("vocab_size", 2**63),
+        ("max_position_embeddings", 2**40), ("layer_norm_eps", 10**400), ("layer_norm_eps", float("inf")),
+        ("initializer_range", float("nan")),
+    ],
+)  # fmt: skip
+def test_a_number_beyond_any_model_is_one_line(tmp_path, name, value):
+    save_hf(tmp_path / "model", tiny_model(vocab_size=96), random_params(tiny_model(vocab_size=96)),
+            make_tokenizer(96), "pretraining", ())  # fmt: skip
+    about = json.loads((tmp_path / "model" / "config.json").read_text())
+    (tmp_path / "model" / "config.json").write_text(json.dumps(about | {name: value}))
+    with pytest.raises(InputError, match=r"config.json: model\.\w+ ") as caught:
+        load_hf(tmp_path / "model")
+    assert len(str(caught.value).splitlines()) == 1

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of names: every parameter is in it, and every format comes back bit for bit, by any way."""
+
+import itertools
+
+import jax
+import numpy as np
+import pytest
+from builders import tiny_model
+from hf_models import make_tokenizer, random_params
+
+from bert_jax.checkpoints.hf import load_hf, save_hf
+from bert_jax.checkpoints.names import IGNORED, TABLE, flatten, from_params, infer_task, part_of, to_params, unflatten
+from bert_jax.checkpoints.pretrained import load_pretrained, save_pretrained
+from bert_jax.checkpoints.states import describe
+from bert_jax.checkpoints.tf1 import load_tf1, save_tf1
+from bert_jax.errors import InputError
+from bert_jax.model.heads import TASK_PARTS
+from bert_jax.model.objective import abstract_params, init_params, parts_of
+
+CONFIG = tiny_model(num_layers=3, vocab_size=131)
+
+
+def shapes_of(arrays):
+    return {name: array.shape for name, array in arrays.items()}
+
+
+def test_every_parameter_has_a_row_and_every_row_a_parameter():
+    assert sorted(row.ours for row in TABLE) == sorted(describe(abstract_params(CONFIG)))
+
+
+@pytest.mark.parametrize("form", ["hf", "tf1"])
+def test_no_two_parameters_have_one_name(form):
+    arrays = from_params(random_params(CONFIG), form, CONFIG)
+    layered = sum("{i}" in row.hf for row in TABLE)
+    assert len(arrays) == len(TABLE) + layered * (CONFIG.num_layers - 1)
+    assert sum(array.size for array in arrays.values()) == sum(
+        leaf.size for leaf in jax.tree.leaves(random_params(CONFIG))
+    ) - (256 - 131) * (CONFIG.hidden_size + 1)
+
+
+@pytest.mark.parametrize("task", TASK_PARTS)
+def test_the_parts_of_every_task_are_those_of_its_model(task):
+    params = jax.eval_shape(lambda key: init_params(CONFIG, key, task, 1), jax.random.key(0))
+    assert sorted(parts_of(params)) == sorted(TASK_PARTS[task])
+    assert infer_task(parts_of(params)) == task or task == "multiple_choice"  # no array tells it from a classifier
+
+
+def test_kernels_are_turned_where_the_format_has_them_so():
+    params = random_params(CONFIG)
+    hf, tf1 = (from_params(params, form, CONFIG) for form in ("hf", "tf1"))
+    kernel = params["encoder"]["layers"]["mlp"]["intermediate"]["kernel"][1]
+    np.testing.assert_array_equal(hf["bert.encoder.layer.1.intermediate.dense.weight"], kernel.T)
+    np.testing.assert_array_equal(tf1["bert/encoder/layer_1/intermediate/dense/kernel"], kernel)
+    for name in ("cls/seq_relationship/output_weights", "output_weights", "cls/squad/output_weights"):
+        assert tf1[name].shape[1] == CONFIG.hidden_size
+    np.testing.assert_array_equal(tf1["output_weights"], params["classifier"]["kernel"].T)
+    np.testing.assert_array_equal(hf["classifier.weight"], params["classifier"]["kernel"].T)
+
+
+@pytest.mark.parametrize("form", ["hf", "tf1"])
+def test_any_set_of_parts_comes_back_bit_for_bit(form):
+    whole = random_params(CONFIG, num_classes=5)
+    parts = ("pooler", "mlm", "next_sentence", "classifier", "span")
+    for count in range(len(parts) + 1):
+        for chosen in itertools.combinations(parts, count):
+            flat = {ours: leaf for ours, leaf in flatten(whole).items() if part_of(ours) in (*chosen, "encoder")}
+            arrays = from_params(unflatten(flat), form, CONFIG)
+            found = flatten(to_params(arrays.__getitem__, shapes_of(arrays), form, CONFIG, "file"))
+            assert found.keys() == flat.keys()
+            for ours, leaf in flat.items():
+                np.testing.assert_array_equal(found[ours], leaf, err_msg=ours)
+
+
+@pytest.mark.parametrize("form", ["hf", "tf1"])
+def test_every_tensor_is_used_once_or_on_the_list(form):
+    arrays = from_params(random_params(CONFIG), form, CONFIG)
+    read = []
+
+    def reader(name):
+        read.append(name)
+        return arrays[name]
+
+    extra = {
+        "hf": ["embeddings.position_ids", "cls.predictions.decoder.weight"],
+        "tf1": ["bert/embeddings/word_embeddings/adam_m", "bert/embeddings/word_embeddings/adam_v", "global_step"],
+    }[form]
+    to_params(reader, shapes_of(arrays) | dict.fromkeys(extra, ()), form, CONFIG, "file")
+    assert sorted(read) == sorted(arrays)
+    for name in ("bert/strange", "cls.predictions.decoders.weight", "adam_m", "global_steps"):
+        with pytest.raises(InputError, match=f"file holds 1 tensors .* no place for: {name};"):
+            to_params(reader, shapes_of(arrays) | {name: ()}, form, CONFIG, "file")
+
+
+def test_what_is_wrong_is_found_before_anything_is_read():
+    arrays = from_params(random_params(CONFIG), "hf", CONFIG)
+
+    def reader(name):
+        raise AssertionError(f"{name} was read")
+
+    shapes = shapes_of(arrays)
+    last = list(shapes)[-1]
+    with pytest.raises(InputError, match="lacks 1 tensors"):
+        to_params(reader, {name: shape for name, shape in shapes.items() if name != last}, "hf", CONFIG, "file")
+    with pytest.raises(InputError, match=r"file: .* has shape \(7,\)"):
+        to_params(reader, shapes | {"bert.pooler.dense.bias": (7,)}, "hf", CONFIG, "file")
+    many = {f"strange.{index:02}": (1,) for index in range(40)}
+    with pytest.raises(InputError, match=r"holds 40 tensors .*strange.00, .*strange.11 and 28 more"):
+        to_params(reader, shapes | many, "hf", CONFIG, "file")
+    assert IGNORED.keys() == {"hf", "tf1"}
+
+
+def save_own(directory, *model):
+    save_pretrained(directory, *model)
+    return []
+
+
+FORMATS = {
+    "bert_jax": (save_own, load_pretrained),
+    "hf": (save_hf, load_hf),
+    "tf1": (save_tf1, load_tf1),
+}
+
+
+@pytest.mark.parametrize(("first", "second"), list(itertools.product(FORMATS, FORMATS)))
+def test_import_then_export_is_the_identity_for_every_pair(first, second, tmp_path):
+    """First -> ours -> second -> ours -> first: the same model, and the same bytes of tensors in the files."""
+    for task in ("pretraining", "sequence_classification", "question_answering"):
+        labels = ("a", "b", "c") if task == "sequence_classification" else ()
+        params = random_params(CONFIG, parts=TASK_PARTS[task])
+        model = (CONFIG, params, make_tokenizer(131), task, labels)
+        for number, form in enumerate((first, second, first)):
+            save, load = FORMATS[form]
+            save(tmp_path / f"{task}{number}", *model)
+            loaded = load(tmp_path / f"{task}{number}")
+            assert (loaded.config, loaded.task, loaded.labels) == (CONFIG, task, labels)
+            assert loaded.tokenizer.fingerprint == model[2].fingerprint
+            assert describe(loaded.params) == describe(params)
+            jax.tree.map(np.testing.assert_array_equal, loaded.params, params)
+            model = (loaded.config, loaded.params, loaded.tokenizer, loaded.task, loaded.labels)
+        for name in ("model.safetensors", "bert_model.ckpt.data-00000-of-00001", "bert_model.ckpt.index"):
+            before, after = (tmp_path / f"{task}{number}" / name for number in (0, 2))
+            assert before.exists() == after.exists()
+            assert not before.exists() or before.read_bytes() == after.read_bytes()

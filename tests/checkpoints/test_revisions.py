@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parameters that are kept for good, every so many steps, with what they were trained on."""
+
+import dataclasses
+import json
+import shutil
+
+import numpy as np
+import pytest
+from builders import tiny_run
+from whole_runs import ONE_DEVICE, assert_same_state, stop_at, train
+
+import bert_jax
+from bert_jax.checkpoints.pretrained import recognise
+from bert_jax.checkpoints.states import checkpoint_steps
+from bert_jax.data.pipeline import rows_to_batch, train_rows
+from bert_jax.data.records import open_dataset
+from bert_jax.errors import InputError
+from bert_jax.settings.pretraining import CheckpointConfig
+from bert_jax.text.tokenizer import load_tokenizer
+
+EVERY_FIVE = CheckpointConfig(every_steps=4, keep_every=5, keep_last=9)
+
+
+@pytest.fixture(scope="module")
+def kept(toy_data, tmp_path_factory):
+    """Returns the work directory and the result of a run of 12 steps that keeps every fifth."""
+    workdir = tmp_path_factory.mktemp("kept") / "run"
+    return workdir, train(tiny_run(toy_data, mesh=ONE_DEVICE, checkpoint=EVERY_FIVE), workdir)
+
+
+def trained(directory):
+    return json.loads((directory / "config.json").read_text())["trained"]
+
+
+def counts_by_hand(data, config, steps):
+    """Returns the sequences, tokens and words of the rows of the first steps, counted one by one."""
+    dataset = open_dataset(data)
+    tokenizer = load_tokenizer(dataset.tokenizer_path)
+    sequences = tokens = words = 0
+    for step in range(steps):
+        places = np.arange(config.data.batch_size)
+        numbers, epochs = train_rows(step, places, len(places), dataset.train.num_rows, config.data.seed)
+        batch = rows_to_batch(dataset.train.gather(numbers), epochs)
+        real = batch.token_ids[batch.sequence_ids > 0]
+        sequences += len(numbers)
+        tokens += len(real)
+        words += sum(not tokenizer.vocab[i].startswith(("[CLS]", "[SEP]", "##")) for i in real)
+    return {"sequences": sequences, "tokens": tokens, "words": words}
+
+
+def test_revisions_are_kept_with_what_they_were_trained_on(kept, toy_data):
+    workdir, _ = kept
+    assert sorted(path.name for path in (workdir / "revisions").iterdir()) == ["00000000", "00000005", "00000010"]
+    config = tiny_run(toy_data)
+    for step in (5, 10):
+        found = trained(workdir / "revisions" / f"{step:08d}")
+        assert found == {"step": step, **counts_by_hand(toy_data, config, step)}
+    assert trained(workdir / "revisions" / "00000000") == {"step": 0}
+    assert trained(workdir / "pretrained") == {"step": 12, **counts_by_hand(toy_data, config, 12)}
+
+
+def test_a_revision_is_named_by_its_step(kept):
+    workdir, result = kept
+    ten, start = bert_jax.load_pretrained(f"{workdir}@10"), bert_jax.load_pretrained(f"{workdir}@0")
+    assert recognise(f"{workdir}@10") == "bert_jax"
+    for one, other in ((ten, start.params), (ten, result.state.params)):
+        with pytest.raises(AssertionError):
+            assert_same_state(one.params, other)
+    with pytest.raises(InputError, match=r"no revision of step 7; it has those of steps 0, 5, 10"):
+        bert_jax.load_pretrained(f"{workdir}@7")
+    with pytest.raises(InputError, match="does not exist"):
+        bert_jax.load_pretrained(f"{workdir}-not-there@7")
+
+
+def test_a_directory_with_an_at_sign_in_its_name_is_itself(kept, tmp_path):
+    shutil.copytree(kept[0] / "pretrained", tmp_path / "model@10")
+    assert recognise(tmp_path / "model@10") == "bert_jax"
+    with pytest.raises(InputError, match="no revision of step 3; it has none"):
+        bert_jax.load_pretrained(f"{tmp_path / 'model@10'}@3")
+
+
+def test_a_stopped_run_keeps_the_same_revisions(kept, toy_data, tmp_path, monkeypatch):
+    config = tiny_run(toy_data, mesh=ONE_DEVICE, checkpoint=EVERY_FIVE)
+    with monkeypatch.context() as patch:
+        stop_at(patch, 7)
+        stopped = train(config, tmp_path / "run")
+    assert stopped.signal
+    # A revision that a crash has lost is made again, with the same counts; the others stay as they are.
+    for newer in checkpoint_steps(tmp_path / "run" / "checkpoints")[1:]:
+        shutil.rmtree(tmp_path / "run" / "checkpoints" / f"{newer:08d}")
+    shutil.rmtree(tmp_path / "run" / "revisions" / "00000005")
+    seal = tmp_path / "run" / "revisions" / "00000000" / "checksums.json"
+    before = seal.stat().st_mtime_ns
+    train(config, tmp_path / "run")
+    for step in (0, 5, 10):
+        ours, theirs = (bert_jax.load_pretrained(f"{workdir}@{step}") for workdir in (tmp_path / "run", kept[0]))
+        assert_same_state(ours.params, theirs.params)
+        name = f"revisions/{step:08d}"
+        assert trained(tmp_path / "run" / name) == trained(kept[0] / name)
+    assert seal.stat().st_mtime_ns == before
+
+
+def test_a_run_that_was_begun_without_counts_claims_none(toy_data, tmp_path, monkeypatch):
+    config = tiny_run(toy_data, mesh=ONE_DEVICE, checkpoint=EVERY_FIVE)
+    with monkeypatch.context() as patch:
+        stop_at(patch, 6)
+        step = train(config, tmp_path / "run").step
+    seal = tmp_path / "run" / "checkpoints" / f"{step:08d}" / "checksums.json"
+    about = json.loads(seal.read_text())
+    del about["notes"]["seen"]
+    seal.write_text(json.dumps(about))
+    train(config, tmp_path / "run")
+    assert trained(tmp_path / "run" / "revisions" / "00000010") == {"step": 10}
+
+
+def test_no_revision_is_kept_unless_asked_for(toy_data, tmp_path):
+    config = dataclasses.replace(tiny_run(toy_data, mesh=ONE_DEVICE), checkpoint=CheckpointConfig())
+    config = dataclasses.replace(config, train=dataclasses.replace(config.train, num_steps=1))
+    result = train(config, tmp_path / "run")
+    assert not (tmp_path / "run" / "revisions").exists()
+    assert isinstance(result.seen["tokens"], int) and result.seen["words"] < result.seen["tokens"]

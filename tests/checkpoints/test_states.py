@@ -1,0 +1,389 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints: whole, named when damaged, and kept as asked."""
+
+import json
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bert_jax.checkpoints import remains
+from bert_jax.checkpoints.sealed import SEAL, find_damage, newest_whole, read_newest, seal
+from bert_jax.checkpoints.states import Checkpoints, check_arrays, describe, restore_tree
+from bert_jax.devices.sharding import make_mesh, replicated
+from bert_jax.errors import InputError
+from bert_jax.settings.pretraining import MeshConfig
+from bert_jax.storage.files import sha256_file
+
+
+def make_state(value):
+    return {"params": {"kernel": jnp.full((64, 8), value), "bias": jnp.arange(8.0)}, "step": jnp.int32(value)}
+
+
+@pytest.fixture(scope="module")
+def abstract():
+    sharding = replicated(make_mesh(MeshConfig(), jax.devices()[:1]))
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), make_state(0))
+
+
+def save_all(directory, metrics, **keep):
+    checkpoints = Checkpoints(directory, **keep)
+    for step, metric in metrics.items():
+        checkpoints.save(step, make_state(step), metric, {"from": step})
+    checkpoints.close()
+    return Checkpoints(directory, **keep)
+
+
+def data_files(directory, step):
+    """Returns the files that hold array bytes, largest first."""
+    files = [path for path in (directory / f"{step:08d}").rglob("*") if path.is_file() and path.name != SEAL]
+    return sorted(files, key=lambda path: -path.stat().st_size)
+
+
+def flip_a_byte(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def test_what_is_saved_comes_back(tmp_path, abstract):
+    restored = save_all(tmp_path / "c", {1: None, 2: None}).restore(abstract)
+    jax.tree.map(np.testing.assert_array_equal, restored.state, make_state(2))
+    assert restored.passed_over == [] and restored.notes == {"from": 2}
+
+
+def test_nothing_saved_is_none(tmp_path, abstract):
+    assert Checkpoints(tmp_path / "c").restore(abstract).state is None
+
+
+def test_last_and_best_are_kept_together(tmp_path):
+    checkpoints = save_all(tmp_path / "c", {1: 3.0, 2: 1.0, 3: 2.0, 4: 5.0, 5: 4.0}, keep_last=2, keep_best=1)
+    assert checkpoints.steps() == [2, 4, 5]
+
+
+def test_a_bad_newest_one_is_kept_and_an_unmeasured_one_is_never_best(tmp_path):
+    assert save_all(tmp_path / "c", {1: 1.0, 2: 2.0, 3: None, 4: 9.0}, keep_last=2, keep_best=1).steps() == [1, 3, 4]
+    assert save_all(tmp_path / "d", {1: 1.0, 2: 2.0, 3: 3.0}, keep_last=2, keep_best=0).steps() == [2, 3]
+
+
+@pytest.mark.parametrize("damage", ["flip", "truncate", "remove", "seal removed", "seal damaged"])
+def test_damage_is_named_and_the_one_before_is_used(tmp_path, abstract, damage):
+    directory = tmp_path / "c"
+    checkpoints = save_all(directory, {1: None, 2: None, 3: None}, keep_last=3)
+    victim = data_files(directory, 3)[0]
+    if damage == "flip":
+        flip_a_byte(victim)
+    elif damage == "truncate":
+        victim.write_bytes(victim.read_bytes()[:-1])
+    elif damage == "remove":
+        victim.unlink()
+    elif damage == "seal removed":
+        (directory / "00000003" / SEAL).unlink()
+    else:
+        (directory / "00000003" / SEAL).write_text('{"half')
+    state, _, notes = checkpoints.restore(abstract)
+    assert int(state["step"]) == 2
+    assert len(notes) == 1 and "00000003 is not used" in notes[0]
+    assert (SEAL if "seal" in damage else victim.name) in notes[0]
+    # It is set aside, not deleted, and its step can be saved again.
+    assert (tmp_path / "damaged" / "00000003").is_dir()
+    checkpoints.save(3, make_state(33))
+    checkpoints.close()
+    assert int(Checkpoints(directory).restore(abstract).state["step"]) == 33
+
+
+def test_every_flipped_byte_is_seen(tmp_path):
+    directory = tmp_path / "c"
+    save_all(directory, {1: None})
+    for path in data_files(directory, 1):
+        if path.stat().st_size:
+            whole = path.read_bytes()
+            flip_a_byte(path)
+            assert path.name in find_damage(directory / "00000001")
+            path.write_bytes(whole)
+    assert find_damage(directory / "00000001") is None
+
+
+def test_no_whole_checkpoint_is_an_error_and_not_a_new_start(tmp_path, abstract):
+    directory = tmp_path / "c"
+    checkpoints = save_all(directory, {1: None, 2: None})
+    for step in (1, 2):
+        flip_a_byte(data_files(directory, step)[0])
+    with pytest.raises(InputError, match="no whole checkpoint is left") as caught:
+        checkpoints.restore(abstract)
+    assert "00000001" in str(caught.value) and "00000002" in str(caught.value)
+    with pytest.raises(InputError, match="no whole checkpoint"):
+        newest_whole(directory)
+
+
+def test_a_first_save_that_was_killed_is_set_aside_for_a_new_start(tmp_path, abstract):
+    directory = tmp_path / "c"
+    save_all(directory, {1: None}).close()
+    (directory / "00000001" / SEAL).unlink()
+    checkpoints = Checkpoints(directory)
+    state, notes, passed_over = checkpoints.restore(abstract)
+    assert state is None and notes == {}
+    assert len(passed_over) == 1 and "so it was never finished" in passed_over[0]
+    assert (tmp_path / "damaged" / "00000001").is_dir() and checkpoints.steps() == []
+    checkpoints.save(1, make_state(11))
+    checkpoints.close()
+    assert int(Checkpoints(directory).restore(abstract).state["step"]) == 11
+
+
+def test_an_unfinished_one_beside_a_damaged_one_is_an_error_and_not_a_new_start(tmp_path, abstract):
+    directory = tmp_path / "c"
+    checkpoints = save_all(directory, {1: None, 2: None})
+    flip_a_byte(data_files(directory, 1)[0])
+    (directory / "00000002" / SEAL).unlink()
+    with pytest.raises(InputError, match="no whole checkpoint is left"):
+        checkpoints.restore(abstract)
+    assert checkpoints.steps() == [1, 2]
+
+
+def test_a_directory_without_files_is_not_sealed_and_not_whole(tmp_path):
+    about = {"step": 1, "metric": None, "arrays": {"x": ["float32", [1]]}, "notes": {}}
+    with pytest.raises(InputError, match="has no file to seal, so something else moved it"):
+        seal(tmp_path / "moved", about)
+    assert not (tmp_path / "moved").exists()
+    (tmp_path / SEAL).write_text(json.dumps(about | {"files": {}}))
+    assert find_damage(tmp_path) == f"{SEAL} names no files"
+
+
+@pytest.mark.parametrize("content", ['{"half', "[]", "{}", '{"metric": "low"}'])
+def test_an_older_seal_that_cannot_be_read_stops_no_save(tmp_path, content):
+    checkpoints = save_all(tmp_path / "c", {1: 1.0, 2: 2.0}, keep_last=2)
+    (tmp_path / "c" / "00000001" / SEAL).write_text(content)
+    for step in (3, 4):
+        checkpoints.save(step, make_state(step), 5.0 - step)
+    checkpoints.wait()
+    assert checkpoints.steps() == [3, 4] and checkpoints.best_step() == 4
+    for step in (3, 4):
+        (tmp_path / "c" / f"{step:08d}" / SEAL).write_text(content)
+    with pytest.raises(InputError, match="has a metric that can be read"):
+        checkpoints.best_step()
+
+
+def test_a_clean_up_that_fails_stops_no_save(tmp_path, monkeypatch):
+    checkpoints = save_all(tmp_path / "c", {1: None}, keep_last=1)
+
+    def no_right(*_):
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(remains, "delete", no_right)
+        checkpoints.save(2, make_state(2))
+        checkpoints.wait()
+    assert checkpoints.steps() == [1, 2]
+    checkpoints.save(3, make_state(3))
+    checkpoints.close()
+    assert checkpoints.steps() == [3]
+
+
+def test_a_failure_waits_for_what_is_being_sealed(tmp_path):
+    with pytest.raises(KeyError), Checkpoints(tmp_path / "c") as checkpoints:
+        checkpoints.save(1, make_state(1))
+        raise KeyError
+    assert find_damage(tmp_path / "c" / "00000001") is None
+
+
+def test_another_mesh_restores_the_same_bits(tmp_path):
+    mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
+    spec = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("fsdp", "tensor"))
+    array = jax.device_put(jnp.asarray(np.random.default_rng(0).normal(size=(16, 8)), jnp.float32), spec)
+    checkpoints = Checkpoints(tmp_path / "c")
+    checkpoints.save(1, {"x": array})
+    checkpoints.close()
+    other = replicated(make_mesh(MeshConfig(), jax.devices()[:1]))
+    abstract = {"x": jax.ShapeDtypeStruct((16, 8), jnp.float32, sharding=other)}
+    restored = Checkpoints(tmp_path / "c").restore(abstract).state["x"]
+    np.testing.assert_array_equal(restored, array)
+    assert restored.sharding == other
+
+
+def test_other_shapes_and_types_are_refused_with_the_name(tmp_path, abstract):
+    checkpoints = save_all(tmp_path / "c", {1: None})
+    with pytest.raises(InputError, match=r"params/kernel is .*64, 8.* there and .*64, 9.* here"):
+        other = jax.ShapeDtypeStruct((64, 9), jnp.float32)
+        checkpoints.restore(abstract | {"params": abstract["params"] | {"kernel": other}})
+    with pytest.raises(InputError, match="params/kernel"):  # Orbax alone would cast
+        other = jax.ShapeDtypeStruct((64, 8), jnp.bfloat16)
+        checkpoints.restore(abstract | {"params": abstract["params"] | {"kernel": other}})
+    with pytest.raises(InputError, match="extra is missing"):
+        check_arrays(tmp_path, describe({"a": jnp.ones(1)}), describe({"a": jnp.ones(1), "extra": jnp.ones(1)}))
+
+
+def test_a_save_that_fails_is_one_clear_line_and_the_old_one_stays(tmp_path, abstract, monkeypatch):
+    checkpoints = save_all(tmp_path / "c", {1: None})
+
+    def full_disk(*_args, **_kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("bert_jax.checkpoints.sealed.write_json", full_disk)
+    checkpoints.save(2, make_state(2))
+    with pytest.raises(InputError, match=r"cannot write a checkpoint .*No space left on device"):
+        checkpoints.wait()
+    monkeypatch.undo()
+    state, _, notes = Checkpoints(tmp_path / "c").restore(abstract)
+    assert int(state["step"]) == 1 and "00000002" in notes[0]
+
+
+def test_a_checkpoint_that_does_not_fit_is_not_begun(tmp_path, monkeypatch):
+    checkpoints = save_all(tmp_path / "c", {1: None})
+    monkeypatch.setattr("bert_jax.checkpoints.states.shutil.disk_usage", lambda _: shutil._ntuple_diskusage(9, 9, 0))
+    with pytest.raises(InputError, match=r"no space for a checkpoint .* 0 MB free; what was saved before"):
+        checkpoints.save(2, make_state(2))
+    assert [path.name for path in (tmp_path / "c").iterdir()] == ["00000001"]
+
+
+def test_the_seal_names_every_file(tmp_path):
+    save_all(tmp_path / "c", {1: 0.5})
+    directory = tmp_path / "c" / "00000001"
+    content = json.loads((directory / SEAL).read_text())
+    on_disk = {str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file()} - {SEAL}
+    assert set(content["files"]) == on_disk and content["metric"] == 0.5
+    shutil.rmtree(directory)
+
+
+class Killed(BaseException):
+    """In place of a SIGKILL in the middle of a deletion."""
+
+
+def kill_a_deletion(monkeypatch, path):
+    """Deletes a checkpoint until one of its files is gone, and no further."""
+
+    def stop(self, *_args, **_kwargs):
+        data = next(file for file in self.rglob("*") if file.is_file() and file.name != SEAL)
+        data.unlink()
+        raise Killed
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(
+            "bert_jax.checkpoints.remains.shutil.rmtree", lambda path, **_: stop(path) if path.exists() else None
+        )
+        remains.delete(path)
+
+
+def test_what_a_kill_leaves_of_a_deletion_is_swept(tmp_path, abstract, monkeypatch):
+    directory = tmp_path / "c"
+    save_all(directory, {1: None, 2: None, 3: None}, keep_last=3).close()
+    kill_a_deletion(monkeypatch, directory / "00000001")
+    assert sorted(path.name for path in directory.iterdir()) == [".00000001.deleted", "00000002", "00000003"]
+    checkpoints = Checkpoints(directory, keep_last=3)
+    assert sorted(path.name for path in directory.iterdir()) == ["00000002", "00000003"]
+    assert checkpoints.restore(abstract).passed_over == []
+
+
+@pytest.mark.parametrize("left", ["no seal", "a seal"])
+def test_what_older_versions_left_of_a_deletion_is_swept(tmp_path, abstract, left):
+    """They deleted in place. A checkpoint with a damaged file is none of these, and stays."""
+    directory = tmp_path / "c"
+    save_all(directory, {1: None, 2: None, 3: None}, keep_last=3).close()
+    (data_files(directory, 1)[0] if left == "a seal" else directory / "00000001" / SEAL).unlink()
+    flip_a_byte(data_files(directory, 2)[0])
+    checkpoints = Checkpoints(directory, keep_last=3)
+    assert checkpoints.steps() == [2, 3] and int(checkpoints.restore(abstract).state["step"]) == 3
+
+
+def test_of_damaged_checkpoints_the_newest_two_stay(tmp_path, abstract):
+    directory = tmp_path / "c"
+    save_all(directory, dict.fromkeys(range(1, 6)), keep_last=5).close()
+    for step in (5, 4, 3, 2):
+        (directory / f"{step:08d}" / SEAL).unlink()
+        assert int(Checkpoints(directory, keep_last=5).restore(abstract).state["step"]) == step - 1
+    assert sorted(path.name for path in (tmp_path / "damaged").iterdir()) == ["00000002", "00000003"]
+
+
+def read_step(abstract):
+    return lambda path: int(restore_tree(path / "state", abstract)["step"])
+
+
+def test_a_reader_is_told_what_is_passed_over(tmp_path, abstract):
+    directory = tmp_path / "c"
+    save_all(directory, {1: None, 2: None, 3: None}, keep_last=3).close()
+    victim = data_files(directory, 3)[0]
+    flip_a_byte(victim)
+    found, passed_over = read_newest(directory, read_step(abstract))
+    assert found == 2 and len(passed_over) == 1
+    assert "00000003 is not used: file" in passed_over[0] and victim.name in passed_over[0]
+
+
+@pytest.mark.parametrize("when", ["while it is read", "after a file was read"])
+def test_a_checkpoint_that_vanishes_under_the_reader_is_no_error(tmp_path, abstract, when):
+    """A run that trains there deletes the checkpoint and has saved a newer one."""
+    directory = tmp_path / "c"
+    save_all(directory, {1: None, 3: None}, keep_last=3).close()
+    later = tmp_path / "later"
+    (directory / "00000003").rename(later)
+    met = []
+
+    def read(path):
+        met.append(path.name)
+        if len(met) > 1:
+            return read_step(abstract)(path)
+        later.rename(directory / "00000003")
+        found = read_step(abstract)(path) if when == "after a file was read" else None
+        remains.delete(path)
+        return found or read_step(abstract)(path)
+
+    assert read_newest(directory, read) == (3, []) and met == ["00000001", "00000003"]
+
+
+def test_a_checkpoint_that_vanishes_while_it_is_checked_is_no_damage(tmp_path, monkeypatch):
+    directory = tmp_path / "c"
+    save_all(directory, {1: None, 3: None}, keep_last=3).close()
+    later = tmp_path / "later"
+    (directory / "00000003").rename(later)
+
+    def delete_meanwhile(path):
+        if later.exists():
+            later.rename(directory / "00000003")
+            remains.delete(directory / "00000001")
+        return sha256_file(path)
+
+    monkeypatch.setattr("bert_jax.checkpoints.sealed.sha256_file", delete_meanwhile)
+    path, passed_over = newest_whole(directory)
+    assert path.name == "00000003" and passed_over == []
+
+
+def test_a_seal_says_what_it_is_told_to(tmp_path):
+    with Checkpoints(tmp_path / "c", about={"tokenizer": "abc"}) as checkpoints:
+        checkpoints.save(1, make_state(1))
+        checkpoints.close()
+    assert json.loads((tmp_path / "c" / "00000001" / SEAL).read_text())["tokenizer"] == "abc"
+    assert find_damage(tmp_path / "c" / "00000001") is None
+
+
+def test_a_second_process_goes_by_the_word_of_the_first(tmp_path, abstract, monkeypatch):
+    """Its own listing of the directory is older: it has neither the best checkpoint nor the one to be saved."""
+    checkpoints = save_all(tmp_path / "c", {1: 1.0, 2: 2.0}, keep_last=5)
+    saved = []
+    monkeypatch.setattr(checkpoints._manager, "save", lambda *args, **_: saved.append(args))
+    with monkeypatch.context() as patch:
+        patch.setattr("bert_jax.devices.cluster.is_first", lambda: False)
+        for answer, ask, expected in (
+            (3, checkpoints.best_step, 3),
+            (1, lambda: checkpoints.save(9, make_state(9)), None),
+        ):
+            patch.setattr("bert_jax.devices.cluster.first_says", lambda value, answer=answer: answer)
+            assert ask() == expected
+        patch.setattr("bert_jax.devices.cluster.first_says", lambda value: -1)  # there is none
+        with pytest.raises(InputError, match="has a metric that can be read"):
+            checkpoints.best_step()
+        patch.setattr("bert_jax.devices.cluster.first_says", lambda value: 1)
+        checkpoints._set_aside(0)
+        with pytest.raises(InputError, match="is damaged: the first process tells what"):
+            checkpoints.restore_at(2, abstract)
+        patch.setattr("bert_jax.devices.cluster.first_says", lambda value: 0)
+        (checkpoints._path(2) / SEAL).unlink()  # which a file system may show late
+        assert int(checkpoints.restore_at(2, abstract)["step"]) == 2
+    assert not saved and checkpoints.steps() == [1, 2] and not (tmp_path / "damaged").exists()
+
+
+def test_what_another_process_could_not_write_ends_this_one_too(tmp_path, monkeypatch):
+    checkpoints = save_all(tmp_path / "c", {1: None})
+    checkpoints.save(2, make_state(2))
+    monkeypatch.setattr("bert_jax.devices.cluster.anyone_says", lambda value: True)
+    with pytest.raises(InputError, match=r"another process could not write a checkpoint to .* its own message"):
+        checkpoints.wait()

@@ -1,0 +1,525 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Google's checkpoints: read, computed with as Google's code does, written, and read back the same.
+
+`tests/reference/make_bundle_golden.py` made the golden numbers with Google's code on TensorFlow.
+"""
+
+import dataclasses
+import json
+import os
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from builders import random_batch, tiny_model, write_vocab
+
+from bert_jax.batch import Batch
+from bert_jax.checkpoints.bundle import Bundle, data_path, index_path, read_index, write_bundle
+from bert_jax.checkpoints.names import TABLE, to_params
+from bert_jax.checkpoints.pretrained import load_pretrained
+from bert_jax.checkpoints.tf1 import find_checkpoint, load_tf1, save_tf1
+from bert_jax.errors import InputError
+from bert_jax.model.objective import abstract_params, encode, pretraining_forward
+from bert_jax.text.tokenizer import load_tokenizer, wordpiece_tokenizer
+from tests.model.test_model import numpy_bert
+
+# What optimizers save of each variable, and besides.
+OPTIMIZER_SLOTS = ("adam_m", "adam_v", "lamb_m", "lamb_v", "Adam", "Adam_1")
+OPTIMIZER_STATE = ("global_step", "beta1_power", "beta2_power", "current_loss_scale", "good_steps")
+MODEL = tiny_model(vocab_size=167)  # as many words as `write_vocab` writes
+
+
+@pytest.fixture(scope="module")
+def google(shared_data) -> Path:
+    """Returns a small checkpoint that run_pretraining.py wrote."""
+    return shared_data / "tf1_checkpoint_tiny"
+
+
+@pytest.fixture(scope="module")
+def chinese(shared_data) -> Path:
+    """Returns the index, and no more, of a base model that Google released."""
+    return shared_data / "tf1_checkpoint_index_chinese"
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    path = tmp_path_factory.mktemp("vocab") / "vocab.txt"
+    write_vocab(path)
+    return load_tokenizer(path)
+
+
+@pytest.fixture(scope="module")
+def params():
+    """Returns random parameters of the encoder and every head, on the host."""
+    rng = np.random.default_rng(0)
+
+    def fill(path, leaf):
+        values = rng.normal(size=leaf.shape).astype(np.float32)
+        if leaf.shape[:1] == (MODEL.padded_vocab_size,):
+            values[MODEL.vocab_size :] = 0
+        return values
+
+    return jax.tree_util.tree_map_with_path(fill, abstract_params(MODEL, num_classes=3))
+
+
+@pytest.fixture
+def saved(tmp_path, params, tokenizer) -> Path:
+    """Returns a directory with the parts of pre-training, as Google releases them."""
+    parts = {name: params[name] for name in ("encoder", "mlm", "next_sentence")}
+    save_tf1(tmp_path / "saved", MODEL, parts, tokenizer)
+    return tmp_path / "saved"
+
+
+def assert_identical(ours, theirs) -> None:
+    ours, theirs = (dict(jax.tree_util.tree_leaves_with_path(tree)) for tree in (ours, theirs))
+    assert ours.keys() == theirs.keys()
+    for path, value in theirs.items():
+        assert (ours[path].dtype, ours[path].shape) == (value.dtype, value.shape), path
+        assert np.asarray(ours[path]).tobytes() == np.asarray(value).tobytes(), path
+
+
+def refusal(path: Path, **options) -> str:
+    """Returns the message with which loading fails: one line."""
+    with pytest.raises(InputError) as caught:
+        load_tf1(path, **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def change_json(path: Path, **changes) -> None:
+    """Sets keys of a JSON file; ... removes one."""
+    values = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({key: value for key, value in values.items() if value is not ...}))
+
+
+def rewrite(directory: Path, change) -> None:
+    """Replaces the tensors of a checkpoint by what `change` makes of them."""
+    opened = Bundle(directory / "bert_model.ckpt")
+    write_bundle(directory / "bert_model.ckpt", change({name: opened.read(name) for name in opened.entries}))
+
+
+# A checkpoint of Google's
+
+
+def test_googles_checkpoint_is_read_whole(google):
+    loaded = load_tf1(google)
+    assert loaded.task == "pretraining" and loaded.labels == () and loaded.tokenizer.vocab_size == 15
+    assert (loaded.config.hidden_size, loaded.config.num_layers, loaded.config.num_heads) == (4, 2, 4)
+    assert (loaded.config.intermediate_size, loaded.config.max_positions, loaded.config.type_vocab_size) == (16, 16, 2)
+    assert loaded.config.activation == "gelu_tanh" and loaded.config.layer_norm_epsilon == 1e-12
+    opened = Bundle(google / "bert_model.ckpt")
+    variables = [name for name in opened.entries if not name.endswith(("/adam_m", "/adam_v", "global_step"))]
+    assert len(opened.entries) == 139 and len(variables) == 46
+    sizes = sum(leaf.size for leaf in jax.tree.leaves(loaded.params))
+    padding = (loaded.config.padded_vocab_size - 15) * (4 + 1)  # of the table of words and its bias
+    assert sizes - padding == sum(opened.read(name).size for name in variables)
+    words = loaded.params["encoder"]["embeddings"]["word"]["embedding"]
+    assert (words[:15] == opened.read("bert/embeddings/word_embeddings")).all() and not words[15:].any()
+    kernel = loaded.params["encoder"]["layers"]["mlp"]["output"]["kernel"][1]
+    assert (kernel == opened.read("bert/encoder/layer_1/output/dense/kernel")).all()
+    assert (loaded.params["next_sentence"]["kernel"].T == opened.read("cls/seq_relationship/output_weights")).all()
+
+
+def test_googles_checkpoint_computes_what_googles_code_computes(google, repository):
+    loaded = load_tf1(google)
+    with np.load(repository / "tests" / "golden" / "google_tiny_checkpoint.npz") as file:
+        golden = {name: file[name] for name in file.files}
+    batch = Batch(
+        token_ids=golden["inputs/input_ids"],
+        type_ids=golden["inputs/segment_ids"],
+        sequence_ids=golden["inputs/input_mask"],
+        cls_positions=np.zeros((3, 1), np.int32),
+        sequence_weights=np.ones((3, 1), np.float32),
+        mlm_positions=golden["inputs/masked_lm_positions"],
+    )
+    output = jax.jit(pretraining_forward, static_argnums=0)(loaded.config, loaded.params, batch)
+    layers = jax.jit(encode, static_argnums=(0, 3))(loaded.config, loaded.params, batch, True).layers
+    there = golden["inputs/input_mask"] > 0
+    np.testing.assert_allclose(layers[0][there], golden["embedding_output"][there], atol=2e-6)
+    for ours, theirs in zip(layers[1:], golden["all_encoder_layers"], strict=True):
+        np.testing.assert_allclose(ours[there], theirs[there], atol=2e-6)
+    np.testing.assert_allclose(output.encoded.pooled[:, 0], golden["pooled_output"], atol=2e-6)
+    words = jax.nn.log_softmax(output.mlm_logits[..., :15]).reshape(-1, 15)
+    np.testing.assert_allclose(words, golden["masked_lm_log_probs"], atol=2e-6)
+    sentences = jax.nn.log_softmax(output.next_sentence_logits[:, 0])
+    np.testing.assert_allclose(sentences, golden["next_sentence_log_probs"], atol=2e-6)
+
+
+def test_googles_files_are_written_byte_for_byte(google, tmp_path):
+    """With the optimizer's part: 139 tensors."""
+    opened = Bundle(google / "bert_model.ckpt")
+    write_bundle(tmp_path / "bert_model.ckpt", {name: opened.read(name) for name in opened.entries})
+    for path in (index_path, data_path):
+        assert path(tmp_path / "bert_model.ckpt").read_bytes() == path(google / "bert_model.ckpt").read_bytes()
+
+
+@pytest.mark.slow
+def test_googles_checkpoint_with_erf_computes_what_a_numpy_sketch_does(google):
+    loaded = load_tf1(google, activation="gelu_exact")
+    batch = random_batch(num_rows=4, row_length=16, vocab_size=15)
+    batch = batch._replace(mlm_positions=np.tile(np.arange(4), (4, 1)))
+    output = jax.jit(pretraining_forward, static_argnums=0)(loaded.config, loaded.params, batch)
+    for row, (hidden, pooled, mlm, sentences) in enumerate(numpy_bert(loaded.config, loaded.params, batch)):
+        np.testing.assert_allclose(output.encoded.hidden[row, : len(hidden)], hidden, atol=1e-5)
+        np.testing.assert_allclose(output.encoded.pooled[row, 0], pooled, atol=1e-5)
+        np.testing.assert_allclose(output.mlm_logits[row, :, :15], mlm, atol=1e-5)
+        np.testing.assert_allclose(output.next_sentence_logits[row, 0], sentences, atol=1e-5)
+
+
+def test_googles_checkpoint_is_written_again(google, tmp_path):
+    """Bit for bit, but for the optimizer's part."""
+    loaded = load_tf1(google)
+    assert save_tf1(tmp_path / "again", *loaded[:5]) == []
+    again = load_tf1(tmp_path / "again")
+    assert again.config == loaded.config and again.task == loaded.task
+    assert again.tokenizer.fingerprint == loaded.tokenizer.fingerprint
+    assert_identical(again.params, loaded.params)
+    ours, theirs = Bundle(tmp_path / "again" / "bert_model.ckpt"), Bundle(google / "bert_model.ckpt")
+    assert len(ours.entries) == 46
+    for name in ours.entries:
+        assert ours.read(name).tobytes() == theirs.read(name).tobytes(), name
+        assert ours.entries[name].shape == theirs.entries[name].shape
+    settings = [json.loads((folder / "bert_config.json").read_text()) for folder in (tmp_path / "again", google)]
+    assert settings[0].items() <= settings[1].items()
+
+
+def test_every_name_of_a_released_model_is_one_of_ours(chinese):
+    """As many names, no more and no less; and `to_params` finds every shape to be the configuration's."""
+    shapes = {name: entry.shape for name, entry in read_index(chinese / "bert_model.ckpt.index").entries.items()}
+    tasks = ("classifier/", "span/")
+    rows = [row for row in TABLE if not row.ours.startswith(tasks)]
+    ours = {row.name("tf1", layer) for row in rows for layer in range(12)}
+    assert shapes.keys() == ours and len(ours) == 206
+    settings = json.loads((chinese / "bert_config.json").read_text())
+    config = dataclasses.replace(
+        MODEL, vocab_size=settings["vocab_size"], hidden_size=768, num_layers=12, num_heads=12,
+        intermediate_size=3072, max_positions=512,
+    )  # fmt: skip
+    wrong = shapes | {"bert/encoder/layer_7/intermediate/dense/kernel": (3072, 768)}
+    with pytest.raises(InputError, match=r"layer_7/intermediate/dense/kernel has shape \(3072, 768\) where"):
+        to_params(lambda name: np.zeros(shapes[name], np.float32), wrong, "tf1", config, "x")
+    with pytest.raises(InputError, match=r"x holds 1 tensors that this model has no place for: bert/strange"):
+        to_params(lambda name: np.zeros(shapes[name], np.float32), shapes | {"bert/strange": (1,)}, "tf1", config, "x")
+    del wrong["bert/encoder/layer_7/intermediate/dense/kernel"]
+    with pytest.raises(InputError, match=r"x lacks 1 tensors of this model: bert/encoder/layer_7/interm"):
+        to_params(lambda name: np.zeros(shapes[name], np.float32), wrong, "tf1", config, "x")
+    read: list[str] = []
+
+    def stop_at_the_last(name: str) -> np.ndarray:
+        read.append(name)
+        return np.zeros((1,) * len(shapes[name]), np.float32)  # broadcast, so that nothing large is made
+
+    to_params(stop_at_the_last, shapes, "tf1", config, "x")
+    assert sorted(read) == sorted(shapes)
+
+
+def test_the_released_index_alone_is_refused(chinese, shared_data, tmp_path):
+    for path in chinese.iterdir():
+        shutil.copy(path, tmp_path)
+    assert "has no vocab.txt" in refusal(tmp_path)
+    shutil.copy(shared_data / "vocab" / "bert-base-chinese-vocab.txt", tmp_path / "vocab.txt")
+    assert "bert_model.ckpt.data-00000-of-00001 does not exist, and" in refusal(tmp_path)
+
+
+# What we write
+
+
+@pytest.mark.parametrize(
+    ("task", "heads", "labels"),
+    [
+        ("pretraining", ("mlm", "next_sentence"), ()),
+        ("encoder", (), ()),
+        ("masked_lm", ("mlm",), ()),
+        ("next_sentence", ("next_sentence",), ()),
+        ("sequence_classification", ("classifier",), ("contradiction", "entailment", "neutral")),
+        ("token_classification", ("classifier",), ("O", "B-ÖRT", "I")),
+        ("multiple_choice", ("classifier",), ()),
+        ("question_answering", ("span",), ()),
+        ("question_answering", ("span", "mlm", "next_sentence", "classifier"), ()),
+    ],
+)
+def test_import_of_an_export_is_the_identity(tmp_path, params, tokenizer, task, heads, labels):
+    config = dataclasses.replace(MODEL, hidden_dropout_rate=0.2, activation="gelu_exact", layer_norm_epsilon=1e-7)
+    parts = {name: params[name] for name in ("encoder", *heads)}
+    if task in ("masked_lm", "token_classification"):
+        parts["encoder"] = {name: part for name, part in params["encoder"].items() if name != "pooler"}
+    notes = save_tf1(tmp_path / "x", config, parts, tokenizer, task, labels)
+    assert any("erf" in note for note in notes) and any("layer_norm_epsilon is 1e-07" in note for note in notes)
+    loaded = load_tf1(tmp_path / "x")
+    assert (loaded.config, loaded.task, loaded.labels, loaded.notes) == (config, task, labels, ())
+    assert loaded.tokenizer.fingerprint == tokenizer.fingerprint
+    assert_identical(loaded.params, parts)
+
+
+def test_the_files_are_googles(saved):
+    assert sorted(path.name for path in saved.iterdir()) == [
+        "bert_config.json", "bert_model.ckpt.data-00000-of-00001", "bert_model.ckpt.index", "checkpoint",
+        "tokenizer_config.json", "vocab.txt",
+    ]  # fmt: skip
+    assert (saved / "checkpoint").read_text() == (
+        'model_checkpoint_path: "bert_model.ckpt"\nall_model_checkpoint_paths: "bert_model.ckpt"\n'
+    )
+    assert json.loads((saved / "bert_config.json").read_text()) == {
+        "attention_probs_dropout_prob": 0.0, "directionality": "bidi", "hidden_act": "gelu",
+        "hidden_dropout_prob": 0.0, "hidden_size": 32, "initializer_range": 0.02, "intermediate_size": 64,
+        "max_position_embeddings": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "type_vocab_size": 2,
+        "vocab_size": 167,
+    }  # fmt: skip
+
+
+def test_what_google_has_no_place_for_is_refused(tmp_path, params, tokenizer, saved):
+    with pytest.raises(InputError, match="left-to-right"):
+        save_tf1(tmp_path / "x", dataclasses.replace(MODEL, causal=True), params, tokenizer)
+    with pytest.raises(InputError, match=r"one of sentencepiece, and Google's BERT reads vocab.txt alone"):
+        save_tf1(tmp_path / "x", MODEL, params, SimpleNamespace(kind="sentencepiece"))
+    with pytest.raises(InputError, match="saved exists"):
+        save_tf1(saved, MODEL, params, tokenizer)
+    assert os.listdir(tmp_path) == ["saved"]
+
+
+def test_what_googles_code_does_otherwise_is_said(tmp_path, params, tokenizer):
+    vocab = wordpiece_tokenizer(tokenizer.vocab, lowercase=True, strip_accents=False)
+    encoder = {name: part for name, part in params["encoder"].items() if name != "pooler"}
+    notes = save_tf1(tmp_path / "x", MODEL, {"encoder": encoder}, vocab, "encoder")
+    assert len(notes) == 2 and "strips accents if it lower-cases" in notes[0] and "there is no pooler" in notes[1]
+    assert load_tf1(tmp_path / "x").tokenizer.fingerprint == vocab.fingerprint
+    assert save_tf1(tmp_path / "y", MODEL, params, tokenizer, "question_answering") == []
+
+
+def test_an_export_that_fails_leaves_nothing_behind(tmp_path, params, tokenizer, monkeypatch):
+    broken = params | {"mlm": params["mlm"] | {"output_bias": np.array(["x"] * MODEL.padded_vocab_size)}}
+    with pytest.raises(ValueError):
+        save_tf1(tmp_path / "x", MODEL, broken, tokenizer)
+    assert not os.listdir(tmp_path)
+
+
+# Heads of fine-tuning, under the names of run_classifier.py and run_squad.py
+
+
+def test_fine_tuned_heads_come_in(saved, params):
+    rng = np.random.default_rng(1)
+    weights, bias = rng.normal(size=(3, 32)).astype(np.float32), rng.normal(size=3).astype(np.float32)
+    heads = ("cls/predictions/", "cls/seq_relationship/")
+
+    def fine_tune(tensors, prefix, classes):
+        kept = {name: value for name, value in tensors.items() if not name.startswith(heads)}
+        new = {f"{prefix}output_weights": weights[:classes], f"{prefix}output_bias": bias[:classes]}
+        slots = {f"{name}/{slot}": value for name, value in new.items() for slot in OPTIMIZER_SLOTS}
+        return kept | new | slots | dict.fromkeys(OPTIMIZER_STATE, np.array(345))
+
+    tensors = {
+        name: Bundle(saved / "bert_model.ckpt").read(name)
+        for name in read_index(saved / "bert_model.ckpt.index").entries
+    }
+    for prefix, head, classes, task in (
+        ("", "classifier", 3, "sequence_classification"),
+        ("cls/squad/", "span", 2, "question_answering"),
+    ):
+        write_bundle(saved / "bert_model.ckpt", fine_tune(tensors, prefix, classes))
+        loaded = load_tf1(saved)
+        assert loaded.task == task
+        expected = {"kernel": weights[:classes].T, "bias": bias[:classes]}
+        assert_identical(loaded.params, {"encoder": params["encoder"], head: expected})
+
+
+# Where the checkpoint is
+
+
+def test_a_checkpoint_is_found_by_directory_prefix_and_file(saved, monkeypatch):
+    prefix = saved / "bert_model.ckpt"
+    for path in (saved, prefix, str(prefix), index_path(prefix), data_path(prefix)):
+        assert find_checkpoint(path) == prefix
+    assert load_tf1(prefix).config == MODEL
+    monkeypatch.chdir(saved)
+    assert find_checkpoint(".") == find_checkpoint("bert_model.ckpt") == Path("bert_model.ckpt")
+    assert load_tf1(".").config == MODEL
+
+
+def test_load_pretrained_takes_all_of_these(saved, params, monkeypatch):
+    prefix = saved / "bert_model.ckpt"
+    monkeypatch.chdir(saved)
+    for path in (".", saved, prefix, "bert_model.ckpt", index_path(prefix)):
+        loaded = load_pretrained(path)
+        assert (loaded.config, loaded.task) == (MODEL, "pretraining") and len(loaded.notes) == 1
+    assert_identical(loaded.params, {name: params[name] for name in ("encoder", "mlm", "next_sentence")})
+
+
+def test_of_several_checkpoints_the_one_that_is_named(saved):
+    prefix, steps = saved / "bert_model.ckpt", [saved / "model.ckpt-20", saved / "model.ckpt-100"]
+    for step in steps:
+        for path in (index_path, data_path):
+            shutil.copy(path(prefix), path(step))
+    for path in (index_path, data_path):
+        path(prefix).unlink()
+    state = saved / "checkpoint"
+    assert "checkpoint names 'bert_model.ckpt', which is not there; give one of" in refusal(saved)
+    state.write_text('model_checkpoint_path: "/elsewhere/model.ckpt-20"\nall_model_checkpoint_paths: "x"\n')
+    assert find_checkpoint(saved) == steps[0]
+    state.write_text("model_checkpoint_path:\n")
+    assert "names '', which is not there" in refusal(saved)
+    state.unlink()
+    message = refusal(saved)
+    assert "has 2 checkpoints; give one of" in message and all(str(step) in message for step in steps)
+    assert load_tf1(steps[1]).config == MODEL
+
+
+def test_no_checkpoint(saved, tmp_path):
+    assert "nothing does not exist, nor does" in refusal(tmp_path / "nothing")
+    (tmp_path / "model.ckpt").write_bytes(b"x")
+    assert "model.ckpt is no checkpoint of TensorFlow's format since 2016" in refusal(tmp_path / "model.ckpt")
+    index_path(saved / "bert_model.ckpt").unlink()
+    assert "saved has no checkpoint, such as bert_model.ckpt.index" in refusal(saved)
+
+
+# Casing
+
+
+@pytest.mark.parametrize(
+    ("name", "lowercase", "words"),
+    [
+        ("uncased_L-2_H-32_A-4", True, "as uncased_L-2_H-32_A-4 says by its name"),
+        ("wwm_uncased_L-2_H-32_A-4", True, "by its name"),
+        ("cased_L-2_H-32_A-4", False, "text is not lower-cased, as cased_L-2"),
+        ("multi_cased_L-2_H-32_A-4", False, "by its name"),
+        ("multilingual_L-2_H-32_A-4", True, "by its name"),
+        ("chinese_L-2_H-32_A-4", True, "by its name"),
+        ("chinese_model", True, "text is lower-cased, to judge by the capitals of its vocabulary"),
+    ],
+)
+def test_casing_by_googles_names_of_directories(saved, tmp_path, name, lowercase, words):
+    (saved / "tokenizer_config.json").unlink()
+    saved.rename(tmp_path / name)
+    loaded = load_tf1(tmp_path / name)
+    assert loaded.tokenizer.lowercase == loaded.tokenizer.strip_accents == lowercase
+    assert any(words in note for note in loaded.notes)
+    for argument in (True, False):
+        given = load_tf1(tmp_path / name, lowercase=argument)
+        assert given.tokenizer.lowercase == argument and not any("lower-cased" in note for note in given.notes)
+
+
+def test_casing_by_the_options_and_by_capitals(saved, tmp_path):
+    change_json(saved / "tokenizer_config.json", do_lower_case=False, strip_accents=False)
+    saved.rename(tmp_path / "uncased_L-2")
+    assert not load_tf1(tmp_path / "uncased_L-2").tokenizer.lowercase
+    (tmp_path / "uncased_L-2" / "tokenizer_config.json").unlink()
+    (tmp_path / "uncased_L-2").rename(saved)
+    vocab = (saved / "vocab.txt").read_text()
+    (saved / "vocab.txt").write_text(vocab.replace("the\n", "The\n"))
+    assert not load_tf1(saved).tokenizer.lowercase
+
+
+def test_the_chinese_vocabulary_is_of_lower_case(shared_data, tmp_path):
+    """Its <S> and <T> are no words."""
+    assert load_tokenizer(shared_data / "vocab" / "bert-base-chinese-vocab.txt").lowercase
+
+
+# The configuration
+
+
+def test_gelu_is_tanh_unless_it_is_said_to_be_erf(saved):
+    loaded = load_tf1(saved)
+    assert loaded.config.activation == "gelu_tanh" and any("older code, which has erf" in note for note in loaded.notes)
+    exact = load_tf1(saved, activation="gelu_exact")
+    assert exact.config.activation == "gelu_exact" and not any("erf" in note for note in exact.notes)
+    change_json(saved / "bert_config.json", bert_jax={"activation": "gelu_exact"})
+    assert load_tf1(saved).config.activation == "gelu_exact"
+    assert load_tf1(saved, activation="gelu_tanh").config.activation == "gelu_tanh"
+
+
+def test_settings_that_are_not_given_are_googles_defaults(saved):
+    given = json.loads((saved / "bert_config.json").read_text())
+    names = ("hidden_act", "hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range", "directionality")
+    change_json(saved / "bert_config.json", **dict.fromkeys(names, ...), pooler_type="first_token_transform", extra=1)
+    loaded = load_tf1(saved)
+    assert loaded.config == dataclasses.replace(MODEL, hidden_dropout_rate=0.1, attention_dropout_rate=0.1)
+    assert [note for note in loaded.notes if "extra" in note] == [
+        "bert_config.json: extra is nothing that Google's BERT reads, and is not used"
+    ]
+    change_json(saved / "bert_config.json", **given | {"type_vocab_size": ...})
+    assert "token_type_embeddings has shape (2, 32) where the configuration beside it asks for (16, 32)" in refusal(
+        saved
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"hidden_act": "relu"}, "hidden_act is 'relu', which this BERT cannot compute; it can with gelu"),
+        ({"hidden_act": None}, "hidden_act is None"),
+        ({"vocab_size": ...}, "has no vocab_size"),
+        ({"hidden_size": "32"}, "model.hidden_size is '32', a str; use a int"),
+        ({"num_attention_heads": 5}, "is not divisible by model.num_heads 5"),
+        ({"vocab_size": 999}, "167 tokens and the table of words 999 rows"),
+        ({"num_hidden_layers": 3}, "lacks 16 tensors of this model: bert/encoder/layer_2/"),
+        ({"num_hidden_layers": 1}, "holds 16 tensors that this model has no place for: bert/encoder/layer_1/"),
+        ({"intermediate_size": 65}, "has shape (32, 64) where the configuration beside it asks for (32, 65)"),
+        ({"bert_jax": 1}, "does not hold the settings of a BERT"),
+        ({"bert_jax": {"labels": "ab"}}, "does not hold the settings of a BERT"),
+        ({"bert_jax": {"labels": ["a"]}}, "names 1 classes, and the classifier has another number"),
+        ({"bert_jax": {"activation": "swish"}}, "'swish' is unknown; use one of gelu_tanh, gelu_exact"),
+    ],
+)
+def test_configurations_that_do_not_fit(saved, changes, problem):
+    change_json(saved / "bert_config.json", **changes)
+    message = refusal(saved)
+    assert problem in message and ("bert_config.json" in message or "bert_model.ckpt.index" in message)
+
+
+# Damage
+
+
+def test_missing_and_damaged_files_are_named(saved):
+    prefix = saved / "bert_model.ckpt"
+    content = data_path(prefix).read_bytes()
+    changed = bytearray(content)
+    changed[len(content) // 2] ^= 1
+    data_path(prefix).write_bytes(changed)
+    assert "bert_model.ckpt.data-00000-of-00001: the checksum of tensor bert/encoder/layer_" in refusal(saved)
+    data_path(prefix).write_bytes(content[:-1])
+    assert "the file is cut short" in refusal(saved)
+    data_path(prefix).write_bytes(content)
+    (saved / "vocab.txt").rename(saved / "vocab")
+    assert "saved has no vocab.txt; copy the one" in refusal(saved)
+    (saved / "vocab").rename(saved / "vocab.txt")
+    (saved / "bert_config.json").write_text("[]")
+    assert "does not hold the settings of a BERT" in refusal(saved)
+    (saved / "bert_config.json").write_text("{")
+    assert "not valid JSON" in refusal(saved)
+    (saved / "bert_config.json").unlink()
+    assert "bert_config.json does not exist; copy the bert_config.json and vocab.txt" in refusal(saved)
+
+
+def test_other_variables_are_listed(saved):
+    rewrite(saved, lambda tensors: tensors | {"bert/adapter/kernel": np.zeros(2, np.float32)})
+    assert "holds 1 tensors that this model has no place for: bert/adapter/kernel" in refusal(saved)
+    rewrite(saved, lambda tensors: {"_CHECKPOINTABLE_OBJECT_GRAPH": np.zeros(1, np.uint8)})
+    assert "is a checkpoint of TensorFlow 2's objects" in refusal(saved)
+
+
+def test_smaller_floating_point_numbers_are_widened(saved, params):
+    rewrite(
+        saved, lambda tensors: {name: np.asarray(jnp.asarray(value, jnp.bfloat16)) for name, value in tensors.items()}
+    )
+    loaded = load_tf1(saved)
+    kernel = params["encoder"]["pooler"]["kernel"]
+    assert loaded.params["encoder"]["pooler"]["kernel"].dtype == np.float32
+    assert_identical(loaded.params["encoder"]["pooler"]["kernel"], np.float32(kernel.astype(jnp.bfloat16)))
+
+
+def test_parameters_on_a_device_are_written(tmp_path, params, tokenizer):
+    save_tf1(tmp_path / "x", MODEL, jax.tree.map(jnp.asarray, params), tokenizer)
+    assert_identical(load_tf1(tmp_path / "x").params, params)
+
+
+@pytest.mark.reference
+def test_tensorflow_reads_an_export(saved):
+    tensorflow = pytest.importorskip("tensorflow")
+    assert tensorflow.train.latest_checkpoint(str(saved)) == str(saved / "bert_model.ckpt")
+    reader, ours = tensorflow.train.load_checkpoint(str(saved)), Bundle(saved / "bert_model.ckpt")
+    assert set(reader.get_variable_to_shape_map()) == set(ours.entries) and len(ours.entries) == 46
+    for name in ours.entries:
+        assert reader.get_tensor(name).tobytes() == ours.read(name).tobytes(), name

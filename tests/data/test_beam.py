@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pipeline makes the bytes of `prepare_corpus`; without Beam the command says what to install."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.data.test_prepare import ENDINGS, WORDS, contents, write_text
+
+HAS_BEAM = importlib.util.find_spec("apache_beam") is not None
+needs_beam = [pytest.mark.slow, pytest.mark.skipif(not HAS_BEAM, reason="needs pip install 'bert_jax[beam]'")]
+OPTIONS = ["--max_seq_length=32", "--holdout_rate=0.1", "--duplicates=2"]
+TWO_WORKERS = "--pipeline_options=--direct_num_workers=2 --direct_running_mode=multi_processing"
+
+
+@pytest.fixture(scope="module")
+def flags(tmp_path_factory) -> list[str]:
+    """Returns the flags of text and vocabulary."""
+    folder = tmp_path_factory.mktemp("beam")
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *WORDS, *(f"##{ending}" for ending in ENDINGS)]
+    (folder / "vocab.txt").write_text("\n".join(tokens) + "\n")
+    text = write_text(folder / "text")
+    copied = (folder / "text" / "0.txt").read_text()  # documents of one hash keep their order
+    (folder / "text" / "copy.txt").write_text(copied + "\n" + copied)
+    return [f"--input={text}", f"--tokenizer={folder}/vocab.txt"]
+
+
+def run_tool(tool: str, *flags: str) -> subprocess.CompletedProcess:
+    # A process of its own: Beam sets up logging, and its imports warn of deprecations.
+    command = [sys.executable, "-m", f"bert_jax.tools.{tool}", *flags]
+    return subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONWARNINGS": "ignore"})
+
+
+@pytest.mark.parametrize(
+    ("options", "remote"),
+    [
+        pytest.param(options, remote, marks=needs_beam)
+        for options, remote in [
+            (["--shards=3"], False),
+            (["--shards=2", "--pack=3"], True),
+            (["--next_sentence=none", "--pack=4"], False),
+            (["--next_sentence=none", "--holdout_rate=0"], False),
+        ]
+    ],
+)
+def test_a_pipeline_makes_the_same_bytes(tmp_path, flags, options, remote):
+    flags = [*flags, *OPTIONS, *options]
+    done = run_tool("prepare_corpus", *flags, f"--output={tmp_path}/one", "--workers=1")
+    assert done.returncode == 0, done.stderr
+    output = f"file://{tmp_path}/other" if remote else f"{tmp_path}/other"
+    done = run_tool("prepare_beam", *flags, f"--output={output}", TWO_WORKERS)
+    assert done.returncode == 0, done.stderr
+    assert "exact copies: 80 documents" in done.stderr
+    assert contents(tmp_path / "other") == contents(tmp_path / "one")
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        pytest.param(options, reason, marks=needs_beam)
+        for options, reason in [
+            (["--shards=5000"], "shards 5000 is too many"),
+            (["--shards=5000", TWO_WORKERS], "shards 5000 is too many"),
+            (["--pipeline_options=--direct_workers=2"], "--direct_workers is none of Beam's"),
+            (["--pipeline_options=direct_workers"], "direct_workers is none of Beam's"),
+            (["--pipeline_options=--direct_num_workers=two"], "are not Beam's"),
+            (["--max_seq_length=7"], "max_seq_length 7"),
+            (["--input=nowhere/*.txt"], "matches no file"),
+        ]
+    ],
+)
+def test_what_cannot_be_used_is_refused_in_one_line(tmp_path, flags, options, reason):
+    done = run_tool("prepare_beam", *flags, *OPTIONS, f"--output={tmp_path}/data", *options)
+    assert done.returncode == 1
+    assert TWO_WORKERS in options or "Traceback" not in done.stderr  # processes of Beam's print one whatever one does
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("error: ") and reason in last and "[while running" not in last
+    assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize("place", [pytest.param("", marks=needs_beam), pytest.param("file://", marks=needs_beam)])
+def test_an_output_that_is_there_is_left_alone(tmp_path, flags, place):
+    (tmp_path / "mine").write_text("precious")
+    done = run_tool("prepare_beam", *flags, f"--output={place}{tmp_path}")
+    assert done.returncode == 1 and "exists" in done.stderr
+    assert [path.name for path in Path(tmp_path).iterdir()] == ["mine"]
+
+
+def test_without_beam_the_command_says_what_to_install(tmp_path):
+    (tmp_path / "apache_beam.py").write_text("raise ImportError('no beam here')\n")
+    program = "import runpy, sys; runpy.run_module('bert_jax.tools.prepare_beam', run_name='__main__')"
+    flags = ["--input=a", "--tokenizer=b", f"--output={tmp_path}/data", "--pipeline_options=--runner=DirectRunner"]
+    command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r}); {program}", *flags]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("error: Apache Beam cannot be imported (no beam here); install it: pip install")

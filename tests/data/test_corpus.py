@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Documents come out the same however files are cut, and bad input is one clear line."""
+
+import gzip
+import random
+
+import pytest
+
+from bert_jax.data.sources import corpus
+from bert_jax.errors import InputError
+
+
+def write(path, content: bytes) -> str:
+    path.write_bytes(content)
+    return str(path)
+
+
+def in_pieces(path: str, piece_bytes: int) -> tuple[int, list[list[str]]]:
+    """Returns the number of pieces and all their documents."""
+    pieces = corpus.plan_pieces(path, piece_bytes)
+    return len(pieces), [document for piece in pieces for document in corpus.read_piece(piece)]
+
+
+AWKWARD = {
+    "plain": b"a one\na two\n\nb one\n\nc one\nc two\nc three\n",
+    "no_last_newline": b"a one\n\nb one",
+    "carriage_returns": b"a one\r\na two\r\n\r\nb one\r\n\r\n\r\nc one",
+    "blanks_and_tabs": b"  a one \n \t \nb one\n\t\n\xc2\xa0\nc one\n",
+    "blank_lines_first_and_last": b"\n\n\na one\n\nb one\n\n\n\n",
+    "byte_order_mark": b"\xef\xbb\xbfa one\n\nb one\n",
+    "more_bytes_than_letters": "ä ö ü\n日本 語\n\nß\n".encode(),
+}
+EXPECTED = {
+    "plain": [["a one", "a two"], ["b one"], ["c one", "c two", "c three"]],
+    "no_last_newline": [["a one"], ["b one"]],
+    "carriage_returns": [["a one", "a two"], ["b one"], ["c one"]],
+    "blanks_and_tabs": [["a one"], ["b one"], ["c one"]],
+    "blank_lines_first_and_last": [["a one"], ["b one"]],
+    "byte_order_mark": [["a one"], ["b one"]],
+    "more_bytes_than_letters": [["ä ö ü", "日本 語"], ["ß"]],
+}
+
+
+@pytest.mark.parametrize("name", AWKWARD)
+def test_documents_of_awkward_files(tmp_path, name):
+    path = write(tmp_path / "text", AWKWARD[name])
+    assert list(corpus.iterate_documents(path)) == EXPECTED[name]
+    for piece_bytes in range(1, len(AWKWARD[name]) + 2):
+        assert in_pieces(path, piece_bytes)[1] == EXPECTED[name], piece_bytes
+
+
+def test_cutting_changes_no_document(tmp_path):
+    rng = random.Random(0)
+    lines = ["", " ", "word", "two words", "a line of some more words äöü"]
+    ends = ["\n", "\r\n", "\n\n"]
+    text = "".join(rng.choice(lines) + rng.choice(ends) for _ in range(3000)).encode()
+    path = write(tmp_path / "text", text)
+    whole = list(corpus.iterate_documents(path))
+    for piece_bytes in (1, 7, 100, 1000, 10000):
+        num_pieces, documents = in_pieces(path, piece_bytes)
+        assert documents == whole
+        assert num_pieces > len(text) / piece_bytes / 40
+    assert in_pieces(path, len(text)) == (1, whole)
+
+
+def test_gzip_is_read_whatever_its_name(tmp_path):
+    path = write(tmp_path / "text", gzip.compress(AWKWARD["plain"]))
+    assert list(corpus.iterate_documents(path)) == EXPECTED["plain"]
+
+
+def test_the_end_of_a_file_ends_a_document(tmp_path):
+    first, second = write(tmp_path / "1", b"a one\na two"), write(tmp_path / "2", b"b one\n")
+    assert list(corpus.iterate_documents(f"{first},{second}")) == [["a one", "a two"], ["b one"]]
+    assert list(corpus.iterate_documents(f"{tmp_path}/*")) == [["a one", "a two"], ["b one"]]
+
+
+def fails(inputs) -> str:
+    """Returns the message of the error that reading the inputs ends with: one line."""
+    with pytest.raises(InputError) as caught:
+        list(corpus.iterate_documents(str(inputs)))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_missing_input(tmp_path):
+    assert "matches no file" in fails(tmp_path / "nothing*")
+    assert "names no file" in fails("")
+    assert "matches no file" in fails(tmp_path)  # a directory
+
+
+@pytest.mark.parametrize("content", [b"", b"\n \n\r\n", gzip.compress(b"", mtime=0), gzip.compress(b"\n\n", mtime=0)])
+def test_input_without_a_document(tmp_path, content):
+    assert "holds no document" in fails(write(tmp_path / "text", content))
+
+
+@pytest.mark.parametrize("compress", [bytes, gzip.compress])
+def test_not_utf8_names_file_and_line(tmp_path, compress):
+    path = write(tmp_path / "latin", compress(b"one\n\nthree\n" + "caf\u00e9 \n".encode("latin-1") + b"five\n"))
+    assert f"{path}, line 4 is not UTF-8 (byte 0xe9)" in fails(path)
+
+
+def test_not_utf8_in_a_later_piece_names_the_line_of_the_file(tmp_path):
+    path = write(tmp_path / "text", b"one\n\nthree\n\nfive\n\n\xff\n")
+    with pytest.raises(InputError, match="line 7 is not UTF-8"):
+        in_pieces(path, 3)
+
+
+def test_truncated_and_damaged_gzip(tmp_path):
+    whole = gzip.compress(bytes(random.Random(0).choices(b"abcdefgh \n", k=100000)))
+    path = write(tmp_path / "short.gz", whole[: len(whole) // 2])
+    assert f"{path} is truncated or damaged" in fails(path)
+    path = write(tmp_path / "bad.gz", whole[:20000] + bytes([whole[20000] ^ 0xFF]) + whole[20001:])
+    assert f"{path} is truncated or damaged" in fails(path)
+
+
+def test_fingerprint_is_of_the_contents(tmp_path):
+    first, same, other = (write(tmp_path / name, text) for name, text in (("1", b"a"), ("2", b"a"), ("3", b"b")))
+    assert corpus.fingerprint(first) == corpus.fingerprint(same) != corpus.fingerprint(other)
+    assert corpus.fingerprint(f"{first},{other}") != corpus.fingerprint(first)

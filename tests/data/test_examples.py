@@ -1,0 +1,327 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Google's pre-training examples: imported as they are or with their words put back, and trained on."""
+
+import itertools
+import json
+import os
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from builders import tiny_model, tiny_run
+
+from bert_jax.data import records
+from bert_jax.data.google import import_examples as module
+from bert_jax.data.google import tfrecord
+from bert_jax.data.google.examples import INPUTS, LABELS, PREDICTIONS, write_examples
+from bert_jax.data.google.import_examples import import_examples
+from bert_jax.data.pipeline import eval_batches, rows_to_batch, train_batches
+from bert_jax.devices.sharding import make_mesh
+from bert_jax.errors import InputError
+from bert_jax.model.objective import pretraining_objective
+from bert_jax.pretraining import pretrain
+from bert_jax.settings.pretraining import MaskingConfig, MeshConfig
+from bert_jax.text.tokenizer import load_tokenizer
+
+FEATURES = (*INPUTS, *PREDICTIONS, LABELS)
+L, P = 64, 12  # of the goldens
+
+
+@pytest.fixture(scope="module")
+def golden(repository: Path) -> dict[str, np.ndarray]:
+    """Returns the features that TensorFlow reads, the text and the vocabulary."""
+    with np.load(repository / "tests" / "golden" / "google_examples.npz") as file:
+        return dict(file)
+
+
+@pytest.fixture(scope="module")
+def google_file(repository: Path) -> str:
+    return str(repository / "tests" / "golden" / "google_examples.tfrecord")
+
+
+@pytest.fixture(scope="module")
+def vocab(golden, tmp_path_factory) -> str:
+    path = tmp_path_factory.mktemp("vocab") / "vocab.txt"
+    path.write_text("".join(f"{token}\n" for token in golden["vocab"]), encoding="utf-8")
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def imported(google_file, vocab, tmp_path_factory) -> dict[str, Path]:
+    """Returns the data sets of both kinds of masks, by kind; not to be changed."""
+    folder = tmp_path_factory.mktemp("imported")
+    for masks in ("keep", "redraw"):
+        import_examples(google_file, vocab, str(folder / masks), google_file_copy(google_file, folder), masks, 1)
+    return {masks: folder / masks for masks in ("keep", "redraw")}
+
+
+def google_file_copy(google_file: str, folder: Path) -> str:
+    """Returns a file with the first 20 examples, to hold out."""
+    tfrecord.write_records(folder / "heldout", itertools.islice(tfrecord.read_records(google_file), 20))
+    return str(folder / "heldout")
+
+
+def one_device() -> jax.sharding.Mesh:
+    return make_mesh(MeshConfig(), jax.devices()[:1])
+
+
+# Kept masks
+
+
+def assert_googles_rows(batch, golden) -> list[int]:
+    """Asserts that a batch has Google's examples as they are, and returns which."""
+    numbers = np.asarray(batch.sequence_numbers)[:, 0]
+    expected = {name: golden[name][numbers] for name in FEATURES}
+    ours = (
+        *(batch.token_ids, batch.sequence_ids, batch.type_ids),
+        *(batch.mlm_positions, batch.mlm_labels, batch.mlm_weights),
+        batch.next_sentence_labels,
+    )
+    for (name, values), array in zip(expected.items(), ours, strict=True):
+        np.testing.assert_array_equal(array, values, err_msg=name)
+    return numbers.tolist()
+
+
+def test_every_epoch_has_googles_masks(imported, golden):
+    split = records.open_dataset(imported["keep"]).train
+    assert split.num_rows == len(golden["input_ids"]) == 105
+    seen = []
+    for batch in itertools.islice(train_batches(split, 0, 35, 7, one_device()), 9):  # 3 epochs
+        seen += assert_googles_rows(jax.device_get(batch), golden)
+    for epoch in range(3):
+        assert sorted(seen[epoch * 105 : (epoch + 1) * 105]) == list(range(105))
+    assert seen[:105] != seen[105:210]
+
+
+def test_heldout_examples_keep_their_masks_and_missing_rows_predict_nothing(imported, golden):
+    split = records.open_dataset(imported["keep"]).heldout
+    *whole, last = (jax.device_get(batch) for batch in eval_batches(split, 8, one_device()))
+    assert len(whole) == 2 and last.mlm_weights[:4].any()
+    assert [number for batch in whole for number in assert_googles_rows(batch, golden)] == list(range(16))
+    assert not last.mlm_weights[4:].any() and not last.sequence_ids[4:].any()
+
+
+def test_the_objective_takes_kept_masks_as_they_are(imported, golden):
+    model = tiny_model(vocab_size=235)
+    objective = pretraining_objective(model, MaskingConfig(rate=0.5), mask_id=103, never_predicted=(101, 102))
+    batch = rows_to_batch(records.open_dataset(imported["keep"]).train.gather(np.arange(105)), np.ones(105, np.int32))
+    assert_googles_rows(objective.prepare(batch), golden)
+    assert float(objective.denominators(batch)["mlm_loss"]) == pytest.approx(golden["masked_lm_weights"].sum())
+
+
+# Masks drawn anew
+
+
+def test_redraw_gives_the_text_back(imported, golden):
+    """Sentences A and B of every row are stretches of a document, as our tokenizer cuts it."""
+    dataset = records.open_dataset(imported["redraw"])
+    tokenizer = load_tokenizer(dataset.tokenizer_path)
+    documents = [
+        " ".join(map(str, tokenizer.encode(document.replace("\n", " "))))
+        for document in str(golden["text"]).strip().split("\n\n")
+    ]
+    assert dataset.train.dtype == records.row_dtype(L, 1, tokenizer.vocab_size)
+    for row in dataset.train.gather(np.arange(105)):
+        first, length = row["first_lengths"][0], row["lengths"][0]
+        ids = row["token_ids"].tolist()
+        assert ids[0] == tokenizer.cls_id and ids[first - 1] == ids[length - 1] == tokenizer.sep_id
+        homes = [
+            {number for number, text in enumerate(documents) if f" {text} ".count(f" {' '.join(map(str, side))} ")}
+            for side in (ids[1 : first - 1], ids[first : length - 1])
+        ]
+        assert all(homes)
+        assert row["labels"][0] == 1 or homes[0] & homes[1]  # B follows A in one document
+    starts = records.unpack_word_starts(dataset.train.gather(np.arange(105))["word_starts"], L)
+    ids = dataset.train.gather(np.arange(105))["token_ids"]
+    np.testing.assert_array_equal(starts, tokenizer.word_starts[ids] & (golden["input_mask"] == 1))
+
+
+def test_both_kinds_count_the_words_of_the_training_text(imported):
+    kept, redrawn = (records.open_dataset(imported[masks]) for masks in ("keep", "redraw"))
+    rows = redrawn.train.gather(np.arange(105))
+    text = rows["token_ids"][np.arange(L) < rows["lengths"]]
+    expected = np.bincount(text, minlength=235)
+    assert expected[[101, 102]].tolist() == [105, 210] and expected[0] == 0  # [CLS], [SEP], [PAD]
+    expected[[101, 102]] = 0
+    assert kept.token_counts.tolist() == redrawn.token_counts.tolist() == expected.tolist()
+    for dataset in (kept, redrawn):
+        train = dataset.manifest["splits"]["train"]
+        assert train["tokens"] == dataset.token_counts.sum()
+        assert train["random_next_share"] == round(float((rows["labels"] == 1).mean()), 4)
+        assert train["fill"] == round(rows["lengths"].sum() / 105 / L, 4)
+    assert kept.manifest["row"] == {"length": L, "max_sequences": 1, "predictions": P}
+    assert redrawn.manifest["row"] == {"length": L, "max_sequences": 1}
+
+
+# Several files, stops and refusals
+
+
+def parts_of(google_file: str, folder: Path) -> str:
+    """Returns a glob of the examples in four files, one of them empty."""
+    data = list(tfrecord.read_records(google_file))
+    for index, part in enumerate((data[:50], [], data[50:53], data[53:])):
+        tfrecord.write_records(folder / f"part{index}.tfrecord", part)
+    return str(folder / "part*.tfrecord")
+
+
+def test_a_run_that_was_stopped_goes_on(google_file, vocab, tmp_path, monkeypatch, capsys):
+    pattern = parts_of(google_file, tmp_path)
+    monkeypatch.setattr(module, "SHARD_BYTES", 1)  # a shard for every time that examples are read
+    whole = import_examples(pattern, vocab, str(tmp_path / "whole"), num_workers=1)
+    assert [shard["rows"] for shard in whole["splits"]["train"]["shards"]] == [50, 3, 52]
+    monkeypatch.setattr(records, "finish_dataset", lambda *_: 1 / 0)  # the shards have their names by then
+    with pytest.raises(ZeroDivisionError):
+        import_examples(pattern, vocab, str(tmp_path / "stopped"), num_workers=1)
+    monkeypatch.undo()
+    with pytest.raises(InputError, match=r"holds no manifest.json"):
+        records.open_dataset(tmp_path / "stopped")
+    with pytest.raises(InputError, match="was begun with masks 'keep', not 'redraw'"):
+        import_examples(pattern, vocab, str(tmp_path / "stopped"), masks="redraw", num_workers=1)
+    monkeypatch.setattr(module, "check_examples", lambda path, *_: path.endswith("part0.tfrecord") or 1 / 0)
+    again = import_examples(pattern, vocab, str(tmp_path / "stopped"), num_workers=1)  # no example is read again
+    assert again == whole
+    assert import_examples(pattern, vocab, str(tmp_path / "stopped"), num_workers=1) == whole
+    assert "already complete" in capsys.readouterr().err
+    opened = records.open_dataset(tmp_path / "stopped")
+    assert opened.fingerprint == records.open_dataset(tmp_path / "whole").fingerprint
+    assert not (tmp_path / "stopped" / "unfinished").exists()
+    numbers = opened.train.gather(np.arange(105))["numbers"][:, 0]
+    assert len(set(numbers.tolist())) == 105 and numbers[:2].tolist() == [0, 4] and numbers[50] == 2
+
+
+@pytest.mark.slow
+def test_any_number_of_processes_makes_the_same_data_set(google_file, vocab, tmp_path):
+    pattern = parts_of(google_file, tmp_path)
+    made = [import_examples(pattern, vocab, str(tmp_path / f"{n}"), num_workers=n) for n in (1, 2)]
+    assert made[0] == made[1]
+
+
+def refusal(*args, **options) -> str:
+    """Returns the message with which an import fails: one line."""
+    with pytest.raises(InputError) as caught:
+        import_examples(*args, num_workers=1, **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+ROW = 2  # the third record
+ZEROS_LAST = "it is ones, 2 or more, then zeros"
+
+
+@pytest.mark.parametrize(
+    ("feature", "places", "value", "reason"),
+    [
+        ("input_ids", 5, 235, "input_ids has 235 at position 5, and the vocabulary has the ids 0 to 234"),
+        ("input_ids", 63, -1, "input_ids has -1 at position 63"),
+        ("input_ids", 0, 2, "input_ids begins with 2, and [CLS] is 101 in the vocabulary"),
+        ("input_mask", 3, 0, f"input_mask has 0 at position 3: {ZEROS_LAST}"),
+        ("input_mask", 3, 2, f"input_mask has 2 at position 3: {ZEROS_LAST}"),
+        ("input_mask", slice(1, 64), 0, f"input_mask has 1 at position 0: {ZEROS_LAST}"),
+        ("segment_ids", 63, 0, "segment_ids has 0 at position 63: it is 0 in sentence A, 1 in B"),
+        ("segment_ids", 63, 2, "segment_ids has 2 at position 63"),
+        ("masked_lm_weights", 0, 0.5, "masked_lm_weights has 0.5, and only 0 and 1 can be kept"),
+        ("masked_lm_weights", 3, np.nan, "masked_lm_weights has nan"),
+        ("masked_lm_weights", 3, 0, "masked_lm_weights has 1 at place 4 after 0: unused places come last"),
+        ("masked_lm_positions", 1, 64, "masked_lm_positions has 64, and the sequence has the positions 0 to 63"),
+        ("masked_lm_positions", 1, -1, "masked_lm_positions has -1"),
+        ("masked_lm_positions", slice(0, 2), 9, "masked_lm_positions has 9 twice"),
+        ("masked_lm_ids", 0, 1000, "masked_lm_ids has 1000, and the vocabulary has the ids 0 to 234"),
+        ("next_sentence_labels", 0, 2, "next_sentence_labels has 2, and only 0 (B follows A) and 1 (random) exist"),
+    ],
+)
+def test_examples_that_no_model_can_be_trained_on(golden, vocab, tmp_path, feature, places, value, reason):
+    columns = {name: golden[name][:5].copy() for name in FEATURES}
+    columns[feature][ROW, places] = value
+    path = str(tmp_path / "bad")
+    write_examples(path, [columns])
+    message = refusal(path, vocab, str(tmp_path / "data"))
+    assert f"{path}, record {ROW + 1}: {reason}" in message
+    assert ("give the vocabulary that the examples were made with" in message) == feature.endswith("_ids") or (
+        feature == "segment_ids"
+    )
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_bad_example_far_into_a_file_leaves_no_data_set(google_file, golden, vocab, tmp_path):
+    """The first thousand are good, so the directory is there by then."""
+    columns = {name: np.concatenate([golden[name]] * 11) for name in FEATURES}
+    columns["masked_lm_ids"][1100, 0] = 500
+    write_examples(tmp_path / "bad", [columns])
+    message = refusal(str(tmp_path / "bad"), vocab, str(tmp_path / "data"))
+    assert f"{tmp_path / 'bad'}, record 1101: masked_lm_ids has 500" in message
+    assert os.listdir(tmp_path) == ["bad"]
+
+
+def change_record(google_file: str, path: Path, number: int, change) -> str:
+    """Writes Google's examples with the features of one changed in place, and returns the path."""
+    data = list(tfrecord.read_records(google_file))
+    features = tfrecord.parse_example(data[number - 1])
+    change(features)
+    data[number - 1] = tfrecord.encode_example(features)
+    tfrecord.write_records(path, data)
+    return str(path)
+
+
+def test_features_that_are_missing_or_of_another_kind_or_length(google_file, vocab, tmp_path):
+    output, path = str(tmp_path / "data"), tmp_path / "bad"
+
+    def message(change) -> str:
+        return refusal(change_record(google_file, path, 7, change), vocab, output)
+
+    assert f"{path}, record 7: feature masked_lm_ids is missing" in message(lambda x: x.pop("masked_lm_ids"))
+    floats = tfrecord.encode_numbers(np.zeros((1, L), np.float32))[0]
+    reason = "record 7: feature input_ids is of another kind, and a pre-training example has it as a list of integers"
+    assert reason in message(lambda x: x.update(input_ids=floats))
+    short = tfrecord.encode_numbers(np.ones((1, 13), np.int64))[0]
+    assert "record 7: input_mask has 13 values, and 64 is" in message(lambda x: x.update(input_mask=short))
+    assert "record 7: masked_lm_ids has 13 values, and 12 is" in message(lambda x: x.update(masked_lm_ids=short))
+    assert "record 7: next_sentence_labels has 13 values, and 1 is" in message(lambda x: x.update({LABELS: short}))
+    endless = tfrecord.Feature(tfrecord.INTEGERS, b"\xff" * 10 + b"\0")
+    reason = "record 7: feature next_sentence_labels: an integer has 11 bytes"
+    assert reason in message(lambda x: x.update({LABELS: endless}))
+    tfrecord.write_records(path, [*itertools.islice(tfrecord.read_records(google_file), 3), b"no example"])
+    assert f"{path}, record 4: it is no tf.train.Example (" in refusal(str(path), vocab, output)
+    assert not Path(output).exists()
+
+
+def test_files_of_another_shape_and_files_of_nothing(google_file, golden, vocab, tmp_path):
+    other = tmp_path / "other"
+    cut = {
+        name: golden[name][:3, :11] if name in PREDICTIONS else golden[name][:3]
+        for name in golden
+        if golden[name].ndim > 1
+    }
+    write_examples(other, [cut])
+    message = refusal(f"{google_file},{other}", vocab, str(tmp_path / "data"))
+    assert f"{other}, record 1: masked_lm_ids has 11 values, and the first file has 12" in message
+    with pytest.raises(InputError, match="holds no manifest"):
+        records.open_dataset(tmp_path / "data")
+    redrawn = import_examples(f"{google_file},{other}", vocab, str(tmp_path / "redrawn"), masks="redraw", num_workers=1)
+    assert redrawn["splits"]["train"]["rows"] == 108  # places for predictions do not matter then
+    write_examples(other, [])
+    assert "hold no example" in refusal(str(other), vocab, str(tmp_path / "nothing"))
+    assert "hold no example" in refusal(str(other), vocab, str(tmp_path / "nothing"), heldout_inputs=google_file)
+    assert "is in input and in heldout_input" in refusal(google_file, vocab, "x", heldout_inputs=google_file)
+
+
+def test_other_refusals(google_file, vocab, imported, tmp_path):
+    assert "masks 'no' is not known; use keep or redraw" in refusal(google_file, vocab, "x", masks="no")
+    assert "exists and is not a data set" in refusal(google_file, vocab, str(tmp_path.parent))
+    assert "was begun with masks 'keep', not 'redraw'" in refusal(
+        google_file, vocab, str(imported["keep"]), masks="redraw"
+    )
+    assert "was begun with another heldout_input" in refusal(google_file, vocab, str(imported["keep"]))
+
+
+@pytest.mark.slow
+def test_training_on_googles_examples(imported, tmp_path):
+    """From the import to a model. What is kept does not depend on the settings of masking."""
+    losses = []
+    for masking in (MaskingConfig(max_predictions=10, seed=0), MaskingConfig(rate=0.3, seed=1)):
+        workdir = tmp_path / str(masking.seed)
+        pretrain(tiny_run(imported["keep"], masking=masking), workdir, jax.devices()[:1])
+        lines = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
+        losses.append([(line["step"], line["mlm_loss"]) for line in lines if "mlm_loss" in line])
+        assert (workdir / "pretrained").is_dir()
+    assert losses[0] == losses[1] and len(losses[0]) >= 12

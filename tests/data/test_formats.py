@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""JSON lines and WikiExtractor's output, told apart from text by their contents; compressed, cut or damaged."""
+
+import gzip
+import html
+import json
+import random
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from bert_jax.data.sources import corpus, formats
+from bert_jax.errors import InputError
+
+EXPECTED = [["a one", "a two"], ["b one"], ["ä 日本 one"]]
+JSON_LINES = (
+    '{"text": "a one\\na two\\n"}\n'
+    "\n"
+    '{"id": 7, "title": "B", "text": "B\\n\\n \\n  b one\\r\\n"}\r\n'
+    '{"text": " \\n", "more": {"text": [1, 2]}}\n'
+    '{"text": "\\u00e4 日本 one"}'
+).encode()
+WIKI_EXTRACTOR = """
+<doc id="1" url="https://en.wikipedia.org/wiki?curid=1" title="A">
+A
+
+a one
+
+a two
+</doc>
+
+<doc id="2" revid="9" url="https://en.wikipedia.org/wiki?curid=2" title="The "B" &amp; C">
+The "B" & C
+b one
+</doc>
+<doc id="3" url="https://en.wikipedia.org/wiki?curid=3" title="Nothing">
+Nothing
+
+</doc>
+<doc id="4" url="https://en.wikipedia.org/wiki?curid=4" title="Other">
+ä 日本 one</doc>
+""".encode()
+FILES = {
+    "json": JSON_LINES,
+    "wiki": WIKI_EXTRACTOR,
+    "text": b"a one\na two\n\nb one\n\n\xc3\xa4 \xe6\x97\xa5\xe6\x9c\xac one",
+}
+
+
+def zstd_frames(data: bytes) -> bytes:
+    """Returns `data` as three zstd frames and a skippable one."""
+    compressor = zstandard.ZstdCompressor(write_checksum=True)
+    cuts = [0, len(data) // 3, len(data) // 2, len(data)]
+    frames = [compressor.compress(data[start:end]) for start, end in zip(cuts, cuts[1:])]
+    return b"\x50\x2a\x4d\x18" + (3).to_bytes(4, "little") + b"abc" + b"".join(frames)
+
+
+COMPRESSIONS = {"plain": bytes, "gzip": gzip.compress, "zstd": zstd_frames}
+
+
+def write(path: Path, content: bytes) -> str:
+    path.write_bytes(content)
+    return str(path)
+
+
+def fails(path: str, piece_bytes: int = corpus.PIECE_BYTES) -> str:
+    """Returns the message of the error that reading the input ends with: one line."""
+    with pytest.raises(InputError) as caught:
+        for piece in corpus.plan_pieces(path, piece_bytes):
+            list(corpus.read_piece(piece))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+@pytest.mark.parametrize("name", FILES)
+def test_every_format_is_recognised_in_every_compression(tmp_path, name, compression):
+    path = write(tmp_path / "file", COMPRESSIONS[compression](FILES[name]))
+    assert list(corpus.iterate_documents(path)) == EXPECTED
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_byte_order_mark_hides_no_format(tmp_path, name):
+    path = write(tmp_path / "file", b"\xef\xbb\xbf\n" + FILES[name])
+    assert list(corpus.iterate_documents(path)) == EXPECTED
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_wherever_files_are_cut_the_documents_are_the_same(tmp_path, name):
+    path = write(tmp_path / "file", FILES[name])
+    numbers = set()
+    for piece_bytes in range(1, len(FILES[name]) + 2):
+        pieces = corpus.plan_pieces(path, piece_bytes)
+        numbers.add(len(pieces))
+        assert [document for piece in pieces for document in corpus.read_piece(piece)] == EXPECTED, piece_bytes
+    assert min(numbers) == 1 and max(numbers) >= 3
+
+
+def test_all_kinds_of_input_at_once(tmp_path):
+    paths = [write(tmp_path / name, COMPRESSIONS["zstd"](content)) for name, content in FILES.items()]
+    assert list(corpus.iterate_documents(",".join(paths))) == 3 * EXPECTED
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["{", "{}", "{ in } text", '{"quoted" text}', '{"a", "b"}', "{x: 1}", "<doc>", "<document id=1>", "[1]", '"text":'],
+)
+def test_text_that_begins_like_another_format_is_text(tmp_path, line):
+    path = write(tmp_path / "file", f"{line}\n\nsecond\n".encode())
+    assert list(corpus.iterate_documents(path)) == [[line], ["second"]]
+
+
+def test_the_name_says_json_lines_too(tmp_path):
+    path = write(tmp_path / "texts.jsonl.gz", gzip.compress(b"no JSON\n"))
+    assert f"{path}, line 1 is not JSON (Expecting value at column 1)" in fails(path)
+    assert formats.detect_format(write(tmp_path / "jsonl", b"no JSON\n"), "jsonl") == formats.TEXT
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ('{"text": "cut o', "is not JSON (Unterminated string starting at at column 10)"),
+        ("plain", "is not JSON"),
+        ('{"text": "two"} {"text": "objects"}', "is not JSON (Extra data at column 17)"),
+        ("[" * 100_000, "is not JSON"),
+        ('["text"]', 'is ["text"]; each line must be one object'),
+        ("12", "is 12; each line must be one object"),
+        ('{"content": "x", "id": 1}', "has no 'text', but 'content', 'id'; each line"),
+        ("{}", "has no 'text', but nothing"),
+        ('{"text": null}', "'text' is null, not a string"),
+        ('{"text": ["a", "b"]}', """'text' is ["a", "b"], not a string"""),
+        ('{"text": "\\ud83d alone"}', "'text' holds \\ud83d, half of a character"),
+    ],
+)
+@pytest.mark.parametrize("piece_bytes", [1, 1 << 20])
+def test_a_bad_line_of_json_is_named(tmp_path, line, problem, piece_bytes):
+    path = write(tmp_path / "file", f'{{"text": "one"}}\n\n{{"text": "three"}}\n{line}\n'.encode())
+    message = fails(path, piece_bytes)
+    assert f"{path}, line 4" in message and problem in message
+    assert any(remedy in message for remedy in ("mend", "remove", "give the text that name"))
+
+
+def test_json_lines_that_are_not_utf8(tmp_path):
+    path = write(tmp_path / "file", b'{"text": "one"}\n{"text": "caf\xe9"}\n')
+    assert f"{path}, line 2 is not UTF-8 (byte 0xe9)" in fails(path)
+
+
+def test_a_title_is_left_out_only_where_it_is_the_first_line(tmp_path):
+    objects = [
+        {"title": "T", "text": "T\n\none T\nT"},
+        {"title": "T", "text": "T is one"},
+        {"title": None, "text": "None"},
+        {"title": "T", "text": "T"},
+    ]
+    path = write(tmp_path / "file", "\n".join(map(json.dumps, objects)).encode())
+    assert list(corpus.iterate_documents(path)) == [["one T", "T"], ["T is one"], ["None"]]
+
+
+def test_entities_are_unescaped_where_wikiextractor_wrote_them(tmp_path):
+    text, title = 'if a < b & c > d:\n"AT&T" x\u0304', "<br> & 'co'"
+    escaped = html.escape(text, quote=False).replace("\u0304", "&#772;")
+    wiki = f'<doc id="1" url="x?curid=1" title="{title}">\n{title}\n\n{escaped}\n</doc>\n'
+    lines = text.split("\n")
+    assert list(corpus.iterate_documents(write(tmp_path / "wiki", wiki.encode()))) == [lines]
+    by_extractor = json.dumps({"id": "1", "url": "https://x.org/wiki?curid=1", "title": title, "text": escaped})
+    assert list(corpus.iterate_documents(write(tmp_path / "json", by_extractor.encode()))) == [lines]
+    by_others = json.dumps({"url": "https://x.org/page", "text": "write &amp; for &"})
+    assert list(corpus.iterate_documents(write(tmp_path / "other", by_others.encode()))) == [["write &amp; for &"]]
+
+
+DOC = '<doc id="{0}" url="x?curid={0}" title="T">\nT\n\nline of {0}\n</doc>\n'
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 1 << 20])
+def test_a_doc_without_end_is_named(tmp_path, piece_bytes):
+    whole = "".join(DOC.format(number) for number in range(4))
+    path = write(tmp_path / "end", whole[:-9].encode())
+    assert f"{path}, line 16: this <doc> has no </doc> before the end of the file" in fails(path, piece_bytes)
+    lines = whole.splitlines(keepends=True)
+    path = write(tmp_path / "middle", "".join(lines[:9] + lines[10:]).encode())
+    assert f"{path}, line 6: this <doc> has no </doc> before {path}, line 10; " in fails(path, piece_bytes)
+
+
+def test_text_outside_docs_is_named(tmp_path):
+    path = write(tmp_path / "file", (DOC.format(0) + "\nlost\n" + DOC.format(1)).encode())
+    assert f'{path}, line 7 stands outside <doc> and </doc> ("lost")' in fails(path)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_compressed_file_that_was_cut_off_is_named_once(tmp_path, name):
+    rng = random.Random(0)
+    document = FILES[name] + b"\n\n"
+    noise = bytes(rng.choices(b"abcdefgh", k=200_000))
+    bulk = {"json": b'{"text": "%s"}\n', "wiki": b"<doc id=9>\n%s\n</doc>\n", "text": b"%s\n"}[name] % noise
+    for compression in ("gzip", "zstd"):
+        whole = COMPRESSIONS[compression](document + bulk + document)
+        for share in (0.2, 0.45, 0.6, 0.9):
+            path = write(tmp_path / compression, whole[: int(share * len(whole))])
+            assert fails(path).startswith(f"{path} is truncated or damaged"), share
+        path = write(tmp_path / compression, whole[:-1])
+        assert fails(path).startswith(f"{path} is truncated or damaged")
+        path = write(tmp_path / compression, whole + b"no frame at all")
+        if compression == "zstd":
+            assert fails(path).startswith(f"{path} is truncated or damaged")
+        middle = len(whole) // 2
+        path = write(tmp_path / compression, whole[:middle] + bytes([whole[middle] ^ 0xFF]) + whole[middle + 1 :])
+        assert fails(path).startswith(f"{path} is truncated or damaged")
+
+
+def test_real_output_of_wikiextractor(shared_data):
+    path = str(shared_data / "wikiextractor_raw" / "wiki_00.gz")
+    documents = list(corpus.iterate_documents(path))
+    assert len(documents) == 37
+    assert documents[0][0].startswith("Anarchism is an anti-authoritarian political and social philosophy")
+    raw = gzip.decompress(Path(path).read_bytes()).decode()
+    titles = [line.split('title="')[1][:-2] for line in raw.splitlines() if line.startswith("<doc id=")]
+    assert not [title for title, document in zip(titles, documents, strict=True) if document[0] == title]
+    lines = [line for line in raw.split("\n") if line.strip() and not line.startswith(("<doc id=", "</doc>"))]
+    assert sum(map(len, documents)) == len(lines) - len(titles)

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Instances are those of google-research/bert (nsp) and google-research/albert (sop), number by number."""
+
+import hashlib
+import itertools
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bert_jax.data import instances
+
+GOLDENS = json.loads((Path(__file__).parents[1] / "golden" / "instances.json").read_text())["cases"]
+
+
+def bounds_of(documents: list[list[int]]) -> list[list[int]]:
+    """Returns the documents as positions in a flat array, from the lengths of their sentences."""
+    position, bounds = 0, []
+    for document in documents:
+        bounds.append([position + length for length in itertools.accumulate(document, initial=0)])
+        position = bounds[-1][-1]
+    return bounds
+
+
+def make(golden: dict, **changes) -> np.ndarray:
+    options = {
+        name: golden[name] for name in ("max_seq_length", "short_seq_rate", "duplicates", "next_sentence")
+    } | changes
+    return instances.create_instances(bounds_of(golden["documents"]), rng=random.Random(golden["seed"]), **options)
+
+
+@pytest.mark.parametrize("name", GOLDENS)
+def test_instances_are_the_references(name):
+    golden = GOLDENS[name]
+    lines = [
+        f"{made['label']} {made['first_start']} {made['first_stop']} {made['second_start']} {made['second_stop']}"
+        for made in make(golden)
+    ]
+    assert lines[:5] == golden["first_instances"]
+    assert len(lines) == golden["num_instances"]
+    assert hashlib.sha256("\n".join(lines).encode()).hexdigest() == golden["sha256"]
+
+
+@pytest.mark.parametrize("name", GOLDENS)
+def test_both_sides_hold_tokens_and_fit(name):
+    made = make(GOLDENS[name])
+    first, second = made["first_stop"] - made["first_start"], made["second_stop"] - made["second_start"]
+    assert first.min() >= 1 and second.min() >= 1
+    assert (first + second).max() <= GOLDENS[name]["max_seq_length"] - 3
+
+
+def test_next_sentences_follow_and_random_ones_are_of_other_documents():
+    golden = GOLDENS["nsp_never_short"]
+    made = make(golden)
+    ends = np.array([bounds[-1] for bounds in bounds_of(golden["documents"])])
+    first_home, second_home = (
+        np.searchsorted(ends, made[side], side="right") for side in ("first_start", "second_start")
+    )
+    follows = made["label"] == instances.IS_NEXT
+    assert (first_home == second_home)[follows].all()
+    assert (first_home != second_home)[~follows].all()
+    assert (made["first_stop"] <= made["second_start"])[follows].all()
+    untruncated = follows & (made["second_stop"] - made["first_start"] < golden["max_seq_length"] - 3)
+    assert untruncated.any() and (made["first_stop"] == made["second_start"])[untruncated].all()
+
+
+def test_half_of_the_chunks_with_several_sentences_are_random():
+    documents = [[6, 6, 6, 6]] * 20000  # every document one chunk of four sentences; random ones put some back
+    made = instances.create_instances(bounds_of(documents), 64, 0.0, 1, random.Random(0))
+    first_of_document = made["first_start"] % 24 == 0
+    share = np.mean(made["label"][first_of_document] == instances.IS_RANDOM)
+    assert abs(share - 0.5) < 4 * 0.5 / np.sqrt(first_of_document.sum())
+    assert np.mean(made["label"] == instances.IS_RANDOM) > 0.55  # a single sentence left over is always random
+
+
+def test_a_document_alone_counts_its_own_text_as_random():
+    made = make(GOLDENS["nsp_one_document"])
+    assert (made["label"] == instances.IS_RANDOM).any()
+
+
+def test_each_duplicate_cuts_anew():
+    golden = GOLDENS["nsp_usual"]
+    once, twice = make(golden, duplicates=1), make(golden, duplicates=2)
+    assert len(np.unique(once)) == len(once)
+    assert len(np.unique(twice)) > 1.8 * len(once)
+
+
+def test_sop_swaps_half_of_the_pairs_and_labels_them():
+    golden = GOLDENS["sop_never_short"]
+    made = make(golden)
+    ends = np.array([bounds[-1] for bounds in bounds_of(golden["documents"])])
+    same = np.searchsorted(ends, made["first_start"], side="right") == np.searchsorted(
+        ends, made["second_start"], side="right"
+    )
+    in_order = made["first_start"] < made["second_start"]
+    assert (made["label"] == ~in_order)[same].all()
+    assert (made["label"] == 1)[~same].all()  # chunks of one sentence
+    assert abs(in_order[same].mean() - 0.5) < 4 * 0.5 / np.sqrt(same.sum())
+
+
+@pytest.mark.parametrize(
+    "name", ["nsp_usual", "nsp_long", "nsp_never_short", "nsp_sentences_too_long", "nsp_shortest_rows"]
+)
+def test_none_covers_every_token_once_with_whole_sentences(name):
+    golden = GOLDENS[name]
+    limit = golden["max_seq_length"] - 2
+    made = np.sort(make(golden, next_sentence="none", duplicates=1), order="first_start")
+    assert (made["label"] == -1).all() and (made["second_start"] == made["second_stop"]).all()
+    assert made["first_start"][0] == 0 and (made["first_start"][1:] == made["first_stop"][:-1]).all()
+    lengths = made["first_stop"] - made["first_start"]
+    assert lengths.min() >= 1 and lengths.max() == limit
+    bounds = bounds_of(golden["documents"])
+    assert made["first_stop"][-1] == bounds[-1][-1]
+    homes = np.searchsorted([document[-1] for document in bounds], made["first_start"], side="right")
+    assert (np.searchsorted([document[-1] for document in bounds], made["first_stop"]) == homes).all()
+    if name == "nsp_never_short":  # no sentence is longer than a row: none is cut, and each row is as full as can be
+        starts = np.unique(np.concatenate(bounds))
+        assert np.isin(made["first_stop"], starts).all()
+        for one in made:
+            rest = bounds[np.searchsorted([document[-1] for document in bounds], one["first_start"], side="right")]
+            following = [end for end in rest if end > one["first_stop"]]
+            assert not following or following[0] - one["first_start"] > limit

@@ -1,0 +1,312 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans use every sequence once and waste little; packed data sets hold the same sequences as before."""
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from builders import make_dataset
+
+from bert_jax.data import packed_dataset, records
+from bert_jax.data.packed_dataset import pack_dataset
+from bert_jax.data.packing import EMPTY, assign, plan_packing
+from bert_jax.data.prepare import PrepareOptions
+from bert_jax.errors import InputError, StoppedError
+from bert_jax.storage import files, writing
+
+
+def random_lengths(rng: np.random.Generator, row_length: int) -> np.ndarray:
+    """Returns up to a thousand lengths: even, clustered, or mostly short ones with some full ones."""
+    num_sequences = int(rng.choice([1, 2, 30, 1000]))
+    kind = rng.integers(4)
+    if kind == 0:
+        lengths = rng.integers(1, row_length + 1, num_sequences)
+    elif kind == 1:
+        lengths = rng.normal(row_length * rng.random(), row_length / 8, num_sequences).astype(int)
+    elif kind == 2:
+        lengths = rng.geometric(6 / row_length, num_sequences)
+    else:
+        lengths = np.full(num_sequences, rng.integers(1, row_length + 1))
+    return np.clip(lengths, 1, row_length)
+
+
+@pytest.mark.parametrize("max_per_row", [1, 2, 3, 4, 8])
+def test_every_sequence_has_one_place_and_no_row_is_overfull(max_per_row):
+    rng = np.random.default_rng(max_per_row)
+    for _ in range(25):
+        row_length = int(rng.choice([8, 32, 100]))
+        lengths = random_lengths(rng, row_length)
+        plan = plan_packing(np.bincount(lengths), row_length, max_per_row)
+        assert plan.combinations.shape[1] == max_per_row and (plan.counts > 0).all()
+        assert len(np.unique(plan.combinations, axis=0)) == len(plan.combinations)
+        rows = assign(lengths, plan, seed=1)
+        assert rows.shape == (plan.num_rows, max_per_row)
+        assert np.array_equal(np.sort(rows[rows != EMPTY]), np.arange(len(lengths)))
+        assert (np.where(rows == EMPTY, 0, lengths[rows]).sum(axis=1) <= row_length).all()
+        assert (rows[:, 0] != EMPTY).all() and ((rows[:, 1:] == EMPTY) >= (rows[:, :-1] == EMPTY)).all()
+        assert plan.fill(row_length) == pytest.approx(lengths.sum() / (row_length * plan.num_rows))
+        again = plan_packing(np.bincount(lengths, minlength=row_length + 1), row_length, max_per_row)
+        assert np.array_equal(assign(lengths, again, seed=1), rows)
+
+
+def test_pairs_are_the_best_there_are():
+    """With two to a row, taking the longest and the longest that goes with it needs the fewest rows."""
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        lengths = np.sort(random_lengths(rng, 50))
+        first, last, fewest = 0, len(lengths) - 1, 0
+        while first <= last:  # the shortest goes with the longest that it fits to
+            first += lengths[first] + lengths[last] <= 50
+            last, fewest = last - 1, fewest + 1
+        assert plan_packing(np.bincount(lengths), 50, 2).num_rows == fewest
+
+
+def first_fit(lengths: np.ndarray, row_length: int, max_per_row: int) -> int:
+    """Returns how many rows best-fit decreasing needs."""
+    rows: list[list[int]] = []
+    for length in sorted(lengths.tolist(), reverse=True):
+        fitting = [row for row in rows if len(row) < max_per_row and sum(row) + length <= row_length]
+        if fitting:
+            max(fitting, key=sum).append(length)
+        else:
+            rows.append([length])
+    return len(rows)
+
+
+def wikipedia_like(num_sequences: int) -> np.ndarray:
+    """Returns a histogram like that of Wikipedia at 512: a quarter full, the others mostly short, half padding."""
+    lengths = np.arange(1, 513)
+    shape = np.minimum(lengths / 50, 1) ** 2 / lengths**0.85
+    shape[:4], shape[-1] = 0, 0
+    shape[-1] = 0.234 / 0.766 * shape.sum()
+    return np.round(np.concatenate([[0], num_sequences * shape / shape.sum()])).astype(np.int64)
+
+
+def test_plans_beat_best_fit_decreasing():
+    rng = np.random.default_rng(3)
+    for _ in range(25):
+        lengths = random_lengths(rng, 64)[:300]
+        ours = plan_packing(np.bincount(lengths), 64, 3).num_rows
+        assert ours <= 1.02 * first_fit(lengths, 64, 3) + 1
+    histogram = wikipedia_like(1000)
+    ours = plan_packing(histogram, 512, 3).num_rows
+    assert ours < 0.95 * first_fit(np.repeat(np.arange(513), histogram), 512, 3)
+
+
+def test_rows_of_512_are_full_with_three_sequences_and_planned_in_a_second():
+    for num_sequences in (50_000, 16_000_000):
+        histogram = wikipedia_like(num_sequences)
+        assert 0.48 < histogram @ np.arange(513) / (512 * histogram.sum()) < 0.53
+        started = time.process_time()
+        plan = plan_packing(histogram, 512, 3)
+        assert time.process_time() - started < 1  # measured: 0.1
+        assert plan.fill(512) > 0.993
+
+
+@pytest.mark.parametrize(
+    ("row_length", "max_per_row", "message"),
+    [
+        (16, 0, r"max_per_row 0 is not in 1\.\.64; 3 fills"),
+        (16, 65, r"max_per_row 65 is not in 1\.\.64"),
+        (15, 2, "row_length 15 is shorter than the longest sequence, of 16 tokens; use 16 or more"),
+        (4, 2, r"row_length 4 is not in 8\.\.65535"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused(row_length, max_per_row, message):
+    with pytest.raises(InputError, match=message):
+        plan_packing(np.bincount([3, 16]), row_length, max_per_row)
+
+
+def test_nothing_is_packed_into_no_rows():
+    plan = plan_packing(np.zeros(17, int), 16, 3)
+    assert plan.num_rows == 0 and assign(np.zeros(0, int), plan, 0).shape == (0, 3)
+
+
+def test_the_seed_decides_who_stands_together_and_neighbours_do_not():
+    lengths = np.random.default_rng(0).integers(5, 60, 3000)
+    plan = plan_packing(np.bincount(lengths), 64, 3)
+    rows, others = assign(lengths, plan, 1), assign(lengths, plan, 2)
+    assert (rows != others).any()
+    together = rows[(rows != EMPTY).sum(axis=1) > 1]
+    assert (abs(together[:, 0] - together[:, 1]) < 10).mean() < 0.03  # by chance: 0.7 %
+    with pytest.raises(ValueError, match="of other lengths"):
+        assign(lengths + 1, plan, 1)
+
+
+# Data sets
+
+PADDED = {"shards": 3, "short_seq_rate": 0.6, "holdout_rate": 0.2}
+
+
+@pytest.fixture(scope="module")
+def unpacked(tmp_path_factory):
+    """Returns a toy data set of three training shards."""
+    return make_dataset(tmp_path_factory.mktemp("unpacked"), **PADDED)
+
+
+@pytest.fixture(scope="module")
+def packed(unpacked, tmp_path_factory):
+    path = tmp_path_factory.mktemp("packed") / "data"
+    pack_dataset(str(unpacked), str(path), max_per_row=3, num_workers=1)
+    return path
+
+
+def contents(path):
+    """Returns all files below a directory."""
+    return {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
+
+
+def sequences(dataset: records.Dataset, split: str) -> dict[int, tuple]:
+    """Returns the sequences of a split by their numbers, checking that the rest of each row is empty."""
+    part = getattr(dataset, split)
+    found = {}
+    for row in part.gather(np.arange(part.num_rows)):
+        starts = records.unpack_word_starts(row["word_starts"], dataset.row_length)
+        at = 0
+        about = (row[name] for name in ("lengths", "first_lengths", "labels", "numbers"))
+        for length, first, label, number in zip(*about, strict=True):
+            if not length:
+                assert (first, label, number) == (0, records.NO_LABEL, 0)
+                continue
+            stop = at + int(length)
+            assert number not in found
+            found[int(number)] = (row["token_ids"][at:stop].tolist(), starts[at:stop].tolist(), int(first), int(label))
+            at = stop
+        assert (row["token_ids"][at:] == dataset.manifest["tokenizer"]["pad_id"]).all() and not starts[at:].any()
+    return found
+
+
+def test_a_packed_data_set_has_the_same_sequences_in_fewer_rows(unpacked, packed):
+    before, after = records.open_dataset(unpacked), records.open_dataset(packed)
+    assert after.fingerprint != before.fingerprint and (after.token_counts == before.token_counts).all()
+    assert after.manifest["row"] == {"length": 32, "max_sequences": 3}
+    for split in ("train", "heldout"):
+        assert sequences(before, split) == sequences(after, split)
+        rows, said = getattr(after, split), after.manifest["splits"][split]
+        assert rows.num_rows < getattr(before, split).num_rows and rows.num_sequences == len(sequences(after, split))
+        filled = rows.gather(np.arange(rows.num_rows))["lengths"].sum()
+        assert (said["rows"], said["sequences"]) == (rows.num_rows, rows.num_sequences)
+        assert said["fill"] == round(filled / (rows.num_rows * 32), 4) > before.manifest["splits"][split]["fill"]
+    assert len(after.train.shards) == len(before.train.shards) == 3
+
+
+def test_rows_may_be_longer(unpacked, tmp_path):
+    pack_dataset(str(unpacked), str(tmp_path / "data"), max_per_row=6, row_length=90, num_workers=1)
+    before, after = records.open_dataset(unpacked), records.open_dataset(tmp_path / "data")
+    assert after.row_length == 90 and after.train.num_rows < before.train.num_rows / 3
+    assert sequences(before, "train") == sequences(after, "train")
+
+
+def test_a_run_that_was_stopped_gives_the_same_bytes(unpacked, packed, tmp_path, monkeypatch, capsys):
+    pack_shard, packed_now = packed_dataset._pack_shard, []
+
+    def stop_at_the_second(job, shard):
+        if len(packed_now) == 2:
+            raise StoppedError("killed")
+        packed_now.append(shard)
+        return pack_shard(job, shard)
+
+    monkeypatch.setattr(packed_dataset, "_pack_shard", stop_at_the_second)
+    with pytest.raises(StoppedError):
+        pack_dataset(str(unpacked), str(tmp_path / "stopped"), max_per_row=3, num_workers=1)
+    with pytest.raises(InputError, match=r"holds no manifest\.json"):
+        records.open_dataset(tmp_path / "stopped")
+    monkeypatch.undo()
+    pack_dataset(str(unpacked), str(tmp_path / "stopped"), max_per_row=3, num_workers=1)
+    assert "continuing in" in capsys.readouterr().err
+    assert contents(tmp_path / "stopped") == contents(packed)
+    pack_dataset(str(unpacked), str(tmp_path / "stopped"), max_per_row=3, num_workers=1)
+    assert "is already complete" in capsys.readouterr().err
+
+
+def test_prepare_packs_into_the_same_rows(unpacked, packed, tmp_path):
+    path = make_dataset(tmp_path, pack=3, **PADDED)
+    made = contents(path)
+    assert {name: made[name] for name in made if name.endswith(".npy")} == {
+        name: text for name, text in contents(packed).items() if name.endswith(".npy")
+    }
+    manifest, theirs = (files.read_json(data / records.MANIFEST) for data in (path, packed))
+    for split in ("train", "heldout"):
+        assert manifest["splits"][split] == theirs["splits"][split]
+    assert manifest["row"] == theirs["row"] and manifest["identity"]["options"]["pack"] == 3
+    before = files.read_json(unpacked / records.MANIFEST)["identity"]["options"]
+    assert "pack" not in before
+    assert before == PrepareOptions(**before).identity() == PrepareOptions(**before, pack=0).identity()
+    with pytest.raises(InputError, match=r"pack 65 is not in 0\.\.64"):
+        PrepareOptions(pack=65).validate()
+
+
+def refusal(data, output, max_per_row=3, num_workers=1, **options) -> str:
+    """Returns the message with which packing fails: one line, and nothing is left."""
+    there = Path(output).exists() and contents(Path(output))
+    with pytest.raises(InputError) as caught:
+        pack_dataset(str(data), str(output), max_per_row, num_workers=num_workers, **options)
+    assert "\n" not in str(caught.value)
+    assert (Path(output).exists() and contents(Path(output))) == there
+    return str(caught.value)
+
+
+def test_bad_input_is_refused_in_one_line(unpacked, packed, tmp_path):
+    output = tmp_path / "out"
+    assert "max_per_row 0 is not in 1..64" in refusal(unpacked, output, 0)
+    assert "row_length 20 is shorter than the longest" in refusal(unpacked, output, row_length=20)
+    assert "is packed already, up to 3 sequences in a row; give the data set" in refusal(packed, output)
+    assert "workers -1 is negative" in refusal(unpacked, output, num_workers=-1)
+    assert "is the data set itself; choose a new directory" in refusal(unpacked, unpacked)
+    assert "holds no manifest.json" in refusal(tmp_path / "nothing", output)
+    assert "is a URL; pack into a directory of this machine" in refusal(unpacked, "gs://bucket/data")
+    assert "was begun with max_per_row 3, not 4; choose another output directory" in refusal(unpacked, packed, 4)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("mine")
+    assert "exists and is not a data set of this program" in refusal(unpacked, tmp_path / "mine")
+
+
+def test_damaged_data_and_static_masks_are_refused(unpacked, tmp_path):
+    damaged = tmp_path / "damaged"
+    shutil.copytree(unpacked, damaged)
+    shard = next(damaged.glob("train-*.npy"))
+    shard.write_bytes(shard.read_bytes()[:-1] + b"\x55")
+    assert "is damaged: its sha256 is not the manifest's" in refusal(damaged, tmp_path / "out")
+    shutil.rmtree(damaged)
+    shutil.copytree(unpacked, damaged)
+    manifest = files.read_json(damaged / records.MANIFEST)
+    manifest["row"]["predictions"] = 5
+    manifest["splits"] = {split: {"sequences": 0, "shards": []} for split in ("train", "heldout")}
+    writing.write_json(damaged / records.MANIFEST, manifest)
+    assert "has masks of its own, which packing would mix; import it with --masks=redraw" in refusal(
+        damaged, tmp_path / "out"
+    )
+
+
+@pytest.mark.slow
+def test_the_command_with_two_workers_gives_the_same_bytes(unpacked, packed, tmp_path):
+    command = [sys.executable, "-m", "bert_jax.tools.pack_dataset", "--max_per_row=3", "--workers=2"]
+    done = subprocess.run(
+        [*command, f"--data={unpacked}", f"--output={tmp_path / 'data'}"], text=True, capture_output=True
+    )
+    assert done.returncode == 0 and "sequences in" in done.stderr and "at most 3" in done.stderr
+    assert contents(tmp_path / "data") == contents(packed)
+
+
+def test_a_part_whose_note_is_damaged_is_made_again(unpacked, packed, tmp_path, monkeypatch):
+    def stop(*_, **__):
+        raise StoppedError("the disk is full")
+
+    for change in (
+        lambda about: about | {"rows": "many"},
+        lambda about: {name: value for name, value in about.items() if name != "filled"},
+        lambda about: {name: value for name, value in about.items() if name != "sha256"},
+        lambda about: [],
+    ):
+        with monkeypatch.context() as patched, pytest.raises(StoppedError):
+            patched.setattr(records, "finish_dataset", stop)
+            pack_dataset(str(unpacked), str(tmp_path / "out"), 3, num_workers=1)
+        for note in (tmp_path / "out" / "unfinished").glob("train-*.json"):
+            note.write_text(json.dumps(change(json.loads(note.read_text()))))
+    pack_dataset(str(unpacked), str(tmp_path / "out"), 3, num_workers=1)
+    assert records.open_dataset(tmp_path / "out").fingerprint == records.open_dataset(packed).fingerprint

@@ -1,0 +1,423 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prepared data sets: the same bytes for any number of workers and interruptions, and legal rows."""
+
+import gzip
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bert_jax.data import building, instances, pieces, prepare, records
+from bert_jax.data.prepare import PrepareOptions
+from bert_jax.data.sources import corpus
+from bert_jax.errors import InputError
+from bert_jax.text.tokenizer import load_tokenizer
+
+WORDS = [left + right for left in "ba be bi do du ka ki ko ma mo".split() for right in "la lo ra ro sa ta to".split()]
+ENDINGS = ["s", "ed", "ing"]
+OPTIONS = PrepareOptions(max_seq_length=32, duplicates=2, holdout_rate=0.1, shards=3)
+
+
+def write_text(folder: Path, num_files: int = 5, num_documents: int = 40) -> str:
+    """Writes files of random sentences, one a line and two to a paragraph, and returns their glob."""
+    rng = random.Random(1)
+    folder.mkdir()
+    for number in range(num_files):
+        lines = []
+        for _ in range(num_documents):
+            for _ in range(rng.randint(1, 12)):
+                for _ in range(rng.randint(1, 2)):
+                    words = [rng.choice(WORDS) + rng.choice(["", "", *ENDINGS]) for _ in range(rng.randint(2, 10))]
+                    lines.append(" ".join(words).capitalize() + ". ")
+                lines.append("\n")
+            lines.append("\n")
+        (folder / f"{number}.txt").write_text("".join(lines))
+    return f"{folder}/*.txt"
+
+
+@pytest.fixture(scope="module")
+def vocab(tmp_path_factory) -> str:
+    """Returns a vocabulary file for the words of these tests."""
+    path = tmp_path_factory.mktemp("vocab") / "vocab.txt"
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *WORDS, *(f"##{ending}" for ending in ENDINGS)]
+    path.write_text("\n".join(tokens) + "\n")
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory) -> str:
+    return write_text(tmp_path_factory.mktemp("corpus") / "text")
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory, text, vocab) -> Path:
+    """Returns the data set of the text, prepared without interruption by one process."""
+    path = tmp_path_factory.mktemp("prepared") / "data"
+    prepare.prepare(text, vocab, str(path), OPTIONS, num_workers=1)
+    return path
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    """Returns all files below a directory."""
+    return {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
+
+
+def sequences(path: Path, split: str = "train") -> list[tuple[list[str], list[str], int]]:
+    """Returns the tokens of A, those of B and the label of all sequences, checking that the rows are legal."""
+    dataset = records.open_dataset(path)
+    tokenizer = load_tokenizer(dataset.tokenizer_path)
+    part = getattr(dataset, split)
+    found = []
+    for row in part.gather(np.arange(part.num_rows)):
+        tokens = tokenizer.tokens(row["token_ids"])
+        (length,), (first_length,) = row["lengths"], row["first_lengths"]
+        first, second = tokens[1 : first_length - 1], tokens[first_length : length - 1]
+        pair = [*second, "[SEP]"] if row["labels"][0] != records.NO_LABEL else []
+        assert tokens == ["[CLS]", *first, "[SEP]", *pair] + ["[PAD]"] * (len(tokens) - length)
+        assert first and bool(second) == bool(pair) and not {"[CLS]", "[SEP]", "[PAD]"} & {*first, *second}
+        starts = records.unpack_word_starts(row["word_starts"], len(tokens))
+        assert starts.tolist() == [place < length and not token.startswith("##") for place, token in enumerate(tokens)]
+        found.append((first, second, int(row["labels"][0])))
+    return found
+
+
+def test_rows_are_legal_and_counted(prepared):
+    dataset = records.open_dataset(prepared)
+    for name in ("train", "heldout"):
+        split, counted = getattr(dataset, name), dataset.manifest["splits"][name]
+        found = sequences(prepared, name)
+        assert len(found) == split.num_rows == split.num_sequences == counted["sequences"] == counted["rows"] > 0
+        random_next = sum(label == instances.IS_RANDOM for *_, label in found)
+        assert counted["random_next_share"] == round(random_next / len(found), 4)
+        filled = sum(len(first) + len(second) + 3 for first, second, _ in found)
+        assert counted["fill"] == round(filled / len(found) / OPTIONS.max_seq_length, 4)
+        numbers = split.gather(np.arange(split.num_rows))["numbers"]
+        assert len(np.unique(numbers)) == split.num_sequences
+    assert len(dataset.train.shards) == 3 and len(dataset.heldout.shards) == 1
+
+
+def test_counts_of_documents_sentences_and_tokens(prepared, text, vocab):
+    tokenizer = load_tokenizer(vocab)
+    dataset = records.open_dataset(prepared)
+    documents = list(corpus.iterate_documents(text))
+    splits = dataset.manifest["splits"].values()
+    assert sum(split["documents"] for split in splits) == len(documents) == 200
+    assert dataset.manifest["splits"]["heldout"]["documents"] == 20
+    lines = [line for document in documents for line in document]
+    assert sum(split["sentences"] for split in splits) == sum(line.count(".") for line in lines)
+    assert sum(split["tokens"] for split in splits) == sum(map(len, tokenizer.encode_batch(lines)))
+    assert dataset.token_counts.sum() == dataset.manifest["splits"]["train"]["tokens"]
+    assert not dataset.token_counts[[tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id]].any()
+
+
+def test_one_shard_is_what_the_reference_makes_of_the_same_documents(tmp_path, text, vocab):
+    """The documents of a shard, in order of their hash, go through `create_instances`: the golden-tested code."""
+    options = PrepareOptions(max_seq_length=32, duplicates=2, holdout_rate=0)
+    prepare.prepare(text, vocab, str(tmp_path / "data"), options, num_workers=1)
+    tokenizer = load_tokenizer(vocab)
+    documents = []
+    for lines in corpus.iterate_documents(text):
+        key = pieces.document_key(lines, seed=0)
+        documents.append(
+            (key, [tokenizer.encode(part) for line in lines for part in line.replace(".", ".\n").split("\n")])
+        )
+    tokens, bounds = [], []
+    for _, sentences in sorted(documents, key=lambda document: document[0]):
+        bounds.append([len(tokens)])
+        for sentence in filter(None, sentences):
+            tokens.extend(sentence)
+            bounds[-1].append(len(tokens))
+    made = instances.create_instances(bounds, 32, 0.1, 2, random.Random("0/train/0"))
+    names = tokenizer.tokens(tokens)
+    expected = [(names[a:b], names[c:d], label) for a, b, c, d, label in made.tolist()]
+    assert sequences(tmp_path / "data") == expected
+
+
+def test_any_number_of_workers_gives_the_same_bytes(tmp_path, prepared, text, vocab):
+    prepare.prepare(text, vocab, str(tmp_path / "data"), OPTIONS, num_workers=5)  # and 2: see test_the_command
+    assert contents(tmp_path / "data") == contents(prepared)
+
+
+def test_pieces_and_compression_change_no_byte_of_a_shard(tmp_path, prepared, text, vocab, monkeypatch):
+    folder = tmp_path / "zipped"
+    folder.mkdir()
+    for path in Path(text).parent.glob("*.txt"):
+        (folder / f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
+    prepare.prepare(f"{folder}/*.gz", vocab, str(tmp_path / "data"), OPTIONS, num_workers=1)
+    monkeypatch.setattr(pieces, "_LINES_AT_ONCE", 7)
+    monkeypatch.setattr(corpus.plan_pieces, "__defaults__", (1000,))
+    assert len(corpus.plan_pieces(text)) > 20
+    prepare.prepare(text, vocab, str(tmp_path / "cut"), OPTIONS, num_workers=1)
+    for other in ("data", "cut"):
+        for name, content in contents(prepared).items():
+            if name != records.MANIFEST:
+                assert (tmp_path / other / name).read_bytes() == content
+
+
+PREPARE_AND_DIE = """
+import os, signal, sys
+from bert_jax.data import prepare
+replace, left = os.replace, [int(sys.argv[4])]
+def dying_replace(*paths):
+    if not left[0]:
+        os.kill(os.getpid(), signal.SIGKILL)
+    left[0] -= 1
+    replace(*paths)
+os.replace = dying_replace
+options = prepare.PrepareOptions(max_seq_length=32, duplicates=2, holdout_rate=0.1, shards=3)
+prepare.prepare(*sys.argv[1:4], options, num_workers=1)
+"""
+
+
+@pytest.mark.parametrize("num_files", [[0, 2], [9, 1, 8], [26], [29, 0]])
+def test_a_killed_run_goes_on_and_ends_the_same(tmp_path, prepared, text, vocab, num_files):
+    for number in num_files:  # files that each run writes before it is killed
+        command = [sys.executable, "-c", PREPARE_AND_DIE, text, vocab, str(tmp_path / "data"), str(number)]
+        assert subprocess.run(command, stderr=subprocess.DEVNULL).returncode == -signal.SIGKILL
+        assert not (tmp_path / "data" / records.MANIFEST).exists()
+    prepare.prepare(text, vocab, str(tmp_path / "data"), OPTIONS, num_workers=1)
+    assert contents(tmp_path / "data") == contents(prepared)
+
+
+def test_what_is_finished_is_not_made_again(tmp_path, prepared, text, vocab, monkeypatch):
+    command = [sys.executable, "-c", PREPARE_AND_DIE, text, vocab, str(tmp_path / "data"), "31"]
+    subprocess.run(command, stderr=subprocess.DEVNULL)
+    written = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*-0?????.npy")}
+    for marker in tmp_path.rglob("train-*.json"):
+        written[tmp_path / "data" / marker.stem] = (tmp_path / "data" / marker.stem).stat().st_mtime_ns
+    assert len(written) == 5 * 4 + 2
+    monkeypatch.setattr(pieces, "_encode", None)  # would fail if a piece were made again
+    monkeypatch.setattr(building.shutil, "rmtree", lambda path, **_: None)
+    prepare.prepare(text, vocab, str(tmp_path / "data"), OPTIONS, num_workers=1)
+    assert all(path.stat().st_mtime_ns == time_of for path, time_of in written.items())
+
+
+def test_a_complete_data_set_is_left_alone(tmp_path, prepared, text, vocab, capsys):
+    before = {path: path.stat().st_mtime_ns for path in prepared.rglob("*")}
+    prepare.prepare(text, vocab, str(prepared), OPTIONS, num_workers=1)
+    assert "already complete" in capsys.readouterr().err
+    assert {path: path.stat().st_mtime_ns for path in prepared.rglob("*")} == before
+
+
+def test_documents_go_to_one_split_and_identical_ones_stay_together(tmp_path, vocab):
+    documents = ["\n".join(f"{word} {other}." for other in WORDS[:9]) for word in WORDS]
+    (tmp_path / "text").write_text("\n\n".join(documents * 2))
+    options = PrepareOptions(max_seq_length=32, duplicates=1, holdout_rate=0.2, shards=2)
+    prepare.prepare(str(tmp_path / "text"), vocab, str(tmp_path / "data"), options, num_workers=1)
+    manifest = records.open_dataset(tmp_path / "data").manifest["splits"]
+    assert manifest["heldout"]["documents"] == 2 * 14 and manifest["train"]["documents"] == 2 * 56
+    lines = {}
+    for split in ("train", "heldout"):
+        lines[split] = {tuple(side[i : i + 3]) for first, second, _ in sequences(tmp_path / "data", split)
+                        for side in (first, second) for i in range(len(side) - 2) if side[i + 2] == "."}  # fmt: skip
+    assert lines["train"] and lines["heldout"] and not lines["train"] & lines["heldout"]
+
+
+def test_held_out_documents_are_cut_once_whatever_the_duplicates(tmp_path, prepared, text, vocab):
+    options = PrepareOptions(max_seq_length=32, duplicates=1, holdout_rate=0.1, shards=3)
+    prepare.prepare(text, vocab, str(tmp_path / "data"), options, num_workers=1)
+    ours, other = contents(prepared), contents(tmp_path / "data")
+    assert ours["heldout-00000-of-00001.npy"] == other["heldout-00000-of-00001.npy"]
+    assert len(ours["train-00000-of-00003.npy"]) > 1.8 * len(other["train-00000-of-00003.npy"])
+
+
+def test_large_splits_get_several_shards_that_share_the_documents(tmp_path, text, vocab, monkeypatch):
+    monkeypatch.setattr(prepare, "SHARD_TOKENS", 1500)
+    options = PrepareOptions(max_seq_length=32, duplicates=1, holdout_rate=0.2, next_sentence="none")
+    splits = prepare.prepare(text, vocab, str(tmp_path / "data"), options, num_workers=1)["splits"]
+    dataset = records.open_dataset(tmp_path / "data")
+    for name, num_documents in (("train", 160), ("heldout", 40)):
+        split, counted = getattr(dataset, name), splits[name]
+        assert len(split.shards) == -(-counted["tokens"] // 1500) > 1
+        assert counted["documents"] == num_documents
+        rows = split.gather(np.arange(split.num_rows))
+        assert rows["lengths"].sum() - 2 * len(rows) == counted["tokens"]  # no document lost, none twice
+        assert len(np.unique(rows["numbers"])) == len(rows)
+
+
+def test_another_seed_holds_out_other_documents(tmp_path, prepared, text, vocab):
+    options = PrepareOptions(max_seq_length=32, duplicates=2, holdout_rate=0.1, shards=3, seed=1)
+    prepare.prepare(text, vocab, str(tmp_path / "data"), options, num_workers=1)
+    ours, other = (records.open_dataset(path).manifest["splits"]["heldout"] for path in (prepared, tmp_path / "data"))
+    assert ours["tokens"] != other["tokens"] and ours["documents"] == other["documents"]
+
+
+@pytest.mark.parametrize("next_sentence", ["sop", "none"])
+def test_other_pairs_of_sentences(tmp_path, text, vocab, next_sentence):
+    options = PrepareOptions(max_seq_length=32, duplicates=1, holdout_rate=0.1, next_sentence=next_sentence)
+    manifest = prepare.prepare(text, vocab, str(tmp_path / "data"), options, num_workers=1)["splits"]["train"]
+    found = sequences(tmp_path / "data")
+    assert {label for *_, label in found} == ({0, 1} if next_sentence == "sop" else {records.NO_LABEL})
+    assert manifest["sequences"] == len(found)
+    if next_sentence == "none":
+        assert sum(len(first) for first, *_ in found) == manifest["tokens"]
+        lengths = records.open_dataset(tmp_path / "data").train.gather(np.arange(len(found)))["lengths"]
+        assert manifest["fill"] == round(lengths.sum() / len(found) / 32, 4)
+
+
+PREPARE_AND_MEASURE = """
+import resource, sys
+from bert_jax.data import corpus, prepare
+corpus.plan_pieces.__defaults__ = (1 << 17,)
+prepare.SHARD_TOKENS = 1 << 15
+prepare.prepare(*sys.argv[1:4], prepare.PrepareOptions(duplicates=1), num_workers=1)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_text(tmp_path, vocab):
+    """Eight times as many pieces and shards take no more memory, but for 32 bytes of each document."""
+    peaks, pieces_of = [], []
+    for number, num_documents in enumerate((500, 4000)):
+        text = write_text(tmp_path / f"text{number}", num_files=4, num_documents=num_documents)
+        pieces_of.append(len(corpus.plan_pieces(text, 1 << 17)))
+        command = [sys.executable, "-c", PREPARE_AND_MEASURE, text, vocab, str(tmp_path / f"data{number}")]
+        peaks.append(int(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
+    assert pieces_of[1] >= 6 * pieces_of[0] >= 48
+    assert peaks[1] - peaks[0] < 8 << 10, peaks  # kilobytes; the text is 6 MB, its arrays in memory are more
+
+
+def refusal(*arguments, **options) -> str:
+    """Returns the message with which `prepare` fails: one line."""
+    with pytest.raises(InputError) as caught:
+        inputs, tokenizer, output = map(str, arguments)
+        prepare.prepare(inputs, tokenizer, output, PrepareOptions(**options), num_workers=1)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_seq_length": 7},
+        {"max_seq_length": 65536},
+        {"short_seq_rate": 1.0},
+        {"short_seq_rate": -0.1},
+        {"holdout_rate": 1.5},
+        {"duplicates": 0},
+        {"shards": -1},
+        {"next_sentence": "nps"},
+    ],
+)
+def test_bad_options(tmp_path, text, vocab, options):
+    ((name, value),) = options.items()
+    assert f"{name} {value!r}" in refusal(text, vocab, tmp_path / "data", **options)
+    assert not (tmp_path / "data").exists()
+
+
+def test_negative_workers(tmp_path, text, vocab):
+    with pytest.raises(InputError, match="workers -1 is negative"):
+        prepare.prepare(text, vocab, str(tmp_path / "data"), OPTIONS, num_workers=-1)
+
+
+def test_a_single_document_is_refused_with_the_reason(tmp_path, vocab):
+    (tmp_path / "text").write_text("bala bala.\nbalo balo.\n" * 50)
+    message = refusal(tmp_path / "text", vocab, tmp_path / "data")
+    assert "holds one document" in message and "blank lines" in message
+
+
+def test_a_single_document_will_do_without_pairs(tmp_path, vocab):
+    (tmp_path / "text").write_text("bala bala.\nbalo balo.\n" * 50)
+    options = {"next_sentence": "none"}
+    assert "1 different documents, too few to hold out 1" in refusal(
+        tmp_path / "text", vocab, tmp_path / "d", **options
+    )
+    alone = PrepareOptions(next_sentence="none", holdout_rate=0, max_seq_length=32)
+    prepare.prepare(str(tmp_path / "text"), vocab, str(tmp_path / "data"), alone, num_workers=1)
+    assert sequences(tmp_path / "data")
+
+
+def test_too_few_documents_to_hold_out(tmp_path, vocab):
+    (tmp_path / "text").write_text("\n\n".join(f"{word} bala.\n{word} balo." for word in WORDS[:3]))
+    message = refusal(tmp_path / "text", vocab, tmp_path / "data")
+    assert "3 different documents, too few to hold out 2" in message and "--holdout_rate=0" in message
+    prepare.prepare(
+        str(tmp_path / "text"), vocab, str(tmp_path / "other"), PrepareOptions(holdout_rate=0), num_workers=1
+    )
+    dataset = records.open_dataset(tmp_path / "other")
+    assert dataset.train.num_rows > 0 and dataset.heldout.num_rows == 0
+
+
+def test_too_many_shards(tmp_path, vocab):
+    (tmp_path / "text").write_text("\n\n".join(f"{word} bala.\n{word} balo." for word in WORDS[:7]))
+    assert "use at most 3" in refusal(tmp_path / "text", vocab, tmp_path / "data", holdout_rate=0, shards=4)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"), [(b"", "no document"), (b"\n\n", "no document"), (b"\x07\n\n\x07\n", "no document")]
+)
+def test_text_without_a_token(tmp_path, vocab, content, reason):
+    (tmp_path / "text").write_bytes(content)
+    assert reason in refusal(tmp_path / "text", vocab, tmp_path / "data")
+
+
+def test_other_options_or_text_in_the_same_directory(tmp_path, prepared, text, vocab):
+    assert "was begun with seed 0, not 5" in refusal(text, vocab, prepared, **vars(OPTIONS) | {"seed": 5})
+    other = write_text(tmp_path / "text", num_files=1)
+    assert "was begun with another input" in refusal(other, vocab, prepared, **vars(OPTIONS))
+    command = [sys.executable, "-c", PREPARE_AND_DIE, text, vocab, str(tmp_path / "data"), "12"]
+    subprocess.run(command, stderr=subprocess.DEVNULL)
+    assert "was begun with seed 0, not 5" in refusal(text, vocab, tmp_path / "data", **vars(OPTIONS) | {"seed": 5})
+
+
+def test_a_directory_with_something_else(tmp_path, text, vocab):
+    (tmp_path / "mine").write_text("precious")
+    assert "choose a new directory" in refusal(text, vocab, tmp_path)
+    assert "choose a new directory" in refusal(text, vocab, tmp_path / "mine")
+    assert (tmp_path / "mine").read_text() == "precious"
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_bad_text_fails_in_one_line_with_the_place(tmp_path, text, vocab, num_workers):
+    (tmp_path / "bad.txt").write_bytes(b"bala.\n\nbal\xff.\n")
+    with pytest.raises(InputError, match=r"^.*bad.txt, line 3 is not UTF-8") as caught:
+        prepare.prepare(f"{text},{tmp_path}/bad.txt", vocab, str(tmp_path / "data"), OPTIONS, num_workers=num_workers)
+    assert "\n" not in str(caught.value)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.txt"]  # the 31 good files left nothing
+    (tmp_path / "bad.txt").write_bytes(b"bala.\n\nbal.\n")
+    prepare.prepare(f"{text},{tmp_path}/bad.txt", vocab, str(tmp_path / "data"), OPTIONS, num_workers=num_workers)
+
+
+def run_tool(*flags: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "bert_jax.tools.prepare_corpus", *flags]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def test_the_command(tmp_path, prepared, text, vocab):
+    done = run_tool(f"--input={text}", f"--tokenizer={vocab}", f"--output={tmp_path}/data", "--max_seq_length=32",
+                    "--duplicates=2", "--holdout_rate=0.1", "--shards=3", "--workers=2")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert contents(tmp_path / "data") == contents(prepared)
+    assert "documents" in done.stderr and "MB/s" in done.stderr
+
+
+def test_the_command_fails_in_one_line(tmp_path, vocab):
+    done = run_tool(f"--input={tmp_path}/none*", f"--tokenizer={vocab}", f"--output={tmp_path}/data")
+    assert done.returncode == 1 and not done.stdout
+    assert done.stderr.startswith("error: input") and done.stderr.count("\n") == 1
+
+
+def test_preparing_imports_no_jax():
+    program = "import sys, bert_jax.tools.prepare_corpus; sys.exit('jax' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_wikipedia_is_prepared_as_published(tmp_path, shared_data):
+    """A share of Wikipedia with the published vocabulary: few unknown words, and the reference's mix of labels."""
+    text = tmp_path / "text.txt"
+    with gzip.open(shared_data / "wikipedia_en" / "wiki_en-00.txt.gz", "rt", encoding="utf-8") as stream:
+        text.write_text(stream.read(1_000_000), encoding="utf-8")
+    vocab = shared_data / "vocab" / "bert-base-uncased-vocab.txt"
+    options = PrepareOptions(duplicates=2)
+    manifest = prepare.prepare(str(text), str(vocab), str(tmp_path / "data"), options, num_workers=1)
+    train = manifest["splits"]["train"]
+    assert 0.5 < train["random_next_share"] < 0.56  # half, and the chunks of one sentence
+    assert 0.85 < train["fill"] < 0.99  # one document in ten is cut short
+    counts = records.open_dataset(tmp_path / "data").token_counts
+    assert counts[manifest["tokenizer"]["unk_id"]] < 0.001 * counts.sum()
+    sequences(tmp_path / "data")

@@ -1,0 +1,293 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows come back as they were written, and damage is found when the data set is opened."""
+
+import json
+import os
+import shutil
+import time
+
+import mutations
+import numpy as np
+import pytest
+
+from bert_jax.data import records
+from bert_jax.errors import InputError
+from bert_jax.storage import files, writing
+
+ROW_LENGTH, VOCAB_SIZE = 16, 300
+
+
+def random_rows(num_rows: int, seed: int, max_sequences: int = 1, predictions: int = 0) -> np.ndarray:
+    """Returns rows of random bytes: the format must not care what they mean."""
+    dtype = records.row_dtype(ROW_LENGTH, max_sequences, VOCAB_SIZE, predictions)
+    return np.frombuffer(np.random.default_rng(seed).bytes(num_rows * dtype.itemsize), dtype)
+
+
+def write_dataset(path, shards: list[np.ndarray], **row: int) -> np.ndarray:
+    """Writes a data set with these training shards and returns all their rows; `row` are more words on their shape."""
+    counts = path / records.TOKEN_COUNTS
+    path.mkdir()
+    np.save(counts, np.arange(VOCAB_SIZE))
+    written = [
+        records.write_shard(
+            path / records.shard_name("train", index, len(shards)), rows.dtype, len(rows), [rows[:3], rows[3:]]
+        )
+        for index, rows in enumerate(shards)
+    ]
+    writing.write_json(
+        path / records.MANIFEST,
+        {
+            "format": records.FORMAT,
+            "version": records.VERSION,
+            "identity": {"options": {"next_sentence": "nsp"}},
+            "row": {"length": ROW_LENGTH, "max_sequences": shards[0]["lengths"].shape[1]} | row,
+            "tokenizer": {"fingerprint": "f" * 64, "vocab_size": VOCAB_SIZE, "pad_id": 0, "unk_id": 1, "cls_id": 2,
+                          "sep_id": 3, "mask_id": 4},
+            "splits": {
+                "train": {"sequences": sum(map(len, shards)), "shards": written},
+                "heldout": {"sequences": 0, "shards": []},
+            },
+            "token_counts": {
+                "name": counts.name, "bytes": counts.stat().st_size, "sha256": files.sha256_file(counts)
+            },
+        },
+    )  # fmt: skip
+    return np.concatenate(shards)
+
+
+@pytest.mark.parametrize("max_sequences", [1, 3])
+@pytest.mark.parametrize("sizes", [[10], [7, 3, 5, 4]])
+def test_gather_returns_the_rows_asked_for_in_their_order(tmp_path, sizes, max_sequences):
+    rows = write_dataset(tmp_path / "data", [random_rows(size, seed, max_sequences) for seed, size in enumerate(sizes)])
+    train = records.open_dataset(tmp_path / "data").train
+    assert train.num_rows == len(rows) == train.num_sequences
+    wanted = np.random.default_rng(0).integers(0, len(rows), 100)
+    for indices in (wanted, np.arange(len(rows)), wanted[:1], wanted[:0]):
+        got = train.gather(indices)
+        assert got.dtype == rows.dtype
+        assert got.tobytes() == rows[indices].tobytes()
+    got["lengths"] = 0  # a copy, not the file
+
+
+def test_gather_refuses_rows_that_do_not_exist(tmp_path):
+    write_dataset(tmp_path / "data", [random_rows(10, 0)])
+    dataset = records.open_dataset(tmp_path / "data")
+    for index in (-1, 10):
+        with pytest.raises(IndexError, match=r"not in \[0, 10\)"):
+            dataset.train.gather(np.array([3, index]))
+    assert dataset.heldout.num_rows == 0
+    with pytest.raises(IndexError):
+        dataset.heldout.gather(np.array([0]))
+
+
+def test_rows_without_predictions_are_those_of_before():
+    """Byte for byte: the record of docs/decisions/0004-row-format.md, written out."""
+    fields = [("token_ids", "<u2", (128,)), ("word_starts", "u1", (16,)), ("lengths", "<u2", (3,)),
+              ("first_lengths", "<u2", (3,)), ("labels", "i1", (3,)), ("numbers", "<u4", (3,))]  # fmt: skip
+    assert records.row_dtype(128, 3, 30522) == records.row_dtype(128, 3, 30522, predictions=0) == np.dtype(fields)
+    predictions = [("mlm_positions", "<u2", (20,)), ("mlm_labels", "<u2", (20,)), ("mlm_counts", "<u2")]
+    assert records.row_dtype(128, 3, 30522, predictions=20) == np.dtype(fields + predictions)
+
+
+def test_rows_with_predictions_come_back(tmp_path):
+    rows = write_dataset(tmp_path / "data", [random_rows(8, 0, predictions=5)], predictions=5)
+    train = records.open_dataset(tmp_path / "data").train
+    assert train.dtype == rows.dtype and train.gather(np.arange(8)).tobytes() == rows.tobytes()
+    write_dataset(tmp_path / "other", [random_rows(8, 0, predictions=5)], predictions=4)
+    assert "not (8,) rows of the manifest's shape" in refusal(tmp_path / "other")
+
+
+def test_gather_is_fast_enough_for_every_device(tmp_path):
+    dtype = records.row_dtype(128, 1, 30522)
+    assert dtype.itemsize == 281
+    shards = tuple(np.zeros((50_000, dtype.itemsize), np.uint8) for _ in range(4))
+    split = records.Split(dtype, 200_000, shards, np.cumsum([50_000] * 4))
+    indices = np.random.default_rng(0).integers(0, split.num_rows, 100_000)
+    started = time.process_time()
+    for batch in indices.reshape(-1, 1000):
+        split.gather(batch)
+    assert len(indices) / (time.process_time() - started) > 300_000  # rows a second; measured: some millions
+
+
+@pytest.mark.parametrize(("vocab_size", "bytes_each"), [(256, 1), (257, 2), (65536, 2), (65537, 4)])
+def test_ids_take_the_smallest_type_that_holds_the_vocabulary(vocab_size, bytes_each):
+    assert records.row_dtype(8, 1, vocab_size)["token_ids"].base.itemsize == bytes_each
+
+
+@pytest.mark.parametrize("row_length", [8, 13, 128])
+def test_word_starts_survive_packing(row_length):
+    bits = np.random.default_rng(row_length).random((5, row_length)) < 0.5
+    packed = records.pack_word_starts(bits)
+    assert packed.shape == (5, records.row_dtype(row_length, 1, 9)["word_starts"].shape[0])
+    assert (records.unpack_word_starts(packed, row_length) == bits).all()
+
+
+@pytest.fixture
+def dataset(tmp_path):
+    """Returns the path of a good data set of two shards."""
+    write_dataset(tmp_path / "data", [random_rows(8, 0), random_rows(9, 1)])
+    return tmp_path / "data"
+
+
+def refusal(path, **options) -> str:
+    """Returns the message with which opening fails: one line."""
+    with pytest.raises(InputError) as caught:
+        records.open_dataset(path, **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def change_manifest(path, **changes) -> None:
+    manifest = json.loads((path / records.MANIFEST).read_text())
+    (path / records.MANIFEST).write_text(json.dumps(manifest | changes))
+
+
+def test_a_good_data_set_opens(dataset):
+    opened = records.open_dataset(str(dataset), tokenizer_fingerprint="f" * 64)
+    assert opened.row_length == ROW_LENGTH
+    assert opened.tokenizer_path == str(dataset / "tokenizer")
+    assert (opened.token_counts == np.arange(VOCAB_SIZE)).all()
+
+
+def test_missing_directory_or_manifest(tmp_path, dataset):
+    assert "holds no manifest.json" in refusal(tmp_path / "nothing")
+    (dataset / records.MANIFEST).unlink()
+    assert "make one with bert_jax.tools.prepare_corpus" in refusal(dataset)
+
+
+def test_damaged_or_foreign_manifest(dataset):
+    change_manifest(dataset, format="somebody else's")
+    assert "does not describe 'bert_jax rows'" in refusal(dataset)
+    (dataset / records.MANIFEST).write_text("[]")
+    assert "does not describe 'bert_jax rows'" in refusal(dataset)
+    (dataset / records.MANIFEST).write_text('{"format": "bert_jax')
+    assert "not valid JSON" in refusal(dataset)
+
+
+def test_foreign_version(dataset):
+    change_manifest(dataset, version=2)
+    assert "has format version 2, and this program reads version 1" in refusal(dataset)
+
+
+def test_wrong_tokenizer(dataset):
+    message = refusal(dataset, tokenizer_fingerprint="a" * 64)
+    assert "was made with tokenizer ffffffffffff, not aaaaaaaaaaaa" in message
+
+
+def test_missing_and_truncated_shards(dataset):
+    shard = dataset / records.shard_name("train", 1, 2)
+    os.truncate(shard, shard.stat().st_size - 1)
+    assert f"{shard} has" in refusal(dataset, verify=False)
+    shard.unlink()
+    assert f"{shard} is missing" in refusal(dataset, verify=False)
+
+
+@pytest.mark.parametrize("name", ["train-00001-of-00002.npy", records.TOKEN_COUNTS])
+@pytest.mark.parametrize("place", [-1, -40])
+def test_a_flipped_bit(dataset, name, place):
+    content = bytearray((dataset / name).read_bytes())
+    content[place] ^= 1
+    (dataset / name).write_bytes(content)
+    assert f"{dataset / name} is damaged" in refusal(dataset)
+    records.open_dataset(dataset, verify=False)  # what is not asked for is not read
+
+
+def test_a_header_that_is_not_the_manifests(dataset):
+    change_manifest(dataset, row={"length": ROW_LENGTH - 2, "max_sequences": 1})
+    assert "prepare the data set again" in refusal(dataset)
+
+
+def test_the_fingerprint_is_of_the_contents(tmp_path, dataset):
+    shutil.copytree(dataset, tmp_path / "copy")
+    write_dataset(tmp_path / "other", [random_rows(8, 0), random_rows(9, 2)])
+    ours, copied, other = (records.open_dataset(tmp_path / name).fingerprint for name in ("data", "copy", "other"))
+    assert ours == copied != other
+
+
+def test_a_full_disk_leaves_nothing_behind(tmp_path):
+    rows = random_rows(4, 0)
+
+    def chunks():
+        yield rows[:2]
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(InputError, match=r"cannot write .*shard.npy: No space left on device"):
+        records.write_shard(tmp_path / "shard.npy", rows.dtype, 4, chunks())
+    assert not os.listdir(tmp_path)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs the device that is always full")
+def test_a_write_error_leaves_nothing_behind(tmp_path, monkeypatch):
+    rows = random_rows(40_000, 0)
+    monkeypatch.setattr(records, "open", lambda path, mode: open("/dev/full", mode), raising=False)
+    with pytest.raises(InputError, match=r"cannot write .*shard.npy: No space left on device"):
+        records.write_shard(tmp_path / "shard.npy", rows.dtype, len(rows), [rows])
+    assert not os.listdir(tmp_path)
+
+
+def test_too_few_rows_are_a_bug_that_is_noticed(tmp_path):
+    rows = random_rows(4, 0)
+    with pytest.raises(ValueError, match="4 rows were promised"):
+        records.write_shard(tmp_path / "shard.npy", rows.dtype, 4, [rows[:3]])
+    assert not os.listdir(tmp_path)
+
+
+def test_every_wrong_type_in_a_manifest_is_one_line(dataset):
+    """Each value of it in turn is another one, or missing: a data set that opens, or a line for the user."""
+    manifest = json.loads((dataset / records.MANIFEST).read_text())
+    messages = []
+    for path in mutations.places(manifest):
+        changed = [mutations.replaced(manifest, path, wrong) for wrong in mutations.WRONG]
+        for content in [*changed, *([mutations.without(manifest, path)] if path else [])]:
+            (dataset / records.MANIFEST).write_bytes(mutations.dump(content))
+            messages.append(mutations.outcome(lambda: pretrain_reads(dataset)))
+    assert sum(map(bool, messages)) > 0.9 * len(messages)
+
+
+def pretrain_reads(path) -> None:
+    """Opens a data set and asks of it what training does."""
+    opened = records.open_dataset(path)
+    assert opened.fingerprint and opened.tokenizer_path
+    assert opened.manifest["identity"]["options"].get("next_sentence", "nsp") in ("nsp", "sop", "none")
+    opened.train.gather(np.arange(min(3, opened.train.num_rows)))
+
+
+def test_a_manifest_says_what_stands_where(dataset):
+    manifest = json.loads((dataset / records.MANIFEST).read_text())
+    for path, wrong, expected in [
+        (("row", "length"), "x", 'row.length is "x", not a whole number from 1 to 65535'),
+        (("splits", "train", "shards", 1, "sha256"), [], "splits.train.shards[1].sha256 is [], not a sha256"),
+        (("splits", "train", "shards", 0, "rows"), 10**300, "splits.train.shards[0].rows is 1000"),
+        (("token_counts", "name"), None, "token_counts.name is null, not the name of a file"),
+    ]:
+        (dataset / records.MANIFEST).write_bytes(mutations.dump(mutations.replaced(manifest, path, wrong)))
+        assert f"{dataset / records.MANIFEST}: {expected}" in refusal(dataset)
+    (dataset / records.MANIFEST).write_bytes(mutations.dump(mutations.without(manifest, ("row", "length"))))
+    assert "manifest.json: row.length is missing; it should be a whole number from 1 to 65535" in refusal(dataset)
+
+
+@pytest.mark.parametrize("name", ["../outside.npy", "{absolute}", "a/../../outside.npy", "x\0y", "n" * 300])
+def test_a_manifest_that_names_a_file_elsewhere_is_refused(dataset, name):
+    """Also where the file is there and has the checksum."""
+    manifest = json.loads((dataset / records.MANIFEST).read_text())
+    shard = manifest["splits"]["train"]["shards"][0]
+    outside = dataset.parent / "outside.npy"
+    shutil.copy(dataset / shard["name"], outside)
+    shard["name"] = name.format(absolute=outside)
+    (dataset / records.MANIFEST).write_text(json.dumps(manifest))
+    assert "splits.train.shards[0].name is" in refusal(dataset)
+
+
+@pytest.mark.parametrize("header", [b"{'descr': (", b"\0" * 20, b"[" * 60 + b"]", b"{'descr': '<i8', 'shape': (-1,), "])
+@pytest.mark.parametrize("name", ["train-00001-of-00002.npy", records.TOKEN_COUNTS])
+def test_a_header_that_is_no_header_is_one_line(dataset, name, header):
+    content = bytearray((dataset / name).read_bytes())
+    content[10 : 10 + len(header)] = header
+    (dataset / name).write_bytes(content)
+    assert f"{dataset / name} is not a .npy file (" in refusal(dataset, verify=False)
+
+
+def test_counts_of_another_vocabulary_are_one_line(dataset):
+    manifest = json.loads((dataset / records.MANIFEST).read_text())
+    change_manifest(dataset, tokenizer=manifest["tokenizer"] | {"vocab_size": VOCAB_SIZE + 1})
+    assert "token_counts.npy holds (300,) of int64, not the counts of 301 tokens" in refusal(dataset)

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What processes of one job tell each other, with a store in place of JAX's; real ones are in end_to_end/."""
+
+import contextlib
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from bert_jax.devices import cluster, members
+from bert_jax.devices.members import Members
+from bert_jax.errors import InputError, LostProcessError
+
+
+class Store:
+    """A key-value store as JAX's client has it, of which `gone` makes every call fail."""
+
+    def __init__(self):
+        self.values, self.gone = {}, False
+
+    def key_value_set(self, key, value, allow_overwrite=False):
+        self._check()
+        assert allow_overwrite or key not in self.values
+        self.values[key] = value
+
+    def key_value_dir_get(self, prefix):
+        self._check()
+        return [(key, value) for key, value in list(self.values.items()) if key.startswith(prefix)]
+
+    def _check(self):
+        if self.gone:
+            raise RuntimeError("UNAVAILABLE: failed to connect\nto all addresses")
+
+
+@pytest.fixture
+def left(monkeypatch):
+    """Returns the calls of `leave`, which end nothing."""
+    calls = []
+    monkeypatch.setattr(members, "leave", lambda *arguments: calls.append(arguments))
+    return calls
+
+
+@pytest.fixture
+def job(left, monkeypatch):
+    """Returns what makes the members of a job that look at each other every 0.1 s; their watches end with the test."""
+    monkeypatch.setattr(members, "_BEAT_SECONDS", 0.1)
+    made = []
+
+    def make(count=2, store=None, lost_seconds=30.0):
+        store = store or Store()
+        made.extend(Members(store, index, count, lost_seconds) for index in range(count))
+        return made[-count:]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def test_all_hear_what_each_has_said_in_turn(job):
+    several = job(3)
+    with ThreadPoolExecutor(3) as pool:
+        for topic in ("a", "b"):
+            said = list(pool.map(lambda one, topic=topic: one.exchange(f"{topic}{one.index}"), several))
+            assert said == [[f"{topic}0", f"{topic}1", f"{topic}2"]] * 3
+
+
+def test_who_waits_for_a_process_that_failed_gets_its_line_and_does_not_tell_it_again(job):
+    several = job(3)
+    several[1].tell_failure("the disk is full", 1)
+    with pytest.raises(InputError, match=r"^process 1 \(.+\) ended: the disk is full$") as caught:
+        several[0].exchange("here")
+    several[0].tell_failure(str(caught.value), 1)
+    with pytest.raises(InputError, match=r"^process 1 \(.+\) ended: the disk is full$"):
+        several[2].exchange("here")
+
+
+def test_an_error_in_a_collective_has_the_status_of_its_cause(job):
+    """A line that another has told is an error like any, and only a process that is lost is worth another try."""
+    several = job(2)
+    several[1].tell_failure("a label is missing", 1)
+    cause = several[0].find_cause()
+    assert type(cause) is InputError and str(cause).endswith("ended: a label is missing")
+
+
+def test_a_process_that_is_silent_is_the_cause(job):
+    several = job(2)
+    assert several[0].find_cause() is None
+    several[1].close()
+    cause = several[0].find_cause()
+    assert isinstance(cause, LostProcessError) and "process 1 (" in str(cause) and "not been heard of" in str(cause)
+
+
+def test_where_the_first_process_is_gone_the_cause_is_that_and_nothing_else_is_raised(job, left):
+    store = Store()
+    second = job(2, store)[1]
+    store.gone = True
+    cause = second.find_cause()
+    assert isinstance(cause, LostProcessError) and "\n" not in str(cause)
+    assert str(cause).startswith("process 0 cannot be reached: UNAVAILABLE")
+    second.tell_failure("something else", 1)
+
+
+def test_a_watch_ends_its_process_where_another_is_lost_or_has_failed(job, left, monkeypatch):
+    monkeypatch.setattr(members, "_GRACE_SECONDS", 0.2)
+    several = job(2, lost_seconds=0.5)
+    several[1].close()
+    deadline = time.monotonic() + 10
+    while not left and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert left[0][0] == LostProcessError.STATUS and "process 1 (" in left[0][1]
+
+
+def agree(monkeypatch, theirs):
+    """Makes this process the first of two, returns what it says; `theirs` turns that into what the other says."""
+    said = []
+
+    class Two:
+        index = 0
+
+        def exchange(self, value):
+            said.append(value)
+            return [value, theirs(value)]
+
+        def name(self, number):
+            return f"process {number} (there)"
+
+    monkeypatch.setattr(cluster, "_members", Two())
+    return said
+
+
+def test_equal_values_are_exchanged_as_a_digest_alone(monkeypatch):
+    said = agree(monkeypatch, lambda value: value)
+    cluster.check_same({"run": {"train": {"seed": 3, "notes": "x" * 10_000}}})
+    assert len(said) == 1 and len(said[0]) == 64
+
+
+def test_other_values_are_named_with_their_process(monkeypatch):
+    agree(monkeypatch, lambda value: value.replace('"seed": 3', '"seed": 4') if value[0] == "{" else "0" * 64)
+    with pytest.raises(InputError, match=r"process 1 \(there\) has run.train.seed 4, and process 0 \(there\) has 3"):
+        cluster.check_same({"run": {"train": {"seed": 3}}})
+
+
+def test_other_code_is_named(monkeypatch):
+    code = cluster._code_digest()
+    agree(monkeypatch, lambda value: value.replace(code, "0123456789ab") if value[0] == "{" else "0" * 64)
+    with pytest.raises(InputError, match=r"process 1 \(there\) has code of bert_jax '0123456789ab', and process 0"):
+        cluster.check_same({})
+
+
+def test_signals_are_asked_for_with_numbers_that_grow_over_all_runs(monkeypatch):
+    """A run of a grid begins at step 0 again: JAX waits for a number that is larger than all before."""
+    numbers = []
+    monkeypatch.setattr(cluster, "is_several", lambda: True)
+    monkeypatch.setattr(
+        cluster.multihost_utils, "reached_preemption_sync_point", lambda number: bool(numbers.append(number))
+    )
+    for _ in range(2):
+        with cluster.Preemption() as preemption:
+            assert [preemption.received() for _ in range(3)] == [0, 0, 0]
+    assert numbers == list(range(numbers[0], numbers[0] + 6))
+
+
+def test_ctrl_c_is_noted_though_nobody_reads_what_is_said(monkeypatch):
+    """As `train.py 2>&1 | tee log` has it: Ctrl-C ends the reader too."""
+
+    def broken(*_):
+        raise BrokenPipeError
+
+    monkeypatch.setattr(cluster.os, "write", broken)
+    with cluster.Preemption() as preemption:
+        signal.raise_signal(signal.SIGINT)
+        assert preemption.received() == signal.SIGINT
+
+
+@pytest.mark.parametrize("streams", ["None", "open(os.devnull)", "Interrupted()"])
+def test_a_process_ends_with_its_status_whatever_its_streams_are(repository, streams):
+    program = f"""
+import os, sys
+from bert_jax.members import leave
+class Interrupted:
+    def write(self, text=""): raise RuntimeError("reentrant call")
+    flush = write
+sys.stdout = sys.stderr = {streams}
+leave(75, "process 1 is lost")
+"""
+    assert subprocess.run([sys.executable, "-c", program], cwd=repository, timeout=60).returncode == 75
+
+
+@pytest.mark.parametrize("missing", ["_jax", "get_distributed_runtime_client"])
+def test_a_version_of_jax_without_its_inner_names_is_joined_as_it_is(monkeypatch, missing):
+    if missing == "_jax":
+        monkeypatch.delattr(cluster.distributed, missing)
+    else:
+        monkeypatch.setattr(cluster.distributed, "_jax", object())
+    with cluster._failing_calmly():
+        pass
+
+
+def test_the_errors_of_a_client_are_made_calm_for_the_time_of_joining():
+    inner = cluster.distributed._jax
+    before = inner.get_distributed_runtime_client
+    with contextlib.suppress(ZeroDivisionError), cluster._failing_calmly():
+        assert inner.get_distributed_runtime_client is not before
+        raise ZeroDivisionError
+    assert inner.get_distributed_runtime_client is before

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+import dataclasses
+import json
+
+import jax
+import pytest
+from builders import tiny_model
+from jax.sharding import PartitionSpec
+
+from bert_jax.devices import sharding
+from bert_jax.devices.sharding import RULES, check_divisible, make_mesh, path_name, tree_shardings, unused_rules
+from bert_jax.errors import InputError
+from bert_jax.model.objective import abstract_params, init_params
+from bert_jax.settings.finetuning import ProbeConfig
+from bert_jax.settings.pretraining import MeshConfig, OptimizerConfig
+from bert_jax.training.optim import DECAY_RULES, decay_mask, make_optimizer
+
+
+@pytest.fixture(scope="module")
+def params():
+    return abstract_params(tiny_model(), num_classes=3)
+
+
+@pytest.fixture(scope="module")
+def names(params):
+    probe = ProbeConfig(features="weighted_all", hidden_size=8)
+    with_probe = jax.eval_shape(
+        lambda key: init_params(tiny_model(), key, "token_classification", 3, probe), jax.random.key(0)
+    )
+    return [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(params | {"probe": with_probe["probe"]})]
+
+
+def test_resolved_table_is_the_golden_one(params, repository):
+    mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
+    decays = {path_name(path): value for path, value in jax.tree_util.tree_leaves_with_path(decay_mask(params))}
+    table = {
+        path_name(path): {"axes": [axis or "-" for axis in sharding.spec], "decay": decays[path_name(path)]}
+        for path, sharding in jax.tree_util.tree_leaves_with_path(tree_shardings(mesh, params))
+    }
+    assert table == json.loads((repository / "tests/golden/parameters.json").read_text())
+
+
+def test_every_rule_is_used(names):
+    assert unused_rules(RULES, names) == unused_rules(DECAY_RULES, names) == []
+
+
+def test_moments_lie_where_their_parameters_lie(params):
+    mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
+    state = jax.eval_shape(make_optimizer(OptimizerConfig(), 10).init, params)
+    specs = {
+        jax.tree_util.keystr(path): sharding.spec
+        for path, sharding in jax.tree_util.tree_leaves_with_path(tree_shardings(mesh, state))
+    }
+    word = [spec for name, spec in specs.items() if "word" in name]
+    assert word == [PartitionSpec("tensor", "fsdp")] * 2
+    parts = ("encoder", "mlm", "next_sentence", "classifier", "span")
+    assert [spec for name, spec in specs.items() if not any(part in name for part in parts)] == [PartitionSpec()]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ({"data": 3}, "does not fit 8 devices"),
+        ({"data": 2, "fsdp": 2, "tensor": 1}, "does not fit 8 devices"),
+        ({"data": 0}, "use sizes of 1 or more"),
+    ],
+)
+def test_meshes_that_do_not_fit(sizes, expected):
+    with pytest.raises(InputError, match=expected):
+        make_mesh(MeshConfig(**sizes))
+
+
+def test_minus_one_is_all_that_are_left():
+    assert dict(make_mesh(MeshConfig(data=-1, tensor=2)).shape) == {"data": 4, "fsdp": 1, "tensor": 2}
+
+
+def test_indivisible_batches_and_models_name_the_mend():
+    mesh = make_mesh(MeshConfig(data=8))
+    with pytest.raises(InputError, match="batch_size 100 is not divisible by data x fsdp = 8; use 96 or 104"):
+        check_divisible(mesh, tiny_model(), 100)
+    with pytest.raises(InputError, match=r"x train.accumulate = 4; use 32 or 64"):
+        check_divisible(mesh, tiny_model(), 48, accumulate=4)
+    with pytest.raises(InputError, match=r"model.num_heads 4 is not divisible by mesh.tensor 8"):
+        check_divisible(make_mesh(MeshConfig(tensor=8)), tiny_model(), 8)
+    check_divisible(mesh, dataclasses.replace(tiny_model()), 96)
+
+
+def test_a_shape_that_does_not_fit_its_rule_is_noticed(params):
+    broken = {"mlm": {"output_bias": jax.ShapeDtypeStruct((3, 3), "float32")}}
+    with pytest.raises(AssertionError, match="output_bias"):
+        tree_shardings(make_mesh(MeshConfig()), broken)
+
+
+def test_slices_are_the_outer_part_of_data():
+    mesh = make_mesh(MeshConfig(data=4, tensor=2, dcn=2))
+    assert dict(mesh.shape) == {"data": 4, "fsdp": 1, "tensor": 2}
+    assert [device.id for device in mesh.devices[:2].flat] == [0, 1, 2, 3]
+
+
+def test_slices_as_the_devices_tell(monkeypatch):
+    """Stand-ins for chips of two slices, in an order that mixes them."""
+
+    class Chip:
+        platform, device_kind, process_index = "tpu", "none", 0
+
+        def __init__(self, number):
+            self.id, self.slice_index, self.coords, self.core_on_chip = number, number % 2, (number // 2, 0, 0), 0
+
+    monkeypatch.setattr(sharding, "Mesh", lambda devices, *_, **__: devices)
+    devices = make_mesh(MeshConfig(data=4), [Chip(number) for number in range(4)])
+    assert [chip.slice_index for chip in devices.flat] == [0, 0, 1, 1]
+    with pytest.raises(InputError, match=r"mesh\.dcn 4 is not the 2 slices"):
+        make_mesh(MeshConfig(data=4, dcn=4), [Chip(number) for number in range(4)])
+
+
+def test_fsdp_and_tensor_stay_within_a_slice():
+    with pytest.raises(InputError, match=r"mesh\.data 1 is not divisible by the 2 slices"):
+        make_mesh(MeshConfig(data=1, fsdp=8, dcn=2))

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Damaged vocabularies and text: read, or refused in one line."""
+
+import gzip
+import json
+from pathlib import Path
+
+import zstandard
+from builders import write_corpus, write_vocab
+from fuzzing import Reader, make_tests
+
+from bert_jax.data.sources.corpus import fingerprint, iterate_documents
+from bert_jax.text.sentencepieces import learn_sentencepieces
+from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
+from bert_jax.tools.lines import open_lines, parse_line, read_lines
+
+TEXT = 'The "ban" ran [MASK] naïve 漢字 Straße 9.5 ' + "b" * 300
+WIKI = "".join(
+    f'<doc id="{number}" url="https://x.org/wiki?curid={number}" title="Ban &amp; {number}">\nBan &amp; {number}\n\n'
+    "The ban ran.\nIt sat.\n\n</doc>\n"
+    for number in range(4)
+)
+JSON_LINES = "".join(
+    json.dumps(
+        {"url": f"https://x.org/wiki?curid={number}", "title": "Ban", "text": "Ban\nThe ban &lt; ran.\n\nIt sat."}
+    )
+    + "\n"
+    for number in range(4)
+)
+
+
+def use_tokenizer(path: Path) -> None:
+    tokenizer = load_tokenizer(path)
+    ids, spans = tokenizer.encode_with_offsets(TEXT)
+    assert len(ids) == len(spans) and len(tokenizer.word_starts) == tokenizer.vocab_size
+    tokenizer.decode(tokenizer.encode(TEXT, allow_special=True))
+    assert len(tokenizer.fingerprint) == 64
+    tokenizer.save(path.parent / "saved")
+
+
+def write_wordpiece(directory: Path) -> None:
+    write_vocab(directory / "vocab.txt")
+    load_tokenizer(directory / "vocab.txt", lowercase=True).save(directory / "tokenizer")
+
+
+def write_sentencepiece(directory: Path) -> None:
+    lines = [f"The {word} ran to the old town, as {word}s do: naïve." for word in "ban bot kit ter los mun pir".split()]
+    Tokenizer(learn_sentencepieces(lines, 36, "unigram")).save(directory / "tokenizer")
+
+
+def use_text(path: Path) -> None:
+    assert sum(len(document) for document in iterate_documents(str(path)))
+    assert fingerprint(str(path))
+
+
+def use_lines(path: Path) -> None:
+    with open_lines(str(path)) as stream:
+        for where, line in read_lines(stream, str(path)):
+            parse_line(line, where, False)
+
+
+def write(name: str, content: str | bytes):
+    return lambda directory: (directory / name).write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+READERS = [
+    Reader("vocab.txt", write_wordpiece, lambda path: use_tokenizer(path / "vocab.txt"), ("vocab.txt",), 500),
+    Reader("tokenizer", write_wordpiece, lambda path: use_tokenizer(path / "tokenizer"), ("tokenizer/*.json",), 300),
+    Reader(
+        "sentencepiece", write_sentencepiece, lambda path: use_tokenizer(path / "tokenizer"), ("tokenizer/*",), 1000
+    ),
+    Reader(
+        "text", lambda path: write_corpus(path / "x.txt", 5), lambda path: use_text(path / "x.txt"), ("x.txt",), 250
+    ),
+    Reader("wiki", write("x.txt", WIKI), lambda path: use_text(path / "x.txt"), ("x.txt",), 400),
+    Reader("jsonl", write("x.jsonl", JSON_LINES), lambda path: use_text(path / "x.jsonl"), ("x.jsonl",), 400),
+    Reader("gzip", write("x.gz", gzip.compress(WIKI.encode())), lambda path: use_text(path / "x.gz"), ("x.gz",), 300),
+    Reader(
+        "zstd",
+        write("x.zst", zstandard.compress(WIKI.encode())),
+        lambda path: use_text(path / "x.zst"),
+        ("x.zst",),
+        300,
+    ),
+    Reader(
+        "lines",
+        write("x.jsonl", '{"text": "ban"}\n["ban", "ran"]\n{"question": "?", "context": "x"}\n'),
+        lambda path: use_lines(path / "x.jsonl"),
+        ("x.jsonl",),
+        250,
+    ),
+]
+
+test_some_damage, test_much_damage = make_tests(READERS)

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What checkpoints are worth: the same masks for every model, the same figures on any mesh."""
+
+import dataclasses
+import math
+
+import jax
+import numpy as np
+import pytest
+from builders import growing_bert, make_dataset, tiny_model, write_corpus
+
+import bert_jax
+from bert_jax.checkpoints.pretrained import Pretrained
+from bert_jax.data.pipeline import rows_to_batch
+from bert_jax.data.prepare import PrepareOptions, prepare
+from bert_jax.data.records import open_dataset
+from bert_jax.devices.sharding import make_mesh
+from bert_jax.errors import InputError
+from bert_jax.inference.evaluate import check_fits, evaluate_pretrained, evaluate_text, token_masking, word_masking
+from bert_jax.model.losses import cross_entropy
+from bert_jax.model.masking import mask_tokens
+from bert_jax.model.objective import init_params, task_forward
+from bert_jax.settings.pretraining import MeshConfig
+
+
+def make_bert(tokenizer, **changes):
+    """Returns a random model whose second head has a bias, as a trained one has."""
+    config = tiny_model(vocab_size=tokenizer.vocab_size, initializer_stddev=0.2, **changes)
+    params = jax.jit(lambda key: init_params(config, key))(jax.random.key(0))
+    params["next_sentence"]["bias"] += 0.5
+    return Pretrained(config, params, tokenizer)
+
+
+@pytest.fixture(scope="module")
+def dataset(toy_data):
+    return open_dataset(toy_data)
+
+
+@pytest.fixture(scope="module")
+def bert(dataset):
+    return make_bert(dataset.load_tokenizer())
+
+
+@pytest.fixture(scope="module")
+def one_device():
+    return make_mesh(MeshConfig(), jax.devices()[:1])
+
+
+@pytest.fixture(scope="module")
+def found(bert, toy_data, one_device):
+    return bert_jax.evaluate_pretrained(bert, toy_data, mesh=one_device)
+
+
+def masked_loss(bert, dataset, masking):
+    """Returns the masked batch of all held-out rows, and the sum of its losses in nats."""
+    rows = dataset.heldout.gather(np.arange(dataset.heldout.num_rows))
+    batch = rows_to_batch(rows, np.zeros(len(rows), np.int32))
+    special = (bert.tokenizer.cls_id, bert.tokenizer.sep_id)
+    mask = jax.jit(lambda batch: mask_tokens(batch, masking, bert.config.vocab_size, bert.tokenizer.mask_id, special))
+    masked = mask(batch)
+    forward = jax.jit(lambda params, batch: task_forward(bert.config, params, batch, "masked_lm"))
+    logits = forward(bert.params, masked)
+    return masked, float(cross_entropy(logits, masked.mlm_labels, masked.mlm_weights)[0])
+
+
+def test_figures_are_those_of_all_rows_in_one_batch(bert, dataset, found):
+    masking = token_masking(dataset.row_length)
+    assert (masking.rate, masking.mask_rate, masking.random_rate, masking.whole_word) == (0.15, 0.8, 0.1, False)
+    masked, loss = masked_loss(bert, dataset, masking)
+    metrics = found["metrics"]
+    assert metrics["mlm_loss"] == pytest.approx(loss / float(masked.mlm_weights.sum()), rel=1e-5)
+    assert metrics["mlm_perplexity"] == pytest.approx(math.exp(metrics["mlm_loss"]))
+    assert set(metrics) == {
+        "mlm_loss", "mlm_perplexity", "mlm_accuracy", "nsp_loss", "nsp_accuracy", "bits_per_byte"
+    }  # fmt: skip
+    # Every word of the toy language is a token, so that a word masked whole is a token masked.
+    masked, loss = masked_loss(bert, dataset, word_masking(dataset.row_length))
+    text = dataset.manifest["splits"]["heldout"]
+    bits = loss / float(masked.mlm_weights.sum()) / math.log(2) * text["tokens"] / text["text_bytes"]
+    assert metrics["bits_per_byte"] == pytest.approx(bits, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_the_same_twice_and_on_another_mesh(bert, toy_data, found, one_device):
+    assert evaluate_pretrained(bert, toy_data, mesh=one_device) == found
+    for mesh in (None, make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))):  # eight devices, two ways
+        other = evaluate_pretrained(bert, toy_data, mesh=mesh)
+        assert other["metrics"] == pytest.approx(found["metrics"], rel=2e-5)
+        assert {name: other[name] for name in found if name != "metrics"} == {
+            name: found[name] for name in found if name != "metrics"
+        }
+
+
+def test_no_next_sentence_where_the_model_has_none(bert, toy_data, found, one_device):
+    """A model without the head, and one whose head never learnt, have the other figures all the same."""
+    headless = {
+        "encoder": {k: v for k, v in bert.params["encoder"].items() if k != "pooler"},
+        "mlm": bert.params["mlm"],
+    }
+    head = bert.params["next_sentence"]
+    unlearnt = bert.params | {"next_sentence": head | {"bias": head["bias"] * 0}}
+    for params in (headless, unlearnt):
+        other = evaluate_pretrained(dataclasses.replace(bert, params=params), toy_data, mesh=one_device)
+        expected = {name: value for name, value in found["metrics"].items() if not name.startswith("nsp")}
+        assert other["metrics"] == pytest.approx(expected, rel=1e-6) and other["next_sentence"] == ""
+
+
+@pytest.mark.slow
+def test_no_next_sentence_where_the_data_have_none_and_text(bert, tmp_path, one_device):
+    """Text is prepared, each document once; a model of fewer positions than 128 gets shorter rows."""
+    write_corpus(tmp_path / "text.txt", num_documents=12)
+    found = evaluate_text(bert, str(tmp_path / "text.txt"), next_sentence="none", mesh=one_device)
+    assert "nsp_loss" not in found["metrics"] and found["split"] == "train"
+    num_bytes = len((tmp_path / "text.txt").read_bytes())
+    assert 0.9 * num_bytes < found["counts"]["text_bytes"] <= num_bytes
+    assert evaluate_text(bert, str(tmp_path / "text.txt"), next_sentence="none", mesh=one_device) == found
+
+
+def test_a_causal_model_has_other_names(bert, toy_data, one_device):
+    causal = dataclasses.replace(bert, config=dataclasses.replace(bert.config, causal=True))
+    head = bert.params["next_sentence"]
+    causal = dataclasses.replace(causal, params=bert.params | {"next_sentence": head | {"bias": head["bias"] * 0}})
+    found = evaluate_pretrained(causal, toy_data, mesh=one_device)
+    names = {"next_token_loss", "next_token_perplexity", "next_token_accuracy", "bits_per_byte"}
+    assert set(found["metrics"]) == names and found["masking"] == {}
+
+
+def test_data_that_do_not_fit_are_refused(bert, toy_data, tmp_path):
+    with pytest.raises(InputError, match="no row in its heldout split"):
+        evaluate_pretrained(bert, make_dataset(tmp_path, holdout_rate=0.0))
+    with pytest.raises(InputError, match="split 'test' is unknown"):
+        evaluate_pretrained(bert, toy_data, "test")
+    short = dataclasses.replace(bert, config=dataclasses.replace(bert.config, max_positions=16))
+    with pytest.raises(InputError, match=r"rows of 32 tokens .* longer than the 16 positions"):
+        evaluate_pretrained(short, toy_data)
+    with pytest.raises(InputError, match="no head that predicts words"):
+        evaluate_pretrained(dataclasses.replace(bert, params={"encoder": {}}), toy_data)
+
+
+def test_data_with_masks_of_their_own_are_refused(bert, dataset):
+    manifest = dataset.manifest | {"row": dataset.manifest["row"] | {"predictions": 5}}
+    with pytest.raises(InputError, match="has masks of its own"):
+        check_fits(bert, dataclasses.replace(dataset, manifest=manifest))
+    check_fits(bert, dataset)
+
+
+@pytest.mark.slow
+def test_bits_of_words_of_several_pieces(tmp_path, one_device):
+    """The loss of a word is the sum of those of its pieces, all of which are hidden."""
+    model = growing_bert()
+    text = "\n\n".join(f"the corona {word} .\nbanana ban {word} .\nthe di ." for word in ("bas", "dar", "co", "di"))
+    (tmp_path / "text.txt").write_text(text + "\n")
+    model.tokenizer.save(tmp_path / "tokenizer")
+    options = PrepareOptions(max_seq_length=16, next_sentence="none", duplicates=1, holdout_rate=0.0)
+    prepare(str(tmp_path / "text.txt"), str(tmp_path / "tokenizer"), str(tmp_path / "data"), options, num_workers=1)
+    rows = open_dataset(tmp_path / "data").train
+    batch = rows_to_batch(rows.gather(np.arange(rows.num_rows)), np.zeros(rows.num_rows, np.int32))
+    special = (model.tokenizer.cls_id, model.tokenizer.sep_id)
+    masked = mask_tokens(batch, word_masking(16), model.config.vocab_size, model.tokenizer.mask_id, special)
+    logits = np.asarray(task_forward(model.config, model.params, masked, "masked_lm"), np.float64)
+    nats, num_words = 0.0, 0
+    for row, place in zip(*np.nonzero(np.asarray(masked.mlm_weights)), strict=True):
+        label, position = int(masked.mlm_labels[row, place]), int(masked.mlm_positions[row, place])
+        assert int(masked.token_ids[row, position]) == model.tokenizer.mask_id
+        nats += np.log(np.exp(logits[row, place]).sum()) - logits[row, place, label]
+        num_words += not model.tokenizer.vocab[label].startswith("##")
+    tokens = [model.tokenizer.vocab[index] for index in batch.token_ids[batch.sequence_ids > 0]]
+    tokens = [token for token in tokens if token not in ("[CLS]", "[SEP]")]
+    words_per_token = sum(not token.startswith("##") for token in tokens) / len(tokens)
+    assert words_per_token < 0.8
+    found = evaluate_pretrained(model, tmp_path / "data", "train", one_device)
+    bits = nats / num_words * words_per_token / math.log(2)
+    expected = bits * found["counts"]["tokens"] / found["counts"]["text_bytes"]
+    assert found["metrics"]["bits_per_byte"] == pytest.approx(expected, rel=1e-5)
+    assert found["counts"]["text_bytes"] == pytest.approx(len(text), abs=8)

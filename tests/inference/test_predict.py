@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `predict` reads and says: lines as they come, blanks in batches of like lengths."""
+
+import io
+
+import numpy as np
+import pytest
+from builders import make_pretrained
+
+import bert_jax
+from bert_jax.errors import InputError
+from bert_jax.inference.predict import fill_masks, read_blanks
+from bert_jax.tools.lines import converse, open_lines, parse_line, read_lines
+
+TEXTS = ["the [MASK] .", "ban [MASK] [MASK] [MASK] bas dar dir ban ber bis .", "[MASK]", "ban ber bis dan [MASK] der ."]
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory):
+    return bert_jax.load_pretrained(make_pretrained(tmp_path_factory.mktemp("predict")))
+
+
+def test_texts_together_have_the_guesses_of_each_alone(bert):
+    together = fill_masks(bert, TEXTS, 3)
+    assert [len(places) for places in together] == [1, 3, 1, 1]
+    for text, places in zip(TEXTS, together):
+        (alone,) = fill_masks(bert, [text], 3)
+        for one, other in zip(places, alone, strict=True):
+            np.testing.assert_allclose([each.probability for each in one], [each.probability for each in other], 1e-4)
+            assert one[0].token == other[0].token
+
+
+def test_blanks_that_cannot_be_read_are_named(bert):
+    with pytest.raises(InputError, match=r"text 2 has no .MASK.: 'ban'"):
+        fill_masks(bert, ["[MASK]", "ban"])
+    with pytest.raises(InputError, match=r"in.txt:7 has 102 tokens .* positions, so shorten or split it"):
+        read_blanks(bert, "[MASK] " * 100, "in.txt:7")
+    with pytest.raises(InputError, match="no text with a blank"):
+        fill_masks(bert, [])
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("a text", "a text"),
+        ("one\ttwo", ["one", "two"]),
+        ("one\ttwo\tthree", ["one", "two", "three"]),
+        ('{"text": "x"}', {"text": "x"}),
+        ('["one", "two"]', ["one", "two"]),
+        ("[12]", "[12]"),
+        ("[MASK] is no list", "[MASK] is no list"),
+        ("[" * 100_000, "[" * 100_000),
+    ],
+)
+def test_a_line_is_json_or_texts_with_tabs_between(line, expected):
+    assert parse_line(line, "line 1", is_words=False) == expected
+
+
+def test_a_tab_is_a_blank_between_words():
+    assert parse_line("New\tYork", "line 1", is_words=True) == "New\tYork"
+
+
+@pytest.mark.parametrize("line", ['{"a":' * 100_000, '{"text": "\\ud800"}', '{"text": '])
+def test_bad_json_is_one_line(line):
+    with pytest.raises(InputError, match=r"^in:3 (is not JSON|holds .ud800)"):
+        parse_line(line, "in:3", is_words=False)
+
+
+def test_lines_of_bytes(tmp_path):
+    """A mark of the byte order is no text, and a bad byte is found where it stands."""
+    (tmp_path / "in.txt").write_bytes(b"\xef\xbb\xbfone\r\n\n  two \n" + b"x" * 9000 + b"\xff\n")
+    with open_lines(str(tmp_path / "in.txt")) as stream:
+        lines = read_lines(stream, "in.txt")
+        assert [next(lines) for _ in range(3)] == [("in.txt:1", "one"), ("in.txt:2", ""), ("in.txt:3", "two")]
+        with pytest.raises(InputError, match=r"in.txt:4 is not UTF-8 .*at byte 9001 of the line"):
+            next(lines)
+    with pytest.raises(InputError, match="cannot be read"), open_lines(str(tmp_path / "none")):
+        pass
+
+
+def test_a_conversation_goes_on_after_a_line_that_cannot_be_read(bert, capsys):
+    said = []
+    lines = read_lines(io.BytesIO(b"no blank\nthe [MASK] .\n"), "-")
+    converse(lines, lambda line: said.append(read_blanks(bert, line[1], line[0]).text))
+    assert "error: line 1 has no [MASK]" in capsys.readouterr().err and said == ["the [MASK] ."]

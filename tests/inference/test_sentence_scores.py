@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scores of sentences, beside a slow and plain computation: one token masked, one sentence at a time."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from builders import growing_bert
+
+import bert_jax
+from bert_jax.batch import Batch
+from bert_jax.errors import InputError
+from bert_jax.inference import sentence_scores
+from bert_jax.inference.minimal_pairs import Pair, accuracies
+from bert_jax.inference.sentence_scores import LOG_LIKELIHOOD, METHODS, score_sentences, token_scores
+from bert_jax.model.objective import task_forward
+
+# corona is co ##ro ##na, and banana ban ##a ##na; the first sentence and the last have the same tokens.
+SENTENCES = ["the corona .", "ban banana di bas the banana .", "dar", "banana corona", "the  CORONA."]
+
+
+@pytest.fixture(scope="module")
+def bert():
+    return growing_bert()
+
+
+@pytest.fixture(scope="module")
+def causal(bert):
+    return dataclasses.replace(bert, config=dataclasses.replace(bert.config, causal=True))
+
+
+@pytest.fixture(scope="module")
+def forward():
+    """Returns what gives the log-probabilities [L, V] of one row of tokens, without any padding."""
+    compiled = {}
+
+    def run(bert, token_ids):
+        length = len(token_ids)
+        ids = np.array(token_ids, np.int32)[None]
+        zeros, place = np.zeros_like(ids), np.zeros((1, 1), np.int32)
+        batch = Batch(ids, zeros, zeros + 1, place, place + 1.0, mlm_positions=np.arange(length, dtype=np.int32)[None])
+        key = bert.config, length
+        if key not in compiled:
+            compiled[key] = jax.jit(lambda params, batch: task_forward(bert.config, params, batch, "masked_lm"))
+        logits = np.asarray(compiled[key](bert.params, batch), np.float64)[0, :, : bert.config.vocab_size]
+        return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+
+    return run
+
+
+def plain_scores(bert, sentence, method, forward):
+    """Returns the scores of the tokens of a sentence, with a forward pass for each."""
+    tokenizer = bert.tokenizer
+    ids = [tokenizer.cls_id, *tokenizer.encode(sentence), tokenizer.sep_id]
+    tokens = tokenizer.tokens(ids)
+    scores = []
+    for place in range(1, len(ids) - 1):
+        if method == LOG_LIKELIHOOD:
+            scores.append(forward(bert, ids)[place - 1, ids[place]])
+            continue
+        masked = list(ids)
+        masked[place] = tokenizer.mask_id
+        rest = place + 1
+        while method == "within_word_l2r" and tokens[rest].startswith("##"):
+            masked[rest] = tokenizer.mask_id
+            rest += 1
+        scores.append(forward(bert, masked)[place, ids[place]])
+    return scores
+
+
+@pytest.mark.parametrize("method", [*METHODS, LOG_LIKELIHOOD])
+def test_scores_are_those_of_one_forward_pass_a_token(bert, causal, forward, method):
+    model = causal if method == LOG_LIKELIHOOD else bert
+    assert bert.tokenizer.tokenize(SENTENCES[0]) == ["the", "co", "##ro", "##na", "."]
+    found = token_scores(model, SENTENCES, "" if method == LOG_LIKELIHOOD else method)
+    for sentence, scores in list(zip(SENTENCES, found, strict=True))[:2]:
+        np.testing.assert_allclose(scores, plain_scores(model, sentence, method, forward), atol=2e-5)
+    np.testing.assert_array_equal(found[0], found[4])
+    sums = bert_jax.score_sentences(model, SENTENCES[:2])
+    assert sums.shape == (2,) and sums.dtype == np.float64
+
+
+def test_methods_differ_in_words_of_several_pieces_only(bert):
+    original, l2r = (token_scores(bert, ["the corona .", "the bas ."], method) for method in METHODS)
+    np.testing.assert_array_equal(original[1], l2r[1])
+    differs = np.abs(original[0] - l2r[0]) > 1e-4
+    assert differs.tolist() == [False, True, True, False, False]  # co and ##ro; with ##na nothing of its word is hidden
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_batching_changes_no_score(bert, monkeypatch, method):
+    sentences = [*SENTENCES, *(" ".join(["the ban"] * count) for count in range(1, 8))]
+    together = score_sentences(bert, sentences, method)
+    monkeypatch.setattr(sentence_scores, "_CPU_TOKENS", 8)
+    monkeypatch.setattr(sentence_scores, "_SHORT", 0)  # padded to 16
+    np.testing.assert_allclose(together, score_sentences(bert, sentences[::-1], method)[::-1], atol=2e-5)
+    np.testing.assert_allclose(together[2:3], score_sentences(bert, sentences[2:3], method), atol=2e-5)
+
+
+def test_identical_sentences_are_computed_once_and_tie(bert):
+    calls = []
+    scores = score_sentences(bert, ["the corona .", "the  Corona ."] * 3, progress=lambda *done: calls.append(done))
+    assert len(set(scores.tolist())) == 1 and calls[-1] == (5, 5)
+    pairs = [Pair("zebra", "yak", "a", "one", "x:1"), Pair("the", "the", "a", "one", "x:2")]  # unknown words are alike
+    scores = score_sentences(bert, [text for pair in pairs for text in pair[:2]])
+    table = accuracies(pairs, scores[::2], scores[1::2])
+    assert (table.overall.right, table.overall.ties) == (0, 2)
+
+
+def test_unknown_words_are_scored_as_unknown(bert, forward):
+    (found,) = token_scores(bert, ["the zebra ."])
+    assert bert.tokenizer.tokenize("the zebra .")[1] == "[UNK]"
+    np.testing.assert_allclose(found, plain_scores(bert, "the zebra .", "original", forward), atol=2e-5)
+
+
+def test_what_cannot_be_scored_is_named(bert, causal):
+    with pytest.raises(InputError, match=r"in.txt:2 has 17 tokens with .CLS. and .SEP.; the model has 16 positions"):
+        score_sentences(bert, ["the", "the " * 15], names=["in.txt:1", "in.txt:2"])
+    for empty in ("", " ", "\u200b"):
+        with pytest.raises(InputError, match="sentence 2 has no token"):
+            score_sentences(bert, ["the", empty])
+    assert score_sentences(bert, []).shape == (0,)
+    assert len(token_scores(bert, ["the " * 14])[0]) == 14  # as long as it may be
+    with pytest.raises(InputError, match="single text"):
+        score_sentences(bert, "the")
+    with pytest.raises(InputError, match="method 'l2r' is unknown"):
+        score_sentences(bert, ["the"], "l2r")
+    with pytest.raises(InputError, match="reads from left to right"):
+        score_sentences(causal, ["the"], "original")
+    headless = dataclasses.replace(bert, params={"encoder": bert.params["encoder"]}, task="encoder")
+    with pytest.raises(InputError, match="no head that predicts words"):
+        score_sentences(headless, ["the"])

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bert_jax.model.losses import accuracy, cross_entropy
+
+
+def test_cross_entropy_is_a_weighted_sum():
+    rng = np.random.default_rng(0)
+    logits, labels = rng.normal(size=(3, 4, 7)).astype(np.float32), rng.integers(0, 7, (3, 4))
+    weights = rng.integers(0, 2, (3, 4)).astype(np.float32)
+    probabilities = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    expected = -(np.log(np.take_along_axis(probabilities, labels[..., None], -1))[..., 0] * weights).sum()
+    total, weight = cross_entropy(jnp.asarray(logits), labels, weights)
+    np.testing.assert_allclose(total, expected, rtol=1e-6)
+    assert weight == weights.sum()
+
+
+def test_label_0_counts_like_any_other():
+    total, weight = cross_entropy(jnp.zeros((1, 2)), jnp.array([0]), jnp.ones(1))
+    np.testing.assert_allclose(total, np.log(2), rtol=1e-6)
+    assert weight == 1
+
+
+def test_large_logits_stay_finite_and_bfloat16_is_summed_in_float32():
+    total, _ = cross_entropy(jnp.array([[1e4, -1e9]], jnp.bfloat16), jnp.array([0]), jnp.ones(1))
+    assert total.dtype == jnp.float32 and float(total) == 0.0
+
+
+def test_accuracy():
+    hits, weight = accuracy(
+        jnp.array([[0.0, 1.0], [1.0, 0.0], [0.0, 1.0]]), jnp.array([1, 1, 1]), jnp.array([1, 1, 0.0])
+    )
+    assert (float(hits), float(weight)) == (1.0, 2.0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_tie_is_wrong(dtype):
+    """A model that says the same of everything knows nothing; nor does one that is not a number."""
+    logits = jnp.array([[0.5, 0.5, 0.5], [2.0, 2.0, -1.0], [2.0, 1.0, 1.0], [jnp.nan] * 3, [3.0, 3.0, 3.5]], dtype)
+    hits, weight = accuracy(logits, jnp.array([0, 1, 0, 0, 2]), jnp.ones(5))
+    assert (float(hits), float(weight)) == (2.0, 5.0)

@@ -1,0 +1,353 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The model against a plain numpy sketch of the paper, and the properties that packing and padding rest on."""
+
+import dataclasses
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from builders import CLS, MASK, SEP, random_batch, tiny_model
+
+from bert_jax.model.attention import attention_mask
+from bert_jax.model.encoder import positions_in_sequence, unstack
+from bert_jax.model.layers import Dropout
+from bert_jax.model.masking import mask_tokens
+from bert_jax.model.objective import (
+    count_parameters,
+    encode,
+    init_params,
+    next_sentence_weights,
+    pretraining_forward,
+    pretraining_objective,
+    task_forward,
+)
+from bert_jax.model.product import product
+from bert_jax.plan import hlo
+from bert_jax.settings.pretraining import MaskingConfig
+
+forward = jax.jit(pretraining_forward, static_argnums=0)
+
+
+@jax.jit
+def mask(batch):
+    return mask_tokens(batch, MaskingConfig(), 203, MASK, (CLS, SEP))
+
+
+def masked_batch(**options):
+    return mask(random_batch(**options))
+
+
+def noisy_params(model, seed=0):
+    """Returns parameters with every entry random, biases and norms included."""
+    params = jax.jit(init_params, static_argnums=0)(model, jax.random.key(seed))
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda x: x + 0.05 * rng.standard_normal(x.shape).astype(np.float32), params)
+
+
+def numpy_bert(model, params, batch):
+    """Returns (hidden, pooled, mlm_logits, nsp_logits) in float64, one row and one head at a time."""
+    params = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
+    erf = np.vectorize(math.erf)
+
+    def gelu(x):
+        if model.activation == "gelu_exact":
+            return 0.5 * x * (1 + erf(x / np.sqrt(2)))
+        return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+    def norm(x, weights):
+        mean = x.mean(-1, keepdims=True)
+        variance = ((x - mean) ** 2).mean(-1, keepdims=True)
+        return (x - mean) / np.sqrt(variance + 1e-12) * weights["scale"] + weights["bias"]
+
+    def linear(x, weights):
+        return x @ weights["kernel"] + weights["bias"]
+
+    encoder, outputs = params["encoder"], []
+    tables = encoder["embeddings"]
+    for row in range(len(batch.token_ids)):
+        length = int((np.asarray(batch.sequence_ids[row]) > 0).sum())
+        ids = np.asarray(batch.token_ids[row][:length], int)
+        x = tables["word"]["embedding"][ids] + tables["position"]["embedding"][:length]
+        x = norm(x + tables["type"]["embedding"][np.asarray(batch.type_ids[row][:length], int)], tables["norm"])
+        for number in range(model.num_layers):
+            layer = jax.tree.map(lambda w, number=number: w[number], encoder["layers"])
+            attention, size = layer["attention"], model.head_size
+            context = np.zeros_like(x)
+            for head in range(model.num_heads):
+                part = slice(head * size, (head + 1) * size)
+                query, key, value = (linear(x, attention[name])[:, part] for name in ("query", "key", "value"))
+                scores = query @ key.T / np.sqrt(size)
+                weights = np.exp(scores - scores.max(-1, keepdims=True))
+                context[:, part] = weights / weights.sum(-1, keepdims=True) @ value
+            x = norm(x + linear(context, attention["output"]), attention["norm"])
+            x = norm(
+                x + linear(gelu(linear(x, layer["mlp"]["intermediate"])), layer["mlp"]["output"]), layer["mlp"]["norm"]
+            )
+        pooled = np.tanh(linear(x[0], encoder["pooler"]))
+        predicted = x[np.asarray(batch.mlm_positions[row])]
+        transformed = norm(gelu(linear(predicted, params["mlm"]["transform"])), params["mlm"]["norm"])
+        logits = transformed @ tables["word"]["embedding"].T + params["mlm"]["output_bias"]
+        outputs.append((x, pooled, logits[:, : model.vocab_size], linear(pooled, params["next_sentence"])))
+    return outputs
+
+
+@pytest.mark.parametrize("activation", ["gelu_tanh", "gelu_exact"])
+def test_forward_equals_a_numpy_sketch(activation):
+    model = tiny_model(activation=activation)
+    params, batch = noisy_params(model), masked_batch(num_rows=4)
+    output = forward(model, params, batch)
+    for row, (hidden, pooled, mlm_logits, nsp_logits) in enumerate(numpy_bert(model, params, batch)):
+        np.testing.assert_allclose(output.encoded.hidden[row, : len(hidden)], hidden, atol=1e-5)
+        np.testing.assert_allclose(output.encoded.pooled[row, 0], pooled, atol=1e-5)
+        np.testing.assert_allclose(output.mlm_logits[row, :, :203], mlm_logits, atol=2e-5)
+        np.testing.assert_allclose(output.next_sentence_logits[row, 0], nsp_logits, atol=1e-5)
+
+
+def test_the_two_gelus_differ():
+    batch = masked_batch(num_rows=2)
+    params = noisy_params(tiny_model())
+    tanh, exact = (
+        forward(tiny_model(activation=name), params, batch).mlm_logits for name in ("gelu_tanh", "gelu_exact")
+    )
+    assert 1e-5 < float(jnp.max(jnp.abs(tanh - exact))) < 0.1
+
+
+def test_padding_changes_no_logits():
+    model = tiny_model()
+    params, batch = noisy_params(model), masked_batch(num_rows=4)
+    padding = ((0, 0), (0, 17))
+    longer = batch._replace(
+        token_ids=np.pad(batch.token_ids, padding, constant_values=77),  # whatever stands there
+        type_ids=np.pad(batch.type_ids, padding, constant_values=1),
+        sequence_ids=np.pad(batch.sequence_ids, padding),
+    )
+    short, long = (forward(model, params, b) for b in (batch, longer))
+    np.testing.assert_allclose(short.mlm_logits, long.mlm_logits, atol=1e-5)
+    np.testing.assert_allclose(short.next_sentence_logits, long.next_sentence_logits, atol=1e-5)
+
+
+def test_packing_changes_no_logits():
+    model = tiny_model()
+    params, packed = noisy_params(model), random_batch(num_rows=4, row_length=60, num_sequences=3)
+    encoded = forward(model, params, packed._replace(mlm_positions=np.zeros((4, 1), int))).encoded
+    for row in range(4):
+        for place in range(3):
+            inside = packed.sequence_ids[row] == place + 1
+            length = int(inside.sum())
+            alone = jax.tree.map(np.zeros_like, packed._replace(mlm_positions=np.zeros((4, 1), int)))
+            for name in ("token_ids", "type_ids"):
+                getattr(alone, name)[0, :length] = getattr(packed, name)[row, inside]
+            alone.sequence_ids[0, :length] = 1
+            single = forward(model, params, alone).encoded
+            np.testing.assert_allclose(encoded.hidden[row, inside], single.hidden[0, :length], atol=1e-5)
+            np.testing.assert_allclose(encoded.pooled[row, place], single.pooled[0, 0], atol=1e-5)
+
+
+def test_vocabulary_padding_changes_no_logits_and_stays_zero():
+    batch = masked_batch(num_rows=4)
+    padded, exact = tiny_model(), tiny_model(vocab_multiple=1)
+    params = init_params(padded, jax.random.key(0))
+    table = params["encoder"]["embeddings"]["word"]["embedding"]
+    assert table.shape == (256, 32) and not np.asarray(table[203:]).any()
+    cut = jax.tree.map(lambda x: x[:203] if x.shape[:1] == (256,) else x, params)
+    ours = forward(padded, params, batch).mlm_logits
+    np.testing.assert_allclose(ours[..., :203], forward(exact, cut, batch).mlm_logits, atol=1e-6)
+    assert (np.asarray(jax.nn.softmax(ours, axis=-1))[..., 203:] == 0).all()
+
+    def loss(params):
+        return jnp.sum(jax.nn.logsumexp(forward(padded, params, batch).mlm_logits, axis=-1))
+
+    gradient = jax.jit(jax.grad(loss))(params)
+    assert not np.asarray(gradient["encoder"]["embeddings"]["word"]["embedding"][203:]).any()
+    assert not np.asarray(gradient["mlm"]["output_bias"][203:]).any()
+
+
+def test_initial_distribution():
+    model = dataclasses.replace(tiny_model(), hidden_size=128, intermediate_size=512, vocab_size=2000)
+    params = jax.jit(init_params, static_argnums=0)(model, jax.random.key(1))
+    for name, leaf in (
+        (jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+    ):
+        values = np.asarray(leaf)
+        if "scale" in name:
+            assert (values == 1).all()
+        elif "bias" in name:
+            assert (values == 0).all()
+        else:
+            values = values[:2000] if "word" in name else values
+            assert abs(values).max() <= 0.04 + 1e-7, name  # cut at two deviations
+            # 0.02 x 0.8796, the deviation of a normal cut at two; not rescaled to 0.02
+            assert abs(values.std() - 0.01759) < 4 * 0.01759 / np.sqrt(2 * values.size), name
+
+
+def test_parameters_of_base_and_large():
+    for size, expected in (("base", 110_106_428), ("large", 336_226_108)):
+        from bert_jax.settings.model import model_size
+
+        model = dataclasses.replace(model_size(size), vocab_size=30522, vocab_multiple=1)
+        shapes = jax.eval_shape(lambda key, model=model: init_params(model, key), jax.random.key(0))
+        assert count_parameters(shapes) == expected
+
+
+def gradient_with_dropout(**changes):
+    model = tiny_model(hidden_dropout_rate=0.1, **changes)
+    batch, params = masked_batch(), noisy_params(tiny_model())
+    objective = pretraining_objective(model, MaskingConfig(), MASK, (CLS, SEP))
+    return jax.jit(jax.grad(lambda p: objective.losses(p, batch, jax.random.key(3))["mlm_loss"][0]))(params)
+
+
+@pytest.mark.parametrize("shape", [(3, 4, 7, 5), (4000, 1, 30)])
+@pytest.mark.parametrize("rate", [0.1, 0.5])
+def test_dropout_keeps_its_share_and_the_mean(shape, rate):
+    """Rows that do not come in pairs too. Every place is drawn by itself: halves of a word are not alike."""
+    inputs = jnp.ones((100, *shape) if shape[0] == 3 else shape)
+    drop = jax.jit(lambda key: Dropout(rate).apply({}, inputs, False, rngs={"dropout": key}))
+    dropped, other = np.asarray(drop(jax.random.key(0))), np.asarray(drop(jax.random.key(1)))
+    kept = dropped != 0
+    assert kept.mean() == pytest.approx(1 - rate, abs=5 * math.sqrt(rate * (1 - rate) / kept.size))
+    np.testing.assert_allclose(dropped[kept], 1 / (1 - rate), rtol=2e-5)
+    assert (kept == (other != 0)).mean() == pytest.approx(rate**2 + (1 - rate) ** 2, abs=0.02)
+    if shape[-2] > 1:
+        assert (kept[..., 0, :] == kept[..., (shape[-2] + 1) // 2, :]).mean() < 0.95
+    assert Dropout(rate).apply({}, inputs, True) is inputs and Dropout(0.0).apply({}, inputs, False) is inputs
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.3])
+def test_dropout_of_bfloat16_scales_by_what_is_not_rounded(rate):
+    """1 / 0.9 in bfloat16 would be 1.109375, and the mean 0.9984 of what it was."""
+    inputs = jnp.linspace(1, 2, 4096, dtype=jnp.bfloat16).reshape(16, 256)
+    kept = round((1 - rate) * 2**16) / 2**16
+
+    def drop(inputs):
+        return Dropout(rate).apply({}, inputs, False, rngs={"dropout": jax.random.key(0)})
+
+    out, pull_back = jax.vjp(drop, inputs)
+    assert out.dtype == jnp.bfloat16
+    for found in (out, pull_back(inputs)[0]):
+        found, exact = np.asarray(found, np.float64), np.asarray(inputs, np.float64) / kept
+        passed = found != 0
+        assert found[passed].sum() / exact[passed].sum() == pytest.approx(1, abs=2e-4)
+        np.testing.assert_allclose(found[passed], exact[passed], rtol=2**-8)  # half of the last bit
+
+
+@pytest.mark.parametrize(
+    ("task", "num_classes"),
+    [
+        ("question_answering", 0),
+        ("sequence_classification", 3),
+        ("sequence_classification", 1),
+        ("token_classification", 5),
+        ("multiple_choice", 1),
+        ("next_sentence", 0),
+    ],
+)
+def test_logits_of_bfloat16_are_not_rounded(task, num_classes):
+    """They are ranked: of 4,096 spans that differ, no two are to tie for a lack of bits."""
+    model = tiny_model(compute_dtype="bfloat16")
+    params = jax.jit(init_params, static_argnums=(0, 2, 3))(model, jax.random.key(0), task, num_classes)
+    logits = jax.jit(task_forward, static_argnums=(0, 3))(model, params, random_batch(num_rows=16), task)
+    assert logits.dtype == jnp.float32
+    rounded = logits.astype(jnp.bfloat16).astype(jnp.float32)
+    assert np.mean(np.asarray(logits != rounded)) > 0.9
+
+
+@pytest.fixture(scope="module")
+def plain_gradient():
+    return gradient_with_dropout()
+
+
+@pytest.mark.parametrize(
+    "change", [{"unroll": 1}, {"remat": "full"}, pytest.param({"remat": "dots"}, marks=pytest.mark.slow)]
+)
+def test_scan_and_remat_change_nothing(plain_gradient, change):
+    other = gradient_with_dropout(**change)
+    for ours, theirs in zip(jax.tree.leaves(plain_gradient), jax.tree.leaves(other), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=2e-5)
+
+
+def test_bfloat16_is_close_and_keeps_float32_parameters():
+    batch, params = masked_batch(), noisy_params(tiny_model())
+    exact = forward(tiny_model(), params, batch)
+    rough = forward(tiny_model(compute_dtype="bfloat16"), params, batch)
+    assert rough.encoded.hidden.dtype == jnp.bfloat16 and rough.mlm_logits.dtype == jnp.float32
+    words = np.asarray(exact.mlm_logits)[..., :203]
+    assert 0 < abs(words - np.asarray(rough.mlm_logits)[..., :203]).max() < 0.05 * abs(words).max()
+
+
+def test_in_bfloat16_no_matrix_product_is_float32_in_either_pass():
+    """On accelerators; a vector is: the bias of the vocabulary is summed over predictions in float32."""
+    model = tiny_model(compute_dtype="bfloat16", hidden_dropout_rate=0.1)
+    objective = pretraining_objective(model, MaskingConfig(), MASK, (CLS, SEP))
+    key, batch = jax.random.key(0), masked_batch()
+    params = jax.eval_shape(objective.init, key)
+
+    def loss(params):
+        return sum(total for total, _ in objective.losses(params, batch, key).values())
+
+    traced = jax.jit(jax.grad(loss)).trace(params)
+    found = hlo.stablehlo_products(traced.lower(lowering_platforms=("tpu",)).as_text())
+    matrices = [product for product in found if product.is_matrix]
+    assert len(matrices) == 3 * (8 + 4)  # a layer's, and those of pooler, both heads and the word table
+    assert {(product.lhs, product.rhs, product.result) for product in matrices} == {("bf16", "bf16", "f32")}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_products_gradients_are_those_of_its_rounded_inputs(dtype):
+    rng = np.random.default_rng(0)
+    x, weight, scale = (rng.standard_normal(shape).astype(np.float32) for shape in ((2, 3, 8), (8, 5), (2, 3, 5)))
+    x = jnp.asarray(x, dtype)
+    ours = jax.grad(lambda x, w: jnp.sum(product("BLI,IO->BLO", x, w) * scale), (0, 1))(x, weight)
+    rounded = [np.asarray(jnp.asarray(array, dtype), np.float64) for array in (x, weight, scale)]
+    exact = np.einsum("blo,io->bli", rounded[2], rounded[1]), np.einsum("bli,blo->io", rounded[0], rounded[2])
+    assert ours[0].dtype == dtype and ours[1].dtype == jnp.float32  # a parameter's gradient is not rounded
+    np.testing.assert_allclose(np.asarray(ours[0], np.float64), exact[0], rtol=1e-5 if dtype == "float32" else 8e-3)
+    np.testing.assert_allclose(ours[1], exact[1], rtol=1e-5, atol=1e-5)
+
+
+def test_an_empty_row_is_finite_and_weighs_nothing():
+    batch = random_batch(num_rows=4)
+    empty = batch._replace(
+        sequence_ids=np.zeros_like(batch.sequence_ids), sequence_weights=np.zeros_like(batch.sequence_weights)
+    )
+    model = tiny_model()
+    objective = pretraining_objective(model, MaskingConfig(), MASK, (CLS, SEP))
+    prepared = jax.jit(objective.prepare)(empty)
+
+    def loss(params):
+        metrics, denominators = objective.losses(params, prepared, None), objective.denominators(prepared)
+        return sum(metrics[name][0] / denominators[name] for name in denominators)
+
+    value, gradient = jax.jit(jax.value_and_grad(loss))(noisy_params(model))
+    assert float(value) == 0.0
+    assert all(not np.asarray(leaf).any() for leaf in jax.tree.leaves(gradient))
+    assert float(jnp.sum(next_sentence_weights(prepared))) == 0
+
+
+def test_positions_and_attention_of_packed_rows():
+    sequence_ids = jnp.array([[1, 1, 2, 2, 2, 0]])
+    assert positions_in_sequence(sequence_ids).tolist() == [[0, 1, 0, 1, 2, 0]]
+    attends = np.asarray(attention_mask(sequence_ids)[0])
+    assert attends[:2, :2].all() and attends[2:5, 2:5].all()
+    assert attends.sum() == 4 + 9
+
+
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
+def test_layers_by_themselves_are_those_of_the_stack(dtype):
+    """What predictions on a CPU are made with."""
+    model = tiny_model(compute_dtype=dtype)
+    params = jax.jit(functools.partial(init_params, model))(jax.random.key(0))
+    separate = params | {"encoder": unstack(model, params["encoder"])}
+    assert "layers" not in separate["encoder"] and "layers" in params["encoder"]
+    batch = random_batch(num_rows=3)
+    for keep_layers in (False, True):
+        ours, theirs = (
+            jax.jit(functools.partial(encode, model, keep_layers=keep_layers))(one, batch) for one in (separate, params)
+        )
+        np.testing.assert_allclose(
+            ours.hidden.astype(np.float32), theirs.hidden.astype(np.float32), rtol=1e-6, atol=1e-6
+        )
+        if keep_layers:
+            assert ours.layers.shape == theirs.layers.shape

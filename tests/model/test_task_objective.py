@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What fine-tuning minimises, against plain numpy; what padding and other rows must not change; who learns."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from builders import task_params, tiny_model
+
+from bert_jax.batch import Batch
+from bert_jax.devices.sharding import make_mesh
+from bert_jax.model.objective import task_forward, task_losses, task_objective
+from bert_jax.settings.finetuning import ProbeConfig
+from bert_jax.settings.pretraining import MeshConfig, OptimizerConfig, TrainConfig
+from bert_jax.tasks.base import Row
+from bert_jax.tasks.batches import make_batch
+from bert_jax.training.optim import apply_updates, learning_rate_at, make_optimizer
+from bert_jax.training.step import abstract_state, init_state, make_train_step
+
+RNG = np.random.default_rng(0)
+
+
+def log_softmax(logits):
+    shifted = logits - logits.max(-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+
+
+def blank(num_rows, length, lengths, num_places=1, **fields):
+    batch = make_batch([None] * num_rows, length, num_places, "sequence_classification")
+    for row, each in enumerate(lengths):
+        batch.sequence_ids[row, :each] = 1
+    weights = np.zeros((num_rows, num_places), np.float32)
+    weights[: len(lengths)] = 1
+    return batch._replace(**{"sequence_weights": weights} | fields)
+
+
+def loss_of(logits, batch, task):
+    total, weight = task_losses(jax.numpy.asarray(logits, jax.numpy.float32), batch, task)["loss"]
+    return float(total), float(weight)
+
+
+def test_classes_count_once_and_filled_up_rows_do_not():
+    logits = RNG.normal(size=(4, 1, 3))
+    batch = blank(4, 6, [6, 3, 4], labels=np.array([[2], [0], [1], [0]]))
+    expected = -sum(log_softmax(logits[row, 0])[label] for row, label in enumerate([2, 0, 1]))
+    assert loss_of(logits, batch, "sequence_classification") == pytest.approx((expected, 3))
+
+
+def test_one_output_is_a_regression():
+    logits = RNG.normal(size=(3, 1, 1))
+    batch = blank(3, 6, [6, 3], labels=np.array([[1.5], [-2.0], [9.0]], np.float32))
+    expected = (logits[0, 0, 0] - 1.5) ** 2 + (logits[1, 0, 0] + 2.0) ** 2
+    assert loss_of(logits, batch, "sequence_classification") == pytest.approx((expected, 2))
+    assert "accuracy" not in task_losses(jax.numpy.asarray(logits), batch, "sequence_classification")
+
+
+def test_words_that_are_not_asked_about_weigh_nothing():
+    logits = RNG.normal(size=(2, 5, 3))
+    labels = np.array([[-1, 2, -1, 0, -1], [-1, -1, 1, -1, 2]])  # the last one is beyond its row
+    batch = blank(2, 5, [5, 4], labels=labels)
+    expected = -sum(log_softmax(logits[row, place])[labels[row, place]] for row, place in ((0, 1), (0, 3), (1, 2)))
+    assert loss_of(logits, batch, "token_classification") == pytest.approx((expected, 3))
+
+
+def test_spans_are_start_and_end_over_the_tokens_of_the_row():
+    logits = RNG.normal(size=(3, 6, 2))
+    batch = blank(3, 6, [6, 4], labels=np.array([[1, 5], [0, 0], [0, 0]]))
+    expected = -log_softmax(logits[0, :, 0])[1] - log_softmax(logits[0, :, 1])[5]
+    expected += -log_softmax(logits[1, :4, 0])[0] - log_softmax(logits[1, :4, 1])[0]
+    assert loss_of(logits, batch, "question_answering") == pytest.approx((expected, 4))
+    objective = task_objective(tiny_model(), "question_answering")
+    assert float(objective.denominators(batch)["loss"]) == 4
+
+
+def test_choices_compete_within_a_row_and_empty_places_do_not():
+    logits = RNG.normal(size=(2, 3, 1))
+    weights = np.array([[1, 1, 0], [1, 1, 1]], np.float32)
+    batch = blank(2, 6, [6, 6], 3, labels=np.array([[1], [2]]), sequence_weights=weights)
+    expected = -log_softmax(logits[0, :2, 0])[1] - log_softmax(logits[1, :, 0])[2]
+    assert loss_of(logits, batch, "multiple_choice") == pytest.approx((expected, 2))
+
+
+def test_a_batch_with_nothing_to_say_has_no_loss():
+    batch = blank(2, 6, [], labels=np.zeros((2, 1), np.int32))
+    assert float(task_objective(tiny_model(), "sequence_classification", 2).denominators(batch)["loss"]) == 1
+    assert loss_of(np.ones((2, 1, 2)), batch, "sequence_classification") == (0, 0)
+
+
+def row(length, label, lengths=None):
+    ids = RNG.integers(5, 200, length).astype(np.int32)
+    return Row(0, ids, np.zeros(length, np.uint8), lengths or (length,), label)
+
+
+def forward(task, params, batch):
+    return jax.jit(functools.partial(task_forward, tiny_model(), task=task))(params, batch)
+
+
+@pytest.mark.parametrize(
+    ("task", "label"),
+    [
+        pytest.param("sequence_classification", 2, marks=pytest.mark.slow),
+        pytest.param("token_classification", np.array([-1, 1, 0, 2, -1, 1, 0, 2, -1]), marks=pytest.mark.slow),
+        pytest.param("question_answering", (2, 7), marks=pytest.mark.slow),
+    ],
+)
+def test_padding_changes_no_loss(task, label):
+    rows = [row(9, label), row(9, label)]
+    short, long = make_batch(rows, 9, 1, task), make_batch([*rows, None], 16, 1, task)
+    losses = [task_losses(forward(task, task_params(task, 3), batch), batch, task) for batch in (short, long)]
+    np.testing.assert_allclose(losses[0]["loss"][0], losses[1]["loss"][0], rtol=1e-6)
+    assert losses[0]["loss"][1] == losses[1]["loss"][1]
+
+
+def test_choices_in_one_row_are_as_in_rows_of_their_own():
+    params = task_params("multiple_choice", 1)
+    together = row(15, 1, (4, 6, 5))
+    ends = np.cumsum(together.lengths)
+    alone = [
+        Row(0, together.token_ids[end - length : end], together.type_ids[:length], (length,), 0)
+        for end, length in zip(ends, together.lengths)
+    ]
+    packed = forward("multiple_choice", params, make_batch([together], 16, 3, "multiple_choice"))
+    single = forward("multiple_choice", params, make_batch(alone, 6, 1, "multiple_choice"))
+    np.testing.assert_allclose(packed[0, :, 0], single[:, 0, 0], atol=1e-6)
+
+
+def test_warm_up_as_a_share_of_the_run():
+    by_rate = learning_rate_at(OptimizerConfig(learning_rate=1.0, warmup_steps=0, warmup_rate=0.1), 50)
+    by_steps = learning_rate_at(OptimizerConfig(learning_rate=1.0, warmup_steps=5), 50)
+    np.testing.assert_array_equal([by_rate(step) for step in range(50)], [by_steps(step) for step in range(50)])
+    assert by_rate(4) == pytest.approx(0.8) and by_rate(5) == pytest.approx(0.9)
+
+
+def few_params():
+    """Returns a parameter of each depth, under the names that a model has, of two layers."""
+    layers = {"attention": {"query": {"kernel": jnp.ones((2, 3, 3))}}, "mlp": {"output": {"bias": jnp.ones((2, 3))}}}
+    encoder = {"layers": layers, "embeddings": {"word": {"embedding": jnp.ones((5, 3))}}}
+    encoder["pooler"] = {"kernel": jnp.ones((3, 3))}
+    return {"encoder": encoder, "classifier": {"kernel": jnp.ones((3, 2))}}
+
+
+def test_layers_learn_the_slower_the_deeper():
+    params = few_params()
+    gradients = jax.tree.map(lambda leaf: leaf * 0 + 0.01, params)
+
+    def change(layer_decay):
+        config = OptimizerConfig(learning_rate=1.0, warmup_steps=0, weight_decay=0.0, layer_decay=layer_decay)
+        optimizer = make_optimizer(config, 10)
+        updates, _ = jax.jit(optimizer.update)(gradients, optimizer.init(params), params)
+        return updates
+
+    plain, decayed = change(1.0), change(0.5)
+    ratio = jax.tree.map(lambda one, other: np.asarray(other / one), plain, decayed)
+    np.testing.assert_allclose(ratio["classifier"]["kernel"], 1)
+    np.testing.assert_allclose(ratio["encoder"]["pooler"]["kernel"], 1)
+    for leaf in jax.tree.leaves(ratio["encoder"]["layers"]):
+        np.testing.assert_allclose(leaf[1], 0.5, rtol=1e-6)
+        np.testing.assert_allclose(leaf[0], 0.25, rtol=1e-6)
+    np.testing.assert_allclose(ratio["encoder"]["embeddings"]["word"]["embedding"], 0.125)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("features", ["last", "weighted_all"])
+def test_a_probe_learns_and_its_encoder_does_not(features):
+    model = tiny_model()
+    probe = ProbeConfig(
+        features=features, kind="linear" if features == "last" else "bilstm", num_layers=1, hidden_size=8
+    )
+    objective = task_objective(model, "token_classification", 3, probe)
+    mesh = make_mesh(MeshConfig(), jax.devices()[:1])
+    optimizer, train = (
+        OptimizerConfig(learning_rate=1e-2, warmup_steps=0, freeze_encoder=True),
+        TrainConfig(num_steps=30),
+    )
+    state = init_state(objective, optimizer, train, mesh)
+    before = jax.device_get(state.params)
+    step = make_train_step(objective, optimizer, train, mesh, abstract_state(objective, optimizer, train, mesh))
+    rows = [row(7, np.array([-1, 0, 1, 2, 0, 1, -1])), row(5, np.array([-1, 2, 0, 1, -1]))]
+    batch = make_batch(rows, 8, 1, "token_classification")
+    losses = []
+    for _ in range(30):
+        state, metrics = step(state, Batch(*(None if field is None else jax.numpy.asarray(field) for field in batch)))
+        losses.append(float(metrics["loss"][0]))
+    assert losses[-1] < 0.7 * losses[0]
+    after = jax.device_get(state.params)
+    jax.tree.map(np.testing.assert_array_equal, before["encoder"], after["encoder"])
+    assert any((one != other).any() for one, other in zip(*map(jax.tree.leaves, (before["probe"], after["probe"]))))
+
+
+def test_a_scaled_rate_is_another_rate():
+    params = few_params()
+    gradients = jax.tree.map(lambda leaf: leaf * 0.1 + 0.01, params)
+
+    def updates(rate):
+        optimizer = make_optimizer(OptimizerConfig(learning_rate=rate, warmup_steps=0), 10)
+        return jax.jit(optimizer.update)(gradients, optimizer.init(params), params)[0]
+
+    ours = apply_updates(params, jax.tree.map(lambda leaf: leaf * 3.0, updates(1e-3)))
+    theirs = apply_updates(params, updates(3e-3))
+    for one, other in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs)):
+        np.testing.assert_allclose(one, other, atol=1e-7)
+
+
+def test_freezing_is_a_setting_of_its_own():
+    config = dataclasses.replace(OptimizerConfig(warmup_steps=0), freeze_encoder=True)
+    params = few_params()
+    optimizer = make_optimizer(config, 10)
+    updates, _ = jax.jit(optimizer.update)(params, optimizer.init(params), params)
+    assert not any(leaf.any() for leaf in jax.tree.leaves(updates["encoder"]))
+    assert updates["classifier"]["kernel"].any()

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The estimate of memory, and the line that a run prints before it compiles."""
+
+import dataclasses
+
+import jax
+import pytest
+from builders import CLS, MASK, SEP, tiny_model, tiny_run
+
+from bert_jax.devices.sharding import make_mesh
+from bert_jax.model.objective import pretraining_objective
+from bert_jax.plan.memory import describe_memory, estimate_memory, in_units
+from bert_jax.settings.pretraining import MeshConfig
+from bert_jax.training.step import abstract_state
+
+
+def state_of(config, mesh):
+    objective = pretraining_objective(config.model, config.masking, MASK, (CLS, SEP))
+    return abstract_state(objective, config.optimizer, config.train, mesh)
+
+
+@pytest.mark.parametrize("bias_correction", [False, True])
+def test_a_mean_in_bfloat16_takes_two_bytes_less_for_each_parameter(bias_correction):
+    mesh = make_mesh(MeshConfig(), jax.devices()[:1])
+    estimates = []
+    for dtype in ("float32", "bfloat16"):
+        config = tiny_run("data", model=tiny_model())
+        optimizer = dataclasses.replace(config.optimizer, state_dtype=dtype, bias_correction=bias_correction)
+        config = dataclasses.replace(config, optimizer=optimizer)
+        estimates.append(estimate_memory(config, state_of(config, mesh), dict(mesh.shape), 32))
+    wide, narrow = estimates
+    assert wide["optimizer"] == pytest.approx(2 * wide["params"], abs=8)  # and counts of steps
+    assert narrow["optimizer"] == pytest.approx(1.5 * wide["params"], abs=8)
+    assert wide["total"] - narrow["total"] == wide["params"] // 2
+
+
+def test_the_line_names_every_kind_and_the_total():
+    mesh = make_mesh(MeshConfig(data=2, fsdp=4), jax.devices())
+    config = tiny_run("data", model=tiny_model())
+    state = state_of(config, mesh)
+    kinds = estimate_memory(config, state, dict(mesh.shape), 32)
+    line = describe_memory(config, state, mesh, 32)
+    assert line.startswith(f"memory of a device, estimated: {in_units(kinds['total'])}: params ")
+    for kind in ("params", "optimizer", "activations", "batch"):
+        assert f"{kind} {in_units(kinds[kind])}" in line
+
+
+@pytest.mark.parametrize(("size", "text"), [(1.25 * 2**30, "1.25 GiB"), (340 * 2**20, "340 MiB"), (512, "0.5 KiB")])
+def test_sizes_are_for_people(size, text):
+    assert in_units(size) == text

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pairs of texts and a model with a single type of text (model.type_vocab_size=1): refused, for it would give NaN."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from builders import make_pretrained, tiny_model, tiny_run, topics_run
+
+from bert_jax import load_pretrained, pretraining
+from bert_jax.checkpoints.compare import differences
+from bert_jax.data.records import open_dataset
+from bert_jax.errors import InputError
+from bert_jax.finetuning import finetune
+from bert_jax.inference import features
+from bert_jax.inference.predict import Predictor
+from bert_jax.pretraining import pretrain
+from bert_jax.settings.rules import to_dict
+from bert_jax.text.tokenizer import load_tokenizer
+
+
+def test_pretraining_on_pairs(toy_data, tmp_path):
+    config = tiny_run(toy_data, model=tiny_model(vocab_size=0, type_vocab_size=1))
+    with pytest.raises(InputError, match=r"data has pairs of texts, and the model has model.type_vocab_size 1"):
+        pretrain(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    dataset, tokenizer = open_dataset(toy_data), load_tokenizer(toy_data / "tokenizer")
+    dataset.manifest["identity"]["options"]["next_sentence"] = "none"  # then it has single texts
+    assert pretraining.resolve(config, [dataset], tokenizer).model.type_vocab_size == 1
+
+
+@pytest.mark.slow
+def test_pairs_are_refused_for_a_model_with_one_type(tmp_path):
+    """Before, their type ids were beyond the table, which gives NaN: training blamed the learning rate."""
+    start = make_pretrained(tmp_path, type_vocab_size=1)
+    (tmp_path / "train.tsv").write_text("sentence1\tsentence2\tlabel\nban\tbas\tyes\nbas\tban\tno\n")
+    config = topics_run(tmp_path / "train.tsv", start)
+    expected = "train of .* has pairs of texts, and the model has model.type_vocab_size 1, too few to tell them apart"
+    with pytest.raises(InputError, match=expected):
+        finetune(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    bert = load_pretrained(start)
+    assert np.isfinite(bert.encode(["ban"]).hidden).all()
+    with pytest.raises(InputError, match="the input has pairs of texts"):
+        bert.encode([("ban", "bas")])
+    assert np.isfinite(list(differences(bert, bert).values())).all()
+    with pytest.raises(InputError, match="the input has pairs of texts"):
+        list(features.token_features(bert, [("ban", "bas")], [-1], 16))
+    bert = dataclasses.replace(bert, task_settings=to_dict(config.task), labels=("no", "yes"))
+    head = {"kernel": np.ones((32, 2), np.float32), "bias": np.zeros(2, np.float32)}
+    bert = dataclasses.replace(bert, params=bert.params | {"classifier": head}, task="sequence_classification")
+    with pytest.raises(InputError, match="the input has pairs of texts"):
+        Predictor(bert)([("ban", "bas")])

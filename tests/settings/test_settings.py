@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+import contextlib
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from bert_jax.errors import InputError
+from bert_jax.model.layers import Dropout
+from bert_jax.settings.finetuning import FinetuneDataConfig, FinetuneModelConfig, FinetuneTrainConfig
+from bert_jax.settings.model import MODEL_SIZES, MOST_DROPOUT, ModelConfig, check_types, model_size
+from bert_jax.settings.pretraining import (
+    CheckpointConfig,
+    DataConfig,
+    EvalConfig,
+    MaskingConfig,
+    MeshConfig,
+    OptimizerConfig,
+    Phase2Config,
+    PretrainConfig,
+    TrainConfig,
+)
+from bert_jax.settings.rules import changed_keys, from_dict, to_dict
+
+
+def test_dict_and_back_is_the_same():
+    config = PretrainConfig(model=model_size("mini"))
+    assert from_dict(PretrainConfig, to_dict(config)) == config
+
+
+def test_google_sizes():
+    assert (model_size("large").num_layers, model_size("large").num_heads) == (24, 16)
+    assert model_size("tiny") == model_size("L2_H128")
+    assert model_size("base") == ModelConfig()
+    assert len([name for name in MODEL_SIZES if name.startswith("L")]) == 24
+
+
+@pytest.mark.parametrize("section", ["optimizer", "phase2"])
+def test_a_warm_up_is_said_in_one_way(section):
+    config = from_dict(PretrainConfig, {section: {"warmup_steps": 100, "warmup_rate": 0.1}})
+    with pytest.raises(InputError, match=rf"{section}.warmup_rate 0.1 and {section}.warmup_steps 100 .* set {section}"):
+        getattr(config, section).validate()
+
+
+def test_padded_vocabulary():
+    assert dataclasses.replace(ModelConfig(), vocab_size=30522).padded_vocab_size == 30592
+    assert dataclasses.replace(ModelConfig(), vocab_size=256).padded_vocab_size == 256
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"optimizer": {"learnin_rate": 1.0}}, "did you mean 'learning_rate'"),
+        ({"modle": {}}, "did you mean 'model'"),
+        ({"train": {"num_steps": 1.5}}, "use a int"),
+        ({"train": 3}, "is a section"),
+        ({"data": {"verify": 1}}, "use a bool"),
+    ],
+)
+def test_wrong_keys_and_types_are_one_clear_line(values, expected):
+    with pytest.raises(InputError, match=expected) as caught:
+        from_dict(PretrainConfig, values)
+    assert "\n" not in str(caught.value)
+
+
+def test_whole_numbers_are_taken_for_floats():
+    assert from_dict(PretrainConfig, {"optimizer": {"learning_rate": 1}}).optimizer.learning_rate == 1.0
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (dataclasses.replace(ModelConfig(), num_heads=7), "768 is not divisible by model.num_heads 7; use 763 or 770"),
+        (dataclasses.replace(ModelConfig(), activation="relu"), "gelu_tanh, gelu_exact"),
+        (dataclasses.replace(ModelConfig(), hidden_dropout_rate=1.5), "is not a rate"),
+        (MaskingConfig(mask_rate=0.8, random_rate=0.3), "above 1"),
+        (CheckpointConfig(keep_last=1), "use 2 or more"),
+        (MeshConfig(data=-1, fsdp=-1), "at most once"),
+    ],
+)
+def test_rules(config, expected):
+    with pytest.raises(InputError, match=expected):
+        config.validate()
+
+
+INFINITE, NO_NUMBER = float("inf"), float("nan")
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (DataConfig(path="p", seed=-1), "data.seed -1 is below 0; use 0 or more"),
+        (FinetuneDataConfig(source="p", seed=-1), "data.seed -1 is below 0; use 0 or more"),
+        (MaskingConfig(seed=2**63), "masking.seed 9223372036854775808 is not in -9223372036854775807"),
+        (TrainConfig(seed=-(2**70)), "train.seed -1180591620717411303424 is not in"),
+        (DataConfig(path="p", batch_size=10**8), "data.batch_size 100000000 is above 1048576; use 1048576 at most"),
+        (FinetuneDataConfig(source="p", batch_size=10**8), "data.batch_size 100000000 is above 1048576"),
+        (EvalConfig(batch_size=10**8), "eval.batch_size 100000000 is above 1048576"),
+        (Phase2Config(batch_size=10**8), "phase2.batch_size 100000000 is above 1048576"),
+        (ModelConfig(hidden_size=10**300), r"model.hidden_size 10{50,}\.\.\. is beyond 16777216, the largest"),
+        (ModelConfig(num_layers=10**5000), "model.num_layers a number of thousands of digits is beyond"),
+        (TrainConfig(num_steps=2**31), "train.num_steps 2147483648 is not in"),
+        (ModelConfig(layer_norm_epsilon=INFINITE), "model.layer_norm_epsilon inf is not above 0 and below 1"),
+        (OptimizerConfig(epsilon=NO_NUMBER), "optimizer.epsilon nan is not finite; use a number"),
+        (OptimizerConfig(learning_rate=INFINITE), "optimizer.learning_rate inf is not finite"),
+        (OptimizerConfig(clip_norm=INFINITE), "optimizer.clip_norm inf is not finite"),
+        (FinetuneTrainConfig(num_epochs=INFINITE), "train.num_epochs inf is not finite"),
+        (FinetuneTrainConfig(num_epochs=1e300), "train.num_epochs 1e[+]300 is not above 0 and 1,000,000 at most"),
+        (ModelConfig(hidden_dropout_rate=0.999995), "hidden_dropout_rate 0.999995 is not a rate; .* 0.9999 at most"),
+        (FinetuneModelConfig(attention_dropout_rate=0.999995), "model.attention_dropout_rate 0.999995 is not a rate"),
+    ],
+)
+def test_numbers_that_nothing_can_be_computed_with(config, expected):
+    with pytest.raises(InputError, match=expected) as caught:
+        config.validate()
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 200
+
+
+def test_the_highest_rate_of_dropout_keeps_something():
+    with_dropout = Dropout(MOST_DROPOUT)
+    kept = with_dropout.apply({}, np.ones((64, 4096), np.float32), False, rngs={"dropout": jax.random.key(0)})
+    assert np.isfinite(kept).all() and 0 < (np.asarray(kept) > 0).mean() < 0.001
+
+
+@pytest.mark.parametrize("values", [[], "model", 3, None, {"model": []}, {"train": {"num_steps": [1] * 1000}}])
+def test_what_is_no_section_is_one_short_line(values):
+    with pytest.raises(InputError) as caught:
+        from_dict(PretrainConfig, values)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 200
+
+
+def test_a_float_that_is_too_large_is_one_short_line():
+    with pytest.raises(InputError, match=r"config.optimizer.learning_rate is 1000.*, beyond what a float") as caught:
+        from_dict(PretrainConfig, {"optimizer": {"learning_rate": 10**400}})
+    assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize(("types", "largest", "refused"), [(1, 0, False), (1, 1, True), (2, 1, False), (2, 2, True)])
+def test_pairs_need_types(types, largest, refused):
+    config = dataclasses.replace(ModelConfig(), type_vocab_size=types)
+    with pytest.raises(InputError, match="it has pairs of texts") if refused else contextlib.nullcontext():
+        check_types(config, largest, "it")
+
+
+def test_changed_keys_are_named_in_full():
+    before = to_dict(PretrainConfig())
+    after = to_dict(PretrainConfig(model=model_size("mini")))
+    assert "model.hidden_size" in changed_keys(before, after)
+    assert changed_keys(before, before) == []

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small files that would take any amount of memory or time: compressed zeros, endless lines, pipes, flipped bytes."""
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+import tracemalloc
+from pathlib import Path
+
+import pytest
+import zstandard
+from builders import write_vocab
+
+from bert_jax.checkpoints.hf_tokenizer import load_hf_tokenizer
+from bert_jax.data.sources import corpus, formats
+from bert_jax.errors import InputError
+from bert_jax.storage import files
+from bert_jax.tasks import readers
+from bert_jax.tasks.squad import read as squad_read
+from bert_jax.text.sentencepieces import SentencePieces, learn_sentencepieces
+from bert_jax.text.tokenizer import load_tokenizer
+
+MIB = 1 << 20
+
+
+def write_zstd(path: Path, unit: bytes, count: int) -> str:
+    """Writes `unit` `count` times over, compressed, without holding it all in memory."""
+    with open(path, "wb") as stream, zstandard.ZstdCompressor().stream_writer(stream) as writer:
+        for _ in range(count):
+            writer.write(unit)
+    return str(path)
+
+
+def peak_of(function, *arguments) -> tuple[str, int]:
+    """Returns the message of the error that a function ends with, and the most bytes that Python held meanwhile."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(InputError) as caught:
+            function(*arguments)
+        return str(caught.value), tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def documents(path: str) -> int:
+    return sum(1 for _ in corpus.iterate_documents(path))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", [b"", b"text\n\n", b'{"text": "', b'<doc id="1">\n'])
+def test_a_line_has_a_bound(tmp_path, start):
+    (tmp_path / "x.zst").write_bytes(zstandard.compress(start))
+    with open(tmp_path / "x.zst", "ab") as stream, zstandard.ZstdCompressor().stream_writer(stream) as writer:
+        for _ in range(200):
+            writer.write(b"word " * (MIB // 5))
+    message, peak = peak_of(documents, str(tmp_path / "x.zst"))
+    assert f"x.zst, line {start.count(10) + 1}: a line has more than 64 MiB; text has a sentence" in message
+    assert peak < 4 * formats.LONGEST_LINE and (tmp_path / "x.zst").stat().st_size < 64 << 10
+
+
+@pytest.mark.parametrize(
+    ("start", "line"), [(b"", b"a\n"), (b'<doc id="1">\n', b"a\n"), (b'<doc id="1">\n', b"\n"), (b"", b"word word\n")]
+)
+def test_a_document_has_a_bound(tmp_path, monkeypatch, start, line):
+    monkeypatch.setattr(formats, "LONGEST_DOCUMENT", MIB)
+    write_zstd(tmp_path / "lines.zst", line * (MIB // 64 // len(line)), 64)
+    (tmp_path / "x.zst").write_bytes(zstandard.compress(start) + (tmp_path / "lines.zst").read_bytes())
+    message, peak = peak_of(documents, str(tmp_path / "x.zst"))
+    assert "the document that ends here or later has more than 1 MiB; part documents by blank lines" in message
+    assert peak < 4 * MIB
+
+
+def test_a_document_of_json_has_a_bound(tmp_path, monkeypatch):
+    monkeypatch.setattr(formats, "LONGEST_DOCUMENT", MIB)
+    (tmp_path / "x.jsonl").write_text('{"text": "a"}\n' + json.dumps({"text": "a\n" * 100_000}) + "\n")
+    with pytest.raises(InputError, match=r"x.jsonl, line 2: the document .* has more than 1 MiB"):
+        documents(str(tmp_path / "x.jsonl"))
+
+
+def test_documents_are_counted_one_by_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(formats, "LONGEST_DOCUMENT", 1000)
+    for name, text in (
+        ("x.txt", "line\nline\n\n" * 100),
+        ("x.wiki", '<doc id="1">\nline\nline\n</doc>\n' * 100),
+        ("x.jsonl", '{"text": "line\\nline"}\n' * 100),
+    ):
+        (tmp_path / name).write_text(text)
+        assert documents(str(tmp_path / name)) == 100
+
+
+def test_a_plain_file_is_cut_where_lines_end_within_the_bound(tmp_path, monkeypatch):
+    monkeypatch.setattr(formats, "LONGEST_LINE", 1000)
+    (tmp_path / "x.txt").write_text("a b\n\n" * 1000 + "word " * 300 + "\n\na b\n" * 1000)
+    with pytest.raises(InputError, match=r"x.txt(, line 2001)?: a line has more than 0 MiB"):
+        list(corpus.iterate_documents(str(tmp_path / "x.txt")))
+    with pytest.raises(InputError, match=r"x.txt: a line has more than 0 MiB"):
+        corpus.plan_pieces(str(tmp_path / "x.txt"), 5010)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["train.tsv", "train.json", "train.jsonl", "train.csv"])
+@pytest.mark.parametrize("compress", ["zst", "gz"])
+def test_data_of_tasks_has_a_bound_by_its_size(tmp_path, name, compress):
+    path = tmp_path / f"{name}.{compress}"
+    if compress == "zst":
+        write_zstd(path, bytes(MIB), 100)
+    else:
+        path.write_bytes(gzip.compress(bytes(100 * MIB), 1))
+    read = squad_read.read_json_file if name == "train.json" else readers.read_table
+    message, peak = peak_of(read, str(path))
+    assert (
+        message
+        == f"{path} holds more than {max(64, 200 * path.stat().st_size >> 20)} MiB, far more than compressed"
+        + (" text does; decompress it")
+    )
+    assert peak < 3 * 110 * MIB
+
+
+def test_a_few_compressed_bytes_are_decompressed_in_parts(tmp_path):
+    """Before, the library made all of them in one go, however little was read."""
+    path = write_zstd(tmp_path / "x", bytes(MIB), 300)
+    assert os.path.getsize(path) < 32 << 10
+    tracemalloc.start()
+    with files.open_binary(path) as stream:
+        assert stream.read(10) == bytes(10)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 80 * MIB
+
+
+def test_text_that_compresses_well_is_read(tmp_path):
+    (tmp_path / "x").write_bytes(zstandard.compress(b"a\tb\n" * MIB))
+    assert len(files.read_whole(str(tmp_path / "x"), "x")) == 4 * MIB
+
+
+def test_a_pipe_is_no_vocabulary(tmp_path):
+    """Before, what opened it waited for a writer for ever."""
+    for name in ("vocab.txt", "spiece.model", "tokenizer_config.json"):
+        folder = tmp_path / name.partition(".")[0]
+        folder.mkdir()
+        os.mkfifo(folder / name)
+        if name == "tokenizer_config.json":
+            write_vocab(folder / "vocab.txt")
+        for path in (folder,) if name == "tokenizer_config.json" else (folder, folder / name):
+            with pytest.raises(InputError, match=rf"{name} is no file[,;] .*give a file"):
+                load_tokenizer(path)
+
+
+def test_a_vocabulary_that_does_not_fit_is_said_in_a_few_words(tmp_path):
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n" + "x" * 300_000 + "\n")
+    vocab = {token: index for index, token in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "y" * 300_000])}
+    backend = {"model": {"type": "WordPiece", "vocab": vocab}, "normalizer": {"type": "BertNormalizer"}}
+    for changes in ({}, {"normalizer": {"type": "z" * 300_000}}, {"pre_tokenizer": {"type": ["z"] * 100_000}}):
+        backend = {"pre_tokenizer": {"type": "BertPreTokenizer"}} | backend | changes
+        (tmp_path / "tokenizer.json").write_text(json.dumps(backend))
+        with pytest.raises(InputError) as caught:
+            load_hf_tokenizer(tmp_path)
+        assert len(str(caught.value)) < 400 and "\n" not in str(caught.value)
+    (tmp_path / "tokenizer.json").unlink()
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "T" * 300_000}))
+    with pytest.raises(InputError) as caught:
+        load_hf_tokenizer(tmp_path)
+    assert len(str(caught.value)) < 400
+
+
+FLIPS = """
+import random, sys, time
+from bert_jax.errors import InputError
+from bert_jax.text.sentencepieces import SentencePieces
+content, rng, slowest = open(sys.argv[1], "rb").read(), random.Random(int(sys.argv[2])), 0.0
+for _ in range(int(sys.argv[3])):
+    damaged = bytearray(content)
+    damaged[rng.randrange(min(len(content), 60_000) if rng.random() < 0.8 else len(content))] ^= 1 << rng.randrange(8)
+    started = time.monotonic()
+    try:
+        SentencePieces(bytes(damaged), True)("the man sat by the river")
+    except InputError as error:
+        assert "\\n" not in str(error)
+    slowest = max(slowest, time.monotonic() - started)
+print(slowest)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+def test_a_damaged_sentencepiece_model_is_answered_soon(repository, tmp_path, kind):
+    lines = [
+        line for path in sorted((repository / "docs").glob("*.md")) for line in path.read_text("utf-8").split("\n")
+    ]
+    (tmp_path / "model").write_bytes(learn_sentencepieces(lines, 2000, kind, lowercase=True).content)
+    command = [sys.executable, "-c", FLIPS, str(tmp_path / "model"), "0", "300"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=repository)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < 5
+
+
+def test_integers_without_end_are_read_soon():
+    """Before, the time grew with the square of the size."""
+    with pytest.raises(InputError, match="no whole SentencePiece model"):
+        SentencePieces(b"\xff" * (4 * MIB), True)

@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Of several commands that would write one output one does, and the others say who it is; nothing is half written."""
+
+import multiprocessing
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from builders import growing_bert, make_pretrained, write_corpus, write_vocab
+
+from bert_jax import InputError, load_pretrained
+from bert_jax.checkpoints.pretrained import save_new, save_pretrained
+from bert_jax.data import building, packed_dataset, prepare, records
+from bert_jax.data.prepare import PrepareOptions
+from bert_jax.storage import locks, writing
+
+HOLDER = f"process {os.getpid()} on {socket.gethostname()}"
+BUSY = rf"is being written by another command \({HOLDER}\); wait for it, or choose another output"
+OPTIONS = PrepareOptions(max_seq_length=32, duplicates=1, holdout_rate=0.1)
+
+
+def names(folder: Path) -> list[str]:
+    """Returns the names of all files below a folder."""
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.fixture
+def text(tmp_path) -> tuple[str, str]:
+    """Returns a file of text and a vocabulary for it."""
+    write_corpus(tmp_path / "text.txt")
+    write_vocab(tmp_path / "vocab.txt")
+    return str(tmp_path / "text.txt"), str(tmp_path / "vocab.txt")
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_an_output_has_one_writer_and_no_lock_is_left(tmp_path, inside):
+    output = tmp_path / "deep" / "output"
+    with locks.writing(output, inside):
+        with pytest.raises(InputError, match=BUSY), locks.writing(output, inside):
+            pass
+    assert not names(tmp_path)
+    with locks.writing(output, inside):
+        assert len(names(tmp_path)) == 1
+
+
+def take_turns(folder: Path, rounds: int) -> None:
+    """Counts in a file, each time alone with it, and removes the lock's file after each turn."""
+    for _ in range(rounds):
+        with locks.lock_file(folder / "lock", wait=True) as holder:
+            assert not holder
+            number = int((folder / "count").read_text())
+            (folder / "count").write_text("damaged")
+            (folder / "count").write_text(str(number + 1))
+
+
+def test_processes_that_wait_take_turns_though_the_file_is_removed_each_time(tmp_path):
+    (tmp_path / "count").write_text("0")
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=take_turns, args=(tmp_path, 50)) for _ in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0] * 3
+    assert (tmp_path / "count").read_text() == "150" and names(tmp_path) == ["count"]
+
+
+def test_what_cannot_be_locked_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match=r"cannot write .*file/out: (Not a directory|File exists); check the place"):
+        with locks.writing(tmp_path / "file" / "out"):
+            pass
+
+
+def test_a_directory_has_one_writer_who_finds_no_remains(tmp_path):
+    for remains in (".new.123.tmp", ".new.123-0a1b2c3d.tmp", ".new.tmp"):
+        (tmp_path / remains).mkdir()
+        (tmp_path / remains / "half").touch()
+    (tmp_path / ".new.er.123.tmp").mkdir()  # of another output
+    with writing.new_directory(tmp_path / "new") as folder:
+        (folder / "file").touch()
+        with pytest.raises(InputError, match=BUSY), writing.new_directory(tmp_path / "new"):
+            pass
+        assert (folder / "file").is_file()
+    assert sorted(os.listdir(tmp_path)) == [".new.er.123.tmp", "new"]
+
+
+def test_a_directory_that_appears_meanwhile_is_kept_and_no_matter_of_space(tmp_path, monkeypatch):
+    with pytest.raises(InputError, match="new exists; give a directory that does not"):
+        with writing.new_directory(tmp_path / "new"):
+            (tmp_path / "new").mkdir()
+            (tmp_path / "new" / "file").touch()
+    monkeypatch.setattr(writing, "_check_free", lambda *_: None)
+    monkeypatch.setattr(writing.shutil, "rmtree", lambda *_, **__: None)
+    with pytest.raises(InputError, match="something else has made it meanwhile; choose another place"):
+        with writing.new_directory(tmp_path / "new"):
+            pass
+    assert "new/file" in names(tmp_path)
+
+
+def test_temporary_names_differ_though_process_numbers_do_not(tmp_path):
+    with writing.atomic_path(tmp_path / "file") as one, writing.atomic_path(tmp_path / "file") as other:
+        assert one != other
+        one.write_text("one")
+        other.write_text("other")
+    assert (tmp_path / "file").read_text() == "one"
+
+
+def test_a_model_has_one_writer(tmp_path):
+    bert = growing_bert()
+    with locks.writing(tmp_path / "new"):
+        with pytest.raises(InputError, match=BUSY):
+            save_new(bert, tmp_path / "new")
+        with pytest.raises(InputError, match=BUSY):
+            save_pretrained(tmp_path / "new", bert.config, bert.params, bert.tokenizer)
+    save_new(bert, tmp_path / "new")
+    with pytest.raises(InputError, match="new exists; give a directory that does not"):
+        save_new(bert, tmp_path / "new")
+    save_pretrained(tmp_path / "new", bert.config, bert.params, bert.tokenizer)  # which replaces a model
+    assert load_pretrained(tmp_path / "new").config == bert.config
+    (tmp_path / "other").mkdir()
+    with pytest.raises(InputError, match="other exists; give a directory that does not"):
+        save_pretrained(tmp_path / "other", bert.config, bert.params, bert.tokenizer)
+
+
+# Data sets
+
+
+def test_a_data_set_in_the_making_is_left_alone_by_a_second_command(tmp_path, text):
+    """Before, it deleted the files that the first was about to rename, or all of them."""
+    output = tmp_path / "data"
+    with building.alone(output):
+        writing.write_json(output / building.WORK / "options.json", {})
+        (output / building.WORK / ".half.1.tmp").touch()
+        before = names(output)
+        with pytest.raises(InputError, match=BUSY):
+            prepare.prepare(*text, str(output), OPTIONS, num_workers=1)
+        assert names(output) == before
+
+
+def test_a_data_set_that_is_finished_while_another_command_begins_is_left_alone(tmp_path, text, monkeypatch):
+    output = str(tmp_path / "data")
+    finished = building.finished_manifest
+
+    def finished_too_late(path, identity):
+        monkeypatch.setattr(prepare, "finished_manifest", finished)
+        assert finished(path, identity) is None
+        prepare.prepare(*text, output, OPTIONS, num_workers=1)
+
+    monkeypatch.setattr(prepare, "finished_manifest", finished_too_late)
+    with pytest.raises(InputError, match="data has just been finished by another command; use it"):
+        prepare.prepare(*text, output, OPTIONS, num_workers=1)
+    assert records.open_dataset(output) and building.WORK not in os.listdir(output)
+
+
+def test_packing_has_one_writer(tmp_path, toy_data):
+    with building.alone(tmp_path / "packed"), pytest.raises(InputError, match=BUSY):
+        packed_dataset.pack_dataset(str(toy_data), str(tmp_path / "packed"), 3, num_workers=1)
+    packed_dataset.pack_dataset(str(toy_data), str(tmp_path / "packed"), 3, num_workers=1)
+    assert locks.LOCK not in names(tmp_path / "packed")
+
+
+def run_at_once(commands: list[list[str]]) -> list[tuple[int, str]]:
+    """Returns the exit status and the stderr of commands that run at the same time."""
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    processes = [
+        subprocess.Popen([sys.executable, "-m", *command], stderr=subprocess.PIPE, text=True, env=environment)
+        for command in commands
+    ]
+    told = [process.communicate(timeout=300)[1] for process in processes]
+    return [(process.returncode, error) for process, error in zip(processes, told)]
+
+
+@pytest.mark.slow
+def test_commands_that_prepare_one_data_set_at_once(tmp_path, text):
+    for number in range(3):
+        output = tmp_path / f"data{number}"
+        command = ["bert_jax.tools.prepare_corpus", f"--input={text[0]}", f"--tokenizer={text[1]}"]
+        command += [f"--output={output}", "--max_seq_length=32", "--workers=2"]
+        ended = run_at_once([command] * 3)
+        assert 0 in {status for status, _ in ended}
+        for status, told in ended:
+            assert "Traceback" not in told
+            assert status == 0 or ("error: " in told and " another command" in told), told
+        assert records.open_dataset(output).train.num_rows
+        assert sorted(names(output)) == sorted(
+            ["heldout-00000-of-00001.npy", "manifest.json", "token_counts.npy", "tokenizer/tokenizer_config.json",
+             "tokenizer/vocab.txt", "train-00000-of-00001.npy"]
+        )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["bert_jax", "hf", "tf1"])
+def test_commands_that_convert_to_one_output_at_once(tmp_path, form):
+    source = make_pretrained(tmp_path)
+    command = ["bert_jax.tools.convert_checkpoint", f"--input={source}", f"--output={tmp_path}/out", f"--to={form}"]
+    ended = run_at_once([command] * 3)
+    assert sorted(status for status, _ in ended) == [0, 1, 1]
+    for status, told in ended:
+        lines = [line for line in told.splitlines() if not line.startswith("note: ")]
+        assert len(lines) == status and all("exists; give" in line or "another command" in line for line in lines)
+    assert load_pretrained(tmp_path / "out").config == load_pretrained(source).config
+    assert not [path for path in os.listdir(tmp_path) if path.startswith(".")]

@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files are written whole or not at all."""
+
+import gzip
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import fsspec
+import pytest
+import zstandard
+
+from bert_jax.errors import InputError
+from bert_jax.storage import files, urls, writing
+
+
+def test_globs_are_sorted_and_each_file_comes_once(tmp_path):
+    for name in ("b.txt", "a.txt", "c.gz"):
+        (tmp_path / name).write_text("x")
+    found = files.expand_globs(f"{tmp_path}/c.gz, {tmp_path}/*.txt,{tmp_path}/a*")
+    assert [os.path.basename(path) for path in found] == ["c.gz", "a.txt", "b.txt"]
+
+
+def test_compression_is_recognised_by_the_first_bytes(tmp_path):
+    (tmp_path / "zipped").write_bytes(gzip.compress(b"text"))
+    (tmp_path / "plain.gz").write_bytes(b"text")
+    (tmp_path / "zstandard").write_bytes(zstandard.compress(b"text"))
+    (tmp_path / "plain.zst").write_bytes(b"text")
+    for name, compressed in (("zipped", True), ("plain.gz", False), ("zstandard", True), ("plain.zst", False)):
+        path = str(tmp_path / name)
+        assert files.is_compressed(path) == compressed
+        with files.open_binary(path) as stream:
+            assert stream.read() == b"text"
+
+
+def test_zstd_of_many_frames_is_read_whole_and_by_lines(tmp_path):
+    rng = random.Random(0)
+    lines = [bytes(rng.choices(b"abcdef", k=rng.randint(0, 300))) + b"\n" for _ in range(5000)]
+    data = b"".join(lines)
+    compressor = zstandard.ZstdCompressor(write_content_size=False)
+    cuts = sorted({0, 1, 2, len(data), *(rng.randrange(len(data)) for _ in range(50))})
+    frames = [compressor.compress(data[start:end]) for start, end in zip(cuts, cuts[1:])]
+    (tmp_path / "frames").write_bytes(b"".join([*frames, compressor.compress(b"")]))
+    with files.open_binary(str(tmp_path / "frames")) as stream:
+        assert list(stream) == lines
+    with files.open_binary(str(tmp_path / "frames")) as stream:
+        assert stream.read() == data
+
+
+@pytest.mark.parametrize("num_bytes", [5, 8, 20, 1000, -1])
+def test_zstd_that_was_cut_off_is_an_error(tmp_path, num_bytes):
+    """The library's own reader ends without a word there."""
+    whole = zstandard.compress(bytes(random.Random(0).choices(b"abcdef \n", k=100_000)))
+    path = tmp_path / "short"
+    for content in (whole[:num_bytes], whole + whole[:num_bytes]):
+        path.write_bytes(content)
+        with pytest.raises(InputError, match=r"text.zst is truncated or damaged \(the last zstd frame is not complete"):
+            with files.reading("text.zst"), files.open_binary(str(path)) as stream:
+                stream.read()
+
+
+def test_what_cannot_be_opened_is_named(tmp_path):
+    with pytest.raises(InputError, match=r"cannot read .*nothing: No such file"):
+        files.open_binary(str(tmp_path / "nothing"))
+
+
+def test_a_failed_block_leaves_what_was_there(tmp_path):
+    path = tmp_path / "folder" / "file"
+    with writing.atomic_path(path) as temporary:
+        temporary.write_text("first")
+    with pytest.raises(RuntimeError), writing.atomic_path(path) as temporary:
+        temporary.write_text("sec")
+        raise RuntimeError
+    assert path.read_text() == "first"
+    assert os.listdir(path.parent) == ["file"]
+
+
+def test_a_full_disk_is_an_input_error(tmp_path):
+    with pytest.raises(InputError, match="No space left on device; free some space"):
+        with writing.atomic_path(tmp_path / "file"):
+            raise OSError(28, "No space left on device")
+    assert not os.listdir(tmp_path)
+
+
+def test_json_round_trip_and_damage(tmp_path):
+    path = tmp_path / "value.json"
+    writing.write_json(path, {"b": [1, "ß"], "a": 0.5})
+    assert files.read_json(path) == {"b": [1, "ß"], "a": 0.5}
+    path.write_text(path.read_text()[:-4])
+    with pytest.raises(InputError, match="not valid JSON"):
+        files.read_json(path)
+    with pytest.raises(InputError, match="does not exist"):
+        files.read_json(tmp_path / "nothing")
+
+
+def test_sha256(tmp_path):
+    (tmp_path / "abc").write_bytes(b"abc")
+    assert files.sha256_file(tmp_path / "abc").startswith("ba7816bf8f01cfea")
+
+
+def test_masked_crc32c_is_that_of_tfrecord_files():
+    # CRC-32C of "123456789" is 0xE3069283 (RFC 3720, and every catalogue of CRCs); the mask is rotation and sum.
+    rotated = (0xE3069283 >> 15) | (0xE3069283 << 17) & 0xFFFFFFFF
+    assert files.masked_crc32c(b"123456789") == (rotated + 0xA282EAD8) % 2**32
+    # The length field of a first record of 0 bytes, as TensorFlow writes it.
+    assert files.masked_crc32c(bytes(8)).to_bytes(4, "little").hex() == "29039807"
+
+
+# Files behind URLs
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("BERT_JAX_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def bucket(cache):
+    """Returns fsspec's file system in memory, empty."""
+    files = fsspec.filesystem("memory")
+    files.store.clear()
+    files.pseudo_dirs[:] = [""]
+    return files
+
+
+def files_below(folder: Path) -> list[str]:
+    """Returns the names of all files below a folder but those of locks."""
+    return sorted(path.name for path in folder.rglob("*") if path.is_file() and path.suffix != ".lock")
+
+
+def test_globs_of_urls(bucket, tmp_path):
+    bucket.pipe({"/b/text/2.txt": b"2", "/b/text/1.txt": b"1", "/b/text/sub/3.txt": b"3", "/b/other": b""})
+    (tmp_path / "4.txt").write_text("4")
+    found = files.expand_globs(f"memory://b/text/*.txt,{tmp_path}/4.txt,file://{tmp_path}/*.txt,memory:///b/text/1.txt")
+    assert found == [
+        "memory:///b/text/1.txt", "memory:///b/text/2.txt", f"{tmp_path}/4.txt", f"file://{tmp_path}/4.txt"
+    ]  # fmt: skip
+    assert len(files.expand_globs("memory://b/**/*.txt")) == 3
+    for pattern in ("memory://b/none*", "memory://b/text", "memory://none/1"):
+        with pytest.raises(InputError, match="matches no file"):
+            files.expand_globs(pattern)
+
+
+def test_a_copy_is_kept_until_the_file_changes(bucket, cache, monkeypatch):
+    bucket.pipe("/b/text.txt", b"first")
+    path = urls.local_copy("memory://b/text.txt")
+    assert Path(path).read_bytes() == b"first" and Path(path).name == "text.txt" and Path(path).is_relative_to(cache)
+    with monkeypatch.context() as patch:
+        patch.setattr(bucket, "get_file", None)  # would fail
+        assert urls.local_copy("memory://b/text.txt") == path
+    bucket.pipe("/b/text.txt", b"other")
+    assert Path(urls.local_copy("memory://b/text.txt")).read_bytes() == b"other"
+    assert urls.local_copy("/some/path") == "/some/path"
+
+
+def test_a_file_url_is_cached_too(cache, tmp_path):
+    (tmp_path / "text").write_text("here")
+    path = Path(urls.local_copy(f"file://{tmp_path}/text"))
+    assert path.read_text() == "here" and path.is_relative_to(cache)
+
+
+def test_a_copy_that_breaks_off_leaves_nothing(bucket, cache, monkeypatch):
+    bucket.pipe("/b/text.txt", b"0123456789")
+
+    def short(remote, local):
+        Path(local).write_bytes(b"01234")
+
+    def broken(remote, local):
+        Path(local).write_bytes(b"01234")
+        raise ConnectionResetError(104, "Connection reset\nby peer")
+
+    def full(remote, local):
+        raise OSError(28, "No space left on device")
+
+    for get_file, problem in (
+        (short, "memory://b/text.txt has 10 bytes, 5 arrived; try again"),
+        (broken, r"cannot read memory://b/text.txt: .*Connection reset by peer; check the address"),
+        (full, r"cannot write .*text.txt: No space left on device; free some space"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(bucket, "get_file", get_file)
+            with pytest.raises(InputError, match=problem) as caught:
+                urls.local_copy("memory://b/text.txt")
+        assert "\n" not in str(caught.value) and not files_below(cache)
+    assert Path(urls.local_copy("memory://b/text.txt")).read_bytes() == b"0123456789"
+
+
+def test_what_a_killed_process_left_is_cleared_away(bucket, cache):
+    bucket.pipe("/b/text.txt", b"x")
+    path = Path(urls.local_copy("memory://b/text.txt"))
+    path.unlink()
+    path.with_name(".text.txt.123.tmp").write_text("half")
+    assert urls.local_copy("memory://b/text.txt") == str(path) and files_below(cache) == ["text.txt"]
+
+
+COPY_WHEN_TOLD = """
+import sys, time
+import fsspec.implementations.local as local
+from bert_jax import storage
+
+source, log = sys.argv[1:]
+get_file = local.LocalFileSystem.get_file
+
+def logged_get_file(self, remote, target, **options):
+    with open(log, "a") as stream:
+        stream.write("copied\\n")
+    time.sleep(0.2)
+    return get_file(self, remote, target, **options)
+
+local.LocalFileSystem.get_file = logged_get_file
+print("ready", flush=True)
+sys.stdin.readline()
+assert open(urls.local_copy(source)).read() == "text"
+"""
+
+
+def test_processes_that_ask_at_once_make_one_copy(cache, tmp_path):
+    (tmp_path / "text").write_text("text")
+    command = [sys.executable, "-c", COPY_WHEN_TOLD, f"file://{tmp_path}/text", str(tmp_path / "log")]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    processes = [subprocess.Popen(command, **pipes) for _ in range(2)]
+    assert [process.stdout.readline() for process in processes] == ["ready\n"] * 2
+    for process in processes:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    for process in processes:
+        process.communicate(timeout=60)
+    assert [process.returncode for process in processes] == [0] * 2
+    assert (tmp_path / "log").read_text() == "copied\n" and files_below(cache) == ["text"]
+
+
+def test_files_are_copied_beside_the_first(bucket, cache):
+    bucket.pipe({"/b/index": b"1", "/b/words/words_list": b"2", "/b/words/deep/x": b"3", "/b/data": b"4", "/b/no": b""})
+    first = urls.local_copy("memory://b/index")
+    urls.copy_beside(first, "memory://b/", ["data", "words/"])
+    folder = Path(first).parent
+    assert files_below(folder) == ["data", "index", "words_list", "x"]
+    assert (folder / "words" / "deep" / "x").read_bytes() == b"3" and (folder / "data").read_bytes() == b"4"
+    with pytest.raises(InputError, match="memory://b/missing does not exist"):
+        urls.copy_beside(first, "memory://b", ["missing"])
+    with pytest.raises(InputError, match=r"names a file '../../x' outside its directory"):
+        urls.copy_beside(first, "memory://b", ["../../x"])
+
+
+@pytest.mark.parametrize(
+    ("url", "problem"),
+    [
+        ("memory://b/none", "memory://b/none does not exist; check the address"),
+        ("nope://b/x", "cannot read nope://b/x: Protocol not known: nope"),
+        ("gs://b/x", r"gs://b/x cannot be read .*: pip install 'bert_jax\[gcs\]'"),
+    ],
+)
+def test_what_a_url_lacks_is_said(cache, monkeypatch, url, problem):
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    with pytest.raises(InputError, match=problem) as caught:
+        urls.local_copy(url)
+    assert "\n" not in str(caught.value) and not cache.exists()
+
+
+def test_a_kill_while_a_directory_is_replaced_leaves_the_old_one_or_the_new_one(tmp_path, monkeypatch):
+    path = tmp_path / "model"
+
+    def write(content):
+        with writing.new_directory(path, lambda _: True) as temporary:
+            (temporary / "content").write_text(content)
+
+    write("old")
+    with monkeypatch.context() as patch:
+
+        def killed(self, target):
+            raise KeyboardInterrupt  # of what a kill does, that nothing after it happens
+
+        rename = Path.rename
+        calls = []
+        patch.setattr(
+            Path,
+            "rename",
+            lambda self, target: killed(self, target) if calls else (calls.append(1), rename(self, target)),
+        )
+        with pytest.raises(KeyboardInterrupt):
+            write("new")
+    assert not path.exists()  # between the two renames: the old one waits for the next who writes there
+    write("newer")
+    assert (path / "content").read_text() == "newer" and [each.name for each in tmp_path.iterdir()] == ["model"]
+    path.rename(tmp_path / ".model.old")
+    with pytest.raises(ZeroDivisionError), writing.new_directory(path, lambda _: True):
+        raise ZeroDivisionError
+    assert (path / "content").read_text() == "newer"

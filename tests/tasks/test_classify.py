@@ -1,0 +1,299 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Classes and numbers of one's own data: columns, labels, rows as Google's code makes them, predictions, metrics."""
+
+import json
+import random
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bert_jax.errors import InputError
+from bert_jax.settings.finetuning import TaskConfig
+from bert_jax.tasks.classify import classification_task, regression_task
+from bert_jax.tasks.texts import Classified, ClassifyExample, Scored, pair_lengths
+from bert_jax.text.tokenizer import load_tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer(repository):
+    return load_tokenizer(repository / "tests" / "fixtures" / "tokenizer")
+
+
+def write(path: Path, content: str) -> str:
+    path.write_text(content, encoding="utf-8")
+    return str(path)
+
+
+def message(function, *arguments) -> str:
+    """Returns the message of the error that a call ends with: one line."""
+    with pytest.raises(InputError) as caught:
+        function(*arguments)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def classify(labels=(), **settings):
+    return classification_task(TaskConfig(name="classification", **settings), labels)
+
+
+def example(text="a", second=None, label=None):
+    return ClassifyExample(text, second, label, 0, "f:1")
+
+
+# Reading
+
+
+@pytest.mark.parametrize(
+    ("header", "settings", "expected"),
+    [
+        ("text\tlabel", {}, ("one", None, "two")),
+        ("label\tReview", {}, ("two", None, "one")),
+        ("sentence_A\tsentence_B\tentailment_judgment", {}, ("one", "two", "three")),
+        ("gold_label\tpremise\thypothesis", {}, ("two", "three", "one")),
+        ("a\tb\tc", {"text_column": "b", "label_column": "a"}, ("two", None, "one")),
+        ("a\tb\tc", {"text_column": "c", "second_text_column": "a", "label_column": "b"}, ("three", "one", "two")),
+        ("text\tx\tlabel", {"second_text_column": "x"}, ("one", "two", "three")),
+        ("sentence1\tsentence2\tlabel", {"text_column": "sentence2"}, ("two", None, "three")),
+    ],
+)
+def test_columns_are_named_or_guessed(tmp_path, header, settings, expected):
+    values = ["one", "two", "three"][: header.count("\t") + 1]
+    path = write(tmp_path / "a.tsv", header + "\n" + "\t".join(values) + "\n")
+    (found,) = classify(**settings).read(path, "train")
+    assert found[:3] == expected and found.id == 0 and found.where == f"{path}:2"
+
+
+def test_every_format_gives_the_same_examples(tmp_path):
+    write(tmp_path / "train.csv", 'id,text,label\n5,"a, b",1\n6,c,0\n')
+    write(tmp_path / "dev.jsonl", '{"id": 5, "text": "a, b", "label": 1}\n{"id": "6", "text": "c", "label": 0.0}\n')
+    write(tmp_path / "test.json", json.dumps([{"id": 5, "text": "a, b"}, {"id": 6, "text": "c", "label": None}]))
+    task = classify()
+    found = {split: [each[:4] for each in task.read(str(tmp_path), split)] for split in ("train", "dev", "test")}
+    assert found["train"] == found["dev"] == [("a, b", None, "1", 5), ("c", None, "0", 6)]
+    assert found["test"] == [("a, b", None, None, 5), ("c", None, None, 6)]
+    assert task.read(write(tmp_path / "own.tsv", "text\tlabel\na\tb\n"), "dev") == []
+
+
+@pytest.mark.parametrize(
+    ("content", "settings", "problem"),
+    [
+        ("a\tb\n1\t2\n", {}, ":1 has no column with a usual name"),
+        ("a\tb\n1\t2\n", {"text_column": "c"}, "a.tsv has no column 'c'; it has 'a', 'b': change"),
+        ("text\tb\n1\t2\n", {}, "a.tsv has no column 'label or gold_label or labels' of labels; it has 'text', 'b'"),
+        ("text\tb\n1\t2\n", {"label_column": "lab"}, "a.tsv has no column 'lab' of labels; it has 'text', 'b'"),
+        ("", {}, "a.tsv holds no example"),
+        ("text\tlabel\n", {}, "a.tsv holds no example"),
+        ("text\tlabel\nx\n", {}, "a.tsv:2 has 1 columns"),
+    ],
+)
+def test_what_is_wrong_with_columns_is_said(tmp_path, content, settings, problem):
+    path = write(tmp_path / "a.tsv", content)
+    assert problem.removeprefix(":1 ") in message(classify(**settings).read, path, "train")
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ('{"text": 5, "label": "a"}', ":2: 'text' is 5, not a text"),
+        ('{"label": "a"}', ":2: there is no 'text'"),
+        ('{"text": "x", "label": ["a"]}', ":2: label ['a'] is not a name or a number"),
+    ],
+)
+def test_a_bad_object_is_named(tmp_path, line, problem):
+    path = write(tmp_path / "a.jsonl", '{"text": "x", "label": "b"}\n' + line + "\n")
+    assert path + problem in message(classify().read, path, "train")
+
+
+@pytest.mark.parametrize("task", [classify(), regression_task(TaskConfig(name="regression"))])
+def test_labels_are_missed_when_data_are_read(tmp_path, task):
+    for split in ("train", "dev"):
+        path = write(tmp_path / f"{split}.tsv", "text\tlabel\na\t1\nb\t\nc\t\n")
+        assert f"{path}:3 has no label; training and dev examples need one" in message(task.read, path, split)
+    path = write(tmp_path / "test.tsv", "text\tlabel\na\t1\nb\t\n")
+    assert task.read(path, "test")[1].label is None
+
+
+# Labels
+
+
+def test_labels_of_training_data_are_sorted():
+    assert classify().find_labels([example(label=each) for each in ("b", "a", "b", "10")]) == ("10", "a", "b")
+    assert classify().find_labels([example(label=each) for each in ("10", "9", "-1")]) == ("-1", "9", "10")
+    assert classify(labels=("x", "y")).find_labels([]) == ("x", "y")
+    assert classify(labels=(), metric="mcc").labels == ()
+    task = classification_task(TaskConfig(name="classification", labels="no, yes"))
+    assert task.labels == ("no", "yes") and task.num_outputs == 2
+    assert classification_task(task.config, ("yes", "no")).labels == ("yes", "no")  # a trained model's win
+
+
+def test_labels_that_cannot_be_learnt():
+    task = classify()
+    assert "f:1: all examples have the label 'a'" in message(task.find_labels, [example(label="a")] * 3)
+    assert "have the label none" in message(task.find_labels, [])
+    numbers = [example(label=str(number / 7)) for number in range(30)]
+    assert "numbers are for the task regression" in message(task.find_labels, numbers)
+    for labels in ("a", "a,a", "a,,b"):
+        assert "task.labels" in message(classification_task, TaskConfig(name="classification", labels=labels))
+    assert "none of accuracy, f1, macro_f1, mcc" in message(lambda: classify(metric="auc"))
+    assert "use macro_f1" in message(lambda: classify(("a", "b", "c"), metric="f1"))
+
+
+def test_labels_are_names_or_numbers(tokenizer):
+    def labels(task, *values):
+        return [row.label for row in task.make_rows([example(label=each) for each in values], tokenizer, True).rows]
+
+    assert labels(classify(("no", "yes")), "yes", "0", "1") == [1, 0, 1]
+    assert labels(classify(("2", "1")), "2", "1") == [0, 1]  # numbers are names here
+    unknown = message(labels, classify(("2", "1")), "0")
+    assert "f:1: label '0' is none of '2', '1'; mend it, or set task.labels" in unknown
+    assert "label 'maybe' is none of 'no', 'yes', '0', '1'" in message(labels, classify(("no", "yes")), "maybe")
+    assert "f:1 has no label; training" in message(labels, classify(("no", "yes")), None)
+    rows = classify(("no", "yes")).make_rows([example()], tokenizer, False).rows
+    assert rows[0].label is None
+
+
+# Rows
+
+
+def test_rows_are_those_of_the_paper(tokenizer):
+    task = classify(("a", "b"))
+    one, pair = task.make_rows([example("the cat"), example("the", "of and")], tokenizer, False).rows
+    cls, sep = tokenizer.cls_id, tokenizer.sep_id
+    assert one.token_ids.tolist() == [cls, *tokenizer.encode("the cat"), sep]
+    assert pair.token_ids.tolist() == [cls, *tokenizer.encode("the"), sep, *tokenizer.encode("of and"), sep]
+    assert pair.type_ids.tolist() == [0, 0, 0, 1, 1, 1] and not one.type_ids.any()
+    assert pair.lengths == (6,) and pair.example == 1
+    assert (pair.token_ids.dtype, pair.type_ids.dtype) == (np.int32, np.uint8)
+
+
+def test_pairs_are_cut_one_token_at_a_time_from_the_longer():
+    for first in range(12):
+        for second in range(12):
+            for room in range(2, 14):
+                lengths = [first, second]
+                while sum(lengths) > room:
+                    lengths[0 if lengths[0] > lengths[1] else 1] -= 1
+                assert pair_lengths(first, second, room) == tuple(lengths), (first, second, room)
+
+
+def test_what_is_cut_or_empty_is_counted(tokenizer):
+    task = classify(("a", "b"), max_seq_length=8)
+    long = "the of and " * 5
+    examples = [example(long), example(long, "the of"), example(""), example("the", " "), example("the")]
+    made = task.make_rows(examples, tokenizer, False)
+    assert made.counts == {"truncated": 2, "no token": 2}
+    ids = tokenizer.encode(long)
+    cls, sep = tokenizer.cls_id, tokenizer.sep_id
+    assert made.rows[0].token_ids.tolist() == [cls, *ids[:6], sep]
+    assert made.rows[1].token_ids.tolist() == [cls, *ids[:3], sep, *tokenizer.encode("the of"), sep]
+    assert made.rows[2].token_ids.tolist() == [cls, sep]
+    assert made.rows[3].token_ids.tolist() == [cls, *tokenizer.encode("the"), sep, sep]
+    assert "task.max_seq_length 4 is below 5" in message(classify(max_seq_length=4).make_rows, [], tokenizer, False)
+
+
+# Input of a user, predictions
+
+
+@pytest.mark.parametrize(
+    ("settings", "value", "expected"),
+    [
+        ({}, "a b", ("a b", None)),
+        ({}, "a\tb", ("a", "b")),
+        ({}, ["a", "b"], ("a", "b")),
+        ({}, {"text": "a", "more": 1}, ("a", None)),
+        ({}, {"premise": "a", "hypothesis": "b"}, ("a", "b")),
+        ({}, {"sentence_A": "a", "sentence_B": "b"}, ("a", "b")),
+        ({"text_column": "x"}, "a\tb", ("a\tb", None)),
+        ({"text_column": "x"}, {"x": "a"}, ("a", None)),
+        ({"text_column": "x", "second_text_column": "y"}, {"x": "a", "y": "b"}, ("a", "b")),
+    ],
+)
+def test_what_a_user_gives(settings, value, expected):
+    found = classify(**settings).parse(value, "input:3")
+    assert found == ClassifyExample(*expected, None, 0, "input:3")
+
+
+@pytest.mark.parametrize(
+    ("settings", "value"),
+    [
+        ({}, 5),
+        ({}, ["a", "b", "c"]),
+        ({}, {"text": 5}),
+        ({}, {"x": "a"}),
+        ({}, {}),
+        ({}, []),
+        ({}, None),
+        ({"text_column": "x"}, ["a", "b"]),
+        ({"text_column": "x", "second_text_column": "y"}, "a"),
+        ({"text_column": "x", "second_text_column": "y"}, {"x": "a"}),
+    ],
+)
+def test_what_a_user_gives_by_mistake(settings, value):
+    assert message(classify(**settings).parse, value, "input:3").startswith("input:3")
+
+
+def test_predictions_of_classes(tmp_path, tokenizer):
+    task = classify(("no", "yes"), metric="f1")
+    examples = [example(label="yes")._replace(id=7), example(label="no"), example(label="1")]
+    rows = task.make_rows(examples, tokenizer, False).rows
+    outputs = [np.array(each, np.float32) for each in ([0, np.log(3)], [1000, 0], [0, 0])]
+    found = task.decode(examples, rows, outputs)
+    assert [each.label for each in found] == ["yes", "no", "no"]
+    assert found[0].probabilities == pytest.approx({"no": 0.25, "yes": 0.75})
+    assert json.loads(json.dumps(task.show(found[1]))) == {"label": "no", "probabilities": {"no": 1.0, "yes": 0.0}}
+    assert task.score(examples, found) == pytest.approx({"accuracy": 2 / 3, "f1": 2 / 3})
+    task.write(tmp_path, "test", examples, found)
+    assert (tmp_path / "test.tsv").read_text() == "index\tprediction\n7\tyes\n0\tno\n0\tno\n"
+    assert "f:1 has no label; predictions" in message(task.score, [example()], found[:1])
+    assert task.decode([], [], []) == []
+
+
+def test_regression(tmp_path, tokenizer):
+    task = regression_task(TaskConfig(name="regression"))
+    path = write(tmp_path / "test.tsv", "text\tscore\na\t1.5\nb\t-2e1\nc\t\n")
+    examples = task.read(path, "test")
+    assert [each.label for each in examples] == [1.5, -20.0, None]
+    rows = task.make_rows(examples, tokenizer, False).rows
+    assert [row.label for row in rows] == [1.5, -20.0, None] and (task.num_outputs, task.labels) == (1, ())
+    assert f"{path}:4 has no label" in message(task.make_rows, examples, tokenizer, True)
+    found = task.decode(examples, rows, [np.array([each], np.float32) for each in (1, 0.5, 2)])
+    assert found[0] == Scored(1.0) and task.show(found[1]) == {"value": 0.5}
+    assert task.score(examples[:2], found[:2]) == pytest.approx({"pearson": 1, "spearman": 1})
+    for value in ("nan", "inf", "x"):
+        path = write(tmp_path / "b.tsv", f"text\tscore\na\t{value}\n")
+        assert f"{path}:2: label '{value}' is not a finite number" in message(task.read, path, "train")
+    assert "none of pearson, spearman" in message(regression_task, TaskConfig(name="regression", metric="f1"))
+
+
+# Real data
+
+
+def test_sick_as_classes_and_as_numbers(shared_data, tokenizer):
+    source = f"{shared_data}/sick/SICK_train.txt,{shared_data}/sick/SICK_trial.txt"
+    columns = {"text_column": "sentence_A", "second_text_column": "sentence_B"}
+    task = classify(label_column="entailment_judgment", **columns)
+    train, dev = task.read(source, "train"), task.read(source, "dev")
+    assert (len(train), len(dev), task.read(source, "test")) == (4500, 500, [])
+    labels = task.find_labels(train)
+    assert labels == ("CONTRADICTION", "ENTAILMENT", "NEUTRAL")
+    rows = classification_task(task.config, labels).make_rows(dev, tokenizer, True).rows
+    assert len(rows) == 500 and {row.label for row in rows} == {0, 1, 2}
+    config = TaskConfig(name="regression", label_column="relatedness_score", **columns)
+    numbers = [each.label for each in regression_task(config).read(source, "train")]
+    assert (min(numbers), max(numbers), len(numbers)) == (1.0, 5.0, 4500)
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_pairs_take_seconds(tokenizer):
+    rng = random.Random(0)
+    words = "the of and cat dog house tree river stone light".split()
+    texts = [" ".join(rng.choices(words, k=20)) for _ in range(100_000)]
+    task = classify(("a", "b"))
+    start = time.perf_counter()
+    made = task.make_rows([example(text, text, "a") for text in texts], tokenizer, True)
+    outputs = np.zeros((len(made.rows), 2), np.float32)
+    assert len(task.decode([], made.rows, list(outputs))) == 100_000
+    assert time.perf_counter() - start < 30
+    assert isinstance(task.decode([], made.rows[:1], list(outputs[:1]))[0], Classified)

@@ -1,0 +1,378 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Named entities: schemes of tags, files in columns, rows with one place for each word, entities, scores."""
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bert_jax.errors import InputError
+from bert_jax.settings.finetuning import TaskConfig
+from bert_jax.tasks import ner
+from bert_jax.tasks.ner import FoundEntity, NerExample, Tagged, ner_task, score_files
+from bert_jax.tasks.tagging import Entity, entities, read_conll, score_tags, to_tags
+from bert_jax.text.tokenizer import load_tokenizer
+
+LABELS = ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
+CONLL = "-DOCSTART- -X- -X- O\n\nAda NNP B-NP B-PER\nLovelace NNP I-NP I-PER\n\nparis NN O B-LOC\n"
+
+
+@pytest.fixture(scope="module")
+def tokenizer(repository):
+    return load_tokenizer(repository / "tests" / "fixtures" / "tokenizer")
+
+
+def task(labels=(), **settings):
+    return ner_task(TaskConfig(name="ner", **settings), labels)
+
+
+def write(path: Path, content: str | bytes) -> str:
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return str(path)
+
+
+def message(function, *arguments) -> str:
+    """Returns the message of the error that a call ends with: one line."""
+    with pytest.raises(InputError) as caught:
+        function(*arguments)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# Tags
+
+
+@pytest.mark.parametrize(
+    ("tags", "expected"),
+    [
+        ("O B-X I-X O", [("X", 1, 3)]),
+        ("I-X I-X B-X I-X", [("X", 0, 2), ("X", 2, 4)]),  # IOB1
+        ("B-X B-X I-Y", [("X", 0, 1), ("X", 1, 2), ("Y", 2, 3)]),
+        ("B-X I-X E-X S-X S-X", [("X", 0, 3), ("X", 3, 4), ("X", 4, 5)]),  # BIOES
+        ("B-X L-X U-X I-X", [("X", 0, 2), ("X", 2, 3), ("X", 3, 4)]),  # BILOU
+        ("O I-X O E-X E-X", [("X", 1, 2), ("X", 3, 4), ("X", 4, 5)]),  # malformed
+        ("B-a-b I-a-b I-a", [("a-b", 0, 2), ("a", 2, 3)]),
+        ("O", []),
+        ("", []),
+    ],
+)
+def test_entities_are_those_of_conlleval(tags, expected):
+    assert entities(tags.split()) == [Entity(*each) for each in expected]
+
+
+def test_schemes_are_turned_into_each_other():
+    found = [Entity("X", 0, 1), Entity("Y", 1, 4), Entity("Y", 4, 6)]
+    expected = {
+        "IOB2": "B-X B-Y I-Y I-Y B-Y I-Y O",
+        "BIOES": "S-X B-Y I-Y E-Y B-Y E-Y O",
+        "BILOU": "U-X B-Y I-Y L-Y B-Y L-Y O",
+    }
+    for scheme, tags in expected.items():
+        assert to_tags(found, 7, scheme) == tags.split() and entities(tags.split()) == found
+
+
+def test_scores():
+    truth = ["B-X I-X O B-Y".split(), "O O".split()]
+    said = ["B-X I-X O B-X".split(), "O I-Y".split()]
+    found = score_tags(truth, said)
+    expected = {"precision": 1 / 3, "recall": 1 / 2, "f1": 2 / 5, "accuracy": 4 / 6, "f1_X": 2 / 3, "f1_Y": 0.0}
+    assert found == pytest.approx(expected)
+    assert score_tags([["O"]], [["O"]]) == {"f1": 0.0, "precision": 0.0, "recall": 0.0, "accuracy": 1.0}
+    assert score_tags([], [])["accuracy"] == 0.0
+
+
+# Files
+
+
+def test_columns_documents_and_blanks(tmp_path):
+    found = read_conll(write(tmp_path / "a.conll", CONLL + "\t\n \n-DOCSTART- -X- -X- O\n\nx X O O"))
+    assert [each.words for each in found] == [["Ada", "Lovelace"], ["paris"], ["x"]]
+    assert [each.tags for each in found] == [["B-PER", "I-PER"], ["B-LOC"], ["O"]]
+    assert [each.document for each in found] == [1, 1, 2]
+    assert [each.line for each in found] == [3, 6, 11] and found[0].where == f"{tmp_path}/a.conll:3"
+
+
+def test_words_may_be_odd(tmp_path):
+    found = read_conll(write(tmp_path / "a.tsv", "a b\tO\n\u00a0\tO\n\u2028x\tB-X\r\n\r\n#\tO\n"))
+    assert [each.words for each in found] == [["a b", "\u00a0", "\u2028x"], ["#"]]
+    assert [each.tags for each in read_conll(write(tmp_path / "b.txt", "a\nb\n\nc\n"))] == [None, None]
+
+
+def test_the_language_before_every_word_is_removed(tmp_path):
+    prefixed = "de:Haus\tO\nde:de:\tB-X\n\nde::\tO\n"
+    assert [each.words for each in read_conll(write(tmp_path / "a", prefixed))] == [["Haus", "de:"], [":"]]
+    mixed = prefixed + "Haus\tO\n"
+    assert read_conll(write(tmp_path / "a", mixed))[0].words == ["de:Haus", "de:de:"]
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("a\tO\nb\n", ":2 has 1 columns ('b') where the lines before have 2"),
+        ("a\tO\nb\tX\tO\n", ":2 has 3 columns"),
+        ("a\tO\nb\tPER\n", ":2: tag 'PER' of 'b' is not O, B-TYPE or I-TYPE"),
+        ("a\tO\nb\t\n", ":2: tag '' of 'b'"),
+        (b"a\tO\nb\xff\tO\n", ":2 is not UTF-8"),
+    ],
+)
+def test_what_is_wrong_is_said(tmp_path, content, problem):
+    path = write(tmp_path / "a.conll", content)
+    assert path + problem in message(task().read, path, "train")
+
+
+def test_files_without_sentences_or_tags(tmp_path):
+    assert "holds no sentence" in message(task().read, write(tmp_path / "train.conll", "\n\t\n"), "train")
+    path = write(tmp_path / "train.conll", "a\nb\n")
+    assert "train.conll:1 has no tags" in message(task().read, path, "train")
+    assert task().read(write(tmp_path / "test.conll", "a\nb\n"), "test")[0].tags is None
+    assert task().read(path, "dev") == []
+
+
+def test_json_lines(tmp_path):
+    path = write(tmp_path / "a.jsonl", '{"tokens": ["a", "b"], "ner_tags": ["O", "B-X"]}\n')
+    assert task().read(path, "train") == [NerExample(["a", "b"], ["O", "B-X"], None, f"{path}:1")]
+    for line in (
+        '{"tokens": "a"}',
+        '{"tokens": ["a"], "tags": ["X"]}',
+        '{"tokens": ["a"], "tags": []}',
+        '{"tags": []}',
+    ):
+        path = write(tmp_path / "a.jsonl", line)
+        assert message(task().read, path, "train").startswith(f"{path}:1")
+
+
+def test_damaged_files_give_sentences_or_one_error(tmp_path):
+    rng = random.Random(0)
+    failures = 0
+    for _ in range(60):
+        data = bytearray((CONLL * 2).encode())
+        for _ in range(rng.randint(1, 3)):
+            place = rng.randrange(len(data))
+            data[place : place + rng.randint(0, 3)] = rng.choice([b"", b"\t", b" ", b"\n", b"\xff", b"-", b"\x00"])
+        path = write(tmp_path / "a.conll", bytes(data))
+        try:
+            task().read(path, "train")
+        except InputError as error:
+            failures += 1
+            assert f"{path}:" in str(error) and "\n" not in str(error)
+    assert 5 < failures < 60
+
+
+# Labels
+
+
+def test_labels_are_those_of_iob2(tmp_path):
+    examples = [NerExample(["a", "b"], tags) for tags in (["I-PER", "O"], ["S-a-b", "O"])]
+    assert task().find_labels(examples) == ("O", "B-PER", "I-PER", "B-a-b", "I-a-b")
+    assert task(labels=LABELS).find_labels([]) == LABELS and task(LABELS).num_outputs == 5
+    by_types = ner_task(TaskConfig(name="ner", labels="LOC, PER"))
+    assert by_types.labels == LABELS
+    assert "no word has a tag other than O" in message(task().find_labels, [NerExample(["a"], ["O"])])
+    assert "are not O and tags such as" in message(task, ("LABEL_0", "LABEL_1"))
+    assert "are not O and tags such as" in message(task, ("B-X", "I-X"))
+    assert "none of f1, precision" in message(lambda: task(metric="mcc"))
+
+
+def labels_of(mine, tokenizer, tags, training=True):
+    """Returns the labels of the first tokens of as many words."""
+    (row,) = mine.make_rows([NerExample(["the"] * len(tags), tags, None, "f:1")], tokenizer, training).rows
+    return [mine.labels[index] if index >= 0 else "" for index in row.label[row.detail.positions]]
+
+
+def test_a_model_is_trained_in_the_scheme_of_its_labels(tokenizer):
+    iob1 = ["I-PER", "I-PER", "B-PER", "I-LOC", "O"]
+    assert labels_of(task(LABELS), tokenizer, iob1) == ["B-PER", "I-PER", "B-PER", "B-LOC", "O"]
+    bioes = ("O", *(f"{prefix}-{kind}" for kind in ("LOC", "PER") for prefix in "BIES"))
+    assert labels_of(task(bioes), tokenizer, iob1) == ["B-PER", "E-PER", "S-PER", "S-LOC", "O"]
+    assert labels_of(task(("O", "I-LOC", "I-PER")), tokenizer, iob1) == ["I-PER"] * 3 + ["I-LOC", "O"]
+    assert "f:1: tag 'B-ORG' is none of O, B-LOC" in message(labels_of, task(LABELS), tokenizer, ["B-ORG"])
+    assert labels_of(task(LABELS), tokenizer, ["B-ORG", "B-LOC"], False) == ["", "B-LOC"]  # scored as a miss
+
+
+# Rows
+
+
+def test_the_first_token_of_a_word_has_its_label(tokenizer):
+    words = ["the", "unaffable", "\u200b", "of"]
+    pieces = [tokenizer.encode(word) for word in words]
+    assert len(pieces[1]) > 1 and not pieces[2]
+    made = task(LABELS).make_rows([NerExample(words, ["O", "B-PER", "I-PER", "B-LOC"])], tokenizer, True)
+    (row,) = made.rows
+    ids = [tokenizer.cls_id, *pieces[0], *pieces[1], *pieces[3], tokenizer.sep_id]
+    assert row.token_ids.tolist() == ids and row.lengths == (len(ids),) and not row.type_ids.any()
+    expected = [-1, 0, 3, *[-1] * (len(pieces[1]) - 1), 1, -1]
+    assert row.label.tolist() == expected and row.label.dtype == np.int32
+    assert made.counts == {"words without token": 1}
+    assert row.detail.words.tolist() == [0, 1, 3]
+    assert "has no tags; training" in message(task(LABELS).make_rows, [NerExample(["a"])], tokenizer, True)
+
+
+def random_examples(rng, num_sentences=40):
+    """Returns sentences of words with none, one or more tokens, some of them far too long, in three documents."""
+    words = ["the", "of", "unaffable", "\u200b", "and", "x" * 40, "paris"]
+    return [
+        NerExample(sentence, [rng.choice(LABELS) for _ in sentence], place // 14)
+        for place in range(num_sentences)
+        for sentence in [rng.choices(words, weights=[9, 9, 3, 1, 9, 1, 3], k=rng.choice([0, 1, 3, 9, 30, 80]))]
+    ]
+
+
+@pytest.mark.parametrize("document_context", [False, True])
+@pytest.mark.parametrize("max_seq_length", [3, 8, 16, 64])
+def test_every_word_is_asked_for_once(tokenizer, document_context, max_seq_length):
+    examples = random_examples(random.Random(max_seq_length))
+    mine = task(LABELS, document_context=document_context, max_seq_length=max_seq_length)
+    made = mine.make_rows(examples, tokenizer, True)
+    asked = [[] for _ in examples]
+    for row in made.rows:
+        assert len(row.token_ids) <= max_seq_length
+        assert (row.token_ids[0], row.token_ids[-1]) == (tokenizer.cls_id, tokenizer.sep_id)
+        assert (row.label >= 0).sum() == len(row.detail.positions) > 0
+        for position, word in zip(row.detail.positions, row.detail.words):
+            assert row.token_ids[position] == tokenizer.encode(examples[row.example].words[word])[0]
+        asked[row.example] += row.detail.words.tolist()
+    for example, words in zip(examples, asked):
+        assert words == [place for place, word in enumerate(example.words) if tokenizer.encode(word)]
+    if document_context and max_seq_length == 64:  # documents fill the rows, but for words of 40 tokens
+        assert np.mean([len(row.token_ids) for row in made.rows]) > 45
+    # What the model is right about comes back, whichever rows it was asked in.
+    outputs = [np.eye(len(LABELS), dtype=np.float32)[np.maximum(row.label, 0)] for row in made.rows]
+    order = list(range(len(outputs)))
+    random.Random(0).shuffle(order)
+    found = mine.decode(examples, [made.rows[place] for place in order], [outputs[place] for place in order])
+    for example, tagged in zip(examples, found):
+        wanted = to_tags(entities(example.tags), len(example.tags))
+        assert tagged.tags == [tag if tokenizer.encode(word) else "O" for tag, word in zip(wanted, example.words)]
+
+
+def test_context_is_of_the_same_document_on_both_sides(tokenizer):
+    sentences = [["the"] * 5, ["of"] * 4, ["and"] * 5, ["in"] * 5]
+    examples = [NerExample(words, ["O"] * len(words), document) for words, document in zip(sentences, (1, 1, 1, 2))]
+    mine = task(LABELS, document_context=True, max_seq_length=12)
+    rows = [tokenizer.decode(row.token_ids[1:-1]).split() for row in mine.make_rows(examples, tokenizer, True).rows]
+    assert rows == [
+        ["the"] * 5 + ["of"] * 4 + ["and"],
+        ["the"] * 3 + ["of"] * 4 + ["and"] * 3,
+        ["the"] + ["of"] * 4 + ["and"] * 5,
+        ["in"] * 5,
+    ]
+    alone = [NerExample(words, None) for words in sentences]  # inputs of a user are no document
+    assert [len(row.token_ids) for row in mine.make_rows(alone, tokenizer, False).rows] == [7, 6, 7, 7]
+
+
+def test_what_had_to_be_done_is_counted(tokenizer):
+    examples = [NerExample(["the"] * 20), NerExample(["\u200b"]), NerExample([]), NerExample(["x" * 60])]
+    made = task(LABELS, max_seq_length=12).make_rows(examples, tokenizer, False)
+    assert made.counts == {
+        "words without token": 1, "words truncated": 1, "cut into windows": 1, "skipped: no token": 2,
+    }  # fmt: skip
+    assert [row.example for row in made.rows] == [0, 0, 3] and made.rows[0].label is None
+    assert [len(row.detail.words) for row in made.rows] == [10, 10, 1]
+    assert [each.tags for each in task(LABELS).decode(examples[1:3], [], [])] == [["O"], []]
+    assert "is below 3" in message(task(LABELS, max_seq_length=2).make_rows, [], tokenizer, False)
+
+
+# Input of a user, predictions
+
+
+def test_words_of_a_text_know_their_place():
+    text = "  Ada's (friend),\tin\nMünchen-日本語 नमस्ते e\u0301!"
+    found = task(LABELS).parse(text, "f:1")
+    assert found.words == [
+        "Ada", "'", "s", "(", "friend", ")", ",", "in", "München", "-", "日", "本", "語", "नमस्ते", "e\u0301", "!",
+    ]  # fmt: skip
+    assert all(text[start : start + len(word)] == word for word, start in zip(found.words, found.starts))
+    assert task(LABELS).parse({"text": text}, "f:1") == found
+    for value in (["a b", "c"], {"tokens": ["a b", "c"]}, ("a b", "c")):
+        assert task(LABELS).parse(value, "f:1") == NerExample(["a b", "c"], None, None, "f:1")
+    for value in (5, None, {}, [1], {"text": 5}):
+        assert message(task(LABELS).parse, value, "f:1").startswith("f:1: give a text")
+
+
+def test_entities_have_offsets_into_the_text(tokenizer):
+    mine = task(LABELS)
+    for value, start in (("  Ada Lovelace, in  Paris", 2), (["Ada", "Lovelace", ",", "in", "Paris"], 0)):
+        example = mine.parse(value, "f:1")
+        (row,) = mine.make_rows([example], tokenizer, False).rows
+        outputs = np.zeros((len(row.token_ids), len(LABELS)), np.float32)
+        wanted = [3, 4, 0, 0, 2]
+        outputs[row.detail.positions, wanted] = 1
+        (found,) = mine.decode([example], [row], [outputs])
+        assert found.tags == ["B-PER", "I-PER", "O", "O", "I-LOC"]  # as the model says it
+        text = value if isinstance(value, str) else " ".join(value)
+        assert [each[:2] for each in found.entities] == [("PER", "Ada Lovelace"), ("LOC", "Paris")]
+        assert all(text[each.start : each.end] == each.text for each in found.entities)
+        assert found.entities[0].start == start
+    shown = json.loads(json.dumps(mine.show(found)))
+    assert shown["entities"][0] == {"type": "PER", "text": "Ada Lovelace", "start": 0, "end": 12}
+
+
+def test_predictions_are_written_and_scored(tmp_path):
+    data = write(tmp_path / "dev.conll", CONLL)
+    mine = task(LABELS)
+    examples = mine.read(data, "dev")
+    found = [Tagged(list(each.words), tags, []) for each, tags in zip(examples, (["I-PER", "I-PER"], ["O"]))]
+    mine.write(tmp_path, "predicted", examples, found)
+    path = str(tmp_path / "predicted.conll")
+    assert Path(path).read_text() == "Ada\tB-PER\tB-PER\nLovelace\tI-PER\tI-PER\n\nparis\tB-LOC\tO\n\n"
+    assert score_files(data, path) == mine.score(examples, found)
+    assert score_files(data, data)["f1"] == 1.0 and score_files(data, path)["f1"] == pytest.approx(2 / 3)
+    mine.write(tmp_path, "test", [each._replace(tags=None) for each in examples], found)
+    assert (tmp_path / "test.conll").read_text().startswith("Ada\tB-PER\nLovelace\tI-PER\n")
+    assert "has no tags; predictions" in message(mine.score, [NerExample(["a"])], found[:1])
+    other = write(tmp_path / "other", CONLL.replace("paris", "rome"))
+    assert f"{other}:6: the sentence is not that of {data}:6" in message(score_files, data, other)
+    shorter = write(tmp_path / "other", CONLL.partition("paris")[0])
+    assert f"{data}:6: this sentence is missing in {shorter}" in message(score_files, data, shorter)
+    assert f"{data}:6: this sentence is missing in {shorter}" in message(score_files, shorter, data)
+
+
+def test_odd_words_of_predictions_come_back(tmp_path):
+    words = ["a\u00a0b", "\u3000", "\u2028x", "a  b", "\u00a0"]
+    data = write(tmp_path / "dev.conll", "".join(f"{word}\tO\n" for word in words))
+    mine = task(LABELS)
+    examples = mine.read(data, "dev")
+    mine.write(tmp_path, "predicted", examples, [Tagged(words, ["O"] * 5, [])])
+    path = str(tmp_path / "predicted.conll")
+    assert read_conll(path)[0].words == words and score_files(data, path)["accuracy"] == 1.0
+    mine.write(tmp_path, "predicted", [NerExample(["a\tb\r\nc"])], [Tagged(["a\tb\r\nc"], ["O"], [])])
+    assert Path(path).read_bytes() == b"a b  c\tO\n\n"
+
+
+def test_empty_files_are_not_scored(tmp_path):
+    empty, blank = write(tmp_path / "a.conll", ""), write(tmp_path / "b.conll", "\n\n")
+    assert f"{empty} holds no sentence; give a file" in message(score_files, empty, blank)
+
+
+# Real data
+
+
+def test_wnut(shared_data, tokenizer):
+    source = str(shared_data / "wnut17")
+    for split, sentences, tokens in (("train", 3394, 62730), ("dev", 1009, 15733)):
+        examples = task().read(source, split)
+        assert (len(examples), sum(len(each.words) for each in examples)) == (sentences, tokens)
+    labels = task().find_labels(examples)
+    assert len(labels) == 13 and "I-creative-work" in labels
+    made = task(labels).make_rows(examples[:200], tokenizer, True)
+    assert sum(len(row.detail.words) for row in made.rows) + made.counts.get("words without token", 0) == sum(
+        len(each.words) for each in examples[:200]
+    )
+
+
+@pytest.mark.slow
+def test_wikiann(shared_data):
+    for split, sentences, tokens in (("train", 20000, 195387), ("dev", 10000, 97805)):
+        examples = task().read(str(shared_data / "wikiann_de"), split)
+        assert (len(examples), sum(len(each.words) for each in examples)) == (sentences, tokens)
+    assert task().find_labels(examples) == ("O", "B-LOC", "I-LOC", "B-ORG", "I-ORG", "B-PER", "I-PER")
+    assert examples[0].words[:2] == ["Anton", "Wilhelm"]
+    truth = [each.tags for each in examples]
+    assert score_tags(truth, truth)["f1"] == 1.0
+
+
+def test_found_entities_are_plain_tuples():
+    assert FoundEntity("PER", "Ada", 0, 3)._asdict() == {"type": "PER", "text": "Ada", "start": 0, "end": 3}
+    assert ner.Asked._fields == ("positions", "words")

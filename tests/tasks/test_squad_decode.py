@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Answers from logits: the best span that is one, over all windows, and never a crash."""
+
+import math
+
+import numpy as np
+import pytest
+
+from bert_jax.settings.finetuning import TaskConfig
+from bert_jax.tasks.base import Row
+from bert_jax.tasks.squad.decode import NO_SPAN_ODDS, Window, decode_spans
+from bert_jax.tasks.squad.read import SquadExample
+
+CONTEXT = "aa bb cc dd ee"
+OFFSETS = np.array([[0, 2], [3, 5], [6, 8], [9, 11], [12, 14]], np.int32)
+FIRST = 3  # [CLS] ? [SEP] aa bb cc dd ee [SEP]
+NOTHING = np.zeros((9, 2), np.float32)
+
+
+def window(example=0, start=0, end=5, is_max_context=None):
+    length = FIRST + end - start + 1
+    detail = Window(FIRST, OFFSETS[start:end], np.ones(end - start, bool) if is_max_context is None else is_max_context)
+    return Row(example, np.zeros(length, np.int32), np.zeros(length, np.uint8), (length,), None, detail)
+
+
+def logits(length=9, start=(), end=()):
+    """Returns [L, 2] logits, 0 but where `start` and `end` say otherwise: {position: value}."""
+    values = np.zeros((length, 2), np.float32)
+    for column, peaks in enumerate((start, end)):
+        for position, value in dict(peaks).items():
+            values[position, column] = value
+    return values
+
+
+def decode(rows, outputs, examples=None, name="squad1", **settings):
+    examples = examples or [SquadExample("q", "?", CONTEXT)]
+    return decode_spans(examples, rows, outputs, TaskConfig(name=name, **settings))
+
+
+def test_an_answer_is_a_slice_of_the_context():
+    [prediction] = decode([window()], [logits(start={4: 5}, end={5: 5})])
+    assert (prediction.id, prediction.text, prediction.start, prediction.end) == ("q", "bb cc", 3, 8)
+    assert prediction.found and prediction.null_odds is None
+    assert prediction.probability == prediction.n_best[0].probability
+    assert sum(span.probability for span in prediction.n_best) == pytest.approx(1)
+    scores = [span.score for span in prediction.n_best]
+    assert scores == sorted(scores, reverse=True) and scores[0] == 10
+    assert prediction.n_best[0].probability / prediction.n_best[1].probability == pytest.approx(math.exp(5))
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "answer"),
+    [
+        ({6: 9}, {4: 9}, "dd"),  # the end is before the start, so 9 + 0
+        ({1: 9, 5: 2}, {5: 5}, "cc"),  # a start in the question
+        ({0: 9, 5: 2}, {0: 9, 5: 5}, "cc"),  # [CLS]
+        ({5: 5}, {8: 9, 5: 2}, "cc"),  # the last [SEP]
+    ],
+)
+def test_what_is_no_span(start, end, answer):
+    [prediction] = decode([window()], [logits(start=start, end=end)])
+    assert prediction.text == answer
+
+
+def test_the_longest_answer():
+    output = logits(start={3: 9}, end={7: 9, 4: 5})
+    assert decode([window()], [output], max_answer_length=5)[0].text == CONTEXT
+    assert decode([window()], [output], max_answer_length=4)[0].text == "aa bb"
+
+
+def test_only_the_start_needs_most_context():
+    mask = np.array([True, True, False, False, False])
+    rows = [window(is_max_context=mask)]
+    assert decode(rows, [logits(start={4: 5, 5: 9}, end={6: 9})])[0].text == "bb cc dd"
+
+
+def test_windows_are_compared_by_logits():
+    rows = [window(end=3), window(start=2)]
+    outputs = [logits(7, {3: 4}, {3: 4}), logits(7, {5: 5}, {5: 5})]
+    assert decode(rows, outputs)[0].text == "ee"
+    assert decode(rows, [outputs[0] + 2, outputs[1]])[0].text == "aa"
+
+
+def test_equals_go_to_the_earlier_window_and_position():
+    [prediction] = decode([window(), window()], [NOTHING, NOTHING])
+    assert prediction.text == "aa"
+    assert [span.text for span in prediction.n_best[:3]] == ["aa", "aa bb", "aa bb cc"]
+
+
+def test_texts_are_different():
+    context = "aa aa aa aa aa"
+    [prediction] = decode([window()], [logits()], [SquadExample("q", "?", context)], num_best=20)
+    assert [span.text for span in prediction.n_best] == ["aa", "aa aa", "aa aa aa", "aa aa aa aa", context]
+
+
+def test_blanks_of_pieces_are_cut_off():
+    detail = Window(1, np.array([[0, 2], [3, 3], [3, 5]], np.int32), np.ones(3, bool))
+    row = Row(0, np.zeros(5, np.int32), np.zeros(5, np.uint8), (5,), None, detail)
+    example = [SquadExample("q", "?", "aa bb")]
+    assert decode([row], [logits(5, {1: 9}, {2: 9})], example)[0].text == "aa"
+    assert decode([row], [logits(5, {2: 9}, {2: 9})], example)[0].text == "bb"  # a blank alone is none
+
+
+def test_no_row_and_no_span():
+    examples = [SquadExample(name, "?", CONTEXT) for name in "abc"]
+    rows = [window(2), window(1, is_max_context=np.zeros(5, bool))]
+    outputs = [logits(start={3: 5}, end={3: 5}), NOTHING]
+    predictions = decode(rows, outputs, examples)
+    assert [(each.id, each.text, each.found) for each in predictions] == [
+        ("a", "", False),
+        ("b", "", False),
+        ("c", "aa", True),
+    ]
+    assert predictions[0].n_best == () and predictions[0].probability == 0
+    predictions = decode(rows, outputs, examples, name="squad2")
+    assert [each.null_odds for each in predictions] == [NO_SPAN_ODDS, NO_SPAN_ODDS, -10]
+    assert [each.text for each in predictions] == ["", "", "aa"]
+    assert decode_spans([], [], [], TaskConfig(name="squad1")) == []
+
+
+def test_no_answer_by_the_threshold():
+    output = logits(start={0: 6, 3: 5}, end={0: 5, 3: 5})
+    for threshold, answer, probability in ((0.0, "", 11), (0.99, "", 11), (1.0, "aa", 10), (5.0, "aa", 10)):
+        [prediction] = decode([window()], [output], name="squad2", null_threshold=threshold)
+        assert prediction.null_odds == 1 and prediction.text == answer
+        assert prediction.n_best[0].text == "" and prediction.n_best[1].text == "aa"
+        scores = [span.score for span in prediction.n_best]
+        assert prediction.probability == pytest.approx(math.exp(probability) / sum(map(math.exp, scores)))
+    assert decode([window()], [output])[0].text == "aa"  # squad1 knows no such answer
+
+
+def test_the_score_of_no_answer_is_the_least_of_the_windows():
+    outputs = [logits(start={0: 6, 3: 1}), logits(start={0: -2})]
+    [prediction] = decode([window(), window()], outputs, name="squad2")
+    assert prediction.null_odds == -2 - 1
+    assert prediction.n_best[-1].text == "" and prediction.n_best[-1].start_logit == -2
+
+
+def test_no_answer_is_always_among_the_best():
+    [prediction] = decode([window()], [logits(start={0: -9, 3: 1}, end={3: 3, 4: 2, 5: 1})], name="squad2", num_best=3)
+    assert [span.text for span in prediction.n_best] == ["aa", "aa bb", "aa bb cc", ""]
+
+
+def test_an_answer_is_before_no_answer_of_the_same_score():
+    [prediction] = decode([window()], [NOTHING], name="squad2")
+    assert prediction.n_best[0].text == prediction.text == "aa" and prediction.n_best[-1].text == ""
+
+
+def test_logits_that_are_no_numbers():
+    broken = np.full((9, 2), np.nan, np.float32)
+    mixed = logits(start={3: np.nan, 4: np.inf}, end={4: 1, 5: -np.inf})
+    for name in ("squad1", "squad2"):
+        for output in (broken, mixed):
+            [prediction] = decode([window()], [output], name=name)
+            assert all(math.isfinite(span.probability) for span in prediction.n_best)
+
+
+def by_hand(example, rows, outputs, num_best, longest):
+    """Returns the best texts and scores, slowly."""
+    found = []
+    for row, output in zip(rows, map(np.float64, outputs)):
+        starts, ends = (np.argsort(-output[:, column], kind="stable")[:num_best] for column in (0, 1))
+        for start in starts:
+            for end in ends:
+                first, last = start - row.detail.first, end - row.detail.first
+                size = len(row.detail.offsets)
+                if 0 <= first < size and 0 <= last < size and first <= last < first + longest:
+                    if row.detail.is_max_context[first]:
+                        text = example.context[row.detail.offsets[first, 0] : row.detail.offsets[last, 1]]
+                        found.append((output[start, 0] + output[end, 1], text))
+    best = {}
+    for score, text in sorted(found, key=lambda pair: -pair[0]):
+        best.setdefault(text, score)
+    return list(best.items())[:num_best]
+
+
+def test_many_questions_as_one_by_one():
+    rng = np.random.default_rng(0)
+    examples, rows, outputs = [], [], []
+    for number in range(300):
+        words = rng.choice(list("abcdefgh"), 12)
+        examples.append(SquadExample(str(number), "?", " ".join(words)))
+        for start in range(0, 12 - 4, int(rng.integers(3, 9))):
+            count = int(rng.integers(3, 13 - start))
+            places = 2 * np.arange(start, start + count)
+            detail = Window(2, np.stack([places, places + 1], axis=1), rng.random(count) < 0.7)
+            rows.append(Row(number, np.zeros(0), np.zeros(0), (count + 3,), None, detail))
+            outputs.append(rng.integers(-8, 8, (count + 3, 2)).astype(np.float32) / 4)
+    order = rng.permutation(len(rows))
+    predictions = decode([rows[index] for index in sorted(order)], outputs, examples, num_best=6, max_answer_length=3)
+    for number, prediction in enumerate(predictions):
+        mine = [index for index, row in enumerate(rows) if row.example == number]
+        expected = by_hand(examples[number], [rows[i] for i in mine], [outputs[i] for i in mine], 6, 3)
+        assert [(span.text, span.score) for span in prediction.n_best] == expected

@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SQuAD's files are read from wherever they are, and what is wrong in one is said with its place."""
+
+import copy
+import gzip
+import json
+import random
+import sys
+import types
+
+import numpy as np
+import pytest
+
+from bert_jax import InputError
+from bert_jax.tasks.squad.read import Answer, SquadExample, parse_question, read_squad, read_squad_file
+
+
+def article(number, questions=2):
+    context = f"Article {number} is about Łódź."
+    return {
+        "title": f"T{number}",
+        "paragraphs": [
+            {
+                "context": context,
+                "qas": [
+                    {"id": f"{number}-{q}", "question": "What?", "answers": [{"text": "Łódź", "answer_start": 19}]}
+                    for q in range(questions)
+                ],
+            }
+        ],
+    }
+
+
+def content(articles=4):
+    return {"version": "1.1", "data": [article(number) for number in range(articles)]}
+
+
+def write(path, value):
+    path.write_text(value if isinstance(value, str) else json.dumps(value), encoding="utf-8")
+    return str(path)
+
+
+def ids(examples):
+    return [example.id for example in examples]
+
+
+def test_a_file(tmp_path):
+    examples = read_squad_file(write(tmp_path / "x.json", content(1)))
+    assert examples[1] == SquadExample("0-1", "What?", "Article 0 is about Łódź.", (Answer("Łódź", 19),), False)
+
+
+def test_a_compressed_file(tmp_path):
+    path = tmp_path / "x.json.gz"
+    path.write_bytes(gzip.compress(json.dumps(content()).encode()))
+    assert len(read_squad_file(str(path))) == 8
+
+
+def test_ranges_of_articles(tmp_path):
+    path = write(tmp_path / "x.json", content())
+    assert ids(read_squad_file(f"{path}[:1]")) == ["0-0", "0-1"]
+    assert ids(read_squad_file(f"{path}[1:3]")) == ["1-0", "1-1", "2-0", "2-1"]
+    assert ids(read_squad_file(f"{path}[-1:]")) == ["3-0", "3-1"]
+    assert read_squad_file(f"{path}[9:]") == []
+    with pytest.raises(InputError, match=r"not \[FIRST:LAST\]"):
+        read_squad_file(f"{path}[-:]")
+
+
+def test_a_place_for_each_split(tmp_path):
+    path = write(tmp_path / "dev,a.json", content())
+    source = f"train={path}[:3],dev={path}[3:]"
+    assert ids(read_squad(source, "train")) == ["0-0", "0-1", "1-0", "1-1", "2-0", "2-1"]
+    assert ids(read_squad(source, "dev")) == ["3-0", "3-1"]
+    assert read_squad(source, "test") == []
+
+
+def test_places_in_the_order_of_the_splits(tmp_path):
+    one, two = write(tmp_path / "dev-1.json", content(3)), write(tmp_path / "b.json", content(1))
+    assert [len(read_squad(f"{one},{two}", split)) for split in ("train", "dev", "test")] == [6, 2, 0]
+    source = f"{one}[:1], {one}[1:],{two}"
+    assert [len(read_squad(source, split)) for split in ("train", "dev", "test")] == [2, 4, 2]
+    (tmp_path / "folder").mkdir()
+    write(tmp_path / "folder" / "dev-v2.0.json", content(2))
+    assert len(read_squad(f"{one},{tmp_path}/folder", "dev", "2.0")) == 4
+    comma = write(tmp_path / "a,b.json", content(1))  # one file, though its name has a comma
+    assert len(read_squad(f"{comma}[:1]", "train")) == len(read_squad(comma, "dev")) == 2
+    for wrong in ("a,b,c,d", "a,,b", "a.json,dev=b.json"):
+        with pytest.raises(InputError, match="is not TRAIN,DEV,TEST in this order; write it so, or train=FILE"):
+            read_squad(wrong, "dev")
+
+
+def test_a_file_is_every_split_unless_its_name_says_one(tmp_path):
+    path = write(tmp_path / "own.json", content(1))
+    assert len(read_squad(path, "train")) == len(read_squad(path, "dev")) == 2
+    path = write(tmp_path / "dev-v1.1.json", content(1))
+    assert len(read_squad(path, "dev")) == 2 and read_squad(path, "train") == []
+
+
+def test_a_directory(tmp_path):
+    for name, number in {"train-v1.1.json": 3, "dev-v1.1.json": 1, "dev-v2.0.json": 2, "notes.json": 4}.items():
+        write(tmp_path / name, content(number))
+    lengths = [len(read_squad(str(tmp_path), split, "1.1")) for split in ("train", "dev", "test")]
+    assert lengths == [6, 2, 0]
+    assert len(read_squad(str(tmp_path), "dev", "2.0")) == 4
+    assert read_squad(str(tmp_path), "train", "2.0") == []
+    with pytest.raises(InputError, match=r"dev-v1.1.json, dev-v2.0.json; give the one to take: dev="):
+        read_squad(str(tmp_path), "dev")
+
+
+def test_a_directory_without_splits(tmp_path):
+    write(tmp_path / "xquad.de.json", content())
+    with pytest.raises(InputError, match=r"no file train\*.json or dev\*.json but xquad.de.json; give a file"):
+        read_squad(str(tmp_path), "dev", "1.1")
+
+
+def test_tfds(monkeypatch):
+    asked = []
+
+    def read_tfds(source, split):
+        asked.append((source, split))
+        answers = {"text": [b"Rome", b"in Rome"], "answer_start": np.array([3, 0], np.int32)}
+        yield {"id": b"7", "question": "Où?".encode(), "context": b"in Rome", "answers": answers, "title": b"T"}
+        empty = {"text": [], "answer_start": np.array([], np.int32)}
+        yield {"id": b"8", "question": b"?", "context": b"x", "answers": empty, "is_impossible": np.bool_(True)}
+
+    monkeypatch.setitem(sys.modules, "bert_jax.tasks.readers", types.SimpleNamespace(read_tfds=read_tfds))
+    examples = read_squad("tfds:squad/v2.0", "dev", "2.0")
+    assert asked == [("tfds:squad/v2.0", "validation")]
+    assert examples == [
+        SquadExample("7", "Où?", "in Rome", (Answer("Rome", 3), Answer("in Rome", 0)), False),
+        SquadExample("8", "?", "x", (), True),
+    ]
+    assert read_squad("tfds:squad/v2.0", "test", "2.0") == []
+    with pytest.raises(InputError, match="no ranges of articles"):
+        read_squad("tfds:squad/v2.0[:3]", "dev")
+
+
+def test_questions_to_predict_on():
+    assert parse_question({"question": "q", "context": "c"}, "line 3") == SquadExample("line 3", "q", "c")
+    assert parse_question(("q", "c"), "line 3").context == "c"
+    assert parse_question({"question": "q", "context": "c", "id": 5}, "line 3").id == "5"
+    for wrong in (
+        "text",
+        5,
+        None,
+        ["q"],
+        {"question": "q"},
+        {"question": "q", "context": None},
+        ["q", 3],
+        ["q", "\ud800"],
+    ):
+        with pytest.raises(InputError, match=r"^line 3"):
+            parse_question(wrong, "line 3")
+
+
+# Bad files
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", r"x.json, line 1: no JSON \(Expecting value"),
+        ('{"data": [\n{"paragraphs": [', r"x.json, line 2: no JSON"),
+        ("[1]", r"x.json is \[1\], not an object with 'data'"),
+        ("{}", r"x.json has no 'data'"),
+        ('{"data": 3}', r"x.json: 'data' is 3, not a list; correct it"),
+        ("[" * 100_000, "is no SQuAD file"),
+        ('{"data": ' + "9" * 5000 + "}", "is no SQuAD file"),
+    ],
+)
+def test_what_is_no_squad_file(tmp_path, text, message):
+    with pytest.raises(InputError, match=message):
+        read_squad_file(write(tmp_path / "x.json", text))
+
+
+def test_a_file_that_is_not_there_or_not_text(tmp_path):
+    with pytest.raises(InputError, match=r"none.json"):
+        read_squad_file(str(tmp_path / "none.json"))
+    (tmp_path / "x.json").write_bytes(b'{"data":\n "\xe9"}')
+    with pytest.raises(InputError, match=r"x.json, line 2: byte 0xe9 is not UTF-8"):
+        read_squad_file(str(tmp_path / "x.json"))
+    (tmp_path / "y.json.gz").write_bytes(gzip.compress(b"{" * 1000)[:20])
+    with pytest.raises(InputError, match=r"y.json.gz is truncated or damaged"):
+        read_squad_file(str(tmp_path / "y.json.gz"))
+
+
+QUESTION = ("data", 1, "paragraphs", 0, "qas", 1)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("data", 1), None, r"data\[1\] is null, not an object with 'paragraphs'"),
+        (("data", 1, "paragraphs", 0, "context"), None, r"data\[1\].paragraphs\[0\]: 'context' is null, not a text"),
+        (("data", 1, "paragraphs", 0, "context"), "a\ud800", r"holds \\ud800, half of a character, at 1"),
+        (("data", 1, "paragraphs", 0, "qas"), {}, r"'qas' is {}, not a list"),
+        (QUESTION, "x", r"data\[1\].paragraphs\[0\].qas\[1\] is \"x\", not an object with 'question'"),
+        ((*QUESTION, "question"), 5, r"qas\[1\]: 'question' is 5, not a text"),
+        ((*QUESTION, "id"), [], r"'id' is \[\], not a text"),
+        ((*QUESTION, "id"), "0-0", "two questions have the id '0-0'"),
+        ((*QUESTION, "answers"), "Rome", "'answers' is \"Rome\", not a list"),
+        ((*QUESTION, "answers", 0, "text"), None, r"qas\[1\].answers\[0\]: 'text' is null, not a text"),
+        ((*QUESTION, "answers", 0, "answer_start"), "19", "'answer_start' is \"19\", not a whole number"),
+        ((*QUESTION, "answers", 0, "answer_start"), True, "'answer_start' is true, not a whole number"),
+        ((*QUESTION, "is_impossible"), "no", "'is_impossible' is \"no\", not true or false"),
+    ],
+)
+def test_the_place_of_what_is_wrong(tmp_path, path, value, message):
+    wrong = content()
+    place = wrong
+    for step in path[:-1]:
+        place = place[step]
+    place[path[-1]] = value
+    with pytest.raises(InputError, match=message) as error:
+        read_squad_file(write(tmp_path / "x.json", wrong))
+    assert "x.json" in str(error.value) and "\n" not in str(error.value)
+
+
+def test_no_damage_gives_a_traceback(tmp_path):
+    """Files cut off, with bytes changed, and with values replaced or left out, give examples or one line."""
+    rng = random.Random(0)
+    whole = json.dumps(content(), ensure_ascii=False).encode()
+    oddities = [None, 0, -1, 1e9, 10**30, "", "x", [], {}, True, [[]], {"text": 1}]
+    path, outcomes = tmp_path / "x.json", {True: 0, False: 0}
+    for trial in range(400):
+        if trial % 4 == 0:
+            path.write_bytes(whole[: rng.randrange(len(whole))])
+        elif trial % 4 == 1:
+            damaged = bytearray(whole)
+            for _ in range(3):
+                damaged[rng.randrange(len(damaged))] = rng.randrange(256)
+            path.write_bytes(damaged)
+        else:
+            value = copy.deepcopy(content())
+            place, parent, key = value, None, None
+            for _ in range(rng.randint(1, 8)):
+                if not isinstance(place, (dict, list)) or not place:
+                    break
+                key = rng.choice(list(place) if isinstance(place, dict) else range(len(place)))
+                parent, place = place, place[key]
+            if trial % 4 == 2:
+                parent[key] = rng.choice(oddities)
+            else:
+                del parent[key]
+            path.write_text(json.dumps(value))
+        try:
+            examples = read_squad_file(str(path))
+            assert all(isinstance(example, SquadExample) for example in examples)
+            outcomes[True] += 1
+        except InputError as error:
+            assert "\n" not in str(error)
+            outcomes[False] += 1
+    assert min(outcomes.values()) > 20

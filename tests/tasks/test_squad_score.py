@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scores are SQuAD's official ones."""
+
+import json
+
+import numpy as np
+import pytest
+
+from bert_jax import InputError
+from bert_jax.tasks.squad.read import Answer, SquadExample
+from bert_jax.tasks.squad.score import (
+    find_threshold,
+    find_usable_threshold,
+    normalize_answer,
+    score_files,
+    score_squad1,
+    score_squad2,
+)
+
+
+def question(id, *answers):
+    return SquadExample(id, "?", "", tuple(Answer(answer, 0) for answer in answers))
+
+
+def test_the_published_predictions_on_v1(shared_data):
+    scores, missing = score_files(
+        "squad1",
+        str(shared_data / "squad/dev-v1.1.json"),
+        str(shared_data / "squad/bert_ensemble.dev-v1.1.predictions.json"),
+    )
+    assert {name: round(value, 4) for name, value in scores.items()} == {
+        "exact_match": 86.3668,
+        "f1": 92.2394,
+        "total": 8582,
+    }
+    assert missing == 0
+
+
+def test_the_published_predictions_on_v2(shared_data):
+    scores, _ = score_files(
+        "squad2",
+        str(shared_data / "squad/dev-v2.0.json"),
+        str(shared_data / "squad/bert_single.dev-v2.0.predictions.json"),
+    )
+    assert {name: round(value, 4) for name, value in scores.items()} == {
+        "exact": 78.4734,
+        "f1": 81.4957,
+        "total": 8961,
+        "HasAns_exact": 75.4623,
+        "HasAns_f1": 81.5703,
+        "HasAns_total": 4434,
+        "NoAns_exact": 81.4226,
+        "NoAns_f1": 81.4226,
+        "NoAns_total": 4527,
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("The  Beatles.", "beatles"),
+        ("an answer, a THE", "answer"),
+        ("U.S.A.", "usa"),
+        ("theatre", "theatre"),
+        ("die Straße – 1954–55", "die straße – 1954–55"),  # only ASCII punctuation, as in the official script
+        ("the", ""),
+        ("語、言", "語、言"),
+    ],
+)
+def test_normalized_answers(text, expected):
+    assert normalize_answer(text) == expected
+
+
+def test_the_best_of_several_answers_counts():
+    scores = score_squad1([question("1", "Rome", "the city of Rome")], {"1": "city of Rome!"})
+    assert scores == {"exact_match": 100, "f1": 100, "total": 1}
+    scores = score_squad1([question("1", "Rome"), question("2", "Paris")], {"1": "in Rome", "2": "x"})
+    assert scores["exact_match"] == 0
+    assert scores["f1"] == pytest.approx(100 * (2 * 0.5 / 1.5) / 2)
+
+
+def test_no_answer_is_right_or_wrong():
+    examples = [question("1"), question("2"), question("3", "Rome"), question("4", "a")]
+    scores = score_squad2(examples, {"1": "", "2": "x", "3": "", "4": ""})
+    assert scores["NoAns_f1"] == scores["NoAns_exact"] == 50
+    assert scores["HasAns_exact"] == 50  # "a" is an article, so there is nothing to find
+    # v1.1 has no such rule: two empty texts are the same, but have no word in common.
+    assert score_squad1([question("4", "a")], {"4": ""}) == {"exact_match": 100, "f1": 0, "total": 1}
+
+
+def test_a_missing_prediction_scores_nothing():
+    examples = [question("1", "x"), question("2", "y"), question("3")]
+    assert score_squad1(examples[:2], {"1": "x"})["f1"] == 50
+    scores = score_squad2(examples, {"1": "x"})
+    assert (scores["exact"], scores["NoAns_exact"], scores["HasAns_f1"]) == (pytest.approx(100 / 3), 0, 50)
+
+
+def test_only_questions_of_one_kind():
+    assert "NoAns_f1" not in score_squad2([question("1", "x")], {"1": "x"})
+    assert score_squad2([], {}) == {"exact": 0, "f1": 0, "total": 0}
+
+
+def best_by_hand(scores, odds, answered, silent):
+    """Returns the best mean over thresholds at every odds, and below all."""
+    best = (np.mean(~answered), None)
+    for threshold in np.sort(odds):
+        values = np.where(odds > threshold, ~answered, np.where(answered, scores, silent))
+        best = max(best, (np.mean(values), threshold), key=lambda pair: pair[0])
+    return best
+
+
+def test_the_best_threshold_is_the_best():
+    rng = np.random.default_rng(0)
+    for size in (1, 2, 5, 40, 40, 40):
+        scores, odds = rng.random(size), rng.normal(size=size)
+        answered, silent = rng.random((2, size)) < 0.5
+        found = find_threshold(scores, odds, answered, silent)
+        value, threshold = best_by_hand(scores, odds, answered, silent)
+        assert found.score == pytest.approx(100 * value)
+        assert found.value == (threshold if threshold is not None else 0.0)
+
+
+def test_a_usable_threshold_gives_what_it_says():
+    rng = np.random.default_rng(0)
+    words, kinds = ["x", "x y", "z", "the", ""], [(), ("x",), ("x y", "z"), ("a",)]
+    below_all = 0
+    for trial in range(200):
+        examples = [question(str(place), *kinds[kind]) for place, kind in enumerate(rng.integers(4, size=8))]
+        texts = {example.id: words[rng.integers(5)] for example in examples}
+        drawn = rng.integers(-4, 4, size=8) if trial % 2 else rng.normal(size=8)  # with equal odds, and without
+        odds = {example.id: float(value) for example, value in zip(examples, drawn)}
+
+        def f1_at(threshold, examples=examples, texts=texts, odds=odds):
+            said = {id: "" if odds[id] > threshold else text for id, text in texts.items()}
+            return score_squad2(examples, said)["f1"]
+
+        found = find_usable_threshold(examples, texts, odds)
+        assert f1_at(found.value) == pytest.approx(found.score)
+        assert found.score == pytest.approx(max(map(f1_at, [min(drawn) - 1, *drawn])))
+        below_all += found.value < min(drawn)
+        plain = all(word not in ("the", "") for word in texts.values()) and all(
+            example.answers != (Answer("a", 0),) for example in examples
+        )
+        if plain and not trial % 2:  # the official number counts articles otherwise, and cannot tell equal odds apart
+            assert found.score == pytest.approx(score_squad2(examples, texts, odds)["best_f1"])
+    assert 5 < below_all < 150
+    assert find_usable_threshold([], {}, {}) == (0, 0)
+
+
+def test_odds_above_the_threshold_are_no_answer():
+    examples = [question("1", "x"), question("2")]
+    texts, odds = {"1": "x", "2": "y"}, {"1": -3.0, "2": 2.0}
+    scores = score_squad2(examples, texts, odds)
+    assert scores["exact"] == 100  # 2.0 is above 1.0
+    assert score_squad2(examples, texts, odds, threshold=2.0)["exact"] == 50
+    assert (scores["best_f1"], scores["best_f1_thresh"]) == (100, -3.0)
+    assert (scores["best_exact"], scores["best_exact_thresh"]) == (100, -3.0)
+
+
+def test_files_that_are_none(tmp_path):
+    data = tmp_path / "data.json"
+    qas = [{"id": "1", "question": "?", "answers": [{"text": "x", "answer_start": 0}]}]
+    data.write_text(json.dumps({"data": [{"paragraphs": [{"context": "x", "qas": qas}]}]}))
+    predictions = tmp_path / "predictions.json"
+    for text, message in {
+        "[]": "predictions.json is no JSON object of question ids",
+        '{"1": null}': "predictions.json: the value of '1' is 'None', not a text",
+        '{"1"': "predictions.json, line 1: no JSON",
+        '{"2": "x"}': "has none of the 1 questions of",
+    }.items():
+        predictions.write_text(text)
+        with pytest.raises(InputError, match=message):
+            score_files("squad1", str(data), str(predictions))
+    predictions.write_text('{"1": "x"}')
+    assert score_files("squad2", str(data), str(predictions))[0]["exact"] == 100
+    (tmp_path / "odds.json").write_text('{"1": NaN}')
+    with pytest.raises(InputError, match=r"odds.json: the value of '1' is 'nan', not a number"):
+        score_files("squad2", str(data), str(predictions), str(tmp_path / "odds.json"))
+    with pytest.raises(InputError, match="holds no question"):
+        score_files("squad1", f"{data}[5:]", str(predictions))

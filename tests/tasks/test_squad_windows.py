@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of SQuAD: windows cover the context, labels are at the answer, and whatever is left out is counted."""
+
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from bert_jax.settings.finetuning import TaskConfig
+from bert_jax.tasks.squad.read import Answer, SquadExample
+from bert_jax.tasks.squad.windows import _windows, find_answer, make_squad_rows
+from bert_jax.text.tokenizer import wordpiece_tokenizer
+
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+VOCAB = [*SPECIAL, "what", "?", *(f"w{number}" for number in range(40)), "new", "##s", "paper", "##paper", "."]
+CONTEXT = " ".join(f"w{number}" for number in range(30))
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return wordpiece_tokenizer(VOCAB, lowercase=True)
+
+
+def rows_of(tokenizer, *examples, training=True, name="squad1", **settings):
+    settings = {"max_seq_length": 15, "doc_stride": 4, "max_query_length": 4} | settings
+    return make_squad_rows(examples, tokenizer, training, TaskConfig(name=name, **settings))
+
+
+def question(context=CONTEXT, answer="", start=0, **options):
+    answers = (Answer(answer, start),) if answer else ()
+    return SquadExample("1", "What?", context, answers, **options)
+
+
+def test_windows_and_labels(tokenizer):
+    answer = "w12 w13"
+    rows, counts = rows_of(tokenizer, question(answer=answer, start=CONTEXT.index("w12")))
+    assert len(rows) == 6  # 10 tokens of 30, each 4 on
+    for number, row in enumerate(rows):
+        tokens = tokenizer.tokens(row.token_ids)
+        last = min(4 * number + 10, 30)
+        assert tokens == ["[CLS]", "what", "?", "[SEP]", *CONTEXT.split()[4 * number : last], "[SEP]"]
+        assert row.type_ids.tolist() == [0] * 4 + [1] * (len(tokens) - 4)
+        assert row.lengths == (len(tokens),) and row.example == 0
+        assert row.token_ids.dtype == np.int32 and row.type_ids.dtype == np.uint8
+        inside = 4 * number <= 12 and 13 < 4 * number + 10
+        start, end = row.label
+        assert tokens[start : end + 1] == (answer.split() if inside else ["[CLS]"])
+    assert counts == {"windows without the answer": 3, "questions of several windows": 1}
+
+
+def test_each_token_has_its_most_context_in_one_window(tokenizer):
+    rows = rows_of(tokenizer, question(), training=False).rows
+    owners = np.zeros(30, int)
+    for number, row in enumerate(rows):
+        assert row.label is None and row.detail.first == 4
+        owners[4 * number : 4 * number + 10] += row.detail.is_max_context
+    assert np.all(owners == 1)
+    # A tie goes to the earlier window: token 6 has 3 tokens right of it in the first and 2 left in the second.
+    assert rows[0].detail.is_max_context.tolist() == [True] * 7 + [False] * 3
+
+
+def test_a_longer_window_is_a_little_better(tokenizer):
+    # Windows 0..299 and 250..349: token 275 has 24 before the end of the first, 25 from the start of the second.
+    settings = {"max_seq_length": 305, "doc_stride": 250}
+    rows = rows_of(tokenizer, question(" ".join(["w1"] * 350)), training=False, **settings).rows
+    assert [len(row.detail.offsets) for row in rows] == [300, 100]
+    assert rows[0].detail.is_max_context[275] and not rows[0].detail.is_max_context[276]
+
+
+def test_offsets_are_of_the_whole_context(tokenizer):
+    rows = rows_of(tokenizer, question(), training=False).rows
+    for row in rows:
+        ids = row.token_ids[row.detail.first : -1]
+        assert [CONTEXT[start:end] for start, end in row.detail.offsets] == tokenizer.tokens(ids)
+
+
+def test_a_stride_longer_than_a_window_leaves_nothing_out(tokenizer):
+    rows = rows_of(tokenizer, question(), training=False, doc_stride=100).rows
+    assert [len(row.detail.offsets) for row in rows] == [10, 10, 10]
+
+
+def test_long_questions_are_truncated(tokenizer):
+    long = SquadExample("1", "what " * 9, "w1")
+    rows, counts = rows_of(tokenizer, long, training=False)
+    assert tokenizer.tokens(rows[0].token_ids) == ["[CLS]", *["what"] * 4, "[SEP]", "w1", "[SEP]"]
+    assert counts == {"questions truncated": 1}
+
+
+@pytest.mark.parametrize(
+    ("context", "answer", "start", "tokens"),
+    [
+        ("new newspaper.", "newspaper", 4, ["new", "##s", "##paper"]),
+        ("the news.", "new", 4, ["new"]),  # Google takes the whole word
+        ("w1\u00a0w2 w3", "w1 w2", 0, ["w1", "w2"]),  # another blank
+        ("w1\n w2", "w1 w2", 0, ["w1", "w2"]),
+        ("w1 w2", " w2 ", 2, ["w2"]),
+    ],
+)
+def test_answers_by_characters(tokenizer, context, answer, start, tokens):
+    rows, _ = rows_of(tokenizer, question(context, answer, start))
+    start, end = rows[0].label
+    assert tokenizer.tokens(rows[0].token_ids)[start : end + 1] == tokens
+
+
+@pytest.mark.parametrize(
+    ("context", "answer", "start", "place"),
+    [
+        ("a rome b rome", "rome", 9, (9, 13)),
+        ("a rome b", "rome", 0, (2, 6)),  # the only place
+        ("a rome b rome", "rome", 0, None),  # which one?
+        ("a rome", "Rome", 2, None),
+        ("a rome", "rome", -4, (2, 6)),
+        ("a rome", "rome", 10**30, (2, 6)),
+        ("a rome", " \n", 1, None),
+        ("a  b\nc", "a b c", 0, (0, 6)),
+    ],
+)
+def test_where_an_answer_is(context, answer, start, place):
+    assert find_answer(question(context, answer, start)) == place
+
+
+def test_what_is_left_out_is_counted(tokenizer):
+    several = SquadExample("1", "What?", "w1 w2", (Answer("w1", 0), Answer("w2", 3)))
+    examples = [
+        question("w1 w2", "w2", 3),
+        question("w1 w2", "w2", 0),
+        question("w1 w2", "w9", 0),
+        question("w1 w2"),
+        question("w1 w2", impossible=True),
+        question(" \u200b\n", "w1", 0),
+        question("w1 \u200b w2", "\u200b", 3),
+        SquadExample("1", "", "w1", (Answer("w1", 0),)),
+        several,
+    ]
+    rows, counts = rows_of(tokenizer, *examples)
+    assert [row.example for row in rows] == [0, 1, 7, 8]
+    assert rows[-1].label == (4, 4)
+    assert counts == {
+        "answers found elsewhere than given": 1,
+        "skipped: answer not in the context": 1,
+        "skipped: no answer": 1,
+        "skipped: no answer (task squad2 learns from these)": 1,
+        "skipped: context without tokens": 1,
+        "skipped: answer without tokens": 1,
+        "questions without tokens": 1,
+        "questions of several answers, the first taken": 1,
+    }
+    rows, counts = rows_of(tokenizer, *examples, training=False)
+    assert [row.example for row in rows] == [0, 1, 2, 3, 4, 6, 7, 8]
+    assert counts == {"skipped: context without tokens": 1, "questions without tokens": 1}
+
+
+def test_no_answer_is_learnt_by_squad2(tokenizer):
+    rows, counts = rows_of(tokenizer, question(impossible=True), question("w1"), name="squad2")
+    assert {row.label for row in rows} == {(0, 0)} and {row.example for row in rows} == {0}
+    assert counts == {"questions of several windows": 1, "skipped: no answer": 1}
+
+
+def dense_windows(num_tokens: int, room: int, stride: int) -> list[tuple[int, int, np.ndarray]]:
+    """Returns the windows by comparing every window with every token, as Google's run_squad.py does."""
+    starts = [0]
+    while starts[-1] + room < num_tokens:
+        starts.append(starts[-1] + min(room, stride))
+    spans = [(start, min(start + room, num_tokens)) for start in starts]
+    scores = np.full((len(spans), num_tokens), -np.inf)
+    for number, (start, end) in enumerate(spans):
+        places = np.arange(start, end)
+        scores[number, start:end] = np.minimum(places - start, end - 1 - places) + 0.01 * (end - start)
+    best = np.argmax(scores, axis=0)
+    return [(start, end, best[start:end] == number) for number, (start, end) in enumerate(spans)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_windows_are_those_of_comparing_every_window_with_every_token(seed):
+    rng = np.random.default_rng(seed)
+    for _ in range(10):
+        num_tokens, room, stride = (int(rng.integers(1, most)) for most in (400, 60, 70))
+        config = TaskConfig(name="squad1", doc_stride=stride)
+        found, expected = list(_windows(num_tokens, room, config)), dense_windows(num_tokens, room, stride)
+        assert [window[:2] for window in found] == [window[:2] for window in expected]
+        for (*_, ours), (*_, theirs) in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize(("num_tokens", "stride"), [(200_000, 128), (20_000, 1)])
+def test_windows_of_a_long_context_take_memory_for_its_tokens_once(num_tokens, stride):
+    """The array of windows x tokens took 7 GB and 9 GB."""
+    tracemalloc.start()
+    try:
+        windows = sum(1 for _ in _windows(num_tokens, 381, TaskConfig(name="squad1", doc_stride=stride)))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert windows == -(-(num_tokens - 381) // stride) + 1
+    assert peak < 64 * num_tokens

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What measures: turns, medians and ratios by arithmetic, the talk with peers, and every kind once."""
+
+import dataclasses
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from builders import tiny_model, write_corpus, write_vocab
+
+from benchmarks import contenders as bench
+from benchmarks import peer_workers as peers
+from benchmarks import timing
+from benchmarks.timing import Contender, Round
+from bert_jax.data.prepare import PrepareOptions
+from bert_jax.errors import InputError
+from bert_jax.settings.pretraining import DataConfig, OptimizerConfig, PretrainConfig
+
+SMALL = dataclasses.replace(
+    PretrainConfig(model=tiny_model(hidden_dropout_rate=0.1)), data=DataConfig(batch_size=8)
+)  # a vocabulary of 203
+
+
+def contender(name: str, seconds, log=None, **facts) -> Contender:
+    values = iter(seconds)
+
+    def run() -> Round:
+        if log is not None:
+            log.append(name)
+        return Round(next(values), 1.0, {"steps": 2, "tokens": 100, "useful_flops": 1e9, "padded_flops": 2e9})
+
+    return Contender(name, run, facts)
+
+
+def test_contenders_take_turns():
+    log = []
+    found = timing.alternate([contender("a", range(9), log), contender("b", range(9), log)], rounds=3, warmup=1)
+    assert "".join(log) == "ab" + "ab" + "ba" + "ab"
+    assert [one.seconds for one in found["a"]] == [1, 2, 3]  # the first did not count
+
+
+def test_figures_and_comparisons():
+    ours = contender("ours", [], side="ours", precision="float32", peak_memory_bytes=2**30, compiled_flops=1.1e9)
+    theirs = contender("torch", [], side="peer", precision="float32", first_round_seconds=9.0)
+    counts = {"steps": 2, "tokens": 100, "useful_flops": 1e9, "padded_flops": 2e9}
+    rounds = {
+        "ours": [Round(seconds, 3.0, counts) for seconds in (1.0, 2.0, 4.0)],
+        "torch": [Round(seconds, 6.0, counts) for seconds in (2.0, 2.0, 16.0)],
+    }
+    figures = timing.figures(ours, rounds["ours"], peak=1e9)
+    assert figures["step_seconds"] == {"median": 1.0, "low": 0.5, "high": 2.0}
+    assert figures["tokens_per_second"]["median"] == 50
+    assert (figures["useful_mfu"]["median"], figures["padded_mfu"]["high"]) == (0.5, 2.0)
+    assert figures["compiled_flops_of_padded"] == pytest.approx(1.1)
+    other = timing.figures(theirs, rounds["torch"])
+    assert (other["compile_seconds"], "useful_mfu" in other) == (7.0, False)
+    same, best = timing.comparisons([ours, theirs], rounds)
+    assert same["times_as_fast"] == {"median": 2.0, "low": 1.0, "high": 4.0}  # of rounds, not of medians
+    assert (same["times_by_cpu_seconds"]["median"], best["kind"]) == (2.0, "best precision")
+    lines = timing.figures_table([figures]) + timing.comparison_lines([same])
+    assert "1.00 GiB" in lines[1] and "2.00 (1.00 to 4.00) times as fast as torch" in lines[2]
+    assert timing.comparisons([ours], rounds) == []
+
+
+def test_names_of_peers():
+    assert peers.parse_modes("", "train") == ()
+    assert peers.parse_modes("onnx, eager", "infer") == ("onnx:float32", "eager:float32")
+    assert len(peers.parse_modes("transformers,eager", "train")) == 4
+    with pytest.raises(InputError, match="compare 'onnx' is no peer for train; use transformers, or some of eager"):
+        peers.parse_modes("onnx", "train")
+
+
+WORKER = """
+import json, sys
+import numpy as np
+work = json.load(open(sys.argv[1]))
+rows = [len(array) for array in np.load(sys.argv[2]).values()]
+print(json.dumps({"versions": {"torch": str(rows), "seed": work["seed"]}}), flush=True)
+for line in sys.stdin:
+    mode = json.loads(line)["run"]
+    if mode == "eager:bfloat16":
+        print("no such thing", file=sys.stderr); sys.exit(3)
+    done = {"seconds": 2.0, "cpu_seconds": 1.0, "peak_memory_bytes": 5, "peak_memory_of": "device"}
+    print(json.dumps({"error": "no compiler"} if mode.startswith("compile") else done), flush=True)
+"""
+
+
+def test_a_process_of_peers(tmp_path, monkeypatch):
+    (tmp_path / "worker.py").write_text(WORKER)
+    monkeypatch.setattr(peers, "WORKER", tmp_path / "worker.py")
+    work = peers.describe_work("infer", tiny_model(), OptimizerConfig(), 7, "cpu")
+    with peers.Peers(sys.executable, work, [{"input_ids": np.zeros((3, 2))}, {"input_ids": np.zeros((1, 2))}]) as other:
+        eager = other.contender("eager:float32", {"steps": 2})
+        assert eager.run() == Round(2.0, 1.0, {"steps": 2})
+        assert eager.facts["versions"] == {"torch": "[3, 1]", "seed": 7}
+        with pytest.raises(InputError, match="peer compile:float32 has failed: no compiler"):
+            other.contender("compile:float32", {}).run()
+        with pytest.raises(InputError, match=r"ended with status 3: no such thing; --peer_python must have"):
+            other.contender("eager:bfloat16", {}).run()
+    with pytest.raises(InputError, match="peer_python /no/python does not start"):
+        peers.Peers("/no/python", work, [])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "error: --what is needed: one of train"),
+        (["--what=loader"], "error: --what=loader needs --data"),
+        (["--what=train", "--compare=eager"], "error: --compare needs --peer_python=PATH"),
+    ],
+)
+def test_flags_that_cannot_be_used(repository, arguments, message):
+    command = [sys.executable, "-m", "benchmarks.bench", *arguments]
+    done = subprocess.run(command, cwd=repository, text=True, capture_output=True)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(message) and done.stderr.count("\n") == 1
+
+
+def test_loading(toy_data):
+    measured = bench.load(str(toy_data), batch_size=8, steps=2)
+    for one in measured.contenders:
+        counts = one.run().counts
+        assert counts["rows"] == 16 and 16 * 5 < counts["tokens"] <= 16 * 32
+
+
+def test_text(tmp_path):
+    write_corpus(tmp_path / "text.txt", num_documents=8)
+    write_vocab(tmp_path / "vocab.txt")
+    text, vocab = str(tmp_path / "text.txt"), str(tmp_path / "vocab.txt")
+    (one,) = bench.tokenize(text, vocab, 10**6).contenders
+    size = (tmp_path / "text.txt").stat().st_size
+    assert 0.95 * size < one.run().counts["bytes"] <= size  # without blank lines
+    (one,) = bench.prepare_text(text, vocab, PrepareOptions(max_seq_length=32, duplicates=1), 1).contenders
+    assert 0.9 * size < one.run().counts["bytes"] <= size
+    (tmp_path / "empty.txt").write_text("\n")
+    with pytest.raises(InputError, match="has no text in it"):
+        bench.tokenize(str(tmp_path / "empty.txt"), vocab, 10**6)
+
+
+def test_batches_for_peers():
+    """They hold what ours hold: the same tokens to predict at the same places, and no padding that is real."""
+    from builders import random_batch
+
+    batch = random_batch(num_rows=2)
+    batch = batch._replace(
+        mlm_positions=np.array([[3, 0], [1, 4]]), mlm_labels=np.array([[9, 0], [8, 7]]),
+        mlm_weights=np.array([[1.0, 0.0], [1.0, 1.0]]),
+    )  # fmt: skip
+    inputs = bench._pretraining_inputs(batch)
+    assert inputs["labels"][0, 3] == 9 and list(inputs["labels"][1, [1, 4]]) == [8, 7]
+    assert (inputs["labels"] != bench.NO_LABEL).sum() == 3
+    assert (inputs["attention_mask"].sum(axis=1) == (batch.sequence_ids > 0).sum(axis=1)).all()
+    assert inputs["next_sentence_label"].shape == (2,)
+
+
+@pytest.mark.slow
+def test_models():
+    made = bench.train(SMALL, length=16, steps=2, precisions=["float32"])
+    rounds = [made.contenders[0].run() for _ in range(2)]
+    assert rounds[0].counts["sequences"] == 16 and rounds[0].counts["tokens"] == 16 * 16
+    assert {"compile_seconds", "compiled_flops", "peak_memory_bytes"} <= made.contenders[0].facts.keys()
+    assert [batch["input_ids"].shape for batch in made.batches] == [(8, 16)] * 2
+
+    task = bench.make_classifier(16)
+    rows = bench.random_rows(6, 16, 203)
+    for made in (
+        bench.finetune(SMALL, rows, task, 1, ["float32"]),
+        bench.infer(SMALL, rows, task, 8, ["float32", "bfloat16"]),
+    ):
+        counts = made.contenders[0].run().counts
+        assert counts["sequences"] == 6 and counts["useful_flops"] < counts["padded_flops"]
+        assert sum(len(batch["input_ids"]) for batch in made.batches) >= 6

@@ -1,0 +1,437 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole runs on a toy language: they learn, stop, resume, start warm, and refuse what does not fit."""
+
+import dataclasses
+import errno
+import json
+import math
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from builders import make_dataset, tiny_model, tiny_run
+from whole_runs import ONE_DEVICE, assert_same_state, losses, stop_at, train
+
+import bert_jax
+from bert_jax.checkpoints.states import SEAL
+from bert_jax.errors import InputError
+from bert_jax.settings.finetuning import FinetuneConfig
+from bert_jax.settings.pretraining import (
+    CheckpointConfig,
+    DataConfig,
+    MaskingConfig,
+    MeshConfig,
+    OptimizerConfig,
+    ReportConfig,
+    TrainConfig,
+)
+from bert_jax.settings.rules import to_dict
+from bert_jax.storage.locks import LOCK
+from bert_jax.training import heldout
+from bert_jax.training.loop import evaluate
+from bert_jax.training.report import read_metrics
+from bert_jax.training.workdir import locked
+
+
+@pytest.fixture(scope="module")
+def finished(toy_data, tmp_path_factory):
+    """Returns the work directory and the result of a run that nothing interrupted."""
+    workdir = tmp_path_factory.mktemp("whole") / "run"
+    return workdir, train(tiny_run(toy_data, mesh=ONE_DEVICE), workdir)
+
+
+def test_a_run_leaves_a_model_curves_and_metrics(finished):
+    workdir, result = finished
+    assert result.step == 12 and result.signal == 0
+    assert sorted(losses(workdir)) == list(range(1, 13))
+    evaluations = [r for r in read_metrics(workdir / "metrics.jsonl") if r["kind"] == "eval"]
+    assert [r["step"] for r in evaluations] == [0, 6, 12]
+    for record in evaluations:
+        assert record["mlm_perplexity"] == pytest.approx(math.exp(record["mlm_loss"]))
+        assert 0.5 <= record["nsp_base_rate"] <= 1 and 0 < record["unigram_loss"] < math.log(200)
+    assert evaluations[0]["mlm_loss"] == pytest.approx(math.log(167), rel=0.02)  # guessing among the vocabulary
+    assert evaluations[-1]["mlm_loss"] < evaluations[0]["mlm_loss"]
+    assert (workdir / "curves.png").stat().st_size > 5000
+    assert json.loads((workdir / "config.json").read_text())["run"]["optimizer"]["learning_rate"] == 1e-3
+
+
+def test_the_trained_model_loads_in_three_forms_with_the_same_bits(finished):
+    workdir, result = finished
+    texts = ["the ban bas .", "the dar ."]
+    exported = bert_jax.load_pretrained(workdir / "pretrained")
+    from_run = bert_jax.load_pretrained(workdir)
+    shutil.copytree(workdir, workdir.with_name("copy"))
+    shutil.rmtree(workdir.with_name("copy") / "pretrained")
+    from_checkpoint = bert_jax.load_pretrained(workdir.with_name("copy"))
+    for bert in (exported, from_run, from_checkpoint):
+        assert_same_state(bert.params, result.state.params)
+        encodings = bert.encode(texts)
+        assert encodings.hidden.shape == (2, 6, 32) and encodings.pooled.shape == (2, 32)
+        np.testing.assert_array_equal(encodings.mask.sum(1), [6, 5])
+    alone = exported.encode(texts[1:])
+    np.testing.assert_allclose(alone.hidden[0], exported.encode(texts).hidden[1, :5], atol=1e-5)
+
+
+def test_encode_refuses_what_it_cannot(finished):
+    bert = bert_jax.load_pretrained(finished[0])
+    with pytest.raises(InputError, match=r"text 2 has 82 tokens .* has 64 positions"):
+        bert.encode(["the .", "the " * 80])
+    with pytest.raises(InputError, match="no text"):
+        bert.encode([])
+    assert bert.encode([("the ban .", "the dar .")]).token_ids.shape == (1, 9)
+
+
+@pytest.mark.parametrize("step", [5, pytest.param(8, marks=pytest.mark.slow)])
+def test_stop_and_resume_is_the_uninterrupted_run_bit_for_bit(finished, toy_data, tmp_path, monkeypatch, step):
+    whole, uninterrupted = finished
+    with monkeypatch.context() as patch:
+        stop_at(patch, step)
+        stopped = train(tiny_run(toy_data, mesh=ONE_DEVICE), tmp_path / "run")
+    assert stopped.signal == signal.SIGTERM and step <= stopped.step < 12
+    assert not (tmp_path / "run" / "pretrained").exists()
+    resumed = train(tiny_run(toy_data, mesh=ONE_DEVICE), tmp_path / "run")
+    assert_same_state(resumed.state, uninterrupted.state)
+    assert losses(tmp_path / "run") == losses(whole)
+    assert losses(tmp_path / "run", "eval") == losses(whole, "eval")
+
+
+@pytest.mark.slow
+def test_a_stop_in_an_evaluation_saves_at_once_and_the_evaluation_is_made_up_for(
+    finished, toy_data, tmp_path, monkeypatch
+):
+    whole, uninterrupted = finished
+    config = tiny_run(toy_data, mesh=ONE_DEVICE, checkpoint=CheckpointConfig(every_steps=6))
+    evaluate, calls = heldout.evaluate, []
+
+    def evaluate_and_signal(eval_step, params, batches, *stopped):
+        calls.append(None)
+        return evaluate(eval_step, params, with_a_signal(batches) if len(calls) == 2 else batches, *stopped)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(heldout, "evaluate", evaluate_and_signal)
+        stopped = train(config, tmp_path / "run")
+    assert (stopped.step, stopped.signal) == (6, signal.SIGTERM)
+    assert sorted(losses(tmp_path / "run", "eval")) == [0]
+    resumed = train(config, tmp_path / "run")
+    assert_same_state(resumed.state, uninterrupted.state)
+    assert losses(tmp_path / "run") == losses(whole)
+    assert losses(tmp_path / "run", "eval") == losses(whole, "eval")
+
+
+def with_a_signal(batches):
+    os.kill(os.getpid(), signal.SIGTERM)
+    yield from batches
+
+
+def test_an_evaluation_is_broken_off_between_batches():
+    taken = []
+
+    def eval_step(_, batch):
+        taken.append(batch)
+        return {"loss": (float(batch), 1.0)}
+
+    assert evaluate(eval_step, {}, iter(range(4))) == {"loss": 1.5}
+    taken.clear()
+    assert evaluate(eval_step, {}, iter(range(4)), lambda: signal.SIGTERM if len(taken) == 2 else 0) is None
+    assert taken == [0, 1]
+
+
+@pytest.mark.slow
+def test_a_report_that_spans_a_stop_is_that_of_the_uninterrupted_run(toy_data, tmp_path, monkeypatch):
+    config = tiny_run(toy_data, mesh=ONE_DEVICE, report=ReportConfig(every_steps=5, tensorboard=False, progress=False))
+    train(config, tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        stop_at(patch, 5)
+        assert train(config, tmp_path / "run").step % 5  # stopped within the second window
+    train(config, tmp_path / "run")
+    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
+    assert sorted(losses(tmp_path / "run")) == [5, 10]
+
+
+@pytest.mark.slow
+def test_resume_passes_over_a_flipped_byte_and_ends_the_same(finished, toy_data, tmp_path):
+    whole, uninterrupted = finished
+    shutil.copytree(whole, tmp_path / "run")
+    newest = tmp_path / "run" / "checkpoints" / "00000012"
+    victim = max((p for p in newest.rglob("*") if p.is_file() and p.name != SEAL), key=lambda p: p.stat().st_size)
+    content = bytearray(victim.read_bytes())
+    content[100] ^= 1
+    victim.write_bytes(content)
+    again = train(tiny_run(toy_data, mesh=ONE_DEVICE), tmp_path / "run")  # from step 8
+    assert_same_state(again.state, uninterrupted.state)
+    assert losses(tmp_path / "run") == losses(whole)
+
+
+@pytest.mark.slow
+def test_another_device_count_resumes_the_same_run(finished, toy_data, tmp_path, monkeypatch):
+    """Identical state, batches, masks and dropout bits: losses differ by float32 rounding only."""
+    whole, _ = finished
+    mesh = MeshConfig(data=2, fsdp=2, tensor=2)
+    with monkeypatch.context() as patch:
+        stop_at(patch, 3)
+        stopped = train(tiny_run(toy_data, mesh=mesh), tmp_path / "run")
+    assert 3 <= stopped.step < 12
+    train(tiny_run(toy_data, mesh=ONE_DEVICE), tmp_path / "run")
+    ours, theirs = losses(tmp_path / "run"), losses(whole)
+    assert sorted(ours) == sorted(theirs)
+    for step in theirs:
+        np.testing.assert_allclose(ours[step], theirs[step], rtol=2e-4, err_msg=f"step {step}")
+
+
+def test_a_finished_run_is_not_trained_again(finished, toy_data):
+    workdir, result = finished
+    before = (workdir / "metrics.jsonl").read_text()
+    again = train(tiny_run(toy_data, mesh=ONE_DEVICE), workdir)
+    assert again.step == 12
+    assert_same_state(again.state, result.state)
+    assert (workdir / "metrics.jsonl").read_text() == before
+
+
+@pytest.mark.slow
+def test_more_steps_may_be_asked_for_on_resume(finished, toy_data, tmp_path):
+    shutil.copytree(finished[0], tmp_path / "run")
+    longer = tiny_run(toy_data, mesh=ONE_DEVICE, train=TrainConfig(num_steps=14))
+    assert train(longer, tmp_path / "run").step == 14
+    assert sorted(losses(tmp_path / "run")) == list(range(1, 15))
+
+
+def contents(workdir):
+    return {path: path.stat().st_mtime_ns for path in workdir.rglob("*")}
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"optimizer": OptimizerConfig(learning_rate=2e-3, warmup_steps=3)}, "optimizer.learning_rate"),
+        ({"masking": MaskingConfig(max_predictions=5, rate=0.3)}, "masking.rate"),
+        ({"model": tiny_model(vocab_size=0, num_layers=1)}, "model.num_layers"),
+    ],
+)
+def test_a_work_directory_of_another_run_is_refused_and_untouched(finished, toy_data, change, named):
+    workdir, _ = finished
+    before = contents(workdir)
+    with pytest.raises(InputError, match=f"belongs to a run with another .*{named}"):
+        train(tiny_run(toy_data, mesh=ONE_DEVICE, **change), workdir)
+    assert contents(workdir) == before
+
+
+def test_a_second_run_in_a_work_directory_is_refused_and_writes_nothing(finished, toy_data):
+    workdir, _ = finished
+    with locked(workdir):
+        before = contents(workdir)
+        holder = f"process {os.getpid()} on {socket.gethostname()}"
+        with pytest.raises(InputError, match=rf"is in use by another run \({holder}\); wait for it or give") as caught:
+            train(tiny_run(toy_data, mesh=ONE_DEVICE), workdir)
+        assert "\n" not in str(caught.value) and contents(workdir) == before
+    assert train(tiny_run(toy_data, mesh=ONE_DEVICE), workdir).step == 12
+
+
+HOLD_A_LOCK = """
+import fcntl, sys
+stream = open(sys.argv[1])
+fcntl.flock(stream, fcntl.LOCK_EX)
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_lock_ends_with_its_process_and_with_its_block(tmp_path):
+    (tmp_path / LOCK).touch()
+    command = [sys.executable, "-c", HOLD_A_LOCK, str(tmp_path / LOCK)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        other.stdout.readline()
+        with pytest.raises(InputError, match="which has just begun"), locked(tmp_path):
+            pass
+        other.kill()
+    for _ in range(2):
+        with locked(tmp_path):
+            pass
+
+
+def test_a_file_system_without_locks_stops_no_run(tmp_path, monkeypatch):
+    def no_locks(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("bert_jax.storage.locks.fcntl.flock", no_locks)
+    with locked(tmp_path / "run"), locked(tmp_path / "run"):
+        assert (tmp_path / "run").is_dir()
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", '{"run": {}}', '{"run": {"train": []}}', None])
+def test_a_work_directory_of_another_kind_is_refused_in_one_line(toy_data, tmp_path, content):
+    if content is None:
+        content = json.dumps({"task": "sequence_classification", "run": to_dict(FinetuneConfig())})
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(InputError, match=r"another kind of run, or its config\.json is damaged; give another workdir"):
+        train(tiny_run(toy_data, mesh=ONE_DEVICE), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+
+
+def test_other_data_is_refused(finished, tmp_path):
+    other = make_dataset(tmp_path, seed=1)
+    with pytest.raises(InputError, match="was trained on other data"):
+        train(tiny_run(other, mesh=ONE_DEVICE), finished[0])
+
+
+@pytest.mark.slow
+def test_warm_start_takes_parameters_and_nothing_else(finished, toy_data, tmp_path, capsys):
+    workdir, result = finished
+    config = tiny_run(toy_data, mesh=ONE_DEVICE, train=TrainConfig(num_steps=1))
+    warm = train(dataclasses.replace(config, init_checkpoint=str(workdir)), tmp_path / "run")
+    assert warm.step == 1
+    assert_same_state(warm.state.params, result.state.params)  # step 0 has rate 0
+    assert "warm start" in capsys.readouterr().err
+    moments = jax.tree.leaves(jax.device_get(warm.state.optimizer))
+    assert any(
+        (ours != theirs).any() for ours, theirs in zip(moments, jax.tree.leaves(result.state.optimizer), strict=True)
+    )
+
+
+def test_a_resume_needs_nothing_of_the_model_that_the_run_started_from(finished, toy_data, tmp_path, capsys):
+    workdir, gone = tmp_path / "run", str(tmp_path / "gone")
+    shutil.copytree(finished[0], workdir)
+    identity = json.loads((workdir / "config.json").read_text())
+    identity["run"]["init_checkpoint"] = gone
+    (workdir / "config.json").write_text(json.dumps(identity))
+    assert train(tiny_run(toy_data, mesh=ONE_DEVICE, init_checkpoint=gone), workdir).step == 12
+    assert "resume from step 12" in capsys.readouterr().err
+    with pytest.raises(InputError, match="gone"):
+        train(tiny_run(toy_data, mesh=ONE_DEVICE, init_checkpoint=gone), tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.slow
+def test_a_run_that_was_killed_in_its_first_save_starts_warm_again(finished, toy_data, tmp_path, capsys):
+    start, workdir = str(finished[0] / "pretrained"), tmp_path / "run"
+    config = tiny_run(toy_data, mesh=ONE_DEVICE, train=TrainConfig(num_steps=1), init_checkpoint=start)
+    first = train(config, workdir)
+    (workdir / "checkpoints" / "00000001" / SEAL).unlink()
+    assert_same_state(train(config, workdir).state, first.state)
+    assert "so it was never finished; warm start from" in capsys.readouterr().err
+    assert (workdir / "damaged" / "00000001").is_dir()
+
+
+def test_warm_start_of_another_shape_spells_the_flags_to_add(finished, toy_data, tmp_path):
+    config = tiny_run(toy_data, mesh=ONE_DEVICE, model=tiny_model(vocab_size=0, num_layers=1))
+    with pytest.raises(InputError, match=r"is another model; add --config.model.num_layers=2$"):
+        train(dataclasses.replace(config, init_checkpoint=str(finished[0])), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_a_loss_that_is_not_finite_stops_with_the_step_and_the_last_good_one(toy_data, tmp_path):
+    config = tiny_run(
+        toy_data,
+        mesh=ONE_DEVICE,
+        optimizer=OptimizerConfig(learning_rate=1e30, warmup_steps=0, clip_norm=0.0),
+        train=TrainConfig(num_steps=40),
+    )
+    with pytest.raises(InputError, match=r"not finite|is nan at step|is inf at step") as caught:
+        train(config, tmp_path / "run")
+    assert "finite until step" in str(caught.value) and "lower optimizer.learning_rate" in str(caught.value)
+    checkpoints = tmp_path / "run" / "checkpoints"
+    for path in checkpoints.glob("*/state"):  # whatever was saved is finite
+        bert = bert_jax.load_pretrained(tmp_path / "run")
+        assert path.exists() and all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(bert.params))
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"data": DataConfig(path="")}, "data.path is empty"),
+        ({"data": DataConfig(path="nowhere")}, "nowhere"),
+        ({"model": tiny_model(vocab_size=50)}, "tokenizer has 167 tokens and model.vocab_size is 50"),
+        (
+            {"model": tiny_model(vocab_size=0, max_positions=16)},
+            "rows of 32 tokens .* longer than model.max_positions 16",
+        ),
+        ({"mesh": MeshConfig(data=3)}, "batch_size 16 is not divisible by data x fsdp = 3; use 15 or 18"),
+        ({"mesh": MeshConfig(data=1, tensor=8)}, "num_heads 4 is not divisible by mesh.tensor 8"),
+        ({"train": TrainConfig(num_steps=12, accumulate=3)}, "16 is not divisible by train.accumulate 3; use 15 or 18"),
+    ],
+)
+def test_bad_settings_are_one_line_and_write_nothing(toy_data, tmp_path, change, expected):
+    with pytest.raises(InputError, match=expected) as caught:
+        train(tiny_run(toy_data, **{"mesh": ONE_DEVICE} | change), tmp_path / "run")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_nothing_held_out_trains_without_evaluation(tmp_path):
+    data = make_dataset(tmp_path, holdout_rate=0.0)
+    result = train(tiny_run(data, mesh=ONE_DEVICE, train=TrainConfig(num_steps=2)), tmp_path / "run")
+    assert result.step == 2 and losses(tmp_path / "run", "eval") == {}
+
+
+def test_a_damaged_newest_checkpoint_is_told_of_and_an_older_one_is_read(finished, tmp_path, capsys):
+    shutil.copytree(finished[0], tmp_path / "run", ignore=shutil.ignore_patterns("pretrained"))
+    newest = tmp_path / "run" / "checkpoints" / "00000012"
+    victim = max((p for p in newest.rglob("*") if p.is_file() and p.name != SEAL), key=lambda p: p.stat().st_size)
+    content = bytearray(victim.read_bytes())
+    content[100] ^= 1
+    victim.write_bytes(content)
+    bert = bert_jax.load_pretrained(tmp_path / "run")
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1 and f"warning: checkpoint {newest} is not used: file" in told and victim.name in told
+    assert bert.trained["step"] == 8
+
+
+@pytest.mark.parametrize("part", ["run", "run/pretrained"])
+def test_a_flipped_byte_of_the_vocabulary_is_seen(finished, tmp_path, part):
+    shutil.copytree(finished[0], tmp_path / "run")
+    (vocabulary,) = (tmp_path / part / "tokenizer").glob("vocab*")
+    content = vocabulary.read_bytes()
+    vocabulary.write_bytes(content.replace(b"\nban\n", b"\ncan\n"))
+    with pytest.raises(InputError, match="gives other ids than the tokenizer that the model was trained with"):
+        bert_jax.load_pretrained(tmp_path / part)
+    # The fingerprint is in two places: that of the checkpoints counts where config.json is of an older version.
+    about = json.loads((tmp_path / part / "config.json").read_text())
+    assert about.pop("tokenizer")
+    (tmp_path / part / "config.json").write_text(json.dumps(about))
+    with pytest.raises(InputError, match=r"gives other ids than|is damaged: file"):
+        bert_jax.load_pretrained(tmp_path / part)
+
+
+def test_a_model_without_a_fingerprint_opens_as_before(finished, tmp_path):
+    """As version 0 of the formats wrote it: neither config.json nor a seal knows the tokenizer."""
+    shutil.copytree(finished[0], tmp_path / "run")
+    for name in ("config.json", *(f"checkpoints/{step:08d}/{SEAL}" for step in (8, 12))):
+        about = json.loads((tmp_path / "run" / name).read_text())
+        assert about.pop("tokenizer")
+        (tmp_path / "run" / name).write_text(json.dumps(about))
+    assert bert_jax.load_pretrained(tmp_path / "run").trained["step"] == 12
+
+
+@pytest.mark.parametrize("kind", ["another token", "not UTF-8", "other options"])
+def test_a_damaged_vocabulary_of_a_data_set_is_not_to_be_prepared_with(toy_data, tmp_path, kind):
+    data = shutil.copytree(toy_data, tmp_path / "data")
+    vocab, options = data / "tokenizer" / "vocab.txt", data / "tokenizer" / "tokenizer_config.json"
+    content = vocab.read_bytes()
+    if kind == "other options":
+        options.write_text(options.read_text().replace("true", "false"))
+    else:
+        vocab.write_bytes(content.replace(b"\nthe\n", b"\nthd\n" if kind == "another token" else b"\n\xff\n"))
+    with pytest.raises(InputError) as caught:
+        train(tiny_run(data, mesh=ONE_DEVICE), tmp_path / "run")
+    message = str(caught.value)
+    assert str(data / "tokenizer") in message and "prepare it with --tokenizer" not in message
+    assert not (tmp_path / "run").exists() and "\n" not in message
+    if kind != "not UTF-8":
+        assert "is damaged or was replaced: it gives other ids than those of the rows" in message
+
+
+def test_a_data_set_without_a_row_to_train_on_is_one_line(toy_data, tmp_path):
+    data = shutil.copytree(toy_data, tmp_path / "data")
+    manifest = json.loads((data / "manifest.json").read_text())
+    manifest["splits"]["train"]["shards"] = []
+    (data / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(InputError, match="has no row to train on"):
+        train(tiny_run(data, mesh=ONE_DEVICE), tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models of any format through the commands, `load_pretrained` and `init_checkpoint`."""
+
+import dataclasses
+import json
+import shutil
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from builders import tiny_model, tiny_run
+from hf_models import make_tokenizer, random_params
+
+from bert_jax import InputError, load_pretrained, load_tokenizer
+from bert_jax.checkpoints import warm_start
+from bert_jax.checkpoints.compare import differences
+from bert_jax.checkpoints.hf import save_hf
+from bert_jax.checkpoints.pretrained import Pretrained, recognise, save_pretrained
+from bert_jax.checkpoints.tf1 import save_tf1
+from bert_jax.errors import StoppedError
+from bert_jax.inference.predict import fill_masks
+from bert_jax.model.heads import TASK_PARTS
+from bert_jax.model.objective import parts_of, pretraining_objective
+from bert_jax.pretraining import pretrain
+from bert_jax.settings.pretraining import MaskingConfig, MeshConfig, TrainConfig
+
+SAVERS = {"bert_jax": save_pretrained, "hf": save_hf, "tf1": save_tf1}
+LABELS = ("no", "yes", "maybe")
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Returns one classifier in all formats; shared, so not to be changed."""
+    root = tmp_path_factory.mktemp("models")
+    model = (tiny_model(), random_params(parts=("pooler", "classifier")), make_tokenizer(203))
+    for form, save in SAVERS.items():
+        save(root / form, *model, "sequence_classification", LABELS)
+    return root
+
+
+@pytest.fixture(scope="module")
+def copies(models, tmp_path_factory):
+    """Returns what a test may change: a function that gives a copy of a model."""
+    return lambda form: shutil.copytree(models / form, tmp_path_factory.mktemp("copy") / form)
+
+
+def command(repository, name, *flags):
+    """Returns status, stdout and stderr of a tool."""
+    line = [sys.executable, "-m", f"bert_jax.tools.{name}", *flags]
+    done = subprocess.run(line, text=True, capture_output=True, cwd=repository)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("form", SAVERS)
+def test_every_format_is_recognised_and_computes_the_same(models, form):
+    assert recognise(models / form) == form
+    bert = load_pretrained(models / form)
+    assert (bert.task, bert.labels) == ("sequence_classification", LABELS)
+    assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(bert.params))
+    found = differences(bert, load_pretrained(models / "bert_jax"))
+    assert found == {"hidden": 0, "pooled": 0, "classifier": 0}
+
+
+@pytest.mark.slow
+def test_differences_are_seen(models):
+    bert = load_pretrained(models / "hf")
+    other = dataclasses.replace(bert, config=dataclasses.replace(bert.config, activation="gelu_exact"))
+    found = differences(bert, other)
+    assert 1e-6 < found["hidden"] < 1e-2 and found["classifier"] > 0
+    bare = dataclasses.replace(bert, params={"encoder": bert.params["encoder"]})
+    assert np.isnan(differences(bert, bare)["classifier"]) and np.isnan(differences(bare, bert)["classifier"])
+    cased = dataclasses.replace(bert, tokenizer=make_tokenizer(203, lowercase=False))
+    assert differences(bert, cased)["hidden"] == np.inf or differences(bert, cased)["hidden"] > 1e-3
+
+
+def test_a_prefix_of_google_is_recognised(models):
+    assert recognise(models / "tf1" / "bert_model.ckpt") == "tf1"
+    assert recognise("hf://org/name") == "hf"
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("nowhere", "nowhere does not exist; give a work directory"),
+        ("file", "file is a file; give"),
+        ("empty", "empty holds no model: no params/"),
+        (
+            "two",
+            r"two holds models in two formats: model.safetensors \(hf\) and bert_model.ckpt.index \(tf1\); give each",
+        ),
+        ("gs://bucket/model", "gs://bucket/model is not on this machine; copy"),
+    ],
+)
+def test_what_is_no_model_is_one_clear_line(models, tmp_path, path, expected):
+    (tmp_path / "file").write_text("text")
+    (tmp_path / "empty").mkdir()
+    shutil.copytree(models / "hf", tmp_path / "two")
+    shutil.copytree(models / "tf1", tmp_path / "two", dirs_exist_ok=True)
+    with pytest.raises(InputError, match=expected):
+        load_pretrained(path if "://" in path else tmp_path / path)
+
+
+def test_a_model_without_a_head_says_so_where_the_head_is_needed(models):
+    with pytest.raises(InputError, match="no head that predicts words, its task being sequence_classification"):
+        fill_masks(load_pretrained(models / "hf"), ["[MASK]"])
+
+
+@pytest.mark.slow
+def test_a_masked_lm_fills_masks_and_encodes_without_a_pooler(tmp_path):
+    save_hf(tmp_path / "m", tiny_model(), random_params(parts=("mlm",)), make_tokenizer(203), "masked_lm", ())
+    bert = load_pretrained(tmp_path / "m")
+    encodings = bert.encode(["abc", "a"])
+    assert encodings.pooled is None and encodings.hidden.shape == (2, 5, 32)
+    assert len(fill_masks(bert, ["a [MASK] b"], 3)[0][0]) == 3
+
+
+def test_an_own_directory_keeps_parts_task_and_labels(tmp_path):
+    for task in ("token_classification", "masked_lm", "question_answering", "encoder"):
+        labels = ("O", "B") if task == "token_classification" else ()
+        params = random_params(num_classes=2, parts=TASK_PARTS[task])
+        save_pretrained(tmp_path / task, tiny_model(), params, make_tokenizer(203), task, labels)
+        bert = load_pretrained(tmp_path / task)
+        assert (bert.task, bert.labels) == (task, labels)
+        jax.tree.map(np.testing.assert_array_equal, bert.params, params)
+
+
+def change_json(path, change):
+    content = change(json.loads(path.read_text()))
+    path.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "expected"),
+    [
+        ("config.json", lambda about: [], r"config.json: the whole is \[\], not an object"),
+        ("config.json", lambda about: about | {"model": 5}, "config.json: model is 5, not an object"),
+        ("config.json", lambda about: about | {"task": "sorting"}, 'task is "sorting", not one of encoder,'),
+        ("config.json", lambda about: about | {"labels": 3}, "labels is 3, not a list"),
+        ("checksums.json", lambda sealed: sealed | {"arrays": [1]}, "is damaged: checksums.json is damaged"),
+        ("checksums.json", lambda sealed: sealed | {"files": {"config.json": 5}}, "checksums.json is damaged"),
+        ("checksums.json", lambda sealed: sealed | {"arrays": {}}, "checksums.json names no arrays"),
+    ],
+)
+def test_an_own_directory_with_odd_files_is_one_clear_line(copies, file, change, expected):
+    path = copies("bert_jax")
+    change_json(path / file, change)
+    with pytest.raises(InputError, match=expected):
+        load_pretrained(path)
+
+
+def test_a_failed_save_leaves_nothing_behind(tmp_path, monkeypatch):
+    def full_disk(*_args, **_options):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("bert_jax.checkpoints.pretrained.save_tree", full_disk)
+    with pytest.raises(StoppedError, match="No space"):
+        save_pretrained(tmp_path / "out", tiny_model(), random_params(), make_tokenizer(203))
+    assert list(tmp_path.iterdir()) == []
+
+
+ONE_DEVICE = MeshConfig(data=1)
+
+
+@pytest.fixture(scope="module")
+def start(toy_data):
+    """Returns the tokenizer of the toy data, and a model for it that has everything but the next sentence head."""
+    tokenizer = load_tokenizer(toy_data / "tokenizer")
+    config = tiny_model(vocab_size=tokenizer.vocab_size, activation="gelu_exact", layer_norm_epsilon=1e-9)
+    return config, random_params(config, parts=("pooler", "mlm")), tokenizer
+
+
+def run_from(checkpoint, toy_data, workdir, **changes):
+    model = tiny_model(vocab_size=0, **changes)
+    config = tiny_run(toy_data, mesh=ONE_DEVICE, model=model, train=TrainConfig(num_steps=1))
+    return pretrain(dataclasses.replace(config, init_checkpoint=str(checkpoint)), workdir, jax.devices()[:1])
+
+
+def test_a_start_of_another_model_spells_the_flags_to_add(start, toy_data, tmp_path):
+    config, params, tokenizer = start
+    save_tf1(tmp_path / "model", config, params, tokenizer, "masked_lm", ())
+    expected = "is another model; add --config.model.activation=gelu_exact --config.model.layer_norm_epsilon=1e-09"
+    with pytest.raises(InputError, match=expected):
+        run_from(tmp_path / "model", toy_data, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["tf1", "hf"])
+def test_pretraining_goes_on_from_any_format(start, toy_data, tmp_path, form, capsys):
+    config, params, tokenizer = start
+    if form == "hf":  # which has no masked language model with a pooler
+        encoder = {name: part for name, part in params["encoder"].items() if name != "pooler"}
+        params = {"encoder": encoder, "mlm": params["mlm"]}
+    SAVERS[form](tmp_path / "model", config, params, tokenizer, "masked_lm", ())
+    settings = {"activation": "gelu_exact", "layer_norm_epsilon": 1e-9}
+    result = run_from(tmp_path / "model", toy_data, tmp_path / "run", **settings)
+    trained = jax.device_get(result.state.params)  # step 0 has rate 0
+    jax.tree.map(np.testing.assert_array_equal, {"mlm": trained["mlm"]}, {"mlm": params["mlm"]})
+    for name, part in params["encoder"].items():
+        jax.tree.map(np.testing.assert_array_equal, trained["encoder"][name], part)
+    assert np.abs(trained["next_sentence"]["kernel"]).max() > 0
+    lines = capsys.readouterr().err
+    assert "it has no next_sentence, which starts at random" in lines
+    assert ("it has no pooler, which starts at random" in lines) == (form == "hf")
+
+
+@pytest.mark.slow
+def test_heads_that_pretraining_lacks_are_made_and_others_left(models):
+    bert = load_pretrained(models / "hf")
+    objective = pretraining_objective(bert.config, MaskingConfig(), 4, (2, 3))
+    whole = warm_start.complete(bert, objective, seed=3)
+    assert parts_of(whole.params) == ("pooler", "mlm", "next_sentence")
+    assert whole.notes == (
+        "it has no mlm, which starts at random",
+        "it has no next_sentence, which starts at random",
+        "its classifier is not used",
+    )
+    jax.tree.map(np.testing.assert_array_equal, whole.params["encoder"], bert.params["encoder"])
+    assert np.abs(whole.params["mlm"]["transform"]["kernel"]).max() > 0
+
+
+@pytest.mark.slow
+def test_the_command_converts_and_verifies(repository, models, tmp_path):
+    output = tmp_path / "out"
+    flags = [f"--input={models / 'tf1'}", f"--output={output}", "--to=hf", "--verify"]
+    status, stdout, stderr = command(repository, "convert_checkpoint", *flags)
+    assert status == 0, stderr
+    assert "sequence_classification, 2 layers, hidden 32, gelu_tanh" in stdout and "from tf1 to hf" in stdout
+    assert [line for line in stdout.splitlines() if line.startswith("largest difference")] == [
+        f"largest difference of {name}: 0" for name in ("classifier", "hidden", "pooled")
+    ]
+    assert (output / "model.safetensors").read_bytes() == (models / "hf" / "model.safetensors").read_bytes()
+    assert json.loads((output / "config.json").read_text())["id2label"] == {"0": "no", "1": "yes", "2": "maybe"}
+    status, stdout, stderr = command(repository, "convert_checkpoint", *flags)
+    assert (status, stdout) == (1, "") and stderr == f"error: output {output} exists; give a directory that does not\n"
+
+
+@pytest.mark.slow
+def test_damage_is_one_line_and_leaves_nothing_behind(repository, copies, tmp_path):
+    damaged = copies("hf")
+    (damaged / "model.safetensors").write_bytes((damaged / "model.safetensors").read_bytes()[:-9])
+    flags = [f"--input={damaged}", f"--output={tmp_path / 'out'}", "--to=bert_jax"]
+    status, stdout, stderr = command(repository, "convert_checkpoint", *flags)
+    assert (status, stdout, stderr.count("\n")) == (1, "", 1)
+    assert stderr.startswith(f"error: {damaged / 'model.safetensors'} is truncated or damaged")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", SAVERS)
+def test_show_params_is_the_same_for_every_format(repository, models, form):
+    status, stdout, stderr = command(repository, "show_params", f"--checkpoint={models / form}")
+    assert status == 0, stderr
+    first, *rows, last = stdout.splitlines()
+    assert first.startswith(f"{form}: sequence_classification, 2 layers, hidden 32, 4 heads, gelu_tanh, vocabulary 203")
+    params = random_params(parts=("pooler", "classifier"))
+    table = {row.split()[0]: row.split()[-1] for row in rows}
+    assert table["classifier/kernel"] == f"{np.linalg.norm(params['classifier']['kernel'].astype(np.float64)):.6g}"
+    assert len(table) == len(jax.tree.leaves(params))
+    assert f"{sum(leaf.size for leaf in jax.tree.leaves(params)):,} numbers" in last
+
+
+def test_the_pretrained_type_stays_usable_with_three_fields(models):
+    bert = load_pretrained(models / "bert_jax")
+    assert Pretrained(bert.config, bert.params, bert.tokenizer).task == "pretraining"
+
+
+@pytest.mark.slow
+def test_verify_says_which_files_have_no_checksum(repository, models, tmp_path):
+    """A flipped bit of a tensor in Hugging Face's format is another number, and nothing tells; ours is sealed."""
+    damaged = shutil.copytree(models / "hf", tmp_path / "hf")
+    content = bytearray((damaged / "model.safetensors").read_bytes())
+    content[-3] ^= 1
+    (damaged / "model.safetensors").write_bytes(content)
+    flags = [f"--input={damaged}", f"--output={tmp_path / 'own'}", "--to=bert_jax", "--verify"]
+    status, _, stderr = command(repository, "convert_checkpoint", *flags)
+    assert status == 0, stderr
+    assert f"note: {damaged}: Hugging Face's files carry no checksum" in stderr
+    assert "the output is sealed by checksums from now on" in stderr
+    file = next(
+        path for path in (tmp_path / "own" / "params").rglob("*") if path.is_file() and path.stat().st_size > 99
+    )
+    content = bytearray(file.read_bytes())
+    content[-3] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(InputError, match="has another checksum than when it was written"):
+        load_pretrained(tmp_path / "own")

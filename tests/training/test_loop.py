@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The loop: what is saved, what a checkpoint says of itself, and what a signal leaves for the next run."""
+
+import itertools
+import json
+import os
+import signal
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from bert_jax.checkpoints.states import SEAL, Checkpoints
+from bert_jax.devices.cluster import Preemption
+from bert_jax.devices.sharding import make_mesh, replicated
+from bert_jax.errors import DivergedError
+from bert_jax.settings.pretraining import MeshConfig
+from bert_jax.training.loop import Due, Pace, Work, due, train_loop
+from bert_jax.training.report import Reporter, read_metrics
+from bert_jax.training.run import Run
+from bert_jax.training.step import TrainState
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    return make_mesh(MeshConfig(data=1), jax.devices()[:1])
+
+
+def first_state(mesh):
+    return jax.device_put(TrainState(jnp.int32(0), {"x": jnp.zeros(4)}, ()), replicated(mesh))
+
+
+def train_step(state, batch):
+    step = state.step + 1
+    metrics = {name: (jnp.float32(1), jnp.float32(1)) for name in ("loss", "grad_norm", "learning_rate")}
+    return TrainState(step, {"x": state.params["x"] + 1}, ()), metrics
+
+
+def run(directory, mesh, pace, losses, keep=(2, 1), signal_in=(), step=train_step, keep_revision=None):
+    """Returns where the loop ended. `losses` are those of evaluations by their step; `signal_in` are broken off."""
+    with Checkpoints(directory / "checkpoints", *keep) as checkpoints:
+        state = first_state(mesh)
+        abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
+        restored = checkpoints.restore(abstract)
+        state = restored.state or state
+
+        def evaluation(params, stopped=lambda: 0):
+            taken = int(params["x"][0])
+            if taken in signal_in:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return None if stopped() else {"loss": losses[taken]}
+
+        start = int(state.step)
+        with (
+            Reporter(directory, pace.num_steps, start, progress=False, tensorboard=False) as reporter,
+            Preemption() as preemption,
+        ):
+            run = Run(directory, checkpoints, reporter, preemption, restored, None)
+            batches = itertools.repeat(None)
+            kept = keep_revision or (lambda step, params, seen: None)
+            work = Work(mesh, step, batches, evaluation, lambda counts, seconds: {}, kept)  # type: ignore[arg-type]
+            result = train_loop(run, state, pace, work, restored.notes)
+        checkpoints.close()
+        return result
+
+
+def seals(directory):
+    paths = sorted((directory / "checkpoints").glob(f"*/{SEAL}"))
+    return {int(path.parent.name): json.loads(path.read_text()) for path in paths}
+
+
+def test_every_evaluation_that_is_the_best_so_far_is_kept(mesh, tmp_path):
+    """Evaluations come every 5 steps and checkpoints every 7: they meet at 35 only."""
+    losses = dict(zip(range(5, 41, 5), (5.0, 1.0, 2.0, 3.0, 0.5, 4.0, 5.0, 6.0)))
+    run(tmp_path, mesh, Pace(40, 40, 5, 7, False), losses)
+    kept = seals(tmp_path)
+    assert sorted(kept) == [25, 35, 40] and kept[25]["metric"] == 0.5
+    assert Checkpoints(tmp_path / "checkpoints").best_step() == 25
+
+
+def test_two_best_are_kept_where_two_are_asked_for_and_none_where_none_is(mesh, tmp_path):
+    losses = dict(zip(range(2, 13, 2), (5.0, 1.0, 2.0, 2.0, 3.0, 4.0)))
+    run(tmp_path / "two", mesh, Pace(12, 40, 2, 0, False), losses, keep=(2, 2))
+    assert sorted(seals(tmp_path / "two")) == [4, 6, 12]
+    run(tmp_path / "none", mesh, Pace(12, 40, 2, 0, False), losses, keep=(2, 0))
+    assert sorted(seals(tmp_path / "none")) == [12]
+
+
+def test_what_is_best_is_known_after_a_stop(mesh, tmp_path):
+    """Stopped after step 6, where the best is that of step 4: step 8 is no better, and is not saved."""
+    losses = {2: 3.0, 4: 1.0, 6: 2.0, 8: 1.5, 10: 0.5, 12: 2.0}
+    run(tmp_path, mesh, Pace(6, 40, 2, 3, False), losses, keep=(3, 1))
+    run(tmp_path, mesh, Pace(12, 40, 2, 0, False), losses, keep=(9, 1))
+    assert sorted(seals(tmp_path)) == [3, 4, 6, 10, 12]
+
+
+def test_a_checkpoint_counts_the_steps_before_it_and_no_later_ones(mesh, tmp_path, monkeypatch):
+    """The sealing thread writes what is unreported when its turn comes; the window has gone on by then."""
+    saved = []
+    save = Checkpoints.save
+
+    def note(self, step, state, metric=None, notes=None):
+        save(self, step, state, metric, notes)
+        saved.append((step, notes))
+
+    monkeypatch.setattr(Checkpoints, "save", note)
+    run(tmp_path, mesh, Pace(20, 100, 0, 4, False), {20: 1.0})
+    assert [(step, notes["unreported"]["loss"]) for step, notes in saved] == [
+        (step, [step, step]) for step in (4, 8, 12, 16, 20)
+    ]
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_an_evaluation_that_was_made_up_for_reaches_its_checkpoint(mesh, tmp_path, monkeypatch, killed):
+    losses = {4: 1.0, 8: 2.0, 12: 3.0}
+    pace = Pace(12, 1, 4, 4, False, break_off=True)
+    assert run(tmp_path, mesh, pace, losses, signal_in=(4,)).signal == signal.SIGTERM
+    assert seals(tmp_path)[4]["metric"] is None
+    if killed:  # when the evaluation is told, and its checkpoint does not know of it yet
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(Checkpoints, "add_metric", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+            run(tmp_path, mesh, pace, losses)
+    run(tmp_path, mesh, pace, losses)
+    kept = seals(tmp_path)
+    assert sorted(kept) == [4, 8, 12] and kept[4]["metric"] == 1.0 and not kept[4]["notes"]["overdue"]
+    evaluated = [record["step"] for record in read_metrics(tmp_path / "metrics.jsonl") if record["kind"] == "eval"]
+    assert evaluated == [4, 8, 12]
+
+
+def test_parameters_that_are_not_finite_are_no_revision(mesh, tmp_path):
+    """The loss and the gradient of the step that made them were finite."""
+
+    def ruin(state, batch):
+        state, metrics = train_step(state, batch)
+        return state._replace(params={"x": jnp.where(state.step == 4, jnp.inf, state.params["x"])}), metrics
+
+    kept = []
+    with pytest.raises(DivergedError, match="a parameter is not finite after step 4"):
+        run(tmp_path, mesh, Pace(8, 1, 0, 0, keep=2), {}, step=ruin, keep_revision=lambda step, *_: kept.append(step))
+    assert kept == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("step", "expected"),
+    [
+        (1, Due(False, False, False)),
+        (4, Due(False, True, False)),
+        (5, Due(True, False, False)),
+        (6, Due(False, False, True)),
+        (20, Due(True, True, False)),
+        (60, Due(True, True, True)),
+        (61, Due(True, True, False)),  # the last one
+    ],
+)
+def test_what_is_due_depends_on_the_step_alone(step, expected):
+    assert due(step, Pace(61, 1, 5, 4, keep=6)) == expected
+
+
+def test_nothing_but_the_last_step_is_due_where_everything_is_off():
+    assert [step for step in range(1, 8) if any(due(step, Pace(7, 1, 0, 0)))] == [7]

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""BERT's AdamW and Google's schedule against an independent float64 sketch."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from builders import tiny_model
+
+from bert_jax.devices.sharding import path_name
+from bert_jax.errors import InputError
+from bert_jax.model.objective import abstract_params
+from bert_jax.settings.pretraining import OptimizerConfig
+from bert_jax.training.optim import apply_updates, decay_mask, learning_rate_at, make_optimizer
+
+CONFIG = OptimizerConfig(learning_rate=1e-2, warmup_steps=4)
+
+
+def google_rate(step, config, num_steps):
+    """Returns the rate as optimization.py computes it: the decay runs from step 0, warm-up overrides it."""
+    if step < config.warmup_steps:
+        return config.learning_rate * step / config.warmup_steps
+    return config.learning_rate * (1 - min(step, num_steps) / num_steps)
+
+
+@pytest.mark.parametrize(("warmup_steps", "num_steps"), [(4, 20), (0, 7), (10_000, 1_000_000)])
+def test_schedule_is_googles(warmup_steps, num_steps):
+    config = OptimizerConfig(learning_rate=1e-4, warmup_steps=warmup_steps)
+    rate = jax.jit(learning_rate_at(config, num_steps))
+    for step in {
+        0,
+        1,
+        warmup_steps - 1,
+        warmup_steps,
+        warmup_steps + 1,
+        num_steps // 2,
+        num_steps - 1,
+        num_steps,
+        10**7,
+    }:
+        if step >= 0:
+            np.testing.assert_allclose(rate(step), google_rate(step, config, num_steps), rtol=2e-6, atol=1e-12)
+
+
+def test_the_first_rate_is_0_and_the_rate_drops_at_the_end_of_warm_up():
+    rate = learning_rate_at(OptimizerConfig(learning_rate=1.0, warmup_steps=10), 20)
+    assert float(rate(0)) == 0.0
+    assert (float(rate(9)), float(rate(10))) == pytest.approx((0.9, 0.5))
+    assert float(learning_rate_at(OptimizerConfig(learning_rate=1.0, warmup_steps=0), 20)(0)) == 1.0
+
+
+def google_adamw(params, gradients, config, num_steps, decayed):
+    """Yields float64 parameters after each step, by the formulas of AdamWeightDecayOptimizer."""
+    mean = dict.fromkeys(params, 0.0)
+    square = dict.fromkeys(params, 0.0)
+    for step, gradient in enumerate(gradients):
+        norm = np.sqrt(sum((g**2).sum() for g in gradient.values()))
+        gradient = {name: g * config.clip_norm / max(norm, config.clip_norm) for name, g in gradient.items()}
+        for name in params:
+            mean[name] = config.beta1 * mean[name] + (1 - config.beta1) * gradient[name]
+            square[name] = config.beta2 * square[name] + (1 - config.beta2) * gradient[name] ** 2
+            update = mean[name] / (np.sqrt(square[name]) + config.epsilon)
+            if name in decayed:
+                update = update + config.weight_decay * params[name]
+            params[name] = params[name] - google_rate(step, config, num_steps) * update
+        yield dict(params)
+
+
+def test_adamw_follows_googles_formulas():
+    rng = np.random.default_rng(0)
+    shapes = {"kernel": (5, 3), "bias": (3,), "scale": (3,)}
+    params = {name: rng.normal(size=shape) for name, shape in shapes.items()}
+    gradients = [
+        {name: rng.normal(size=s) * scale for name, s in shapes.items()} for scale in (0.01, 10, 1, 0.1, 0, 3, 1, 1)
+    ]
+    config = dataclasses.replace(CONFIG, weight_decay=0.1)
+    optimizer = make_optimizer(config, 8)
+    tree = {"norm": {"scale": params["scale"]}, "dense": {"kernel": params["kernel"], "bias": params["bias"]}}
+    ours = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), tree)
+    state = optimizer.init(ours)
+    for gradient, expected in zip(gradients, google_adamw(params, gradients, config, 8, {"kernel"}), strict=True):
+        tree = {"norm": {"scale": gradient["scale"]}, "dense": {"kernel": gradient["kernel"], "bias": gradient["bias"]}}
+        updates, state = optimizer.update(jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), tree), state, ours)
+        ours = apply_updates(ours, updates)
+        np.testing.assert_allclose(ours["dense"]["kernel"], expected["kernel"], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(ours["dense"]["bias"], expected["bias"], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(ours["norm"]["scale"], expected["scale"], rtol=1e-5, atol=1e-6)
+
+
+def test_bias_correction_is_a_switch():
+    params = {"dense": {"kernel": jnp.ones((2, 2))}}
+    gradient = {"dense": {"kernel": jnp.full((2, 2), 0.1)}}
+    config = OptimizerConfig(learning_rate=1.0, warmup_steps=0, weight_decay=0.0, clip_norm=0.0)
+
+    def first_update(config):
+        optimizer = make_optimizer(config, 10)
+        return float(optimizer.update(gradient, optimizer.init(params), params)[0]["dense"]["kernel"][0, 0])
+
+    assert first_update(dataclasses.replace(config, bias_correction=True)) == pytest.approx(-1.0, rel=1e-4)
+    # (1 - beta1) / sqrt(1 - beta2): what the correction would undo
+    assert first_update(config) == pytest.approx(-0.1 / np.sqrt(0.001), rel=1e-3)
+
+
+def test_decay_table_is_googles_for_every_parameter():
+    params = abstract_params(tiny_model(), num_classes=3)
+    for path, decays in jax.tree_util.tree_leaves_with_path(decay_mask(params)):
+        name = path_name(path)
+        assert decays == (not any(part in name for part in ("norm", "bias"))), name
+
+
+def test_a_parameter_that_no_rule_knows_is_an_error():
+    with pytest.raises(InputError, match="'strange/thing' matches no rule"):
+        decay_mask({"strange": {"thing": jnp.ones(1)}})
+
+
+@pytest.mark.parametrize("bias_correction", [False, True])
+def test_a_mean_in_bfloat16_follows_the_float32_one(bias_correction):
+    """40 steps of noisy gradients around 0.1: the path of the parameters differs by less than one part in 200."""
+    config = OptimizerConfig(learning_rate=1e-2, warmup_steps=4, bias_correction=bias_correction)
+    rng = np.random.default_rng(0)
+    gradients = jnp.asarray(rng.normal(0.1, 1, (40, 16, 16)), jnp.float32)
+    start = {"dense": {"kernel": jnp.asarray(rng.normal(size=(16, 16)), jnp.float32)}}
+
+    def train(config):
+        optimizer = make_optimizer(config, 40)
+
+        @jax.jit
+        def steps(params):
+            def step(carry, gradient):
+                params, state = carry
+                updates, state = optimizer.update({"dense": {"kernel": gradient}}, state, params)
+                return (apply_updates(params, updates), state), None
+
+            return jax.lax.scan(step, (params, optimizer.init(params)), gradients)[0]
+
+        return steps(start)
+
+    wide, narrow = train(config), train(dataclasses.replace(config, state_dtype="bfloat16"))
+    before, float32, bfloat16 = (tree["dense"]["kernel"] for tree in (start, wide[0], narrow[0]))
+    moved = np.linalg.norm(float32 - before)
+    assert 0 < np.linalg.norm(float32 - bfloat16) < moved / 200 and moved > 0.5  # many times a step
+    kinds = [[str(leaf.dtype) for leaf in jax.tree.leaves(state) if leaf.shape] for _, state in (wide, narrow)]
+    assert kinds == [["float32", "float32"], ["bfloat16", "float32"]]
+
+
+def test_a_falling_mean_square_would_stick_in_bfloat16():
+    """Why only the mean may be stored so: a thousandth less is rounded away, a tenth less is not."""
+    square = jnp.ones((), jnp.bfloat16)
+    assert (0.999 * square.astype(jnp.float32)).astype(jnp.bfloat16) == square
+    assert (0.9 * square.astype(jnp.float32)).astype(jnp.bfloat16) < square

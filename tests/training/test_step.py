@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One step: the same on one device and eight, whole and in microbatches."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from builders import CLS, MASK, SEP, random_batch, tiny_model
+from jax.sharding import PartitionSpec
+
+from bert_jax.devices.sharding import make_mesh, row_sharding
+from bert_jax.model.objective import pretraining_objective
+from bert_jax.plan import hlo
+from bert_jax.plan.memory import shard_bytes
+from bert_jax.settings.pretraining import MaskingConfig, MeshConfig, OptimizerConfig, TrainConfig
+from bert_jax.training.step import abstract_state, init_state, make_eval_step, make_train_step
+
+OPTIMIZER = OptimizerConfig(learning_rate=1e-2, warmup_steps=1)
+MASKING = MaskingConfig()
+
+
+def take_steps(
+    batch, mesh_sizes=None, model=None, accumulate=1, num_steps=3, optimizer=OPTIMIZER, masking=MASKING, zero1=False
+):
+    """Returns the metrics of each step, and the last parameters, on a mesh."""
+    devices = jax.devices() if mesh_sizes else jax.devices()[:1]
+    mesh = make_mesh(MeshConfig(**(mesh_sizes or {})), devices)
+    objective = pretraining_objective(model or tiny_model(), masking, MASK, (CLS, SEP))
+    train = TrainConfig(num_steps=10, accumulate=accumulate, zero1=zero1)
+    state = init_state(objective, optimizer, train, mesh)
+    step = make_train_step(objective, optimizer, train, mesh, state)
+    rows = jax.tree.map(lambda x: jax.device_put(x, row_sharding(mesh)), batch)
+    history = []
+    with jax.set_mesh(mesh):
+        for _ in range(num_steps):
+            state, metrics = step(state, rows)
+            history.append({name: float(total) / max(float(weight), 1e-9) for name, (total, weight) in metrics.items()})
+    assert int(state.step) == num_steps
+    return history, jax.device_get(state.params)
+
+
+def assert_same(ours, theirs, tolerance=2e-5):
+    """Compares as many steps as the second took."""
+    assert len(ours[0]) >= len(theirs[0]) > 0
+    for before, after in zip(ours[0], theirs[0]):
+        for name in before:
+            np.testing.assert_allclose(after[name], before[name], rtol=tolerance, atol=tolerance, err_msg=name)
+
+
+def two_a_row():
+    return random_batch(num_sequences=2)
+
+
+@pytest.fixture(scope="module")
+def one_device():
+    """Returns nine steps on one device; shared, for its program takes seconds to compile."""
+    return take_steps(two_a_row(), num_steps=9)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        pytest.param({"data": 8}, marks=pytest.mark.slow),
+        pytest.param({"data": 2, "fsdp": 2, "tensor": 2}, marks=pytest.mark.slow),
+        pytest.param({"data": 1, "fsdp": 8}, marks=pytest.mark.slow),
+        pytest.param({"data": 2, "tensor": 4}, marks=pytest.mark.slow),
+    ],
+)
+def test_eight_devices_equal_one(one_device, sizes, capfd):
+    """And no array is made whole on every device because the compiler knows no other way to cut it anew."""
+    assert_same(one_device, take_steps(two_a_row(), sizes))
+    assert "full rematerialization" not in capfd.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sizes", [{"data": 8}, {"data": 2, "fsdp": 2, "tensor": 2}])
+def test_zero1_equals_one_device(one_device, sizes, capfd):
+    assert_same(one_device, take_steps(two_a_row(), sizes, zero1=True))
+    assert "full rematerialization" not in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_gradients_added_up_in_bfloat16_are_close():
+    """Rounded on each of eight devices, so not equal; what is not a matrix is added up in float32 as before."""
+    narrow = {"compute_dtype": "bfloat16", "gradient_dtype": "bfloat16"}
+    wide, halved = (
+        take_steps(two_a_row(), {"data": 8}, model=tiny_model(**options), num_steps=9)[0]
+        for options in ({"compute_dtype": "bfloat16"}, narrow)
+    )
+    assert 0 < abs(halved[-1]["loss"] / wide[-1]["loss"] - 1) < 0.01
+    assert halved[0]["grad_norm"] == pytest.approx(wide[0]["grad_norm"], rel=0.005)
+
+
+def test_a_step_in_bfloat16_runs_on_a_cpu():
+    """XLA has no kernel there for some products of bfloat16, and says so only when they run."""
+    history, params = take_steps(random_batch(), model=tiny_model(compute_dtype="bfloat16"), num_steps=2)
+    assert history[0]["loss"] == pytest.approx(np.log(203) + np.log(2), rel=0.02)
+    assert history[0]["grad_norm"] > 0.1 and jax.tree.leaves(params)[0].dtype == np.float32
+
+
+def test_zero1_divides_moments_over_data():
+    """All of them that are not smaller than the devices are many, and no parameter."""
+    objective = pretraining_objective(tiny_model(), MASKING, MASK, (CLS, SEP))
+    mesh = make_mesh(MeshConfig(data=8))
+    plain, divided = (
+        abstract_state(objective, OPTIMIZER, TrainConfig(num_steps=10, zero1=zero1), mesh) for zero1 in (False, True)
+    )
+    assert shard_bytes(divided.params) == shard_bytes(plain.params)
+    assert shard_bytes(divided.optimizer) == pytest.approx(shard_bytes(plain.optimizer) / 8, rel=0.01)
+    kernel = divided.optimizer[1].mean["encoder"]["layers"]["mlp"]["intermediate"]["kernel"]
+    assert kernel.sharding.spec == PartitionSpec(None, "data", "tensor")
+    both = abstract_state(objective, OPTIMIZER, TrainConfig(zero1=True), make_mesh(MeshConfig(data=4, fsdp=2)))
+    assert both.optimizer[1].mean["encoder"]["layers"]["mlp"]["intermediate"]["kernel"].sharding.spec == PartitionSpec(
+        None, "fsdp", "data"
+    )
+
+
+@pytest.mark.parametrize("attention", ["plain", "fused"])
+def test_losses_and_dropout_bits_do_not_depend_on_the_mesh(attention):
+    """The forward pass alone, which compiles in a fraction of the time of a step."""
+    model = tiny_model(attention=attention, hidden_dropout_rate=0.3, attention_dropout_rate=0.3)
+    objective = pretraining_objective(model, MASKING, MASK, (CLS, SEP))
+
+    def losses(mesh_sizes, devices, key=None):
+        mesh = make_mesh(MeshConfig(**mesh_sizes), devices)
+        params = init_state(objective, OPTIMIZER, TrainConfig(), mesh).params
+        rows = jax.tree.map(lambda x: jax.device_put(x, row_sharding(mesh)), random_batch())
+        with jax.set_mesh(mesh):
+            metrics = jax.jit(lambda params, rows: objective.losses(params, objective.prepare(rows), key))(params, rows)
+        return {name: float(total) / float(weight) for name, (total, weight) in metrics.items()}
+
+    key = jax.random.key(3)
+    one = losses({}, jax.devices()[:1], key)
+    assert losses({"data": 2, "fsdp": 2, "tensor": 2}, jax.devices(), key) == pytest.approx(one, rel=2e-5)
+    assert abs(one["mlm_loss"] - losses({}, jax.devices()[:1])["mlm_loss"]) > 1e-4  # it is on
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attention", ["plain", "fused"])
+def test_dropout_bits_of_whole_steps_do_not_depend_on_the_mesh(attention):
+    model = tiny_model(attention=attention, hidden_dropout_rate=0.3, attention_dropout_rate=0.3)
+    one = take_steps(random_batch(), model=model)
+    assert_same(one, take_steps(random_batch(), {"data": 2, "fsdp": 2, "tensor": 2}, model=model))
+    assert abs(one[0][0]["loss"] - take_steps(random_batch(), num_steps=1)[0][0]["loss"]) > 1e-4  # it is on
+
+
+@pytest.mark.slow
+def test_data_parallel_moves_each_gradient_once_and_nothing_else():
+    """Of the word table too, which the embeddings and the predictions both read."""
+    objective = pretraining_objective(tiny_model(), MASKING, MASK, (CLS, SEP))
+    mesh = make_mesh(MeshConfig())
+    train = TrainConfig(num_steps=10)
+    state = abstract_state(objective, OPTIMIZER, train, mesh)
+    step = make_train_step(objective, OPTIMIZER, train, mesh, state)
+    rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=row_sharding(mesh)), random_batch())
+    with jax.set_mesh(mesh):
+        found = hlo.collectives(step.lower(state, rows).compile().as_text())
+    assert {collective.kind for collective in found} == {"all-reduce"}
+    assert sum(collective.bytes * collective.count for collective in found) <= 1.02 * shard_bytes(state.params)
+
+
+@pytest.mark.slow
+def test_lamb_and_runs_of_words_do_not_depend_on_the_mesh():
+    """A trust ratio needs the norm of a whole parameter, wherever its parts are."""
+    batch = random_batch(seed=2)
+    batch = batch._replace(word_starts=np.random.default_rng(0).random(batch.token_ids.shape) < 0.5)
+    options = {
+        "optimizer": dataclasses.replace(OPTIMIZER, name="lamb", bias_correction=True),
+        "masking": MaskingConfig(whole_word=True, max_ngram=3),
+    }
+    one = take_steps(batch, **options)
+    assert_same(one, take_steps(batch, {"data": 2, "fsdp": 2, "tensor": 2}, **options))
+    assert_same(one, take_steps(batch, {"data": 2, "tensor": 4}, accumulate=2, **options))
+    assert one[0][-1]["loss"] < one[0][0]["loss"]
+
+
+def test_four_microbatches_equal_the_whole_batch(one_device):
+    assert_same(one_device, take_steps(two_a_row(), accumulate=4))
+
+
+@pytest.mark.slow
+def test_microbatches_with_uneven_predictions_and_empty_rows_equal_the_whole_batch():
+    batch = random_batch(seed=5)
+    batch.sequence_ids[3:9] = 0  # some microbatches have few sequences, and so few predictions
+    batch.sequence_weights[3:9] = 0
+    assert_same(take_steps(batch), take_steps(batch, accumulate=8))
+
+
+@pytest.mark.slow
+def test_microbatches_on_a_mesh_equal_the_whole_batch(one_device):
+    assert_same(one_device, take_steps(two_a_row(), {"data": 4, "tensor": 2}, accumulate=2))
+
+
+def test_the_first_loss_is_near_that_of_guessing(one_device):
+    history, _ = one_device
+    assert history[0]["mlm_loss"] == pytest.approx(np.log(203), rel=0.02)
+    assert history[0]["nsp_loss"] == pytest.approx(np.log(2), rel=0.05)
+
+
+def test_step_0_has_rate_0_and_moves_nothing_then_it_learns(one_device):
+    history, _ = one_device
+    assert history[0]["learning_rate"] == 0 and history[0]["loss"] == history[1]["loss"]
+    assert history[-1]["loss"] < 0.8 * history[0]["loss"]
+
+
+def test_counts_leave_padding_out(one_device):
+    batch, metrics = two_a_row(), one_device[0][0]
+    lengths = np.array([[(row == place).sum() for place in (1, 2)] for row in batch.sequence_ids])
+    assert metrics["sequences"] == 32 and metrics["tokens"] == lengths.sum()
+    assert metrics["squared_lengths"] == (lengths**2).sum()
+
+
+@pytest.mark.slow
+def test_loss_weighs_every_prediction_of_the_global_batch_the_same():
+    """Per-device means of means would differ here: rows have from 1 to 4 predictions."""
+    batch = random_batch(seed=7)
+    mesh = make_mesh(MeshConfig(data=8))
+    objective = pretraining_objective(tiny_model(), MaskingConfig(), MASK, (CLS, SEP))
+    state = init_state(objective, OPTIMIZER, TrainConfig(num_steps=1), mesh)
+    rows = jax.tree.map(lambda x: jax.device_put(x, row_sharding(mesh)), batch)
+    whole = make_eval_step(objective, mesh, state.params)(state.params, rows)["mlm_loss"]
+    params, total, weight = jax.device_get(state.params), 0.0, 0.0
+    single = make_mesh(MeshConfig(), jax.devices()[:1])
+    evaluate = make_eval_step(objective, single, params)
+    for row in range(16):
+        pair = evaluate(params, jax.tree.map(lambda x, row=row: x[row : row + 1], batch))["mlm_loss"]
+        total, weight = total + float(pair[0]), weight + float(pair[1])
+    np.testing.assert_allclose([float(x) for x in whole], [total, weight], rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_state_of_a_seed_is_the_same_on_every_mesh():
+    objective = pretraining_objective(tiny_model(), MaskingConfig(), MASK, (CLS, SEP))
+    states = [
+        init_state(
+            objective, OPTIMIZER, dataclasses.replace(TrainConfig(), seed=3), make_mesh(MeshConfig(**sizes), devices)
+        )
+        for sizes, devices in (({}, jax.devices()[:1]), ({"data": 2, "fsdp": 2, "tensor": 2}, jax.devices()))
+    ]
+    for ours, theirs in zip(*(jax.tree.leaves(jax.device_get(state)) for state in states), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
