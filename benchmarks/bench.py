@@ -202,7 +202,7 @@ def _devices() -> tuple[list[Any], str]:
 
 def _peak(facts: dict[str, Any], devices: list[Any]) -> float:
     """Returns the FLOP/s that a contender could reach at best, or 0 if nobody knows."""
-    from bert_jax.plan.flops import peak_flops
+    from bert_jax.devices.chips import peak_flops
 
     if PEAK.value or not devices:
         return PEAK.value * 1e12

@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fine-tuning, from a pre-trained model and a task's data to a model that does the task: the wiring, on one page."""
 
+import dataclasses
 import time
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from jax.sharding import Mesh
 
-from bert_jax.checkpoints.pretrained import FINETUNED, Pretrained, save_pretrained
-from bert_jax.checkpoints.revisions import save_revision
+from bert_jax.checkpoints.pretrained import FINETUNED, Pretrained, keep_revision, leave_pretrained
 from bert_jax.checkpoints.states import check_arrays, describe
 from bert_jax.checkpoints.warm_start import complete
 from bert_jax.devices import cluster
@@ -20,6 +19,7 @@ from bert_jax.plan.describe import make_throughput
 from bert_jax.settings.finetuning import FinetuneConfig
 from bert_jax.settings.rules import to_dict
 from bert_jax.storage.writing import write_json
+from bert_jax.tasks.base import Task
 from bert_jax.tasks.batches import steps_per_epoch, train_batches
 from bert_jax.tasks.catalog import make_task
 from bert_jax.tasks.evaluation import Inference, Split, constant_scores, evaluate, make_inference, predict_split
@@ -93,8 +93,10 @@ def _train(
     config, task, start, data, model, train = inputs
     size = config.data.batch_size
     every = config.eval.every_steps or steps_per_epoch(len(data.train.rows), size)
-    about = {"tokenizer": start.tokenizer, "task": task.head, "labels": task.labels}
-    save = partial(save_pretrained, config=model, task_settings=to_dict(task.config), **about)
+
+    def keep(step: int, params: Params, seen: dict[str, int] | None) -> None:
+        trained = {"step": step, **(seen or {})}
+        keep_revision(dataclasses.replace(finetuned_model(inputs, task, params), trained=trained), run.workdir)
 
     def new_state(whole: Pretrained | None) -> TrainState:
         return init_state(objective, config.optimizer, train, mesh, whole and whole.params)
@@ -110,7 +112,7 @@ def _train(
         train_batches(data.train.rows, task.head, first_step, size, config.data.seed, config.data.bucket, mesh),
         evaluation if data.evaluation else None,
         make_throughput(model, mesh),
-        partial(save_revision, run.workdir, save),
+        keep,
         rank=lambda metrics: -metrics[task.metric],
     )
     pace = Pace(
@@ -149,7 +151,11 @@ def finish(inputs: Inputs, params: Params, infer: Inference, mesh: Mesh, workdir
     metrics = evaluate(task, data.evaluation, infer, size, mesh, params, keep)
     for split in data.test:
         keep(split, predict_split(task, split, infer, params, size, mesh)[0])
-    params, settings = cluster.on_host(params), to_dict(task.config)
-    save = partial(save_pretrained, workdir / FINETUNED, model, params, start.tokenizer)
-    cluster.first_does("write the model", partial(save, task.head, task.labels, settings))
+    leave_pretrained(finetuned_model(inputs, task, params), workdir / FINETUNED, "the model")
     return metrics
+
+
+def finetuned_model(inputs: Inputs, task: Task, params: Params) -> Pretrained:
+    """Returns the model of a task, with what it takes to predict."""
+    tokenizer, settings = inputs.start.tokenizer, to_dict(task.config)
+    return Pretrained(inputs.model, params, tokenizer, task.head, tuple(task.labels), task_settings=settings)

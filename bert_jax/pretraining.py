@@ -10,15 +10,14 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import Mesh
 
-from bert_jax.checkpoints.pretrained import Pretrained, save_pretrained
-from bert_jax.checkpoints.revisions import save_revision
+from bert_jax.checkpoints.pretrained import Pretrained, keep_revision, leave_pretrained
 from bert_jax.checkpoints.warm_start import load_start
 from bert_jax.data.pipeline import train_batches
 from bert_jax.data.records import Dataset, open_dataset
 from bert_jax.devices import cluster
 from bert_jax.devices.sharding import check_divisible, make_mesh
 from bert_jax.errors import InputError
-from bert_jax.model.objective import Objective, pretraining_objective
+from bert_jax.model.objective import Objective, Params, pretraining_objective
 from bert_jax.plan.describe import describe_phase, describe_run, make_throughput
 from bert_jax.settings.model import check_types
 from bert_jax.settings.phases import Phase, check_rows, phases_of, rows_before
@@ -128,14 +127,17 @@ def train_phase(
     notes = run.notes if taken else {"seen": so_far.seen}
     for line in describe_phase(phase, dataset, len(inputs.parts), mesh, abstract):
         run.reporter.message(line)
-    save = partial(save_pretrained, config=inputs.config.model, tokenizer=inputs.tokenizer)
+
+    def keep(step: int, params: Params, seen: dict[str, int] | None) -> None:
+        keep_revision(trained_model(inputs, step, params, seen), run.workdir)
+
     work = Work(
         mesh,
         make_train_step(objective, config.optimizer, phase.train, mesh, abstract, phase.schedule_start),
         train_batches(dataset.train, taken, config.data.batch_size, config.data.seed, mesh, rows_taken),
         make_evaluation(config, objective, dataset, mesh, abstract.params),
         make_throughput(config.model, mesh),
-        partial(save_revision, run.workdir, save),
+        keep,
         phase=phase.number if len(inputs.parts) > 1 else 0,
     )
     pace = Pace(
@@ -163,13 +165,16 @@ def begin_phase(phase: Phase, state: TrainState, abstract: TrainState) -> TrainS
 def leave_model(run: Run, inputs: Inputs, result: LoopResult) -> None:
     """Writes the model and the curves of a finished run."""
     run.checkpoints.close()
-    where, trained = run.workdir / "pretrained", {"step": result.step, **(result.seen or {})}
-    params = cluster.on_host(result.state.params)
-    save = partial(save_pretrained, where, inputs.config.model, params, inputs.tokenizer, trained=trained)
-    cluster.first_does("write the model", save)
+    where = run.workdir / "pretrained"
+    leave_pretrained(trained_model(inputs, result.step, result.state.params, result.seen), where, "the model")
     if cluster.is_first():
         draw_curves(run.workdir / "metrics.jsonl", run.workdir / "curves.png")
     run.reporter.message(f"trained to step {result.step}: model in {where}, curves in {run.workdir}")
+
+
+def trained_model(inputs: Inputs, step: int, params: Params, seen: dict[str, int] | None) -> Pretrained:
+    """Returns the model of a step, with the counts of what it was trained on, if they are known."""
+    return Pretrained(inputs.config.model, params, inputs.tokenizer, trained={"step": step, **(seen or {})})
 
 
 def resolve(config: PretrainConfig, datasets: Sequence[Dataset], tokenizer: Tokenizer) -> PretrainConfig:

@@ -149,7 +149,7 @@ def make_pretrained(directory: Path, **changes) -> Path:
     tokenizer = load_tokenizer(directory / "vocab.txt")
     model = tiny_model(vocab_size=tokenizer.vocab_size, initializer_stddev=0.1, **changes)
     params = jax.jit(functools.partial(init_params, model))(jax.random.key(0))
-    save_pretrained(directory / "pretrained", model, params, tokenizer)
+    save_pretrained(Pretrained(model, params, tokenizer), directory / "pretrained")
     return directory / "pretrained"
 
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A trained BERT in one hand: its shape, its parameters and its tokenizer."""
+"""A trained BERT: its configuration, its parameters and its tokenizer, loaded from any format and saved in ours."""
 
+import dataclasses
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -14,10 +15,11 @@ import numpy as np
 from bert_jax.batch import Batch
 from bert_jax.checkpoints.hf import load_hf
 from bert_jax.checkpoints.names import flatten, part_of, unflatten
-from bert_jax.checkpoints.revisions import find_revision
+from bert_jax.checkpoints.revisions import find_revision, revision_path
 from bert_jax.checkpoints.sealed import SEAL, find_damage, read_newest, seal
 from bert_jax.checkpoints.states import check_arrays, describe, restore_tree, save_tree, state_bytes
 from bert_jax.checkpoints.tf1 import checkpoint_prefix, load_tf1
+from bert_jax.devices import cluster
 from bert_jax.errors import InputError
 from bert_jax.model.heads import TASK_PARTS
 from bert_jax.model.objective import Params, abstract_params, encode
@@ -119,38 +121,14 @@ def make_batch(
     return batch
 
 
-def save_pretrained(
-    directory: Path,
-    config: ModelConfig,
-    params: Params,
-    tokenizer: Tokenizer,
-    task: str = "pretraining",
-    labels: Sequence[str] = (),
-    task_settings: Mapping[str, Any] | None = None,
-    trained: Mapping[str, int] | None = None,
-) -> None:
+def save_pretrained(bert: Pretrained, directory: str | Path, replace: bool = True) -> None:
     """Writes config.json, tokenizer/ and params/ with checksums: all that `load_pretrained` needs, no optimizer.
 
-    The directory appears whole, in place of an older one of this kind. `trained` is kept in config.json: the step, and
-    how many sequences, tokens and words the model was trained on.
+    The directory appears whole or not at all. With `replace` it may take the place of an older one of this kind.
 
     Raises: InputError if there is something else, if another command is writing there, or if it cannot be written.
     """
-    settings, counts = dict(task_settings or {}), dict(trained or {})
-    bert = Pretrained(config, params, tokenizer, task, tuple(labels), task_settings=settings, trained=counts)
-    _save(bert, directory, lambda there: (there / SEAL).exists())
-
-
-def save_new(bert: Pretrained, directory: Path) -> None:
-    """Writes all of a model into a directory, as `save_pretrained` does; it must not exist.
-
-    Raises: InputError if it exists, if another command is writing there, or if it cannot be written.
-    """
-    _save(bert, directory, lambda _: False)
-
-
-def _save(bert: Pretrained, directory: Path, replaces: Callable[[Path], bool]) -> None:
-    with new_directory(directory, replaces) as temporary:
+    with new_directory(directory, lambda there: replace and (there / SEAL).exists()) as temporary:
         about = {"format": 1, "model": to_dict(bert.config), "task": bert.task, "labels": list(bert.labels)}
         about |= {"task_settings": bert.task_settings} if bert.task_settings else {}
         about |= {"trained": bert.trained} if bert.trained else {}
@@ -161,6 +139,25 @@ def _save(bert: Pretrained, directory: Path, replaces: Callable[[Path], bool]) -
         check_space(temporary, state_bytes(bert.params) + 4096 * (num_arrays + 16))  # and what is written about them
         save_tree(temporary / "params", bert.params)
         seal(temporary, {"arrays": describe(bert.params)})
+
+
+def leave_pretrained(bert: Pretrained, directory: Path, what: str) -> None:
+    """Writes a model whose parameters may lie on several hosts: the first process does, and every process calls this.
+
+    `what` names the model in the error of the others. Raises: InputError, on every process, as `save_pretrained`.
+    """
+    whole = dataclasses.replace(bert, params=cluster.on_host(bert.params))
+    cluster.first_does(f"write {what}", lambda: save_pretrained(whole, directory))
+
+
+def keep_revision(bert: Pretrained, workdir: Path) -> None:
+    """Writes a model as the revision of its step in a work directory, for good; one that is there already stays.
+
+    Every process calls this. Raises: InputError, on every process, if it cannot be written.
+    """
+    path = revision_path(workdir, bert.trained["step"])
+    if not cluster.first_says(int(path.exists())):
+        leave_pretrained(bert, path, f"the revision {path}")
 
 
 def load_pretrained(path: str | Path) -> Pretrained:

@@ -8,6 +8,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from bert_jax.data.records import Dataset
+from bert_jax.devices.chips import peak_flops
 from bert_jax.model.objective import Params
 from bert_jax.plan import flops
 from bert_jax.plan.memory import describe_memory
@@ -18,7 +19,7 @@ from bert_jax.settings.pretraining import PretrainConfig
 
 def make_throughput(model: ModelConfig, mesh: Mesh) -> Any:
     """Returns (summed counts, seconds) -> sequences/s, tokens/s and FLOP/s, of all devices together."""
-    peak = flops.peak_flops(mesh.devices.flat[0].device_kind, model.compute_dtype) * mesh.size
+    peak = peak_flops(mesh.devices.flat[0].device_kind, model.compute_dtype) * mesh.size
 
     def rates(sums: dict[str, float], seconds: float) -> dict[str, float]:
         work = flops.train_flops(model, sums["tokens"], sums["squared_lengths"], sums["predictions"], sums["sequences"])

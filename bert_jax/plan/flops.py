@@ -1,39 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much arithmetic a BERT takes, how many parameters it has, and what a device can do at best."""
+"""How much arithmetic a BERT takes, and how many parameters it has."""
 
 from bert_jax.settings.model import ModelConfig
-
-# Best dense matrix throughput of one jax device, in TFLOP/s: (bfloat16, float32 as jax multiplies it by default).
-# The first entry that begins the device's kind, in whole words, wins. On TPUs float32 matrices are multiplied in one
-# bfloat16 pass, on NVIDIA GPUs since Ampere in TF32; older ones have no bfloat16 units, and XLA computes in float32.
-# Sources: Google Cloud TPU system architecture pages, per chip, divided by 2 where jax shows each core of a chip
-# as a device (v2, v3, 7x); NVIDIA's data sheets, without sparsity.
-_PEAK_TERAFLOPS = {
-    "TPU v2": (23.0, 23.0),
-    "TPU v3": (61.5, 61.5),
-    "TPU v4 lite": (137.0, 137.0),
-    "TPU v4": (275.0, 275.0),
-    "TPU v5 lite": (197.0, 197.0),
-    "TPU v5e": (197.0, 197.0),
-    "TPU v5p": (459.0, 459.0),
-    "TPU v5": (459.0, 459.0),  # also v5p
-    "TPU v6 lite": (918.0, 918.0),
-    "TPU v6e": (918.0, 918.0),
-    "TPU7x": (1153.5, 1153.5),
-    "NVIDIA B200": (2250.0, 1125.0),
-    "NVIDIA GH200": (989.4, 494.7),
-    "NVIDIA H200 NVL": (835.5, 417.5),
-    "NVIDIA H200": (989.4, 494.7),
-    "NVIDIA H100 PCIe": (756.0, 378.0),
-    "NVIDIA H100 NVL": (835.5, 417.5),
-    "NVIDIA H100": (989.4, 494.7),
-    "NVIDIA A100": (312.0, 156.0),
-    "NVIDIA A10G": (70.0, 35.0),
-    "NVIDIA L4": (121.0, 60.0),
-    "Tesla V100-PCIE": (14.0, 14.0),
-    "Tesla V100": (15.7, 15.7),
-    "Tesla T4": (8.1, 8.1),
-}
 
 
 def forward_flops(
@@ -77,16 +45,3 @@ def num_parameters(model: ModelConfig, heads: bool = True) -> int:
     masked_language_model = hidden**2 + hidden + norm + model.vocab_size  # its matrix is the word table
     next_sentence = 2 * hidden + 2
     return encoder + (masked_language_model + next_sentence if heads else 0)
-
-
-def peak_flops(device_kind: str, dtype: str) -> float:
-    """Returns the most FLOP/s that one device (`jax.Device.device_kind`) multiplies matrices at, or 0.0 if unknown.
-
-    It is unknown for CPUs, for slices of a GPU and for dtypes other than "bfloat16" and "float32".
-    """
-    if dtype not in ("bfloat16", "float32") or " MIG " in device_kind:
-        return 0.0
-    for beginning, (bfloat16, float32) in _PEAK_TERAFLOPS.items():
-        if f"{device_kind} ".startswith((f"{beginning} ", f"{beginning}-")):
-            return 1e12 * (bfloat16 if dtype == "bfloat16" else float32)
-    return 0.0

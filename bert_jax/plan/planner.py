@@ -21,14 +21,14 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh
 
 from bert_jax.batch import Batch
+from bert_jax.devices.chips import GPUS, TPUS, Chip, peak_flops
 from bert_jax.devices.sharding import check_divisible, make_mesh, mesh_sizes, row_sharding
 from bert_jax.errors import InputError
 from bert_jax.model.masking import predictions_per_row
 from bert_jax.model.objective import Objective, pretraining_objective
 from bert_jax.plan import hlo
-from bert_jax.plan.flops import peak_flops
 from bert_jax.plan.memory import estimate_memory, memory_problem, shard_bytes
-from bert_jax.plan.roofline import GPUS, TPUS, Chip, Traffic, assumptions, expected_traffic, model_flops, step_seconds
+from bert_jax.plan.roofline import Traffic, assumptions, expected_traffic, model_flops, step_seconds
 from bert_jax.settings.pretraining import DataConfig, MeshConfig, PretrainConfig
 from bert_jax.settings.rules import suggest
 from bert_jax.training.step import TrainState, abstract_state, make_eval_step, make_train_step
@@ -39,7 +39,7 @@ TOPOLOGIES = (
     *("v5e:2x2", "v5e:2x4", "v5e:4x4", "v5e:4x8", "v5e:8x8", "v5e:8x16", "v5e:16x16"),
     *("v6e:2x2", "v6e:2x4", "v6e:4x4", "v6e:4x8", "v6e:8x8", "v6e:8x16", "v6e:16x16"),
     *("v4:2x2x1", "v4:2x2x4", "v4:4x4x4", "v4:4x4x8", "v4:4x8x8"),
-    *("v5:2x2x1", "v5:2x2x4", "v5:4x4x4", "v5:4x4x8", "v5:4x8x8"),  # v5p
+    *("v5p:2x2x1", "v5p:2x2x4", "v5p:4x4x4", "v5p:4x4x8", "v5p:4x8x8"),
 )
 
 
@@ -92,7 +92,7 @@ def plan(config: PretrainConfig, topology: str, row_length: int = 0) -> Plan:
     mesh = make_mesh(config.mesh, devices)
     check_divisible(mesh, config.model, config.data.batch_size, config.train.accumulate)
     state = _state(config, mesh)
-    chip = TPUS[family if family != "v5p" else "v5"]
+    chip = TPUS[family]
     common = _common(config, topology, chip, dict(mesh.shape), row_length, state)
 
     lowered = lower_train_step(config, mesh, row_length)
@@ -126,7 +126,7 @@ def tpu_devices(topology: str, slices: int = 0) -> tuple[Any, str]:
     Raises: InputError if libtpu is not installed or does not know the topology.
     """
     family, _, size = topology.partition(":")
-    if family not in (*TPUS, "v5p") or not re.fullmatch(r"\d+x\d+(x\d+)?", size):
+    if family not in TPUS or not re.fullmatch(r"\d+x\d+(x\d+)?", size):
         raise _unknown(topology)
     try:
         import libtpu  # pyright: ignore[reportMissingImports]
@@ -139,8 +139,8 @@ def tpu_devices(topology: str, slices: int = 0) -> tuple[Any, str]:
     # Nothing is asked of the machine that this runs on, which is no TPU host, and two planners may run at once.
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
-    options = {"chip_config_name": "megacore"} if family in ("v4", "v5", "v5p") else {}
-    name = f"{'v5' if family == 'v5p' else family}:{size}"
+    options = {"chip_config_name": "megacore"} if TPUS[family].megacore else {}
+    name = f"{'v5' if family == 'v5p' else family}:{size}"  # as libtpu calls it
     try:
         found = topologies.get_topology_desc(platform="tpu", topology_name=name, num_slices=slices or 1, **options)
     except (jax.errors.JaxRuntimeError, NotImplementedError, ValueError) as error:

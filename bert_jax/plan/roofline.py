@@ -3,40 +3,10 @@
 
 from dataclasses import dataclass
 
+from bert_jax.devices.chips import GPUS_PER_HOST, Chip, peak_flops
 from bert_jax.model.masking import predictions_per_row
 from bert_jax.plan import flops
 from bert_jax.settings.pretraining import PretrainConfig
-
-GIB = 2**30
-
-
-@dataclass(frozen=True)
-class Chip:
-    """What the data sheet says of one chip."""
-
-    device_kind: str  # as jax says it; `flops.peak_flops` knows its peak
-    hbm_bytes: float
-    hbm_bandwidth: float  # bytes/s
-    link_bandwidth: float  # bytes/s out of a chip to its neighbours, all links of one direction together
-    network_bandwidth: float = 0.0  # bytes/s of a GPU to other hosts; 0 where links lead everywhere
-    matrix_efficiency: float = 0.9  # of the peak, that large products reach; assumed, not measured on TPUs
-
-
-# Sources: Google Cloud TPU system architecture pages (interchip links of 45 GB/s each way, 4 on v5e and v6e, 6 else;
-# v6e 90), NVIDIA's data sheets: NVLink each way, at 80 %, and one 400 (A100: 200) Gb/s adapter a GPU. A matrix product
-# was measured at 80 % of an H200's peak.
-TPUS = {
-    "v4": Chip("TPU v4", 32 * GIB, 1.2e12, 270e9),
-    "v5e": Chip("TPU v5 lite", 16 * GIB, 0.819e12, 180e9),
-    "v5": Chip("TPU v5", 95 * GIB, 2.765e12, 540e9),
-    "v6e": Chip("TPU v6 lite", 32 * GIB, 1.64e12, 360e9),
-}
-GPUS = {
-    "a100": Chip("NVIDIA A100", 80e9, 2.039e12, 240e9, 25e9, 0.8),
-    "h100": Chip("NVIDIA H100", 80e9, 3.35e12, 360e9, 50e9, 0.8),
-    "h200": Chip("NVIDIA H200", 141e9, 4.8e12, 360e9, 50e9, 0.8),
-}
-GPUS_PER_HOST = 8
 
 # The model of time. Sources: performance notes of this project; all of it is assumption until measured on the device.
 HBM_EFFICIENCY = 0.9
@@ -68,7 +38,7 @@ def step_seconds(
     model = config.model
     num_chips = mesh_shape["data"] * mesh_shape["fsdp"] * mesh_shape["tensor"]
     tokens = config.data.batch_size * row_length / num_chips
-    peak = flops.peak_flops(chip.device_kind, model.compute_dtype) * chip.matrix_efficiency
+    peak = peak_flops(chip.device_kind, model.compute_dtype) * chip.matrix_efficiency
     attention = 3 * model.num_layers * 4 * model.hidden_size * tokens * row_length
     elementwise = ELEMENTWISE_BYTES * model.hidden_size + _score_bytes(config, chip) * model.num_heads * row_length
     others = model_flops(config, num_chips, row_length) - attention
@@ -95,7 +65,7 @@ def step_seconds(
 
 def _score_bytes(config: PretrainConfig, chip: Chip) -> int:
     """Returns the bytes that a score of attention moves in both passes: none where a kernel keeps them in the core."""
-    return 0 if config.model.attention == "fused" and chip in TPUS.values() else SCORE_BYTES
+    return 0 if config.model.attention == "fused" and chip.is_tpu else SCORE_BYTES
 
 
 def model_flops(config: PretrainConfig, num_chips: int, row_length: int) -> float:
@@ -107,7 +77,7 @@ def model_flops(config: PretrainConfig, num_chips: int, row_length: int) -> floa
 
 def assumptions(config: PretrainConfig, chip: Chip) -> tuple[str, ...]:
     """Returns what `step_seconds` takes for granted, in words."""
-    peak = flops.peak_flops(chip.device_kind, config.model.compute_dtype)
+    peak = peak_flops(chip.device_kind, config.model.compute_dtype)
     return (
         f"products at {chip.matrix_efficiency:.0%} of {peak / 1e12:,.0f} TFLOP/s, those of attention at half of it",
         f"{ELEMENTWISE_BYTES} bytes per hidden unit, token and layer, {_score_bytes(config, chip)} per score, "

@@ -41,7 +41,7 @@ def main() -> None:
         raise InputError(f"output {output} exists; give a directory that does not")
     from bert_jax.checkpoints.compare import differences
     from bert_jax.checkpoints.hf import save_hf
-    from bert_jax.checkpoints.pretrained import load_pretrained, recognise, save_new
+    from bert_jax.checkpoints.pretrained import load_pretrained, recognise, save_pretrained
     from bert_jax.checkpoints.tf1 import save_tf1
     from bert_jax.model.objective import count_parameters
 
@@ -50,7 +50,7 @@ def main() -> None:
         bert = dataclasses.replace(bert, config=dataclasses.replace(bert.config, activation=_ACTIVATION.value))
     notes = list(bert.notes)
     if _TO.value == "bert_jax":
-        save_new(bert, output)
+        save_pretrained(bert, output, replace=False)
     else:
         save = save_hf if _TO.value == "hf" else save_tf1
         notes += save(output, bert.config, bert.params, bert.tokenizer, bert.task, bert.labels)

@@ -22,9 +22,9 @@ def main() -> None:
     output = Path(_OUTPUT.value)
     if output.exists():
         raise InputError(f"output {output} exists; give a directory that does not")
-    from bert_jax.checkpoints.pretrained import load_pretrained, save_new
+    from bert_jax.checkpoints.pretrained import load_pretrained, save_pretrained
 
-    save_new(load_pretrained(_CHECKPOINT.value), output)
+    save_pretrained(load_pretrained(_CHECKPOINT.value), output, replace=False)
     print(f"{output}: config.json, tokenizer/ and params/")
 
 

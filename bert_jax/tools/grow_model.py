@@ -41,11 +41,11 @@ def main() -> None:
         raise InputError("--use_unused is for --add_tokens; give a file of words, or leave it out")
     words = [word for word in read_vocab(_ADD_TOKENS.value) if word] if _ADD_TOKENS.value else []
     from bert_jax.checkpoints.grow import grow
-    from bert_jax.checkpoints.pretrained import load_pretrained, save_new
+    from bert_jax.checkpoints.pretrained import load_pretrained, save_pretrained
 
     bert = load_pretrained(_CHECKPOINT.value)
     grown = grow(bert, words, _USE_UNUSED.value, _MAX_POSITIONS.value)
-    save_new(grown, output)
+    save_pretrained(grown, output, replace=False)
     print(
         f"{output}: {grown.tokenizer.vocab_size:,} tokens, {bert.tokenizer.vocab_size:,} before;"
         f" {grown.config.max_positions:,} positions, {bert.config.max_positions:,} before"

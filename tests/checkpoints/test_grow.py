@@ -107,7 +107,7 @@ def test_the_old_model_is_left_alone(bert):
 
 def test_saved_and_loaded_it_is_the_same(bert, tmp_path):
     grown = grow(bert, NEW, max_positions=24)
-    save_pretrained(tmp_path / "grown", grown.config, grown.params, grown.tokenizer)
+    save_pretrained(grown, tmp_path / "grown")
     loaded = load_pretrained(tmp_path / "grown")
     assert (loaded.config, loaded.tokenizer.fingerprint) == (grown.config, grown.tokenizer.fingerprint)
     jax.tree.map(np.testing.assert_array_equal, loaded.params, grown.params)
@@ -153,7 +153,7 @@ def test_the_command_and_a_warm_start_from_what_it_makes(tmp_path):
     write_vocab(tmp_path / "vocab.txt")
     tokenizer = load_tokenizer(tmp_path / "vocab.txt")
     model = tiny_model(vocab_size=tokenizer.vocab_size, max_positions=32)
-    save_pretrained(tmp_path / "old", model, init_params(model, jax.random.key(0)), tokenizer)
+    save_pretrained(Pretrained(model, init_params(model, jax.random.key(0)), tokenizer), tmp_path / "old")
     (tmp_path / "words.txt").write_text("corona\n\nbanana\n")
 
     def grow_model(*flags):
@@ -191,7 +191,8 @@ def test_the_command_keeps_the_task_its_labels_and_its_settings(tmp_path):
     params = {name: params[name] for name in ("encoder", "pooler", "classifier") if name in params}
     settings = to_dict(TaskConfig(name="classification", max_seq_length=11, text_column="review"))
     task = "sequence_classification"
-    save_pretrained(tmp_path / "old", bert.config, params, bert.tokenizer, task, ["bad", "good"], settings)
+    trained = Pretrained(bert.config, params, bert.tokenizer, task, ("bad", "good"), task_settings=settings)
+    save_pretrained(trained, tmp_path / "old")
     (tmp_path / "words.txt").write_text("corona\n")
     command = [sys.executable, "-m", "bert_jax.tools.grow_model", f"--checkpoint={tmp_path}/old"]
     subprocess.run([*command, f"--output={tmp_path}/new", f"--add_tokens={tmp_path}/words.txt"], check=True)

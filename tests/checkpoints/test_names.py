@@ -11,7 +11,7 @@ from hf_models import make_tokenizer, random_params
 
 from bert_jax.checkpoints.hf import load_hf, save_hf
 from bert_jax.checkpoints.names import IGNORED, TABLE, flatten, from_params, infer_task, part_of, to_params, unflatten
-from bert_jax.checkpoints.pretrained import load_pretrained, save_pretrained
+from bert_jax.checkpoints.pretrained import Pretrained, load_pretrained, save_pretrained
 from bert_jax.checkpoints.states import describe
 from bert_jax.checkpoints.tf1 import load_tf1, save_tf1
 from bert_jax.errors import InputError
@@ -111,7 +111,7 @@ def test_what_is_wrong_is_found_before_anything_is_read():
 
 
 def save_own(directory, *model):
-    save_pretrained(directory, *model)
+    save_pretrained(Pretrained(*model), directory)
     return []
 
 

@@ -16,7 +16,7 @@ import pytest
 from builders import make_pretrained, make_topics, tiny_model
 
 import bert_jax
-from bert_jax.checkpoints.pretrained import save_pretrained
+from bert_jax.checkpoints.pretrained import Pretrained, save_pretrained
 from bert_jax.model.objective import init_params
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.settings.rules import to_dict
@@ -65,7 +65,8 @@ def make_model(directory: Path, task: str, head: str, labels=(), **settings) -> 
     num_outputs = 1 if task in ("regression", "choice") else len(labels)
     params = jax.jit(functools.partial(init_params, config, task=head, num_classes=num_outputs))(jax.random.key(3))
     about = to_dict(TaskConfig(name=task, max_seq_length=32, **settings))
-    save_pretrained(directory / "model", config, params, pretrained.tokenizer, head, labels, about)
+    bert = Pretrained(config, params, pretrained.tokenizer, head, tuple(labels), task_settings=about)
+    save_pretrained(bert, directory / "model")
     return directory / "model"
 
 

@@ -15,7 +15,7 @@ from whole_runs import ONE_DEVICE, train
 
 from bert_jax import InputError, load_pretrained
 from bert_jax.checkpoints.hf import save_hf
-from bert_jax.checkpoints.pretrained import save_new
+from bert_jax.checkpoints.pretrained import save_pretrained
 from bert_jax.checkpoints.tf1 import save_tf1
 from bert_jax.data import prepare
 from bert_jax.finetuning import finetune
@@ -60,7 +60,7 @@ def disk(tmp_path) -> Iterator[SmallDisk]:
 
 
 WRITERS: dict[str, Callable] = {
-    "bert_jax": lambda bert, path: save_new(bert, path),
+    "bert_jax": lambda bert, path: save_pretrained(bert, path, replace=False),
     "hf": lambda bert, path: save_hf(path, bert.config, bert.params, bert.tokenizer, bert.task, ()),
     "tf1": lambda bert, path: save_tf1(path, bert.config, bert.params, bert.tokenizer),
     "export": lambda bert, path: export.export_model(bert, path, ("cpu",)),
@@ -93,7 +93,7 @@ def test_a_disk_that_fills_up_while_orbax_writes_is_one_line(disk, monkeypatch, 
     monkeypatch.setattr("bert_jax.checkpoints.pretrained.check_space", lambda *_: None)
     disk.resize(32 << 10)
     with pytest.raises(InputError, match=r"^cannot write a checkpoint to .*: no space left; what") as caught:
-        save_new(growing_bert(), disk.path / "new")
+        save_pretrained(growing_bert(), disk.path / "new", replace=False)
     assert "\n" not in str(caught.value) and "_SignalingThread" not in capfd.readouterr().err
     assert not os.listdir(disk.path)
 

@@ -13,7 +13,7 @@ import pytest
 from builders import tiny_model, topics_run
 
 import bert_jax
-from bert_jax.checkpoints.pretrained import save_pretrained
+from bert_jax.checkpoints.pretrained import Pretrained, save_pretrained
 from bert_jax.finetuning import finetune
 from bert_jax.model.objective import init_params
 from bert_jax.settings.finetuning import FinetuneDataConfig, FinetuneTrainConfig, TaskConfig
@@ -55,7 +55,7 @@ def make_start(directory: Path, tokenizer: Tokenizer, **changes) -> Path:
     """Returns a directory with an untrained model for the tokenizer."""
     model = tiny_model(vocab_size=tokenizer.vocab_size, initializer_stddev=0.08, **changes)
     params = jax.jit(functools.partial(init_params, model))(jax.random.key(0))
-    save_pretrained(directory, model, params, tokenizer)
+    save_pretrained(Pretrained(model, params, tokenizer), directory)
     return directory
 
 

@@ -13,7 +13,7 @@ from hf_models import make_tokenizer, random_params
 
 from bert_jax.checkpoints.hf import load_hf, save_hf
 from bert_jax.checkpoints.hf_tokenizer import load_hf_tokenizer
-from bert_jax.checkpoints.pretrained import load_pretrained, save_pretrained
+from bert_jax.checkpoints.pretrained import Pretrained, load_pretrained, save_pretrained
 from bert_jax.checkpoints.states import SEAL, describe, save_tree, seal
 from bert_jax.checkpoints.tf1 import load_tf1, save_tf1
 from bert_jax.storage import files
@@ -46,7 +46,8 @@ def make_hf_backend(directory: Path) -> None:
 
 
 def make_own(directory: Path) -> None:
-    save_pretrained(directory / "model", *model("sequence_classification"), task_settings={"name": "sst2"})
+    bert = Pretrained(*model("sequence_classification"), task_settings={"name": "sst2"})
+    save_pretrained(bert, directory / "model")
 
 
 def use_sealed_anew(path: Path) -> None:
@@ -75,7 +76,7 @@ def make_workdir(directory: Path) -> None:
 
 
 def make_pretrained_config(directory: Path) -> dict:
-    save_pretrained(directory / "exported", *model())
+    save_pretrained(Pretrained(*model()), directory / "exported")
     return json.loads((directory / "exported" / "config.json").read_text())
 
 

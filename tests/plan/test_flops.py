@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
 
-from bert_jax.plan.flops import forward_flops, num_parameters, peak_flops, train_flops
+from bert_jax.plan.flops import forward_flops, num_parameters, train_flops
 from bert_jax.settings.model import ModelConfig
 
 BASE = ModelConfig(vocab_size=30522)
@@ -50,30 +50,3 @@ def test_flops_with_another_feed_forward_width():
 )
 def test_num_parameters(model, heads, count):
     assert num_parameters(model, heads) == count
-
-
-@pytest.mark.parametrize(
-    ("device_kind", "dtype", "teraflops"),
-    [
-        ("TPU v2", "bfloat16", 23),
-        ("TPU v3", "bfloat16", 61.5),
-        ("TPU v4", "bfloat16", 275),
-        ("TPU v5 lite", "bfloat16", 197),
-        ("TPU v5p", "bfloat16", 459),
-        ("TPU v5", "float32", 459),
-        ("TPU v6 lite", "bfloat16", 918),
-        ("NVIDIA H100 80GB HBM3", "bfloat16", 989.4),
-        ("NVIDIA H100 PCIe", "bfloat16", 756),
-        ("NVIDIA H200", "bfloat16", 989.4),
-        ("NVIDIA A100-SXM4-80GB", "float32", 156),
-        ("NVIDIA L4", "bfloat16", 121),
-        ("NVIDIA L40S", "bfloat16", 0),
-        ("Tesla V100-SXM2-16GB", "float32", 15.7),
-        ("Tesla T4", "bfloat16", 8.1),
-        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "bfloat16", 0),
-        ("NVIDIA H200", "float8", 0),
-        ("cpu", "float32", 0),
-    ],
-)
-def test_peak_flops(device_kind, dtype, teraflops):
-    assert peak_flops(device_kind, dtype) == pytest.approx(teraflops * 1e12)

@@ -12,7 +12,7 @@ import pytest
 from builders import growing_bert, make_pretrained, write_corpus, write_vocab
 
 from bert_jax import InputError, load_pretrained
-from bert_jax.checkpoints.pretrained import save_new, save_pretrained
+from bert_jax.checkpoints.pretrained import save_pretrained
 from bert_jax.data import building, packed_dataset, prepare, records
 from bert_jax.data.prepare import PrepareOptions
 from bert_jax.storage import locks, writing
@@ -113,17 +113,17 @@ def test_a_model_has_one_writer(tmp_path):
     bert = growing_bert()
     with locks.writing(tmp_path / "new"):
         with pytest.raises(InputError, match=BUSY):
-            save_new(bert, tmp_path / "new")
+            save_pretrained(bert, tmp_path / "new", replace=False)
         with pytest.raises(InputError, match=BUSY):
-            save_pretrained(tmp_path / "new", bert.config, bert.params, bert.tokenizer)
-    save_new(bert, tmp_path / "new")
+            save_pretrained(bert, tmp_path / "new")
+    save_pretrained(bert, tmp_path / "new", replace=False)
     with pytest.raises(InputError, match="new exists; give a directory that does not"):
-        save_new(bert, tmp_path / "new")
-    save_pretrained(tmp_path / "new", bert.config, bert.params, bert.tokenizer)  # which replaces a model
+        save_pretrained(bert, tmp_path / "new", replace=False)
+    save_pretrained(bert, tmp_path / "new")  # which replaces a model
     assert load_pretrained(tmp_path / "new").config == bert.config
     (tmp_path / "other").mkdir()
     with pytest.raises(InputError, match="other exists; give a directory that does not"):
-        save_pretrained(tmp_path / "other", bert.config, bert.params, bert.tokenizer)
+        save_pretrained(bert, tmp_path / "other")
 
 
 # Data sets

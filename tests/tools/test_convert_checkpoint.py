@@ -26,7 +26,12 @@ from bert_jax.model.objective import parts_of, pretraining_objective
 from bert_jax.pretraining import pretrain
 from bert_jax.settings.pretraining import MaskingConfig, MeshConfig, TrainConfig
 
-SAVERS = {"bert_jax": save_pretrained, "hf": save_hf, "tf1": save_tf1}
+
+def save_own(directory, config, params, tokenizer, task, labels):
+    save_pretrained(Pretrained(config, params, tokenizer, task, tuple(labels)), directory)
+
+
+SAVERS = {"bert_jax": save_own, "hf": save_hf, "tf1": save_tf1}
 LABELS = ("no", "yes", "maybe")
 
 
@@ -120,7 +125,7 @@ def test_an_own_directory_keeps_parts_task_and_labels(tmp_path):
     for task in ("token_classification", "masked_lm", "question_answering", "encoder"):
         labels = ("O", "B") if task == "token_classification" else ()
         params = random_params(num_classes=2, parts=TASK_PARTS[task])
-        save_pretrained(tmp_path / task, tiny_model(), params, make_tokenizer(203), task, labels)
+        save_pretrained(Pretrained(tiny_model(), params, make_tokenizer(203), task, tuple(labels)), tmp_path / task)
         bert = load_pretrained(tmp_path / task)
         assert (bert.task, bert.labels) == (task, labels)
         jax.tree.map(np.testing.assert_array_equal, bert.params, params)
@@ -156,7 +161,7 @@ def test_a_failed_save_leaves_nothing_behind(tmp_path, monkeypatch):
 
     monkeypatch.setattr("bert_jax.checkpoints.pretrained.save_tree", full_disk)
     with pytest.raises(StoppedError, match="No space"):
-        save_pretrained(tmp_path / "out", tiny_model(), random_params(), make_tokenizer(203))
+        save_pretrained(Pretrained(tiny_model(), random_params(), make_tokenizer(203)), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one table of accelerators: what the data sheet of each says."""
+
+from dataclasses import dataclass
+
+GIB = 2**30
+GPUS_PER_HOST = 8
+
+
+@dataclass(frozen=True)
+class Chip:
+    """What a data sheet says of one JAX device. Bandwidths are bytes/s."""
+
+    device_kind: str  # `jax.Device.device_kind` is this, or begins with it
+    bfloat16: float  # FLOP/s at most of dense matrix products
+    float32: float  # the same of float32 as JAX multiplies it by default
+    # What the planner needs besides; chips without a family are not planned for.
+    family: str = ""  # as in --topology=FAMILY:SIZE
+    hbm_bytes: float = 0.0
+    hbm_bandwidth: float = 0.0
+    link_bandwidth: float = 0.0  # out of a chip to its neighbours, all links of one direction together
+    network_bandwidth: float = 0.0  # of a GPU to other hosts; 0 where links lead everywhere
+    matrix_efficiency: float = 0.9  # of the peak, that large products reach; assumed, not measured on TPUs
+    megacore: bool = False  # libtpu compiles for both cores of a chip as for one device
+
+    @property
+    def is_tpu(self) -> bool:
+        return self.device_kind.startswith("TPU")
+
+
+def _same(device_kind: str, flops: float, **rest: float | str | bool) -> Chip:
+    return Chip(device_kind, flops, flops, **rest)  # type: ignore[arg-type]
+
+
+def _tpu(device_kind: str, flops: float, family: str, hbm: float, bandwidth: float, links: float) -> Chip:
+    rest = {"hbm_bytes": hbm * GIB, "hbm_bandwidth": bandwidth, "link_bandwidth": links}
+    return _same(device_kind, flops, family=family, **rest, megacore=family in ("v4", "v5p"))
+
+
+def _gpu(
+    device_kind: str, bfloat16: float, family: str, hbm: float, bandwidth: float, links: float, net: float
+) -> Chip:
+    return Chip(device_kind, bfloat16, bfloat16 / 2, family, hbm, bandwidth, links, net, 0.8)
+
+
+# The first entry that begins a device's kind, in whole words, is the device's. On TPUs float32 matrices are multiplied
+# in one bfloat16 pass, on NVIDIA GPUs since Ampere in TF32; older ones have no bfloat16 units, and XLA computes in
+# float32. Sources: Google Cloud TPU system architecture pages, per chip, divided by 2 where JAX shows each core of a
+# chip as a device (v2, v3, 7x), with interchip links of 45 GB/s each way, 4 on v5e and v6e, 6 else; v6e 90. NVIDIA's
+# data sheets, without sparsity; NVLink each way, at 80 %, and one 400 (A100: 200) Gb/s adapter a GPU. A matrix product
+# was measured at 80 % of an H200's peak.
+CHIPS = (
+    _same("TPU v2", 23e12),
+    _same("TPU v3", 61.5e12),
+    _same("TPU v4 lite", 137e12),
+    _tpu("TPU v4", 275e12, "v4", 32, 1.2e12, 270e9),
+    _tpu("TPU v5 lite", 197e12, "v5e", 16, 0.819e12, 180e9),
+    _same("TPU v5e", 197e12),
+    _same("TPU v5p", 459e12),
+    _tpu("TPU v5", 459e12, "v5p", 95, 2.765e12, 540e9),
+    _tpu("TPU v6 lite", 918e12, "v6e", 32, 1.64e12, 360e9),
+    _same("TPU v6e", 918e12),
+    _same("TPU7x", 1153.5e12),
+    Chip("NVIDIA B200", 2250e12, 1125e12),
+    Chip("NVIDIA GH200", 989.4e12, 494.7e12),
+    Chip("NVIDIA H200 NVL", 835.5e12, 417.5e12),
+    _gpu("NVIDIA H200", 989.4e12, "h200", 141e9, 4.8e12, 360e9, 50e9),
+    Chip("NVIDIA H100 PCIe", 756e12, 378e12),
+    Chip("NVIDIA H100 NVL", 835.5e12, 417.5e12),
+    _gpu("NVIDIA H100", 989.4e12, "h100", 80e9, 3.35e12, 360e9, 50e9),
+    _gpu("NVIDIA A100", 312e12, "a100", 80e9, 2.039e12, 240e9, 25e9),
+    Chip("NVIDIA A10G", 70e12, 35e12),
+    Chip("NVIDIA L4", 121e12, 60e12),
+    _same("Tesla V100-PCIE", 14e12),
+    _same("Tesla V100", 15.7e12),
+    _same("Tesla T4", 8.1e12),
+)
+TPUS = {chip.family: chip for chip in CHIPS if chip.family and chip.is_tpu}
+GPUS = {chip.family: chip for chip in CHIPS if chip.family and not chip.is_tpu}
+
+
+def peak_flops(device_kind: str, dtype: str) -> float:
+    """Returns the most FLOP/s that one device (`jax.Device.device_kind`) multiplies matrices at, or 0.0 if unknown.
+
+    It is unknown for CPUs, for slices of a GPU and for dtypes other than "bfloat16" and "float32".
+    """
+    if dtype not in ("bfloat16", "float32") or " MIG " in device_kind:
+        return 0.0
+    for chip in CHIPS:
+        if f"{device_kind} ".startswith((f"{chip.device_kind} ", f"{chip.device_kind}-")):
+            return chip.bfloat16 if dtype == "bfloat16" else chip.float32
+    return 0.0
