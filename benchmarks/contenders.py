@@ -193,11 +193,12 @@ def infer(config: PretrainConfig, rows: Sequence[Row], task: Task, batch_size: i
     for precision in precisions:
         model = dataclasses.replace(config.model, compute_dtype=precision)
         function = make_inference(model, task, mesh, params)
+        ready = function.ready(params)
         facts: dict[str, Any] = {"side": "ours", "precision": precision}
 
-        def run(function: Any = function, facts: dict[str, Any] = facts) -> Round:
+        def run(function: Any = function, ready: Any = ready, facts: dict[str, Any] = facts) -> Round:
             with Clock() as clock:
-                predict_split(task, split, function, params, batch_size, mesh)
+                predict_split(task, split, function, ready, batch_size, mesh)
             facts.update(peak_memory(mesh.devices.flat[0]))
             return clock.round(**counts.values)
 

@@ -141,7 +141,7 @@ def finish(inputs: Inputs, params: Params, infer: Inference, mesh: Mesh, workdir
     size = _eval_rows(config)
     if task.tune is not None and data.evaluation:
         first = data.evaluation[0]
-        predictions, _ = predict_split(task, first, infer, params, size, mesh)
+        predictions, _ = predict_split(task, first, infer, infer.ready(params), size, mesh)
         task = make_task(task.tune(first.examples, predictions), task.labels)
 
     def keep(split: Split, predictions: list[Any]) -> None:
@@ -149,8 +149,9 @@ def finish(inputs: Inputs, params: Params, infer: Inference, mesh: Mesh, workdir
             task.write(workdir / "predictions", split.name, split.examples, predictions)
 
     metrics = evaluate(task, data.evaluation, infer, size, mesh, params, keep)
+    ready = infer.ready(params)
     for split in data.test:
-        keep(split, predict_split(task, split, infer, params, size, mesh)[0])
+        keep(split, predict_split(task, split, infer, ready, size, mesh)[0])
     leave_pretrained(finetuned_model(inputs, task, params), workdir / FINETUNED, "the model")
     return metrics
 

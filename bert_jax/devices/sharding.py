@@ -6,13 +6,10 @@ divided) and "tensor" (heads, feed-forward and vocabulary divided). One device i
 so every program is the same program.
 """
 
-import functools
-import math
 import re
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
@@ -204,35 +201,3 @@ def whole(array: jax.Array) -> jax.Array:
     if jax.sharding.get_abstract_mesh().empty:
         return array
     return jax.lax.with_sharding_constraint(array, PartitionSpec())
-
-
-def copy_to_rows(table: jax.Array, num_rows: int, gradient_dtype: str = "float32") -> jax.Array:
-    """Returns a table [D, V, H] of as many equal copies as devices divide rows, when traced under a mesh; else D is 1.
-
-    A device reads its own copy, and so adds up what all places that read it give to its gradient before devices
-    add up theirs, in `gradient_dtype`: once, where each place would be added up by itself.
-    """
-    mesh = jax.sharding.get_abstract_mesh()
-    copies = 1 if mesh.empty else math.prod(mesh.shape[axis] for axis in ROW_AXES)
-    if copies == 1 or num_rows % copies:
-        return table[None]
-    spread = PartitionSpec(ROW_AXES, MESH_AXES["vocab"])
-    return jax.lax.with_sharding_constraint(_copies(copies, gradient_dtype, table), spread)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _copies(count: int, gradient_dtype: str, table: jax.Array) -> jax.Array:
-    return jnp.broadcast_to(table, (count, *table.shape))
-
-
-def _copies_forward(count: int, gradient_dtype: str, table: jax.Array) -> tuple[jax.Array, None]:
-    return _copies(count, gradient_dtype, table), None
-
-
-def _copies_backward(count: int, gradient_dtype: str, saved: None, gradient: jax.Array) -> tuple[jax.Array]:
-    narrow = gradient.astype(gradient_dtype)
-    total = jax.lax.reduce(narrow, jnp.zeros((), narrow.dtype), jax.lax.add, (0,))  # jnp.sum would go by float32
-    return (total.astype(gradient.dtype),)
-
-
-_copies.defvjp(_copies_forward, _copies_backward)

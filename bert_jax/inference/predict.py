@@ -49,6 +49,7 @@ class Predictor:
             return
         self._mesh = make_mesh(MeshConfig(), jax.devices()[:1])
         self._infer = make_inference(bert.config, self.task, self._mesh, bert.params)
+        self._ready = self._infer.ready(bert.params)
 
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
         """Returns a prediction for each input, in the order of the inputs.
@@ -70,7 +71,7 @@ class Predictor:
         split = make_split(self.task, self.bert.tokenizer, "input", list(examples))
         check_types(self.bert.config, largest_type(split.rows), "the input")
         size = next((size for size in BATCH_SIZES if size >= len(split.rows)), BATCH_SIZES[-1])
-        return predict_split(self.task, split, self._infer, self.bert.params, size, self._mesh)[0]
+        return predict_split(self.task, split, self._infer, self._ready, size, self._mesh)[0]
 
 
 def task_of(bert: Pretrained) -> Task | None:

@@ -17,8 +17,8 @@ from bert_jax.batch import Batch
 from bert_jax.checkpoints.pretrained import Pretrained
 from bert_jax.devices.allocator import give_back_freed_memory
 from bert_jax.errors import InputError
-from bert_jax.model.encoder import unstack
 from bert_jax.model.objective import Params, task_forward
+from bert_jax.model.on_cpu import unstack
 from bert_jax.settings.model import ModelConfig
 from bert_jax.tasks.batches import make_prediction_batch, padded_length
 

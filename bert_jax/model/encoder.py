@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The encoder: embeddings, stacked layers, pooler."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import linen as nn
 
 from bert_jax.devices.sharding import constrain_rows
 from bert_jax.model.attention import attention_mask
 from bert_jax.model.layers import SAVED, Dense, Embeddings, Layer
+from bert_jax.model.on_cpu import default_unroll, layer_name
 from bert_jax.settings.model import ModelConfig
 
 REMAT_POLICIES = {
@@ -57,10 +57,10 @@ class Encoder(nn.Module):
 
         if config.remat != "none":
             layer = nn.remat(layer, policy=REMAT_POLICIES[config.remat], prevent_cse=False)
-        if self.has_variable("params", _layer_name(0)):  # `unstack`
+        if self.has_variable("params", layer_name(0)):  # `unstack`
             hidden, each = embedded, []
             for index in range(config.num_layers):
-                hidden, one = layer(Layer(config, name=_layer_name(index)), hidden)
+                hidden, one = layer(Layer(config, name=layer_name(index)), hidden)
                 each.append(one)
             kept = jnp.stack(each) if keep_layers else None
         else:
@@ -69,7 +69,7 @@ class Encoder(nn.Module):
                 variable_axes={"params": 0},
                 split_rngs={"params": True, "dropout": True},
                 length=config.num_layers,
-                unroll=_unroll(config),
+                unroll=min(config.unroll, config.num_layers) if config.unroll else default_unroll(config),
             )
             hidden, kept = scan(Layer(config, name="layers"), embedded)
 
@@ -79,39 +79,6 @@ class Encoder(nn.Module):
             pooled = jnp.tanh(Dense(config, config.hidden_size, name="pooler")(first))
         layers = None if kept is None else jnp.concatenate([embedded[None], kept])
         return Encoded(hidden, pooled, layers, word_table)
-
-
-def unstack(config: ModelConfig, encoder: dict[str, Any]) -> dict[str, Any]:
-    """Returns the encoder's parameters with those of each layer by themselves, to infer with many times on a CPU.
-
-    From a stack XLA copies each matrix before it multiplies, and for another dtype it rounds each, in every call. Here
-    kernels have the compute dtype. What the encoder computes stays the same, without dropout.
-    """
-
-    def of_layer(index: int) -> Any:
-        def take(path: tuple[Any, ...], stack: np.ndarray) -> jax.Array:
-            is_kernel = path[-1].key == "kernel"
-            return jax.device_put(stack[index].astype(config.compute_dtype if is_kernel else stack.dtype))
-
-        return jax.tree_util.tree_map_with_path(take, stacks)
-
-    stacks = jax.device_get(encoder["layers"])
-    others = {name: part for name, part in encoder.items() if name != "layers"}
-    return others | {_layer_name(index): of_layer(index) for index in range(config.num_layers)}
-
-
-def _layer_name(index: int) -> str:
-    return f"layer_{index}"
-
-
-def _unroll(config: ModelConfig) -> int:
-    """Returns how many layers an iteration of the scan holds.
-
-    Unrolled, XLA may undo rematerialization: what it computes again looks like what it has computed already.
-    """
-    if config.unroll:
-        return min(config.unroll, config.num_layers)
-    return config.num_layers if jax.default_backend() == "cpu" and config.remat == "none" else 1
 
 
 def positions_in_sequence(sequence_ids: jax.Array) -> jax.Array:

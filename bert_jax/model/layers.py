@@ -13,9 +13,10 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
-from bert_jax.devices.sharding import copy_to_rows, whole
+from bert_jax.devices.sharding import whole
 from bert_jax.model.attention import attend
 from bert_jax.model.product import add_bias, product
+from bert_jax.model.word_table import copy_to_rows
 from bert_jax.settings.model import ModelConfig
 
 ACTIVATIONS = {

@@ -3,11 +3,11 @@
 
 import contextlib
 import functools
-import math
 
 import jax
 import jax.numpy as jnp
-from jax.experimental.layout import Layout, with_layout_constraint
+
+from bert_jax.model.on_cpu import product_over_rows
 
 
 def product(
@@ -68,28 +68,8 @@ def _product_over_rows(equation: str, dtype: str, precision: str, lhs: jax.Array
 
     if lhs.dtype == jnp.float32:
         return narrow(lhs, rhs)
-    on_cpu = functools.partial(_product_over_rows_on_cpu, equation, dtype)
+    on_cpu = functools.partial(product_over_rows, equation, dtype)
     return jax.lax.platform_dependent(lhs, rhs, cpu=on_cpu, default=narrow)
-
-
-def _product_over_rows_on_cpu(equation: str, dtype: str, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
-    """Returns the einsum of bfloat16 arrays in `dtype`, summed in float32.
-
-    XLA's bfloat16 kernel for CPUs sums over the last axis of the left array. Another order it takes to float32, half
-    as fast, or refuses; so the array that gives the result its first axis is turned in memory, which costs little.
-    """
-    if math.prod(jax.sharding.get_abstract_mesh().shape.values()) > 1:  # what is divided cannot be told how to lie
-        return jnp.einsum(equation, lhs.astype(jnp.float32), rhs.astype(jnp.float32)).astype(dtype)
-    left, right, result = equation.replace("->", ",").split(",")
-    shared = [letter for letter in result if letter in left and letter in right]
-    own = [letter for letter in result if letter not in shared]
-    if own[0] in right:
-        lhs, rhs, left, right = rhs, lhs, right, left
-    turned = "".join(shared + [letter for letter in own if letter in left])
-    turned += "".join(letter for letter in left if letter not in turned)
-    lhs = jnp.transpose(lhs, [left.index(letter) for letter in turned])
-    lhs = with_layout_constraint(lhs, Layout(major_to_minor=tuple(range(lhs.ndim))))
-    return jnp.einsum(f"{turned},{right}->{result}", lhs, rhs, preferred_element_type=jnp.float32).astype(dtype)
 
 
 _product.defvjp(_product_forward, _product_backward)

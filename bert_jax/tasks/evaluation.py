@@ -11,8 +11,8 @@ from jax.sharding import Mesh
 from bert_jax.batch import Batch
 from bert_jax.devices.allocator import give_back_freed_memory
 from bert_jax.devices.sharding import replicated, row_sharding, tree_shardings
-from bert_jax.model.encoder import unstack
 from bert_jax.model.objective import Params, task_forward, task_losses
+from bert_jax.model.on_cpu import unstack
 from bert_jax.settings.model import ModelConfig
 from bert_jax.tasks.base import Row, Task
 from bert_jax.tasks.batches import eval_batches, unpadded_outputs
@@ -43,41 +43,38 @@ def make_split(task: Task, tokenizer: Tokenizer, name: str, examples: list[Any],
     return Split(name, examples, made.rows, made.counts)
 
 
-Inference = Callable[[Params, Batch], tuple[dict[str, Any], jax.Array]]
+class Inference(NamedTuple):
+    """A compiled model, and what it takes in place of parameters."""
+
+    ready: Callable[[Params], Any]  # of parameters, once for all batches
+    run: Callable[[Any, Batch], tuple[dict[str, Any], jax.Array]]  # the losses, if there are labels, and the logits
 
 
-def make_inference(model: ModelConfig, task: Task, mesh: Mesh, params: Any) -> Inference:
-    """Returns the compiled (params, batch) -> (losses, logits), whole on every host; without labels no losses."""
+def make_inference(model: ModelConfig, task: Task, mesh: Mesh, params: Params) -> Inference:
+    """Returns the compiled model of a task; its outputs are whole on every host. Of `params` the shapes are read."""
 
     def infer(params: Params, batch: Batch) -> tuple[dict[str, Any], jax.Array]:
         logits = task_forward(model, params, batch, task.head, None, task.num_outputs, task.probe)
         return {} if batch.labels is None else task_losses(logits, batch, task.head), logits
 
-    if mesh.size > 1 or jax.default_backend() != "cpu" or task.probe:
-        return jax.jit(
-            infer, in_shardings=(tree_shardings(mesh, params), row_sharding(mesh)), out_shardings=replicated(mesh)
-        )
-
-    # On one CPU, where copying matrices out of their stack is a good part of a short batch's time, it is done once.
-    compiled = jax.jit(infer)
-    last: list[Any] = [None, None]
-
-    def infer_on_cpu(params: Params, batch: Batch) -> tuple[dict[str, Any], jax.Array]:
-        if params is not last[0]:
-            last[:] = params, params | {"encoder": unstack(model, params["encoder"])}
-        return compiled(last[1], batch)
-
-    return infer_on_cpu
+    if mesh.size > 1 or mesh.devices.flat[0].platform != "cpu" or task.probe:
+        shardings = tree_shardings(mesh, params), row_sharding(mesh)
+        return Inference(lambda params: params, jax.jit(infer, in_shardings=shardings, out_shardings=replicated(mesh)))
+    # On one CPU copying matrices out of their stack takes a good part of a short batch's time. Do it once.
+    return Inference(lambda params: params | {"encoder": unstack(model, params["encoder"])}, jax.jit(infer))
 
 
 def predict_split(
-    task: Task, split: Split, infer: Inference, params: Params, batch_size: int, mesh: Mesh
+    task: Task, split: Split, infer: Inference, ready: Any, batch_size: int, mesh: Mesh
 ) -> tuple[list[Any], dict[str, float]]:
-    """Returns a prediction for every example of a split, and the loss where the labels are known."""
+    """Returns a prediction for every example of a split, and the loss where the labels are known.
+
+    `ready` is what `infer.ready` made of the parameters.
+    """
     outputs: list[Any] = [None] * len(split.rows)
     sums: dict[str, list[float]] = {}
     for numbers, batch in eval_batches(split.rows, task.head, batch_size, mesh):
-        losses, logits = jax.device_get(infer(params, batch))
+        losses, logits = jax.device_get(infer.run(ready, batch))
         give_back_freed_memory()
         for place, number in enumerate(numbers):
             outputs[number] = unpadded_outputs(split.rows[number], logits[place], task.head)
@@ -103,8 +100,9 @@ def evaluate(
     `keep` is given the predictions.
     """
     metrics: dict[str, float] = {}
+    ready = infer.ready(params)
     for split in splits:
-        predictions, loss = predict_split(task, split, infer, params, batch_size, mesh)
+        predictions, loss = predict_split(task, split, infer, ready, batch_size, mesh)
         keep(split, predictions)
         metrics |= _named(loss | task.score(split.examples, predictions), split, splits)
     return metrics

@@ -16,6 +16,7 @@ import io
 import json
 import os
 import re
+import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -36,8 +37,7 @@ SPLITS: Mapping[str, tuple[str, ...]] = {
 _SUFFIXES = (".tsv", ".csv", ".jsonl", ".ndjson", ".json", ".txt", ".conll", ".bio", ".iob", ".iob2")
 _BYTE_ORDER_MARK = "\ufeff"
 _EXAMPLES_AT_ONCE = 64
-# Python's own bound of 131,072 characters is below a long document; this is the largest that every platform takes.
-csv.field_size_limit(max(csv.field_size_limit(), 2**31 - 1))
+_LONGEST_FIELD = 2**31 - 1  # characters; Python's own limit of 131,072 is below a long document
 
 
 class Record(dict[str, Any]):
@@ -274,12 +274,13 @@ def read_tfds(source: str, split: str) -> Iterator[Record]:
 
 
 @functools.lru_cache(16)
-def tfds_classes(source: str) -> dict[str, tuple[str, ...]]:
+def tfds_classes(source: str) -> Mapping[str, tuple[str, ...]]:
     """Returns the names of the classes, in the order of their numbers, for each feature that is a class label."""
     builder, _, _ = tfds_text.open_builder(source)
     with tfds_text.tfds_errors(source):
         features = {name: getattr(kind, "feature", kind) for name, kind in builder.info.features.items()}  # of a list
-        return {name: tuple(kind.names) for name, kind in features.items() if getattr(kind, "names", None)}
+        names = {name: tuple(kind.names) for name, kind in features.items() if getattr(kind, "names", None)}
+    return types.MappingProxyType(names)  # shared by all callers
 
 
 def _parted(place: str) -> tuple[str, str]:
@@ -324,6 +325,7 @@ def _tsv_rows(place: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def _csv_rows(place: str) -> Iterator[tuple[int, list[str]]]:
+    csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_FIELD))  # of the whole process: csv knows no other
     rows = csv.reader(io.StringIO(_read_text(place), newline=""), strict=True)
     number = 1
     while True:

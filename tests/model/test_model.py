@@ -12,7 +12,7 @@ import pytest
 from builders import CLS, MASK, SEP, random_batch, tiny_model
 
 from bert_jax.model.attention import attention_mask
-from bert_jax.model.encoder import positions_in_sequence, unstack
+from bert_jax.model.encoder import positions_in_sequence
 from bert_jax.model.layers import Dropout
 from bert_jax.model.masking import mask_tokens
 from bert_jax.model.objective import (
@@ -24,6 +24,7 @@ from bert_jax.model.objective import (
     pretraining_objective,
     task_forward,
 )
+from bert_jax.model.on_cpu import unstack
 from bert_jax.model.product import product
 from bert_jax.plan import hlo
 from bert_jax.settings.pretraining import MaskingConfig
