@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Errors that are the user's to mend."""
 
+import contextlib
+from collections.abc import Iterator
+
 
 class InputError(ValueError):
     """Input, configuration or files that cannot be used.
@@ -37,6 +40,21 @@ class LostProcessError(InputError):
     """
 
     STATUS = 75
+
+
+@contextlib.contextmanager
+def package_needed(package: str, purpose: str, install: str = "") -> Iterator[None]:
+    """Turns a failed import of an installable package, inside the block, into an `InputError` of one line.
+
+    `purpose` is what needs the package; `install` is what pip is to install, if it is not the package.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != package:  # the package is there, and lacks something itself
+            raise
+        remedy = f"pip install {install or package}"
+        raise InputError(f"{purpose} needs the package {package}, which is not installed: {remedy}") from None
 
 
 def cut(value: object) -> str:
