@@ -35,14 +35,14 @@ export UV_PYTHON_DOWNLOADS = never
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-all test-reference test-tpu-aot lint format types clean
+.PHONY: help setup demo test test-all test-wheel test-reference test-tpu-aot lint format types clean
 
 help:  ## what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1	\2/p' Makefile | expand -t 16
 
 setup: $(READY)  ## the virtual environment, with everything that development needs
 
-$(READY): setup.cfg pyproject.toml constraints.txt
+$(READY): setup.cfg setup.py pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo 'error: $(PYTHON) is missing or older than Python 3.11; name another: PYTHON=python3.12 make'; exit 1; }
 	@echo 'Installing into $(VENV), about 1 GB; this takes a minute or two.'
@@ -91,6 +91,9 @@ test: $(READY)  ## the fast tests
 
 test-all: $(READY)  ## every test that needs no accelerator, slow ones and the network's included
 	$(PYTEST) -m "not gpu and not tpu and not tpu_aot"
+
+test-wheel: $(READY)  ## the wheel, installed in a fresh environment: help, ten steps of training, a prediction, a conversion
+	$(PY) -m pytest --numprocesses=0 -m network tests/test_wheel.py
 
 test-reference: $(REFERENCE)/.installed  ## against transformers, torch, minicons and scikit-learn, live, in an environment of its own
 	$(REFERENCE)/bin/python -m pytest --numprocesses=0 --capture=no -m reference tests/reference

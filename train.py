@@ -1,40 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pre-trains a BERT: python train.py --config=configs/pretrain.py:base --config.data.path=DIR --workdir=DIR"""
+"""Pre-trains a BERT, as `bert_jax train` does: python train.py --config=configs/pretrain.py:base ..."""
 
-import bert_jax.tools  # noqa: F401, I001 - first: from here on Ctrl-C is one line
+import sys
 
-from pathlib import Path
-
-from absl import flags
-from ml_collections import config_flags
-
-from bert_jax.devices.allocator import reuse_freed_memory
-from bert_jax.settings.pretraining import PretrainConfig
-from bert_jax.errors import InputError
-from bert_jax.settings.rules import from_dict
-from bert_jax.tools import cli
-
-CONFIG = config_flags.DEFINE_config_file("config", None, "a file of configs/, and after a colon its argument")
-WORKDIR = flags.DEFINE_string("workdir", "", "where checkpoints, metrics and the trained model go; resumes if used")
-JOIN = cli.define_cluster_flags()
-
-
-def main() -> int:
-    """Returns the exit status: 0 when trained, 128 + the signal when one ended the run early."""
-    if CONFIG.value is None or not WORKDIR.value:
-        raise InputError(
-            "--config and --workdir are needed, as in --config=configs/pretrain.py:tiny --workdir=runs/tiny"
-        )
-    config = from_dict(PretrainConfig, CONFIG.value.to_dict())
-    config.validate()
-
-    reuse_freed_memory()
-    from bert_jax.pretraining import pretrain
-
-    with JOIN():
-        result = pretrain(config, Path(WORKDIR.value))
-    return 128 + result.signal if result.signal else 0
-
+from bert_jax.tools.main import launch
 
 if __name__ == "__main__":
-    cli.run(main)
+    launch("train", "train.py", sys.argv[1:])

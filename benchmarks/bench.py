@@ -24,14 +24,14 @@ from bert_jax.errors import InputError
 from bert_jax.settings.pretraining import PretrainConfig
 from bert_jax.settings.rules import from_dict
 from bert_jax.storage.writing import write_json
-from bert_jax.tools import cli
+from bert_jax.tools import cli, recipes
 
 if TYPE_CHECKING:
     from benchmarks.contenders import Bench
 
 MODELS = ("train", "finetune", "infer")
 WHAT = flags.DEFINE_enum("what", None, [*MODELS, "prepare", "tokenize", "loader"], "what to measure")
-CONFIG = config_flags.DEFINE_config_file("config", None, "a file of configs/, and after a colon its argument")
+CONFIG = config_flags.DEFINE_config_file("config", None, recipes.HELP)
 DATA = flags.DEFINE_string("data", "", "train, loader: a data set of prepare_corpus; random rows where there is none")
 INPUT = flags.DEFINE_string("input", "", "files of text, a text a line; what finetune and infer read ends at a tab")
 TOKENIZER = flags.DEFINE_string("tokenizer", "", "a tokenizer's directory or a vocabulary file, for --input")

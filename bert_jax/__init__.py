@@ -1,34 +1,77 @@
 # SPDX-License-Identifier: Apache-2.0
 """BERT in JAX: from raw text to trained and fine-tuned models, on a laptop or a TPU pod.
 
-Names are loaded when first used (PEP 562), so `import bert_jax.text` imports no JAX.
+The names in `__all__` are the public interface (docs/api.md). Each is loaded when it is first used (PEP 562), so that
+`import bert_jax` takes no time and imports neither JAX nor NumPy.
 """
 
-import importlib
-from typing import Any
+from typing import TYPE_CHECKING
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
+# Public name -> "module:attribute" below bert_jax. No public name may also be the name of a module of bert_jax: whoever
+# imports the module would replace the public name by it.
 _HOMES = {
-    "evaluate_pretrained": "bert_jax.inference.evaluate",
-    "load_predictor": "bert_jax.inference.predict",
-    "load_pretrained": "bert_jax.checkpoints.pretrained",
-    "load_tokenizer": "bert_jax.text.tokenizer",
-    "score_sentences": "bert_jax.inference.sentence_scores",
-    "InputError": "bert_jax.errors",
+    "FinetuneConfig": "settings.finetuning:FinetuneConfig",
+    "InputError": "errors:InputError",
+    "PretrainConfig": "settings.pretraining:PretrainConfig",
+    "Pretrained": "checkpoints.pretrained:Pretrained",
+    "Tokenizer": "text.tokenizer:Tokenizer",
+    "evaluate_pretrained": "inference.evaluate:evaluate_pretrained",
+    "finetune": "finetuning:finetune",
+    "fill_masks": "inference.predict:fill_masks",
+    "load_predictor": "inference.predict:load_predictor",
+    "load_pretrained": "checkpoints.pretrained:load_pretrained",
+    "load_tokenizer": "text.tokenizer:load_tokenizer",
+    "pretrain": "pretraining:pretrain",
+    "save_pretrained": "checkpoints.pretrained:save_pretrained",
+    "score_sentences": "inference.sentence_scores:score_sentences",
+    "sentence_embeddings": "inference.features:sentence_embeddings",
 }
 
 __all__ = [
+    "FinetuneConfig",
     "InputError",
+    "PretrainConfig",
+    "Pretrained",
+    "Tokenizer",
+    "__version__",
     "evaluate_pretrained",
+    "fill_masks",
+    "finetune",
     "load_predictor",
     "load_pretrained",
     "load_tokenizer",
+    "pretrain",
+    "save_pretrained",
     "score_sentences",
+    "sentence_embeddings",
 ]
 
+if TYPE_CHECKING:  # the same, for type checkers and editors
+    from bert_jax.checkpoints.pretrained import Pretrained, load_pretrained, save_pretrained
+    from bert_jax.errors import InputError
+    from bert_jax.finetuning import finetune
+    from bert_jax.inference.evaluate import evaluate_pretrained
+    from bert_jax.inference.features import sentence_embeddings
+    from bert_jax.inference.predict import fill_masks, load_predictor
+    from bert_jax.inference.sentence_scores import score_sentences
+    from bert_jax.pretraining import pretrain
+    from bert_jax.settings.finetuning import FinetuneConfig
+    from bert_jax.settings.pretraining import PretrainConfig
+    from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
+else:  # hidden from type checkers: a module with __getattr__ has every name to them, misspelt ones too
 
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
-    raise AttributeError(f"module 'bert_jax' has no attribute {name!r}")
+    def __getattr__(name):
+        if name not in _HOMES:
+            raise AttributeError(f"module 'bert_jax' has no attribute {name!r}")
+        import importlib
+
+        module, _, attribute = _HOMES[name].partition(":")
+        value = getattr(importlib.import_module(f"bert_jax.{module}"), attribute)
+        globals()[name] = value  # the next use does not come here
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

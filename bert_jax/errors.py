@@ -4,7 +4,9 @@
 The message of each carries the value, the rule that it breaks, and the fix.
 """
 
+import contextlib
 import json
+from collections.abc import Iterator
 from typing import Any
 
 
@@ -43,6 +45,21 @@ class LostProcessError(InputError):
     """
 
     STATUS = 75
+
+
+@contextlib.contextmanager
+def package_needed(package: str, purpose: str, install: str = "") -> Iterator[None]:
+    """Turns a failed import of an installable package, inside the block, into an `InputError` of one line.
+
+    `purpose` is what needs the package; `install` is what pip is to install, if it is not the package.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != package:  # the package is there, and lacks something itself
+            raise
+        remedy = f"pip install {install or package}"
+        raise InputError(f"{purpose} needs the package {package}, which is not installed: {remedy}") from None
 
 
 def shown(value: Any, most: int = 60) -> str:

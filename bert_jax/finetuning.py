@@ -14,6 +14,7 @@ from bert_jax.checkpoints.states import check_arrays, describe
 from bert_jax.checkpoints.warm_start import complete
 from bert_jax.devices import cluster
 from bert_jax.devices.sharding import check_divisible, make_mesh
+from bert_jax.errors import InputError
 from bert_jax.model.objective import Objective, Params, task_objective
 from bert_jax.plan.describe import make_throughput
 from bert_jax.settings.finetuning import FinetuneConfig
@@ -40,6 +41,8 @@ def finetune(config: FinetuneConfig, workdir: Path, devices: Sequence[Any] | Non
     """
     started = time.monotonic()
     config.validate()
+    if config.sweep.is_grid:
+        raise InputError("sweep.seeds and sweep.learning_rates ask for a grid of runs; call bert_jax.sweep.sweep")
     inputs = open_inputs(config)
     config, task, start, data, model, train = inputs
     mesh = make_mesh(config.mesh, devices)

@@ -22,7 +22,7 @@ RANKS: Sequence[str] = """
     text.* data.* data.pipeline data.beam
     model.* checkpoints.* training.* plan.* tasks.*
     pretraining finetuning inference.* sweep
-    __main__ tools.* train.py finetune.py
+    tools.* __main__ train.py finetune.py
 """.split()
 
 # Text and data preparation run where there is no accelerator, and start fast.
@@ -103,9 +103,17 @@ def read_sources(root: Path) -> list[Source]:
 
 
 def find_imports(source: Source) -> list[Import]:
-    """Returns everything that a file imports, inside functions too; `from a import b` is a.b."""
+    """Returns everything that a file imports, inside functions too; `from a import b` is a.b.
+
+    Not what a package's __init__ imports for type checkers alone.
+    """
     imports = []
-    for node in ast.walk(ast.parse(source.text)):
+    tree = ast.parse(source.text)
+    if source.path.name == "__init__.py":
+        for node in tree.body:
+            if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+                node.body = []
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             imports += [Import(alias.name, node.lineno) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -250,11 +258,11 @@ def test_no_jax_in_text_and_data_preparation(repository, module):
 
 
 GOOD = {
-    "bert_jax/__init__.py": "",
+    "bert_jax/__init__.py": "if TYPE_CHECKING:\n    from bert_jax.storage import x",
     "bert_jax/storage/files.py": "import json",
     "bert_jax/batch.py": "",
     "bert_jax/data/__init__.py": "",
-    "bert_jax/data/records.py": "from bert_jax.storage import files\nfrom bert_jax.data.sources.corpus import x",
+    "bert_jax/data/records.py": "from bert_jax.storage.files import files\nfrom bert_jax.data.sources.corpus import x",
     "bert_jax/data/sources/corpus.py": "import numpy",
     "bert_jax/data/pipeline.py": "import jax\nfrom bert_jax.data.records import x",
     "bert_jax/model/objective.py": "",
@@ -297,6 +305,11 @@ def test_the_checker_accepts_a_good_tree(tmp_path):
         ("bert_jax/text/vocab.py", "from bert_jax.data.records import Split", "imports bert_jax.data.records"),
         ("bert_jax/text/vocab.py", "import jax.numpy as jnp", "text.vocab must work without jax"),
         ("bert_jax/__init__.py", "import jax", "bert_jax must work without jax"),
+        (
+            "bert_jax/__init__.py",
+            "if TYPE_CHECKING:\n    import jax\nelse:\n    import jax",
+            "py:5: bert_jax must work",
+        ),
         ("bert_jax/data/__init__.py", "from bert_jax.data.pipeline import x", "a package's __init__ imports nothing"),
         ("bert_jax/data/records.py", "from bert_jax.data.pipeline import x", "imports bert_jax.data.pipeline"),
         ("bert_jax/data/sources/corpus.py", "from .records import Split", "relative import"),

@@ -69,6 +69,8 @@ def sentence_embeddings(
 
     Raises: InputError as `token_features`, or if there is no such pooling.
     """
+    if isinstance(texts, str):
+        raise InputError("texts is a single text; give a list of them, such as [text]")
     if pooling not in ("mean", "cls"):
         raise InputError(f"pooling {pooling!r} is unknown; use mean or cls")
     max_seq_length = _check(bert, (layer,), max_seq_length)

@@ -16,17 +16,19 @@ import re
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import sentencepiece
 
-from bert_jax.errors import InputError
+from bert_jax.errors import InputError, package_needed
 from bert_jax.storage.protobuf import DELIMITED, FIXED32, parse_fields
 from bert_jax.text.normalize import is_chinese, letter_images, unicode_tables
 from bert_jax.text.offsets import read_piece_spans, to_code_points, trace, trim_blanks
 from bert_jax.text.vocab import SPECIAL_TOKENS
 from bert_jax.text.wordpiece import holds_capitals
+
+if TYPE_CHECKING:
+    import sentencepiece
 
 BLANK = "\u2581"  # how a piece writes the blank before a word
 
@@ -110,7 +112,7 @@ class SentencePieces:
         return ids, spans
 
     @functools.cached_property
-    def _inner_model(self) -> sentencepiece.SentencePieceProcessor:
+    def _inner_model(self) -> "sentencepiece.SentencePieceProcessor":
         """The model, but for the blank that it puts before every text."""
         # Fields at the end of a protocol buffer override earlier ones: normalizer_spec.add_dummy_prefix = false.
         return _open_model(self.content + bytes([_NORMALIZER << 3 | 2, 2, _ADD_DUMMY_PREFIX << 3, 0]))
@@ -168,9 +170,17 @@ def read_sentencepieces(
         raise InputError(f"{path}: {error}") from None
 
 
-def _open_model(content: bytes) -> sentencepiece.SentencePieceProcessor:
+def _library() -> Any:
+    """Returns the module of SentencePiece, which only some vocabularies need. Raises: InputError if it is missing."""
+    with package_needed("sentencepiece", "a SentencePiece vocabulary"):
+        import sentencepiece
+    return sentencepiece
+
+
+def _open_model(content: bytes) -> "sentencepiece.SentencePieceProcessor":
     """Returns the processor of a model. Raises: InputError if it is empty, cut short, damaged, or no model."""
     _check_model(content)
+    sentencepiece = _library()
     sentencepiece.set_min_log_level(2)  # or else it logs to stderr
     model = sentencepiece.SentencePieceProcessor()
     try:
@@ -214,7 +224,7 @@ def _check_model(content: bytes) -> None:
                 raise InputError(f"piece {number} has a score that is not finite; it is damaged, so copy it again")
 
 
-def _vocab(model: sentencepiece.SentencePieceProcessor) -> tuple[str, ...]:
+def _vocab(model: "sentencepiece.SentencePieceProcessor") -> tuple[str, ...]:
     """Returns the pieces in the order of their ids, special tokens under our names.
 
     Raises: InputError if text could become a special token.
@@ -292,8 +302,9 @@ def learn_sentencepieces(
         raise InputError(_NO_WORDS)
     letters = letter_images(lowercase=False, strip_accents=True) if strip_accents else {}
     content = io.BytesIO()
+    library = _library()
     try:
-        sentencepiece.SentencePieceTrainer.train(
+        library.SentencePieceTrainer.train(
             sentence_iterator=_cut(line.translate(letters) for line in lines),
             model_writer=content,
             model_type=model_type,

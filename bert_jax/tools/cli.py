@@ -12,7 +12,7 @@ from absl import app, flags, logging
 
 from bert_jax.errors import InputError
 from bert_jax.storage.urls import is_remote, user_cache
-from bert_jax.tools import streams
+from bert_jax.tools import recipes, streams
 
 
 def run(main: Callable[[], int | None], remote_output: bool = False) -> None:
@@ -22,6 +22,7 @@ def run(main: Callable[[], int | None], remote_output: bool = False) -> None:
     is UTF-8, whatever the locale.
     """
     streams.prepare()
+    _name_the_program()
     # What XLA has compiled is kept, so that the same command starts faster the next time. JAX reads these once.
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(user_cache() / "compiled"))
 
@@ -54,6 +55,13 @@ def run(main: Callable[[], int | None], remote_output: bool = False) -> None:
             return 1
 
     app.run(guarded, flags_parser=_parse)
+
+
+def _name_the_program() -> None:
+    """Makes --help of `bert_jax COMMAND` say how that is called; docstrings have `python -m bert_jax.tools.COMMAND`."""
+    about = sys.modules["__main__"]
+    if sys.argv[0].startswith("bert_jax ") and about.__doc__:
+        about.__doc__ = about.__doc__.replace("python -m bert_jax.tools.", "bert_jax ")
 
 
 def _device_problem(error: Exception) -> str:
@@ -132,7 +140,16 @@ def define_cluster_flags() -> Callable[[], contextlib.AbstractContextManager[Non
 def _parse(argv: list[str]) -> list[str]:
     """Returns what is left of the command line; an unusable flag is one line, not a traceback."""
     try:
+        if "config" in flags.FLAGS:
+            argv = [argv[0], *recipes.resolve(flags.FLAGS.read_flags_from_files(argv[1:], force_gnu=False))]
         return flags.FLAGS(argv)
+    except SystemExit as end:
+        if end.code == 1:  # absl ends --help with it
+            sys.exit(0)
+        raise
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.STATUS)
     except (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError) as error:
         print(f"error: {_unknown_setting(argv) or f'{_reason(error)}; --help lists the options'}", file=sys.stderr)
         sys.exit(1)

@@ -19,12 +19,12 @@ from bert_jax.settings.phases import phases_of
 from bert_jax.settings.pretraining import PretrainConfig
 from bert_jax.settings.rules import from_dict
 from bert_jax.storage.writing import write_json
-from bert_jax.tools import cli
+from bert_jax.tools import cli, recipes
 
 if TYPE_CHECKING:
     from bert_jax.plan.planner import Plan
 
-CONFIG = config_flags.DEFINE_config_file("config", None, "a file of configs/, and after a colon its argument")
+CONFIG = config_flags.DEFINE_config_file("config", None, recipes.HELP)
 TOPOLOGY = flags.DEFINE_string("topology", "", "such as v5e:4x4, v4:4x4x8, v5p:4x4x8, v6e:16x16, or h100:64")
 ROW_LENGTH = flags.DEFINE_integer("row_length", 0, "tokens of a row; 0 is what masking.max_predictions come from")
 ROWS = flags.DEFINE_integer("rows_per_chip", 0, "rows of a chip in a step; 0 divides data.batch_size", lower_bound=0)

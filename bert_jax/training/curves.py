@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bert_jax.errors import package_needed
 from bert_jax.storage.writing import atomic_path
 from bert_jax.training.report import BASELINES, describe, read_metrics
 
@@ -18,7 +19,8 @@ def draw_curves(
     `scores` are the panels to begin with, (metric, title, factor), in place of those of pre-training. Panels without
     data are left out. Baselines are dashed lines.
     """
-    from matplotlib.figure import Figure  # not pyplot: no global state, and no display
+    with package_needed("matplotlib", f"drawing {png_path}"):
+        from matplotlib.figure import Figure  # not pyplot: no global state, and no display
 
     series = _series(read_metrics(metrics_path)) if Path(metrics_path).exists() else {}
     panels = [

@@ -4,6 +4,7 @@
 The only home of tqdm, tensorboardX and matplotlib; each is imported when it is first needed.
 """
 
+import importlib.util
 import json
 import math
 import os
@@ -13,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from bert_jax.errors import InputError
+from bert_jax.errors import InputError, package_needed
 from bert_jax.storage import schema
 from bert_jax.storage.writing import atomic_path
 
@@ -43,6 +44,10 @@ class Reporter:
         self._file = self._board = self._bar = None
         if not enabled:
             return
+        if importlib.util.find_spec("matplotlib") is None:  # said now, and not when the run ends
+            raise InputError(
+                "drawing curves.png needs the package matplotlib, which is not installed: pip install matplotlib"
+            )
         path = Path(workdir) / METRICS_FILE
         path.parent.mkdir(parents=True, exist_ok=True)
         kept = _drop_after(path, start_step)
@@ -50,7 +55,8 @@ class Reporter:
         self._known = {record["kind"] for record in kept if record["step"] == start_step}
         self._file = open(path, "a", encoding="utf-8")
         if tensorboard:
-            from tensorboardX import SummaryWriter
+            with package_needed("tensorboardX", "report.tensorboard=True"):
+                from tensorboardX import SummaryWriter
 
             # The same for TensorBoard: it hides what an earlier attempt wrote from this step on.
             purge_step = start_step + 1 if start_step else 0

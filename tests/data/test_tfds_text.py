@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Data sets of TFDS are read without TensorFlow, whole or by ranges of examples, and what is missing is said."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -163,6 +164,16 @@ def test_damaged_data_are_named(tmp_path, data_dir, monkeypatch):
 
 
 def test_an_import_of_tensorflow_that_fails_names_the_extra(monkeypatch):
+    def needs_tensorflow(*_args, **_options):
+        raise ImportError("No module named 'tensorflow'")
+
+    monkeypatch.setattr("tensorflow_datasets.core.read_only_builder.builder_from_files", needs_tensorflow)
+    with pytest.raises(InputError, match=r"^tfds:poems: TFDS needs TensorFlow .*; pip install 'bert_jax\[tf\]'$"):
+        tfds_text.fingerprint("tfds:poems")
+
+
+def test_without_tfds_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
-    with pytest.raises(InputError, match=r"pip install 'bert_jax\[tf\]'"):
+    expected = "tfds:poems needs the package tensorflow_datasets, which is not installed: pip install 'bert_jax[tfds]'"
+    with pytest.raises(InputError, match=f"^{re.escape(expected)}$"):
         tfds_text.fingerprint("tfds:poems")

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.data.sources.formats import Piece, text_lines
-from bert_jax.errors import InputError
+from bert_jax.errors import InputError, package_needed
 
 TFDS, PREFIX = "TFDS", "tfds:"
 
@@ -93,7 +93,8 @@ def open_builder(source: str, default_split: str = "") -> tuple[Any, str, str]:
     split = split or default_split
     data_dir = os.environ.get("TFDS_DATA_DIR", "")
     with tfds_errors(source):
-        import tensorflow_datasets as tfds  # takes a second
+        with package_needed("tensorflow_datasets", source, "'bert_jax[tfds]'"):
+            import tensorflow_datasets as tfds  # takes a second
         from tensorflow_datasets.core.constants import DATA_DIR
         from tensorflow_datasets.core.read_only_builder import builder_from_files
 

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fine-tunes a BERT for a task, once or over a grid of seeds and learning rates.
+
+    bert_jax finetune --config=finetune:sst2 --config.init_checkpoint=PATH --config.data.path=DIR --workdir=DIR
+
+--config is a recipe, whose every setting is a flag: --config.optimizer.learning_rate=3e-5. The same command resumes a
+run that was stopped. The model of the best evaluation is left in the work directory, with its scores and predictions.
+--helpfull lists the flags of several processes too.
+"""
+
+from pathlib import Path
+
+from absl import flags
+from ml_collections import config_flags
+
+from bert_jax.devices.allocator import reuse_freed_memory
+from bert_jax.errors import InputError
+from bert_jax.settings.finetuning import FinetuneConfig
+from bert_jax.tools import cli, recipes
+
+CONFIG = config_flags.DEFINE_config_file("config", None, recipes.HELP)
+WORKDIR = flags.DEFINE_string("workdir", "", "where checkpoints, metrics and the trained model go; resumes if used")
+JOIN = cli.define_cluster_flags()
+
+
+def main() -> int:
+    """Returns the exit status: 0 when trained, 128 + the signal when one ended the run early."""
+    if CONFIG.value is None or not WORKDIR.value:
+        raise InputError("--config and --workdir are needed, as in --config=finetune:sst2 --workdir=runs/sst2")
+    config = recipes.read_config(FinetuneConfig, CONFIG.value.to_dict())
+
+    reuse_freed_memory()
+    from bert_jax.finetuning import finetune  # JAX starts here: --help and bad settings answer at once
+    from bert_jax.sweep import sweep
+
+    run = sweep if config.sweep.is_grid else finetune
+    with JOIN():
+        signal = run(config, Path(WORKDIR.value)).signal
+    return 128 + signal if signal else 0
+
+
+if __name__ == "__main__":
+    cli.run(main)

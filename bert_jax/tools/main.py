@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command `bert_jax COMMAND`: one entry point for every tool. `bert_jax --help` imports none of them."""
+
+import difflib
+import importlib.util
+import sys
+import types
+from collections.abc import Sequence
+
+# The commands, in the order in which they are used, and what --help says of each. Each is a module of bert_jax.tools.
+COMMANDS = {
+    "Prepare text": {
+        "build_vocab": "learn a vocabulary from text",
+        "prepare_corpus": "text to a data set for pre-training",
+        "prepare_beam": "the same on many machines, by Apache Beam",
+        "pack_dataset": "several sequences in a row, for less padding",
+        "import_tfrecords": "a data set of Google's pre-training TFRecords",
+        "export_tfrecords": "TFRecords of a data set, for Google's code",
+    },
+    "Train": {
+        "train": "pre-train a BERT",
+        "finetune": "fine-tune a BERT for a task",
+        "plan": "memory and time of a run on a TPU pod or on GPUs",
+        "compare_runs": "results of fine-tuning runs, side by side",
+        "make_docs_task": "make a small classification task to try out",
+    },
+    "Use a model": {
+        "predict": "fill in [MASK], or do the task that was learnt",
+        "extract_features": "vectors of tokens and of texts",
+        "score_sentences": "how likely sentences are; minimal pairs",
+    },
+    "Measure a model": {
+        "evaluate": "loss and accuracy of a checkpoint on held-out text",
+        "score": "official scores of a file of predictions",
+    },
+    "Convert a model": {
+        "convert_checkpoint": "from and to Hugging Face's and Google's formats",
+        "export_params": "the model of a run, without its optimizer",
+        "export": "StableHLO, to serve it without this package",
+        "grow_model": "add words or positions to a trained model",
+        "show_params": "every parameter with its shape, type and norm",
+    },
+}
+NAMES = tuple(name for commands in COMMANDS.values() for name in commands)
+
+_USAGE = """\
+usage: bert_jax COMMAND [--name=value ...]
+       bert_jax COMMAND --help"""
+
+
+def main() -> int:
+    """Runs the command that the command line names; returns the exit status where it does not end by itself."""
+    arguments = sys.argv[1:]
+    if not arguments:
+        print(help_text(), file=sys.stderr)
+        return 1
+    name, *rest = arguments
+    if name in ("--help", "-h", "-help", "help") and not rest:
+        print(help_text())
+        return 0
+    if name in ("--version", "-version", "version"):
+        from bert_jax import __version__
+
+        print(f"bert_jax {__version__}")
+        return 0
+    if name == "help":  # bert_jax help train
+        name, rest = rest[0], ["--help"]
+    if name not in NAMES:
+        print(f"error: {_unknown(name)}", file=sys.stderr)
+        return 1
+    launch(name, f"bert_jax {name}", rest)
+    return 0
+
+
+def launch(name: str, program: str, arguments: Sequence[str]) -> None:
+    """Runs a tool as `python -m bert_jax.tools.NAME` does: as the program's main module, which worker processes import.
+
+    `program` is what the user has called; help names it.
+    """
+    spec = importlib.util.find_spec(f"bert_jax.tools.{name}")
+    assert spec is not None and spec.loader is not None
+    module = types.ModuleType("__main__")
+    module.__spec__, module.__file__, module.__package__ = spec, spec.origin, spec.parent
+    sys.modules["__main__"] = module
+    sys.argv[:] = [program, *arguments]
+    exec(spec.loader.get_code(spec.name), module.__dict__)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def help_text() -> str:
+    """Returns what `bert_jax --help` prints: every command with a line. Nothing is imported for it."""
+    lines = ["BERT in JAX: from raw text to trained and fine-tuned models.", "", _USAGE]
+    column = max(map(len, NAMES)) + 2
+    for title, commands in COMMANDS.items():
+        lines += ["", f"{title}:", *(f"  {name:{column}}{line}" for name, line in commands.items())]
+    return "\n".join(lines)
+
+
+def _unknown(name: str) -> str:
+    """Returns the error line for a command that does not exist."""
+    if name.startswith("-"):
+        return f"{name} stands before the command; write bert_jax COMMAND {name}, and see bert_jax --help"
+    close = difflib.get_close_matches(name.replace("-", "_").removesuffix(".py"), NAMES, n=1)
+    hint = f" (did you mean {close[0]}?)" if close else ""
+    return f"bert_jax has no command {name!r:.100}{hint}; bert_jax --help lists them"

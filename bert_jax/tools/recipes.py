@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The recipes of `configs/` by their names: --config=pretrain:base, wherever bert_jax is installed."""
+
+import difflib
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import bert_jax
+from bert_jax.errors import InputError
+from bert_jax.settings.finetuning import FinetuneConfig
+from bert_jax.settings.pretraining import PretrainConfig
+from bert_jax.settings.rules import from_dict
+
+Config = TypeVar("Config", PretrainConfig, FinetuneConfig)
+
+# What --help says of --config.
+HELP = (
+    "a recipe of bert_jax, such as pretrain:base or finetune:mnli, or a Python file with get_config, such as "
+    "my/recipe.py; what follows a colon is its argument"
+)
+
+
+def directory() -> Path:
+    """Returns where the recipes are: inside the package when it is installed, beside it in a checkout."""
+    package = Path(bert_jax.__file__).parent
+    inside = package / "configs"
+    return inside if inside.is_dir() else package.parent / "configs"
+
+
+def names() -> list[str]:
+    """Returns the names of the recipes, sorted."""
+    return sorted(path.stem for path in directory().glob("*.py"))
+
+
+def find(value: str) -> str:
+    """Returns the value of --config with a recipe's name replaced by its file; the path of a file stays as it is.
+
+    Raises: InputError if it names no recipe, or a file of configs/ that is not there.
+    """
+    path, colon, argument = value.partition(":")
+    if not path or Path(path).is_file():
+        return value
+    if re.fullmatch(r"\w+", path):
+        if path in names():
+            return f"{directory() / path}.py{colon}{argument}"
+        close = difflib.get_close_matches(path, names(), n=1)
+        hint = f" (did you mean --config={close[0]}{colon}{argument}?)" if close else ""
+        raise InputError(
+            f"--config={value} names no recipe{hint}; there are {', '.join(names())}, and a file of your own is "
+            "written with its path, such as my/recipe.py"
+        )
+    if (stem := re.fullmatch(r"(?:\./)?configs/(\w+)\.py", path)) and stem[1] in names():
+        raise InputError(
+            f"--config={value}: there is no such file here; the recipe that comes with bert_jax is "
+            f"--config={stem[1]}{colon}{argument}"
+        )
+    return value
+
+
+def resolve(arguments: Sequence[str]) -> list[str]:
+    """Returns a command line in which --config names a file, as `find` says."""
+    resolved = list(arguments)
+    for place, argument in enumerate(arguments):
+        if argument == "--":
+            break
+        if found := re.fullmatch(r"(--?config=)(.*)", argument, re.DOTALL):
+            resolved[place] = found[1] + find(found[2])
+        elif argument in ("--config", "-config") and place + 1 < len(arguments):
+            resolved[place + 1] = find(arguments[place + 1])
+    return resolved
+
+
+def read_config(kind: type[Config], values: dict[str, Any]) -> Config:
+    """Returns the settings of a recipe, checked.
+
+    Raises: InputError if they break a rule, or the recipe is of the other command.
+    """
+    if kind is PretrainConfig and "task" in values:
+        raise InputError("--config is a recipe of fine-tuning; give it to finetune, or take one such as pretrain:base")
+    if kind is FinetuneConfig and "masking" in values:
+        raise InputError("--config is a recipe of pre-training; give it to train, or take one such as finetune:sst2")
+    config = from_dict(kind, values)
+    config.validate()
+    return config

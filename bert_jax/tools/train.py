@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pre-trains a BERT on a prepared data set, from scratch or from a trained model.
+
+    bert_jax train --config=pretrain:base --config.data.path=DIR --workdir=DIR
+
+--config is a recipe, whose every setting is a flag: --config.optimizer.learning_rate=2e-4. The same command resumes a
+run that was stopped, and trains on with a larger --config.train.num_steps.
+--helpfull lists the flags of several processes too.
+"""
+
+from pathlib import Path
+
+from absl import flags
+from ml_collections import config_flags
+
+from bert_jax.devices.allocator import reuse_freed_memory
+from bert_jax.errors import InputError
+from bert_jax.settings.pretraining import PretrainConfig
+from bert_jax.tools import cli, recipes
+
+CONFIG = config_flags.DEFINE_config_file("config", None, recipes.HELP)
+WORKDIR = flags.DEFINE_string("workdir", "", "where checkpoints, metrics and the trained model go; resumes if used")
+JOIN = cli.define_cluster_flags()
+
+
+def main() -> int:
+    """Returns the exit status: 0 when trained, 128 + the signal when one ended the run early."""
+    if CONFIG.value is None or not WORKDIR.value:
+        raise InputError("--config and --workdir are needed, as in --config=pretrain:tiny --workdir=runs/tiny")
+    config = recipes.read_config(PretrainConfig, CONFIG.value.to_dict())
+
+    reuse_freed_memory()
+    from bert_jax.pretraining import pretrain  # JAX starts here: --help and bad settings answer at once
+
+    with JOIN():
+        result = pretrain(config, Path(WORKDIR.value))
+    return 128 + result.signal if result.signal else 0
+
+
+if __name__ == "__main__":
+    cli.run(main)

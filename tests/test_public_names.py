@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The public names of `bert_jax`: all there, lazy, the same to Python and to type checkers."""
+
+import ast
+import importlib
+import inspect
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from builders import make_pretrained, tiny_run
+
+import bert_jax
+from bert_jax.errors import InputError, package_needed
+
+PACKAGE = Path(bert_jax.__file__).parent
+PUBLIC = [
+    *("load_pretrained", "save_pretrained", "Pretrained", "load_predictor", "load_tokenizer", "Tokenizer"),
+    *("pretrain", "finetune", "fill_masks", "sentence_embeddings", "score_sentences", "evaluate_pretrained"),
+    *("PretrainConfig", "FinetuneConfig", "InputError", "__version__"),
+]
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_public_name_is_there_and_listed(name):
+    value = getattr(bert_jax, name)
+    assert not inspect.ismodule(value)
+    assert name in bert_jax.__all__ and name in dir(bert_jax)
+    if name != "__version__":
+        assert callable(value) and value.__doc__, f"{name} has no docstring"
+        assert getattr(bert_jax, name) is value
+
+
+def test_nothing_else_is_public():
+    assert set(bert_jax.__all__) == set(PUBLIC)
+    assert set(bert_jax._HOMES) == set(bert_jax.__all__) - {"__version__"}
+    with pytest.raises(AttributeError, match="module 'bert_jax' has no attribute 'load_pretraind'"):
+        _ = bert_jax.load_pretraind
+
+
+def test_no_public_name_is_a_module():
+    """`import bert_jax.NAME` would set the attribute to the module, and `bert_jax.NAME(...)` would fail then."""
+    modules = {path.stem for path in PACKAGE.glob("*.py")} | {path.name for path in PACKAGE.iterdir() if path.is_dir()}
+    assert not modules & set(bert_jax.__all__)
+
+
+def test_type_checkers_see_the_same_names():
+    tree = ast.parse(Path(bert_jax.__file__).read_text("utf-8"))
+    (block,) = [node for node in tree.body if isinstance(node, ast.If)]
+    seen = {
+        alias.asname or alias.name: f"{node.module}:{alias.name}"
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert seen == {name: f"bert_jax.{home}" for name, home in bert_jax._HOMES.items()}
+
+
+IMPORTED = """
+import json, sys
+before = set(sys.modules)
+import bert_jax
+listed = dir(bert_jax)
+after_import = set(sys.modules) - before
+bert_jax.InputError, bert_jax.load_tokenizer
+print(json.dumps([listed, sorted(after_import), sorted(set(sys.modules) - before)]))
+"""
+
+
+def test_the_import_loads_nothing(repository):
+    """`import bert_jax` and dir() load no other module of ours, no JAX and no NumPy; a tokenizer needs no JAX."""
+    done = subprocess.run([sys.executable, "-c", IMPORTED], text=True, capture_output=True, cwd=repository, check=True)
+    listed, at_import, with_tokenizer = json.loads(done.stdout)
+    assert set(bert_jax.__all__) <= set(listed)
+    assert [name for name in at_import if name.startswith("bert_jax")] == ["bert_jax"]
+    assert not {"jax", "jaxlib", "numpy", "absl", "flax"} & set(at_import)
+    assert "bert_jax.text.tokenizer" in with_tokenizer
+    assert not {"jax", "jaxlib", "flax", "sentencepiece", "sentencex", "matplotlib"} & set(with_tokenizer)
+
+
+CHECKED = """
+import bert_jax
+reveal_type(bert_jax.load_pretrained("x"))
+reveal_type(bert_jax.sentence_embeddings(bert_jax.load_pretrained("x"), ["a"]))
+bert_jax.load_pretraind
+"""
+
+
+@pytest.mark.slow
+def test_pyright_knows_them(repository, tmp_path):
+    (tmp_path / "user.py").write_text(CHECKED)
+    command = [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable]
+    done = subprocess.run([*command, tmp_path / "user.py"], text=True, capture_output=True, cwd=repository)
+    told = [each["message"] for each in json.loads(done.stdout)["generalDiagnostics"]]
+    assert 'Type of "bert_jax.load_pretrained("x")" is "Pretrained"' in told
+    assert any(' is "ndarray[' in each for each in told), told
+    assert any(each.startswith('"load_pretraind" is not a known attribute of module "bert_jax"') for each in told), told
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory):
+    return bert_jax.load_pretrained(make_pretrained(tmp_path_factory.mktemp("public")))
+
+
+TEXTS = ["the ban .", "dar dir ban ber bis .", "ban", "bas ban der dir der dan bis ber ."]
+
+
+def test_sentence_embeddings_are_those_of_the_encoder(bert):
+    encodings = bert.encode(TEXTS)
+    inside = encodings.mask[..., None]
+    mean = (encodings.hidden * inside).sum(axis=1) / inside.sum(axis=1)
+    found = bert_jax.sentence_embeddings(bert, TEXTS)
+    assert found.shape == (4, bert.config.hidden_size) and found.dtype == np.float32
+    np.testing.assert_allclose(found, mean, rtol=1e-5, atol=1e-6)
+    found = bert_jax.sentence_embeddings(bert, TEXTS, pooling="cls")
+    np.testing.assert_allclose(found, encodings.hidden[:, 0], rtol=1e-5, atol=1e-6)
+    assert bert_jax.sentence_embeddings(bert, []).shape == (0, bert.config.hidden_size)
+
+
+def test_a_single_text_is_refused_and_not_read_letter_by_letter(bert):
+    with pytest.raises(InputError, match=r"texts is a single text; give a list of them, such as \[text\]"):
+        bert_jax.sentence_embeddings(bert, "ban")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(InputError, match="give a list of texts"):
+        bert_jax.fill_masks(bert, "the [MASK] .")  # pyright: ignore[reportArgumentType]
+
+
+def test_fill_masks_gives_tokens_with_probabilities(bert):
+    ((guesses,),) = bert_jax.fill_masks(bert, ["the [MASK] ."], num_guesses=bert.config.vocab_size)
+    tokens, probabilities = zip(*guesses)  # pairs, as their names say too
+    assert sorted(tokens) == sorted(bert.tokenizer.vocab)
+    assert list(probabilities) == sorted(probabilities, reverse=True)
+    assert sum(probabilities) == pytest.approx(1, abs=1e-5) and guesses[0].token == tokens[0]
+
+
+@pytest.mark.slow
+def test_pretrain_trains_before_and_after_its_module_is_imported(repository, toy_data, tmp_path):
+    config = tiny_run(toy_data)
+    result = bert_jax.pretrain(config, tmp_path / "one")
+    module, _, attribute = bert_jax._HOMES["pretrain"].partition(":")
+    imported = importlib.import_module(f"bert_jax.{module}")
+    assert bert_jax.pretrain is getattr(imported, attribute)
+    assert result.step == config.train.num_steps and result.signal == 0
+    assert bert_jax.load_pretrained(tmp_path / "one").trained["step"] == result.step
+
+
+@pytest.mark.parametrize(
+    ("package", "install", "expected"),
+    [
+        (
+            "nowhere_to_be_found",
+            "",
+            "x needs the package nowhere_to_be_found, which is not installed: pip install",
+        ),
+        ("nowhere_to_be_found", "'bert_jax[y]'", "which is not installed: pip install 'bert_jax[y]'"),
+    ],
+)
+def test_a_missing_package_is_one_line(package, install, expected):
+    with pytest.raises(InputError) as caught, package_needed(package, "x", install):
+        importlib.import_module(f"{package}.part")
+    assert expected in str(caught.value)
+
+
+def test_a_package_that_lacks_something_itself_keeps_its_error(tmp_path, monkeypatch):
+    (tmp_path / "broken_inside.py").write_text("import nowhere_to_be_found")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="nowhere"), package_needed("broken_inside", "x"):
+        importlib.import_module("broken_inside")
+
+
+WITHOUT = """
+import sys
+for name in ("sentencepiece", "sentencex", "matplotlib", "tensorboardX", "tensorflow_datasets", "tqdm"):
+    sys.modules[name] = None
+import bert_jax
+bert = bert_jax.load_pretrained(sys.argv[1])
+print(len(bert_jax.load_predictor(sys.argv[1])(["the [MASK] ."])))
+bert_jax.save_pretrained  # and what it stands in
+from bert_jax.data import prepare, sentences
+from bert_jax.data.sources import corpus, tfds_text
+from bert_jax.training.report import Reporter
+from bert_jax.text.sentencepieces import learn_sentencepieces
+for attempt in (
+    lambda: sentences.split_sentences("One. Two."),
+    lambda: learn_sentencepieces(["one two"], 20),
+    lambda: Reporter(sys.argv[2], 10),
+    lambda: tfds_text.fingerprint("tfds:lm1b"),
+):
+    try:
+        attempt()
+    except bert_jax.InputError as error:
+        print(error)
+"""
+
+
+@pytest.mark.slow
+def test_what_is_heavy_is_needed_only_when_used(repository, tmp_path):
+    """Loading and predicting go without; what needs a library says which, and how it is installed."""
+    model = make_pretrained(tmp_path)
+    command = [sys.executable, "-c", WITHOUT, str(model), str(tmp_path / "run")]
+    done = subprocess.run(command, text=True, capture_output=True, cwd=repository)
+    number, *told = done.stdout.splitlines()
+    assert (number, done.returncode) == ("1", 0), done.stderr
+    assert [line.rpartition("pip install ")[2] for line in told] == [
+        *("sentencex", "sentencepiece", "matplotlib", "'bert_jax[tfds]'"),
+    ]
+    assert all("which is not installed" in line for line in told) and not (tmp_path / "run" / "metrics.jsonl").exists()

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The wheel: what is in it, and that it trains where there is no checkout."""
+
+import configparser
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+UV = shutil.which("uv")
+# What a build reads, without what git ignores: nothing that lies about in a checkout gets into the wheel.
+SOURCES = "bert_jax configs docs tests README.md CHANGELOG.md CONTRIBUTING.md LICENSE MANIFEST.in Makefile".split()
+SOURCES += "constraints.txt finetune.py pyproject.toml setup.cfg setup.py train.py".split()
+
+SENTENCES = "The [MASK] of the list.\nReturn a new [MASK] object.\n"
+
+
+def call(*command: str | Path, folder: Path, **changes: str) -> subprocess.CompletedProcess[str]:
+    """Runs a command in a folder, as a user would; fails the test if the command fails.
+
+    The environment has no path to this checkout, and nothing that the other tests set for JAX.
+    """
+    ours = ("PYTHONPATH", "VIRTUAL_ENV", "XLA_", "JAX_")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    environment |= {"BERT_JAX_CACHE": str(folder / "cache"), **changes}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+def setup(repository: Path) -> configparser.ConfigParser:
+    found = configparser.ConfigParser()
+    found.read(repository / "setup.cfg")
+    return found
+
+
+@pytest.mark.parametrize("section", ["metadata", "options", "options.extras_require", "options.entry_points"])
+def test_the_metadata_has_its_sections(repository, section):
+    assert section in setup(repository)
+
+
+def test_what_a_plain_install_brings(repository):
+    """It trains; the figures behind what is an extra are in docs/decisions/0028-wheel-and-extras.md."""
+    required = setup(repository)["options"]["install_requires"]
+    for library in ("jax", "flax", "optax", "orbax-checkpoint", "sentencepiece", "sentencex", "matplotlib"):
+        assert f"\n{library} >=" in required
+    assert "tensorflow-datasets" not in required
+    extras = setup(repository)["options.extras_require"]
+    assert all("tensorflow-datasets" in extras[extra] for extra in ("tfds", "tf", "dev"))
+
+
+@pytest.fixture(scope="module")
+def wheel(repository, tmp_path_factory) -> Path:
+    """Returns the wheel, built in a copy of the tree by way of a source distribution, as a release is."""
+    folder = tmp_path_factory.mktemp("build")
+    tree = folder / "tree"
+    tree.mkdir()
+    for name in SOURCES:
+        if (repository / name).is_dir():
+            shutil.copytree(repository / name, tree / name, ignore=shutil.ignore_patterns("__pycache__", "golden"))
+        else:
+            shutil.copy(repository / name, tree / name)
+    if UV:
+        call(UV, "build", "--quiet", "--out-dir", folder / "dist", tree, folder=folder)
+    else:
+        call(sys.executable, "-m", "pip", "--quiet", "wheel", "--no-deps", "-w", folder / "dist", tree, folder=folder)
+    (found,) = (folder / "dist").glob("bert_jax-*.whl")
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.network
+def test_what_is_in_the_wheel(repository, wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        (metadata,) = (archive.read(name).decode() for name in names if name.endswith(".dist-info/METADATA"))
+        (entries,) = (archive.read(name).decode() for name in names if name.endswith("entry_points.txt"))
+    ours = {f"bert_jax/{path.relative_to(repository / 'bert_jax')}" for path in (repository / "bert_jax").rglob("*.py")}
+    ours |= {f"bert_jax/configs/{path.name}" for path in (repository / "configs").iterdir() if path.is_file()}
+    ours |= {"bert_jax/py.typed", "bert_jax/text/unicode_14.json"}
+    assert {name for name in names if ".dist-info/" not in name} == ours
+    assert "bert_jax = bert_jax.tools.main:main" in entries
+    assert "Description-Content-Type: text/markdown" in metadata and "Provides-Extra: tfds" in metadata
+    assert "# bert_jax" in metadata and wheel.stat().st_size < 1_000_000
+    if UV:
+        (source,) = wheel.parent.glob("bert_jax-*.tar.gz")
+        with tarfile.open(source) as archive:
+            names = {name.partition("/")[2] for name in archive.getnames()}
+        assert {"train.py", "configs/pretrain.py", "tests/test_wheel.py", "docs/differences.md"} <= names
+
+
+@pytest.fixture(scope="module")
+def installed(repository, wheel, tmp_path_factory) -> Iterator[Path]:
+    """Yields the programs of a fresh environment that has the wheel, with what it needs from the package index.
+
+    uv links packages that it has unpacked before, here for the environment of the tests, in place of a download.
+    """
+    environment = tmp_path_factory.mktemp("fresh") / "venv"
+    constraints = repository / "constraints.txt"
+    folder, python = environment.parent, environment / "bin" / "python"
+    if UV:
+        call(UV, "venv", "--quiet", "--python", sys.executable, environment, folder=folder)
+        call(UV, "pip", "install", "--quiet", "--python", python, "--constraint", constraints, wheel, folder=folder)
+    else:
+        call(sys.executable, "-m", "venv", environment, folder=folder)
+        call(python, "-m", "pip", "install", "--quiet", "--constraint", constraints, wheel, folder=folder)
+    yield environment / "bin"
+    shutil.rmtree(environment)  # pytest keeps the folders of the last runs, and this one has 750 MB
+
+
+@pytest.mark.slow
+@pytest.mark.network
+def test_it_trains_converts_and_predicts(repository, installed, tmp_path):
+    """The way of the README, with the installed program alone, in a folder that has nothing of the checkout."""
+    program = installed / "bert_jax"
+
+    def bert_jax(*arguments: str, **changes: str) -> str:
+        done = call(program, *arguments, folder=tmp_path, JAX_PLATFORMS="cpu", **changes)
+        return done.stdout
+
+    where = call(
+        installed / "python", "-c", "import bert_jax; print(bert_jax.__file__)", folder=tmp_path
+    ).stdout.strip()
+    assert Path(where).is_relative_to(installed.parent)
+    listed = bert_jax("--help")
+    assert "  train  " in listed and "  predict  " in listed
+    assert bert_jax("train", "--help").startswith("Pre-trains a BERT")
+
+    bert_jax("build_vocab", "--input=python-docs", "--output=vocab", "--vocab_size=2000")
+    prepare = ["prepare_corpus", "--input=python-docs", "--tokenizer=vocab", "--output=data", "--holdout_rate=0.01"]
+    bert_jax(*prepare, "--max_seq_length=32", "--duplicates=1", "--workers=2")
+    settings = ["--config.data.path=data", "--config.data.batch_size=16", "--config.train.num_steps=10"]
+    settings += ["--config.optimizer.learning_rate=2e-3", "--config.optimizer.warmup_steps=2"]
+    bert_jax("train", "--config=pretrain:tiny", "--workdir=run", *settings)
+    metrics = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    before, after = (record for record in metrics if record["kind"] == "eval")
+    assert (before["step"], after["step"]) == (0, 10) and after["mlm_loss"] < before["mlm_loss"] - 0.1
+    assert (tmp_path / "run" / "curves.png").stat().st_size > 10_000
+
+    (tmp_path / "in.txt").write_text(SENTENCES)
+    predicted = bert_jax("predict", "--checkpoint=run", "--input=in.txt", "--format=json").splitlines()
+    assert len(predicted) == 2 and all(json.loads(line) for line in predicted)
+    bert_jax("convert_checkpoint", "--input=run", "--output=hf", "--to=hf", "--verify")
+    assert (tmp_path / "hf" / "model.safetensors").is_file()
+    again = bert_jax("predict", "--checkpoint=hf", "--input=in.txt", "--format=json").splitlines()
+    assert [json.loads(line) for line in again] == [json.loads(line) for line in predicted]
+
+    code = "import bert_jax; print(bert_jax.sentence_embeddings(bert_jax.load_pretrained('hf'), ['a list']).shape)"
+    assert call(installed / "python", "-c", code, folder=tmp_path, JAX_PLATFORMS="cpu").stdout == "(1, 128)\n"
+
+
+@pytest.mark.slow
+@pytest.mark.network
+def test_what_is_an_extra_is_named(installed, tmp_path):
+    """TFDS is not in a plain install: the one-line error says how it gets there."""
+    command = [installed / "bert_jax", "build_vocab", "--input=tfds:lm1b", "--output=x", "--vocab_size=100"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("error: tfds:lm1b needs the package tensorflow_datasets, which is not installed")
+    assert done.stderr.endswith("pip install 'bert_jax[tfds]'\n")
