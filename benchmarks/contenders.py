@@ -91,7 +91,7 @@ def train(config: PretrainConfig, length: int, steps: int, precisions: Sequence[
         tokenizer = load_tokenizer(dataset.tokenizer_path)
         config = resolve(config, [dataset], tokenizer)
         ids = (tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id)
-    check_divisible(mesh, config.model, config.data.batch_size, config.train.accumulate)
+    check_divisible(mesh, config.model, (config.data.batch_size, config.train.accumulate))
     size = config.data.batch_size
 
     def objective_of(model: ModelConfig) -> Objective:
@@ -125,7 +125,7 @@ def finetune(config: PretrainConfig, rows: Sequence[Row], task: Task, steps: int
     """Returns fine-tuning of a classifier of two classes, rows of like lengths in a batch, the loader included."""
     mesh = make_mesh(config.mesh)
     size = config.data.batch_size
-    check_divisible(mesh, config.model, size, config.train.accumulate)
+    check_divisible(mesh, config.model, (size, config.train.accumulate))
     rows = [row._replace(label=number % 2) for number, row in enumerate(rows)]
 
     def batches() -> Iterator[Batch]:

@@ -7,7 +7,7 @@ The names in `__all__` are the public interface (docs/api.md). Each is loaded wh
 
 from typing import TYPE_CHECKING
 
-__version__ = "0.2.0.dev0"
+from bert_jax.version import __version__
 
 # Public name -> "module:attribute" below bert_jax. No public name may also be the name of a module of bert_jax: whoever
 # imports the module would replace the public name by it.

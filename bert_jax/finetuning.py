@@ -46,8 +46,7 @@ def finetune(config: FinetuneConfig, workdir: Path, devices: Sequence[Any] | Non
     inputs = open_inputs(config)
     config, task, start, data, model, train = inputs
     mesh = make_mesh(config.mesh, devices)
-    check_divisible(mesh, model, config.data.batch_size, config.train.accumulate)
-    check_divisible(mesh, model, _eval_rows(config))
+    check_divisible(mesh, model, (config.data.batch_size, config.train.accumulate), (_eval_rows(config), 1))
     about = {
         "model": to_dict(model),
         "task": task.head,

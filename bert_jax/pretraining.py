@@ -60,10 +60,7 @@ def pretrain(config: PretrainConfig, workdir: Path, devices: Sequence[Any] | Non
     inputs = open_inputs(config)
     config, tokenizer, parts = inputs
     mesh = make_mesh(config.mesh, devices)
-    for part in parts:
-        phase = part.phase.config
-        check_divisible(mesh, config.model, phase.data.batch_size, phase.train.accumulate)
-        check_divisible(mesh, config.model, phase.eval.rows(phase.data.batch_size, phase.train.accumulate))
+    check_divisible(mesh, config.model, *(batch for part in parts for batch in part.phase.batches))
     fingerprints = [part.dataset.fingerprint for part in parts]
     about = {"model": to_dict(config.model), "dataset": fingerprints[0], "later_datasets": fingerprints[1:]}
     objective = parts[0].objective
@@ -95,7 +92,7 @@ def open_inputs(config: PretrainConfig) -> Inputs:
 
     Raises: InputError if the data cannot be read, do not fit the model, or those of one phase not those of another.
     """
-    datasets = [open_dataset(phase.config.data.path, verify=config.data.verify) for phase in phases_of(config)]
+    datasets = [open_dataset(path, verify=config.data.verify) for path in config.data_paths]
     tokenizer = datasets[0].load_tokenizer()
     config = resolve(config, datasets, tokenizer)
     phases = phases_of(config)

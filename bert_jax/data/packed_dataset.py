@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax import __version__
 from bert_jax.data import packing, records
 from bert_jax.data.building import finished_manifest, unfinished
 from bert_jax.data.processes import say, task_runner
 from bert_jax.errors import InputError
 from bert_jax.storage import urls, writing
+from bert_jax.version import __version__
 
 SPLITS = ("train", "heldout")
 

@@ -25,7 +25,6 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax import __version__
 from bert_jax.data import instances, packing, pieces, records
 from bert_jax.data.building import finished_manifest, unfinished
 from bert_jax.data.processes import say, task_runner
@@ -33,6 +32,7 @@ from bert_jax.data.sources import corpus
 from bert_jax.errors import InputError
 from bert_jax.storage import urls, writing
 from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
+from bert_jax.version import __version__
 
 SHARD_TOKENS = 16 << 20  # about 64 MiB of English text: what a process holds in memory at a time
 LINES_AT_ONCE = 8 << 20  # whose hashes, 64 MiB, a process compares at a time

@@ -94,13 +94,17 @@ def mesh_sizes(config: MeshConfig, num_devices: int) -> dict[str, int]:
     return {axis: num_devices // known if size == -1 else size for axis, size in sizes.items()}
 
 
-def check_divisible(mesh: Mesh | AbstractMesh, model: ModelConfig, batch_size: int, accumulate: int = 1) -> None:
-    """Raises: InputError if the batch or the model does not divide evenly over the mesh."""
+def check_divisible(mesh: Mesh | AbstractMesh, model: ModelConfig, *batches: tuple[int, int]) -> None:
+    """Raises: InputError if a batch or the model does not divide evenly over the mesh.
+
+    `batches` are pairs of the rows of a global batch and the microbatches that it is divided into.
+    """
     rows = mesh.shape["data"] * mesh.shape["fsdp"]
-    if batch_size % (rows * accumulate):
-        pieces = f"data x fsdp = {rows}" + (f" x train.accumulate = {accumulate}" if accumulate > 1 else "")
-        mend = nearest_multiples(batch_size, rows * accumulate)
-        raise InputError(f"batch_size {batch_size} is not divisible by {pieces}; use {mend}")
+    for batch_size, accumulate in batches:
+        if batch_size % (rows * accumulate):
+            pieces = f"data x fsdp = {rows}" + (f" x train.accumulate = {accumulate}" if accumulate > 1 else "")
+            use = nearest_multiples(batch_size, rows * accumulate)
+            raise InputError(f"batch_size {batch_size} is not divisible by {pieces}; use {use}")
     for name, size, axis in (
         ("model.num_heads", model.num_heads, "tensor"),
         ("model.intermediate_size", model.intermediate_size, "tensor"),

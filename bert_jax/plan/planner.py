@@ -90,7 +90,7 @@ def plan(config: PretrainConfig, topology: str, row_length: int = 0) -> Plan:
         return _plan_by_arithmetic(config, topology, _gpu_count(topology, size), row_length)
     devices, version = tpu_devices(topology, config.mesh.dcn)
     mesh = make_mesh(config.mesh, devices)
-    check_divisible(mesh, config.model, config.data.batch_size, config.train.accumulate)
+    check_divisible(mesh, config.model, (config.data.batch_size, config.train.accumulate))
     state = _state(config, mesh)
     chip = TPUS[family]
     common = _common(config, topology, chip, dict(mesh.shape), row_length, state)
@@ -300,7 +300,7 @@ def _plan_by_arithmetic(config: PretrainConfig, topology: str, num_chips: int, r
     chip = GPUS[topology.partition(":")[0]]
     sizes = mesh_sizes(config.mesh, num_chips)
     mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes))
-    check_divisible(mesh, config.model, config.data.batch_size, config.train.accumulate)
+    check_divisible(mesh, config.model, (config.data.batch_size, config.train.accumulate))
     state = _state(config, mesh)
     common = _common(config, topology, chip, sizes, row_length, state)
     needed = common["estimate"]["total"]

@@ -28,6 +28,12 @@ class Phase(NamedTuple):
         """What a step is made with: train.num_steps are those of the schedule."""
         return dataclasses.replace(self.config.train, num_steps=self.schedule_steps)
 
+    @property
+    def batches(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """The rows of a global batch, and the microbatches that it is divided into: of training and of evaluation."""
+        size, accumulate = self.config.data.batch_size, self.config.train.accumulate
+        return (size, accumulate), (self.config.eval.rows(size, accumulate), 1)
+
 
 def phases_of(config: PretrainConfig) -> tuple[Phase, ...]:
     """Returns the phases of a run, one or two."""

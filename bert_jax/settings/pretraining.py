@@ -247,6 +247,11 @@ class PretrainConfig:
     report: ReportConfig = field(default_factory=ReportConfig)
     init_checkpoint: str = ""  # parameters to start from, with a fresh optimizer at step 0; "" is random ones
 
+    @property
+    def data_paths(self) -> tuple[str, ...]:
+        """The data of each phase."""
+        return (self.data.path, self.phase2.path) if self.phase2.num_steps else (self.data.path,)
+
     def validate(self) -> None:
         """Raises: InputError at the first setting that breaks a rule."""
         sections = (self.model, self.data, self.masking, self.optimizer, self.train, self.phase2, self.eval)

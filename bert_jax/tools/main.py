@@ -59,7 +59,7 @@ def main() -> int:
         print(help_text())
         return 0
     if name in ("--version", "-version", "version"):
-        from bert_jax import __version__
+        from bert_jax.version import __version__
 
         print(f"bert_jax {__version__}")
         return 0

@@ -93,8 +93,7 @@ def open_run(
     with contextlib.ExitStack() as stack:
         preemption = stack.enter_context(cluster.Preemption())
         check_workdir(workdir, identity, config)
-        cluster.check_same(common(workdir, identity))
-        cluster.check_same(same or {})
+        cluster.check_same({**common(workdir, identity), **(same or {})})
         resumes = cluster.first_says(len(checkpoint_steps(workdir / "checkpoints"))) > 0
         start = None if resumes else load()
         stack.enter_context(locked(workdir))

@@ -77,12 +77,12 @@ def test_minus_one_is_all_that_are_left():
 def test_indivisible_batches_and_models_name_the_mend():
     mesh = make_mesh(MeshConfig(data=8))
     with pytest.raises(InputError, match="batch_size 100 is not divisible by data x fsdp = 8; use 96 or 104"):
-        check_divisible(mesh, tiny_model(), 100)
+        check_divisible(mesh, tiny_model(), (100, 1))
     with pytest.raises(InputError, match=r"x train.accumulate = 4; use 32 or 64"):
-        check_divisible(mesh, tiny_model(), 48, accumulate=4)
+        check_divisible(mesh, tiny_model(), (96, 1), (48, 4))
     with pytest.raises(InputError, match=r"model.num_heads 4 is not divisible by mesh.tensor 8"):
-        check_divisible(make_mesh(MeshConfig(tensor=8)), tiny_model(), 8)
-    check_divisible(mesh, dataclasses.replace(tiny_model()), 96)
+        check_divisible(make_mesh(MeshConfig(tensor=8)), tiny_model(), (8, 1))
+    check_divisible(mesh, dataclasses.replace(tiny_model()), (96, 1))
 
 
 def test_a_shape_that_does_not_fit_its_rule_is_noticed(params):

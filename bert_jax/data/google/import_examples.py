@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax import __version__
 from bert_jax.data import records
 from bert_jax.data.building import finished_manifest, unfinished
 from bert_jax.data.google.examples import (
@@ -32,6 +31,7 @@ from bert_jax.errors import InputError
 from bert_jax.storage import urls, writing
 from bert_jax.storage.files import expand_globs, sha256_file
 from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
+from bert_jax.version import __version__
 
 MASKS = ("keep", "redraw")
 SHARD_BYTES = 64 << 20
