@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hooks of MkDocs: adds the generated pages, draws pictures into pages, and refuses whatever would use the network."""
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import commands
+import pages
+import settings
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, Files, InclusionLevel
+from mkdocs.structure.pages import Page
+
+SVG = re.compile(r'<img alt="([^"]*)" src="([^"]*\.svg)"[^>]*/?>')
+LOADED = re.compile(r"""<(?:script|img|iframe|link rel="(?:stylesheet|preload|icon)")[^>]*?(?:src|href)="?((?:https?:)?//[^"'> ]+)""")
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Puts the pages of a folder where the navigation says FOLDER/*."""
+    places: dict[str, list[Any]] = {
+        "reference/commands/*": [{each.name: f"reference/commands/{each.name}.md"} for each in commands.commands()],
+        "decisions/*": [{title: path} for path, title in pages.decisions().items()],
+    }
+    config.nav = _expanded(config.nav, places)
+    return config
+
+
+def _expanded(nav: Any, places: dict[str, list[Any]]) -> Any:
+    if isinstance(nav, dict):
+        return {title: _expanded(below, places) for title, below in nav.items()}
+    if isinstance(nav, list):
+        return [new for item in nav for new in (places.get(item) or [item] if isinstance(item, str) else [_expanded(item, places)])]
+    return nav
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Adds the generated pages, and a page for every file outside docs/ that a page links to."""
+    made: dict[str, str | bytes] = {
+        **settings.pages(),
+        **commands.pages(),
+        **pages.notebooks(),
+        "reference/modules.md": pages.modules(),
+        "reference/recipes.md": pages.recipes(),
+        "reference/api.md": pages.api(),
+        "decisions/index.md": pages.decisions_page(),
+        "changelog.md": pages.changelog(),
+    }
+    for path, content in made.items():
+        files.append(File.generated(config, path, content=content))
+    if not config.repo_url:
+        linked = {
+            source
+            for file in files.documentation_pages()
+            for target, _ in pages.LINK.findall(file.content_string)
+            if (source := pages.source_of(file.src_uri, target))
+        }
+        for source in sorted(linked):
+            page = File.generated(config, f"source/{source}.md", content=pages.source_page(source))
+            page.inclusion = InclusionLevel.NOT_IN_NAV
+            files.append(page)
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Turns links to files of the repository into links to its address, or to the pages that show them."""
+
+    def replaced(match: re.Match) -> str:
+        source = pages.source_of(page.file.src_uri, match[1])
+        if not source:
+            return match[0]
+        if config.repo_url:
+            return f"{config.repo_url.rstrip('/')}/blob/main/{source}{match[2]}"
+        up = "../" * page.file.src_uri.count("/")
+        return f"{up}source/{source}.md"
+
+    return pages.LINK.sub(replaced, markdown)
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Draws SVG pictures into the page, where they have its colours, light and dark."""
+
+    def drawn(match: re.Match) -> str:
+        path = Path(page.file.abs_src_path or "").parent / Path(match[2]).name
+        svg = path.read_text("utf-8")
+        return f'<div class="drawing" role="img" aria-label="{match[1]}">{svg[svg.index("<svg") :]}</div>'
+
+    return SVG.sub(drawn, html)
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Raises: PluginError if a page loads anything from another place than the site itself."""
+    for path in Path(config.site_dir).rglob("*.html"):
+        if found := LOADED.search(path.read_text("utf-8")):
+            raise PluginError(f"{path}: loads {found[1]}, and the site must work without a network")
