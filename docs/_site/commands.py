@@ -15,6 +15,12 @@ from typing import Any, NamedTuple
 from absl import app, flags, logging  # app and logging define flags of their own, here and not in a command
 from paths import HIDDEN_COMMANDS, PACKAGE, ROOT, SCRIPTS, TOOLS, in_markdown, sentence
 
+OVERVIEW = """# Commands
+
+Generated from the code: docstrings and flags. Options are written `--name=value`, and an unknown one is refused with a
+suggestion. A mistake ends in one line that names the value, the rule and the fix, with exit status 1.
+"""
+
 
 class Flag(NamedTuple):
     """A flag, as the reference shows it."""
@@ -121,7 +127,8 @@ def _flag(flag: Any) -> Flag:
     low, high = getattr(parser, "lower_bound", None), getattr(parser, "upper_bound", None)
     if low is not None or high is not None:
         facts.append(f"{low:g} or more" if high is None else f"from {low:g} to {high:g}")
-    return Flag(flag.name, tuple(facts), sentence(re.sub(r"^<[^>]*>: ", "", flag.help or "")))  # absl puts choices there
+    described = re.sub(r"^<[^>]*>: ", "", flag.help or "")  # where absl repeats the choices
+    return Flag(flag.name, tuple(facts), sentence(described))
 
 
 def as_markdown(docstring: str) -> str:
@@ -157,9 +164,7 @@ def page(command: Command) -> str:
 
 def overview() -> str:
     """Returns the page that lists all commands."""
-    lines = ["# Commands", "", "Generated from the code: docstrings and flags. Options are written `--name=value`, and an unknown one is"]
-    lines += ["refused with a suggestion. A mistake ends in one line that names the value, the rule and the fix, with exit"]
-    lines += ["status 1.", "", "| Command | |", "|---|---|"]
+    lines = [OVERVIEW, "| Command | |", "|---|---|"]
     lines += [f"| [`{each.name}`]({each.name}.md) | {in_markdown(each.summary)} |" for each in commands()]
     return "\n".join(lines) + "\n"
 

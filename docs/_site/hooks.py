@@ -17,7 +17,8 @@ from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
 
 SVG = re.compile(r'<img alt="([^"]*)" src="([^"]*\.svg)"[^>]*/?>')
-LOADED = re.compile(r"""<(?:script|img|iframe|link rel="(?:stylesheet|preload|icon)")[^>]*?(?:src|href)="?((?:https?:)?//[^"'> ]+)""")
+LOADING = r'<(?:script|img|iframe|link rel="?(?:stylesheet|preload|icon)"?)'
+LOADED = re.compile(LOADING + r"""[^>]*?(?:src|href)="?((?:https?:)?//[^"'> ]+)""")
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -34,7 +35,8 @@ def _expanded(nav: Any, places: dict[str, list[Any]]) -> Any:
     if isinstance(nav, dict):
         return {title: _expanded(below, places) for title, below in nav.items()}
     if isinstance(nav, list):
-        return [new for item in nav for new in (places.get(item) or [item] if isinstance(item, str) else [_expanded(item, places)])]
+        there = [places.get(item) or [item] if isinstance(item, str) else [_expanded(item, places)] for item in nav]
+        return [item for items in there for item in items]
     return nav
 
 

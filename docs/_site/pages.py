@@ -28,15 +28,16 @@ def _docstring(path: Path) -> str:
 # ---- where things are
 
 
+MODULES_INTRODUCTION = """# Where things are
+
+Every folder and file of the package, with the first line of its docstring. Generated from the code.
+[How data flows](../architecture.md) says how they work together.
+"""
+
+
 def modules() -> str:
     """Returns the page that lists every file of the package with the first sentence of its docstring."""
-    lines = [
-        "# Where things are",
-        "",
-        "Every folder and file of the package, with the first line of its docstring. Generated from the code. "
-        "[How data flows](../architecture.md) says how they work together.",
-        "",
-    ]
+    lines = [MODULES_INTRODUCTION]
     folders = sorted({path.parent for path in (ROOT / PACKAGE).rglob("*.py")})
     for folder in folders:
         name = folder.relative_to(ROOT).as_posix()
@@ -61,16 +62,17 @@ def first_sentence(docstring: str) -> str:
 CARD = re.compile(r"^(Command|Data|Hardware|Hours|Expect|Source):\s+", re.MULTILINE)
 
 
+RECIPES_INTRODUCTION = """# Recipes
+
+A recipe is a file for `--config=FILE.py:ARGUMENT`. It changes the [settings](pretraining.md) that its experiment
+changes, and nothing else; any setting can be changed further on the command line. Generated from the card that each
+file opens with.
+"""
+
+
 def recipes() -> str:
     """Returns the page of the files in configs/: the card that each opens with."""
-    lines = [
-        "# Recipes",
-        "",
-        "A recipe is a file for `--config=FILE.py:ARGUMENT`. It changes the [settings](pretraining.md) that its experiment "
-        "changes, and nothing else; any setting can be changed further on the command line. Generated from the card that "
-        "each file opens with.",
-        "",
-    ]
+    lines = [RECIPES_INTRODUCTION]
     for path in sorted((ROOT / RECIPES).glob("*.py")):
         head, *cards = CARD.split(_docstring(path))
         lines += [f"## `{RECIPES}/{path.name}` {{ #{path.stem} }}", "", in_markdown(" ".join(head.split())), ""]
@@ -89,16 +91,17 @@ def _commands(text: str) -> Iterable[str]:
 # ---- the public API
 
 
+API_INTRODUCTION = """# Python API
+
+What `import bert_jax` offers. Names are loaded when they are first used, so the import itself takes no time. These and
+the command lines are what semantic versioning covers.
+"""
+
+
 def api() -> str:
     """Returns the page of the public names, each for mkdocstrings to fill in from its home."""
     homes = _homes()
-    lines = [
-        "# Python API",
-        "",
-        "What `import bert_jax` offers. Names are loaded when they are first used, so the import itself takes no time. These "
-        "and the command lines are what semantic versioning covers.",
-        "",
-    ]
+    lines = [API_INTRODUCTION]
     for name in _public_names():
         if name in homes:
             lines += [f"## `bert_jax.{name}` {{ #{name} }}", "", f"::: {homes[name]}.{name}", ""]
@@ -183,10 +186,15 @@ def decisions() -> dict[str, str]:
     return found
 
 
+DECISIONS_INTRODUCTION = """# Decisions
+
+Why things are as they are: one page each, with the evidence, the cost, and what would make us think again.
+"""
+
+
 def decisions_page() -> str:
     """Returns the page that lists the decision records."""
-    lines = ["# Decisions", "", "Why things are as they are: one page each, with the evidence, the cost, and what would"]
-    lines += ["make us think again.", "", "| | |", "|---|---|"]
+    lines = [DECISIONS_INTRODUCTION, "| | |", "|---|---|"]
     for path, title in decisions().items():
         number, _, words = title.partition(" ")
         lines.append(f"| {number} | [{in_markdown(words)}]({Path(path).name}) |")

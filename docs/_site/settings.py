@@ -81,9 +81,9 @@ def sections(root: str, resumable: str) -> list[Section]:
 
 
 def _walk(config: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-    inner = [field.name for field in dataclasses.fields(config) if dataclasses.is_dataclass(getattr(config, field.name))]
-    for name in inner:
-        yield from _walk(getattr(config, name), f"{prefix}{name}.")
+    for field in dataclasses.fields(config):
+        if dataclasses.is_dataclass(value := getattr(config, field.name)):
+            yield from _walk(value, f"{prefix}{field.name}.")
     yield prefix.removesuffix("."), config
 
 
@@ -223,20 +223,22 @@ def _message(node: ast.expr, module: Mapping[str, Any], bound: Mapping[str, str]
     return "".join(parts)
 
 
+INTRODUCTION = """# {title}
+
+Each is a flag: `--config.optimizer.learning_rate=2e-4`. A name that does not exist is refused, with a suggestion. In
+Python they are the fields of `{name}`. This page is generated from the code: descriptions are the comments beside the
+fields, rules are those that are checked before anything is written.
+
+A run that is resumed must have the settings it began with. Those marked *may change* are exempt: they change when and
+where work is done, and not what is computed.
+"""
+BROKEN = "**A run that breaks a rule of this section ends before it begins**, with one of these lines:"
+
+
 def page(title: str, root: str, resumable: str) -> str:
     """Returns the reference page of a configuration as Markdown."""
     name = root.partition(":")[2]
-    lines = [
-        f"# {title}",
-        "",
-        "Each is a flag: `--config.optimizer.learning_rate=2e-4`. A name that does not exist is refused, with a suggestion. "
-        f"In Python they are the fields of `{name}`. This page is generated from the code: descriptions are the comments "
-        "beside the fields, rules are those that are checked before anything is written.",
-        "",
-        "A run that is resumed must have the settings it began with; those marked *may change* are exempt, because they "
-        "change when and where work is done and not what is computed.",
-        "",
-    ]
+    lines = [INTRODUCTION.format(title=title, name=name)]
     for section in sections(root, resumable):
         if not section.settings:
             continue
@@ -246,8 +248,7 @@ def page(title: str, root: str, resumable: str) -> str:
             lines += _entry(setting)
         messages = section.messages
         if messages:
-            lines += ["**A run that breaks a rule of this section ends before it begins**, with one of these lines:", ""]
-            lines += [*(f"- `{message.replace('`', '')}`" for message in messages), ""]
+            lines += [BROKEN, "", *(f"- `{message.replace('`', '')}`" for message in messages), ""]
     return "\n".join(lines)
 
 
