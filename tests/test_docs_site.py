@@ -176,7 +176,7 @@ def test_recipes_the_api_and_decisions_are_listed(repository, made):
     import bert_jax
 
     public = [name for name in bert_jax.__all__ if not name.startswith("__")]
-    assert public and all(f"## `bert_jax.{name}`" in made["pages"]["api"] for name in public)
+    assert public and all(f"heading: bert_jax.{name}\n" in made["pages"]["api"] for name in public)
     assert len(re.findall(r"^::: bert_jax\.\w", made["pages"]["api"], re.MULTILINE)) == len(public)
 
 

@@ -17,6 +17,11 @@ from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
 
 SVG = re.compile(r'<img alt="([^"]*)" src="([^"]*\.svg)"[^>]*/?>')
+TABLE = re.compile(r"<table>.*?</table>", re.DOTALL)
+CELL = re.compile(r"<td[^>]*>(.*?)</td>", re.DOTALL)
+WORDS = 40  # characters of a cell, on average
+# Code in a line, and blocks of commands: a line never breaks after the two hyphens of a flag.
+FLAG_IN_CODE = re.compile(r"<code>[^<]*--\w[^<]*</code>|<div class=\"language-sh highlight\">.*?</div>", re.DOTALL)
 LOADING = r'<(?:script|img|iframe|link rel="?(?:stylesheet|preload|icon)"?)'
 LOADED = re.compile(LOADING + r"""[^>]*?(?:src|href)="?((?:https?:)?//[^"'> ]+)""")
 
@@ -84,14 +89,22 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Draws SVG pictures into the page, where they have its colours, light and dark."""
+    """Draws SVG pictures into the page, where they have its colours, and marks what a style sheet cannot find."""
 
     def drawn(match: re.Match) -> str:
         path = Path(page.file.abs_src_path or "").parent / Path(match[2]).name
         svg = path.read_text("utf-8")
         return f'<div class="drawing" role="img" aria-label="{match[1]}">{svg[svg.index("<svg") :]}</div>'
 
-    return SVG.sub(drawn, html)
+    html = TABLE.sub(_marked, SVG.sub(drawn, html))
+    return FLAG_IN_CODE.sub(lambda match: re.sub(r"(?<![\w-])--\w+", r"<span class=flag>\g<0></span>", match[0]), html)
+
+
+def _marked(match: re.Match) -> str:
+    """Returns a table, marked if its cells hold sentences: such a table scrolls where there is no room for them."""
+    cells = [re.sub(r"<[^>]+>", "", cell) for cell in CELL.findall(match[0])]
+    words = len(cells) > 0 and sum(map(len, cells)) / len(cells) > WORDS
+    return match[0].replace("<table>", "<table data-words>", 1) if words else match[0]
 
 
 def on_post_build(config: MkDocsConfig) -> None:

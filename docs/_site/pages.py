@@ -104,7 +104,8 @@ def api() -> str:
     lines = [API_INTRODUCTION]
     for name in _public_names():
         if name in homes:
-            lines += [f"## `bert_jax.{name}` {{ #{name} }}", "", f"::: {homes[name]}.{name}", ""]
+            lines += [f"::: {homes[name]}.{name}", "    options:", f"      heading: {PACKAGE}.{name}"]
+            lines += [f"      toc_label: {PACKAGE}.{name}", ""]
     return "\n".join(lines)
 
 
