@@ -9,7 +9,7 @@ import sys
 import textwrap
 import tokenize
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from paths import SETTINGS, in_markdown, load, sentence
@@ -100,14 +100,23 @@ def _section(config: Any, name: str, free: tuple[str, ...]) -> Section:
         settings.append(
             Setting(
                 full,
-                TYPES[hints[field.name].__name__],
+                TYPES[type(value).__name__],
                 shown(value),
                 sentence(description),
-                tuple(dict.fromkeys(found.ranges.get(field.name, ()))),
+                tuple(dict.fromkeys([*_choices(hints[field.name]), *found.ranges.get(field.name, ())])),
                 any(full == place or full.startswith(f"{place}.") for place in free),
             )
         )
     return Section(name, inspect.getdoc(kind) or "", tuple(settings), tuple(dict.fromkeys(found.messages)))
+
+
+def _choices(hint: Any) -> list[str]:
+    """Returns the rule that a type of fixed words is."""
+    return [_one_of(typing.get_args(hint))] if typing.get_origin(hint) is typing.Literal else []
+
+
+def _one_of(choices: Iterable[str]) -> str:
+    return "one of " + ", ".join(f"`{choice}`" if choice else '`""`' for choice in choices)
 
 
 def shown(value: Any) -> str:
@@ -189,8 +198,7 @@ def _read_check(node: ast.Call, module: Mapping[str, Any], found: _Rules) -> Non
         for field in arguments[1].split():
             found.ranges.setdefault(field, []).append(rule)
     elif name == "check_choice":
-        choices = ", ".join(f"`{choice}`" if choice else '`""`' for choice in arguments[2])
-        found.ranges.setdefault(arguments[1], []).append(f"one of {choices}")
+        found.ranges.setdefault(arguments[1], []).append(_one_of(arguments[2]))
     elif name == "check_numbers" or not inspect.isfunction(function):
         return
     elif isinstance(node.args[0], ast.Name) and node.args[0].id == "self":  # a rule that two sections share
