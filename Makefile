@@ -138,7 +138,7 @@ types: $(READY)  ## types, by pyright
 	$(PY) -m pyright --pythonpath $(PY)
 
 docs: $(READY)  ## the documentation site, in site/; a dead link or a page without a place is an error
-	$(DOCS) build --strict --quiet
+	$(DOCS) build --strict
 
 docs-serve: $(READY)  ## the site at http://127.0.0.1:8000, built again when a page changes
 	$(DOCS) serve

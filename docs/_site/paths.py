@@ -9,14 +9,17 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 
+PRETRAINING = "bert_jax.config"
+FINETUNING = "bert_jax.finetune_config"
+
 # The settings: page, title, the dataclass that holds all sections, and the names of what may change when a run resumes.
 SETTINGS = (
-    ("pretraining", "Settings of pre-training", "bert_jax.config:PretrainConfig", "bert_jax.config:RESUMABLE_CHANGES"),
+    ("pretraining", "Settings of pre-training", f"{PRETRAINING}:PretrainConfig", f"{PRETRAINING}:RESUMABLE_CHANGES"),
     (
         "finetuning",
         "Settings of fine-tuning",
-        "bert_jax.finetune_config:FinetuneConfig",
-        "bert_jax.finetune_config:FINETUNE_RESUMABLE_CHANGES",
+        f"{FINETUNING}:FinetuneConfig",
+        f"{FINETUNING}:FINETUNE_RESUMABLE_CHANGES",
     ),
 )
 
