@@ -180,6 +180,40 @@ def test_recipes_the_api_and_decisions_are_listed(repository, made):
     assert len(re.findall(r"^::: bert_jax\.\w", made["pages"]["api"], re.MULTILINE)) == len(public)
 
 
+def written_pages(repository: Path) -> list[Path]:
+    """Returns the pages that people wrote, without decision records, which tell of their time."""
+    return [path for path in sorted((repository / "docs").rglob("*.md")) if path.parent.name != "decisions"]
+
+
+def test_files_that_pages_name_are_there(repository):
+    name = re.compile(r"`((?:bert_jax|tests|benchmarks|configs|docs|notebooks)/[\w./*-]+\.(?:py|md|ipynb))\b")
+    found = [(path, named) for path in written_pages(repository) for named in name.findall(path.read_text("utf-8"))]
+    assert len(found) > 30
+    assert [(path.name, named) for path, named in found if not list(repository.glob(named))] == []
+
+
+def test_commands_that_pages_show_have_these_flags(repository, made):
+    flags = {}
+    for path, page in made["pages"].items():
+        if "/commands/" in path:
+            flags[Path(path).stem] = set(entries(page))
+    settings = {kind: set(entries(made["pages"][f"reference/{kind}.md"])) for kind in RECIPES}
+    call = re.compile(r"python (?:-m bert_jax\.tools\.(\w+)|(train|finetune)\.py)((?:(?!python |[`|;]).|\\\n)*)")
+    unknown, checked = [], 0
+    for path in written_pages(repository):
+        for tool, script, rest in call.findall(path.read_text("utf-8").replace("\\\n", " ")):
+            command = tool or script
+            if command == "make_docs_task":
+                continue
+            for flag in re.findall(r"(?<!\S)--([\w.]+)", rest):
+                section, _, setting = flag.partition(".")
+                kind = "finetuning" if command == "finetune" else "pretraining"
+                known = setting in settings[kind] if section == "config" and setting else f"--{flag}" in flags.get(command, ())
+                unknown += [] if known else [f"{path.name}: {command} --{flag}"]
+                checked += 1
+    assert unknown == [] and checked > 150
+
+
 @pytest.mark.parametrize("name", ["pretrain_tiny", "finetune_mrpc"])
 def test_notebooks_show_what_came_out_when_they_ran(repository, made, name):
     cells = json.loads((repository / "notebooks" / f"{name}.ipynb").read_text("utf-8"))["cells"]
