@@ -208,7 +208,11 @@ def test_commands_that_pages_show_have_these_flags(repository, made):
             for flag in re.findall(r"(?<!\S)--([\w.]+)", rest):
                 section, _, setting = flag.partition(".")
                 kind = "finetuning" if command == "finetune" else "pretraining"
-                known = setting in settings[kind] if section == "config" and setting else f"--{flag}" in flags.get(command, ())
+                known = (
+                    setting in settings[kind]
+                    if section == "config" and setting
+                    else f"--{flag}" in flags.get(command, ())
+                )
                 unknown += [] if known else [f"{path.name}: {command} --{flag}"]
                 checked += 1
     assert unknown == [] and checked > 150
