@@ -24,6 +24,9 @@ TPU_AOT_INSTALL := $(if $(UV),uv pip install --python $(TPU_AOT)/bin/python,$(TP
 
 DEMO := runs/demo
 
+# mkdocs-material prints advice about other versions of MkDocs, unless told not to.
+DOCS := NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs
+
 # pyenv answers to the versions that are switched on; with PYTHON=... any that is installed may be named.
 ifneq ($(PYTHON),python3)
 ifneq ($(shell command -v pyenv 2>/dev/null),)
@@ -35,7 +38,7 @@ export UV_PYTHON_DOWNLOADS = never
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-all test-wheel test-reference test-tpu-aot lint format types clean
+.PHONY: help setup demo test test-all test-wheel test-reference test-tpu-aot lint format types docs docs-serve clean
 
 help:  ## what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1	\2/p' Makefile | expand -t 16
@@ -48,10 +51,10 @@ $(READY): setup.cfg setup.py pyproject.toml constraints.txt
 	@echo 'Installing into $(VENV), about 1 GB; this takes a minute or two.'
 ifneq ($(UV),)
 	test -x $(PY) || uv venv --clear --quiet --python "$$($(PYTHON) -c 'import sys; print(sys.executable)')" $(VENV)
-	uv pip install --quiet --python $(PY) --constraint constraints.txt --editable '.[dev]'
+	uv pip install --quiet --python $(PY) --constraint constraints.txt --editable '.[dev,docs]'
 else
 	$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
-	$(PY) -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(PY) -m pip install --quiet --constraint constraints.txt --editable '.[dev,docs]'
 endif
 	@touch $(READY)
 
@@ -137,6 +140,12 @@ format: $(READY)  ## formats the code and mends what lint can mend
 types: $(READY)  ## types, by pyright
 	$(PY) -m pyright --pythonpath $(PY)
 
+docs: $(READY)  ## the documentation site, in site/; a dead link or a page without a place is an error
+	$(DOCS) build --strict
+
+docs-serve: $(READY)  ## the site at http://127.0.0.1:8000, built again when a page changes
+	$(DOCS) serve
+
 clean:  ## removes environments, caches and builds; runs/ stays
-	rm -rf .venv .venv-* build dist *.egg-info .pytest_cache .ruff_cache
+	rm -rf .venv .venv-* build dist site *.egg-info .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

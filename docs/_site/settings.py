@@ -1,0 +1,335 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The reference pages of the settings, made from the dataclasses: names, types, defaults, comments and rules."""
+
+import ast
+import dataclasses
+import inspect
+import io
+import re
+import sys
+import textwrap
+import tokenize
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from paths import SETTINGS, in_markdown, load, sentence
+
+TYPES = {"int": "whole number", "float": "number", "str": "text", "bool": "True or False"}
+
+# How descriptions open where the comment in the code goes on from the field's name: "of the order of the rows".
+OPENINGS = {
+    "ModelConfig.vocab_size": "Tokens of the vocabulary;",
+    "ModelConfig.compute_dtype": 'Type of products and activations, "float32"',
+    "ModelConfig.gradient_dtype": "Type of the weights' gradients",
+    "ModelConfig.attention": 'How attention is computed, "plain"',
+    "DataConfig.seed": "Seed",
+    "MaskingConfig.rate": "Share",
+    "MaskingConfig.mask_rate": "This share",
+    "MaskingConfig.random_rate": "This share",
+    "MaskingConfig.max_predictions": "The most predictions",
+    "MaskingConfig.max_ngram": "The longest masked run,",
+    "OptimizerConfig.name": '"adamw"',
+    "OptimizerConfig.warmup_rate": "Warm-up as a share",
+    "OptimizerConfig.decay_power": "The rate decays as this power",
+    "OptimizerConfig.clip_norm": "Largest norm",
+    "OptimizerConfig.state_dtype": 'Type ("float32")',
+    "OptimizerConfig.bias_correction": "Correct the bias of Adam's means in the first steps;",
+    "TrainConfig.seed": "Seed",
+    "TrainConfig.hang_seconds": "Seconds",
+    "Phase2Config.num_steps": "Steps",
+    "Phase2Config.batch_size": "Rows of a step;",
+    "Phase2Config.accumulate": "Microbatches of a step;",
+    "Phase2Config.max_predictions": "The most predictions per sequence;",
+    "EvalConfig.every_steps": "Steps between evaluations;",
+    "MeshConfig.data": "Devices along this axis:",
+    "MeshConfig.fsdp": "Devices along this axis:",
+    "MeshConfig.tensor": "Devices along this axis:",
+    "CheckpointConfig.every_steps": "Steps between saves;",
+    "Phase2Config.learning_rate": "Learning rate",
+    "Phase2Config.warmup_rate": "Warm-up as a share",
+    "Phase2Config.keep_moments": "Keep the moments",
+    "CheckpointConfig.keep_best": "How many more are kept",
+    "ProbeConfig.num_layers": "Layers",
+    "ProbeConfig.hidden_size": "Width",
+    "TaskConfig.name": "One of",
+    "TaskConfig.max_seq_length": "Tokens of a row;",
+    "TaskConfig.text_column": "The column of the text,",
+    "TaskConfig.metric": "The metric",
+    "FinetuneModelConfig.matmul_precision": '"default"',
+    "FinetuneModelConfig.attention": '"plain"',
+    "FinetuneDataConfig.seed": "Seed",
+    "FinetuneTrainConfig.seed": "Seed",
+    "FinetuneTrainConfig.hang_seconds": "Seconds",
+    "SweepConfig.seeds": "How many seeds;",
+    "SweepConfig.learning_rates": "Learning rates of the grid,",
+}
+GOES_ON = re.compile(r"(0|at|by|of|or|per|that|with|without|cola|longer|heads,|parameters|rows|Google's) ")
+
+# For fields that have no comment in the code.
+DESCRIPTIONS = {
+    "ModelConfig.hidden_size": "Width of the vectors that go from layer to layer.",
+    "ModelConfig.num_layers": "Layers of the encoder.",
+    "ModelConfig.num_heads": "Attention heads of a layer.",
+    "ModelConfig.intermediate_size": "Width of the feed-forward block.",
+    "ModelConfig.max_positions": "The most tokens that a row may have: rows of the position table.",
+    "ModelConfig.type_vocab_size": "Types of tokens: 2 tells sentence A from sentence B.",
+    "ModelConfig.hidden_dropout_rate": "Dropout of embeddings and of what each half of a layer gives.",
+    "ModelConfig.attention_dropout_rate": "Dropout of the probabilities of attention.",
+    "ModelConfig.initializer_stddev": "Standard deviation of the initial parameters, a normal distribution cut at two.",
+    "ModelConfig.layer_norm_epsilon": "What layer norm adds to the variance.",
+    "DataConfig.path": "A directory made by prepare_corpus, or its URL.",
+    "MaskingConfig.seed": "Another seed draws other masks.",
+    "OptimizerConfig.learning_rate": "The highest rate of the schedule, at the end of the warm-up.",
+    "OptimizerConfig.warmup_steps": "Steps in which the rate rises from 0.",
+    "OptimizerConfig.beta1": "How slowly Adam's mean of gradients follows.",
+    "OptimizerConfig.beta2": "How slowly Adam's mean of squared gradients follows.",
+    "OptimizerConfig.epsilon": "What is added to the root of Adam's mean square.",
+    "OptimizerConfig.weight_decay": "Decoupled weight decay; biases and layer norms have none.",
+    "TrainConfig.num_steps": "Steps of the run; of the first phase where there are two.",
+    "Phase2Config.warmup_steps": "Steps of this phase in which the rate rises from 0.",
+    "CheckpointConfig.keep_last": "How many of the newest checkpoints are kept.",
+    "ReportConfig.every_steps": "Steps between two lines of metrics.",
+    "ReportConfig.tensorboard": "Write files for TensorBoard too.",
+    "TaskConfig.label_column": "The column of the label, in data of your own.",
+    "FinetuneModelConfig.hidden_dropout_rate": "As in pre-training; of a classifier's input too.",
+    "FinetuneModelConfig.attention_dropout_rate": "As in pre-training.",
+    "FinetuneModelConfig.compute_dtype": "As in pre-training: float32 or bfloat16.",
+    "FinetuneModelConfig.remat": "As in pre-training: none, dots or full.",
+    "FinetuneModelConfig.unroll": "As in pre-training.",
+    "FinetuneDataConfig.source": "A directory with train, dev and test files, a list TRAIN,DEV,TEST, or tfds:NAME.",
+    "FinetuneTrainConfig.num_epochs": "Passes over the training data; a fraction is allowed.",
+    "FinetuneTrainConfig.accumulate": "Microbatches per step; the result equals that of the whole batch.",
+}
+
+
+class Setting(NamedTuple):
+    """One setting, as the reference shows it."""
+
+    name: str  # "optimizer.learning_rate"
+    kind: str
+    default: str
+    description: str
+    rules: tuple[str, ...]
+    resumable: bool
+
+
+class Section(NamedTuple):
+    """A section of a configuration; "" for the settings that are in none."""
+
+    name: str
+    description: str
+    settings: tuple[Setting, ...]
+    messages: tuple[str, ...]  # of the rules that are more than a range or a choice
+
+
+def sections(root: str, resumable: str) -> list[Section]:
+    """Returns the sections of the configuration "module:class", those within sections after them."""
+    kind, free = load(root), load(resumable)
+    config = kind()
+    return [_section(section, name, free) for name, section in _walk(config, "")]
+
+
+def _walk(config: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    for field in dataclasses.fields(config):
+        if dataclasses.is_dataclass(value := getattr(config, field.name)):
+            yield from _walk(value, f"{prefix}{field.name}.")
+    yield prefix.removesuffix("."), config
+
+
+def _section(config: Any, name: str, free: tuple[str, ...]) -> Section:
+    kind = type(config)
+    comments, hints, found = _comments(kind), typing.get_type_hints(kind), _rules_of(kind, name)
+    settings = []
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            continue
+        full = f"{name}.{field.name}".lstrip(".")
+        description = _described(f"{kind.__name__}.{field.name}", comments.get(field.name, ""))
+        settings.append(
+            Setting(
+                full,
+                TYPES[type(value).__name__],
+                shown(value),
+                sentence(description),
+                tuple(dict.fromkeys([*_choices(hints[field.name]), *found.ranges.get(field.name, ())])),
+                any(full == place or full.startswith(f"{place}.") for place in free),
+            )
+        )
+    return Section(name, inspect.getdoc(kind) or "", tuple(settings), tuple(dict.fromkeys(found.messages)))
+
+
+def _described(name: str, comment: str) -> str:
+    if GOES_ON.match(comment):
+        return f"{OPENINGS.get(name, '')} {comment}".strip()
+    return comment or DESCRIPTIONS.get(name, "")
+
+
+def _choices(hint: Any) -> list[str]:
+    """Returns the rule that a type of fixed words is."""
+    return [_one_of(typing.get_args(hint))] if typing.get_origin(hint) is typing.Literal else []
+
+
+def _one_of(choices: Iterable[str]) -> str:
+    return "one of " + ", ".join(f"`{choice}`" if choice else '`""`' for choice in choices)
+
+
+def shown(value: Any) -> str:
+    """Returns a default as it would be typed after --config.section.key=."""
+    if isinstance(value, float):
+        return f"{value:.12g}".replace("e-0", "e-").replace("e+0", "e+") if value % 1 or value > 1e6 else f"{value:.1f}"
+    return '""' if value == "" else str(value)
+
+
+def _comments(kind: type) -> dict[str, str]:
+    """Returns what the comments above and beside each field say."""
+    source = textwrap.dedent(inspect.getsource(kind))
+    comments, alone = {}, set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            comments[token.start[0]] = token.string.lstrip("# ").strip()
+            if not token.line[: token.start[1]].strip():
+                alone.add(token.start[0])
+    (definition,) = ast.parse(source).body
+    found = {}
+    for node in typing.cast(ast.ClassDef, definition).body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            first = node.lineno
+            while first - 1 in alone:
+                first -= 1
+            lines = range(first, (node.end_lineno or node.lineno) + 1)
+            found[node.target.id] = " ".join(comments[line] for line in lines if line in comments)
+    return found
+
+
+class _Rules(NamedTuple):
+    ranges: dict[str, list[str]]
+    messages: list[str]
+
+
+def _rules_of(kind: type, name: str) -> _Rules:
+    """Returns what `validate` of a section asks: ranges and choices by field, and the messages of all other rules."""
+    found = _Rules({}, [])
+    if hasattr(kind, "validate"):
+        _read_rules(kind.validate, {}, found)
+    return found
+
+
+def _read_rules(function: Callable, bound: Mapping[str, str], found: _Rules) -> None:
+    module = vars(sys.modules[function.__module__])
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
+    loops = dict(bound)
+    constants: dict[str, Any] = {}
+    for node in ast.walk(definition):
+        if isinstance(node, ast.For) and isinstance(node.target, ast.Name) and isinstance(node.iter, ast.Tuple):
+            names = [item.value for item in node.iter.elts if isinstance(item, ast.Constant)]
+            if len(names) == len(node.iter.elts):
+                loops[node.target.id] = f"{', '.join(names[:-1])} or {names[-1]}"
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            with_value = _value(node.value, module)
+            if with_value is not None:
+                constants[node.targets[0].id] = with_value
+    for node in ast.walk(definition):
+        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+            found.messages.append(_message(node.exc.args[0], module, loops))
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.args:
+            _read_check(node, module | constants, found)
+
+
+def _read_check(node: ast.Call, module: Mapping[str, Any], found: _Rules) -> None:
+    """Takes note of one call of a checking function on `self`."""
+    name = typing.cast(ast.Name, node.func).id
+    arguments = [_value(argument, module) for argument in node.args]
+    arguments += [_value(keyword.value, module) for keyword in node.keywords]
+    function = module.get(name)
+    if name in ("check_positive", "check_not_negative", "check_rates"):
+        most = arguments[2] if len(arguments) > 2 else None
+        if name == "check_rates":
+            most = most or inspect.signature(function).parameters["most"].default
+            rule = f"from 0 to {most:g}"
+        else:
+            least = 1 if name == "check_positive" else 0
+            rule = f"{least} or more" if most is None else f"from {least} to {most}"
+        for field in arguments[1].split():
+            found.ranges.setdefault(field, []).append(rule)
+    elif name == "check_choice":
+        found.ranges.setdefault(arguments[1], []).append(_one_of(arguments[2]))
+    elif name == "check_numbers" or not inspect.isfunction(function):
+        return
+    elif isinstance(node.args[0], ast.Name) and node.args[0].id == "self":  # a rule that two sections share
+        names = list(inspect.signature(function).parameters)
+        _read_rules(function, {key: str(value) for key, value in zip(names[1:], arguments[1:])}, found)
+
+
+def _value(node: ast.expr, module: Mapping[str, Any]) -> Any:
+    """Returns the value of a literal, or of a constant of the module; None for anything else."""
+    if isinstance(node, ast.Name):
+        value = module.get(node.id)
+        return value if isinstance(value, (int, float, str, tuple)) else None
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError):
+        return None
+
+
+def _message(node: ast.expr, module: Mapping[str, Any], bound: Mapping[str, str]) -> str:
+    """Returns the message of an error, with … for the values of a run."""
+    if isinstance(node, ast.Constant):
+        return str(node.value)
+    parts = []
+    for part in node.values if isinstance(node, ast.JoinedStr) else []:
+        if isinstance(part, ast.Constant):
+            parts.append(str(part.value))
+        elif isinstance(part, ast.FormattedValue):
+            name = part.value.id if isinstance(part.value, ast.Name) else ""
+            parts.append(bound.get(name) or str(_value(part.value, module) or "…"))
+    return "".join(parts)
+
+
+INTRODUCTION = """# {title}
+
+Each is a flag: `--config.optimizer.learning_rate=2e-4`. A name that does not exist is refused, with a suggestion. In
+Python they are the fields of `{name}`. This page is generated from the code: descriptions are the comments beside the
+fields, rules are those that are checked before anything is written.
+
+A run that is resumed must have the settings it began with. Those marked *may change* are exempt: they change when and
+where work is done, and not what is computed.
+"""
+BROKEN = "**A run that breaks a rule of this section ends before it begins**, with one of these lines:"
+
+
+def page(title: str, root: str, resumable: str) -> str:
+    """Returns the reference page of a configuration as Markdown."""
+    name = root.partition(":")[2]
+    lines = [INTRODUCTION.format(title=title, name=name)]
+    for section in sections(root, resumable):
+        if not section.settings:
+            continue
+        lines += [f"## {section.name or 'In no section'}", ""]
+        lines += [in_markdown(section.description.partition("\n\n")[0]), ""] if section.name else []
+        for setting in section.settings:
+            lines += _entry(setting)
+        messages = section.messages
+        if messages:
+            lines += [BROKEN, "", *(f"- `{message.replace('`', '')}`" for message in messages), ""]
+    return "\n".join(lines)
+
+
+def _entry(setting: Setting) -> list[str]:
+    facts = [setting.kind, f"default `{setting.default}`", *setting.rules]
+    facts += ["*may change when a run resumes*"] if setting.resumable else []
+    return [
+        f"### `{setting.name}` {{ #{setting.name} }}",
+        "",
+        " · ".join(facts),
+        "{ .facts }",
+        "",
+        in_markdown(setting.description),
+        "",
+    ]
+
+
+def pages() -> dict[str, str]:
+    """Returns the pages by their paths on the site."""
+    return {f"reference/{place}.md": page(title, root, free) for place, title, root, free in SETTINGS}
