@@ -94,6 +94,7 @@ test-all: $(READY)  ## every test that needs no accelerator, slow ones and the n
 
 test-reference: $(REFERENCE)/.installed  ## against transformers, torch, minicons and scikit-learn, live, in an environment of its own
 	$(REFERENCE)/bin/python -m pytest --numprocesses=0 --capture=no -m reference tests/reference
+	$(REFERENCE)/bin/python -m pytest --numprocesses=0 tests/test_google_run.py
 
 # The CPU build of torch where the package index has it, which is a tenth of the size. Else the usual one, which computes
 # the same on a CPU.
