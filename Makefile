@@ -35,7 +35,7 @@ export UV_PYTHON_DOWNLOADS = never
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-all test-reference test-tpu-aot lint format types clean
+.PHONY: help setup demo test test-all test-reference test-tpu-aot lint format types results clean
 
 help:  ## what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1	\2/p' Makefile | expand -t 16
@@ -134,6 +134,9 @@ format: $(READY)  ## formats the code and mends what lint can mend
 
 types: $(READY)  ## types, by pyright
 	$(PY) -m pyright --pythonpath $(PY)
+
+results: $(READY)  ## draws the pages of docs/results anew, from benchmarks/records
+	$(PY) -m benchmarks.results draw
 
 clean:  ## removes environments, caches and builds; runs/ stays
 	rm -rf .venv .venv-* build dist *.egg-info .pytest_cache .ruff_cache

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.errors import InputError
-from bert_jax.finetune_results import read_results
 from bert_jax.report import METRICS_FILE, read_metrics
 from bert_jax.storage import atomic_path
 
@@ -111,6 +110,8 @@ def _task(workdir: Path) -> dict[str, Any] | None:
 
     None if no run has finished.
     """
+    from bert_jax.finetune_results import read_results  # which imports jax; drawing pages needs none
+
     places = sorted(workdir.glob("runs/*/")) or [workdir]
     runs: dict[float, dict[int, dict[str, float]]] = {}
     chosen_by, name, constant, seconds = "", "", {}, 0.0

@@ -120,10 +120,10 @@ def _read_spec(kind: str, text: str, where: str) -> dict[str, Any]:
 
 
 def _draw_block(kind: str, spec: dict[str, Any], sources: Sources, folder: Path | None, where: str) -> list[str]:
-    record = read_record(sources.path(spec["record"]))
     rows = [(str(row[0]), str(row[-1])) for row in spec.get("rows", [[spec.get("group", "")]])]
     groups = [group for group, _ in rows]
     try:
+        record = read_record(sources.path(spec["record"]))
         tables.check_groups(record, [*groups, *([spec["baseline"]] if "baseline" in spec else [])], where)
         if kind in ("learning", "curves"):
             if folder is not None:

@@ -54,7 +54,7 @@ def difference(one: Mapping[int, float], other: Mapping[int, float], level: floa
     """Returns the mean of one less other over the seeds that both have, with the percentiles of a bootstrap over them.
 
     None if there is no such seed. With few seeds the interval is coarse: of three there are 27 resamples, and an
-    interval at 95 % reaches nearly from the lowest seed's difference to the highest.
+    interval at 95 % reaches from the lowest seed's difference to the highest.
     """
     seeds = sorted(set(one) & set(other))
     if not seeds:
@@ -99,7 +99,7 @@ def _resamples(count: int) -> np.ndarray:
 
 
 def _interval(means: np.ndarray, level: float) -> tuple[float, float]:
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2], method="inverted_cdf")  # no value in between
     return float(low), float(high)
 
 
