@@ -5,7 +5,8 @@ A record is {"format": 1, "units": [unit, ...]}. A unit is a model that was trai
 was measured with it; it is read from a directory of `benchmarks.ablations`:
 
     unit.json        {"group": "no_nsp", "seed": 1}; without it the names of the directory's parent and of itself
-    starts.jsonl     a line for each time the training was started: time, commit, machine, versions, command
+    starts.jsonl     a line for each time a job was started: time, commit, machine, versions, command; those of
+                     "pretrain" are kept
     pretrain/        the work directory of train.py
     tasks/NAME/      work directories of finetune.py, of one run or of a sweep
     evaluations/*.json, pairs/*.json     what `evaluate --output` and `score_sentences --pairs --output` wrote
@@ -65,7 +66,8 @@ def collect_unit(directory: Path) -> Unit:
     )
     unit: Unit = {"group": group, "seed": int(about.get("seed", name[1] if name else 0))}
     if (directory / STARTS).is_file():
-        unit["starts"] = _read_lines(directory / STARTS)
+        starts = [line for line in _read_lines(directory / STARTS) if isinstance(line, dict)]
+        unit["starts"] = [line for line in starts if line.get("job", PRETRAIN) == PRETRAIN]
     pretrain = directory / PRETRAIN
     if not pretrain.is_dir() and (directory / METRICS_FILE).is_file() and not _is_finetuning(directory):
         pretrain = directory

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A whole pre-training and a whole fine-tuning beside those that Google's own code made, step by step.
 
-    python -m benchmarks.google_run
+    python -m benchmarks.google_run    # in the checkout
 
 Google's are in tests/golden/google_run.npz, made by tests/reference/make_google_run_golden.py. Ours run here, through
 `import_tfrecords`, a checkpoint of TensorFlow 1, `pretrain.run` and `finetune.run`, in float32 and without dropout, on
@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from absl import flags
 
 from bert_jax import finetune, pretrain
 from bert_jax.config import (
@@ -54,8 +53,7 @@ GOLDEN = Path("tests/golden/google_run.npz")
 EXAMPLES = ("google_examples.tfrecord", "google_examples.npz")  # beside the golden file
 CHECKPOINT = "bert_model.ckpt"
 
-_OUTPUT = flags.DEFINE_string("output", "benchmarks/records/google_run.json", "where the figures go")
-_PICTURE = flags.DEFINE_string("picture", "docs/results/google_run.png", "where the curves go")
+RECORD, PICTURE = Path("benchmarks/records/google_run.json"), Path("docs/results/google_run.png")
 
 
 class Trajectory(NamedTuple):
@@ -264,9 +262,8 @@ def main() -> None:
             f"{kind}: losses differ by {record[kind]['largest_loss_distance']:.1e} at most, parameters at the end by "
             f"{record[kind]['largest_parameter_distance']:.1e} ({record[kind]['largest_parameter_distance_name']})"
         )
-    Path(_OUTPUT.value).parent.mkdir(parents=True, exist_ok=True)
-    write_json(Path(_OUTPUT.value), record)
-    draw(Path(_PICTURE.value), pairs)
+    write_json(RECORD, record)
+    draw(PICTURE, pairs)
 
 
 def _processor() -> str:

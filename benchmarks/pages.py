@@ -120,9 +120,9 @@ def _read_spec(kind: str, text: str, where: str) -> dict[str, Any]:
 
 
 def _draw_block(kind: str, spec: dict[str, Any], sources: Sources, folder: Path | None, where: str) -> list[str]:
-    rows = [(str(row[0]), str(row[-1])) for row in spec.get("rows", [[spec.get("group", "")]])]
-    groups = [group for group, _ in rows]
     try:
+        rows = [tables.row_of(row) for row in spec.get("rows", [[spec.get("group", "")]])]
+        groups = [row.group for row in rows]
         record = read_record(sources.path(spec["record"]))
         tables.check_groups(record, [*groups, *([spec["baseline"]] if "baseline" in spec else [])], where)
         if kind in ("learning", "curves"):

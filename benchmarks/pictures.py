@@ -99,7 +99,7 @@ def draw_curves(record: Mapping[str, Any], spec: Mapping[str, Any], path: Path) 
     Raises: InputError if a group has no such metric.
     """
     figure, axes = plt.subplots(figsize=(8, 5))
-    for place, (group, label) in enumerate((row[0], row[-1]) for row in spec["rows"]):
+    for place, (group, label) in enumerate((row[0], row[min(1, len(row) - 1)]) for row in spec["rows"]):
         found = False
         for unit in (each for each in record["units"] if each["group"] == group):
             heldout = unit.get("heldout", {})

@@ -5,7 +5,7 @@
     python -m benchmarks.results draw      # or `make results`: all pages of docs/results that have blocks
     python -m benchmarks.results check     # exit status 1 if a page is not as its records are
 
-`collect` keeps what pages need of work directories in a file small enough to commit; docs/results/README.md says how a
+`collect` keeps what pages need of work directories in a file small enough to commit; `benchmarks.pages` says how a
 page asks for it. Tables have means and standard deviations over seeds, and intervals of a paired bootstrap.
 """
 

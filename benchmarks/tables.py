@@ -22,6 +22,20 @@ class Column(NamedTuple):
     paper: str = ""  # what the paper's table calls it
 
 
+class Row(NamedTuple):
+    """A group of a table."""
+
+    group: str
+    label: str
+    paper: str  # what the paper's table calls it
+
+
+def row_of(spec: Sequence[str]) -> Row:
+    """Returns a row from [group], [group, label] or [group, label, the paper's name]."""
+    group = spec[0]
+    return Row(group, spec[1] if len(spec) > 1 else group, spec[2] if len(spec) > 2 else group)
+
+
 def column_of(spec: Mapping[str, Any]) -> Column:
     """Returns a column from what a page says of it. Raises: InputError if it says too much or too little."""
     unknown = set(spec) - set(Column._fields)
@@ -102,18 +116,18 @@ def show(summary: Summary | None, column: Column) -> str:
 
 
 def score_table(
-    record: Record, rows: Sequence[tuple[str, str]], columns: Sequence[Column], paper: Mapping[str, Any], by: str
+    record: Record, rows: Sequence[Row], columns: Sequence[Column], paper: Mapping[str, Any], by: str
 ) -> list[str]:
-    """Returns the scores of groups [(group, label)], the paper's beside them where it has some."""
+    """Returns the scores of groups, the paper's beside them where it has some."""
     header, lines = [""], []
     for column in columns:
         header += [column.label, *(["paper"] if column.paper else [])]
-    for group, label in rows:
+    for group, label, paper_row in rows:
         line = [label]
         for column in columns:
             line.append(show(summarise(scores(record, group, column.metric, by)), column))
             if column.paper:
-                figure = paper.get(group, {}).get(column.paper)
+                figure = paper.get(paper_row, {}).get(column.paper)
                 line.append("" if figure is None else f"{figure:g}")
         lines.append(line)
     return markdown(header, lines)
@@ -121,20 +135,21 @@ def score_table(
 
 def difference_table(
     record: Record,
-    rows: Sequence[tuple[str, str]],
+    rows: Sequence[Row],
     baseline: str,
     columns: Sequence[Column],
     paper: Mapping[str, Any],
     by: str,
 ) -> list[str]:
     """Returns each group less the baseline, with intervals, and whether the paper's difference has the same sign."""
+    first = next((row.paper for row in rows if row.group == baseline), baseline)
     lines = []
-    for group, label in rows:
+    for group, label, paper_row in rows:
         if group == baseline:
             continue
         for column in columns:
             ours = difference(scores(record, group, column.metric, by), scores(record, baseline, column.metric, by))
-            theirs = _paper_difference(paper, group, baseline, column)
+            theirs = _paper_difference(paper, paper_row, first, column)
             if ours is None:
                 continue
             interval = (
@@ -150,12 +165,12 @@ def difference_table(
     return markdown(header + (["paper", "sign"] if any(each.paper for each in columns) else []), lines)
 
 
-def _paper_difference(paper: Mapping[str, Any], group: str, baseline: str, column: Column) -> float | None:
-    one, other = (paper.get(name, {}).get(column.paper) for name in (group, baseline))
+def _paper_difference(paper: Mapping[str, Any], row: str, first: str, column: Column) -> float | None:
+    one, other = (paper.get(name, {}).get(column.paper) for name in (row, first))
     return None if one is None or other is None else one - other
 
 
-def pairs_table(record: Record, groups: Sequence[tuple[str, str]], pairs: str, paradigms: bool = False) -> list[str]:
+def pairs_table(record: Record, groups: Sequence[Row], pairs: str, paradigms: bool = False) -> list[str]:
     """Returns accuracies by phenomenon, or by paradigm too, of each group; and of others who have published theirs."""
     tables = {
         group: [
@@ -163,23 +178,23 @@ def pairs_table(record: Record, groups: Sequence[tuple[str, str]], pairs: str, p
             for unit in record["units"]
             if unit["group"] == group and pairs in unit.get("pairs", {})
         ]
-        for group, _ in groups
+        for group, _, _ in groups
     }
     first = next((found[0] for found in tables.values() if found), None)
     if first is None:
-        raise InputError(f"no unit of {[group for group, _ in groups]} has pairs {pairs!r}; collect them first")
+        raise InputError(f"no unit of {[group for group, _, _ in groups]} has pairs {pairs!r}; collect them first")
     lines_of = [first["overall"], *first["phenomena"], *(first["paradigms"] if paradigms else [])]
     others = list(dict.fromkeys(name for line in lines_of for name in line["baselines"]))
     column = Column("", "")
     body = []
     for line in lines_of:
         cells = [line["name"].replace("_", " "), f"{line['pairs']:,}"]
-        for group, _ in groups:
+        for group, _, _ in groups:
             name = "" if line["name"] == "overall" else f".{line['name']}"
             found = scores(record, group, f"pairs:{pairs}{name}")
             cells.append(show(summarise(found), column) + _interval_of_one(tables[group], line["name"], found))
         body.append([*cells, *(_percent(line["baselines"].get(name)) for name in others)])
-    return markdown(["", "pairs", *(label for _, label in groups), *others], body)
+    return markdown(["", "pairs", *(label for _, label, _ in groups), *others], body)
 
 
 def _interval_of_one(tables: Sequence[Mapping[str, Any]], name: str, found: Scores) -> str:
@@ -195,10 +210,10 @@ def _percent(value: float | None) -> str:
     return "" if value is None else f"{100 * value:.1f}"
 
 
-def runs_table(record: Record, groups: Sequence[tuple[str, str]]) -> list[str]:
+def runs_table(record: Record, groups: Sequence[Row]) -> list[str]:
     """Returns each unit: how much it was trained on, where, by which commit, and how often it was started again."""
     body = []
-    for group, label in groups:
+    for group, label, _ in groups:
         for unit in (each for each in record["units"] if each["group"] == group):
             starts = unit.get("starts", [])
             trained = unit.get("trained") or {}
