@@ -39,7 +39,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "later": ("bert", "whole_word", "ngram", "sop"),
 }
 FEATURES = ("embeddings", "last", "second_to_last", "weighted_last4", "concat_last4", "weighted_all")  # Table 7
-REVISIONS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # of all steps: of 100 M tokens, after 1, 2, 5 ... M
+REVISIONS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)  # of all steps, besides the last: of 100 M tokens, after 1, 2, 5 ... M
 # Task -> where its data are below --task_data, and settings that are not those of configs/finetune.py.
 TASKS: dict[str, tuple[str, tuple[str, ...]]] = {
     "cola": ("glue/CoLA", ()),
@@ -90,10 +90,9 @@ class Budget(NamedTuple):
     keep_every: int
 
     def revisions(self) -> list[int]:
-        """Returns the steps of revisions to measure, the last step among them."""
-        return sorted(
-            {max(1, round(part * 100)) * self.keep_every for part in REVISIONS} & set(range(1, self.steps + 1))
-        )
+        """Returns the steps of revisions to measure, and the last step, of which the run itself is the model."""
+        early = {round(100 * part) * self.keep_every for part in REVISIONS}
+        return sorted({step for step in early if 0 < step < self.steps} | {self.steps})
 
 
 def budget_of(data: str, tokens: float, batch_size: int) -> Budget:
@@ -101,8 +100,7 @@ def budget_of(data: str, tokens: float, batch_size: int) -> Budget:
     manifest = open_dataset(data, verify=False).manifest
     per_step = batch_size * manifest["row"]["length"] * manifest["splits"]["train"]["fill"]
     steps = max(1, math.ceil(tokens / per_step))
-    keep = max(1, round(steps / 100))
-    return Budget(keep * 100 if steps >= 100 else steps, keep)
+    return Budget(steps, max(1, round(steps / 100)))
 
 
 def units_of(run: str) -> Iterator[Unit]:
@@ -135,8 +133,9 @@ def make_unit(name: str, size: str, seed: int) -> Unit:
     if name == "main":
         jobs += feature_jobs(directory, str(checkpoint), model_size(size).num_layers)
         for step in budget.revisions():
-            jobs += score_jobs(directory, f"{checkpoint}@{step}", DATA.value, f"@{step}")
-            jobs += task_jobs(directory, f"{checkpoint}@{step}", 1, f"@{step}", TASK_NAMES.value[:1])
+            model = str(checkpoint) if step == budget.steps else f"{checkpoint}@{step}"
+            jobs += score_jobs(directory, model, DATA.value, f"@{step}")
+            jobs += task_jobs(directory, model, 1, f"@{step}", TASK_NAMES.value[:1])
     return Unit(group, seed, directory, tuple(jobs), note)
 
 
@@ -247,7 +246,7 @@ def keep_record(run: str, units: Sequence[Unit]) -> None:
     """Collects what there is of a run's units."""
     ready = [unit.directory for unit in units if any(job.is_finished for job in unit.jobs)]
     if RECORDS.value and ready:
-        write_record(collect(ready), Path(RECORDS.value) / f"{run}.json")
+        write_record(collect(ready), Path(RECORDS.value) / f"{run}.json.gz")
 
 
 def main() -> int:

@@ -35,6 +35,8 @@ UNIT, STARTS, PRETRAIN, TASKS, EVALUATIONS, PAIRS = (
     "evaluations",
     "pairs",
 )
+# Directories of an absolute path, within a flag or a glob too: a record says what was read, not where it lay.
+_DIRECTORIES = re.compile(r"(?<![\w.~/-])/(?:[^\s/,=:]+/)*(?=[^\s/])")
 _DIGITS = 6  # of a metric: what rounding in float32 leaves to be told apart
 
 Unit = dict[str, Any]
@@ -84,7 +86,16 @@ def collect_unit(directory: Path) -> Unit:
             unit[kind] = {path.stem: _score(path) for path in files}
     if not set(unit) - {"group", "seed", "starts"}:
         raise InputError(f"{directory} has nothing to collect: no {METRICS_FILE}, {TASKS}/, {EVALUATIONS}/ or {PAIRS}/")
-    return unit
+    return _without_directories(unit)
+
+
+def _without_directories(value: Any) -> Any:
+    """Returns what JSON has with absolute paths cut to their last part."""
+    if isinstance(value, dict):
+        return {key: _without_directories(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_without_directories(each) for each in value]
+    return _DIRECTORIES.sub("", value) if isinstance(value, str) else value
 
 
 def _is_finetuning(directory: Path) -> bool:
@@ -112,10 +123,12 @@ def _task(workdir: Path) -> dict[str, Any] | None:
 
     None if no run has finished.
     """
+    from benchmarks.examples import right_answers
     from bert_jax.finetune_results import read_results  # which imports jax; drawing pages needs none
 
     places = sorted(workdir.glob("runs/*/")) or [workdir]
     runs: dict[float, dict[int, dict[str, float]]] = {}
+    right: dict[float, dict[str, str]] = {}
     chosen_by, name, constant, seconds = "", "", {}, 0.0
     for place in places:
         result = read_results(place)
@@ -124,6 +137,8 @@ def _task(workdir: Path) -> dict[str, Any] | None:
         config = _read_json(place / "config.json")["run"]
         rate, seed = config["optimizer"]["learning_rate"], config["train"]["seed"]
         runs.setdefault(rate, {})[seed] = {key: _short(value) for key, value in result.metrics.items()}
+        if digits := right_answers(place, config):
+            right.setdefault(rate, {})[str(seed)] = digits
         chosen_by, constant = result.metric, result.constant
         name, seconds = config["task"]["name"], seconds + result.seconds
     if not runs:
@@ -140,6 +155,7 @@ def _task(workdir: Path) -> dict[str, Any] | None:
         "learning_rate": best,
         "rates_tried": sorted(runs),
         "runs": {str(seed): metrics for seed, metrics in sorted(runs[best].items())},
+        "right": right.get(best, {}),  # a digit for each example of the development set, where that is known
         "constant": {key: _short(value) for key, value in constant.items()},
         "seconds": round(seconds, 1),
     }

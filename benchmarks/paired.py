@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bert_jax.errors import InputError
+
 LEVEL = 0.95
 RESAMPLES = 10_000
 MOST_ENUMERATED = 6  # of so many seeds all 6 ** 6 resamples are taken, and of more a random part
@@ -74,13 +76,13 @@ def difference_by_examples(
     Each gives a score for each example, such as 1 for right and 0 for wrong, for each seed; the examples are the same
     ones in the same order. Of one seed the bootstrap is over examples alone. None if there is no seed of both.
 
-    Raises: ValueError if two seeds have different numbers of examples, or none.
+    Raises: InputError if two seeds have different numbers of examples, or none.
     """
     seeds = sorted(set(one) & set(other))
     if not seeds:
         return None
     if len({len(scores[seed]) for scores in (one, other) for seed in seeds}) != 1 or not len(one[seeds[0]]):
-        raise ValueError("the seeds have scores of different numbers of examples, or of none")
+        raise InputError("the seeds have scores of different numbers of examples; fine-tune all on the same data")
     apart = np.array([np.asarray(one[seed], float) - np.asarray(other[seed], float) for seed in seeds])
     rng = np.random.default_rng(0)
     num_seeds, num_examples = apart.shape

@@ -4,7 +4,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from benchmarks.paired import Summary, agreement, difference, summarise
+from benchmarks.paired import Difference, Summary, agreement, difference, difference_by_examples, summarise
 from bert_jax.errors import InputError
 from bert_jax.settings import suggest
 
@@ -71,6 +71,30 @@ def scores(record: Record, group: str, metric: str, by: str = "pretraining") -> 
         elif (value := _score(unit, kind, name)) is not None:
             found[unit["seed"]] = value
     return found
+
+
+def right_answers(record: Record, group: str, metric: str) -> dict[int, list[float]]:
+    """Returns {seed: [how often each example was right]} of the units of a group, the mean over fine-tunings of each.
+
+    Raises: InputError if the metric is not "task:NAME".
+    """
+    kind, _, name = metric.partition(":")
+    if kind != "task" or "." in name:
+        raise InputError(f"metric {metric} has no examples to resample; with by = 'examples' give task:NAME")
+    found = {}
+    for unit in record["units"]:
+        digits = unit.get("tasks", {}).get(name, {}).get("right", {}) if unit["group"] == group else {}
+        if digits:
+            rows = [[float(digit) for digit in each] for each in digits.values()]
+            found[unit["seed"]] = [sum(column) / len(rows) for column in zip(*rows, strict=True)]
+    return found
+
+
+def apart(record: Record, group: str, baseline: str, metric: str, by: str) -> Difference | None:
+    """Returns one group less another: over their seeds, or by "examples" over seeds and examples of the accuracy."""
+    if by != "examples":
+        return difference(scores(record, group, metric, by), scores(record, baseline, metric, by))
+    return difference_by_examples(right_answers(record, group, metric), right_answers(record, baseline, metric))
 
 
 def _score(unit: Mapping[str, Any], kind: str, name: str) -> float | None:
@@ -148,7 +172,7 @@ def difference_table(
         if group == baseline:
             continue
         for column in columns:
-            ours = difference(scores(record, group, column.metric, by), scores(record, baseline, column.metric, by))
+            ours = apart(record, group, baseline, column.metric, by)
             theirs = _paper_difference(paper, paper_row, first, column)
             if ours is None:
                 continue

@@ -76,7 +76,7 @@ def test_examples_make_the_interval_of_one_seed():
     assert found == pytest.approx((apart.mean(), apart.mean() - half, apart.mean() + half, 1), abs=0.008)
     wider = paired.difference_by_examples({0: one, 1: one[::-1] * 0.5}, {0: other, 1: other})
     assert wider is not None and wider.count == 2 and wider.high - wider.low > found.high - found.low
-    with pytest.raises(ValueError, match="different numbers of examples"):
+    with pytest.raises(InputError, match="different numbers of examples"):
         paired.difference_by_examples({0: one}, {0: other[:-1]})
 
 
@@ -121,7 +121,8 @@ def make_unit(root: Path, group: str, seed: int, score: float, finetunings: int 
         {"model": {"num_layers": 2, "hidden_size": 64}, "run": {"train": {"seed": 1}}},
     )
     write(unit / "pretrain" / "pretrained" / "config.json", {"trained": {"step": 8, "tokens": 8000}})
-    starts = [{"commit": "0123456789abcdef", "machine": "a CPU"}, {"commit": "0123456789abcdef", "machine": "a CPU"}]
+    starts = [{"commit": "0123456789abcdef", "machine": "a CPU"}] * 2
+    starts += [{"job": "blimp"}, {"job": "tasks/sst2", "machine": "another"}]
     (unit / "starts.jsonl").write_text("".join(json.dumps(each) + "\n" for each in starts) + '{"commit": "01')
     for number in range(finetunings):
         for rate, less in ((1e-5, 0.3), (5e-5, 0.0)):
@@ -130,6 +131,8 @@ def make_unit(root: Path, group: str, seed: int, score: float, finetunings: int 
             result = {"metrics": {"accuracy": accuracy}, "metric": "accuracy", "constant": {"accuracy": 0.5}}
             write(run / "results.json", result | {"task": "sst2", "step": 3, "signal": 0, "seconds": 1.5})
             settings = {"optimizer": {"learning_rate": rate}, "train": {"seed": number}, "task": {"name": "sst2"}}
+            settings["data"] = {"source": str(root / "SST-2")}
+            write_predictions(root / "SST-2", run, accuracy)
             write(run / "config.json", {"run": settings, "task_settings": {}})
     for step in (2, 8):
         write(unit / "pairs" / f"blimp@{step}.json", pairs_score(score - 0.1, step))
@@ -137,6 +140,17 @@ def make_unit(root: Path, group: str, seed: int, score: float, finetunings: int 
         write(unit / "evaluations" / f"heldout@{step}.json", scores)
     write(unit / "pairs" / "blimp.json", pairs_score(score - 0.1))
     return unit
+
+
+def write_predictions(data: Path, run: Path, accuracy: float) -> None:
+    """Writes a development set of 100 examples, and predictions that are right for so many of the first."""
+    data.mkdir(exist_ok=True)
+    lines = "".join(f"a film {number}\t{number % 2}\n" for number in range(100))
+    (data / "dev.tsv").write_text(f"sentence\tlabel\n{lines}")
+    said = [number % 2 if number < round(100 * accuracy) else 1 - number % 2 for number in range(100)]
+    (run / "predictions").mkdir()
+    lines = "".join(f"{number}\t{label}\n" for number, label in enumerate(said))
+    (run / "predictions" / "SST-2-dev.tsv").write_text(f"index\tprediction\n{lines}")
 
 
 def write(path: Path, value: object) -> None:
@@ -149,7 +163,7 @@ def record(tmp_path):
     for group, scores in {"bert": (0.90, 0.88, 0.91), "no_nsp": (0.80, 0.82)}.items():
         for seed, score in enumerate(scores):
             make_unit(tmp_path / "runs", group, seed, score)
-    found = collecting.collect(sorted((tmp_path / "runs").glob("*/*")))
+    found = collecting.collect(sorted((tmp_path / "runs").glob("*/seed*")))
     collecting.write_record(found, tmp_path / "records" / "table5.json.gz")
     return found
 
@@ -169,13 +183,28 @@ def test_a_record_has_what_the_runs_left(record, tmp_path):
     assert unit["trained"] == {"step": 8, "tokens": 8000} and len(unit["starts"]) == 2
     task = unit["tasks"]["sst2"]
     assert (task["learning_rate"], task["rates_tried"], task["seconds"]) == (5e-5, [1e-5, 5e-5], 3.0)
-    assert task["runs"] == {"0": {"accuracy": 0.9}}
+    assert task["runs"] == {"0": {"accuracy": 0.9}} and task["right"] == {"0": "1" * 90 + "0" * 10}
     assert unit["evaluations"]["heldout@2"]["mlm_accuracy"] == 0.3
     path = tmp_path / "records" / "table5.json.gz"
     assert collecting.read_record(path) == record
     before = path.read_bytes()
     collecting.write_record(record, path)
     assert path.read_bytes() == before
+
+
+def test_a_record_says_not_where_things_lay(tmp_path):
+    unit = make_unit(tmp_path, "bert", 0, 0.9)
+    start = {
+        "command": ["/a/b/python", "--workdir=/c/d/e", "--input='train=/f/g.json[:2],dev=/f/h.json'", "runs/x", "1/2"]
+    }
+    (unit / "starts.jsonl").write_text(json.dumps(start | {"machine": "2 x A/B"}) + "\n")
+    score = {"overall": {"accuracy": 0.5}, "checkpoint": str(unit / "pretrain@4"), "data": "gs://a/b"}
+    write(unit / "pairs" / "zorro.json", score)
+    found = collecting.collect_unit(unit)
+    command = ["python", "--workdir=e", "--input='train=g.json[:2],dev=h.json'", "runs/x", "1/2"]
+    assert found["starts"] == [{"command": command, "machine": "2 x A/B"}]
+    assert found["pairs"]["zorro"] == {"overall": {"accuracy": 0.5}, "checkpoint": "pretrain@4", "data": "gs://a/b"}
+    assert str(tmp_path) not in json.dumps(found)
 
 
 def test_scores_are_found_by_their_names(record):
@@ -285,6 +314,42 @@ def test_a_table_has_means_deviations_and_the_papers(sources, tmp_path):
 def test_differences_are_over_seeds_that_both_have(sources, tmp_path):
     drawn = draw(tmp_path, sources, page("differences", SCORES + 'baseline = "bert"\n'))
     assert "| No NSP | SST-2 | -8.0 | -10.0 to -6.0 | 2 | -0.1 | agrees |" in drawn
+
+
+def test_differences_by_examples_resample_those_too(sources, record, tmp_path):
+    assert tables.right_answers(record, "no_nsp", "task:sst2")[1] == [1.0] * 82 + [0.0] * 18
+    found = tables.apart(record, "no_nsp", "bert", "task:sst2", "examples")
+    seeds = tables.apart(record, "no_nsp", "bert", "task:sst2", "pretraining")
+    assert found and seeds and found.mean == pytest.approx(seeds.mean) and (found.count, seeds.count) == (2, 2)
+    assert found.low < seeds.low < seeds.high < found.high < 0
+    drawn = draw(tmp_path, sources, page("differences", SCORES + 'baseline = "bert"\nby = "examples"\n'))
+    assert "| No NSP | SST-2 | -8.0 | -1" in drawn
+    with pytest.raises(InputError, match="no examples to resample"):
+        tables.right_answers(record, "bert", "pairs:blimp")
+
+
+@pytest.mark.parametrize("change", ["predictions", "data", "name"])
+def test_answers_that_are_not_there_are_left_out(change, tmp_path):
+    unit = make_unit(tmp_path, "bert", 0, 0.9)
+    if change == "data":
+        (tmp_path / "SST-2" / "dev.tsv").unlink()
+        (tmp_path / "SST-2").rmdir()
+    for run in (unit / "tasks" / "sst2" / "runs").iterdir():
+        if change == "predictions":
+            (run / "predictions" / "SST-2-dev.tsv").unlink()
+        if change == "name":
+            config = json.loads((run / "config.json").read_text())
+            config["run"]["task"]["name"] = "ner"
+            write(run / "config.json", config)
+    assert collecting.collect_unit(unit)["tasks"]["sst2"]["right"] == {}
+
+
+def test_predictions_of_other_data_are_refused(tmp_path):
+    unit = make_unit(tmp_path, "bert", 0, 0.9)
+    with open(tmp_path / "SST-2" / "dev.tsv", "a") as file:
+        file.write("one more\t1\n")
+    with pytest.raises(InputError, match="has no prediction for index 100"):
+        collecting.collect_unit(unit)
 
 
 def test_minimal_pairs_stand_beside_baselines(sources, tmp_path):
