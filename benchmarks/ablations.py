@@ -130,8 +130,11 @@ def make_unit(name: str, size: str, seed: int) -> Unit:
     if not note:
         num_seeds = MAIN_TASK_SEEDS.value if name == "main" else TASK_SEEDS.value
         jobs += task_jobs(directory, str(checkpoint), num_seeds)
+    if name == "bert" or name in TABLE_8:
+        jobs += feature_jobs(directory, str(checkpoint), ("last",))
     if name == "main":
-        jobs += feature_jobs(directory, str(checkpoint), model_size(size).num_layers)
+        few = model_size(size).num_layers < 4
+        jobs += feature_jobs(directory, str(checkpoint), [f for f in FEATURES if not (few and f.endswith("last4"))])
         for step in budget.revisions():
             model = str(checkpoint) if step == budget.steps else f"{checkpoint}@{step}"
             jobs += score_jobs(directory, model, DATA.value, f"@{step}")
@@ -182,17 +185,15 @@ def task_jobs(
         yield finetuning_job(task, start, workdir, num_seeds, settings)
 
 
-def feature_jobs(directory: Path, start: str, num_layers: int) -> Iterator[Job]:
-    """Yields Table 7: a BiLSTM on features of an encoder that stays as it is."""
-    for features in FEATURES if FEATURE_TASK.value and TASK_DATA.value else ():
-        if features.endswith("last4") and num_layers < 4:
-            continue
+def feature_jobs(directory: Path, start: str, features: Sequence[str]) -> Iterator[Job]:
+    """Yields the feature-based way (Table 7): a BiLSTM on some features of an encoder that stays as it is."""
+    for name in features if FEATURE_TASK.value and TASK_DATA.value else ():
         settings = (
-            f"--config.task.probe.features={features}",
+            f"--config.task.probe.features={name}",
             "--config.task.probe.hidden_size=128",
             "--config.optimizer.learning_rate=1e-3",
         )
-        workdir = directory / "tasks" / f"{FEATURE_TASK.value}_{features}"
+        workdir = directory / "tasks" / f"{FEATURE_TASK.value}_{name}"
         yield finetuning_job(FEATURE_TASK.value, start, workdir, TASK_SEEDS.value, settings)
 
 

@@ -10,8 +10,9 @@
     <!-- end -->
 
 and within a line `<!-- value RECORD PATH FORMAT -->1.7e-05<!-- end -->`, a number of a JSON file, such as
-`google_run pretraining.last_loss .3f`. Kinds of blocks: `table`, `differences`, `pairs`, `runs` (see `tables`), and
-`learning` and `curves` (see `pictures`). A page is its own template: what is around the blocks is written by hand.
+`google_run pretraining.last_loss .3f`, or of `paper.toml` by the name `paper`. Kinds of blocks: `table`, `differences`,
+`pairs`, `runs` (see `tables`), and `learning` and `curves` (see `pictures`). A page is its own template: what is around
+the blocks is written by hand. `templates/` has pages to begin with.
 """
 
 import json
@@ -61,16 +62,19 @@ class Sources:
         return self._paper.get(name, {})
 
     def value(self, name: str, path: str) -> Any:
-        """Returns what a JSON file has at a path of keys with points between. Raises: InputError if it has nothing."""
+        """Returns what a record has at a path of keys with points between; "paper" is the file of the paper's figures.
+
+        Raises: InputError if it has nothing there.
+        """
         try:
-            value: Any = json.loads(self.path(name).read_text(encoding="utf-8"))
+            value: Any = self._paper if name == "paper" else json.loads(self.path(name).read_text(encoding="utf-8"))
         except (UnicodeDecodeError, ValueError) as error:
             raise InputError(
                 f"{self.path(name)} is damaged ({' '.join(str(error).split())[:80]}); make it again"
             ) from None
         for key in path.split("."):
             if not isinstance(value, dict) or key not in value:
-                raise InputError(f"{self.path(name)} has no {path}: there is no {key!r}")
+                raise InputError(f"record {name} has no {path}: there is no {key!r}")
             value = value[key]
         return value
 
