@@ -131,7 +131,7 @@ def train(golden: Golden, golden_folder: Path, kind: str, folder: Path) -> Traje
     return Trajectory(losses, rates, from_params(bert.params, "tf1", bert.config))
 
 
-def optimizer(run: dict[str, Any], **changes: float) -> OptimizerConfig:
+def optimizer(run: dict[str, Any], **changes: Any) -> OptimizerConfig:
     """Returns Google's optimizer: AdamWeightDecayOptimizer and the schedule of create_optimizer."""
     return OptimizerConfig(learning_rate=run["learning_rate"], warmup_steps=run["warmup_steps"], **changes)
 

@@ -77,7 +77,7 @@ def draw_learning(record: Mapping[str, Any], spec: Mapping[str, Any], path: Path
     left.set_title("minimal pairs by phenomenon")
     left.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
     steps = [step for step in evaluations if step in tokens]
-    values = [evaluations[step].get(spec["metric"]) for step in steps]
+    values = [evaluations[step]["metrics"].get(spec["metric"]) for step in steps]
     right.plot([tokens[step] for step in steps], values, ".-", label=spec["metric"].replace("_", " "))
     if task := spec.get("task"):
         runs = revisions(unit.get("tasks", {}), task)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables of Markdown from records: scores by group, differences to a baseline, minimal pairs, the runs themselves."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -102,7 +103,7 @@ def _score(unit: Mapping[str, Any], kind: str, name: str) -> float | None:
         return next((value for value in reversed(unit.get("heldout", {}).get(name, [])) if value is not None), None)
     first, _, rest = name.partition(".")
     if kind == "evaluation":
-        return unit.get("evaluations", {}).get(first, {}).get(rest)
+        return unit.get("evaluations", {}).get(first, {}).get("metrics", {}).get(rest)
     if kind == "pairs":
         table = unit.get("pairs", {}).get(first)
         if table is None:
@@ -154,6 +155,9 @@ def score_table(
                 figure = paper.get(paper_row, {}).get(column.paper)
                 line.append("" if figure is None else f"{figure:g}")
         lines.append(line)
+    for column in columns:
+        if not any(scores(record, row.group, column.metric, by) for row in rows):
+            print(f"note: no group of the table has {column.metric}; its column is empty", file=sys.stderr)
     return markdown(header, lines)
 
 

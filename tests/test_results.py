@@ -137,7 +137,7 @@ def make_unit(root: Path, group: str, seed: int, score: float, finetunings: int 
             write(run / "config.json", {"run": settings, "task_settings": {}})
     for step in (2, 8):
         write(unit / "pairs" / f"blimp@{step}.json", pairs_score(score - 0.1, step))
-        scores = {"mlm_accuracy": score / 3, "trained": {"step": step, "tokens": 1000 * step}}
+        scores = {"metrics": {"mlm_accuracy": score / 3}, "trained": {"step": step, "tokens": 1000 * step}}
         write(unit / "evaluations" / f"heldout@{step}.json", scores)
     write(unit / "pairs" / "blimp.json", pairs_score(score - 0.1))
     return unit
@@ -185,7 +185,7 @@ def test_a_record_has_what_the_runs_left(record, tmp_path):
     task = unit["tasks"]["sst2"]
     assert (task["learning_rate"], task["rates_tried"], task["seconds"]) == (5e-5, [1e-5, 5e-5], 3.0)
     assert task["runs"] == {"0": {"accuracy": 0.9}} and task["right"] == {"0": "1" * 90 + "0" * 10}
-    assert unit["evaluations"]["heldout@2"]["mlm_accuracy"] == 0.3
+    assert unit["evaluations"]["heldout@2"]["metrics"]["mlm_accuracy"] == 0.3
     path = tmp_path / "records" / "table5.json.gz"
     assert collecting.read_record(path) == record
     before = path.read_bytes()
@@ -310,6 +310,11 @@ def test_a_table_has_means_deviations_and_the_papers(sources, tmp_path):
     assert "| NSP + MLM | 89.7 ± 1.5 (3) | 92.7 |\n| No NSP | 81.0 ± 1.4 (2) | 92.6 |\n" in drawn
     assert "Paper: A paper, Table 5." in drawn
     assert draw(tmp_path, sources, drawn) == drawn
+
+
+def test_a_column_without_scores_is_told(sources, tmp_path, capsys):
+    draw(tmp_path, sources, page("table", SCORES.replace("task:sst2", "evaluation:heldout@8.perplexity")))
+    assert capsys.readouterr().err.count("no group of the table has evaluation:heldout@8.perplexity") == 1
 
 
 def test_differences_are_over_seeds_that_both_have(sources, tmp_path):
