@@ -38,7 +38,7 @@ export UV_PYTHON_DOWNLOADS = never
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-all test-wheel test-reference test-tpu-aot lint format types docs docs-serve clean
+.PHONY: help setup demo test test-all test-wheel test-reference test-tpu-aot lint format types docs docs-serve results clean
 
 help:  ## what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1	\2/p' Makefile | expand -t 16
@@ -100,6 +100,7 @@ test-wheel: $(READY)  ## the wheel, installed in a fresh environment: help, ten 
 
 test-reference: $(REFERENCE)/.installed  ## against transformers, torch, minicons and scikit-learn, live, in an environment of its own
 	$(REFERENCE)/bin/python -m pytest --numprocesses=0 --capture=no -m reference tests/reference
+	$(REFERENCE)/bin/python -m pytest --numprocesses=0 tests/test_google_run.py
 
 # The CPU build of torch where the package index has it, which is a tenth of the size. Else the usual one, which computes
 # the same on a CPU.
@@ -145,6 +146,9 @@ docs: $(READY)  ## the documentation site, in site/; a dead link or a page witho
 
 docs-serve: $(READY)  ## the site at http://127.0.0.1:8000, built again when a page changes
 	$(DOCS) serve
+
+results: $(READY)  ## draws the pages of docs/results anew, from benchmarks/records
+	$(PY) -m benchmarks.results draw
 
 clean:  ## removes environments, caches and builds; runs/ stays
 	rm -rf .venv .venv-* build dist site *.egg-info .pytest_cache .ruff_cache

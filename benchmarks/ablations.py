@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+r"""The paper's tables at a size of one's own, as a queue of commands that resumes whenever it is started again.
+
+    python -m benchmarks.ablations --runs=table5,table8 --root=runs/ablations --data=data128 --tokens=20e6 --seeds=3 \
+        --size=tiny --tasks=sst2,mrpc,stsb,squad1 --task_data=DIR --pairs=blimp=blimp.jsonl.gz
+    python -m benchmarks.ablations ... --status       # a line for each unit; runs nothing
+    python -m benchmarks.ablations ... --minutes=25   # stops in time, with its state saved
+
+Each unit (an objective, a size, a seed) has a directory below --root, in which it is pre-trained, evaluated and
+fine-tuned; tables share units. After each unit the record of its table is collected, of which `benchmarks.results`
+draws pages. GROUPS below says what each run is.
+"""
+
+import math
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from absl import flags
+
+from benchmarks.collecting import collect, write_record
+from benchmarks.jobs import Job, Stop, Unit, run_unit
+from bert_jax.data.records import open_dataset
+from bert_jax.errors import InputError
+from bert_jax.settings.model import model_size
+from bert_jax.settings.rules import suggest
+from bert_jax.tools import cli
+from bert_jax.training.report import read_metrics
+
+TABLE_8 = ("mask_100_0_0", "mask_80_0_20", "mask_80_20_0", "mask_0_20_80", "mask_0_0_100")
+# Run -> the ablations of configs/ablations.py that it compares. "bert" is 80/10/10 of Table 8 as well.
+GROUPS: dict[str, tuple[str, ...]] = {
+    "main": ("main", "random"),  # the main model with its revisions and features, and its shape without pre-training
+    "table5": ("bert", "no_nsp", "ltr"),
+    "table6": ("bert",),  # of each of --sizes
+    "table8": ("bert", *TABLE_8),
+    "later": ("bert", "whole_word", "ngram", "sop"),
+}
+FEATURES = ("embeddings", "last", "second_to_last", "weighted_last4", "concat_last4", "weighted_all")  # Table 7
+REVISIONS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)  # of all steps, besides the last: of 100 M tokens, after 1, 2, 5 ... M
+# Task -> where its data are below --task_data, and settings that are not those of configs/finetune.py.
+TASKS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "cola": ("glue/CoLA", ()),
+    "sst2": ("glue/SST-2", ()),
+    "mrpc": ("glue/MRPC", ()),
+    "stsb": ("glue/STS-B", ()),
+    "rte": ("glue/RTE", ()),
+    "squad1": ("train={0}/squad/dev-v1.1.json[:28],dev={0}/squad/dev-v1.1.json[28:]", ("--config.task.doc_stride=64",)),
+    "ner": ("{0}/wnut17/wnut17train.conll,{0}/wnut17/emerging.dev.conll", ()),
+}
+# finetune.py refuses a model that reads from left to right: its [CLS] has seen nothing.
+NOT_FINE_TUNED = {"ltr": "not fine-tuned: finetune.py takes no causal model"}
+
+RUNS = flags.DEFINE_list("runs", [], f"what to run, with commas between: {', '.join(GROUPS)}")
+ROOT = flags.DEFINE_string("root", "", "where units and their work directories go; resumes if used")
+DATA = flags.DEFINE_string("data", "", "a data set of prepare_corpus with next sentences and a held-out split")
+DATA_SOP = flags.DEFINE_string("data_sop", "", "the same text with --next_sentence=sop; without it sop is left out")
+SIZE = flags.DEFINE_string("size", "tiny", "of every model but those of table6")
+SIZES = flags.DEFINE_list("sizes", ["tiny", "mini", "small"], "of table6")
+TOKENS = flags.DEFINE_float("tokens", 20e6, "that each model is trained on", lower_bound=1)
+SEEDS = flags.DEFINE_integer("seeds", 3, "of pre-training, from 0 on; the main model has one", lower_bound=1)
+BATCH = flags.DEFINE_integer("batch_size", 64, "rows of a batch of pre-training", lower_bound=1)
+RATE = flags.DEFINE_float("learning_rate", 1e-3, "of pre-training")
+SAVE = flags.DEFINE_integer("save_every", 500, "steps between checkpoints of pre-training", lower_bound=1)
+TASK_NAMES = flags.DEFINE_list("tasks", [], f"to fine-tune on: {', '.join(TASKS)}")
+TASK_DATA = flags.DEFINE_string("task_data", "", "a directory with glue/SST-2, squad/, wnut17/ and so on")
+TASK_RATE = flags.DEFINE_float("task_learning_rate", 1e-4, "of fine-tuning; small models want more than the paper's")
+TASK_EPOCHS = flags.DEFINE_float("task_epochs", 4.0, "of fine-tuning")
+TASK_SEEDS = flags.DEFINE_integer("task_seeds", 1, "of fine-tuning, for each seed of pre-training", lower_bound=1)
+MAIN_TASK_SEEDS = flags.DEFINE_integer("main_task_seeds", 5, "of fine-tuning the main model and random", lower_bound=1)
+FEATURE_TASK = flags.DEFINE_string("feature_task", "ner", "what Table 7's features are read for; empty leaves them out")
+PAIRS = flags.DEFINE_list("pairs", [], "minimal pairs as NAME=PATH or NAME=PATH=BASELINES")
+LIMIT = flags.DEFINE_integer("limit", 0, "pairs of each paradigm; 0 is all")
+SET = flags.DEFINE_multi_string(
+    "set", [], "a flag more for train.py, such as --set=--config.model.compute_dtype=bfloat16"
+)
+SET_TASK = flags.DEFINE_multi_string("set_task", [], "a flag more for finetune.py")
+RECORDS = flags.DEFINE_string("records", "benchmarks/records", "where the record of each run is kept; empty for none")
+COMMANDS = flags.DEFINE_bool("commands", False, "print what waits of each unit as commands of a shell, and run nothing")
+STATUS = flags.DEFINE_bool("status", False, "say how far each unit is, and run nothing")
+MINUTES = flags.DEFINE_float("minutes", 0.0, "to stop after; 0 goes on to the end", lower_bound=0)
+
+
+class Budget(NamedTuple):
+    """How long pre-training is, in steps, and how often it leaves a revision."""
+
+    steps: int
+    keep_every: int
+
+    def revisions(self) -> list[int]:
+        """Returns the steps of revisions to measure, and the last step, of which the run itself is the model."""
+        early = {round(100 * part) * self.keep_every for part in REVISIONS}
+        return sorted({step for step in early if 0 < step < self.steps} | {self.steps})
+
+
+def budget_of(data: str, tokens: float, batch_size: int) -> Budget:
+    """Returns how many steps read so many tokens, [CLS] and [SEP] counted; a hundred revisions if there are as many."""
+    manifest = open_dataset(data, verify=False).manifest
+    per_step = batch_size * manifest["row"]["length"] * manifest["splits"]["train"]["fill"]
+    steps = max(1, math.ceil(tokens / per_step))
+    return Budget(steps, max(1, round(steps / 100)))
+
+
+def units_of(run: str) -> Iterator[Unit]:
+    """Yields the units of a run, those of the first seed first."""
+    seeds = range(1 if run == "main" else SEEDS.value)
+    sizes = SIZES.value if run == "table6" else [SIZE.value]
+    for seed in seeds:
+        for size in sizes:
+            for name in GROUPS[run]:
+                if name != "sop" or DATA_SOP.value:
+                    yield make_unit(name, size, seed)
+
+
+def make_unit(name: str, size: str, seed: int) -> Unit:
+    """Returns the unit of an ablation: its directory and the commands that fill it."""
+    group = f"{name}-{size}"
+    directory = Path(ROOT.value) / group / f"seed{seed}"
+    checkpoint = directory / "pretrain"
+    if name == "random":
+        start = f"random:{Path(ROOT.value) / f'main-{size}' / f'seed{seed}' / 'pretrain'}"
+        return Unit(group, seed, directory, tuple(task_jobs(directory, start, MAIN_TASK_SEEDS.value)))
+    data = DATA_SOP.value if name == "sop" else DATA.value
+    budget = budget_of(data, TOKENS.value, BATCH.value)
+    jobs = [pretraining_job(name, size, seed, data, budget, checkpoint)]
+    jobs += score_jobs(directory, str(checkpoint), DATA.value)
+    note = NOT_FINE_TUNED.get(name, "")
+    if not note:
+        num_seeds = MAIN_TASK_SEEDS.value if name == "main" else TASK_SEEDS.value
+        jobs += task_jobs(directory, str(checkpoint), num_seeds)
+    if name == "bert" or name in TABLE_8:
+        jobs += feature_jobs(directory, str(checkpoint), ("last",))
+    if name == "main":
+        few = model_size(size).num_layers < 4
+        jobs += feature_jobs(directory, str(checkpoint), [f for f in FEATURES if not (few and f.endswith("last4"))])
+        for step in budget.revisions():
+            model = str(checkpoint) if step == budget.steps else f"{checkpoint}@{step}"
+            jobs += score_jobs(directory, model, DATA.value, f"@{step}")
+            jobs += task_jobs(directory, model, 1, f"@{step}", TASK_NAMES.value[:1])
+    return Unit(group, seed, directory, tuple(jobs), note)
+
+
+def pretraining_job(name: str, size: str, seed: int, data: str, budget: Budget, workdir: Path) -> Job:
+    """Returns the pre-training of an ablation; the seed is that of parameters, dropout, order and masks."""
+    config = f"configs/pretrain.py:{size}" if name == "main" else f"configs/ablations.py:{name},{size}"
+    command = [
+        *(sys.executable, "train.py", f"--config={config}", f"--workdir={workdir}", f"--config.data.path={data}"),
+        *(f"--config.{section}.seed={seed}" for section in ("train", "data", "masking")),
+        f"--config.data.batch_size={BATCH.value}",
+        f"--config.train.num_steps={budget.steps}",
+        f"--config.optimizer.learning_rate={RATE.value}",
+        *("--config.optimizer.warmup_steps=0", "--config.optimizer.warmup_rate=0.1"),
+        f"--config.eval.every_steps={max(1, budget.steps // 20)}",
+        f"--config.checkpoint.every_steps={SAVE.value}",
+        f"--config.checkpoint.keep_every={budget.keep_every if name == 'main' else 0}",
+        f"--config.report.every_steps={max(1, min(100, budget.steps // 20))}",
+        *("--config.report.progress=False", "--config.report.tensorboard=False"),
+        *SET.value,
+    ]
+    return Job("pretrain", tuple(command), workdir / "pretrained")
+
+
+def score_jobs(directory: Path, checkpoint: str, data: str, suffix: str = "") -> Iterator[Job]:
+    """Yields the evaluation on held-out text, and the scoring of minimal pairs."""
+    output = directory / "evaluations" / f"heldout{suffix}.json"
+    command = (sys.executable, "-m", "bert_jax.tools.evaluate", f"--checkpoint={checkpoint}", f"--data={data}")
+    yield Job(f"heldout{suffix}", (*command, f"--output={output}"), output)
+    for entry in PAIRS.value:
+        name, path, baselines = (*entry.split("="), "", "")[:3]
+        output = directory / "pairs" / f"{name}{suffix}.json"
+        command = (sys.executable, "-m", "bert_jax.tools.score_sentences", f"--checkpoint={checkpoint}")
+        command += (f"--pairs={path}", f"--limit={LIMIT.value}", f"--baselines={baselines}", f"--output={output}")
+        yield Job(f"{name}{suffix}", command, output)
+
+
+def task_jobs(
+    directory: Path, start: str, num_seeds: int, suffix: str = "", tasks: Sequence[str] | None = None
+) -> Iterator[Job]:
+    """Yields a fine-tuning on each task."""
+    for task in TASK_NAMES.value if tasks is None else tasks:
+        workdir = directory / "tasks" / f"{task}{suffix}"
+        settings = (f"--config.optimizer.learning_rate={TASK_RATE.value}",)
+        yield finetuning_job(task, start, workdir, num_seeds, settings)
+
+
+def feature_jobs(directory: Path, start: str, features: Sequence[str]) -> Iterator[Job]:
+    """Yields the feature-based way (Table 7): a BiLSTM on some features of an encoder that stays as it is."""
+    for name in features if FEATURE_TASK.value and TASK_DATA.value else ():
+        settings = (
+            f"--config.task.probe.features={name}",
+            "--config.task.probe.hidden_size=128",
+            "--config.optimizer.learning_rate=1e-3",
+        )
+        workdir = directory / "tasks" / f"{FEATURE_TASK.value}_{name}"
+        yield finetuning_job(FEATURE_TASK.value, start, workdir, TASK_SEEDS.value, settings)
+
+
+def finetuning_job(task: str, start: str, workdir: Path, num_seeds: int, settings: Sequence[str]) -> Job:
+    """Returns a fine-tuning from several seeds, as a sweep."""
+    place, own = TASKS[task]
+    source = place.format(TASK_DATA.value) if "{0}" in place else f"{TASK_DATA.value}/{place}"
+    command = (
+        *(sys.executable, "finetune.py", f"--config=configs/finetune.py:{task}", f"--workdir={workdir}"),
+        *(f"--config.init_checkpoint={start}", f"--config.data.source={source}"),
+        "--config.task.max_seq_length=128",
+        f"--config.train.num_epochs={TASK_EPOCHS.value}",
+        f"--config.sweep.seeds={num_seeds}",
+        *("--config.report.progress=False", "--config.report.tensorboard=False"),
+        *own,
+        *settings,
+        *SET_TASK.value,
+    )
+    return Job(f"tasks/{workdir.name}", command, workdir / "sweep.json")
+
+
+def status(unit: Unit) -> str:
+    """Returns a line that says how far a unit is."""
+    done, waiting = len(unit.jobs) - len(unit.waiting), unit.waiting
+    line = f"{unit.group:24} seed {unit.seed}  {done:2} of {len(unit.jobs)} done"
+    if waiting:
+        line += f", next {waiting[0].name}"
+        metrics = unit.directory / "pretrain" / "metrics.jsonl"
+        if waiting[0].name == "pretrain" and metrics.exists():
+            records = read_metrics(metrics)
+            line += f" at step {max((record['step'] for record in records), default=0):,}"
+    return line + (f"; {unit.note}" if unit.note else "")
+
+
+def check_flags() -> None:
+    """Raises: InputError if a flag is missing or names what there is not."""
+    for run in RUNS.value:
+        if run not in GROUPS:
+            raise InputError(f"there is no run {run!r}{suggest(run, GROUPS)}; runs: {', '.join(GROUPS)}")
+    if not RUNS.value or not ROOT.value or not DATA.value:
+        raise InputError("--runs, --root and --data are needed: what to run, where, and a prepared data set")
+    if wrong := [task for task in [*TASK_NAMES.value, *filter(None, [FEATURE_TASK.value])] if task not in TASKS]:
+        raise InputError(f"there is no task {wrong[0]!r}{suggest(wrong[0], TASKS)}; tasks: {', '.join(TASKS)}")
+    if TASK_NAMES.value and not TASK_DATA.value:
+        raise InputError("--tasks needs --task_data, a directory with their data")
+    if wrong := [entry for entry in PAIRS.value if not 2 <= len(entry.split("=")) <= 3]:
+        raise InputError(f"--pairs={wrong[0]} is not NAME=PATH or NAME=PATH=BASELINES; name the pairs")
+
+
+def keep_record(run: str, units: Sequence[Unit]) -> None:
+    """Collects what there is of a run's units."""
+    ready = [unit.directory for unit in units if any(job.is_finished for job in unit.jobs)]
+    if RECORDS.value and ready:
+        write_record(collect(ready), Path(RECORDS.value) / f"{run}.json.gz")
+
+
+def main() -> int:
+    """Runs what waits, or says how far it is; returns 1 if a job failed."""
+    check_flags()
+    plan = {run: list(units_of(run)) for run in RUNS.value}
+    if "later" in plan and not DATA_SOP.value:
+        print("sop is left out: --data_sop is not given", flush=True)
+    failed, stop = 0, Stop(60 * MINUTES.value)
+    with stop.on_signals():
+        for run, units in plan.items():
+            for unit in units if not (STATUS.value or COMMANDS.value) else ():
+                if unit.waiting and not stop.asked:
+                    problem = run_unit(unit, stop)
+                    failed += " failed " in problem
+                    print(f"{unit.group} seed {unit.seed}: {problem or 'finished'}", flush=True)
+                    keep_record(run, units)
+            for unit in units:
+                lines = [shlex.join(job.command) for job in unit.waiting]
+                print("\n".join(lines) if COMMANDS.value else f"{run}: {status(unit)}", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    cli.run(main)

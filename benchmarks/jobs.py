@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A queue of commands that can be stopped and started again at any moment: what is finished is not done again.
+
+A unit is a directory with jobs that follow each other; a job is finished when its output is there, which every command
+of this project writes last and whole. A job that was stopped is started again, and goes on where it was.
+"""
+
+import contextlib
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.collecting import STARTS, UNIT
+from bert_jax.storage.locks import lock_file
+from bert_jax.storage.writing import write_json
+
+LOG = "log.txt"
+_GRACE_SECONDS = 240  # after SIGTERM: training saves its state within it
+
+
+class Job(NamedTuple):
+    """A command, and what is there when it has finished."""
+
+    name: str
+    command: tuple[str, ...]
+    output: Path
+
+    @property
+    def is_finished(self) -> bool:
+        return self.output.exists()
+
+
+class Unit(NamedTuple):
+    """A model from one seed, and all that is measured with it."""
+
+    group: str
+    seed: int
+    directory: Path
+    jobs: tuple[Job, ...]
+    note: str = ""  # what is left out, and why
+
+    @property
+    def waiting(self) -> list[Job]:
+        return [job for job in self.jobs if not job.is_finished]
+
+
+class Stop:
+    """When to stop: at a time, or at a signal, which a job that is under way is then sent."""
+
+    def __init__(self, seconds: float) -> None:
+        self._until = time.monotonic() + seconds if seconds else float("inf")
+        self._asked = False
+
+    @property
+    def asked(self) -> bool:
+        return self._asked or time.monotonic() >= self._until
+
+    @contextlib.contextmanager
+    def on_signals(self) -> Iterator[None]:
+        """Makes SIGINT and SIGTERM ask to stop until the block ends."""
+
+        def handle(*_: object) -> None:
+            self._asked = True
+
+        before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def wait(self, process: subprocess.Popen) -> int:
+        """Returns the exit status of a process, which gets SIGTERM when it is time, and SIGKILL if it stays."""
+        while (status := process.poll()) is None:
+            if self.asked:
+                process.terminate()
+                try:
+                    return process.wait(_GRACE_SECONDS)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    return process.wait()
+            time.sleep(0.2)
+        return status
+
+
+def run_unit(unit: Unit, stop: Stop) -> str:
+    """Runs what waits of a unit and returns how it went: "" if all is finished, or else a few words.
+
+    Of two queues that work on one unit the second leaves it to the first.
+    """
+    unit.directory.mkdir(parents=True, exist_ok=True)
+    with lock_file(unit.directory / ".lock", keep=True) as holder:
+        if holder:
+            return f"left to another queue ({holder})"
+        write_json(unit.directory / UNIT, {"group": unit.group, "seed": unit.seed})
+        for job in unit.waiting:
+            if stop.asked:
+                return f"stopped before {job.name}"
+            print(f"{unit.group} seed {unit.seed}: {job.name}", flush=True)
+            status = _run(unit.directory, job, stop)
+            if stop.asked and not job.is_finished:
+                return f"stopped in {job.name}"
+            if status or not job.is_finished:
+                return f"{job.name} failed with exit status {status}: {_last_line(unit.directory / LOG)}"
+    return ""
+
+
+def _run(directory: Path, job: Job, stop: Stop) -> int:
+    with open(directory / STARTS, "a", encoding="utf-8") as starts:
+        starts.write(json.dumps({"job": job.name} | about_this_machine() | {"command": job.command}) + "\n")
+    job.output.parent.mkdir(parents=True, exist_ok=True)
+    with open(directory / LOG, "ab") as log:
+        # In a session of its own: Ctrl-C reaches this process alone, which then stops the job once.
+        process = subprocess.Popen(
+            job.command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
+        )
+        return stop.wait(process)
+
+
+def _last_line(path: Path) -> str:
+    lines = path.read_bytes()[-4000:].decode(errors="replace").split("\n")
+    return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "no output")
+
+
+def about_this_machine() -> dict[str, Any]:
+    """Returns when and where something is started: the time, the commit, the machine and the versions."""
+    return {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "commit": commit(),
+        "machine": machine(),
+        "python": platform.python_version(),
+        "jax": importlib.metadata.version("jax"),
+    }
+
+
+def commit() -> str:
+    """Returns the commit of this checkout, with "+" if files were changed since; "" where there is no git."""
+    root = Path(__file__).resolve().parents[1]
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", *arguments], cwd=root, text=True, capture_output=True)
+        return done.stdout.strip() if done.returncode == 0 else ""
+
+    if not shutil.which("git"):
+        return ""
+    return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
+
+
+def machine() -> str:
+    """Returns the processor, its cores that may be used, and the GPUs."""
+    name = platform.machine()
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), name)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    gpus: Sequence[str] = ()
+    if shutil.which("nvidia-smi"):
+        query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+        gpus = subprocess.run(query, text=True, capture_output=True).stdout.split("\n")
+    return ", ".join([f"{cores} cores of {name}", *(gpu.strip() for gpu in gpus if gpu.strip())])

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pages whose figures come from records: Markdown with blocks that say what stands in them.
+
+    <!-- draw table                         a block: its kind, and TOML that says what it shows
+    record = "table5"
+    rows = [["bert", "NSP + MLM"], ["no_nsp", "No NSP"]]
+    columns = [{metric = "task:sst2", label = "SST-2", paper = "sst2"}]
+    -->
+    | what is drawn |                       everything up to the next line is drawn anew each time
+    <!-- end -->
+
+and within a line `<!-- value RECORD PATH FORMAT -->1.7e-05<!-- end -->`, a number of a JSON file, such as
+`google_run pretraining.last_loss .3f`, or of `paper.toml` by the name `paper`. Kinds of blocks: `table`, `differences`,
+`pairs`, `runs` (see `tables`), and `learning` and `curves` (see `pictures`). A page is its own template: what is around
+the blocks is written by hand. `templates/` has pages to begin with.
+"""
+
+import json
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from benchmarks import tables
+from benchmarks.collecting import read_record
+from bert_jax.errors import InputError
+from bert_jax.settings.rules import suggest
+
+_BLOCK = re.compile(r"(<!-- draw (\w+)\n(.*?)-->\n)(.*?)(<!-- end -->)", re.DOTALL)
+_VALUE = re.compile(r"(<!-- value (\S+) (\S+) (\S+) -->)([^\n]*?)(<!-- end -->)")
+_OPENING = re.compile(r"<!-- (draw|value)\b")
+_KEYS = {
+    "table": "record rows columns paper by",
+    "differences": "record rows columns paper by baseline",
+    "pairs": "record rows pairs paradigms",
+    "runs": "record rows",
+    "learning": "record group seed file pairs evaluation metric task title",
+    "curves": "record rows file metric title",
+}
+_OPTIONAL = {"paper", "by", "paradigms", "title", "task", "seed"}
+
+
+class Sources:
+    """Where records, and the paper's figures, are."""
+
+    def __init__(self, records: Path, paper: Path) -> None:
+        self.records = records
+        self._paper = tomllib.loads(paper.read_text(encoding="utf-8"))
+
+    def path(self, name: str) -> Path:
+        """Returns the file of a record, NAME.json or NAME.json.gz. Raises: InputError if there is none."""
+        for path in (self.records / f"{name}.json", self.records / f"{name}.json.gz"):
+            if path.is_file():
+                return path
+        known = [path.name.partition(".")[0] for path in self.records.glob("*.json*")]
+        raise InputError(f"there is no record {name!r} in {self.records}{suggest(name, known)}; collect it first")
+
+    def paper(self, name: str) -> dict[str, Any]:
+        """Returns a table of the paper, {row: {column: figure}}; of "" an empty one."""
+        if name and name not in self._paper:
+            raise InputError(f"there is no table {name!r} of the paper; there are {', '.join(self._paper)}")
+        return self._paper.get(name, {})
+
+    def value(self, name: str, path: str) -> Any:
+        """Returns what a record has at a path of keys with points between; "paper" is the file of the paper's figures.
+
+        Raises: InputError if it has nothing there.
+        """
+        try:
+            value: Any = self._paper if name == "paper" else json.loads(self.path(name).read_text(encoding="utf-8"))
+        except (UnicodeDecodeError, ValueError) as error:
+            raise InputError(
+                f"{self.path(name)} is damaged ({' '.join(str(error).split())[:80]}); make it again"
+            ) from None
+        for key in path.split("."):
+            if not isinstance(value, dict) or key not in value:
+                raise InputError(f"record {name} has no {path}: there is no {key!r}")
+            value = value[key]
+        return value
+
+
+def draw_page(path: Path, sources: Sources, pictures: bool = True) -> str:
+    """Returns a page with its blocks drawn anew, and with `pictures` writes those of its blocks beside it.
+
+    Raises: InputError, with the page and the line, if a block asks for what there is not.
+    """
+    text = path.read_text(encoding="utf-8")
+    asked, found = len(_OPENING.findall(text)), len(_BLOCK.findall(text)) + len(_VALUE.findall(text))
+    if asked != found:
+        raise InputError(f"{path} has {asked} blocks, and {found} of them are whole; end each with <!-- end -->")
+
+    def block(match: re.Match[str]) -> str:
+        opening, kind, spec, _, closing = match.groups()
+        where = f"{path}:{text[: match.start()].count(chr(10)) + 1}"
+        lines = _draw_block(kind, _read_spec(kind, spec, where), sources, path.parent if pictures else None, where)
+        return opening + "\n".join(["", *lines, "", ""]) + closing
+
+    def value(match: re.Match[str]) -> str:
+        opening, name, place, form, _, closing = match.groups()
+        number = sources.value(name, place)
+        try:
+            return opening + format(number, "" if form == "s" else form) + closing
+        except (ValueError, TypeError):
+            raise InputError(f"{path}: {name} {place} is {number!r:.40}, which {form!r} cannot format") from None
+
+    return _VALUE.sub(value, _BLOCK.sub(block, text))
+
+
+def _read_spec(kind: str, text: str, where: str) -> dict[str, Any]:
+    if kind not in _KEYS:
+        raise InputError(f"{where}: there is no block {kind!r}{suggest(kind, _KEYS)}; blocks: {', '.join(_KEYS)}")
+    try:
+        spec = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{where}: the block is no TOML: {error}") from None
+    keys = set(_KEYS[kind].split())
+    if wrong := [key for key in spec if key not in keys]:
+        raise InputError(
+            f"{where}: {kind} has no {wrong[0]!r}{suggest(wrong[0], keys)}; it has {', '.join(sorted(keys))}"
+        )
+    if missing := sorted(keys - _OPTIONAL - set(spec)):
+        raise InputError(f"{where}: {kind} needs {', '.join(missing)}; add it to the block")
+    return spec
+
+
+def _draw_block(kind: str, spec: dict[str, Any], sources: Sources, folder: Path | None, where: str) -> list[str]:
+    try:
+        rows = [tables.row_of(row) for row in spec.get("rows", [[spec.get("group", "")]])]
+        groups = [row.group for row in rows]
+        record = read_record(sources.path(spec["record"]))
+        tables.check_groups(record, [*groups, *([spec["baseline"]] if "baseline" in spec else [])], where)
+        if kind in ("learning", "curves"):
+            if folder is not None:
+                from benchmarks import pictures
+
+                draw = pictures.draw_learning if kind == "learning" else pictures.draw_curves
+                draw(record, spec, folder / spec["file"])
+            return [f"![{spec.get('title', kind)}]({spec['file']})"]
+        if kind == "runs":
+            return tables.runs_table(record, rows)
+        if kind == "pairs":
+            return tables.pairs_table(record, rows, spec["pairs"], spec.get("paradigms", False))
+        columns = [tables.column_of(column) for column in spec["columns"]]
+        paper, by = sources.paper(spec.get("paper", "")), spec.get("by", "pretraining")
+        if kind == "table":
+            lines = tables.score_table(record, rows, columns, paper, by)
+            return [*lines, "", f"Paper: {paper['source']}."] if paper else lines
+        return tables.difference_table(record, rows, spec["baseline"], columns, paper, by)
+    except InputError as error:
+        raise InputError(str(error) if str(error).startswith(where) else f"{where}: {error}") from None
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"{where}: record {spec['record']} has not what the block asks for ({type(error).__name__}: {error}); "
+            "collect it again"
+        ) from None

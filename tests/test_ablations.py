@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The queue of runs: what is finished is left alone, what is stopped goes on, and commands have settings there are."""
+
+import importlib.util
+import json
+import re
+import shlex
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks import collecting, jobs
+from bert_jax.settings.finetuning import FinetuneConfig
+from bert_jax.settings.pretraining import PretrainConfig
+from bert_jax.settings.rules import from_dict
+
+
+def make_job(directory: Path, name: str, code: str = "") -> jobs.Job:
+    """Returns a job that appends its name to a file, and then leaves its output."""
+    output = directory / name
+    program = f"import pathlib, sys, time; p = pathlib.Path; open({str(directory / 'ran')!r}, 'a').write('{name} ');"
+    program += f"{code}\np({str(output)!r}).write_text('done')"
+    return jobs.Job(name, (sys.executable, "-c", program), output)
+
+
+def make_unit(directory: Path, *codes: str) -> jobs.Unit:
+    made = tuple(make_job(directory, f"job{number}", code) for number, code in enumerate(codes))
+    return jobs.Unit("group", 3, directory, made)
+
+
+def ran(unit: jobs.Unit) -> list[str]:
+    return (unit.directory / "ran").read_text().split()
+
+
+def test_jobs_run_in_order_and_once(tmp_path):
+    unit = make_unit(tmp_path / "unit", "", "")
+    assert jobs.run_unit(unit, jobs.Stop(0)) == ""
+    assert ran(unit) == ["job0", "job1"] and unit.waiting == []
+    assert jobs.run_unit(unit, jobs.Stop(0)) == "" and ran(unit) == ["job0", "job1"]
+    (unit.directory / "job1").unlink()
+    assert jobs.run_unit(unit, jobs.Stop(0)) == "" and ran(unit) == ["job0", "job1", "job1"]
+    starts = [json.loads(line) for line in (unit.directory / "starts.jsonl").read_text().splitlines()]
+    assert [start["job"] for start in starts] == ["job0", "job1", "job1"]
+    assert starts[0]["commit"] and "cores of" in starts[0]["machine"] and starts[0]["command"][1] == "-c"
+    assert json.loads((unit.directory / "unit.json").read_text()) == {"group": "group", "seed": 3}
+
+
+def test_a_failure_ends_the_unit_in_a_line(tmp_path):
+    unit = make_unit(tmp_path / "unit", "", "sys.exit('error: it is broken')", "")
+    problem = jobs.run_unit(unit, jobs.Stop(0))
+    assert problem == "job1 failed with exit status 1: error: it is broken"
+    assert ran(unit) == ["job0", "job1"] and [job.name for job in unit.waiting] == ["job1", "job2"]
+
+
+def test_a_command_without_output_has_failed(tmp_path):
+    unit = make_unit(tmp_path / "unit", "sys.exit(0)")
+    assert jobs.run_unit(unit, jobs.Stop(0)).startswith("job0 failed with exit status 0")
+
+
+def test_it_stops_in_time_and_the_job_is_told(tmp_path):
+    told = (
+        f"import signal; signal.signal(15, lambda *_: (p({str(tmp_path / 'told')!r}).write_text('x'), sys.exit(143)))"
+    )
+    unit = make_unit(tmp_path / "unit", f"{told}; time.sleep(60)", "")
+    started = time.monotonic()
+    assert jobs.run_unit(unit, jobs.Stop(2)) == "stopped in job0"
+    assert time.monotonic() - started < 30 and (tmp_path / "told").exists() and ran(unit) == ["job0"]
+    assert jobs.run_unit(unit, jobs.Stop(1e-9)) == "stopped before job0"
+
+
+def test_a_unit_is_left_to_the_queue_that_has_it(tmp_path):
+    unit = make_unit(tmp_path / "unit", f"p({str(tmp_path / 'on')!r}).write_text('x'); time.sleep(3)")
+    code = f"from benchmarks import jobs; print(jobs.run_unit(jobs.{unit!r}, jobs.Stop(0)))".replace(
+        "PosixPath", "Path"
+    )
+    code = code.replace("Job(", "jobs.Job(").replace("from bench", "from pathlib import Path; from bench", 1)
+    first = threading.Thread(target=jobs.run_unit, args=(unit, jobs.Stop(0)))
+    first.start()
+    while not (tmp_path / "on").exists():
+        time.sleep(0.05)
+    other = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, cwd=Path.cwd())
+    first.join()
+    assert other.stdout.startswith("left to another queue"), other.stderr
+    assert ran(unit) == ["job0"]
+
+
+# The plan
+
+
+@pytest.fixture(scope="module")
+def plan(repository, toy_data):
+    """Returns all commands of all runs, in a tree that is never made."""
+
+    def run(*arguments: str) -> subprocess.CompletedProcess:
+        flags = [f"--data={toy_data}", f"--data_sop={toy_data}", "--root=nowhere", "--records=", *arguments]
+        command = [sys.executable, "-m", "benchmarks.ablations", *flags]
+        return subprocess.run(command, cwd=repository, text=True, capture_output=True)
+
+    return run
+
+
+EVERYTHING = (
+    "--runs=main,table5,table6,table8,later", "--size=mini", "--tokens=20e6", "--seeds=2", "--task_data=tasks",
+    "--tasks=cola,sst2,mrpc,stsb,rte,squad1,ner", "--pairs=blimp=blimp.jsonl.gz,zorro=zorro=baselines.tsv",
+)  # fmt: skip
+
+
+def test_every_command_has_settings_that_there_are(plan, repository):
+    done = plan(*EVERYTHING, "--commands")
+    commands = [shlex.split(line) for line in done.stdout.splitlines()]
+    assert done.returncode == 0 and len(commands) > 300, done.stderr
+    kinds = {"train.py": PretrainConfig, "finetune.py": FinetuneConfig}
+    seen = set()
+    for command in commands:
+        if command[1] not in kinds:
+            assert command[1] == "-m" and importlib.util.find_spec(command[2])
+            continue
+        given = dict(argument.removeprefix("--").split("=", 1) for argument in command[2:])
+        file, _, argument = given.pop("config").partition(":")
+        spec = importlib.util.spec_from_file_location("config", repository / file)
+        assert spec and spec.loader
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        config = module.get_config(argument)
+        del given["workdir"]
+        for name, value in given.items():
+            config.update_from_flattened_dict({name.removeprefix("config."): type_like(config, name, value)})
+        from_dict(kinds[command[1]], config.to_dict()).validate()
+        seen.add((command[1], argument.partition(",")[0]))
+    assert {("train.py", name) for name in ("bert", "no_nsp", "ltr", "mask_0_0_100", "sop", "mini")} <= seen
+    assert {("finetune.py", name) for name in ("sst2", "squad1", "ner")} <= seen
+
+
+def type_like(config, name: str, value: str):
+    """Returns a flag's text as the type of the setting; a KeyError if there is none of this name."""
+    for part in name.removeprefix("config.").split("."):
+        config = config[part]
+    return value == "True" if isinstance(config, bool) else type(config)(value)
+
+
+def test_the_plan_is_what_the_issue_asks_for(plan):
+    done = plan(*EVERYTHING, "--status")
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0 and not done.stderr
+    count = {run: sum(line.startswith(f"{run}: ") for line in lines) for run in ("main", "table5", "table6", "table8")}
+    assert count == {"main": 2, "table5": 6, "table6": 6, "table8": 12}
+    assert sum(line.startswith("later: sop-mini") for line in lines) == 2
+    assert all("not fine-tuned" in line for line in lines if "ltr-mini" in line)
+    commands = plan(*EVERYTHING, "--runs=main", "--commands").stdout
+    steps = sorted({int(step) for step in re.findall(r"heldout@(\d+)\.json", commands)})
+    assert [round(step / steps[0]) for step in steps] == [1, 2, 5, 10, 20, 50, 100]
+    assert f"pretrain@{steps[0]} " in commands and f"pretrain@{steps[-1]} " not in commands
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--runs=table7"], "there is no run 'table7'"),
+        ([], "--runs, --root and --data are needed"),
+        (["--runs=table5", "--tasks=sst3"], "there is no task 'sst3'"),
+        (["--runs=table5", "--tasks=sst2"], "--tasks needs --task_data"),
+        (["--runs=table5", "--pairs=blimp"], "is not NAME=PATH"),
+    ],
+)
+def test_wrong_flags_are_one_line(plan, arguments, problem):
+    done = plan(*arguments)
+    assert done.returncode == 1 and problem in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_a_unit_of_the_queue_can_be_collected(tmp_path):
+    unit = make_unit(tmp_path / "unit", "")
+    jobs.run_unit(unit, jobs.Stop(0))
+    (unit.directory / "pairs").mkdir()
+    (unit.directory / "pairs" / "blimp.json").write_text('{"overall": {"accuracy": 0.5}}')
+    found = collecting.collect_unit(unit.directory)
+    assert (found["group"], found["seed"], found["starts"]) == ("group", 3, [])
