@@ -203,8 +203,8 @@ def decisions_page() -> str:
 
 
 def changelog() -> str:
-    """Returns the changelog."""
-    return (ROOT / CHANGELOG).read_text("utf-8")
+    """Returns the changelog, with links to pages of docs/ as the site has them."""
+    return (ROOT / CHANGELOG).read_text("utf-8").replace("](docs/", "](")
 
 
 # ---- sources
