@@ -2,6 +2,7 @@
 """The command `bert_jax`: what it lists, how it finds a tool and a recipe, and what it says of a name that is none."""
 
 import ast
+import os
 import re
 import signal
 import subprocess
@@ -181,3 +182,13 @@ def test_ctrl_c_before_a_tool_starts_is_one_line(repository, tmp_path):
     environment = {"PYTHONPATH": f"{tmp_path}:{repository}"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "stopped by Ctrl-C\n")
+
+
+def test_a_reader_of_the_help_that_goes_away_is_no_error(repository):
+    """The pipe has no reader from the start, so the write always fails."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as pipe:
+        command = [sys.executable, "-m", "bert_jax", "--help"]
+        done = subprocess.run(command, cwd=repository, stdout=pipe, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -3,6 +3,7 @@
 
 import difflib
 import importlib.util
+import os
 import sys
 import types
 from collections.abc import Sequence
@@ -56,12 +57,12 @@ def main() -> int:
         return 1
     name, *rest = arguments
     if name in ("--help", "-h", "-help", "help") and not rest:
-        print(help_text())
+        _print(help_text())
         return 0
     if name in ("--version", "-version", "version"):
         from bert_jax.version import __version__
 
-        print(f"bert_jax {__version__}")
+        _print(f"bert_jax {__version__}")
         return 0
     if name == "help":  # bert_jax help train
         name, rest = rest[0], ["--help"]
@@ -70,6 +71,14 @@ def main() -> int:
         return 1
     launch(name, f"bert_jax {name}", rest)
     return 0
+
+
+def _print(text: str) -> None:
+    """Prints a text to stdout, where the reader may have gone away, as `head` does."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def launch(name: str, program: str, arguments: Sequence[str]) -> None:
