@@ -2,12 +2,16 @@
 """What every test can rely on: eight CPU devices, the repository's root and, where there is one, a folder of data."""
 
 import os
+import signal
 import tempfile
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 
+# A shell starts the background jobs of a script with SIGINT ignored, which their children inherit. Tests send it.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 # Before any test imports jax: it reads them once. What the caller has set stays.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Programs run for a few steps only, so the compiler should not try hard, nor compile the same program twice.

@@ -24,6 +24,7 @@ _BEAT_SECONDS = 1.0  # and longer where there are many processes: all of them as
 _GRACE_SECONDS = 5.0
 # How long it has once this process itself has failed: what was being written may still be finished.
 _LEAVE_SECONDS = 20.0
+_HANG_PAUSES = 5  # between two looks: how long a process that hangs waits for the others to hear it
 HANG_STATUS = 76  # exit status of a process that ends because nothing was finished for too long
 
 
@@ -76,7 +77,7 @@ class Members:
         """Tells the others that this process ends because nothing is finished, and gives them time to hear it."""
         with contextlib.suppress(Exception):  # of JAX's client, without a type: the first process is gone
             self._set(f"hang/{self.index}", "hangs")
-            time.sleep(5 * self.pause)
+            time.sleep(_HANG_PAUSES * self.pause)
 
     def find_cause(self) -> InputError | None:
         """Returns the error of another process that explains an error in a collective; None if all are well.
@@ -168,6 +169,8 @@ class Members:
             self._answered = time.monotonic()
             if name:
                 say_stacks(f"{name} hangs. What the threads here were doing:")
+                if self.index == 0:  # JAX aborts those that outlive the store, such as the one that waits in tell_hang
+                    time.sleep(_HANG_PAUSES * 1.5 * self.pause)
                 leave(HANG_STATUS)
             if line:
                 failed_since = failed_since or now
