@@ -21,7 +21,7 @@ from bert_jax.settings.rules import to_dict
 from bert_jax.storage import schema
 from bert_jax.storage.writing import write_json
 from bert_jax.tasks.results import FinetuneResult, read_results
-from bert_jax.training.workdir import changes_of, check_workdir
+from bert_jax.training.workdir import check_workdir
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def edit(path, change) -> None:
 @pytest.mark.parametrize(
     ("path", "wrong", "expected"),
     [
-        (("model", "hidden_size"), "x", "config.json: model.hidden_size is 'x', a str; use a int"),
+        (("model", "hidden_size"), "x", 'config.json: model.hidden_size is "x", a str; use a int'),
         (("model", "num_layers"), 2**63, "config.json: model.num_layers 9223372036854775808 is beyond"),
         (("model", "vocab_size"), 10**300, "is beyond 16777216"),
         (("model", "layer_norm_epsilon"), float("inf"), "layer_norm_epsilon inf is not above 0 and below 1"),
@@ -132,16 +132,14 @@ def test_every_wrong_type_in_a_work_directory_is_one_line(tmp_path, kind):
         wrongs = [mutations.replaced(identity, path, wrong) for wrong in rng.sample(mutations.WRONG, 3)]
         for content in [*wrongs, *([mutations.without(identity, path)] if path else [])]:
             (tmp_path / "config.json").write_bytes(mutations.dump(content))
-            mutations.outcome(lambda: check_workdir(tmp_path, identity, kind, ()))
-            if kind is PretrainConfig:
-                mutations.outcome(lambda: changes_of(tmp_path, identity, config))
+            mutations.outcome(lambda: check_workdir(tmp_path, identity, config))
 
 
 def test_a_work_directory_says_what_stands_where(tmp_path):
     config = tiny_run("data")
     identity = IDENTITY | {"run": mutations.replaced(to_dict(config), ("train", "num_steps"), "12")}
     write_json(tmp_path / "config.json", identity)
-    message = refusal(changes_of, tmp_path, IDENTITY, config)
+    message = refusal(check_workdir, tmp_path, IDENTITY, config)
     assert f'{tmp_path / "config.json"}: run.train.num_steps is "12", not a whole number' in message
 
 
@@ -152,11 +150,9 @@ def test_a_run_of_an_older_version_lacks_settings_and_has_others(tmp_path):
     run = mutations.without(run, ("model", "gradient_dtype"))
     write_json(tmp_path / "config.json", IDENTITY | {"run": run})
     ours = IDENTITY | {"run": to_dict(config)}
-    check_workdir(tmp_path, ours, PretrainConfig, changes_of(tmp_path, ours, config))
+    check_workdir(tmp_path, ours, config)
     write_json(tmp_path / "config.json", IDENTITY | {"run": mutations.replaced(run, ("model", "old"), 1)})
-    assert "belongs to a run with another model.old" in refusal(
-        check_workdir, tmp_path, ours, PretrainConfig, changes_of(tmp_path, ours, config)
-    )
+    assert "belongs to a run with another model.old" in refusal(check_workdir, tmp_path, ours, config)
 
 
 def test_results_that_are_damaged_are_one_line(tmp_path):
@@ -193,6 +189,14 @@ def test_a_finished_data_set_with_wrong_types_is_one_line(tmp_path):
 
 @pytest.mark.parametrize("name", ["\ud800", "x" * 300, "a\nb"])
 def test_a_setting_that_is_no_name_is_one_line(tmp_path, name):
-    ours = IDENTITY | {"run": to_dict(tiny_run("data"))}
+    config = tiny_run("data")
+    ours = IDENTITY | {"run": to_dict(config)}
     (tmp_path / "config.json").write_bytes(mutations.dump(mutations.replaced(ours, ("run", "model", name), 1)))
-    assert 'config.json: a key of run.model is "' in refusal(check_workdir, tmp_path, ours, PretrainConfig, ())
+    assert 'config.json: a key of run.model is "' in refusal(check_workdir, tmp_path, ours, config)
+
+
+def test_a_setting_that_has_gone_does_not_stop_a_run_from_resuming(tmp_path):
+    config = FinetuneConfig()
+    before = mutations.replaced(to_dict(config), ("sweep", "together"), False)
+    write_json(tmp_path / "config.json", IDENTITY | {"run": before})
+    check_workdir(tmp_path, IDENTITY | {"run": to_dict(config)}, config)

@@ -322,12 +322,12 @@ def tokenizer_setting(**changes):
         (setting(vocab_size=200), r"the vocabulary has 43 tokens and the table of words 200 rows; .*add the missing"),
         (setting(vocab_size=42), r"the vocabulary has 43 tokens and the table of words 42 rows; take both"),
         (setting(vocab_size=48), r"word_embeddings.weight has shape \(43, 12\) where .* asks for \(48, 12\)"),
-        (setting(vocab_size="43"), r"config.json: model.vocab_size is '43', a str"),
-        (setting(position_embedding_type="relative_key"), r"position_embedding_type is 'relative_key'.*with absolute"),
-        (setting(hidden_act="relu"), r"hidden_act is 'relu', which this BERT cannot compute; it can with gelu, "),
-        (setting(is_decoder=True), "is_decoder is True"),
-        (setting(add_cross_attention=True), "add_cross_attention is True"),
-        (setting(model_type="roberta"), "model_type is 'roberta'.*with bert"),
+        (setting(vocab_size="43"), r'config.json: model.vocab_size is "43", a str'),
+        (setting(position_embedding_type="relative_key"), r'position_embedding_type is "relative_key".*with absolute'),
+        (setting(hidden_act="relu"), r'hidden_act is "relu", which this BERT cannot compute; it can with gelu, '),
+        (setting(is_decoder=True), "is_decoder is true"),
+        (setting(add_cross_attention=True), "add_cross_attention is true"),
+        (setting(model_type="roberta"), 'model_type is "roberta".*with bert'),
         (setting(quantization_config={"bits": 4}), "quantization_config is"),
         (tensors(lambda t: t | {"lora.a": np.zeros(3, np.float32)}), "holds 1 tensors .* no place for: lora.a"),
         (
@@ -387,7 +387,7 @@ def test_odd_settings_are_taken_and_said(copy):
     rewrite(copy, lambda t: t | {"cls.predictions.bias": np.full(43, 1e300)})
     assert "mlm/output_bias holds NaN or numbers beyond float32" in load_hf(copy).notes[0]
     (copy / "tokenizer_config.json").write_text('{"added_tokens_decoder": {"9": {"content": "[unused1]"}}}')
-    assert "1 tokens, '[unused1]' the first, are found in raw text by transformers" in load_hf(copy).notes[0]
+    assert '1 tokens, "[unused1]" the first, are found in raw text by transformers' in load_hf(copy).notes[0]
 
 
 def test_large_models_are_written_in_shards(written, tmp_path):
@@ -412,7 +412,7 @@ def test_what_a_classifier_is_for_is_kept_or_said(tmp_path):
         assert load_hf(out).notes == ()
         setting(problem_type="multi_label_classification")(out)
         (note,) = load_hf(out).notes
-        assert "problem_type 'multi_label_classification' is not kept" in note and f"read as of '{problem}'" in note
+        assert 'problem_type "multi_label_classification" is not kept' in note and f"read as of '{problem}'" in note
 
 
 def test_a_table_rounded_up_is_taken(copy):
@@ -496,13 +496,13 @@ def test_a_tokenizer_json_alone_is_enough(written, copy):
     make_tokenizer(43).save(copy)  # a vocab.txt beside it must be the same
     assert load_hf(copy).tokenizer.lowercase is True
     make_tokenizer(42).save(copy)
-    with pytest.raises(InputError, match=r"vocab.txt, of 42 tokens, and tokenizer.json, of 43, disagree about '##l'"):
+    with pytest.raises(InputError, match=r'vocab.txt, of 42 tokens, and tokenizer.json, of 43, disagree about "##l"'):
         load_hf(copy)
     (copy / "vocab.txt").unlink()
     for change, expected in (
-        ({"normalizer": {"type": "Lowercase"}}, "normalizer is 'Lowercase', BERT's is 'BertNormalizer'"),
-        ({"model": {"type": "BPE"}}, "model is 'BPE'"),
-        ({"added_tokens": [{"id": 43, "content": "<new>"}]}, "adds 1 tokens to its vocabulary of 43, '<new>'"),
+        ({"normalizer": {"type": "Lowercase"}}, 'normalizer is "Lowercase", BERT.s is "BertNormalizer"'),
+        ({"model": {"type": "BPE"}}, 'model is "BPE"'),
+        ({"added_tokens": [{"id": 43, "content": "<new>"}]}, 'adds 1 tokens to its vocabulary of 43, "<new>"'),
         ({"model": backend()["model"] | {"vocab": {"a": 0, "b": 2}}}, "not a map to the ids"),
     ):
         (copy / "tokenizer.json").write_text(json.dumps(backend(**change)))

@@ -10,12 +10,12 @@ from builders import tiny_model, tiny_run
 
 from bert_jax.data.pipeline import rows_to_batch
 from bert_jax.data.records import row_dtype
+from bert_jax.devices.chips import GIB
 from bert_jax.devices.sharding import make_mesh
 from bert_jax.errors import InputError
 from bert_jax.plan import planner as planner
 from bert_jax.plan.flops import num_parameters
 from bert_jax.plan.memory import activation_bytes, memory_problem
-from bert_jax.plan.roofline import GIB
 from bert_jax.settings.model import model_size
 from bert_jax.settings.pretraining import DataConfig, MaskingConfig, MeshConfig, TrainConfig
 from bert_jax.tools import plan as tool
