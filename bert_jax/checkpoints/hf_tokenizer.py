@@ -202,7 +202,8 @@ def _check_added_tokens(
     beyond = sorted((index, token) for token, index in ids.items() if not 0 <= index < len(vocab))
     if beyond:
         raise InputError(
-            f"{directory} adds {len(beyond)} tokens to its {len(vocab)}, {shown(beyond[0][1])} the first; "
+            f"{directory} adds {len(beyond)} tokens to its vocabulary of {len(vocab)}, "
+            f"{shown(beyond[0][1])} the first; "
             "they are found in raw text, which this tokenizer does not do: append them to vocab.txt as words, in the "
             "order of their ids, and remove them from the other files"
         )
