@@ -10,9 +10,12 @@ Dimension letters, used in every shape of this project:
     V  vocabulary                        K  classes
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-Array = Any  # a numpy array on the host, a jax.Array on devices; this file imports neither
+import numpy as np
+
+Array = Any  # a numpy array on the host, a jax.Array on devices; this file does not import jax
 
 
 class Batch(NamedTuple):
@@ -41,3 +44,54 @@ class Batch(NamedTuple):
     # multiple choice: [B, 1] int, the right one of the M sequences; token classification: [B, L] int, -1 where nothing
     # is asked; question answering: [B, 2] int, the first and the last token of the answer.
     labels: Array = None
+
+
+def pad_rows(
+    token_ids: Sequence[np.ndarray | Sequence[int]],
+    row_length: int,
+    type_ids: Sequence[np.ndarray | Sequence[int]] | None = None,
+    lengths: Sequence[Sequence[int]] | None = None,
+    num_sequences: int = 1,
+    pad_id: int = 0,
+) -> Batch:
+    """Returns the batch of rows of different lengths, as numpy arrays, with nothing to predict in it yet.
+
+    No result of a model depends on `pad_id`: padding has sequence id 0, so no token attends to it, and no loss reads
+    its outputs. A caller that shows the ids to a user gives the tokenizer's own.
+
+    Args:
+      token_ids: B rows of token ids; a row without any only fills up the batch.
+      row_length: L, not less than the longest row.
+      type_ids: for each row as many as there are tokens; None is 0 everywhere.
+      lengths: the lengths of the sequences of each row, in order, which add up to its tokens; None is one sequence
+        in each row that is not empty.
+      num_sequences: M, not less than the most sequences of a row.
+      pad_id: the token id at the positions that no token has.
+    """
+    if lengths is None:
+        lengths = [[len(ids)] if len(ids) else [] for ids in token_ids]
+    of_sequences = _padded(lengths, num_sequences, 0, np.int32)
+    is_sequence = np.arange(num_sequences) < _counts(lengths)
+    sequence_ids = np.zeros((len(token_ids), row_length), np.int32)
+    is_token = np.arange(row_length) < of_sequences.sum(axis=1, keepdims=True)
+    sequence_ids[is_token] = np.repeat(np.tile(np.arange(1, num_sequences + 1), len(lengths)), of_sequences.ravel())
+    return Batch(
+        token_ids=_padded(token_ids, row_length, pad_id, np.int32),
+        type_ids=_padded(type_ids or [()] * len(token_ids), row_length, 0, np.uint8),
+        sequence_ids=sequence_ids,
+        cls_positions=np.where(is_sequence, of_sequences.cumsum(axis=1, dtype=np.int32) - of_sequences, 0),
+        sequence_weights=is_sequence.astype(np.float32),
+    )
+
+
+def _padded(rows: Sequence[np.ndarray | Sequence[int]], length: int, filling: int, dtype: type) -> np.ndarray:
+    """Returns rows of numbers as an array [rows, length]."""
+    array = np.full((len(rows), length), filling, dtype)
+    numbers = np.concatenate([np.zeros(0, dtype), *rows], dtype=dtype, casting="unsafe")
+    array[np.arange(length) < _counts(rows)] = numbers
+    return array
+
+
+def _counts(rows: Sequence[np.ndarray | Sequence[int]]) -> np.ndarray:
+    """Returns how many numbers each row has, [rows, 1]."""
+    return np.array([len(row) for row in rows], np.int32).reshape(-1, 1)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from bert_jax.batch import Batch
+from bert_jax.batch import Batch, pad_rows
 from bert_jax.checkpoints.hf import load_hf
 from bert_jax.checkpoints.names import flatten, part_of, unflatten
 from bert_jax.checkpoints.revisions import find_revision, revision_path
@@ -90,35 +90,23 @@ def make_batch(
     """
     if not texts or isinstance(texts, str):
         raise InputError("there is no text to encode; give a list of texts or of pairs of texts")
-    rows = []
+    token_ids: list[list[int]] = []
+    type_ids: list[list[int]] = []
     for number, text in enumerate(texts, 1):
         parts = [text] if isinstance(text, str) else list(text)
         pieces = [tokenizer.encode(part, allow_special=allow_special) for part in parts]
-        token_ids = [tokenizer.cls_id]
-        type_ids = [0]
+        token_ids.append([tokenizer.cls_id])
+        type_ids.append([0])
         for kind, piece in enumerate(pieces):
-            token_ids += [*piece, tokenizer.sep_id]
-            type_ids += [kind] * (len(piece) + 1)
-        if len(token_ids) > max_length:
+            token_ids[-1] += [*piece, tokenizer.sep_id]
+            type_ids[-1] += [kind] * (len(piece) + 1)
+        if len(token_ids[-1]) > max_length:
             raise InputError(
-                f"text {number} has {len(token_ids)} tokens with [CLS] and [SEP]; the model has {max_length} "
+                f"text {number} has {len(token_ids[-1])} tokens with [CLS] and [SEP]; the model has {max_length} "
                 "positions, so shorten or split it"
             )
-        rows.append((token_ids, type_ids))
-    num_rows, length = len(rows), max(len(token_ids) for token_ids, _ in rows)
-    batch = Batch(
-        token_ids=np.full((num_rows, length), tokenizer.pad_id, np.int32),
-        type_ids=np.zeros((num_rows, length), np.int32),
-        sequence_ids=np.zeros((num_rows, length), np.int32),
-        cls_positions=np.zeros((num_rows, 1), np.int32),
-        sequence_weights=np.ones((num_rows, 1), np.float32),
-        mlm_positions=np.zeros((num_rows, 1), np.int32),
-    )
-    for row, (token_ids, type_ids) in enumerate(rows):
-        batch.token_ids[row, : len(token_ids)] = token_ids
-        batch.type_ids[row, : len(type_ids)] = type_ids
-        batch.sequence_ids[row, : len(token_ids)] = 1
-    return batch
+    batch = pad_rows(token_ids, max(map(len, token_ids)), type_ids, pad_id=tokenizer.pad_id)
+    return batch._replace(mlm_positions=np.zeros((len(token_ids), 1), np.int32))
 
 
 def save_pretrained(bert: Pretrained, directory: str | Path, replace: bool = True) -> None:

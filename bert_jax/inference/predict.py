@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from bert_jax.batch import Batch
+from bert_jax.batch import Batch, pad_rows
 from bert_jax.checkpoints.pretrained import Pretrained, load_pretrained
 from bert_jax.devices.sharding import make_mesh
 from bert_jax.errors import InputError
@@ -19,7 +19,7 @@ from bert_jax.settings.model import ModelConfig, check_types
 from bert_jax.settings.pretraining import MeshConfig
 from bert_jax.settings.rules import from_dict
 from bert_jax.tasks.base import Task, largest_type
-from bert_jax.tasks.batches import make_prediction_batch, padded_length
+from bert_jax.tasks.batches import padded_length
 from bert_jax.tasks.catalog import make_task
 from bert_jax.tasks.evaluation import make_inference, make_split, predict_split
 
@@ -158,13 +158,12 @@ def _batch_of_blanks(texts: Sequence[Blanks], size: int, bert: Pretrained) -> Ba
     """Returns a batch of `size` rows, padded to one of few lengths and numbers of blanks: each is a program."""
     length = padded_length(max(len(text.token_ids) for text in texts), bert.config.max_positions)
     most = min(length, 1 << (max(len(text.places) for text in texts) - 1).bit_length())
-    token_ids = np.full((size, length), bert.tokenizer.pad_id, np.int32)
-    lengths, positions = np.zeros(size, np.int32), np.zeros((size, most), np.int32)
+    rows = [*(text.token_ids for text in texts), *[()] * (size - len(texts))]
+    batch = pad_rows(rows, length, pad_id=bert.tokenizer.pad_id)
+    positions = np.zeros((size, most), np.int32)
     for row, text in enumerate(texts):
-        token_ids[row, : len(text.token_ids)] = text.token_ids
-        lengths[row] = len(text.token_ids)
         positions[row, : len(text.places)] = text.places
-    return make_prediction_batch(token_ids, lengths, positions)
+    return batch._replace(mlm_positions=positions)
 
 
 def _guesses(bert: Pretrained, probabilities: np.ndarray, count: int) -> list[Filled]:

@@ -13,14 +13,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.batch import Batch
+from bert_jax.batch import Batch, pad_rows
 from bert_jax.checkpoints.pretrained import Pretrained
 from bert_jax.devices.allocator import give_back_freed_memory
 from bert_jax.errors import InputError
 from bert_jax.model.objective import Params, task_forward
 from bert_jax.model.on_cpu import unstack
 from bert_jax.settings.model import ModelConfig
-from bert_jax.tasks.batches import make_prediction_batch, padded_length
+from bert_jax.tasks.batches import padded_length
 
 METHODS = ("original", "within_word_l2r")  # of a masked language model; the first is the default
 LOG_LIKELIHOOD = "log_likelihood"  # of a causal model, which has one only
@@ -234,8 +234,9 @@ def _make_batch(bert: Pretrained, bucket: _Bucket, work: _Work, method: str, siz
     def filled(array: np.ndarray) -> np.ndarray:
         return np.pad(array, ((0, missing), *((0, 0),) * (array.ndim - 1)))
 
-    batch = make_prediction_batch(filled(rows), filled(lengths), filled(work.places))
-    return batch._replace(mlm_labels=filled(labels))
+    texts = [row[:length] for row, length in zip(rows, lengths, strict=True)]
+    batch = pad_rows([*texts, *[()] * missing], rows.shape[1], pad_id=bert.tokenizer.pad_id)
+    return batch._replace(mlm_positions=filled(work.places).astype(np.int32), mlm_labels=filled(labels))
 
 
 @partial(jax.jit, static_argnums=0)

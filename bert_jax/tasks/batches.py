@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from jax.sharding import Mesh
 
-from bert_jax.batch import Batch
+from bert_jax.batch import Batch, pad_rows
 from bert_jax.data.pipeline import made_ahead, on_mesh
 from bert_jax.tasks.base import Row
 
@@ -104,46 +104,23 @@ def make_batch(
     None is an empty row: no token, no sequence, no answer. Labels are left out where a row has none. Of a host's part
     of a batch, `whole` are all of its rows: every host must run the same program, and one may have empty rows alone.
     """
-    batch = Batch(
-        token_ids=np.zeros((len(rows), length), np.int32),
-        type_ids=np.zeros((len(rows), length), np.uint8),
-        sequence_ids=np.zeros((len(rows), length), np.int32),
-        cls_positions=np.zeros((len(rows), num_places), np.int32),
-        sequence_weights=np.zeros((len(rows), num_places), np.float32),
+    batch = pad_rows(
+        [() if row is None else row.token_ids for row in rows],
+        length,
+        [() if row is None else row.type_ids for row in rows],
+        [() if row is None else row.lengths for row in rows],
+        num_places,
     )
     known = [row.label for row in (rows if whole is None else whole) if row is not None]
     labels = _no_labels(len(rows), length, num_places, head, known)
     for index, row in enumerate(rows):
-        if row is None:
+        if row is None or labels is None:
             continue
-        size, count = len(row.token_ids), len(row.lengths)
-        batch.token_ids[index, :size] = row.token_ids
-        batch.type_ids[index, :size] = row.type_ids
-        batch.sequence_ids[index, :size] = np.repeat(np.arange(1, count + 1), row.lengths)
-        batch.cls_positions[index, :count] = np.cumsum(row.lengths) - row.lengths
-        batch.sequence_weights[index, :count] = 1
-        if labels is not None:
-            if head == "token_classification":
-                labels[index, :size] = row.label
-            else:
-                labels[index] = row.label
+        if head == "token_classification":
+            labels[index, : len(row.token_ids)] = row.label
+        else:
+            labels[index] = row.label
     return batch._replace(labels=labels)
-
-
-def make_prediction_batch(token_ids: np.ndarray, lengths: np.ndarray, positions: np.ndarray) -> Batch:
-    """Returns the batch of rows [B, L] of a single text each, in which tokens at `positions` [B, P] are asked for.
-
-    Of a row the first `lengths` [B] tokens are real; one of length 0 is empty and only fills up the batch.
-    """
-    num_rows, length = token_ids.shape
-    return Batch(
-        token_ids=token_ids.astype(np.int32),
-        type_ids=np.zeros((num_rows, length), np.int32),
-        sequence_ids=(np.arange(length) < lengths[:, None]).astype(np.int32),
-        cls_positions=np.zeros((num_rows, 1), np.int32),
-        sequence_weights=np.ones((num_rows, 1), np.float32),
-        mlm_positions=positions.astype(np.int32),
-    )
 
 
 def _no_labels(num_rows: int, length: int, num_places: int, head: str, known: list[Any]) -> np.ndarray | None:

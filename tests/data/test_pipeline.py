@@ -2,10 +2,12 @@
 """The loader: a batch follows from (seed, step) alone, on any number of hosts."""
 
 import itertools
+import json
 
 import jax
 import numpy as np
 import pytest
+from processes import finish, start
 
 from bert_jax.data.pipeline import (
     eval_batches,
@@ -73,17 +75,57 @@ def test_mesh_does_not_change_the_batch(toy_data):
         jax.tree.map(np.testing.assert_array_equal, batches[0], other)
 
 
-def test_a_host_reads_only_its_rows(toy_data):
-    """With half of the devices, only half of the places are asked for."""
+LOAD = """
+import json, sys
+import jax, numpy as np
+from bert_jax.data.pipeline import train_batch
+from bert_jax.data.records import Split, open_dataset
+from bert_jax.devices.sharding import make_mesh
+from bert_jax.settings.pretraining import MeshConfig
+
+data, output, *joining = sys.argv[1:]
+flags = dict(flag.removeprefix("--").split("=") for flag in joining)
+jax.distributed.initialize(flags["coordinator"], int(flags["num_processes"]), int(flags["process_id"]))
+found = {}
+gather = Split.gather
+for sizes in ({"data": 4}, {"data": 2, "tensor": 2}, {"data": 1, "tensor": 4}):
+    read = []
+    Split.gather = lambda split, rows: read.append(rows.tolist()) or gather(split, rows)
+    batch = train_batch(open_dataset(data).train, 3, 8, 0, make_mesh(MeshConfig(**sizes)))
+    shards = [np.asarray(shard.data)[:, 0].tolist() for shard in batch.sequence_numbers.addressable_shards]
+    found[str(list(sizes.values()))] = {"read": read, "shards": shards}
+with open(output + flags["process_id"], "w") as file:
+    json.dump(found, file)
+"""
+
+
+def test_a_host_reads_only_its_rows(repository, toy_data, tmp_path):
+    """Two processes with two devices each; where all devices have the same rows, each process reads them all."""
+    finish(start(repository, ["-c", LOAD, str(toy_data), f"{tmp_path}/found"], num_processes=2, devices=2), timeout=200)
+    ours, theirs = (json.loads((tmp_path / f"found{number}").read_text()) for number in range(2))
+    split = open_dataset(toy_data).train
+    rows, _ = train_rows(3, np.arange(8), 8, split.num_rows, seed=0)
+    numbers = split.gather(rows)["numbers"][:, 0].tolist()
+    rows = rows.tolist()
+    for sizes in ("[4]", "[2, 2]"):
+        assert ours[sizes]["read"] == [rows[:4]] and theirs[sizes]["read"] == [rows[4:]]
+    assert ours["[1, 4]"]["read"] == theirs["[1, 4]"]["read"] == [rows]
+    # And the rows that a device has are those of its place in the mesh.
+    assert ours["[4]"]["shards"] + theirs["[4]"]["shards"] == [numbers[at : at + 2] for at in range(0, 8, 2)]
+    assert ours["[2, 2]"]["shards"] + theirs["[2, 2]"]["shards"] == [numbers[:4]] * 2 + [numbers[4:]] * 2
+    assert ours["[1, 4]"]["shards"] + theirs["[1, 4]"]["shards"] == [numbers] * 4
+
+
+def test_rows_are_asked_for_once_where_devices_share_them():
     asked = []
     mesh = make_mesh(MeshConfig(data=4, tensor=2))
 
     def make_rows(places):
-        asked.append(places)
+        asked.append(places.tolist())
         return {"number": places}
 
     batch = on_mesh(mesh, 8, make_rows)
-    np.testing.assert_array_equal(asked[0], np.arange(8))  # all devices are this host's
+    assert asked == [list(range(8))]
     np.testing.assert_array_equal(batch["number"], np.arange(8))
 
 

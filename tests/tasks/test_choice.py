@@ -169,6 +169,7 @@ def test_swag_and_codah(shared_data, tokenizer):
     as_swag = task().read(str(shared_data / "codah" / "codah.swag.csv"), "train")
     assert len(table) == 2221 and [each[:3] for each in table] == [each[:3] for each in as_swag]
     rows = task().make_rows(found, tokenizer, True).rows
+    assert len(rows) == 11
     assert all(len(row.lengths) == 4 and sum(row.lengths) == len(row.token_ids) for row in rows)
 
 

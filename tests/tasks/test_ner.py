@@ -283,7 +283,7 @@ def test_words_of_a_text_know_their_place():
     assert found.words == [
         "Ada", "'", "s", "(", "friend", ")", ",", "in", "München", "-", "日", "本", "語", "नमस्ते", "e\u0301", "!",
     ]  # fmt: skip
-    assert all(text[start : start + len(word)] == word for word, start in zip(found.words, found.starts))
+    assert all(text[start : start + len(word)] == word for word, start in zip(found.words, found.starts, strict=True))
     assert task(LABELS).parse({"text": text}, "f:1") == found
     for value in (["a b", "c"], {"tokens": ["a b", "c"]}, ("a b", "c")):
         assert task(LABELS).parse(value, "f:1") == NerExample(["a b", "c"], None, None, "f:1")

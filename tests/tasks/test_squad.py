@@ -157,5 +157,6 @@ def test_answers_of_twelve_languages(shared_data, language):
     predictions = task.decode(examples, rows, outputs)
     exact = [each.text == example.answers[0].text for each, example in zip(predictions, examples)]
     assert np.mean(exact) > (0.9 if language == "th" else 0.98)  # Thai: answers within a word that is [UNK]
+    assert len(predictions) == len(examples) > 0
     assert all(example.answers[0].text.strip() in each.text for each, example in zip(predictions, examples))
     assert not any(name.startswith("skipped") for name in counts)

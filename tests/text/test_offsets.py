@@ -13,7 +13,7 @@ from bert_jax import load_tokenizer
 from bert_jax.text.sentencepieces import BLANK, learn_sentencepieces
 from bert_jax.text.tokenizer import Tokenizer, wordpiece_tokenizer
 from tests.reference.make_tokenizer_goldens import fuzz_texts
-from tests.text.test_sentencepiece import ENGLISH, JAPANESE
+from tests.text.test_sentencepieces import ENGLISH, JAPANESE
 from tests.text.test_tokenizer import SPECIAL
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz0σςкд中文.!각"

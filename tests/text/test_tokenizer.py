@@ -76,7 +76,9 @@ def test_numbers_of_words_last_while_their_table_grows():
         found = words.find_words("\n".join(lines).encode())
         numbers, new = table.look_up(found)
         assert {lines[place] for place in new} == set(lines) - set(seen) and len(new) == len(set(lines) - set(seen))
-        assert all(seen.setdefault(line, number) == number for line, number in zip(lines, numbers.tolist()))
+        assert all(
+            seen.setdefault(line, number) == number for line, number in zip(lines, numbers.tolist(), strict=True)
+        )
     assert sorted(seen.values()) == list(range(1, table.count))
 
 

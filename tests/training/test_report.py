@@ -8,7 +8,6 @@ import sys
 import pytest
 
 from bert_jax.errors import InputError
-from bert_jax.training.curves import draw_curves
 from bert_jax.training.report import METRICS_FILE, Reporter, describe, read_metrics
 
 EVAL = {"mlm_loss": 5.0, "mlm_accuracy": 0.25, "nsp_accuracy": 0.6, "unigram_loss": 6.5, "nsp_base_rate": 0.5}
@@ -121,21 +120,6 @@ def test_describe():
     assert describe({"flops_per_second": 2.5e14, "mfu": 0.253}) == "MFU 25.3%"
     assert describe({"mlm_loss": 5.0, "unigram_loss": 6.5}) == "mlm 5.000 (baseline 6.500)"
     assert describe({"f1_score": 0.5}) == "f1 score 0.5"
-
-
-def test_curves_are_drawn(tmp_path):
-    with Reporter(tmp_path, 20, tensorboard=False) as reporter:
-        reporter.log(0, "eval", EVAL)
-        for step in (10, 20):
-            reporter.log(step, "train", {"mlm_loss": math.nan, "learning_rate": 1e-4, "tokens_per_second": 5.0})
-        reporter.log(20, "eval", EVAL)
-    draw_curves(tmp_path / METRICS_FILE, tmp_path / "curves.png")
-    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_no_curves_without_metrics(tmp_path):
-    draw_curves(tmp_path / METRICS_FILE, tmp_path / "curves.png")
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_heavy_libraries_are_imported_when_needed(repository):

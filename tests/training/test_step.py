@@ -2,6 +2,7 @@
 """One step: the same on one device and eight, whole and in microbatches."""
 
 import dataclasses
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -10,8 +11,9 @@ from builders import CLS, MASK, SEP, random_batch, tiny_model
 from jax.sharding import PartitionSpec
 
 from bert_jax.devices.sharding import make_mesh, row_sharding
+from bert_jax.model.masking import predictions_per_row
 from bert_jax.model.objective import pretraining_objective
-from bert_jax.plan import hlo
+from bert_jax.plan import flops, hlo
 from bert_jax.plan.memory import shard_bytes
 from bert_jax.settings.pretraining import MaskingConfig, MeshConfig, OptimizerConfig, TrainConfig
 from bert_jax.training.step import abstract_state, init_state, make_eval_step, make_train_step
@@ -52,10 +54,77 @@ def two_a_row():
     return random_batch(num_sequences=2)
 
 
+class Stepped(NamedTuple):
+    """Some steps of one compiled program."""
+
+    history: list[dict[str, float]]
+    params: Any
+    state: Any  # on its devices
+    program: hlo.Module
+
+
+def take_compiled_steps(num_steps: int, zero1: bool = False, **sizes: int) -> Stepped:
+    """Returns what steps on `two_a_row` gave, with the program that took them: it is compiled once for both."""
+    mesh = make_mesh(MeshConfig(**sizes), jax.devices() if sizes else jax.devices()[:1])
+    objective = pretraining_objective(tiny_model(), MASKING, MASK, (CLS, SEP))
+    train = TrainConfig(num_steps=10, zero1=zero1)
+    state = init_state(objective, OPTIMIZER, train, mesh)
+    rows = jax.tree.map(lambda x: jax.device_put(x, row_sharding(mesh)), two_a_row())
+    history = []
+    with jax.set_mesh(mesh):
+        step = make_train_step(objective, OPTIMIZER, train, mesh, state).lower(state, rows).compile()
+        for _ in range(num_steps):
+            state, metrics = step(state, rows)
+            history.append({name: float(total) / max(float(weight), 1e-9) for name, (total, weight) in metrics.items()})
+    return Stepped(history, jax.device_get(state.params), state, hlo.parse(step.as_text()))
+
+
 @pytest.fixture(scope="module")
-def one_device():
+def on_one() -> Stepped:
     """Returns nine steps on one device; shared, for its program takes seconds to compile."""
-    return take_steps(two_a_row(), num_steps=9)
+    return take_compiled_steps(9)
+
+
+@pytest.fixture(scope="module")
+def one_device(on_one):
+    return on_one.history, on_one.params
+
+
+@pytest.fixture(scope="module")
+def on_data() -> Stepped:
+    """Returns three steps on eight devices that divide the rows alone."""
+    return take_compiled_steps(3, data=8)
+
+
+@pytest.fixture(scope="module")
+def on_all_axes() -> Stepped:
+    """Returns three steps on eight devices that divide rows, parameters and, by ZeRO-1, the moments."""
+    return take_compiled_steps(3, zero1=True, data=2, fsdp=2, tensor=2)
+
+
+def test_one_step_computes_what_the_model_needs(on_one):
+    model = tiny_model()
+    squares = 16 * 32**2  # every position of a row attends to every other, across its two sequences too
+    needed = flops.train_flops(model, 16 * 32, squares, 16 * predictions_per_row(MASKING, 32, 2), 32)
+    assert 0.95 < hlo.flops(on_one.program) / needed < 1.05
+
+
+def test_rows_divided_over_eight_devices(on_one, on_data):
+    """The same steps; each device computes an eighth and sends each gradient once, and nothing else."""
+    assert_same((on_one.history, on_one.params), (on_data.history, on_data.params))
+    assert 8 * hlo.flops(on_data.program) / hlo.flops(on_one.program) == pytest.approx(1, rel=0.02)
+    found = hlo.collectives(on_data.program)
+    assert {collective.kind for collective in found} == {"all-reduce"}
+    assert 0.98 < sum(each.bytes * each.count for each in found) / shard_bytes(on_data.state.params) <= 1.02
+
+
+def test_rows_parameters_and_moments_divided_over_eight_devices(on_one, on_all_axes):
+    assert_same((on_one.history, on_one.params), (on_all_axes.history, on_all_axes.params))
+    assert 8 * hlo.flops(on_all_axes.program) / hlo.flops(on_one.program) == pytest.approx(1, rel=0.02)
+    for moment in (on_all_axes.state.optimizer[1].mean, on_all_axes.state.optimizer[1].square):
+        kernel = moment["encoder"]["layers"]["mlp"]["intermediate"]["kernel"]
+        assert kernel.sharding.spec == PartitionSpec("data", "fsdp", "tensor")
+    assert shard_bytes(on_all_axes.state.optimizer) < 0.2 * shard_bytes(on_one.state.optimizer)
 
 
 @pytest.mark.parametrize(
