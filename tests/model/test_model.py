@@ -280,7 +280,9 @@ def test_bfloat16_is_close_and_keeps_float32_parameters():
 
 def test_in_bfloat16_no_matrix_product_is_float32_in_either_pass():
     """On accelerators; a vector is: the bias of the vocabulary is summed over predictions in float32."""
-    model = tiny_model(compute_dtype="bfloat16", hidden_dropout_rate=0.1)
+    model = tiny_model(
+        compute_dtype="bfloat16", hidden_dropout_rate=0.1, unroll=1
+    )  # a loop has the products of one layer
     objective = pretraining_objective(model, MaskingConfig(), MASK, (CLS, SEP))
     key, batch = jax.random.key(0), masked_batch()
     params = jax.eval_shape(objective.init, key)
