@@ -149,10 +149,10 @@ def tpu_devices(topology: str, slices: int = 0) -> tuple[Any, str]:
 
 
 def _unknown(topology: str, reason: str = "") -> InputError:
-    known = (*TOPOLOGIES, *(f"{name}:8" for name in GPUS))
+    known = (*TOPOLOGIES, *(f"{name}:8" for name in sorted(GPUS)))
     return InputError(
         f"topology {topology!r} is unknown{suggest(topology, known)}{reason}; "
-        f"TPUs: {', '.join(TOPOLOGIES)}; GPUs, by arithmetic: {', '.join(f'{name}:N' for name in GPUS)}"
+        f"TPUs: {', '.join(TOPOLOGIES)}; GPUs, by arithmetic: {', '.join(f'{name}:N' for name in sorted(GPUS))}"
     )
 
 

@@ -9,7 +9,7 @@ import pytest
 
 PROGRAM = """
 import resource
-from bert_jax.allocator import give_back_freed_memory, reuse_freed_memory
+from bert_jax.devices.allocator import give_back_freed_memory, reuse_freed_memory
 
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
@@ -33,7 +33,7 @@ print(kept, again, *given_back)
 
 AFTER_A_TRIM = """
 import re
-from bert_jax.allocator import give_back_freed_memory, reuse_freed_memory
+from bert_jax.devices.allocator import give_back_freed_memory, reuse_freed_memory
 
 def huge():
     "Returns the bytes of the heap behind which huge pages were asked for."
@@ -50,7 +50,7 @@ print(before, give_back_freed_memory(0.0), huge())
 
 BESIDE_A_FILE = """
 import mmap, sys
-from bert_jax import allocator
+from bert_jax.devices import allocator
 
 allocator.reuse_freed_memory()
 with open(sys.argv[1], "rb") as stream:

@@ -179,7 +179,7 @@ def test_ctrl_c_is_noted_though_nobody_reads_what_is_said(monkeypatch):
 def test_a_process_ends_with_its_status_whatever_its_streams_are(repository, streams):
     program = f"""
 import os, sys
-from bert_jax.members import leave
+from bert_jax.devices.members import leave
 class Interrupted:
     def write(self, text=""): raise RuntimeError("reentrant call")
     flush = write

@@ -148,8 +148,8 @@ def test_a_data_set_goes_on_where_it_was(disk, toy_data, tmp_path, free):
 
 WRITE = """
 import resource, sys
-from bert_jax import storage
 from bert_jax.errors import InputError
+from bert_jax.storage import writing
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 try:
     with writing.atomic_path(sys.argv[1]) as temporary:

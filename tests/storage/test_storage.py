@@ -199,7 +199,7 @@ def test_what_a_killed_process_left_is_cleared_away(bucket, cache):
 COPY_WHEN_TOLD = """
 import sys, time
 import fsspec.implementations.local as local
-from bert_jax import storage
+from bert_jax.storage import urls
 
 source, log = sys.argv[1:]
 get_file = local.LocalFileSystem.get_file

@@ -116,7 +116,7 @@ def test_the_fingerprint_is_of_data_split_and_feature(tmp_path, data_dir, monkey
 
 def test_no_tensorflow_is_imported():
     program = (
-        "import sys; from bert_jax.data import corpus; assert 'tensorflow_datasets' not in sys.modules; "
+        "import sys; from bert_jax.data.sources import corpus; assert 'tensorflow_datasets' not in sys.modules; "
         "print(len(list(corpus.iterate_documents('tfds:poems')))); assert 'tensorflow' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
