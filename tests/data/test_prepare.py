@@ -261,7 +261,8 @@ def test_other_pairs_of_sentences(tmp_path, text, vocab, next_sentence):
 
 PREPARE_AND_MEASURE = """
 import resource, sys
-from bert_jax.data import corpus, prepare
+from bert_jax.data import prepare
+from bert_jax.data.sources import corpus
 corpus.plan_pieces.__defaults__ = (1 << 17,)
 prepare.SHARD_TOKENS = 1 << 15
 prepare.prepare(*sys.argv[1:4], prepare.PrepareOptions(duplicates=1), num_workers=1)

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 # The disk of the first process is full when its second checkpoint is sealed.
 PROGRAM = """
 import runpy, sys
-from bert_jax import sealed
+from bert_jax.checkpoints import sealed
 FULL = sys.argv[-1] == "full"
 if FULL:
     sys.argv.pop()
