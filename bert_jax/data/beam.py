@@ -15,7 +15,6 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -24,6 +23,7 @@ from bert_jax.data.prepare import PrepareOptions, Range
 from bert_jax.data.sources import corpus, formats
 from bert_jax.errors import InputError
 from bert_jax.storage import files, urls
+from bert_jax.storage.files import JsonObject
 from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
 
 try:
@@ -36,11 +36,12 @@ except ImportError as error:
 
 _LINE_SETS = 256  # among which the hashes of lines are divided, to be compared
 Place = tuple[int, int, int]  # of a document: number of the input, of its piece, and place in it
+Document = tuple[Place, bytes, bytes, bytes]  # its place, `pieces.DOCUMENT`, sentences and tokens
 
 
 def prepare_with_beam(
     inputs: str, tokenizer: str, output: str, options: PrepareOptions, pipeline_options: list[str]
-) -> dict[str, Any]:
+) -> JsonObject:
     """Returns the manifest of the data set that `output`, a new directory or URL, then holds.
 
     It is byte for byte what `prepare.prepare` makes of the same text, tokenizer and options. `pipeline_options` are
@@ -118,7 +119,7 @@ class _Plan:
     firsts: list[int]  # their first hashes
 
 
-def _build(pipeline: Any, sources: list[str], job: _Job) -> None:
+def _build(pipeline: beam.Pipeline, sources: list[str], job: _Job) -> None:
     """Adds all steps to a pipeline."""
     planned = (
         pipeline
@@ -162,7 +163,7 @@ def _build(pipeline: Any, sources: list[str], job: _Job) -> None:
 # Steps
 
 
-def _plan_source(source: tuple[int, str]) -> Iterator[Any]:
+def _plan_source(source: tuple[int, str]) -> Iterator[object]:
     """Yields ((number of the source, of the piece), piece), and the source's fingerprint."""
     number, name = source
     path = urls.local_copy(name)
@@ -171,7 +172,7 @@ def _plan_source(source: tuple[int, str]) -> Iterator[Any]:
         yield (number, place), piece
 
 
-def _encode_piece(task: tuple[tuple[int, int], formats.Piece], job: _Job) -> Iterator[Any]:
+def _encode_piece(task: tuple[tuple[int, int], formats.Piece], job: _Job) -> Iterator[object]:
     """Yields (place, `pieces.DOCUMENT`, sentences, tokens) of each document, arrays as bytes.
 
     And about the piece (documents, number of lines), and for each set of hashes of lines those in it.
@@ -206,15 +207,13 @@ def _all_documents(abouts: list[tuple[bytes, int]]) -> np.ndarray:
     return np.frombuffer(b"".join(documents for documents, _ in abouts), pieces.DOCUMENT)
 
 
-def _find_shard(document: tuple[Place, bytes, bytes, bytes], plan: _Plan) -> tuple[int, Any]:
+def _find_shard(document: Document, plan: _Plan) -> tuple[int, Document]:
     """Returns the number of a document's shard, and the document."""
     key = int(np.frombuffer(document[1], pieces.DOCUMENT)["key"][0])
     return plan.numbers[bisect.bisect_right(plan.firsts, key) - 1], document
 
 
-def _make_shard(
-    group: tuple[int, Iterable[tuple[Place, bytes, bytes, bytes]]], plan: _Plan, job: _Job
-) -> Iterator[Any]:
+def _make_shard(group: tuple[int, Iterable[Document]], plan: _Plan, job: _Job) -> Iterator[object]:
     """Writes a shard; yields its number and what the manifest says of it, and for training its counts of tokens."""
     number, members = group
     shard = plan.ranges[number]
@@ -238,7 +237,7 @@ def _count_different(group: tuple[int, Iterable[bytes]]) -> int:
     return len(np.unique(np.frombuffer(b"".join(group[1]), np.uint64)))
 
 
-def _add(arrays: Iterable[np.ndarray]) -> Any:
+def _add(arrays: Iterable[np.ndarray]) -> np.ndarray | int:
     return sum(arrays)
 
 
@@ -248,7 +247,7 @@ def _finish(
     fingerprints: list[tuple[int, tuple[str, str]]],
     abouts: list[tuple[bytes, int]],
     plan: _Plan,
-    made: list[tuple[int, dict[str, Any]]],
+    made: list[tuple[int, JsonObject]],
     num_different: int,
     token_counts: np.ndarray,
 ) -> None:

@@ -6,18 +6,18 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from bert_jax.data import records
 from bert_jax.data.processes import say
 from bert_jax.errors import InputError, StoppedError
 from bert_jax.storage import files, locks, writing
+from bert_jax.storage.files import JsonObject
 from bert_jax.text.tokenizer import Tokenizer
 
 WORK, _IDENTITY = "unfinished", "options.json"
 
 
-def finished_manifest(path: Path, identity: dict[str, Any]) -> dict[str, Any] | None:
+def finished_manifest(path: Path, identity: JsonObject) -> JsonObject | None:
     """Returns the manifest of a data set that is finished already, or None if there is none.
 
     Raises: InputError if it is of another input, tokenizer or options than `identity`.
@@ -32,7 +32,7 @@ def finished_manifest(path: Path, identity: dict[str, Any]) -> dict[str, Any] | 
 
 
 @contextlib.contextmanager
-def unfinished(path: Path, identity: dict[str, Any], tokenizer: Tokenizer) -> Iterator[Path]:
+def unfinished(path: Path, identity: JsonObject, tokenizer: Tokenizer) -> Iterator[Path]:
     """Yields the directory for what is finished in part, below `path`; it is gone when the block ends.
 
     Other commands that would make a data set there are refused as long as the block lasts. If the block is stopped
@@ -96,7 +96,7 @@ def remove(path: Path) -> None:
         path.rmdir()
 
 
-def _check_identity(path: Path, ours: dict[str, Any], theirs: Any) -> None:
+def _check_identity(path: Path, ours: JsonObject, theirs: object) -> None:
     """Raises: InputError if the directory was made of something else."""
     theirs = theirs if isinstance(theirs, dict) else {}
     remedy = "choose another output directory, or delete this one"

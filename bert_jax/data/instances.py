@@ -151,6 +151,7 @@ def _other_document(documents: list[Document], index: int, rng: random.Random) -
     After ten draws of `index` itself it is taken, and its text still counts as random, as in the reference
     (others count it as the next sentence). With two documents that is once in a thousand.
     """
+    other = index
     for _ in range(10):
         other = _draw(0, len(documents) - 1, rng)
         if other != index:

@@ -9,7 +9,6 @@ import functools
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from bert_jax.data.building import finished_manifest, unfinished
 from bert_jax.data.processes import say, task_runner
 from bert_jax.errors import InputError
 from bert_jax.storage import urls, writing
+from bert_jax.storage.files import JsonObject
 from bert_jax.version import __version__
 
 SPLITS = ("train", "heldout")
@@ -44,7 +44,7 @@ class _Shard:
 
 def pack_dataset(
     data: str, output: str, max_per_row: int, row_length: int = 0, seed: int = 0, num_workers: int = 0
-) -> dict[str, Any]:
+) -> JsonObject:
     """Returns the manifest of the data set that `output` then holds: the sequences of `data`, several in a row.
 
     Rows have `row_length` tokens (0: as many as those of `data`) and at most `max_per_row` sequences. A sequence keeps
@@ -103,7 +103,7 @@ def pack_dataset(
     return manifest
 
 
-def summarize(manifest: dict[str, Any]) -> None:
+def summarize(manifest: JsonObject) -> None:
     """Says how full the rows of a packed data set are."""
     for name, split in manifest["splits"].items():
         if split["rows"]:
@@ -141,7 +141,7 @@ def _open(path: Path, fingerprint: str) -> records.Dataset:
     return records.open_dataset(path, verify=False)
 
 
-def _pack_shard(job: _Job, shard: _Shard) -> dict[str, Any]:
+def _pack_shard(job: _Job, shard: _Shard) -> JsonObject:
     """Writes a shard and returns what the manifest says of its file."""
     name = records.shard_name(shard.split, shard.index, shard.num_shards)
     finished = job.work / f"{name}.json"
@@ -161,8 +161,8 @@ def _pack_shard(job: _Job, shard: _Shard) -> dict[str, Any]:
 
 
 def _describe_split(
-    source: records.Dataset, split: str, row_length: int, shards: list[_Shard], made: list[dict[str, Any]]
-) -> dict[str, Any]:
+    source: records.Dataset, split: str, row_length: int, shards: list[_Shard], made: list[JsonObject]
+) -> JsonObject:
     """Returns what the manifest says of a split: what it said before, and of the new rows."""
     mine = [dict(result) for shard, result in zip(shards, made, strict=True) if shard.split == split]
     filled = sum(result.pop("filled") for result in mine)

@@ -7,15 +7,18 @@ batches, with nothing to restore.
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TypeAlias, TypeVar
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from bert_jax.batch import Batch
+from bert_jax.batch import Batch, PyTree
 from bert_jax.data.records import Split
 from bert_jax.devices.sharding import row_sharding
+
+Index: TypeAlias = tuple[slice, ...]  # of the part of an array that a device holds
+Made = TypeVar("Made")
 
 
 def shuffled(indices: np.ndarray, num_items: int, seed: int, epoch: int) -> np.ndarray:
@@ -103,7 +106,7 @@ def rows_to_batch(rows: np.ndarray, epochs: np.ndarray) -> Batch:
     )
 
 
-def on_mesh(mesh: Mesh, batch_size: int, make_rows: Callable[[np.ndarray], Any]) -> Any:
+def on_mesh(mesh: Mesh, batch_size: int, make_rows: Callable[[np.ndarray], PyTree]) -> PyTree:
     """Returns the global batch whose rows `make_rows(places)` gives; each host makes its own rows only."""
     sharding = row_sharding(mesh)
     indices = sharding.addressable_devices_indices_map((batch_size,)).values()
@@ -112,7 +115,7 @@ def on_mesh(mesh: Mesh, batch_size: int, make_rows: Callable[[np.ndarray], Any])
     local = make_rows(places)
 
     def to_global(array: np.ndarray) -> jax.Array:
-        def rows(index: Any) -> np.ndarray:
+        def rows(index: Index | None) -> np.ndarray:
             start, stop = _rows_of(index, batch_size)
             begin = int(np.searchsorted(places, start))
             return array[begin : begin + stop - start]
@@ -123,8 +126,9 @@ def on_mesh(mesh: Mesh, batch_size: int, make_rows: Callable[[np.ndarray], Any])
         return jax.tree.map(to_global, local)
 
 
-def _rows_of(index: Any, batch_size: int) -> tuple[int, int]:
+def _rows_of(index: Index | None, batch_size: int) -> tuple[int, int]:
     """Returns the first row and the one after the last of a device's part of an array."""
+    assert index is not None  # JAX has None for devices without a part
     start, stop, _ = index[0].indices(batch_size)
     return start, stop
 
@@ -146,7 +150,7 @@ def train_batches(
     return made_ahead(lambda step: train_batch(split, step, batch_size, seed, mesh, rows_before), first_step)
 
 
-def made_ahead(make: Callable[[int], Any], first_step: int) -> Iterator[Any]:
+def made_ahead(make: Callable[[int], Made], first_step: int) -> Iterator[Made]:
     """Yields make(first_step), make(first_step + 1), ... for ever, made two steps ahead in a thread."""
     with ThreadPoolExecutor(1, thread_name_prefix="loader") as thread:
         ahead = [thread.submit(make, first_step + i) for i in range(2)]

@@ -21,7 +21,6 @@ import time
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -31,6 +30,7 @@ from bert_jax.data.processes import say, task_runner
 from bert_jax.data.sources import corpus
 from bert_jax.errors import InputError
 from bert_jax.storage import urls, writing
+from bert_jax.storage.files import JsonObject
 from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
 from bert_jax.version import __version__
 
@@ -70,13 +70,13 @@ class PrepareOptions:
         if not 0 <= self.pack <= packing.MAX_PER_ROW:
             raise InputError(f"pack {self.pack} is not in 0..{packing.MAX_PER_ROW}; 3 fills rows of 512 tokens")
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> JsonObject:
         """Returns all options that decide the contents; without packing, those of the time before there was any."""
         options = dataclasses.asdict(self)
         return options if self.pack > 1 else {name: value for name, value in options.items() if name != "pack"}
 
 
-def prepare(inputs: str, tokenizer: str, output: str, options: PrepareOptions, num_workers: int = 0) -> dict[str, Any]:
+def prepare(inputs: str, tokenizer: str, output: str, options: PrepareOptions, num_workers: int = 0) -> JsonObject:
     """Returns the manifest of the data set that `output` then holds.
 
     The contents depend on the text, the tokenizer and the options alone: not on the paths of the input, nor on
@@ -104,7 +104,7 @@ def prepare(inputs: str, tokenizer: str, output: str, options: PrepareOptions, n
     return manifest
 
 
-def identity_of(options: PrepareOptions, input_fingerprint: str, tokenizer: Tokenizer) -> dict[str, Any]:
+def identity_of(options: PrepareOptions, input_fingerprint: str, tokenizer: Tokenizer) -> JsonObject:
     """Returns what the manifest says of how, and of what, a data set was made."""
     return {
         "format": records.FORMAT,
@@ -193,8 +193,8 @@ class _Job:
 
 
 def _prepare(
-    job: _Job, plan: list[corpus.Piece], identity: dict[str, Any], tokenizer: Tokenizer, num_workers: int
-) -> dict[str, Any]:
+    job: _Job, plan: list[corpus.Piece], identity: JsonObject, tokenizer: Tokenizer, num_workers: int
+) -> JsonObject:
     """Returns the manifest of the data set, after making what of it is not there yet."""
     with task_runner(num_workers) as run:
         run(functools.partial(_make_piece, job), list(enumerate(plan)), "pieces of text")
@@ -228,7 +228,7 @@ def _count_different_lines(job: _Job, hashes: tuple[int, int]) -> int:
     return pieces.count_different_lines(job.work, job.num_pieces, *hashes)
 
 
-def _make_shard(job: _Job, shard: Range) -> dict[str, Any]:
+def _make_shard(job: _Job, shard: Range) -> JsonObject:
     """Writes a shard and its counts of tokens, and returns what the manifest says of it."""
     finished = job.work / f"{shard.name}.json"
     if (made := records.read_part(finished, ("file", "documents", "sequences", "filled"))) is not None:
@@ -249,7 +249,7 @@ def make_shard(
     tokens: np.ndarray,
     bounds: list[instances.Document],
     counts: dict[str, int],
-) -> tuple[dict[str, Any], np.ndarray]:
+) -> tuple[JsonObject, np.ndarray]:
     """Writes a shard into a folder and returns what the manifest says of it, and its counts of tokens [V].
 
     Args:
@@ -276,7 +276,7 @@ def make_shard(
     lengths = instances.row_lengths(made)
     dtype = records.row_dtype(options.max_seq_length, 1, tokenizer.vocab_size)
 
-    def single_rows(chosen: Any) -> np.ndarray:
+    def single_rows(chosen: np.ndarray | slice) -> np.ndarray:
         return instances.make_rows(made[chosen], numbers[chosen], tokens, tokenizer, dtype)
 
     if options.pack > 1:
@@ -301,14 +301,14 @@ def make_shard(
 
 def finish(
     path: Path,
-    identity: dict[str, Any],
+    identity: JsonObject,
     options: PrepareOptions,
     tokenizer: Tokenizer,
     ranges: list[Range],
-    made: list[dict[str, Any]],
+    made: list[JsonObject],
     token_counts: np.ndarray,
-    copies: dict[str, Any],
-) -> dict[str, Any]:
+    copies: JsonObject,
+) -> JsonObject:
     """Returns the manifest of a directory that has its shards, after writing it.
 
     `made` is what `make_shard` says of each of `ranges`, `token_counts` [V] their sum over the training split, and
@@ -320,7 +320,7 @@ def finish(
     return records.finish_dataset(path, identity, row, tokenizer, splits, token_counts, made_with, exact_copies=copies)
 
 
-def _describe_splits(options: PrepareOptions, ranges: list[Range], made: list[dict]) -> dict[str, dict[str, Any]]:
+def _describe_splits(options: PrepareOptions, ranges: list[Range], made: list[JsonObject]) -> dict[str, JsonObject]:
     """Returns what the manifest says of each split: the sums over its shards, and the shards."""
     splits = {}
     for split in ("train", "heldout"):
@@ -341,7 +341,7 @@ def _describe_splits(options: PrepareOptions, ranges: list[Range], made: list[di
     return splits
 
 
-def exact_copies(documents: np.ndarray, num_lines: int, num_different_lines: int) -> dict[str, Any]:
+def exact_copies(documents: np.ndarray, num_lines: int, num_different_lines: int) -> JsonObject:
     """Returns how many documents (records of `pieces.DOCUMENT`) and lines occurred before, and their shares."""
     num_documents = len(documents) - len(np.unique(documents["key"]))
     num_copies = num_lines - num_different_lines
@@ -353,7 +353,7 @@ def exact_copies(documents: np.ndarray, num_lines: int, num_different_lines: int
     }
 
 
-def summarize(manifest: dict[str, Any], seconds: float) -> None:
+def summarize(manifest: JsonObject, seconds: float) -> None:
     """Says what a data set holds, and what it took."""
     megabytes = sum(split["text_bytes"] for split in manifest["splits"].values()) / 1e6
     for name, split in manifest["splits"].items():

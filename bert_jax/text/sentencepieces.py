@@ -14,13 +14,15 @@ import os
 import random
 import re
 import struct
+import types
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from bert_jax.errors import InputError, package_needed
+from bert_jax.storage.files import JsonObject
 from bert_jax.storage.protobuf import DELIMITED, FIXED32, parse_fields
 from bert_jax.text.normalize import is_chinese, letter_images, unicode_tables
 from bert_jax.text.offsets import read_piece_spans, to_code_points, trace, trim_blanks
@@ -144,7 +146,7 @@ class SentencePieces:
 
 
 def read_sentencepieces(
-    path: str | os.PathLike, config: dict[str, Any], lowercase: bool | None, strip_accents: bool | None
+    path: str | os.PathLike, config: JsonObject, lowercase: bool | None, strip_accents: bool | None
 ) -> SentencePieces:
     """Returns the algorithm of a model's file, with the options of `config` unless the arguments say otherwise.
 
@@ -170,7 +172,7 @@ def read_sentencepieces(
         raise InputError(f"{path}: {error}") from None
 
 
-def _library() -> Any:
+def _library() -> types.ModuleType:
     """Returns the module of SentencePiece, which only some vocabularies need. Raises: InputError if it is missing."""
     with package_needed("sentencepiece", "a SentencePiece vocabulary"):
         import sentencepiece

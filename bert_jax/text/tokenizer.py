@@ -13,12 +13,12 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from bert_jax.errors import InputError, shown
 from bert_jax.storage import files, schema, writing
+from bert_jax.storage.files import JsonObject
 from bert_jax.text.normalize import Normalizer
 from bert_jax.text.sentencepieces import SentencePieces, read_sentencepieces
 from bert_jax.text.vocab import SPECIAL_TOKENS
@@ -56,7 +56,7 @@ class Tokenizer:
         return self.pieces.vocab
 
     @property
-    def config(self) -> dict[str, Any]:
+    def config(self) -> JsonObject:
         """Returns the options of `pieces`, under Hugging Face's names; what `save` writes beside the vocabulary."""
         return self.pieces.config
 

@@ -185,7 +185,7 @@ def _unknown_setting(argv: list[str]) -> str:
     return ""
 
 
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _flat(settings: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
     """Yields the settings by their full names, such as model.hidden_size."""
     for name, value in settings.items():
         if isinstance(value, Mapping):

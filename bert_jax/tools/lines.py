@@ -50,7 +50,7 @@ def parse_line(line: str, where: str, is_words: bool) -> Any:
     return line.split("\t") if "\t" in line and not is_words else line
 
 
-def converse(lines: Iterator[tuple[str, str]], answer: Callable[[tuple[str, str]], Any]) -> None:
+def converse(lines: Iterator[tuple[str, str]], answer: Callable[[tuple[str, str]], object]) -> None:
     """Answers line by line; what is wrong with one is said, and is no reason to end."""
     for line in lines:
         try:

@@ -15,14 +15,20 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, TypeVar
 
 from absl import flags
 
 from bert_jax.errors import InputError
+from bert_jax.storage.files import JsonObject
 from bert_jax.storage.writing import atomic_path
 from bert_jax.tools import cli
 from bert_jax.tools.lines import converse, open_lines, parse_line, read_lines
+
+if TYPE_CHECKING:
+    from bert_jax.inference.predict import Predictor
+
+Item = TypeVar("Item")
 
 CHECKPOINT = flags.DEFINE_string("checkpoint", "", "a work directory, or a model in any format")
 INPUT = flags.DEFINE_string("input", "-", "a file with an input a line; - is standard input")
@@ -59,7 +65,7 @@ def main() -> None:
                 write(show(value, shown))
 
 
-def _predictions(predictor: Any, lines: Sequence[tuple[str, str]]) -> Iterator[tuple[Any, dict[str, Any]]]:
+def _predictions(predictor: "Predictor", lines: Sequence[tuple[str, str]]) -> Iterator[tuple[object, JsonObject]]:
     """Yields each input, as it was understood, and what the model says of it."""
     from bert_jax.inference.predict import fill_blanks, read_blanks
 
@@ -75,11 +81,11 @@ def _predictions(predictor: Any, lines: Sequence[tuple[str, str]]) -> Iterator[t
         yield value, task.show(prediction)
 
 
-def _json_of(value: Any, shown: dict[str, Any]) -> str:
+def _json_of(value: object, shown: JsonObject) -> str:
     return json.dumps({"input": value} | shown, ensure_ascii=False)
 
 
-def _text_of(value: Any, shown: dict[str, Any]) -> str:
+def _text_of(value: object, shown: JsonObject) -> str:
     """Returns what a person reads: the input, and below it what the model says."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     lines = [text]
@@ -97,13 +103,13 @@ def _text_of(value: Any, shown: dict[str, Any]) -> str:
     return "\n    ".join(lines)
 
 
-def _answers(shown: dict[str, Any]) -> list[dict[str, Any]]:
+def _answers(shown: JsonObject) -> list[JsonObject]:
     """Returns the answer that is given, "" for none, and the best of the others."""
     others = [one for one in shown["n_best"] if one["answer"] != shown["answer"]]
     return [shown, *others[:_ANSWERS_SHOWN]]
 
 
-def _place(answer: dict[str, Any]) -> str:
+def _place(answer: JsonObject) -> str:
     return "no answer" if answer["start"] is None else f"{answer['start']}-{answer['end']}"
 
 
@@ -117,7 +123,7 @@ def _writer(path: str) -> Iterator[Callable[[str], None]]:
         yield lambda line: print(line, file=stream)
 
 
-def _chunks(items: Iterator[Any], size: int) -> Iterator[list[Any]]:
+def _chunks(items: Iterator[Item], size: int) -> Iterator[list[Item]]:
     chunk = []
     for item in items:
         chunk.append(item)

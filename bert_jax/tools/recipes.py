@@ -5,13 +5,14 @@ import difflib
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import bert_jax
 from bert_jax.errors import InputError
 from bert_jax.settings.finetuning import FinetuneConfig
 from bert_jax.settings.pretraining import PretrainConfig
 from bert_jax.settings.rules import from_dict
+from bert_jax.storage.files import JsonObject
 
 Config = TypeVar("Config", PretrainConfig, FinetuneConfig)
 
@@ -72,7 +73,7 @@ def resolve(arguments: Sequence[str]) -> list[str]:
     return resolved
 
 
-def read_config(kind: type[Config], values: dict[str, Any]) -> Config:
+def read_config(kind: type[Config], values: JsonObject) -> Config:
     """Returns the settings of a recipe, checked.
 
     Raises: InputError if they break a rule, or the recipe is of the other command.

@@ -16,14 +16,18 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from absl import flags
 
 from bert_jax.errors import InputError
+from bert_jax.storage.files import JsonObject
 from bert_jax.storage.writing import atomic_path, write_json
 from bert_jax.tools import cli
 from bert_jax.tools.lines import open_lines, read_lines
+
+if TYPE_CHECKING:
+    from bert_jax.checkpoints.pretrained import Pretrained
 
 CHECKPOINT = flags.DEFINE_string("checkpoint", "", "a work directory, WORKDIR@STEP, or a model in any format")
 INPUT = flags.DEFINE_string("input", "-", "a file with a sentence a line; - is standard input")
@@ -53,7 +57,7 @@ def main() -> None:
         _score_lines()
 
 
-def _load() -> Any:
+def _load() -> "Pretrained":
     from bert_jax.checkpoints.pretrained import load_pretrained
 
     bert = load_pretrained(CHECKPOINT.value)
@@ -95,7 +99,7 @@ def _score_pairs() -> None:
         write_json(Path(OUTPUT.value), about | table.as_json())
 
 
-def _about(bert: Any, method: str) -> dict[str, Any]:
+def _about(bert: "Pretrained", method: str) -> JsonObject:
     about = {"checkpoint": CHECKPOINT.value, "trained": bert.trained, "method": method}
     return about | {"compute_dtype": bert.config.compute_dtype, "tokenizer": bert.tokenizer.fingerprint}
 
@@ -129,7 +133,7 @@ def _score_lines() -> None:
 
 
 @contextlib.contextmanager
-def _writer(path: str) -> Iterator[Callable[[str], Any]]:
+def _writer(path: str) -> Iterator[Callable[[str], object]]:
     """Yields what prints a line: to standard output, or into a file that appears whole at the end."""
     if not path:
         yield print

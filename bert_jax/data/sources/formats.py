@@ -15,7 +15,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO
 
 from bert_jax.errors import InputError
 from bert_jax.storage import files
@@ -109,7 +109,7 @@ def read_file(piece: Piece) -> Iterator[list[str]]:
     return _wiki_documents(lines) if piece.kind == WIKI_EXTRACTOR else _text_documents(lines)
 
 
-def text_lines(text: str, title: Any = None) -> list[str]:
+def text_lines(text: str, title: object = None) -> list[str]:
     """Returns the stripped lines of a text that are not blank, without a first one that is the title."""
     lines = [line for line in (line.strip() for line in text.split("\n")) if line]
     return lines[1:] if lines and isinstance(title, str) and lines[0] == title.strip() else lines
@@ -219,7 +219,7 @@ def _json_document(line: str, lines: _Lines) -> list[str]:
     return text_lines(text, value.get("title"))
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     """Returns a value of JSON as JSON, shortened."""
     text = json.dumps(value, ensure_ascii=True)
     return text if len(text) <= 40 else f"{text[:37]}..."
