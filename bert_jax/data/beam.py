@@ -79,14 +79,14 @@ def _parse(arguments: list[str]) -> PipelineOptions:
     except SystemExit:  # argparse has said on stderr what is wrong
         raise InputError(f"pipeline_options {shown!r} are not Beam's: see the lines above") from None
     direct = known["runner"] in (None, "DirectRunner")
-    if direct:  # whose workers log each error that a step raises, again and again; it is raised here as well
+    if direct:  # its workers log every error many times; the error is raised here as well
         logging.getLogger("apache_beam").setLevel(logging.CRITICAL)
         if not known["default_sdk_harness_log_level"]:
             options = PipelineOptions([*arguments, "--default_sdk_harness_log_level=CRITICAL"], save_main_session=False)
     stray = [argument for argument in arguments if not argument.startswith("-")]
     if stray or (unknown and direct):  # other runners know more options than Beam does here
         wrong = stray[0] if stray else f"--{unknown[0]}"
-        raise InputError(f"pipeline_options {shown!r}: {wrong} is none of Beam's; options are written --name=value")
+        raise InputError(f"pipeline_options {shown!r}: {wrong} is not Beam's; write options as --name=value")
     return options
 
 

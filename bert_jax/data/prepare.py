@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text to a data set on disk, by any number of processes, with the same bytes whatever their number.
+"""Converts text to a data set on disk. Any number of processes gives the same bytes.
 
 1. Each piece of the input is read, split into sentences and turned into ids, and its documents are sorted by a
    hash of their text.
 2. Hashes decide where a document goes: the smallest to the held-out split, the others in equal ranges to the
    shards of the training split. So identical documents stay together, no document is in both splits, and a
    shard is one stretch of every piece.
-3. Exact copies of documents and lines are counted: where there are many, the loss sticks at what can be learnt by
-   heart.
-4. Each shard is made into instances, and those into rows, from a random generator of its own.
+3. Exact copies of documents and lines are counted: a model memorizes frequent copies, and its loss stops improving.
+4. Each shard is made into instances, and those into rows, with a random generator of its own.
 
-Every step ends with a rename, so a run that was killed goes on from its finished pieces and shards.
+Every step ends with a rename, so a killed run continues from its finished pieces and shards.
 """
 
 import dataclasses
@@ -34,25 +33,25 @@ from bert_jax.storage.files import JsonObject
 from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
 from bert_jax.version import __version__
 
-SHARD_TOKENS = 16 << 20  # about 64 MiB of English text: what a process holds in memory at a time
-LINES_AT_ONCE = 8 << 20  # whose hashes, 64 MiB, a process compares at a time
-MANY_COPIES = 0.1  # of the documents: worth a warning
-_ROWS_AT_ONCE = 1024  # what is made of them fits in a processor's cache
+SHARD_TOKENS = 16 << 20  # about 64 MiB of English text, which a process holds in memory
+LINES_AT_ONCE = 8 << 20  # lines that a process compares at a time, by 64 MiB of hashes
+MANY_COPIES = 0.1  # share of copied documents above which a warning is printed
+_ROWS_AT_ONCE = 1024  # their intermediate arrays fit in a processor's cache
 
 
 @dataclass(frozen=True)
 class PrepareOptions:
-    """What decides the contents of a data set, with the input and the tokenizer."""
+    """The options that determine the contents of a data set, together with the input and the tokenizer."""
 
     max_seq_length: int = 128  # tokens of a row, with [CLS] and [SEP]
-    next_sentence: str = "nsp"  # what sentence B is for: nsp, sop (ALBERT's order of sentences), or none
-    duplicates: int = 10  # passes over the training documents, each cut anew; the held-out ones get one
-    short_seq_rate: float = 0.1  # documents whose sequences aim for a random shorter length
-    holdout_rate: float = 0.01  # documents, 2 at least; 0 holds none out
-    shards: int = 0  # of the training split; 0 takes one for every 16 M tokens
+    next_sentence: str = "nsp"  # task of sentence B: nsp, sop (ALBERT's sentence order prediction), or none
+    duplicates: int = 10  # passes over the training documents, each cut differently; held-out documents get one
+    short_seq_rate: float = 0.1  # share of documents that are cut into sequences of a random shorter length
+    holdout_rate: float = 0.01  # share of documents to hold out, 2 documents at least; 0 holds out no document
+    shards: int = 0  # shards of the training split; 0 makes one for every 16 M tokens
     seed: int = 0
-    language: str = "en"  # of the sentence splitter
-    pack: int = 1  # the most sequences of a row; 0 and 1 pack none together
+    language: str = "en"  # language of the sentence splitter, an ISO 639 code
+    pack: int = 1  # most sequences in a row; with 0 or 1 each row has one sequence
 
     def validate(self) -> None:
         """Raises: InputError if a value breaks its rule."""
@@ -71,7 +70,7 @@ class PrepareOptions:
             raise InputError(f"pack {self.pack} is not in 0..{packing.MAX_PER_ROW}; 3 fills rows of 512 tokens")
 
     def identity(self) -> JsonObject:
-        """Returns all options that decide the contents; without packing, those of the time before there was any."""
+        """Returns the options; "pack" only if rows are packed, as in data sets made before packing was added."""
         options = dataclasses.asdict(self)
         return options if self.pack > 1 else {name: value for name, value in options.items() if name != "pack"}
 
@@ -105,7 +104,7 @@ def prepare(inputs: str, tokenizer: str, output: str, options: PrepareOptions, n
 
 
 def identity_of(options: PrepareOptions, input_fingerprint: str, tokenizer: Tokenizer) -> JsonObject:
-    """Returns what the manifest says of how, and of what, a data set was made."""
+    """Returns the identity of a data set in its manifest: format, options, and fingerprints of input and tokenizer."""
     return {
         "format": records.FORMAT,
         "version": records.VERSION,
@@ -271,7 +270,7 @@ def make_shard(
     )
     if len(made) * shard.num_shards >= 1 << 32:
         raise InputError("the data set has more than 2^32 sequences; use fewer duplicates or part the text")
-    # Sequences are numbered across shards like cards that are dealt, as no shard knows the size of the others.
+    # Sequence i of shard s of S shards has the number i * S + s, since no shard knows the size of the others.
     numbers = np.arange(len(made), dtype=np.uint32) * np.uint32(shard.num_shards) + np.uint32(shard.index)
     lengths = instances.row_lengths(made)
     dtype = records.row_dtype(options.max_seq_length, 1, tokenizer.vocab_size)
@@ -354,7 +353,7 @@ def exact_copies(documents: np.ndarray, num_lines: int, num_different_lines: int
 
 
 def summarize(manifest: JsonObject, seconds: float) -> None:
-    """Says what a data set holds, and what it took."""
+    """Prints the contents of a data set and the time that preparing it took."""
     megabytes = sum(split["text_bytes"] for split in manifest["splits"].values()) / 1e6
     for name, split in manifest["splits"].items():
         say(

@@ -345,7 +345,7 @@ def _open_split(path: Path, split: JsonObject, dtype: np.dtype) -> Split:
 
 
 def _load(path: Path) -> np.ndarray:
-    """Returns the memory map of a `.npy` file. Raises: InputError if it is none."""
+    """Returns the memory map of a `.npy` file. Raises: InputError if it is not a valid one."""
     try:
         return np.lib.format.open_memmap(path, mode="r")
     except (ValueError, OSError, OverflowError, SyntaxError, tokenize.TokenError) as error:  # its header is Python

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How every command starts and fails."""
+"""Start and error handling that all commands share."""
 
 import contextlib
 import difflib

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Says what a checkpoint is worth on held-out text, in figures that can be compared between runs.
+"""Evaluates a checkpoint on held-out text, with metrics that can be compared between runs.
 
     python -m bert_jax.tools.evaluate --checkpoint=DIR --data=DATA
     python -m bert_jax.tools.evaluate --checkpoint=DIR --input='text/*.txt'
 
-Loss, perplexity and accuracy of the masked language model by the same masks for every model, and of the next sentence
-where data and model have one; bits per byte of text. A causal model: loss, perplexity and accuracy of the next token.
-Prints one object of JSON. All devices of this process are used.
+Prints one JSON object: loss, perplexity and accuracy of masked language modelling, with the same masks for every model;
+the same of next sentence prediction, if data and model have it; bits per byte of text. For a causal model, loss,
+perplexity and accuracy of the next token. All devices of this process are used.
 """
 
 import dataclasses

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes what the encoder makes of every line of the input.
+"""Writes the encoder's vectors of every line of the input.
 
 python -m bert_jax.tools.extract_features --checkpoint=DIR --input=FILE --output=FILE.jsonl --layers=-1,-2,-3,-4
 

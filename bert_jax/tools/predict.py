@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Says what a model was taught to say of every line of the input.
+"""Prints the predictions of a model for every line of the input.
 
 python -m bert_jax.tools.predict --checkpoint=DIR --input=FILE|- --output=FILE|-
 

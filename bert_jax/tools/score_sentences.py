@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Says how likely sentences are to a model, or how often it prefers the good one of minimal pairs.
+"""Scores sentences by their likelihood under a model, or measures its accuracy on minimal pairs.
 
     python -m bert_jax.tools.score_sentences --checkpoint=DIR --input=FILE|-
     python -m bert_jax.tools.score_sentences --checkpoint=DIR --pairs=blimp.jsonl.gz --baselines=baselines.tsv
