@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A prepared data set to one whose rows hold several sequences (docs/decisions/0017-packing.md).
+"""Packs a prepared data set: several sequences in each row (docs/decisions/0017-packing.md).
 
-Each shard is packed by itself into one of the same number, so any number of processes gives the same bytes, and a
-process holds one shard's lengths in memory. Every step ends with a rename, so a run that was killed goes on.
+Each shard is packed separately into a shard with the same number, so any number of processes gives the same bytes, and
+a process holds the lengths of one shard in memory. Every step ends with a rename, so a killed run can continue.
 """
 
 import functools
@@ -25,7 +25,7 @@ SPLITS = ("train", "heldout")
 
 @dataclass(frozen=True)
 class _Job:
-    """What every task needs to know."""
+    """The arguments that all tasks share."""
 
     source: Path
     path: Path
@@ -104,7 +104,7 @@ def pack_dataset(
 
 
 def summarize(manifest: JsonObject) -> None:
-    """Says how full the rows of a packed data set are."""
+    """Prints how full the rows of a packed data set are."""
     for name, split in manifest["splits"].items():
         if split["rows"]:
             say(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows on disk to global batches. The batch at a step is a pure function of (seed, step).
+"""The input pipeline: rows on disk to global batches. The batch at a step is a pure function of (seed, step).
 
-Nothing is carried from one batch to the next, so a resumed run and any number of hosts see the same
-batches, with nothing to restore.
+There is no state between batches, so a resumed run and any number of hosts see the same batches, and nothing needs to
+be restored.
 """
 
 from collections.abc import Callable, Iterator
@@ -107,7 +107,7 @@ def rows_to_batch(rows: np.ndarray, epochs: np.ndarray) -> Batch:
 
 
 def on_mesh(mesh: Mesh, batch_size: int, make_rows: Callable[[np.ndarray], PyTree]) -> PyTree:
-    """Returns the global batch whose rows `make_rows(places)` gives; each host makes its own rows only."""
+    """Returns the global batch with the rows of `make_rows(places)`; each host makes only its own rows."""
     sharding = row_sharding(mesh)
     indices = sharding.addressable_devices_indices_map((batch_size,)).values()
     ranges = sorted({_rows_of(index, batch_size) for index in indices})  # devices along "tensor" have the same rows
@@ -122,7 +122,7 @@ def on_mesh(mesh: Mesh, batch_size: int, make_rows: Callable[[np.ndarray], PyTre
 
         return jax.make_array_from_callback((batch_size, *array.shape[1:]), sharding, rows)
 
-    with jax.transfer_guard_host_to_device("allow"):  # meant, whatever else is disallowed
+    with jax.transfer_guard_host_to_device("allow"):  # intended, even if other transfers are disallowed
         return jax.tree.map(to_global, local)
 
 

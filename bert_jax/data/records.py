@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows on disk: written whole, read at random (docs/decisions/0004-row-format.md).
+"""The row format on disk: atomic writes and random access (docs/decisions/0004-row-format.md).
 
 A data set is a directory: `manifest.json`, the tokenizer, the counts of its tokens, and shards. A shard is a
-`.npy` file of fixed-size records (`row_dtype`), so row i is at a known place and a memory map reads it without
-parsing anything. Letters: L positions of a row, M places for sequences in a row, V vocabulary, R rows.
+`.npy` file of fixed-size records (`row_dtype`), so row i is at a known offset and a memory map reads it without
+parsing. Letters: L positions of a row, M places for sequences in a row, V vocabulary, R rows.
 """
 
 import hashlib
@@ -110,10 +110,10 @@ def write_shard(path: Path, dtype: np.dtype, num_rows: int, chunks: Iterable[np.
 
 
 def read_part(path: Path, names: Iterable[str]) -> JsonObject | None:
-    """Returns what a run that was stopped wrote of a part that it had finished; None if it had not, or it is damaged.
+    """Returns the record of a part that a stopped run had finished; None if it is missing or damaged.
 
-    `names` are what it must have: those of what `write_shard` returns, "file" for all of that, "shards" for a list of
-    these, and figures.
+    `names` are the keys that it must have: keys of the result of `write_shard`, "file" for a whole such result,
+    "shards" for a list of them, and others for numbers.
     """
     known = _FILE | {"file": _SHARD, "shards": schema.list_of(_SHARD)}
     form = schema.record({name: known.get(name, schema.number()) for name in names})
