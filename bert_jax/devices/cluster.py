@@ -74,7 +74,7 @@ def join(
         "num_processes": num_processes,
         "process_id": process_id,
     }
-    limits = {
+    limits: dict[str, Any] = {
         "initialization_timeout": join_seconds,
         # `Members` notices a lost process first, and reports more. JAX's heartbeat is for a process that is frozen.
         "heartbeat_timeout_seconds": max(100, 10 * lost_seconds),

@@ -25,9 +25,11 @@ DATA = flags.DEFINE_string("data", "", "a directory made by prepare_corpus with 
 SPLIT = flags.DEFINE_enum("split", "heldout", ["heldout", "train"], "which part of --data")
 INPUT = flags.DEFINE_string("input", "", "text in place of --data, as prepare_corpus takes it; all of it is read")
 NEXT_SENTENCE = flags.DEFINE_enum(
-    "next_sentence", "nsp", ["nsp", "sop", "none"], "with --input: what sentence B is for"
+    "next_sentence", "nsp", ["nsp", "sop", "none"], "with --input: the task of sentence B"
 )
-MAX_SEQ_LENGTH = flags.DEFINE_integer("max_seq_length", 0, "with --input: tokens of a row; 0 is 128, or all there are")
+MAX_SEQ_LENGTH = flags.DEFINE_integer(
+    "max_seq_length", 0, "with --input: tokens of a row; 0 is 128 or the model's most"
+)
 DTYPE = flags.DEFINE_enum("compute_dtype", "", ["", "float32", "bfloat16"], "to compute in; the model's own if empty")
 OUTPUT = flags.DEFINE_string("output", "", "a file for the same JSON")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Freezes what text normalisation needs to know of Unicode 14.0 in `bert_jax/text/unicode_14.json`.
+"""Writes the tables of Unicode 14.0 that text normalisation uses to `bert_jax/text/unicode_14.json`.
 
     python3.11 -m bert_jax.tools.make_unicode_tables
 

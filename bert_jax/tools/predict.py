@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def _predictions(predictor: "Predictor", lines: Sequence[tuple[str, str]]) -> Iterator[tuple[object, JsonObject]]:
-    """Yields each input, as it was understood, and what the model says of it."""
+    """Yields each parsed input and the model's prediction for it."""
     from bert_jax.inference.predict import fill_blanks, read_blanks
 
     task = predictor.task
@@ -86,7 +86,7 @@ def _json_of(value: object, shown: JsonObject) -> str:
 
 
 def _text_of(value: object, shown: JsonObject) -> str:
-    """Returns what a person reads: the input, and below it what the model says."""
+    """Returns a prediction as readable text: the input, and the prediction below it."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     lines = [text]
     if "masks" in shown:
@@ -115,7 +115,7 @@ def _place(answer: JsonObject) -> str:
 
 @contextlib.contextmanager
 def _writer(path: str) -> Iterator[Callable[[str], None]]:
-    """Yields what writes a line; a file appears when all of it is written."""
+    """Yields a function that writes a line; a file appears when all of it is written."""
     if path == "-":
         yield lambda line: print(line, flush=True)
         return

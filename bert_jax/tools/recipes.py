@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The recipes of `configs/` by their names: --config=pretrain:base, wherever bert_jax is installed."""
+"""Finds the recipes of `configs/` by name, as in --config=pretrain:base, in every installation of bert_jax."""
 
 import difflib
 import re
@@ -24,7 +24,7 @@ HELP = (
 
 
 def directory() -> Path:
-    """Returns where the recipes are: inside the package when it is installed, beside it in a checkout."""
+    """Returns the directory of the recipes: in the package if it is installed, beside it in a checkout."""
     package = Path(bert_jax.__file__).parent
     inside = package / "configs"
     return inside if inside.is_dir() else package.parent / "configs"

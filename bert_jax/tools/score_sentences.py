@@ -134,7 +134,7 @@ def _score_lines() -> None:
 
 @contextlib.contextmanager
 def _writer(path: str) -> Iterator[Callable[[str], object]]:
-    """Yields what prints a line: to standard output, or into a file that appears whole at the end."""
+    """Yields a function that writes a line to standard output, or to a file that appears whole at the end."""
     if not path:
         yield print
         return
@@ -143,7 +143,7 @@ def _writer(path: str) -> Iterator[Callable[[str], object]]:
 
 
 def _report_progress() -> Callable[[int, int], None]:
-    """Returns what says now and then how much is done."""
+    """Returns a function that prints progress from time to time."""
     started = last = time.monotonic()
 
     def report(done: int, total: int) -> None:
