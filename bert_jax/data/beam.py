@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -36,6 +37,7 @@ except ImportError as error:
 
 _LINE_SETS = 256  # among which the hashes of lines are divided, to be compared
 Place = tuple[int, int, int]  # of a document: number of the input, of its piece, and place in it
+# Beam checks the annotations of steps as type hints: Any where a step yields tagged outputs too.
 Document = tuple[Place, bytes, bytes, bytes]  # its place, `pieces.DOCUMENT`, sentences and tokens
 
 
@@ -119,7 +121,7 @@ class _Plan:
     firsts: list[int]  # their first hashes
 
 
-def _build(pipeline: beam.Pipeline, sources: list[str], job: _Job) -> None:
+def _build(pipeline: Any, sources: list[str], job: _Job) -> None:
     """Adds all steps to a pipeline."""
     planned = (
         pipeline
@@ -163,7 +165,7 @@ def _build(pipeline: beam.Pipeline, sources: list[str], job: _Job) -> None:
 # Steps
 
 
-def _plan_source(source: tuple[int, str]) -> Iterator[object]:
+def _plan_source(source: tuple[int, str]) -> Iterator[Any]:
     """Yields ((number of the source, of the piece), piece), and the source's fingerprint."""
     number, name = source
     path = urls.local_copy(name)
@@ -172,7 +174,7 @@ def _plan_source(source: tuple[int, str]) -> Iterator[object]:
         yield (number, place), piece
 
 
-def _encode_piece(task: tuple[tuple[int, int], formats.Piece], job: _Job) -> Iterator[object]:
+def _encode_piece(task: tuple[tuple[int, int], formats.Piece], job: _Job) -> Iterator[Any]:
     """Yields (place, `pieces.DOCUMENT`, sentences, tokens) of each document, arrays as bytes.
 
     And about the piece (documents, number of lines), and for each set of hashes of lines those in it.
@@ -207,13 +209,13 @@ def _all_documents(abouts: list[tuple[bytes, int]]) -> np.ndarray:
     return np.frombuffer(b"".join(documents for documents, _ in abouts), pieces.DOCUMENT)
 
 
-def _find_shard(document: Document, plan: _Plan) -> tuple[int, Document]:
+def _find_shard(document: Document, plan: _Plan) -> tuple[int, Any]:
     """Returns the number of a document's shard, and the document."""
     key = int(np.frombuffer(document[1], pieces.DOCUMENT)["key"][0])
     return plan.numbers[bisect.bisect_right(plan.firsts, key) - 1], document
 
 
-def _make_shard(group: tuple[int, Iterable[Document]], plan: _Plan, job: _Job) -> Iterator[object]:
+def _make_shard(group: tuple[int, Iterable[Document]], plan: _Plan, job: _Job) -> Iterator[Any]:
     """Writes a shard; yields its number and what the manifest says of it, and for training its counts of tokens."""
     number, members = group
     shard = plan.ranges[number]
@@ -237,7 +239,7 @@ def _count_different(group: tuple[int, Iterable[bytes]]) -> int:
     return len(np.unique(np.frombuffer(b"".join(group[1]), np.uint64)))
 
 
-def _add(arrays: Iterable[np.ndarray]) -> np.ndarray | int:
+def _add(arrays: Iterable[np.ndarray]) -> Any:
     return sum(arrays)
 
 
