@@ -253,7 +253,8 @@ def _finish(
     num_different: int,
     token_counts: np.ndarray,
 ) -> None:
-    """Writes all that is not a shard, the manifest last."""
+    """Writes all files but the shards, the manifest last."""
+    # Eight parameters: Beam passes each side input as an argument.
     contents = corpus.join_fingerprints([content for _, content in sorted(fingerprints)])
     identity = prepare.identity_of(job.options, contents, job.tokenizer)
     num_lines = sum(lines for _, lines in abouts)

@@ -313,6 +313,7 @@ def finish(
     `made` is what `make_shard` says of each of `ranges`, `token_counts` [V] their sum over the training split, and
     `copies` what `exact_copies` says.
     """
+    # Eight parameters: in a Beam pipeline each of the results comes from another step.
     row = {"length": options.max_seq_length, "max_sequences": max(1, options.pack)}
     made_with = {"bert_jax": __version__, "sentencex": metadata.version("sentencex")}
     splits = _describe_splits(options, ranges, made)
