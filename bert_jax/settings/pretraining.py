@@ -75,7 +75,7 @@ def check_warmup(section: "OptimizerConfig | Phase2Config", name: str) -> None:
     if section.warmup_rate and section.warmup_steps:
         raise InputError(
             f"{name}.warmup_rate {section.warmup_rate} and {name}.warmup_steps {section.warmup_steps} both set the "
-            f"warm-up; use {name}.warmup_steps=0, or {name}.warmup_rate=0"
+            f"warm-up; set {name}.warmup_steps=0, or {name}.warmup_rate=0"
         )
 
 

@@ -2,13 +2,10 @@
 """Reads zstd files as streams. Only this module imports the library."""
 
 import io
-from typing import TYPE_CHECKING
+from typing import Any
 
 import zstandard
 from zstandard import ZstdError
-
-if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
 
 __all__ = ["ZstdError", "ZstdFile"]
 
@@ -32,7 +29,7 @@ class ZstdFile(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: "WriteableBuffer") -> int:
+    def readinto(self, buffer: Any) -> int:
         while not self._ready:
             compressed = self._compressed or self._source.read(_CHUNK)
             if not compressed:
