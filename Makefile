@@ -40,10 +40,10 @@ SHELL := /bin/sh
 .DELETE_ON_ERROR:
 .PHONY: help setup demo test test-all test-wheel test-reference test-tpu-aot lint format types docs docs-serve results clean
 
-help:  ## what there is
+help:  ## this list of targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1	\2/p' Makefile | expand -t 16
 
-setup: $(READY)  ## the virtual environment, with everything that development needs
+setup: $(READY)  ## makes the virtual environment, with all development dependencies
 
 $(READY): setup.cfg setup.py pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
@@ -58,7 +58,7 @@ else
 endif
 	@touch $(READY)
 
-demo: $(READY)  ## from text to a trained and fine-tuned model, in minutes on a CPU
+demo: $(READY)  ## trains and fine-tunes a small model from text, in minutes on a CPU
 	@printf '\n1/6  Learn a vocabulary from the documentation that comes with Python.\n'
 	$(PY) -m bert_jax.tools.build_vocab --input=python-docs --output=$(DEMO)/tokenizer --vocab_size=4096
 	@printf '\n2/6  Cut the text into training examples.\n'
@@ -89,16 +89,16 @@ demo: $(READY)  ## from text to a trained and fine-tuned model, in minutes on a 
 	  '  - fine-tune on a table of your own: --config=configs/finetune.py:classification --config.data.path=DIR' \
 	  '  - train longer or larger: the settings are in configs/demo.py and bert_jax/settings/pretraining.py'
 
-test: $(READY)  ## the fast tests
+test: $(READY)  ## runs the fast tests
 	$(PYTEST) -m "$(FAST)"
 
-test-all: $(READY)  ## every test that needs no accelerator, slow ones and the network's included
+test-all: $(READY)  ## runs all tests that need no accelerator, also slow ones and those that use the network
 	$(PYTEST) -m "not gpu and not tpu and not tpu_aot"
 
-test-wheel: $(READY)  ## the wheel, installed in a fresh environment: help, ten steps of training, a prediction, a conversion
+test-wheel: $(READY)  ## installs the wheel in a fresh environment and tests help, ten training steps, a prediction, a conversion
 	$(PY) -m pytest --numprocesses=0 -m network tests/test_wheel.py
 
-test-reference: $(REFERENCE)/.installed  ## against transformers, torch, minicons and scikit-learn, live, in an environment of its own
+test-reference: $(REFERENCE)/.installed  ## compares with transformers, torch, minicons and scikit-learn, in a separate environment
 	$(REFERENCE)/bin/python -m pytest --numprocesses=0 --capture=no -m reference tests/reference
 	$(REFERENCE)/bin/python -m pytest --numprocesses=0 tests/test_google_run.py
 
@@ -116,8 +116,8 @@ endif
 	$(REFERENCE_INSTALL) --quiet 'transformers==$(TRANSFORMERS)' 'minicons==$(MINICONS)' $(SCORERS)
 	@touch $@
 
-# Tests do not let the compiler try hard, which these are about.
-test-tpu-aot: $(TPU_AOT)/.installed  ## gates on what libtpu compiles for pods; needs no TPU, but a quarter of an hour to an hour and more
+# Other tests compile with a low optimization level. These check compiled programs, so they need the full level.
+test-tpu-aot: $(TPU_AOT)/.installed  ## checks the programs that libtpu compiles for pods; needs no TPU, takes 15 minutes to over an hour
 	JAX_PLATFORMS=cpu XLA_FLAGS=--xla_backend_optimization_level=3 $(TPU_AOT)/bin/python -m pytest --numprocesses=0 -m tpu_aot tests/plan/test_plan_aot.py
 
 $(TPU_AOT)/.installed: setup.cfg constraints.txt
@@ -130,26 +130,26 @@ endif
 	$(TPU_AOT_INSTALL) --quiet --constraint constraints.txt --editable '.[dev,tpu]'
 	@touch $@
 
-lint: $(READY)  ## style, and formatting as `make format` leaves it
+lint: $(READY)  ## checks style and formatting with ruff
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 
-format: $(READY)  ## formats the code and mends what lint can mend
+format: $(READY)  ## formats the code and applies ruff's automatic fixes
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
-types: $(READY)  ## types, by pyright
+types: $(READY)  ## checks types with pyright
 	$(PY) -m pyright --pythonpath $(PY)
 
-docs: $(READY)  ## the documentation site, in site/; a dead link or a page without a place is an error
+docs: $(READY)  ## builds the documentation site in site/; fails on dead links and on pages outside the navigation
 	$(DOCS) build --strict
 
-docs-serve: $(READY)  ## the site at http://127.0.0.1:8000, built again when a page changes
+docs-serve: $(READY)  ## serves the site at http://127.0.0.1:8000 and rebuilds it on changes
 	$(DOCS) serve
 
-results: $(READY)  ## draws the pages of docs/results anew, from benchmarks/records
+results: $(READY)  ## regenerates the pages of docs/results from benchmarks/records
 	$(PY) -m benchmarks.results draw
 
-clean:  ## removes environments, caches and builds; runs/ stays
+clean:  ## removes environments, caches and builds, but not runs/
 	rm -rf .venv .venv-* build dist site *.egg-info .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

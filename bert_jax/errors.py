@@ -1,13 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors that the user can correct, and the words for them.
-
-The message of each carries the value, the rule that it breaks, and the fix.
-"""
+"""Errors that the user can correct. Each message has the value, the rule that it breaks and the fix."""
 
 import contextlib
 import json
 from collections.abc import Iterator
-from typing import Any
 
 
 class InputError(ValueError):
@@ -28,20 +24,20 @@ class InputError(ValueError):
 
 
 class StoppedError(InputError):
-    """Work that could not go on for a reason outside of its input: a full disk, a killed process.
+    """Work that stopped for a reason outside of its input, such as a full disk or a killed process.
 
-    What is finished is kept, and the same command continues.
+    Finished parts are kept. The same command continues from them.
     """
 
 
 class DivergedError(InputError):
-    """A loss, a gradient or a parameter that is not finite: other settings are needed."""
+    """A loss, a gradient or a parameter is not finite. The run needs other settings."""
 
 
 class LostProcessError(InputError):
-    """Another process of the job died or cannot be reached. The same command on all resumes.
+    """Another process of the job died or cannot be reached. The same command on all processes resumes.
 
-    Commands exit with `STATUS`, which sysexits.h has for what is worth another try.
+    Commands exit with `STATUS`: EX_TEMPFAIL in sysexits.h, a failure after which the user may try again.
     """
 
     STATUS = 75
@@ -49,30 +45,30 @@ class LostProcessError(InputError):
 
 @contextlib.contextmanager
 def package_needed(package: str, purpose: str, install: str = "") -> Iterator[None]:
-    """Turns a failed import of an installable package, inside the block, into an `InputError` of one line.
+    """Turns a failed import of a package inside the block into an `InputError` of one line.
 
-    `purpose` is what needs the package; `install` is what pip is to install, if it is not the package.
+    `purpose` names the feature that needs the package. `install` is the argument of pip install; "" is the package.
     """
     try:
         yield
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != package:  # the package is there, and lacks something itself
+        if (error.name or "").partition(".")[0] != package:  # it is installed, but one of its own imports fails
             raise
         remedy = f"pip install {install or package}"
         raise InputError(f"{purpose} needs the package {package}, which is not installed: {remedy}") from None
 
 
-def shown(value: Any, most: int = 60) -> str:
-    """Returns a value as JSON in ASCII, cut to what fits in a message."""
+def shown(value: object, most: int = 60) -> str:
+    """Returns a value as JSON in ASCII for a message, cut after `most` characters."""
     if isinstance(value, str):
         value = value[: most + 1]
     try:
         text = json.dumps(value, ensure_ascii=True, default=repr)
-    except ValueError:  # Python writes no number of more than some thousand digits
+    except ValueError:  # Python refuses to print integers of more than 4,300 digits
         text = "a number of thousands of digits"
     return text if len(text) <= most else f"{text[:most]}..."
 
 
 def one_line(error: BaseException) -> str:
-    """Returns what an error says, on one line; its type where it says nothing."""
+    """Returns the message of an error on one line, or the name of its type if the message is empty."""
     return " ".join(str(error).split()) or type(error).__name__

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the paper takes away from BERT to see what it was good for: Tables 5 and 8, and what came after.
+"""Ablations of BERT: Tables 5 and 8 of the paper, and later ones.
 
 Command:   python train.py --config=configs/ablations.py:no_nsp --config.data.path=DIR --workdir=DIR
            (for another size than base, a comma: no_nsp,tiny)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Documents to rows on disk to global batches. Only `pipeline` and `beam` may import JAX."""
+"""Data preparation and loading: documents to rows on disk to global batches. Only `pipeline` and `beam` import JAX."""

@@ -24,6 +24,7 @@ from bert_jax.data.prepare import PrepareOptions, Range
 from bert_jax.data.sources import corpus, formats
 from bert_jax.errors import InputError
 from bert_jax.storage import files, urls
+from bert_jax.storage.files import JsonObject
 from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
 
 try:
@@ -36,11 +37,13 @@ except ImportError as error:
 
 _LINE_SETS = 256  # among which the hashes of lines are divided, to be compared
 Place = tuple[int, int, int]  # of a document: number of the input, of its piece, and place in it
+# Beam checks the annotations of steps as type hints: Any where a step yields tagged outputs too.
+Document = tuple[Place, bytes, bytes, bytes]  # its place, `pieces.DOCUMENT`, sentences and tokens
 
 
 def prepare_with_beam(
     inputs: str, tokenizer: str, output: str, options: PrepareOptions, pipeline_options: list[str]
-) -> dict[str, Any]:
+) -> JsonObject:
     """Returns the manifest of the data set that `output`, a new directory or URL, then holds.
 
     It is byte for byte what `prepare.prepare` makes of the same text, tokenizer and options. `pipeline_options` are
@@ -78,14 +81,14 @@ def _parse(arguments: list[str]) -> PipelineOptions:
     except SystemExit:  # argparse has said on stderr what is wrong
         raise InputError(f"pipeline_options {shown!r} are not Beam's: see the lines above") from None
     direct = known["runner"] in (None, "DirectRunner")
-    if direct:  # whose workers log each error that a step raises, again and again; it is raised here as well
+    if direct:  # its workers log every error many times; the error is raised here as well
         logging.getLogger("apache_beam").setLevel(logging.CRITICAL)
         if not known["default_sdk_harness_log_level"]:
             options = PipelineOptions([*arguments, "--default_sdk_harness_log_level=CRITICAL"], save_main_session=False)
     stray = [argument for argument in arguments if not argument.startswith("-")]
     if stray or (unknown and direct):  # other runners know more options than Beam does here
         wrong = stray[0] if stray else f"--{unknown[0]}"
-        raise InputError(f"pipeline_options {shown!r}: {wrong} is none of Beam's; options are written --name=value")
+        raise InputError(f"pipeline_options {shown!r}: {wrong} is not Beam's; write options as --name=value")
     return options
 
 
@@ -206,15 +209,13 @@ def _all_documents(abouts: list[tuple[bytes, int]]) -> np.ndarray:
     return np.frombuffer(b"".join(documents for documents, _ in abouts), pieces.DOCUMENT)
 
 
-def _find_shard(document: tuple[Place, bytes, bytes, bytes], plan: _Plan) -> tuple[int, Any]:
+def _find_shard(document: Document, plan: _Plan) -> tuple[int, Any]:
     """Returns the number of a document's shard, and the document."""
     key = int(np.frombuffer(document[1], pieces.DOCUMENT)["key"][0])
     return plan.numbers[bisect.bisect_right(plan.firsts, key) - 1], document
 
 
-def _make_shard(
-    group: tuple[int, Iterable[tuple[Place, bytes, bytes, bytes]]], plan: _Plan, job: _Job
-) -> Iterator[Any]:
+def _make_shard(group: tuple[int, Iterable[Document]], plan: _Plan, job: _Job) -> Iterator[Any]:
     """Writes a shard; yields its number and what the manifest says of it, and for training its counts of tokens."""
     number, members = group
     shard = plan.ranges[number]
@@ -248,11 +249,12 @@ def _finish(
     fingerprints: list[tuple[int, tuple[str, str]]],
     abouts: list[tuple[bytes, int]],
     plan: _Plan,
-    made: list[tuple[int, dict[str, Any]]],
+    made: list[tuple[int, JsonObject]],
     num_different: int,
     token_counts: np.ndarray,
 ) -> None:
-    """Writes all that is not a shard, the manifest last."""
+    """Writes all files but the shards, the manifest last."""
+    # Eight parameters: Beam passes each side input as an argument.
     contents = corpus.join_fingerprints([content for _, content in sorted(fingerprints)])
     identity = prepare.identity_of(job.options, contents, job.tokenizer)
     num_lines = sum(lines for _, lines in abouts)

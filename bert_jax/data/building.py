@@ -1,26 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A data set in the making: a run that was stopped continues, one whose input is refused leaves nothing behind."""
+"""The directory of an unfinished data set: a stopped run can continue, and invalid input leaves no files."""
 
 import contextlib
 import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from bert_jax.data import records
 from bert_jax.data.processes import say
 from bert_jax.errors import InputError, StoppedError
 from bert_jax.storage import files, locks, writing
+from bert_jax.storage.files import JsonObject
 from bert_jax.text.tokenizer import Tokenizer
 
 WORK, _IDENTITY = "unfinished", "options.json"
 
 
-def finished_manifest(path: Path, identity: dict[str, Any]) -> dict[str, Any] | None:
-    """Returns the manifest of a data set that is finished already, or None if there is none.
+def finished_manifest(path: Path, identity: JsonObject) -> JsonObject | None:
+    """Returns the manifest of a finished data set at `path`, or None if there is no finished data set.
 
-    Raises: InputError if it is of another input, tokenizer or options than `identity`.
+    Raises: InputError if it was made from another input, tokenizer or options than `identity`.
     """
     if not (path / records.MANIFEST).is_file():
         return None
@@ -32,14 +32,14 @@ def finished_manifest(path: Path, identity: dict[str, Any]) -> dict[str, Any] | 
 
 
 @contextlib.contextmanager
-def unfinished(path: Path, identity: dict[str, Any], tokenizer: Tokenizer) -> Iterator[Path]:
-    """Yields the directory for what is finished in part, below `path`; it is gone when the block ends.
+def unfinished(path: Path, identity: JsonObject, tokenizer: Tokenizer) -> Iterator[Path]:
+    """Yields a directory below `path` for intermediate files, and removes it when the block ends.
 
-    Other commands that would make a data set there are refused as long as the block lasts. If the block is stopped
-    (`StoppedError`, a killed process), all is kept, and the next call with the same `identity` continues. If it refuses
-    its input, what was made is removed: it is of no use to the input that will be mended.
+    Other commands cannot make a data set there during the block. If the block is stopped (`StoppedError`, a killed
+    process), all files are kept, and the next call with the same `identity` continues. If the block raises another
+    InputError, all files are removed, since the corrected input will need new ones.
 
-    Raises: InputError if `path` holds something else, or if another command is at work there.
+    Raises: InputError if `path` holds something else, or if another command is writing there.
     """
     with alone(path):
         begun = path / WORK / _IDENTITY
@@ -62,9 +62,9 @@ def unfinished(path: Path, identity: dict[str, Any], tokenizer: Tokenizer) -> It
 
 @contextlib.contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """Makes the directory `path` and keeps others from making a data set there until the block ends.
+    """Makes the directory `path` and prevents other commands from making a data set there during the block.
 
-    Raises: InputError if it holds something that is no data set in the making, or if another command is at work there.
+    Raises: InputError if it holds anything but an unfinished data set, or if another command is writing there.
     """
     _check_place(path)
     try:
@@ -77,7 +77,7 @@ def alone(path: Path) -> Iterator[None]:
 
 
 def _check_place(path: Path) -> None:
-    """Raises: InputError if there is something at `path` but an empty directory, or a data set in the making."""
+    """Raises: InputError if `path` exists and is neither an empty directory nor an unfinished data set."""
     if (path / records.MANIFEST).is_file():
         raise InputError(f"output {path} has just been finished by another command; use it, or choose a new directory")
     if (path / WORK / _IDENTITY).is_file() or not os.path.lexists(path):
@@ -87,7 +87,7 @@ def _check_place(path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Removes all that the making of a data set writes, and the directory if nothing else is in it."""
+    """Removes all files of an unfinished data set, and the directory if it is empty then."""
     for made in (*path.glob("train-*.npy"), *path.glob("heldout-*.npy"), path / records.TOKEN_COUNTS):
         made.unlink(missing_ok=True)
     for made in (records.TOKENIZER, WORK):
@@ -96,8 +96,8 @@ def remove(path: Path) -> None:
         path.rmdir()
 
 
-def _check_identity(path: Path, ours: dict[str, Any], theirs: Any) -> None:
-    """Raises: InputError if the directory was made of something else."""
+def _check_identity(path: Path, ours: JsonObject, theirs: object) -> None:
+    """Raises: InputError if the directory was made from another input, tokenizer or options."""
     theirs = theirs if isinstance(theirs, dict) else {}
     remedy = "choose another output directory, or delete this one"
     options = theirs.get("options")

@@ -69,9 +69,9 @@ def _add_pairs(
 ) -> None:
     """Appends the instances of one document to `bounds`, five numbers each.
 
-    What readers of the paper do not expect, and the reference does: the length to aim for is drawn once for a
-    document, and is no limit; a chunk of a single sentence is always followed by a random one, so that more
-    than half of the instances are; at least one whole sentence B is taken even if A has reached the length.
+    The reference differs from what the paper suggests, and this follows the reference: the target length is drawn once
+    per document, and is not a limit; a chunk of a single sentence is always followed by a random one, so more than
+    half of the instances are random; at least one whole sentence B is taken even if A has reached the target length.
     """
     document = documents[index]
     num_sentences = len(document) - 1
@@ -119,7 +119,7 @@ def _add_pairs(
 
 
 def _draw(first: int, last: int, rng: random.Random) -> int:
-    """Returns what `rng.randint(first, last)` does, with fewer calls."""
+    """Returns the same number as `rng.randint(first, last)`, with fewer calls."""
     count = last - first + 1
     bits = count.bit_length()
     number = rng.getrandbits(bits)
@@ -151,6 +151,7 @@ def _other_document(documents: list[Document], index: int, rng: random.Random) -
     After ten draws of `index` itself it is taken, and its text still counts as random, as in the reference
     (others count it as the next sentence). With two documents that is once in a thousand.
     """
+    other = index
     for _ in range(10):
         other = _draw(0, len(documents) - 1, rng)
         if other != index:

@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A prepared data set to one whose rows hold several sequences (docs/decisions/0017-packing.md).
+"""Packs a prepared data set: several sequences in each row (docs/decisions/0017-packing.md).
 
-Each shard is packed by itself into one of the same number, so any number of processes gives the same bytes, and a
-process holds one shard's lengths in memory. Every step ends with a rename, so a run that was killed goes on.
+Each shard is packed separately into a shard with the same number, so any number of processes gives the same bytes, and
+a process holds the lengths of one shard in memory. Every step ends with a rename, so a killed run can continue.
 """
 
 import functools
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from bert_jax.data.building import finished_manifest, unfinished
 from bert_jax.data.processes import say, task_runner
 from bert_jax.errors import InputError
 from bert_jax.storage import urls, writing
+from bert_jax.storage.files import JsonObject
 from bert_jax.version import __version__
 
 SPLITS = ("train", "heldout")
@@ -25,7 +25,7 @@ SPLITS = ("train", "heldout")
 
 @dataclass(frozen=True)
 class _Job:
-    """What every task needs to know."""
+    """The arguments that all tasks share."""
 
     source: Path
     path: Path
@@ -44,7 +44,7 @@ class _Shard:
 
 def pack_dataset(
     data: str, output: str, max_per_row: int, row_length: int = 0, seed: int = 0, num_workers: int = 0
-) -> dict[str, Any]:
+) -> JsonObject:
     """Returns the manifest of the data set that `output` then holds: the sequences of `data`, several in a row.
 
     Rows have `row_length` tokens (0: as many as those of `data`) and at most `max_per_row` sequences. A sequence keeps
@@ -103,8 +103,8 @@ def pack_dataset(
     return manifest
 
 
-def summarize(manifest: dict[str, Any]) -> None:
-    """Says how full the rows of a packed data set are."""
+def summarize(manifest: JsonObject) -> None:
+    """Prints how full the rows of a packed data set are."""
     for name, split in manifest["splits"].items():
         if split["rows"]:
             say(
@@ -141,7 +141,7 @@ def _open(path: Path, fingerprint: str) -> records.Dataset:
     return records.open_dataset(path, verify=False)
 
 
-def _pack_shard(job: _Job, shard: _Shard) -> dict[str, Any]:
+def _pack_shard(job: _Job, shard: _Shard) -> JsonObject:
     """Writes a shard and returns what the manifest says of its file."""
     name = records.shard_name(shard.split, shard.index, shard.num_shards)
     finished = job.work / f"{name}.json"
@@ -161,8 +161,8 @@ def _pack_shard(job: _Job, shard: _Shard) -> dict[str, Any]:
 
 
 def _describe_split(
-    source: records.Dataset, split: str, row_length: int, shards: list[_Shard], made: list[dict[str, Any]]
-) -> dict[str, Any]:
+    source: records.Dataset, split: str, row_length: int, shards: list[_Shard], made: list[JsonObject]
+) -> JsonObject:
     """Returns what the manifest says of a split: what it said before, and of the new rows."""
     mine = [dict(result) for shard, result in zip(shards, made, strict=True) if shard.split == split]
     filled = sum(result.pop("filled") for result in mine)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several sequences in a row: which lengths go together, which sequences those are, and the rows.
+"""Packing of several sequences into a row: combinations of lengths, the assignment of sequences, and the rows.
 
-The plan is made on the histogram of lengths, so it takes no longer for a billion sequences than for a thousand. All
-of it follows from lengths and a seed, in whole numbers where it decides: the same rows on every machine.
+The plan is made from the histogram of lengths, so a billion sequences take no longer than a thousand. It depends only
+on lengths and a seed, and decisions use integers, so all machines give the same rows.
 Letters: L positions of a row, M places for sequences in it, N sequences, R rows, K combinations of lengths.
 """
 

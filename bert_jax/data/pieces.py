@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pieces of text to arrays of token ids on disk, and back by ranges of their documents' hashes.
+"""Encodes pieces of text as arrays of token ids on disk, and reads them by ranges of document hashes.
 
 A piece becomes three files: `tokens` (flat ids), `sentences` (tokens of each) and `documents` (`DOCUMENT`
-records), in order of the documents' hashes. So the documents of a range are one stretch of every file. A fourth,
-`lines`, has the sorted hashes of its lines, by which exact copies are counted.
+records), in order of the documents' hashes. So the documents of a range are contiguous in every file. A fourth
+file, `lines`, has the sorted hashes of its lines, for counting exact copies.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ def write_piece(folder: Path, index: int, piece: corpus.Piece, tokenizer: Tokeni
 
 
 class Encoded(NamedTuple):
-    """What becomes of the text of a piece."""
+    """The encoded text of a piece."""
 
     documents: np.ndarray  # [D] records of `DOCUMENT`, in order of their hashes, ties as in the text
     sentences: np.ndarray  # int32 [S]: the tokens of each sentence of each document

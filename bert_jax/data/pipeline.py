@@ -1,21 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows on disk to global batches. The batch at a step is a pure function of (seed, step).
+"""The input pipeline: rows on disk to global batches. The batch at a step is a pure function of (seed, step).
 
-Nothing is carried from one batch to the next, so a resumed run and any number of hosts see the same
-batches, with nothing to restore.
+There is no state between batches, so a resumed run and any number of hosts see the same batches, and nothing needs to
+be restored.
 """
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TypeAlias, TypeVar
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from bert_jax.batch import Batch
+from bert_jax.batch import Batch, PyTree
 from bert_jax.data.records import Split
 from bert_jax.devices.sharding import row_sharding
+
+Index: TypeAlias = tuple[slice, ...]  # of the part of an array that a device holds
+Made = TypeVar("Made")
 
 
 def shuffled(indices: np.ndarray, num_items: int, seed: int, epoch: int) -> np.ndarray:
@@ -103,8 +106,8 @@ def rows_to_batch(rows: np.ndarray, epochs: np.ndarray) -> Batch:
     )
 
 
-def on_mesh(mesh: Mesh, batch_size: int, make_rows: Callable[[np.ndarray], Any]) -> Any:
-    """Returns the global batch whose rows `make_rows(places)` gives; each host makes its own rows only."""
+def on_mesh(mesh: Mesh, batch_size: int, make_rows: Callable[[np.ndarray], PyTree]) -> PyTree:
+    """Returns the global batch with the rows of `make_rows(places)`; each host makes only its own rows."""
     sharding = row_sharding(mesh)
     indices = sharding.addressable_devices_indices_map((batch_size,)).values()
     ranges = sorted({_rows_of(index, batch_size) for index in indices})  # devices along "tensor" have the same rows
@@ -112,19 +115,20 @@ def on_mesh(mesh: Mesh, batch_size: int, make_rows: Callable[[np.ndarray], Any])
     local = make_rows(places)
 
     def to_global(array: np.ndarray) -> jax.Array:
-        def rows(index: Any) -> np.ndarray:
+        def rows(index: Index | None) -> np.ndarray:
             start, stop = _rows_of(index, batch_size)
             begin = int(np.searchsorted(places, start))
             return array[begin : begin + stop - start]
 
         return jax.make_array_from_callback((batch_size, *array.shape[1:]), sharding, rows)
 
-    with jax.transfer_guard_host_to_device("allow"):  # meant, whatever else is disallowed
+    with jax.transfer_guard_host_to_device("allow"):  # intended, even if other transfers are disallowed
         return jax.tree.map(to_global, local)
 
 
-def _rows_of(index: Any, batch_size: int) -> tuple[int, int]:
+def _rows_of(index: Index | None, batch_size: int) -> tuple[int, int]:
     """Returns the first row and the one after the last of a device's part of an array."""
+    assert index is not None  # JAX has None for devices without a part
     start, stop, _ = index[0].indices(batch_size)
     return start, stop
 
@@ -146,7 +150,7 @@ def train_batches(
     return made_ahead(lambda step: train_batch(split, step, batch_size, seed, mesh, rows_before), first_step)
 
 
-def made_ahead(make: Callable[[int], Any], first_step: int) -> Iterator[Any]:
+def made_ahead(make: Callable[[int], Made], first_step: int) -> Iterator[Made]:
     """Yields make(first_step), make(first_step + 1), ... for ever, made two steps ahead in a thread."""
     with ThreadPoolExecutor(1, thread_name_prefix="loader") as thread:
         ahead = [thread.submit(make, first_step + i) for i in range(2)]

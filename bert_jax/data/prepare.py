@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text to a data set on disk, by any number of processes, with the same bytes whatever their number.
+"""Converts text to a data set on disk. Any number of processes gives the same bytes.
 
 1. Each piece of the input is read, split into sentences and turned into ids, and its documents are sorted by a
    hash of their text.
 2. Hashes decide where a document goes: the smallest to the held-out split, the others in equal ranges to the
    shards of the training split. So identical documents stay together, no document is in both splits, and a
    shard is one stretch of every piece.
-3. Exact copies of documents and lines are counted: where there are many, the loss sticks at what can be learnt by
-   heart.
-4. Each shard is made into instances, and those into rows, from a random generator of its own.
+3. Exact copies of documents and lines are counted: a model memorizes frequent copies, and its loss stops improving.
+4. Each shard is made into instances, and those into rows, with a random generator of its own.
 
-Every step ends with a rename, so a run that was killed goes on from its finished pieces and shards.
+Every step ends with a rename, so a killed run continues from its finished pieces and shards.
 """
 
 import dataclasses
@@ -21,7 +20,6 @@ import time
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -31,28 +29,29 @@ from bert_jax.data.processes import say, task_runner
 from bert_jax.data.sources import corpus
 from bert_jax.errors import InputError
 from bert_jax.storage import urls, writing
+from bert_jax.storage.files import JsonObject
 from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
 from bert_jax.version import __version__
 
-SHARD_TOKENS = 16 << 20  # about 64 MiB of English text: what a process holds in memory at a time
-LINES_AT_ONCE = 8 << 20  # whose hashes, 64 MiB, a process compares at a time
-MANY_COPIES = 0.1  # of the documents: worth a warning
-_ROWS_AT_ONCE = 1024  # what is made of them fits in a processor's cache
+SHARD_TOKENS = 16 << 20  # about 64 MiB of English text, which a process holds in memory
+LINES_AT_ONCE = 8 << 20  # lines that a process compares at a time, by 64 MiB of hashes
+MANY_COPIES = 0.1  # share of copied documents above which a warning is printed
+_ROWS_AT_ONCE = 1024  # their intermediate arrays fit in a processor's cache
 
 
 @dataclass(frozen=True)
 class PrepareOptions:
-    """What decides the contents of a data set, with the input and the tokenizer."""
+    """The options that determine the contents of a data set, together with the input and the tokenizer."""
 
     max_seq_length: int = 128  # tokens of a row, with [CLS] and [SEP]
-    next_sentence: str = "nsp"  # what sentence B is for: nsp, sop (ALBERT's order of sentences), or none
-    duplicates: int = 10  # passes over the training documents, each cut anew; the held-out ones get one
-    short_seq_rate: float = 0.1  # documents whose sequences aim for a random shorter length
-    holdout_rate: float = 0.01  # documents, 2 at least; 0 holds none out
-    shards: int = 0  # of the training split; 0 takes one for every 16 M tokens
+    next_sentence: str = "nsp"  # task of sentence B: nsp, sop (ALBERT's sentence order prediction), or none
+    duplicates: int = 10  # passes over the training documents, each cut differently; held-out documents get one
+    short_seq_rate: float = 0.1  # share of documents that are cut into sequences of a random shorter length
+    holdout_rate: float = 0.01  # share of documents to hold out, 2 documents at least; 0 holds out no document
+    shards: int = 0  # shards of the training split; 0 makes one for every 16 M tokens
     seed: int = 0
-    language: str = "en"  # of the sentence splitter
-    pack: int = 1  # the most sequences of a row; 0 and 1 pack none together
+    language: str = "en"  # language of the sentence splitter, an ISO 639 code
+    pack: int = 1  # most sequences in a row; with 0 or 1 each row has one sequence
 
     def validate(self) -> None:
         """Raises: InputError if a value breaks its rule."""
@@ -70,13 +69,13 @@ class PrepareOptions:
         if not 0 <= self.pack <= packing.MAX_PER_ROW:
             raise InputError(f"pack {self.pack} is not in 0..{packing.MAX_PER_ROW}; 3 fills rows of 512 tokens")
 
-    def identity(self) -> dict[str, Any]:
-        """Returns all options that decide the contents; without packing, those of the time before there was any."""
+    def identity(self) -> JsonObject:
+        """Returns the options; "pack" only if rows are packed, as in data sets made before packing was added."""
         options = dataclasses.asdict(self)
         return options if self.pack > 1 else {name: value for name, value in options.items() if name != "pack"}
 
 
-def prepare(inputs: str, tokenizer: str, output: str, options: PrepareOptions, num_workers: int = 0) -> dict[str, Any]:
+def prepare(inputs: str, tokenizer: str, output: str, options: PrepareOptions, num_workers: int = 0) -> JsonObject:
     """Returns the manifest of the data set that `output` then holds.
 
     The contents depend on the text, the tokenizer and the options alone: not on the paths of the input, nor on
@@ -104,8 +103,8 @@ def prepare(inputs: str, tokenizer: str, output: str, options: PrepareOptions, n
     return manifest
 
 
-def identity_of(options: PrepareOptions, input_fingerprint: str, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Returns what the manifest says of how, and of what, a data set was made."""
+def identity_of(options: PrepareOptions, input_fingerprint: str, tokenizer: Tokenizer) -> JsonObject:
+    """Returns the identity of a data set in its manifest: format, options, and fingerprints of input and tokenizer."""
     return {
         "format": records.FORMAT,
         "version": records.VERSION,
@@ -193,8 +192,8 @@ class _Job:
 
 
 def _prepare(
-    job: _Job, plan: list[corpus.Piece], identity: dict[str, Any], tokenizer: Tokenizer, num_workers: int
-) -> dict[str, Any]:
+    job: _Job, plan: list[corpus.Piece], identity: JsonObject, tokenizer: Tokenizer, num_workers: int
+) -> JsonObject:
     """Returns the manifest of the data set, after making what of it is not there yet."""
     with task_runner(num_workers) as run:
         run(functools.partial(_make_piece, job), list(enumerate(plan)), "pieces of text")
@@ -228,7 +227,7 @@ def _count_different_lines(job: _Job, hashes: tuple[int, int]) -> int:
     return pieces.count_different_lines(job.work, job.num_pieces, *hashes)
 
 
-def _make_shard(job: _Job, shard: Range) -> dict[str, Any]:
+def _make_shard(job: _Job, shard: Range) -> JsonObject:
     """Writes a shard and its counts of tokens, and returns what the manifest says of it."""
     finished = job.work / f"{shard.name}.json"
     if (made := records.read_part(finished, ("file", "documents", "sequences", "filled"))) is not None:
@@ -249,7 +248,7 @@ def make_shard(
     tokens: np.ndarray,
     bounds: list[instances.Document],
     counts: dict[str, int],
-) -> tuple[dict[str, Any], np.ndarray]:
+) -> tuple[JsonObject, np.ndarray]:
     """Writes a shard into a folder and returns what the manifest says of it, and its counts of tokens [V].
 
     Args:
@@ -271,12 +270,12 @@ def make_shard(
     )
     if len(made) * shard.num_shards >= 1 << 32:
         raise InputError("the data set has more than 2^32 sequences; use fewer duplicates or part the text")
-    # Sequences are numbered across shards like cards that are dealt, as no shard knows the size of the others.
+    # Sequence i of shard s of S shards has the number i * S + s, since no shard knows the size of the others.
     numbers = np.arange(len(made), dtype=np.uint32) * np.uint32(shard.num_shards) + np.uint32(shard.index)
     lengths = instances.row_lengths(made)
     dtype = records.row_dtype(options.max_seq_length, 1, tokenizer.vocab_size)
 
-    def single_rows(chosen: Any) -> np.ndarray:
+    def single_rows(chosen: np.ndarray | slice) -> np.ndarray:
         return instances.make_rows(made[chosen], numbers[chosen], tokens, tokenizer, dtype)
 
     if options.pack > 1:
@@ -301,26 +300,27 @@ def make_shard(
 
 def finish(
     path: Path,
-    identity: dict[str, Any],
+    identity: JsonObject,
     options: PrepareOptions,
     tokenizer: Tokenizer,
     ranges: list[Range],
-    made: list[dict[str, Any]],
+    made: list[JsonObject],
     token_counts: np.ndarray,
-    copies: dict[str, Any],
-) -> dict[str, Any]:
+    copies: JsonObject,
+) -> JsonObject:
     """Returns the manifest of a directory that has its shards, after writing it.
 
     `made` is what `make_shard` says of each of `ranges`, `token_counts` [V] their sum over the training split, and
     `copies` what `exact_copies` says.
     """
+    # Eight parameters: in a Beam pipeline each of the results comes from another step.
     row = {"length": options.max_seq_length, "max_sequences": max(1, options.pack)}
     made_with = {"bert_jax": __version__, "sentencex": metadata.version("sentencex")}
     splits = _describe_splits(options, ranges, made)
     return records.finish_dataset(path, identity, row, tokenizer, splits, token_counts, made_with, exact_copies=copies)
 
 
-def _describe_splits(options: PrepareOptions, ranges: list[Range], made: list[dict]) -> dict[str, dict[str, Any]]:
+def _describe_splits(options: PrepareOptions, ranges: list[Range], made: list[JsonObject]) -> dict[str, JsonObject]:
     """Returns what the manifest says of each split: the sums over its shards, and the shards."""
     splits = {}
     for split in ("train", "heldout"):
@@ -341,7 +341,7 @@ def _describe_splits(options: PrepareOptions, ranges: list[Range], made: list[di
     return splits
 
 
-def exact_copies(documents: np.ndarray, num_lines: int, num_different_lines: int) -> dict[str, Any]:
+def exact_copies(documents: np.ndarray, num_lines: int, num_different_lines: int) -> JsonObject:
     """Returns how many documents (records of `pieces.DOCUMENT`) and lines occurred before, and their shares."""
     num_documents = len(documents) - len(np.unique(documents["key"]))
     num_copies = num_lines - num_different_lines
@@ -353,8 +353,8 @@ def exact_copies(documents: np.ndarray, num_lines: int, num_different_lines: int
     }
 
 
-def summarize(manifest: dict[str, Any], seconds: float) -> None:
-    """Says what a data set holds, and what it took."""
+def summarize(manifest: JsonObject, seconds: float) -> None:
+    """Prints the contents of a data set and the time that preparing it took."""
     megabytes = sum(split["text_bytes"] for split in manifest["splits"].values()) / 1e6
     for name, split in manifest["splits"].items():
         say(

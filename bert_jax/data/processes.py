@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Independent tasks on several cores, with their progress on stderr."""
+"""Runs independent tasks in several processes, and reports progress on stderr."""
 
 import concurrent.futures
 import contextlib
@@ -37,7 +37,7 @@ def task_runner(num_workers: int) -> Iterator[Callable[[Callable[[Task], Result]
         yield lambda function, tasks, what: _collect(enumerate(map(function, tasks)), len(tasks), what)
         return
     context = multiprocessing.get_context("spawn")
-    resource_tracker.ensure_running()  # which would let SIGINT through again
+    resource_tracker.ensure_running()  # starting it later would unblock SIGINT
     alive, ours = context.Pipe(duplex=False)
     pool = concurrent.futures.ProcessPoolExecutor(num_workers, context, _start_worker, (alive,))
     with alive, ours:  # workers end when this process closes `ours`, or is killed
@@ -85,9 +85,9 @@ def say(text: str) -> None:
 
 @contextlib.contextmanager
 def _without_interrupts() -> Iterator[None]:
-    """Keeps Ctrl-C for later, and from processes that begin meanwhile altogether: the terminal sends it to them too.
+    """Delays Ctrl-C until the end of the block, and blocks it in processes started meanwhile.
 
-    A worker would print a traceback, even while it imports what it needs.
+    The terminal also sends it to workers, which would print tracebacks, even during their imports.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:

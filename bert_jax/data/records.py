@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows on disk: written whole, read at random (docs/decisions/0004-row-format.md).
+"""The row format on disk: atomic writes and random access (docs/decisions/0004-row-format.md).
 
 A data set is a directory: `manifest.json`, the tokenizer, the counts of its tokens, and shards. A shard is a
-`.npy` file of fixed-size records (`row_dtype`), so row i is at a known place and a memory map reads it without
-parsing anything. Letters: L positions of a row, M places for sequences in a row, V vocabulary, R rows.
+`.npy` file of fixed-size records (`row_dtype`), so row i is at a known offset and a memory map reads it without
+parsing. Letters: L positions of a row, M places for sequences in a row, V vocabulary, R rows.
 """
 
 import hashlib
@@ -13,12 +13,12 @@ import tokenize
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from bert_jax.errors import InputError, shown
 from bert_jax.storage import files, schema, urls, writing
+from bert_jax.storage.files import JsonObject
 from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
 
 FORMAT, VERSION = "bert_jax rows", 1
@@ -86,7 +86,7 @@ def shard_name(split: str, index: int, num_shards: int) -> str:
     return f"{split}-{index:05d}-of-{num_shards:05d}.npy"
 
 
-def write_shard(path: Path, dtype: np.dtype, num_rows: int, chunks: Iterable[np.ndarray]) -> dict[str, Any]:
+def write_shard(path: Path, dtype: np.dtype, num_rows: int, chunks: Iterable[np.ndarray]) -> JsonObject:
     """Writes a shard of `num_rows` records and returns its name, rows, bytes and sha256.
 
     Plain writes, no memory map: on a full disk a write fails with an error where a map kills the process.
@@ -109,11 +109,11 @@ def write_shard(path: Path, dtype: np.dtype, num_rows: int, chunks: Iterable[np.
     return {"name": path.name, "rows": num_rows, "bytes": num_bytes, "sha256": digest.hexdigest()}
 
 
-def read_part(path: Path, names: Iterable[str]) -> dict[str, Any] | None:
-    """Returns what a run that was stopped wrote of a part that it had finished; None if it had not, or it is damaged.
+def read_part(path: Path, names: Iterable[str]) -> JsonObject | None:
+    """Returns the record of a part that a stopped run had finished; None if it is missing or damaged.
 
-    `names` are what it must have: those of what `write_shard` returns, "file" for all of that, "shards" for a list of
-    these, and figures.
+    `names` are the keys that it must have: keys of the result of `write_shard`, "file" for a whole such result,
+    "shards" for a list of them, and others for numbers.
     """
     known = _FILE | {"file": _SHARD, "shards": schema.list_of(_SHARD)}
     form = schema.record({name: known.get(name, schema.number()) for name in names})
@@ -125,14 +125,14 @@ def read_part(path: Path, names: Iterable[str]) -> dict[str, Any] | None:
 
 def finish_dataset(
     path: Path,
-    identity: dict[str, Any],
+    identity: JsonObject,
     row: dict[str, int],
-    tokenizer: Any,
-    splits: dict[str, dict[str, Any]],
+    tokenizer: Tokenizer,
+    splits: dict[str, JsonObject],
     token_counts: np.ndarray,
     made_with: dict[str, str],
-    **figures: Any,
-) -> dict[str, Any]:
+    **figures: object,
+) -> JsonObject:
     """Returns the manifest of a directory that has its shards, after writing the counts of tokens and the manifest.
 
     Args:
@@ -213,7 +213,7 @@ class Dataset:
     """A prepared data set, open for reading."""
 
     path: Path
-    manifest: dict[str, Any]
+    manifest: JsonObject
     train: Split
     heldout: Split  # without rows if nothing was held out
     token_counts: np.ndarray  # int64 [V]: how often each id occurs in the text of the training documents
@@ -304,7 +304,7 @@ def open_dataset(path: str | Path, tokenizer_fingerprint: str = "", verify: bool
     )
 
 
-def _read_manifest(path: Path) -> dict[str, Any]:
+def _read_manifest(path: Path) -> JsonObject:
     """Returns the manifest of a directory. Raises: InputError if it is not one of this format, whole."""
     manifest = files.read_json(path / MANIFEST)
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
@@ -318,7 +318,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     return manifest
 
 
-def _check_file(path: Path, file: dict[str, Any], checksum: bool) -> None:
+def _check_file(path: Path, file: JsonObject, checksum: bool) -> None:
     """Raises: InputError unless the file has the size, and if asked the checksum, that the manifest gives."""
     remedy = "copy it again, or delete the directory and prepare the data set again"
     if not path.is_file():
@@ -329,7 +329,7 @@ def _check_file(path: Path, file: dict[str, Any], checksum: bool) -> None:
         raise InputError(f"{path} is damaged: its sha256 is not the manifest's; {remedy}")
 
 
-def _open_split(path: Path, split: dict[str, Any], dtype: np.dtype) -> Split:
+def _open_split(path: Path, split: JsonObject, dtype: np.dtype) -> Split:
     """Returns the split that the manifest describes."""
     shards = []
     for shard in split["shards"]:
@@ -345,7 +345,7 @@ def _open_split(path: Path, split: dict[str, Any], dtype: np.dtype) -> Split:
 
 
 def _load(path: Path) -> np.ndarray:
-    """Returns the memory map of a `.npy` file. Raises: InputError if it is none."""
+    """Returns the memory map of a `.npy` file. Raises: InputError if it is not a valid one."""
     try:
         return np.lib.format.open_memmap(path, mode="r")
     except (ValueError, OSError, OverflowError, SyntaxError, tokenize.TokenError) as error:  # its header is Python

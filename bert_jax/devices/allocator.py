@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that a program on a CPU frees is kept for the next one, in huge pages.
+"""Keeps the memory that a step on a CPU frees for the next step, in huge pages.
 
-XLA allocates the temporaries of a program whenever it runs, and frees them after. glibc gives blocks of that size back
-to the kernel, which fills them with zeros, page by page of 4 KiB, when the next step asks for them. What is kept for
-programs of many sizes adds up, so when it comes to a quarter of the machine's memory it is given back
-(docs/decisions/0023-freed-memory.md).
+XLA allocates temporaries at the start of every program and frees them at its end. By default glibc returns blocks of
+this size to the kernel. The next step must ask for them again, and the kernel fills them with zeros in pages of 4 KiB.
+Keeping them saves this time. Programs of many sizes accumulate kept memory, so it is returned once it exceeds a quarter
+of the machine's memory (docs/decisions/0023-freed-memory.md).
 """
 
 import ctypes
@@ -23,10 +23,10 @@ _keeping: ctypes.CDLL | None = None  # the C library, once it keeps what is free
 
 
 def reuse_freed_memory() -> bool:
-    """Makes the C library keep what is freed; returns whether it does. To be called before JAX starts its threads.
+    """Makes the C library keep freed memory; returns whether it does. Call this before JAX starts its threads.
 
-    Nothing is changed where it would not help or is not ours to choose: on another system than Linux with glibc, beside
-    an accelerator that JAX may take, and where the environment says how to allocate.
+    It changes nothing on systems other than Linux with glibc, on machines with an accelerator that JAX may use, and
+    where environment variables configure the allocator.
     """
     if sys.platform != "linux" or not _computes_on_cpu() or _is_chosen():
         return False
@@ -34,7 +34,7 @@ def reuse_freed_memory() -> bool:
     if not hasattr(libc, "gnu_get_libc_version") or not hasattr(libc, "mallinfo2"):  # since glibc 2.33
         return False
     libc.mallinfo2.restype = _MallocInfo
-    # Freed memory stays, no block comes from the kernel alone, and all threads share one heap, which may grow at will.
+    # Keep freed memory, never use mmap for single blocks, and let all threads share one heap.
     kept = [
         libc.mallopt(option, value) for option, value in ((_M_TRIM_THRESHOLD, -1), (_M_MMAP_MAX, 0), (_M_ARENA_MAX, 1))
     ]
@@ -45,10 +45,10 @@ def reuse_freed_memory() -> bool:
 
 
 def give_back_freed_memory(most: float = 0.25) -> bool:
-    """Gives what is kept back to the kernel if it is more than that share of the memory there is.
+    """Returns kept memory to the kernel if it is more than the share `most` of the machine's memory.
 
-    To be called after each step; returns whether it was done. What is kept is what the process holds in memory beyond
-    what it has asked for, mapped files left out: those the kernel takes back by itself.
+    Call this after each step; returns whether memory was returned. Kept memory is resident memory minus memory in use,
+    without mapped files, which the kernel can drop by itself.
     """
     if _keeping is None:
         return False
@@ -56,12 +56,12 @@ def give_back_freed_memory(most: float = 0.25) -> bool:
     kept = os.sysconf("SC_PAGE_SIZE") * (resident - shared) - _keeping.mallinfo2().uordblks
     if kept <= most * _memory() or not _keeping.malloc_trim(0):
         return False
-    _ask_for_huge_pages(_keeping, _memory() // 2)  # the heap has shrunk, and what it grows by knows nothing of them
+    _ask_for_huge_pages(_keeping, _memory() // 2)  # the heap has shrunk; new parts of it need the advice again
     return True
 
 
 class _MallocInfo(ctypes.Structure):
-    """What mallinfo2(3) returns."""
+    """The struct that mallinfo2(3) returns."""
 
     _fields_ = [
         (name, ctypes.c_size_t)
@@ -77,18 +77,18 @@ def _memory() -> int:
         try:
             limits.append(int(Path("/sys/fs/cgroup", name).read_text("ascii")))
         except (OSError, ValueError):
-            continue  # there is none, or it is "max"
+            continue  # no such file, or no limit ("max")
     return min(limits)
 
 
 def _ask_for_huge_pages(libc: ctypes.CDLL, size: int) -> None:
-    """Grows the heap by `size` bytes of addresses, none of them touched, and asks for huge pages behind them."""
+    """Grows the heap by `size` bytes of untouched address space, and advises the kernel to use huge pages there."""
     libc.malloc.restype = ctypes.c_void_p
     libc.malloc.argtypes = [ctypes.c_size_t]
     libc.free.argtypes = [ctypes.c_void_p]
     libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     block = libc.malloc(size)
-    if block:  # there are systems that promise no more than they have: pages stay small there
+    if block:  # malloc fails on systems without overcommit; pages stay small there
         start = -(-block // _HUGE_PAGE) * _HUGE_PAGE
         libc.madvise(start, (block + size - start) // _HUGE_PAGE * _HUGE_PAGE, _MADV_HUGEPAGE)
         libc.free(block)

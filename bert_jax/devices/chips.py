@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one table of accelerators: what the data sheet of each says."""
+"""The table of accelerators, with figures from their data sheets."""
 
 from dataclasses import dataclass
 
@@ -9,19 +9,19 @@ GPUS_PER_HOST = 8
 
 @dataclass(frozen=True)
 class Chip:
-    """What a data sheet says of one JAX device. Bandwidths are bytes/s."""
+    """The figures of one JAX device. Bandwidths are in bytes/s."""
 
-    device_kind: str  # `jax.Device.device_kind` is this, or begins with it
-    bfloat16: float  # FLOP/s at most of dense matrix products
-    float32: float  # the same of float32 as JAX multiplies it by default
-    # What the planner needs besides; chips without a family are not planned for.
+    device_kind: str  # `jax.Device.device_kind`, or its beginning
+    bfloat16: float  # peak FLOP/s of dense matrix products
+    float32: float  # the same for float32 at JAX's default precision
+    # Figures for the planner, which knows only chips with a family.
     family: str = ""  # as in --topology=FAMILY:SIZE
     hbm_bytes: float = 0.0
     hbm_bandwidth: float = 0.0
-    link_bandwidth: float = 0.0  # out of a chip to its neighbours, all links of one direction together
-    network_bandwidth: float = 0.0  # of a GPU to other hosts; 0 where links lead everywhere
-    matrix_efficiency: float = 0.9  # of the peak, that large products reach; assumed, not measured on TPUs
-    megacore: bool = False  # libtpu compiles for both cores of a chip as for one device
+    link_bandwidth: float = 0.0  # from a chip to its neighbours, sum of all links in one direction
+    network_bandwidth: float = 0.0  # from a GPU to other hosts; 0 for TPUs, which the links connect across hosts
+    matrix_efficiency: float = 0.9  # share of the peak that large products reach; assumed, not measured on TPUs
+    megacore: bool = False  # libtpu compiles both cores of a chip as one device
 
     @property
     def is_tpu(self) -> bool:
@@ -80,7 +80,7 @@ GPUS = {chip.family: chip for chip in CHIPS if chip.family and not chip.is_tpu}
 
 
 def peak_flops(device_kind: str, dtype: str) -> float:
-    """Returns the most FLOP/s that one device (`jax.Device.device_kind`) multiplies matrices at, or 0.0 if unknown.
+    """Returns the peak FLOP/s of matrix products on one device (`jax.Device.device_kind`), or 0.0 if unknown.
 
     It is unknown for CPUs, for slices of a GPU and for dtypes other than "bfloat16" and "float32".
     """

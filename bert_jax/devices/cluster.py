@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several processes that train as one: how they join, and what only the first of them does.
+"""Training in several processes: how they join, agree and fail together, and work for the first process only.
 
-The only home of jax.distributed and multihost_utils. With a single process every function here does the obvious.
+Only this module uses jax.distributed and multihost_utils. All functions also work in a single process.
 """
 
 import atexit
@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import time
+import types
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -22,11 +23,12 @@ import numpy as np
 from jax._src import distributed  # its client, which has no public name: Orbax takes it from here too
 from jax.experimental import multihost_utils
 
+from bert_jax.batch import PyTree
 from bert_jax.devices.members import Members, leave
 from bert_jax.errors import InputError
 from bert_jax.settings.rules import changed_keys
 
-# What schedulers tell the processes of a job: a variable, and from what on it means that there are several.
+# Variables in which schedulers give the number of processes of a job.
 _JOB_SIZES = (
     "SLURM_STEP_NUM_TASKS",
     "SLURM_NTASKS",
@@ -36,8 +38,8 @@ _JOB_SIZES = (
 _HOST_LISTS = ("TPU_WORKER_HOSTNAMES", "TPU_PROCESS_ADDRESSES")
 
 
-_members: Members | None = None  # of this process, once it has joined others
-_times_asked = itertools.count()  # how often the runs of this process have asked whether a signal has come
+_members: Members | None = None  # set once this process has joined others
+_times_asked = itertools.count()  # calls of Preemption.received in this process
 
 
 def join(
@@ -48,14 +50,14 @@ def join(
     join_seconds: int = 60,
     lost_seconds: int = 60,
 ) -> None:
-    """Joins the processes of a job, before anything else of JAX is used; the same command runs on each of them.
+    """Joins the processes of a job. Call it before any other use of JAX, in each process; all run the same command.
 
-    `how` is "off", "on" (JAX asks the scheduler or the TPU who the others are) or "auto": on if the scheduler speaks of
-    several processes. With `coordinator` (HOST:PORT of the first process), `num_processes` and `process_id` nothing is
-    asked. The others have `join_seconds` to come. Once they are there, a process that is not heard of for
-    `lost_seconds` ends the job.
+    `how` is "off", "on" (JAX finds the other processes through the scheduler or the TPU) or "auto": on if variables of
+    a scheduler name several processes. If `coordinator` (HOST:PORT of the first process), `num_processes` and
+    `process_id` are given, they are used instead. Joining fails after `join_seconds`. Afterwards the job ends if one
+    process gives no sign of life for `lost_seconds`.
 
-    Raises: InputError if the three do not go together, or the others cannot be reached.
+    Raises: InputError if only some of the three are given, or if the other processes cannot be reached.
     """
     given = (bool(coordinator), num_processes > 0, process_id >= 0)
     if any(given) != all(given):
@@ -67,10 +69,14 @@ def join(
         return
     if any(given) and process_id >= num_processes:
         raise InputError(f"--process_id {process_id} is not below --num_processes {num_processes}; they count from 0")
-    asked = {"coordinator_address": coordinator, "num_processes": num_processes, "process_id": process_id}
+    asked: dict[str, Any] = {
+        "coordinator_address": coordinator,
+        "num_processes": num_processes,
+        "process_id": process_id,
+    }
     limits: dict[str, Any] = {
         "initialization_timeout": join_seconds,
-        # Our own watch comes first, and says more. JAX's is for a process that cannot even watch.
+        # `Members` notices a lost process first, and reports more. JAX's heartbeat is for a process that is frozen.
         "heartbeat_timeout_seconds": max(100, 10 * lost_seconds),
         "shutdown_timeout_seconds": 30,
     }
@@ -80,27 +86,28 @@ def join(
     except (ValueError, RuntimeError) as error:
         _leave_at_exit(1)
         reason = " ".join(str(error).split())[:300]
-        if "bad_cast" in reason:  # what is left of an error of the coordination service
+        if "bad_cast" in reason:  # JAX lost the text of the coordination service's error
             where = f"at {coordinator} " if coordinator else ""
             others = f"of {num_processes} processes " if num_processes else ""
             reason = f"not all {others}came together {where}within {join_seconds} s (--join_seconds)"
         raise InputError(f"the processes cannot join: {reason}; see docs/pods.md, or --distributed=off") from None
     state = distributed.global_state
     if state.num_processes > 1:
+        assert state.client is not None  # initialize() has made it
         global _members
         _members = Members(state.client, state.process_id, state.num_processes, lost_seconds)
 
 
 @contextlib.contextmanager
 def _failing_calmly() -> Iterator[None]:
-    """Has JAX's client raise an error where the processes do not come together, and not abort with a dump.
+    """Makes JAX's client raise an error if the processes cannot join, instead of aborting with a stack dump.
 
-    jax.distributed has no argument for that, but its client does. Where a version of JAX has none, it aborts.
+    jax.distributed has no argument for that, but its client has one. With versions of JAX without it, JAX aborts.
     """
     module = getattr(distributed, "_jax", None)
     make = getattr(module, "get_distributed_runtime_client", None)
 
-    def make_calm(*arguments: Any, **options: Any) -> Any:
+    def make_calm(*arguments: object, **options: object) -> object:
         try:
             return make(*arguments, **options, missed_heartbeat_callback=lambda _: None)  # type: ignore[misc]
         except TypeError:
@@ -118,16 +125,16 @@ def _failing_calmly() -> Iterator[None]:
 
 @contextlib.contextmanager
 def one_fate() -> Iterator[None]:
-    """Ends the block on every process when it ends on one with an error, and says on each whose error it is.
+    """Runs the block; an error in one process ends the block in all, and each reports which process failed.
 
-    Raises: InputError with another process's line, where this process noticed it by itself; LostProcessError if a
-    collective broke off because another process died.
+    Raises: InputError with the message of another process that failed; LostProcessError if a collective failed because
+    another process died.
     """
     if _members is None:
         yield
         return
     try:
-        jax.devices()  # all are here now; later, one may be minutes behind, which JAX does not wait for
+        jax.devices()  # starts the backend in all processes now; JAX does not wait for one that starts minutes later
         yield
         _members.exchange("done")
         _members.close()
@@ -144,16 +151,16 @@ def one_fate() -> Iterator[None]:
 
 
 def leave_hanging(status: int) -> None:
-    """Ends this process with a status, and the others of the job after it."""
+    """Ends this process with an exit status, and then the other processes of the job."""
     if _members is not None:
         _members.tell_hang()
     leave(status)
 
 
 def _leave_at_exit(status: int) -> None:
-    """Ends this process at its exit without JAX's own farewell, which waits for the others.
+    """Skips JAX's shutdown at exit, which would wait for the other processes.
 
-    The first process has the store in which the others read why it ended; it stays a moment longer.
+    The first process holds the key-value store, from which the others read the cause. So it exits a little later.
     """
 
     def end() -> None:
@@ -164,16 +171,16 @@ def _leave_at_exit(status: int) -> None:
     atexit.register(end)
 
 
-def check_same(what: Mapping[str, Any]) -> None:
-    """Returns if every process has the same code, and the same values, given by name; nested ones are compared too.
+def check_same(what: Mapping[str, object]) -> None:
+    """Checks that all processes have the same code and the same values. `what` maps names to values, also nested ones.
 
-    Raises: InputError, on every process, naming the process that differs, in what, and both values.
+    Raises: InputError, on every process, with the process that differs, the name and both values.
     """
     if _members is None:
         return
     what = {"code of bert_jax": _code_digest(), "jax": jax.__version__, **what}
     text = json.dumps(what, sort_keys=True, default=str)
-    # Digests first: hundreds of processes would fetch everyone's values from the first one, again and again.
+    # Compare digests first: the values of hundreds of processes would be too much for the first process to send.
     if len(set(_members.exchange(hashlib.sha256(text.encode()).hexdigest()))) == 1:
         return
     said = [json.loads(each) for each in _members.exchange(text)]
@@ -198,7 +205,7 @@ def _code_digest() -> str:
     return digest.hexdigest()[:12]
 
 
-def _at(values: Any, name: str) -> Any:
+def _at(values: object, name: str) -> object:
     """Returns the value of a dotted name."""
     for key in name.split("."):
         values = values.get(key, "nothing") if isinstance(values, Mapping) else "nothing"
@@ -206,7 +213,7 @@ def _at(values: Any, name: str) -> Any:
 
 
 def check_shared(directory: Path) -> None:
-    """Returns if every process sees the directory of the first one. Raises: InputError, on every process, if not."""
+    """Checks that all processes see the first one's directory. Raises: InputError, on every process, if not."""
     if _members is None:
         return
     sign = directory / f".seen-{_members.exchange(uuid.uuid4().hex)[0]}"
@@ -226,7 +233,7 @@ def check_shared(directory: Path) -> None:
 
 
 def is_job(environment: Mapping[str, str]) -> bool:
-    """Returns whether a scheduler's variables speak of several processes."""
+    """Returns whether the variables of a scheduler name several processes."""
     sizes = (environment.get(name, "") for name in _JOB_SIZES)
     hosts = (environment.get(name, "") for name in _HOST_LISTS)
     return any(size.isdecimal() and int(size) > 1 for size in sizes) or any("," in names for names in hosts)
@@ -238,28 +245,28 @@ def is_several() -> bool:
 
 
 def is_first() -> bool:
-    """Returns whether this process is the one that writes what is written once."""
+    """Returns whether this is the first process, which writes all files that are written once."""
     return jax.process_index() == 0
 
 
 def wait_for_all(what: str) -> None:
-    """Returns when every process has come here; `what` names the place."""
+    """Waits until every process has called this; `what` names the barrier."""
     if is_several():
         multihost_utils.sync_global_devices(what)
 
 
 def first_says(value: int) -> int:
-    """Returns the value that the first process has."""
+    """Returns the first process's value, on every process."""
     return int(multihost_utils.broadcast_one_to_all(np.int32(value))) if is_several() else value
 
 
 def anyone_says(value: bool) -> bool:
-    """Returns whether any process says so."""
+    """Returns whether `value` is true on any process."""
     return bool(np.max(multihost_utils.process_allgather(np.int32(value)))) if is_several() else value
 
 
 def first_does(what: str, action: Callable[[], None]) -> None:
-    """Runs `action` on the first process, and returns on every process when it is done.
+    """Runs `action` on the first process; every process waits until it is done.
 
     `what` completes "the first process could not ...". Raises: InputError, on every process, if the action failed.
     """
@@ -273,19 +280,19 @@ def first_does(what: str, action: Callable[[], None]) -> None:
         raise failure or InputError(f"the first process could not {what}; its own message says why")
 
 
-def on_host(tree: Any) -> Any:
-    """Returns the whole arrays of a tree as numpy arrays, on every process, wherever their parts lie."""
+def on_host(tree: PyTree) -> PyTree:
+    """Returns a tree of global arrays as whole numpy arrays, on every process."""
     if not is_several():
         return jax.device_get(tree)
     return jax.tree.map(lambda leaf: np.asarray(multihost_utils.process_allgather(leaf, tiled=True)), tree)
 
 
 class Preemption:
-    """Notes what asks the run to end: SIGTERM, SIGINT or SIGHUP, here or, of several processes, at any of them.
+    """Records signals that ask the run to end: SIGTERM, SIGINT or SIGHUP, sent to any process of the job.
 
-    A second SIGINT, Ctrl-C pressed again, ends the process at once, without what Python does at its end: XLA may be
-    compiling. Several processes agree on the step to end at. JAX hands SIGTERM on to the others, so its own handler of
-    it stays, and what else arrives becomes SIGTERM. SIGHUP is left alone where it is ignored, as nohup does.
+    A second SIGINT (Ctrl-C) ends the process at once, without Python's shutdown, because XLA may be compiling. Several
+    processes agree on the step to end at. JAX forwards SIGTERM to the other processes, so its handler stays and other
+    signals are turned into SIGTERM. SIGHUP stays ignored where it is ignored, as with nohup.
     """
 
     def __enter__(self) -> "Preemption":
@@ -297,7 +304,7 @@ class Preemption:
         self._previous = {number: signal.signal(number, self._note) for number in numbers}
         return self
 
-    def _note(self, number: int, _frame: Any) -> None:
+    def _note(self, number: int, _frame: types.FrameType | None) -> None:
         self._interrupts += number == signal.SIGINT
         if self._interrupts > 1:
             leave(128 + signal.SIGINT, "stopped by Ctrl-C twice; what was saved before is untouched")
@@ -310,9 +317,9 @@ class Preemption:
                 os.write(2, b"\nstopping after the steps under way, with the state saved; Ctrl-C again ends at once\n")
 
     def received(self) -> int:
-        """Returns the signal to end for, or 0. Of several processes every one asks before every step."""
-        # JAX has all end at a number that none has come to. It is no step: those begin anew in each run of a grid, and
-        # a signal at the last step of one would be noticed at the same step of the next, or not at all.
+        """Returns the received signal, or 0. If there are several processes, all must call this before every step."""
+        # JAX lets all processes stop at a number that none has reached yet. This number counts calls, not steps: steps
+        # restart in each run of a grid, so a signal in the last step of a run would be missed or noticed too late.
         if is_several() and multihost_utils.reached_preemption_sync_point(next(_times_asked)):
             self._received = signal.SIGTERM
         return self._received

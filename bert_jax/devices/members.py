@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processes of one job watch each other: when one of them fails or dies, all end, and each says which it was.
+"""Mutual monitoring of the processes of a job: if one fails or dies, all end, and each reports which one it was.
 
-Without this a process that waits for another in a collective waits for ever. Each process writes a number that grows
-into the key-value store of JAX's coordination service, and a thread reads those of the others. The store also carries
-the line with which a process failed, and what processes tell each other before any device is used.
+Without this, a process that waits in a collective for a dead one would wait for ever. Each process writes a growing
+counter (its heartbeat) into the key-value store of JAX's coordination service, and a thread reads those of the others.
+The store also carries error messages, and values that processes exchange before any device is used.
 """
 
 import contextlib
@@ -13,26 +13,33 @@ import socket
 import sys
 import threading
 import time
-from typing import Any
+from typing import NoReturn, Protocol
 
 from bert_jax.errors import InputError, LostProcessError
 
 _PREFIX = "bert_jax"
-_BEAT_SECONDS = 1.0  # and longer where there are many processes: all of them ask the first
-# How long the main thread has to end by itself, once another process has failed. It cannot while it waits in a
-# collective.
+_BEAT_SECONDS = 1.0  # longer for many processes, since all of them read from the first
+# Time for the main thread to end by itself after another process has failed. It cannot while it waits in a collective.
 _GRACE_SECONDS = 5.0
-# How long it has once this process itself has failed: what was being written may still be finished.
+# Time for the main thread to end after this process itself has failed, to finish what it is writing.
 _LEAVE_SECONDS = 20.0
 _HANG_PAUSES = 5  # between two looks: how long a process that hangs waits for the others to hear it
 HANG_STATUS = 76  # exit status of a process that ends because nothing was finished for too long
 
 
-class Members:
-    """What a process knows of the others. One object a process, made when it joins."""
+class Store(Protocol):
+    """The key-value store of JAX's coordination service: the methods of its client that are used here."""
 
-    def __init__(self, client: Any, index: int, count: int, lost_seconds: float) -> None:
-        """Starts to watch; `client` is that of JAX's coordination service."""
+    def key_value_set(self, key: str, value: str, allow_overwrite: bool = False) -> None: ...
+
+    def key_value_dir_get(self, key: str) -> list[tuple[str, str]]: ...
+
+
+class Members:
+    """The other processes of the job, as seen by this one. Each process makes one object when it joins."""
+
+    def __init__(self, client: Store, index: int, count: int, lost_seconds: float) -> None:
+        """Starts the monitoring threads; `client` is that of JAX's coordination service."""
         self.index, self.count, self.lost_seconds = index, count, lost_seconds
         self._client = client
         self._topics = 0
@@ -50,13 +57,13 @@ class Members:
             thread.start()
 
     def exchange(self, value: str) -> list[str]:
-        """Returns what every process says here, by its number. All call this in the same order.
+        """Returns the values of all processes, by process number. All must make these calls in the same order.
 
-        Waits as long as all are alive. Raises: InputError if another process has failed meanwhile.
+        Waits as long as all processes are alive. Raises: InputError if another process fails meanwhile.
         """
         self._topics += 1
         topic = f"exchange/{self._topics}"
-        pause = 0.05 * max(1.0, self.count / 16)  # all of them ask the first for what all have said
+        pause = 0.05 * max(1.0, self.count / 16)  # all of them read all values from the first
         self._set(f"{topic}/{self.index}", value)
         while True:
             said = self._get(topic)
@@ -74,16 +81,16 @@ class Members:
                 self._set(f"failed/{self.index}", line[:1000] or "an error")
 
     def tell_hang(self) -> None:
-        """Tells the others that this process ends because nothing is finished, and gives them time to hear it."""
+        """Tells the others that this process ends because it hangs, and waits until they have read it."""
         with contextlib.suppress(Exception):  # of JAX's client, without a type: the first process is gone
             self._set(f"hang/{self.index}", "hangs")
             time.sleep(_HANG_PAUSES * self.pause)
 
     def find_cause(self) -> InputError | None:
-        """Returns the error of another process that explains an error in a collective; None if all are well.
+        """Returns the failure of another process that caused an error in a collective; None if all are alive.
 
-        It is a LostProcessError if that process is not heard of, or an InputError with the line that it told. Waits for
-        some seconds, since a process that has just died was heard of until now.
+        It is a LostProcessError if a process gives no sign of life, or an InputError with the message of one that
+        failed. Waits some seconds, since the last heartbeat of a process that has just died is still recent.
         """
         deadline = time.monotonic() + 10 * self.pause
         while time.monotonic() < deadline:
@@ -109,7 +116,7 @@ class Members:
         return f"process {number} ({self._get('name').get(number, 'unknown host')})"
 
     def close(self) -> None:
-        """Ends the watch, when all have come here."""
+        """Ends the monitoring. Call it when all processes have finished."""
         self._ended.set()
         for thread in self._threads:
             thread.join()
@@ -130,7 +137,7 @@ class Members:
         return f"{self.name(number)} ended: {failed[number]}"
 
     def _silences(self) -> dict[int, float]:
-        """Returns for how many seconds nothing was heard of each other process."""
+        """Returns the seconds since the last new heartbeat of each other process."""
         now, beats = time.monotonic(), self._get("beat")
         for number, (_, before) in self._beats.items():
             if beats.get(number, "") != before or not self._beats[number][0]:
@@ -151,7 +158,7 @@ class Members:
         while not self._ended.wait(self.pause):
             beat += 1
             now = time.monotonic()
-            if now - looked > 5 * self.pause:  # this process was stopped itself: what it did not hear proves nothing
+            if now - looked > 5 * self.pause:  # this process itself was suspended, so missed heartbeats prove nothing
                 self._beats = dict.fromkeys(others, (0.0, ""))
             looked = now
             if self._failed_at and now - self._failed_at > _LEAVE_SECONDS:
@@ -181,10 +188,10 @@ class Members:
                     leave(LostProcessError.STATUS, self._lost(number, silence))
 
     def _watch_store(self) -> None:
-        """Watches whether the first process answers at all: a question to one that hangs waits for ever."""
+        """Checks that the first process answers at all. A separate thread, since a read from one that hangs blocks."""
         looked = time.monotonic()
         while not self._ended.wait(self.pause):
-            if time.monotonic() - looked > 5 * self.pause:  # this process was stopped itself
+            if time.monotonic() - looked > 5 * self.pause:  # this process itself was suspended
                 self._answered = time.monotonic()
             looked = time.monotonic()
             silence = time.monotonic() - self._answered
@@ -202,14 +209,14 @@ def _unreachable(error: Exception) -> str:
 
 
 def say_stacks(line: str) -> None:
-    """Prints a line and the stacks of all threads, on stderr if that can be written to."""
+    """Prints a line and the stacks of all threads on stderr, if stderr is open."""
     with contextlib.suppress(AttributeError, OSError, ValueError, RuntimeError):
         print(f"error: {line}", file=sys.stderr, flush=True)
         faulthandler.dump_traceback(all_threads=True)
 
 
-def leave(status: int, line: str = "") -> None:
-    """Ends this process at once, from any thread, wherever the others are."""
+def leave(status: int, line: str = "") -> NoReturn:
+    """Ends this process at once, from any thread, without waiting for the other threads."""
     # A stream may be closed, have no reader, or be in the middle of a write that a signal has interrupted.
     with contextlib.suppress(OSError, ValueError, RuntimeError):
         if line:

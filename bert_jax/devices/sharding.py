@@ -1,27 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where every array lives: the mesh, and one table from parameter paths to mesh axes.
+"""Sharding: the device mesh, and one table from parameter paths to mesh axes.
 
 The mesh has three axes: "data" (rows divided, parameters replicated), "fsdp" (rows and parameters
 divided) and "tensor" (heads, feed-forward and vocabulary divided). One device is a mesh of 1 x 1 x 1,
-so every program is the same program.
+so the same program runs on any number of devices.
 """
 
 import re
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
+from bert_jax.batch import PyTree
 from bert_jax.errors import InputError
 from bert_jax.settings.model import ModelConfig
 from bert_jax.settings.pretraining import MeshConfig
 from bert_jax.settings.rules import nearest_multiples
 
+Value = TypeVar("Value")
+
 ROW_AXES = ("data", "fsdp")  # the axes over which the rows of a batch are divided
 
-# The mesh axis of every logical axis. None is replicated.
+# Logical axis -> mesh axis. None means replicated.
 MESH_AXES: dict[str | None, str | None] = {
     "vocab": "tensor",
     "heads": "tensor",  # num_heads x head_size
@@ -55,7 +59,7 @@ RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
 )
 
 
-def make_mesh(config: MeshConfig, devices: Any = None) -> Mesh:
+def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
     """Returns the mesh ("data", "fsdp", "tensor") over all devices.
 
     Raises: InputError if the sizes do not multiply to the number of devices.
@@ -72,14 +76,14 @@ def make_mesh(config: MeshConfig, devices: Any = None) -> Mesh:
             f"mesh.data {sizes['data']} is not divisible by the {slices} slices: fsdp and tensor stay within one; "
             f"use mesh.data={nearest_multiples(sizes['data'], slices).replace(' or ', ' or mesh.data=')}"
         )
-    if told == 1:  # in the order of the devices, so that a slice asked for is a stretch of them
+    if told == 1:  # in the order of the devices, so that each requested slice is a contiguous range of them
         return jax.make_mesh(tuple(sizes.values()), axes, axis_types=types, devices=devices)
     of_slice = (sizes["data"] // slices, sizes["fsdp"], sizes["tensor"])
     return Mesh(mesh_utils.create_hybrid_device_mesh(of_slice, (slices, 1, 1), devices), axes, axis_types=types)
 
 
 def mesh_sizes(config: MeshConfig, num_devices: int) -> dict[str, int]:
-    """Returns the devices along each axis of the mesh, -1 replaced by all that are left.
+    """Returns the number of devices along each axis of the mesh; -1 becomes the number of remaining devices.
 
     Raises: InputError if the sizes do not multiply to the number of devices.
     """
@@ -97,7 +101,7 @@ def mesh_sizes(config: MeshConfig, num_devices: int) -> dict[str, int]:
 def check_divisible(mesh: Mesh | AbstractMesh, model: ModelConfig, *batches: tuple[int, int]) -> None:
     """Raises: InputError if a batch or the model does not divide evenly over the mesh.
 
-    `batches` are pairs of the rows of a global batch and the microbatches that it is divided into.
+    `batches` are pairs (rows of a global batch, number of its microbatches).
     """
     rows = mesh.shape["data"] * mesh.shape["fsdp"]
     for batch_size, accumulate in batches:
@@ -118,11 +122,11 @@ def check_divisible(mesh: Mesh | AbstractMesh, model: ModelConfig, *batches: tup
 
 
 def path_name(path: tuple[Any, ...]) -> str:
-    """Returns the path of a leaf in nested dicts as "a/b/c"; what is not a dict key is left out."""
+    """Returns the path of a leaf in nested dicts as "a/b/c", without keys of other containers."""
     return "/".join(str(key.key) for key in path if isinstance(key, jax.tree_util.DictKey))
 
 
-def match_rules(rules: tuple[tuple[str, Any], ...], names: list[str]) -> dict[str, Any]:
+def match_rules(rules: tuple[tuple[str, Value], ...], names: list[str]) -> dict[str, Value]:
     """Returns the value of the first rule that matches each whole name.
 
     Raises: InputError if a name matches no rule.
@@ -139,24 +143,24 @@ def match_rules(rules: tuple[tuple[str, Any], ...], names: list[str]) -> dict[st
 
 
 def is_stacked(name: str) -> bool:
-    """Returns whether the parameter of that path has a leading axis of layers; False for one that no rule knows."""
+    """Returns whether the parameter has a leading axis of layers; False if its path matches no rule."""
     return any(re.fullmatch(pattern, name) and axes[0] == "layers" for pattern, axes in RULES)
 
 
-def unused_rules(rules: tuple[tuple[str, Any], ...], names: list[str]) -> list[str]:
+def unused_rules(rules: tuple[tuple[str, object], ...], names: list[str]) -> list[str]:
     """Returns the patterns that are the first match of no name."""
     used = {next((pattern for pattern, _ in rules if re.fullmatch(pattern, name)), None) for name in names}
     return [pattern for pattern, _ in rules if pattern not in used]
 
 
-def tree_shardings(mesh: Mesh | AbstractMesh, tree: Any, over_data: bool = False) -> Any:
+def tree_shardings(mesh: Mesh | AbstractMesh, tree: PyTree, over_data: bool = False) -> PyTree:
     """Returns the sharding of every leaf of a tree of parameters or of a training state.
 
-    A leaf below a dict is a parameter or one of its moments, and follows the rule of its path; any
-    other leaf (a step counter) is replicated. `over_data` divides each over the axis "data" as well, where it can be.
+    A leaf below a dict is a parameter or one of its moments, and follows the rule of its path. Any other leaf,
+    such as a step counter, is replicated. `over_data` also divides each leaf over the axis "data", where possible.
     """
 
-    def place(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
+    def place(path: tuple[object, ...], leaf: "jax.Array | jax.ShapeDtypeStruct") -> NamedSharding:
         name = path_name(path)
         axes = match_rules(RULES, [name])[name] if name else ()
         assert len(axes) == len(leaf.shape) or not name, f"rule {axes} for {name} of shape {leaf.shape}"
@@ -166,10 +170,13 @@ def tree_shardings(mesh: Mesh | AbstractMesh, tree: Any, over_data: bool = False
     return jax.tree_util.tree_map_with_path(place, tree)
 
 
-def _divided_over_data(mesh: Mesh | AbstractMesh, spec: tuple[Any, ...], shape: tuple[int, ...]) -> tuple[Any, ...]:
-    """Returns the axes of a parameter with "data" at its largest dimension that it divides and no other axis does.
+def _divided_over_data(
+    mesh: Mesh | AbstractMesh, spec: tuple[str | None, ...], shape: tuple[int, ...]
+) -> tuple[str | None, ...]:
+    """Returns the mesh axes of a parameter, with "data" added at the largest undivided dimension that it divides.
 
-    The last dimension comes last: a TPU pads it to 128. What has no such dimension stays as it is.
+    The last dimension is used only if no other fits, since TPUs pad it to a multiple of 128. If no dimension fits, the
+    axes stay the same.
     """
     devices = mesh.shape["data"]
     free = [
@@ -201,7 +208,7 @@ def constrain_rows(array: jax.Array) -> jax.Array:
 
 
 def whole(array: jax.Array) -> jax.Array:
-    """Returns `array` undivided, when traced under a mesh."""
+    """Returns `array` replicated on all devices, when traced under a mesh."""
     if jax.sharding.get_abstract_mesh().empty:
         return array
     return jax.lax.with_sharding_constraint(array, PartitionSpec())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ends a run that hangs, with the stacks of its threads, so that a scheduler can start it again."""
+"""Ends a run that hangs and prints the stacks of its threads, so that a scheduler can restart it."""
 
 import threading
 import time
@@ -9,17 +9,17 @@ from bert_jax.devices.members import HANG_STATUS, say_stacks
 
 
 class Watchdog:
-    """Ends this process, and those that train with it, if nothing is finished for some seconds; a context manager."""
+    """A context manager that ends all processes of the job if no work finishes for `seconds`."""
 
     def __init__(self, seconds: float) -> None:
-        """Watches from when the block begins; 0 seconds is no watch."""
+        """Monitoring starts with the block; 0 seconds disables it."""
         self.seconds = seconds
         self._finished = time.monotonic()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def alive(self) -> None:
-        """Says that a step, an evaluation or a save was finished."""
+        """Records that a step, an evaluation or a save has finished."""
         self._finished = time.monotonic()
 
     def __enter__(self) -> "Watchdog":

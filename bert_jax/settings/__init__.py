@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every setting, its default and its rule.
 
-`model`, `pretraining` and `finetuning` hold the settings, `phases` the parts of a run of several, `rules` how they are
-read, written, checked and compared.
+`model`, `pretraining` and `finetuning` define the settings. `phases` splits a run of two phases. `rules` reads, writes,
+checks and compares settings.
 """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every setting of fine-tuning, its default and its rule, in the manner of `config.py`.
+"""The settings of fine-tuning, with their defaults and rules.
 
-What a run has in common with pre-training (optimizer, mesh, checkpoints, reports) is there.
+Sections that pre-training has too (optimizer, mesh, checkpoints, reports) are defined in `pretraining`.
 """
 
 import dataclasses
@@ -22,12 +22,12 @@ from bert_jax.settings.rules import (
 
 @dataclass(frozen=True)
 class ProbeConfig:
-    """Learning from an encoder that stays as it is (paper, section 5.3), in place of fine-tuning."""
+    """A probe trained on the features of a frozen encoder (paper, section 5.3), instead of fine-tuning."""
 
     features: str = ""  # "" fine-tunes; or embeddings last second_to_last weighted_last4 concat_last4 weighted_all
-    kind: str = "bilstm"  # what reads the features: "bilstm", or "linear" for a classifier alone
-    num_layers: int = 2  # of the BiLSTM
-    hidden_size: int = 768  # of the BiLSTM, in each direction
+    kind: str = "bilstm"  # model on top of the features: "bilstm", or "linear" for a classifier alone
+    num_layers: int = 2  # layers of the BiLSTM
+    hidden_size: int = 768  # width of the BiLSTM, in each direction
 
     def validate(self) -> None:
         check_numbers(self)
@@ -39,21 +39,24 @@ class ProbeConfig:
 
 @dataclass(frozen=True)
 class TaskConfig:
-    """What a fine-tuned model is to do. A trained model keeps these settings, and predicts by them."""
+    """The task. A fine-tuned model is saved with these settings, and uses them to predict."""
 
-    name: str = ""  # cola sst2 mrpc stsb qqp mnli qnli rte wnli ax classification regression squad1 squad2 choice ner
-    max_seq_length: int = 128  # longer inputs are truncated, or cut into windows (squad)
-    text_column: str = ""  # of data of your own (tables, JSON lines); "" takes the task's own, or the usual names
-    second_text_column: str = ""  # the second text of a pair
+    # one of cola sst2 mrpc stsb qqp mnli qnli rte wnli ax classification regression squad1 squad2 choice ner
+    name: str = ""
+    max_seq_length: int = 128  # tokens of a row; longer inputs are truncated, or cut into windows (squad)
+    text_column: str = (
+        ""  # column of the text in your own tables or JSON lines; "" takes the task's, or the usual names
+    )
+    second_text_column: str = ""  # column of the second text of a pair
     label_column: str = ""
-    labels: str = ""  # the classes in order, with commas; "" takes those of the training data, sorted
-    metric: str = ""  # by which the best checkpoint is chosen; "" takes the task's
-    document_context: bool = False  # ner: fill a row with the sentences around, which are not asked about (paper, 5.3)
-    doc_stride: int = 128  # squad: tokens from the start of a window to that of the next
-    max_query_length: int = 64  # squad: tokens of the question that are kept
-    max_answer_length: int = 30  # squad: tokens
-    num_best: int = 20  # squad: starts and ends that are combined
-    null_threshold: float = 0.0  # squad2: null score - best span's above which there is no answer; found on dev
+    labels: str = ""  # the classes in order, separated by commas; "" takes those of the training data, sorted
+    metric: str = ""  # metric that selects the best checkpoint; "" takes the task's
+    document_context: bool = False  # ner: fill each row with surrounding sentences, without labels (paper, 5.3)
+    doc_stride: int = 128  # squad: tokens from the start of a window to the start of the next
+    max_query_length: int = 64  # squad: longest question, in tokens; the rest is cut off
+    max_answer_length: int = 30  # squad: longest answer, in tokens
+    num_best: int = 20  # squad: number of best starts and of best ends that are combined into spans
+    null_threshold: float = 0.0  # squad2: no answer if null score - best span score is above this; chosen on dev
     probe: ProbeConfig = field(default_factory=ProbeConfig)
 
     def validate(self) -> None:
@@ -66,13 +69,13 @@ class TaskConfig:
 
 @dataclass(frozen=True)
 class FinetuneModelConfig:
-    """What fine-tuning may change of the model that it starts from."""
+    """Settings of the pre-trained model that fine-tuning may change."""
 
     hidden_dropout_rate: float = 0.1
     attention_dropout_rate: float = 0.1
     compute_dtype: str = "float32"
-    matmul_precision: str = "default"  # or "highest", as in `config.ModelConfig`
-    attention: str = "plain"  # or "fused", on TPUs
+    matmul_precision: str = "default"  # "default" or "highest", as in pre-training
+    attention: str = "plain"  # "plain" or "fused", as in pre-training
     remat: str = "none"
     unroll: int = 0
 
@@ -83,13 +86,13 @@ class FinetuneModelConfig:
 
 @dataclass(frozen=True)
 class FinetuneDataConfig:
-    """What is learnt from: a directory or file in the task's format, or tfds:NAME."""
+    """The data of the task: a directory or file in the task's format, or tfds:NAME."""
 
     source: str = ""
     path: str = ""  # another name for source
     batch_size: int = 32  # examples (squad: windows) of the global batch
-    seed: int = 0  # of the order of the examples
-    bucket: bool = True  # batches of like lengths, padded no longer than they need
+    seed: int = 0  # random seed of the order of the examples
+    bucket: bool = True  # batch examples of similar length, to save padding
 
     def validate(self) -> None:
         check_numbers(self)
@@ -103,12 +106,12 @@ class FinetuneDataConfig:
 
 @dataclass(frozen=True)
 class FinetuneTrainConfig:
-    """How long, and in how many pieces a step."""
+    """The length of training, and how a step is computed."""
 
     num_epochs: float = 3.0
     accumulate: int = 1
-    hang_seconds: int = 3600  # without a step, an evaluation or a save that ends: the run is ended; 0 disables
-    seed: int = 0  # of the new head's parameters and of dropout
+    hang_seconds: int = 3600  # end the run if no step, evaluation or save finishes for so many seconds; 0 disables
+    seed: int = 0  # random seed of the new head's parameters and of dropout
 
     def validate(self) -> None:
         check_numbers(self)
@@ -122,10 +125,12 @@ class FinetuneTrainConfig:
 
 @dataclass(frozen=True)
 class SweepConfig:
-    """A grid of runs in one command; the model of the best stays."""
+    """A grid of runs in one command. The model of the best run is kept."""
 
-    seeds: int = 0  # 0 is one run, with train.seed and data.seed; N takes the seeds 0 .. N - 1 for both
-    learning_rates: str = ""  # with commas; "" takes optimizer.learning_rate
+    seeds: int = (
+        0  # number of seeds: N runs with train.seed and data.seed 0 .. N - 1; 0 is one run with the given seeds
+    )
+    learning_rates: str = ""  # learning rates of the grid, separated by commas; "" takes optimizer.learning_rate
 
     def validate(self) -> None:
         check_numbers(self)
@@ -134,11 +139,11 @@ class SweepConfig:
 
     @property
     def is_grid(self) -> bool:
-        """Whether there is more to do than one run."""
+        """Whether this is a grid, and not a single run."""
         return bool(self.seeds or self.learning_rates)
 
     def rates(self) -> tuple[float, ...]:
-        """Returns the learning rates of the grid; () for the one of the optimizer."""
+        """Returns the learning rates of the grid; () stands for optimizer.learning_rate."""
         try:
             rates = tuple(float(rate) for rate in self.learning_rates.split(",") if rate.strip())
         except ValueError:
@@ -166,7 +171,7 @@ class FinetuneConfig:
     checkpoint: CheckpointConfig = field(default_factory=lambda: CheckpointConfig(every_steps=0))  # 0: with evaluation
     report: ReportConfig = field(default_factory=ReportConfig)
     sweep: SweepConfig = field(default_factory=SweepConfig)
-    init_checkpoint: str = ""  # a pre-trained model in any format; random:PATH takes its shape and tokenizer alone
+    init_checkpoint: str = ""  # a pre-trained model in any format; random:PATH takes only its shape and tokenizer
 
     def validate(self) -> None:
         """Raises: InputError at the first setting that breaks a rule."""
@@ -184,7 +189,7 @@ class FinetuneConfig:
             )
 
 
-# What may differ when a run is resumed, as in `config.RESUMABLE_CHANGES`.
+# Settings that may differ when a run is resumed, as in `pretraining.RESUMABLE_CHANGES`.
 FINETUNE_RESUMABLE_CHANGES = (
     "mesh", "report", "checkpoint", "eval", "train.num_epochs", "train.hang_seconds", "data.path", "data.source",
     "model.remat", "model.unroll",

@@ -15,39 +15,46 @@ from bert_jax.settings.rules import (
     suggest,
 )
 
-# Dropout keeps a number by 16 random bits: at higher rates it would keep none.
-MOST_DROPOUT = 0.9999
-
-
-MOST_ROWS = 2**24  # of any array of a model along any axis: far beyond what is trained, and what JAX can still index
+MOST_DROPOUT = 0.9999  # dropout compares 16 random bits with the rate; at higher rates it would drop everything
+MOST_ROWS = 2**24  # along any axis of a parameter: far larger than any model in use, and JAX can still index it
 
 
 @dataclass(frozen=True)
 class ModelConfig:
     """The shape of a BERT. Source: Devlin et al. 2018, section 3; google-research/bert modeling.py."""
 
-    vocab_size: int = 0  # 0 takes the size of the data's tokenizer
+    vocab_size: int = 0  # number of tokens; 0 takes the size of the data's tokenizer
     hidden_size: int = 768
     num_layers: int = 12
     num_heads: int = 12
     intermediate_size: int = 3072
     max_positions: int = 512
     type_vocab_size: int = 2
-    activation: str = "gelu_tanh"  # "gelu_tanh" as in Google's released code, or "gelu_exact" (erf), as in its first
+    activation: str = (
+        "gelu_tanh"  # "gelu_tanh", as in Google's released code, or "gelu_exact" (erf), as in its first version
+    )
     hidden_dropout_rate: float = 0.1
     attention_dropout_rate: float = 0.1
     initializer_stddev: float = 0.02
     layer_norm_epsilon: float = 1e-12
     vocab_multiple: int = 128  # the embedding table is padded with zero rows to a multiple of this
-    compute_dtype: str = "float32"  # or "bfloat16"; parameters, norms, softmax and losses stay float32
-    # Products of float32 are by default one pass of bfloat16 on TPUs and TF32 on new GPUs. "highest" is float32
-    # throughout, several times as slow there; on a CPU both are.
+    # "float32" or "bfloat16", the type of activations and matrix products. Parameters, norms, softmax and losses stay
+    # float32.
+    compute_dtype: str = "float32"
+    # "default" multiplies float32 matrices in one bfloat16 pass on TPUs and in TF32 on recent GPUs. "highest" uses
+    # float32 throughout, several times as slow there. On a CPU both use float32.
     matmul_precision: str = "default"
-    gradient_dtype: str = "float32"  # that devices add up; "bfloat16" halves what they send, after rounding once
-    attention: str = "plain"  # or "fused": on TPUs a kernel that keeps no scores, and elsewhere what it computes
+    # "float32" or "bfloat16", the type of the gradients that devices sum. "bfloat16" halves the communication; each
+    # gradient is rounded once.
+    gradient_dtype: str = "float32"
+    # "plain" or "fused"; "fused" uses a kernel on TPUs that does not store the attention scores, and computes the same
+    # function without the kernel elsewhere.
+    attention: str = "plain"
     remat: str = "none"  # what the backward pass recomputes: "none", "dots" (all but matmuls) or "full"
-    unroll: int = 0  # layers per iteration of the scan; 0 takes all on a CPU, where a loop copies, and else one
-    causal: bool = False  # a token sees those before it alone, and predicts the next one: the paper's left-to-right
+    unroll: int = 0  # layers per iteration of the scan; 0 unrolls all on a CPU, where a loop copies, and 1 elsewhere
+    causal: bool = (
+        False  # the paper's left-to-right model: a token sees only itself and earlier ones, and predicts the next
+    )
 
     @property
     def padded_vocab_size(self) -> int:
@@ -66,7 +73,9 @@ class ModelConfig:
         check_not_negative(self, "unroll")
         for name, value in vars(self).items():
             if isinstance(value, int) and value > MOST_ROWS:
-                raise InputError(f"model.{name} {shown(value)} is beyond {MOST_ROWS}, the largest there is; use less")
+                raise InputError(
+                    f"model.{name} {shown(value)} is beyond {MOST_ROWS}, the largest size; use a smaller one"
+                )
         check_rates(self, "hidden_dropout_rate attention_dropout_rate", most=MOST_DROPOUT)
         check_choice(self, "activation", ("gelu_tanh", "gelu_exact"))
         check_choice(self, "compute_dtype", ("float32", "bfloat16"))
@@ -74,7 +83,7 @@ class ModelConfig:
         if self.gradient_dtype == "bfloat16" and self.compute_dtype != "bfloat16":
             raise InputError(
                 f"model.gradient_dtype bfloat16 is for products in bfloat16, and model.compute_dtype is "
-                f"{self.compute_dtype}; set both, or none"
+                f"{self.compute_dtype}; set both to bfloat16, or neither"
             )
         check_choice(self, "matmul_precision", ("default", "highest"))
         if self.matmul_precision == "highest" and self.compute_dtype != "float32":
@@ -95,7 +104,7 @@ class ModelConfig:
             )
         if not 0 <= self.initializer_stddev < math.inf:
             raise InputError(
-                f"model.initializer_stddev {self.initializer_stddev} is not 0 or a finite number above; BERT's is 0.02"
+                f"model.initializer_stddev {self.initializer_stddev} is not finite and 0 or more; BERT uses 0.02"
             )
         if self.vocab_size < 0:
             raise InputError(f"model.vocab_size {self.vocab_size} is negative; use 0 for the tokenizer's size")
@@ -103,7 +112,7 @@ class ModelConfig:
 
 
 def check_types(model: ModelConfig, largest: int, what: str) -> None:
-    """Raises: InputError if the `largest` of the type ids (0 in the first text) of something is beyond the model's."""
+    """Raises: InputError if `largest`, the largest type id in `what`, is not below the model's type_vocab_size."""
     if largest >= model.type_vocab_size:
         raise InputError(
             f"{what} has pairs of texts, and the model has model.type_vocab_size {model.type_vocab_size}, too few to "

@@ -1,36 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The phases of a pre-training run: which steps each takes, and the settings of each as if it were a run.
+"""The phases of a pre-training run: the steps of each, and its settings as those of a run of one phase.
 
-Everything here is a function of the configuration alone, so that a resumed run finds its place by the step it is at.
+Everything here depends on the configuration alone, so a resumed run finds its phase from its step.
 """
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from bert_jax.errors import InputError
 from bert_jax.settings.pretraining import RESUMABLE_CHANGES, Phase2Config, PretrainConfig, TrainConfig
+from bert_jax.settings.rules import Values
 
 
 class Phase(NamedTuple):
-    """A part of a run. Steps are those of the run, counted through."""
+    """A phase of a run. Steps count from the start of the run, through both phases."""
 
-    number: int  # 1 is the first
-    config: PretrainConfig  # of a run of this phase alone; train.num_steps are its steps
+    number: int  # from 1
+    config: PretrainConfig  # of a run of this phase alone; train.num_steps is the number of its steps
     first_step: int
-    last_step: int  # how many steps have been taken when it is done
-    schedule_start: int  # the step at which its schedule of the learning rate starts
+    last_step: int  # steps taken by the run when the phase ends
+    schedule_start: int  # step at which its learning rate schedule starts
     schedule_steps: int
     resets_moments: bool
 
     @property
     def train(self) -> TrainConfig:
-        """What a step is made with: train.num_steps are those of the schedule."""
+        """The settings of a training step; num_steps is the length of the learning rate schedule."""
         return dataclasses.replace(self.config.train, num_steps=self.schedule_steps)
 
     @property
     def batches(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """The rows of a global batch, and the microbatches that it is divided into: of training and of evaluation."""
+        """(Rows of a global batch, number of microbatches) of training, and the same of evaluation."""
         size, accumulate = self.config.data.batch_size, self.config.train.accumulate
         return (size, accumulate), (self.config.eval.rows(size, accumulate), 1)
 
@@ -64,7 +65,7 @@ def phases_of(config: PretrainConfig) -> tuple[Phase, ...]:
 
 
 def check_rows(config: PretrainConfig, row_lengths: Sequence[int]) -> None:
-    """Raises: InputError if nothing says how many tokens are to be predicted in rows that get longer or shorter."""
+    """Raises: InputError if the phases have rows of different length and phase2.max_predictions is not set."""
     first, length = config.masking.max_predictions, row_lengths[0]
     for row_length in row_lengths[1:]:
         if row_length != length and not config.phase2.max_predictions:
@@ -76,7 +77,7 @@ def check_rows(config: PretrainConfig, row_lengths: Sequence[int]) -> None:
 
 
 def rows_before(phases: Sequence[Phase], fingerprints: Sequence[str]) -> list[int]:
-    """Returns how many rows of its data each phase finds taken by those before it, which read the same data."""
+    """Returns how many rows of each phase's data earlier phases have used; `fingerprints` identify the data."""
     taken: dict[str, int] = {}
     before = []
     for phase, fingerprint in zip(phases, fingerprints, strict=True):
@@ -86,12 +87,12 @@ def rows_before(phases: Sequence[Phase], fingerprints: Sequence[str]) -> list[in
     return before
 
 
-def may_change(before: Mapping[str, Any], config: PretrainConfig, steps_taken: int) -> tuple[str, ...]:
-    """Returns which settings may differ from those that the run has had, `before`, after `steps_taken` steps.
+def may_change(before: Mapping[str, Values], config: PretrainConfig, steps_taken: int) -> tuple[str, ...]:
+    """Returns the settings that may differ from `before`, the run's earlier settings, after `steps_taken` steps.
 
-    A phase that has not begun may still become another.
+    All settings of a phase that has not begun may change.
 
-    Raises: InputError if the first phase would end before the step that it is at, or elsewhere than where it ended.
+    Raises: InputError if the first phase would end before the current step, or if it has ended and its end is moved.
     """
     boundary = before["train"]["num_steps"]
     has_second = bool(before.get("phase2", {}).get("num_steps"))

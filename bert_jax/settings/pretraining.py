@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every setting, its default and its rule. Defaults are written here and nowhere else.
+"""The settings of pre-training, with their defaults and rules. Defaults are written here and nowhere else.
 
-A configuration is a frozen dataclass of frozen dataclasses. Files in `configs/` change only what an
-experiment changes; `--config.section.key=value` changes one setting more. Sizes are whole-run sizes:
-`batch_size` counts the rows of the global batch, whatever the number of devices.
+A configuration is a frozen dataclass of frozen dataclasses. A file in `configs/` sets only what its experiment
+changes; `--config.section.key=value` changes one more setting. Sizes are global: `batch_size` counts the rows of
+the global batch, on any number of devices.
 """
 
 from dataclasses import dataclass, field
@@ -24,11 +24,11 @@ from bert_jax.settings.rules import (
 
 @dataclass(frozen=True)
 class DataConfig:
-    """What is read: a directory made by prepare_corpus."""
+    """The training data, a directory made by prepare_corpus."""
 
     path: str = ""
     batch_size: int = 256  # rows of the global batch
-    seed: int = 0  # of the order of the rows
+    seed: int = 0  # random seed of the order of the rows
     verify: bool = True  # check the sha256 of every shard before the first step
 
     def validate(self) -> None:
@@ -41,15 +41,17 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class MaskingConfig:
-    """Which tokens are to be predicted and what stands in their place. Source: paper, section 3.1 and Table 8."""
+    """How tokens are masked: which are predicted, and what replaces them. Source: paper, section 3.1 and Table 8."""
 
-    rate: float = 0.15  # of the tokens of a sequence, [CLS] and [SEP] counted in
-    max_predictions: int = 20  # per sequence; the paper's 20 for 128 tokens, 80 for 512
-    mask_rate: float = 0.8  # of the chosen tokens become [MASK]
-    random_rate: float = 0.1  # of the chosen tokens become a random token; the rest are kept
+    rate: float = 0.15  # share of the tokens of a sequence to predict; [CLS] and [SEP] count as tokens
+    max_predictions: int = 20  # upper limit of predictions per sequence; the paper has 20 for 128 tokens, 80 for 512
+    mask_rate: float = 0.8  # share of the chosen tokens that become [MASK]
+    random_rate: float = 0.1  # share of the chosen tokens that become a random token; the rest are kept
     static: bool = False  # True gives a sequence the same mask in every epoch, as the paper's duplicates do
-    whole_word: bool = False  # all tokens of a word are chosen, or none; a word beyond the budget is passed over
-    max_ngram: int = 1  # with whole_word: runs of 1 to this many words, n words with a chance in proportion to 1 / n
+    whole_word: bool = False  # choose all tokens of a word or none; words that exceed the limit are skipped
+    max_ngram: int = (
+        1  # longest run of masked words, with whole_word; runs of n words with chance proportional to 1 / n
+    )
     seed: int = 0
 
     def validate(self) -> None:
@@ -63,17 +65,17 @@ class MaskingConfig:
         if self.mask_rate + self.random_rate > 1 + 1e-9:
             raise InputError(
                 f"masking.mask_rate {self.mask_rate} + masking.random_rate {self.random_rate} is above 1; "
-                "what is left of 1 is the share of tokens kept"
+                "the rest of the chosen tokens are kept, so use two shares with a sum of 1 at most"
             )
 
 
 def check_warmup(section: "OptimizerConfig | Phase2Config", name: str) -> None:
-    """Raises: InputError if the warm-up is no share of the run, or is said in two ways."""
+    """Raises: InputError if the warm-up rate is not a rate, or if both the rate and the steps are set."""
     check_rates(section, "warmup_rate")
     if section.warmup_rate and section.warmup_steps:
         raise InputError(
-            f"{name}.warmup_rate {section.warmup_rate} and {name}.warmup_steps {section.warmup_steps} are two ways to "
-            f"say one thing; set {name}.warmup_steps=0, or {name}.warmup_rate=0"
+            f"{name}.warmup_rate {section.warmup_rate} and {name}.warmup_steps {section.warmup_steps} both set the "
+            f"warm-up; set {name}.warmup_steps=0, or {name}.warmup_rate=0"
         )
 
 
@@ -81,21 +83,23 @@ def check_warmup(section: "OptimizerConfig | Phase2Config", name: str) -> None:
 class OptimizerConfig:
     """BERT's AdamW, or LAMB, and Google's schedule. Source: google-research/bert optimization.py; You et al. 2019."""
 
-    name: str = "adamw"  # or "lamb", for batches of tens of thousands; use it with bias_correction
+    name: str = "adamw"  # "adamw", or "lamb" for batches of tens of thousands; use lamb with bias_correction
     learning_rate: float = 1e-4
     warmup_steps: int = 10_000
-    warmup_rate: float = 0.0  # of the run's steps, in place of warmup_steps, which has to be 0 then
-    decay_power: float = 1.0  # of what is left of the run: 1 decays linearly, 0.5 as NVIDIA's LAMB recipe does
+    warmup_rate: float = 0.0  # warm-up as a share of the run's steps, instead of warmup_steps, which must be 0 then
+    # exponent of the decay: the rate is proportional to (share of the steps that are left) ** decay_power. 1 is linear,
+    # 0.5 is that of NVIDIA's LAMB recipe.
+    decay_power: float = 1.0
     beta1: float = 0.9
     beta2: float = 0.999
     epsilon: float = 1e-6
     weight_decay: float = 0.01
-    clip_norm: float = 1.0  # of the gradient of the global batch; 0 disables
-    bias_correction: bool = False  # Google's optimizer has none
-    trust_ratio_for: str = "decayed"  # parameters that LAMB scales: those that weight decay applies to, or "all"
-    state_dtype: str = "float32"  # of Adam's mean between steps, or "bfloat16"; its mean square stays float32
+    clip_norm: float = 1.0  # largest norm of the gradient of the global batch; 0 disables clipping
+    bias_correction: bool = False  # Adam's bias correction; Google's optimizer has none
+    trust_ratio_for: str = "decayed"  # parameters with LAMB's trust ratio: "decayed", those with weight decay, or "all"
+    state_dtype: str = "float32"  # "float32" or "bfloat16", the type of Adam's first moment; the second stays float32
     layer_decay: float = 1.0  # each layer's rate is this times that of the one above; embeddings are below layer 0
-    freeze_encoder: bool = False  # heads alone learn
+    freeze_encoder: bool = False  # train only the heads
 
     def validate(self) -> None:
         check_numbers(self)
@@ -115,14 +119,14 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """How long, and in how many pieces a step."""
+    """The length of training, and how a step is computed."""
 
     num_steps: int = 1_000_000
     accumulate: int = 1  # microbatches per step; the result equals that of the whole batch
-    next_sentence: bool = True  # learn the label of sentence B, where data have one; False is the paper's "No NSP"
-    hang_seconds: int = 3600  # without a step, an evaluation or a save that ends: the run is ended; 0 disables
-    zero1: bool = False  # divide the optimizer's state and its work over "data" too (ZeRO, stage 1)
-    seed: int = 0  # of the initial parameters and of dropout
+    next_sentence: bool = True  # train the next sentence head, if the data have labels; False is the paper's "No NSP"
+    hang_seconds: int = 3600  # end the run if no step, evaluation or save finishes for so many seconds; 0 disables
+    zero1: bool = False  # divide the optimizer's state and its update over the "data" axis too (ZeRO, stage 1)
+    seed: int = 0  # random seed of the initial parameters and of dropout
 
     def validate(self) -> None:
         check_numbers(self)
@@ -132,18 +136,19 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class Phase2Config:
-    """A phase that follows `train.num_steps` in the same run, and what it changes (docs/decisions/0019-phases.md)."""
+    """A second phase after `train.num_steps`, and the settings that it changes (docs/decisions/0019-phases.md)."""
 
-    num_steps: int = 0  # of this phase; 0 disables it, and nothing below has a meaning
-    path: str = ""  # its data, made by prepare_corpus; the path of the first phase goes on through the same rows
-    batch_size: int = 0  # 0 takes data.batch_size
-    accumulate: int = 0  # 0 takes train.accumulate
-    max_predictions: int = 0  # 0 takes masking.max_predictions, if rows are as long
-    schedule: str = "restart"  # a warm-up and a decay of its own; or "continue": those of `optimizer`, for both phases
-    learning_rate: float = 0.0  # at the start of its decay; 0 takes optimizer.learning_rate
+    num_steps: int = 0  # steps of this phase; 0 disables it, and the settings below are not used
+    path: str = ""  # its data, made by prepare_corpus; with the first phase's path it continues with the next rows
+    batch_size: int = 0  # rows of the global batch; 0 takes data.batch_size
+    accumulate: int = 0  # microbatches per step; 0 takes train.accumulate
+    max_predictions: int = 0  # predictions per sequence; 0 takes masking.max_predictions, if rows have the same length
+    # "restart" has a warm-up and a decay of its own; "continue" uses the schedule of `optimizer` for both phases
+    schedule: str = "restart"
+    learning_rate: float = 0.0  # learning rate at the start of its decay; 0 takes optimizer.learning_rate
     warmup_steps: int = 0
-    warmup_rate: float = 0.0  # of its steps, in place of warmup_steps, which has to be 0 then
-    keep_moments: bool = True  # of Adam; False starts them at zero
+    warmup_rate: float = 0.0  # warm-up as a share of its steps, instead of warmup_steps, which must be 0 then
+    keep_moments: bool = True  # keep the moments of Adam; False starts them at zero
 
     def validate(self) -> None:
         check_numbers(self)
@@ -153,8 +158,8 @@ class Phase2Config:
         check_choice(self, "schedule", ("restart", "continue"))
         if self.schedule == "continue" and (self.learning_rate or self.warmup_steps or self.warmup_rate):
             raise InputError(
-                "phase2.schedule 'continue' takes rate and warm-up from optimizer; leave phase2.learning_rate, "
-                "warmup_steps and warmup_rate at 0, or set phase2.schedule=restart"
+                "phase2.schedule 'continue' takes rate and warm-up from optimizer; set phase2.learning_rate, "
+                "warmup_steps and warmup_rate to 0, or phase2.schedule=restart"
             )
         if self.num_steps and not self.path:
             raise InputError(
@@ -165,13 +170,13 @@ class Phase2Config:
 
 @dataclass(frozen=True)
 class EvalConfig:
-    """When the held-out split is evaluated, all of it each time."""
+    """When to evaluate. Each evaluation uses the whole held-out split."""
 
-    every_steps: int = 10_000  # 0 evaluates at the end only
-    batch_size: int = 0  # rows of the global batch; 0 takes those of a microbatch of training
+    every_steps: int = 10_000  # steps between evaluations; 0 evaluates at the end only
+    batch_size: int = 0  # rows of the global evaluation batch; 0 takes those of a training microbatch
 
     def rows(self, batch_size: int, accumulate: int) -> int:
-        """Returns the rows of an evaluation batch, where training has batches of `batch_size` in that many pieces."""
+        """Returns the rows of an evaluation batch; training splits `batch_size` rows into `accumulate` microbatches."""
         return self.batch_size or batch_size // accumulate
 
     def validate(self) -> None:
@@ -182,12 +187,14 @@ class EvalConfig:
 
 @dataclass(frozen=True)
 class MeshConfig:
-    """How many devices along each axis of the mesh; -1, at one place, is all that are left."""
+    """The number of devices along each axis of the mesh; one axis may be -1, for all remaining devices."""
 
-    data: int = -1  # parameters replicated, rows divided
-    fsdp: int = 1  # parameters and rows divided
-    tensor: int = 1  # heads, feed-forward and vocabulary divided
-    dcn: int = 0  # slices with nothing but the data center's network between them: data's outer factor; 0 asks devices
+    data: int = -1  # devices that divide the rows and replicate the parameters
+    fsdp: int = 1  # devices that divide both the rows and the parameters
+    tensor: int = 1  # devices that divide the heads, the feed-forward blocks and the vocabulary
+    # number of slices joined by the data center network (DCN). The data axis is divided over slices, so this divides
+    # mesh.data. 0 reads it from the devices.
+    dcn: int = 0
 
     def validate(self) -> None:
         check_numbers(self)
@@ -199,31 +206,33 @@ class MeshConfig:
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """Which training states are kept."""
+    """When checkpoints are saved, and which are kept."""
 
-    every_steps: int = 1_000  # 0 saves at the end only
+    every_steps: int = 1_000  # steps between saves; 0 saves at the end only
     keep_last: int = 2
-    keep_best: int = 1  # by held-out loss, beside the last; 0 disables
-    keep_every: int = 0  # steps between revisions, parameters alone that are never deleted, from step 0; 0 disables
+    keep_best: int = 1  # number of checkpoints kept for their held-out loss, besides the last ones; 0 disables
+    keep_every: int = 0  # steps between revisions: parameters only, from step 0 on, never deleted; 0 disables
 
     def validate(self) -> None:
         check_numbers(self)
         check_not_negative(self, "every_steps keep_best keep_every")
         if self.keep_last < 2:
             raise InputError(
-                f"checkpoint.keep_last {self.keep_last} is below 2; the one before the newest is what is left "
-                "when the newest is damaged or half-written, so use 2 or more"
+                f"checkpoint.keep_last {self.keep_last} is below 2; the run resumes from the second newest checkpoint "
+                "if the newest is damaged or half-written, so use 2 or more"
             )
 
 
 @dataclass(frozen=True)
 class ReportConfig:
-    """What is written while training."""
+    """Reports of the training run: metrics, the progress bar and profiles."""
 
     every_steps: int = 100
     tensorboard: bool = True
     progress: bool = True  # a progress bar, on a terminal only
-    profile_steps: str = ""  # "100:105" profiles steps 101 to 105; a file "profile_now" in the workdir the next five
+    profile_steps: str = (
+        ""  # "100:105" profiles steps 101 to 105; a file "profile_now" in the workdir profiles the next five
+    )
 
     def validate(self) -> None:
         check_numbers(self)
@@ -245,7 +254,7 @@ class PretrainConfig:
     mesh: MeshConfig = field(default_factory=MeshConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     report: ReportConfig = field(default_factory=ReportConfig)
-    init_checkpoint: str = ""  # parameters to start from, with a fresh optimizer at step 0; "" is random ones
+    init_checkpoint: str = ""  # model to start from, with a new optimizer at step 0; "" initializes at random
 
     @property
     def data_paths(self) -> tuple[str, ...]:
@@ -259,8 +268,8 @@ class PretrainConfig:
             section.validate()
         if self.model.causal and self.train.next_sentence:
             raise InputError(
-                "model.causal with train.next_sentence: the [CLS] of a left-to-right model sees itself alone, so it "
-                "cannot tell what follows; set train.next_sentence=False"
+                "model.causal with train.next_sentence: the [CLS] of a left-to-right model sees only itself, so it "
+                "cannot predict the next sentence; set train.next_sentence=False"
             )
         if self.data.batch_size % self.train.accumulate:
             raise InputError(
@@ -275,8 +284,8 @@ class PretrainConfig:
             )
 
 
-# What may differ when a run is resumed: it changes where and when work is done, not what is computed.
-# The number of steps may change too (Google's schedule then decays towards the new end).
+# Settings that may differ when a run is resumed. They change where and when work is done, not what is computed.
+# The number of steps may change too; Google's schedule then decays to the new end.
 RESUMABLE_CHANGES = (
     "mesh", "report", "checkpoint", "eval", "train.num_steps", "train.hang_seconds", "data.path", "data.verify",
     "model.remat", "model.unroll", "train.zero1",

@@ -1,31 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How settings are read and checked: dataclasses from and to plain dicts, and the rules that they share."""
+"""Reads and checks settings: dataclasses from and to plain dicts, and the rules that several sections share."""
 
 import dataclasses
 import difflib
 import math
 import re
 import typing
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
 
 from bert_jax.errors import InputError, shown
 
-Config = TypeVar("Config")
+
+class Section(Protocol):
+    """A dataclass: a configuration, or a section of one."""
+
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
 
 
-def to_dict(config: Any) -> dict[str, Any]:
+Config = TypeVar("Config", bound=Section)
+Values: TypeAlias = dict[str, Any]  # settings as plain dicts: by name, numbers, texts, booleans and nested sections
+
+
+def to_dict(config: Section) -> Values:
     """Returns the configuration as nested plain dicts."""
     return dataclasses.asdict(config)
 
 
-def from_dict(kind: type[Config], values: typing.Mapping[str, Any], where: str = "config") -> Config:
+def from_dict(kind: type[Config], values: typing.Mapping[str, object], where: str = "config") -> Config:
     """Returns the dataclass `kind` with `values` in place of its defaults.
 
     Raises: InputError for an unknown key, with a suggestion, or a value of another type.
     """
     if not isinstance(values, typing.Mapping):
-        raise InputError(f"{where} is {shown(values)}; it is a section with keys of its own")
-    fields = {item.name: item for item in dataclasses.fields(kind)}  # type: ignore[arg-type]
+        raise InputError(f"{where} is {shown(values)}, not a section; set its keys, as in {where}.KEY=VALUE")
+    fields = {item.name: item for item in dataclasses.fields(kind)}
     arguments = {}
     for key, value in values.items():
         if key not in fields:
@@ -33,8 +41,9 @@ def from_dict(kind: type[Config], values: typing.Mapping[str, Any], where: str =
         expected = typing.get_type_hints(kind)[key]
         if dataclasses.is_dataclass(expected):
             if not isinstance(value, typing.Mapping):
-                raise InputError(f"{where}.{key} is {shown(value)}; it is a section with keys of its own")
-            arguments[key] = from_dict(expected, value, f"{where}.{key}")  # type: ignore[arg-type]
+                place = f"{where}.{key}"
+                raise InputError(f"{place} is {shown(value)}, not a section; set its keys, as in {place}.KEY=VALUE")
+            arguments[key] = from_dict(typing.cast(type[Section], expected), value, f"{where}.{key}")
         elif expected is float and type(value) is int:
             if abs(value) > 2**1023:
                 raise InputError(f"{where}.{key} is {shown(value)}, beyond what a float holds; use a smaller one")
@@ -47,7 +56,7 @@ def from_dict(kind: type[Config], values: typing.Mapping[str, Any], where: str =
     return kind(**arguments)
 
 
-def changed_keys(old: typing.Mapping[str, Any], new: typing.Mapping[str, Any], prefix: str = "") -> list[str]:
+def changed_keys(old: typing.Mapping[str, object], new: typing.Mapping[str, object], prefix: str = "") -> list[str]:
     """Returns the dotted names of the settings that differ between two configurations as dicts."""
     names: list[str] = []
     for key in sorted(old.keys() | new.keys()):
@@ -71,17 +80,18 @@ def suggest(name: str, known: typing.Iterable[str]) -> str:
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
-def _section(config: Any) -> str:
+def _section(config: Section) -> str:
+    """Returns the name of a section, such as "model" for a ModelConfig."""
     return type(config).__name__.removesuffix("Config").removeprefix("Finetune").lower()
 
 
-LARGEST = 2**31 - 1  # of the whole numbers that devices count with
+LARGEST = 2**31 - 1  # devices compute with 32-bit integers
 _LARGEST_SEED = 2**63 - 1
-MOST_BATCH = 1 << 20  # of a batch: the largest that BERT was trained with, by LAMB, had 65,536
+MOST_BATCH = 1 << 20  # rows; the largest published batch for BERT, of LAMB, has 65,536
 
 
-def check_numbers(config: Any) -> None:
-    """Raises: InputError if a number of a section is infinite, no number, or beyond what a device counts with."""
+def check_numbers(config: Section) -> None:
+    """Raises: InputError if a number of a section is infinite or NaN, or an integer does not fit in 32 bits."""
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         name = f"{_section(config)}.{field.name}"
@@ -92,17 +102,17 @@ def check_numbers(config: Any) -> None:
             raise InputError(f"{name} {shown(value)} is not in -{most}..{most}; use a smaller number")
 
 
-def check_positive(config: Any, names: str, most: float = math.inf) -> None:
+def check_positive(config: Section, names: str, most: float = math.inf) -> None:
     """Raises: InputError if one of the named settings is below 1 or above `most`."""
     _check_range(config, names, 1, most)
 
 
-def check_not_negative(config: Any, names: str, most: float = math.inf) -> None:
+def check_not_negative(config: Section, names: str, most: float = math.inf) -> None:
     """Raises: InputError if one of the named settings is below 0 or above `most`."""
     _check_range(config, names, 0, most)
 
 
-def _check_range(config: Any, names: str, least: int, most: float) -> None:
+def _check_range(config: Section, names: str, least: int, most: float) -> None:
     for name in names.split():
         value, full_name = getattr(config, name), f"{_section(config)}.{name}"
         if value < least:
@@ -111,7 +121,7 @@ def _check_range(config: Any, names: str, least: int, most: float) -> None:
             raise InputError(f"{full_name} {shown(value)} is above {most}; use {most} at most")
 
 
-def check_rates(config: Any, names: str, most: float = 0.999999) -> None:
+def check_rates(config: Section, names: str, most: float = 0.999999) -> None:
     """Raises: InputError if one of the named settings is not from 0 to `most`."""
     for name in names.split():
         if not 0 <= getattr(config, name) <= most:
@@ -120,15 +130,15 @@ def check_rates(config: Any, names: str, most: float = 0.999999) -> None:
             )
 
 
-def check_choice(config: Any, name: str, choices: tuple[str, ...]) -> None:
-    """Raises: InputError if the named setting is none of the choices."""
+def check_choice(config: Section, name: str, choices: tuple[str, ...]) -> None:
+    """Raises: InputError if the named setting is not one of the choices."""
     value = getattr(config, name)
     if value not in choices:
         raise InputError(f"{_section(config)}.{name} {value!r} is unknown; use one of {', '.join(choices)}")
 
 
 def step_range(text: str) -> tuple[int, int]:
-    """Returns the steps of "100:105", or (0, 0) for "". Raises: InputError if it is no such range."""
+    """Returns the steps of "100:105", or (0, 0) for "". Raises: InputError if the text is not such a range."""
     if not text:
         return 0, 0
     match = re.fullmatch(r"([0-9]{1,15}):([0-9]{1,15})", text)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files and URLs: read whatever their compression, written whole or not at all, locked and checked.
+"""Files and URLs: reading with any compression, atomic writing, locks and checks.
 
-Start at `files` to read, at `writing` to write, and at `urls` for what is behind gs:// or s3://. `schema` checks JSON.
+`files` reads, `writing` writes, `urls` handles gs:// and s3://, and `schema` checks JSON.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files, opened wherever they are and whatever their compression, and checked by checksums."""
+"""Opens files, plain or compressed, and computes their checksums."""
 
 import contextlib
 import glob
@@ -11,7 +11,7 @@ import os
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeAlias
 
 import google_crc32c
 import numpy as np
@@ -20,11 +20,13 @@ from bert_jax.errors import InputError
 from bert_jax.storage.urls import is_remote, remote_glob
 from bert_jax.storage.zstd import ZstdError, ZstdFile
 
+JsonObject: TypeAlias = dict[str, Any]  # an object as json.loads returns it
+
 
 def expand_globs(patterns: str) -> list[str]:
     """Returns the files that comma-separated glob patterns name, sorted within each pattern, each once.
 
-    A pattern may be a URL; so are then its files. Raises: InputError if a pattern matches no file.
+    The files of a URL pattern are URLs. Raises: InputError if a pattern matches no file.
     """
     paths: dict[str, None] = {}
     for pattern in filter(None, (part.strip() for part in patterns.split(","))):
@@ -47,25 +49,25 @@ def is_compressed(path: str) -> bool:
 
 
 def open_binary(path: str) -> IO[bytes]:
-    """Returns the bytes of a local file as a stream, decompressed if their first ones are those of gzip or zstd.
+    """Returns a stream of a local file, decompressed if its first bytes are those of gzip or zstd.
 
-    A stream that breaks off raises one of the errors that `reading` knows. Raises: InputError if the file cannot
+    A damaged stream raises an error that `reading` turns into an InputError. Raises: InputError if the file cannot
     be opened.
     """
     compression = _compression(path)
     if compression == "gzip":
-        return io.BufferedReader(gzip.open(path, "rb"), 1 << 17)  # whose own lines are slow: they are read in Python
+        return io.BufferedReader(gzip.open(path, "rb"), 1 << 17)  # GzipFile splits lines in Python, slowly
     if compression == "zstd":
         return io.BufferedReader(ZstdFile(path), 1 << 17)
     return open(path, "rb")
 
 
 def read_whole(path: str, name: str) -> bytes:
-    """Returns what a local file holds, decompressed; messages call it `name`.
+    """Returns the content of a local file, decompressed; messages call the file `name`.
 
-    Raises: InputError if it cannot be read, or is far more than its size on disk makes expect.
+    Raises: InputError if it cannot be read, or if it decompresses to far more than text does.
     """
-    most = max(64 << 20, 200 * os.path.getsize(path)) if is_compressed(path) else -1  # text has a tenth of that ratio
+    most = max(64 << 20, 200 * os.path.getsize(path)) if is_compressed(path) else -1  # text compresses about 20 times
     with reading(name), open_binary(path) as stream:
         content = stream.read(most + 1 if most >= 0 else -1)
     if len(content) > most >= 0:
@@ -74,14 +76,14 @@ def read_whole(path: str, name: str) -> bytes:
 
 
 def check_is_file(path: str | os.PathLike) -> None:
-    """Raises: InputError if there is something at `path` that is no file: what reads a pipe may wait for ever."""
+    """Raises: InputError if `path` exists and is not a regular file. Reading from a pipe could block for ever."""
     if os.path.exists(path) and not os.path.isfile(path):
         raise InputError(f"{path} is no file, but a directory, a pipe or a device; give a file")
 
 
 @contextlib.contextmanager
 def reading(name: str) -> Iterator[None]:
-    """Turns the errors of a file that is damaged or cannot be read into an `InputError` that calls it `name`."""
+    """Turns errors of damaged or unreadable files into an `InputError` that calls the file `name`."""
     try:
         yield
     except (EOFError, zlib.error, gzip.BadGzipFile, ZstdError) as error:
@@ -104,7 +106,7 @@ def read_json(path: str | os.PathLike) -> Any:
     """Returns the value of a JSON file. Raises: InputError if it is missing or not JSON."""
     check_is_file(path)
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8-sig"))  # some editors put a mark before it
+        return json.loads(Path(path).read_text(encoding="utf-8-sig"))  # some editors write a byte order mark
     except FileNotFoundError:
         raise InputError(f"{path} does not exist") from None
     except OSError as error:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Locks: of several commands that would write one output, one does so, and the others are told who it is.
+"""Locks, so that only one command writes an output; the others get an error that names the writer.
 
-A lock is a file that the kernel locks for the process that holds it open. The kernel lets go however that process
-ends, so a file that is left behind locks nothing.
+A lock is a file on which the process holds an flock(2). The kernel releases it when the process ends in any way, so a
+lock file that is left behind does not block anyone.
 """
 
 import contextlib
@@ -14,16 +14,15 @@ from pathlib import Path
 
 from bert_jax.errors import InputError
 
-LOCK = ".lock"  # of a directory that is filled in place: the lock's file, inside of it
+LOCK = ".lock"  # name of the lock file inside a directory that is filled in place
 
 
 @contextlib.contextmanager
 def lock_file(path: Path, wait: bool = False, keep: bool = False) -> Iterator[str]:
-    """Yields "" while this process holds the lock of the file at `path`, or who else holds it.
+    """Yields "" while this process holds the lock of the file at `path`, or a description of the process that does.
 
-    The file and its directory are made. With `wait` it is waited for until the lock is free; with `keep` the file
-    stays when the block ends. Where the file system has no locks, such as in a bucket that is mounted, "" is yielded
-    too: there one has to take care.
+    Makes the file and its directory. `wait` waits until the lock is free; `keep` keeps the file when the block ends.
+    Also yields "" on file systems without locks, such as mounted buckets: there nothing is locked.
 
     Raises: OSError if the file cannot be made.
     """
@@ -41,10 +40,10 @@ def lock_file(path: Path, wait: bool = False, keep: bool = False) -> Iterator[st
 def writing(output: str | os.PathLike, inside: bool = False) -> Iterator[None]:
     """Keeps other commands from writing `output` until the block ends.
 
-    The lock's file lies beside the output, or with `inside` in it, which is then made: a directory that is filled in
-    place. It is gone when the block ends.
+    The lock file is beside the output. With `inside` the output is a directory, which is made, and the lock file is in
+    it. The lock file is removed at the end.
 
-    Raises: InputError if another command writes this output, or if nothing can be written there.
+    Raises: InputError if another command is writing this output, or if the place is not writable.
     """
     path = Path(output)
     with contextlib.ExitStack() as stack:
@@ -62,7 +61,7 @@ def writing(output: str | os.PathLike, inside: bool = False) -> Iterator[None]:
 
 
 def _open_and_lock(path: Path, wait: bool) -> tuple[int, str]:
-    """Returns the open file, and "" once this process holds its lock, or who else holds it."""
+    """Returns the open file, and "" if this process holds its lock, or a description of the process that does."""
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:

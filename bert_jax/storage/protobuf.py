@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bytes of protocol buffers: messages taken apart and put together, whatever they mean.
+"""Encodes and decodes protocol buffers at the level of fields, without a message definition.
 
 A message is a sequence of fields, each a tag (the field's number x 8 + how its value is written) and a value.
 Source: the encoding of protocol buffers at protobuf.dev.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the program's own files of JSON must hold: manifests, work directories, seals, exported models.
+"""Schemas for the JSON files that this program writes: manifests, work directories, seals, exported models.
 
-A schema is a function of a value and its place that raises `Mismatch`; those below are put together from smaller ones.
-Files that people write have readers of their own.
+A schema is a function of a value and its place in the file. It raises `Mismatch` if the value does not fit. The
+functions below build schemas from smaller ones. Files that people write have their own readers.
 """
 
 import dataclasses
@@ -12,20 +12,19 @@ import re
 import typing
 from collections.abc import Callable, Mapping
 from pathlib import PurePosixPath
-from typing import Any
 
 from bert_jax.errors import InputError, shown
-from bert_jax.storage.files import read_json
+from bert_jax.storage.files import JsonObject, read_json
 
-MOST = 2**53 - 1  # of whole numbers: sizes, steps, counts; what every reader of JSON has exactly
-Schema = Callable[[Any, str], None]  # a value and its place, such as "splits.train.shards[0].rows"
+MOST = 2**53 - 1  # largest integer that every JSON reader represents exactly
+Schema = Callable[[object, str], None]  # a value and its place, such as "splits.train.shards[0].rows"
 
 
 class Mismatch(Exception):
-    """A value that is not what its place asks for. The message begins with the place."""
+    """A value that does not fit its schema. The message begins with the value's place in the file."""
 
 
-def read_record(path: str | os.PathLike, schema: Schema, remedy: str) -> dict[str, Any]:
+def read_record(path: str | os.PathLike, schema: Schema, remedy: str) -> JsonObject:
     """Returns the object in a JSON file of the program's own.
 
     Raises: InputError if there is no such file, it is not JSON, or a value is not what the schema asks for.
@@ -35,7 +34,7 @@ def read_record(path: str | os.PathLike, schema: Schema, remedy: str) -> dict[st
     return value
 
 
-def check(value: Any, schema: Schema, where: str | os.PathLike, remedy: str) -> None:
+def check(value: object, schema: Schema, where: str | os.PathLike, remedy: str) -> None:
     """Raises: InputError, with the file and the place in it, unless the value is what the schema asks for."""
     try:
         schema(value, "")
@@ -43,12 +42,12 @@ def check(value: Any, schema: Schema, where: str | os.PathLike, remedy: str) -> 
         raise InputError(f"{where}: {mismatch}; {remedy}") from None
 
 
-def _refuse(value: Any, place: str, wanted: str) -> typing.NoReturn:
+def _refuse(value: object, place: str, wanted: str) -> typing.NoReturn:
     raise Mismatch(f"{place or 'the whole'} is {shown(value)}, not {wanted}")
 
 
 def _described(schema: Schema, wanted: str) -> Schema:
-    """Returns the schema, which says `wanted` of itself where it is missing."""
+    """Returns the schema with `wanted`, its description in messages about missing values."""
     schema.wanted = wanted  # type: ignore[attr-defined]
     return schema
 
@@ -57,7 +56,7 @@ def whole(least: int = 0, most: int = MOST) -> Schema:
     """Returns the schema of a whole number in a range."""
     wanted = f"a whole number from {least} to {most}" if most < MOST else f"a whole number, {least} or more"
 
-    def schema(value: Any, place: str) -> None:
+    def schema(value: object, place: str) -> None:
         if type(value) is not int or not least <= value <= most:
             _refuse(value, place, wanted)
 
@@ -67,7 +66,7 @@ def whole(least: int = 0, most: int = MOST) -> Schema:
 def number(finite: bool = True) -> Schema:
     """Returns the schema of a number; of a finite one unless said otherwise."""
 
-    def schema(value: Any, place: str) -> None:
+    def schema(value: object, place: str) -> None:
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             _refuse(value, place, "a number")
         if isinstance(value, int) and abs(value) > MOST:
@@ -81,7 +80,7 @@ def number(finite: bool = True) -> Schema:
 def text(pattern: str = "", wanted: str = "a text") -> Schema:
     """Returns the schema of a text; all of it matches the pattern, if there is one."""
 
-    def schema(value: Any, place: str) -> None:
+    def schema(value: object, place: str) -> None:
         if not isinstance(value, str) or (pattern and not re.fullmatch(pattern, value)):
             _refuse(value, place, wanted)
         if not value.isascii() and any("\ud800" <= char <= "\udfff" for char in value):
@@ -90,18 +89,18 @@ def text(pattern: str = "", wanted: str = "a text") -> Schema:
     return _described(schema, wanted)
 
 
-def one_of(*values: Any) -> Schema:
+def one_of(*values: str | float) -> Schema:
     """Returns the schema of one of these texts or numbers."""
     wanted = f"one of {', '.join(map(str, values))}" if len(values) > 1 else shown(next(iter(values)))
 
-    def schema(value: Any, place: str) -> None:
+    def schema(value: object, place: str) -> None:
         if not any(type(value) is type(each) and value == each for each in values):
             _refuse(value, place, wanted)
 
     return _described(schema, wanted)
 
 
-def file_name(value: Any, place: str) -> None:
+def file_name(value: object, place: str) -> None:
     """The schema of the name of a file below the directory of the file that names it."""
     if not isinstance(value, str) or not value or len(value) > 4000 or not value.isprintable():
         _refuse(value, place, "the name of a file")
@@ -116,8 +115,8 @@ _described(file_name, "the name of a file")
 SHA256 = text("[0-9a-f]{64}", "a sha256")
 
 
-def anything(value: Any, place: str) -> None:
-    """The schema of what is not looked at."""
+def anything(value: object, place: str) -> None:
+    """The schema that accepts any value."""
 
 
 _described(anything, "a value")
@@ -126,7 +125,7 @@ _described(anything, "a value")
 def or_null(item: Schema) -> Schema:
     """Returns the schema of a value that may be null."""
 
-    def schema(value: Any, place: str) -> None:
+    def schema(value: object, place: str) -> None:
         if value is not None:
             item(value, place)
 
@@ -136,7 +135,7 @@ def or_null(item: Schema) -> Schema:
 def list_of(item: Schema) -> Schema:
     """Returns the schema of a list of values of one kind."""
 
-    def schema(value: Any, place: str) -> None:
+    def schema(value: object, place: str) -> None:
         if not isinstance(value, list):
             _refuse(value, place, "a list")
         for index, part in enumerate(value):
@@ -148,7 +147,7 @@ def list_of(item: Schema) -> Schema:
 def tuple_of(*items: Schema) -> Schema:
     """Returns the schema of a list of so many values, each of its own kind."""
 
-    def schema(value: Any, place: str) -> None:
+    def schema(value: object, place: str) -> None:
         if not isinstance(value, list) or len(value) != len(items):
             _refuse(value, place, f"a list of {len(items)} values")
         for index, (item, part) in enumerate(zip(items, value, strict=True)):
@@ -158,9 +157,9 @@ def tuple_of(*items: Schema) -> Schema:
 
 
 def map_of(item: Schema, key: Schema = anything) -> Schema:
-    """Returns the schema of an object of any keys, whose values are of one kind."""
+    """Returns the schema of an object with any keys and values of one kind."""
 
-    def schema(value: Any, place: str) -> None:
+    def schema(value: object, place: str) -> None:
         if not isinstance(value, dict):
             _refuse(value, place, "an object")
         for name, part in value.items():
@@ -173,10 +172,10 @@ def map_of(item: Schema, key: Schema = anything) -> Schema:
 def record(
     required: Mapping[str, Schema], optional: Mapping[str, Schema] | None = None, others: Schema = anything
 ) -> Schema:
-    """Returns the schema of an object with these keys; `others` is that of values of keys that neither names."""
+    """Returns the schema of an object with these keys; `others` is the schema of the values of all other keys."""
     known = {**required, **(optional or {})}
 
-    def schema(value: Any, place: str) -> None:
+    def schema(value: object, place: str) -> None:
         if not isinstance(value, dict):
             _refuse(value, place, "an object")
         for name in required:
@@ -194,8 +193,8 @@ def record(
 def settings(kind: type, required: tuple[str, ...] = ()) -> Schema:
     """Returns the schema of the settings of a dataclass as `settings.to_dict` gives them.
 
-    A setting that is missing, of an older version, or unknown, of a newer one, is let pass; those in `required` must be
-    there. Whether values make sense is for `validate` to say.
+    Missing settings (files of older versions) and unknown ones (of newer versions) are accepted, except that those in
+    `required` must be present. Only types are checked here; `validate` checks the values.
     """
     hints = typing.get_type_hints(kind)
     schemas: dict[str, Schema] = {}
@@ -213,7 +212,7 @@ def settings(kind: type, required: tuple[str, ...] = ()) -> Schema:
     return record({name: schemas[name] for name in required}, schemas)
 
 
-def true_or_false(value: Any, place: str) -> None:
+def true_or_false(value: object, place: str) -> None:
     """The schema of a truth value."""
     if not isinstance(value, bool):
         _refuse(value, place, "true or false")
@@ -222,7 +221,7 @@ def true_or_false(value: Any, place: str) -> None:
 _described(true_or_false, "true or false")
 
 
-def _inside(place: str, name: Any) -> str:
+def _inside(place: str, name: object) -> str:
     """Returns the place of a value of an object."""
     name = name if isinstance(name, str) and re.fullmatch(r"[\w./-]{1,60}", name, re.ASCII) else shown(name)
     return f"{place}.{name}" if place else name

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files behind URLs: gs://, s3://, and any other that fsspec knows.
+"""Files at URLs: gs://, s3://, and all other protocols of fsspec.
 
-They are read from copies in a local cache: the directory in the environment variable BERT_JAX_CACHE, or
-~/.cache/bert_jax. The cache may be deleted whenever nothing reads it.
+They are copied into a local cache and read from there: the directory BERT_JAX_CACHE of the environment, or
+~/.cache/bert_jax. The cache may be deleted while no command is reading from it.
 """
 
 import concurrent.futures
@@ -13,17 +13,19 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from bert_jax.errors import InputError, one_line
 from bert_jax.storage.locks import lock_file
 from bert_jax.storage.writing import atomic_path
 
+Result = TypeVar("Result")
+
 
 def remote_glob(url: str) -> list[str]:
-    """Returns the URLs of the files that a pattern matches; a file's own name needs no pattern."""
+    """Returns the URLs of the files that match a pattern, or the URL itself if it names a file."""
     with _remote_errors(url):
         files, pattern = _file_system(url)
         if files.isfile(pattern):
@@ -38,13 +40,13 @@ def is_remote(path: str | os.PathLike) -> bool:
 
 
 def local_copy(path: str) -> str:
-    """Returns the path itself, or for a URL that of a copy of its file in the cache, under the same name.
+    """Returns the path itself, or for a URL the path of a copy in the cache, with the same file name.
 
-    The place in the cache depends on the URL and on what its file system says of the version (checksum, size,
-    times), so a changed file is copied again. A copy appears whole or not at all; of several processes that ask
-    for it at once one copies, and the others wait.
+    The cache key is made of the URL and of the version that its file system reports (checksum, size, times), so a
+    changed file is copied again. Copies are atomic. If several processes ask for a file at once, one copies it and
+    the others wait.
 
-    Raises: InputError if the file cannot be read, or the cache not be written.
+    Raises: InputError if the file cannot be read, or if the cache cannot be written.
     """
     if not is_remote(path):
         return path
@@ -57,15 +59,15 @@ def local_copy(path: str) -> str:
 
 
 def local_copies(paths: list[str]) -> list[str]:
-    """Returns what `local_copy` does for each path, copying several files at a time."""
+    """Returns `local_copy` of each path, copying several files at a time."""
     return list(_at_once(local_copy, paths))
 
 
 def copy_beside(first: str, url: str, names: list[str]) -> None:
-    """Copies the files `url/name` to the directory of `first`, a copy that `local_copy` made, unless they are there.
+    """Copies the files `url/name` beside `first`, a copy made by `local_copy`, unless they exist there.
 
-    So their place in the cache is that of this version of the first file, which must imply the others. A name
-    that ends in "/" stands for all files of a directory. Raises: InputError if a file cannot be read or written.
+    So they are cached by the version of the first file, which must change whenever one of them does. A name that ends
+    in "/" stands for all files of a directory. Raises: InputError if a file cannot be read or written.
     """
     folder, wanted = Path(first).parent, [name for name in names if not name.endswith("/")]
     for name in set(names) - set(wanted):
@@ -82,7 +84,7 @@ def copy_beside(first: str, url: str, names: list[str]) -> None:
 
 
 def exists(path: str) -> bool:
-    """Returns whether there is something at a path or URL. Raises: InputError if that cannot be found out."""
+    """Returns whether a path or URL exists. Raises: InputError if its file system cannot be reached."""
     if not is_remote(path):
         return os.path.exists(path)
     with _remote_errors(path):
@@ -104,12 +106,12 @@ _VERSION_FIELDS = ("size", "crc32c", "md5Hash", "generation", "etag", "ETag", "V
 
 
 def user_cache() -> Path:
-    """Returns the directory for what can be made again: BERT_JAX_CACHE, or ~/.cache/bert_jax."""
+    """Returns the cache directory: BERT_JAX_CACHE, or ~/.cache/bert_jax."""
     return Path(os.environ.get("BERT_JAX_CACHE") or "~/.cache/bert_jax").expanduser()
 
 
 def _copy(url: str, target: Path) -> Path:
-    """Returns `target`, after copying the file at the URL to it unless it is there."""
+    """Copies the file at the URL to `target` unless `target` exists, and returns `target`."""
     if target.is_file():
         return target
     with lock_file(target.with_name(f".{target.name}.lock"), wait=True, keep=True):
@@ -127,7 +129,7 @@ def _copy(url: str, target: Path) -> Path:
     return target
 
 
-def _at_once(function: Any, arguments: list[str]) -> Iterator[Any]:
+def _at_once(function: Callable[[str], Result], arguments: list[str]) -> Iterator[Result]:
     """Yields `function(argument)` for each argument, in their order; eight run at a time."""
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         try:
@@ -145,7 +147,7 @@ def _file_system(url: str) -> tuple[Any, str]:
 
 @contextlib.contextmanager
 def _remote_errors(url: str, verb: str = "read") -> Iterator[None]:
-    """Turns whatever a file system raises into an `InputError` that names the URL, but for a full local disk."""
+    """Turns any error of a file system into an `InputError` with the URL, except that of a full local disk."""
     try:
         yield
     except InputError:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files and directories that appear whole or not at all."""
+"""Atomic writes: files and directories that appear whole or not at all."""
 
 import contextlib
 import errno
@@ -10,7 +10,6 @@ import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -22,8 +21,8 @@ from bert_jax.storage.locks import writing
 def atomic_path(path: str | os.PathLike) -> Iterator[Path]:
     """Yields a temporary name beside `path`, and renames it to `path` if the block ends without an error.
 
-    A reader never sees half a file, and a full disk leaves what was there before. The temporary name is
-    removed when the block fails.
+    A reader never sees half a file. If the disk is full, the old file stays. The temporary file is removed when the
+    block fails.
     """
     path = Path(path)
     temporary = _temporary(path)
@@ -44,9 +43,9 @@ def atomic_path(path: str | os.PathLike) -> Iterator[Path]:
 def new_directory(path: str | os.PathLike, replaces: Callable[[Path], bool] = lambda path: False) -> Iterator[Path]:
     """Yields an empty directory with a temporary name beside `path`; renamed to `path` if the block ends well.
 
-    So the directory appears whole or not at all; the temporary one is removed when the block fails. Other commands that
-    would write there are refused as long as the block lasts. `replaces(path)` says whether what is at `path` already
-    is deleted at the end, once the new directory has its place: a kill leaves one of the two.
+    So the directory appears whole or not at all; the temporary one is removed when the block fails. Other commands
+    cannot write there during the block. If `replaces(path)`, an existing directory is replaced: the old one is deleted
+    only after the new one is in place, so a kill leaves one of the two.
 
     Raises: InputError if there is something else at `path`, if another command is writing there, or if a file cannot be
     written.
@@ -100,7 +99,7 @@ def check_space(directory: Path, num_bytes: int) -> None:
 
 
 def cannot_write(path: str | os.PathLike, error: Exception) -> StoppedError:
-    """Returns what to tell the user of an error that broke off the writing of `path`."""
+    """Returns the error to raise after `error` has interrupted the writing of `path`."""
     number, text = getattr(error, "errno", None), getattr(error, "strerror", None)
     reason = text or one_line(error)[:200]
     if re.fullmatch(r"\d+ requested and \d+ written", reason):  # as NumPy calls a full disk
@@ -112,7 +111,7 @@ def cannot_write(path: str | os.PathLike, error: Exception) -> StoppedError:
     return StoppedError(f"cannot write {path}: {reason}; free some space or choose another place")
 
 
-def write_json(path: str | os.PathLike, value: Any) -> None:
+def write_json(path: str | os.PathLike, value: object) -> None:
     """Writes `value` as indented JSON with sorted keys, whole or not at all."""
     with atomic_path(path) as temporary:
         temporary.write_text(json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of zstd frames, as streams. The only home of the library."""
+"""Reads zstd files as streams. Only this module imports the library."""
 
 import io
 from typing import Any
@@ -10,19 +10,19 @@ from zstandard import ZstdError
 __all__ = ["ZstdError", "ZstdFile"]
 
 
-_CHUNK = 1 << 10  # bytes to decompress at a time, which become 32 MiB at most: 4 bytes may stand for 128 KiB
+_CHUNK = 1 << 10  # bytes to decompress at a time; they give 32 MiB at most, since 4 bytes may encode 128 KiB
 
 
 class ZstdFile(io.RawIOBase):
     """The decompressed bytes of a file of zstd frames.
 
-    The library's own stream ends without an error where a file was cut off; this one raises EOFError.
+    The library's own stream ends silently at the end of a truncated file; this one raises EOFError.
     """
 
     def __init__(self, path: str):
         self._source = open(path, "rb")
         self._decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 31)  # zstd --long=31
-        self._frame: Any = None  # what decompresses the frame that is being read; None between frames
+        self._frame: zstandard.ZstdDecompressionObj | None = None  # of the current frame; None between frames
         self._compressed = b""  # that was read from the source and belongs to the next frame
         self._ready = memoryview(b"")
 
@@ -42,8 +42,9 @@ class ZstdFile(io.RawIOBase):
             self._compressed = b""
             if self._frame.eof:
                 self._compressed, self._frame = self._frame.unused_data, None
-        num_bytes = min(len(buffer), len(self._ready))
-        buffer[:num_bytes] = self._ready[:num_bytes]
+        view = memoryview(buffer)
+        num_bytes = min(len(view), len(self._ready))
+        view[:num_bytes] = self._ready[:num_bytes]
         self._ready = self._ready[num_bytes:]
         return num_bytes
 

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Text to words, exactly as Google's BasicTokenizer does it under Python 3.11, on every Python.
 
-What happens to a character depends, with two exceptions, on nothing but the character. So each of the steps
-below is folded into one table, code point -> replacement, that `str.translate` applies at C speed:
+With two exceptions, the result for a character depends only on that character. So all steps below are combined
+into one table, code point -> replacement, that `str.translate` applies at C speed:
 
     drop control characters -> blanks to " " -> Chinese characters apart -> lower case -> decompose (NFD) ->
     drop accents -> punctuation apart
 
 The exceptions are the Greek sigma, whose lower-case form depends on its neighbours, and 25 combining characters
-that are no accents and which NFD may put in another order. Both are rare and take a longer way.
+that are not accents and that NFD may reorder. Both are rare and are handled separately.
 
-The interpreter's own Unicode tables are not used: they change with each Python release, and a model must not
-see other tokens because of that. `unicode_14.json` holds what Python 3.11 knew; later characters are unassigned.
+The interpreter's own Unicode tables are not used: they change with Python releases, and the same text must always
+give the same tokens. `unicode_14.json` has the tables of Python 3.11; characters added later are unassigned.
 
 Source: google-research/bert tokenization.py, BasicTokenizer. `strip_accents` apart from lower-casing is ours.
 """
@@ -30,7 +30,7 @@ from bert_jax.text.offsets import TracedText, trace
 UNICODE_VERSION = "14.0.0"
 TABLES_PATH = Path(__file__).with_name("unicode_14.json")
 
-# What the reference calls a Chinese character. Kana and Hangul are not among them: those scripts write words.
+# The Chinese characters of the reference. They exclude kana and Hangul, whose scripts write words.
 _CHINESE = (
     (0x3400, 0x4DBF),
     (0x4E00, 0x9FFF),
@@ -45,13 +45,13 @@ _CHINESE_BOUNDS = [bound for start, end in _CHINESE for bound in (start, end + 1
 # ASCII symbols such as $ and ^ count as punctuation too, though Unicode puts them elsewhere.
 _ASCII_PUNCTUATION = ((0x21, 0x2F), (0x3A, 0x40), (0x5B, 0x60), (0x7B, 0x7E))
 
-# `str.split` takes these for blanks. The reference drops them as control characters, which joins what they part.
+# `str.split` treats these as blanks. The reference drops them as control characters, which joins their neighbours.
 _CONTROL_BLANKS = "\x0b\x0c\x1c\x1d\x1e\x1f\x85"
 _BETWEEN_BLANKS = re.compile(rf"[\S{_CONTROL_BLANKS}]+")
 
 
 class UnicodeTables(NamedTuple):
-    """The properties of characters in Unicode 14.0 that normalisation asks for; integers are code points."""
+    """The character properties of Unicode 14.0 that normalisation uses; integers are code points."""
 
     control: frozenset[int]
     space: frozenset[int]
@@ -104,11 +104,11 @@ class Normalizer:
         return text.translate(self._whole).split()
 
     def image(self, char: str) -> str:
-        """Returns what becomes of an ASCII character wherever it stands, with blanks where words part."""
+        """Returns the replacement of an ASCII character, which is the same in any context; blanks separate words."""
         return self._whole[ord(char)]
 
     def trace(self, text: str) -> list[TracedText]:
-        """Returns the words of `text` as a call does, and for each character of a word where in `text` it is from."""
+        """Returns the words of `text` as `__call__` does, with the position in `text` of each of their characters."""
         marks = self._tables.nonspacing_mark
         traced = trace(text)
         if not text.isascii():
@@ -148,7 +148,7 @@ class Normalizer:
 
 
 def letter_images(lowercase: bool, strip_accents: bool) -> Mapping[int, str]:
-    """Returns a table for `str.translate` that writes letters small, drops accents, or both, and no more."""
+    """Returns a table for `str.translate` that lower-cases letters, drops accents, or both."""
     tables = unicode_tables()
 
     def image(code: int) -> str:
@@ -162,17 +162,17 @@ def letter_images(lowercase: bool, strip_accents: bool) -> Mapping[int, str]:
 
 
 def is_chinese(char: str) -> bool:
-    """Returns whether the reference calls it a Chinese character."""
+    """Returns whether the reference treats it as a Chinese character."""
     return bisect.bisect_right(_CHINESE_BOUNDS, ord(char)) % 2 == 1
 
 
 def blank_separated(text: str) -> list[str]:
-    """Returns what stands between blanks; the words of `text` are the words of these strings, in order."""
+    """Returns the strings between blanks; the words of `text` are the words of these strings, in order."""
     return without_control_blanks(text).split()
 
 
 def without_control_blanks(text: str) -> str:
-    """Returns `text` without the control characters that `str.split` takes for blanks; their words are the same."""
+    """Returns `text` without the control characters that `str.split` treats as blanks; it has the same words."""
     for char in _CONTROL_BLANKS:
         if char in text:
             text = text.replace(char, "")
@@ -180,9 +180,9 @@ def without_control_blanks(text: str) -> str:
 
 
 def spans_between_blanks(text: str) -> list[tuple[str, int]]:
-    """Returns each string between blanks as it stands in `text`, and where it begins.
+    """Returns each string between blanks of `text`, unchanged, and its start.
 
-    These may hold characters that `blank_separated` takes out, or nothing else; their words are the same.
+    Unlike those of `blank_separated`, they may contain control characters, or only those; their words are the same.
     """
     return [(found[0], found.start()) for found in _BETWEEN_BLANKS.finditer(text)]
 
@@ -213,7 +213,7 @@ def unicode_tables() -> UnicodeTables:
 
 
 class _Images(dict[int, str]):
-    """A table for `str.translate` that works out the image of a character when it first meets it."""
+    """A table for `str.translate` that computes the replacement of a character when it first occurs."""
 
     def __init__(self, image: Callable[[int], str]):
         super().__init__()
@@ -224,9 +224,9 @@ class _Images(dict[int, str]):
 
 
 def _lower_final_sigmas(text: str) -> str:
-    """Returns `text` with each capital sigma that ends a word made a final small one.
+    """Returns `text` with each capital sigma at the end of a word replaced by the final small sigma.
 
-    It does if a cased letter comes before it and none after it, case-ignorable characters apart.
+    A sigma is final if a cased letter comes before it and none after it, ignoring case-ignorable characters.
     Source: the Unicode standard, section 3.13, Final_Sigma; `str.lower`.
     """
     tables = unicode_tables()

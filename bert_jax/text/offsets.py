@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where in a text its tokens are, in code points: what turns a span of tokens into a slice of the text.
+"""Offsets: the spans of tokens in their text, in code points.
 
-A token's span holds the characters that the token came from. Two spans overlap where one character became several
-tokens, as a Hangul syllable can, and are empty for tokens that are blanks. Characters that normalisation drops
-belong to no token, but for accents: these belong to the letter before them.
+A token's span covers the characters from which it was made. Spans overlap if one character became several tokens, as
+a Hangul syllable can. Spans of blank tokens are empty. Characters that normalisation drops belong to no token, except
+accents, which belong to the letter before them.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -13,14 +13,14 @@ import numpy as np
 
 
 class TracedText(NamedTuple):
-    """Text, and for each of its characters where in the original that character begins and ends."""
+    """Text, with the start and end in the original text of each of its characters."""
 
     text: str
     starts: Sequence[int]
     ends: Sequence[int]
 
     def translate(self, images: Mapping[int, str], marks: Collection[int]) -> "TracedText":
-        """Returns what `str.translate` does; a character among `marks` that vanishes goes to the one before it."""
+        """Translates like `str.translate`; a dropped character in `marks` extends the span of the one before it."""
         parts: list[str] = []
         starts: list[int] = []
         ends: list[int] = []
@@ -45,7 +45,7 @@ class TracedText(NamedTuple):
         )
 
     def split(self) -> list["TracedText"]:
-        """Returns what `str.split` does."""
+        """Returns the words between blanks, as `str.split` does."""
         words, position = [], 0
         for word in self.text.split():
             start = self.text.index(word, position)
@@ -54,12 +54,12 @@ class TracedText(NamedTuple):
         return words
 
     def span(self, start: int, end: int) -> tuple[int, int]:
-        """Returns the least span of the original that holds the characters from `start` to before `end`."""
+        """Returns the smallest span of the original that covers the characters [start, end)."""
         return min(self.starts[start:end]), max(self.ends[start:end])
 
 
 def trace(text: str) -> TracedText:
-    """Returns a text as its own original."""
+    """Returns the traced form of an original text."""
     return TracedText(text, range(len(text)), range(1, len(text) + 1))
 
 
@@ -99,7 +99,7 @@ def read_piece_spans(content: bytes) -> tuple[list[int], np.ndarray]:
 
 
 def _tag_and_value(content: bytes, position: int) -> tuple[int, int, int]:
-    """Returns the tag of a protocol buffer's field, its number or the size of its content, and where it goes on."""
+    """Returns the tag of a protocol buffer's field, its number or the size of its content, and the next position."""
     tag, value = content[position], content[position + 1]
     position += 2
     if value >= 0x80 and tag & 5 == 0:
@@ -115,12 +115,12 @@ def _tag_and_value(content: bytes, position: int) -> tuple[int, int, int]:
 
 
 def _length(tag: int, size: int) -> int:
-    """Returns how many bytes of a field come after what `_tag_and_value` has read."""
+    """Returns the number of bytes of a field that follow those read by `_tag_and_value`."""
     return {0: 0, 1: 7, 2: size, 5: 3}[tag & 7]  # a number of fixed size has 8 or 4 bytes
 
 
 def to_code_points(text: str, spans: np.ndarray) -> np.ndarray:
-    """Returns int32 spans in code points of spans in bytes of UTF-8; half a character counts as the whole of it."""
+    """Converts spans in bytes of UTF-8 to int32 spans in code points; a part of a character counts as all of it."""
     if text.isascii():
         return spans.astype(np.int32)
     leads = (np.frombuffer(text.encode("utf-8"), np.uint8) & 0xC0) != 0x80
@@ -131,14 +131,14 @@ def to_code_points(text: str, spans: np.ndarray) -> np.ndarray:
 
 
 def trim_blanks(text: str, spans: np.ndarray, is_blank: np.ndarray) -> np.ndarray:
-    """Returns [n, 2] int32 spans without blanks at their ends; one of a token that is no blank is never empty.
+    """Returns [n, 2] int32 spans without blanks at their ends. Only spans of blank tokens may become empty.
 
     Args:
-      text: what they are spans of.
-      spans: [n, 2] integers. SentencePiece counts all of a character that became several pieces to the last.
-      is_blank: [n] bool, which tokens stand for nothing but a blank.
+      text: the text that the spans refer to.
+      spans: [n, 2] integers. If a character became several pieces, SentencePiece assigns it to the last.
+      is_blank: [n] bool, whether a token is only a blank.
     """
-    # For each place, the first character from there on, and the end of the last one before it, that is no blank.
+    # For each position, the next character that is not blank, and the end of the last such character before it.
     solid = np.array([not char.isspace() for char in text], bool)
     places = np.arange(len(text) + 1)
     next_solid = np.append(np.where(solid, places[:-1], len(text)), len(text))

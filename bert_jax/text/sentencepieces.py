@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SentencePiece: pieces of a text, blanks among them, of a model that was learnt from text. The library's only home.
+"""SentencePiece tokenization: pieces of a text, including its blanks. Only this module imports the library.
 
-Made for scripts that part words by no blanks, and for ALBERT. Normalisation is part of the model's file. Why
-things are as they are: docs/decisions/0009-sentencepiece.md.
+It is meant for scripts that do not separate words by blanks, and for ALBERT. Normalisation is part of the model file.
+Reasons for the design: docs/decisions/0009-sentencepiece.md.
 """
 
 import functools
@@ -14,13 +14,15 @@ import os
 import random
 import re
 import struct
+import types
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from bert_jax.errors import InputError, package_needed
+from bert_jax.storage.files import JsonObject
 from bert_jax.storage.protobuf import DELIMITED, FIXED32, parse_fields
 from bert_jax.text.normalize import is_chinese, letter_images, unicode_tables
 from bert_jax.text.offsets import read_piece_spans, to_code_points, trace, trim_blanks
@@ -39,7 +41,7 @@ _LARGEST = 1 << 28  # bytes of a model's file; one of 250,000 pieces has 5 MB
 
 _NO_WORDS = "the input holds no words to learn a vocabulary from; give text"
 
-# Letters of scripts that part words by no blanks: there a piece is as near to a word as one gets.
+# Letters of scripts that do not separate words by blanks. There each piece counts as a word.
 _UNSPACED = (
     (0x0E00, 0x0EFF),  # Thai, Lao
     (0x1000, 0x109F),  # Burmese
@@ -52,10 +54,10 @@ _UNSPACED = (
 
 
 class SentencePieces:
-    """Maps text to ids as a SentencePiece model says, unigram or BPE.
+    """Maps text to ids by a SentencePiece model, unigram or BPE.
 
-    What the text says is never a control symbol, so "[MASK]" is six characters to it. Every special token has our
-    name in `vocab`, whatever the model calls it.
+    Text never becomes a control symbol, so "[MASK]" in it is six characters. Special tokens have BERT's names in
+    `vocab`, independent of their names in the model.
     """
 
     kind = "sentencepiece"
@@ -70,7 +72,7 @@ class SentencePieces:
         if folds and not lowercase:
             raise InputError("the model lower-cases text itself; it cannot be used cased")
         self.config = {"do_lower_case": lowercase, "strip_accents": strip_accents}
-        # What the model does not do to letters is done before it.
+        # Lower-casing and dropping of accents that the model does not do itself.
         in_front = lowercase and not folds, strip_accents
         self._letters = letter_images(*in_front) if any(in_front) else None
         self.vocab = _vocab(self._model)
@@ -91,7 +93,7 @@ class SentencePieces:
         return np.fromiter(itertools.chain.from_iterable(encoded), dtype, counts.sum()), counts
 
     def go_on(self, text: str) -> list[int]:
-        """Returns the ids of text that follows a special token: without a blank of its own it begins no word."""
+        """Returns the ids of text after a special token; without a leading blank it does not begin a word."""
         if not text or text[0].isspace():
             return self(text)
         return self._inner_model.encode(text if self._letters is None else text.translate(self._letters))
@@ -144,7 +146,7 @@ class SentencePieces:
 
 
 def read_sentencepieces(
-    path: str | os.PathLike, config: dict[str, Any], lowercase: bool | None, strip_accents: bool | None
+    path: str | os.PathLike, config: JsonObject, lowercase: bool | None, strip_accents: bool | None
 ) -> SentencePieces:
     """Returns the algorithm of a model's file, with the options of `config` unless the arguments say otherwise.
 
@@ -170,7 +172,7 @@ def read_sentencepieces(
         raise InputError(f"{path}: {error}") from None
 
 
-def _library() -> Any:
+def _library() -> types.ModuleType:
     """Returns the module of SentencePiece, which only some vocabularies need. Raises: InputError if it is missing."""
     with package_needed("sentencepiece", "a SentencePiece vocabulary"):
         import sentencepiece

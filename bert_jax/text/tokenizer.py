@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Text to token ids and back.
 
-`Tokenizer` is what the rest of the project knows: a vocabulary, and a function from text to ids. That function is
-`WordPiece`, token for token what google-research/bert computes, or `SentencePieces`.
+`Tokenizer`, used by the rest of the project, is a vocabulary and a function from text to ids. That function is
+`WordPiece`, which gives the same tokens as google-research/bert, or `SentencePieces`.
 """
 
 import functools
@@ -13,12 +13,12 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from bert_jax.errors import InputError, shown
 from bert_jax.storage import files, schema, writing
+from bert_jax.storage.files import JsonObject
 from bert_jax.text.normalize import Normalizer
 from bert_jax.text.sentencepieces import SentencePieces, read_sentencepieces
 from bert_jax.text.vocab import SPECIAL_TOKENS
@@ -34,8 +34,8 @@ class Tokenizer:
     """A vocabulary and the function that turns text into its ids.
 
     Attributes:
-      pieces: text -> ids, without special tokens; specials written out in the text are ordinary characters to it.
-        It also knows its vocabulary, its options and what its files hold.
+      pieces: text -> ids, without special tokens; a special token written in the text is ordinary text. It also has
+        the vocabulary, the options and the content of the vocabulary file.
 
     Raises: InputError if the vocabulary lacks a special token.
     """
@@ -56,8 +56,8 @@ class Tokenizer:
         return self.pieces.vocab
 
     @property
-    def config(self) -> dict[str, Any]:
-        """Returns the options of `pieces`, under Hugging Face's names; what `save` writes beside the vocabulary."""
+    def config(self) -> JsonObject:
+        """Returns the options of `pieces`, under Hugging Face's names; `save` writes them beside the vocabulary."""
         return self.pieces.config
 
     @property
@@ -112,12 +112,12 @@ class Tokenizer:
 
     @functools.cached_property
     def word_starts(self) -> np.ndarray:
-        """Returns [V] bool: whether a token begins a word: False for `##` pieces and the like of them."""
+        """Returns [V] bool, whether a token begins a word; False for pieces such as `##s`."""
         return np.array([self.pieces.begins_word(token) for token in self.vocab])
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Returns a sha256 over all that decides which ids a text gets: vocabulary, options and algorithm."""
+        """Returns a sha256 of vocabulary, options and algorithm, which together determine the ids of a text."""
         options = json.dumps([self.kind, self.config], sort_keys=True)
         return hashlib.sha256(options.encode() + b"\n" + self.pieces.content).hexdigest()
 
@@ -138,10 +138,10 @@ class Tokenizer:
         return ids
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], np.ndarray]:
-        """Returns the ids of `text` as `encode` does, and [n, 2] int32 where each token begins and ends in it.
+        """Returns the ids of `text` as `encode` does, and the spans of the tokens, [n, 2] int32.
 
-        A span counts code points, so `text[start:end]` is what the token was made of: accents belong to the letter
-        before them, [UNK] is a whole word, and the pieces of a character that became several have the same span.
+        Spans count code points, so `text[start:end]` is the text of a token. Accents belong to the letter before them,
+        [UNK] covers a whole word, and several pieces of one character have the same span.
         """
         return self.pieces.encode_with_offsets(text)
 
@@ -150,9 +150,9 @@ class Tokenizer:
         return [self.pieces(text) for text in texts]
 
     def encode_arrays(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the ids of all texts one after the other, in the smallest type that holds V, and how many each has.
+        """Returns the concatenated ids of all texts, in the smallest integer type, and their count in each text.
 
-        They are those of `encode_batch`; thousands of texts at a time are several times as fast.
+        The ids are those of `encode_batch`. With thousands of texts per call this is several times as fast.
         """
         return self.pieces.encode_arrays(texts)
 
@@ -165,7 +165,7 @@ class Tokenizer:
         return [self.vocab[index] for index in ids]
 
     def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:
-        """Returns readable text: pieces joined to words, words parted by blanks.
+        """Returns readable text: pieces joined to words, words separated by blanks.
 
         Args:
           ids: token ids.
@@ -175,7 +175,7 @@ class Tokenizer:
         return self.pieces.decode([index for index in ids if index not in skipped])
 
     def id_of(self, token: str) -> int:
-        """Returns the id of a token; where the vocabulary has it twice, the last one.
+        """Returns the id of a token; the last one if the vocabulary has it twice.
 
         Raises: InputError if the vocabulary does not have it.
         """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""WordPiece vocabularies: read from a file, or learnt from text.
+"""WordPiece vocabularies: reads them from a file, or learns them from text.
 
-Learning is the same computation every time: the counts of words decide, ties go to the pair of tokens that was
-learnt first, and nothing depends on hash order, threads or how the text is cut into files.
+Learning is deterministic: it uses only the counts of words, and ties go to the pair of tokens that was learnt first.
+Hash order, threads and the division of the text into files have no effect.
 """
 
 import collections
@@ -59,19 +59,19 @@ def vocab_bytes(vocab: Sequence[str]) -> bytes:
 class WordCounts:
     """Counts the words of any amount of text in bounded memory.
 
-    Up to `max_words` different words the counts are exact. Beyond, the rarest are forgotten until half the places
-    are free: of a million, those that are left out are too rare to become tokens.
+    Counts are exact for up to `max_words` different words. Above that, the rarest words are dropped until half of
+    `max_words` are left. With a million words, the dropped ones are too rare to become tokens.
     """
 
     def __init__(self, normalizer: Normalizer, max_words: int = 1_000_000):
         self.normalizer = normalizer
         self.max_words = max_words
-        # What stands between blanks is counted as it is, so that each different string is normalised only once.
+        # Counts of raw strings between blanks, so that each different string is normalised only once.
         self._raw: collections.Counter[str] = collections.Counter()
         self._counts: collections.Counter[str] = collections.Counter()
 
     def add(self, text: str) -> None:
-        """Counts the words of `text`, whole lines at a time: a word must not go on in the next call."""
+        """Counts the words of `text`, which must be whole lines: a word must not continue in the next call."""
         self._raw.update(blank_separated(text))
         if len(self._raw) + len(self._counts) > self.max_words:
             self._normalize()
@@ -195,7 +195,7 @@ class _PieceLearner:
             for word in words
         ]
         self._pair_counts: collections.defaultdict[int, int] = collections.defaultdict(int)
-        # Words that have, or once had, the pair: to look in vain now and then is cheaper than to keep them exact.
+        # Words that have, or once had, the pair: checking a few words in vain is cheaper than exact lists.
         self._places: collections.defaultdict[int, list[int]] = collections.defaultdict(list)
         for index, (word, count) in enumerate(zip(self._words, self._counts)):
             for left, right in zip(word, word[1:]):

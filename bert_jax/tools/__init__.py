@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Command-line tools: thin, each over a function of the package."""
+"""Command-line tools. Each is a thin layer over a function of the package."""
 
 import sys
 from types import TracebackType

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How every command starts and fails."""
+"""Start and error handling that all commands share."""
 
 import contextlib
 import difflib
@@ -16,14 +16,14 @@ from bert_jax.tools import recipes, streams
 
 
 def run(main: Callable[[], int | None], remote_output: bool = False) -> None:
-    """Parses the flags and runs `main()`; bad input ends as one line on stderr and exit status 1.
+    """Parses the flags and runs `main()`. Bad input gives one line on stderr and exit status 1.
 
-    `main` returns the exit status, or None for 0. `remote_output` says that it can write behind a URL. What is printed
-    is UTF-8, whatever the locale.
+    `main` returns the exit status, or None for 0. `remote_output` says that it can write to URLs. Output is UTF-8 in
+    every locale.
     """
     streams.prepare()
     _name_the_program()
-    # What XLA has compiled is kept, so that the same command starts faster the next time. JAX reads these once.
+    # Keep compiled programs, so that the same command starts faster the next time. JAX reads this variable once.
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(user_cache() / "compiled"))
 
     def guarded(argv: list[str]) -> int:
@@ -38,10 +38,10 @@ def run(main: Callable[[], int | None], remote_output: bool = False) -> None:
         except InputError as error:
             print(f"error: {error}", file=sys.stderr)
             return error.STATUS
-        except KeyboardInterrupt:  # training ends by itself, with its state saved; this is whatever else
+        except KeyboardInterrupt:  # other than in training, which handles Ctrl-C itself and saves its state
             print("stopped by Ctrl-C", file=sys.stderr)
             return 130
-        except BrokenPipeError:  # whoever read the output has had enough, such as `head`
+        except BrokenPipeError:  # the reader of the output has ended, as `head` does
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 141
         except (AssertionError, MemoryError, RuntimeError) as error:
@@ -58,14 +58,14 @@ def run(main: Callable[[], int | None], remote_output: bool = False) -> None:
 
 
 def _name_the_program() -> None:
-    """Makes --help of `bert_jax COMMAND` say how that is called; docstrings have `python -m bert_jax.tools.COMMAND`."""
+    """Replaces `python -m bert_jax.tools.COMMAND` in the docstring by `bert_jax COMMAND`, if called like that."""
     about = sys.modules["__main__"]
     if sys.argv[0].startswith("bert_jax ") and about.__doc__:
         about.__doc__ = about.__doc__.replace("python -m bert_jax.tools.", "bert_jax ")
 
 
 def _device_problem(error: Exception) -> str:
-    """Returns what to say of an error for want of a device or of memory; "" for any other."""
+    """Returns the message for an error caused by a lack of devices or memory; "" for other errors."""
     message = " ".join(str(error).split())
     if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in message:
         return (
@@ -83,7 +83,7 @@ def _device_problem(error: Exception) -> str:
 
 
 def _no_device() -> bool:
-    """Returns whether JAX has been asked for a device and has none."""
+    """Returns whether JAX is in use and finds no device."""
     if "jax" not in sys.modules:
         return False
     import jax
@@ -95,7 +95,7 @@ def _no_device() -> bool:
 
 
 def _check_local(*names: str) -> None:
-    """Raises: InputError if a flag of one of these names, under which results are written, is a URL."""
+    """Raises: InputError if one of these flags, which name output directories, is a URL."""
     for name in names:
         value = flags.FLAGS[name].value if name in flags.FLAGS else None
         if isinstance(value, str) and is_remote(value):
@@ -106,19 +106,22 @@ def _check_local(*names: str) -> None:
 
 
 def define_cluster_flags() -> Callable[[], contextlib.AbstractContextManager[None]]:
-    """Defines the flags that a command of several processes has; returns what joins them for a block.
+    """Defines the flags of commands that run in several processes; returns a function that joins the processes.
 
-    It is to be called before JAX is used. An error in the block, on any of them, ends it on all.
+    Call that function before JAX is used. It returns a context manager; an error in its block ends all processes.
     """
     how = flags.DEFINE_enum(
-        "distributed", "auto", ["auto", "on", "off"], "whether other processes run this command too"
+        "distributed",
+        "auto",
+        ["auto", "on", "off"],
+        "whether several processes run this command; auto asks schedulers",
     )
-    coordinator = flags.DEFINE_string("coordinator", "", "HOST:PORT of the first process, where no scheduler tells")
-    num_processes = flags.DEFINE_integer("num_processes", 0, "how many processes run this command")
-    process_id = flags.DEFINE_integer("process_id", -1, "which of them this one is, from 0")
-    join_seconds = flags.DEFINE_integer("join_seconds", 60, "how long the processes wait for each other at the start")
+    coordinator = flags.DEFINE_string("coordinator", "", "HOST:PORT of the first process, if there is no scheduler")
+    num_processes = flags.DEFINE_integer("num_processes", 0, "number of processes that run this command")
+    process_id = flags.DEFINE_integer("process_id", -1, "number of this process, from 0")
+    join_seconds = flags.DEFINE_integer("join_seconds", 60, "seconds that processes wait for each other at the start")
     lost_seconds = flags.DEFINE_integer(
-        "lost_seconds", 60, "how long a process may be silent before the others end the job"
+        "lost_seconds", 60, "seconds without a sign of life of a process after which the others end the job"
     )
 
     def join() -> contextlib.AbstractContextManager[None]:
@@ -138,7 +141,7 @@ def define_cluster_flags() -> Callable[[], contextlib.AbstractContextManager[Non
 
 
 def _parse(argv: list[str]) -> list[str]:
-    """Returns what is left of the command line; an unusable flag is one line, not a traceback."""
+    """Returns the arguments that are not flags; an invalid flag gives one line, not a traceback."""
     try:
         if "config" in flags.FLAGS:
             argv = [argv[0], *recipes.resolve(flags.FLAGS.read_flags_from_files(argv[1:], force_gnu=False))]
@@ -156,7 +159,7 @@ def _parse(argv: list[str]) -> list[str]:
 
 
 def _unknown_setting(argv: list[str]) -> str:
-    """Returns what to say of the first --config.NAME that is no setting of the file that --config names, or ""."""
+    """Returns the message for the first --config.NAME that is not a setting of the recipe, or ""."""
     given = [argument[len("--config.") :].partition("=")[0] for argument in argv if argument.startswith("--config.")]
     if not given or "config" not in flags.FLAGS:
         return ""
@@ -167,7 +170,7 @@ def _unknown_setting(argv: list[str]) -> str:
         config: Any = flags.FLAGS["config"].value
         known = dict(_flat(config.to_dict()))
     except (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError):
-        return ""  # there is more that is wrong
+        return ""  # other arguments are wrong too
     finally:
         sys.argv = all_arguments
     sections = list(dict.fromkeys(full.partition(".")[0] for full in known))
@@ -185,8 +188,8 @@ def _unknown_setting(argv: list[str]) -> str:
     return ""
 
 
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields the settings by their full names, such as model.hidden_size."""
+def _flat(settings: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Yields the settings with their full names, such as model.hidden_size."""
     for name, value in settings.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{name}.")

@@ -3,7 +3,7 @@
 
 python -m bert_jax.tools.compare_runs --workdirs=DIR,DIR
 
-A work directory of several seeds or learning rates counts with the mean, and the worst and the best of its runs.
+For a work directory of a grid of seeds or learning rates it shows the mean, the worst and the best of its runs.
 """
 
 import statistics
@@ -14,11 +14,11 @@ from absl import flags
 from bert_jax.errors import InputError
 from bert_jax.tools import cli
 
-WORKDIRS = flags.DEFINE_list("workdirs", [], "work directories of finetune.py, with commas between")
+WORKDIRS = flags.DEFINE_list("workdirs", [], "work directories of finetune.py, separated by commas")
 
 
 def main() -> None:
-    """Prints a table with a line for each work directory, and one for what a constant answer would score."""
+    """Prints a table with a line for each work directory, and one for the score of a constant answer."""
     if not WORKDIRS.value:
         raise InputError("--workdirs is needed: work directories of finetune.py, with commas between")
 

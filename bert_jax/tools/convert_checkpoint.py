@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-r"""Turns a BERT of any format into a BERT of another: ours, Hugging Face's, Google's TensorFlow 1.
+r"""Converts a BERT between formats: ours, Hugging Face's, Google's TensorFlow 1.
 
     python -m bert_jax.tools.convert_checkpoint --input=PATH --output=DIR --to=bert_jax|hf|tf1 [--verify]
 
 PATH is a work directory of train.py or a model exported from one; a directory as transformers writes it, or
 hf://ORG/NAME; a directory with Google's bert_config.json, vocab.txt and bert_model.ckpt.*, or the checkpoint in it.
-Which of them it is, is seen from the files. Neither PyTorch nor TensorFlow is needed.
+The format is recognised from the files. Neither PyTorch nor TensorFlow is needed.
 
     python -m bert_jax.tools.convert_checkpoint --input=hf://google-bert/bert-base-uncased --output=base --to=bert_jax
     python -m bert_jax.tools.convert_checkpoint --input=uncased_L-12_H-768_A-12 --output=base --to=bert_jax
@@ -31,7 +31,7 @@ _ACTIVATION = flags.DEFINE_enum(
     "both for erf (before 2019-02-07) and for the tanh form.",
 )  # fmt: skip
 
-MOST = 1e-5  # a larger difference is no rounding
+MOST = 1e-5  # larger differences are not from rounding
 
 
 def main() -> None:
@@ -75,7 +75,7 @@ def main() -> None:
 
 
 def _without_checksums(source: str, target: str) -> list[str]:
-    """Returns lines about what a comparison cannot tell: Hugging Face's tensors have no checksum of their own."""
+    """Returns notes about damage that a comparison cannot find, since Hugging Face's tensors have no checksums."""
     notes = []
     if source == "hf":
         sealed = {"bert_jax": "; the output is sealed by checksums from now on", "tf1": "; the output has checksums"}

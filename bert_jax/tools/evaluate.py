@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Says what a checkpoint is worth on held-out text, in figures that can be compared between runs.
+"""Evaluates a checkpoint on held-out text, with metrics that can be compared between runs.
 
     python -m bert_jax.tools.evaluate --checkpoint=DIR --data=DATA
     python -m bert_jax.tools.evaluate --checkpoint=DIR --input='text/*.txt'
 
-Loss, perplexity and accuracy of the masked language model by the same masks for every model, and of the next sentence
-where data and model have one; bits per byte of text. A causal model: loss, perplexity and accuracy of the next token.
-Prints one object of JSON. All devices of this process are used.
+Prints one JSON object: loss, perplexity and accuracy of masked language modelling, with the same masks for every model;
+the same of next sentence prediction, if data and model have it; bits per byte of text. For a causal model, loss,
+perplexity and accuracy of the next token. All devices of this process are used.
 """
 
 import dataclasses
@@ -25,9 +25,11 @@ DATA = flags.DEFINE_string("data", "", "a directory made by prepare_corpus with 
 SPLIT = flags.DEFINE_enum("split", "heldout", ["heldout", "train"], "which part of --data")
 INPUT = flags.DEFINE_string("input", "", "text in place of --data, as prepare_corpus takes it; all of it is read")
 NEXT_SENTENCE = flags.DEFINE_enum(
-    "next_sentence", "nsp", ["nsp", "sop", "none"], "with --input: what sentence B is for"
+    "next_sentence", "nsp", ["nsp", "sop", "none"], "with --input: the task of sentence B"
 )
-MAX_SEQ_LENGTH = flags.DEFINE_integer("max_seq_length", 0, "with --input: tokens of a row; 0 is 128, or all there are")
+MAX_SEQ_LENGTH = flags.DEFINE_integer(
+    "max_seq_length", 0, "with --input: tokens of a row; 0 is 128 or the model's most"
+)
 DTYPE = flags.DEFINE_enum("compute_dtype", "", ["", "float32", "bfloat16"], "to compute in; the model's own if empty")
 OUTPUT = flags.DEFINE_string("output", "", "a file for the same JSON")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Takes the model out of a run: configuration, parameters and tokenizer, without the optimizer's state.
+"""Exports the model of a run: configuration, parameters and tokenizer, without the optimizer's state.
 
     python -m bert_jax.tools.export_params --checkpoint=runs/base --output=bert-base
 

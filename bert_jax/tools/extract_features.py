@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes what the encoder makes of every line of the input.
+"""Writes the encoder's vectors of every line of the input.
 
 python -m bert_jax.tools.extract_features --checkpoint=DIR --input=FILE --output=FILE.jsonl --layers=-1,-2,-3,-4
 
@@ -13,7 +13,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
@@ -21,6 +21,11 @@ from bert_jax.errors import InputError
 from bert_jax.storage.writing import atomic_path
 from bert_jax.tools import cli
 from bert_jax.tools.lines import open_lines, read_lines
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from bert_jax.inference.features import TokenFeatures
 
 CHECKPOINT = flags.DEFINE_string("checkpoint", "", "a work directory, or a model in any format")
 INPUT = flags.DEFINE_string("input", "", "a file with a text a line; - is standard input")
@@ -68,7 +73,7 @@ def _read(path: str) -> list[Any]:
     return [tuple(part) if len(part) == 2 else part[0] for part in parts]
 
 
-def _write_json(path: Path, found: Iterator[Any], layers: Sequence[int]) -> int:
+def _write_json(path: Path, found: "Iterator[TokenFeatures]", layers: Sequence[int]) -> int:
     """Returns how many texts were cut."""
     num_cut = 0
     with open(path, "w", encoding="utf-8") as stream:
@@ -91,7 +96,7 @@ def _write_json(path: Path, found: Iterator[Any], layers: Sequence[int]) -> int:
     return num_cut
 
 
-def _write_npz(path: Path, found: Iterator[Any], layers: Sequence[int]) -> int:
+def _write_npz(path: Path, found: "Iterator[TokenFeatures]", layers: Sequence[int]) -> int:
     """Returns how many texts were cut."""
     import numpy as np
 
@@ -104,7 +109,7 @@ def _write_npz(path: Path, found: Iterator[Any], layers: Sequence[int]) -> int:
     return sum(text.truncated for text in texts)
 
 
-def _write_pooled(path: Path, vectors: Any) -> None:
+def _write_pooled(path: Path, vectors: "np.ndarray") -> None:
     import numpy as np
 
     if OUTPUT.value.endswith(".npz"):

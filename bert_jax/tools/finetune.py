@@ -3,7 +3,7 @@
 
     bert_jax finetune --config=finetune:sst2 --config.init_checkpoint=PATH --config.data.path=DIR --workdir=DIR
 
---config is a recipe, whose every setting is a flag: --config.optimizer.learning_rate=3e-5. The same command resumes a
+--config is a recipe. Every setting of it is a flag: --config.optimizer.learning_rate=3e-5. The same command resumes a
 run that was stopped. The model of the best evaluation is left in the work directory, with its scores and predictions.
 --helpfull lists the flags of several processes too.
 """

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-r"""Gives a trained model new words or more positions, to go on pre-training with.
+r"""Adds words or positions to a trained model, for further pre-training.
 
     python -m bert_jax.tools.grow_model --checkpoint=DIR --output=DIR --add_tokens=FILE [--use_unused]
     python -m bert_jax.tools.grow_model --checkpoint=DIR --output=DIR --max_positions=1024
 
-A new word starts as the mean of the pieces it was before, a new position as a copy of an old one; for the rest it is
-the same model. FILE has a word a line. Text of another field, such as medicine, in four commands (train.py must be
-given the shape of the model that it starts from, here that of base):
+A new word starts as the mean of the pieces that it was split into, a new position as a copy of an old one. All other
+parameters stay the same. FILE has one word per line.
+
+Further pre-training on text of another field, such as medicine, takes four commands (train.py must be given the shape
+of the model that it starts from, here that of base):
 
     python -m bert_jax.tools.grow_model --checkpoint=runs/base --output=medbase --add_tokens=medical_words.txt
     python -m bert_jax.tools.prepare_corpus --input='medical/*.txt.gz' --tokenizer=medbase/tokenizer --output=meddata

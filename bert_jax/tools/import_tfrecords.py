@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Google's TFRecords of pre-training examples to a data set.
+"""Imports Google's TFRecords of pre-training examples into a data set.
 
     python -m bert_jax.tools.import_tfrecords --input='examples/*.tfrecord' --tokenizer=vocab.txt --output=data128
 

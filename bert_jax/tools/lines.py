@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lines of text that a command is given: in a file, or on standard input."""
+"""Reads lines of text from a file or from standard input."""
 
 import contextlib
 import sys
@@ -27,7 +27,7 @@ def open_lines(path: str) -> Iterator[BinaryIO]:
 
 
 def read_lines(stream: BinaryIO, path: str) -> Iterator[tuple[str, str]]:
-    """Yields where a line stands and the line, without blanks around it. Raises: InputError if one is not UTF-8."""
+    """Yields the place and the stripped text of each line. Raises: InputError if a line is not UTF-8."""
     name = "line " if path == "-" else f"{path}:"
     for number, line in enumerate(stream, 1):
         try:
@@ -50,8 +50,8 @@ def parse_line(line: str, where: str, is_words: bool) -> Any:
     return line.split("\t") if "\t" in line and not is_words else line
 
 
-def converse(lines: Iterator[tuple[str, str]], answer: Callable[[tuple[str, str]], Any]) -> None:
-    """Answers line by line; what is wrong with one is said, and is no reason to end."""
+def converse(lines: Iterator[tuple[str, str]], answer: Callable[[tuple[str, str]], object]) -> None:
+    """Answers line by line. An error in a line is printed, and the next line is read."""
     for line in lines:
         try:
             answer(line)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes a task of the documentation inside Python: which area of the library does a docstring describe?
+"""Makes a classification task from Python's documentation: which area of the library does a docstring describe?
 
 python -m bert_jax.tools.make_docs_task --output=DIR
 

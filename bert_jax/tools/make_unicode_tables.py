@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Freezes what text normalisation needs to know of Unicode 14.0 in `bert_jax/text/unicode_14.json`.
+"""Writes the tables of Unicode 14.0 that text normalisation uses to `bert_jax/text/unicode_14.json`.
 
     python3.11 -m bert_jax.tools.make_unicode_tables
 
@@ -10,10 +10,10 @@ Numbers are hexadecimal code points; ranges include both ends.
 
 import unicodedata
 from collections.abc import Callable, Iterable
-from typing import Any
 
 from bert_jax.errors import InputError
 from bert_jax.storage import writing
+from bert_jax.storage.files import JsonObject
 from bert_jax.text.normalize import TABLES_PATH, UNICODE_VERSION
 
 _HANGUL_SYLLABLES = range(0xAC00, 0xD7A4)  # decomposed by arithmetic, not by table
@@ -69,7 +69,7 @@ def mappings(image: Callable[[str], str], codes: Iterable[int]) -> str:
     )
 
 
-def unicode_tables() -> dict[str, Any]:
+def unicode_tables() -> JsonObject:
     """Returns every table, from the interpreter that runs this.
 
     Raises: InputError if its Unicode version is not the frozen one.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A prepared data set to one with several sequences in a row, so that less of the rows is padding.
+"""Packs several sequences of a prepared data set into each row, so that rows have less padding.
 
     python -m bert_jax.tools.pack_dataset --data=data512 --output=packed512 --max_per_row=3
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Says what a training step will take on a TPU pod or on GPUs: memory, communication, FLOPs, time. No device is needed.
+"""Predicts memory, communication, FLOPs and time of a training step on a TPU pod or on GPUs. Needs no such device.
 
 python -m bert_jax.tools.plan --config=configs/pretrain.py:large,phase=2 --topology=v5e:16x16 --rows_per_chip=8
 
@@ -26,10 +26,14 @@ if TYPE_CHECKING:
 
 CONFIG = config_flags.DEFINE_config_file("config", None, recipes.HELP)
 TOPOLOGY = flags.DEFINE_string("topology", "", "such as v5e:4x4, v4:4x4x8, v5p:4x4x8, v6e:16x16, or h100:64")
-ROW_LENGTH = flags.DEFINE_integer("row_length", 0, "tokens of a row; 0 is what masking.max_predictions come from")
+ROW_LENGTH = flags.DEFINE_integer("row_length", 0, "tokens of a row; 0 derives them from masking.max_predictions")
 ROWS = flags.DEFINE_integer("rows_per_chip", 0, "rows of a chip in a step; 0 divides data.batch_size", lower_bound=0)
-VOCAB_SIZE = flags.DEFINE_integer("vocab_size", 30522, "tokens, where model.vocab_size is 0", lower_bound=10)
-PHASE = flags.DEFINE_integer("phase", 1, "of a run of several, such as configs/lamb.py", lower_bound=1)
+VOCAB_SIZE = flags.DEFINE_integer(
+    "vocab_size", 30522, "size of the vocabulary if model.vocab_size is 0", lower_bound=10
+)
+PHASE = flags.DEFINE_integer(
+    "phase", 1, "the phase to plan, for a run of two phases such as configs/lamb.py", lower_bound=1
+)
 SEARCH = flags.DEFINE_boolean("search", False, "find the most rows of a chip that fit, for several meshes")
 JSON = flags.DEFINE_string("json", "", "a file to write all figures to")
 
@@ -74,7 +78,7 @@ def main() -> int:
 
 
 def phase_of(config: PretrainConfig, number: int) -> PretrainConfig:
-    """Returns a phase as a run of its own. Raises: InputError if there is none of that number."""
+    """Returns a phase as a run of its own. Raises: InputError if the run has no phase of that number."""
     phases = phases_of(config)
     if number > len(phases):
         raise InputError(f"--phase={number} of a run that has {len(phases)}; use 1 to {len(phases)}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Says what a model was taught to say of every line of the input.
+"""Prints the predictions of a model for every line of the input.
 
 python -m bert_jax.tools.predict --checkpoint=DIR --input=FILE|- --output=FILE|-
 
@@ -15,14 +15,20 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, TypeVar
 
 from absl import flags
 
 from bert_jax.errors import InputError
+from bert_jax.storage.files import JsonObject
 from bert_jax.storage.writing import atomic_path
 from bert_jax.tools import cli
 from bert_jax.tools.lines import converse, open_lines, parse_line, read_lines
+
+if TYPE_CHECKING:
+    from bert_jax.inference.predict import Predictor
+
+Item = TypeVar("Item")
 
 CHECKPOINT = flags.DEFINE_string("checkpoint", "", "a work directory, or a model in any format")
 INPUT = flags.DEFINE_string("input", "-", "a file with an input a line; - is standard input")
@@ -59,8 +65,8 @@ def main() -> None:
                 write(show(value, shown))
 
 
-def _predictions(predictor: Any, lines: Sequence[tuple[str, str]]) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yields each input, as it was understood, and what the model says of it."""
+def _predictions(predictor: "Predictor", lines: Sequence[tuple[str, str]]) -> Iterator[tuple[object, JsonObject]]:
+    """Yields each parsed input and the model's prediction for it."""
     from bert_jax.inference.predict import fill_blanks, read_blanks
 
     task = predictor.task
@@ -75,12 +81,12 @@ def _predictions(predictor: Any, lines: Sequence[tuple[str, str]]) -> Iterator[t
         yield value, task.show(prediction)
 
 
-def _json_of(value: Any, shown: dict[str, Any]) -> str:
+def _json_of(value: object, shown: JsonObject) -> str:
     return json.dumps({"input": value} | shown, ensure_ascii=False)
 
 
-def _text_of(value: Any, shown: dict[str, Any]) -> str:
-    """Returns what a person reads: the input, and below it what the model says."""
+def _text_of(value: object, shown: JsonObject) -> str:
+    """Returns a prediction as readable text: the input, and the prediction below it."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     lines = [text]
     if "masks" in shown:
@@ -97,19 +103,19 @@ def _text_of(value: Any, shown: dict[str, Any]) -> str:
     return "\n    ".join(lines)
 
 
-def _answers(shown: dict[str, Any]) -> list[dict[str, Any]]:
+def _answers(shown: JsonObject) -> list[JsonObject]:
     """Returns the answer that is given, "" for none, and the best of the others."""
     others = [one for one in shown["n_best"] if one["answer"] != shown["answer"]]
     return [shown, *others[:_ANSWERS_SHOWN]]
 
 
-def _place(answer: dict[str, Any]) -> str:
+def _place(answer: JsonObject) -> str:
     return "no answer" if answer["start"] is None else f"{answer['start']}-{answer['end']}"
 
 
 @contextlib.contextmanager
 def _writer(path: str) -> Iterator[Callable[[str], None]]:
-    """Yields what writes a line; a file appears when all of it is written."""
+    """Yields a function that writes a line; a file appears when all of it is written."""
     if path == "-":
         yield lambda line: print(line, flush=True)
         return
@@ -117,7 +123,7 @@ def _writer(path: str) -> Iterator[Callable[[str], None]]:
         yield lambda line: print(line, file=stream)
 
 
-def _chunks(items: Iterator[Any], size: int) -> Iterator[list[Any]]:
+def _chunks(items: Iterator[Item], size: int) -> Iterator[list[Item]]:
     chunk = []
     for item in items:
         chunk.append(item)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text to a data set for pre-training.
+"""Prepares text as a data set for pre-training.
 
     python -m bert_jax.tools.prepare_corpus --input='text/*.txt.gz' --tokenizer=vocab --output=data128
 

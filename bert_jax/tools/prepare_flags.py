@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The flags of every command that prepares text: what decides the contents of a data set."""
+"""The flags of the commands that prepare text; they determine the contents of a data set."""
 
 from collections.abc import Callable
 
@@ -9,11 +9,11 @@ from bert_jax.data.prepare import PrepareOptions
 
 
 def define_options() -> Callable[[], PrepareOptions]:
-    """Defines the flags of `PrepareOptions`; returns what reads them."""
+    """Defines the flags of `PrepareOptions`; returns a function that reads them."""
     defaults = PrepareOptions()
     defined = [
         flags.DEFINE_integer("max_seq_length", defaults.max_seq_length, "Tokens of a row, with [CLS] and [SEP]."),
-        flags.DEFINE_string("next_sentence", defaults.next_sentence, "What sentence B is for: nsp, sop or none."),
+        flags.DEFINE_string("next_sentence", defaults.next_sentence, "Task of sentence B: nsp, sop or none."),
         flags.DEFINE_integer("duplicates", defaults.duplicates, "Passes over the text, each cut into sequences anew."),
         flags.DEFINE_float("short_seq_rate", defaults.short_seq_rate, "Share of documents cut into shorter sequences."),
         flags.DEFINE_float(

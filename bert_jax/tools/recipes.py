@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The recipes of `configs/` by their names: --config=pretrain:base, wherever bert_jax is installed."""
+"""Finds the recipes of `configs/` by name, as in --config=pretrain:base, in every installation of bert_jax."""
 
 import difflib
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import bert_jax
 from bert_jax.errors import InputError
 from bert_jax.settings.finetuning import FinetuneConfig
 from bert_jax.settings.pretraining import PretrainConfig
 from bert_jax.settings.rules import from_dict
+from bert_jax.storage.files import JsonObject
 
 Config = TypeVar("Config", PretrainConfig, FinetuneConfig)
 
@@ -23,7 +24,7 @@ HELP = (
 
 
 def directory() -> Path:
-    """Returns where the recipes are: inside the package when it is installed, beside it in a checkout."""
+    """Returns the directory of the recipes: in the package if it is installed, beside it in a checkout."""
     package = Path(bert_jax.__file__).parent
     inside = package / "configs"
     return inside if inside.is_dir() else package.parent / "configs"
@@ -72,7 +73,7 @@ def resolve(arguments: Sequence[str]) -> list[str]:
     return resolved
 
 
-def read_config(kind: type[Config], values: dict[str, Any]) -> Config:
+def read_config(kind: type[Config], values: JsonObject) -> Config:
     """Returns the settings of a recipe, checked.
 
     Raises: InputError if they break a rule, or the recipe is of the other command.

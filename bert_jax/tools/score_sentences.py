@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Says how likely sentences are to a model, or how often it prefers the good one of minimal pairs.
+"""Scores sentences by their likelihood under a model, or measures its accuracy on minimal pairs.
 
     python -m bert_jax.tools.score_sentences --checkpoint=DIR --input=FILE|-
     python -m bert_jax.tools.score_sentences --checkpoint=DIR --pairs=blimp.jsonl.gz --baselines=baselines.tsv
@@ -16,14 +16,18 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from absl import flags
 
 from bert_jax.errors import InputError
+from bert_jax.storage.files import JsonObject
 from bert_jax.storage.writing import atomic_path, write_json
 from bert_jax.tools import cli
 from bert_jax.tools.lines import open_lines, read_lines
+
+if TYPE_CHECKING:
+    from bert_jax.checkpoints.pretrained import Pretrained
 
 CHECKPOINT = flags.DEFINE_string("checkpoint", "", "a work directory, WORKDIR@STEP, or a model in any format")
 INPUT = flags.DEFINE_string("input", "-", "a file with a sentence a line; - is standard input")
@@ -53,7 +57,7 @@ def main() -> None:
         _score_lines()
 
 
-def _load() -> Any:
+def _load() -> "Pretrained":
     from bert_jax.checkpoints.pretrained import load_pretrained
 
     bert = load_pretrained(CHECKPOINT.value)
@@ -95,7 +99,7 @@ def _score_pairs() -> None:
         write_json(Path(OUTPUT.value), about | table.as_json())
 
 
-def _about(bert: Any, method: str) -> dict[str, Any]:
+def _about(bert: "Pretrained", method: str) -> JsonObject:
     about = {"checkpoint": CHECKPOINT.value, "trained": bert.trained, "method": method}
     return about | {"compute_dtype": bert.config.compute_dtype, "tokenizer": bert.tokenizer.fingerprint}
 
@@ -129,8 +133,8 @@ def _score_lines() -> None:
 
 
 @contextlib.contextmanager
-def _writer(path: str) -> Iterator[Callable[[str], Any]]:
-    """Yields what prints a line: to standard output, or into a file that appears whole at the end."""
+def _writer(path: str) -> Iterator[Callable[[str], object]]:
+    """Yields a function that writes a line to standard output, or to a file that appears whole at the end."""
     if not path:
         yield print
         return
@@ -139,7 +143,7 @@ def _writer(path: str) -> Iterator[Callable[[str], Any]]:
 
 
 def _report_progress() -> Callable[[int, int], None]:
-    """Returns what says now and then how much is done."""
+    """Returns a function that prints progress from time to time."""
     started = last = time.monotonic()
 
     def report(done: int, total: int) -> None:

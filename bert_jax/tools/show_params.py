@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shows what is in a checkpoint of any format: every parameter with its shape, type and norm, and their number.
+"""Lists the parameters of a checkpoint in any format: path, shape, type and norm of each, and the total number.
 
     python -m bert_jax.tools.show_params --checkpoint=PATH
 
-PATH is all that convert_checkpoint takes. Parameters are shown under our paths, layers stacked on the leading axis;
+PATH is anything that convert_checkpoint accepts. Parameters have our paths, with layers stacked on the leading axis;
 the norm is the root of the sum of squares.
 """
 

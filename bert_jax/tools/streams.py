@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Standard streams: UTF-8 whatever the locale, and an end of the terminal that ends no training."""
+"""Standard streams: UTF-8 in every locale, and training that continues when the terminal is closed."""
 
 import io
 import os
@@ -7,12 +7,12 @@ import sys
 
 
 class _Lasting(io.FileIO):
-    """A file descriptor whose reader may go away: what is written from then on is dropped."""
+    """A file descriptor that drops all output once its reader is gone."""
 
     def write(self, content) -> int:
         try:
             return super().write(content) or 0
-        except OSError:  # a pipe whose reader has ended, or a terminal that was closed
+        except OSError:  # the reader of the pipe has ended, or the terminal was closed
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, self.fileno())
             os.close(null)
@@ -20,9 +20,9 @@ class _Lasting(io.FileIO):
 
 
 def prepare() -> None:
-    """Makes stdout and stderr UTF-8, and stderr, which only informs, one whose reader may go away.
+    """Makes stdout and stderr UTF-8. Errors in writing to stderr are ignored, since it carries only messages.
 
-    A stream is None where it was closed before the start, and stays so.
+    A stream that was closed before the start is None, and stays None.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")

@@ -3,7 +3,7 @@
 
     bert_jax train --config=pretrain:base --config.data.path=DIR --workdir=DIR
 
---config is a recipe, whose every setting is a flag: --config.optimizer.learning_rate=2e-4. The same command resumes a
+--config is a recipe. Every setting of it is a flag: --config.optimizer.learning_rate=2e-4. The same command resumes a
 run that was stopped, and trains on with a larger --config.train.num_steps.
 --helpfull lists the flags of several processes too.
 """

@@ -5,7 +5,6 @@ import ast
 import dataclasses
 import inspect
 import io
-import re
 import sys
 import textwrap
 import tokenize
@@ -16,55 +15,6 @@ from typing import Any, NamedTuple
 from paths import SETTINGS, in_markdown, load, sentence
 
 TYPES = {"int": "whole number", "float": "number", "str": "text", "bool": "True or False"}
-
-# How descriptions open where the comment in the code goes on from the field's name: "of the order of the rows".
-OPENINGS = {
-    "ModelConfig.vocab_size": "Tokens of the vocabulary;",
-    "ModelConfig.compute_dtype": 'Type of products and activations, "float32"',
-    "ModelConfig.gradient_dtype": "Type of the weights' gradients",
-    "ModelConfig.attention": 'How attention is computed, "plain"',
-    "DataConfig.seed": "Seed",
-    "MaskingConfig.rate": "Share",
-    "MaskingConfig.mask_rate": "This share",
-    "MaskingConfig.random_rate": "This share",
-    "MaskingConfig.max_predictions": "The most predictions",
-    "MaskingConfig.max_ngram": "The longest masked run,",
-    "OptimizerConfig.name": '"adamw"',
-    "OptimizerConfig.warmup_rate": "Warm-up as a share",
-    "OptimizerConfig.decay_power": "The rate decays as this power",
-    "OptimizerConfig.clip_norm": "Largest norm",
-    "OptimizerConfig.state_dtype": 'Type ("float32")',
-    "OptimizerConfig.bias_correction": "Correct the bias of Adam's means in the first steps;",
-    "TrainConfig.seed": "Seed",
-    "TrainConfig.hang_seconds": "Seconds",
-    "Phase2Config.num_steps": "Steps",
-    "Phase2Config.batch_size": "Rows of a step;",
-    "Phase2Config.accumulate": "Microbatches of a step;",
-    "Phase2Config.max_predictions": "The most predictions per sequence;",
-    "EvalConfig.every_steps": "Steps between evaluations;",
-    "MeshConfig.data": "Devices along this axis:",
-    "MeshConfig.fsdp": "Devices along this axis:",
-    "MeshConfig.tensor": "Devices along this axis:",
-    "CheckpointConfig.every_steps": "Steps between saves;",
-    "Phase2Config.learning_rate": "Learning rate",
-    "Phase2Config.warmup_rate": "Warm-up as a share",
-    "Phase2Config.keep_moments": "Keep the moments",
-    "CheckpointConfig.keep_best": "How many more are kept",
-    "ProbeConfig.num_layers": "Layers",
-    "ProbeConfig.hidden_size": "Width",
-    "TaskConfig.name": "One of",
-    "TaskConfig.max_seq_length": "Tokens of a row;",
-    "TaskConfig.text_column": "The column of the text,",
-    "TaskConfig.metric": "The metric",
-    "FinetuneModelConfig.matmul_precision": '"default"',
-    "FinetuneModelConfig.attention": '"plain"',
-    "FinetuneDataConfig.seed": "Seed",
-    "FinetuneTrainConfig.seed": "Seed",
-    "FinetuneTrainConfig.hang_seconds": "Seconds",
-    "SweepConfig.seeds": "How many seeds;",
-    "SweepConfig.learning_rates": "Learning rates of the grid,",
-}
-GOES_ON = re.compile(r"(0|at|by|of|or|per|that|with|without|cola|longer|heads,|parameters|rows|Google's) ")
 
 # For fields that have no comment in the code.
 DESCRIPTIONS = {
@@ -146,7 +96,7 @@ def _section(config: Any, name: str, free: tuple[str, ...]) -> Section:
         if dataclasses.is_dataclass(value):
             continue
         full = f"{name}.{field.name}".lstrip(".")
-        description = _described(f"{kind.__name__}.{field.name}", comments.get(field.name, ""))
+        description = comments.get(field.name) or DESCRIPTIONS.get(f"{kind.__name__}.{field.name}", "")
         settings.append(
             Setting(
                 full,
@@ -158,12 +108,6 @@ def _section(config: Any, name: str, free: tuple[str, ...]) -> Section:
             )
         )
     return Section(name, inspect.getdoc(kind) or "", tuple(settings), tuple(dict.fromkeys(found.messages)))
-
-
-def _described(name: str, comment: str) -> str:
-    if GOES_ON.match(comment):
-        return f"{OPENINGS.get(name, '')} {comment}".strip()
-    return comment or DESCRIPTIONS.get(name, "")
 
 
 def _choices(hint: Any) -> list[str]:

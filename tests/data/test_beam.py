@@ -65,8 +65,8 @@ def test_a_pipeline_makes_the_same_bytes(tmp_path, flags, options, remote):
         for options, reason in [
             (["--shards=5000"], "shards 5000 is too many"),
             (["--shards=5000", TWO_WORKERS], "shards 5000 is too many"),
-            (["--pipeline_options=--direct_workers=2"], "--direct_workers is none of Beam's"),
-            (["--pipeline_options=direct_workers"], "direct_workers is none of Beam's"),
+            (["--pipeline_options=--direct_workers=2"], "--direct_workers is not Beam's"),
+            (["--pipeline_options=direct_workers"], "direct_workers is not Beam's"),
             (["--pipeline_options=--direct_num_workers=two"], "are not Beam's"),
             (["--max_seq_length=7"], "max_seq_length 7"),
             (["--input=nowhere/*.txt"], "matches no file"),

@@ -54,7 +54,7 @@ def test_padded_vocabulary():
         ({"optimizer": {"learnin_rate": 1.0}}, "did you mean 'learning_rate'"),
         ({"modle": {}}, "did you mean 'model'"),
         ({"train": {"num_steps": 1.5}}, "use a int"),
-        ({"train": 3}, "is a section"),
+        ({"train": 3}, "not a section"),
         ({"data": {"verify": 1}}, "use a bool"),
     ],
 )

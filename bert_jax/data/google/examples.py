@@ -122,6 +122,7 @@ def refusal(path: str, number: int, reason: str, remedy: str) -> InputError:
 
 def check_examples(path: str, first: int, columns: Columns, tokenizer: Tokenizer) -> None:
     """Raises: InputError, with the number of the record, if examples are not what a model can be trained on."""
+    # Long, because it is a list of ten independent checks on the same arrays.
     ids, mask, types = (columns[name] for name in INPUTS)
     positions, labels, weights = (columns[name] for name in PREDICTIONS)
     lengths = mask.sum(axis=1, keepdims=True)

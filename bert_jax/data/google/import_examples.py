@@ -11,7 +11,6 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -29,7 +28,7 @@ from bert_jax.data.google.examples import (
 from bert_jax.data.processes import say, task_runner
 from bert_jax.errors import InputError
 from bert_jax.storage import urls, writing
-from bert_jax.storage.files import expand_globs, sha256_file
+from bert_jax.storage.files import JsonObject, expand_globs, sha256_file
 from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
 from bert_jax.version import __version__
 
@@ -59,7 +58,7 @@ class _File:
 
 def import_examples(
     inputs: str, tokenizer: str, output: str, heldout_inputs: str = "", masks: str = "keep", num_workers: int = 0
-) -> dict[str, Any]:
+) -> JsonObject:
     """Returns the manifest of the data set that `output` then holds: the examples of the input files, in their order.
 
     `masks` is "keep", and training uses the masks of the examples in every epoch, or "redraw", and it draws its own.
@@ -133,7 +132,7 @@ def _row_shape(files: list[_File], tokenizer: Tokenizer) -> tuple[int, int]:
     raise InputError(f"{files[0].path} and the other {len(files) - 1} files hold no example; give others")
 
 
-def _import_file(job: _Job, file: _File) -> dict[str, Any]:
+def _import_file(job: _Job, file: _File) -> JsonObject:
     """Writes the examples of a file as shards in the working directory, and returns what there is to say of them."""
     finished = job.work / f"{file.split}-{file.index}.json"
     if (done := records.read_part(finished, ("shards", "sequences", "random_next", "filled", "tokens"))) is not None:
@@ -141,7 +140,7 @@ def _import_file(job: _Job, file: _File) -> dict[str, Any]:
     tokenizer = load_tokenizer(job.path / records.TOKENIZER)
     dtype = records.row_dtype(job.row_length, 1, tokenizer.vocab_size, job.predictions)
     counts = np.zeros(tokenizer.vocab_size, np.int64)
-    made: dict[str, Any] = {"shards": [], "sequences": 0, "random_next": 0, "filled": 0}
+    made: JsonObject = {"shards": [], "sequences": 0, "random_next": 0, "filled": 0}
     waiting: list[np.ndarray] = []
 
     def write_waiting() -> None:
@@ -184,7 +183,7 @@ def _check_shape(path: str, first: int, columns: Columns, job: _Job) -> None:
             raise refusal(path, first, reason, "import files of other lengths into a data set of their own")
 
 
-def _finish_split(job: _Job, split: str, files: list[_File], made: list[dict[str, Any]]) -> dict[str, Any]:
+def _finish_split(job: _Job, split: str, files: list[_File], made: list[JsonObject]) -> JsonObject:
     """Returns what the manifest says of a split, after giving its shards their names."""
     mine = [result for file, result in zip(files, made, strict=True) if file.split == split]
     shards = [shard for result in mine for shard in result["shards"]]
@@ -207,7 +206,7 @@ def _finish_split(job: _Job, split: str, files: list[_File], made: list[dict[str
     }
 
 
-def _summarize(manifest: dict[str, Any], seconds: float) -> None:
+def _summarize(manifest: JsonObject, seconds: float) -> None:
     total = 0
     for name, split in manifest["splits"].items():
         total += split["rows"]

@@ -102,9 +102,9 @@ def write_records(path: str | PathLike, records: Iterable[bytes]) -> int:
 def parse_example(data: bytes) -> dict[str, Feature]:
     """Returns the features of a serialized tf.train.Example, by name; fields that it does not define are skipped.
 
-    As in every reader of protocol buffers, what is given twice is joined, and of a map's key the last value counts.
+    As in every reader of protocol buffers, repeated fields are joined, and the last value of a map's key counts.
 
-    Raises: ValueError, saying why, if it is none.
+    Raises: ValueError, with the reason, if it is not a tf.train.Example.
     """
     features: dict[str, Feature] = {}
     for tag, start, stop in parse_fields(data, 0, len(data)):

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of text to documents, in three formats that are told apart by the first line that is not blank:
+"""Reads documents from text files in three formats. The first line that is not blank decides the format:
 
-- JSON lines: it opens an object with a key, as in {"text": (or the file is called .jsonl). Each line is a
-  document, whose lines are those of the string "text".
+- JSON lines: it begins an object with a key, as in {"text": (or the file name ends in .jsonl). Each line is a
+  document; the lines of its string "text" are the document's lines.
 - WikiExtractor's output: it begins with <doc id=. Each <doc ...> ... </doc> is a document.
-- Anything else is text: a sentence or a paragraph a line, blank lines between documents, and the end of the file
-  ends one too.
+- Anything else is plain text: one sentence or paragraph per line, with blank lines between documents. A document does
+  not continue in the next file.
 
-In the first two, a first line that repeats the document's title is no sentence and is left out.
+In the first two formats, a first line that repeats the document's title is dropped, since it is not a sentence.
 """
 
 import html
@@ -15,7 +15,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO
 
 from bert_jax.errors import InputError
 from bert_jax.storage import files
@@ -28,10 +28,10 @@ _DOC_START, _DOC_END = "<doc id=", "</doc>"
 _DOC_TITLE = re.compile(r'title="(.*)"')
 _BYTE_ORDER_MARK = "\ufeff"  # some editors begin a file with it
 
-# What a process holds at a time is bounded, for a small compressed file may hold any number of bytes.
+# Limits on the memory of a process: a small compressed file may decompress to any number of bytes.
 LONGEST_LINE = 64 << 20  # bytes
 LONGEST_DOCUMENT = 256 << 20  # bytes
-_LINE_COST = 64  # bytes that a line of a document takes beside its text
+_LINE_COST = 64  # bytes of memory per line, in addition to its text
 
 # Where a file can be cut: after a line that ends a document.
 _ENDS_DOCUMENT = {
@@ -78,7 +78,7 @@ def plan_file(path: str, source: str, piece_bytes: int) -> list[Piece]:
         size = stream.seek(0, 2)
         while cuts[-1] + piece_bytes < size:
             stream.seek(cuts[-1] + piece_bytes)
-            _read_line(stream, lambda: source)  # the rest of a line, whose beginning is unknown
+            _read_line(stream, lambda: source)  # skip the rest of the line at the cut
             while (line := _read_line(stream, lambda: source)) and not _ENDS_DOCUMENT[kind](line):
                 pass
             cuts.append(stream.tell())
@@ -109,7 +109,7 @@ def read_file(piece: Piece) -> Iterator[list[str]]:
     return _wiki_documents(lines) if piece.kind == WIKI_EXTRACTOR else _text_documents(lines)
 
 
-def text_lines(text: str, title: Any = None) -> list[str]:
+def text_lines(text: str, title: object = None) -> list[str]:
     """Returns the stripped lines of a text that are not blank, without a first one that is the title."""
     lines = [line for line in (line.strip() for line in text.split("\n")) if line]
     return lines[1:] if lines and isinstance(title, str) and lines[0] == title.strip() else lines
@@ -195,7 +195,7 @@ def _json_document(line: str, lines: _Lines) -> list[str]:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
         reason = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else error
-        raise InputError(f"{lines.place()} is not JSON ({reason}); {_ONE_OBJECT}: mend or remove the line") from None
+        raise InputError(f"{lines.place()} is not JSON ({reason}); {_ONE_OBJECT}: correct or remove the line") from None
     if not isinstance(value, dict):
         raise InputError(f"{lines.place()} is {_shown(value)}; {_ONE_OBJECT}: write one, or remove the line")
     if "text" not in value:
@@ -203,14 +203,14 @@ def _json_document(line: str, lines: _Lines) -> list[str]:
         raise InputError(f"{lines.place()} has no 'text', but {keys}; {_ONE_OBJECT}: give the text that name")
     text = value["text"]
     if not isinstance(text, str):
-        raise InputError(f"{lines.place()}: 'text' is {_shown(text)}, not a string; {_ONE_OBJECT}: mend the line")
+        raise InputError(f"{lines.place()}: 'text' is {_shown(text)}, not a string; {_ONE_OBJECT}: correct the line")
     try:
         text.encode()
     except UnicodeEncodeError as error:
         half = f"\\u{ord(text[error.start]):04x}"
         raise InputError(
             f"{lines.place()}: 'text' holds {half}, half of a character outside the basic plane; such halves come in "
-            "pairs: mend or remove the line"
+            "pairs: correct or remove the line"
         ) from None
     lines.release()
     lines.hold(text, text.count("\n") + 1)
@@ -219,7 +219,7 @@ def _json_document(line: str, lines: _Lines) -> list[str]:
     return text_lines(text, value.get("title"))
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     """Returns a value of JSON as JSON, shortened."""
     text = json.dumps(value, ensure_ascii=True)
     return text if len(text) <= 40 else f"{text[:37]}..."
@@ -230,7 +230,8 @@ def _shown(value: Any) -> str:
 
 def _wiki_documents(lines: _Lines) -> Iterator[list[str]]:
     """Yields what stands between <doc ...> and </doc>, unless it is a title alone."""
-    start, title, inside = 0, "", []  # of the document that is being read: the number of its first line; 0 is none
+    # Of the current document: the number of its first line (0 outside of documents), its title and its lines.
+    start, title, inside = 0, "", []
     for line in lines:
         if line.startswith(_DOC_START):
             if start:

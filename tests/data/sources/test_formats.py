@@ -138,7 +138,7 @@ def test_a_bad_line_of_json_is_named(tmp_path, line, problem, piece_bytes):
     path = write(tmp_path / "file", f'{{"text": "one"}}\n\n{{"text": "three"}}\n{line}\n'.encode())
     message = fails(path, piece_bytes)
     assert f"{path}, line 4" in message and problem in message
-    assert any(remedy in message for remedy in ("mend", "remove", "give the text that name"))
+    assert any(remedy in message for remedy in ("correct", "remove", "give the text that name"))
 
 
 def test_json_lines_that_are_not_utf8(tmp_path):
