@@ -2,6 +2,7 @@
 """Comparison of the outputs of two models on sample text."""
 
 from functools import partial
+from typing import Any
 
 import jax
 import numpy as np
@@ -26,7 +27,7 @@ def differences(one: Pretrained, other: Pretrained) -> dict[str, float]:
     the models lacks the output.
     """
     num_parts = min(one.config.type_vocab_size, other.config.type_vocab_size)
-    texts: list[tuple[str, ...]] = [_fitting(one, parts[:num_parts]) for parts in _SAMPLE]
+    texts: list[Any] = [_fitting(one, parts[:num_parts]) for parts in _SAMPLE]
     outputs = []
     for bert in (one, other):
         batch = make_batch(bert.tokenizer, texts, bert.config.max_positions)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
@@ -33,6 +33,8 @@ from bert_jax.storage.writing import check_space, new_directory, write_json
 from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
 
 FINETUNED = "finetuned"  # the directory of the model inside a work directory of fine-tuning
+
+Format: TypeAlias = Literal["bert_jax", "hf", "tf1"]
 
 
 class Encodings(NamedTuple):
@@ -144,7 +146,9 @@ def save_pretrained(bert: Pretrained, directory: str | Path, replace: bool = Tru
 def leave_pretrained(bert: Pretrained, directory: Path, what: str) -> None:
     """Writes a model with parameters that may be sharded over hosts. Every process calls this; the first writes.
 
-    `what` names the model in the error of the other processes. Raises: InputError, on every process, as `save_pretrained`.
+    `what` names the model in the error of the other processes.
+
+    Raises: InputError, on every process, as `save_pretrained`.
     """
     whole = dataclasses.replace(bert, params=cluster.on_host(bert.params))
     cluster.first_does(f"write {what}", lambda: save_pretrained(whole, directory))
@@ -176,7 +180,7 @@ def load_pretrained(path: str | Path) -> Pretrained:
     return Pretrained(**imported._asdict() | {"params": jax.tree.map(jax.numpy.asarray, imported.params)})
 
 
-def recognise(path: str | Path) -> Literal["bert_jax", "hf", "tf1"]:
+def recognise(path: str | Path) -> Format:
     """Returns the format of the model at `path`: "bert_jax", "hf" or "tf1".
 
     "bert_jax" is a directory that `save_pretrained` wrote, or a work directory of train.py; "hf" a directory as
@@ -198,7 +202,7 @@ def recognise(path: str | Path) -> Literal["bert_jax", "hf", "tf1"]:
     if not path.is_dir():
         what = "is a file" if path.exists() else "does not exist"
         raise InputError(f"{path} {what}; give a work directory of train.py or the directory of a model")
-    signs = {
+    signs: dict[Format, list[str]] = {
         "bert_jax": ["params", "checkpoints", FINETUNED],
         "hf": ["*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin"],
         "tf1": ["*.index"],

@@ -44,8 +44,8 @@ def set_aside(path: Path) -> None:
 def sweep(directory: Path, checkpoints: list[Path], is_complete: Callable[[Path], bool]) -> None:
     """Finishes the deletion of checkpoints that a killed run was deleting.
 
-    `checkpoints` are those of the directory, oldest first. An incomplete one that is older than a complete one was being
-    deleted by an early version, which did not rename. Failures are ignored; the next run tries again.
+    `checkpoints` are those of the directory, oldest first. An incomplete one that is older than a complete one was
+    being deleted by an early version, which did not rename. Failures are ignored; the next run tries again.
     """
     for path in directory.glob(f".*{DELETED}"):
         shutil.rmtree(path, ignore_errors=True)

@@ -129,8 +129,8 @@ class Checkpoints:
             if failure is not None:
                 raise _cannot_write(self.directory, failure) from failure
             raise InputError(
-                f"another process could not write a checkpoint to {self.directory}; see its own message for the reason. "
-                "What was saved before is untouched"
+                f"another process could not write a checkpoint to {self.directory}; its own message says why; what "
+                "was saved before is untouched"
             )
 
     def close(self) -> None:
@@ -148,8 +148,8 @@ class Checkpoints:
     def restore(self, abstract_state: PyTree) -> Restored:
         """Returns the newest undamaged state; its `state` is None if no checkpoint was ever sealed.
 
-        `abstract_state` gives shapes, dtypes and shardings; the mesh may differ from that of the save. Newer checkpoints
-        that are damaged or not sealed are moved to "damaged/", where the newest two are kept.
+        `abstract_state` gives shapes, dtypes and shardings; the mesh may differ from that of the save. Newer
+        checkpoints that are damaged or not sealed are moved to "damaged/", where the newest two are kept.
 
         Raises: InputError if there are sealed checkpoints and all are damaged, or if shapes differ.
         """

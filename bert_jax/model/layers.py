@@ -6,6 +6,7 @@ computed in float32. Dimension letters: `batch.py`.
 """
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -105,7 +106,7 @@ class Embeddings(nn.Module):
         """Returns the embedded tokens [B, L, H] in the compute dtype, and copies of the word table [D, V padded, H]."""
         config = self.config
 
-        def table(rows: int, name: str, init: jax.nn.initializers.Initializer) -> nn.Embed:
+        def table(rows: int, name: str, init: Callable[..., jax.Array]) -> nn.Embed:
             return nn.Embed(rows, config.hidden_size, embedding_init=init, name=name)
 
         words = table(config.padded_vocab_size, "word", self._padded_init)
@@ -129,7 +130,7 @@ class Embeddings(nn.Module):
 
 
 def _look_up(table: nn.Embed, ids: jax.Array) -> jax.Array:
-    """Returns the rows `ids` of a small table. It is replicated first: lookups in a sharded table need communication."""
+    """Returns the rows `ids` of a small table, replicated first: a sharded lookup would need communication."""
     return jnp.take(whole(table.embedding), ids, axis=0)
 
 

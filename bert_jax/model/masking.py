@@ -177,7 +177,7 @@ def choose_words(
 
 
 def _ngram_lengths(bits: jax.Array, max_ngram: int) -> jax.Array:
-    """Returns lengths 1 to `max_ngram` from 32-bit words, n with probability proportional to 1 / n. Source: Lan et al. 2019."""
+    """Returns lengths n from 1 to `max_ngram`, with probability proportional to 1 / n. Source: Lan et al. 2019."""
     chances = 1 / np.arange(1, max_ngram + 1)
     bounds = (np.cumsum(chances) / np.sum(chances))[:-1].astype(np.float32)
     return 1 + jnp.sum(_unit(bits)[..., None] >= bounds, axis=-1)

@@ -2,6 +2,7 @@
 """Code paths that are faster on CPUs and used only there. Results are the same but for rounding."""
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -41,7 +42,7 @@ def unstack(config: ModelConfig, encoder: PyTree) -> PyTree:
     """
 
     def of_layer(index: int) -> PyTree:
-        def take(path: tuple[jax.tree_util.DictKey, ...], stack: np.ndarray) -> jax.Array:
+        def take(path: tuple[Any, ...], stack: np.ndarray) -> jax.Array:
             is_kernel = path[-1].key == "kernel"
             return jax.device_put(stack[index].astype(config.compute_dtype if is_kernel else stack.dtype))
 
@@ -58,7 +59,7 @@ def layer_name(index: int) -> str:
 
 
 def default_unroll(config: ModelConfig) -> int:
-    """Returns the layers per iteration of the scan if `model.unroll` is 0: all on a CPU, where a loop copies parameters.
+    """Returns the layers per scan iteration if `model.unroll` is 0: all on a CPU, where a loop copies parameters.
 
     With rematerialization it is 1: XLA may merge the recomputation of unrolled layers with the first computation.
     """

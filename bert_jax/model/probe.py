@@ -4,6 +4,8 @@
 Source: paper, section 5.3 and Table 7.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
@@ -33,7 +35,7 @@ class Probe(nn.Module):
             return self._classify(layers, sequence_ids, deterministic)
 
     def _classify(self, layers: jax.Array, sequence_ids: jax.Array, deterministic: bool) -> jax.Array:
-        features: jax.Array = self._combine(jax.lax.stop_gradient(layers).astype(jnp.float32))
+        features: Any = self._combine(jax.lax.stop_gradient(layers).astype(jnp.float32))
         inside = sequence_ids > 0
         lengths = jnp.sum(inside, axis=1)
         if self.config.kind == "bilstm":

@@ -12,7 +12,7 @@ from bert_jax.devices.sharding import MESH_AXES, ROW_AXES
 
 
 def copy_to_rows(table: jax.Array, num_rows: int, gradient_dtype: str = "float32") -> jax.Array:
-    """Returns the table as [D, V, H]: one copy for each of the D devices that rows are sharded over; D is 1 without a mesh.
+    """Returns the table as [D, V, H]: one copy for each of the D devices that rows are sharded over; 1 without a mesh.
 
     The table is used twice, by the embeddings and by the output layer. Each device sums both gradients in its own copy,
     and one all-reduce, in `gradient_dtype`, adds up the copies. Without copies there would be an all-reduce per use.

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from bert_jax.batch import PyTree
@@ -24,14 +23,15 @@ DECAY_RULES: tuple[tuple[str, bool], ...] = (
 )
 
 
-Step: TypeAlias = int | np.ndarray | jax.Array  # one step, or an array of them
+Step: TypeAlias = jax.typing.ArrayLike  # one step, or an array of them
 
 
 def learning_rate_at(config: OptimizerConfig, num_steps: int, first_step: int = 0) -> Callable[[Step], jax.Array]:
     """Returns the learning rate as a function of the step. The schedule begins at `first_step` and has `num_steps`.
 
     During warm-up it is rate x step / warmup_steps, so the first step has rate 0. After warm-up it is
-    rate x (1 - step / num_steps) ** decay_power: the decay counts from step 0, so the rate drops at the end of warm-up. Source: google-research/bert optimization.py.
+    rate x (1 - step / num_steps) ** decay_power: the decay counts from step 0, so the rate drops at the end of warm-up.
+    Source: google-research/bert optimization.py.
     """
     warmup_steps = config.warmup_steps or round(config.warmup_rate * num_steps)
 

@@ -58,8 +58,8 @@ def init_state(
 ) -> TrainState:
     """Returns the state of step 0 on the mesh, from random parameters or from the given ones.
 
-    Parameters are initialized whole on every device and sharded afterwards. How a function of random bits rounds depends
-    on the sharding of its array, and a seed must give the same state on every mesh.
+    Parameters are initialized whole on every device and sharded afterwards. How a function of random bits rounds
+    depends on the sharding of its array, and a seed must give the same state on every mesh.
     """
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(objective, optimizer, train, mesh))
     with jax.set_mesh(mesh):
@@ -125,7 +125,8 @@ def step_function(
     """Returns the step (state, batch, root key of dropout, scale of the learning rate = 1) -> (state, metrics).
 
     `update_shardings` are the shardings of the updates, if they differ from those of the parameters (ZeRO-1). Gradients
-    are then reduce-scattered and new parameters all-gathered, which together sends as much as one all-reduce. Source: Rajbhandari et al. 2020, stage 1; Xu et al. 2020.
+    are then reduce-scattered and new parameters all-gathered, which together sends as much as one all-reduce.
+    Source: Rajbhandari et al. 2020, stage 1; Xu et al. 2020.
     """
     transformation = make_optimizer(optimizer, train.num_steps, first_step)
     rate = learning_rate_at(optimizer, train.num_steps, first_step)

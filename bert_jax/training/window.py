@@ -31,7 +31,7 @@ class Window:
         self._started = None
 
     def next_batch(self, batches: Iterator[Batch], last: Metrics | None) -> Batch:
-        """Returns the next batch, and adds the time that the host waited for it to `waited` if the device may have idled.
+        """Returns the next batch. If the device may have idled, adds the time that the host waited to `waited`.
 
         It may have idled if the last dispatched step, of metrics `last`, is finished when the batch arrives. The idle
         time is not known exactly; the time that the host waited is an upper bound.

@@ -133,7 +133,7 @@ def read_identity(workdir: Path, kind: type) -> dict[str, Any]:
 
 
 def _with_defaults(values: dict[str, Any], kind: type) -> dict[str, Any]:
-    """Returns `values` with defaults for settings that an earlier version did not have; it behaved like the defaults."""
+    """Returns `values` with defaults for settings that earlier versions lacked; those behaved like the defaults."""
     hints = typing.get_type_hints(kind)
     merged = to_dict(kind())
     for name, value in values.items():
