@@ -64,7 +64,7 @@ def plan(config: FinetuneConfig) -> dict[str, FinetuneConfig]:
 def sweep(config: FinetuneConfig, workdir: Path, devices: Sequence[jax.Device] | None = None) -> SweepResult:
     """Trains every run of the grid, reports them all, and keeps the model of the best in `finetuned/`.
 
-    Runs are below `runs/`. When the command is given again, finished runs are not repeated, and the grid may have grown.
+    Runs are below `runs/`. When the command is given again, finished runs are not repeated; the grid may have grown.
     A run is degenerate if it is no better than a constant prediction, or if it diverged.
     Source: Mosbach et al. 2021, "On the Stability of Fine-tuning BERT".
 

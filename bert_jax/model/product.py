@@ -32,7 +32,7 @@ def matmul_precision(name: str) -> str | None:
 
 
 def in_precision(name: str) -> contextlib.AbstractContextManager[None]:
-    """Returns a context that sets the precision of other products, such as those of Flax's cells, and their gradients."""
+    """Returns a context that sets the precision of other products, such as those of Flax's cells, both passes."""
     return contextlib.nullcontext() if name == "default" else jax.default_matmul_precision(name)
 
 

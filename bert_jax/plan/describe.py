@@ -25,7 +25,7 @@ class Throughput(Protocol):
 
 
 def make_throughput(model: ModelConfig, mesh: Mesh) -> Throughput:
-    """Returns (summed counts, seconds) -> sequences/s, tokens/s, FLOP/s of all devices, and MFU if the peak is known."""
+    """Returns (summed counts, seconds) -> sequences/s, tokens/s, FLOP/s of all devices, and MFU if it is known."""
     peak = peak_flops(mesh.devices.flat[0].device_kind, model.compute_dtype) * mesh.size
 
     def rates(sums: dict[str, float], seconds: float) -> dict[str, float]:
