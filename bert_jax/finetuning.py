@@ -5,8 +5,8 @@ import dataclasses
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-import jax
 from jax.sharding import Mesh
 
 from bert_jax.checkpoints.pretrained import FINETUNED, Pretrained, keep_revision, leave_pretrained
@@ -32,7 +32,7 @@ from bert_jax.training.run import Run, open_run
 from bert_jax.training.step import TrainState, abstract_state, init_state, make_train_step
 
 
-def finetune(config: FinetuneConfig, workdir: Path, devices: Sequence[jax.Device] | None = None) -> FinetuneResult:
+def finetune(config: FinetuneConfig, workdir: Path, devices: Sequence[Any] | None = None) -> FinetuneResult:
     """Fine-tunes until config.train.num_epochs, from `init_checkpoint` or from where `workdir` stands.
 
     Leaves the model of the best evaluation in `finetuned/`, its predictions in `predictions/`, and `results.json`.

@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import Mesh
@@ -49,7 +49,7 @@ class Inputs(NamedTuple):
     parts: list[Part]  # one for each phase
 
 
-def pretrain(config: PretrainConfig, workdir: Path, devices: Sequence[jax.Device] | None = None) -> LoopResult:
+def pretrain(config: PretrainConfig, workdir: Path, devices: Sequence[Any] | None = None) -> LoopResult:
     """Trains through all phases: from random parameters, from `init_checkpoint`, or from where `workdir` stands.
 
     The model is left in `workdir`/pretrained. Uses all devices if none are given.

@@ -6,11 +6,9 @@ import math
 import shutil
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
-
-import jax
+from typing import Any, NamedTuple
 
 from bert_jax.checkpoints.pretrained import FINETUNED
 from bert_jax.checkpoints.states import find_damage
@@ -61,7 +59,7 @@ def plan(config: FinetuneConfig) -> dict[str, FinetuneConfig]:
     return runs
 
 
-def sweep(config: FinetuneConfig, workdir: Path, devices: Sequence[jax.Device] | None = None) -> SweepResult:
+def sweep(config: FinetuneConfig, workdir: Path, devices: Sequence[Any] | None = None) -> SweepResult:
     """Trains every run of the grid, reports them all, and keeps the model of the best in `finetuned/`.
 
     Runs are below `runs/`. When the command is given again, finished runs are not repeated; the grid may have grown.
@@ -144,7 +142,7 @@ def _finished(workdir: Path, config: FinetuneConfig) -> FinetuneResult | None:
     return result
 
 
-def _train(workdir: Path, config: FinetuneConfig, devices: Sequence[jax.Device] | None) -> FinetuneResult:
+def _train(workdir: Path, config: FinetuneConfig, devices: Sequence[Any] | None) -> FinetuneResult:
     """Trains the run and returns its result; training states are deleted once it has finished."""
     try:
         result = finetune(config, workdir, devices)
@@ -163,7 +161,7 @@ def _judge(name: str, config: FinetuneConfig, result: FinetuneResult) -> Outcome
     return Outcome(name, seed, rate, score, result.step, round(result.seconds, 1), degenerate)
 
 
-def _as_json(outcome: Outcome) -> dict[str, object]:
+def _as_json(outcome: Outcome) -> Mapping[str, object]:
     return outcome._asdict() | ({"score": None} if math.isnan(outcome.score) else {})
 
 

@@ -207,7 +207,7 @@ def recognise(path: str | Path) -> Format:
         "hf": ["*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin"],
         "tf1": ["*.index"],
     }
-    found = {
+    found: dict[Format, list[str]] = {
         form: sorted(file.name for pattern in patterns for file in path.glob(pattern))
         for form, patterns in signs.items()
     }

@@ -120,7 +120,7 @@ def default_row_length(config: PretrainConfig) -> int:
     return min(max(length, 128), config.model.max_positions)
 
 
-def tpu_devices(topology: str, slices: int = 0) -> tuple[Sequence[jax.Device], str]:
+def tpu_devices(topology: str, slices: int = 0) -> tuple[Sequence[Any], str]:
     """Returns the chips of `slices` slices of a TPU topology, for compiling only, and the version of libtpu.
 
     Raises: InputError if libtpu is not installed or does not know the topology.
