@@ -119,8 +119,8 @@ def class_of(numbers: Mapping[str, int], example: ClassifyExample) -> int | None
     if example.label not in numbers:
         known = sorted(numbers, key=lambda label: (_is_integer(label), numbers[label]))
         raise InputError(
-            f"{example.where}: label {example.label!r:.60} is none of {', '.join(map(repr, known[:20]))}; correct it or "
-            "set task.labels"
+            f"{example.where}: label {example.label!r:.60} is none of {', '.join(map(repr, known[:20]))}; correct it "
+            "or set task.labels"
         )
     return numbers[str(example.label)]
 
