@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -33,8 +33,6 @@ from bert_jax.storage.writing import check_space, new_directory, write_json
 from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
 
 FINETUNED = "finetuned"  # the directory of the model inside a work directory of fine-tuning
-
-Format: TypeAlias = Literal["bert_jax", "hf", "tf1"]
 
 
 class Encodings(NamedTuple):
@@ -180,7 +178,7 @@ def load_pretrained(path: str | Path) -> Pretrained:
     return Pretrained(**imported._asdict() | {"params": jax.tree.map(jax.numpy.asarray, imported.params)})
 
 
-def recognise(path: str | Path) -> Format:
+def recognise(path: str | Path) -> str:
     """Returns the format of the model at `path`: "bert_jax", "hf" or "tf1".
 
     "bert_jax" is a directory that `save_pretrained` wrote, or a work directory of train.py; "hf" a directory as
@@ -202,12 +200,12 @@ def recognise(path: str | Path) -> Format:
     if not path.is_dir():
         what = "is a file" if path.exists() else "does not exist"
         raise InputError(f"{path} {what}; give a work directory of train.py or the directory of a model")
-    signs: dict[Format, list[str]] = {
+    signs: dict[str, list[str]] = {
         "bert_jax": ["params", "checkpoints", FINETUNED],
         "hf": ["*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin"],
         "tf1": ["*.index"],
     }
-    found: dict[Format, list[str]] = {
+    found: dict[str, list[str]] = {
         form: sorted(file.name for pattern in patterns for file in path.glob(pattern))
         for form, patterns in signs.items()
     }
