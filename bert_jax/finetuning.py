@@ -20,7 +20,7 @@ from bert_jax.plan.describe import make_throughput
 from bert_jax.settings.finetuning import FinetuneConfig
 from bert_jax.settings.rules import to_dict
 from bert_jax.storage.writing import write_json
-from bert_jax.tasks.base import Task
+from bert_jax.tasks.base import Prediction, Task
 from bert_jax.tasks.batches import steps_per_epoch, train_batches
 from bert_jax.tasks.catalog import make_task
 from bert_jax.tasks.evaluation import Inference, Split, constant_scores, evaluate, make_inference, predict_split
@@ -72,7 +72,7 @@ def finetune(config: FinetuneConfig, workdir: Path, devices: Sequence[Any] | Non
         if run.was_stopped(result.signal, result.step):
             return FinetuneResult({}, task.metric, {}, result.step, result.signal, time.monotonic() - started)
 
-        # What is left behind: the best model, what it says, and how good it is.
+        # Write the best model, its predictions and its metrics.
         best_step = run.checkpoints.best_step() if data.evaluation else result.step
         state = result.state if best_step == result.step else run.checkpoints.restore_at(best_step, abstract)
         run.checkpoints.close()
@@ -135,9 +135,9 @@ def _eval_rows(config: FinetuneConfig) -> int:
 
 
 def finish(inputs: Inputs, params: Params, infer: Inference, mesh: Mesh, workdir: Path) -> dict[str, float]:
-    """Returns the metrics of the parameters, and writes model and predictions.
+    """Writes the model and its predictions, and returns the metrics.
 
-    Where the task has something to tune, such as a threshold, the metrics are those after it.
+    If the task tunes settings, such as a threshold, the metrics are those after tuning.
     """
     config, task, start, data, model, _ = inputs
     size = _eval_rows(config)
@@ -146,7 +146,7 @@ def finish(inputs: Inputs, params: Params, infer: Inference, mesh: Mesh, workdir
         predictions, _ = predict_split(task, first, infer, infer.ready(params), size, mesh)
         task = make_task(task.tune(first.examples, predictions), task.labels)
 
-    def keep(split: Split, predictions: list[Any]) -> None:
+    def keep(split: Split, predictions: list[Prediction]) -> None:
         if cluster.is_first():
             task.write(workdir / "predictions", split.name, split.examples, predictions)
 
@@ -159,6 +159,6 @@ def finish(inputs: Inputs, params: Params, infer: Inference, mesh: Mesh, workdir
 
 
 def finetuned_model(inputs: Inputs, task: Task, params: Params) -> Pretrained:
-    """Returns the model of a task, with what it takes to predict."""
+    """Returns the model of a task, with tokenizer, labels and settings for prediction."""
     tokenizer, settings = inputs.start.tokenizer, to_dict(task.config)
     return Pretrained(inputs.model, params, tokenizer, task.head, tuple(task.labels), task_settings=settings)

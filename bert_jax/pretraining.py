@@ -33,16 +33,16 @@ from bert_jax.training.step import TrainState, abstract_state, init_state, make_
 
 
 class Part(NamedTuple):
-    """What a phase is made of."""
+    """A phase with its data and objective."""
 
     phase: Phase
     dataset: Dataset
-    objective: Objective  # those of the phases differ in their masks, never in their parameters
-    rows_before: int  # of its data, taken by earlier phases
+    objective: Objective  # phases differ in their masks only; the parameters are the same
+    rows_before: int  # rows of its data that earlier phases used
 
 
 class Inputs(NamedTuple):
-    """The settings of a run with all that its data decide, and what they name."""
+    """The resolved settings of a run, its tokenizer and its phases."""
 
     config: PretrainConfig
     tokenizer: Tokenizer
@@ -77,7 +77,7 @@ def pretrain(config: PretrainConfig, workdir: Path, devices: Sequence[Any] | Non
 
         state = run.first_state(new_state)
         result = LoopResult(state, int(state.step), 0, run.notes.get("seen"))
-        del state  # no other name keeps its memory
+        del state  # or its memory could not be reused
         begun = sum(result.step >= part.phase.last_step for part in parts[:-1])
         for part in parts[begun:]:
             result = train_phase(run, inputs, part, result, abstract, mesh)
@@ -88,9 +88,9 @@ def pretrain(config: PretrainConfig, workdir: Path, devices: Sequence[Any] | Non
 
 
 def open_inputs(config: PretrainConfig) -> Inputs:
-    """Returns what a run reads, and its settings with what the data decide.
+    """Returns the inputs of a run, with settings that follow from the data filled in.
 
-    Raises: InputError if the data cannot be read, do not fit the model, or those of one phase not those of another.
+    Raises: InputError if the data cannot be read, do not fit the model, or differ between phases.
     """
     datasets = [open_dataset(path, verify=config.data.verify) for path in config.data_paths]
     tokenizer = datasets[0].load_tokenizer()
@@ -152,7 +152,7 @@ def train_phase(
 
 
 def begin_phase(phase: Phase, state: TrainState, abstract: TrainState) -> TrainState:
-    """Returns the state that goes on: at the first step of a phase that resets them, with Adam's means at zero."""
+    """Returns the state to continue with. Adam's means are zero at the first step of a phase that resets them."""
     if not phase.resets_moments or int(state.step) != phase.first_step:
         return state
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract.optimizer)
@@ -170,14 +170,14 @@ def leave_model(run: Run, inputs: Inputs, result: LoopResult) -> None:
 
 
 def trained_model(inputs: Inputs, step: int, params: Params, seen: dict[str, int] | None) -> Pretrained:
-    """Returns the model of a step, with the counts of what it was trained on, if they are known."""
+    """Returns the model of a step, with the counts of its training data if they are known."""
     return Pretrained(inputs.config.model, params, inputs.tokenizer, trained={"step": step, **(seen or {})})
 
 
 def resolve(config: PretrainConfig, datasets: Sequence[Dataset], tokenizer: Tokenizer) -> PretrainConfig:
-    """Returns the configuration with what the data decide: the vocabulary's size, and whether there is a next sentence.
+    """Returns the configuration with the settings that follow from the data: vocabulary size and next sentence loss.
 
-    `datasets` are those of the phases.
+    `datasets` has one data set per phase.
 
     Raises: InputError if the data does not fit the model, or the data of one phase that of another.
     """

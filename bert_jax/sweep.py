@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A grid of fine-tuning runs in one command: every seed with every learning rate, and what they come to."""
+"""A grid of fine-tuning runs in one command: every seed with every learning rate, and a report of all."""
 
 import dataclasses
 import math
 import shutil
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +23,7 @@ from bert_jax.training.workdir import check_workdir, common, locked, read_identi
 
 
 class Outcome(NamedTuple):
-    """What a run of the grid came to."""
+    """The result of one run of the grid."""
 
     name: str
     seed: int
@@ -35,7 +35,7 @@ class Outcome(NamedTuple):
 
 
 class SweepResult(NamedTuple):
-    """What the grid came to."""
+    """The result of the grid."""
 
     outcomes: list[Outcome]
     metric: str
@@ -43,7 +43,7 @@ class SweepResult(NamedTuple):
 
 
 def plan(config: FinetuneConfig) -> dict[str, FinetuneConfig]:
-    """Returns the runs of the grid by name: each rate with each seed, which is that of head, dropout and data."""
+    """Returns the runs of the grid by name. A seed applies to the head, the dropout and the order of the data."""
     seeds = range(config.sweep.seeds) if config.sweep.seeds else [config.train.seed]
     runs = {}
     for rate in config.sweep.rates() or (config.optimizer.learning_rate,):
@@ -62,8 +62,8 @@ def plan(config: FinetuneConfig) -> dict[str, FinetuneConfig]:
 def sweep(config: FinetuneConfig, workdir: Path, devices: Sequence[Any] | None = None) -> SweepResult:
     """Trains every run of the grid, reports them all, and keeps the model of the best in `finetuned/`.
 
-    Runs are below `runs/`. When the command is given again, one that has finished is not trained again; the grid may
-    have grown. A run is named degenerate if it is no better than the same answer to everything, or did not stay finite.
+    Runs are below `runs/`. When the command is given again, finished runs are not repeated; the grid may have grown.
+    A run is degenerate if it is no better than a constant prediction, or if it diverged.
     Source: Mosbach et al. 2021, "On the Stability of Fine-tuning BERT".
 
     Raises: InputError as `finetune`.
@@ -84,7 +84,7 @@ def sweep(config: FinetuneConfig, workdir: Path, devices: Sequence[Any] | None =
             if result.signal:
                 return SweepResult([], result.metric, result.signal)
         outcomes = [_judge(name, runs[name], result) for name, result in results.items()]
-        # One that diverged knows no metric but the task's setting, which may be to choose by itself.
+        # A run that diverged has no metric; its setting may be empty, which leaves the choice to the task.
         metric = next(
             (result.metric for result in results.values() if result.metrics), next(iter(results.values())).metric
         )
@@ -119,12 +119,12 @@ def _copy_model(source: Path, target: Path) -> None:
         shutil.copytree(source, temporary, dirs_exist_ok=True)
 
 
-# Settings that change how a run is made or reported, and not what comes out.
+# Settings that do not affect the results of a run.
 _WITHOUT_EFFECT = ("mesh.", "report.", "checkpoint.", "eval.batch_size", "model.remat", "model.unroll", "sweep.")
 
 
 def _finished(workdir: Path, config: FinetuneConfig) -> FinetuneResult | None:
-    """Returns what this very run left when it finished, or None if it has yet to; the first process decides."""
+    """Returns the results of this run if it has finished, else None. The first process decides."""
 
     def is_finished() -> bool:
         if read_results(workdir) is None:
@@ -143,7 +143,7 @@ def _finished(workdir: Path, config: FinetuneConfig) -> FinetuneResult | None:
 
 
 def _train(workdir: Path, config: FinetuneConfig, devices: Sequence[Any] | None) -> FinetuneResult:
-    """Returns what the run comes to; its training states are deleted once it has finished."""
+    """Trains the run and returns its result; training states are deleted once it has finished."""
     try:
         result = finetune(config, workdir, devices)
     except DivergedError as error:
@@ -161,7 +161,7 @@ def _judge(name: str, config: FinetuneConfig, result: FinetuneResult) -> Outcome
     return Outcome(name, seed, rate, score, result.step, round(result.seconds, 1), degenerate)
 
 
-def _as_json(outcome: Outcome) -> dict[str, Any]:
+def _as_json(outcome: Outcome) -> Mapping[str, object]:
     return outcome._asdict() | ({"score": None} if math.isnan(outcome.score) else {})
 
 

@@ -18,8 +18,9 @@ import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -27,7 +28,7 @@ from bert_jax.errors import InputError
 from bert_jax.storage import files, writing
 from bert_jax.storage.protobuf import FIXED32, VARINT, delimited, encode_varint, parse_message, parse_varint
 
-# The numbers by which TensorFlow knows kinds of numbers. Missing are strings (7), quantized and other rare ones.
+# TensorFlow's numbers of dtypes, without strings (7), quantized and other rare types.
 _DTYPES = {
     number: np.dtype(dtype)
     for number, dtype in {
@@ -46,7 +47,7 @@ _HEADER = bytes([1 << 3 | VARINT, 1]) + delimited(3, bytes([1 << 3 | VARINT, 1])
 
 
 class Entry(NamedTuple):
-    """What the index says of a tensor."""
+    """The index entry of a tensor."""
 
     kind: int  # TensorFlow's number of its dtype
     shape: tuple[int, ...]
@@ -58,7 +59,7 @@ class Entry(NamedTuple):
 
     @property
     def dtype(self) -> np.dtype | None:
-        """Returns the kind of its numbers; None for strings and other kinds that are not read here."""
+        """Returns the dtype; None for strings and other types that are not supported."""
         return _DTYPES.get(self.kind)
 
     @property
@@ -67,7 +68,7 @@ class Entry(NamedTuple):
 
 
 class Index(NamedTuple):
-    """What an index file says."""
+    """The content of an index file."""
 
     num_shards: int  # data files
     entries: dict[str, Entry]  # by the names of the tensors, sorted
@@ -149,9 +150,9 @@ def data_path(prefix: str | os.PathLike, shard: int = 0, num_shards: int = 1) ->
 
 
 def read_index(path: str | os.PathLike) -> Index:
-    """Returns what an index file says of the tensors; no data file is opened.
+    """Returns the content of an index file; no data file is opened.
 
-    Raises: InputError if the file cannot be read, is damaged or is no index.
+    Raises: InputError if the file cannot be read, is damaged or is not an index.
     """
     with files.reading(os.fspath(path)):
         content = Path(path).read_bytes()
@@ -175,7 +176,7 @@ def read_index(path: str | os.PathLike) -> Index:
 def _read_table(content: bytes) -> Iterator[tuple[bytes, bytes]]:
     """Yields the keys and values of a table, whose keys ascend.
 
-    Raises: ValueError, saying why, if it is none.
+    Raises: ValueError, with the reason, if it is not a table.
     """
     footer = content[-_FOOTER_BYTES:]
     if len(footer) < _FOOTER_BYTES or footer[-8:] != _MAGIC:
@@ -239,7 +240,7 @@ def _parse_header(value: bytes) -> int:
 
 
 def _parse_entry(value: bytes) -> Entry:
-    """Returns what a BundleEntryProto says."""
+    """Returns the entry of a BundleEntryProto."""
     entry = parse_message(value)
     dimensions = [parse_message(size) for size in parse_message(_bytes(entry, 2)).get(2, []) if isinstance(size, bytes)]
     shape = tuple(_number(dimension, 1) for dimension in dimensions)
@@ -248,7 +249,7 @@ def _parse_entry(value: bytes) -> Entry:
 
 
 def _problem(entry: Entry, num_shards: int) -> str:
-    """Returns in what an entry contradicts itself, or ""."""
+    """Returns the inconsistency of an entry, or ""."""
     if not entry.is_readable:
         return ""
     assert entry.dtype is not None
@@ -260,7 +261,7 @@ def _problem(entry: Entry, num_shards: int) -> str:
 
 
 def _number(message: dict[int, list[int | bytes]], field: int) -> int:
-    """Returns a field that is a number; 0 where it is not given."""
+    """Returns an integer field; 0 if it is absent."""
     value = message.get(field, [0])[-1]
     if not isinstance(value, int):
         raise ValueError(f"field {field} is no number")
@@ -268,7 +269,7 @@ def _number(message: dict[int, list[int | bytes]], field: int) -> int:
 
 
 def _bytes(message: dict[int, list[int | bytes]], field: int) -> bytes:
-    """Returns a field that is a message; an empty one where it is not given."""
+    """Returns a message field; an empty one if it is absent."""
     value = message.get(field, [b""])[-1]
     if not isinstance(value, bytes):
         raise ValueError(f"field {field} is no message")
@@ -278,11 +279,11 @@ def _bytes(message: dict[int, list[int | bytes]], field: int) -> bytes:
 # Writing
 
 
-def write_bundle(prefix: str | os.PathLike, tensors: Mapping[str, Any]) -> None:
+def write_bundle(prefix: str | os.PathLike, tensors: Mapping[str, np.ndarray | jax.Array]) -> None:
     """Writes a checkpoint: one data file with the tensors in the order of their names, then the index.
 
-    Both are written under other names first. Where a checkpoint of this name is replaced, a reader that comes between
-    the two finds that the checksums are wrong.
+    Both are written under temporary names first. If they replace a checkpoint, a reader between the two renames finds
+    wrong checksums.
 
     Raises: InputError if a tensor has no name or is of a kind that is not written, or if a file cannot be written.
     """
@@ -349,7 +350,7 @@ class _Block:
 
     @property
     def size(self) -> int:
-        """Returns how many bytes it would have."""
+        """Returns the size of the finished block in bytes."""
         return len(self._entries) + 4 * len(self._restarts) + 4
 
     def add(self, key: bytes, value: bytes) -> None:
@@ -369,13 +370,13 @@ class _Block:
 
 
 def _num_shared(first: bytes, second: bytes) -> int:
-    """Returns with how many bytes both begin."""
+    """Returns the length of the common prefix."""
     different = (place for place, (one, other) in enumerate(zip(first, second)) if one != other)
     return next(different, min(len(first), len(second)))
 
 
 def _separator(low: bytes, high: bytes) -> bytes:
-    """Returns a short key that is not below `low` and is below `high`: what ends a block in the index of blocks."""
+    """Returns a short key k with `low` <= k < `high`; the index of blocks stores it for a block."""
     place = _num_shared(low, high)
     if place < min(len(low), len(high)) and low[place] + 1 < high[place]:
         return low[:place] + bytes([low[place] + 1])

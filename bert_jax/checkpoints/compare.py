@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two models beside each other: how far apart are the things that they compute?"""
+"""Comparison of the outputs of two models on sample text."""
 
 from functools import partial
 from typing import Any
@@ -21,10 +21,10 @@ _SAMPLE = (
 
 
 def differences(one: Pretrained, other: Pretrained) -> dict[str, float]:
-    """Returns the largest difference, anywhere, of hidden states, pooled outputs and each head's logits of sample text.
+    """Returns the largest absolute differences of hidden states, pooled outputs and each head's logits on sample text.
 
-    Each of the two cuts the text into tokens by itself; infinity says that they make other tokens. NaN where one of
-    the two has no such output.
+    Each model uses its own tokenizer; the difference is infinite if the numbers of tokens differ. It is NaN if one of
+    the models lacks the output.
     """
     num_parts = min(one.config.type_vocab_size, other.config.type_vocab_size)
     texts: list[Any] = [_fitting(one, parts[:num_parts]) for parts in _SAMPLE]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A trained model with more words and more positions, to go on pre-training with."""
+"""Growing a trained model: more words, more positions, for further pre-training."""
 
 import dataclasses
 import re
@@ -20,19 +20,18 @@ _UNUSED = re.compile(r"\[unused\d+\]")
 def grow(bert: Pretrained, words: Sequence[str] = (), use_unused: bool = False, max_positions: int = 0) -> Pretrained:
     """Returns the model with tokens for `words` and with `max_positions` positions.
 
-    Text without the new words gets the ids and the hidden states it had, bit for bit. Words that begin with a new one
-    are split anew, as WordPiece takes the longest match: with "corona", "coronavirus" is "corona", "##virus".
+    Text without the new words keeps its ids and hidden states, bit for bit. Words that begin with a new word are split
+    differently, since WordPiece takes the longest match: with "corona", "coronavirus" becomes "corona", "##virus".
 
-    A new token's row of the embedding table is the mean of the rows of the pieces that the word was before, and its
-    output bias the mean of theirs. So it means about what they meant, and its logit is the mean of their logits. A word
-    that was [UNK] starts as [UNK]. New positions repeat the old ones from the first: neighbours stay neighbours, but
-    for the seams. Nothing is random.
+    A new token's embedding is the mean of the embeddings of the pieces that the word was split into before, and so is
+    its output bias; its logit is therefore the mean of theirs. A word that was [UNK] starts with the values of [UNK].
+    New position embeddings repeat the old ones from the first. Nothing is random.
 
     Args:
       bert: the model; its tokenizer must be WordPiece.
       words: as the tokenizer normalises them; appended to the vocabulary in this order.
-      use_unused: whether they take the places of [unused..] tokens, first come first served: ids and shapes stay.
-      max_positions: positions from now on; 0 leaves them as they are.
+      use_unused: whether they replace [unused..] tokens, in order; ids and shapes then stay the same.
+      max_positions: the new number of positions; 0 keeps it.
     Raises: InputError if a word or a number cannot be used, or if there is nothing to do.
 
     Source: for words, Mosin et al. 2021, "Fine-Tuning Transformers: Vocabulary Transfer", and google-research/bert

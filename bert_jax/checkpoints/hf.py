@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hugging Face's directories, read and written without its library. The only home of huggingface_hub.
+"""Hugging Face's model directories, read and written without transformers. The only home of huggingface_hub.
 
 A directory has config.json, tensors (`hf_weights`) and a tokenizer (`hf_tokenizer`).
 Source: transformers' configuration_bert.py and modeling_bert.py for what the options mean.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ _ACTIVATIONS = {
 }
 _ACTIVATION_NAMES = {"gelu_exact": "gelu", "gelu_tanh": "gelu_new"}
 
-# Ours -> theirs, of the settings that both have with the same meaning. Ours have the same defaults, but where noted.
+# Our name -> theirs, for settings with the same meaning and the same defaults.
 _SETTINGS = {
     "vocab_size": "vocab_size",
     "hidden_size": "hidden_size",
@@ -109,8 +110,8 @@ def save_hf(
 ) -> list[str]:
     """Writes a directory that transformers loads whole, and returns lines that the user should see.
 
-    What the task's architecture has no place for is left out and said so. Tensors of more than `max_shard_bytes`
-    together are divided into shards. Raises: InputError, with nothing written, if the model cannot be expressed or
+    Parts that the task's architecture lacks are left out, with a note. Tensors of more than `max_shard_bytes` in total
+    are divided into shards. Raises: InputError, with nothing written, if the model cannot be expressed or
     the directory exists.
     """
     if config.causal:
@@ -144,7 +145,7 @@ def save_hf(
     return notes
 
 
-def model_config(settings: dict[str, Any], where: Path) -> ModelConfig:
+def model_config(settings: Mapping[str, Any], where: Path) -> ModelConfig:
     """Returns the model that a config.json describes.
 
     Raises: InputError, with the name of the option, if it is not a BERT as it is computed here.
@@ -205,24 +206,24 @@ def fetch(url: str) -> Path:
     return directory
 
 
-def _problem(settings: dict[str, Any], params: Params) -> str:
-    """Returns what to say of a classifier whose outputs are not one of several classes; "" if there is nothing."""
+def _problem(settings: Mapping[str, object], params: Params) -> str:
+    """Returns a note if the declared problem_type is not the one used here; "" otherwise."""
     problem, usual = settings.get("problem_type"), _usual_problem(params)
     if problem in (None, usual):
         return ""
     return (
-        f"problem_type {shown(problem)} is not kept: here the classifier is trained and read as of {usual!r}, for it "
+        f"problem_type {shown(problem)} is not kept: the classifier is used as {usual!r} here, because it "
         f"has {params['classifier']['bias'].shape[0]} outputs; the logits are the same"
     )
 
 
 def _usual_problem(params: Params) -> str:
-    """Returns what transformers, and we, take a classifier's outputs for: one is a score."""
+    """Returns the problem_type that follows from the number of outputs, as in transformers: a single one is a score."""
     return "regression" if params["classifier"]["bias"].shape[0] == 1 else "single_label_classification"
 
 
-def _labels(settings: dict[str, Any], params: Params, where: Path) -> tuple[str, ...]:
-    """Returns the names of the classes in their order; () if they are no more than numbers."""
+def _labels(settings: Mapping[str, object], params: Params, where: Path) -> tuple[str, ...]:
+    """Returns the names of the classes in their order; () if they are only numbers."""
     num_classes = params["classifier"]["bias"].shape[0]
     names = settings.get("id2label")
     if not names:
@@ -230,7 +231,7 @@ def _labels(settings: dict[str, Any], params: Params, where: Path) -> tuple[str,
     if not isinstance(names, dict) or sorted(map(str, names)) != sorted(map(str, range(num_classes))):
         raise InputError(
             f"{where}: id2label does not name the {num_classes} classes of the classifier as 0 to {num_classes - 1}; "
-            "mend it, or remove it to have numbers for names"
+            "correct it, or remove it to use numbers as names"
         )
     labels = tuple(str(names[key]) for key in sorted(names, key=int))
     return () if labels == tuple(f"LABEL_{index}" for index in range(num_classes)) else labels

@@ -8,6 +8,7 @@ import contextlib
 import importlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ _METADATA = {"format": "pt"}  # without it older versions of transformers refuse
 def open_weights(
     directory: Path,
 ) -> Iterator[tuple[Path, dict[str, tuple[int, ...]], Callable[[str], np.ndarray]]]:
-    """Yields the file to name in messages, {name: shape} of all tensors, and what reads one."""
+    """Yields the file (for messages), {name: shape} of all tensors, and a function that reads a tensor."""
     whole, index = directory / WEIGHTS, directory / INDEX
     strays = sorted(path.name for path in directory.glob("model-*-of-*.safetensors"))
     if whole.exists() and (index.exists() or strays):
@@ -149,8 +150,8 @@ def _load_pickles(directory: Path) -> tuple[Path, Arrays]:
     return path, arrays
 
 
-def import_torch(path: Any) -> Any:
-    """Returns the module, whose loader of pickles is safe. Raises: InputError, which names `path`, without torch."""
+def import_torch(path: str | Path) -> ModuleType:
+    """Returns torch, for its safe loader of pickles. Raises: InputError, with `path`, if it is not installed."""
     try:
         return importlib.import_module("torch")
     except ImportError:

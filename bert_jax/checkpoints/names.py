@@ -1,19 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a parameter is called here, by Hugging Face and by Google, and how their arrays differ: one table.
+"""The table of parameter names: ours, Hugging Face's and Google's, and how their arrays differ.
 
-Ours stacks the layers on a leading axis and pads the vocabulary; theirs have an array a layer and no padding.
+Our arrays stack the layers on a leading axis and pad the vocabulary; theirs have one array per layer and no padding.
 Source: google-research/bert modeling.py, run_pretraining.py, run_classifier.py, run_squad.py; the keys of the state
 dicts of transformers' modeling_bert.py.
 """
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bert_jax.batch import PyTree
 from bert_jax.devices.sharding import is_stacked, path_name
 from bert_jax.errors import InputError
 from bert_jax.model.heads import TASK_PARTS
@@ -21,11 +23,13 @@ from bert_jax.model.objective import Params, abstract_params
 from bert_jax.settings.model import ModelConfig
 from bert_jax.text.tokenizer import Tokenizer
 
-Arrays = dict[str, np.ndarray]
+Arrays: TypeAlias = dict[str, np.ndarray]
+Form: TypeAlias = Literal["hf", "tf1"]  # Hugging Face's or Google's names
+Where: TypeAlias = str | Path  # a file, for messages
 
 
 class Imported(NamedTuple):
-    """A model that came from elsewhere."""
+    """A model loaded from another format."""
 
     config: ModelConfig
     params: Params  # float32 on the host; the parts that the source has, and no others
@@ -43,16 +47,16 @@ class Row(NamedTuple):
     tf1: str
     kind: str
 
-    def name(self, form: str, layer: int | None) -> str:
-        """Returns what it is called in a format, "hf" or "tf1"."""
+    def name(self, form: Form, layer: int | None) -> str:
+        """Returns its name in a format."""
         return (self.hf if form == "hf" else self.tf1).format(i=layer)
 
-    def is_flipped(self, form: str) -> bool:
+    def is_flipped(self, form: Form) -> bool:
         """Returns whether the matrix is [out, in] there; ours are [in, out]."""
         return self.kind == "head" or (self.kind == "kernel" and form == "hf")
 
 
-# What ours, Hugging Face's and Google's leaves of a module are called. Kinds: "same"; "vocab", whose rows end in
+# The leaves of a module: our names, Hugging Face's and Google's. Kinds: "same"; "vocab", whose rows end in
 # padding here; "kernel", a matrix that PyTorch keeps [out, in]; "head", one that Google keeps [out, in] as well.
 _LEAVES: dict[str, tuple[tuple[str, str, str, str], ...]] = {
     "words": (("/embedding", ".weight", "", "vocab"),),
@@ -62,7 +66,7 @@ _LEAVES: dict[str, tuple[tuple[str, str, str, str], ...]] = {
     "head": (("/kernel", ".weight", "output_weights", "head"), ("/bias", ".bias", "output_bias", "same")),
 }
 
-# Ours, Hugging Face's, and Google's where it is not Hugging Face's with strokes for points.
+# Our name, Hugging Face's, and Google's unless it is Hugging Face's with slashes in place of dots.
 _MODULES: tuple[tuple[str, ...], ...] = (
     ("words", "encoder/embeddings/word", "bert.embeddings.word_embeddings"),
     ("table", "encoder/embeddings/position", "bert.embeddings.position_embeddings"),
@@ -95,8 +99,8 @@ def _rows() -> Iterator[Row]:
 
 TABLE = tuple(_rows())
 
-# What a file may hold besides: nothing that the model computes with. Of Hugging Face's tied output table and bias,
-# `hf` makes sure that they are the ones that they repeat.
+# Tensors that are ignored, since the model does not compute with them. `hf_weights` checks that Hugging Face's tied
+# output table and bias equal the tensors that they repeat.
 IGNORED: dict[str, tuple[str, ...]] = {
     "hf": (r"bert\.embeddings\.(position_ids|token_type_ids)", r"cls\.predictions\.decoder\.(weight|bias)"),
     # The moments of Google's, NVIDIA's and TensorFlow's own optimizers; their steps; the scale of the loss in float16.
@@ -108,7 +112,7 @@ IGNORED: dict[str, tuple[str, ...]] = {
 }
 
 
-def canonical_names(names: Iterable[str], form: str, where: Any) -> dict[str, str]:
+def canonical_names(names: Iterable[str], form: Form, where: Where) -> dict[str, str]:
     """Returns {name as in `TABLE`: name in the file}.
 
     Hugging Face's may lack "bert." (those of the bare encoder do) and may call the parameters of layer norm gamma
@@ -132,7 +136,11 @@ def _new_norm_name(match: re.Match) -> str:
 
 
 def to_params(
-    read: Callable[[str], np.ndarray], shapes: Mapping[str, Sequence[int]], form: str, config: ModelConfig, where: Any
+    read: Callable[[str], np.ndarray],
+    shapes: Mapping[str, Sequence[int]],
+    form: Form,
+    config: ModelConfig,
+    where: Where,
 ) -> Params:
     """Returns our parameters, float32 on the host, of the parts that the source has: the encoder and some heads.
 
@@ -189,7 +197,7 @@ def to_params(
     return unflatten(flat)
 
 
-def from_params(params: Params, form: str, config: ModelConfig) -> Arrays:
+def from_params(params: Params, form: Form, config: ModelConfig) -> Arrays:
     """Returns {name: float32 array} of all parameters in a format, "hf" or "tf1"; the inverse of `to_params`."""
     flat = flatten(params)
     rows = {row.ours: row for row in TABLE}
@@ -202,10 +210,10 @@ def from_params(params: Params, form: str, config: ModelConfig) -> Arrays:
     return arrays
 
 
-def check_vocabulary(tokenizer: Tokenizer, vocab_size: int, where: Any) -> None:
-    """Raises: InputError if the table of words has not a row for each token, and no more than round it up.
+def check_vocabulary(tokenizer: Tokenizer, vocab_size: int, where: Where) -> None:
+    """Raises: InputError if the number of rows of the word table is not that of tokens, which may be rounded up.
 
-    Many round the size of the table up to a multiple of 8, 64 or 128; those rows belong to no token.
+    Many models round the size up to a multiple of 8, 64 or 128; the additional rows belong to no token.
     """
     tokens = tokenizer.vocab_size
     if vocab_size not in {-(-tokens // multiple) * multiple for multiple in (1, 2, 4, 8, 16, 32, 64, 128)}:
@@ -215,10 +223,10 @@ def check_vocabulary(tokenizer: Tokenizer, vocab_size: int, where: Any) -> None:
         )
 
 
-def find_not_finite(params: Params, where: Any) -> list[str]:
+def find_not_finite(params: Params, where: Where) -> list[str]:
     """Returns a line that the user should see if a parameter holds NaN or infinity, which no trained model has."""
     bad = [ours for ours, leaf in flatten(params).items() if not np.isfinite(leaf).all()]
-    what = "NaN or numbers beyond float32, so what it computes is worth nothing"
+    what = "NaN or numbers beyond float32, so its outputs are meaningless"
     return [f"{where}: {_listed(bad)} hold{'s' * (len(bad) == 1)} {what}"] if bad else []
 
 
@@ -228,7 +236,7 @@ def part_of(ours: str) -> str:
 
 
 def infer_task(parts: Sequence[str]) -> str:
-    """Returns the task that a model with these parts is for; of classifiers, the ones without a pooler read tokens."""
+    """Returns the task of a model with these parts; classifiers without a pooler classify tokens."""
     if "span" in parts:
         return "question_answering"
     if "classifier" in parts:
@@ -237,12 +245,12 @@ def infer_task(parts: Sequence[str]) -> str:
     return exact[0] if exact else "masked_lm" if "mlm" in parts else "encoder"
 
 
-def flatten(params: Params) -> dict[str, Any]:
+def flatten(params: Params) -> dict[str, PyTree]:
     """Returns {path: leaf} of nested dicts."""
     return {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
 
 
-def unflatten(flat: Mapping[str, Any]) -> Params:
+def unflatten(flat: Mapping[str, PyTree]) -> Params:
     """Returns nested dicts of {path: leaf}."""
     params: Params = {}
     for path, leaf in flat.items():
@@ -254,18 +262,18 @@ def unflatten(flat: Mapping[str, Any]) -> Params:
     return params
 
 
-def _names_of(row: Row, form: str, config: ModelConfig) -> list[str]:
+def _names_of(row: Row, form: Form, config: ModelConfig) -> list[str]:
     layers = range(config.num_layers) if is_stacked(row.ours) else [None]
     return [row.name(form, layer) for layer in layers]
 
 
-def _their_shape(row: Row, form: str, shape: tuple[int, ...], config: ModelConfig) -> tuple[int, ...]:
+def _their_shape(row: Row, form: Form, shape: tuple[int, ...], config: ModelConfig) -> tuple[int, ...]:
     shape = shape[1:] if is_stacked(row.ours) else shape
     shape = (config.vocab_size, *shape[1:]) if row.kind == "vocab" else shape
     return shape[::-1] if row.is_flipped(form) else shape
 
 
-def _check_names(names: Mapping[str, str], used: set[str], form: str, where: Any) -> None:
+def _check_names(names: Mapping[str, str], used: set[str], form: Form, where: Where) -> None:
     missing = sorted(used - names.keys())
     unknown = sorted(
         there

@@ -17,7 +17,7 @@ from bert_jax.checkpoints.hf import load_hf
 from bert_jax.checkpoints.names import flatten, part_of, unflatten
 from bert_jax.checkpoints.revisions import find_revision, revision_path
 from bert_jax.checkpoints.sealed import SEAL, find_damage, read_newest, seal
-from bert_jax.checkpoints.states import check_arrays, describe, restore_tree, save_tree, state_bytes
+from bert_jax.checkpoints.states import ArrayTable, check_arrays, describe, restore_tree, save_tree, state_bytes
 from bert_jax.checkpoints.tf1 import checkpoint_prefix, load_tf1
 from bert_jax.devices import cluster
 from bert_jax.errors import InputError
@@ -32,14 +32,14 @@ from bert_jax.storage.urls import is_remote
 from bert_jax.storage.writing import check_space, new_directory, write_json
 from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
 
-FINETUNED = "finetuned"  # where a work directory of fine-tuning has its model
+FINETUNED = "finetuned"  # the directory of the model inside a work directory of fine-tuning
 
 
 class Encodings(NamedTuple):
-    """What the encoder says of some texts. Arrays are on the host, float32."""
+    """The encoder's outputs for some texts. Arrays are on the host, float32."""
 
-    hidden: np.ndarray  # [B, L, H]: the last layer, one vector a token
-    pooled: np.ndarray | None  # [B, H]: what the next sentence head reads; None if the model has no pooler
+    hidden: np.ndarray  # [B, L, H]: the last layer, one vector per token
+    pooled: np.ndarray | None  # [B, H]: the pooler's output for [CLS]; None if the model has no pooler
     token_ids: np.ndarray  # [B, L] int32, [CLS] first, padded
     mask: np.ndarray  # [B, L] bool: True for a token, False for padding
 
@@ -48,7 +48,7 @@ class Encodings(NamedTuple):
 class Pretrained:
     """Configuration, parameters and tokenizer of a pre-trained BERT.
 
-    A model that came from elsewhere has the heads that it came with, and no random ones.
+    A loaded model has the heads of its source, and no random ones.
     """
 
     config: ModelConfig
@@ -56,8 +56,8 @@ class Pretrained:
     tokenizer: Tokenizer
     task: str = "pretraining"  # one of model.heads.TASK_PARTS
     labels: tuple[str, ...] = ()  # of a classifier, in the order of its classes; () where they have no names
-    notes: tuple[str, ...] = ()  # what the user should know of how it was read
-    task_settings: dict[str, Any] = field(default_factory=dict)  # of a fine-tuned model: finetune_config.TaskConfig
+    notes: tuple[str, ...] = ()  # lines for the user about how it was loaded
+    task_settings: dict[str, Any] = field(default_factory=dict)  # settings.finetuning.TaskConfig of a fine-tuned model
     trained: dict[str, int] = field(default_factory=dict)  # if known: step, and the sequences, tokens and words so far
 
     def encode(self, texts: Sequence[str] | Sequence[tuple[str, str]]) -> Encodings:
@@ -112,9 +112,9 @@ def make_batch(
 def save_pretrained(bert: Pretrained, directory: str | Path, replace: bool = True) -> None:
     """Writes config.json, tokenizer/ and params/ with checksums: all that `load_pretrained` needs, no optimizer.
 
-    The directory appears whole or not at all. With `replace` it may take the place of an older one of this kind.
+    The write is atomic. With `replace` it may replace an older model.
 
-    Raises: InputError if there is something else, if another command is writing there, or if it cannot be written.
+    Raises: InputError if the directory holds something else, another command is writing there, or the write fails.
     """
     with new_directory(directory, lambda there: replace and (there / SEAL).exists()) as temporary:
         about = {"format": 1, "model": to_dict(bert.config), "task": bert.task, "labels": list(bert.labels)}
@@ -130,16 +130,18 @@ def save_pretrained(bert: Pretrained, directory: str | Path, replace: bool = Tru
 
 
 def leave_pretrained(bert: Pretrained, directory: Path, what: str) -> None:
-    """Writes a model whose parameters may lie on several hosts: the first process does, and every process calls this.
+    """Writes a model with parameters that may be sharded over hosts. Every process calls this; the first writes.
 
-    `what` names the model in the error of the others. Raises: InputError, on every process, as `save_pretrained`.
+    `what` names the model in the error of the other processes.
+
+    Raises: InputError, on every process, as `save_pretrained`.
     """
     whole = dataclasses.replace(bert, params=cluster.on_host(bert.params))
     cluster.first_does(f"write {what}", lambda: save_pretrained(whole, directory))
 
 
 def keep_revision(bert: Pretrained, workdir: Path) -> None:
-    """Writes a model as the revision of its step in a work directory, for good; one that is there already stays.
+    """Writes a model as the permanent revision of its step in a work directory, unless it exists.
 
     Every process calls this. Raises: InputError, on every process, if it cannot be written.
     """
@@ -151,11 +153,10 @@ def keep_revision(bert: Pretrained, workdir: Path) -> None:
 def load_pretrained(path: str | Path) -> Pretrained:
     """Returns the pre-trained BERT at `path`, in any of the formats that `recognise` knows.
 
-    Of a work directory of pre-training the newest whole checkpoint is taken, of one of fine-tuning the model that was
-    the best; WORKDIR@STEP is the revision of that step (`checkpoint.keep_every`). The parameters are float32 and on one
-    device.
+    A work directory of pre-training gives its newest undamaged checkpoint, one of fine-tuning its best model;
+    WORKDIR@STEP is the revision of that step (`checkpoint.keep_every`). The parameters are float32 and on one device.
 
-    Raises: InputError if nothing of the kind is there, if a file is damaged, or if it is no BERT as computed here.
+    Raises: InputError if there is no model, a file is damaged, or the model is not a BERT that can be computed here.
     """
     path = find_revision(path)
     form = recognise(path)
@@ -166,13 +167,13 @@ def load_pretrained(path: str | Path) -> Pretrained:
 
 
 def recognise(path: str | Path) -> str:
-    """Returns the format of what is at `path`.
+    """Returns the format of the model at `path`: "bert_jax", "hf" or "tf1".
 
     "bert_jax" is a directory that `save_pretrained` wrote, or a work directory of train.py; "hf" a directory as
     transformers writes it, or hf://ORG/NAME; "tf1" a directory with Google's bert_config.json and bert_model.ckpt.*,
     or a prefix such as DIR/bert_model.ckpt.
 
-    Raises: InputError if it is none of these, or several.
+    Raises: InputError if it has none of these formats, or several.
     """
     path = find_revision(path)
     if str(path).startswith("hf://"):
@@ -187,12 +188,12 @@ def recognise(path: str | Path) -> str:
     if not path.is_dir():
         what = "is a file" if path.exists() else "does not exist"
         raise InputError(f"{path} {what}; give a work directory of train.py or the directory of a model")
-    signs = {
+    signs: dict[str, list[str]] = {
         "bert_jax": ["params", "checkpoints", FINETUNED],
         "hf": ["*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin"],
         "tf1": ["*.index"],
     }
-    found = {
+    found: dict[str, list[str]] = {
         form: sorted(file.name for pattern in patterns for file in path.glob(pattern))
         for form, patterns in signs.items()
     }
@@ -256,21 +257,21 @@ def _load_own(path: Path) -> Pretrained:
     num_classes = len(params["classifier"]["bias"]) if "classifier" in params else len(labels)
     if labels and len(labels) != num_classes:
         raise InputError(
-            f"{path / 'config.json'} names {len(labels)} classes, and the classifier has {num_classes}; mend labels"
+            f"{path / 'config.json'} names {len(labels)} classes, and the classifier has {num_classes}; correct labels"
         )
     settings = about.get("task_settings", {})
     return Pretrained(config, params, tokenizer, task, tuple(labels), task_settings=settings, trained=trained)
 
 
 def _read_checkpoint(config: ModelConfig, path: Path) -> tuple[Params, dict[str, Any]]:
-    """Returns the parameters of a checkpoint and its seal."""
+    """Returns the parameters and the seal of a checkpoint."""
     sealed = read_json(path / SEAL)
     found = {name.removeprefix("params/"): of for name, of in sealed["arrays"].items() if name.startswith("params/")}
     return restore_tree(path / "state", {"params": _abstract(path, config, found)})["params"], sealed
 
 
 def _check_tokenizer(path: Path, tokenizer: Tokenizer, fingerprint: str | None) -> None:
-    """Raises: InputError if the tokenizer is not the one with this fingerprint; None is what older models have."""
+    """Raises: InputError if the tokenizer has another fingerprint; older models have None."""
     if fingerprint not in (None, tokenizer.fingerprint):
         raise InputError(
             f"{path / 'tokenizer'} gives other ids than the tokenizer that the model was trained with: a file of it is "
@@ -278,12 +279,12 @@ def _check_tokenizer(path: Path, tokenizer: Tokenizer, fingerprint: str | None) 
         )
 
 
-def _abstract(where: Path, config: ModelConfig, arrays: dict[str, list]) -> Params:
-    """Returns shapes, types and places of the parts that are there. Raises: InputError if they are not this model's."""
+def _abstract(where: Path, config: ModelConfig, arrays: ArrayTable) -> Params:
+    """Returns shapes, dtypes and shardings of the stored parts. Raises: InputError if they do not fit the model."""
     num_classes = next(iter(arrays.get("classifier/bias", ["float32", [1]])[1]), 1)
     parts = {part_of(name) for name in arrays} | {"encoder"}
     every = flatten(abstract_params(config, num_classes))
-    # What a probe is made of depends on its settings: of its own parameters a checkpoint says the shapes itself.
+    # The parameters of a probe depend on its settings, so their shapes are taken from the checkpoint itself.
     probe = {name: about for name, about in arrays.items() if part_of(name) == "probe"}
     every |= {name: jax.ShapeDtypeStruct(tuple(shape), dtype) for name, (dtype, shape) in probe.items()}
     abstract = unflatten({name: leaf for name, leaf in every.items() if part_of(name) in parts})

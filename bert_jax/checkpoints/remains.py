@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runs that were killed leave in their work directory, and how it goes.
+"""Cleaning up after killed runs: temporary files, half-deleted checkpoints, damaged checkpoints.
 
-A checkpoint is renamed before it is deleted, so it is there whole or not at all, and what a kill leaves of it has a
-name that says so. Damaged checkpoints are moved to "damaged/", where the newest `KEPT_DAMAGED` stay.
+A checkpoint is renamed before it is deleted. So it is complete or absent to readers, and the name shows what a killed
+deletion left. Damaged checkpoints are moved to "damaged/", where the newest `KEPT_DAMAGED` stay.
 """
 
 import contextlib
@@ -14,8 +14,8 @@ from pathlib import Path
 
 DELETED = ".deleted"
 KEPT_DAMAGED = 2  # to look into, or to rescue by hand
-# What a run writes in its work directory whole or not at all, and the directories that are its own. Other commands may
-# write beside these meanwhile, under temporary names of their own.
+# The files that a run writes atomically in its work directory, and the directories that it owns. Other commands may be
+# writing other files there, with temporary names of their own.
 _WRITTEN = ("config.json", "metrics.jsonl", "curves.png", "results.json", "sweep.json", "pretrained", "finetuned")
 _DIRECTORIES = ("tokenizer", "predictions", "revisions")
 _TEMPORARY = re.compile(r"\.(?P<name>.+?)\.(\d+(-[0-9a-f]+)?\.)?tmp")
@@ -23,7 +23,7 @@ _SIGN = re.compile(r"\.seen-\w+")  # of `cluster.check_shared`
 
 
 def delete(path: Path) -> None:
-    """Deletes a directory: for readers it is gone at once, and `sweep` finds what a kill leaves of it."""
+    """Deletes a directory. Readers lose it at once; `sweep` deletes what is left if this process is killed."""
     doomed = path.with_name(f".{path.name}{DELETED}")
     shutil.rmtree(doomed, ignore_errors=True)
     path.rename(doomed)
@@ -31,7 +31,7 @@ def delete(path: Path) -> None:
 
 
 def set_aside(path: Path) -> None:
-    """Moves a checkpoint to "damaged/" beside the directory it is in; of those there the newest stay."""
+    """Moves a checkpoint to "damaged/" beside its directory, and deletes all but the newest `KEPT_DAMAGED` there."""
     aside = path.parent.parent / "damaged" / path.name
     aside.parent.mkdir(exist_ok=True)
     shutil.rmtree(aside, ignore_errors=True)
@@ -42,10 +42,10 @@ def set_aside(path: Path) -> None:
 
 
 def sweep(directory: Path, checkpoints: list[Path], is_complete: Callable[[Path], bool]) -> None:
-    """Deletes what is left of checkpoints that were being deleted.
+    """Finishes the deletion of checkpoints that a killed run was deleting.
 
-    `checkpoints` are those of the directory, oldest first. One that is not complete and older than one that is was
-    being deleted, by a version that did not rename. What cannot be deleted is tried again the next time.
+    `checkpoints` are those of the directory, oldest first. An incomplete one that is older than a complete one was
+    being deleted by an early version, which did not rename. Failures are ignored; the next run tries again.
     """
     for path in directory.glob(f".*{DELETED}"):
         shutil.rmtree(path, ignore_errors=True)
@@ -58,7 +58,7 @@ def sweep(directory: Path, checkpoints: list[Path], is_complete: Callable[[Path]
 
 
 def sweep_temporaries(workdir: Path) -> None:
-    """Deletes files and models that a killed run was writing; to be called by the one run that may write there."""
+    """Deletes temporary files of a killed run. Only the run that holds the lock may call this."""
     for path in [path for path in workdir.iterdir() if path.name.startswith(".")]:
         found = _TEMPORARY.fullmatch(path.name)
         if _SIGN.fullmatch(path.name) or (found and found["name"] in _WRITTEN):

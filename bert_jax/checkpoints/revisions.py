@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameters of some steps of a run, kept for good as models of their own: WORKDIR@STEP."""
+"""Revisions: models of some steps of a run, kept permanently and named WORKDIR@STEP."""
 
 from pathlib import Path
 
 from bert_jax.checkpoints.states import checkpoint_steps
 from bert_jax.errors import InputError
 
-REVISIONS = "revisions"  # the directory of a work directory that has them
+REVISIONS = "revisions"  # their directory inside a work directory
 
 
 def revision_path(workdir: Path, step: int) -> Path:
-    """Returns where a work directory has the revision of a step."""
+    """Returns the path of the revision of a step."""
     return workdir / REVISIONS / f"{step:08d}"
 
 

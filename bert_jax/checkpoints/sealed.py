@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What makes a checkpoint or a model whole: a file that names every other with its size and its sha256."""
+"""Seals of checkpoints and models: a file that lists every other file with its size and sha256."""
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from bert_jax.errors import InputError
 from bert_jax.storage import schema
 from bert_jax.storage.files import read_json, sha256_file
 from bert_jax.storage.writing import write_json
 
+Read = TypeVar("Read")
+
 SEAL = "checksums.json"
-_ATTEMPTS = 5  # to read checkpoints that a run deletes meanwhile
+_ATTEMPTS = 5  # to read checkpoints while a run deletes old ones
 
 _FILE = schema.record({"bytes": schema.whole(), "sha256": schema.SHA256})
 _SUMS = schema.map_of(schema.tuple_of(schema.number(finite=False), schema.number(finite=False)))
@@ -36,7 +38,7 @@ _SEAL = schema.record(
 )
 
 
-def seal(directory: Path, about: dict[str, Any]) -> None:
+def seal(directory: Path, about: dict[str, object]) -> None:
     """Writes `checksums.json` with `about` and the size and sha256 of every file below the directory.
 
     Raises: InputError if there is no file, because something else has moved or deleted the directory.
@@ -54,7 +56,7 @@ def seal(directory: Path, about: dict[str, Any]) -> None:
 
 
 def find_damage(directory: Path) -> str | None:
-    """Returns what is wrong with a sealed directory, naming the file, or None if every byte is as sealed."""
+    """Returns the damage of a sealed directory, with the name of the file; None if all checksums are right."""
     if not (directory / SEAL).exists():
         return f"{SEAL} is missing, so it was never finished"
     try:
@@ -84,7 +86,7 @@ def find_damage(directory: Path) -> str | None:
 
 
 def is_complete(directory: Path) -> bool:
-    """Returns whether a directory is sealed and has every file, whatever is in them; True if the seal is damaged."""
+    """Returns whether a directory is sealed and has every file, whatever their content; True if the seal is damaged."""
     if not (directory / SEAL).exists():
         return False
     try:
@@ -94,7 +96,7 @@ def is_complete(directory: Path) -> bool:
 
 
 def checkpoint_steps(directory: Path) -> list[int]:
-    """Returns the steps of the checkpoints in a directory, whole or not, in ascending order."""
+    """Returns the steps of the checkpoints in a directory, damaged or not, in ascending order."""
     if not directory.is_dir():
         return []
     return sorted(int(path.name) for path in directory.iterdir() if path.name.isdecimal() and path.is_dir())
@@ -103,7 +105,7 @@ def checkpoint_steps(directory: Path) -> list[int]:
 def newest_whole(directory: Path) -> tuple[Path, list[str]]:
     """Returns the path of the newest undamaged checkpoint, and a line about each newer one that was passed over.
 
-    Raises: InputError, naming the damage, if there is none.
+    Raises: InputError, with the damage of each, if all are damaged or there is no checkpoint.
     """
     problems: list[str] = []
     for _ in range(_ATTEMPTS):
@@ -115,15 +117,15 @@ def newest_whole(directory: Path) -> tuple[Path, list[str]]:
                 return path, [f"checkpoint {line}" for line in problems]
             vanished = vanished or not path.exists()
             problems.append(f"{path} is not used: {problem}")
-        if not vanished:  # else a run that trains there has deleted one, and there are newer ones
+        if not vanished:  # else a running training has deleted one, and there are newer ones
             break
     raise InputError("; ".join([f"{directory} holds no whole checkpoint", *problems]))
 
 
-def read_newest(directory: Path, read: Callable[[Path], Any]) -> tuple[Any, list[str]]:
+def read_newest(directory: Path, read: Callable[[Path], Read]) -> tuple[Read, list[str]]:
     """Returns `read(path)` of the newest undamaged checkpoint, and a line about each newer one that was passed over.
 
-    A run may train there meanwhile: a checkpoint that it deletes while it is read is no error, and a newer one is read.
+    A run may be training there: if it deletes the checkpoint during the read, a newer one is read.
 
     Raises: InputError as `newest_whole`; whatever `read` raises.
     """
@@ -135,7 +137,7 @@ def read_newest(directory: Path, read: Callable[[Path], Any]) -> tuple[Any, list
             if (path / SEAL).exists() or attempt == _ATTEMPTS - 1:
                 raise
             continue
-        if (path / SEAL).exists():  # a checkpoint is renamed before it is deleted, so all that was read was there
+        if (path / SEAL).exists():  # checkpoints are renamed before they are deleted, so the read was complete
             return found, passed_over
     raise InputError(
         f"checkpoints of {directory} are deleted faster than they are read; try again when the run is over"

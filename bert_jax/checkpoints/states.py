@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training states and parameters on disk. The only home of Orbax.
 
-A checkpoint counts once it is sealed: a file `checksums.json` beside its arrays names every file with its
-size and sha256, and every array with its shape and type. Orbax alone restores flipped bits without a word.
+A checkpoint is complete once it is sealed: `checksums.json` lists every file with its size and sha256, and every array
+with its shape and dtype. The checksums are needed because Orbax restores damaged files without an error.
 """
 
 import contextlib
@@ -13,11 +13,12 @@ import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import orbax.checkpoint as ocp
 
+from bert_jax.batch import PyTree
 from bert_jax.checkpoints import remains
 from bert_jax.checkpoints.sealed import SEAL, checkpoint_steps, find_damage, is_complete, seal
 from bert_jax.devices import cluster
@@ -27,25 +28,28 @@ from bert_jax.storage.writing import write_json
 
 _NONE, _ALL_DAMAGED = -1, -2  # in place of a step
 
+Notes: TypeAlias = Mapping[str, Any]  # JSON that is saved with a state; `training.loop.Progress` defines it
+ArrayTable: TypeAlias = dict[str, list]  # {path: [dtype, shape]}
+
 
 class Restored(NamedTuple):
-    """A state that was read back."""
+    """A restored state."""
 
-    state: Any  # None if there is no checkpoint that was ever sealed
-    notes: dict[str, Any]  # as given to `save`
-    passed_over: list[str]  # a line about each newer checkpoint that is not whole
+    state: PyTree  # None if no checkpoint was ever sealed
+    notes: Notes  # as given to `save`
+    passed_over: list[str]  # a line about each newer checkpoint that is damaged
 
 
 class Checkpoints:
-    """The checkpoints of a run: written in the background, sealed, and no more of them than asked for.
+    """The checkpoints of a run. They are written and sealed in the background, and old ones are deleted.
 
-    Kept are the newest `keep_last` and the best `keep_best` by the lowest metric; an older one is deleted
-    only after a newer one is sealed. Of several processes the first alone says which checkpoints there are, and seals,
-    moves and deletes them. `about` is JSON that goes into every seal, such as the fingerprint of the tokenizer.
+    The newest `keep_last` and the `keep_best` with the lowest metric are kept. A checkpoint is deleted only after a
+    newer one is sealed. With several processes only the first lists, seals, moves and deletes checkpoints; the others
+    follow it. `about` is JSON that is stored in every seal, such as the fingerprint of the tokenizer.
     """
 
     def __init__(
-        self, directory: Path, keep_last: int = 2, keep_best: int = 1, about: Mapping[str, Any] | None = None
+        self, directory: Path, keep_last: int = 2, keep_best: int = 1, about: Mapping[str, object] | None = None
     ) -> None:
         self.directory = directory.absolute()
         self.keep_last, self.keep_best = keep_last, keep_best
@@ -58,7 +62,7 @@ class Checkpoints:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Waits for what is still being sealed, also when the run failed: until then the directory is in use."""
+        """Waits for the seal in progress, also when the run failed: until then the directory is in use."""
         if self._sealing is not None:
             self._sealing.join()
 
@@ -69,20 +73,20 @@ class Checkpoints:
         options = ocp.CheckpointManagerOptions(
             step_format_fixed_length=8,
             cleanup_tmp_directories=True,
-            single_host_load_and_broadcast=True,  # else one that still sees what was moved away would skip a save
+            single_host_load_and_broadcast=True,  # else a process that still sees a moved directory would skip a save
         )
         return ocp.CheckpointManager(self.directory, options=options)
 
-    def save(self, step: int, state: Any, metric: float | None = None, notes: dict[str, Any] | None = None) -> None:
+    def save(self, step: int, state: PyTree, metric: float | None = None, notes: Notes | None = None) -> None:
         """Starts saving the state after `step` steps.
 
-        `metric` is the held-out loss at that step, if known; `notes` is JSON that `restore` gives back.
+        `metric` is the held-out loss at that step, if known; `restore` returns the `notes`.
         """
         self.wait()
         if cluster.first_says(int(step in self.steps())):
             return
         needed, free = state_bytes(state), shutil.disk_usage(self.directory).free
-        if cluster.anyone_says(free < needed):  # Orbax would fill the disk first, and then say so at length
+        if cluster.anyone_says(free < needed):  # Orbax would fill the disk before it fails
             raise InputError(
                 f"no space for a checkpoint of {needed / 1e6:.0f} MB: {self.directory} has {free / 1e6:.0f} MB "
                 "free; what was saved before is untouched, so free some space and give the same command again"
@@ -95,7 +99,7 @@ class Checkpoints:
         self._sealing = threading.Thread(target=self._seal, args=(step, about), name="seal")
         self._sealing.start()
 
-    def _seal(self, step: int, about: dict[str, Any]) -> None:
+    def _seal(self, step: int, about: dict[str, object]) -> None:
         try:
             self._manager.wait_until_finished()
             if cluster.is_first():
@@ -107,8 +111,8 @@ class Checkpoints:
             with contextlib.suppress(Exception):  # what could not be deleted is tried again after the next save
                 self._delete_surplus()
 
-    def add_metric(self, step: int, metric: float, notes: dict[str, Any]) -> None:
-        """Gives a sealed checkpoint the metric that came after it was saved, and other notes."""
+    def add_metric(self, step: int, metric: float, notes: Notes) -> None:
+        """Adds a metric that was computed after the save to a sealed checkpoint, and replaces its notes."""
         self.wait()
         if cluster.is_first():
             about = read_json(self._path(step) / SEAL)
@@ -125,12 +129,12 @@ class Checkpoints:
             if failure is not None:
                 raise _cannot_write(self.directory, failure) from failure
             raise InputError(
-                f"another process could not write a checkpoint to {self.directory}, and its own message says why; what "
+                f"another process could not write a checkpoint to {self.directory}; its own message says why; what "
                 "was saved before is untouched"
             )
 
     def close(self) -> None:
-        """Waits for the last save and lets go of the directory."""
+        """Waits for the last save and closes the directory."""
         self.wait()
         if cluster.is_first():  # again: a run may have been killed between its last save and this
             with contextlib.suppress(Exception):  # what could not be deleted is tried again by the next run
@@ -141,14 +145,13 @@ class Checkpoints:
         """Returns the steps that have a checkpoint, whole or not, in ascending order."""
         return checkpoint_steps(self.directory)
 
-    def restore(self, abstract_state: Any) -> Restored:
-        """Returns the newest whole state; its `state` is None if there is no checkpoint that was ever sealed.
+    def restore(self, abstract_state: PyTree) -> Restored:
+        """Returns the newest undamaged state; its `state` is None if no checkpoint was ever sealed.
 
-        `abstract_state` gives shapes, types and shardings; the mesh may be another than the one saved from.
-        A checkpoint that is damaged or was never sealed is moved to "damaged/" beside the others, where the newest two
-        stay.
+        `abstract_state` gives shapes, dtypes and shardings; the mesh may differ from that of the save. Newer
+        checkpoints that are damaged or not sealed are moved to "damaged/", where the newest two are kept.
 
-        Raises: InputError if there are sealed checkpoints and none is whole, or if shapes differ.
+        Raises: InputError if there are sealed checkpoints and all are damaged, or if shapes differ.
         """
         self.wait()
         step, passed_over = self._find_whole() if cluster.is_first() else (0, [])
@@ -167,9 +170,9 @@ class Checkpoints:
         return Restored(self._restore_step(step, abstract_state), about.get("notes", {}), passed_over)
 
     def _find_whole(self) -> tuple[int, list[str]]:
-        """Returns the newest whole step, `_NONE` or `_ALL_DAMAGED`, and a line about each newer one.
+        """Returns the newest undamaged step, `_NONE` or `_ALL_DAMAGED`, and a line about each newer one.
 
-        It is `_NONE` too if no checkpoint was ever sealed: the run ended in its first save, and nothing was damaged.
+        It is `_NONE` also if no checkpoint was ever sealed: the run then ended in its first save.
         """
         passed_over: list[str] = []
         for step in reversed(self.steps()):
@@ -180,7 +183,7 @@ class Checkpoints:
         return _ALL_DAMAGED if self._sealed() else _NONE, passed_over
 
     def best_step(self) -> int:
-        """Returns the step of the sealed checkpoint with the lowest metric; the earlier one of equals.
+        """Returns the step of the sealed checkpoint with the lowest metric; with equal metrics, the earliest.
 
         Raises: InputError if no checkpoint has a metric that can be read.
         """
@@ -193,7 +196,7 @@ class Checkpoints:
             )
         return best
 
-    def restore_at(self, step: int, abstract_state: Any) -> Any:
+    def restore_at(self, step: int, abstract_state: PyTree) -> PyTree:
         """Returns the state of a step that has a checkpoint. Raises: InputError, on every process, if it is damaged."""
         self.wait()
         problem = find_damage(self._path(step)) if cluster.is_first() else None
@@ -202,12 +205,12 @@ class Checkpoints:
             raise InputError(f"checkpoint {self._path(step)} is damaged: {problem}; train again in another workdir")
         return restore_tree(self._path(step) / "state", abstract_state)
 
-    def _restore_step(self, step: int, abstract_state: Any) -> Any:
+    def _restore_step(self, step: int, abstract_state: PyTree) -> PyTree:
         self._set_aside(step)
         return restore_tree(self._path(step) / "state", abstract_state)
 
     def _set_aside(self, newest_whole: int) -> None:
-        """Moves every checkpoint that is newer than the newest whole one to "damaged/" beside the others."""
+        """Moves every checkpoint that is newer than the newest undamaged one to "damaged/"."""
         damaged = [later for later in self.steps() if later > newest_whole] if cluster.is_first() else []
         for later in damaged:
             remains.set_aside(self._path(later))
@@ -240,12 +243,12 @@ class Checkpoints:
         return self.directory / f"{step:08d}"
 
 
-def state_bytes(tree: Any) -> int:
-    """Returns how many bytes the arrays of a tree take, on all devices together and each part once."""
+def state_bytes(tree: PyTree) -> int:
+    """Returns the bytes of the arrays of a tree; sharded or replicated arrays count once."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
-def describe(tree: Any) -> dict[str, list]:
+def describe(tree: PyTree) -> ArrayTable:
     """Returns {path: [dtype, shape]} of every array of a tree."""
     return {
         jax.tree_util.keystr(path, simple=True, separator="/"): [str(leaf.dtype), list(leaf.shape)]
@@ -253,8 +256,8 @@ def describe(tree: Any) -> dict[str, list]:
     }
 
 
-def check_arrays(where: Path, found: dict[str, list], expected: dict[str, list]) -> None:
-    """Raises: InputError, naming the first difference, if two descriptions differ. Orbax would cast or drop."""
+def check_arrays(where: Path, found: ArrayTable, expected: ArrayTable) -> None:
+    """Raises: InputError, naming the first difference, if two descriptions differ. Orbax would cast or drop arrays."""
     for name in sorted(found.keys() | expected.keys()):
         if found.get(name) != expected.get(name):
             raise InputError(
@@ -263,8 +266,8 @@ def check_arrays(where: Path, found: dict[str, list], expected: dict[str, list])
             )
 
 
-def save_tree(path: Path, tree: Any) -> None:
-    """Writes a tree of arrays as a new Orbax directory; of several processes the first does so alone."""
+def save_tree(path: Path, tree: PyTree) -> None:
+    """Writes a tree of arrays as a new Orbax directory; with several processes only the first calls this."""
     alone = ocp.options.MultiprocessingOptions(
         primary_host=0, active_processes={0} if cluster.is_several() else None, barrier_sync_key_prefix="alone"
     )
@@ -272,14 +275,14 @@ def save_tree(path: Path, tree: Any) -> None:
     with _quiet(), contextlib.closing(ocp.Checkpointer(handler, multiprocessing_options=alone)) as checkpointer:
         try:
             checkpointer.save(path.absolute(), tree)
-        except (OSError, ValueError) as error:  # TensorStore's errors are ValueErrors, that of a full disk too
+        except (OSError, ValueError) as error:  # TensorStore raises ValueError, also for a full disk
             raise _cannot_write(path, error) from error
 
 
-def restore_tree(path: Path, abstract_tree: Any) -> Any:
-    """Returns the arrays at `path` with the shardings of `abstract_tree`.
+def restore_tree(path: Path, abstract_tree: PyTree) -> PyTree:
+    """Returns the arrays at `path` with the shardings of `abstract_tree`, which may be a part of the saved tree.
 
-    The caller has checked shapes and types; a part of the saved tree may be asked for.
+    The caller must have checked shapes and dtypes.
     """
     arguments = ocp.args.PyTreeRestore(
         item=abstract_tree,
@@ -292,18 +295,18 @@ def restore_tree(path: Path, abstract_tree: Any) -> Any:
             return checkpointer.restore(path.absolute(), args=arguments)
         except MemoryError:
             raise
-        except Exception as error:  # noqa: BLE001 - behind right checksums; Orbax and TensorStore fail in any way
+        except Exception as error:  # noqa: BLE001 - Orbax and TensorStore raise errors of many types
             reason = " ".join(str(error).split())[:200] or type(error).__name__
             raise InputError(f"{path} cannot be restored ({reason}); copy it again, or take an older one") from None
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps Orbax and TensorStore from printing tracebacks, one for each thread, of an error that is raised as well."""
+    """Silences the tracebacks that threads of Orbax and TensorStore print for an error that is raised as well."""
     logger = logging.getLogger("absl")
     level, hook = logger.level, sys.unraisablehook
 
-    def no_closed_loops(unraisable: Any) -> None:  # into which other threads would put the same error
+    def no_closed_loops(unraisable: "sys.UnraisableHookArgs") -> None:  # the same error, from other threads
         if not isinstance(unraisable.exc_value, RuntimeError):
             hook(unraisable)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starting from the parameters of a trained model: what has to agree, and which parts are taken."""
+"""Starting from the parameters of a trained model: checks, and the choice of parts."""
 
 import dataclasses
 import hashlib
@@ -17,7 +17,7 @@ from bert_jax.model.objective import Objective, Params, parts_of
 from bert_jax.settings.pretraining import PretrainConfig
 from bert_jax.text.tokenizer import Tokenizer
 
-# What a start and the run that goes on from it must agree on, though no array shows all of it.
+# Settings that must equal those of the loaded model; array shapes do not show all of them.
 _SAME_IN_START = ("vocab_size", "hidden_size", "num_layers", "num_heads", "intermediate_size", "max_positions",
                   "type_vocab_size", "activation", "layer_norm_epsilon", "vocab_multiple")  # fmt: skip
 
@@ -38,20 +38,20 @@ def load_start(config: PretrainConfig, objective: Objective, tokenizer: Tokenize
 
 
 def check_start(config: PretrainConfig, start: Pretrained, tokenizer: Tokenizer) -> None:
-    """Raises: InputError if the run's model or vocabulary is not that of the model that it starts from."""
+    """Raises: InputError if the model or vocabulary of the run differs from that of the loaded model."""
     if start.tokenizer.fingerprint != tokenizer.fingerprint:
         raise InputError(
             f"init_checkpoint {config.init_checkpoint} was made with another vocabulary or casing than "
             f"{config.data.path}; prepare the corpus with --tokenizer={config.init_checkpoint}, "
             "or its tokenizer/ if it has one"
         )
-    mend = [
+    changes = [
         f"--config.model.{name}={getattr(start.config, name)}"
         for name in _SAME_IN_START
         if getattr(start.config, name) != getattr(config.model, name)
     ]
-    if mend:
-        raise InputError(f"init_checkpoint {config.init_checkpoint} is another model; add {' '.join(mend)}")
+    if changes:
+        raise InputError(f"init_checkpoint {config.init_checkpoint} is another model; add {' '.join(changes)}")
 
 
 def complete(start: Pretrained, objective: Objective, seed: int) -> Pretrained:

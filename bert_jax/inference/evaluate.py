@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What any checkpoint is worth on text that it has not seen, in figures that can be compared between runs.
+"""Evaluation of any checkpoint on held-out text, with metrics that can be compared between runs.
 
-Runs differ in what they train on: whole words, other shares of [MASK], more predictions. Their own held-out losses
-(`heldout`) differ with that. Here all predict the same tokens of the same text.
+Runs may differ in masking: whole words, the share of [MASK], the number of predictions. Their own held-out losses
+(`training.heldout`) depend on that. Here all models predict the same tokens of the same text.
 """
 
 import math
@@ -35,7 +35,7 @@ _TEXT_LENGTH = 128  # of the rows of text that is prepared here, where the model
 
 
 def evaluate_pretrained(bert: Pretrained, data: str | Path, split: str = "heldout", mesh: Mesh | None = None) -> dict:
-    """Returns the metrics of a model on a split of prepared data, and what was counted; docs/scoring.md says more.
+    """Returns the metrics of a model on a split of prepared data, and counts of the data. See docs/scoring.md.
 
     Of a masked language model: mlm_loss (nats a prediction), mlm_perplexity and mlm_accuracy, by masks of single tokens
     at 15 % that are the same for every model with this vocabulary. Of a causal model next_token_loss,
@@ -63,7 +63,7 @@ def evaluate_pretrained(bert: Pretrained, data: str | Path, split: str = "heldou
 
     def means(objective: Objective) -> dict[str, float]:
         found = evaluate(make_eval_step(objective, mesh, params), params, eval_batches(rows, size, mesh))
-        assert found is not None  # nothing stops it
+        assert found is not None  # it cannot be interrupted
         return found
 
     masking = token_masking(dataset.row_length)
@@ -98,7 +98,7 @@ def evaluate_pretrained(bert: Pretrained, data: str | Path, split: str = "heldou
 def evaluate_text(
     bert: Pretrained, inputs: str, next_sentence: str = "nsp", max_seq_length: int = 0, mesh: Mesh | None = None
 ) -> dict:
-    """Returns what `evaluate_pretrained` does, of all of a text: files as prepare_corpus takes them.
+    """Returns the result of `evaluate_pretrained` on text files, in the formats that prepare_corpus reads.
 
     The text is prepared in a temporary directory, each document once, in rows of `max_seq_length` tokens (0 is 128, or
     as many as the model has positions for).
@@ -117,12 +117,12 @@ def evaluate_text(
 
 
 def token_masking(row_length: int) -> MaskingConfig:
-    """Returns the masks of every comparison: the paper's, of single tokens, as many in rows of any length."""
+    """Returns the masking of every comparison: the paper's, of single tokens, at 15 % for any row length."""
     return MaskingConfig(rate=_RATE, max_predictions=max(1, round(_RATE * row_length)))
 
 
 def word_masking(row_length: int) -> MaskingConfig:
-    """Returns the masks of `bits_per_byte`: all tokens of a word are hidden together, and none is shown."""
+    """Returns the masking of `bits_per_byte`: all tokens of a chosen word are replaced by [MASK]."""
     return MaskingConfig(
         rate=_RATE, max_predictions=max(1, round(_RATE * row_length)), whole_word=True, mask_rate=1.0, random_rate=0.0
     )
@@ -131,7 +131,7 @@ def word_masking(row_length: int) -> MaskingConfig:
 def predicts_next_sentence(bert: Pretrained) -> bool:
     """Returns whether the model has a head for the second sentence that was trained.
 
-    The bias of one that never had a gradient is still 0, exactly.
+    The bias of an untrained head is still exactly 0.
     """
     head = bert.params.get("next_sentence")
     return head is not None and "pooler" in bert.params["encoder"] and bool(np.any(np.asarray(head["bias"])))
@@ -150,7 +150,7 @@ def _rows_of(dataset: Dataset, split: str) -> Split:
 
 
 def check_fits(bert: Pretrained, dataset: Dataset) -> None:
-    """Raises: InputError if the rows are not such as the model reads, or have masks of their own."""
+    """Raises: InputError if the rows do not fit the model, or are masked already."""
     if dataset.row_length > bert.config.max_positions:
         raise InputError(
             f"rows of {dataset.row_length} tokens in {dataset.path} are longer than the {bert.config.max_positions} "
@@ -172,10 +172,10 @@ def _batch_size(row_length: int, num_rows: int, mesh: Mesh) -> int:
 
 
 def _objective(bert: Pretrained, masking: MaskingConfig, next_sentence: bool) -> Objective:
-    """Returns what pre-training minimises, with losses for a model that may lack the second head.
+    """Returns the objective of pre-training; without `next_sentence`, for a model that may lack that head.
 
-    Beside them, what `bits_per_byte` is made of. Of whole words "word_loss", the loss of a word being the sum of those
-    of its tokens, and "words_per_token"; of a causal model "text_loss", that of tokens which are no [SEP].
+    It then adds the metrics of `bits_per_byte`: with whole words "word_loss", in which the loss of a word is the sum of
+    those of its tokens, and "words_per_token"; for a causal model "text_loss", over tokens other than [CLS] and [SEP].
     """
     tokenizer = bert.tokenizer
     special = (tokenizer.cls_id, tokenizer.sep_id)

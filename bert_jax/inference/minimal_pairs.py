@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Minimal pairs, of which a model should find the good sentence likelier than the bad one: files, accuracies, tables.
+"""Minimal pairs, in which a model should prefer the good sentence to the bad one: files, accuracies, tables.
 
 Source: Warstadt et al. 2020 (BLiMP); Huebner et al. 2021 (Zorro).
 """
@@ -7,7 +7,7 @@ Source: Warstadt et al. 2020 (BLiMP); Huebner et al. 2021 (Zorro).
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -158,8 +158,8 @@ class Table(NamedTuple):
     phenomena: list[Accuracy]
     overall: Accuracy
 
-    def as_json(self) -> dict[str, Any]:
-        """Returns the table as what JSON has."""
+    def as_json(self) -> dict[str, object]:
+        """Returns the table as JSON values."""
         paradigms = [each._asdict() for each in self.paradigms]
         phenomena = [each._asdict() for each in self.phenomena]
         return {"overall": self.overall._asdict(), "phenomena": phenomena, "paradigms": paradigms}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a trained model says of new text."""
+"""Predictions of a trained model on new text."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -18,7 +18,7 @@ from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.settings.model import ModelConfig, check_types
 from bert_jax.settings.pretraining import MeshConfig
 from bert_jax.settings.rules import from_dict
-from bert_jax.tasks.base import Task, largest_type
+from bert_jax.tasks.base import Example, Prediction, Task, largest_type
 from bert_jax.tasks.batches import padded_length
 from bert_jax.tasks.catalog import make_task
 from bert_jax.tasks.evaluation import make_inference, make_split, predict_split
@@ -27,7 +27,7 @@ BATCH_SIZES = (1, 8, 32)  # rows of a batch: each is a program to compile for ea
 
 
 def load_predictor(path: str | Path) -> "Predictor":
-    """Returns what predicts with the model at `path`, of any format that `load_pretrained` knows.
+    """Returns a predictor for the model at `path`, in any format that `load_pretrained` knows.
 
     Raises: InputError as `load_pretrained`, or if the model has no head to predict with.
     """
@@ -35,10 +35,10 @@ def load_predictor(path: str | Path) -> "Predictor":
 
 
 class Predictor:
-    """A model, loaded once, that says what it was taught to say of any number of inputs.
+    """A loaded model that predicts on any number of inputs.
 
-    A fine-tuned model does its task; one that is only pre-trained fills in the blanks. A model that came with a head
-    but no settings, as from Hugging Face, classifies, tags, chooses or answers with the usual ones.
+    A fine-tuned model does its task; a pre-trained one fills in [MASK]. A model with a head but without task settings,
+    such as one from Hugging Face, uses the default settings of its head's task.
     """
 
     def __init__(self, bert: Pretrained) -> None:
@@ -51,13 +51,13 @@ class Predictor:
         self._infer = make_inference(bert.config, self.task, self._mesh, bert.params)
         self._ready = self._infer.ready(bert.params)
 
-    def __call__(self, inputs: Sequence[Any]) -> list[Any]:
+    def __call__(self, inputs: Sequence[Any]) -> list[Prediction]:
         """Returns a prediction for each input, in the order of the inputs.
 
         An input is a text, a pair of texts, or a dict with the task's names: question and context, for one. The
         prediction is the task's own type, a named tuple; without a task, it is that of `fill_masks`.
 
-        Raises: InputError if an input is none that the task can read; its message counts them from 1.
+        Raises: InputError if the task cannot read an input; its message counts them from 1.
         """
         if isinstance(inputs, str):
             raise InputError("inputs is a single text; give a list of them, such as [text]")
@@ -65,7 +65,7 @@ class Predictor:
             return list(fill_masks(self.bert, inputs)) if inputs else []
         return self.predict([self.task.parse(value, f"input {number}") for number, value in enumerate(inputs, 1)])
 
-    def predict(self, examples: Sequence[Any]) -> list[Any]:
+    def predict(self, examples: Sequence[Example]) -> list[Prediction]:
         """Returns a prediction for each of the task's examples."""
         assert self.task is not None
         split = make_split(self.task, self.bert.tokenizer, "input", list(examples))
@@ -75,7 +75,7 @@ class Predictor:
 
 
 def task_of(bert: Pretrained) -> Task | None:
-    """Returns the task that a model was fine-tuned for, or that its head is for; None if it has none."""
+    """Returns the task that a model was fine-tuned for, or the usual task of its head; None without a task head."""
     if bert.task_settings:
         settings = from_dict(TaskConfig, bert.task_settings, "task_settings")
         settings.validate()
@@ -88,7 +88,7 @@ def task_of(bert: Pretrained) -> Task | None:
     return make_task(TaskConfig(name=name, max_seq_length=min(384, bert.config.max_positions)), labels)
 
 
-# What a head is for, where nothing else is said.
+# The task of a head for models without task settings.
 _USUAL = {
     "sequence_classification": "classification",
     "token_classification": "ner",

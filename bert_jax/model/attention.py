@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scaled dot-product attention, written plainly, and who sees whom. Source: paper, section 3; Vaswani et al. 2017."""
+"""Scaled dot-product attention and its mask. Source: paper, section 3; Vaswani et al. 2017."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from bert_jax.model.product import product
 
-# Large enough to leave nothing after softmax, small enough for every float type with float32's range.
+# Added in place of masked scores: its softmax is 0, and it fits every float type with float32's range.
 MASKED_SCORE = -1e9
 
 
@@ -20,7 +20,7 @@ def attend(
     drop: Callable[[jax.Array], jax.Array],
     precision: str = "default",
 ) -> jax.Array:
-    """Returns what each head reads, [B, L, N, D] in the dtype of `value`, from query, key and value of that shape.
+    """Returns the context of each head, [B, L, N, D] in the dtype of `value`; query, key and value have that shape.
 
     `attends` [B, L, L] bool says which keys each query may see; `drop` is the dropout of probabilities [B, N, L, L];
     `precision` is that of `product`.

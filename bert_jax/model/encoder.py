@@ -20,19 +20,19 @@ REMAT_POLICIES = {
 
 
 class Encoded(NamedTuple):
-    """What the encoder makes of a batch."""
+    """The outputs of the encoder for a batch."""
 
     hidden: jax.Array  # [B, L, H]: the last layer
     pooled: jax.Array | None  # [B, M, H]: dense + tanh of the first token of every sequence, if there is a pooler
-    layers: jax.Array | None  # [num_layers + 1, B, L, H]: embeddings and every layer, where asked for
-    word_table: jax.Array  # [D, V padded, H]: to be tied to the output; D equal copies, as `copy_to_rows` makes them
+    layers: jax.Array | None  # [num_layers + 1, B, L, H]: embeddings and every layer, with `keep_layers`
+    word_table: jax.Array  # [D, V padded, H]: for the tied output layer; D equal copies (`copy_to_rows`)
 
 
 class Encoder(nn.Module):
     """BERT without its heads. Parameters of the layers are stacked on a leading axis."""
 
     config: ModelConfig
-    pool: bool = True  # some published models have no pooler: their task reads tokens only
+    pool: bool = True  # False for models without a pooler, such as those that classify tokens
 
     @nn.compact
     def __call__(

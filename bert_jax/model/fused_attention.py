@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention whose scores never leave the core: one kernel forward and one backward, for TPUs.
+"""Fused attention for TPUs: one kernel for the forward pass and one for the backward pass.
 
 A row of BERT is short: all scores of a head, at most 512 x 512, fit the vector memory of a core, so there is no online
-softmax. A program of the kernel takes one row and one head and writes nothing but the result. The backward pass
-computes scores and probabilities again from query and key, and draws the same dropout again. What a layer keeps and
-moves grows with the length of a row, not with its square.
+softmax. A program of the kernel takes one row and one head and writes only the result to HBM. The backward pass
+recomputes scores and probabilities from query and key, and draws the same dropout again. So the memory and traffic of
+a layer grow with the length of a row, not with its square.
 
-Dropout is a hash of a score's place and of a key for each row and head: the same in both passes, on every mesh, and
-without a TPU, where `attention.attend` computes the same numbers. The kernel is tested against it.
+Dropout is a hash of a score's position and of a key for each row and head. It is the same in both passes, on every
+mesh, and without a TPU, where `attention.attend` computes the same numbers. The kernel is tested against that.
 """
 
 import functools
@@ -25,14 +25,14 @@ from bert_jax.devices.sharding import MESH_AXES, ROW_AXES
 from bert_jax.model.attention import MASKED_SCORE, attend, attention_mask
 from bert_jax.model.product import matmul_precision
 
-LONGEST_ROW = 512  # of which the scores of a head, 1 MiB an array and a handful of arrays, fit the vector memory
+LONGEST_ROW = 512  # tokens; the scores of one head are 1 MiB an array, and a few such arrays fit the vector memory
 WIDEST_TILE = 256  # columns that the heads of a program may share
-_LANES = 128  # columns of a tile: heads lie side by side in it, and a program leaves out those that are not its own
+_LANES = 128  # columns of a tile; heads lie side by side in it, and a program masks those of the other heads
 _ODD = (0x7FEB352D, 0x846CA68B - 2**32)  # multipliers of the hash "lowbias32" (C. Wellons), as int32
 
 
 class _Shape(NamedTuple):
-    """What a kernel is made for."""
+    """The static parameters of a kernel."""
 
     num_heads: int
     head_size: int
@@ -60,10 +60,10 @@ def fused_attention(
     precision: str = "default",
     interpret: bool = False,
 ) -> jax.Array:
-    """Returns what the heads read, [B, L, H] in the dtype of `value`, from query, key and value of that shape.
+    """Returns the context of all heads, [B, L, H] in the dtype of `value`; query, key and value have that shape.
 
     sequence_ids [B, L]: as `attention_mask` takes them, and `causal` too.
-    rate, dropout_key: the share of probabilities that is set to 0, to within 1 / 131,072, and what it is drawn from.
+    rate, dropout_key: the share of probabilities that is set to 0, exact to 1 / 131,072, and the random key.
     precision: that of `product`.
     interpret: runs the kernel where there is no TPU, slowly, for tests.
     """
@@ -78,14 +78,14 @@ def fused_attention(
     if (interpret or jax.device_count() == 1) if mesh.empty else mesh.size == 1:
         return _attention(shape, interpret, *arrays)
     if mesh.empty or rows % math.prod(mesh.shape[axis] for axis in ROW_AXES):
-        return _plain(shape, *arrays)  # a kernel cannot be divided but by a mesh that divides its rows
+        return _plain(shape, *arrays)  # a kernel can only be sharded by rows and heads
     of_device = shape._replace(num_heads=num_heads // mesh.shape[tensor])
     columns, ids, heads = (PartitionSpec(ROW_AXES, *rest) for rest in ((None, tensor), (None,), (tensor, None)))
     over_mesh = jax.shard_map(
         functools.partial(_attention, of_device, interpret),
         in_specs=(columns, columns, columns, ids, heads),
         out_specs=columns,
-        check_vma=False,  # a kernel does not tell over which axes its result varies
+        check_vma=False,  # Pallas does not declare over which axes its result varies
     )
     return over_mesh(*arrays)
 
@@ -128,9 +128,10 @@ _attention.defvjp(_attention_forward, _attention_backward)
 
 
 def _fits(shape: _Shape, array: jax.Array) -> bool:
-    """Returns whether the kernel takes rows of that length: known, short, and their halves a whole number of tiles.
+    """Returns whether the kernel supports these shapes.
 
-    And such heads: where few of them fill whole tiles, since each multiplies all columns of those that share its tiles.
+    Rows must have a static length that is short and a multiple of 32 (two halves of whole tiles). Few heads may share a
+    tile, because each multiplies the columns of all of them.
     """
     rows, size, _ = array.shape
     known = isinstance(rows, int) and isinstance(size, int)
@@ -138,7 +139,7 @@ def _fits(shape: _Shape, array: jax.Array) -> bool:
 
 
 def _plain(shape: _Shape, *arrays: jax.Array) -> jax.Array:
-    """Returns what the kernel computes, by `attend`."""
+    """Computes the result of the kernel with `attend`."""
     query, key, value, sequence_ids, keys = arrays
     size = query.shape[1]
 
@@ -196,7 +197,7 @@ def _run(kernel, shape: _Shape, interpret: bool, num_results: int, *arrays: jax.
 
 
 def _forward_kernel(shape: _Shape, keys, queries_ids, keys_ids, query, key, value, out) -> None:
-    """Writes what one head of one row reads."""
+    """Writes the context of one head of one row."""
     head = _Head(shape, keys, query)
     probabilities, _ = head.probabilities(queries_ids, keys_ids, query, key)
     probabilities = head.drop(probabilities)

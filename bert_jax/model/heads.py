@@ -16,7 +16,7 @@ from bert_jax.model.product import matmul_precision, product
 from bert_jax.settings.finetuning import ProbeConfig
 from bert_jax.settings.model import ModelConfig
 
-# What a model of each task has beside embeddings and layers, by the names of the parameters.
+# The parts of a model for each task, beside embeddings and layers, by the names of their parameters.
 TASK_PARTS: dict[str, tuple[str, ...]] = {
     "encoder": ("pooler",),
     "pretraining": ("pooler", "mlm", "next_sentence"),
@@ -51,8 +51,9 @@ class MaskedLanguageModel(nn.Module):
             rows = hidden.reshape(word_table.shape[0], -1, hidden.shape[-1])
             logits = product("DRH,DVH->DRV", rows, word_table, precision=config.matmul_precision)
         logits = logits.reshape(*hidden.shape[:2], -1)
-        # The padding is masked in the bias, its rows being zero, and the bias is added as a product with ones, whose
-        # gradient is a matrix product too: nothing but products and the loss itself passes over B x P x V numbers.
+        # The rows that pad the vocabulary are zero, so masking the bias masks their logits. The bias is added as a
+        # product with ones, because its gradient is then a matrix product too: only products and the loss itself make
+        # passes over B x P x V numbers.
         is_word = jnp.arange(config.padded_vocab_size) < config.vocab_size
         bias = jnp.where(is_word, bias, MASKED_SCORE)
         precision = matmul_precision(config.matmul_precision)
@@ -65,7 +66,7 @@ def logits_of(config: ModelConfig, num_classes: int, name: str) -> Dense:
 
 
 class PretrainingOutput(NamedTuple):
-    """What pre-training predicts, in float32."""
+    """The outputs of pre-training. Logits are float32."""
 
     encoded: Encoded
     mlm_logits: jax.Array  # [B, P, V padded]
@@ -79,7 +80,7 @@ class PretrainingModel(nn.Module):
 
     @nn.compact
     def __call__(self, batch: Batch, deterministic: bool = True) -> PretrainingOutput:
-        """Returns encodings and logits; `batch.mlm_positions` says what to predict."""
+        """Returns encodings and logits; `batch.mlm_positions` are the positions to predict."""
         encoder = Encoder(self.config, name="encoder")
         encoded = encoder(batch.token_ids, batch.type_ids, batch.sequence_ids, batch.cls_positions, deterministic)
         assert batch.mlm_positions is not None and encoded.pooled is not None
@@ -92,18 +93,18 @@ class PretrainingModel(nn.Module):
 class TaskModel(nn.Module):
     """The encoder with the head of one task other than pre-training.
 
-    Source: google-research/bert run_classifier.py and run_squad.py, create_model. Classifiers drop out what they
-    read; spans and words do not.
+    Classifiers apply dropout to their input; span and vocabulary heads do not. Source: google-research/bert
+    run_classifier.py and run_squad.py, create_model.
     """
 
     config: ModelConfig
     task: str
-    num_classes: int = 0  # of a classifier
-    probe: ProbeConfig | None = None  # in place of the head, on an encoder that does not learn
+    num_classes: int = 0  # for classifiers
+    probe: ProbeConfig | None = None  # replaces the head; the encoder is then frozen
 
     @nn.compact
     def __call__(self, batch: Batch, deterministic: bool = True) -> jax.Array:
-        """Returns float32 logits; `task_forward` says which."""
+        """Returns float32 logits; see `task_forward` for their shapes."""
         config = self.config
         if self.probe is not None:
             encoder = Encoder(config, pool=False, name="encoder")

@@ -1,22 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where every random key comes from: a seed and a purpose, so that equal seeds never give two purposes one key.
+"""Random keys: each follows from a seed and a purpose, so that no two purposes share a key.
 
-The order of the data is drawn by numpy (`data.pipeline`, `tasks.batches`), which shares no bits with these keys.
+The order of the data is drawn by NumPy (`data.pipeline`, `tasks.batches`), independently of these keys.
 """
 
 import jax
 
-# What a key is folded with first. A number stays for ever: another one is another result for every seed.
+# The number that is folded into the seed's key. Never change one: every seed would then give other results.
 PURPOSES = {
-    "parameters": 0,  # the initial ones, and those of a head that a model lacks
-    "dropout": 1,  # then the step, then the microbatch
-    "masking": 2,  # then the epoch, the sequence and the token
+    "parameters": 0,  # initial parameters, and those of heads that a loaded model lacks
+    "dropout": 1,  # further folded with the step and the microbatch
+    "masking": 2,  # further folded with the epoch, the sequence and the token
 }
 
 
 def root_key(seed: int, purpose: str) -> jax.Array:
     """Returns the root key of a purpose, one of `PURPOSES`.
 
-    threefry whatever the default generator: its bits do not depend on vmap, shape or sharding.
+    Always threefry, whatever JAX's default generator: its bits do not depend on vmap, shape or sharding.
     """
     return jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), PURPOSES[purpose])

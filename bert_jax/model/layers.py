@@ -6,7 +6,7 @@ computed in float32. Dimension letters: `batch.py`.
 """
 
 import functools
-from typing import Any
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -21,16 +21,16 @@ from bert_jax.settings.model import ModelConfig
 
 ACTIVATIONS = {
     "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
-    # By erf, as the references compute it: jax.nn.gelu goes by erfc, which costs more than twice as much on a CPU.
+    # With erf, as the references compute it; jax.nn.gelu uses erfc, which costs more than twice as much on a CPU.
     "gelu_exact": lambda x: 0.5 * x * (1 + jax.lax.erf(x * 0.5**0.5)),
 }
 
-# What is kept in the compute dtype where the rest is computed again (`ModelConfig.remat` "dots").
+# The name of the arrays that `ModelConfig.remat` "dots" keeps for the backward pass; it recomputes all others.
 SAVED = "product"
 
 
 def truncated_normal(config: ModelConfig) -> jax.nn.initializers.Initializer:
-    """Returns the initializer of every matrix: normal, cut at two deviations and not rescaled."""
+    """Returns the initializer of every matrix: normal, truncated at two standard deviations and not rescaled."""
     return jax.nn.initializers.truncated_normal(config.initializer_stddev)
 
 
@@ -39,7 +39,7 @@ class Dense(nn.Module):
 
     config: ModelConfig
     features: int
-    result_dtype: str = ""  # "" is the compute dtype; logits are ranked and compared, and stay as they are summed
+    result_dtype: str = ""  # "" is the compute dtype; logits keep float32, because they are compared
 
     @nn.compact
     def __call__(self, inputs: jax.Array) -> jax.Array:
@@ -57,37 +57,37 @@ class Dense(nn.Module):
 def layer_norm(config: ModelConfig, name: str = "norm") -> nn.LayerNorm:
     """Returns layer norm over the last axis, in float32.
 
-    Not Flax's fast variance E[x^2] - E[x]^2: it can come out below zero, and epsilon is only 1e-12. The backward pass
-    computes it again from its input: that is cheap, and the float32 arrays between are dear to keep. (Where layers are
-    no loop, XLA may keep them all the same.)
+    Flax's fast variance E[x^2] - E[x]^2 is not used: rounding can make it negative, and epsilon is only 1e-12. The
+    backward pass recomputes layer norm from its input, which is cheap and saves keeping float32 arrays. (XLA may keep
+    them all the same where layers are unrolled.)
     """
     norm = nn.remat(nn.LayerNorm, prevent_cse=False)
     return norm(epsilon=config.layer_norm_epsilon, dtype=jnp.float32, use_fast_variance=False, name=name)
 
 
 def activate(config: ModelConfig, inputs: jax.Array) -> jax.Array:
-    """Returns the activation of the inputs, which the backward pass computes again, as it does layer norm."""
+    """Returns the activation of the inputs; the backward pass recomputes it."""
     return jax.checkpoint(ACTIVATIONS[config.activation], prevent_cse=False)(inputs)
 
 
 class Dropout(nn.Module):
-    """Sets a share of the numbers to 0 and scales the others up, so that the mean stays.
+    """Dropout: sets a share of the numbers to 0 and scales the others up, so that the mean stays.
 
-    A number is kept by 16 random bits, and the scale is that of the rate they can express, at most 1 / 131,072 away.
-    The scale is not rounded to the dtype of the inputs; what comes out is.
-    Two numbers share one draw of 32 bits: making bits is the dearest part of dropout where no hardware makes them.
+    16 random bits decide about a number, so the rate is exact to 1 / 131,072; the scale is that of the rounded rate.
+    The scale is not rounded to the dtype of the inputs; the result is. Two numbers share a draw of 32 bits, because
+    generating bits is the most expensive part of dropout without hardware support.
     """
 
     rate: float
 
     @nn.compact
     def __call__(self, inputs: jax.Array, deterministic: bool) -> jax.Array:
-        """Returns inputs [..., R, C], which are kept as they are if `deterministic`."""
+        """Returns inputs [..., R, C] after dropout; unchanged if `deterministic`."""
         kept = round((1 - self.rate) * 2**16)  # of 2^16
         if deterministic or kept == 2**16:
             return inputs
         *outer, rows, columns = inputs.shape
-        # Cut in the rows: their axis is never cut over devices, and columns are lanes of the vector unit.
+        # Halved along the rows: that axis is never sharded, and columns are lanes of the vector unit.
         bits = jax.random.bits(self.make_rng("dropout"), (*outer, -(-rows // 2), columns), jnp.uint32)
         bits = jnp.concatenate([bits & 0xFFFF, bits >> 16], axis=-2)[..., :rows, :]
         scaled = (inputs.astype(jnp.float32) * (2**16 / kept)).astype(inputs.dtype)
@@ -106,7 +106,7 @@ class Embeddings(nn.Module):
         """Returns the embedded tokens [B, L, H] in the compute dtype, and copies of the word table [D, V padded, H]."""
         config = self.config
 
-        def table(rows: int, name: str, init: Any) -> nn.Embed:
+        def table(rows: int, name: str, init: Callable[..., jax.Array]) -> nn.Embed:
             return nn.Embed(rows, config.hidden_size, embedding_init=init, name=name)
 
         words = table(config.padded_vocab_size, "word", self._padded_init)
@@ -123,14 +123,14 @@ class Embeddings(nn.Module):
         embedded = Dropout(config.hidden_dropout_rate)(embedded, deterministic)
         return embedded.astype(config.compute_dtype), copies
 
-    def _padded_init(self, key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    def _padded_init(self, key: jax.Array, shape: tuple[int, ...], dtype: jax.typing.DTypeLike) -> jax.Array:
         """Returns random rows for the vocabulary and zero rows for its padding."""
         table = truncated_normal(self.config)(key, (self.config.vocab_size, shape[1]), dtype)
         return jnp.zeros(shape, dtype).at[: self.config.vocab_size].set(table)
 
 
 def _look_up(table: nn.Embed, ids: jax.Array) -> jax.Array:
-    """Returns the rows of a small table. Were it read in parts, devices would have to exchange what they have read."""
+    """Returns the rows `ids` of a small table, replicated first: a sharded lookup would need communication."""
     return jnp.take(whole(table.embedding), ids, axis=0)
 
 
@@ -149,7 +149,7 @@ class Attention(nn.Module):
         rate = config.attention_dropout_rate
         query, key, value = (Dense(config, config.hidden_size, name=name)(hidden) for name in ("query", "key", "value"))
         if config.attention == "fused":
-            from bert_jax.model.fused_attention import fused_attention  # Pallas takes its time to import
+            from bert_jax.model.fused_attention import fused_attention  # importing Pallas is slow
 
             draws = rate > 0 and not deterministic
             context = fused_attention(
@@ -195,6 +195,6 @@ class Layer(nn.Module):
 
 
 def residual(config: ModelConfig, hidden: jax.Array, update: jax.Array, deterministic: bool) -> jax.Array:
-    """Returns LN(hidden + dropout(update)) in the compute dtype; a part of the module that calls it."""
+    """Returns LN(hidden + dropout(update)) in the compute dtype. Call it inside a module."""
     update = Dropout(config.hidden_dropout_rate)(update, deterministic)
     return layer_norm(config)(hidden + update).astype(config.compute_dtype)

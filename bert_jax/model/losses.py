@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Losses and metrics as (sum, weight) pairs, so that any split of a batch adds up to the whole."""
+"""Losses and metrics as (sum, weight) pairs, which can be added up over the parts of a batch."""
 
 import jax
 import jax.numpy as jnp
 
-Pair = tuple[jax.Array, jax.Array]  # a float32 sum over predictions, and how many there were
+Pair = tuple[jax.Array, jax.Array]  # a float32 sum over predictions, and their number
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array, weights: jax.Array) -> Pair:
@@ -18,9 +18,9 @@ def cross_entropy(logits: jax.Array, labels: jax.Array, weights: jax.Array) -> P
 
 
 def accuracy(logits: jax.Array, labels: jax.Array, weights: jax.Array) -> Pair:
-    """Returns how many labels have a larger logit than every other class, and the summed weight.
+    """Returns the weighted number of labels with a larger logit than every other class, and the summed weight.
 
-    A tie is wrong, and so is a logit that is not a number. Shapes as for `cross_entropy`.
+    A tie counts as wrong, and so does NaN. Shapes as for `cross_entropy`.
     """
     others = jnp.where(_is_label(logits, labels), -jnp.inf, logits)
     return jnp.sum((_logit_of(logits, labels) > jnp.max(others, axis=-1)) * weights), jnp.sum(weights)
@@ -32,7 +32,7 @@ def squared_error(outputs: jax.Array, labels: jax.Array, weights: jax.Array) -> 
 
 
 def _logit_of(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """Returns the logits of the labels. A masked sum, for its gradient needs no scatter over all logits."""
+    """Returns the logits of the labels, by a masked sum: unlike a gather, its gradient needs no scatter."""
     return jnp.sum(jnp.where(_is_label(logits, labels), logits, 0), axis=-1)
 
 

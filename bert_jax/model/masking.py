@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The masked language model's task: choose tokens, hide them, remember them.
+"""Masking for the masked language model: which tokens to predict, and what replaces them in the input.
 
-A mask is a pure function of (seed, sequence number, epoch). Keys, budgets and random bits belong to a
-sequence and to the place of a token in it, so neither packing nor the number of devices changes a mask.
-Runs on the device, inside the step.
+A mask is a pure function of (seed, sequence number, epoch). Keys, budgets and random bits follow from the sequence and
+from a token's position in it, so neither packing nor the number of devices changes a mask. Masking runs on the device,
+inside the step.
 """
 
 import jax
@@ -26,7 +26,7 @@ def prediction_budgets(config: MaskingConfig, max_length: int) -> np.ndarray:
 
 
 def predictions_per_row(config: MaskingConfig, row_length: int, num_sequences: int) -> int:
-    """Returns P, the places for predictions that a row of M sequences needs at most."""
+    """Returns P, the largest number of predictions in a row of M sequences."""
     if num_sequences == 1:
         return max(1, int(prediction_budgets(config, row_length)[-1]))
     most = min(int(config.rate * row_length) + num_sequences, num_sequences * config.max_predictions)
@@ -39,8 +39,9 @@ def mask_tokens(
     """Returns the batch with tokens hidden and `mlm_positions`, `mlm_labels`, `mlm_weights` [B, P] set.
 
     In each sequence an exact number of tokens is chosen at random (`prediction_budgets`), none of them in
-    `never_predicted` ([CLS] and [SEP]); of whole words that number at most (`choose_words`). A chosen token becomes
-    [MASK], a random token of the whole unpadded vocabulary, or stays, whatever becomes of the others of its word.
+    `never_predicted` ([CLS] and [SEP]). With whole words the number is a maximum (`choose_words`). Each chosen token is
+    replaced by [MASK] or by a random token of the unpadded vocabulary, or is kept, independently of other tokens of
+    its word.
     Source: paper, section 3.1; google-research/bert create_pretraining_data.py.
     """
     assert batch.sequence_numbers is not None and batch.epochs is not None
@@ -92,9 +93,9 @@ def mask_tokens(
 
 
 def next_tokens(batch: Batch) -> Batch:
-    """Returns the batch with every token but the first of each sequence to be predicted from the one before it.
+    """Returns the batch with the next token of each position as its label, for causal models.
 
-    Nothing is hidden: the model must not look ahead (`ModelConfig.causal`). P is L - 1.
+    No token is masked: the model must not attend to later ones (`ModelConfig.causal`). P is L - 1.
     """
     sequence_ids = batch.sequence_ids
     followed = (sequence_ids[:, 1:] == sequence_ids[:, :-1]) & (sequence_ids[:, 1:] > 0)
@@ -107,9 +108,10 @@ def next_tokens(batch: Batch) -> Batch:
 
 
 def first_tokens_of_words(candidates: jax.Array, word_starts: jax.Array, sequence_ids: jax.Array) -> jax.Array:
-    """Returns [B, L] bool: the candidate begins a word, or is the first candidate of its sequence.
+    """Returns [B, L] bool: whether the candidate begins a word, or is the first candidate of its sequence.
 
-    As in the reference, a sentence B whose cut start is not the start of a word goes on with the last word of A.
+    If truncation cut into the first word of sentence B, its rest counts as part of the last word of A, as in the
+    reference.
     """
     count = jnp.cumsum(candidates, axis=1)
     earlier = jnp.where(sequence_ids[:, :, None] > sequence_ids[:, None, :], candidates[:, None, :], False)
@@ -128,15 +130,15 @@ def choose_words(
 ) -> jax.Array:
     """Returns [B, L] bool: the tokens of words, chosen word by word until the budget of their sequence is spent.
 
-    Words are visited in the order of their scores. One with more tokens than are left of the budget is passed over,
-    not cut, so a sequence may end below its budget, even with nothing. From each word on, `num_words` are taken
-    together: fewer at the end of the sequence, as many as fit where the budget is short, and none if one of
-    them is taken already. Source: create_pretraining_data.py of google-research/bert, and of google-research/albert
+    Words are visited in the order of their scores. A word with more tokens than the rest of the budget is skipped, not
+    cut, so a sequence may end below its budget, even with no prediction. From each word on, `num_words` words are taken
+    together: fewer at the end of the sequence or where the budget does not suffice, and none if one of them is taken
+    already. Source: create_pretraining_data.py of google-research/bert, and of google-research/albert
     for runs of words.
 
     Args:
-      scores: [B, L] uint32; that of a word's first token counts.
-      num_words: [B, L] int: 1 to `max_ngram`, likewise.
+      scores: [B, L] uint32; a word has the score of its first token.
+      num_words: [B, L] int: 1 to `max_ngram`, at the first token of each word.
       candidates: [B, L] bool: tokens that may be chosen.
       starts: [B, L] bool: candidates that begin a word; the first of every sequence does.
       place: [B, L] int: which of the M sequences of the row a token is in.
@@ -175,7 +177,7 @@ def choose_words(
 
 
 def _ngram_lengths(bits: jax.Array, max_ngram: int) -> jax.Array:
-    """Returns 1 to `max_ngram` for 32-bit words, n with a chance in proportion to 1 / n. Source: Lan et al. 2019."""
+    """Returns lengths n from 1 to `max_ngram`, with probability proportional to 1 / n. Source: Lan et al. 2019."""
     chances = 1 / np.arange(1, max_ngram + 1)
     bounds = (np.cumsum(chances) / np.sum(chances))[:-1].astype(np.float32)
     return 1 + jnp.sum(_unit(bits)[..., None] >= bounds, axis=-1)
@@ -197,9 +199,9 @@ def _token_bits(
 
 
 def _rank_in_sequence(scores: jax.Array, candidates: jax.Array, sequence_ids: jax.Array) -> jax.Array:
-    """Returns for each token how many candidates of its sequence have a lower score, [B, L].
+    """Returns the number of candidates in each token's sequence with a lower score, [B, L].
 
-    Ties go to the earlier token. Compares all pairs: L is small, and a fused reduction beats a sort.
+    Ties go to the earlier token. All pairs are compared: L is small, and a fused reduction is faster than a sort.
     """
     index = jnp.arange(scores.shape[1])
     mine, other = scores[:, :, None], scores[:, None, :]

@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What training minimises, as pure functions of parameters and a batch. Nobody beyond this file sees Flax."""
+"""Training objectives and forward passes, as pure functions of parameters and a batch. Only `model/` uses Flax."""
 
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from bert_jax.batch import Batch
+from bert_jax.batch import Batch, PyTree
 from bert_jax.model.attention import MASKED_SCORE
 from bert_jax.model.encoder import Encoded, Encoder
 from bert_jax.model.heads import PretrainingModel, PretrainingOutput, TaskModel
@@ -19,19 +18,19 @@ from bert_jax.settings.finetuning import ProbeConfig
 from bert_jax.settings.model import ModelConfig
 from bert_jax.settings.pretraining import MaskingConfig
 
-Params = dict[str, Any]  # nested dicts of float32 arrays with English paths
+Params = dict[str, PyTree]  # nested dicts of float32 arrays
 
 
 @dataclass(frozen=True)
 class Objective:
     """A task for the one training step.
 
-    The loss is the sum over `denominators` of sum / denominator, both over the whole global batch, so it does
-    not depend on how the batch is cut into microbatches or spread over devices.
+    The loss is the sum over `denominators` of sum / denominator. Both are taken over the global batch, so the loss does
+    not depend on microbatches or devices.
     """
 
     init: Callable[[jax.Array], Params]  # key -> parameters
-    prepare: Callable[[Batch], Batch]  # once per step, on the whole batch, before it is cut
+    prepare: Callable[[Batch], Batch]  # once per step, on the whole batch, before it is divided into microbatches
     denominators: Callable[[Batch], dict[str, jax.Array]]  # of a prepared batch, by the name of the loss
     losses: Callable[[Params, Batch, jax.Array | None], dict[str, Pair]]  # dropout key or None -> losses and metrics
 
@@ -45,8 +44,8 @@ def pretraining_objective(
 ) -> Objective:
     """Returns masked language model plus next sentence prediction. Source: paper, section 3.1.
 
-    A batch that says what to predict is taken as it is. Of a causal model the "mlm" loss is that of the next token.
-    Without `next_sentence` there is no loss of the second kind, whatever the labels.
+    A batch with `mlm_positions` is not masked again. For a causal model the "mlm" loss is that of the next token.
+    Without `next_sentence` there is no next sentence loss, whatever the labels.
     """
 
     def prepare(batch: Batch) -> Batch:
@@ -79,14 +78,14 @@ def pretraining_objective(
 
 
 def task_objective(model: ModelConfig, task: str, num_classes: int = 0, probe: ProbeConfig | None = None) -> Objective:
-    """Returns what fine-tuning for a task minimises; `task_losses` says it. With a probe the encoder is to stay.
+    """Returns the objective of fine-tuning for a task; see `task_losses`. With a probe, the encoder must be frozen.
 
-    Source: google-research/bert run_classifier.py and run_squad.py. A word that is not asked about and a row that
-    fills up a batch weigh nothing, where the reference's loss for words counts them.
+    Tokens without a label and rows that pad the batch have weight 0; the reference's token loss counts them.
+    Source: google-research/bert run_classifier.py and run_squad.py.
     """
 
     def denominators(batch: Batch) -> dict[str, jax.Array]:
-        # As many as there are answers in the whole batch; without any, the loss is 0 and not NaN.
+        # The number of labels in the whole batch; at least 1, so that the loss of none is 0 and not NaN.
         weights = label_weights(batch, task)
         return {"loss": jnp.maximum(jnp.sum(weights) * (2 if task == "question_answering" else 1), 1.0)}
 
@@ -192,15 +191,15 @@ def init_params(
 
 
 def parts_of(params: Params) -> tuple[str, ...]:
-    """Returns what parameters there are beside embeddings and layers: "pooler" and the names of heads."""
+    """Returns the names of the parts beside embeddings and layers: "pooler" and heads."""
     return ("pooler",) * ("pooler" in params["encoder"]) + tuple(name for name in sorted(params) if name != "encoder")
 
 
 @functools.lru_cache(maxsize=8)
 def abstract_params(model: ModelConfig, num_classes: int = 1) -> Params:
-    """Returns shapes and types of the parameters of the encoder and every head; nothing is computed.
+    """Returns the shapes and dtypes of the parameters of the encoder and every head.
 
-    Tracing takes half a second, so the answer is kept; do not change it.
+    Tracing takes half a second, so the result is cached: do not modify it.
     """
 
     def every_part(key: jax.Array) -> Params:
@@ -211,5 +210,5 @@ def abstract_params(model: ModelConfig, num_classes: int = 1) -> Params:
 
 
 def count_parameters(params: Params) -> int:
-    """Returns how many numbers there are in the parameters, padding included."""
+    """Returns the number of parameters, padding included."""
     return sum(leaf.size for leaf in jax.tree.leaves(params))

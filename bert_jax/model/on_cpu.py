@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faster ways for CPUs alone. Elsewhere nothing here is used, and what is computed is the same but for rounding."""
+"""Code paths that are faster on CPUs and used only there. Results are the same but for rounding."""
 
 import math
 from typing import Any
@@ -9,16 +9,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.layout import Layout, with_layout_constraint
 
+from bert_jax.batch import PyTree
 from bert_jax.settings.model import ModelConfig
 
 
 def product_over_rows(equation: str, dtype: str, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
     """Returns the einsum of bfloat16 arrays in `dtype`, summed in float32.
 
-    XLA's bfloat16 kernel for CPUs sums over the last axis of the left array. Another order it takes to float32, half
-    as fast, or refuses; so the array that gives the result its first axis is turned in memory, which costs little.
+    XLA's bfloat16 kernel for CPUs sums over the last axis of the left array. For other orders XLA converts to float32,
+    which is half as fast, or fails. So the array that gives the result its first axis is transposed in memory first,
+    which is cheap.
     """
-    if math.prod(jax.sharding.get_abstract_mesh().shape.values()) > 1:  # what is divided cannot be told how to lie
+    if math.prod(jax.sharding.get_abstract_mesh().shape.values()) > 1:  # layouts cannot be set for sharded arrays
         return jnp.einsum(equation, lhs.astype(jnp.float32), rhs.astype(jnp.float32)).astype(dtype)
     left, right, result = equation.replace("->", ",").split(",")
     shared = [letter for letter in result if letter in left and letter in right]
@@ -32,14 +34,14 @@ def product_over_rows(equation: str, dtype: str, lhs: jax.Array, rhs: jax.Array)
     return jnp.einsum(f"{turned},{right}->{result}", lhs, rhs, preferred_element_type=jnp.float32).astype(dtype)
 
 
-def unstack(config: ModelConfig, encoder: dict[str, Any]) -> dict[str, Any]:
-    """Returns the encoder's parameters with those of each layer by themselves, to infer with many times on a CPU.
+def unstack(config: ModelConfig, encoder: PyTree) -> PyTree:
+    """Returns the encoder's parameters with separate arrays for each layer, for repeated inference on a CPU.
 
-    From a stack XLA copies each matrix before it multiplies, and for another dtype it rounds each, in every call. Here
-    kernels have the compute dtype. What the encoder computes stays the same, without dropout.
+    From stacked parameters XLA copies and casts every matrix in every call. Here kernels are separate and already have
+    the compute dtype. The outputs of the encoder, without dropout, stay the same.
     """
 
-    def of_layer(index: int) -> Any:
+    def of_layer(index: int) -> PyTree:
         def take(path: tuple[Any, ...], stack: np.ndarray) -> jax.Array:
             is_kernel = path[-1].key == "kernel"
             return jax.device_put(stack[index].astype(config.compute_dtype if is_kernel else stack.dtype))
@@ -52,13 +54,13 @@ def unstack(config: ModelConfig, encoder: dict[str, Any]) -> dict[str, Any]:
 
 
 def layer_name(index: int) -> str:
-    """Returns what `unstack` calls the parameters of a layer."""
+    """Returns the name that `unstack` gives to the parameters of a layer."""
     return f"layer_{index}"
 
 
 def default_unroll(config: ModelConfig) -> int:
-    """Returns how many layers an iteration of the scan holds if `model.unroll` is 0: all on a CPU, where a loop copies.
+    """Returns the layers per scan iteration if `model.unroll` is 0: all on a CPU, where a loop copies parameters.
 
-    Unrolled, XLA may undo rematerialization: what it computes again looks like what it has computed already.
+    With rematerialization it is 1: XLA may merge the recomputation of unrolled layers with the first computation.
     """
     return config.num_layers if jax.default_backend() == "cpu" and config.remat == "none" else 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What learns from an encoder that does not: a BiLSTM or a linear classifier on frozen features.
+"""Probes: a BiLSTM or a linear classifier on the features of a frozen encoder.
 
 Source: paper, section 5.3 and Table 7.
 """
@@ -17,12 +17,12 @@ from bert_jax.settings.model import ModelConfig
 
 
 class Probe(nn.Module):
-    """Layers of BiLSTM, if any, and a linear classifier of tokens, or of the mean over the tokens of a sequence."""
+    """BiLSTM layers, if any, and a linear classifier of tokens, or of the mean over the tokens of a sequence."""
 
     model: ModelConfig
     config: ProbeConfig
     num_classes: int
-    pool: bool  # classify sequences, not tokens
+    pool: bool  # classify sequences rather than tokens
 
     @nn.compact
     def __call__(self, layers: jax.Array, sequence_ids: jax.Array, deterministic: bool) -> jax.Array:
@@ -52,7 +52,7 @@ class Probe(nn.Module):
         return Dense(self.model, self.num_classes, "float32", name="classifier")(features)
 
     def _combine(self, layers: jax.Array) -> jax.Array:
-        """Returns one vector a token [B, L, H], or [B, L, 4 H], of those of all layers."""
+        """Returns one vector per token, [B, L, H] or [B, L, 4 H], from the outputs of all layers."""
         kind = self.config.features
         if kind == "embeddings":
             return layers[0]

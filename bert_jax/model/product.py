@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The matrix product of every layer: multiplied in the compute dtype, summed in float32, forward and backward."""
+"""The matrix product of every layer: operands in the compute dtype, sums in float32, in both passes."""
 
 import contextlib
 import functools
@@ -15,11 +15,11 @@ def product(
 ) -> jax.Array:
     """Returns the einsum of two arrays, multiplied in the dtype of the left one and summed in float32.
 
-    Every letter of the equation stands in two of its three terms. On accelerators this is what the hardware does; on
-    a CPU it also picks the fast bfloat16 kernel. Gradients are the same kind of product: what comes back is rounded to
-    the dtype of the left array before it is multiplied, where JAX would multiply float32 with bfloat16 in all of the
-    backward pass. The gradient of a float32 parameter on the right is the float32 sum, not rounded on its way; in
-    another `rhs_gradient` it is rounded on each device, before devices add theirs up.
+    Every letter of the equation must occur in two of its three terms. Accelerators compute such products in hardware;
+    on a CPU the fast bfloat16 kernel is chosen. Gradients are products of the same kind: the incoming gradient is cast
+    to the dtype of the left array first, where JAX would multiply float32 with bfloat16 throughout the backward pass.
+    The gradient of a float32 parameter on the right is the float32 sum. With another `rhs_gradient` it is rounded to
+    that dtype on each device, before the all-reduce.
 
     `precision` is `ModelConfig.matmul_precision`, for the gradients too.
     """
@@ -27,12 +27,12 @@ def product(
 
 
 def matmul_precision(name: str) -> str | None:
-    """Returns what JAX calls a `ModelConfig.matmul_precision`; None leaves it to `jax_default_matmul_precision`."""
+    """Returns JAX's name of a `ModelConfig.matmul_precision`; None leaves it to `jax_default_matmul_precision`."""
     return None if name == "default" else name
 
 
 def in_precision(name: str) -> contextlib.AbstractContextManager[None]:
-    """Returns a context that gives this precision to products of others, such as Flax's cells, and their gradients."""
+    """Returns a context that sets the precision of other products, such as those of Flax's cells, both passes."""
     return contextlib.nullcontext() if name == "default" else jax.default_matmul_precision(name)
 
 

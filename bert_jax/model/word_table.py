@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The word table on a mesh: each device reads a copy of its own, so that gradients are added up once."""
+"""The word table on a mesh: each device reads its own copy, so that its gradient is reduced once per step."""
 
 import functools
 import math
@@ -12,10 +12,10 @@ from bert_jax.devices.sharding import MESH_AXES, ROW_AXES
 
 
 def copy_to_rows(table: jax.Array, num_rows: int, gradient_dtype: str = "float32") -> jax.Array:
-    """Returns a table [D, V, H] of as many equal copies as devices divide rows, when traced under a mesh; else D is 1.
+    """Returns the table as [D, V, H]: one copy for each of the D devices that rows are sharded over; 1 without a mesh.
 
-    A device reads its own copy, and so adds up what all places that read it give to its gradient before devices
-    add up theirs, in `gradient_dtype`: once, where each place would be added up by itself.
+    The table is used twice, by the embeddings and by the output layer. Each device sums both gradients in its own copy,
+    and one all-reduce, in `gradient_dtype`, adds up the copies. Without copies there would be an all-reduce per use.
     """
     mesh = jax.sharding.get_abstract_mesh()
     copies = 1 if mesh.empty else math.prod(mesh.shape[axis] for axis in ROW_AXES)
@@ -36,7 +36,9 @@ def _copies_forward(count: int, gradient_dtype: str, table: jax.Array) -> tuple[
 
 def _copies_backward(count: int, gradient_dtype: str, saved: None, gradient: jax.Array) -> tuple[jax.Array]:
     narrow = gradient.astype(gradient_dtype)
-    total = jax.lax.reduce(narrow, jnp.zeros((), narrow.dtype), jax.lax.add, (0,))  # jnp.sum would go by float32
+    total = jax.lax.reduce(
+        narrow, jnp.zeros((), narrow.dtype), jax.lax.add, (0,)
+    )  # jnp.sum would accumulate in float32
     return (total.astype(gradient.dtype),)
 
 

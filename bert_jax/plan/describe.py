@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a pre-training run says before it begins, and how fast a run is."""
+"""Lines that describe a pre-training run before it begins, and the throughput of a run."""
 
-from typing import Any
+from typing import Protocol
 
 import jax
 import numpy as np
@@ -15,10 +15,17 @@ from bert_jax.plan.memory import describe_memory
 from bert_jax.settings.model import ModelConfig
 from bert_jax.settings.phases import Phase
 from bert_jax.settings.pretraining import PretrainConfig
+from bert_jax.training.step import TrainState
 
 
-def make_throughput(model: ModelConfig, mesh: Mesh) -> Any:
-    """Returns (summed counts, seconds) -> sequences/s, tokens/s and FLOP/s, of all devices together."""
+class Throughput(Protocol):
+    """A function from summed counts and seconds to rates per second."""
+
+    def __call__(self, sums: dict[str, float], seconds: float, /) -> dict[str, float]: ...
+
+
+def make_throughput(model: ModelConfig, mesh: Mesh) -> Throughput:
+    """Returns (summed counts, seconds) -> sequences/s, tokens/s, FLOP/s of all devices, and MFU if it is known."""
     peak = peak_flops(mesh.devices.flat[0].device_kind, model.compute_dtype) * mesh.size
 
     def rates(sums: dict[str, float], seconds: float) -> dict[str, float]:
@@ -34,7 +41,7 @@ def make_throughput(model: ModelConfig, mesh: Mesh) -> Any:
 
 
 def describe_run(config: PretrainConfig, mesh: Mesh, params: Params) -> list[str]:
-    """Returns lines that say what is about to be trained, and where."""
+    """Returns lines that describe the model and the devices."""
     model = config.model
     size = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params))
     axes = " x ".join(f"{name} {count}" for name, count in mesh.shape.items())
@@ -45,8 +52,8 @@ def describe_run(config: PretrainConfig, mesh: Mesh, params: Params) -> list[str
     ]
 
 
-def describe_phase(phase: Phase, dataset: Dataset, num_phases: int, mesh: Mesh, state: Any) -> list[str]:
-    """Returns lines that say what a phase is about to learn, of what, and what memory it will take."""
+def describe_phase(phase: Phase, dataset: Dataset, num_phases: int, mesh: Mesh, state: TrainState) -> list[str]:
+    """Returns lines that describe the data, the task and the estimated memory of a phase."""
     config = phase.config
     lines = [describe_data(config, dataset), f"task: {_describe_task(config, dataset)}"]
     lines.append(describe_memory(config, state, mesh, dataset.row_length))
@@ -60,7 +67,7 @@ def describe_phase(phase: Phase, dataset: Dataset, num_phases: int, mesh: Mesh, 
 
 
 def describe_data(config: PretrainConfig, dataset: Dataset) -> str:
-    """Returns how many rows there are, and how often the steps of a phase go through them."""
+    """Returns a line with the number of rows, and the number of epochs in the steps of a phase."""
     epochs = config.train.num_steps * config.data.batch_size / dataset.train.num_rows
     packed = dataset.manifest["row"]["max_sequences"] > 1
     sequences = f"{dataset.train.num_sequences:,} sequences in " if packed else ""
@@ -72,7 +79,7 @@ def describe_data(config: PretrainConfig, dataset: Dataset) -> str:
 
 
 def _describe_task(config: PretrainConfig, dataset: Dataset) -> str:
-    """Returns what is predicted, in a few words."""
+    """Returns a short description of the predictions."""
     masking = config.masking
     if config.model.causal:
         tokens = "the next token, from left to right"

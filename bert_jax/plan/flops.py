@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much arithmetic a BERT takes, and how many parameters it has."""
+"""FLOPs and parameter counts of a BERT, by arithmetic."""
 
 from bert_jax.settings.model import ModelConfig
 
@@ -9,8 +9,8 @@ def forward_flops(
 ) -> float:
     """Returns the FLOPs of one forward pass with both heads; a multiplication and an addition are 2.
 
-    Only matrix products count, and only what the model needs: give the numbers of real tokens, of the squared
-    lengths of real sequences and of real predictions, and padding is work that earns nothing.
+    Only matrix products count. Give the numbers of real tokens, squared lengths of real sequences and real predictions,
+    so that padding does not count as useful work.
     """
     hidden = model.hidden_size
     per_token = model.num_layers * (8 * hidden**2 + 4 * hidden * model.intermediate_size)
@@ -23,9 +23,9 @@ def forward_flops(
 def train_flops(
     model: ModelConfig, num_tokens: float, sum_squared_lengths: float, num_predictions: float, num_sequences: float
 ) -> float:
-    """Returns the FLOPs of training on this much: the backward pass is twice the forward pass.
+    """Returns the FLOPs of one training step: the backward pass is twice the forward pass.
 
-    What rematerialisation computes again is not counted.
+    Recomputation by rematerialisation is not counted.
     """
     return 3 * forward_flops(model, num_tokens, sum_squared_lengths, num_predictions, num_sequences)
 

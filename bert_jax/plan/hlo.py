@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a compiler has made of a program: its matrix products, its FLOPs and its collectives, read from HLO text.
+"""Matrix products, FLOPs and collectives of a compiled program, read from its HLO text.
 
-The text is that of `jax.stages.Compiled.as_text()`, the program of one device. An instruction counts as often as it
-runs: the body of a loop times the loop's trip count, which XLA's own cost analysis leaves out.
+The text is that of `jax.stages.Compiled.as_text()`, the program of one device. Instructions in the body of a loop count
+trip-count times; XLA's own cost analysis counts them once.
 """
 
 import math
 import re
+from dataclasses import dataclass
 from typing import NamedTuple
 
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "collective-broadcast")
@@ -51,24 +52,26 @@ class Module(NamedTuple):
     num_partitions: int
 
 
-class Product(NamedTuple):
-    """A matrix product, or a convolution, which is what TPUs make of one."""
+@dataclass(frozen=True)
+class Product:
+    """A matrix product, or a convolution, as which TPU compilers write one."""
 
     lhs: str  # dtypes
     rhs: str
     result: str
     flops: int  # of one run; a multiplication and an addition are 2
-    count: int  # how often it runs in a step
-    is_matrix: bool  # False if an operand has no axis of its own, as in a matrix times a vector
+    count: int  # runs per step
+    is_matrix: bool  # False if an operand is a vector
 
 
-class Collective(NamedTuple):
+@dataclass(frozen=True)
+class Collective:
     """Communication between devices."""
 
     kind: str  # one of COLLECTIVES
     dtypes: tuple[str, ...]  # sorted
-    bytes: int  # of the whole payload of one run: what is reduced, or what has been gathered
-    count: int  # how often it runs in a step
+    bytes: int  # payload of one run: the array to reduce, or the gathered array
+    count: int  # runs per step
     group_size: int  # devices that take part together
     where: str  # the instruction's name
 
@@ -127,7 +130,7 @@ def arrays_of(text: str) -> list[Array]:
 
 
 def counts_of(module: Module) -> dict[str, int]:
-    """Returns how often each computation runs in one run of the program; of a choice, every branch counts."""
+    """Returns how often each computation runs in one run of the program; every branch of a conditional counts."""
     counts: dict[str, int] = {}
 
     def visit(name: str, times: int) -> None:
@@ -149,10 +152,10 @@ def counts_of(module: Module) -> dict[str, int]:
 
 
 def trip_count(module: Module, caller: str, loop: Instruction) -> int:
-    """Returns how often the body of a loop runs.
+    """Returns the trip count of a loop.
 
-    From the compiler's own note where it has left one, else from the loop's condition, "counter < constant" with a
-    counter from 0, and the constant that the body adds to it: 1 in scans, more in loops that the compiler has unrolled.
+    It is the compiler's annotation if there is one. Else it follows from the loop's condition, "counter < constant"
+    with a counter from 0, and the constant that the body adds: 1 in scans, more in loops that the compiler unrolled.
 
     Raises: ValueError if the loop is of another kind.
     """
@@ -178,7 +181,7 @@ def trip_count(module: Module, caller: str, loop: Instruction) -> int:
 
 
 def _integers(instruction: Instruction) -> list[int]:
-    """Returns the number that an instruction is, if it is an integer constant."""
+    """Returns the value of an integer constant in a list; [] for other instructions."""
     if instruction.opcode != "constant" or instruction.types[0].dtype not in ("s32", "u32", "s64"):
         return []
     return [int(value) for value in instruction.operands if re.fullmatch(r"\d+", value)]
@@ -226,7 +229,7 @@ def products(text: str | Module) -> list[Product]:
 def flops(text: str | Module) -> int:
     """Returns the FLOPs of all matrix products of a compiled program, loops counted as often as they run.
 
-    What a kernel of our own multiplies is not in the text; it counts by what the kernel says of itself.
+    Pallas kernels are not in the text; they count by their own cost estimates.
     """
     module = parse(text) if isinstance(text, str) else text
     of_kernels = sum(
@@ -255,8 +258,8 @@ def _dot_work(lhs: Array, rhs: Array, dot: Instruction) -> tuple[int, bool]:
 def _convolution_work(lhs: Array, rhs: Array, convolution: Instruction) -> tuple[int, bool]:
     """Returns the FLOPs of a convolution, and whether it is more than a product with a vector.
 
-    Only taps that meet a number of the input count: TPU compilers write batches of products as convolutions
-    over dilated or padded inputs, in which most taps meet nothing.
+    Only taps on elements of the input count: TPU compilers write batches of products as convolutions over dilated or
+    padded inputs, in which most taps fall on padding.
     """
     labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", convolution.attributes)
     assert labels, f"{convolution.name} has no dim_labels"
@@ -306,7 +309,7 @@ def _taps(size: int, kernel: int, output: int, stride: int, low: int, lhs_dilate
 def stablehlo_products(text: str) -> list[Product]:
     """Returns the matrix products of a program in StableHLO, before it is compiled; each counts once.
 
-    `text` is that of `jax.stages.Lowered.as_text()`. Here dtypes are those that were asked for.
+    `text` is that of `jax.stages.Lowered.as_text()`. Dtypes are those of the JAX program.
     """
     found = []
     for options, *types in _STABLEHLO_PRODUCT.findall(text):

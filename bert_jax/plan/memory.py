@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much memory a training step takes on each device, by arithmetic, before anything is compiled."""
+"""Memory of a training step on each device, estimated by arithmetic, without compiling."""
 
 import math
-from typing import Any
 
 import jax
 from jax.sharding import Mesh
 
+from bert_jax.batch import PyTree
 from bert_jax.model.masking import predictions_per_row
 from bert_jax.settings.model import ModelConfig
 from bert_jax.settings.pretraining import MaskingConfig, PretrainConfig
+from bert_jax.training.step import TrainState
 
 # Numbers of the hidden size that the backward pass reads, for each token and layer, by model.remat: in the compute
 # dtype, and of dropout in bytes. "none" keeps the inputs of all products (hidden twice, query, key, value, context, 4
@@ -17,12 +18,14 @@ from bert_jax.settings.pretraining import MaskingConfig, PretrainConfig
 # the layer's input), "full" the layer's input alone.
 _KEPT_OF_TOKENS = {"none": (16.0, 2.0), "dots": (11.0, 0.0), "full": (1.0, 0.0)}
 # Bytes kept for each score of attention: softmax in float32, and a bit of dropout in a byte; and one in the compute
-# dtype. One layer's worth is there at any time, whatever is kept: scores and their gradients.
+# dtype. The scores of one layer and their gradients are always there, whatever is kept.
 _KEPT_OF_SCORES = {"none": 5, "dots": 0, "full": 0}
 _WORKING_OF_SCORES = 12
 
 
-def estimate_memory(config: PretrainConfig, state: Any, mesh_shape: dict[str, int], row_length: int) -> dict[str, int]:
+def estimate_memory(
+    config: PretrainConfig, state: TrainState, mesh_shape: dict[str, int], row_length: int
+) -> dict[str, int]:
     """Returns bytes per device by kind, and their total.
 
     `state` is a training state of arrays or of shapes with shardings (`step.abstract_state`). Rows are full and hold
@@ -46,8 +49,8 @@ def estimate_memory(config: PretrainConfig, state: Any, mesh_shape: dict[str, in
     return kinds | {"total": sum(kinds.values())}
 
 
-def describe_memory(config: PretrainConfig, state: Any, mesh: Mesh, row_length: int) -> str:
-    """Returns a line that says what a step will take of each device, by `estimate_memory`, and what there is."""
+def describe_memory(config: PretrainConfig, state: TrainState, mesh: Mesh, row_length: int) -> str:
+    """Returns a line with the estimated memory of a step on each device, and the memory of the device if known."""
     kinds = estimate_memory(config, state, dict(mesh.shape), row_length)
     total = kinds.pop("total")
     parts = ", ".join(f"{kind} {in_units(size)}" for kind, size in kinds.items())
@@ -60,23 +63,23 @@ def describe_memory(config: PretrainConfig, state: Any, mesh: Mesh, row_length: 
 
 
 def memory_problem(config: PretrainConfig, mesh_shape: dict[str, int], needed: float, available: float) -> str:
-    """Returns one line: how much memory is needed, how much there is, and what to change."""
+    """Returns one line with the memory needed, the memory available, and settings to change."""
     rows = config.data.batch_size // (mesh_shape["data"] * mesh_shape["fsdp"])
     at_once = rows // config.train.accumulate
     more = next((pieces for pieces in range(config.train.accumulate + 1, rows + 1) if rows % pieces == 0), 0)
     fewer = (rows // 2) // config.train.accumulate * config.train.accumulate * mesh_shape["data"] * mesh_shape["fsdp"]
-    mend = []
+    changes = []
     if config.model.remat == "none":
-        mend.append("model.remat=dots")
+        changes.append("model.remat=dots")
     if at_once > 1:
-        mend.append(f"train.accumulate={more}")
-        mend.append(f"data.batch_size={fewer}")
+        changes.append(f"train.accumulate={more}")
+        changes.append(f"data.batch_size={fewer}")
     if mesh_shape["fsdp"] == 1 and mesh_shape["data"] > 1:
-        mend.append("mesh.fsdp=-1 with mesh.data=1")
-    mend = mend or ["a smaller model, or chips with more memory"]
+        changes.append("mesh.fsdp=-1 with mesh.data=1")
+    changes = changes or ["a smaller model, or chips with more memory"]
     return (
         f"out of memory: {at_once} rows at once on a chip need {needed / 2**30:.2f} GiB of {available / 2**30:.2f}, so "
-        f"it does not fit; use {', or '.join(mend)}"
+        f"it does not fit; use {', or '.join(changes)}"
     )
 
 
@@ -88,13 +91,13 @@ def in_units(size: float) -> str:
     return f"{size / 2**10:.3g} KiB"
 
 
-def shard_bytes(tree: Any) -> int:
+def shard_bytes(tree: PyTree) -> int:
     """Returns the bytes that one device holds of a tree of arrays, or of shapes with shardings."""
     return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
 def activation_bytes(model: ModelConfig, row_length: int, tensor: int = 1) -> int:
-    """Returns the bytes that one row leaves in all layers for the backward pass, and those of the layer at work.
+    """Returns the bytes per row that all layers keep for the backward pass, plus the temporaries of one layer.
 
     `tensor` is how many devices share the heads and the feed-forward block.
     """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a training step takes on a pod, before anyone pays for the pod.
+"""Plans: memory, collectives, FLOPs and time of a training step on a pod, computed without the pod.
 
-For TPUs the true training step is compiled by libtpu, which needs no TPU: memory, collectives and FLOPs are the
-compiler's own. For GPUs, and for time on any device, there is arithmetic; every figure says which of the two it is.
+For TPUs, libtpu compiles the real training step, which needs no TPU: memory, collectives and FLOPs are the compiler's.
+For GPUs, and for time on any device, they are arithmetic. Every figure says which of the two it is.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,7 +45,7 @@ TOPOLOGIES = (
 
 @dataclass(frozen=True)
 class Plan:
-    """What a step takes. Bytes are those of one chip, FLOPs those of one chip and step."""
+    """The cost of a step. Bytes are per chip, FLOPs per chip and step."""
 
     topology: str
     device_kind: str
@@ -74,9 +74,9 @@ class Plan:
 
 
 def plan(config: PretrainConfig, topology: str, row_length: int = 0) -> Plan:
-    """Returns what the training step of `config` takes on a topology such as "v5e:16x16" or "h100:8".
+    """Returns the plan of the training step of `config` on a topology such as "v5e:16x16" or "h100:8".
 
-    Rows are full, and `row_length` 0 is what the predictions fill. `config.model.vocab_size` must be set.
+    Rows are full; `row_length` 0 is `default_row_length`. `config.model.vocab_size` must be set.
 
     Raises: InputError if the topology is unknown, libtpu is missing, or the model does not divide over the mesh.
     """
@@ -120,8 +120,8 @@ def default_row_length(config: PretrainConfig) -> int:
     return min(max(length, 128), config.model.max_positions)
 
 
-def tpu_devices(topology: str, slices: int = 0) -> tuple[Any, str]:
-    """Returns the chips of as many slices of a TPU topology, for compiling only, and the version of libtpu.
+def tpu_devices(topology: str, slices: int = 0) -> tuple[Sequence[Any], str]:
+    """Returns the chips of `slices` slices of a TPU topology, for compiling only, and the version of libtpu.
 
     Raises: InputError if libtpu is not installed or does not know the topology.
     """
@@ -136,7 +136,7 @@ def tpu_devices(topology: str, slices: int = 0) -> tuple[Any, str]:
             "libtpu is not installed, and TPU topologies are planned by its compiler; pip install 'bert_jax[tpu]' "
             "(on Linux, x86; it needs no TPU)"
         ) from None
-    # Nothing is asked of the machine that this runs on, which is no TPU host, and two planners may run at once.
+    # libtpu must not query the metadata server of a TPU host, and two planners may run at once.
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     options = {"chip_config_name": "megacore"} if TPUS[family].megacore else {}
@@ -163,7 +163,7 @@ def _gpu_count(topology: str, size: str) -> int:
 
 
 def _objective(config: PretrainConfig) -> Objective:
-    """Returns the objective of a run; which ids mark and mask changes nothing that is planned."""
+    """Returns the objective of a run; the ids of special tokens do not affect the plan."""
     model = dataclasses.replace(config.model, unroll=config.model.unroll or 1)  # what 0 means away from a CPU
     return pretraining_objective(model, config.masking, 103, (101, 102), config.train.next_sentence)
 
@@ -182,7 +182,7 @@ def abstract_batch(mesh: Mesh, batch_size: int, row_length: int) -> Batch:
     """Returns the shapes of a global batch of one sequence a row, as `data.pipeline` makes it."""
     sharding = row_sharding(mesh)
 
-    def array(dtype: Any, *shape: int) -> jax.ShapeDtypeStruct:
+    def array(dtype: jax.typing.DTypeLike, *shape: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((batch_size, *shape), dtype, sharding=sharding)
 
     return Batch(
@@ -204,7 +204,7 @@ def lower_train_step(config: PretrainConfig, mesh: Mesh, row_length: int) -> jax
     state = _state(config, mesh)
     step = make_train_step(objective, config.optimizer, config.train, mesh, state)
     with jax.set_mesh(mesh):
-        return step.lower(state, abstract_batch(mesh, config.data.batch_size, row_length))  # type: ignore[attr-defined]
+        return step.lower(state, abstract_batch(mesh, config.data.batch_size, row_length))
 
 
 def lower_eval_step(config: PretrainConfig, mesh: Mesh, row_length: int) -> jax.stages.Lowered:
@@ -213,16 +213,18 @@ def lower_eval_step(config: PretrainConfig, mesh: Mesh, row_length: int) -> jax.
     params = _state(config, mesh).params
     step = make_eval_step(objective, mesh, params)
     with jax.set_mesh(mesh):
-        return step.lower(params, abstract_batch(mesh, config.data.batch_size, row_length))  # type: ignore[attr-defined]
+        return step.lower(params, abstract_batch(mesh, config.data.batch_size, row_length))
 
 
-def compiled_bytes(compiled: Any, state: Any, config: PretrainConfig, mesh: Mesh, row_length: int) -> dict[str, int]:
-    """Returns bytes per chip by kind, as compiled, their total, and how many of them are held at once.
+def compiled_bytes(
+    compiled: jax.stages.Compiled, state: TrainState, config: PretrainConfig, mesh: Mesh, row_length: int
+) -> dict[str, int]:
+    """Returns bytes per chip by kind, as compiled, their total, and the peak ("held at once").
 
-    Outputs are those that do not take the place of an argument. Temporaries may take turns in the same memory, so the
-    total may be above what a chip has, and the program fit.
+    Outputs that alias arguments are not counted. Temporaries may share memory one after the other, so a program can fit
+    although the total exceeds the memory of a chip.
     """
-    memory = compiled.memory_analysis()
+    memory: Any = compiled.memory_analysis()
     params, optimizer = shard_bytes(state.params), shard_bytes(state.optimizer)
     kinds = {
         "params": params,
@@ -239,7 +241,7 @@ def compiled_bytes(compiled: Any, state: Any, config: PretrainConfig, mesh: Mesh
 
 
 def out_of_memory(message: str) -> tuple[float, float]:
-    """Returns the bytes of HBM that a program needs and that there are, as libtpu's error says it.
+    """Returns the needed and the available bytes of HBM from libtpu's error message.
 
     Raises: InputError with the compiler's first line if it is another error.
     """
@@ -266,9 +268,9 @@ def summarize(found: list[hlo.Collective]) -> tuple[Traffic, ...]:
 
 
 def _common(
-    config: PretrainConfig, topology: str, chip: Chip, mesh_shape: dict[str, int], row_length: int, state: Any
+    config: PretrainConfig, topology: str, chip: Chip, mesh_shape: dict[str, int], row_length: int, state: TrainState
 ) -> dict[str, Any]:
-    """Returns what a plan says however it is made."""
+    """Returns the fields of a plan that do not depend on the compiler."""
     num_chips = math.prod(mesh_shape.values())
     return {
         "topology": topology,
@@ -296,7 +298,7 @@ def _finish(
 
 
 def _plan_by_arithmetic(config: PretrainConfig, topology: str, num_chips: int, row_length: int) -> Plan:
-    """Returns the plan for GPUs, which no compiler has seen."""
+    """Returns the plan for GPUs, by arithmetic alone."""
     chip = GPUS[topology.partition(":")[0]]
     sizes = mesh_sizes(config.mesh, num_chips)
     mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes))
@@ -329,13 +331,13 @@ def search(
     config: PretrainConfig,
     topology: str,
     row_length: int = 0,
-    on_plan: Callable[[Plan], Any] = lambda plan: None,
-    on_refusal: Callable[[str], Any] = lambda line: None,
+    on_plan: Callable[[Plan], object] = lambda plan: None,
+    on_refusal: Callable[[str], object] = lambda line: None,
 ) -> list[Plan]:
     """Returns, for data parallel, fsdp and a mixture of both, the plan of the most rows per chip that fit.
 
-    Where not even one row fits, the plan of one row. `on_plan` is called with every plan that is made, `on_refusal`
-    with what is wrong with fsdp or the mixture where the model does not divide so; they are left out then.
+    If not even one row fits, it is the plan of one row. `on_plan` is called with every plan that is made. If the model
+    does not divide over fsdp or the mixture, that mesh is left out and `on_refusal` is called with the reason.
 
     Raises: as `plan`.
     """
@@ -371,7 +373,7 @@ def search(
 def largest(fits: Callable[[int], bool], guess: int) -> int:
     """Returns the largest number of at least 1 that fits, within an eighth; 1 is known to fit.
 
-    By doubling from the guess and halving what is left between one that fits and one that does not.
+    The guess is doubled until it does not fit; then the range is bisected.
     """
     low, high, step = 1, 0, guess
     while not high:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a training step takes at least on a chip, by what its data sheet says. Arithmetic, with its assumptions."""
+"""A roofline estimate of the time of a training step, from the data sheet of the chip and named assumptions."""
 
 from dataclasses import dataclass
 
@@ -32,8 +32,9 @@ def step_seconds(
     """Returns the seconds that a step takes, by part, and of all parts one after the other ("step").
 
     Large products run at `matrix_efficiency` of the peak, those of attention at half of that, norms and the like at
-    HBM's bandwidth. An all-reduce moves its bytes twice. Nothing is hidden behind anything. Rematerialization computes
-    the scores again, one product of attention in six, and in full the whole forward pass; fused attention the scores.
+    HBM's bandwidth. An all-reduce moves its bytes twice. Communication overlaps with nothing.
+    Rematerialization "dots" and fused attention recompute the scores, one attention product in six; "full" recomputes
+    the whole forward pass.
     """
     model = config.model
     num_chips = mesh_shape["data"] * mesh_shape["fsdp"] * mesh_shape["tensor"]
@@ -76,7 +77,7 @@ def model_flops(config: PretrainConfig, num_chips: int, row_length: int) -> floa
 
 
 def assumptions(config: PretrainConfig, chip: Chip) -> tuple[str, ...]:
-    """Returns what `step_seconds` takes for granted, in words."""
+    """Returns the assumptions of `step_seconds` as text."""
     peak = peak_flops(chip.device_kind, config.model.compute_dtype)
     return (
         f"products at {chip.matrix_efficiency:.0%} of {peak / 1e12:,.0f} TFLOP/s, those of attention at half of it",

@@ -1,19 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a task is: examples are read, become rows of a model's input, its outputs become predictions, these are scored.
+"""The type of a task: functions that read examples, make rows of them, decode outputs to predictions and score those.
 
-A task is a value, made by a function of its own file; `catalog.make_task` finds it by name. Examples and predictions
-are the task's own types: the rest of the project hands them on and never looks inside.
+Each task has a function in its own file that makes a `Task`; `catalog.make_task` finds it by name. Examples and
+predictions have the task's own types, which other modules pass on without looking inside.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from bert_jax.settings.finetuning import ProbeConfig, TaskConfig
 from bert_jax.text.tokenizer import Tokenizer
+
+Example: TypeAlias = Any  # the task's own type of examples
+Prediction: TypeAlias = Any  # the task's own type of predictions
 
 
 class Row(NamedTuple):
@@ -23,8 +26,8 @@ class Row(NamedTuple):
     token_ids: np.ndarray  # [L] int32, no padding
     type_ids: np.ndarray  # [L] uint8
     lengths: tuple[int, ...]  # of its sequences, in order; they add up to L
-    label: Any = None  # what the model is to say, as in `Batch.labels` for one row; None where it is not known
-    detail: Any = None  # what decoding needs to know of this row; the model does not see it
+    label: Any = None  # one row of `Batch.labels`; None if unknown
+    detail: Any = None  # further data for `Task.decode`; not an input of the model
 
 
 def largest_type(rows: Sequence[Row]) -> int:
@@ -33,7 +36,7 @@ def largest_type(rows: Sequence[Row]) -> int:
 
 
 class Rows(NamedTuple):
-    """The rows of some examples, in the order of the examples, and what had to be done to make them."""
+    """The rows of some examples, in the order of the examples, and counts of what was cut or skipped."""
 
     rows: list[Row]
     counts: dict[str, int]  # such as {"truncated": 12, "skipped: no token": 1}; zeros are left out
@@ -41,13 +44,13 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True)
 class Task:
-    """A kind of examples, and all that is done with them outside of the model.
+    """A task: its head, its labels, and the functions for its data outside of the model.
 
     Splits: `splits` maps "train", "eval" and "test" to the names that `read` knows. The first of "eval" gives the
     metrics their plain names; a later one adds its own name to them ("accuracy_mismatched").
     """
 
-    config: TaskConfig  # what it was made of; enough to make it again, with `labels`
+    config: TaskConfig  # its settings; with `labels` they suffice to make the task again
     head: str  # one of model.heads.TASK_PARTS
     labels: tuple[str, ...]  # of the classes, in the order of the logits; () for a regression and for spans
     num_outputs: int  # of the classifier: len(labels), 1 for a regression or a choice, 0 for spans
@@ -55,28 +58,28 @@ class Task:
     splits: Mapping[str, tuple[str, ...]]
 
     # (source, split) -> examples. Raises: InputError with file and line. [] if the split is not there.
-    read: Callable[[str, str], list[Any]]
+    read: Callable[[str, str], list[Example]]
     # A user's input to predict on (a text, a pair, a dict of JSON), and where it stands -> an example without label.
-    parse: Callable[[Any, str], Any]
+    parse: Callable[[object, str], Example]
     # Examples, tokenizer, "is this for training?" -> rows. Examples that have no row are counted.
-    make_rows: Callable[[Sequence[Any], Tokenizer, bool], Rows]
+    make_rows: Callable[[Sequence[Example], Tokenizer, bool], Rows]
     # Examples, their rows, and for each row the model's float32 outputs without padding -> a prediction per example,
     # also for one without rows. Outputs: [K] of a classifier (K = num_outputs), [M] of a choice, [L, K] of tokens,
     # [L, 2] of spans.
-    decode: Callable[[Sequence[Any], Sequence[Row], Sequence[np.ndarray]], list[Any]]
+    decode: Callable[[Sequence[Example], Sequence[Row], Sequence[np.ndarray]], list[Prediction]]
     # Examples with labels, and predictions -> metrics.
-    score: Callable[[Sequence[Any], Sequence[Any]], dict[str, float]]
-    # A prediction as what JSON has, for people and programs.
-    show: Callable[[Any], dict[str, Any]]
+    score: Callable[[Sequence[Example], Sequence[Prediction]], dict[str, float]]
+    # Prediction -> JSON values.
+    show: Callable[[Prediction], dict[str, object]]
     # (directory, split, examples, predictions): writes them in the official format.
-    write: Callable[[Path, str, Sequence[Any], Sequence[Any]], None]
-    # Training examples -> the labels there are, in the order for a new classifier.
-    find_labels: Callable[[Sequence[Any]], tuple[str, ...]] = lambda examples: ()
-    # Examples with labels, and predictions -> the settings to predict with from now on, such as a threshold; None
-    # keeps them.
-    tune: Callable[[Sequence[Any], Sequence[Any]], TaskConfig] | None = None
+    write: Callable[[Path, str, Sequence[Example], Sequence[Prediction]], None]
+    # Training examples -> their labels, in the order for a new classifier.
+    find_labels: Callable[[Sequence[Example]], tuple[str, ...]] = lambda examples: ()
+    # Examples with labels, and predictions -> the settings for further predictions, such as a threshold. None if the
+    # task has nothing to tune.
+    tune: Callable[[Sequence[Example], Sequence[Prediction]], TaskConfig] | None = None
 
     @property
     def probe(self) -> ProbeConfig | None:
-        """What learns in place of the encoder and its head; None if these do."""
+        """The settings of the probe on a frozen encoder; None for ordinary fine-tuning."""
         return self.config.probe if self.config.probe.features else None

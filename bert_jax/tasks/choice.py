@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -79,7 +79,7 @@ def choice_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
 # Reading
 
 
-def _read(config: TaskConfig, source: str, split: str) -> list[Any]:
+def _read(config: TaskConfig, source: str, split: str) -> list[ChoiceExample]:
     """Returns the examples of a split; [] if it is not there. Raises: InputError with file and line."""
     place = find_split_file(source, split)
     if not place:
@@ -101,7 +101,9 @@ def _table(place: str) -> Table:
     return read_table(place)
 
 
-def _example(config: TaskConfig, record: Mapping[str, Any], number: int, labelled: bool, where: str = "") -> Any:
+def _example(
+    config: TaskConfig, record: Mapping[str, object], number: int, labelled: bool, where: str = ""
+) -> ChoiceExample:
     """Returns a record as an example. Raises: InputError if it is none."""
     where = record.where if isinstance(record, Record) else where
     context_key = config.text_column or next((key for key in _CONTEXTS if key in record), "")
@@ -132,22 +134,24 @@ def _example(config: TaskConfig, record: Mapping[str, Any], number: int, labelle
     return ChoiceExample(context, choices, label, id_of(found, number), where)
 
 
-def _missing(where: str, key: str, what: str, record: Mapping[str, Any]) -> InputError:
+def _missing(where: str, key: str, what: str, record: Mapping[str, object]) -> InputError:
     keys = ", ".join(repr(str(each)[:40]) for each in list(record)[:20])
     return InputError(f"{where} has no {key}, {what}, but {keys}; add it, or name its column in the settings of task")
 
 
-def _label(value: Any, num_choices: int, where: str) -> int | None:
+def _label(value: object, num_choices: int, where: str) -> int | None:
     if value is None or value in ("", -1, "-1"):
         return None
     if isinstance(value, str) and value.strip().isdecimal() and len(value) < 19:
         value = int(value.strip())
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < num_choices:
-        raise InputError(f"{where}: label {value!r:.60} is not the number of a choice, 0 to {num_choices - 1}; mend it")
+        raise InputError(
+            f"{where}: label {value!r:.60} is not the number of a choice, 0 to {num_choices - 1}; correct it"
+        )
     return value
 
 
-def _parse(config: TaskConfig, value: Any, where: str) -> ChoiceExample:
+def _parse(config: TaskConfig, value: object, where: str) -> ChoiceExample:
     """Returns a user's input as an example: an object as in JSON files, or a line of context and choices with tabs."""
     if isinstance(value, str):
         value = value.split("\t")
@@ -169,7 +173,7 @@ def _make_rows(config: TaskConfig, examples: Sequence[ChoiceExample], tokenizer:
     rows, truncated, empty = [], 0, 0
     for number, example in enumerate(examples):
         if training and example.label is None:
-            raise InputError(f"{example.where} has no label; training examples need one: mend or remove it")
+            raise InputError(f"{example.where} has no label; training examples need one: correct or remove it")
         context = tokenizer.encode(example.context)
         endings = tokenizer.encode_batch(example.choices)
         sequences = [join(tokenizer, context, ending, config.max_seq_length) for ending in endings]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Classes and numbers of texts and pairs, in tables, CSV and JSON lines of one's own, and in data sets of TFDS."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -125,7 +125,13 @@ def _named_columns(config: TaskConfig) -> list[tuple[str, str]]:
 # Reading
 
 
-def _read(config: TaskConfig, usual_labels: Sequence[str], convert: Any, source: str, split: str) -> list[Any]:
+def _read(
+    config: TaskConfig,
+    usual_labels: Sequence[str],
+    convert: Callable[[object, str], str | float | None],
+    source: str,
+    split: str,
+) -> list[ClassifyExample]:
     """Returns the examples of a split; [] if it is not there. Raises: InputError with file and line."""
     place = find_split_file(source, split)
     if not place:
@@ -202,21 +208,21 @@ def text_of(record: Record, column: str) -> str:
     return text
 
 
-def named_class(value: Any, classes: Sequence[str] | None) -> Any:
+def named_class(value: object, classes: Sequence[str] | None) -> object:
     """Returns the name of a class that TFDS gives by its number; None if the number is secret, -1."""
     if not classes or not isinstance(value, int):
         return value
     return classes[value] if 0 <= value < len(classes) else None
 
 
-def id_of(value: Any, place: int) -> int | str:
+def id_of(value: object, place: int) -> int | str:
     """Returns the data's own name of an example, as an integer if it is one, or else its place."""
     if isinstance(value, str) and (text := value.strip()):  # blanks to it are more than to int()
         return int(text) if text.isdecimal() and len(text) < 19 else text
     return value if isinstance(value, int) and not isinstance(value, bool) else place
 
 
-def parse_texts(columns: Sequence[tuple[str, str]], pair: bool | None, value: Any, where: str) -> ClassifyExample:
+def parse_texts(columns: Sequence[tuple[str, str]], pair: bool | None, value: object, where: str) -> ClassifyExample:
     """Returns a user's input as an example: a text, two in a list or with a tab between them, or an object.
 
     Args:

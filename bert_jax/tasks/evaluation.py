@@ -1,77 +1,78 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a model says of a task's examples, and how good that is."""
+"""Prediction and evaluation of a task on the device mesh."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from bert_jax.batch import Batch
+from bert_jax.batch import Batch, PyTree
 from bert_jax.devices.allocator import give_back_freed_memory
 from bert_jax.devices.sharding import replicated, row_sharding, tree_shardings
+from bert_jax.model.losses import Pair
 from bert_jax.model.objective import Params, task_forward, task_losses
 from bert_jax.model.on_cpu import unstack
 from bert_jax.settings.model import ModelConfig
-from bert_jax.tasks.base import Row, Task
+from bert_jax.tasks.base import Example, Prediction, Row, Task
 from bert_jax.tasks.batches import eval_batches, unpadded_outputs
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.window import mean_metrics
 
 
 class Split(NamedTuple):
-    """Examples of one kind and their rows."""
+    """The examples of a split, and their rows."""
 
     name: str
-    examples: list[Any]
+    examples: list[Example]
     rows: list[Row]
     counts: dict[str, int]
 
 
 class Data(NamedTuple):
-    """All that a run reads."""
+    """The splits of a fine-tuning run."""
 
     train: Split
     evaluation: list[Split]
     test: list[Split]
 
 
-def make_split(task: Task, tokenizer: Tokenizer, name: str, examples: list[Any], training: bool = False) -> Split:
+def make_split(task: Task, tokenizer: Tokenizer, name: str, examples: list[Example], training: bool = False) -> Split:
     """Returns the examples with their rows."""
     made = task.make_rows(examples, tokenizer, training)
     return Split(name, examples, made.rows, made.counts)
 
 
 class Inference(NamedTuple):
-    """A compiled model, and what it takes in place of parameters."""
+    """A compiled model, and the preparation of its parameters."""
 
-    ready: Callable[[Params], Any]  # of parameters, once for all batches
-    run: Callable[[Any, Batch], tuple[dict[str, Any], jax.Array]]  # the losses, if there are labels, and the logits
+    ready: Callable[[Params], PyTree]  # prepares parameters, once for all batches
+    run: Callable[[PyTree, Batch], tuple[dict[str, Pair], jax.Array]]  # losses, {} without labels, and logits
 
 
 def make_inference(model: ModelConfig, task: Task, mesh: Mesh, params: Params) -> Inference:
-    """Returns the compiled model of a task; its outputs are whole on every host. Of `params` the shapes are read."""
+    """Returns the compiled model of a task, with outputs replicated on every host. `params` gives the shapes."""
 
-    def infer(params: Params, batch: Batch) -> tuple[dict[str, Any], jax.Array]:
+    def infer(params: Params, batch: Batch) -> tuple[dict[str, Pair], jax.Array]:
         logits = task_forward(model, params, batch, task.head, None, task.num_outputs, task.probe)
         return {} if batch.labels is None else task_losses(logits, batch, task.head), logits
 
     if mesh.size > 1 or mesh.devices.flat[0].platform != "cpu" or task.probe:
         shardings = tree_shardings(mesh, params), row_sharding(mesh)
         return Inference(lambda params: params, jax.jit(infer, in_shardings=shardings, out_shardings=replicated(mesh)))
-    # On one CPU copying matrices out of their stack takes a good part of a short batch's time. Do it once.
+    # On one CPU, copying matrices out of their stack takes much of the time of a short batch: do it once.
     return Inference(lambda params: params | {"encoder": unstack(model, params["encoder"])}, jax.jit(infer))
 
 
 def predict_split(
-    task: Task, split: Split, infer: Inference, ready: Any, batch_size: int, mesh: Mesh
-) -> tuple[list[Any], dict[str, float]]:
-    """Returns a prediction for every example of a split, and the loss where the labels are known.
+    task: Task, split: Split, infer: Inference, ready: PyTree, batch_size: int, mesh: Mesh
+) -> tuple[list[Prediction], dict[str, float]]:
+    """Returns a prediction for every example of a split, and the loss if the labels are known.
 
-    `ready` is what `infer.ready` made of the parameters.
+    `ready` is the result of `infer.ready` for the parameters.
     """
-    outputs: list[Any] = [None] * len(split.rows)
+    outputs = [np.zeros(0)] * len(split.rows)
     sums: dict[str, list[float]] = {}
     for numbers, batch in eval_batches(split.rows, task.head, batch_size, mesh):
         losses, logits = jax.device_get(infer.run(ready, batch))
@@ -93,11 +94,11 @@ def evaluate(
     batch_size: int,
     mesh: Mesh,
     params: Params,
-    keep: Callable[[Split, list[Any]], None] = lambda split, predictions: None,
+    keep: Callable[[Split, list[Prediction]], None] = lambda split, predictions: None,
 ) -> dict[str, float]:
-    """Returns the task's metrics on every split; those of a later one have its name behind theirs.
+    """Returns the task's metrics on every split; from the second split on, names end with that of the split.
 
-    `keep` is given the predictions.
+    `keep` is called with each split and its predictions.
     """
     metrics: dict[str, float] = {}
     ready = infer.ready(params)
@@ -109,9 +110,9 @@ def evaluate(
 
 
 def constant_scores(task: Task, train: Split, splits: Sequence[Split]) -> dict[str, float]:
-    """Returns the metrics of a model that says of everything what is said most often in training.
+    """Returns the metrics of the constant prediction: the most frequent label of the training data.
 
-    Of a regression that is the mean; of choices the first; of spans the first token, which is no answer.
+    For a regression it is the mean, for choices the first, and for spans the first token, which is no answer.
     """
     constant = np.zeros(max(1, task.num_outputs), np.float32)
     labels = [np.ravel(row.label) for row in train.rows if row.label is not None]
@@ -137,6 +138,6 @@ def constant_scores(task: Task, train: Split, splits: Sequence[Split]) -> dict[s
 
 
 def _named(scores: dict[str, float], split: Split, splits: Sequence[Split]) -> dict[str, float]:
-    """Returns the metrics of a split; of a later one than the first with its own name behind theirs."""
+    """Returns the metrics of a split; from the second split on, names end with that of the split."""
     suffix = "" if split is splits[0] else split.name.removeprefix(splits[0].name.partition("_")[0])
     return {name + suffix: float(value) for name, value in scores.items()}

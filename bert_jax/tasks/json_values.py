@@ -17,7 +17,7 @@ def parse_json(text: str, where: str) -> Any:
     return value
 
 
-def check_characters(text: str, value: Any, where: str) -> None:
+def check_characters(text: str, value: object, where: str) -> None:
     """Raises: InputError if a string holds half of a character, which no file can be written of."""
     if "\\u" not in text:
         return
@@ -25,10 +25,10 @@ def check_characters(text: str, value: Any, where: str) -> None:
         json.dumps(value, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError as error:
         half = f"\\u{ord(error.object[error.start]):04x}"
-        raise InputError(f"{where} holds {half}, half of a character; mend the text") from None
+        raise InputError(f"{where} holds {half}, half of a character; correct the text") from None
 
 
 def not_json(where: str, error: Exception) -> InputError:
     """Returns the error that says where a text is no JSON, and why."""
     reason = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)[:80]
-    return InputError(f"{where} is not JSON ({reason}); mend or remove it")
+    return InputError(f"{where} is not JSON ({reason}); correct or remove it")

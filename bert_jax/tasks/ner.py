@@ -16,7 +16,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -134,7 +134,7 @@ def find_labels(examples: Sequence[NerExample]) -> tuple[str, ...]:
 # Reading
 
 
-def _read(config: TaskConfig, source: str, split: str) -> list[Any]:
+def _read(config: TaskConfig, source: str, split: str) -> list[NerExample]:
     """Returns the sentences of a split; [] if it is not there. Raises: InputError with file and line."""
     place = find_split_file(source, split)
     if not place:
@@ -172,7 +172,7 @@ def _read_records(config: TaskConfig, place: str) -> list[NerExample]:
     return examples
 
 
-def _strings(record: Mapping[str, Any], key: str) -> list[str]:
+def _strings(record: Mapping[str, object], key: str) -> list[str]:
     values = record.get(key)
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
         where = record.where if isinstance(record, Record) else ""
@@ -180,7 +180,7 @@ def _strings(record: Mapping[str, Any], key: str) -> list[str]:
     return values
 
 
-def _parse(value: Any, where: str) -> NerExample:
+def _parse(value: object, where: str) -> NerExample:
     """Returns a user's input as an example: a text, or a list of words, or an object with "text" or "tokens"."""
     if isinstance(value, Mapping):
         value = next((value[key] for key in ("text", *_WORDS) if key in value), None)
@@ -228,7 +228,7 @@ def _make_rows(
             memo[word] = tokenizer.encode(word)
         return memo[word]
 
-    def group(item: tuple[int, NerExample]) -> Any:
+    def group(item: tuple[int, NerExample]) -> object:
         return item[1].document if config.document_context and item[1].document is not None else (item[0],)
 
     for _, members in itertools.groupby(enumerate(examples), key=group):
@@ -300,12 +300,14 @@ def _label_ids(
     """
     if example.tags is None:
         if training:
-            raise InputError(f"{example.where} has no tags; training examples need them: mend or remove the sentence")
+            raise InputError(
+                f"{example.where} has no tags; training examples need them: correct or remove the sentence"
+            )
         return None
     tags = to_tags(entities(example.tags), len(example.tags), scheme_of(labels))
     if training and (unknown := next((tag for tag in tags if _known(tag, numbers) < 0), None)):
         raise InputError(
-            f"{example.where}: tag {unknown!r:.60} is none of {', '.join(labels)[:200]}; mend it, or set task.labels"
+            f"{example.where}: tag {unknown!r:.60} is none of {', '.join(labels)[:200]}; correct it, or set task.labels"
         )
     return np.array([_known(tag, numbers) for tag in tags], np.int32)
 
@@ -350,7 +352,7 @@ def _score(examples: Sequence[NerExample], predictions: Sequence[Tagged]) -> dic
     return score_tags(truth, [prediction.tags for prediction in predictions])
 
 
-def _show(prediction: Tagged) -> dict[str, Any]:
+def _show(prediction: Tagged) -> dict[str, object]:
     return {
         "entities": [entity._asdict() for entity in prediction.entities],
         "words": prediction.words,

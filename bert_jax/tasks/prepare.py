@@ -111,9 +111,9 @@ def prepare(config: FinetuneConfig, start: Pretrained) -> tuple[Task, Pretrained
 
 
 def check_probe(config: FinetuneConfig, task: Task, model: ModelConfig) -> FinetuneConfig:
-    """Returns the configuration, with an encoder that stays if a probe is to learn from it.
+    """Returns the configuration, with a frozen encoder if the task has a probe.
 
-    Raises: InputError if there is no probe for the task or the model has too few layers.
+    Raises: InputError if the task supports no probe or the model has too few layers.
     """
     if task.probe is None:
         return config
@@ -131,7 +131,7 @@ def check_probe(config: FinetuneConfig, task: Task, model: ModelConfig) -> Finet
 
 
 def train_config(config: FinetuneConfig, data: Data) -> TrainConfig:
-    """Returns how long to train: epochs in steps, a batch that is not full counting as one."""
+    """Returns the training settings, with epochs converted to steps; a batch that is not full is a step."""
     num_steps = round(steps_per_epoch(len(data.train.rows), config.data.batch_size) * config.train.num_epochs)
     return TrainConfig(num_steps=max(1, num_steps), accumulate=config.train.accumulate, seed=config.train.seed)
 
@@ -143,7 +143,7 @@ def compared(start: Pretrained, data: Data) -> dict[str, object]:
 
 
 def fingerprint(rows: Sequence[Row]) -> str:
-    """Returns a sha256 over all that is learnt from."""
+    """Returns a sha256 over the inputs and labels of the rows."""
     digest = hashlib.sha256()
     for row in rows:
         digest.update(row.token_ids.tobytes() + row.type_ids.tobytes())

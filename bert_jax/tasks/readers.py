@@ -358,7 +358,7 @@ def _rows_table(
         elif not lenient and (len(row) < len(columns) or (len(row) > len(columns) and not more)):
             raise InputError(
                 f"{place}:{number} has {len(row)} columns, not the {len(columns)} of {_shown(', '.join(columns))}; "
-                "mend the row: a tab is missing or one too many (in CSV, a comma or quote)"
+                "correct the row: a tab is missing or one too many (in CSV, a comma or quote)"
             )
         else:
             records.append(Record(zip(columns, row), f"{place}:{number}"))
@@ -372,12 +372,12 @@ def _json_table(records: list[Record]) -> Table:
     return Table(tuple(dict.fromkeys(name for record in records for name in record)), records)
 
 
-def _record(value: Any, where: str) -> Record:
+def _record(value: object, where: str) -> Record:
     if not isinstance(value, dict):
         raise InputError(f'{where} is {_shown(value)}, not an object; write it like {{"text": "...", "label": "..."}}')
     return Record(value, where)
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return repr(text if len(text) <= 60 else text[:57] + "...")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a fine-tuning run says of itself, and what it leaves: its results, tables and curves."""
+"""The results of a fine-tuning run: descriptions, tables and curves."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,25 +18,25 @@ from bert_jax.training.report import read_metrics
 
 
 class FinetuneResult(NamedTuple):
-    """What came of a run."""
+    """The result of a run."""
 
     metrics: dict[str, float]  # of the best checkpoint on the evaluation data
     metric: str  # the one that chose it
-    constant: dict[str, float]  # those of a model that says the same of everything
-    step: int  # whose it is, or where the run stopped
+    constant: dict[str, float]  # metrics of a constant prediction
+    step: int  # of the best checkpoint, or the step at which the run stopped
     signal: int  # the signal that ended it early, or 0
     seconds: float  # of this call
 
 
 def curves(task: Task) -> list[tuple[str, str, float]]:
-    """Returns what to draw of a run."""
+    """Returns the panels of the curves: (metric, title, factor)."""
     return [("loss", "Loss", 1.0), (task.metric, task.metric.replace("_", " ").capitalize(), 1.0)]
 
 
 def describe_run(
     config: FinetuneConfig, task: Task, data: Data, model: ModelConfig, mesh: Mesh, num_steps: int
 ) -> list[str]:
-    """Returns lines that say what is about to be learnt, from what, and where."""
+    """Returns lines that describe the task, the model, the data and the devices."""
     kinds = f", {len(task.labels)} classes ({', '.join(task.labels[:12])})" if task.labels else ""
     axes = " x ".join(f"{name} {count}" for name, count in mesh.shape.items())
     lines = [
@@ -71,7 +71,7 @@ def describe_start(config: FinetuneConfig, start: Pretrained) -> str:
 
 
 def summarise(workdir: Path, task: Task, best_step: int, epoch_steps: int, constant: Mapping[str, float]) -> list[str]:
-    """Returns a table of all evaluations, the best one marked, and where things are."""
+    """Returns a table of all evaluations, with the best one marked, and the paths of the model and predictions."""
     records = [record for record in read_metrics(workdir / "metrics.jsonl") if record["kind"] == "eval"]
     names = [name for name in (records[-1] if records else {}) if name not in ("step", "kind", "time")]
     rows = [["step", "epoch", *names]]
@@ -87,7 +87,7 @@ def summarise(workdir: Path, task: Task, best_step: int, epoch_steps: int, const
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Returns lines with every column as wide as its widest value, all to the right."""
+    """Returns the lines of a table with right-aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows)]
     return ["  ".join(value.rjust(width) for value, width in zip(row, widths)) for row in rows]
 
@@ -111,7 +111,7 @@ _RESULTS = schema.record(
 
 
 def read_results(workdir: Path) -> FinetuneResult | None:
-    """Returns what a finished run left, or None if it has not finished. Raises: InputError if it is damaged."""
+    """Returns the results of a finished run, or None if it has not finished. Raises: InputError if damaged."""
     path = workdir / "results.json"
     if not path.exists():
         return None

@@ -145,12 +145,12 @@ def read_conll(place: str) -> list[Sentence]:
         if len(columns) != (num_columns := num_columns or len(columns)):
             raise InputError(
                 f"{place}:{number} has {len(columns)} columns ({line!r:.60}) where the lines before have "
-                f"{num_columns}; mend the line"
+                f"{num_columns}; correct the line"
             )
         if len(columns) > 1 and not is_tag(columns[-1]):
             raise InputError(
                 f"{place}:{number}: tag {columns[-1]!r:.60} of {columns[0]!r:.60} is not O, B-TYPE or I-TYPE "
-                "(nor E-, S-, L-, U-); mend the last column"
+                "(nor E-, S-, L-, U-); correct the last column"
             )
         if not words:
             start = number

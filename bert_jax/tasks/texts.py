@@ -49,7 +49,7 @@ class Scored(NamedTuple):
 # Labels
 
 
-def label_name(value: Any, where: str) -> str | None:
+def label_name(value: object, where: str) -> str | None:
     """Returns a class as the text that stands for it; None for none. Raises: InputError if it is none."""
     if value is None or isinstance(value, str):
         return (value or "").strip() or None
@@ -62,7 +62,7 @@ def label_name(value: Any, where: str) -> str | None:
     return str(value)
 
 
-def label_number(value: Any, where: str) -> float | None:
+def label_number(value: object, where: str) -> float | None:
     """Returns a label as a number; None for none. Raises: InputError if it is not a finite one."""
     if value is None or (isinstance(value, str) and not value.strip()):
         return None
@@ -78,7 +78,7 @@ def label_number(value: Any, where: str) -> float | None:
 def check_labelled(examples: Sequence[ClassifyExample]) -> None:
     """Raises: InputError if an example of data to learn from, or to be scored by, has no label."""
     if missing := next((example for example in examples if example.label is None), None):
-        raise InputError(f"{missing.where} has no label; training and dev examples need one: mend or remove it")
+        raise InputError(f"{missing.where} has no label; training and dev examples need one: correct or remove it")
 
 
 def find_labels(examples: Sequence[ClassifyExample]) -> tuple[str, ...]:
@@ -119,8 +119,8 @@ def class_of(numbers: Mapping[str, int], example: ClassifyExample) -> int | None
     if example.label not in numbers:
         known = sorted(numbers, key=lambda label: (_is_integer(label), numbers[label]))
         raise InputError(
-            f"{example.where}: label {example.label!r:.60} is none of {', '.join(map(repr, known[:20]))}; mend it, or "
-            "set task.labels"
+            f"{example.where}: label {example.label!r:.60} is none of {', '.join(map(repr, known[:20]))}; correct it "
+            "or set task.labels"
         )
     return numbers[str(example.label)]
 
@@ -149,7 +149,7 @@ def make_rows(
     for number, example in enumerate(examples):
         label = target(example)
         if label is None and training:
-            raise InputError(f"{example.where} has no label; training examples need one: mend or remove it")
+            raise InputError(f"{example.where} has no label; training examples need one: correct or remove it")
         first = tokenizer.encode(example.text)
         second = None if example.second_text is None else tokenizer.encode(example.second_text)
         empty += not first or second == []
@@ -251,7 +251,7 @@ def _labelled(label: Any, example: ClassifyExample) -> Any:
     return label
 
 
-def show(prediction: Classified | Scored) -> dict[str, Any]:
+def show(prediction: Classified | Scored) -> dict[str, object]:
     """Returns a prediction as what JSON has."""
     if isinstance(prediction, Scored):
         return {"value": prediction.value}
@@ -266,7 +266,7 @@ def write_split(
     write_predictions(Path(directory) / f"{split}.tsv", [example.id for example in examples], values)
 
 
-def write_predictions(path: Path, ids: Sequence[int | str], values: Sequence[Any]) -> None:
+def write_predictions(path: Path, ids: Sequence[int | str], values: Sequence[object]) -> None:
     """Writes a file as GLUE wants it: a header, and for each example its index and the prediction."""
     lines = [f"{name}\t{' '.join(str(value).split())}\n" for name, value in zip(ids, values)]
     with writing.atomic_path(path) as temporary:

@@ -4,11 +4,15 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from bert_jax.errors import package_needed
 from bert_jax.storage.writing import atomic_path
-from bert_jax.training.report import BASELINES, describe, read_metrics
+from bert_jax.training.report import BASELINES, MetricsRecord, describe, read_metrics
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.ticker import MaxNLocator
 
 
 def draw_curves(
@@ -16,8 +20,8 @@ def draw_curves(
 ) -> None:
     """Draws the curves of a run as a PNG; nothing if there are no metrics yet.
 
-    `scores` are the panels to begin with, (metric, title, factor), in place of those of pre-training. Panels without
-    data are left out. Baselines are dashed lines.
+    `scores` are the first panels, as (metric, title, factor); the default is those of pre-training. Panels without data
+    are left out. Baselines are dashed lines.
     """
     with package_needed("matplotlib", f"drawing {png_path}"):
         from matplotlib.figure import Figure  # not pyplot: no global state, and no display
@@ -63,7 +67,7 @@ _COURSE = (
 _Series = dict[tuple[str, str], tuple[list[float], list[float]]]
 
 
-def _series(records: list[dict[str, Any]]) -> _Series:
+def _series(records: list[MetricsRecord]) -> _Series:
     """Returns (steps, values) of every (kind, metric)."""
     series: _Series = {}
     for record in records:
@@ -75,8 +79,8 @@ def _series(records: list[dict[str, Any]]) -> _Series:
     return series
 
 
-def _draw_panel(axes: Any, series: _Series, name: str, title: str, scale: float) -> None:
-    """Draws one metric: training as a line, held-out scores as points, its baseline dashed."""
+def _draw_panel(axes: "Axes", series: _Series, name: str, title: str, scale: float) -> None:
+    """Draws one metric: training as a thin line, held-out scores as a line with points, the baseline dashed."""
     for kind, (label, color) in _KINDS.items():
         if (kind, name) in series:
             steps, values = series[kind, name]
@@ -107,14 +111,14 @@ def _draw_panel(axes: Any, series: _Series, name: str, title: str, scale: float)
         axes.set_ylim(bottom=0)
 
 
-def _whole_steps() -> Any:
+def _whole_steps() -> "MaxNLocator":
     from matplotlib.ticker import MaxNLocator
 
     return MaxNLocator(nbins=6, integer=True)
 
 
 def _final_scores(series: _Series, names: Sequence[str]) -> str:
-    """Returns a heading: the last held-out scores, or the last step where nothing was held out."""
+    """Returns the heading: the last step, and the last held-out scores if there are any."""
     last = {name: values[-1] for (kind, name), (_, values) in series.items() if kind == "eval"}
     step = max(steps[-1] for steps, _ in series.values())
     scores = {name: last[name] for name in names if name in last}

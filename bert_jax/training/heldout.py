@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What pre-training is worth on text that was held out, beside what a model without context would score there."""
+"""Evaluation of pre-training on held-out text, with the scores of a model without context as baselines."""
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import numpy as np
@@ -13,15 +12,16 @@ from bert_jax.data.records import Dataset
 from bert_jax.devices import cluster
 from bert_jax.model.objective import Objective, Params, next_sentence_weights
 from bert_jax.settings.pretraining import PretrainConfig
-from bert_jax.training.loop import evaluate
+from bert_jax.training.loop import Evaluation, evaluate
 from bert_jax.training.step import make_eval_step
 
 
-def make_evaluation(config: PretrainConfig, objective: Objective, dataset: Dataset, mesh: Mesh, params: Params) -> Any:
-    """Returns params -> metrics over the whole held-out split, or None if nothing is held out.
+def make_evaluation(
+    config: PretrainConfig, objective: Objective, dataset: Dataset, mesh: Mesh, params: Params
+) -> Evaluation | None:
+    """Returns the evaluation on the whole held-out split, or None if nothing is held out.
 
-    A function `stopped` may be given beside params: once it returns a signal, the evaluation breaks off with None.
-    Masks are fixed: they are those of epoch 0.
+    Masks are fixed: they are those of epoch 0. `params` gives the shapes of the parameters.
     """
     if not dataset.heldout.num_rows:
         return None
@@ -44,10 +44,10 @@ EVAL_METRICS = ("loss", "mlm_loss", "mlm_accuracy", "mlm_perplexity", "nsp_loss"
 
 
 def heldout_baselines(config: PretrainConfig, objective: Objective, dataset: Dataset, mesh: Mesh) -> dict[str, float]:
-    """Returns what a model that sees no context would score on the held-out predictions.
+    """Returns the scores of a model without context on the held-out predictions.
 
-    Every label is predicted from the token frequencies of the training split, plus one; every next sentence by
-    the more frequent label.
+    It predicts tokens from their counts in the training split, plus one each, and every next sentence label as the
+    more frequent one.
     """
     counts = dataset.token_counts.astype(np.float64) + 1
     log_probabilities = np.log(counts / counts.sum())

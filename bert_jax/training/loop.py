@@ -1,71 +1,76 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one training loop, for pre-training and for every task.
+"""The training loop of pre-training and of every task.
 
-`train_loop` takes steps and does what is due after each: `due` says what that is. `Progress` is where a run stands.
+`train_loop` takes steps. After each, `due` decides whether to evaluate, to save, or to keep a revision. `Progress`
+holds the position of a run.
 """
 
 import contextlib
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from bert_jax.batch import Batch
+from bert_jax.batch import Batch, PyTree
+from bert_jax.checkpoints.states import Notes
 from bert_jax.devices import allocator, cluster
 from bert_jax.devices.watchdog import Watchdog
 from bert_jax.errors import DivergedError
 from bert_jax.model.objective import Params
 from bert_jax.training.profiling import profiled
 from bert_jax.training.run import Run
-from bert_jax.training.step import Metrics, TrainState
+from bert_jax.training.step import EvalStep, Metrics, TrainState, TrainStep
 from bert_jax.training.window import COUNTS, SEEN, Window
 
-# Steps that may be under way at once. The device never waits for the host to read metrics, and the host never
-# runs far ahead: jax 0.10 on CPU hangs when some 64 steps with collectives are dispatched and none is waited for, and
-# a signal to stop is answered once these steps are done.
+# Steps that may be dispatched and unfinished. With more than one, the device need not wait for the host to read
+# metrics. With few, the host does not run far ahead: jax 0.10 on CPU hangs when some 64 steps with collectives are
+# dispatched and none is waited for, and a signal to stop is answered only after these steps.
 MAX_IN_FLIGHT = 3
 
 
 class Evaluation(Protocol):
-    """Returns metrics of parameters; None if `stopped()` is not 0 before all is evaluated."""
+    """A function from parameters to metrics.
+
+    It returns None if `stopped()` returned a signal, not 0, before the evaluation was complete.
+    """
 
     def __call__(self, params: Params, stopped: Callable[[], int] = ..., /) -> dict[str, float] | None: ...
 
 
 class Pace(NamedTuple):
-    """How many steps there are, and after how many something is done; 0 does it at the end only."""
+    """The number of steps, and the steps between reports, evaluations and saves; 0 is at the end only."""
 
     num_steps: int
     report: int
     evaluate: int
     save: int
     evaluate_first: bool = True  # before the first step as well
-    final: bool = True  # False: other steps follow, of another phase, so that a signal at the last one counts too
-    break_off: bool = False  # a signal ends an evaluation too, but for the last one
-    hang_seconds: int = 0  # without a step, an evaluation or a save that ends, after which the run is ended; 0 is never
-    profile: str = ""  # which steps to profile: "100:105"
-    keep: int = 0  # steps between revisions, the first of them at step 0; 0 keeps none
+    final: bool = True  # False if another phase follows: a signal at the last step then stops the run too
+    break_off: bool = False  # whether a signal interrupts evaluations, except the last one
+    hang_seconds: int = 0  # end the run after this time without a finished step, evaluation or save; 0 is never
+    profile: str = ""  # steps to profile, such as "100:105"
+    keep: int = 0  # steps between revisions, from step 0 on; 0 keeps none
 
 
 class Work(NamedTuple):
-    """What the steps of a run are made of."""
+    """The functions and data that the loop calls."""
 
     mesh: Mesh
-    train_step: Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
-    batches: Iterator[Batch]  # those of the state's step and of the steps after it
+    train_step: TrainStep
+    batches: Iterator[Batch]  # from the step of the state on
     evaluation: Evaluation | None
     throughput: Callable[[dict[str, float], float], dict[str, float]]  # of (summed counts, seconds)
     keep_revision: Callable[[int, Params, dict[str, int] | None], None]  # of (step, parameters, counts seen)
-    rank: Callable[[dict[str, float]], float] = lambda metrics: metrics["loss"]  # the lowest is the best evaluation
-    phase: int = 0  # the number of the phase, of several
+    rank: Callable[[dict[str, float]], float] = lambda metrics: metrics["loss"]  # lower is better
+    phase: int = 0  # the number of the phase; 0 if there is one only
 
     def labels(self) -> dict[str, float]:
-        """Returns what is added to the metrics of every record."""
+        """Returns the values that are added to the metrics of every record."""
         return {"phase": self.phase} if self.phase else {}
 
 
@@ -75,11 +80,11 @@ class LoopResult(NamedTuple):
     state: TrainState
     step: int
     signal: int  # the signal that ended it early, or 0
-    seen: dict[str, int] | None  # how many sequences, tokens and words were trained on since step 0, if known
+    seen: dict[str, int] | None  # sequences, tokens and words trained on since step 0, if known
 
 
 class Due(NamedTuple):
-    """What is to be done after a step."""
+    """The actions that are due after a step."""
 
     evaluate: bool
     save: bool
@@ -87,7 +92,7 @@ class Due(NamedTuple):
 
 
 def due(step: int, pace: Pace) -> Due:
-    """Returns what is to be done after a step."""
+    """Returns the actions that are due after a step."""
     last = step == pace.num_steps
     evaluate, save = (last or _is_multiple(step, every) for every in (pace.evaluate, pace.save))
     return Due(evaluate, save, _is_multiple(step, pace.keep))
@@ -99,18 +104,18 @@ def _is_multiple(step: int, every: int) -> bool:
 
 @dataclass
 class Progress:
-    """Where a run stands, beside its state. The notes of a checkpoint hold it."""
+    """The position of a run, beside its state. Checkpoints store it in their notes."""
 
-    step: int  # taken, though the last few may be under way
+    step: int  # steps taken; the last few may be unfinished
     finished: int  # the last step with finite metrics
-    window: Window = field(default_factory=Window)  # the steps that no report covers yet
-    overdue: bool = False  # an evaluation was broken off, and is made up for by the next run
-    best: list[float] = field(default_factory=list)  # the lowest ranks, ascending, as many as checkpoints are kept for
-    seen: dict[str, int] | None = None  # counts since step 0; None in a run that began before there were counts
+    window: Window = field(default_factory=Window)  # metrics since the last report
+    overdue: bool = False  # an evaluation was interrupted; the next run begins with it
+    best: list[float] = field(default_factory=list)  # the `keep_best` lowest ranks, ascending
+    seen: dict[str, int] | None = None  # counts since step 0; None if an older version began the run
 
     @classmethod
-    def of(cls, step: int, notes: Mapping[str, Any]) -> "Progress":
-        """Returns the progress at a step, by the notes of its checkpoint: {} if there is none."""
+    def of(cls, step: int, notes: Notes) -> "Progress":
+        """Returns the progress at a step from the notes of its checkpoint, {} if there is none."""
         seen = notes.get("seen")
         return cls(
             step,
@@ -121,8 +126,8 @@ class Progress:
             {} if step == 0 else seen and dict(seen),
         )
 
-    def notes(self) -> dict[str, Any]:
-        """Returns what `of` reads: copies, for a thread writes them when steps have gone on."""
+    def notes(self) -> dict[str, object]:
+        """Returns the notes that `of` reads. They are copies: a thread writes them while training goes on."""
         unreported = {name: list(pair) for name, pair in self.window.sums.items() if name not in COUNTS}
         seen = self.seen and dict(self.seen)
         return {"unreported": unreported, "overdue": self.overdue, "best": list(self.best), "seen": seen}
@@ -141,7 +146,7 @@ class Progress:
 
 
 def evaluate(
-    eval_step: Callable[[Params, Batch], Metrics],
+    eval_step: EvalStep,
     params: Params,
     batches: Iterator[Batch],
     stopped: Callable[[], int] = lambda: 0,
@@ -161,15 +166,13 @@ def evaluate(
     return window.means()
 
 
-def train_loop(
-    run: Run, state: TrainState, pace: Pace, work: Work, notes: Mapping[str, Any] | None = None
-) -> LoopResult:
+def train_loop(run: Run, state: TrainState, pace: Pace, work: Work, notes: Notes | None = None) -> LoopResult:
     """Takes steps until pace.num_steps, and evaluates, saves and reports on the way.
 
-    The best checkpoints are those with the lowest `work.rank` of their evaluation, and an evaluation that is among the
-    best so far is followed by a save, whatever pace.save says. A signal that `run.preemption` notes saves and ends the
-    loop. With pace.break_off and a single process it does not wait for an evaluation, and the next run begins with
-    that evaluation. `notes` are those of the checkpoint that the state came from.
+    The best checkpoints are those with the lowest `work.rank` of their evaluation. The loop also saves after an
+    evaluation that is among the best so far, whatever pace.save is. On a signal the loop saves and ends. With
+    pace.break_off and a single process, a signal also interrupts an evaluation, and the next run begins with that
+    evaluation. `notes` are those of the checkpoint that the state came from.
 
     Raises: DivergedError if a loss, a gradient or a parameter is not finite; such a state is never saved.
     """
@@ -185,7 +188,7 @@ def train_loop(
 
 
 class _Loop:
-    """The state of a run while its steps are taken, and what is done between them."""
+    """The state of the loop, and the actions that it takes."""
 
     def __init__(
         self, run: Run, state: TrainState, pace: Pace, work: Work, progress: Progress, watchdog: Watchdog
@@ -196,7 +199,7 @@ class _Loop:
         self.in_flight: deque[tuple[int, Metrics]] = deque()
 
     def begin(self) -> None:
-        """Does what comes before the first step."""
+        """Evaluates and keeps a revision before the first step, where that is due."""
         progress = self.progress
         if progress.overdue:
             rank = self.evaluate()
@@ -209,7 +212,7 @@ class _Loop:
             self.keep()
 
     def take_step(self, batches: Iterator[Batch]) -> None:
-        """Takes one step, and does what is due after it."""
+        """Takes one step and the actions that are due after it."""
         progress = self.progress
         batch = progress.window.next_batch(batches, self.in_flight[-1][1] if self.in_flight else None)
         self.state, metrics = self.work.train_step(self.state, batch)
@@ -228,7 +231,7 @@ class _Loop:
             progress.window.start_clock()
 
     def end(self, received: int) -> LoopResult:
-        """Saves if a signal was received, waits for what is being written, and returns where the loop ended."""
+        """Saves if a signal was received, waits for the checkpoint in progress, and returns the result of the loop."""
         step = self.progress.step
         if received and step > self.first_step:
             self.finish_all()
@@ -240,7 +243,7 @@ class _Loop:
         return LoopResult(self.state, step, 0 if done else received, self.progress.seen)
 
     def finish_oldest(self) -> None:
-        """Waits for the oldest step under way, and reports if a report is due."""
+        """Waits for the oldest unfinished step, and reports if a report is due."""
         step, on_device = self.in_flight.popleft()
         metrics = jax.device_get(on_device)
         allocator.give_back_freed_memory()
@@ -255,7 +258,7 @@ class _Loop:
             self.report(step, float(metrics["learning_rate"][0]))
 
     def finish_all(self) -> None:
-        """Waits for all steps under way."""
+        """Waits for all unfinished steps."""
         while self.in_flight:
             self.finish_oldest()
         self.progress.window.stop_clock()
@@ -272,7 +275,7 @@ class _Loop:
         self.progress.window.start_clock()
 
     def evaluate(self) -> float | None:
-        """Returns the rank of an evaluation of the parameters; None if it was broken off, or there is none."""
+        """Evaluates the parameters and returns their rank; None if interrupted, or if there is no evaluation."""
         if self.work.evaluation is None:
             return None
         step, params = self.progress.step, self.state.params
@@ -305,7 +308,7 @@ class _Loop:
             raise self.not_finite(f"a parameter is not finite after step {self.progress.step}")
 
     def not_finite(self, what: str) -> DivergedError:
-        """Returns the error that says what is not finite, and from where the run can go on."""
+        """Returns the error for a value that is not finite; it names the last checkpoint."""
         steps = self.run.checkpoints.steps()
         return DivergedError(
             f"{what}; losses were finite until step {self.progress.finished}, and the last checkpoint is "
@@ -315,5 +318,5 @@ class _Loop:
 
 
 @jax.jit
-def _all_finite(tree: Any) -> jax.Array:
+def _all_finite(tree: PyTree) -> jax.Array:
     return jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]))

@@ -2,17 +2,18 @@
 """The optimizer and the learning rate. The only home of Optax."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from bert_jax.batch import PyTree
 from bert_jax.devices.sharding import is_stacked, match_rules, path_name
 from bert_jax.settings.pretraining import OptimizerConfig
 
-# Parameter path -> does weight decay apply? The first match of the whole path wins. Source: google-research/bert
-# optimization.py excludes LayerNorm and every bias, and so decays all embeddings.
+# (pattern of a whole parameter path, whether weight decay applies). The first match wins. Source: google-research/bert
+# optimization.py, which excludes LayerNorm and every bias, and so decays all embeddings.
 DECAY_RULES: tuple[tuple[str, bool], ...] = (
     (r"(.*/)?norm/(scale|bias)", False),
     (r".*/(bias|output_bias)", False),
@@ -22,16 +23,19 @@ DECAY_RULES: tuple[tuple[str, bool], ...] = (
 )
 
 
-def learning_rate_at(config: OptimizerConfig, num_steps: int, first_step: int = 0) -> Callable[[Any], jax.Array]:
-    """Returns the learning rate as a function of the step (`first_step` is the first of `num_steps`).
+Step: TypeAlias = jax.typing.ArrayLike  # one step, or an array of them
 
-    During warm-up it is rate x step / warmup_steps, so the first step has rate 0; after it
-    rate x (1 - step / num_steps) ** decay_power, as if the decay had run from step 0: at the end of warm-up the
-    rate drops. Source: google-research/bert optimization.py.
+
+def learning_rate_at(config: OptimizerConfig, num_steps: int, first_step: int = 0) -> Callable[[Step], jax.Array]:
+    """Returns the learning rate as a function of the step. The schedule begins at `first_step` and has `num_steps`.
+
+    During warm-up it is rate x step / warmup_steps, so the first step has rate 0. After warm-up it is
+    rate x (1 - step / num_steps) ** decay_power: the decay counts from step 0, so the rate drops at the end of warm-up.
+    Source: google-research/bert optimization.py.
     """
     warmup_steps = config.warmup_steps or round(config.warmup_rate * num_steps)
 
-    def rate(step: Any) -> jax.Array:
+    def rate(step: Step) -> jax.Array:
         step = jnp.asarray(jnp.asarray(step) - first_step, jnp.float32)
         left = jnp.maximum(num_steps - step, 0) / num_steps
         decayed = config.learning_rate * (left if config.decay_power == 1 else left**config.decay_power)
@@ -44,8 +48,8 @@ def learning_rate_at(config: OptimizerConfig, num_steps: int, first_step: int = 
 class Moments(NamedTuple):
     """Running means of the gradient, in OptimizerConfig.state_dtype, and of its square, in float32."""
 
-    mean: Any
-    square: Any
+    mean: PyTree
+    square: PyTree
 
 
 def scale_by_uncorrected_adam(beta1: float, beta2: float, epsilon: float) -> optax.GradientTransformation:
@@ -54,10 +58,10 @@ def scale_by_uncorrected_adam(beta1: float, beta2: float, epsilon: float) -> opt
     Source: google-research/bert optimization.py, AdamWeightDecayOptimizer.
     """
 
-    def init(params: Any) -> Moments:
+    def init(params: PyTree) -> Moments:
         return Moments(jax.tree.map(jnp.zeros_like, params), jax.tree.map(jnp.zeros_like, params))
 
-    def update(gradients: Any, moments: Moments, params: Any = None) -> tuple[Any, Moments]:
+    def update(gradients: PyTree, moments: Moments, params: PyTree = None) -> tuple[PyTree, Moments]:
         mean = jax.tree.map(lambda m, g: beta1 * m + (1 - beta1) * g, moments.mean, gradients)
         square = jax.tree.map(lambda v, g: beta2 * v + (1 - beta2) * g * g, moments.square, gradients)
         ratio = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + epsilon), mean, square)
@@ -66,22 +70,22 @@ def scale_by_uncorrected_adam(beta1: float, beta2: float, epsilon: float) -> opt
     return optax.GradientTransformation(init, update)  # pyright: ignore[reportArgumentType]
 
 
-def decay_mask(params: Any) -> Any:
-    """Returns True for every parameter that weight decay applies to. Raises: InputError if no rule matches one."""
+def decay_mask(params: PyTree) -> PyTree:
+    """Returns a tree that is True where weight decay applies. Raises: InputError if no rule matches a parameter."""
     names = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
     table = match_rules(DECAY_RULES, names)
     return jax.tree_util.tree_map_with_path(lambda path, _: table[path_name(path)], params)
 
 
-def scale_by_layer_trust_ratio(applies_to: Callable[[Any], Any]) -> optax.GradientTransformation:
-    """Returns LAMB's scaling: the update of each parameter times |parameter| / |update|, or 1 if a norm is 0.
+def scale_by_layer_trust_ratio(applies_to: Callable[[PyTree], PyTree]) -> optax.GradientTransformation:
+    """Returns LAMB's scaling: each parameter's update times |parameter| / |update|, or times 1 if a norm is 0.
 
-    A stacked parameter is one parameter for each layer, with a norm of its own, so that stacking changes nothing.
-    Rows that pad the vocabulary are zero in parameter and update, and so are in no norm. `applies_to(params)` is
+    Stacked parameters have one norm per layer, so that stacking changes nothing. Rows that pad the vocabulary are zero
+    in parameter and update, and add nothing to a norm. `applies_to(params)` is
     True for the parameters to scale. Source: You et al. 2019, algorithm 2.
     """
 
-    def init(params: Any) -> optax.EmptyState:
+    def init(params: PyTree) -> optax.EmptyState:
         del params
         return optax.EmptyState()
 
@@ -126,26 +130,26 @@ def scale_by_depth(layer_decay: float) -> optax.GradientTransformation:
 def store_mean_in(dtype: str, adam: optax.GradientTransformation, mean: str) -> optax.GradientTransformation:
     """Returns Adam with its mean, the field `mean` of its state, kept in `dtype` between steps.
 
-    A step computes in float32 and rounds what it keeps, so that the update of this step sees no rounding of its own.
-    The mean of the gradient moves by a tenth of the difference each step, far above bfloat16's half step of 1/512.
-    The mean square moves by a thousandth at most when it falls: rounded to the nearest bfloat16 it would never fall
-    again, so it stays in float32.
+    A step computes in float32 and rounds the mean afterwards, so its own update does not see that rounding. The mean of
+    the gradient moves by a tenth of the difference each step, far more than bfloat16's relative precision of 1/512. The
+    mean square falls by a thousandth of its value at most: in bfloat16 that would round back to the old value, and it
+    would never fall. So it stays in float32.
     """
 
-    def cast(state: Any, dtype: Any) -> Any:
+    def cast(state: Any, dtype: jax.typing.DTypeLike) -> Any:
         return state._replace(**{mean: jax.tree.map(lambda leaf: leaf.astype(dtype), getattr(state, mean))})
 
-    def update(gradients: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+    def update(gradients: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
         ratio, state = adam.update(gradients, cast(state, jnp.float32), params)
         return ratio, cast(state, dtype)
 
     return optax.GradientTransformation(lambda params: cast(adam.init(params), dtype), update)  # pyright: ignore[reportArgumentType]
 
 
-def reset_moments(state: Any) -> Any:
-    """Returns the state of an optimizer with Adam's means, and the count that corrects their bias, at zero.
+def reset_moments(state: PyTree) -> PyTree:
+    """Returns the optimizer's state with Adam's means, and the count that corrects their bias, at zero.
 
-    The count of steps that the learning rate follows goes on.
+    The step count of the learning rate is kept.
     """
     adam = (Moments, optax.ScaleByAdamState)
     return jax.tree.map(
@@ -158,7 +162,7 @@ def reset_moments(state: Any) -> Any:
 def make_optimizer(config: OptimizerConfig, num_steps: int, first_step: int = 0) -> optax.GradientTransformation:
     """Returns BERT's AdamW or LAMB: clip, Adam's ratio, decoupled weight decay, LAMB's trust ratio, learning rate.
 
-    Gradients are those of the whole global batch, so clipping comes after every reduction.
+    It expects the gradients of the global batch, so clipping comes after all reductions.
     """
     adam = (
         optax.scale_by_adam(config.beta1, config.beta2, config.epsilon)
@@ -181,7 +185,7 @@ def make_optimizer(config: OptimizerConfig, num_steps: int, first_step: int = 0)
 
 
 def _keep_encoder() -> optax.GradientTransformation:
-    """Returns what leaves the encoder's parameters as they are."""
+    """Returns a transformation that sets the updates of the encoder to zero."""
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         return updates | {"encoder": jax.tree.map(jnp.zeros_like, updates["encoder"])}, state
@@ -189,15 +193,15 @@ def _keep_encoder() -> optax.GradientTransformation:
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)  # pyright: ignore[reportArgumentType]
 
 
-def _always(params: Any) -> Any:
+def _always(params: PyTree) -> PyTree:
     return jax.tree.map(lambda _: True, params)
 
 
-def apply_updates(params: Any, updates: Any) -> Any:
+def apply_updates(params: PyTree, updates: PyTree) -> PyTree:
     """Returns parameters plus updates."""
     return optax.apply_updates(params, updates)
 
 
-def global_norm(tree: Any) -> jax.Array:
+def global_norm(tree: PyTree) -> jax.Array:
     """Returns the square root of the sum of all squares."""
     return optax.tree.norm(tree)

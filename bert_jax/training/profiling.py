@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Profiles of a few training steps, for TensorBoard and Perfetto: at steps that are set, or when somebody asks."""
+"""Profiles of a few training steps, for TensorBoard and Perfetto: at configured steps, or on request."""
 
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -13,23 +13,23 @@ from bert_jax.training.report import Reporter
 
 Item = TypeVar("Item")
 
-ASK = "profile_now"  # a file of this name in the work directory asks for a profile of the next steps
+ASK = "profile_now"  # creating this file in the work directory requests a profile of the next steps
 _STEPS_WHEN_ASKED = 5
 
 
 def profiled(
     batches: Iterator[Item], first_step: int, in_flight: int, steps: str, every: int, reporter: Reporter, workdir: Path
 ) -> Generator[Item]:
-    """Yields the batches of steps, and profiles what the device and the host do between some of them.
+    """Yields the batches, and profiles device and host during some of the steps between them.
 
     Args:
-      batches: what the loop takes one of for each step.
-      first_step: how many steps were taken before the first of them.
-      in_flight: how many steps the loop begins before it waits for the first of them: a profile goes on for as many
-        steps more, so that those that were asked for have ended.
+      batches: one for each step.
+      first_step: the number of steps taken before the first batch.
+      in_flight: the number of steps that the loop dispatches before it waits for the first of them. A profile is that
+        many steps longer, so that it holds the requested steps to their end.
       steps: "100:105" profiles steps 101 to 105; "" none.
-      every: steps between two looks for the file `ASK`; the first process looks.
-      reporter: is told where a profile was written.
+      every: steps between checks for the file `ASK`; only the first process checks.
+      reporter: prints where a profile was written.
       workdir: profiles are written to its directory "profile", by each process for its own host.
     """
     first, last = step_range(steps)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run tells while it trains: a line on the screen, a line in `metrics.jsonl`, TensorBoard, and curves.
+"""Reports of a run: lines on the screen, records in `metrics.jsonl`, and TensorBoard.
 
 The only home of tqdm, tensorboardX and matplotlib; each is imported when it is first needed.
 """
@@ -12,20 +12,21 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from bert_jax.errors import InputError, package_needed
 from bert_jax.storage import schema
 from bert_jax.storage.writing import atomic_path
 
 METRICS_FILE = "metrics.jsonl"
+MetricsRecord: TypeAlias = dict[str, Any]  # "kind" is "train" or "eval", "step" an int, every other value a float
 
 
 class Reporter:
     """Writes the metrics of one run; a context manager.
 
-    On a terminal it shows a progress bar, elsewhere plain lines, both on stderr. If the run resumes from
-    `start_step`, what an earlier attempt reported of later steps is dropped, so that there is one curve.
+    It shows a progress bar on a terminal and plain lines elsewhere, both on stderr. If the run resumes from
+    `start_step`, earlier records of later steps are removed, so that there is one curve.
     With `enabled=False`, as on every process but the first, it does nothing.
     """
 
@@ -44,21 +45,21 @@ class Reporter:
         self._file = self._board = self._bar = None
         if not enabled:
             return
-        if importlib.util.find_spec("matplotlib") is None:  # said now, and not when the run ends
+        if importlib.util.find_spec("matplotlib") is None:  # checked now, not when the run ends
             raise InputError(
                 "drawing curves.png needs the package matplotlib, which is not installed: pip install matplotlib"
             )
         path = Path(workdir) / METRICS_FILE
         path.parent.mkdir(parents=True, exist_ok=True)
         kept = _drop_after(path, start_step)
-        # An evaluation is made up for once more by a run that was killed before its checkpoint knew of it.
+        # A run that was killed between an evaluation and the checkpoint that records it evaluates this step again.
         self._known = {record["kind"] for record in kept if record["step"] == start_step}
         self._file = open(path, "a", encoding="utf-8")
         if tensorboard:
             with package_needed("tensorboardX", "report.tensorboard=True"):
                 from tensorboardX import SummaryWriter
 
-            # The same for TensorBoard: it hides what an earlier attempt wrote from this step on.
+            # The same for TensorBoard: it hides earlier records from this step on.
             purge_step = start_step + 1 if start_step else 0
             self._board = SummaryWriter(str(path.parent / "tensorboard"), purge_step=purge_step, flush_secs=30)
         if progress and sys.stderr.isatty():
@@ -89,7 +90,7 @@ class Reporter:
             print(text, file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """Writes out what is left; closing twice does no harm."""
+        """Flushes and closes all outputs. It may be called twice."""
         for stream in (self._bar, self._board, self._file):
             if stream is not None:
                 stream.close()
@@ -115,8 +116,8 @@ class Reporter:
         self.message(line)
 
 
-def _metric(value: Any, place: str) -> None:
-    """The schema of a metric, which `_to_json` may have made a text."""
+def _metric(value: object, place: str) -> None:
+    """Checks a metric: a number, or one of the strings that `_to_json` writes."""
     if value not in ("nan", "inf", "-inf"):
         schema.number()(value, place)
 
@@ -124,10 +125,10 @@ def _metric(value: Any, place: str) -> None:
 _RECORD = schema.record({"step": schema.whole(), "kind": schema.one_of("train", "eval")}, others=_metric)
 
 
-def read_metrics(path: str | os.PathLike) -> list[dict[str, Any]]:
+def read_metrics(path: str | os.PathLike) -> list[MetricsRecord]:
     """Returns the records of a metrics file, in the order in which they were written.
 
-    A last line that is not whole, as a killed run leaves it, is left out.
+    An incomplete last line, as a killed run leaves it, is left out.
 
     Raises: InputError if the file is missing or another line cannot be read.
     """
@@ -151,8 +152,8 @@ def read_metrics(path: str | os.PathLike) -> list[dict[str, Any]]:
     return records
 
 
-def _drop_after(path: Path, step: int) -> list[dict[str, Any]]:
-    """Removes the records of steps after `step` from a metrics file, all of them if `step` is 0; returns the rest."""
+def _drop_after(path: Path, step: int) -> list[MetricsRecord]:
+    """Removes the records after `step` from a metrics file, all records if `step` is 0, and returns the rest."""
     if not path.exists():
         return []
     kept = [record for record in read_metrics(path) if 0 < step >= record["step"]]
@@ -164,17 +165,17 @@ def _drop_after(path: Path, step: int) -> list[dict[str, Any]]:
     return kept
 
 
-def _to_json(value: Any) -> Any:
-    """Returns a value that strict JSON has: "nan", "inf" and "-inf" as strings, which float() reads back."""
+def _to_json(value: float | str) -> float | str:
+    """Returns a value for strict JSON: NaN and infinities become "nan", "inf" and "-inf", which float() reads."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _from_json(value: Any) -> float:
+def _from_json(value: float | str) -> float:
     return float(value) if isinstance(value, str) else value
 
 
 def describe(metrics: Mapping[str, float]) -> str:
-    """Returns metrics as one line for a person: short names, baselines in brackets, counts with their unit."""
+    """Returns metrics as one line of text: short names, baselines in parentheses, quantities with their units."""
     parts = []
     for name, value in metrics.items():
         if name in BASELINES or name == "mlm_perplexity" or (name == "flops_per_second" and "mfu" in metrics):
@@ -228,6 +229,12 @@ _SHOWN: dict[str, tuple[str, Callable[[float], str]]] = {
     "mfu": ("MFU", _percent),
     "data_wait": ("waiting for data", "{:.2%}".format),
 }
-_ON_THE_BAR = ("loss", "sequences_per_second", "tokens_per_second", "mfu", "flops_per_second")  # a line is short
-# What a metric is to be compared with: the score of a guess that looks at no context.
+_ON_THE_BAR = (
+    "loss",
+    "sequences_per_second",
+    "tokens_per_second",
+    "mfu",
+    "flops_per_second",
+)  # the bar has little room
+# Baseline -> the metric to compare it with: the score of a model without context.
 BASELINES = {"unigram_loss": "mlm_loss", "unigram_accuracy": "mlm_accuracy", "nsp_base_rate": "nsp_accuracy"}

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One way to run: what pre-training and fine-tuning both do around their steps."""
+"""Opening a run: checks, lock, restore, reporter and signals, for pre-training and fine-tuning alike."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from bert_jax.checkpoints.pretrained import Pretrained
-from bert_jax.checkpoints.states import Checkpoints, Restored, checkpoint_steps
+from bert_jax.checkpoints.states import Checkpoints, Notes, Restored, checkpoint_steps
 from bert_jax.devices import cluster
 from bert_jax.settings.finetuning import FinetuneConfig
 from bert_jax.settings.pretraining import PretrainConfig
@@ -22,7 +21,7 @@ from bert_jax.training.workdir import check_workdir, common, locked
 
 @dataclass
 class Run:
-    """A run in its work directory, which no other run uses meanwhile. `open_run` makes it."""
+    """A run that holds the lock of its work directory. `open_run` makes it."""
 
     workdir: Path
     checkpoints: Checkpoints
@@ -32,8 +31,8 @@ class Run:
     start: Pretrained | None  # the model to start from; None if the run resumes or starts from random parameters
 
     @property
-    def notes(self) -> Mapping[str, Any]:
-        """The notes of the checkpoint that the run resumes from; {} if there is none."""
+    def notes(self) -> Notes:
+        """The notes of the checkpoint that the run resumes from; {} if there is no checkpoint."""
         return self.restored.notes
 
     def first_state(self, make: Callable[[Pretrained | None], TrainState]) -> TrainState:
@@ -46,14 +45,14 @@ class Run:
         return make(self.start) if state is None else state
 
     def describe_start(self, start: str) -> str:
-        """Returns a line that says what the run goes on from: a checkpoint, or what `start` says."""
+        """Returns a line about the checkpoint that the run resumes from, or `start` if there is no checkpoint."""
         if self.restored.state is None:
             return "; ".join([*self.restored.passed_over, start])
         line = f"resume from step {int(self.restored.state.step)}: parameters, optimizer and data order"
         return "; ".join([*self.restored.passed_over, line])
 
     def was_stopped(self, signal: int, step: int) -> bool:
-        """Returns whether a signal ended the run at a step, after telling the user so."""
+        """Returns whether a signal ended the run at this step, and prints a line if so."""
         if signal:
             self.reporter.message(f"stopped by signal {signal} after step {step}; the same command resumes")
         return bool(signal)
@@ -63,30 +62,30 @@ class Run:
 def open_run(
     config: PretrainConfig | FinetuneConfig,
     workdir: Path,
-    about: Mapping[str, Any],
+    about: Mapping[str, object],
     tokenizer: Tokenizer,
     abstract: TrainState,
     load: Callable[[], Pretrained | None],
     last_step: int,
-    same: Mapping[str, Any] | None = None,
+    same: Mapping[str, object] | None = None,
 ) -> Iterator[Run]:
     """Opens a work directory for a run, yields the run, and closes everything when the block ends.
 
-    Signals are noted from the beginning, so that Ctrl-C does not interrupt the compiler. Everything is checked before
-    anything is written.
+    Signals are recorded from the beginning, so that Ctrl-C does not interrupt the compiler. All checks come before the
+    first write.
 
     Args:
-      config: the settings, after the data have decided what they decide.
-      workdir: the directory, which is made if there is none.
-      about: what else identifies the run, as JSON: its model, and the fingerprint of its data.
-      tokenizer: is saved beside the run.
-      abstract: shapes, types and shardings of the state.
+      config: the resolved settings, with the values that follow from the data.
+      workdir: the work directory; it is created if missing.
+      about: further JSON values that identify the run: its model, and the fingerprint of its data.
+      tokenizer: saved in the work directory.
+      abstract: shapes, dtypes and shardings of the state.
       load: returns the model to start from, or None for random parameters. It is called if there is no checkpoint.
-      last_step: how many steps the run has.
-      same: what else all processes must have in common, beside the settings and `about`.
+      last_step: the number of steps of the run.
+      same: further values that must be equal on all processes, beside the settings and `about`.
 
     Raises: InputError if the work directory belongs to another run or is in use, if the processes differ, or if no
-      checkpoint is whole.
+      checkpoint is undamaged.
     """
     identity = {"format": 1, **about, "run": to_dict(config), "tokenizer": tokenizer.fingerprint}
     keep = config.checkpoint.keep_last, max(config.checkpoint.keep_best, int(isinstance(config, FinetuneConfig)))

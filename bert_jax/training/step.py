@@ -2,13 +2,13 @@
 """One training step and one evaluation step, for pre-training and for every task."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh
 
-from bert_jax.batch import Batch
+from bert_jax.batch import Batch, PyTree
 from bert_jax.devices.sharding import replicated, row_sharding, tree_shardings
 from bert_jax.model.keys import root_key
 from bert_jax.model.losses import Pair
@@ -18,14 +18,39 @@ from bert_jax.training.optim import apply_updates, global_norm, learning_rate_at
 
 
 class TrainState(NamedTuple):
-    """All that a run carries from step to step. Random keys are not in it: they follow from the step."""
+    """The state of training. It has no random keys: they follow from the step."""
 
-    step: jax.Array  # int32: how many steps have been taken
+    step: jax.Array  # int32: the number of steps taken
     params: Params
-    optimizer: Any
+    optimizer: PyTree
 
 
 Metrics = dict[str, Pair]
+_Tree = TypeVar("_Tree")
+
+
+class TrainStep(Protocol):
+    """A compiled training step. It donates the state that it is given: do not use that again."""
+
+    def __call__(self, state: TrainState, batch: Batch, /) -> tuple[TrainState, Metrics]: ...
+
+    def lower(self, state: TrainState, batch: Batch, /) -> jax.stages.Lowered: ...
+
+
+class EvalStep(Protocol):
+    """A compiled evaluation step."""
+
+    def __call__(self, params: Params, batch: Batch, /) -> Metrics: ...
+
+    def lower(self, params: Params, batch: Batch, /) -> jax.stages.Lowered: ...
+
+
+class StepFunction(Protocol):
+    """A training step that is not compiled: (state, batch, root key of dropout, scale of the learning rate)."""
+
+    def __call__(
+        self, state: TrainState, batch: Batch, dropout_root: jax.Array, rate_scale: float | jax.Array | None = None
+    ) -> tuple[TrainState, Metrics]: ...
 
 
 def init_state(
@@ -33,15 +58,15 @@ def init_state(
 ) -> TrainState:
     """Returns the state of step 0 on the mesh, from random parameters or from the given ones.
 
-    Parameters are made whole on every device and then cut: how a function of random bits rounds depends on
-    how its array is cut, and a seed is to give the same state on every mesh.
+    Parameters are initialized whole on every device and sharded afterwards. How a function of random bits rounds
+    depends on the sharding of its array, and a seed must give the same state on every mesh.
     """
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(objective, optimizer, train, mesh))
     with jax.set_mesh(mesh):
         if params is None:
             params = jax.jit(objective.init, out_shardings=replicated(mesh))(root_key(train.seed, "parameters"))
         else:
-            # From the host: what one device holds cannot be handed to those of other processes.
+            # By way of the host: arrays on one device cannot be put on the devices of other processes.
             params = jax.device_put(jax.device_get(params), replicated(mesh))
         return jax.jit(_fresh_state(optimizer, train), out_shardings=shardings)(params)
 
@@ -49,7 +74,7 @@ def init_state(
 def abstract_state(
     objective: Objective, optimizer: OptimizerConfig, train: TrainConfig, mesh: Mesh | AbstractMesh
 ) -> TrainState:
-    """Returns the shapes, dtypes and shardings of the state, computing nothing."""
+    """Returns the shapes, dtypes and shardings of the state, without computing it."""
     key = root_key(train.seed, "parameters")
     shapes = jax.eval_shape(lambda key: _fresh_state(optimizer, train)(objective.init(key)), key)
     shardings = tree_shardings(mesh, shapes)
@@ -66,13 +91,17 @@ def _fresh_state(optimizer: OptimizerConfig, train: TrainConfig) -> Callable[[Pa
 
 
 def make_train_step(
-    objective: Objective, optimizer: OptimizerConfig, train: TrainConfig, mesh: Mesh, state: Any, first_step: int = 0
-) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
-    """Returns the compiled step (state, batch) -> (state, metrics); it consumes the state it is given.
+    objective: Objective,
+    optimizer: OptimizerConfig,
+    train: TrainConfig,
+    mesh: Mesh,
+    state: TrainState,
+    first_step: int = 0,
+) -> TrainStep:
+    """Returns the compiled step (state, batch) -> (state, metrics). The given state is donated.
 
-    `state` gives the shapes and shardings of the training state (`init_state`, `abstract_state`). The batch is the
-    global one, with rows over data x fsdp. The schedule of the learning rate starts at `first_step` and takes
-    train.num_steps.
+    `state` gives the shapes and shardings of the training state (`init_state`, `abstract_state`). The batch is global,
+    with rows sharded over data x fsdp. The learning rate schedule begins at `first_step` and has train.num_steps.
     """
     divided = tree_shardings(mesh, state.params, over_data=True) if train.zero1 else None
     step = step_function(objective, optimizer, train, divided, first_step)
@@ -90,20 +119,20 @@ def step_function(
     objective: Objective,
     optimizer: OptimizerConfig,
     train: TrainConfig,
-    update_shardings: Any = None,
+    update_shardings: PyTree = None,
     first_step: int = 0,
-) -> Callable[..., tuple[TrainState, Metrics]]:
+) -> StepFunction:
     """Returns the step (state, batch, root key of dropout, scale of the learning rate = 1) -> (state, metrics).
 
-    `update_shardings` says where each parameter's update is computed, if not where the parameter lies: devices then
-    add up their gradients and keep a part each (reduce-scatter), and get the new parameters from each other
-    (all-gather), which sends as much as adding up alone. Source: Rajbhandari et al. 2020, stage 1; Xu et al. 2020.
+    `update_shardings` are the shardings of the updates, if they differ from those of the parameters (ZeRO-1). Gradients
+    are then reduce-scattered and new parameters all-gathered, which together sends as much as one all-reduce.
+    Source: Rajbhandari et al. 2020, stage 1; Xu et al. 2020.
     """
     transformation = make_optimizer(optimizer, train.num_steps, first_step)
     rate = learning_rate_at(optimizer, train.num_steps, first_step)
 
     def step(
-        state: TrainState, batch: Batch, dropout_root: jax.Array, rate_scale: Any = None
+        state: TrainState, batch: Batch, dropout_root: jax.Array, rate_scale: float | jax.Array | None = None
     ) -> tuple[TrainState, Metrics]:
         batch = objective.prepare(batch)
         denominators = objective.denominators(batch)
@@ -129,7 +158,7 @@ def step_function(
             gradients, params = jax.lax.with_sharding_constraint((gradients, params), (update_shardings,) * 2)
         updates, optimizer_state = transformation.update(gradients, state.optimizer, params)
         learning_rate = rate(state.step)
-        if rate_scale is not None:  # an update is proportional to the rate, so another rate is another scale
+        if rate_scale is not None:  # updates are proportional to the learning rate
             updates = jax.tree.map(lambda update: update * rate_scale, updates)
             learning_rate *= rate_scale
         one = jnp.ones(())
@@ -144,8 +173,8 @@ def step_function(
     return step
 
 
-def make_eval_step(objective: Objective, mesh: Mesh, params: Any) -> Callable[[Params, Batch], Metrics]:
-    """Returns the compiled evaluation (params, batch) -> metrics, without dropout."""
+def make_eval_step(objective: Objective, mesh: Mesh, params: Params) -> EvalStep:
+    """Returns the compiled evaluation (params, batch) -> metrics, without dropout. `params` gives the shapes."""
 
     def step(params: Params, batch: Batch) -> Metrics:
         return objective.losses(params, objective.prepare(batch), None)
@@ -156,10 +185,9 @@ def make_eval_step(objective: Objective, mesh: Mesh, params: Any) -> Callable[[P
 
 
 def batch_counts(batch: Batch) -> Metrics:
-    """Returns how much is in a batch, padding left out: what throughput is computed from.
+    """Returns the counts of a batch without padding, from which throughput is computed.
 
-    "tokens" count [CLS] and [SEP]. "words" are there where the batch says where words begin: punctuation counts, and
-    special tokens do not.
+    "tokens" include [CLS] and [SEP]. "words" need `word_starts`; they include punctuation, not special tokens.
     """
     places = jnp.arange(1, batch.cls_positions.shape[1] + 1)
     inside = batch.sequence_ids[:, None, :] == places[:, None]  # [B, M, L]
@@ -177,14 +205,14 @@ def batch_counts(batch: Batch) -> Metrics:
     return {name: (count, jnp.ones(())) for name, count in counts.items()}
 
 
-def _sum_over_microbatches(gradients_of: Callable, batch: Batch, count: int) -> Any:
+def _sum_over_microbatches(gradients_of: Callable[[Batch, jax.Array | int], _Tree], batch: Batch, count: int) -> _Tree:
     """Returns the sum of `gradients_of` over `count` microbatches, one after the other.
 
-    Microbatch i takes rows i, i + count, ...: each device keeps its own rows and nothing moves.
+    Microbatch i takes rows i, i + count, ..., so that each device keeps its own rows and no data move.
     """
     pieces = jax.tree.map(lambda x: jnp.swapaxes(x.reshape(-1, count, *x.shape[1:]), 0, 1), batch)
 
-    def add(total: Any, piece: tuple[Batch, jax.Array]) -> tuple[Any, None]:
+    def add(total: _Tree, piece: tuple[Batch, jax.Array]) -> tuple[_Tree, None]:
         return jax.tree.map(jnp.add, total, gradients_of(*piece)), None
 
     first = jax.tree.map(lambda x: x[0], pieces)

@@ -1,25 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The metrics of the steps between two reports, and how fast these steps were."""
+"""Metrics and timing of the steps between two reports."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from bert_jax.batch import Batch
+from bert_jax.model.losses import Pair
 from bert_jax.training.step import Metrics
 
-# Metrics that are counts: they become rates, and mean nothing by themselves.
+# Metrics that are counts, reported as rates per second.
 COUNTS = ("sequences", "tokens", "words", "squared_lengths", "predictions")
-SEEN = ("sequences", "tokens", "words")  # counts that are added up over the whole run
+SEEN = ("sequences", "tokens", "words")  # counts that are also summed over the whole run
 
 
 class Window:
-    """The metrics of the steps since the last report, and the time that was spent on steps alone."""
+    """The metrics of the steps since the last report, and the time that these steps took."""
 
     def __init__(self, sums: Mapping[str, Sequence[float]] | None = None) -> None:
         self.sums = {name: list(pair) for name, pair in (sums or {}).items()}  # {metric: [sum, weight]}
         self.seconds = 0.0
-        self.waited = 0.0  # of these seconds, at most as many did the device wait for a batch
+        self.waited = 0.0  # an upper bound of the seconds in which the device waited for a batch
         self._started: float | None = None
 
     def start_clock(self) -> None:
@@ -31,9 +31,10 @@ class Window:
         self._started = None
 
     def next_batch(self, batches: Iterator[Batch], last: Metrics | None) -> Batch:
-        """Returns the next batch. If the step of the metrics `last` is over when it comes, the device may have waited.
+        """Returns the next batch. If the device may have idled, adds the time that the host waited to `waited`.
 
-        How long is not known, only that it was no longer than the host waited; so it is never called too short.
+        It may have idled if the last dispatched step, of metrics `last`, is finished when the batch arrives. The idle
+        time is not known exactly; the time that the host waited is an upper bound.
         """
         asked = time.perf_counter()
         batch = next(batches)
@@ -57,6 +58,6 @@ class Window:
         return {name: self.sums[name][0] for name in COUNTS if name in self.sums}
 
 
-def mean_metrics(sums: dict[str, Any]) -> dict[str, float]:
-    """Returns sum / weight of every metric; 0 where nothing was weighed."""
+def mean_metrics(sums: Mapping[str, Sequence[float] | Pair]) -> dict[str, float]:
+    """Returns sum / weight of every metric; 0 if the weight is 0."""
     return {name: float(total) / float(weight) if weight else 0.0 for name, (total, weight) in sums.items()}

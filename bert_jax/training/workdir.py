@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A work directory belongs to one run: only that run resumes in it, and no two use it at once."""
+"""Work directories: only the run that a directory belongs to may resume in it, and one process at a time."""
 
 import contextlib
 import dataclasses
@@ -23,12 +23,12 @@ from bert_jax.storage.locks import LOCK, lock_file
 
 @contextlib.contextmanager
 def locked(workdir: Path) -> Iterator[None]:
-    """Makes the work directory and keeps other runs out of it until the block ends.
+    """Creates the work directory and locks it until the block ends.
 
-    The kernel lets go of the lock however this process ends, so a file that is left behind locks nothing. Of several
-    processes the first holds it, and all are refused together.
+    The kernel releases the lock however this process ends; the file itself may stay. With several processes the first
+    holds the lock, and all fail together if it cannot.
 
-    Raises: InputError if another run is at work there; nothing has been written then.
+    Raises: InputError if another run uses the directory; nothing has been written then.
     """
     workdir.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
@@ -44,10 +44,10 @@ def locked(workdir: Path) -> Iterator[None]:
         yield
 
 
-def common(workdir: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what all processes of a run must have in common, for `cluster.check_same`.
+def common(workdir: Path, identity: Mapping[str, Any]) -> dict[str, object]:
+    """Returns the values that must be equal on all processes of a run, for `cluster.check_same`.
 
-    Where its data lie is each process's own affair: `identity` has their checksums.
+    The paths of the data may differ: `identity` has their checksums.
     """
     run = {
         section: dict(values) if isinstance(values, Mapping) else values for section, values in identity["run"].items()
@@ -62,7 +62,7 @@ def common(workdir: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
 def _changes_of(
     workdir: Path, before: dict[str, Any], identity: dict[str, Any], config: PretrainConfig
 ) -> tuple[str, ...]:
-    """Returns which settings may differ from those `before` in a run of pre-training; see `phases.may_change`.
+    """Returns the settings of pre-training that may differ from `before`; see `phases.may_change`.
 
     Raises: InputError if a phase that has begun would get other data.
     """
@@ -79,9 +79,9 @@ def _changes_of(
 def check_workdir(
     workdir: Path, identity: dict[str, Any], config: PretrainConfig | FinetuneConfig, may_change: tuple[str, ...] = ()
 ) -> None:
-    """Raises: InputError if the work directory belongs to another run, saying what differs.
+    """Raises: InputError, with the settings that differ, if the work directory belongs to another run.
 
-    Settings that start with one of `may_change` may differ, as may those that never change what is computed.
+    Settings with a prefix in `may_change` may differ, and so may those that never affect results.
     """
     path = workdir / "config.json"
     if not path.exists():
@@ -108,7 +108,7 @@ def check_workdir(
         )
 
 
-_REMOVED = (("sweep", "together"),)  # settings of earlier versions, without effect on what a run computes
+_REMOVED = (("sweep", "together"),)  # settings of earlier versions, without effect on results
 
 
 def read_identity(workdir: Path, kind: type) -> dict[str, Any]:
@@ -133,7 +133,7 @@ def read_identity(workdir: Path, kind: type) -> dict[str, Any]:
 
 
 def _with_defaults(values: dict[str, Any], kind: type) -> dict[str, Any]:
-    """Returns settings with those added that are newer than them, which had their defaults' meaning then."""
+    """Returns `values` with defaults for settings that earlier versions lacked; those behaved like the defaults."""
     hints = typing.get_type_hints(kind)
     merged = to_dict(kind())
     for name, value in values.items():

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is read from compiled programs: products, FLOPs with loops, and collectives in all their spellings."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -59,9 +61,14 @@ ENTRY %main (p.1: f32[8,4]) -> f32[8,4] {
 
 def test_collectives_in_all_spellings():
     found = {collective.kind: collective for collective in hlo.collectives(LOOP)}
-    assert found["all-reduce"][1:5] == (("bf16", "f32"), 8 * 4 * (4 + 2), 24, 8)  # a tuple, in a loop
-    assert found["reduce-scatter"][1:5] == (("f32",), 128, 1, 4)  # its start and done are one
-    assert found["all-gather"][1:5] == (("f32",), 16 * 32, 1, 16)  # in an asynchronous computation
+    assert dataclasses.astuple(found["all-reduce"])[1:5] == (
+        ("bf16", "f32"),
+        8 * 4 * (4 + 2),
+        24,
+        8,
+    )  # a tuple, in a loop
+    assert dataclasses.astuple(found["reduce-scatter"])[1:5] == (("f32",), 128, 1, 4)  # its start and done are one
+    assert dataclasses.astuple(found["all-gather"])[1:5] == (("f32",), 16 * 32, 1, 16)  # in an asynchronous computation
     assert found["collective-permute"].bytes == 128
     assert len(hlo.collectives(LOOP)) == 4
 

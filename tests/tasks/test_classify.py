@@ -147,7 +147,7 @@ def test_labels_are_names_or_numbers(tokenizer):
     assert labels(classify(("no", "yes")), "yes", "0", "1") == [1, 0, 1]
     assert labels(classify(("2", "1")), "2", "1") == [0, 1]  # numbers are names here
     unknown = message(labels, classify(("2", "1")), "0")
-    assert "f:1: label '0' is none of '2', '1'; mend it, or set task.labels" in unknown
+    assert "f:1: label '0' is none of '2', '1'; correct it or set task.labels" in unknown
     assert "label 'maybe' is none of 'no', 'yes', '0', '1'" in message(labels, classify(("no", "yes")), "maybe")
     assert "f:1 has no label; training" in message(labels, classify(("no", "yes")), None)
     rows = classify(("no", "yes")).make_rows([example()], tokenizer, False).rows

@@ -103,7 +103,7 @@ def test_short_rows_are_skipped_and_counted_only_when_asked(tmp_path):
     path = write(tmp_path / "a.tsv", "a\tb\n1\n2\t3\n4\t5\t6\n")
     table = read_table(path, lenient=True)
     assert rows(table) == [{"a": "2", "b": "3"}, {"a": "4", "b": "5"}] and table.skipped == 1
-    assert f"{path}:2 has 1 columns, not the 2 of 'a, b'; mend the row" in message(read_table, path)
+    assert f"{path}:2 has 1 columns, not the 2 of 'a, b'; correct the row" in message(read_table, path)
 
 
 def test_columns_beyond_the_named_ones(tmp_path):

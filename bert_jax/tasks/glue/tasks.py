@@ -190,7 +190,7 @@ def _own_order(name: str, classes: Sequence[str], own: Sequence[str]) -> list[in
 # Reading
 
 
-def _read(name: str, source: str, split: str) -> list[Any]:
+def _read(name: str, source: str, split: str) -> list[ClassifyExample]:
     """Returns the examples of a split; [] if it is not there."""
     names = _NAMES.get(name, SPLITS)
     if "," not in source:

@@ -74,7 +74,7 @@ def read_squad_file(path: str) -> list[SquadExample]:
     return examples
 
 
-def parse_question(value: Any, where: str) -> SquadExample:
+def parse_question(value: object, where: str) -> SquadExample:
     """Returns the example of a question to predict on: {"question":, "context":, perhaps "id":}, or such a pair.
 
     Raises: InputError if it is anything else.
@@ -213,7 +213,7 @@ def _get(value: Any, name: str, kind: type, path: str, place: str) -> Any:
     return found
 
 
-def _id(value: Any, path: str, place: str) -> str:
+def _id(value: object, path: str, place: str) -> str:
     """Returns the id of a question; some data sets have numbers."""
     if isinstance(value, Mapping) and isinstance(value.get("id"), int):
         return str(value["id"])
@@ -228,7 +228,7 @@ def _check_characters(text: str, where: str, name: str) -> None:
         raise InputError(f"{where}: {name!r} holds {half}, half of a character, at {error.start}; correct it") from None
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     """Returns a value as JSON, cut to what fits in a message."""
     text = json.dumps(value, ensure_ascii=True, default=repr)
     return text if len(text) <= 60 else f"{text[:60]}..."

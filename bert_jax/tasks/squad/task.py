@@ -6,9 +6,8 @@ Where data may come from: `squad_read`.
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -96,9 +95,9 @@ def score_with_no_answers(examples: Sequence[SquadExample], predictions: Sequenc
     return {name: value for name, value in scores.items() if not name.endswith("total")} | _no_span(predictions)
 
 
-def show_prediction(prediction: SpanPrediction) -> dict[str, Any]:
+def show_prediction(prediction: SpanPrediction) -> dict[str, object]:
     """Returns a prediction as what JSON has; `start` and `end` are null where there is no answer."""
-    shown: dict[str, Any] = {
+    shown: dict[str, object] = {
         "answer": prediction.text,
         "probability": prediction.probability,
         "start": prediction.start if prediction.text else None,
@@ -161,6 +160,6 @@ def _no_span(predictions: Sequence[SpanPrediction]) -> dict[str, float]:
     return {"num_without_span": float(count)} if count else {}
 
 
-def _write(path: Path, values: dict[str, Any]) -> None:
+def _write(path: Path, values: Mapping[str, object]) -> None:
     with writing.atomic_path(path) as temporary:
         temporary.write_text(json.dumps(values, indent=4) + "\n", encoding="utf-8")
