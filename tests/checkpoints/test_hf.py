@@ -412,7 +412,7 @@ def test_what_a_classifier_is_for_is_kept_or_said(tmp_path):
         assert load_hf(out).notes == ()
         setting(problem_type="multi_label_classification")(out)
         (note,) = load_hf(out).notes
-        assert 'problem_type "multi_label_classification" is not kept' in note and f"read as of '{problem}'" in note
+        assert 'problem_type "multi_label_classification" is not kept' in note and f"used as '{problem}' here" in note
 
 
 def test_a_table_rounded_up_is_taken(copy):
