@@ -57,7 +57,7 @@ class Encoder(nn.Module):
 
         if config.remat != "none":
             layer = nn.remat(layer, policy=REMAT_POLICIES[config.remat], prevent_cse=False)
-        if self.has_variable("params", layer_name(0)):  # `unstack`
+        if self.has_variable("params", layer_name(0)):  # parameters that `on_cpu.unstack` has taken out of their stack
             hidden, each = embedded, []
             for index in range(config.num_layers):
                 hidden, one = layer(Layer(config, name=layer_name(index)), hidden)
