@@ -291,8 +291,9 @@ class Preemption:
     """Records signals that ask the run to end: SIGTERM, SIGINT or SIGHUP, sent to any process of the job.
 
     A second SIGINT (Ctrl-C) ends the process at once, without Python's shutdown, because XLA may be compiling. Several
-    processes agree on the step to end at. JAX forwards SIGTERM to the other processes, so its handler stays and other
-    signals are turned into SIGTERM. SIGHUP stays ignored where it is ignored, as with nohup.
+    processes agree on the step to end at. JAX's handler of SIGTERM tells the other processes, so it stays, and every
+    other signal is sent on as SIGTERM: such a run ends with status 143 whatever the signal was. SIGHUP stays ignored
+    where it is ignored, as with nohup.
     """
 
     def __enter__(self) -> "Preemption":
