@@ -136,7 +136,7 @@ def test_every_command_has_settings_that_there_are(plan, repository):
 
 
 def type_like(config, name: str, value: str):
-    """Returns a flag's text as the type of the setting; a KeyError if there is none of this name."""
+    """Returns a flag's text as the type of the setting; a KeyError if there is not one of this name."""
     for part in name.removeprefix("config.").split("."):
         config = config[part]
     return value == "True" if isinstance(config, bool) else type(config)(value)

@@ -105,7 +105,7 @@ def _unwrap(error: Exception) -> Exception:
 
 @dataclasses.dataclass(frozen=True)
 class _Job:
-    """What every step needs to know."""
+    """The settings that all steps share."""
 
     output: str
     options: PrepareOptions

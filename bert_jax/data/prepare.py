@@ -179,7 +179,7 @@ def _hash_ranges(num_lines: int) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class _Job:
-    """What every task of a run needs to know."""
+    """The settings that all tasks of a run share."""
 
     path: Path
     work: Path

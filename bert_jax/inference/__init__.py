@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a trained model is used for: predictions, features, scores of sentences, and export."""
+"""Uses of a trained model: predictions, features, scores of sentences, and export."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an encoder makes of texts, for other programs to learn from: vectors of tokens, vectors of sentences.
+"""Features of texts, for other programs to learn from: vectors of tokens, vectors of sentences.
 
 Source: paper, section 5.3; google-research/bert extract_features.py.
 """
@@ -91,7 +91,7 @@ def _check(bert: Pretrained, layers: tuple[int, ...], max_seq_length: int) -> in
     for layer in layers:
         if not -most - 1 <= layer <= most:
             raise InputError(
-                f"layer {layer} is none of the model's; use 0 (embeddings) to {most}, or -1 to {-most - 1}"
+                f"layer {layer} is not one of the model's; use 0 (embeddings) to {most}, or -1 to {-most - 1}"
             )
     if not layers:
         raise InputError("there is no layer to extract; give some, such as -1,-2,-3,-4")

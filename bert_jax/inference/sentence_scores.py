@@ -132,7 +132,7 @@ class _Bucket(NamedTuple):
 
 
 class _Work(NamedTuple):
-    """What is to be computed of a bucket: a row for each token of a sentence; of a causal model, for each sentence."""
+    """The rows to compute for a bucket: a row for each token of a sentence; of a causal model, for each sentence."""
 
     sentences: np.ndarray  # [R] int: which sentence of the bucket a row is a copy of
     places: np.ndarray  # [R, P] int: the positions whose outputs are asked for

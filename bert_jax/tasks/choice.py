@@ -104,7 +104,7 @@ def _table(place: str) -> Table:
 def _example(
     config: TaskConfig, record: Mapping[str, object], number: int, labelled: bool, where: str = ""
 ) -> ChoiceExample:
-    """Returns a record as an example. Raises: InputError if it is none."""
+    """Returns a record as an example. Raises: InputError if it is not one."""
     where = record.where if isinstance(record, Record) else where
     context_key = config.text_column or next((key for key in _CONTEXTS if key in record), "")
     context = record.get(context_key)

@@ -56,7 +56,7 @@ def classification_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
     labels = tuple(labels) or _labels_of(config)
     metric = config.metric or "accuracy"
     if metric not in CLASS_METRICS:
-        raise InputError(f"task.metric {metric!r} is none of {', '.join(CLASS_METRICS)}; use one of them")
+        raise InputError(f"task.metric {metric!r} is not one of {', '.join(CLASS_METRICS)}; use one of them")
     if metric == "f1" and labels and len(labels) != 2:
         raise InputError(f"task.metric f1 is of the second of two classes, there are {len(labels)}; use macro_f1")
     numbers = label_numbers(labels)
@@ -85,7 +85,7 @@ def regression_task(config: TaskConfig) -> Task:
     """
     metric = config.metric or "pearson"
     if metric not in NUMBER_METRICS:
-        raise InputError(f"task.metric {metric!r} is none of {', '.join(NUMBER_METRICS)}; use one of them")
+        raise InputError(f"task.metric {metric!r} is not one of {', '.join(NUMBER_METRICS)}; use one of them")
     return Task(
         config=config,
         head="sequence_classification",
@@ -230,7 +230,7 @@ def parse_texts(columns: Sequence[tuple[str, str]], pair: bool | None, value: ob
       pair: whether there are two texts; None where both ways are right.
       value: the input.
       where: it stands.
-    Raises: InputError if it is none of these.
+    Raises: InputError if it is not one of these.
     """
     texts: list[Any] = [value]
     if isinstance(value, Mapping):

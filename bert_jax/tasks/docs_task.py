@@ -36,7 +36,7 @@ _FEWEST_WORDS, _MOST_WORDS = 8, 40
 
 
 class Described(NamedTuple):
-    """What a docstring says, where it was found, and of what area that is."""
+    """A docstring, its place, and the area of the library that it belongs to."""
 
     text: str
     area: str

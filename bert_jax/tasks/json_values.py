@@ -8,7 +8,7 @@ from bert_jax.errors import InputError
 
 
 def parse_json(text: str, where: str) -> Any:
-    """Returns a value of JSON. Raises: InputError if it is none, or holds half of a character."""
+    """Returns a value of JSON. Raises: InputError if it is not JSON, or holds half of a character."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -64,7 +64,7 @@ class FoundEntity(NamedTuple):
 
 
 class Tagged(NamedTuple):
-    """What is said of a sentence."""
+    """The tags predicted for a sentence."""
 
     words: list[str]
     tags: list[str]
@@ -94,7 +94,7 @@ def ner_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
             "set task.labels"
         )
     if config.metric not in ("", "f1", "precision", "recall", "accuracy"):
-        raise InputError(f"task.metric {config.metric!r} is none of f1, precision, recall, accuracy; use one of them")
+        raise InputError(f"task.metric {config.metric!r} is not one of f1, precision, recall, accuracy; use one")
     return Task(
         config=config,
         head="token_classification",
@@ -307,7 +307,8 @@ def _label_ids(
     tags = to_tags(entities(example.tags), len(example.tags), scheme_of(labels))
     if training and (unknown := next((tag for tag in tags if _known(tag, numbers) < 0), None)):
         raise InputError(
-            f"{example.where}: tag {unknown!r:.60} is none of {', '.join(labels)[:200]}; correct it, or set task.labels"
+            f"{example.where}: tag {unknown!r:.60} is not one of {', '.join(labels)[:200]}; correct it "
+            "or set task.labels"
         )
     return np.array([_known(tag, numbers) for tag in tags], np.int32)
 

@@ -50,7 +50,7 @@ class Scored(NamedTuple):
 
 
 def label_name(value: object, where: str) -> str | None:
-    """Returns a class as the text that stands for it; None for none. Raises: InputError if it is none."""
+    """Returns a class as text; None if it is missing. Raises: InputError if it is not text or a number."""
     if value is None or isinstance(value, str):
         return (value or "").strip() or None
     if isinstance(value, bool):
@@ -119,8 +119,8 @@ def class_of(numbers: Mapping[str, int], example: ClassifyExample) -> int | None
     if example.label not in numbers:
         known = sorted(numbers, key=lambda label: (_is_integer(label), numbers[label]))
         raise InputError(
-            f"{example.where}: label {example.label!r:.60} is none of {', '.join(map(repr, known[:20]))}; correct it "
-            "or set task.labels"
+            f"{example.where}: label {example.label!r:.60} is not one of {', '.join(map(repr, known[:20]))}; correct it"
+            " or set task.labels"
         )
     return numbers[str(example.label)]
 

@@ -17,7 +17,7 @@ def define_options() -> Callable[[], PrepareOptions]:
         flags.DEFINE_integer("duplicates", defaults.duplicates, "Passes over the text, each cut into sequences anew."),
         flags.DEFINE_float("short_seq_rate", defaults.short_seq_rate, "Share of documents cut into shorter sequences."),
         flags.DEFINE_float(
-            "holdout_rate", defaults.holdout_rate, "Share of documents held out for evaluation; 0 is none."
+            "holdout_rate", defaults.holdout_rate, "Share of documents held out for evaluation; 0 holds out none."
         ),
         flags.DEFINE_integer("shards", defaults.shards, "Files of the training split; 0 is one for every 16 M tokens."),
         flags.DEFINE_integer(

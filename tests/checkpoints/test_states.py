@@ -277,7 +277,7 @@ def test_what_a_kill_leaves_of_a_deletion_is_swept(tmp_path, abstract, monkeypat
 
 @pytest.mark.parametrize("left", ["no seal", "a seal"])
 def test_what_older_versions_left_of_a_deletion_is_swept(tmp_path, abstract, left):
-    """They deleted in place. A checkpoint with a damaged file is none of these, and stays."""
+    """They deleted in place. A checkpoint with a damaged file is not one of these, and stays."""
     directory = tmp_path / "c"
     save_all(directory, {1: None, 2: None, 3: None}, keep_last=3).close()
     (data_files(directory, 1)[0] if left == "a seal" else directory / "00000001" / SEAL).unlink()

@@ -136,7 +136,7 @@ def test_labels_that_cannot_be_learnt():
     assert "numbers are for the task regression" in message(task.find_labels, numbers)
     for labels in ("a", "a,a", "a,,b"):
         assert "task.labels" in message(classification_task, TaskConfig(name="classification", labels=labels))
-    assert "none of accuracy, f1, macro_f1, mcc" in message(lambda: classify(metric="auc"))
+    assert "one of accuracy, f1, macro_f1, mcc" in message(lambda: classify(metric="auc"))
     assert "use macro_f1" in message(lambda: classify(("a", "b", "c"), metric="f1"))
 
 
@@ -147,8 +147,8 @@ def test_labels_are_names_or_numbers(tokenizer):
     assert labels(classify(("no", "yes")), "yes", "0", "1") == [1, 0, 1]
     assert labels(classify(("2", "1")), "2", "1") == [0, 1]  # numbers are names here
     unknown = message(labels, classify(("2", "1")), "0")
-    assert "f:1: label '0' is none of '2', '1'; correct it or set task.labels" in unknown
-    assert "label 'maybe' is none of 'no', 'yes', '0', '1'" in message(labels, classify(("no", "yes")), "maybe")
+    assert "f:1: label '0' is not one of '2', '1'; correct it or set task.labels" in unknown
+    assert "label 'maybe' is not one of 'no', 'yes', '0', '1'" in message(labels, classify(("no", "yes")), "maybe")
     assert "f:1 has no label; training" in message(labels, classify(("no", "yes")), None)
     rows = classify(("no", "yes")).make_rows([example()], tokenizer, False).rows
     assert rows[0].label is None
@@ -264,7 +264,7 @@ def test_regression(tmp_path, tokenizer):
     for value in ("nan", "inf", "x"):
         path = write(tmp_path / "b.tsv", f"text\tscore\na\t{value}\n")
         assert f"{path}:2: label '{value}' is not a finite number" in message(task.read, path, "train")
-    assert "none of pearson, spearman" in message(regression_task, TaskConfig(name="regression", metric="f1"))
+    assert "one of pearson, spearman" in message(regression_task, TaskConfig(name="regression", metric="f1"))
 
 
 # Real data

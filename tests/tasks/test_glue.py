@@ -174,8 +174,8 @@ def test_classes_of_another_task_are_refused(labels):
 
 
 def test_settings_that_cannot_be_used():
-    assert "task 'x' is none of GLUE's: cola, sst2" in message(task, "x")
-    assert "none of pearson, spearman" in message(lambda: task("stsb", metric="f1"))
+    assert "task 'x' is not one of GLUE's: cola, sst2" in message(task, "x")
+    assert "one of pearson, spearman" in message(lambda: task("stsb", metric="f1"))
     assert "use macro_f1" in message(lambda: task("mnli", metric="f1"))
     assert task("rte", metric="mcc").metric == "mcc"
 
@@ -293,7 +293,7 @@ def test_a_file_of_another_task_is_refused(tmp_path):
     assert "holds no example" in message(task("rte").read, write(tmp_path / "train.tsv", ""), "train")
     unknown = write(tmp_path / "train.tsv", FILES["rte"][0].replace("\tentailment", "\tmaybe"))
     examples = task("rte").read(unknown, "train")
-    assert f"{unknown}:3: label 'maybe' is none of 'entailment', 'not_entailment'" in message(
+    assert f"{unknown}:3: label 'maybe' is not one of 'entailment', 'not_entailment'" in message(
         task("rte").make_rows, examples, load_tokenizer("tests/fixtures/tokenizer"), True
     )
 
@@ -397,7 +397,7 @@ def test_prediction_files_are_scored(tmp_path, name):
         ("index\tprediction\n0\tentailment\n", "predictions.tsv has no prediction for index 1"),
         ("index\tprediction\n0\t0\n1\t1\n2\t1\n", "has a prediction for index 2, which"),
         ("index\tprediction\n0\t0\n0\t1\n", "predictions.tsv:3: index 0 has a prediction already"),
-        ("index\tprediction\n0\t0\n1\tno\n", "predictions.tsv:3: label 'no' is none of 'entailment'"),
+        ("index\tprediction\n0\t0\n1\tno\n", "predictions.tsv:3: label 'no' is not one of 'entailment'"),
         ("index\tprediction\n0\t0\n1\t\n", "predictions.tsv:3 has no prediction"),
         ("", "predictions.tsv:1 is not the header"),
     ],

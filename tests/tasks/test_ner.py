@@ -172,7 +172,7 @@ def test_labels_are_those_of_iob2(tmp_path):
     assert "no word has a tag other than O" in message(task().find_labels, [NerExample(["a"], ["O"])])
     assert "are not O and tags such as" in message(task, ("LABEL_0", "LABEL_1"))
     assert "are not O and tags such as" in message(task, ("B-X", "I-X"))
-    assert "none of f1, precision" in message(lambda: task(metric="mcc"))
+    assert "one of f1, precision" in message(lambda: task(metric="mcc"))
 
 
 def labels_of(mine, tokenizer, tags, training=True):
@@ -187,7 +187,7 @@ def test_a_model_is_trained_in_the_scheme_of_its_labels(tokenizer):
     bioes = ("O", *(f"{prefix}-{kind}" for kind in ("LOC", "PER") for prefix in "BIES"))
     assert labels_of(task(bioes), tokenizer, iob1) == ["B-PER", "E-PER", "S-PER", "S-LOC", "O"]
     assert labels_of(task(("O", "I-LOC", "I-PER")), tokenizer, iob1) == ["I-PER"] * 3 + ["I-LOC", "O"]
-    assert "f:1: tag 'B-ORG' is none of O, B-LOC" in message(labels_of, task(LABELS), tokenizer, ["B-ORG"])
+    assert "f:1: tag 'B-ORG' is not one of O, B-LOC" in message(labels_of, task(LABELS), tokenizer, ["B-ORG"])
     assert labels_of(task(LABELS), tokenizer, ["B-ORG", "B-LOC"], False) == ["", "B-LOC"]  # scored as a miss
 
 

@@ -38,7 +38,7 @@ SHARD_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class _Job:
-    """What every task of an import needs to know."""
+    """The settings that all tasks of an import share."""
 
     path: Path
     work: Path

@@ -56,7 +56,7 @@ from bert_jax.tasks.texts import (
 
 
 class GlueTask(NamedTuple):
-    """What is particular to one task."""
+    """The particulars of one task."""
 
     folder: str  # in GLUE's zip, and the name of the submission's file
     texts: tuple[tuple[str, ...], ...]  # the columns of the texts, in the files and elsewhere
@@ -128,11 +128,11 @@ def glue_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
     Raises: InputError if the name, the metric or the labels cannot be used.
     """
     if config.name not in TASKS:
-        raise InputError(f"task {config.name!r} is none of GLUE's: {', '.join(TASKS)}")
+        raise InputError(f"task {config.name!r} is not one of GLUE's: {', '.join(TASKS)}")
     glue = TASKS[config.name]
     metrics = CLASS_METRICS if glue.classes else NUMBER_METRICS
     if config.metric and config.metric not in metrics:
-        raise InputError(f"task.metric {config.metric!r} of {config.name} is none of {', '.join(metrics)}; use one")
+        raise InputError(f"task.metric {config.metric!r} of {config.name} is not one of {', '.join(metrics)}; use one")
     if config.metric == "f1" and len(glue.classes) != 2:
         raise InputError(f"task.metric f1 is of two classes, {config.name} has {len(glue.classes)}; use macro_f1")
     own = tuple(labels) or tuple(each.strip() for each in config.labels.split(",") if each.strip()) or glue.classes

@@ -21,7 +21,7 @@ _WINDOWS_AT_ONCE = 256
 
 
 class Window(NamedTuple):
-    """What a row holds of a context."""
+    """The part of a context that a row holds."""
 
     first: int  # the position in the row of its first token of the context
     offsets: np.ndarray  # [n, 2] int32, where its n tokens of the context begin and end there
@@ -44,7 +44,7 @@ class Span(NamedTuple):
 
 
 class SpanPrediction(NamedTuple):
-    """What is answered to a question, and what might have been."""
+    """The answer to a question, and the n-best list."""
 
     id: str
     text: str  # "" for no answer
@@ -57,7 +57,7 @@ class SpanPrediction(NamedTuple):
 
     @property
     def best_span(self) -> Span | None:
-        """Returns the best answer that is one; None if there is none."""
+        """Returns the best span that is an answer; None if there is no such span."""
         return next((span for span in self.n_best if span.text), None)
 
 

@@ -31,7 +31,7 @@ _METRICS = {
 def squad_task(config: TaskConfig) -> Task:
     """Returns the task that `config` names, squad1 or squad2.
 
-    Raises: InputError if its windows have no room for the context, or the metric is none of the task's.
+    Raises: InputError if its windows have no room for the context, or the metric is not one of the task's.
     """
     room = config.max_seq_length - config.max_query_length - 3
     if room < 1:
@@ -41,7 +41,7 @@ def squad_task(config: TaskConfig) -> Task:
         )
     metrics = _METRICS[config.name]
     if config.metric and config.metric not in metrics:
-        raise InputError(f"task.metric {config.metric!r} is none of {config.name}: {', '.join(metrics)}; use one")
+        raise InputError(f"task.metric {config.metric!r} is not one of {config.name}: {', '.join(metrics)}; use one")
 
     def read(source: str, split: str) -> list[SquadExample]:
         return read_squad(source, split, VERSIONS[config.name])
