@@ -3,6 +3,7 @@
 
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -21,7 +22,6 @@ from bert_jax.data import prepare
 from bert_jax.finetuning import finetune
 from bert_jax.inference import export
 from bert_jax.settings.pretraining import EvalConfig, TrainConfig
-from bert_jax.storage import files
 
 PAGE = 4096
 
@@ -103,7 +103,7 @@ def test_the_last_save_of_pretraining_is_made_up(disk, toy_data):
     workdir = disk.path / "run"
     config = tiny_run(toy_data, mesh=ONE_DEVICE, train=TrainConfig(num_steps=2), eval=EvalConfig(every_steps=0))
     train(config, workdir)
-    files.shutil.rmtree(workdir / "pretrained")
+    shutil.rmtree(workdir / "pretrained")
     checkpoints = sorted(os.listdir(workdir / "checkpoints"))
     disk.resize(disk.used() + (40 << 10))
     with pytest.raises(InputError, match=r"cannot write .*/run/pretrained: it takes .* free some space"):
@@ -120,7 +120,7 @@ def test_the_last_save_of_fine_tuning_is_made_up(disk, tmp_path):
     config = topics_run(make_topics(tmp_path / "topics", 32, 16), make_pretrained(tmp_path))
     workdir = disk.path / "run"
     before = finetune(config, workdir, jax.devices()[:1])
-    files.shutil.rmtree(workdir / "finetuned")
+    shutil.rmtree(workdir / "finetuned")
     disk.resize(disk.used() + (60 << 10))
     with pytest.raises(InputError, match=r"cannot write .*/run/finetuned: it takes .* free some space"):
         finetune(config, workdir, jax.devices()[:1])
