@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs that are killed by SIGKILL again and again until they are done.
 
-    python kills.py pretrain|finetune DATA START WORKDIR SEED KILLS
+    python kills.py pretrain|finetune DATA START WORKDIR SEED KILLS EVENTS SECONDS
 
 Each attempt is a forked process, killed at a seeded random moment: at the nth time that it opens, renames or removes
-something in its work directory, or some time after it first does. Prints how often it was killed, and doing what.
+something in its work directory, or some time after it first does. EVENTS and SECONDS are those of an undisturbed run
+on this machine; a kill comes after at most PART of either, so that several fall before the run is done. Prints as JSON
+how often it was killed, and doing what; then the events and seconds of the last attempt, which is not killed.
 """
 
 import collections
@@ -15,6 +17,7 @@ import random
 import signal
 import sys
 import threading
+import time
 import traceback
 from pathlib import Path
 
@@ -27,6 +30,7 @@ from bert_jax.pretraining import pretrain
 from bert_jax.settings.finetuning import FinetuneTrainConfig
 from bert_jax.settings.pretraining import CheckpointConfig, EvalConfig, MeshConfig, ReportConfig, TrainConfig
 
+PART = 0.4
 EVENTS = ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.utime", "os.truncate")
 REPORT = ReportConfig(every_steps=3, tensorboard=False, progress=False)
 
@@ -51,33 +55,46 @@ def run(kind: str, data: str, start: str, workdir: Path) -> None:
         finetune(config, workdir, jax.devices()[:1])
 
 
-def kill_at(workdir: Path, number: int, seconds: float, told: int) -> None:
-    """Kills this process at the nth event below the work directory, or `seconds` after its first, if not 0."""
+class Clock:
+    """How many events there were below the work directory, and when the first was, in seconds."""
+
     seen = 0
+    start = 0.0
+
+    def read(self) -> str:
+        """Returns the events and the seconds since the first, as the words of a message."""
+        return f"done {self.seen} {time.monotonic() - self.start}"
+
+
+def kill_at(workdir: Path, number: int, seconds: float, told: int) -> Clock:
+    """Kills this process at the nth event below the work directory, or `seconds` after its first, if not 0."""
+    clock = Clock()
 
     def note(event: str, args: tuple) -> None:
-        nonlocal seen
         if event not in EVENTS or not isinstance(args[0], (str, os.PathLike)) or str(workdir) not in str(args[0]):
             return
-        seen += 1
-        if seen == 1 and seconds:
+        clock.seen += 1
+        clock.start = clock.start or time.monotonic()
+        if clock.seen == 1 and seconds:
             threading.Timer(seconds, lambda: (os.write(told, b"running"), os.kill(os.getpid(), signal.SIGKILL))).start()
-        if seen == number:
+        if clock.seen == number:
             os.write(told, f"{event} {Path(str(args[0])).name}".encode())
             os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(note)
+    return clock
 
 
 def attempt(arguments: list[str], number: int, seconds: float) -> tuple[int, str]:
-    """Returns how a forked run ended, as `os.waitstatus_to_exitcode` says it, and what it was killed at."""
+    """Returns how a forked run ended, as `os.waitstatus_to_exitcode` says it, and what it was killed at or "done"."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         status = 1
         try:
-            kill_at(Path(arguments[3]), number, seconds, writing)
+            clock = kill_at(Path(arguments[3]), number, seconds, writing)
             run(arguments[0], arguments[1], arguments[2], Path(arguments[3]))
+            os.write(writing, clock.read().encode())
             status = 0
         except BaseException:  # noqa: BLE001 - whatever it is, the parent reports that this attempt failed
             traceback.print_exc()
@@ -90,19 +107,21 @@ def attempt(arguments: list[str], number: int, seconds: float) -> tuple[int, str
 
 
 def main() -> None:
-    *arguments, seed, kills = sys.argv[1:]
+    *arguments, seed, kills, events, seconds = sys.argv[1:]
     rng = random.Random(int(seed))
     killed: collections.Counter[str] = collections.Counter()
+    what = ""
     for number in range(int(kills) + 1):
         last = number == int(kills)
         by_time = not last and rng.random() < 0.4
-        at = 0 if last or by_time else rng.randint(1, 250)
-        status, what = attempt(arguments, at, rng.uniform(0.0, 4.0) if by_time else 0.0)
+        at = 0 if last or by_time else rng.randint(1, int(PART * int(events)))
+        status, what = attempt(arguments, at, rng.uniform(0.0, PART * float(seconds)) if by_time else 0.0)
         if status not in (0, -signal.SIGKILL):
             sys.exit(f"attempt {number} ended with {status}")
         if status:
             killed[what.partition(" ")[0]] += 1
-    print(json.dumps(killed))
+    _, events, seconds = what.split()
+    print(json.dumps({"killed": killed, "events": int(events), "seconds": float(seconds)}))
 
 
 if __name__ == "__main__":

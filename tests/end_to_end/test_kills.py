@@ -25,9 +25,10 @@ def inputs(toy_data, tmp_path_factory):
     return {"pretrain": (toy_data, "none"), "finetune": (make_topics(directory / "topics"), make_pretrained(directory))}
 
 
-def run(repository, inputs, kind, workdir, seed, kills):
-    """Returns how often the run was killed, by what it was doing."""
-    command = [sys.executable, "tests/kills.py", kind, *map(str, inputs[kind]), str(workdir), str(seed), str(kills)]
+def run(repository, inputs, kind, workdir, seed, kills=0, events=0, seconds=0.0):
+    """Returns how often the run was killed, by what it was doing, and the events and seconds of its last attempt."""
+    numbers = (str(seed), str(kills), str(events), str(seconds))
+    command = [sys.executable, "tests/kills.py", kind, *map(str, inputs[kind]), str(workdir), *numbers]
     environment = os.environ | {"PYTHONPATH": f"{repository}{os.pathsep}{repository / 'tests'}"}
     done = subprocess.run(command, cwd=repository, env=environment, timeout=1500, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -37,8 +38,9 @@ def run(repository, inputs, kind, workdir, seed, kills):
 @pytest.fixture(scope="module", params=["pretrain", "finetune"])
 def undisturbed(request, repository, inputs, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("undisturbed") / request.param
-    assert run(repository, inputs, request.param, workdir, 0, 0) == {}
-    return request.param, workdir
+    whole = run(repository, inputs, request.param, workdir, 0)
+    assert whole["killed"] == {} and whole["events"] > 100
+    return request.param, workdir, whole["events"], whole["seconds"]
 
 
 def records(workdir):
@@ -61,9 +63,9 @@ def left_behind(workdir):
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_run_that_is_killed_ends_as_an_undisturbed_one(repository, inputs, undisturbed, tmp_path, seed):
-    kind, whole = undisturbed
+    kind, whole, events, seconds = undisturbed
     workdir = tmp_path / kind
-    killed = run(repository, inputs, kind, workdir, seed, KILLS)
+    killed = run(repository, inputs, kind, workdir, seed, KILLS, events, seconds)["killed"]
     print(kind, seed, killed)
     assert sum(killed.values()) >= KILLS // 2
     # Bits: of the model, and of every checkpoint that is kept.
