@@ -3,9 +3,7 @@
 
 import dataclasses
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from jax.sharding import Mesh
 
@@ -13,7 +11,7 @@ from bert_jax.checkpoints.pretrained import FINETUNED, Pretrained, keep_revision
 from bert_jax.checkpoints.states import check_arrays, describe
 from bert_jax.checkpoints.warm_start import complete
 from bert_jax.devices import cluster
-from bert_jax.devices.sharding import check_divisible, make_mesh
+from bert_jax.devices.sharding import Devices, check_divisible, make_mesh
 from bert_jax.errors import InputError
 from bert_jax.model.objective import Objective, Params, task_objective
 from bert_jax.plan.describe import make_throughput
@@ -32,7 +30,7 @@ from bert_jax.training.run import Run, open_run
 from bert_jax.training.step import TrainState, abstract_state, init_state, make_train_step
 
 
-def finetune(config: FinetuneConfig, workdir: Path, devices: Sequence[Any] | None = None) -> FinetuneResult:
+def finetune(config: FinetuneConfig, workdir: Path, devices: Devices | None = None) -> FinetuneResult:
     """Fine-tunes until config.train.num_epochs, from `init_checkpoint` or from where `workdir` stands.
 
     Leaves the model of the best evaluation in `finetuned/`, its predictions in `predictions/`, and `results.json`.

@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 from jax.sharding import Mesh
@@ -15,7 +15,7 @@ from bert_jax.checkpoints.warm_start import load_start
 from bert_jax.data.pipeline import train_batches
 from bert_jax.data.records import Dataset, open_dataset
 from bert_jax.devices import cluster
-from bert_jax.devices.sharding import check_divisible, make_mesh
+from bert_jax.devices.sharding import Devices, check_divisible, make_mesh
 from bert_jax.errors import InputError
 from bert_jax.model.objective import Objective, Params, pretraining_objective
 from bert_jax.plan.describe import describe_phase, describe_run, make_throughput
@@ -49,7 +49,7 @@ class Inputs(NamedTuple):
     parts: list[Part]  # one for each phase
 
 
-def pretrain(config: PretrainConfig, workdir: Path, devices: Sequence[Any] | None = None) -> LoopResult:
+def pretrain(config: PretrainConfig, workdir: Path, devices: Devices | None = None) -> LoopResult:
     """Trains through all phases: from random parameters, from `init_checkpoint`, or from where `workdir` stands.
 
     The model is left in `workdir`/pretrained. Uses all devices if none are given.

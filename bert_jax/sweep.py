@@ -8,11 +8,12 @@ import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from bert_jax.checkpoints.pretrained import FINETUNED
 from bert_jax.checkpoints.states import find_damage
 from bert_jax.devices import cluster
+from bert_jax.devices.sharding import Devices
 from bert_jax.errors import DivergedError, InputError
 from bert_jax.finetuning import finetune
 from bert_jax.settings.finetuning import FinetuneConfig, SweepConfig
@@ -59,7 +60,7 @@ def plan(config: FinetuneConfig) -> dict[str, FinetuneConfig]:
     return runs
 
 
-def sweep(config: FinetuneConfig, workdir: Path, devices: Sequence[Any] | None = None) -> SweepResult:
+def sweep(config: FinetuneConfig, workdir: Path, devices: Devices | None = None) -> SweepResult:
     """Trains every run of the grid, reports them all, and keeps the model of the best in `finetuned/`.
 
     Runs are below `runs/`. When the command is given again, finished runs are not repeated; the grid may have grown.
@@ -142,7 +143,7 @@ def _finished(workdir: Path, config: FinetuneConfig) -> FinetuneResult | None:
     return result
 
 
-def _train(workdir: Path, config: FinetuneConfig, devices: Sequence[Any] | None) -> FinetuneResult:
+def _train(workdir: Path, config: FinetuneConfig, devices: Devices | None) -> FinetuneResult:
     """Trains the run and returns its result; training states are deleted once it has finished."""
     try:
         result = finetune(config, workdir, devices)

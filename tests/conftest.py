@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pytest
 
-# A shell starts the background jobs of a script with SIGINT ignored, which their children inherit. Tests send it.
+# A shell starts the background jobs of a script with SIGINT ignored, and nohup ignores SIGHUP; children inherit both.
+# Tests send them.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # Before any test imports jax: it reads them once. What the caller has set stays.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Programs run for a few steps only, so the compiler should not try hard, nor compile the same program twice.

@@ -8,12 +8,13 @@ so the same program runs on any number of devices.
 
 import re
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import jax
 import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.tree_util import KeyPath
 
 from bert_jax.batch import PyTree
 from bert_jax.errors import InputError
@@ -22,6 +23,7 @@ from bert_jax.settings.pretraining import MeshConfig
 from bert_jax.settings.rules import nearest_multiples
 
 Value = TypeVar("Value")
+Devices: TypeAlias = Sequence[Any]  # of `jax.Device`, which type checkers take for a variable
 
 ROW_AXES = ("data", "fsdp")  # the axes over which the rows of a batch are divided
 
@@ -59,7 +61,7 @@ RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
 )
 
 
-def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
+def make_mesh(config: MeshConfig, devices: Devices | None = None) -> Mesh:
     """Returns the mesh ("data", "fsdp", "tensor") over all devices.
 
     Raises: InputError if the sizes do not multiply to the number of devices.
@@ -121,7 +123,7 @@ def check_divisible(mesh: Mesh | AbstractMesh, model: ModelConfig, *batches: tup
             )
 
 
-def path_name(path: tuple[Any, ...]) -> str:
+def path_name(path: KeyPath) -> str:
     """Returns the path of a leaf in nested dicts as "a/b/c", without keys of other containers."""
     return "/".join(str(key.key) for key in path if isinstance(key, jax.tree_util.DictKey))
 

@@ -2,12 +2,12 @@
 """Code paths that are faster on CPUs and used only there. Results are the same but for rounding."""
 
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental.layout import Layout, with_layout_constraint
+from jax.tree_util import KeyPath
 
 from bert_jax.batch import PyTree
 from bert_jax.settings.model import ModelConfig
@@ -42,7 +42,7 @@ def unstack(config: ModelConfig, encoder: PyTree) -> PyTree:
     """
 
     def of_layer(index: int) -> PyTree:
-        def take(path: tuple[Any, ...], stack: np.ndarray) -> jax.Array:
+        def take(path: KeyPath, stack: np.ndarray) -> jax.Array:
             is_kernel = path[-1].key == "kernel"
             return jax.device_put(stack[index].astype(config.compute_dtype if is_kernel else stack.dtype))
 

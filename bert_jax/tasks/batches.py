@@ -2,7 +2,6 @@
 """Rows of a task to global batches of like lengths. The batch at a step is a pure function of (seed, step)."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 from jax.sharding import Mesh
@@ -123,7 +122,7 @@ def make_batch(
     return batch._replace(labels=labels)
 
 
-def _no_labels(num_rows: int, length: int, num_places: int, head: str, known: list[Any]) -> np.ndarray | None:
+def _no_labels(num_rows: int, length: int, num_places: int, head: str, known: Sequence[object]) -> np.ndarray | None:
     """Returns an array for the labels of a batch with nothing in it, or None if a row has none."""
     if any(label is None for label in known) or not known:
         return None

@@ -2,12 +2,11 @@
 """Values of JSON that somebody has written, with errors that say where."""
 
 import json
-from typing import Any
 
 from bert_jax.errors import InputError
 
 
-def parse_json(text: str, where: str) -> Any:
+def parse_json(text: str, where: str) -> object:
     """Returns a value of JSON. Raises: InputError if it is not JSON, or holds half of a character."""
     try:
         value = json.loads(text)

@@ -45,7 +45,7 @@ class Record(dict[str, Any]):
 
     __slots__ = ("where",)
 
-    def __init__(self, values: Any, where: str):
+    def __init__(self, values: Mapping[str, object] | Iterable[tuple[str, object]], where: str):
         super().__init__(values)
         self.where = where
 
@@ -266,7 +266,7 @@ def read_tfds(source: str, split: str) -> Iterator[Record]:
         for number, example in zip(numbers, batch):
             place = f"{where}, example {number}"
             try:
-                yield Record(_plain(example), place)
+                yield Record({name: _plain(value) for name, value in example.items()}, place)
             except UnicodeDecodeError as error:
                 raise InputError(
                     f"{place} is not UTF-8 (byte 0x{error.object[error.start]:02x}); prepare the data set again"
@@ -289,7 +289,7 @@ def _parted(place: str) -> tuple[str, str]:
     return place.removesuffix(f":{split}"), split
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     if isinstance(value, bytes):
         return value.decode("utf-8")
     if isinstance(value, dict):

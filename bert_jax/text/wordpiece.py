@@ -82,7 +82,7 @@ class WordPiece:
         return BatchEncoder(self.normalizer, self._pieces_of_word, len(self.vocab))
 
     @property
-    def config(self) -> dict[str, Any]:
+    def config(self) -> dict[str, bool | str]:
         """Returns the options, under Hugging Face's names."""
         return {
             "do_lower_case": self.normalizer.lowercase,

@@ -4,6 +4,7 @@
 import contextlib
 import difflib
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -34,7 +35,10 @@ def run(main: Callable[[], int | None], remote_output: bool = False) -> None:
                 raise InputError(f"unexpected argument {argv[1]!r}; options are written --name=value")
             if not remote_output:
                 _check_local("workdir", "output")
-            return main() or 0
+            status = main() or 0
+            if status > 128:  # a signal has ended the run. Another Ctrl-C, while Python shuts down, changes nothing.
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
+            return status
         except InputError as error:
             print(f"error: {error}", file=sys.stderr)
             return error.STATUS

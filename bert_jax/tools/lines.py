@@ -4,7 +4,7 @@
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from bert_jax.errors import InputError
 from bert_jax.tasks.json_values import parse_json
@@ -39,7 +39,7 @@ def read_lines(stream: BinaryIO, path: str) -> Iterator[tuple[str, str]]:
         yield f"{name}{number}", text.strip()
 
 
-def parse_line(line: str, where: str, is_words: bool) -> Any:
+def parse_line(line: str, where: str, is_words: bool) -> object:
     """Returns a line as tasks read it: an object of JSON, a list of texts or a text; tabs do not part words."""
     if line[:1] == "{":
         return parse_json(line, where)

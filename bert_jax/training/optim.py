@@ -2,11 +2,12 @@
 """The optimizer and the learning rate. The only home of Optax."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.tree_util import KeyPath
 
 from bert_jax.batch import PyTree
 from bert_jax.devices.sharding import is_stacked, match_rules, path_name
@@ -89,7 +90,7 @@ def scale_by_layer_trust_ratio(applies_to: Callable[[PyTree], PyTree]) -> optax.
         del params
         return optax.EmptyState()
 
-    def scale(path: tuple[Any, ...], update: jax.Array, param: jax.Array, applies: bool) -> jax.Array:
+    def scale(path: KeyPath, update: jax.Array, param: jax.Array, applies: bool) -> jax.Array:
         if not applies:
             return update
         axes = tuple(range(1 if is_stacked(path_name(path)) else 0, param.ndim))
@@ -97,7 +98,7 @@ def scale_by_layer_trust_ratio(applies_to: Callable[[PyTree], PyTree]) -> optax.
         known = (size > 0) & (change > 0)
         return update * jnp.where(known, size / jnp.where(known, change, 1), 1)
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+    def update(updates: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
         return jax.tree_util.tree_map_with_path(scale, updates, params, applies_to(params)), state
 
     return optax.GradientTransformation(init, update)  # pyright: ignore[reportArgumentType]
@@ -110,10 +111,10 @@ def scale_by_depth(layer_decay: float) -> optax.GradientTransformation:
     Source: Clark et al. 2020 (ELECTRA), appendix, layer-wise learning rate decay.
     """
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+    def update(updates: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
         num_layers = updates["encoder"]["layers"]["attention"]["query"]["kernel"].shape[0]
 
-        def scale(path: tuple[Any, ...], update: jax.Array) -> jax.Array:
+        def scale(path: KeyPath, update: jax.Array) -> jax.Array:
             name = path_name(path)
             if name.startswith("encoder/embeddings/"):
                 return update * layer_decay ** (num_layers + 1)
@@ -136,7 +137,7 @@ def store_mean_in(dtype: str, adam: optax.GradientTransformation, mean: str) -> 
     would never fall. So it stays in float32.
     """
 
-    def cast(state: Any, dtype: jax.typing.DTypeLike) -> Any:
+    def cast(state: PyTree, dtype: jax.typing.DTypeLike) -> PyTree:
         return state._replace(**{mean: jax.tree.map(lambda leaf: leaf.astype(dtype), getattr(state, mean))})
 
     def update(gradients: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
@@ -187,7 +188,7 @@ def make_optimizer(config: OptimizerConfig, num_steps: int, first_step: int = 0)
 def _keep_encoder() -> optax.GradientTransformation:
     """Returns a transformation that sets the updates of the encoder to zero."""
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+    def update(updates: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
         return updates | {"encoder": jax.tree.map(jnp.zeros_like, updates["encoder"])}, state
 
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)  # pyright: ignore[reportArgumentType]

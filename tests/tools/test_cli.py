@@ -135,13 +135,21 @@ def test_ctrl_c_in_the_preparation_of_text_is_one_line(repository, tmp_path):
     """The terminal sends it to every process: workers that begin, work or end print nothing."""
     write_corpus(tmp_path / "text.txt", num_documents=4000)
     write_vocab(tmp_path / "vocab.txt")
-    command = [sys.executable, "-m", "bert_jax.tools.prepare_corpus", f"--input={tmp_path}/text.txt"]
+    # Python's own start takes longer on a busy machine, and prints a traceback if it is interrupted.
+    ready = "import bert_jax.tools, runpy, sys; print(flush=True); del sys.argv[0]; "
+    ready += "runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
+    command = [sys.executable, "-c", ready, "bert_jax.tools.prepare_corpus", f"--input={tmp_path}/text.txt"]
     command += [f"--tokenizer={tmp_path}/vocab.txt", "--max_seq_length=32", "--workers=3"]
     rng, stopped = random.Random(0), 0
     for number in range(12):
         process = subprocess.Popen(
-            [*command, f"--output={tmp_path}/data"], stderr=subprocess.PIPE, cwd=repository, start_new_session=True
+            [*command, f"--output={tmp_path}/data"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=repository,
+            start_new_session=True,
         )
+        assert process.stdout.readline() == b"\n"
         time.sleep(0.2 + 0.3 * number + 0.3 * rng.random())
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGINT)

@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -252,7 +252,6 @@ def read_place(name: str, place: str, json_keys: Sequence[str], labelled: bool) 
             f"{', '.join(repr(each[:40]) for each in table.columns[:20])}: is it a file of {glue.folder}?"
         )
     number = next((column for column in ("index", "idx") if column in table.columns), "")
-    convert: Any = label_name if glue.classes else label_number
     examples, unagreed = [], 0
     for place_in_data, record in enumerate(table.records):
         value = named_class(record.get(label), classes.get(label))
@@ -265,7 +264,7 @@ def read_place(name: str, place: str, json_keys: Sequence[str], labelled: bool) 
             ClassifyExample(
                 text_of(record, texts[0]),
                 text_of(record, texts[1]) if len(texts) == 2 else None,
-                convert(value, record.where),
+                label_name(value, record.where) if glue.classes else label_number(value, record.where),
                 id_of(record.get(number), place_in_data),
                 record.where,
             )

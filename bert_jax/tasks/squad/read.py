@@ -19,7 +19,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from bert_jax.errors import InputError
 from bert_jax.storage import files, urls
@@ -195,10 +195,11 @@ def _read_question(value: Any, context: str, path: str, place: str) -> SquadExam
     return SquadExample(_id(value, path, place), question, context, tuple(answers), impossible)
 
 
+Kind = TypeVar("Kind", str, list, int, bool, dict)
 _KINDS = {str: "a text", list: "a list", int: "a whole number", bool: "true or false"}
 
 
-def _get(value: Any, name: str, kind: type, path: str, place: str) -> Any:
+def _get(value: object, name: str, kind: type[Kind], path: str, place: str) -> Kind:
     """Returns `value[name]` if it is of the kind. Raises: InputError with the place."""
     where = f"{path}, {place}" if place else path
     if not isinstance(value, Mapping):
@@ -208,7 +209,7 @@ def _get(value: Any, name: str, kind: type, path: str, place: str) -> Any:
     found = value[name]
     if not isinstance(found, kind) or (kind is int and isinstance(found, bool)):
         raise InputError(f"{where}: {name!r} is {_short(found)}, not {_KINDS[kind]}; correct it")
-    if kind is str:
+    if isinstance(found, str):
         _check_characters(found, where, name)
     return found
 
