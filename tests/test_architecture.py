@@ -60,6 +60,69 @@ HOMES = {
     "ml_collections": "tools.* train.py finetune.py",
 }
 
+# The tests of a module are in the file of its name: of text.vocab in tests/text/test_vocab.py, of a command also in
+# tests/tools. Those of the modules below are elsewhere; a module that has neither is an error.
+TESTS_ELSEWHERE = {
+    "checkpoints.compare": "tools/test_convert_checkpoint.py",
+    "checkpoints.hf_weights": "checkpoints/test_hf.py",
+    "checkpoints.pretrained": "checkpoints/test_revisions.py",
+    "checkpoints.sealed": "checkpoints/test_states.py",
+    "checkpoints.warm_start": "tools/test_convert_checkpoint.py",
+    "data.building": "data/test_prepare.py",
+    "data.google.import_examples": "data/google/test_examples.py",
+    "data.packed_dataset": "data/test_packing.py",
+    "devices.cluster": "end_to_end/test_cluster.py",
+    "errors": "test_inputs.py",
+    "inference.export": "end_to_end/test_finetune_commands.py",
+    "model.attention": "model/test_fused_attention.py",
+    "model.encoder": "model/test_model.py",
+    "model.heads": "checkpoints/test_names.py",
+    "model.layers": "model/test_model.py",
+    "plan.describe": "training/test_packed_training.py",
+    "settings.finetuning": "settings/test_settings.py",
+    "settings.model": "settings/test_settings.py",
+    "settings.pretraining": "settings/test_settings.py",
+    "settings.rules": "settings/test_settings.py",
+    "storage.files": "storage/test_storage.py",
+    "storage.schema": "test_own_files.py",
+    "storage.urls": "storage/test_storage.py",
+    "storage.writing": "storage/test_storage.py",
+    "storage.zstd": "storage/test_storage.py",
+    "tasks.base": "model/test_task_objective.py",
+    "tasks.glue.score": "tasks/glue/test_tasks.py",
+    "tasks.prepare": "test_finetuning.py",
+    "tasks.results": "test_finetuning.py",
+    "tasks.tagging": "tasks/test_ner.py",
+    "tasks.texts": "tasks/test_classify.py",
+    "text.wordpiece": "text/test_tokenizer.py",
+    "text.words": "text/test_tokenizer.py",
+    "tools.compare_runs": "end_to_end/test_finetune_commands.py",
+    "tools.evaluate": "tools/test_scoring_commands.py",
+    "tools.export": "end_to_end/test_finetune_commands.py",
+    "tools.export_params": "end_to_end/test_commands.py",
+    "tools.extract_features": "end_to_end/test_finetune_commands.py",
+    "tools.finetune": "end_to_end/test_finetune_commands.py",
+    "tools.grow_model": "checkpoints/test_grow.py",
+    "tools.import_tfrecords": "tools/test_export_tfrecords.py",
+    "tools.lines": "tools/test_cli.py",
+    "tools.main": "test_main.py",
+    "tools.make_docs_task": "tasks/test_docs_task.py",
+    "tools.make_unicode_tables": "text/test_normalize.py",
+    "tools.pack_dataset": "data/test_packing.py",
+    "tools.plan": "plan/test_planner.py",
+    "tools.predict": "end_to_end/test_finetune_commands.py",
+    "tools.prepare_beam": "data/test_beam.py",
+    "tools.prepare_corpus": "data/test_prepare.py",
+    "tools.recipes": "test_recipes.py",
+    "tools.score": "tools/test_score_tool.py",
+    "tools.score_sentences": "tools/test_scoring_commands.py",
+    "tools.show_params": "tools/test_cli.py",
+    "tools.train": "end_to_end/test_commands.py",
+    "training.run": "test_pretraining.py",
+    "training.workdir": "test_pretraining.py",
+    "version": "test_public_names.py",
+}
+
 # What one reads to follow pre-training from the command line to a saved checkpoint, kernels aside.
 CORE: Sequence[str] = """
     settings.model settings.pretraining settings.phases batch devices.sharding data.pipeline
@@ -233,6 +296,51 @@ def check(root: Path) -> list[str]:
     sources = read_sources(root)
     problems = check_imports(sources) + check_files(root, sources) + check_machine_paths(root)
     return [problem.replace(f"{root}/", "") for problem in problems]
+
+
+def public_names(source: Source) -> set[str]:
+    """Returns the public names that a module defines, and the end of its own name."""
+    names = {source.name.rpartition(".")[2]}
+    for node in ast.parse(source.text).body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            names.add(node.name)
+    return {name for name in names if not name.startswith("_")}
+
+
+def check_tests(sources: list[Source], tests: Path) -> list[str]:
+    """Returns the modules without tests of their own, and entries of TESTS_ELSEWHERE that are wrong."""
+    problems = []
+    modules = {
+        s.name: s for s in sources if s.path.name != "__init__.py" and s.name != "__main__" and "." in s.path.name
+    }
+    modules = {name: source for name, source in modules.items() if not name.endswith(".py")}
+    for name, source in modules.items():
+        *folders, last = name.split(".")
+        own, elsewhere = tests.joinpath(*folders, f"test_{last}.py"), TESTS_ELSEWHERE.get(name)
+        if own.exists() == (elsewhere is not None):
+            problems.append(f"{name}: tests belong in {own} or, named in TESTS_ELSEWHERE, in one other file")
+        words = public_names(source)
+        place = tests / elsewhere if elsewhere else own
+        if place.exists() and not words & set(re.findall(r"\w+", place.read_text("utf-8"))):
+            problems.append(f"{name}: {place} names nothing of it")
+        elif elsewhere and not place.exists():
+            problems.append(f"{name}: there is no {place}")
+    return problems + [f"{name} is in TESTS_ELSEWHERE, and no module" for name in set(TESTS_ELSEWHERE) - set(modules)]
+
+
+def test_every_module_has_tests(repository):
+    assert not check_tests(read_sources(repository), repository / "tests")
+
+
+def test_a_module_without_tests_is_found(tmp_path):
+    source = Source("text.new", tmp_path / "new.py", "def count(): pass\n")
+    only = [problem for problem in check_tests([source], tmp_path) if problem.startswith("text.new")]
+    assert len(only) == 1 and "tests belong in" in only[0]
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "test_new.py").write_text("def test_other(): pass\n")
+    assert "names nothing of it" in check_tests([source], tmp_path)[0]
+    (tmp_path / "text" / "test_new.py").write_text("from bert_jax.text.new import count\n")
+    assert not [problem for problem in check_tests([source], tmp_path) if problem.startswith("text.new")]
 
 
 def test_the_design_holds(repository):

@@ -5,7 +5,7 @@
 
 `--reference` is a folder with run_squad.py and tokenization.py of google-research/bert; they run unchanged, with
 nothing in place of TensorFlow, which their reading, cutting and decoding do not need.
-`tests/tasks/test_squad_goldens.py` makes the same questions and logits with the functions below, and
+`tests/tasks/squad/test_goldens.py` makes the same questions and logits with the functions below, and
 `tests/reference/test_live_squad.py` compares
 real data with the same reference.
 """

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A tokenizer in Hugging Face's files comes back as it was, and one that is not BERT's is refused."""
+
+import json
+import shutil
+
+import pytest
+
+from bert_jax.checkpoints.hf_tokenizer import load_hf_tokenizer, save_hf_tokenizer
+from bert_jax.errors import InputError
+from bert_jax.text.tokenizer import load_tokenizer
+
+TEXT = "The naïve 東京 don't [MASK] Ünïted, 1.5% tokens"
+
+
+@pytest.fixture(params=["tokenizer", "tokenizer_cased"])
+def tokenizer(request, repository):
+    return load_tokenizer(repository / "tests" / "fixtures" / request.param)
+
+
+@pytest.mark.parametrize("missing", ["", "vocab.txt", "tokenizer.json", "tokenizer_config.json"])
+def test_any_two_of_the_three_files_suffice(tokenizer, tmp_path, missing):
+    assert save_hf_tokenizer(tmp_path, tokenizer, 512) == []
+    if missing:
+        (tmp_path / missing).unlink()
+    found, notes = load_hf_tokenizer(tmp_path)
+    assert notes == [] and found.config == tokenizer.config
+    assert list(found.encode(TEXT)) == list(tokenizer.encode(TEXT))
+
+
+def change(path, **values):
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+@pytest.mark.parametrize(
+    ("file", "values", "problem"),
+    [
+        ("tokenizer_config.json", {"tokenizer_class": "RobertaTokenizer"}, "tokenizer_class RobertaTokenizer is not"),
+        ("tokenizer_config.json", {"mask_token": "<mask>"}, 'mask_token is "<mask>", BERT\'s is "[MASK]"'),
+        ("tokenizer_config.json", {"mask_token": {"content": "<mask>"}}, 'mask_token is "<mask>"'),
+        ("tokenizer_config.json", {"do_basic_tokenize": False}, "do_basic_tokenize is false, BERT's is true"),
+        ("tokenizer_config.json", {"strip_accents": "no"}, 'strip_accents is "no"; make it true or false'),
+        ("tokenizer.json", {"pre_tokenizer": {"type": "Whitespace"}}, 'pre_tokenizer is "Whitespace", BERT\'s is'),
+        ("tokenizer.json", {"model": []}, "its vocabulary is not a map to the ids"),
+        ("tokenizer.json", {"model": {"type": "WordPiece", "vocab": {"[PAD]": 7}}}, 'disagree about "[PAD]"'),
+        ("tokenizer.json", {"added_tokens": [{"content": "<new>", "id": 10**6}]}, "adds 1 tokens to its vocabulary"),
+    ],
+)
+def test_what_is_not_berts_is_refused(repository, tmp_path, file, values, problem):
+    save_hf_tokenizer(tmp_path, load_tokenizer(repository / "tests" / "fixtures" / "tokenizer"), 512)
+    change(tmp_path / file, **values)
+    with pytest.raises(InputError) as caught:
+        load_hf_tokenizer(tmp_path)
+    assert problem in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_capitals_in_the_vocabulary_decide_where_no_file_does(repository, tmp_path):
+    for name, lowercase in (("tokenizer", True), ("tokenizer_cased", False)):
+        (tmp_path / name).mkdir()
+        shutil.copy(repository / "tests" / "fixtures" / name / "vocab.txt", tmp_path / name)
+        assert load_hf_tokenizer(tmp_path / name)[0].config["do_lower_case"] is lowercase
+
+
+def test_a_directory_without_a_vocabulary_is_named(tmp_path):
+    with pytest.raises(InputError, match=r"has no vocab\.txt and no tokenizer\.json; copy one of them"):
+        load_hf_tokenizer(tmp_path)

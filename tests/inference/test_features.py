@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Features of texts are the encoder's outputs of each text on its own, in the order of the texts."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+from builders import tiny_model
+
+from bert_jax.batch import Batch
+from bert_jax.checkpoints.pretrained import Pretrained
+from bert_jax.errors import InputError
+from bert_jax.inference.features import sentence_embeddings, token_features
+from bert_jax.model.objective import encode, init_params
+from bert_jax.text.tokenizer import load_tokenizer
+
+TEXTS = ["a small house", "two", "the old man and the sea " * 9, "words of a language", ""]
+TEXTS += [f"text {number} " * (number % 7) for number in range(40)]
+
+
+@pytest.fixture(scope="module")
+def bert(repository):
+    tokenizer = load_tokenizer(repository / "tests" / "fixtures" / "tokenizer")
+    model = tiny_model(vocab_size=tokenizer.vocab_size, initializer_stddev=0.2)
+    return Pretrained(model, jax.jit(functools.partial(init_params, model))(jax.random.key(0)), tokenizer)
+
+
+def outputs(bert, token_ids):
+    """Returns all layers [num_layers + 1, L, H] of a text in a batch of its own, without padding."""
+    ids = np.asarray([token_ids], np.int32)
+    batch = Batch(ids, np.zeros_like(ids), np.ones_like(ids), np.zeros((1, 1), np.int32), np.ones((1, 1), np.float32))
+    return np.asarray(encode(bert.config, bert.params, batch, keep_layers=True).layers)[:, 0]
+
+
+def test_vectors_are_those_of_each_text_alone(bert):
+    found = list(token_features(bert, TEXTS, layers=(0, -1, 1)))
+    assert len(found) == len(TEXTS)
+    for text, features in zip(TEXTS, found):
+        assert features.tokens[0] == "[CLS]" and features.tokens[-1] == "[SEP]"
+        if features.truncated:
+            assert len(features.tokens) == 64
+            continue
+        pieces = bert.tokenizer.encode(text)
+        ids = [bert.tokenizer.cls_id, *pieces, bert.tokenizer.sep_id]
+        layers = outputs(bert, ids)
+        np.testing.assert_allclose(features.layers, layers[[0, -1, 1]], atol=2e-5)
+    assert any(features.truncated for features in found)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_an_embedding_is_pooled_over_the_tokens_of_its_text(bert, pooling):
+    vectors = sentence_embeddings(bert, TEXTS, pooling, layer=-2)
+    assert vectors.shape == (len(TEXTS), 32)
+    for vector, features in zip(vectors, token_features(bert, TEXTS, layers=(-2,))):
+        expected = features.layers[0].mean(0) if pooling == "mean" else features.layers[0, 0]
+        np.testing.assert_allclose(vector, expected, atol=2e-5)
+
+
+def test_pairs_have_a_second_segment(bert):
+    (pair,) = token_features(bert, [("a small", "house")], layers=(-1,))
+    assert pair.tokens.count("[SEP]") == 2
+    assert not np.allclose(pair.layers[0, 0], next(token_features(bert, ["a small house"], layers=(-1,))).layers[0, 0])
+
+
+@pytest.mark.parametrize(
+    ("call", "problem"),
+    [
+        (lambda bert: list(token_features(bert, ["a"], layers=(3,))), "layer 3 is not one of the model's; use 0"),
+        (lambda bert: list(token_features(bert, ["a"], layers=())), "there is no layer to extract"),
+        (lambda bert: list(token_features(bert, ["a"], (-1,), 65)), "max_seq_length 65 is not from 5 to"),
+        (lambda bert: sentence_embeddings(bert, "a"), "texts is a single text; give a list"),
+        (lambda bert: sentence_embeddings(bert, ["a"], "max"), "pooling 'max' is unknown; use mean or cls"),
+    ],
+)
+def test_what_cannot_be_had_is_said(bert, call, problem):
+    with pytest.raises(InputError, match=problem):
+        call(bert)

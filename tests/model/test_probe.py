@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Probes: which features they read, and that padding and the encoder are left alone."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from builders import tiny_model
+
+from bert_jax.model.probe import Probe
+from bert_jax.settings.finetuning import ProbeConfig
+
+MODEL = tiny_model(num_layers=5)
+LAYERS = jax.random.normal(jax.random.key(0), (6, 2, 7, 32))  # [num_layers + 1, B, L, H]
+INSIDE = jnp.asarray([[1] * 7, [1] * 4 + [0] * 3])
+
+
+def make(features="last", kind="linear", pool=False, layers=LAYERS):
+    probe = Probe(MODEL, ProbeConfig(features=features, kind=kind, num_layers=2, hidden_size=6), 3, pool)
+    return probe, probe.init(jax.random.key(1), layers, INSIDE, True)
+
+
+@pytest.mark.parametrize(
+    ("features", "read"),
+    [
+        ("embeddings", [0]),
+        ("last", [5]),
+        ("second_to_last", [4]),
+        ("concat_last4", [2, 3, 4, 5]),
+        ("weighted_last4", [2, 3, 4, 5]),
+        ("weighted_all", [1, 2, 3, 4, 5]),
+    ],
+)
+def test_each_kind_reads_its_layers_alone(features, read):
+    probe, params = make(features)
+    base = probe.apply(params, LAYERS, INSIDE, True)
+    assert base.shape == (2, 7, 3)
+    changed = [
+        number
+        for number in range(6)
+        if not np.array_equal(probe.apply(params, LAYERS.at[number].add(1.0), INSIDE, True), base)
+    ]
+    assert changed == read
+
+
+def test_weights_begin_equal_and_are_a_softmax():
+    probe, params = make("weighted_all")
+    mean = jnp.concatenate([LAYERS[:1]] + [jnp.mean(LAYERS[1:], 0, keepdims=True)] * 5)
+    np.testing.assert_allclose(
+        probe.apply(params, LAYERS, INSIDE, True), probe.apply(params, mean, INSIDE, True), atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("pool", [False, True])
+def test_padding_changes_nothing(pool):
+    probe, params = make(kind="bilstm", pool=pool)
+    base = probe.apply(params, LAYERS, INSIDE, True)
+    other = probe.apply(params, LAYERS.at[:, 1, 4:].set(9.0), INSIDE, True)
+    np.testing.assert_array_equal(base[0], other[0])
+    np.testing.assert_array_equal(base[1, :4] if not pool else base[1], other[1, :4] if not pool else other[1])
+    assert base.shape == (2, 1 if pool else 7, 3)
+
+
+def test_the_encoder_has_no_gradient():
+    probe, params = make("weighted_all", "bilstm")
+    of_layers, of_params = jax.grad(
+        lambda layers, params: jnp.sum(jnp.square(probe.apply(params, layers, INSIDE, True))), argnums=(0, 1)
+    )(LAYERS, params)
+    assert not np.any(of_layers)
+    assert all(np.any(leaf) for leaf in jax.tree.leaves(of_params["params"]["classifier"]))

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The estimate of a step's time follows what the chip, the model and the mesh are."""
+
+import dataclasses
+
+import pytest
+
+from bert_jax.devices.chips import TPUS
+from bert_jax.plan import flops
+from bert_jax.plan.roofline import Traffic, expected_traffic, model_flops, step_seconds
+from bert_jax.settings.model import model_size
+from bert_jax.settings.pretraining import DataConfig, MaskingConfig, PretrainConfig, TrainConfig
+
+CHIP = TPUS["v4"]
+CONFIG = PretrainConfig(
+    model=dataclasses.replace(model_size("large"), compute_dtype="bfloat16"),
+    data=DataConfig(batch_size=64),
+    masking=MaskingConfig(max_predictions=76),
+)
+ONE = {"data": 1, "fsdp": 1, "tensor": 1}
+
+
+def seconds(config=CONFIG, mesh=ONE, collectives=(), chip=CHIP):
+    return step_seconds(config, chip, mesh, 512, collectives)
+
+
+def test_a_step_is_the_sum_of_its_parts():
+    parts = seconds()
+    assert parts.pop("step") == pytest.approx(sum(parts.values()))
+    assert parts["network"] == 0 and min(parts["products"], parts["attention"], parts["memory"]) > 0
+
+
+def test_products_take_the_models_flops_at_the_share_of_the_peak():
+    parts = seconds()
+    attention = parts["attention"] / 2 * CHIP.bfloat16 * CHIP.matrix_efficiency
+    products = parts["products"] * CHIP.bfloat16 * CHIP.matrix_efficiency
+    assert products + attention == pytest.approx(model_flops(CONFIG, 1, 512))
+    assert model_flops(CONFIG, 4, 512) == pytest.approx(model_flops(CONFIG, 1, 512) / 4)
+
+
+def test_a_kernel_on_a_tpu_moves_no_scores_and_computes_them_again():
+    fused = dataclasses.replace(CONFIG, model=dataclasses.replace(CONFIG.model, attention="fused"))
+    assert seconds(fused)["memory"] < seconds()["memory"]
+    assert seconds(fused)["attention"] == pytest.approx(seconds()["attention"] * 7 / 6)
+
+
+def test_rematerialization_repeats_the_forward_pass():
+    full = dataclasses.replace(CONFIG, model=dataclasses.replace(CONFIG.model, remat="full"))
+    assert seconds(full)["products"] == pytest.approx(seconds()["products"] * 4 / 3)
+
+
+def test_an_all_reduce_moves_its_bytes_twice():
+    moved = [
+        seconds(collectives=(Traffic(kind, "f32", 1, 10**9, 8),))["network"] for kind in ("all-reduce", "all-gather")
+    ]
+    assert moved[0] == pytest.approx(2 * moved[1]) and moved[1] == pytest.approx(1e9 / CHIP.link_bandwidth)
+
+
+def test_what_a_mesh_has_to_exchange():
+    size = 4 * flops.num_parameters(CONFIG.model)
+    assert expected_traffic(CONFIG, ONE, 512, size) == ()
+    (sums,) = expected_traffic(CONFIG, ONE | {"data": 8}, 512, size)
+    assert sums == Traffic("all-reduce", "f32", 1, size, 8)
+    narrow = dataclasses.replace(CONFIG, model=dataclasses.replace(CONFIG.model, gradient_dtype="bfloat16"))
+    assert expected_traffic(narrow, ONE | {"data": 8}, 512, size)[0].bytes == size // 2
+    zero1 = dataclasses.replace(CONFIG, train=TrainConfig(zero1=True))
+    kinds = [traffic.kind for traffic in expected_traffic(zero1, ONE | {"data": 8}, 512, size)]
+    assert kinds == ["reduce-scatter", "all-gather"]
+    (tensor,) = expected_traffic(CONFIG, ONE | {"tensor": 4}, 512, size)
+    assert tensor.count == 4 * 24 and tensor.bytes == 4 * 24 * 64 * 512 * 1024 * 2

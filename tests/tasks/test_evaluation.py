@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Evaluation: the constant prediction by hand, names of further splits, and every example once in any batch size."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+from builders import make_pretrained, make_topics, task_params, tiny_model
+
+from bert_jax.checkpoints.pretrained import load_pretrained
+from bert_jax.devices.sharding import make_mesh
+from bert_jax.settings.finetuning import TaskConfig
+from bert_jax.settings.pretraining import MeshConfig
+from bert_jax.tasks.base import Row, Rows, Task
+from bert_jax.tasks.classify import classification_task
+from bert_jax.tasks.evaluation import Split, constant_scores, evaluate, make_inference, make_split, predict_split
+
+
+def constant_of(head, labels, train, num_outputs, lengths=(1,)):
+    """Returns what `constant_scores` predicts for a row of each of some lengths, trained on rows with some labels."""
+    seen = []
+
+    def decode(examples, rows, outputs):
+        seen.extend(outputs)
+        return outputs
+
+    task = Task(
+        TaskConfig(), head, labels, num_outputs, "metric", {}, None, None, None, decode,
+        lambda examples, predictions: {"metric": float(len(predictions))}, None, None,
+    )  # fmt: skip
+    row = lambda label, length=1: Row(0, np.zeros(length, np.int32), np.zeros(length, np.uint8), (length,), label)  # noqa: E731
+    trained = Split("train", [], [row(label) for label in train], {})
+    dev = Split("dev", list(lengths), [row(None, length) for length in lengths], {})
+    other = Split("dev_other", list(lengths), [row(None, length) for length in lengths], {})
+    scores = constant_scores(task, trained, [dev, other])
+    assert scores == {"metric": float(len(lengths)), "metric_other": float(len(lengths))}
+    return seen[: len(lengths)]
+
+
+def test_the_most_frequent_class_is_predicted():
+    (output,) = constant_of("sequence_classification", ("a", "b", "c"), [1, 2, 2, 0], 3)
+    assert output.tolist() == [0, 0, 1]
+
+
+def test_the_mean_of_a_regression_is_predicted():
+    (output,) = constant_of("sequence_classification", (), [1.0, 2.0, 6.0], 1)
+    assert output.tolist() == [3.0]
+
+
+def test_the_most_frequent_label_of_tokens_is_predicted_for_each_token():
+    labels = [np.array([-1, 0, 1, -1]), np.array([-1, 1, -1, -1])]  # -1 is no word's first piece
+    short, long = constant_of("token_classification", ("O", "B"), labels, 2, lengths=(2, 4))
+    assert short.tolist() == [[0, 1]] * 2 and long.tolist() == [[0, 1]] * 4
+
+
+def test_spans_begin_and_end_nowhere():
+    (output,) = constant_of("span", (), [np.array([3, 4])], 0, lengths=(3,))
+    assert not output.any() and output.shape == (3, 2)
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_every_example_has_a_prediction_whatever_the_batches(tmp_path, devices):
+    source = make_topics(tmp_path / "topics")
+    bert = load_pretrained(make_pretrained(tmp_path))
+    task = classification_task(TaskConfig(name="classification", max_seq_length=16), ())
+    examples = task.read(str(source), "dev")[:13]
+    task = classification_task(task.config, task.find_labels(examples))
+    split = make_split(task, bert.tokenizer, "dev", examples)
+    assert isinstance(task.make_rows(examples, bert.tokenizer, False), Rows)
+    model = tiny_model(vocab_size=bert.tokenizer.vocab_size)
+    params = task_params.__wrapped__("sequence_classification", len(task.labels)) | {"encoder": bert.params["encoder"]}
+    mesh = make_mesh(MeshConfig(), jax.devices()[:devices])
+    with jax.set_mesh(mesh):
+        infer = make_inference(model, task, mesh, params)
+        run = functools.partial(predict_split, task, split, infer, infer.ready(params), mesh=mesh)
+        (several, loss), (one_by_one, same_loss) = run(batch_size=8), run(batch_size=devices)
+        kept = {}
+        scores = evaluate(task, [split], infer, 8, mesh, params, lambda split, found: kept.update({split.name: found}))
+    assert len(several) == 13 and [each.label for each in several] == [each.label for each in one_by_one]
+    assert loss["loss"] == pytest.approx(same_loss["loss"], rel=1e-5)
+    assert [each.label for each in kept["dev"]] == [each.label for each in several]
+    right = np.mean([example.label == found.label for example, found in zip(examples, several)])
+    assert scores["accuracy"] == pytest.approx(right) and scores["loss"] == pytest.approx(loss["loss"])

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every option of a data set is a flag with the same default, and is read from it."""
+
+import dataclasses
+
+import pytest
+from absl import flags
+
+from bert_jax.data.prepare import PrepareOptions
+from bert_jax.tools import prepare_flags
+
+
+@pytest.fixture
+def values(monkeypatch):
+    values = flags.FlagValues()
+    for name in ("DEFINE_integer", "DEFINE_string", "DEFINE_float", "DEFINE_bool"):
+        define = getattr(flags, name)
+        monkeypatch.setattr(flags, name, lambda *args, define=define, **rest: define(*args, flag_values=values, **rest))
+    return values
+
+
+def test_flags_are_the_options(values):
+    read = prepare_flags.define_options()
+    options = {field.name for field in dataclasses.fields(PrepareOptions)}
+    assert options == set(values) & options and len([name for name in values if name in options]) == len(options)
+    values(["prepare_corpus"])
+    assert read() == PrepareOptions()
+    values(["prepare_corpus", "--pack=3", "--next_sentence=none", "--holdout_rate=0.5"])
+    assert read() == PrepareOptions(pack=3, next_sentence="none", holdout_rate=0.5)
