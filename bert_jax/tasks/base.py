@@ -20,7 +20,7 @@ Prediction: TypeAlias = Any  # the task's own type of predictions
 
 
 class Row(NamedTuple):
-    """A row of a model's input that was made of an example: one sequence, or several one after the other."""
+    """A row of model input made from an example: one sequence, or several packed one after the other."""
 
     example: int  # the place of its example in the list; a long example may have several rows
     token_ids: np.ndarray  # [L] int32, no padding
@@ -31,12 +31,12 @@ class Row(NamedTuple):
 
 
 def largest_type(rows: Sequence[Row]) -> int:
-    """Returns the largest type id of some rows; 0 if each is of a single text."""
+    """Returns the largest type id in the rows: 0 if all are single texts, 1 with pairs."""
     return max((int(row.type_ids.max(initial=0)) for row in rows), default=0)
 
 
 class Rows(NamedTuple):
-    """The rows of some examples, in the order of the examples, and counts of what was cut or skipped."""
+    """The rows of a list of examples, in order, and counts of truncated and skipped examples."""
 
     rows: list[Row]
     counts: dict[str, int]  # such as {"truncated": 12, "skipped: no token": 1}; zeros are left out
@@ -44,7 +44,7 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True)
 class Task:
-    """A task: its head, its labels, and the functions for its data outside of the model.
+    """A task: its head, its labels, and the functions that turn its data into rows and outputs into predictions.
 
     Splits: `splits` maps "train", "eval" and "test" to the names that `read` knows. The first of "eval" gives the
     metrics their plain names; a later one adds its own name to them ("accuracy_mismatched").

@@ -17,13 +17,13 @@ _CHUNK = 50  # batches of a shuffled stretch of the data that are sorted by leng
 
 
 def padded_length(length: int, most: int) -> int:
-    """Returns the length to pad a row to, `most` at most."""
+    """Returns the length that a row is padded to, at most `most`."""
     known = next((each for each in _LENGTHS if each >= length), -(-length // _LONGER_BY) * _LONGER_BY)
     return min(known, most)
 
 
 def plan_epoch(lengths: np.ndarray, batch_size: int, seed: int, epoch: int, bucket: bool = True) -> list[np.ndarray]:
-    """Returns the rows of each batch of an epoch: every row once, in batches of `batch_size` but for one.
+    """Returns the row numbers of each batch of an epoch. Every row occurs once; at most one batch is not full.
 
     With `bucket`, each stretch of some batches of the shuffled data is sorted by length before it is cut into
     batches, so that a batch holds rows of like lengths; the batches are shuffled again.
@@ -45,14 +45,14 @@ def plan_epoch(lengths: np.ndarray, batch_size: int, seed: int, epoch: int, buck
 
 
 def steps_per_epoch(num_rows: int, batch_size: int) -> int:
-    """Returns how many batches hold every row once; the last of them may not be full."""
+    """Returns the number of batches in an epoch; the last may not be full."""
     return -(-num_rows // batch_size)
 
 
 def train_batches(
     rows: Sequence[Row], head: str, first_step: int, batch_size: int, seed: int, bucket: bool, mesh: Mesh
 ) -> Iterator[Batch]:
-    """Yields the batches at first_step, first_step + 1, ... for ever."""
+    """Yields the batches at first_step, first_step + 1, ... without end."""
     lengths = np.array([len(row.token_ids) for row in rows])
     longest = int(lengths.max())
     num_places = max(len(row.lengths) for row in rows)
@@ -72,9 +72,9 @@ def train_batches(
 
 
 def eval_batches(rows: Sequence[Row], head: str, batch_size: int, mesh: Mesh) -> Iterator[tuple[np.ndarray, Batch]]:
-    """Yields the numbers of some rows, and the batch of them, until every row was in one; longest first.
+    """Yields row numbers and the batch of these rows, until every row was in a batch; the longest rows come first.
 
-    Places left over in the last batch have weight 0.
+    Padding rows in the last batch have weight 0.
     """
     if not rows:
         return
@@ -123,7 +123,7 @@ def make_batch(
 
 
 def _no_labels(num_rows: int, length: int, num_places: int, head: str, known: Sequence[object]) -> np.ndarray | None:
-    """Returns an array for the labels of a batch with nothing in it, or None if a row has none."""
+    """Returns an array of empty labels for a batch, or None if a row has no label."""
     if any(label is None for label in known) or not known:
         return None
     if head == "token_classification":
@@ -134,7 +134,7 @@ def _no_labels(num_rows: int, length: int, num_places: int, head: str, known: Se
 
 
 def unpadded_outputs(row: Row, outputs: np.ndarray, head: str) -> np.ndarray:
-    """Returns the outputs of a row of a batch as `Task.decode` takes them, given those of the padded row."""
+    """Returns the outputs of a row without padding, as `Task.decode` takes them."""
     if head == "sequence_classification":
         return outputs[0]
     if head == "multiple_choice":

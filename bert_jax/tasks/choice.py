@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Multiple choice: which of some endings goes on best. SWAG, CODAH, and data of one's own with any number of choices.
+"""Multiple choice: which ending fits best. SWAG, CODAH, and your own data with any number of choices.
 
 A row holds [CLS] context [SEP] choice [SEP] for each choice of an example, one after the other. They do not attend to
 each other, the model gives each a number, and the softmax over the example's numbers chooses.
 
-Read are tables and JSON with the columns or keys of SWAG (sent1, sent2, ending0 .. ending3, label), where an ending
+It reads tables and JSON with the columns or keys of SWAG (sent1, sent2, ending0 .. ending3, label), where an ending
 goes on after sent2; JSON with a list of choices; and CODAH's tables without header (category, prompt, endings, label).
 
 Source: paper, section 4.4.
@@ -36,7 +36,7 @@ _ENDING = re.compile(r"(ending|choice|option|answer)_?\d{1,18}")
 
 
 class ChoiceExample(NamedTuple):
-    """A context, and texts of which one follows best."""
+    """A context, and choices of which one follows best."""
 
     context: str
     choices: tuple[str, ...]
@@ -46,7 +46,7 @@ class ChoiceExample(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """The choice, counted from 0, and how likely each is."""
+    """The predicted choice, counted from 0, and the probability of each."""
 
     choice: int
     text: str
@@ -54,7 +54,7 @@ class Chosen(NamedTuple):
 
 
 def choice_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
-    """Returns the task of choosing among texts; it has no labels. Raises: InputError if a setting cannot be used."""
+    """Returns the multiple choice task, which has no labels. Raises: InputError if a setting cannot be used."""
     if config.metric not in ("", "accuracy"):
         raise InputError(f"task.metric {config.metric!r} is not accuracy, the one of choices; leave it empty")
     if labels or config.labels:
@@ -91,7 +91,7 @@ def _read(config: TaskConfig, source: str, split: str) -> list[ChoiceExample]:
 
 
 def _table(place: str) -> Table:
-    """Returns the table of a file; one of CODAH is known by its lack of a header: the first line ends in a label."""
+    """Returns the table of a file. A file of CODAH has no header: its first line ends in a label."""
     name = place.lower().removesuffix(".gz").removesuffix(".zst")
     if not place.startswith(tfds_text.PREFIX) and not name.endswith((".csv", ".json", ".jsonl", ".ndjson")):
         row = first_row(place)
@@ -104,7 +104,7 @@ def _table(place: str) -> Table:
 def _example(
     config: TaskConfig, record: Mapping[str, object], number: int, labelled: bool, where: str = ""
 ) -> ChoiceExample:
-    """Returns a record as an example. Raises: InputError if it is not one."""
+    """Returns the example of a record. Raises: InputError if it is not one."""
     where = record.where if isinstance(record, Record) else where
     context_key = config.text_column or next((key for key in _CONTEXTS if key in record), "")
     context = record.get(context_key)
@@ -152,7 +152,7 @@ def _label(value: object, num_choices: int, where: str) -> int | None:
 
 
 def _parse(config: TaskConfig, value: object, where: str) -> ChoiceExample:
-    """Returns a user's input as an example: an object as in JSON files, or a line of context and choices with tabs."""
+    """Returns the example of a user's input: an object as in JSON files, or context and choices separated by tabs."""
     if isinstance(value, str):
         value = value.split("\t")
     if isinstance(value, (list, tuple)):
@@ -187,7 +187,7 @@ def _make_rows(config: TaskConfig, examples: Sequence[ChoiceExample], tokenizer:
 
 
 def _decode(examples: Sequence[ChoiceExample], rows: Sequence[Row], outputs: Sequence[np.ndarray]) -> list[Chosen]:
-    """Returns the likeliest choice of each example, of equals the first."""
+    """Returns the most likely choice of each example; ties go to the first."""
     predictions = []
     for row, logits in zip(rows, outputs):
         probabilities = softmax(np.asarray(logits).reshape(-1)[: len(row.lengths)])
@@ -206,6 +206,6 @@ def _score(examples: Sequence[ChoiceExample], predictions: Sequence[Chosen]) -> 
 
 
 def _write(directory: Path, split: str, examples: Sequence[ChoiceExample], predictions: Sequence[Chosen]) -> None:
-    """Writes SPLIT.tsv: the index of each example, and the number of the choice."""
+    """Writes SPLIT.tsv: the index of each example and its predicted choice."""
     ids = [example.id for example in examples]
     write_predictions(Path(directory) / f"{split}.tsv", ids, [prediction.choice for prediction in predictions])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Classes and numbers of texts and pairs, in tables, CSV and JSON lines of one's own, and in data sets of TFDS."""
+"""Classification and regression of texts and pairs, from your own tables, CSV and JSON lines, and from TFDS."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -46,11 +46,11 @@ _IDS = ("index", "idx", "id", "guid", "pair_id")
 
 
 def classification_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
-    """Returns the task of telling classes apart, in data with columns or keys that the settings name.
+    """Returns a classification task; the settings name the columns or keys of the data.
 
     Args:
-      config: its settings. Without labels there, nor in `labels`, `find_labels` takes them of the training data.
-      labels: the classes of a trained model; they win over those of the settings.
+      config: its settings. If neither they nor `labels` give labels, `find_labels` takes them from the training data.
+      labels: the classes of a trained model; they take precedence over those of the settings.
     Raises: InputError if a setting cannot be used.
     """
     labels = tuple(labels) or _labels_of(config)
@@ -79,7 +79,7 @@ def classification_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
 
 
 def regression_task(config: TaskConfig) -> Task:
-    """Returns the task of saying a number, in data with columns or keys that the settings name.
+    """Returns a regression task; the settings name the columns or keys of the data.
 
     Raises: InputError if a setting cannot be used.
     """
@@ -111,12 +111,12 @@ def _labels_of(config: TaskConfig) -> tuple[str, ...]:
 
 
 def _is_pair(config: TaskConfig) -> bool | None:
-    """Returns whether an input has two texts; None if the settings leave that to the data."""
+    """Returns whether an input has two texts; None if the data decide."""
     return True if config.second_text_column else False if config.text_column else None
 
 
 def _named_columns(config: TaskConfig) -> list[tuple[str, str]]:
-    """Returns the columns of texts in an input, the ones to look for first; "" is no second text."""
+    """Returns the columns of the texts of an input, in the order to try them; "" means no second text."""
     if config.text_column or config.second_text_column:
         return [(config.text_column or _TEXTS[0], config.second_text_column)]
     return [*_PAIRS, *((text, "") for text in _TEXTS)]
@@ -167,7 +167,7 @@ def _read(
 
 
 def _text_columns(config: TaskConfig, columns: Sequence[str], place: str) -> tuple[str, str]:
-    """Returns the columns of the first and the second text; "" where there is no second."""
+    """Returns the columns of the first and the second text; "" if there is no second."""
     for name in (config.text_column, config.second_text_column):
         if name and name not in columns:
             raise InputError(f"{place} has no column {name!r}; it has {_listed(columns)}: change the setting of task")
@@ -188,7 +188,7 @@ def _text_columns(config: TaskConfig, columns: Sequence[str], place: str) -> tup
 
 
 def _find_column(name: str, usual: Sequence[str], columns: Sequence[str]) -> str:
-    """Returns `name`, or without one the first of the usual names, if it is a column; "" if not."""
+    """Returns the column: `name` if given, or else the first usual name that is a column; "" if none is."""
     if name:
         return name if name in columns else ""
     small = {column.lower(): column for column in reversed(columns)}
@@ -200,7 +200,7 @@ def _listed(columns: Sequence[str]) -> str:
 
 
 def text_of(record: Record, column: str) -> str:
-    """Returns a record's text. Raises: InputError if it is not there, or no string."""
+    """Returns the text of a record. Raises: InputError if it is missing or not a string."""
     text = record.get(column)
     if not isinstance(text, str):
         problem = f"{column!r} is {text!r:.60}, not a text" if column in record else f"there is no {column!r}"
@@ -209,27 +209,27 @@ def text_of(record: Record, column: str) -> str:
 
 
 def named_class(value: object, classes: Sequence[str] | None) -> object:
-    """Returns the name of a class that TFDS gives by its number; None if the number is secret, -1."""
+    """Returns the name of a class that TFDS stores as a number; None if the number is hidden (-1)."""
     if not classes or not isinstance(value, int):
         return value
     return classes[value] if 0 <= value < len(classes) else None
 
 
 def id_of(value: object, place: int) -> int | str:
-    """Returns the data's own name of an example, as an integer if it is one, or else its place."""
+    """Returns the id that the data give an example, as an integer if it is one, or else its position."""
     if isinstance(value, str) and (text := value.strip()):  # blanks to it are more than to int()
         return int(text) if text.isdecimal() and len(text) < 19 else text
     return value if isinstance(value, int) and not isinstance(value, bool) else place
 
 
 def parse_texts(columns: Sequence[tuple[str, str]], pair: bool | None, value: object, where: str) -> ClassifyExample:
-    """Returns a user's input as an example: a text, two in a list or with a tab between them, or an object.
+    """Returns the example of a user's input: a text, two texts in a list or separated by a tab, or an object.
 
     Args:
-      columns: the keys of an object's texts; the first that are all there count.
-      pair: whether there are two texts; None where both ways are right.
+      columns: pairs of keys for the texts of an object; the first pair that is complete is used.
+      pair: whether there must be two texts; None allows both.
       value: the input.
-      where: it stands.
+      where: the place of the input, for error messages.
     Raises: InputError if it is not one of these.
     """
     texts: list[Any] = [value]

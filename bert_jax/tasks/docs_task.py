@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A task made of the documentation inside Python: which area of the library does a docstring describe?
 
-Text that needs no file, with labels that need no annotator: the area is that of the module a docstring was found in.
+It needs no files and no annotators: the label of a docstring is the area of its module.
 """
 
 import hashlib
@@ -62,7 +62,7 @@ def make_docs_task(directory: Path, sizes: dict[str, int] | None = None) -> dict
 
 
 def read_described() -> Iterator[Described]:
-    """Yields the docstrings of the modules that have an area: what is long enough to tell it, and only once."""
+    """Yields docstrings of modules with an area, without duplicates and without very short ones."""
     area_of = {module: area for area, modules in AREAS.items() for module in modules.split()}
     seen = set()
     for module, docstrings in python_docs.read_modules():
@@ -96,5 +96,5 @@ def split_by_module(examples: Iterable[Described], sizes: dict[str, int]) -> dic
 
 
 def _order(text: str) -> str:
-    """Returns what sorts texts in an order that has nothing to do with them, and is the same everywhere."""
+    """Returns a sort key, a hash of the text, for an order that looks random and is the same everywhere."""
     return hashlib.sha256(text.encode()).hexdigest()

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Named entities: a tag for each word of a sentence, from the first of its tokens.
+"""Named entity recognition: a tag for each word, predicted at its first token.
 
-Data are files in columns (CoNLL, WNUT), JSON lines with lists of words and tags, or TFDS. Whatever the scheme of their
-tags, a new classifier learns IOB2; a model that brings its own labels keeps its scheme.
+Data are files in columns (CoNLL, WNUT), JSON lines with lists of words and tags, or TFDS, with tags in any scheme. A
+new classifier learns IOB2; a model with its own labels keeps their scheme.
 
-A row is [CLS] words [SEP]. A sentence that is too long is cut into windows between words, in each of which a part of
-the words is asked for and the others are context, so that every word has one prediction. With `document_context` the
-sentences around fill the row, as many tokens before as after where there are as many; a file without -DOCSTART- lines
+A row is [CLS] words [SEP]. A sentence that is too long is cut into windows at word boundaries. Each window predicts
+some of its words and uses the others as context, so every word has one prediction. With `document_context` the
+neighbouring sentences fill the row, with as many tokens before as after if possible; a file without -DOCSTART- lines
 is one document.
 
 Source: paper, section 5.3.
@@ -72,18 +72,18 @@ class Tagged(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """Which words a row asks for."""
+    """The words that a row predicts."""
 
     positions: np.ndarray  # of their first tokens in the row
     words: np.ndarray  # their places in the sentence
 
 
 def ner_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
-    """Returns the task of finding entities.
+    """Returns the named entity recognition task.
 
     Args:
       config: its settings; `labels` there are types of entities (PER,LOC), or tags.
-      labels: the tags of a trained model; they win over those of the settings.
+      labels: the tags of a trained model; they take precedence over those of the settings.
     Raises: InputError if a setting cannot be used.
     """
     labels = tuple(labels) or _labels_of(config)
@@ -123,7 +123,7 @@ def _tags_of_types(types: Sequence[str]) -> tuple[str, ...]:
 
 
 def find_labels(examples: Sequence[NerExample]) -> tuple[str, ...]:
-    """Returns O, and B- and I- of each type that the training data have, types sorted. Raises: InputError if none."""
+    """Returns O, and B- and I- of each entity type in the data, sorted. Raises: InputError without entities."""
     tags = {tag for example in examples for tag in example.tags or ()}
     if not tags - {OUTSIDE}:
         where = examples[0].where if examples else "the training data"
@@ -181,7 +181,7 @@ def _strings(record: Mapping[str, object], key: str) -> list[str]:
 
 
 def _parse(value: object, where: str) -> NerExample:
-    """Returns a user's input as an example: a text, or a list of words, or an object with "text" or "tokens"."""
+    """Returns the example of a user's input: a text, a list of words, or an object with "text" or "tokens"."""
     if isinstance(value, Mapping):
         value = next((value[key] for key in ("text", *_WORDS) if key in value), None)
     if isinstance(value, str):
@@ -193,7 +193,7 @@ def _parse(value: object, where: str) -> NerExample:
 
 
 def _split_words(text: str) -> Iterator[tuple[str, int]]:
-    """Yields words and where they start: runs without blanks, punctuation and Chinese characters apart."""
+    """Yields words and their start: split at blanks, with punctuation and Chinese characters as separate words."""
     punctuation, start = unicode_tables().punctuation, -1
     for place, char in enumerate(text):
         alone = ord(char) in punctuation or is_chinese(char)
@@ -214,7 +214,7 @@ def _split_words(text: str) -> Iterator[tuple[str, int]]:
 def _make_rows(
     config: TaskConfig, labels: Sequence[str], examples: Sequence[NerExample], tokenizer: Tokenizer, training: bool
 ) -> Rows:
-    """Returns one row for each sentence, or more for a long one; none for one without a token."""
+    """Returns the rows of the sentences: several for a long sentence, no row for one without tokens."""
     if config.max_seq_length < 3:
         raise InputError(f"task.max_seq_length {config.max_seq_length} is below 3, [CLS] word [SEP]; use like 128")
     room = config.max_seq_length - 2
@@ -259,7 +259,7 @@ def _make_rows(
 
 
 def _windows(offsets: np.ndarray, start: int, end: int, room: int) -> list[tuple[int, int]]:
-    """Returns the words [start, end) in parts of like lengths that have `room` tokens at most; [] without a token."""
+    """Returns windows of words [start, end) of similar length, each with at most `room` tokens; [] without tokens."""
     total = int(offsets[end] - offsets[start])
     if not total:
         return []
@@ -281,7 +281,7 @@ def _windows(offsets: np.ndarray, start: int, end: int, room: int) -> list[tuple
 def _row(
     tokenizer: Tokenizer, tokens: np.ndarray, offsets: np.ndarray, start: int, end: int, room: int
 ) -> tuple[np.ndarray, int]:
-    """Returns the token ids of [CLS] context words context [SEP], and the place of the first token in the document."""
+    """Returns the token ids of [CLS] context words context [SEP], and the position in the document of the first."""
     first, last = int(offsets[start]), int(offsets[end])
     spare, after = room - (last - first), int(offsets[-1]) - last
     before = min(first, max(spare // 2, spare - after))
@@ -314,7 +314,7 @@ def _label_ids(
 
 
 def _known(tag: str, numbers: Mapping[str, int]) -> int:
-    """Returns the number of a tag; of B-TYPE that of I-TYPE in a model that tells them not apart; or -1."""
+    """Returns the index of a tag, or -1. B-TYPE is I-TYPE for a model that does not distinguish them."""
     return numbers.get(tag, numbers.get(f"I-{tag[2:]}", -1) if tag[:2] == "B-" else -1)
 
 
@@ -362,7 +362,7 @@ def _show(prediction: Tagged) -> dict[str, object]:
 
 
 def _write(directory: Path, split: str, examples: Sequence[NerExample], predictions: Sequence[Tagged]) -> None:
-    """Writes SPLIT.conll: word, the true tag in IOB2 where it is known, and the predicted one."""
+    """Writes SPLIT.conll: the word, the true tag in IOB2 if it is known, and the predicted tag."""
     write_conll(
         Path(directory) / f"{split}.conll",
         (
@@ -377,7 +377,7 @@ def _iob2(tags: Sequence[str]) -> list[str]:
 
 
 def score_files(data: str, predictions: str) -> dict[str, float]:
-    """Returns the entity F1 of a file of predictions, the tag in the last column, against one with the true tags.
+    """Returns the entity F1 of a file of predictions against a file of true tags; tags are in the last column.
 
     Raises: InputError, with file and line, if their words are not the same, or there are none.
     """

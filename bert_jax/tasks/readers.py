@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables, JSON and data sets of TFDS, as records that know where they stand.
+"""Reads tables, JSON and TFDS data sets as records that know their place, such as "train.tsv:17".
 
-A file's format follows from its name: .csv, .jsonl (or .ndjson), .json, anything else is tab-separated; .gz and .zst
-behind it change nothing. Tab-separated values have no quoting: a quote is a character, as in all of GLUE's files.
-In CSV a quoted value may hold commas and line ends. Everything is UTF-8, with or without a byte order mark.
+The format of a file follows from its name: .csv, .jsonl (or .ndjson), .json; anything else is tab-separated. A further
+.gz or .zst is ignored. Tab-separated values have no quoting: a quote is an ordinary character, as in GLUE's files.
+In CSV a quoted value may contain commas and line ends. Everything is UTF-8, with or without a byte order mark.
 
-Where records come from is called a source: a file, a directory with a file for each split, tfds:NAME[:VERSION], or
-two or three of them with commas, for train, dev and test.
+A source is a file, a directory with a file for each split, tfds:NAME[:VERSION], or two or three of them separated by
+commas, for train, dev and test.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ _LONGEST_FIELD = 2**31 - 1  # characters; Python's own limit of 131,072 is below
 
 
 class Record(dict[str, Any]):
-    """The values of a row or an object by their names, and where they stand: "train.tsv:17"."""
+    """The values of a row or an object by name, and its place."""
 
     __slots__ = ("where",)
 
@@ -51,7 +51,7 @@ class Record(dict[str, Any]):
 
 
 class Table(NamedTuple):
-    """Records of one place, and what is known of all of them."""
+    """The records of a file or split, and their columns."""
 
     columns: tuple[str, ...]  # in their order; of JSON, every name that occurs
     records: list[Record]
@@ -59,7 +59,7 @@ class Table(NamedTuple):
 
 
 class Examples(list[Any]):
-    """Examples of a task, and how many records were left out, and why."""
+    """Examples of a task, and how many records were left out by reason."""
 
     def __init__(self, examples: Iterable[Any] = (), counts: Mapping[str, int] | None = None):
         super().__init__(examples)
@@ -70,7 +70,7 @@ class Examples(list[Any]):
 
 
 def find_split_file(source: str, split: str, names: Mapping[str, Sequence[str]] = SPLITS) -> str:
-    """Returns the file, or the tfds:NAME:SPLIT, that has a split of a source; "" if there is none.
+    """Returns the file, or tfds:NAME:SPLIT, of a split of a source; "" if it is missing.
 
     In a directory it is the only file that is called as the split is, or whose name ends so, before its suffix. A
     single file is the split that it is called after, else the first of `names`, the training data.
@@ -106,7 +106,7 @@ def _is_tfds(place: str) -> bool:
 
 
 def _is_one_place(place: str) -> bool:
-    """Returns whether it is one split already: a file, or a data set with the name of one."""
+    """Returns whether the source is a single split: a file, or a data set with the name of a split."""
     if _is_tfds(place):
         return bool(tfds_text.open_builder(place)[1])
     if urls.is_remote(place):
@@ -145,7 +145,7 @@ def _find_file(directory: str, split: str, names: Mapping[str, Sequence[str]]) -
 
 
 def _named(paths: Sequence[str], stems: Sequence[str]) -> list[str]:
-    """Returns the files that are called like one of `stems`, or if there are none, end with that word."""
+    """Returns the files named like one of `stems`; if no file is, those that end with such a word."""
     known = [path for path in paths if _plain_name(path).endswith(_SUFFIXES)]
     for before in ("", r"(.*[^a-z])?"):
         for stem in stems:
@@ -172,7 +172,7 @@ def read_table(place: str, columns: Sequence[str] = (), lenient: bool = False) -
     Args:
       place: what `find_split_file` returned.
       columns: the names of a file without a header; () reads them from its first line.
-      lenient: whether rows with too few columns are skipped and counted, and what is beyond the last one ignored, as
+      lenient: whether rows with too few columns are skipped and counted, and further columns ignored, as
         GLUE's own readers do.
     Raises: InputError, with file and line, if a row has another number of columns than the header, or cannot be read.
     """
@@ -190,7 +190,7 @@ def read_table(place: str, columns: Sequence[str] = (), lenient: bool = False) -
 def read_wide_tsv(place: str, columns: Sequence[str], lenient: bool = False) -> Table:
     """Returns the records of a tab-separated file without a header, whatever its name.
 
-    What is beyond the last of `columns` is ignored; rows with too few are as in `read_table`.
+    Further columns are ignored; rows with too few are as in `read_table`.
     """
     return _rows_table(place, _tsv_rows(place), columns, lenient, more=True)
 
@@ -201,7 +201,7 @@ def first_row(place: str) -> list[str]:
 
 
 def read_lines(place: str) -> list[str]:
-    r"""Returns the lines of a file, without their ends, which are \n or \r\n, and nothing else that Unicode knows.
+    r"""Returns the lines of a file without their ends. Only \n and \r\n end a line, not the others of Unicode.
 
     Raises: InputError if it cannot be read, or is not UTF-8, naming the line.
     """
@@ -222,7 +222,7 @@ def read_json_lines(place: str) -> list[Record]:
 
 
 def read_json(place: str, keys: Sequence[str] = ()) -> list[Record]:
-    """Returns the objects of a JSON file: of its list, or of the first of `keys` that it has lists under.
+    """Returns the objects of a JSON file: its list, or the list under the first of `keys` that it has.
 
     A file that has an object on each line is read as JSON lines, whatever its name.
     Raises: InputError if it is something else.
@@ -252,7 +252,7 @@ def read_json(place: str, keys: Sequence[str] = ()) -> list[Record]:
 def read_tfds(source: str, split: str) -> Iterator[Record]:
     """Yields the examples of a prepared data set as plain values: strings, numbers, lists.
 
-    A class label is its number, which is -1 where it is secret; `tfds_classes` has the names.
+    A class label is a number, -1 if it is hidden; `tfds_classes` has the names.
     Raises: InputError if the data set or the split is not there, or cannot be read without TensorFlow.
     """
     builder, split, _ = tfds_text.open_builder(f"{source}:{split}")
@@ -303,7 +303,7 @@ def _plain(value: object) -> object:
 
 
 def _read_text(place: str) -> str:
-    """Returns what a file holds, without a byte order mark."""
+    """Returns the text of a file, without a byte order mark."""
     path = urls.local_copy(place)
     if not os.path.isfile(path):
         raise InputError(f"{place} is no file; check the path")

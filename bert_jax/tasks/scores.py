@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics of classes and of numbers, equal to scikit-learn's and scipy's.
+"""Metrics of classification and regression, equal to those of scikit-learn and scipy.
 
-Where those give nan, warn or refuse (no example, one class alone, numbers that are all the same), the metric is 0.0:
-a model that says one thing only has learnt nothing, and a best checkpoint can be chosen among 0.0 and more.
+Where those return nan, warn or raise (no examples, a single class, constant numbers), the metric is 0.0. A model with
+constant predictions has learnt nothing, and 0.0 can be compared when the best checkpoint is chosen.
 """
 
 from collections.abc import Sequence
@@ -11,12 +11,12 @@ import numpy as np
 
 
 def accuracy(labels: Sequence[int], predictions: Sequence[int]) -> float:
-    """Returns the share of predictions that are right."""
+    """Returns the share of correct predictions."""
     return _ratio(int(np.sum(_classes(labels) == _classes(predictions))), len(labels))
 
 
 def f1(labels: Sequence[int], predictions: Sequence[int], positive: int = 1) -> float:
-    """Returns the harmonic mean of precision and recall of one class, 0.0 if nothing is it or is said to be."""
+    """Returns the harmonic mean of precision and recall of a class; 0.0 if it is never true and never predicted."""
     truth, said = _classes(labels) == positive, _classes(predictions) == positive
     return _ratio(2 * int(np.sum(truth & said)), int(np.sum(truth)) + int(np.sum(said)))
 
@@ -28,7 +28,7 @@ def macro_f1(labels: Sequence[int], predictions: Sequence[int]) -> float:
 
 
 def mcc(labels: Sequence[int], predictions: Sequence[int]) -> float:
-    """Returns Matthews' correlation coefficient; 0.0 if there is one class alone among labels or predictions.
+    """Returns Matthews' correlation coefficient; 0.0 if labels or predictions have a single class.
 
     Source: for more than two classes the R_K of Gorodkin (2004), which with two is Matthews' phi.
     """
@@ -45,21 +45,21 @@ def mcc(labels: Sequence[int], predictions: Sequence[int]) -> float:
 
 
 def pearson(labels: Sequence[float], predictions: Sequence[float]) -> float:
-    """Returns the linear correlation; 0.0 if numbers are all the same, fewer than two, or not finite."""
+    """Returns the linear correlation; 0.0 if the numbers are constant, fewer than two, or not finite."""
     return _correlation(np.asarray(labels, np.float64), np.asarray(predictions, np.float64))
 
 
 def spearman(labels: Sequence[float], predictions: Sequence[float]) -> float:
-    """Returns the correlation of the ranks, equal numbers sharing the mean of theirs.
+    """Returns the correlation of the ranks; equal numbers get the mean of their ranks.
 
-    0.0 if numbers are all the same, fewer than two, or one is nan.
+    0.0 if the numbers are constant, fewer than two, or one is nan.
     """
     both = np.asarray(labels, np.float64), np.asarray(predictions, np.float64)
     return _correlation(*map(_ranks, both)) if not any(np.any(np.isnan(each)) for each in both) else 0.0
 
 
 def precision_recall_f1(num_right: int, num_said: int, num_true: int) -> tuple[float, float, float]:
-    """Returns the three of counts; each is 0.0 where it would be 0 / 0."""
+    """Returns precision, recall and F1 from counts; each is 0.0 where it would be 0 / 0."""
     return _ratio(num_right, num_said), _ratio(num_right, num_true), _ratio(2 * num_right, num_said + num_true)
 
 
@@ -72,7 +72,7 @@ def _ratio(part: int, whole: int) -> float:
 
 
 def _correlation(first: np.ndarray, second: np.ndarray) -> float:
-    """Returns Pearson's r. The deviations are brought near 1 before they are squared, which may overflow otherwise."""
+    """Returns Pearson's r. Deviations are scaled to about 1 before they are squared, to avoid overflow."""
     if len(first) < 2 or not (np.all(np.isfinite(first)) and np.all(np.isfinite(second))):
         return 0.0
     deviations = []
@@ -87,7 +87,7 @@ def _correlation(first: np.ndarray, second: np.ndarray) -> float:
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:
-    """Returns the rank of each number, from 1; of equal numbers the mean of their ranks."""
+    """Returns the rank of each number, from 1; equal numbers get the mean of their ranks."""
     _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
     return (last - (counts - 1) / 2)[places]

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tags of words, the entities that they stand for, and files of tagged words in columns.
+"""Tags of words, the entities they encode, and files with a tagged word per line.
 
-Tags are read as conlleval reads them, which gives IOB1, IOB2, BIOES and BILOU the entities that they mean, and tags
-that break every scheme some entities too: an entity begins at B and S (U), after E (L), S (U) or O, and where the type
-changes; it ends where another begins, and at O. So a scheme need not be known, nor a file keep to one.
+Tags are read as conlleval reads them. This is right for IOB1, IOB2, BIOES and BILOU, and defined for invalid tags too:
+an entity begins at B and S (U), after E (L), S (U) or O, and where the type changes; it ends where another begins, and
+at O. So the scheme need not be known, and may change within a file.
 
-Source: conlleval of CoNLL-2000; seqeval, whose default mode does the same.
+Source: conlleval of CoNLL-2000; the default mode of seqeval is equal.
 """
 
 import re
@@ -26,7 +26,7 @@ _PREFIX = re.compile(r"[a-z]{2,3}(-[a-z]+)?:")  # WikiANN's language before each
 
 
 class Sentence(NamedTuple):
-    """Words of a file in columns."""
+    """The words of a sentence and their columns."""
 
     words: list[str]
     tags: list[str] | None  # the last column; None in a file with one column
@@ -79,7 +79,7 @@ def to_tags(found: Sequence[Entity], length: int, scheme: str = "IOB2") -> list[
 
 
 def scheme_of(labels: Iterable[str]) -> str:
-    """Returns the scheme that a model's labels are in, to train and score it by."""
+    """Returns the scheme of a model's labels."""
     prefixes = {label.partition("-")[0] for label in labels}
     return "BIOES" if prefixes & {"E", "S"} else "BILOU" if prefixes & {"L", "U"} else "IOB2"
 
@@ -90,9 +90,9 @@ def is_tag(tag: str) -> bool:
 
 
 def score_tags(truth: Sequence[Sequence[str]], said: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Returns precision, recall and F1 of entities over all sentences, the F1 of each type, and the words' accuracy.
+    """Returns precision, recall and F1 of entities over all sentences, the F1 of each type, and the accuracy of words.
 
-    An entity is right if its words and its type are. What would be 0 / 0 is 0.0.
+    An entity is correct if its words and its type are. 0 / 0 counts as 0.0.
     """
     right, guessed, true = Counter[str](), Counter[str](), Counter[str]()
     num_words = num_right = 0
@@ -118,9 +118,9 @@ def score_tags(truth: Sequence[Sequence[str]], said: Sequence[Sequence[str]]) ->
 def read_conll(place: str) -> list[Sentence]:
     """Returns the sentences of a file with a word a line and blank lines between sentences.
 
-    Columns are parted by tabs, or in lines without one by blanks; the first is the word, the last its tag. A line
+    Columns are separated by tabs, or by blanks in lines without tabs; the first is the word, the last its tag. A line
     -DOCSTART- begins a document. A language before every word of the file, as WikiANN has it ("de:Haus"), is removed.
-    Raises: InputError, with file and line, if the number of columns changes, or a tag is none.
+    Raises: InputError, with file and line, if the number of columns changes, or a tag is invalid.
     """
     sentences: list[Sentence] = []
     words, tags = [], []
@@ -161,7 +161,7 @@ def read_conll(place: str) -> list[Sentence]:
 
 
 def _without_prefix(sentences: list[Sentence]) -> list[Sentence]:
-    """Returns the sentences without the language before each word, if all have the same."""
+    """Returns the sentences without the language prefix of each word, if all words have the same."""
     found = _PREFIX.match(sentences[0].words[0]) if sentences else None
     prefix = found[0] if found else ""
     if not prefix or not all(word.startswith(prefix) for sentence in sentences for word in sentence.words):
@@ -170,7 +170,7 @@ def _without_prefix(sentences: list[Sentence]) -> list[Sentence]:
 
 
 def write_conll(path: Path, sentences: Iterable[Sequence[Sequence[str]]]) -> None:
-    """Writes the columns of each word, parted by tabs, and a blank line after each sentence.
+    """Writes the columns of each word, separated by tabs, and a blank line after each sentence.
 
     Tabs and line ends within a column become blanks; other blanks stay, as they may be words.
     """

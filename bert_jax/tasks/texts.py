@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One text or a pair of them, with a class or a number: what is known of them, rows of input, predictions, metrics.
+"""Texts and pairs with a class or a number: examples, rows, predictions and metrics.
 
 A row is [CLS] A [SEP], or [CLS] A [SEP] B [SEP]. Source: paper, sections 3.2 and 4.1; google-research/bert
 run_classifier.py.
@@ -24,7 +24,7 @@ NUMBER_METRICS = {"pearson": scores.pearson, "spearman": scores.spearman}
 
 
 class ClassifyExample(NamedTuple):
-    """One text or a pair, and what is known of it."""
+    """A text or a pair of texts, with its label if it is known."""
 
     text: str
     second_text: str | None = None  # None where there is no pair
@@ -34,14 +34,14 @@ class ClassifyExample(NamedTuple):
 
 
 class Classified(NamedTuple):
-    """A class, and how likely each is."""
+    """A predicted class, and the probability of each class."""
 
     label: str
     probabilities: dict[str, float]
 
 
 class Scored(NamedTuple):
-    """A number."""
+    """A predicted number."""
 
     value: float
 
@@ -50,7 +50,7 @@ class Scored(NamedTuple):
 
 
 def label_name(value: object, where: str) -> str | None:
-    """Returns a class as text; None if it is missing. Raises: InputError if it is not text or a number."""
+    """Returns a class as text; None if it is missing. Raises: InputError if it is neither text nor a number."""
     if value is None or isinstance(value, str):
         return (value or "").strip() or None
     if isinstance(value, bool):
@@ -63,7 +63,7 @@ def label_name(value: object, where: str) -> str | None:
 
 
 def label_number(value: object, where: str) -> float | None:
-    """Returns a label as a number; None for none. Raises: InputError if it is not a finite one."""
+    """Returns a label as a number; None if it is missing. Raises: InputError if it is not finite."""
     if value is None or (isinstance(value, str) and not value.strip()):
         return None
     try:
@@ -76,7 +76,7 @@ def label_number(value: object, where: str) -> float | None:
 
 
 def check_labelled(examples: Sequence[ClassifyExample]) -> None:
-    """Raises: InputError if an example of data to learn from, or to be scored by, has no label."""
+    """Raises: InputError if an example has no label."""
     if missing := next((example for example in examples if example.label is None), None):
         raise InputError(f"{missing.where} has no label; training and dev examples need one: correct or remove it")
 
@@ -84,7 +84,7 @@ def check_labelled(examples: Sequence[ClassifyExample]) -> None:
 def find_labels(examples: Sequence[ClassifyExample]) -> tuple[str, ...]:
     """Returns the classes of training examples, sorted; as numbers if all are.
 
-    Raises: InputError if there is one only, or nearly as many as examples.
+    Raises: InputError if there is only one, or almost as many as examples.
     """
     found = {str(example.label): example for example in reversed(examples) if example.label is not None}
     if len(found) < 2:
@@ -107,13 +107,13 @@ def _is_integer(label: str) -> bool:
 
 
 def label_numbers(labels: Sequence[str]) -> dict[str, int]:
-    """Returns the class of each label that data may have: its name, or its number unless numbers are names."""
+    """Returns the class of each possible label: its name, or its number unless names are numbers."""
     by_number = {} if any(map(_is_integer, labels)) else {str(index): index for index in range(len(labels))}
     return by_number | {label: index for index, label in enumerate(labels)}
 
 
 def class_of(numbers: Mapping[str, int], example: ClassifyExample) -> int | None:
-    """Returns the number of an example's class; None if it is not known. Raises: InputError if there is no such."""
+    """Returns the class number of an example; None if it is not known. Raises: InputError if there is no such class."""
     if example.label is None:
         return None
     if example.label not in numbers:
@@ -126,7 +126,7 @@ def class_of(numbers: Mapping[str, int], example: ClassifyExample) -> int | None
 
 
 def number_of(example: ClassifyExample) -> float | None:
-    """Returns the number that a regression is to say of an example."""
+    """Returns the target of a regression; None if it is not known."""
     return None if example.label is None else float(example.label)
 
 
@@ -140,7 +140,7 @@ def make_rows(
     tokenizer: Tokenizer,
     training: bool,
 ) -> Rows:
-    """Returns a row for each example, no longer than `max_seq_length`; a text without a token stands for nothing.
+    """Returns a row of at most `max_seq_length` tokens for each example; a text may have no tokens.
 
     Raises: InputError if a label is not known, or is missing in training.
     """
@@ -161,7 +161,7 @@ def make_rows(
 
 
 def check_length(config: TaskConfig) -> None:
-    """Raises: InputError if a row has no place for a token of each text."""
+    """Raises: InputError if a row has no room for a token of each text."""
     if config.max_seq_length < 5:
         raise InputError(f"task.max_seq_length {config.max_seq_length} is below 5, [CLS] A [SEP] B [SEP]; use like 128")
 
@@ -171,7 +171,7 @@ def join(
 ) -> tuple[np.ndarray, np.ndarray, bool]:
     """Returns the token ids and types of [CLS] A [SEP] or [CLS] A [SEP] B [SEP], and whether tokens were cut off.
 
-    Tokens are cut off the end of the longer text, one at a time, of B if both are as long.
+    Tokens are removed from the end of the longer text one at a time, from B if both have the same length.
     Source: google-research/bert run_classifier.py, _truncate_seq_pair.
     """
     if second is None:
@@ -187,7 +187,7 @@ def join(
 
 
 def pair_lengths(first: int, second: int, room: int) -> tuple[int, int]:
-    """Returns what is left of two lengths after taking 1 from the larger, or the second, until they fit."""
+    """Returns two lengths reduced to fit, by taking 1 from the larger, or from the second if equal."""
     excess = first + second - room
     if excess <= 0:
         return first, second
@@ -209,7 +209,7 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 def decode_classes(
     labels: Sequence[str], examples: Sequence[ClassifyExample], rows: Sequence[Row], outputs: Sequence[np.ndarray]
 ) -> list[Classified]:
-    """Returns the likeliest class of each example, of equals the first."""
+    """Returns the most likely class of each example; ties go to the first."""
     del examples, rows  # a row for each example, in their order
     if not len(outputs):
         return []
@@ -252,7 +252,7 @@ def _labelled(label: Any, example: ClassifyExample) -> Any:
 
 
 def show(prediction: Classified | Scored) -> dict[str, object]:
-    """Returns a prediction as what JSON has."""
+    """Returns a prediction as JSON values."""
     if isinstance(prediction, Scored):
         return {"value": prediction.value}
     return {"label": prediction.label, "probabilities": prediction.probabilities}
@@ -261,13 +261,13 @@ def show(prediction: Classified | Scored) -> dict[str, object]:
 def write_split(
     directory: Path, split: str, examples: Sequence[ClassifyExample], predictions: Sequence[Classified | Scored]
 ) -> None:
-    """Writes SPLIT.tsv: the index of each example, and what is predicted."""
+    """Writes SPLIT.tsv: the index and the prediction of each example."""
     values = [prediction.value if isinstance(prediction, Scored) else prediction.label for prediction in predictions]
     write_predictions(Path(directory) / f"{split}.tsv", [example.id for example in examples], values)
 
 
 def write_predictions(path: Path, ids: Sequence[int | str], values: Sequence[object]) -> None:
-    """Writes a file as GLUE wants it: a header, and for each example its index and the prediction."""
+    """Writes a file in GLUE's format: a header, then the index and the prediction of each example."""
     lines = [f"{name}\t{' '.join(str(value).split())}\n" for name, value in zip(ids, values)]
     with writing.atomic_path(path) as temporary:
         temporary.write_text("index\tprediction\n" + "".join(lines), encoding="utf-8")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""WordPiece: words of a text, each to the longest tokens that match, as BERT has it."""
+"""WordPiece: splits each word of a text into the longest tokens that match, as BERT does."""
 
 import functools
 import itertools
@@ -25,7 +25,7 @@ _SHORT_SIZES = tuple(range(_FIRST_LETTERS - 1, 0, -1))
 class WordPiece:
     """Maps text to ids: words by `Normalizer`, then the longest token that matches, again and again.
 
-    The work is done once per different word: most of a text is words seen before, which cost one look-up.
+    Each distinct word is split once; most words of a text were seen before and cost one look-up.
 
     Source: google-research/bert tokenization.py, FullTokenizer and WordpieceTokenizer.
     """
@@ -57,11 +57,11 @@ class WordPiece:
         return list(itertools.chain.from_iterable(map(self._words.__getitem__, blank_separated(text))))
 
     def encode_arrays(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the ids of all texts one after the other, and how many each has."""
+        """Returns the concatenated ids of all texts, and the number of ids of each."""
         return self._batches(texts)
 
     def go_on(self, text: str) -> list[int]:
-        """Returns the ids of text that follows a special token: as of any other, it begins with a word."""
+        """Returns the ids of text that follows a special token; it begins with a word, as any text does."""
         return self(text)
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], np.ndarray]:
@@ -92,15 +92,15 @@ class WordPiece:
 
     @functools.cached_property
     def content(self) -> bytes:
-        """Returns the content of the vocabulary's file: a token a line."""
+        """Returns the content of the vocabulary file: one token per line."""
         return vocab_bytes(self.vocab)
 
     def begins_word(self, token: str) -> bool:
-        """Returns whether the token is no `##` piece."""
+        """Returns whether the token begins a word, that is, is not a `##` piece."""
         return not token.startswith(CONTINUATION)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Returns the tokens parted by blanks, `##` pieces joined to the piece before."""
+        """Returns the tokens separated by blanks, with `##` pieces joined to the piece before."""
         return " ".join(self.vocab[index] for index in ids).replace(" " + CONTINUATION, "")
 
     def _blank_separated(self, word: str) -> tuple[int, ...]:
@@ -108,7 +108,7 @@ class WordPiece:
         return tuple(itertools.chain.from_iterable(map(self._normal_words.__getitem__, self.normalizer(word))))
 
     def _spans_between_blanks(self, text: str) -> tuple[int, ...]:
-        """Returns start, end, start, end.. of the tokens of text without blanks; an [UNK] has its whole word's."""
+        """Returns start, end, start, end.. of the tokens of text without blanks; [UNK] covers its whole word."""
         spans: list[int] = []
         for word in self.normalizer.trace(text):
             ids, end = self._normal_words[word.text], 0
@@ -119,7 +119,7 @@ class WordPiece:
         return tuple(spans)
 
     def _pieces_of_word(self, word: str) -> tuple[int, ...]:
-        """Returns the ids of a normalised word; [UNK] if any part of it has no token."""
+        """Returns the ids of a normalised word, or [UNK] if a part of it has no token."""
         if len(word) > MAX_WORD_LENGTH:
             return (self.ids["[UNK]"],)
         ids, pieces = [], self._heads
@@ -136,11 +136,11 @@ class WordPiece:
 
 
 class _Pieces:
-    """Tokens that begin a word, or those that go on with one.
+    """The tokens that begin a word, or those that continue one.
 
     Attributes:
       ids: of the tokens.
-      sizes: by the first letters of a word, the lengths that such tokens have, longest first: few are to be tried.
+      sizes: the lengths of tokens by their first letters, longest first, so that few have to be tried.
     """
 
     def __init__(self, ids: dict[str, int]):
@@ -179,7 +179,7 @@ def holds_capitals(vocab: Sequence[str]) -> bool:
 
 
 class _Memo(dict[str, tuple[int, ...]]):
-    """A function of a word with its results so far; forgotten when there are too many, to bound memory."""
+    """A function of a word that caches its results; the cache is cleared when it is full, to bound memory."""
 
     def __init__(self, function: Callable[[str], tuple[int, ...]]):
         super().__init__()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many texts to ids at once: words are found, looked up and joined as arrays, without a step of Python for each.
+"""Encodes many texts at once: words are found, looked up and joined as arrays, without a Python loop over words.
 
-A text is its UTF-8 bytes. A word that was seen before costs one look-up in a hash table made of arrays; only those
-that were not are normalised and cut into tokens, by the code that does it for a single text. So the ids are the same.
+Texts are UTF-8 bytes. A word seen before costs one look-up in a hash table made of arrays. Only new words are
+normalised and split into tokens, by the same code as for a single text, so the ids are the same.
 
 Measured on 20 MB of English Wikipedia, a dict of words takes 2.3 times the CPU time; see docs/optimization_log.md,
 entry 10.
@@ -32,7 +32,7 @@ _MASKS = [
 
 
 class Words(NamedTuple):
-    """The words of some lines: stretches of bytes between blanks."""
+    """The words of some lines: byte ranges between blanks."""
 
     raw: bytes  # all lines, and `_KEY_BYTES` more
     starts: np.ndarray  # int64 [W]
@@ -41,7 +41,7 @@ class Words(NamedTuple):
 
 
 def find_words(lines: bytes) -> Words:
-    r"""Returns the words of lines that are parted by "\n", as `str.split` finds them."""
+    r"""Returns the words of lines separated by "\n", as `str.split` finds them."""
     raw = b"\n" + lines + b"\n" + bytes(_KEY_BYTES)
     data = np.frombuffer(raw, np.uint8)[:-_KEY_BYTES]
     blank = (data == ord(" ")) | (data - np.uint8(9) <= 13 - 9) | (data - np.uint8(28) <= 31 - 28)
@@ -62,9 +62,9 @@ def find_words(lines: bytes) -> Words:
 
 
 class WordNumbers:
-    """Numbers for different words, from 1 on: a hash table whose look-ups are made many at a time.
+    """Numbers for distinct words, from 1: a hash table with vectorized look-ups.
 
-    Number 0 is no word. A word of nothing but NUL bytes has it too; they are dropped from any text.
+    Number 0 means no word. It is also the number of a word of NUL bytes, which are dropped from any text.
     """
 
     def __init__(self) -> None:
@@ -126,13 +126,13 @@ class WordNumbers:
         return numbers, np.concatenate([*new, np.zeros(0, np.int64)])
 
     def _home(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-        """Returns the slot where to look first."""
+        """Returns the first slot to look at."""
         mixed = (first ^ (second * np.uint64(0xC2B2AE3D27D4EB4F))) * np.uint64(0x9E3779B97F4A7C15)
         mixed = (mixed ^ (mixed >> np.uint64(32))) * np.uint64(0x9E3779B97F4A7C15)
         return (mixed >> np.uint64(65 - len(self._slots).bit_length())).astype(np.int64)
 
     def _make_room(self, num_words: int) -> None:
-        """Makes room for so many more, with half of the slots free."""
+        """Makes room for more words; half of the slots stay free."""
         most = self.count + num_words
         if most > self._keys.shape[1]:
             self._keys = np.pad(self._keys, ((0, 0), (0, 2 * most - self._keys.shape[1])))
@@ -149,7 +149,7 @@ class WordNumbers:
 
 
 class Lists:
-    """Lists of ids, by the numbers of words; number 0 has none."""
+    """Lists of ids by word number; number 0 has an empty list."""
 
     def __init__(self, dtype: np.dtype):
         self.counts = np.zeros(1, np.int64)
@@ -157,13 +157,13 @@ class Lists:
         self.ids = np.zeros(0, dtype)
 
     def extend(self, ids: np.ndarray, counts: np.ndarray) -> None:
-        """Adds lists for the next numbers: their ids one after the other, and how many each has."""
+        """Adds lists for the next numbers, given as concatenated ids and the length of each list."""
         self._starts = np.concatenate([self._starts, len(self.ids) + np.cumsum(counts) - counts])
         self.counts = np.concatenate([self.counts, counts])
         self.ids = np.concatenate([self.ids, ids.astype(self.ids.dtype)])
 
     def join(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the ids of the words with these numbers one after the other, and where each word's end."""
+        """Returns the concatenated ids of the words with these numbers, and the end of each word."""
         counts = self.counts[numbers]
         ends = np.cumsum(counts)
         places = np.repeat(self._starts[numbers] - ends + counts, counts)
@@ -172,7 +172,7 @@ class Lists:
 
 
 class BatchEncoder:
-    """Maps texts to ids: what `pieces_of_word` says of the words that `normalizer` makes of them."""
+    """Maps texts to ids: `normalizer` makes words of a text, and `pieces_of_word` gives the ids of a word."""
 
     def __init__(self, normalizer: Normalizer, pieces_of_word: Callable[[str], Sequence[int]], vocab_size: int):
         self._normalizer = normalizer
@@ -190,7 +190,7 @@ class BatchEncoder:
         self._normal, self._normal_ids = WordNumbers(), Lists(self._dtype)
 
     def __call__(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the ids of all texts one after the other, and how many each has."""
+        """Returns the concatenated ids of all texts, and the number of ids of each."""
         if max(self._raw.count, self._normal.count, len(self._raw_ids.ids) // 4) > _CACHED_WORDS:
             self._forget()
         lines = "\n".join(texts)
@@ -204,7 +204,7 @@ class BatchEncoder:
         return ids, counts[: len(texts)]  # no text is a line too
 
     def _encode_words(self, blank_separated: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the ids of strings without blanks, and how many each has."""
+        """Returns the concatenated ids of strings without blanks, and the number of ids of each."""
         # One that is not ASCII takes the way of a single text; what is ASCII in its words becomes itself once more.
         plain = [word if word.isascii() else " ".join(self._normalizer(word)) for word in blank_separated]
         letters = np.frombuffer(_to_bytes("\n".join(plain)), np.uint8).astype(np.int64)
@@ -229,6 +229,6 @@ def _take_words(words: Words, places: np.ndarray) -> list[str]:
 
 
 def _count_lines(ids: np.ndarray, word_ends: np.ndarray, line_counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the ids as they are, and how many each line has, by where each word's end and each line's words."""
+    """Returns the ids unchanged, and the number of ids of each line."""
     ends = np.append(0, word_ends)[np.cumsum(line_counts)]
     return ids, np.diff(ends, prepend=0)

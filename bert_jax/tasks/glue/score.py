@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GLUE's metrics of anybody's file of predictions."""
+"""GLUE's metrics of a file of predictions."""
 
 from pathlib import Path
 
@@ -47,7 +47,7 @@ def score_files(name: str, data: str, predictions: str) -> dict[str, float]:
 
 
 def _read_predictions(name: str, predictions: str) -> dict[int | str, Classified | Scored]:
-    """Returns the prediction of each index in a file. Raises: InputError if one is missing, double or no class."""
+    """Returns the prediction of each index in a file. Raises: InputError if one is missing, repeated or not a class."""
     classes = TASKS[name].classes
     table = read_table(predictions)
     if {"index", "prediction"} - set(table.columns):

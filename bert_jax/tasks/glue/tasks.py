@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The nine tasks of GLUE and its diagnostic set: the files of its zip or of TFDS, and those of a submission.
 
-Classes are in the order of TFDS and Hugging Face, in which files that have numbers mean them. Google's code has the
-classes of MNLI in another, contradiction first; a model that brings its own names keeps its order.
+Classes are in the order of TFDS and Hugging Face; numbers in data files refer to it. Google's code has another order
+for MNLI, contradiction first. A model with its own class names keeps its own order.
 
 Source: Wang et al. 2018, arXiv 1804.07461; gluebenchmark.com/faq for the format of submissions.
 """
@@ -56,7 +56,7 @@ from bert_jax.tasks.texts import (
 
 
 class GlueTask(NamedTuple):
-    """The particulars of one task."""
+    """The columns, classes and metrics of one GLUE task."""
 
     folder: str  # in GLUE's zip, and the name of the submission's file
     texts: tuple[tuple[str, ...], ...]  # the columns of the texts, in the files and elsewhere
@@ -120,7 +120,7 @@ _STS_COLUMNS = ("genre", "filename", "year", "old_index", "score", "sentence1", 
 
 
 def glue_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
-    """Returns a task of GLUE, by `config.name`.
+    """Returns the GLUE task named `config.name`.
 
     Args:
       config: its settings.
@@ -170,7 +170,7 @@ def glue_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
 
 
 def _own_order(name: str, classes: Sequence[str], own: Sequence[str]) -> list[int]:
-    """Returns the place of each of GLUE's classes among a model's own.
+    """Returns the index of each GLUE class among the classes of a model.
 
     Names may differ in case, or be numbers, with or without the LABEL_ that transformers puts before them.
     """
@@ -214,13 +214,13 @@ def _is_json(place: str) -> bool:
 
 
 def _own_folder(name: str, source: str) -> str:
-    """Returns the task's own folder in that of GLUE's zip, or `source` itself."""
+    """Returns the folder of the task inside GLUE's zip folder, or `source` itself."""
     folders = [Path(source) / folder for folder in _FOLDERS.get(name, (TASKS[name].folder,))]
     return next((str(folder) for folder in folders if folder.is_dir()), source)
 
 
 def _find_diagnostic(source: str) -> str:
-    """Returns the diagnostic set of MNLI's data: of a folder of its own in or beside theirs, or of TFDS; "" if none."""
+    """Returns the diagnostic set for MNLI data: its folder in or beside theirs, or that of TFDS; "" if not found."""
     places = []
     if of_tfds := re.fullmatch(r"tfds:glue/mnli(:[\d.]+)?", source):
         places = [f"tfds:glue/ax{of_tfds[1] or ''}"]
@@ -280,7 +280,7 @@ def _json_table(place: str, keys: Sequence[str]) -> Table:
 
 
 def _table(name: str, place: str, lenient: bool) -> Table:
-    """Returns the table of a file, some of which have no header, or one with other names."""
+    """Returns the table of a file. Files without a header, or with other column names, are recognised."""
     if name == "cola" and not place.startswith(tfds_text.PREFIX) and "sentence" not in (row := first_row(place)):
         if row and len(row) != 4:
             raise InputError(f"{place}:1 has {len(row)} columns; a file of CoLA has a header, or four columns")
@@ -300,7 +300,7 @@ def _table(name: str, place: str, lenient: bool) -> Table:
 
 
 def _is_sts_benchmark(row: Sequence[str]) -> bool:
-    """Returns whether a first line is a row of the STS benchmark: seven columns, or two more, with the score fifth.
+    """Returns whether a first line is a row of the STS benchmark: seven or nine columns with the score in the fifth.
 
     GLUE's own rows without their header begin with an index.
     """
@@ -319,14 +319,14 @@ def _score(
     examples: Sequence[ClassifyExample],
     predictions: Sequence[Classified],
 ) -> dict[str, float]:
-    """Returns the metrics, computed of GLUE's classes by GLUE's numbers, whatever the order of the model."""
+    """Returns the metrics, computed with GLUE's class numbers, independent of the order of the model's classes."""
     numbers = {spelled: index for index, name in enumerate(classes) for spelled in (name, str(index))}
     canonical = [prediction._replace(label=classes[_canonical(order, prediction)]) for prediction in predictions]
     return score_classes(metrics, numbers, examples, canonical)
 
 
 def _canonical(order: Sequence[int], prediction: Classified) -> int:
-    """Returns the number of the class that GLUE has for a prediction."""
+    """Returns GLUE's class number of a prediction."""
     return order.index(list(prediction.probabilities).index(prediction.label))
 
 
@@ -338,7 +338,7 @@ def _write(
     examples: Sequence[ClassifyExample],
     predictions: Sequence[Classified | Scored],
 ) -> None:
-    """Writes the file that the leaderboard wants; of another split than a test's, with its name behind."""
+    """Writes the file for the leaderboard. For splits other than test, the name of the split is appended."""
     values: list[str] = []
     for prediction in predictions:
         if isinstance(prediction, Scored):

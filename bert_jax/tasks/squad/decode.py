@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers from the logits of windows: the best spans of all windows of a question, as slices of its context.
+"""Decodes answers: the best spans over all windows of a question, as slices of its context.
 
-Source: google-research/bert run_squad.py, write_predictions. There an answer is put together from tokens and sought in
-the text again; here tokens know their places. An example whose windows offer no span gets the answer "".
+Source: google-research/bert run_squad.py, write_predictions. There an answer is joined from tokens and then
+searched for in the text; here tokens know their positions in it. An example without a valid span gets the answer "".
 """
 
 import math
@@ -29,7 +29,7 @@ class Window(NamedTuple):
 
 
 class Span(NamedTuple):
-    """An answer that is possible."""
+    """A possible answer."""
 
     text: str  # "" for no answer
     start: int  # code points of the context before it; 0 for no answer
@@ -57,12 +57,12 @@ class SpanPrediction(NamedTuple):
 
     @property
     def best_span(self) -> Span | None:
-        """Returns the best span that is an answer; None if there is no such span."""
+        """Returns the best span that is not empty; None if there is none."""
         return next((span for span in self.n_best if span.text), None)
 
 
 class _Candidates(NamedTuple):
-    """Possible spans of a block of windows, those of an example together, best first."""
+    """Possible spans of a block of windows, grouped by example, best first."""
 
     starts: list[int]  # code points
     ends: list[int]
@@ -106,7 +106,7 @@ def decode_spans(
 
 
 def _blocks(rows_of: list[list[int]]) -> Iterator[list[list[int]]]:
-    """Yields the rows of examples, of so many examples at once that there is enough to do and not too much to hold."""
+    """Yields the rows of blocks of examples; a block bounds the memory for candidates."""
     block: list[list[int]] = []
     for row_numbers in rows_of:
         block.append(row_numbers)
@@ -120,10 +120,10 @@ def _blocks(rows_of: list[list[int]]) -> Iterator[list[list[int]]]:
 def _candidates(
     windows_of: Sequence[int], rows: Sequence[Row], outputs: Sequence[np.ndarray], config: TaskConfig
 ) -> _Candidates:
-    """Returns the spans that count. W windows, K = num_best.
+    """Returns the valid spans. W windows, K = num_best.
 
     Args:
-      windows_of: how many of the windows each example has.
+      windows_of: the number of windows of each example.
       rows: the windows.
       outputs: [L, 2] float64 for each.
       config: of the task.
@@ -165,12 +165,12 @@ def _candidates(
 
 
 def _finite(output: np.ndarray) -> np.ndarray:
-    """Returns logits in float64; a model that has diverged says not-a-number, which is no reason to fail."""
+    """Returns logits in float64, with nan replaced: a model that has diverged must not stop the evaluation."""
     return np.nan_to_num(np.asarray(output, np.float64), nan=-1e9, posinf=1e9, neginf=-1e9)
 
 
 def _null_logits(windows: Sequence[np.ndarray]) -> tuple[float, float] | None:
-    """Returns start and end logit of [CLS] in the window where their sum is least; None without a window."""
+    """Returns the start and end logit of [CLS] in the window with the smallest sum; None without windows."""
     pairs = [(float(window[0, 0]), float(window[0, 1])) for window in windows]
     return min(pairs, key=sum, default=None)
 
@@ -178,7 +178,7 @@ def _null_logits(windows: Sequence[np.ndarray]) -> tuple[float, float] | None:
 def _n_best(
     context: str, found: _Candidates, candidates: range, null: tuple[float, float] | None, num_best: int
 ) -> list[Span]:
-    """Returns the best candidates with different texts; no answer too, where `null` has its logits.
+    """Returns the best candidates with different texts, and no answer if `null` has its logits.
 
     No answer is one of the `num_best` if it is among them, and otherwise comes in addition.
     """
@@ -208,7 +208,7 @@ def _n_best(
 
 
 def _predict(id: str, spans: list[Span], null: tuple[float, float] | None, config: TaskConfig) -> SpanPrediction:
-    """Returns the prediction: the best span or, where no answer is possible and likelier by the threshold, ""."""
+    """Returns the prediction: the best span, or "" if no answer is allowed and exceeds the threshold."""
     best = next((span for span in spans if span.text), None)
     odds = None
     if config.name == "squad2":

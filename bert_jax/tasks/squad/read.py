@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Questions about paragraphs, read from SQuAD's JSON or from TFDS; anything else in a file is an error with its place.
+"""Reads questions about paragraphs from SQuAD's JSON or TFDS. Malformed data are errors that name their place.
 
 A source is one of
 
     DIR                                       train*.json and dev*.json of the version asked for, compressed or not
-    FILE                                      every split; of a name that begins with train, dev or test that one
-    TRAIN,DEV  TRAIN,DEV,TEST                 a place for each split in this order, any of these, whatever their names
+    FILE                                      every split, or only the one that its name begins with (train, dev, test)
+    TRAIN,DEV  TRAIN,DEV,TEST                 a place for each split in this order, each as above or below
     FILE[:28]  FILE[28:]                      the first 28 articles of a file, the articles after these
     train=FILE[:28],dev=FILE[28:]             the same with the names of the splits
     tfds:squad/v1.1                           prepared by TFDS, without TensorFlow
 
-XQuAD, MLQA and others of the same format are files like any.
+XQuAD, MLQA and other data sets in this format are read too.
 """
 
 import glob
@@ -29,7 +29,7 @@ _TFDS_SPLITS = {"train": "train", "dev": "validation"}  # a test split is with S
 
 
 class Answer(NamedTuple):
-    """An answer, as given: the text is not always where `start` says."""
+    """An annotated answer; in some data the text is not at `start`."""
 
     text: str
     start: int  # code points of the context before it
@@ -50,8 +50,8 @@ def read_squad(source: str, split: str, version: str = "") -> list[SquadExample]
 
     Args:
       source: see above.
-      split: which.
-      version: "1.1" or "2.0"; chooses between files of a directory that differ in it.
+      split: "train", "dev" or "test".
+      version: "1.1" or "2.0"; chooses between the files of a directory.
     Raises: InputError with the file and the place in it.
     """
     place = _find_place(source, split, version)
@@ -75,7 +75,7 @@ def read_squad_file(path: str) -> list[SquadExample]:
 
 
 def parse_question(value: object, where: str) -> SquadExample:
-    """Returns the example of a question to predict on: {"question":, "context":, perhaps "id":}, or such a pair.
+    """Returns the example of a user's question: {"question":, "context":} with an optional "id", or such a pair.
 
     Raises: InputError if it is anything else.
     """
@@ -113,7 +113,7 @@ def read_json_file(path: str) -> Any:
 
 
 def _find_place(source: str, split: str, version: str) -> str:
-    """Returns the file, with its range, or the TFDS data set of a split; "" if the source has none of it."""
+    """Returns the file, with its range, or the TFDS data set of a split; "" if the source does not have it."""
     any_name = False  # whether a file is taken whatever its name
     if re.match(rf"({'|'.join(_SPLITS)})=", source):
         places = dict(part.split("=", 1) for part in re.split(rf",(?=(?:{'|'.join(_SPLITS)})=)", source))
@@ -134,9 +134,9 @@ def _find_place(source: str, split: str, version: str) -> str:
 
 
 def _place_in_list(source: str, split: str) -> str:
-    """Returns the place of a split in TRAIN,DEV[,TEST]; "" if there is none.
+    """Returns the place of a split in TRAIN,DEV[,TEST]; "" if it is not listed.
 
-    Raises: InputError if it is no such list.
+    Raises: InputError if it is not such a list.
     """
     places = [place.strip() for place in source.split(",")]
     if len(places) > len(_SPLITS) or not all(places) or any(re.match(r"(train|dev|test)=", each) for each in places):
@@ -160,7 +160,7 @@ def _find_in_directory(directory: str, split: str, version: str) -> str:
 
 
 def _split_range(place: str) -> tuple[str, slice]:
-    """Returns the path, and which articles are meant by [28:] behind it."""
+    """Returns the path, and the range of articles of a suffix such as [28:]."""
     found = re.fullmatch(r"(.*)\[(-?\d*):(-?\d*)\]", place, re.DOTALL)
     if not found:
         return place, slice(None)
@@ -251,7 +251,7 @@ def _read_tfds(place: str, split: str) -> list[SquadExample]:
 
 
 def _plain(value: Any) -> Any:
-    """Returns what TFDS hands out, bytes and arrays in dicts, as what JSON has."""
+    """Returns values of TFDS, bytes and arrays in dicts, as JSON values."""
     if isinstance(value, Mapping):
         return {name: _plain(part) for name, part in value.items()}
     if hasattr(value, "tolist"):  # numpy's

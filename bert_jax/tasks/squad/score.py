@@ -29,12 +29,12 @@ class Threshold(NamedTuple):
 
 
 def normalize_answer(text: str) -> str:
-    """Returns an answer as it is compared: small letters, no ASCII punctuation, no English articles, single blanks."""
+    """Returns an answer for comparison: lower case, no ASCII punctuation or English articles, single blanks."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
 
 
 def score_squad1(examples: Sequence[SquadExample], texts: Mapping[str, str]) -> dict[str, float]:
-    """Returns exact match and F1 in percent, and their number, of answers by the id of the question."""
+    """Returns exact match and F1 in percent, and the number of questions."""
     exact, f1 = _raw_scores(examples, texts, no_answers=False)
     total = len(examples)
     return {"exact_match": _percent(exact.sum(), total), "f1": _percent(f1.sum(), total), "total": total}
@@ -49,11 +49,11 @@ def score_squad2(
     """Returns exact match and F1 in percent, over all questions and over those with and without an answer.
 
     Args:
-      examples: what was asked; it has an answer if anybody gave one.
+      examples: the questions; one has an answer if any annotator gave one.
       texts: by the id of the question; "" for no answer.
-      odds: by the id of the question, how much speaks for no answer: a probability or a difference of scores. With
-        them come the best scores that a threshold can give, and the thresholds.
-      threshold: an answer whose odds are above it counts as no answer.
+      odds: by the id of the question, a score for no answer: a probability or a difference of logits. With odds, the
+        best scores over all thresholds and these thresholds are returned too.
+      threshold: an answer with odds above it counts as no answer.
     """
     exact, f1 = _raw_scores(examples, texts, no_answers=True)
     answered = np.array([bool(example.answers) for example in examples], bool)
@@ -73,13 +73,13 @@ def score_squad2(
 
 
 def find_threshold(scores: np.ndarray, odds: np.ndarray, answered: np.ndarray, silent: np.ndarray) -> Threshold:
-    """Returns the best score, in percent, that any threshold on the odds gives.
+    """Returns the best score in percent over all thresholds on the odds.
 
     Args:
       scores: of each question's answer, 0..1.
       odds: of no answer.
       answered: whether the question has an answer.
-      silent: whether the answer is "" whatever the threshold.
+      silent: whether the answer is "" at any threshold.
     """
     order = np.argsort(odds, kind="stable")
     # From no question answered on, one after the other is, the least odds first.
@@ -92,7 +92,7 @@ def find_threshold(scores: np.ndarray, odds: np.ndarray, answered: np.ndarray, s
 def find_usable_threshold(
     examples: Sequence[SquadExample], texts: Mapping[str, str], odds: Mapping[str, float]
 ) -> Threshold:
-    """Returns the best F1, in percent, that answers come to with a threshold, and the threshold to predict with.
+    """Returns the best F1 in percent over all thresholds, and the threshold to predict with.
 
     That is the official best_f1 and its threshold, but for what no threshold can do. The script may count one of two
     answers of equal odds; and where no answer at all is best it says 0.0, and this is below all odds.
@@ -118,15 +118,15 @@ def find_usable_threshold(
 def score_files(
     name: str, data: str, predictions: str, odds: str = "", threshold: float = 1.0
 ) -> tuple[dict[str, float], int]:
-    """Returns the official scores of files, and how many questions have no prediction and so score 0.
+    """Returns the official scores of files, and the number of questions without a prediction, which score 0.
 
     Args:
       name: "squad1" or "squad2".
-      data: a file of the data set, perhaps a range of its articles.
+      data: a file of the data set, or a range of its articles.
       predictions: a file with a JSON object, id -> text.
       odds: squad2: a file with a JSON object, id -> number, or "".
       threshold: squad2: see `score_squad2`.
-    Raises: InputError if a file is no such file.
+    Raises: InputError if a file has another format.
     """
     examples = read_squad_file(data)
     if not examples:
@@ -156,7 +156,7 @@ def _read_object(path: str, kinds: tuple[type, ...], meaning: str) -> dict[str, 
 def _raw_scores(
     examples: Sequence[SquadExample], texts: Mapping[str, str], no_answers: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns exact match and F1 of each question, 0..1, by the answer that fits best."""
+    """Returns exact match and F1 of each question, 0..1, each the maximum over its answers."""
     exact, f1 = np.zeros((2, len(examples)))
     for index, example in enumerate(examples):
         if example.id not in texts:
@@ -172,7 +172,7 @@ def _raw_scores(
 
 
 def _f1(predicted: list[str], answer: list[str], no_answers: bool) -> float:
-    """Returns the F1 of two bags of words; of two empty ones 1 where there may be no answer, and else 0."""
+    """Returns the F1 of two bags of words. Two empty bags have F1 1 if no answer is allowed, otherwise 0."""
     if not predicted or not answer:
         return float(no_answers and predicted == answer)
     common = (collections.Counter(predicted) & collections.Counter(answer)).total()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SQuAD: the span of a paragraph that answers a question (v1.1), or no answer where there is none (v2.0).
+"""SQuAD: the span of a paragraph that answers a question (v1.1), or no answer (v2.0).
 
-Where data may come from: `squad_read`.
+For the sources of data see `tasks.squad.read`.
 """
 
 import dataclasses
@@ -83,7 +83,7 @@ def score_answers(examples: Sequence[SquadExample], predictions: Sequence[SpanPr
 
 
 def score_with_no_answers(examples: Sequence[SquadExample], predictions: Sequence[SpanPrediction]) -> dict[str, float]:
-    """Returns exact_match and f1 in percent, by the predictions' threshold, and what others would give.
+    """Returns exact_match and f1 in percent at the threshold of the predictions, and the best over all thresholds.
 
     best_exact, best_f1 and their thresholds are found with the best span for every question, as the official script
     does with predictions that were written with an endless threshold; it cannot bring back answers that were left out.
@@ -96,7 +96,7 @@ def score_with_no_answers(examples: Sequence[SquadExample], predictions: Sequenc
 
 
 def show_prediction(prediction: SpanPrediction) -> dict[str, object]:
-    """Returns a prediction as what JSON has; `start` and `end` are null where there is no answer."""
+    """Returns a prediction as JSON values; `start` and `end` are null for no answer."""
     shown: dict[str, object] = {
         "answer": prediction.text,
         "probability": prediction.probability,
@@ -122,7 +122,7 @@ def write_predictions(
 ) -> None:
     """Writes predictions.json, nbest_predictions.json and for squad2 null_odds.json, as Google's run_squad.py does.
 
-    Names have the split in front unless it is "dev", the official one.
+    Names begin with the split unless it is "dev", the official one.
     """
     prefix = "" if split == "dev" else f"{split}_"
     n_best = {
@@ -149,13 +149,13 @@ def _texts(predictions: Sequence[SpanPrediction]) -> dict[str, str]:
 
 
 def _spans_and_odds(predictions: Sequence[SpanPrediction]) -> tuple[dict[str, str], dict[str, float]]:
-    """Returns the best span for each question, whatever the threshold, and the odds of no answer."""
+    """Returns the best span of each question at any threshold, and the odds of no answer."""
     spans = {each.id: best.text if (best := each.best_span) else "" for each in predictions}
     return spans, {each.id: each.null_odds or 0.0 for each in predictions}
 
 
 def _no_span(predictions: Sequence[SpanPrediction]) -> dict[str, float]:
-    """Returns how many questions no window offered a span for, if there are any."""
+    """Returns the count of questions without a valid span, if there are any."""
     count = sum(not each.found for each in predictions)
     return {"num_without_span": float(count)} if count else {}
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of questions about paragraphs: [CLS] question [SEP] window of the context [SEP], with where answers are.
+"""Makes rows of questions: [CLS] question [SEP] window of the context [SEP], labelled with the positions of answers.
 
-Source: google-research/bert run_squad.py, read_squad_examples and convert_examples_to_features. Answers are found and
-given back by the places of characters, not by words between blanks, so nothing depends on how a script parts words;
-docs/differences.md tells the rest.
+Source: google-research/bert run_squad.py, read_squad_examples and convert_examples_to_features. Answers are located
+by character positions, not by words between blanks, so the result does not depend on the script. See
+docs/differences.md.
 """
 
 import collections
@@ -24,8 +24,8 @@ def make_squad_rows(examples: Sequence[SquadExample], tokenizer: Tokenizer, trai
 
     Labels: in training the positions of the answer's first and last token in the row; (0, 0), that is [CLS], in a
     window that does not hold all of it, and where there is no answer (squad2). In evaluation None.
-    Skipped and counted: a context without tokens; in training a question without answer, unless it is squad2's way to
-    say so, and one whose answer is not in the context.
+    Skipped and counted are contexts without tokens and, in training, questions without an answer (except in squad2) and
+    questions with an answer that is not in the context.
     """
     counts: collections.Counter[str] = collections.Counter()
     rows: list[Row] = []
@@ -62,7 +62,7 @@ def make_squad_rows(examples: Sequence[SquadExample], tokenizer: Tokenizer, trai
 
 
 def _windows(num_tokens: int, room: int, config: TaskConfig) -> Iterator[tuple[int, int, np.ndarray]]:
-    """Yields start and end of each window in the context, and for each of its tokens whether it has most context there.
+    """Yields start and end of each window, and for each of its tokens whether this is the window with its most context.
 
     A token in several windows belongs to the one where the smaller side of its context is largest; a longer window
     is a little better, and a tie goes to the earlier.
@@ -90,7 +90,7 @@ def _windows(num_tokens: int, room: int, config: TaskConfig) -> Iterator[tuple[i
 def _answer_tokens(
     example: SquadExample, offsets: np.ndarray, name: str, counts: collections.Counter[str]
 ) -> tuple[int, int] | None:
-    """Returns first and last token of an example's answer, (-1, -1) if it has none; None, and counts, to skip it."""
+    """Returns the first and last token of the answer, (-1, -1) without an answer; None, with a count, to skip it."""
     if example.impossible:
         if name == "squad2":
             return -1, -1
@@ -114,9 +114,9 @@ def _answer_tokens(
 
 
 def find_answer(example: SquadExample) -> tuple[int, int] | None:
-    """Returns where in the context the first answer begins and ends; None if it is not there, or nobody can say where.
+    """Returns where the first answer begins and ends in the context; None if it is missing or ambiguous.
 
-    It is where the data say, or else at the only place that has it. Any blank is as good as another.
+    It is at the annotated position, or else at its only occurrence. All blanks compare equal.
     """
     text, start = example.answers[0]
     words = text.split()
