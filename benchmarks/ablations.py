@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-r"""The paper's tables at a size of one's own, as a queue of commands that resumes whenever it is started again.
+r"""The paper's tables at your own model size, as a queue of commands. Starting it again resumes it.
 
     python -m benchmarks.ablations --runs=table5,table8 --root=runs/ablations --data=data128 --tokens=20e6 --seeds=3 \
         --size=tiny --tasks=sst2,mrpc,stsb,squad1 --task_data=DIR --pairs=blimp=blimp.jsonl.gz
@@ -84,7 +84,7 @@ MINUTES = flags.DEFINE_float("minutes", 0.0, "to stop after; 0 goes on to the en
 
 
 class Budget(NamedTuple):
-    """How long pre-training is, in steps, and how often it leaves a revision."""
+    """The length of pre-training and the interval between revisions, in steps."""
 
     steps: int
     keep_every: int
@@ -96,7 +96,7 @@ class Budget(NamedTuple):
 
 
 def budget_of(data: str, tokens: float, batch_size: int) -> Budget:
-    """Returns how many steps read so many tokens, [CLS] and [SEP] counted; a hundred revisions if there are as many."""
+    """Returns the steps that read so many tokens, counting [CLS] and [SEP], and the interval of 100 revisions."""
     manifest = open_dataset(data, verify=False).manifest
     per_step = batch_size * manifest["row"]["length"] * manifest["splits"]["train"]["fill"]
     steps = max(1, math.ceil(tokens / per_step))
@@ -186,7 +186,7 @@ def task_jobs(
 
 
 def feature_jobs(directory: Path, start: str, features: Sequence[str]) -> Iterator[Job]:
-    """Yields the feature-based way (Table 7): a BiLSTM on some features of an encoder that stays as it is."""
+    """Yields the feature-based approach (Table 7): a BiLSTM on features of a frozen encoder."""
     for name in features if FEATURE_TASK.value and TASK_DATA.value else ():
         settings = (
             f"--config.task.probe.features={name}",
@@ -229,7 +229,7 @@ def status(unit: Unit) -> str:
 
 
 def check_flags() -> None:
-    """Raises: InputError if a flag is missing or names what there is not."""
+    """Raises: InputError if a flag is missing or names something unknown."""
     for run in RUNS.value:
         if run not in GROUPS:
             raise InputError(f"there is no run {run!r}{suggest(run, GROUPS)}; runs: {', '.join(GROUPS)}")
@@ -244,14 +244,14 @@ def check_flags() -> None:
 
 
 def keep_record(run: str, units: Sequence[Unit]) -> None:
-    """Collects what there is of a run's units."""
+    """Writes the record of the units of a run."""
     ready = [unit.directory for unit in units if any(job.is_finished for job in unit.jobs)]
     if RECORDS.value and ready:
         write_record(collect(ready), Path(RECORDS.value) / f"{run}.json.gz")
 
 
 def main() -> int:
-    """Runs what waits, or says how far it is; returns 1 if a job failed."""
+    """Runs the waiting jobs, or prints their status; returns 1 if a job failed."""
     check_flags()
     plan = {run: list(units_of(run)) for run in RUNS.value}
     if "later" in plan and not DATA_SOP.value:

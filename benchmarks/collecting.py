@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What pages need of work directories, in one small file that can be committed: a record.
+"""Collects what result pages need from work directories into a record: one small file that can be committed.
 
 A record is {"format": 1, "units": [unit, ...]}. A unit is a model that was trained from one seed and everything that
 was measured with it; it is read from a directory of `benchmarks.ablations`:
@@ -60,7 +60,7 @@ def collect(directories: Sequence[Path]) -> dict[str, Any]:
 
 
 def collect_unit(directory: Path) -> Unit:
-    """Returns what there is of a unit. Raises: InputError if there is nothing, or a file is damaged."""
+    """Returns the results of a unit. Raises: InputError if it has none, or a file is damaged."""
     about = _read_json(directory / UNIT) if (directory / UNIT).is_file() else {}
     name = re.search(r"(\d+)$", directory.name)
     group = about.get("group") or (
@@ -90,7 +90,7 @@ def collect_unit(directory: Path) -> Unit:
 
 
 def _without_directories(value: Any) -> Any:
-    """Returns what JSON has with absolute paths cut to their last part."""
+    """Returns JSON values with absolute paths cut to their last part."""
     if isinstance(value, dict):
         return {key: _without_directories(each) for key, each in value.items()}
     if isinstance(value, list):

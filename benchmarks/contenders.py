@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the clock says: contenders for training, fine-tuning, prediction, preparation, tokenizing and loading.
+"""Contenders of the benchmarks: training, fine-tuning, prediction, preparation, tokenizing and loading.
 
 Each measures the code that the commands run: the compiled step with masking, dropout and optimizer, the loader that
 feeds it, the predictions of `predict`, `prepare`. Rounds, medians and tables are those of `timing`.

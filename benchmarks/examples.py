@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which examples of a development set a fine-tuned model got right, from the predictions in its work directory."""
+"""Finds the examples of a development set that a fine-tuned model got right, from its predictions."""
 
 from collections.abc import Mapping
 from pathlib import Path

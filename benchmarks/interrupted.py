@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run of several processes that is stopped, killed and resumed with fewer, beside the same run left alone.
+"""Compares a run of several processes that is stopped, killed and resumed with fewer to an undisturbed run.
 
 python benchmarks/interrupted.py --data=data --workdir=DIR --config=configs/pretrain.py:small --num_steps=48
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A queue of commands that can be stopped and started again at any moment: what is finished is not done again.
+"""A queue of commands that can be stopped and resumed at any moment. Finished jobs are not repeated.
 
-A unit is a directory with jobs that follow each other; a job is finished when its output is there, which every command
-of this project writes last and whole. A job that was stopped is started again, and goes on where it was.
+A unit is a directory with jobs that run in order. A job is finished when its output exists: every command of this
+project writes it last and atomically. A job that was stopped is started again and resumes.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ _GRACE_SECONDS = 240  # after SIGTERM: training saves its state within it
 
 
 class Job(NamedTuple):
-    """A command, and what is there when it has finished."""
+    """A command, and the output that exists when it has finished."""
 
     name: str
     command: tuple[str, ...]
@@ -39,7 +39,7 @@ class Job(NamedTuple):
 
 
 class Unit(NamedTuple):
-    """A model from one seed, and all that is measured with it."""
+    """A model from one seed, and the jobs that measure it."""
 
     group: str
     seed: int
@@ -53,7 +53,7 @@ class Unit(NamedTuple):
 
 
 class Stop:
-    """When to stop: at a time, or at a signal, which a job that is under way is then sent."""
+    """Decides when to stop: after some time or at a signal, which is passed on to the running job."""
 
     def __init__(self, seconds: float) -> None:
         self._until = time.monotonic() + seconds if seconds else float("inf")
@@ -92,9 +92,9 @@ class Stop:
 
 
 def run_unit(unit: Unit, stop: Stop) -> str:
-    """Runs what waits of a unit and returns how it went: "" if all is finished, or else a few words.
+    """Runs the waiting jobs of a unit. Returns "" if all are finished, or else a short reason.
 
-    Of two queues that work on one unit the second leaves it to the first.
+    If another queue works on the unit, it is left to that one.
     """
     unit.directory.mkdir(parents=True, exist_ok=True)
     with lock_file(unit.directory / ".lock", keep=True) as holder:

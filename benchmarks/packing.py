@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How full rows are when sequences are packed, against best-fit decreasing, and how long plan and assignment take.
+"""Compares packing with best-fit decreasing: how full rows are, and how long planning and assignment take.
 
 python benchmarks/packing.py --data=DIR [--row_length=512]
 """
