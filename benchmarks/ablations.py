@@ -33,7 +33,7 @@ TABLE_8 = ("mask_100_0_0", "mask_80_0_20", "mask_80_20_0", "mask_0_20_80", "mask
 # Run -> the ablations of configs/ablations.py that it compares. "bert" is 80/10/10 of Table 8 as well.
 GROUPS: dict[str, tuple[str, ...]] = {
     "main": ("main", "random"),  # the main model with its revisions and features, and its shape without pre-training
-    "table5": ("bert", "no_nsp", "ltr"),
+    "table5": ("bert", "no_nsp", "ltr", "ltr_bilstm"),  # the last fine-tunes ltr with a BiLSTM on top
     "table6": ("bert",),  # of each of --sizes
     "table8": ("bert", *TABLE_8),
     "later": ("bert", "whole_word", "ngram", "sop"),
@@ -50,8 +50,8 @@ TASKS: dict[str, tuple[str, tuple[str, ...]]] = {
     "squad1": ("train={0}/squad/dev-v1.1.json[:28],dev={0}/squad/dev-v1.1.json[28:]", ("--config.task.doc_stride=64",)),
     "ner": ("{0}/wnut17/wnut17train.conll,{0}/wnut17/emerging.dev.conll", ()),
 }
-# finetune.py refuses a model that reads from left to right: its [CLS] has seen nothing.
-NOT_FINE_TUNED = {"ltr": "not fine-tuned: finetune.py takes no causal model"}
+# Settings of fine-tuning for the BiLSTM of Table 5.
+BILSTM = ("features=last", "train_encoder=True", "hidden_size=128")
 
 RUNS = flags.DEFINE_list("runs", [], f"what to run, with commas between: {', '.join(GROUPS)}")
 ROOT = flags.DEFINE_string("root", "", "where units and their work directories go; resumes if used")
@@ -122,14 +122,16 @@ def make_unit(name: str, size: str, seed: int) -> Unit:
     if name == "random":
         start = f"random:{Path(ROOT.value) / f'main-{size}' / f'seed{seed}' / 'pretrain'}"
         return Unit(group, seed, directory, tuple(task_jobs(directory, start, MAIN_TASK_SEEDS.value)))
+    if name == "ltr_bilstm":
+        start = str(Path(ROOT.value) / f"ltr-{size}" / f"seed{seed}" / "pretrain")
+        probe = tuple(f"--config.task.probe.{setting}" for setting in BILSTM)
+        return Unit(group, seed, directory, tuple(task_jobs(directory, start, TASK_SEEDS.value, more=probe)))
     data = DATA_SOP.value if name == "sop" else DATA.value
     budget = budget_of(data, TOKENS.value, BATCH.value)
     jobs = [pretraining_job(name, size, seed, data, budget, checkpoint)]
     jobs += score_jobs(directory, str(checkpoint), DATA.value)
-    note = NOT_FINE_TUNED.get(name, "")
-    if not note:
-        num_seeds = MAIN_TASK_SEEDS.value if name == "main" else TASK_SEEDS.value
-        jobs += task_jobs(directory, str(checkpoint), num_seeds)
+    num_seeds = MAIN_TASK_SEEDS.value if name == "main" else TASK_SEEDS.value
+    jobs += task_jobs(directory, str(checkpoint), num_seeds)
     if name == "bert" or name in TABLE_8:
         jobs += feature_jobs(directory, str(checkpoint), ("last",))
     if name == "main":
@@ -139,7 +141,7 @@ def make_unit(name: str, size: str, seed: int) -> Unit:
             model = str(checkpoint) if step == budget.steps else f"{checkpoint}@{step}"
             jobs += score_jobs(directory, model, DATA.value, f"@{step}")
             jobs += task_jobs(directory, model, 1, f"@{step}", TASK_NAMES.value[:1])
-    return Unit(group, seed, directory, tuple(jobs), note)
+    return Unit(group, seed, directory, tuple(jobs))
 
 
 def pretraining_job(name: str, size: str, seed: int, data: str, budget: Budget, workdir: Path) -> Job:
@@ -176,12 +178,17 @@ def score_jobs(directory: Path, checkpoint: str, data: str, suffix: str = "") ->
 
 
 def task_jobs(
-    directory: Path, start: str, num_seeds: int, suffix: str = "", tasks: Sequence[str] | None = None
+    directory: Path,
+    start: str,
+    num_seeds: int,
+    suffix: str = "",
+    tasks: Sequence[str] | None = None,
+    more: Sequence[str] = (),
 ) -> Iterator[Job]:
-    """Yields a fine-tuning on each task."""
+    """Yields a fine-tuning on each task; `more` are further flags."""
     for task in TASK_NAMES.value if tasks is None else tasks:
         workdir = directory / "tasks" / f"{task}{suffix}"
-        settings = (f"--config.optimizer.learning_rate={TASK_RATE.value}",)
+        settings = (f"--config.optimizer.learning_rate={TASK_RATE.value}", *more)
         yield finetuning_job(task, start, workdir, num_seeds, settings)
 
 
@@ -225,7 +232,7 @@ def status(unit: Unit) -> str:
         if waiting[0].name == "pretrain" and metrics.exists():
             records = read_metrics(metrics)
             line += f" at step {max((record['step'] for record in records), default=0):,}"
-    return line + (f"; {unit.note}" if unit.note else "")
+    return line
 
 
 def check_flags() -> None:

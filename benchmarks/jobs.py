@@ -45,7 +45,6 @@ class Unit(NamedTuple):
     seed: int
     directory: Path
     jobs: tuple[Job, ...]
-    note: str = ""  # what is left out, and why
 
     @property
     def waiting(self) -> list[Job]:

@@ -75,7 +75,6 @@ TESTS_ELSEWHERE = {
     "errors": "test_inputs.py",
     "inference.export": "end_to_end/test_finetune_commands.py",
     "model.attention": "model/test_fused_attention.py",
-    "model.encoder": "model/test_model.py",
     "model.heads": "checkpoints/test_names.py",
     "model.layers": "model/test_model.py",
     "plan.describe": "training/test_packed_training.py",

@@ -171,6 +171,24 @@ def test_a_probe_trains_predicts_and_leaves_the_encoder(finished, topics, tmp_pa
     assert bert_jax.load_predictor(tmp_path / "run")(["ban ber bis"])[0].label in ("b", "d", "f")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("bilstm", [False, True])
+def test_a_model_that_reads_from_left_to_right_learns_too(topics, tmp_path, bilstm):
+    probe = ProbeConfig(features="last", num_layers=1, hidden_size=16, train_encoder=True) if bilstm else ProbeConfig()
+    task = TaskConfig(name="classification", max_seq_length=16, probe=probe)
+    start = make_pretrained(tmp_path, causal=True)
+    result = train(topics_run(topics, start, task=task), tmp_path / "run")
+    assert result.metrics["accuracy"] > 0.7 > 0.6 > result.constant["accuracy"]
+    left = bert_jax.load_pretrained(tmp_path / "run")
+    assert left.config.causal and ("probe" in left.params) == bilstm
+    before = bert_jax.load_pretrained(start).params["encoder"]["layers"]["mlp"]["output"]["kernel"]
+    assert not np.array_equal(left.params["encoder"]["layers"]["mlp"]["output"]["kernel"], before)
+    lines = [line.split("\t") for line in (topics / "dev.tsv").read_text().splitlines()[1:]]
+    found = bert_jax.load_predictor(tmp_path / "run")([text for text, _ in lines])
+    right = np.mean([each.label == label for each, (_, label) in zip(found, lines)])
+    assert right == pytest.approx(result.metrics["accuracy"])
+
+
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
@@ -193,6 +211,10 @@ def test_a_probe_trains_predicts_and_leaves_the_encoder(finished, topics, tmp_pa
         (
             {"task": TaskConfig(name="classification", max_seq_length=16, probe=ProbeConfig(features="concat_last4"))},
             "needs 4 layers and the model has 2",
+        ),
+        (
+            {"task": TaskConfig(name="classification", max_seq_length=16, probe=ProbeConfig(train_encoder=True))},
+            "task.probe.train_encoder without task.probe.features; name the features",
         ),
     ],
 )

@@ -23,7 +23,7 @@ class Encoded(NamedTuple):
     """The outputs of the encoder for a batch."""
 
     hidden: jax.Array  # [B, L, H]: the last layer
-    pooled: jax.Array | None  # [B, M, H]: dense + tanh of the first token of every sequence, if there is a pooler
+    pooled: jax.Array | None  # [B, M, H]: dense + tanh of one token of every sequence, if there is a pooler
     layers: jax.Array | None  # [num_layers + 1, B, L, H]: embeddings and every layer, with `keep_layers`
     word_table: jax.Array  # [D, V padded, H]: for the tied output layer; D equal copies (`copy_to_rows`)
 
@@ -75,8 +75,11 @@ class Encoder(nn.Module):
 
         pooled = None
         if self.pool:
-            first = jnp.take_along_axis(hidden, cls_positions.astype(jnp.int32)[..., None], axis=1)  # [B, M, H]
-            pooled = jnp.tanh(Dense(config, config.hidden_size, name="pooler")(first))
+            places = cls_positions.astype(jnp.int32)
+            if config.causal:  # the first token of a sequence has seen only itself, and the last has seen all of it
+                places = last_positions(sequence_ids, places)
+            chosen = jnp.take_along_axis(hidden, places[..., None], axis=1)  # [B, M, H]
+            pooled = jnp.tanh(Dense(config, config.hidden_size, name="pooler")(chosen))
         layers = None if kept is None else jnp.concatenate([embedded[None], kept])
         return Encoded(hidden, pooled, layers, word_table)
 
@@ -87,3 +90,10 @@ def positions_in_sequence(sequence_ids: jax.Array) -> jax.Array:
     previous = jnp.pad(sequence_ids, ((0, 0), (1, 0)), constant_values=-1)[:, :-1]
     starts = jnp.where(sequence_ids != previous.astype(sequence_ids.dtype), index, 0)
     return index - jax.lax.cummax(starts, axis=1)
+
+
+def last_positions(sequence_ids: jax.Array, first: jax.Array) -> jax.Array:
+    """Returns [B, M] int32: the last position of each sequence, given the first [B, M]."""
+    ids = jnp.take_along_axis(sequence_ids, first, axis=1)
+    lengths = jnp.sum(sequence_ids[:, None, :] == ids[:, :, None], axis=-1, dtype=jnp.int32)
+    return first + lengths - 1

@@ -100,7 +100,7 @@ class TaskModel(nn.Module):
     config: ModelConfig
     task: str
     num_classes: int = 0  # for classifiers
-    probe: ProbeConfig | None = None  # replaces the head; the encoder is then frozen
+    probe: ProbeConfig | None = None  # replaces the head
 
     @nn.compact
     def __call__(self, batch: Batch, deterministic: bool = True) -> jax.Array:
@@ -109,10 +109,12 @@ class TaskModel(nn.Module):
         if self.probe is not None:
             encoder = Encoder(config, pool=False, name="encoder")
             inputs = (batch.token_ids, batch.type_ids, batch.sequence_ids, batch.cls_positions)
-            layers = encoder(*inputs, deterministic=True, keep_layers=True).layers
+            frozen = not self.probe.train_encoder
+            layers = encoder(*inputs, deterministic=frozen or deterministic, keep_layers=True).layers
             assert layers is not None
             pool = self.task == "sequence_classification"
-            probe = Probe(config, self.probe, self.num_classes, pool, name="probe")
+            num_outputs = 2 if self.task == "question_answering" else self.num_classes
+            probe = Probe(config, self.probe, num_outputs, pool, name="probe")
             return probe(layers, batch.sequence_ids, deterministic)
         encoder = Encoder(config, pool="pooler" in TASK_PARTS[self.task], name="encoder")
         encoded = encoder(batch.token_ids, batch.type_ids, batch.sequence_ids, batch.cls_positions, deterministic)

@@ -78,7 +78,7 @@ def pretraining_objective(
 
 
 def task_objective(model: ModelConfig, task: str, num_classes: int = 0, probe: ProbeConfig | None = None) -> Objective:
-    """Returns the objective of fine-tuning for a task; see `task_losses`. With a probe, the encoder must be frozen.
+    """Returns the objective of fine-tuning for a task; see `task_losses`.
 
     Tokens without a label and rows that pad the batch have weight 0; the reference's token loss counts them.
     Source: google-research/bert run_classifier.py and run_squad.py.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Probes: a BiLSTM or a linear classifier on the features of a frozen encoder.
+"""Probes: a BiLSTM or a linear classifier on the features of an encoder, which is frozen or trained with it.
 
-Source: paper, section 5.3 and Table 7.
+Source: paper, section 5.3 and Table 7; section 5.1 and Table 5 for a BiLSTM that is trained with its encoder.
 """
 
 from typing import Any
@@ -35,7 +35,8 @@ class Probe(nn.Module):
             return self._classify(layers, sequence_ids, deterministic)
 
     def _classify(self, layers: jax.Array, sequence_ids: jax.Array, deterministic: bool) -> jax.Array:
-        features: Any = self._combine(jax.lax.stop_gradient(layers).astype(jnp.float32))
+        layers = layers if self.config.train_encoder else jax.lax.stop_gradient(layers)
+        features: Any = self._combine(layers.astype(jnp.float32))
         inside = sequence_ids > 0
         lengths = jnp.sum(inside, axis=1)
         if self.config.kind == "bilstm":

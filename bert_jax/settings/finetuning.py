@@ -22,12 +22,13 @@ from bert_jax.settings.rules import (
 
 @dataclass(frozen=True)
 class ProbeConfig:
-    """A probe trained on the features of a frozen encoder (paper, section 5.3), instead of fine-tuning."""
+    """A probe trained on the features of an encoder (paper, section 5.3), instead of the usual head."""
 
     features: str = ""  # "" fine-tunes; or embeddings last second_to_last weighted_last4 concat_last4 weighted_all
     kind: str = "bilstm"  # model on top of the features: "bilstm", or "linear" for a classifier alone
     num_layers: int = 2  # layers of the BiLSTM
     hidden_size: int = 768  # width of the BiLSTM, in each direction
+    train_encoder: bool = False  # train the encoder too (paper, Table 5, + BiLSTM); if not, it stays frozen
 
     def validate(self) -> None:
         check_numbers(self)
@@ -35,6 +36,10 @@ class ProbeConfig:
         check_choice(self, "features", features)
         check_choice(self, "kind", ("bilstm", "linear"))
         check_positive(self, "num_layers hidden_size")
+        if self.train_encoder and not self.features:
+            raise InputError(
+                "task.probe.train_encoder without task.probe.features; name the features, or fine-tune without a probe"
+            )
 
 
 @dataclass(frozen=True)

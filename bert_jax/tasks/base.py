@@ -81,5 +81,5 @@ class Task:
 
     @property
     def probe(self) -> ProbeConfig | None:
-        """The settings of the probe on a frozen encoder; None for ordinary fine-tuning."""
+        """The settings of the probe; None for the usual head."""
         return self.config.probe if self.config.probe.features else None

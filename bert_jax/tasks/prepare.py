@@ -63,11 +63,6 @@ def prepare(config: FinetuneConfig, start: Pretrained) -> tuple[Task, Pretrained
             f"task {config.task.name} has no training data, only a test; fine-tune mnli, which predicts it too where "
             "the folder AX is beside MNLI"
         )
-    if start.config.causal:
-        raise InputError(
-            f"init_checkpoint {config.init_checkpoint} reads from left to right, and its [CLS] sees itself alone; "
-            "fine-tune a model that sees both sides"
-        )
     if config.task.max_seq_length > start.config.max_positions:
         raise InputError(
             f"task.max_seq_length {config.task.max_seq_length} is above the {start.config.max_positions} positions of "
@@ -111,22 +106,24 @@ def prepare(config: FinetuneConfig, start: Pretrained) -> tuple[Task, Pretrained
 
 
 def check_probe(config: FinetuneConfig, task: Task, model: ModelConfig) -> FinetuneConfig:
-    """Returns the configuration, with a frozen encoder if the task has a probe.
+    """Returns the configuration, with a frozen encoder if the task has a probe that does not train it.
 
     Raises: InputError if the task supports no probe or the model has too few layers.
     """
     if task.probe is None:
         return config
-    if task.head not in ("token_classification", "sequence_classification"):
+    if task.head == "multiple_choice":
         raise InputError(
-            f"task.probe.features {task.probe.features} with task {config.task.name}: probes tag tokens and classify "
-            "sequences; use another task, or fine-tune"
+            f"task.probe.features {task.probe.features} with task {config.task.name}: probes tag tokens, find spans "
+            "and classify sequences; use another task, or fine-tune"
         )
     if task.probe.features in ("weighted_last4", "concat_last4") and model.num_layers < 4:
         raise InputError(
             f"task.probe.features {task.probe.features} needs 4 layers and the model has {model.num_layers}; use last, "
             "second_to_last or weighted_all"
         )
+    if task.probe.train_encoder:
+        return config
     return dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, freeze_encoder=True))
 
 

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 from builders import tiny_model
 
+from bert_jax.batch import Batch
+from bert_jax.model.objective import init_params, task_forward
 from bert_jax.model.probe import Probe
 from bert_jax.settings.finetuning import ProbeConfig
 
@@ -68,3 +70,29 @@ def test_the_encoder_has_no_gradient():
     )(LAYERS, params)
     assert not np.any(of_layers)
     assert all(np.any(leaf) for leaf in jax.tree.leaves(of_params["params"]["classifier"]))
+
+
+def test_an_encoder_that_is_trained_with_it_has_a_gradient():
+    config = ProbeConfig(features="last", kind="bilstm", num_layers=1, hidden_size=6, train_encoder=True)
+    probe = Probe(MODEL, config, 3, False)
+    params = probe.init(jax.random.key(1), LAYERS, INSIDE, True)
+    gradient = jax.grad(lambda layers: jnp.sum(jnp.square(probe.apply(params, layers, INSIDE, True)[1, :4])))(LAYERS)
+    assert np.any(gradient[5, 1, :4]) and not np.any(gradient[:5]) and not np.any(gradient[5, 1, 4:])
+
+
+@pytest.mark.parametrize("train_encoder", [False, True])
+def test_spans_are_found_by_a_bilstm(train_encoder):
+    """The dropout of the encoder is on if it is trained."""
+    model = tiny_model(hidden_dropout_rate=0.5)
+    config = ProbeConfig(features="last", num_layers=1, hidden_size=6, train_encoder=train_encoder)
+    row = np.arange(14, dtype=np.int32).reshape(2, 7)
+    batch = Batch(row, row * 0, np.asarray(INSIDE), np.zeros((2, 1), np.int32), np.ones((2, 1), np.float32))
+    params = init_params(model, jax.random.key(0), "question_answering", 0, config)
+    logits = task_forward(model, params, batch, "question_answering", None, 0, config)
+    assert logits.shape == (2, 7, 2) and set(params) == {"encoder", "probe"}
+
+    def loss(params, key):
+        return jnp.sum(jnp.square(task_forward(model, params, batch, "question_answering", key, 0, config)))
+
+    gradient = jax.grad(loss)(params, jax.random.key(1))["encoder"]["layers"]["mlp"]["output"]["kernel"]
+    assert np.any(gradient) == train_encoder
