@@ -129,6 +129,27 @@ def test_a_platform_that_is_not_there_is_one_line(repository, tmp_path, platform
     )
 
 
+IMPORTING = """
+import os, signal, time, weakref
+import bert_jax.tools
+class Module: pass
+names = {"os": os, "signal": signal}
+exec(compile("def cb(_):\\n os.kill(os.getpid(), signal.SIGINT)\\n return sum(1 for _ in range(999))",
+             "<frozen importlib._bootstrap>", "exec"), names)
+module = Module()
+lock = weakref.ref(module, names["cb"])
+del module  # calls cb
+time.sleep(10)
+print("the Ctrl-C was lost")
+"""
+
+
+def test_ctrl_c_in_a_callback_of_the_import_system_is_not_lost(repository):
+    """Python drops an exception in a callback, and prints its traceback."""
+    done = subprocess.run([sys.executable, "-c", IMPORTING], capture_output=True, text=True, cwd=repository, timeout=60)
+    assert (done.stdout, done.stderr, done.returncode) == ("", "stopped by Ctrl-C\n", -signal.SIGINT)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="sends a signal to a group of processes, as a terminal does")
 def test_ctrl_c_in_the_preparation_of_text_is_one_line(repository, tmp_path):
