@@ -32,14 +32,17 @@ from bert_jax.training.run import Run, open_run
 from bert_jax.training.step import TrainState, abstract_state, init_state, make_train_step
 
 
-def finetune(config: FinetuneConfig, workdir: Path, devices: Sequence[Any] | None = None) -> FinetuneResult:
+def finetune(
+    config: FinetuneConfig, workdir: Path, devices: Sequence[Any] | None = None, began: float = 0.0
+) -> FinetuneResult:
     """Fine-tunes until config.train.num_epochs, from `init_checkpoint` or from where `workdir` stands.
 
     Leaves the model of the best evaluation in `finetuned/`, its predictions in `predictions/`, and `results.json`.
+    `began` is when the command began, in seconds since the epoch, for the goodput; 0 is now.
 
     Raises: InputError if a setting, the data or the work directory cannot be used; before anything is written.
     """
-    started = time.monotonic()
+    started, began = time.monotonic(), began or time.time()
     config.validate()
     if config.sweep.is_grid:
         raise InputError("sweep.seeds and sweep.learning_rates ask for a grid of runs; call bert_jax.sweep.sweep")
@@ -63,10 +66,15 @@ def finetune(config: FinetuneConfig, workdir: Path, devices: Sequence[Any] | Non
         check_arrays(Path(config.init_checkpoint), describe(whole.params), describe(abstract.params))
         return whole
 
-    with open_run(config, workdir, about, start.tokenizer, abstract, load, train.num_steps, same) as run:
+    with open_run(config, workdir, about, start.tokenizer, abstract, load, train.num_steps, same, began) as run:
         for line in describe_run(config, task, data, model, mesh, train.num_steps):
             run.reporter.message(line)
         run.reporter.message(run.describe_start(describe_start(config, run.start or start)))
+        splits = {
+            "train": {"rows": len(data.train.rows)},
+            "heldout": {"rows": sum(len(s.rows) for s in data.evaluation)},
+        }
+        run.note_data([{"splits": splits}], [config.task.name])
         infer = make_inference(model, task, mesh, abstract.params)
         result = _train(run, inputs, objective, abstract, infer, mesh)
         if run.was_stopped(result.signal, result.step):
@@ -76,7 +84,8 @@ def finetune(config: FinetuneConfig, workdir: Path, devices: Sequence[Any] | Non
         best_step = run.checkpoints.best_step() if data.evaluation else result.step
         state = result.state if best_step == result.step else run.checkpoints.restore_at(best_step, abstract)
         run.checkpoints.close()
-        metrics = finish(inputs, state.params, infer, mesh, workdir)
+        with run.clock.phase("evaluation"):
+            metrics = finish(inputs, state.params, infer, mesh, workdir)
         constant = constant_scores(task, data.train, data.evaluation)
         outcome = FinetuneResult(metrics, task.metric, constant, best_step, 0, time.monotonic() - started)
         if cluster.is_first():
