@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The scripts of launch/, with programs that only record how they are called in place of gcloud, xpk and srun."""
 
-import http.server
 import os
 import shlex
 import shutil
 import subprocess
-import threading
-from typing import ClassVar
 
 import pytest
+from metadata_server import serve
 
 SCRIPTS = ("gke_xpk.sh", "host.sh", "queued_resource.sh", "slurm.sh", "startup.sh", "tpu_vm.sh")
 TRAIN = ("train", "--config=pretrain:base", "--workdir=gs://bucket/a run")  # with a space, which must stay one argument
@@ -176,36 +174,17 @@ def test_a_host_installs_the_package_until_it_succeeds(place):
     assert place.calls() == [copy, copy, made, installed, ["bert_jax", "--version"], ["bert_jax", "--version"]]
 
 
-class Metadata(http.server.BaseHTTPRequestHandler):
-    """The metadata server of a TPU host, with the attributes that a request has set."""
-
-    attributes: ClassVar[dict[str, str]] = {}
-
-    def do_GET(self):
-        name = self.path.removeprefix("/computeMetadata/v1/instance/attributes/")
-        known = self.headers["Metadata-Flavor"] == "Google" and name in self.attributes
-        self.send_response(200 if known else 404)
-        self.end_headers()
-        self.wfile.write(self.attributes.get(name, "").encode() if known else b"")
-
-    def log_message(self, *_):
-        pass
-
-
 def test_the_start_up_script_runs_the_command_of_the_request(place, repository):
-    Metadata.attributes = {
+    attributes = {
         "bert-jax-package": "unused",
         "bert-jax-command": "".join(f"{argument}\n" for argument in TRAIN),
         "bert-jax-host": (repository / "launch" / "host.sh").read_text(),
     }
     place.program("bert_jax", "143 ", "0 ")
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Metadata) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        address = f"127.0.0.1:{server.server_address[1]}"
+    with serve(attributes) as address:
         done = place.run("startup.sh", GCE_METADATA_IP=address, PLACE=str(place.path), PAUSE="0")
-        Metadata.attributes.pop("bert-jax-package")
+        del attributes["bert-jax-package"]
         without = place.run("startup.sh", GCE_METADATA_IP=address, PLACE=str(place.path), PAUSE="0")
-        server.shutdown()
     assert done.returncode == 0, done.stderr
     assert place.calls() == [["bert_jax", *TRAIN, "--join_seconds=900"]] * 2
     assert without.returncode != 0

@@ -6,6 +6,7 @@ text of them and reads nothing. What no record tells is left to the user, the li
 """
 
 import json
+import os
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from typing import Any
 
 from bert_jax.errors import InputError
 from bert_jax.storage.files import read_json
+from bert_jax.storage.urls import local_copy
 from bert_jax.version import __version__
 
 ABOUT = "about.json"  # in a work directory: data and software of the run
@@ -100,40 +102,41 @@ def read_records(
 
     A model that is not in a work directory has no records beside its own. Neither has a record that cannot be read.
     """
-    workdir = _workdir_of(path)
-    if workdir is None:
+    workdir = _workdir_of(os.fspath(path))
+    if not workdir:
         return Records(model, task, parameters, labels, trained)
-    read = {name: _read(workdir / name) for name in ("config.json", ABOUT, "results.json")}
+    read = {name: _read(f"{workdir}/{name}") for name in ("config.json", ABOUT, "results.json")}
     run = read["config.json"].get("run", {})
-    step = trained.get("step")
-    heldout = _evaluation(workdir / "metrics.jsonl", step)
+    heldout = _evaluation(f"{workdir}/metrics.jsonl", trained.get("step"))
     return Records(model, task, parameters, labels, trained, run, read[ABOUT], heldout, read["results.json"])
 
 
-def _workdir_of(path: str | Path) -> Path | None:
-    """Returns the work directory that a model is in; None if it is in none."""
-    workdir, _, step = str(path).rpartition("@")
-    start = Path(workdir if workdir and step.isdecimal() else path)
-    for place in (start, start.parent, start.parent.parent):
-        if isinstance(_read(place / "config.json").get("run"), dict):
+def _workdir_of(path: str) -> str:
+    """Returns the work directory that a model is in, which may be a URL; "" if it is in none."""
+    workdir, _, step = path.rpartition("@")
+    place = (workdir if workdir and step.isdecimal() else path).rstrip("/")
+    for _ in range(3):
+        if isinstance(_read(f"{place}/config.json").get("run"), dict):
             return place
-    return None
+        place = place.rpartition("/")[0]
+    return ""
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: str) -> dict[str, Any]:
+    """Returns a file of JSON; {} if it is missing or holds something else."""
     try:
-        found = read_json(path) if path.is_file() else {}
+        found = {} if path.startswith("hf://") else read_json(local_copy(path))
     except InputError:
         return {}
     return found if isinstance(found, dict) else {}
 
 
-def _evaluation(path: Path, step: int | None) -> dict[str, float]:
+def _evaluation(path: str, step: int | None) -> dict[str, float]:
     """Returns the last evaluation until a step, of all steps if it is None; {} if there is none."""
     found: dict[str, float] = {}
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
+        lines = Path(local_copy(path)).read_text(encoding="utf-8", errors="replace").splitlines()
+    except (OSError, InputError):
         return {}
     for line in lines:
         try:

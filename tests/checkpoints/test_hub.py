@@ -45,7 +45,9 @@ def convert(repository, tmp_path, url, token, *flags):
 @pytest.mark.slow
 def test_a_model_and_its_revisions_are_uploaded_and_read_again(repository, workdir, tmp_path):
     with serve() as (hub, url):
-        status, out, error = convert(repository, tmp_path, url, WRITER, f"--input={workdir}", "--output=hf://me/bert")
+        status, out, error = convert(
+            repository, tmp_path, url, WRITER, f"--input={workdir}/pretrained", "--output=hf://me/bert"
+        )
         assert status == 0, error
         assert f"uploaded to {url}/me/bert/commit/" in out
         revision = [f"--input={workdir}@5", "--output=hf://me/bert", "--revision=step5", "--noprivate", "--verify"]
@@ -68,7 +70,7 @@ def test_a_model_and_its_revisions_are_uploaded_and_read_again(repository, workd
             "--to=bert_jax",
         )
         assert status == 0, error
-    ours, theirs = (load_pretrained(path).params for path in (tmp_path / "back", workdir))
+    ours, theirs = (load_pretrained(path).params for path in (tmp_path / "back", workdir / "pretrained"))
     jax.tree.map(np.testing.assert_array_equal, ours["encoder"]["layers"], theirs["encoder"]["layers"])
 
 
@@ -92,7 +94,7 @@ def test_a_model_and_its_revisions_are_uploaded_and_read_again(repository, workd
 )
 def test_what_is_refused_is_one_line(repository, workdir, tmp_path, token, flags, message):
     with serve() as (hub, url):
-        flags = [f"--input={workdir}", "--output=hf://me/bert", *flags]
+        flags = [f"--input={workdir}/pretrained", "--output=hf://me/bert", *flags]
         status, _, error = convert(repository, tmp_path, url, token, *flags)
     lines = [line for line in error.splitlines() if line.startswith("error: ")]
     assert status == 1 and len(lines) == 1 and message in lines[0] and "Traceback" not in error, error
@@ -104,7 +106,9 @@ def test_no_network_is_one_line(repository, workdir, tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
-    status, _, error = convert(repository, tmp_path, url, WRITER, f"--input={workdir}", "--output=hf://me/bert")
+    status, _, error = convert(
+        repository, tmp_path, url, WRITER, f"--input={workdir}/pretrained", "--output=hf://me/bert"
+    )
     (line,) = [line for line in error.splitlines() if line.startswith("error: ")]
     assert status == 1 and "cannot upload to hf://me/bert" in line and f"HF_ENDPOINT {url}" in line
     assert "Traceback" not in error
