@@ -72,7 +72,7 @@ SPDX = "# SPDX-License-Identifier: Apache-2.0"
 
 # A path of somebody's machine; the expression is written so that it does not find itself.
 MACHINE_PATH = re.compile(r"(?<![\w.~/-])/(?:work|home|root|Users)/\w")
-TEXT_PLACES = ("bert_jax", "configs", "tests", "docs", "benchmarks", "notebooks", ".ci")
+TEXT_PLACES = ("bert_jax", "configs", "tests", "docs", "benchmarks", "notebooks", "launch", ".ci")
 TEXT_SUFFIXES = {"", ".py", ".md", ".cfg", ".toml", ".yml", ".yaml", ".ipynb", ".sh"}
 
 

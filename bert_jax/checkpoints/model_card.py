@@ -220,7 +220,7 @@ def _training(records: Records) -> list[tuple[str, object]]:
     train, optimizer, masking, data = (run.get(name, {}) for name in ("train", "optimizer", "masking", "data"))
     rows: list[tuple[str, object]] = [("objective", _objective(records))]
     if optimizer:
-        rate, length = optimizer.get("learning_rate"), train.get("num_steps")
+        rate = optimizer.get("learning_rate")
         warmup = f"{optimizer['warmup_steps']:,} steps" if optimizer.get("warmup_steps") else ""
         warmup = warmup or (
             f"{optimizer['warmup_rate']:.0%} of the steps" if optimizer.get("warmup_rate") else "no steps"
@@ -228,9 +228,13 @@ def _training(records: Records) -> list[tuple[str, object]]:
         rows += [
             ("optimizer", f"{optimizer.get('name')}, weight decay {optimizer.get('weight_decay')}"),
             ("schedule", f"learning rate {rate:g} after a warm-up of {warmup}, decay to 0" if rate else ""),
-            ("steps of the schedule", length if length else f"{train.get('num_epochs')} epochs"),
         ]
-    rows += [("rows of a batch", data.get("batch_size")), ("seed", train.get("seed"))]
+    length = train.get("num_steps") or (f"{train['num_epochs']} epochs" if "num_epochs" in train else "")
+    rows += [
+        ("steps of the schedule", length),
+        ("rows of a batch", data.get("batch_size")),
+        ("seed", train.get("seed")),
+    ]
     if (second := run.get("phase2", {})).get("num_steps"):
         more = {name: second[name] for name in ("batch_size", "learning_rate", "max_predictions") if second.get(name)}
         changes = ", ".join(f"{name} {value}" for name, value in more.items())

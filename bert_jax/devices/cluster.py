@@ -84,7 +84,7 @@ def join(
     try:
         with _failing_calmly():
             jax.distributed.initialize(**(asked if any(given) else {}), **limits)
-    except (ValueError, RuntimeError) as error:
+    except (ValueError, RuntimeError, OSError) as error:  # the last is of a metadata server that does not answer
         _leave_at_exit(1)
         reason = " ".join(str(error).split())[:300]
         if "bad_cast" in reason:  # JAX lost the text of the coordination service's error

@@ -137,14 +137,11 @@ def open_run(
         if reporter.carried is not None:
             clock.resume(reporter.carried)
         run = Run(workdir, checkpoints, reporter, preemption, restored, start, clock, first_step)
-        try:
-            yield run
-            with clock.phase("saving"):
-                checkpoints.close()
-        finally:
-            with contextlib.suppress(OSError):  # a full disk must not hide why the run ends
-                line = goodput.describe(run.report_goodput())
-                reporter.message(line + ("; by the first process's clock" if cluster.is_several() else ""))
+        yield run
+        with clock.phase("saving"):
+            checkpoints.close()
+        line = goodput.describe(run.report_goodput())
+        reporter.message(line + ("; by the first process's clock" if cluster.is_several() else ""))
 
 
 @contextlib.contextmanager

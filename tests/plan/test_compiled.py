@@ -33,10 +33,10 @@ def opened(toy_data, **sections):
 def step(toy_data, tmp_path_factory):
     """Returns a file that says the right things of a run, and no executable that could be loaded."""
     _, parts, state, mesh = opened(toy_data)
-    _, about = lower_phase(parts[0], state, mesh)
+    lowered, about = lower_phase(parts[0], state, mesh)
     path = tmp_path_factory.mktemp("compiled") / "step"
     write(path, about)
-    return path, about
+    return path, about, lowered, mesh
 
 
 def write(path, about, executable=b"no executable", **changes):
@@ -46,6 +46,12 @@ def write(path, about, executable=b"no executable", **changes):
         "sha256": compiled.hashlib.sha256(executable).hexdigest(),
     }
     path.write_bytes(json.dumps(first | about | changes).encode() + b"\n" + executable)
+
+
+def load_again(path, step):
+    """Loads a file for the run of the fixture."""
+    _, about, lowered, mesh = step
+    return compiled.load_step(path, about, lowered, mesh, compiled.read_step(path))
 
 
 def load(toy_data, path, **sections):
@@ -63,14 +69,14 @@ def load(toy_data, path, **sections):
         ({"versions": {"jaxlib": "0.9.0"}}, 'versions.jaxlib is "0.9.0" there'),
     ],
 )
-def test_other_devices_and_versions_are_refused(toy_data, step, tmp_path, change, message):
+def test_other_devices_and_versions_are_refused(step, tmp_path, change, message):
     about = json.loads(json.dumps(step[1]))
     for section, values in change.items():
         for name, value in values.items():
             about[section][name] = about[section][name] | value if isinstance(value, dict) else value
     write(tmp_path / "step", about)
     with pytest.raises(InputError) as caught:
-        load(toy_data, tmp_path / "step")
+        load_again(tmp_path / "step", step)
     assert message in str(caught.value) and "plan --output" in str(caught.value)
 
 
@@ -92,10 +98,10 @@ def test_settings_that_change_no_program_pass(toy_data, step):
         load(toy_data, step[0], train=TrainConfig(num_steps=12, hang_seconds=7), report=ReportConfig(every_steps=5))
 
 
-def test_another_program_of_the_same_settings_is_refused(toy_data, step, tmp_path):
+def test_another_program_of_the_same_settings_is_refused(step, tmp_path):
     write(tmp_path / "step", step[1], program="0" * 64)
     with pytest.raises(InputError, match="does not fit this run: the program, by other code or XLA settings; write"):
-        load(toy_data, tmp_path / "step")
+        load_again(tmp_path / "step", step)
 
 
 @pytest.mark.parametrize(
