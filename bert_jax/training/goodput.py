@@ -42,7 +42,7 @@ class Clock:
         self._recorded = 0.0
         self._phase = "start"
         self._thread = threading.get_ident()
-        self.seconds = dict.fromkeys(PHASES, 0.0)
+        self.seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0)
         self.attempts = 1
 
     def resume(self, record: Mapping[str, Any]) -> None:

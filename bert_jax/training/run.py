@@ -154,9 +154,9 @@ def _compilation_counted(clock: goodput.Clock) -> Iterator[None]:
         _listening[:] = before
 
 
-def _hear(event: str, seconds: float, **_: object) -> None:
+def _hear(event: str, duration_secs: float, **_: object) -> None:
     for clock in _listening:
-        clock.compiled(event, seconds)
+        clock.compiled(event, duration_secs)
 
 
 _listening: list[goodput.Clock] = []  # the clock of the run that is open, if one is
