@@ -141,7 +141,7 @@ def load_compiled(
     """
     path = config.train.compiled
     found = read_step(path)
-    number = min(int(found[0]["phase"]), len(parts))
+    number = min(int(found[0].get("phase", 1)), len(parts))
     lowered, about = lower_phase(parts[number - 1], abstract, mesh)
     return {number: load_step(path, about, lowered, mesh, found)}
 

@@ -16,7 +16,6 @@ import pickle
 import platform
 from collections.abc import Mapping
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -32,6 +31,7 @@ from bert_jax.devices.sharding import row_sharding
 from bert_jax.errors import InputError, shown
 from bert_jax.settings.phases import Phase
 from bert_jax.settings.rules import changed_keys, to_dict
+from bert_jax.storage.urls import local_copy
 from bert_jax.storage.writing import atomic_path
 from bert_jax.training.step import TrainState, TrainStep
 
@@ -102,12 +102,12 @@ def write_step(path: str | os.PathLike, compiled: jax.stages.Compiled, about: Ma
 
 
 def read_step(path: str | os.PathLike) -> tuple[dict[str, Any], bytes]:
-    """Returns what a file says of its step, and the executable.
+    """Returns what a file, which may be a URL, says of its step, and the executable.
 
     Raises: InputError if the file is missing, damaged or of another kind.
     """
     try:
-        with open(Path(path), "rb") as file:
+        with open(local_copy(os.fspath(path)), "rb") as file:
             line, executable = file.readline(_MOST_ABOUT), file.read()
     except OSError as error:
         raise InputError(f"train.compiled={path} cannot be read: {error.strerror or error}") from None

@@ -39,7 +39,7 @@ def main() -> int:
         if config.sweep.is_grid:
             signal = sweep(config, workdir).signal
         else:
-            signal = finetune(config, workdir, began=process_started()).signal
+            signal = finetune(config, workdir, started=process_started()).signal
     return 128 + signal if signal else 0
 
 
