@@ -30,14 +30,17 @@ from bert_jax.training.run import Run, open_run
 from bert_jax.training.step import TrainState, abstract_state, init_state, make_train_step
 
 
-def finetune(config: FinetuneConfig, workdir: Path, devices: Devices | None = None) -> FinetuneResult:
+def finetune(
+    config: FinetuneConfig, workdir: Path, devices: Devices | None = None, started: float = 0.0
+) -> FinetuneResult:
     """Fine-tunes until config.train.num_epochs, from `init_checkpoint` or from where `workdir` stands.
 
     Leaves the model of the best evaluation in `finetuned/`, its predictions in `predictions/`, and `results.json`.
+    `started` is when the command began, in seconds since the epoch, for the goodput; 0 is now.
 
     Raises: InputError if a setting, the data or the work directory cannot be used; before anything is written.
     """
-    started = time.monotonic()
+    began, started = time.monotonic(), started or time.time()
     config.validate()
     if config.sweep.is_grid:
         raise InputError("sweep.seeds and sweep.learning_rates ask for a grid of runs; call bert_jax.sweep.sweep")
@@ -61,22 +64,28 @@ def finetune(config: FinetuneConfig, workdir: Path, devices: Devices | None = No
         check_arrays(Path(config.init_checkpoint), describe(whole.params), describe(abstract.params))
         return whole
 
-    with open_run(config, workdir, about, start.tokenizer, abstract, load, train.num_steps, same) as run:
+    with open_run(config, workdir, about, start.tokenizer, abstract, load, train.num_steps, same, started) as run:
         for line in describe_run(config, task, data, model, mesh, train.num_steps):
             run.reporter.message(line)
         run.reporter.message(run.describe_start(describe_start(config, run.start or start)))
+        splits = {
+            "train": {"rows": len(data.train.rows)},
+            "heldout": {"rows": sum(len(s.rows) for s in data.evaluation)},
+        }
+        run.note_data([{"splits": splits}], [config.task.name])
         infer = make_inference(model, task, mesh, abstract.params)
         result = _train(run, inputs, objective, abstract, infer, mesh)
         if run.was_stopped(result.signal, result.step):
-            return FinetuneResult({}, task.metric, {}, result.step, result.signal, time.monotonic() - started)
+            return FinetuneResult({}, task.metric, {}, result.step, result.signal, time.monotonic() - began)
 
         # Write the best model, its predictions and its metrics.
         best_step = run.checkpoints.best_step() if data.evaluation else result.step
         state = result.state if best_step == result.step else run.checkpoints.restore_at(best_step, abstract)
         run.checkpoints.close()
-        metrics = finish(inputs, state.params, infer, mesh, workdir)
+        with run.clock.phase("evaluation"):
+            metrics = finish(inputs, state.params, infer, mesh, workdir)
         constant = constant_scores(task, data.train, data.evaluation)
-        outcome = FinetuneResult(metrics, task.metric, constant, best_step, 0, time.monotonic() - started)
+        outcome = FinetuneResult(metrics, task.metric, constant, best_step, 0, time.monotonic() - began)
         if cluster.is_first():
             write_json(workdir / "results.json", {"task": config.task.name} | outcome._asdict())
             draw_curves(workdir / "metrics.jsonl", workdir / "curves.png", curves(task))

@@ -2,6 +2,7 @@
 """Pre-training, from a prepared corpus to a trained BERT: the wiring, on one page."""
 
 import dataclasses
+import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from bert_jax.devices import cluster
 from bert_jax.devices.sharding import Devices, check_divisible, make_mesh
 from bert_jax.errors import InputError
 from bert_jax.model.objective import Objective, Params, pretraining_objective
+from bert_jax.plan.compiled import abstract_batch_of, describe_step, load_step, read_step
 from bert_jax.plan.describe import describe_phase, describe_run, make_throughput
 from bert_jax.settings.model import check_types
 from bert_jax.settings.phases import Phase, check_rows, phases_of, rows_before
@@ -29,7 +31,7 @@ from bert_jax.training.heldout import make_evaluation
 from bert_jax.training.loop import LoopResult, Pace, Work, train_loop
 from bert_jax.training.optim import reset_moments
 from bert_jax.training.run import Run, open_run
-from bert_jax.training.step import TrainState, abstract_state, init_state, make_train_step
+from bert_jax.training.step import LowerableStep, TrainState, TrainStep, abstract_state, init_state, make_train_step
 
 
 class Part(NamedTuple):
@@ -49,13 +51,15 @@ class Inputs(NamedTuple):
     parts: list[Part]  # one for each phase
 
 
-def pretrain(config: PretrainConfig, workdir: Path, devices: Devices | None = None) -> LoopResult:
+def pretrain(config: PretrainConfig, workdir: Path, devices: Devices | None = None, started: float = 0.0) -> LoopResult:
     """Trains through all phases: from random parameters, from `init_checkpoint`, or from where `workdir` stands.
 
-    The model is left in `workdir`/pretrained. Uses all devices if none are given.
+    The model is left in `workdir`/pretrained. Uses all devices if none are given. `started` is when the command began,
+    in seconds since the epoch, for the goodput; 0 is now.
 
     Raises: InputError if a setting, the data or the work directory cannot be used; before anything is written.
     """
+    started = started or time.time()
     config.validate()
     inputs = open_inputs(config)
     config, tokenizer, parts = inputs
@@ -66,11 +70,15 @@ def pretrain(config: PretrainConfig, workdir: Path, devices: Devices | None = No
     objective = parts[0].objective
     abstract = abstract_state(objective, config.optimizer, config.train, mesh)
     load = partial(load_start, config, objective, tokenizer, abstract.params)
+    compiled = load_compiled(config, parts, abstract, mesh) if config.train.compiled else {}
 
-    with open_run(config, workdir, about, tokenizer, abstract, load, parts[-1].phase.last_step) as run:
+    last_step = parts[-1].phase.last_step
+
+    with open_run(config, workdir, about, tokenizer, abstract, load, last_step, started=started) as run:
         for line in describe_run(config, mesh, abstract.params):
             run.reporter.message(line)
         run.reporter.message(run.describe_start(_describe_start(config, run.start)))
+        run.note_data([part.dataset.manifest for part in parts], [Path(path).name for path in config.data_paths])
 
         def new_state(start: Pretrained | None) -> TrainState:
             return init_state(objective, config.optimizer, config.train, mesh, start.params if start else None)
@@ -80,10 +88,11 @@ def pretrain(config: PretrainConfig, workdir: Path, devices: Devices | None = No
         del state  # or its memory could not be reused
         begun = sum(result.step >= part.phase.last_step for part in parts[:-1])
         for part in parts[begun:]:
-            result = train_phase(run, inputs, part, result, abstract, mesh)
+            result = train_phase(run, inputs, part, result, abstract, mesh, compiled.get(part.phase.number))
             if run.was_stopped(result.signal, result.step):
                 return result
-        leave_model(run, inputs, result)
+        with run.clock.phase("saving"):
+            leave_model(run, inputs, result)
     return result
 
 
@@ -113,10 +122,43 @@ def open_inputs(config: PretrainConfig) -> Inputs:
     return Inputs(config, tokenizer, parts)
 
 
+def lower_phase(part: Part, abstract: TrainState, mesh: Mesh) -> tuple[jax.stages.Lowered, dict[str, object]]:
+    """Returns the training step of a phase, not yet compiled, and what it depends on."""
+    batch = abstract_batch_of(part.dataset, part.phase.config.data.batch_size, mesh)
+    with jax.set_mesh(mesh):
+        lowered = _make_step(part, abstract, mesh).lower(abstract, batch)
+    return lowered, describe_step(part.phase, mesh, abstract, batch, lowered)
+
+
+def load_compiled(
+    config: PretrainConfig, parts: Sequence[Part], abstract: TrainState, mesh: Mesh
+) -> dict[int, TrainStep]:
+    """Returns the step of `train.compiled` by the number of its phase. The step of another phase is compiled as usual.
+
+    Raises: InputError if the file cannot be used for this run.
+    """
+    path = config.train.compiled
+    found = read_step(path)
+    number = min(int(found[0].get("phase", 1)), len(parts))
+    lowered, about = lower_phase(parts[number - 1], abstract, mesh)
+    return {number: load_step(path, about, lowered, mesh, found)}
+
+
+def _make_step(part: Part, abstract: TrainState, mesh: Mesh) -> LowerableStep:
+    phase = part.phase
+    return make_train_step(part.objective, phase.config.optimizer, phase.train, mesh, abstract, phase.schedule_start)
+
+
 def train_phase(
-    run: Run, inputs: Inputs, part: Part, so_far: LoopResult, abstract: TrainState, mesh: Mesh
+    run: Run,
+    inputs: Inputs,
+    part: Part,
+    so_far: LoopResult,
+    abstract: TrainState,
+    mesh: Mesh,
+    step: TrainStep | None = None,
 ) -> LoopResult:
-    """Trains from where the run stands, `so_far`, to the end of a phase."""
+    """Trains from where the run stands, `so_far`, to the end of a phase; `step` is its step, if it has been loaded."""
     phase, dataset, objective, rows_taken = part
     config = phase.config
     taken = so_far.step - phase.first_step
@@ -130,7 +172,7 @@ def train_phase(
 
     work = Work(
         mesh,
-        make_train_step(objective, config.optimizer, phase.train, mesh, abstract, phase.schedule_start),
+        step or _make_step(part, abstract, mesh),
         train_batches(dataset.train, taken, config.data.batch_size, config.data.seed, mesh, rows_taken),
         make_evaluation(config, objective, dataset, mesh, abstract.params),
         make_throughput(config.model, mesh),

@@ -130,10 +130,10 @@ def test_stopped_and_resumed_is_as_if_nothing_had_happened(finished, topics, sta
 
 
 def test_a_finished_run_is_not_trained_again(finished, topics, start):
-    before = (finished[0] / "metrics.jsonl").read_text()
+    before = read_metrics(finished[0] / "metrics.jsonl")
     again = train(topics_run(topics, start), finished[0])
     assert again.metrics == finished[1].metrics
-    assert (finished[0] / "metrics.jsonl").read_text() == before
+    assert read_metrics(finished[0] / "metrics.jsonl") == before
 
 
 @pytest.mark.slow

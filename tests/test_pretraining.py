@@ -186,11 +186,11 @@ def test_another_device_count_resumes_the_same_run(finished, toy_data, tmp_path,
 
 def test_a_finished_run_is_not_trained_again(finished, toy_data):
     workdir, result = finished
-    before = (workdir / "metrics.jsonl").read_text()
+    before = read_metrics(workdir / "metrics.jsonl")
     again = train(tiny_run(toy_data, mesh=ONE_DEVICE), workdir)
     assert again.step == 12
     assert_same_state(again.state, result.state)
-    assert (workdir / "metrics.jsonl").read_text() == before
+    assert read_metrics(workdir / "metrics.jsonl") == before
 
 
 @pytest.mark.slow

@@ -107,12 +107,14 @@ def save_hf(
     task: str,
     labels: tuple[str, ...],
     max_shard_bytes: int = 5_000_000_000,
+    card: str = "",
 ) -> list[str]:
     """Writes a directory that transformers loads whole, and returns lines that the user should see.
 
     Parts that the task's architecture lacks are left out, with a note. Tensors of more than `max_shard_bytes` in total
-    are divided into shards. Raises: InputError, with nothing written, if the model cannot be expressed or
-    the directory exists.
+    are divided into shards. `card` is its README.md, if not empty.
+
+    Raises: InputError, with nothing written, if the model cannot be expressed or the directory exists.
     """
     if config.causal:
         raise InputError("a left-to-right model (causal) has no counterpart among Hugging Face's BERTs; it stays here")
@@ -142,6 +144,8 @@ def save_hf(
         write_weights(temporary, arrays, max_shard_bytes)
         writing.write_json(temporary / "config.json", settings)
         notes += save_hf_tokenizer(temporary, tokenizer, config.max_positions)
+        if card:
+            (temporary / "README.md").write_text(card, encoding="utf-8")
     return notes
 
 

@@ -25,6 +25,7 @@ from jax.experimental import multihost_utils
 
 from bert_jax.batch import PyTree
 from bert_jax.devices.members import Members, leave
+from bert_jax.devices.tpu_hosts import is_pod
 from bert_jax.errors import InputError
 from bert_jax.settings.rules import changed_keys
 
@@ -53,9 +54,9 @@ def join(
     """Joins the processes of a job. Call it before any other use of JAX, in each process; all run the same command.
 
     `how` is "off", "on" (JAX finds the other processes through the scheduler or the TPU) or "auto": on if variables of
-    a scheduler name several processes. If `coordinator` (HOST:PORT of the first process), `num_processes` and
-    `process_id` are given, they are used instead. Joining fails after `join_seconds`. Afterwards the job ends if one
-    process gives no sign of life for `lost_seconds`.
+    a scheduler or the metadata of a TPU VM name several processes. If `coordinator` (HOST:PORT of the first process),
+    `num_processes` and `process_id` are given, they are used instead. Joining fails after `join_seconds`. Afterwards
+    the job ends if one process gives no sign of life for `lost_seconds`.
 
     Raises: InputError if only some of the three are given, or if the other processes cannot be reached.
     """
@@ -65,7 +66,7 @@ def join(
     for name, seconds in (("join_seconds", join_seconds), ("lost_seconds", lost_seconds)):
         if seconds < 1:
             raise InputError(f"--{name} {seconds} is below 1; use 1 or more")
-    if not any(given) and (how == "off" or (how == "auto" and not is_job(os.environ))):
+    if not any(given) and (how == "off" or (how == "auto" and not is_job(os.environ) and not is_pod())):
         return
     if any(given) and process_id >= num_processes:
         raise InputError(f"--process_id {process_id} is not below --num_processes {num_processes}; they count from 0")
@@ -83,7 +84,7 @@ def join(
     try:
         with _failing_calmly():
             jax.distributed.initialize(**(asked if any(given) else {}), **limits)
-    except (ValueError, RuntimeError) as error:
+    except (ValueError, RuntimeError, OSError) as error:  # the last is of a metadata server that does not answer
         _leave_at_exit(1)
         reason = " ".join(str(error).split())[:300]
         if "bad_cast" in reason:  # JAX lost the text of the coordination service's error

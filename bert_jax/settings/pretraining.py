@@ -127,6 +127,9 @@ class TrainConfig:
     hang_seconds: int = 3600  # end the run if no step, evaluation or save finishes for so many seconds; 0 disables
     zero1: bool = False  # divide the optimizer's state and its update over the "data" axis too (ZeRO, stage 1)
     seed: int = 0  # random seed of the initial parameters and of dropout
+    compiled: str = (
+        ""  # a file of the compiled step, by plan --output=FILE; it is code, so trust its author; "" compiles
+    )
 
     def validate(self) -> None:
         check_numbers(self)
@@ -288,5 +291,5 @@ class PretrainConfig:
 # The number of steps may change too; Google's schedule then decays to the new end.
 RESUMABLE_CHANGES = (
     "mesh", "report", "checkpoint", "eval", "train.num_steps", "train.hang_seconds", "data.path", "data.verify",
-    "model.remat", "model.unroll", "train.zero1",
+    "model.remat", "model.unroll", "train.zero1", "train.compiled",
 )  # fmt: skip

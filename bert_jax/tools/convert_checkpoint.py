@@ -10,20 +10,34 @@ The format is recognised from the files. Neither PyTorch nor TensorFlow is neede
     python -m bert_jax.tools.convert_checkpoint --input=hf://google-bert/bert-base-uncased --output=base --to=bert_jax
     python -m bert_jax.tools.convert_checkpoint --input=uncased_L-12_H-768_A-12 --output=base --to=bert_jax
     python -m bert_jax.tools.convert_checkpoint --input=runs/base --output=for_transformers --to=hf --verify
+
+--output=hf://ORG/NAME uploads to the Hugging Face hub, into --revision=BRANCH if given. The token is that of
+`hf auth login`, or HF_TOKEN. The model card, README.md, is made of the records of the run.
+
+    python -m bert_jax.tools.convert_checkpoint --input=runs/base@20000 --output=hf://ORG/NAME --revision=step20000
 """
 
+import contextlib
 import dataclasses
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from absl import flags
 
 from bert_jax.errors import InputError
+from bert_jax.storage.urls import is_remote
 from bert_jax.tools import cli
 
 _INPUT = flags.DEFINE_string("input", None, "The model to convert; its format is recognised.", required=True)
-_OUTPUT = flags.DEFINE_string("output", None, "Directory to make; must not exist.", required=True)
-_TO = flags.DEFINE_enum("to", None, ["bert_jax", "hf", "tf1"], "The format of the output.", required=True)
+_OUTPUT = flags.DEFINE_string(
+    "output", None, "Directory to make; must not exist. hf://ORG/NAME uploads to the hub.", required=True
+)
+_TO = flags.DEFINE_enum("to", None, ["bert_jax", "hf", "tf1"], "The format of the output; hf for the hub.")
+_REVISION = flags.DEFINE_string("revision", "", "Branch of the hub's repository, created if missing; empty is main.")
+_PRIVATE = flags.DEFINE_boolean("private", True, "Whether a repository that is created on the hub is private.")
 _VERIFY = flags.DEFINE_boolean("verify", False, "Read the output again and compare what the two compute.")
 _ACTIVATION = flags.DEFINE_enum(
     "activation", "", ["", "gelu_exact", "gelu_tanh"],
@@ -31,37 +45,90 @@ _ACTIVATION = flags.DEFINE_enum(
     "both for erf (before 2019-02-07) and for the tanh form.",
 )  # fmt: skip
 
+if TYPE_CHECKING:
+    from bert_jax.checkpoints.pretrained import Pretrained
+
 MOST = 1e-5  # larger differences are not from rounding
 
 
 def main() -> None:
     """Writes the output, whole or not at all, and says what was read, left out and found."""
-    output = Path(_OUTPUT.value)
-    if output.exists():
-        raise InputError(f"output {output} exists; give a directory that does not")
+    url = _OUTPUT.value if _OUTPUT.value.startswith("hf://") else ""
+    _check_flags(url)
+    with _place(url) as output:
+        bert = _convert(output, url or str(output))
+        if url:
+            from bert_jax.checkpoints.hub import upload
+
+            step = bert.trained.get("step")
+            message = f"Upload by bert_jax{f', step {step}' if step is not None else ''}"
+            print(f"uploaded to {upload(output, url, _REVISION.value, message, _PRIVATE.value)}")
+
+
+def _check_flags(url: str) -> None:
+    """Raises: InputError if the flags do not fit each other or the output exists; `url` is the hub's or ""."""
+    if url:
+        from bert_jax.checkpoints.hub import check
+
+        if _TO.value not in (None, "hf"):
+            raise InputError(
+                f"--to={_TO.value} cannot be uploaded; the hub's models are --to=hf, which may be left out"
+            )
+        check(url, _REVISION.value)
+        return
+    if _TO.value is None:
+        raise InputError("--to is needed: bert_jax, hf or tf1")
+    if _REVISION.value:
+        raise InputError(f"--revision={_REVISION.value} is of a repository of the hub; give --output=hf://ORG/NAME")
+    if is_remote(_OUTPUT.value):
+        raise InputError(
+            f"--output={_OUTPUT.value} is a URL, and models are written to directories or to hf://ORG/NAME"
+        )
+    if Path(_OUTPUT.value).exists():
+        raise InputError(f"output {_OUTPUT.value} exists; give a directory that does not")
+
+
+@contextlib.contextmanager
+def _place(url: str) -> Iterator[Path]:
+    """Yields the directory to write: the output, or a temporary one for what is uploaded."""
+    if not url:
+        yield Path(_OUTPUT.value)
+        return
+    with tempfile.TemporaryDirectory(prefix="bert_jax_hub_") as directory:
+        yield Path(directory) / "model"
+
+
+def _convert(output: Path, shown: str) -> "Pretrained":
+    """Writes the model to a directory, which messages call `shown`, and returns it."""
+    to = _TO.value or "hf"
     from bert_jax.checkpoints.compare import differences
     from bert_jax.checkpoints.hf import save_hf
+    from bert_jax.checkpoints.model_card import model_card, read_records
     from bert_jax.checkpoints.pretrained import load_pretrained, recognise, save_pretrained
     from bert_jax.checkpoints.tf1 import save_tf1
     from bert_jax.model.objective import count_parameters
+    from bert_jax.settings.rules import to_dict
 
     bert = load_pretrained(_INPUT.value)
     if _ACTIVATION.value:
         bert = dataclasses.replace(bert, config=dataclasses.replace(bert.config, activation=_ACTIVATION.value))
     notes = list(bert.notes)
-    if _TO.value == "bert_jax":
+    if to == "bert_jax":
         save_pretrained(bert, output, replace=False)
+    elif to == "tf1":
+        notes += save_tf1(output, bert.config, bert.params, bert.tokenizer, bert.task, bert.labels)
     else:
-        save = save_hf if _TO.value == "hf" else save_tf1
-        notes += save(output, bert.config, bert.params, bert.tokenizer, bert.task, bert.labels)
+        about = to_dict(bert.config), bert.task, count_parameters(bert.params), bert.labels, bert.trained
+        card = model_card(read_records(_INPUT.value, *about), shown.removeprefix("hf://").rpartition("/")[2])
+        notes += save_hf(output, bert.config, bert.params, bert.tokenizer, bert.task, bert.labels, card=card)
     if _VERIFY.value:
-        notes += _without_checksums(recognise(_INPUT.value), _TO.value)
+        notes += _without_checksums(recognise(_INPUT.value), to)
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
     print(
-        f"{output}: {bert.task}, {bert.config.num_layers} layers, hidden {bert.config.hidden_size}, "
+        f"{shown}: {bert.task}, {bert.config.num_layers} layers, hidden {bert.config.hidden_size}, "
         f"{bert.config.activation}, {count_parameters(bert.params):,} parameters, from {recognise(_INPUT.value)} to "
-        f"{_TO.value}"
+        f"{to}"
     )
     if _VERIFY.value:
         found = differences(bert, load_pretrained(output))
@@ -70,8 +137,9 @@ def main() -> None:
         left_out = [name for name, difference in found.items() if not difference <= MOST]
         if left_out:
             raise InputError(
-                f"{output} does not compute the same {', '.join(left_out)} as {_INPUT.value}; see the notes"
+                f"{shown} does not compute the same {', '.join(left_out)} as {_INPUT.value}; see the notes"
             )
+    return bert
 
 
 def _without_checksums(source: str, target: str) -> list[str]:
@@ -89,4 +157,4 @@ def _without_checksums(source: str, target: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(main, remote_output=True)

@@ -32,10 +32,14 @@ def main() -> int:
     reuse_freed_memory()
     from bert_jax.finetuning import finetune  # JAX starts here: --help and bad settings answer at once
     from bert_jax.sweep import sweep
+    from bert_jax.training.goodput import process_started
 
-    run = sweep if config.sweep.is_grid else finetune
+    workdir = Path(WORKDIR.value)
     with JOIN():
-        signal = run(config, Path(WORKDIR.value)).signal
+        if config.sweep.is_grid:
+            signal = sweep(config, workdir).signal
+        else:
+            signal = finetune(config, workdir, started=process_started()).signal
     return 128 + signal if signal else 0
 
 

@@ -9,6 +9,7 @@ TPUs are planned by their compiler (pip install 'bert_jax[tpu]'), which takes mi
 import dataclasses
 import os
 import sys
+import time
 from typing import TYPE_CHECKING
 
 from absl import flags
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from bert_jax.plan.planner import Plan
 
 CONFIG = config_flags.DEFINE_config_file("config", None, recipes.HELP)
-TOPOLOGY = flags.DEFINE_string("topology", "", "such as v5e:4x4, v4:4x4x8, v5p:4x4x8, v6e:16x16, or h100:64")
+TOPOLOGY = flags.DEFINE_string("topology", "", "such as v5e:4x4, v4:4x4x8, v6e:16x16, h100:64; here for --output")
 ROW_LENGTH = flags.DEFINE_integer("row_length", 0, "tokens of a row; 0 derives them from masking.max_predictions")
 ROWS = flags.DEFINE_integer("rows_per_chip", 0, "rows of a chip in a step; 0 divides data.batch_size", lower_bound=0)
 VOCAB_SIZE = flags.DEFINE_integer(
@@ -36,8 +37,12 @@ PHASE = flags.DEFINE_integer(
 )
 SEARCH = flags.DEFINE_boolean("search", False, "find the most rows of a chip that fit, for several meshes")
 JSON = flags.DEFINE_string("json", "", "a file to write all figures to")
+OUTPUT = flags.DEFINE_string(
+    "output", "", "a file for the compiled step, from which train.py starts by --config.train.compiled=FILE"
+)
 
 GIB = 2**30
+HERE = "here"  # the devices of this machine, in place of a topology
 
 
 def main() -> int:
@@ -49,6 +54,10 @@ def main() -> int:
     if SEARCH.value and ROWS.value:
         raise InputError(f"--rows_per_chip={ROWS.value} is what --search is to find; give one of them")
     config = from_dict(PretrainConfig, CONFIG.value.to_dict())
+    if OUTPUT.value:
+        return keep_compiled(config)
+    if TOPOLOGY.value == HERE:
+        raise InputError(f"--topology={HERE} only compiles, for --output=FILE; give a topology to plan for")
     config = dataclasses.replace(
         config,
         model=dataclasses.replace(config.model, vocab_size=config.model.vocab_size or VOCAB_SIZE.value),
@@ -75,6 +84,57 @@ def main() -> int:
     if JSON.value:
         write_json(JSON.value, {"plans": [dataclasses.asdict(plan) for plan in plans]})
     return 0 if any(plan.fits for plan in plans) else 1
+
+
+def keep_compiled(config: PretrainConfig) -> int:
+    """Writes the compiled step of a run on its own data, and returns 0.
+
+    Raises: InputError if the data cannot be read, or the step does not fit or cannot be written.
+    """
+    if SEARCH.value or ROW_LENGTH.value or ROWS.value:
+        raise InputError(
+            "--output takes the step of a run as it is; leave out --search, --row_length and --rows_per_chip"
+        )
+    if not config.data.path:
+        raise InputError("--output needs the data of the run, for the shapes of its rows; add --config.data.path=DIR")
+    config = dataclasses.replace(config, train=dataclasses.replace(config.train, compiled=""))
+    config.validate()
+    here = TOPOLOGY.value == HERE
+    if not here:
+        os.environ["JAX_PLATFORMS"] = "cpu"
+        # 0 means 1 away from a CPU, and this machine may have nothing else.
+        config = dataclasses.replace(config, model=dataclasses.replace(config.model, unroll=config.model.unroll or 1))
+    import jax  # here, and not before: --help and bad settings answer at once
+
+    from bert_jax.devices.sharding import check_divisible, make_mesh
+    from bert_jax.plan import planner
+    from bert_jax.plan.compiled import write_step
+    from bert_jax.plan.memory import memory_problem
+    from bert_jax.pretraining import lower_phase, open_inputs
+    from bert_jax.training.step import abstract_state
+
+    config, _, parts = open_inputs(config)
+    if PHASE.value > len(parts):
+        raise InputError(f"--phase={PHASE.value} of a run that has {len(parts)}; use 1 to {len(parts)}")
+    part = parts[PHASE.value - 1]
+    mesh = make_mesh(config.mesh, None if here else planner.tpu_devices(TOPOLOGY.value, config.mesh.dcn)[0])
+    check_divisible(mesh, config.model, *part.phase.batches)
+    state = abstract_state(parts[0].objective, config.optimizer, config.train, mesh)
+    lowered, about = lower_phase(part, state, mesh)
+    started = time.perf_counter()
+    try:
+        compiled = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        needed, available = planner.out_of_memory(str(error))
+        raise InputError(memory_problem(part.phase.config, dict(mesh.shape), needed, available)) from None
+    seconds = time.perf_counter() - started
+    size = write_step(OUTPUT.value, compiled, about)
+    devices = about["devices"]
+    print(
+        f"compiled in {seconds:.1f} s for {mesh.size} x {devices['kind']}: {size / 1e6:.1f} MB in {OUTPUT.value}; "
+        f"train.py starts from it by --config.train.compiled={OUTPUT.value}"
+    )
+    return 0
 
 
 def phase_of(config: PretrainConfig, number: int) -> PretrainConfig:

@@ -31,9 +31,10 @@ def main() -> int:
 
     reuse_freed_memory()
     from bert_jax.pretraining import pretrain  # JAX starts here: --help and bad settings answer at once
+    from bert_jax.training.goodput import process_started
 
     with JOIN():
-        result = pretrain(config, Path(WORKDIR.value))
+        result = pretrain(config, Path(WORKDIR.value), started=process_started())
     return 128 + result.signal if result.signal else 0
 
 

@@ -180,11 +180,12 @@ def train_loop(run: Run, state: TrainState, pace: Pace, work: Work, notes: Notes
     batches = profiled(work.batches, step, MAX_IN_FLIGHT, pace.profile, pace.report, run.reporter, run.workdir)
     with jax.set_mesh(work.mesh), Watchdog(pace.hang_seconds) as watchdog, contextlib.closing(batches):
         loop = _Loop(run, state, pace, work, Progress.of(step, notes or {}), watchdog)
-        loop.begin()
-        received = 0
-        while loop.progress.step < pace.num_steps and not (received := run.preemption.received()):
-            loop.take_step(batches)
-        return loop.end(received)
+        with run.clock.phase("steps"):
+            loop.begin()
+            received = 0
+            while loop.progress.step < pace.num_steps and not (received := run.preemption.received()):
+                loop.take_step(batches)
+            return loop.end(received)
 
 
 class _Loop:
@@ -213,9 +214,11 @@ class _Loop:
 
     def take_step(self, batches: Iterator[Batch]) -> None:
         """Takes one step and the actions that are due after it."""
-        progress = self.progress
-        batch = progress.window.next_batch(batches, self.in_flight[-1][1] if self.in_flight else None)
-        self.state, metrics = self.work.train_step(self.state, batch)
+        progress, clock = self.progress, self.run.clock
+        batch, waited = progress.window.next_batch(batches, self.in_flight[-1][1] if self.in_flight else None)
+        clock.move("data", waited)
+        with clock.phase("compilation") if progress.step == self.first_step else contextlib.nullcontext():
+            self.state, metrics = self.work.train_step(self.state, batch)
         progress.step += 1
         self.in_flight.append((progress.step, metrics))
         if len(self.in_flight) > MAX_IN_FLIGHT:
@@ -236,7 +239,8 @@ class _Loop:
         if received and step > self.first_step:
             self.finish_all()
             self.save(None)
-        self.run.checkpoints.wait()
+        with self.run.clock.phase("saving"):
+            self.run.checkpoints.wait()
         if not self.pace.final and not received:
             received = self.run.preemption.received()
         done = step >= self.pace.num_steps and self.pace.final
@@ -251,11 +255,13 @@ class _Loop:
             if not math.isfinite(metrics[name][0]):
                 raise self.not_finite(f"{name} is {float(metrics[name][0])} at step {step}")
         self.watchdog.alive()
-        self.progress.finished = step
+        self.progress.finished = self.run.step = step
         self.progress.window.add(metrics)
         self.progress.count(metrics)
         if step % self.pace.report == 0:
             self.report(step, float(metrics["learning_rate"][0]))
+        elif self.run.clock.is_due():
+            self.run.report_goodput()
 
     def finish_all(self) -> None:
         """Waits for all unfinished steps."""
@@ -271,6 +277,7 @@ class _Loop:
         rates |= {"data_wait": window.waited / window.seconds} if window.seconds else {}
         metrics = window.means() | {"learning_rate": learning_rate} | rates | self.work.labels()
         self.run.reporter.log(step, "train", metrics)
+        self.run.report_goodput()
         self.progress.window = Window()
         self.progress.window.start_clock()
 
@@ -281,7 +288,8 @@ class _Loop:
         step, params = self.progress.step, self.state.params
         stoppable = self.pace.break_off and step < self.pace.num_steps and not cluster.is_several()
         evaluate = self.work.evaluation
-        metrics = evaluate(params, self.run.preemption.received) if stoppable else evaluate(params)
+        with self.run.clock.phase("evaluation"):
+            metrics = evaluate(params, self.run.preemption.received) if stoppable else evaluate(params)
         self.progress.overdue = metrics is None
         if metrics is None:
             return None
@@ -291,15 +299,18 @@ class _Loop:
 
     def save(self, rank: float | None) -> None:
         """Saves the state, with the rank of its evaluation if it has one."""
-        self.check_params()
-        self.run.checkpoints.save(self.progress.step, self.state, rank, self.progress.notes())
+        with self.run.clock.phase("saving"):
+            self.check_params()
+            self.run.report_goodput()  # before the save, so that a run that resumes from it knows what went before
+            self.run.checkpoints.save(self.progress.step, self.state, rank, self.progress.notes())
         self.watchdog.alive()
 
     def keep(self) -> None:
         """Keeps the parameters for good, as a revision."""
-        self.check_params()
         seen = self.progress.seen
-        self.work.keep_revision(self.progress.step, self.state.params, seen and dict(seen))
+        with self.run.clock.phase("saving"):
+            self.check_params()
+            self.work.keep_revision(self.progress.step, self.state.params, seen and dict(seen))
         self.watchdog.alive()
 
     def check_params(self) -> None:

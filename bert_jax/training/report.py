@@ -10,16 +10,18 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from bert_jax.errors import InputError, package_needed
 from bert_jax.storage import schema
 from bert_jax.storage.writing import atomic_path
+from bert_jax.training import goodput
 
 METRICS_FILE = "metrics.jsonl"
-MetricsRecord: TypeAlias = dict[str, Any]  # "kind" is "train" or "eval", "step" an int, every other value a float
+KINDS = ("train", "eval", goodput.KIND)
+MetricsRecord: TypeAlias = dict[str, Any]  # "kind" is one of KINDS, "step" an int, every other value a float
 
 
 class Reporter:
@@ -27,7 +29,8 @@ class Reporter:
 
     It shows a progress bar on a terminal and plain lines elsewhere, both on stderr. If the run resumes from
     `start_step`, earlier records of later steps are removed, so that there is one curve.
-    With `enabled=False`, as on every process but the first, it does nothing.
+    With `enabled=False`, as on every process but the first, it does nothing. `carried` is the goodput of the attempts
+    before this one; None if there is no record of it.
     """
 
     def __init__(
@@ -43,6 +46,7 @@ class Reporter:
         self._enabled = enabled
         self._started = time.monotonic()
         self._file = self._board = self._bar = None
+        self.carried: MetricsRecord | None = None
         if not enabled:
             return
         if importlib.util.find_spec("matplotlib") is None:  # checked now, not when the run ends
@@ -51,9 +55,9 @@ class Reporter:
             )
         path = Path(workdir) / METRICS_FILE
         path.parent.mkdir(parents=True, exist_ok=True)
-        kept = _drop_after(path, start_step)
+        kept, self.carried = _drop_after(path, start_step)
         # A run that was killed between an evaluation and the checkpoint that records it evaluates this step again.
-        self._known = {record["kind"] for record in kept if record["step"] == start_step}
+        self._known = {record["kind"] for record in kept if record["step"] == start_step} - {goodput.KIND}
         self._file = open(path, "a", encoding="utf-8")
         if tensorboard:
             with package_needed("tensorboardX", "report.tensorboard=True"):
@@ -69,7 +73,7 @@ class Reporter:
             self._bar = tqdm(total=total_steps, initial=start_step, dynamic_ncols=True, bar_format=layout)
 
     def log(self, step: int, kind: str, metrics: Mapping[str, float]) -> None:
-        """Reports the metrics of a step; `kind` is "train" or "eval"."""
+        """Reports the metrics of a step; `kind` is one of `KINDS`."""
         if self._file is None:
             return
         record = {"step": step, "kind": kind, "time": round(time.time(), 3)}
@@ -103,6 +107,8 @@ class Reporter:
         self.close()
 
     def _show(self, step: int, kind: str, metrics: Mapping[str, float]) -> None:
+        if kind == goodput.KIND:
+            return
         if self._bar is not None:
             self._bar.update(step - self._bar.n)
             if kind == "train":
@@ -122,11 +128,11 @@ def _metric(value: object, place: str) -> None:
         schema.number()(value, place)
 
 
-_RECORD = schema.record({"step": schema.whole(), "kind": schema.one_of("train", "eval")}, others=_metric)
+_RECORD = schema.record({"step": schema.whole(), "kind": schema.one_of(*KINDS)}, others=_metric)
 
 
-def read_metrics(path: str | os.PathLike) -> list[MetricsRecord]:
-    """Returns the records of a metrics file, in the order in which they were written.
+def read_metrics(path: str | os.PathLike, kinds: Sequence[str] = ("train", "eval")) -> list[MetricsRecord]:
+    """Returns the records of these kinds in a metrics file, in the order in which they were written.
 
     An incomplete last line, as a killed run leaves it, is left out.
 
@@ -149,20 +155,27 @@ def read_metrics(path: str | os.PathLike) -> list[MetricsRecord]:
                 ) from None
         else:
             records.append({name: value if name == "kind" else _from_json(value) for name, value in record.items()})
-    return records
+    return [record for record in records if record["kind"] in kinds]
 
 
-def _drop_after(path: Path, step: int) -> list[MetricsRecord]:
-    """Removes the records after `step` from a metrics file, all records if `step` is 0, and returns the rest."""
+def _drop_after(path: Path, step: int) -> tuple[list[MetricsRecord], MetricsRecord | None]:
+    """Removes the records after `step` from a metrics file, all records if `step` is 0.
+
+    Returns the rest, and the goodput until now, which becomes the last record of the file.
+    """
     if not path.exists():
-        return []
-    kept = [record for record in read_metrics(path) if 0 < step >= record["step"]]
+        return [], None
+    records = read_metrics(path, KINDS)
+    kept = [record for record in records if 0 < step >= record["step"]]
+    carried = goodput.carried(records, step)
+    if carried is not None and carried not in kept[-1:]:
+        kept.append(carried)
     text = "".join(
         json.dumps({name: _to_json(value) for name, value in record.items()}, allow_nan=False) + "\n" for record in kept
     )
     with atomic_path(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
-    return kept
+    return kept, carried
 
 
 def _to_json(value: float | str) -> float | str:

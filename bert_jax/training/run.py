@@ -2,10 +2,14 @@
 """Opening a run: checks, lock, restore, reporter and signals, for pre-training and fine-tuning alike."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import jax
+
+from bert_jax.checkpoints.model_card import ABOUT, describe_run
 from bert_jax.checkpoints.pretrained import Pretrained
 from bert_jax.checkpoints.states import Checkpoints, Notes, Restored, checkpoint_steps
 from bert_jax.devices import cluster
@@ -14,6 +18,7 @@ from bert_jax.settings.pretraining import PretrainConfig
 from bert_jax.settings.rules import to_dict
 from bert_jax.storage.writing import write_json
 from bert_jax.text.tokenizer import Tokenizer
+from bert_jax.training import goodput
 from bert_jax.training.report import Reporter
 from bert_jax.training.step import TrainState
 from bert_jax.training.workdir import check_workdir, common, locked
@@ -29,6 +34,8 @@ class Run:
     preemption: cluster.Preemption
     restored: Restored  # the state to resume from, if there is one
     start: Pretrained | None  # the model to start from; None if the run resumes or starts from random parameters
+    clock: goodput.Clock = field(default_factory=goodput.Clock)
+    step: int = 0  # the last step that is known to be finished
 
     @property
     def notes(self) -> Notes:
@@ -51,6 +58,21 @@ class Run:
         line = f"resume from step {int(self.restored.state.step)}: parameters, optimizer and data order"
         return "; ".join([*self.restored.passed_over, line])
 
+    def note_data(self, manifests: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
+        """Writes about.json: the data of the run, its software and devices, for the model card.
+
+        Raises: InputError, on every process, if it cannot be written.
+        """
+        devices = jax.devices()
+        about = describe_run(manifests, names, f"{len(devices)} x {devices[0].device_kind}")
+        cluster.first_does(f"write {ABOUT}", lambda: write_json(self.workdir / ABOUT, about))
+
+    def report_goodput(self) -> dict[str, float]:
+        """Records the seconds of the run in each phase until now, and returns them."""
+        record = self.clock.record()
+        self.reporter.log(self.step, goodput.KIND, record)
+        return record
+
     def was_stopped(self, signal: int, step: int) -> bool:
         """Returns whether a signal ended the run at this step, and prints a line if so."""
         if signal:
@@ -68,6 +90,7 @@ def open_run(
     load: Callable[[], Pretrained | None],
     last_step: int,
     same: Mapping[str, object] | None = None,
+    started: float = 0.0,
 ) -> Iterator[Run]:
     """Opens a work directory for a run, yields the run, and closes everything when the block ends.
 
@@ -83,14 +106,17 @@ def open_run(
       load: returns the model to start from, or None for random parameters. It is called if there is no checkpoint.
       last_step: the number of steps of the run.
       same: further values that must be equal on all processes, beside the settings and `about`.
+      started: when the command began, in seconds since the epoch; 0 is now.
 
     Raises: InputError if the work directory belongs to another run or is in use, if the processes differ, or if no
       checkpoint is undamaged.
     """
+    clock = goodput.Clock(started)
     identity = {"format": 1, **about, "run": to_dict(config), "tokenizer": tokenizer.fingerprint}
     keep = config.checkpoint.keep_last, max(config.checkpoint.keep_best, int(isinstance(config, FinetuneConfig)))
     with contextlib.ExitStack() as stack:
         preemption = stack.enter_context(cluster.Preemption())
+        stack.enter_context(_compilation_counted(clock))
         check_workdir(workdir, identity, config)
         cluster.check_same({**common(workdir, identity), **(same or {})})
         resumes = cluster.first_says(len(checkpoint_steps(workdir / "checkpoints"))) > 0
@@ -108,5 +134,30 @@ def open_run(
         shown = {"progress": config.report.progress, "tensorboard": config.report.tensorboard}
         reporter = Reporter(workdir, last_step, first_step, **shown, enabled=cluster.is_first())
         stack.enter_context(reporter)
-        yield Run(workdir, checkpoints, reporter, preemption, restored, start)
-        checkpoints.close()
+        if reporter.carried is not None:
+            clock.resume(reporter.carried)
+        run = Run(workdir, checkpoints, reporter, preemption, restored, start, clock, first_step)
+        yield run
+        with clock.phase("saving"):
+            checkpoints.close()
+        line = goodput.describe(run.report_goodput())
+        reporter.message(line + ("; by the first process's clock" if cluster.is_several() else ""))
+
+
+@contextlib.contextmanager
+def _compilation_counted(clock: goodput.Clock) -> Iterator[None]:
+    """Counts what JAX compiles in the block as the clock's compilation."""
+    before, _listening[:] = _listening[:], [clock]
+    try:
+        yield
+    finally:
+        _listening[:] = before
+
+
+def _hear(event: str, duration_secs: float, **_: object) -> None:
+    for clock in _listening:
+        clock.compiled(event, duration_secs)
+
+
+_listening: list[goodput.Clock] = []  # the clock of the run that is open, if one is
+jax.monitoring.register_event_duration_secs_listener(_hear)  # JAX has no public function to remove it again

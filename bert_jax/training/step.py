@@ -34,6 +34,10 @@ class TrainStep(Protocol):
 
     def __call__(self, state: TrainState, batch: Batch, /) -> tuple[TrainState, Metrics]: ...
 
+
+class LowerableStep(TrainStep, Protocol):
+    """A training step that is compiled when it is first called."""
+
     def lower(self, state: TrainState, batch: Batch, /) -> jax.stages.Lowered: ...
 
 
@@ -97,7 +101,7 @@ def make_train_step(
     mesh: Mesh,
     state: TrainState,
     first_step: int = 0,
-) -> TrainStep:
+) -> LowerableStep:
     """Returns the compiled step (state, batch) -> (state, metrics). The given state is donated.
 
     `state` gives the shapes and shardings of the training state (`init_state`, `abstract_state`). The batch is global,

@@ -30,8 +30,8 @@ class Window:
             self.seconds += time.perf_counter() - self._started
         self._started = None
 
-    def next_batch(self, batches: Iterator[Batch], last: Metrics | None) -> Batch:
-        """Returns the next batch. If the device may have idled, adds the time that the host waited to `waited`.
+    def next_batch(self, batches: Iterator[Batch], last: Metrics | None) -> tuple[Batch, float]:
+        """Returns the next batch, and the seconds that the host waited for it if the device may have idled.
 
         It may have idled if the last dispatched step, of metrics `last`, is finished when the batch arrives. The idle
         time is not known exactly; the time that the host waited is an upper bound.
@@ -39,9 +39,11 @@ class Window:
         asked = time.perf_counter()
         batch = next(batches)
         waited = time.perf_counter() - asked
-        if self._started is not None and (last is None or last["loss"][0].is_ready()):  # type: ignore[attr-defined]
+        if last is not None and not last["loss"][0].is_ready():  # type: ignore[attr-defined]
+            return batch, 0.0
+        if self._started is not None:
             self.waited += waited
-        return batch
+        return batch, waited
 
     def add(self, metrics: Metrics) -> None:
         """Adds the metrics of a step; its counts only if it was timed."""

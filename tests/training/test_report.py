@@ -133,7 +133,7 @@ def test_heavy_libraries_are_imported_when_needed(repository):
     [
         ('{"step": "2", "kind": "train"}', 'step is "2", not a whole number, 0 or more'),
         ('{"step": 1e400, "kind": "train"}', "step is Infinity, not a whole number"),
-        ('{"step": 2, "kind": ["train"]}', 'kind is ["train"], not one of train, eval'),
+        ('{"step": 2, "kind": ["train"]}', 'kind is ["train"], not one of train, eval, goodput'),
         ('{"step": 2, "kind": "train", "loss": {}}', "loss is {}, not a number"),
         ('{"step": 2, "kind": "train", "loss": "high"}', 'loss is "high", not a number'),
         ('{"kind": "train"}', "step is missing; it should be a whole number"),

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Uploads of models to the Hugging Face hub: hf://ORG/NAME, or one of its revisions."""
+
+import re
+from pathlib import Path
+
+from bert_jax.errors import InputError, one_line
+
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+
+
+def parse_url(url: str, revision: str = "") -> tuple[str, str]:
+    """Returns repository and revision of hf://ORG/NAME or hf://ORG/NAME@REVISION; "" is the main branch.
+
+    Raises: InputError if it names no repository, or if two revisions are given.
+    """
+    name, _, inside = url.removeprefix("hf://").partition("@")
+    if not _NAME.fullmatch(name) or len(name) > 96 or "--" in name or ".." in name:
+        raise InputError(f"{url} names no repository of the hub; write hf://ORG/NAME, of letters, digits, - _ and .")
+    if inside and revision and inside != revision:
+        raise InputError(f"{url} and --revision={revision} name two revisions; give one of them")
+    return name, inside or revision
+
+
+def check(url: str, revision: str) -> None:
+    """Checks what can be known before a model is converted.
+
+    Raises: InputError if the URL names no repository, huggingface_hub is not installed, or there is no token.
+    """
+    parse_url(url, revision)
+    try:
+        import huggingface_hub
+    except ImportError:
+        raise InputError(f"{url} needs huggingface_hub; pip install 'bert_jax[hub]', or give a directory") from None
+    if not huggingface_hub.get_token():
+        raise InputError(
+            f"{url} needs a token that may write; make one at {huggingface_hub.HfApi().endpoint}/settings/tokens and "
+            "give it by `hf auth login` or as HF_TOKEN"
+        )
+
+
+def upload(directory: Path, url: str, revision: str, message: str, private: bool) -> str:
+    """Uploads the files of a directory in one commit, and returns its address.
+
+    The repository is created if it is missing, private or not, and so is the branch `revision`, from the main branch.
+
+    Raises: InputError if huggingface_hub is not installed, the hub cannot be reached, or it refuses.
+    """
+    check(url, revision)
+    name, revision = parse_url(url, revision)
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    api = huggingface_hub.HfApi(library_name="bert_jax")
+    try:
+        api.create_repo(name, private=private, exist_ok=True)
+        if revision:
+            api.create_branch(name, branch=revision, exist_ok=True)
+        return str(
+            api.upload_folder(
+                repo_id=name, folder_path=directory, revision=revision or None, commit_message=message
+            ).commit_url
+        )
+    except errors.HfHubHTTPError as error:
+        raise _refused(url, error) from None
+    except Exception as error:  # noqa: BLE001 - errors of the network have no type in common over its versions
+        reason = one_line(error)[:200]
+        raise InputError(
+            f"cannot upload to {url}: {reason}; check the network and HF_ENDPOINT {api.endpoint}"
+        ) from None
+
+
+def _refused(url: str, error: Exception) -> InputError:
+    """Returns the line for an answer of the hub that is an error."""
+    status = getattr(getattr(error, "response", None), "status_code", 0)
+    said = one_line(Exception(getattr(error, "server_message", None) or error))[:200]
+    if status == 401:
+        return InputError(f"the hub does not know the token for {url} ({said}); log in again: hf auth login")
+    if status == 403:
+        return InputError(f"the token may not write to {url} ({said}); use one with write access, or another ORG")
+    return InputError(f"the hub refused {url} with status {status} ({said}); what was there before is unchanged")

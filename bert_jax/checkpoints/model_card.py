@@ -1,0 +1,308 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Model cards: what a run's own records say of its model, as the README.md of a Hugging Face repository.
+
+`read_records` gathers config.json, about.json, metrics.jsonl and results.json of a work directory; `model_card` makes
+text of them and reads nothing. What no record tells is left to the user, the licence first of all.
+"""
+
+import json
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from bert_jax.errors import InputError
+from bert_jax.storage.files import read_json
+from bert_jax.storage.urls import local_copy
+from bert_jax.version import __version__
+
+ABOUT = "about.json"  # in a work directory: data and software of the run
+_PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
+_PIPELINES = {
+    "pretraining": "fill-mask",
+    "masked_lm": "fill-mask",
+    "encoder": "feature-extraction",
+    "sequence_classification": "text-classification",
+    "token_classification": "token-classification",
+    "question_answering": "question-answering",
+    "multiple_choice": "multiple-choice",
+}
+_SCORES = {  # of a held-out evaluation -> how the card names it
+    "mlm_loss": "masked-token loss, nats",
+    "mlm_accuracy": "masked-token accuracy",
+    "nsp_loss": "next-sentence loss, nats",
+    "nsp_accuracy": "next-sentence accuracy",
+    "loss": "loss",
+}
+_PERCENT = ("mlm_accuracy", "nsp_accuracy")
+
+
+@dataclass(frozen=True)
+class Records:
+    """What is known of a model. Every part may be empty."""
+
+    model: Mapping[str, Any]  # the settings of the model
+    task: str
+    parameters: int
+    labels: Sequence[str] = ()
+    trained: Mapping[str, int] = field(default_factory=dict)  # step, sequences, tokens, words
+    run: Mapping[str, Any] = field(default_factory=dict)  # the settings of the run
+    about: Mapping[str, Any] = field(default_factory=dict)  # as `describe_run` returns it
+    heldout: Mapping[str, float] = field(default_factory=dict)  # metrics of the last evaluation, with its step
+    results: Mapping[str, Any] = field(default_factory=dict)  # results.json of fine-tuning
+
+
+def describe_run(manifests: Sequence[Mapping[str, Any]], names: Sequence[str], devices: str) -> dict[str, Any]:
+    """Returns what a run should remember of its data and software, as JSON.
+
+    Args:
+      manifests: of the data set of each phase.
+      names: the name of each data set.
+      devices: number and kind of the devices.
+    """
+    data = []
+    for manifest, name in zip(manifests, names, strict=True):
+        splits = {
+            split: {key: value for key, value in values.items() if key != "shards"}
+            for split, values in manifest.get("splits", {}).items()
+        }
+        identity = manifest.get("identity", {})
+        data.append(
+            {
+                "name": name,
+                "source": manifest.get("source", ""),
+                "input": identity.get("input", ""),
+                "options": identity.get("options", {}),
+                "row": manifest.get("row", {}),
+                "splits": splits,
+                "vocab_size": manifest.get("tokenizer", {}).get("vocab_size", 0),
+            }
+        )
+    software = {"python": platform.python_version(), "bert_jax": __version__}
+    for package in _PACKAGES:
+        try:
+            software[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return {"data": data, "software": software, "devices": devices}
+
+
+def read_records(
+    path: str | Path,
+    model: Mapping[str, Any],
+    task: str,
+    parameters: int,
+    labels: Sequence[str],
+    trained: Mapping[str, int],
+) -> Records:
+    """Returns the records of the model at `path`: a work directory, its revision WORKDIR@STEP, or a model inside it.
+
+    A model that is not in a work directory has no records beside its own. Neither has a record that cannot be read.
+    """
+    workdir = _workdir_of(os.fspath(path))
+    if not workdir:
+        return Records(model, task, parameters, labels, trained)
+    read = {name: _read(f"{workdir}/{name}") for name in ("config.json", ABOUT, "results.json")}
+    run = read["config.json"].get("run", {})
+    heldout = _evaluation(f"{workdir}/metrics.jsonl", trained.get("step"))
+    return Records(model, task, parameters, labels, trained, run, read[ABOUT], heldout, read["results.json"])
+
+
+def _workdir_of(path: str) -> str:
+    """Returns the work directory that a model is in, which may be a URL; "" if it is in none."""
+    workdir, _, step = path.rpartition("@")
+    place = (workdir if workdir and step.isdecimal() else path).rstrip("/")
+    for _ in range(3):
+        if isinstance(_read(f"{place}/config.json").get("run"), dict):
+            return place
+        place = place.rpartition("/")[0]
+    return ""
+
+
+def _read(path: str) -> dict[str, Any]:
+    """Returns a file of JSON; {} if it is missing or holds something else."""
+    try:
+        found = {} if path.startswith("hf://") else read_json(local_copy(path))
+    except InputError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _evaluation(path: str, step: int | None) -> dict[str, float]:
+    """Returns the last evaluation until a step, of all steps if it is None; {} if there is none."""
+    found: dict[str, float] = {}
+    try:
+        lines = Path(local_copy(path)).read_text(encoding="utf-8", errors="replace").splitlines()
+    except (OSError, InputError):
+        return {}
+    for line in lines:
+        try:
+            record = json.loads(line)
+            fits = record["kind"] == "eval" and (step is None or record["step"] <= step)
+        except (ValueError, TypeError, KeyError):
+            continue
+        if fits:
+            found = {name: value for name, value in record.items() if name not in ("kind", "time", "phase")}
+    return found
+
+
+def model_card(records: Records, name: str = "") -> str:
+    """Returns the README.md of a model, with the metadata that the hub reads. `name` is its title."""
+    sections = [
+        _metadata(records),
+        f"# {name or 'BERT'}\n\n{_summary(records)}",
+        _section("Model", _model(records)),
+        _section("Training", _training(records)),
+        _section("Data", _data(records)),
+        _section("Scores", _scores(records)),
+        _section("Software", _software(records)),
+        "## To be filled in\n\nIntended use, limits and biases, contact, and the licence above: no record of the run "
+        "says them.",
+    ]
+    return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def _metadata(records: Records) -> str:
+    tags = ["bert", "bert_jax", *({"fill-mask"} if _PIPELINES.get(records.task) == "fill-mask" else ())]
+    lines = ["---", "# license: choose one, and remove the # before it", "library_name: transformers"]
+    if records.task in _PIPELINES:
+        lines.append(f"pipeline_tag: {_PIPELINES[records.task]}")
+    languages = sorted(
+        {str(data.get("options", {}).get("language", "")) for data in records.about.get("data", [])} - {""}
+    )
+    if languages:
+        lines += ["language:", *(f"- {json.dumps(language)}" for language in languages)]
+    return "\n".join([*lines, "tags:", *(f"- {tag}" for tag in tags), "---"])
+
+
+def _summary(records: Records) -> str:
+    layers, hidden = records.model.get("num_layers", 0), records.model.get("hidden_size", 0)
+    what = f"A BERT of {layers} layers, hidden size {hidden}, {records.parameters:,} parameters"
+    kind = f"fine-tuned for {records.task.replace('_', ' ')}" if records.labels or records.results else "pre-trained"
+    step = records.trained.get("step")
+    return f"{what}, {kind} by bert_jax{f' for {step:,} steps' if step is not None else ''}."
+
+
+def _section(title: str, rows: Sequence[tuple[str, object]]) -> str:
+    """Returns a section with a table; "" if there is nothing to say."""
+    lines = [f"| {label} | {_cell(value)} |" for label, value in rows if value not in ("", None)]
+    return "\n".join([f"## {title}", "", "| | |", "|---|---|", *lines]) if lines else ""
+
+
+def _cell(value: object) -> str:
+    """Returns a value as text that cannot break a table: names of files may hold anything."""
+    text = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+    return " ".join(text.split()).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
+
+
+def _model(records: Records) -> list[tuple[str, object]]:
+    model = records.model
+    names = {
+        "num_layers": "layers",
+        "hidden_size": "hidden size",
+        "num_heads": "attention heads",
+        "intermediate_size": "feed-forward size",
+        "max_positions": "positions",
+        "vocab_size": "vocabulary",
+        "activation": "activation",
+        "compute_dtype": "computed in",
+    }
+    rows: list[tuple[str, object]] = [(label, model.get(name)) for name, label in names.items()]
+    labels = ", ".join(records.labels[:50]) + (", ..." if len(records.labels) > 50 else "")
+    return [("parameters", records.parameters), *rows, ("labels", labels)]
+
+
+def _training(records: Records) -> list[tuple[str, object]]:
+    run, trained = records.run, records.trained
+    train, optimizer, masking, data = (run.get(name, {}) for name in ("train", "optimizer", "masking", "data"))
+    rows: list[tuple[str, object]] = [("objective", _objective(records))]
+    if optimizer:
+        rate = optimizer.get("learning_rate")
+        warmup = f"{optimizer['warmup_steps']:,} steps" if optimizer.get("warmup_steps") else ""
+        warmup = warmup or (
+            f"{optimizer['warmup_rate']:.0%} of the steps" if optimizer.get("warmup_rate") else "no steps"
+        )
+        rows += [
+            ("optimizer", f"{optimizer.get('name')}, weight decay {optimizer.get('weight_decay')}"),
+            ("schedule", f"learning rate {rate:g} after a warm-up of {warmup}, decay to 0" if rate else ""),
+        ]
+    length = train.get("num_steps") or (f"{train['num_epochs']} epochs" if "num_epochs" in train else "")
+    rows += [
+        ("steps of the schedule", length),
+        ("rows of a batch", data.get("batch_size")),
+        ("seed", train.get("seed")),
+    ]
+    if (second := run.get("phase2", {})).get("num_steps"):
+        more = {name: second[name] for name in ("batch_size", "learning_rate", "max_predictions") if second.get(name)}
+        changes = ", ".join(f"{name} {value}" for name, value in more.items())
+        rows.append(("second phase", f"{second['num_steps']:,} steps{', ' if changes else ''}{changes}"))
+    rows.append(("started from", run.get("init_checkpoint")))
+    rows += [(f"{name} seen" if name != "step" else "steps taken", trained[name]) for name in trained]
+    return rows
+
+
+def _objective(records: Records) -> str:
+    masking, train = records.run.get("masking"), records.run.get("train", {})
+    if records.results:
+        return f"{records.task.replace('_', ' ')}, task {records.results.get('task', '')}"
+    if not masking:
+        return ""
+    if records.model.get("causal"):
+        return "the next token, from left to right"
+    unit = "words" if masking.get("whole_word") else "tokens"
+    if masking.get("max_ngram", 1) > 1:
+        unit = f"n-grams of up to {masking['max_ngram']} words"
+    how = "the same in every epoch" if masking.get("static") else "drawn anew in every epoch"
+    line = (
+        f"masked language model: {masking.get('rate', 0):.0%} of tokens, {unit} masked, {how}, at most "
+        f"{masking.get('max_predictions')} a sequence"
+    )
+    return line + ("; next sentence prediction" if train.get("next_sentence") else "; no next sentence prediction")
+
+
+def _data(records: Records) -> list[tuple[str, object]]:
+    rows: list[tuple[str, object]] = []
+    many = len(records.about.get("data", [])) > 1
+    for number, data in enumerate(records.about.get("data", []), 1):
+        phase = f"phase {number}: " if many else ""
+        splits, row = data.get("splits", {}), data.get("row", {})
+        rows.append((f"{phase}name", data.get("name")))
+        rows.append((f"{phase}source", data.get("source")))
+        rows.append((f"{phase}sha256 of the text", data.get("input")))
+        for split, label in (("train", ""), ("heldout", "held-out ")):
+            values = splits.get(split, {})
+            rows += [
+                (f"{phase}{label}{name}", values.get(name)) for name in ("documents", "tokens", "sequences", "rows")
+            ]
+        rows.append((f"{phase}tokens of a row", row.get("length")))
+        packed = row.get("max_sequences", 1)
+        rows.append((f"{phase}sequences of a row", f"up to {packed}" if packed > 1 else ""))
+    if not rows and records.run.get("data", {}).get("path"):
+        rows.append(("name", Path(str(records.run["data"]["path"])).name))
+    return rows
+
+
+def _scores(records: Records) -> list[tuple[str, object]]:
+    if records.results:
+        metrics = records.results.get("metrics", {})
+        rows: list[tuple[str, object]] = [
+            (f"development set, {name}", f"{value:.4g}") for name, value in metrics.items()
+        ]
+        return [*rows, ("step of these scores", records.results.get("step"))]
+    heldout = records.heldout
+    rows = []
+    for name, label in _SCORES.items():
+        if name in heldout and not (name == "loss" and "mlm_loss" in heldout):
+            value = float(heldout[name])
+            rows.append((f"held-out {label}", f"{value:.1%}" if name in _PERCENT else f"{value:.4f}"))
+    if rows and "step" in heldout:
+        rows.append(("step of these scores", int(heldout["step"])))
+    return rows
+
+
+def _software(records: Records) -> list[tuple[str, object]]:
+    software = records.about.get("software", {})
+    return [*((name, str(version)) for name, version in software.items()), ("devices", records.about.get("devices"))]

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+import dataclasses
+import json
+
+import pytest
+from builders import tiny_run
+
+from bert_jax.checkpoints.model_card import ABOUT, Records, describe_run, model_card, read_records
+from bert_jax.settings.pretraining import MaskingConfig, Phase2Config
+from bert_jax.settings.rules import to_dict
+
+MODEL = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "vocab_size": 203, "activation": "gelu_tanh"}
+MANIFEST = {
+    "identity": {"input": "abc", "options": {"language": "de", "duplicates": 2}},
+    "row": {"length": 32, "max_sequences": 3},
+    "splits": {
+        "train": {"documents": 36, "tokens": 3664, "sequences": 368, "rows": 124, "shards": [{"name": "x"}]},
+        "heldout": {"documents": 4, "tokens": 372},
+    },
+    "tokenizer": {"vocab_size": 167},
+}
+
+
+def rows(card):
+    """Returns the cells of all tables of a card, by their labels."""
+    found = [line.strip("| ").split(" | ") for line in card.splitlines() if line.startswith("| ") and line != "| | |"]
+    return dict(found)
+
+
+def test_a_card_says_what_the_records_say(tmp_path):
+    run = to_dict(tiny_run(tmp_path, masking=MaskingConfig(max_predictions=5, whole_word=True)))
+    about = describe_run([MANIFEST], ["wiki"], "8 x TPU v5 lite")
+    heldout = {"step": 12, "mlm_loss": 2.5, "mlm_accuracy": 0.5, "nsp_loss": 0.5, "nsp_accuracy": 0.75, "loss": 3.0}
+    trained = {"step": 12, "sequences": 192, "tokens": 4321}
+    card = model_card(Records(MODEL, "pretraining", 12345, (), trained, run, about, heldout), "my-bert")
+    found = rows(card)
+    assert (
+        "# my-bert\n\nA BERT of 2 layers, hidden size 32, 12,345 parameters, pre-trained by bert_jax for 12 steps"
+        in card
+    )
+    assert found["objective"] == (
+        "masked language model: 15% of tokens, words masked, drawn anew in every epoch, at most 5 a sequence; next "
+        "sentence prediction"
+    )
+    assert found["optimizer"] == "adamw, weight decay 0.01"
+    assert found["schedule"] == "learning rate 0.001 after a warm-up of 3 steps, decay to 0"
+    assert (found["steps of the schedule"], found["rows of a batch"], found["tokens seen"]) == ("12", "16", "4,321")
+    assert (found["name"], found["documents"], found["tokens"], found["held-out tokens"]) == (
+        "wiki",
+        "36",
+        "3,664",
+        "372",
+    )
+    assert (found["tokens of a row"], found["sequences of a row"]) == ("32", "up to 3")
+    assert found["held-out masked-token loss, nats"] == "2.5000"
+    assert found["held-out next-sentence accuracy"] == "75.0%" and found["step of these scores"] == "12"
+    assert found["devices"] == "8 x TPU v5 lite" and {"python", "bert_jax", "jax", "jaxlib", "flax"} <= found.keys()
+    assert "shards" not in json.dumps(about)
+    header = card.split("---\n")[1]
+    assert header == (
+        "# license: choose one, and remove the # before it\nlibrary_name: transformers\npipeline_tag: fill-mask\n"
+        'language:\n- "de"\ntags:\n- bert\n- bert_jax\n- fill-mask\n'
+    )
+
+
+def test_two_phases_and_their_data(tmp_path):
+    phase2 = Phase2Config(num_steps=6, path=str(tmp_path), batch_size=8, max_predictions=20)
+    run = to_dict(tiny_run(tmp_path, phase2=phase2))
+    found = rows(
+        model_card(Records(MODEL, "pretraining", 1, run=run, about=describe_run([MANIFEST] * 2, ["a", "b"], "1")))
+    )
+    assert found["second phase"] == "6 steps, batch_size 8, max_predictions 20"
+    assert (found["phase 1: name"], found["phase 2: name"]) == ("a", "b")
+
+
+def test_a_model_without_records_has_a_short_card():
+    card = model_card(Records(MODEL, "encoder", 7))
+    assert "## Training" not in card and "## Data" not in card and "pipeline_tag: feature-extraction" in card
+    assert "licence" in card and "None" not in card
+
+
+def test_a_fine_tuned_model_has_its_scores():
+    results = {"task": "sst2", "metrics": {"accuracy": 0.912345}, "step": 40}
+    records = Records(
+        MODEL, "sequence_classification", 7, ("no", "yes"), results=results, run={"init_checkpoint": "base"}
+    )
+    found = rows(model_card(records))
+    assert found["objective"] == "sequence classification, task sst2" and found["labels"] == "no, yes"
+    assert (found["development set, accuracy"], found["step of these scores"]) == ("0.9123", "40")
+    assert found["started from"] == "base"
+
+
+def test_no_name_breaks_a_table():
+    about = describe_run([MANIFEST], ["a|b\n# c <script>"], "1")
+    assert "| name | a\\|b # c &lt;script> |" in model_card(Records(MODEL, "pretraining", 1, about=about))
+
+
+@pytest.mark.parametrize("inside", ["", "@5", "/pretrained", "/revisions/00000005"])
+def test_records_are_found_from_a_work_directory_and_what_is_in_it(tmp_path, inside):
+    workdir = tmp_path / "run"
+    for folder in ("pretrained", "revisions/00000005"):
+        (workdir / folder).mkdir(parents=True)
+        (workdir / folder / "config.json").write_text('{"model": {}}')
+    (workdir / "config.json").write_text('{"run": {"train": {"seed": 3}}}')
+    (workdir / ABOUT).write_text('{"devices": "2 x cpu"}')
+    evaluations = [{"step": step, "kind": "eval", "time": 1.0, "mlm_loss": 9.0 - step} for step in (0, 4, 8)]
+    evaluations.insert(2, {"step": 4, "kind": "train", "loss": 1.0})
+    (workdir / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in evaluations) + '{"step": 12, "k')
+    found = read_records(f"{workdir}{inside}", MODEL, "pretraining", 1, (), {"step": 5})
+    assert found.heldout == {"step": 4, "mlm_loss": 5.0}  # not what came after the revision
+    assert found.run == {"train": {"seed": 3}} and found.about == {"devices": "2 x cpu"}
+    latest = read_records(f"{workdir}{inside}", MODEL, "pretraining", 1, (), {})
+    assert latest.heldout["step"] == 8
+
+
+def test_other_models_have_no_records(tmp_path):
+    (tmp_path / "config.json").write_text("[]")
+    found = read_records(tmp_path, MODEL, "encoder", 1, (), {})
+    assert found == Records(MODEL, "encoder", 1)
+    assert dataclasses.replace(found, parameters=2) == read_records("hf://me/bert", MODEL, "encoder", 2, (), {})
