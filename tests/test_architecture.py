@@ -42,6 +42,7 @@ HOMES = {
     "grain": "data.pipeline",
     "array_record": "data.records data.sources.corpus tasks.readers",
     "tensorflow_datasets": "data.sources.tfds_text tasks.readers",
+    "pyarrow": "data.sources.parquet",
     "tokenizers": "text.*",
     "sentencepiece": "text.*",
     "sentencex": "data.sentences",
