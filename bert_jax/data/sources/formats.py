@@ -204,7 +204,8 @@ def _json_document(line: str, lines: _Lines) -> list[str]:
     if column not in value:
         keys = ", ".join(map(repr, value)) or "nothing"
         raise InputError(
-            f"{lines.place()} has no {column!r}, but {keys}; {_ONE_OBJECT}: choose the key with --text_column"
+            f"{lines.place()} has no {column!r}, but {keys}; {_ONE_OBJECT}: choose another by --text_column, or "
+            "give the text that name"
         )
     text = value[column]
     if not isinstance(text, str):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parquet files as documents: a row is a document, and one column of strings holds its text.
 
-Files are read row group by row group, a few hundred rows at a time, so memory does not grow with the file. A row
-group is the unit in which a file is divided among processes. Rows without text are left out.
+Files are read row group by row group, a few rows at a time, so memory does not grow with the file. A row group is
+the unit in which a file is divided among processes. Rows without text are left out.
 """
 
 import contextlib
@@ -18,8 +18,7 @@ PARQUET = "Parquet"
 
 _MAGIC = b"PAR1"  # at both ends of a file; "PARE" is that of encrypted ones
 _NAME = ".parquet"
-_ROWS_AT_ONCE = 256
-_READ_AS_DICTIONARY = {"PLAIN", "RLE", "BIT_PACKED", "PLAIN_DICTIONARY", "RLE_DICTIONARY"}
+_ROWS_AT_ONCE = 16  # however long a text is that a small file repeats, so many are in memory at once
 _BUFFER_BYTES = 1 << 20  # of the stream of a column, which is otherwise read whole
 
 
@@ -68,21 +67,14 @@ def read_row_groups(piece: Piece) -> Iterator[list[str]]:
     """
     with _opened(piece.path, piece.source, piece.column) as file:
         row = sum(file.metadata.row_group(group).num_rows for group in range(piece.start))
-        groups = range(piece.start, piece.end)
-        for batch in file.iter_batches(_ROWS_AT_ONCE, row_groups=groups, columns=[piece.column], use_threads=False):
-            for value in _values(batch.column(0)):
-                if value is not None and (document := _document(value, piece, row)):
-                    yield document
-                row += 1
-
-
-def _values(column: Any) -> Iterator[Any]:
-    """Yields the scalars of a column of strings, plain or a dictionary; None for those that are null."""
-    if not hasattr(column, "dictionary"):
-        yield from column
-        return
-    for index in column.indices.to_pylist():
-        yield None if index is None else column.dictionary[index]
+        for group in range(piece.start, piece.end):
+            for batch in file.iter_batches(
+                _ROWS_AT_ONCE, row_groups=[group], columns=[piece.column], use_threads=False
+            ):
+                for value in batch.column(0):
+                    if document := _document(value, piece, row):
+                        yield document
+                    row += 1
 
 
 def _document(value: Any, piece: Piece, row: int) -> list[str]:
@@ -117,16 +109,13 @@ def _opened(path: str, source: str, column: str) -> Iterator[Any]:
         import pyarrow
         import pyarrow.parquet
     try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            _check_column(file.schema_arrow, source, column)
-            repeats = _has_dictionaries(file.metadata, column)
         with pyarrow.parquet.ParquetFile(
             path,
-            read_dictionary=[column] if repeats else None,  # a long string that repeats is then in memory once
             buffer_size=_BUFFER_BYTES,
             pre_buffer=False,
             page_checksum_verification=True,  # of files that have such checksums
         ) as file:
+            _check_column(file.schema_arrow, source, column)
             yield file
     except InputError:
         raise
@@ -138,13 +127,6 @@ def _opened(path: str, source: str, column: str) -> Iterator[Any]:
             raise InputError(f"cannot read {source}: {error.strerror}; check the path and its permissions") from None
         reason = one_line(error)[:200]
         raise InputError(f"{source} is damaged or cut off ({reason}); download or copy it again") from None
-
-
-def _has_dictionaries(metadata: Any, column: str) -> bool:
-    """Returns whether strings of a column can be read as a dictionary, which pyarrow cannot for all encodings."""
-    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-    chunks = [group.column(place) for group in groups for place in _place(metadata, column)]
-    return {encoding for chunk in chunks for encoding in chunk.encodings} <= _READ_AS_DICTIONARY
 
 
 def _place(metadata: Any, column: str) -> list[int]:
