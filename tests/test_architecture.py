@@ -48,7 +48,7 @@ HOMES = {
     "sentencex": "data.sentences",
     "apache_beam": "data.beam",
     "zstandard": "storage.zstd",
-    "fsspec": "storage.urls",
+    "fsspec": "storage.urls storage.ranges",
     "google_crc32c": "storage.files",
     "safetensors": "checkpoints.hf_weights",
     "huggingface_hub": "checkpoints.hf",

@@ -188,7 +188,7 @@ class StreamOrder:
 
     @functools.cached_property
     def _sequence(self) -> tuple[np.ndarray, np.ndarray]:
-        """The blocks as (first row, number of rows), [K, 2], in the order of the sequence, and where each ends in it."""
+        """The blocks as (first row, number of rows), [K, 2], in the order of the sequence, and where each ends."""
         order = shuffled(np.arange(len(self.block_rows)), len(self.block_rows), self.seed, 0, 0, 1)
         blocks = np.stack([(self._block_ends - self.block_rows)[order], self.block_rows[order]], axis=1)
         return blocks, np.cumsum(blocks[:, 1])

@@ -13,10 +13,11 @@ import tokenize
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
+from bert_jax.data.blocks import BlockSums, Rows, block_rows
 from bert_jax.errors import InputError, shown
 from bert_jax.storage import files, schema, urls, writing
 from bert_jax.storage.files import JsonObject
@@ -25,7 +26,6 @@ from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
 FORMAT, VERSION = "bert_jax rows", 1
 MANIFEST, TOKENIZER, TOKEN_COUNTS = "manifest.json", "tokenizer", "token_counts.npy"
 NO_LABEL = -1
-BLOCK_BYTES = 1 << 20  # about so many bytes of rows have a checksum of their own, and are read at once from far away
 
 _FILE = {"name": schema.file_name, "bytes": schema.whole(), "sha256": schema.SHA256}
 _BLOCKS = schema.record({"rows": schema.whole(1), "crc32c": schema.text(r"([0-9a-f]{8})*", "checksums of 8 digits")})
@@ -100,7 +100,7 @@ def write_shard(path: Path, dtype: np.dtype, num_rows: int, chunks: Iterable[np.
         header, {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (num_rows,)}
     )
     digest = hashlib.sha256()
-    blocks = _BlockSums(block_rows(dtype), dtype.itemsize)
+    blocks = BlockSums(block_rows(dtype), dtype.itemsize)
     num_bytes = 0
     with writing.atomic_path(path) as temporary, open(temporary, "wb") as stream:
         for part in itertools.chain(
@@ -114,34 +114,6 @@ def write_shard(path: Path, dtype: np.dtype, num_rows: int, chunks: Iterable[np.
             raise ValueError(f"{path}: {num_rows} rows were promised, another number was given")
     sha256 = digest.hexdigest()
     return {"name": path.name, "rows": num_rows, "bytes": num_bytes, "sha256": sha256, "blocks": blocks.result()}
-
-
-def block_rows(dtype: np.dtype) -> int:
-    """Returns the rows of a block: of all blocks of a shard but the last, which may have fewer."""
-    return max(1, BLOCK_BYTES // dtype.itemsize)
-
-
-class _BlockSums:
-    """The checksums of the blocks of rows that come in parts of any size."""
-
-    def __init__(self, rows: int, itemsize: int):
-        self._rows, self._bytes = rows, rows * itemsize
-        self._sums: list[int] = []
-        self._filled = 0  # bytes of the last block
-
-    def update(self, part: bytes) -> None:
-        view = memoryview(part)
-        while view:
-            if self._filled in (0, self._bytes):
-                self._sums.append(0)
-                self._filled = 0
-            taken = view[: self._bytes - self._filled]
-            self._sums[-1] = files.crc32c(taken, self._sums[-1])
-            self._filled += len(taken)
-            view = view[len(taken) :]
-
-    def result(self) -> JsonObject:
-        return {"rows": self._rows, "crc32c": "".join(f"{value:08x}" for value in self._sums)}
 
 
 def read_part(path: Path, names: Iterable[str]) -> JsonObject | None:
@@ -203,26 +175,6 @@ def finish_dataset(
     }
     writing.write_json(path / MANIFEST, manifest)
     return manifest
-
-
-class Rows(Protocol):
-    """The rows of a split, wherever they are."""
-
-    @property
-    def dtype(self) -> np.dtype: ...
-    @property
-    def num_sequences(self) -> int: ...
-    @property
-    def num_rows(self) -> int: ...
-    @property
-    def num_shards(self) -> int: ...
-    def gather(self, row_indices: np.ndarray) -> np.ndarray:
-        """Returns the rows [n] with these indices [n], in their order, as records of `dtype` in memory."""
-        ...
-
-    def close(self) -> None:
-        """Ends what goes on in the background, if anything."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -391,8 +343,8 @@ def open_about(path: str | Path, tokenizer_fingerprint: str = "", verify: bool =
     token_counts = _load(path / counts["name"])
     if token_counts.shape != (vocab_size,) or token_counts.dtype.kind not in "iu":
         raise InputError(
-            f"{path / counts['name']} holds {token_counts.shape} of {token_counts.dtype}, not the counts of {vocab_size} "
-            "tokens; prepare the data set again"
+            f"{path / counts['name']} holds {token_counts.shape} of {token_counts.dtype}, not the counts of "
+            f"{vocab_size} tokens; prepare the data set again"
         )
     return About(url, path, manifest, dtype, token_counts)
 

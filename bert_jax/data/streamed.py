@@ -13,13 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from bert_jax.data import records
+from bert_jax.data.blocks import Blocks
 from bert_jax.data.order import StreamOrder, Window, choose_streams
 from bert_jax.data.records import About, Dataset, Split
 from bert_jax.errors import InputError
 from bert_jax.settings.pretraining import DataConfig
-from bert_jax.storage import files, urls
+from bert_jax.storage import urls
 from bert_jax.storage.block_cache import BlockCache
-from bert_jax.storage.files import JsonObject
 from bert_jax.storage.ranges import RangeReader
 
 _HELDOUT_SHARE = 8  # of the cache, the held-out split gets one part in so many at most
@@ -50,7 +50,7 @@ def _open(path: str, about: About, config: DataConfig, num_streams: int) -> Data
     """Returns a data set, at a URL or on this machine, with the order of streams."""
     splits, itemsize = about.manifest["splits"], about.dtype.itemsize
     blocks = {name: Blocks(splits[name]["shards"], about.dtype) for name in ("train", "heldout")}
-    window_rows = max((config.window_mb << 20) // (itemsize * num_streams), blocks["train"].most_rows, 1)
+    window_rows = max(int(config.window_mb * 2**20) // (itemsize * num_streams), blocks["train"].most_rows, 1)
     order = StreamOrder(blocks["train"].rows, num_streams, window_rows, config.seed)
     if not about.url:
         local = records.open_dataset(path, verify=config.verify)
@@ -76,42 +76,6 @@ def _open(path: str, about: About, config: DataConfig, num_streams: int) -> Data
     }
     train = StreamedSplit(remote["train"], order, blocks["train"], config)
     return Dataset(about.path, about.manifest, train, remote["heldout"], about.token_counts)
-
-
-class Blocks:
-    """The blocks of a split, numbered through all shards."""
-
-    def __init__(self, shards: Sequence[JsonObject], dtype: np.dtype):
-        self.shards, self.dtype = shards, dtype
-        table: list[tuple[int, int, int]] = []
-        for number, shard in enumerate(shards):
-            size = shard.get("blocks", {}).get("rows") or records.block_rows(dtype)
-            table += [(number, first, min(size, shard["rows"] - first)) for first in range(0, shard["rows"], size)]
-        # Of each block: the number of its shard, its first row there, and its number of rows.
-        self.homes, self.firsts, self.rows = np.array(table, np.int64).reshape(-1, 3).T
-        self.ends = np.cumsum(self.rows)
-
-    @property
-    def most_rows(self) -> int:
-        """The rows of the largest block."""
-        return int(self.rows.max(initial=1))
-
-    def read(self, reader: RangeReader, number: int, verify: bool) -> bytes:
-        """Returns the rows of a block as bytes.
-
-        Raises: InputError or StoppedError if they cannot be read, or are damaged each time.
-        """
-        shard, size = self.shards[self.homes[number]], self.dtype.itemsize
-        first, rows = int(self.firsts[number]), int(self.rows[number])
-        header = shard["bytes"] - shard["rows"] * size
-
-        def find_damage(content: bytes) -> str:
-            place = first // shard["blocks"]["rows"] if verify else 0
-            if not verify or f"{files.crc32c(content):08x}" == shard["blocks"]["crc32c"][8 * place : 8 * place + 8]:
-                return ""
-            return f"rows {first} to {first + rows} are damaged: their checksum is not the manifest's"
-
-        return reader.read(shard["name"], header + first * size, header + (first + rows) * size, find_damage)
 
 
 class RemoteRows:
@@ -244,7 +208,7 @@ class StreamedSplit:
             config = self._config or DataConfig()
             gigabytes = math.ceil(1.6 * needed * slot / 1e7) / 100
             raise InputError(
-                f"data.cache_gb {config.cache_gb:g} is too small for the {len(self._held)} streams of this process: two "
-                f"windows of each take {needed * slot / 1e9:.2f} GB; set it to {gigabytes:g}, or data.window_mb to less "
-                f"than {config.window_mb}, or data.streams to less than {config.streams}, or train on more hosts"
+                f"data.cache_gb {config.cache_gb:g} is too small for the {len(self._held)} streams of this process: "
+                f"two windows of each take {needed * slot / 1e9:.2f} GB; set it to {gigabytes:g}, or data.window_mb to "
+                f"less than {config.window_mb:g}, or data.streams to less than {config.streams}"
             )

@@ -34,14 +34,19 @@ class DataConfig:
     # "auto" is "on" for data behind a URL that are larger than the cache (docs/decisions/0031-streaming.md)
     stream: str = "auto"
     streams: int = 256  # the most streams that the rows of a batch come from; as many as there will ever be processes
-    window_mb: int = 1024  # megabytes of rows that are shuffled together, of all streams
+    window_mb: float = 1024.0  # megabytes of rows that are shuffled together, of all streams
     cache_gb: float = 16.0  # gigabytes of the local disk that each process may use for streamed rows
 
     def validate(self) -> None:
         check_numbers(self)
         check_positive(self, "batch_size", most=MOST_BATCH)
         check_choice(self, "stream", ("auto", "on", "off"))
-        check_positive(self, "streams window_mb cache_gb")
+        check_positive(self, "streams")
+        for name in ("window_mb", "cache_gb"):
+            if not getattr(self, name) > 0:
+                raise InputError(
+                    f"data.{name} {getattr(self, name)} is not above 0; the default is {getattr(DataConfig, name):g}"
+                )
         check_not_negative(self, "seed")
         if not self.path:
             raise InputError("data.path is empty; give --config.data.path=DIR, a directory made by prepare_corpus")
@@ -295,6 +300,6 @@ class PretrainConfig:
 # Settings that may differ when a run is resumed. They change where and when work is done, not what is computed.
 # The number of steps may change too; Google's schedule then decays to the new end.
 RESUMABLE_CHANGES = (
-    "mesh", "report", "checkpoint", "eval", "train.num_steps", "train.hang_seconds", "data.path", "data.verify", "data.cache_gb",
-    "model.remat", "model.unroll", "train.zero1",
+    "mesh", "report", "checkpoint", "eval", "train.num_steps", "train.hang_seconds", "data.path", "data.verify",
+    "data.cache_gb", "model.remat", "model.unroll", "train.zero1",
 )  # fmt: skip

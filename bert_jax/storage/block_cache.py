@@ -117,6 +117,8 @@ class BlockCache:
                     while block not in self._slots:
                         if block in self._failed:
                             raise self._failed[block]
+                        if self._closed:
+                            raise RuntimeError("the cache was closed")
                         self._changed.wait()
                 slots = np.array([self._slots[block] for block in blocks.tolist()])
             yield slots
