@@ -24,7 +24,7 @@ from bert_jax.storage.ranges import RangeReader
 
 _HELDOUT_SHARE = 8  # of the cache, the held-out split gets one part in so many at most
 _BLOCKS_AHEAD = 16  # of a split that is read in order
-_FEWEST_BLOCKS = 8
+_FEWEST_BLOCKS = 2
 
 
 def open_for_training(
@@ -176,6 +176,15 @@ class StreamedSplit:
         if isinstance(self.source, Split):
             return self.source.gather(row_indices)
         return self.source.take(row_indices, np.searchsorted(self._blocks.ends, row_indices, side="right"))
+
+    def describe(self) -> str:
+        """Returns a few words on the order and on what is read."""
+        order, size = self.order, self.dtype.itemsize
+        mixed = order.window_rows * order.num_streams
+        return (
+            f"in {order.num_streams} streams of {len(order.block_rows):,} blocks, about "
+            f"{min(mixed, self.num_rows):,} rows ({min(mixed, self.num_rows) * size / 1e6:,.0f} MB) mixed at a time"
+        )
 
     def close(self) -> None:
         """Ends the reading ahead."""
