@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from bert_jax.data import records
-from bert_jax.data.blocks import Blocks
+from bert_jax.data.blocks import Blocks, Rows
 from bert_jax.data.order import StreamOrder, Window, choose_streams
-from bert_jax.data.records import About, Dataset, Split
+from bert_jax.data.records import About, Dataset
 from bert_jax.errors import InputError
 from bert_jax.settings.pretraining import DataConfig
 from bert_jax.storage import urls
@@ -143,9 +143,7 @@ class _Held:
 class StreamedSplit:
     """The rows of a training split in the order of streams."""
 
-    def __init__(
-        self, source: Split | RemoteRows, order: StreamOrder, blocks: Blocks, config: DataConfig | None = None
-    ):
+    def __init__(self, source: Rows, order: StreamOrder, blocks: Blocks, config: DataConfig | None = None):
         self.dtype, self.num_sequences, self.num_shards = source.dtype, source.num_sequences, source.num_shards
         self.num_rows = source.num_rows
         self.source, self.order, self._blocks, self._config = source, order, blocks, config
@@ -173,9 +171,9 @@ class StreamedSplit:
 
     def gather(self, row_indices: np.ndarray) -> np.ndarray:
         """Returns the rows [n] with these indices [n], in their order, as records of `dtype` in memory."""
-        if isinstance(self.source, Split):
-            return self.source.gather(row_indices)
-        return self.source.take(row_indices, np.searchsorted(self._blocks.ends, row_indices, side="right"))
+        if isinstance(self.source, RemoteRows):  # which would read the blocks ahead that come next on the disk
+            return self.source.take(row_indices, np.searchsorted(self._blocks.ends, row_indices, side="right"))
+        return self.source.gather(row_indices)
 
     def describe(self) -> str:
         """Returns a few words on the order and on what is read."""

@@ -63,6 +63,7 @@ class RangeReader:
 
         path = f"{self._path.rstrip('/')}/{name}"
         files: Any = self._files
+        content: Any
         if getattr(files, "async_impl", False):  # its own call would wait for minutes
             content = asyn.sync(files.loop, files._cat_file, path, start=start, end=end, timeout=TIMEOUT)
         else:
