@@ -41,7 +41,8 @@ def open_for_training(
     datasets = []
     streams: dict[str, int] = {}  # of each data set, so that a second phase goes on in the order of the first
     for path, about, batch_size in zip(paths, abouts, batch_sizes, strict=True):
-        num_streams = streams.setdefault(path, choose_streams(config.streams, batch_size))
+        contents = " ".join(shard["sha256"] for shard in about.shards)
+        num_streams = streams.setdefault(contents, choose_streams(config.streams, batch_size))
         datasets.append(_open(path, about, config, num_streams))
     return datasets, "on"
 
@@ -86,7 +87,6 @@ class RemoteRows:
         self.num_rows = int(blocks.rows.sum())
         self._url, self._blocks, self._limit, self._verify = about.url, blocks, limit, verify
         self._ahead = np.empty(0, np.int64)
-        self._closed = False
 
     @functools.cached_property
     def cache(self) -> BlockCache:
