@@ -6,6 +6,7 @@ from typing import Protocol
 
 import numpy as np
 
+from bert_jax.errors import InputError
 from bert_jax.storage import files
 from bert_jax.storage.files import JsonObject
 from bert_jax.storage.ranges import RangeReader
@@ -67,9 +68,15 @@ class Blocks:
     """The blocks of a split, numbered through all shards."""
 
     def __init__(self, shards: Sequence[JsonObject], dtype: np.dtype):
+        """Raises: InputError if the manifest contradicts itself."""
         self.shards, self.dtype = shards, dtype
         table: list[tuple[int, int, int]] = []
         for number, shard in enumerate(shards):
+            if shard["bytes"] < shard["rows"] * dtype.itemsize:
+                raise InputError(
+                    f"the manifest gives {shard['name']} {shard['bytes']} bytes, too few for {shard['rows']} rows of "
+                    f"{dtype.itemsize}; it is damaged, so copy it again or prepare the text again"
+                )
             size = shard.get("blocks", {}).get("rows") or block_rows(dtype)
             table += [(number, first, min(size, shard["rows"] - first)) for first in range(0, shard["rows"], size)]
         # Of each block: the number of its shard, its first row there, and its number of rows.

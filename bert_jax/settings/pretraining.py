@@ -26,7 +26,7 @@ from bert_jax.settings.rules import (
 class DataConfig:
     """The training data, a directory made by prepare_corpus."""
 
-    path: str = ""  # directory or URL
+    path: str = ""
     batch_size: int = 256  # rows of the global batch
     seed: int = 0  # random seed of the order of the rows
     verify: bool = True  # check the sha256 of every shard before the first step, or of each block when it is read

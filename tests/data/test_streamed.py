@@ -274,6 +274,18 @@ def test_data_of_earlier_versions_cannot_be_checked_block_by_block(server, local
     ours.close()
 
 
+def test_a_manifest_that_contradicts_itself_is_refused(server, local, tmp_path):
+    shutil.copytree(local, tmp_path / "data")
+    manifest = json.loads((tmp_path / "data" / MANIFEST).read_text())
+    manifest["splits"]["train"]["shards"][0]["bytes"] = 5
+    (tmp_path / "data" / MANIFEST).write_text(json.dumps(manifest))
+    server.root = tmp_path
+    with pytest.raises(
+        InputError, match=r"gives train-00000-of-00003.npy 5 bytes, too few for \d+ rows of 45"
+    ):
+        open_streamed(url_of(server))
+
+
 def test_the_checksums_of_blocks_are_those_of_their_rows(local):
     dataset = open_dataset(local)
     for name in ("train", "heldout"):
