@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pre-training, from a prepared corpus to a trained BERT: the wiring, on one page."""
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Sequence
@@ -14,7 +15,8 @@ from jax.sharding import Mesh
 from bert_jax.checkpoints.pretrained import Pretrained, keep_revision, leave_pretrained
 from bert_jax.checkpoints.warm_start import load_start
 from bert_jax.data.pipeline import train_batches
-from bert_jax.data.records import Dataset, open_dataset
+from bert_jax.data.records import Dataset
+from bert_jax.data.streamed import open_for_training
 from bert_jax.devices import cluster
 from bert_jax.devices.sharding import Devices, check_divisible, make_mesh
 from bert_jax.errors import InputError
@@ -101,7 +103,9 @@ def open_inputs(config: PretrainConfig) -> Inputs:
 
     Raises: InputError if the data cannot be read, do not fit the model, or differ between phases.
     """
-    datasets = [open_dataset(path, verify=config.data.verify) for path in config.data_paths]
+    sizes = (config.data.batch_size, config.phase2.batch_size or config.data.batch_size)
+    datasets, stream = open_for_training(config.data, config.data_paths, sizes[: len(config.data_paths)])
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, stream=stream))
     tokenizer = datasets[0].load_tokenizer()
     config = resolve(config, datasets, tokenizer)
     phases = phases_of(config)
@@ -122,7 +126,7 @@ def open_inputs(config: PretrainConfig) -> Inputs:
     return Inputs(config, tokenizer, parts)
 
 
-def lower_phase(part: Part, abstract: TrainState, mesh: Mesh) -> tuple[jax.stages.Lowered, dict[str, object]]:
+def lower_phase(part: Part, abstract: TrainState, mesh: Mesh) -> tuple[jax.stages.Lowered, dict]:
     """Returns the training step of a phase, not yet compiled, and what it depends on."""
     batch = abstract_batch_of(part.dataset, part.phase.config.data.batch_size, mesh)
     with jax.set_mesh(mesh):
@@ -190,7 +194,8 @@ def train_phase(
         hang_seconds=config.train.hang_seconds,
         profile=config.report.profile_steps,
     )
-    return train_loop(run, begin_phase(phase, so_far.state, abstract), pace, work, notes)
+    with contextlib.closing(dataset):
+        return train_loop(run, begin_phase(phase, so_far.state, abstract), pace, work, notes)
 
 
 def begin_phase(phase: Phase, state: TrainState, abstract: TrainState) -> TrainState:

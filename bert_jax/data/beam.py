@@ -42,7 +42,12 @@ Document = tuple[Place, bytes, bytes, bytes]  # its place, `pieces.DOCUMENT`, se
 
 
 def prepare_with_beam(
-    inputs: str, tokenizer: str, output: str, options: PrepareOptions, pipeline_options: list[str]
+    inputs: str,
+    tokenizer: str,
+    output: str,
+    options: PrepareOptions,
+    pipeline_options: list[str],
+    text_column: str = corpus.TEXT_COLUMN,
 ) -> JsonObject:
     """Returns the manifest of the data set that `output`, a new directory or URL, then holds.
 
@@ -57,7 +62,7 @@ def prepare_with_beam(
         raise InputError(f"output {output} exists; a pipeline does not go on from what is there: choose a new place")
     loaded = load_tokenizer(tokenizer)
     started = time.monotonic()
-    job = _Job(output.rstrip("/") if remote else str(Path(output).resolve()), options, loaded)
+    job = _Job(output.rstrip("/") if remote else str(Path(output).resolve()), options, loaded, text_column)
     with contextlib.nullcontext() if remote else building.alone(Path(output)):
         try:
             with beam.Pipeline(options=_parse(pipeline_options)) as pipeline:
@@ -110,6 +115,7 @@ class _Job:
     output: str
     options: PrepareOptions
     tokenizer: Tokenizer
+    text_column: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +133,7 @@ def _build(pipeline: Any, sources: list[str], job: _Job) -> None:
         pipeline
         | "sources" >> beam.Create(list(enumerate(sources)))
         | "spread sources" >> beam.Reshuffle()
-        | "plan" >> beam.FlatMap(_plan_source).with_outputs("fingerprints", main="pieces")
+        | "plan" >> beam.FlatMap(_plan_source, job.text_column).with_outputs("fingerprints", main="pieces")
     )
     encoded = (
         planned.pieces
@@ -165,12 +171,12 @@ def _build(pipeline: Any, sources: list[str], job: _Job) -> None:
 # Steps
 
 
-def _plan_source(source: tuple[int, str]) -> Iterator[Any]:
+def _plan_source(source: tuple[int, str], text_column: str) -> Iterator[Any]:
     """Yields ((number of the source, of the piece), piece), and the source's fingerprint."""
     number, name = source
     path = urls.local_copy(name)
-    yield beam.pvalue.TaggedOutput("fingerprints", (number, corpus.fingerprint_source(name, path)))
-    for place, piece in enumerate(corpus.plan_source(name, path)):
+    yield beam.pvalue.TaggedOutput("fingerprints", (number, corpus.fingerprint_source(name, path, text_column)))
+    for place, piece in enumerate(corpus.plan_source(name, path, text_column=text_column)):
         yield (number, place), piece
 
 

@@ -14,42 +14,13 @@ import numpy as np
 from jax.sharding import Mesh
 
 from bert_jax.batch import Batch, PyTree
-from bert_jax.data.records import Split
+from bert_jax.data.order import shuffled
+from bert_jax.data.records import Rows
+from bert_jax.data.streamed import StreamedSplit
 from bert_jax.devices.sharding import row_sharding
 
 Index: TypeAlias = tuple[slice, ...]  # of the part of an array that a device holds
 Made = TypeVar("Made")
-
-
-def shuffled(indices: np.ndarray, num_items: int, seed: int, epoch: int) -> np.ndarray:
-    """Returns where a pseudo-random permutation of range(num_items) sends each index, [n] int64.
-
-    A Feistel network over the next even number of bits, walked until it falls inside the range: any index
-    of any epoch costs a few operations and no memory, however many items there are.
-    """
-    if num_items == 1:
-        return np.zeros_like(indices, np.int64)
-    half_bits = np.uint64((int(num_items - 1).bit_length() + 1) // 2)
-    mask = np.uint64((1 << int(half_bits)) - 1)
-    keys = np.random.SeedSequence([seed, epoch]).generate_state(6, np.uint64)
-
-    def permute(values: np.ndarray) -> np.ndarray:
-        left, right = values >> half_bits, values & mask
-        for key in keys:
-            left, right = right, left ^ (_mix(right ^ key) & mask)
-        return (left << half_bits) | right
-
-    values = permute(indices.astype(np.uint64))
-    while (outside := values >= num_items).any():
-        values[outside] = permute(values[outside])
-    return values.astype(np.int64)
-
-
-def _mix(values: np.ndarray) -> np.ndarray:
-    """Returns splitmix64's hash of 64-bit words. Source: Steele et al. 2014."""
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
 
 
 def train_rows(
@@ -133,18 +104,21 @@ def _rows_of(index: Index | None, batch_size: int) -> tuple[int, int]:
     return start, stop
 
 
-def train_batch(split: Split, step: int, batch_size: int, seed: int, mesh: Mesh, rows_before: int = 0) -> Batch:
+def train_batch(split: Rows, step: int, batch_size: int, seed: int, mesh: Mesh, rows_before: int = 0) -> Batch:
     """Returns the global training batch at a step, on the mesh."""
 
     def make_rows(places: np.ndarray) -> Batch:
-        rows, epochs = train_rows(step, places, batch_size, split.num_rows, seed, rows_before)
+        if isinstance(split, StreamedSplit):
+            rows, epochs = split.train_rows(step, places, batch_size, rows_before)
+        else:
+            rows, epochs = train_rows(step, places, batch_size, split.num_rows, seed, rows_before)
         return rows_to_batch(split.gather(rows), epochs)
 
     return on_mesh(mesh, batch_size, make_rows)
 
 
 def train_batches(
-    split: Split, first_step: int, batch_size: int, seed: int, mesh: Mesh, rows_before: int = 0
+    split: Rows, first_step: int, batch_size: int, seed: int, mesh: Mesh, rows_before: int = 0
 ) -> Iterator[Batch]:
     """Yields the batches at first_step, first_step + 1, ... for ever."""
     return made_ahead(lambda step: train_batch(split, step, batch_size, seed, mesh, rows_before), first_step)
@@ -161,7 +135,7 @@ def made_ahead(make: Callable[[int], Made], first_step: int) -> Iterator[Made]:
             step += 1
 
 
-def eval_batches(split: Split, batch_size: int, mesh: Mesh) -> Iterator[Batch]:
+def eval_batches(split: Rows, batch_size: int, mesh: Mesh) -> Iterator[Batch]:
     """Yields all rows of a split once, in order; places left over in the last batch have weight 0."""
     for first in range(0, split.num_rows, batch_size):
 

@@ -75,11 +75,19 @@ class PrepareOptions:
         return options if self.pack > 1 else {name: value for name, value in options.items() if name != "pack"}
 
 
-def prepare(inputs: str, tokenizer: str, output: str, options: PrepareOptions, num_workers: int = 0) -> JsonObject:
+def prepare(
+    inputs: str,
+    tokenizer: str,
+    output: str,
+    options: PrepareOptions,
+    num_workers: int = 0,
+    text_column: str = corpus.TEXT_COLUMN,
+) -> JsonObject:
     """Returns the manifest of the data set that `output` then holds.
 
     The contents depend on the text, the tokenizer and the options alone: not on the paths of the input, nor on
-    `num_workers` (0 takes all cores). A run that was stopped continues; a finished one is not repeated.
+    `num_workers` (0 takes all cores). `text_column` is the column of Parquet files, or the key of JSON lines.
+    A run that was stopped continues; a finished one is not repeated.
 
     Raises: InputError for unusable inputs or options, and if `output` holds something else.
     """
@@ -89,9 +97,9 @@ def prepare(inputs: str, tokenizer: str, output: str, options: PrepareOptions, n
     if urls.is_remote(output):
         raise InputError(f"output {output} is a URL; prepare into a directory of this machine, then copy it there")
     path = Path(output)
-    plan = corpus.plan_pieces(inputs)
+    plan = corpus.plan_pieces(inputs, text_column=text_column)
     loaded = load_tokenizer(tokenizer)
-    identity = identity_of(options, corpus.fingerprint(inputs), loaded)
+    identity = identity_of(options, corpus.fingerprint(inputs, text_column), loaded)
     if manifest := finished_manifest(path, identity):
         return manifest
 

@@ -13,9 +13,11 @@ import tokenize
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
+from bert_jax.data.blocks import BlockSums, Rows, block_rows
 from bert_jax.errors import InputError, shown
 from bert_jax.storage import files, schema, urls, writing
 from bert_jax.storage.files import JsonObject
@@ -26,7 +28,8 @@ MANIFEST, TOKENIZER, TOKEN_COUNTS = "manifest.json", "tokenizer", "token_counts.
 NO_LABEL = -1
 
 _FILE = {"name": schema.file_name, "bytes": schema.whole(), "sha256": schema.SHA256}
-_SHARD = schema.record({**_FILE, "rows": schema.whole()})
+_BLOCKS = schema.record({"rows": schema.whole(1), "crc32c": schema.text(r"([0-9a-f]{8})*", "checksums of 8 digits")})
+_SHARD = schema.record({**_FILE, "rows": schema.whole()}, {"blocks": _BLOCKS})
 _SPLIT = schema.record({"sequences": schema.whole(), "shards": schema.list_of(_SHARD)})
 _SPECIAL_IDS = ("pad_id", "unk_id", "cls_id", "sep_id", "mask_id")
 _COUNT = schema.whole(1, 65535)
@@ -87,7 +90,7 @@ def shard_name(split: str, index: int, num_shards: int) -> str:
 
 
 def write_shard(path: Path, dtype: np.dtype, num_rows: int, chunks: Iterable[np.ndarray]) -> JsonObject:
-    """Writes a shard of `num_rows` records and returns its name, rows, bytes and sha256.
+    """Writes a shard of `num_rows` records and returns its name, rows, bytes, sha256 and the checksums of its blocks.
 
     Plain writes, no memory map: on a full disk a write fails with an error where a map kills the process.
     Raises: InputError if it cannot be written; nothing half-written is left.
@@ -97,16 +100,20 @@ def write_shard(path: Path, dtype: np.dtype, num_rows: int, chunks: Iterable[np.
         header, {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (num_rows,)}
     )
     digest = hashlib.sha256()
+    blocks = BlockSums(block_rows(dtype), dtype.itemsize)
     num_bytes = 0
     with writing.atomic_path(path) as temporary, open(temporary, "wb") as stream:
         for part in itertools.chain(
             [header.getvalue()], (chunk.astype(dtype, copy=False).tobytes() for chunk in chunks)
         ):
+            if num_bytes:
+                blocks.update(part)
             num_bytes += stream.write(part)
             digest.update(part)
         if num_bytes != len(header.getvalue()) + num_rows * dtype.itemsize:
             raise ValueError(f"{path}: {num_rows} rows were promised, another number was given")
-    return {"name": path.name, "rows": num_rows, "bytes": num_bytes, "sha256": digest.hexdigest()}
+    sha256 = digest.hexdigest()
+    return {"name": path.name, "rows": num_rows, "bytes": num_bytes, "sha256": sha256, "blocks": blocks.result()}
 
 
 def read_part(path: Path, names: Iterable[str]) -> JsonObject | None:
@@ -172,7 +179,7 @@ def finish_dataset(
 
 @dataclass(frozen=True)
 class Split:
-    """The rows of all shards of a split, numbered through."""
+    """The rows of all shards of a split, numbered through, on the local disk."""
 
     dtype: np.dtype
     num_sequences: int
@@ -207,6 +214,9 @@ class Split:
                 rows[places] = shard.take(indices[places] - (self.ends[home] - len(shard)), axis=0)
         return rows.view(self.dtype)[:, 0] if len(rows) else np.empty(0, self.dtype)
 
+    def close(self) -> None:
+        """Does nothing: memory maps need no end."""
+
 
 @dataclass(frozen=True)
 class Dataset:
@@ -214,8 +224,8 @@ class Dataset:
 
     path: Path
     manifest: JsonObject
-    train: Split
-    heldout: Split  # without rows if nothing was held out
+    train: Rows
+    heldout: Rows  # without rows if nothing was held out
     token_counts: np.ndarray  # int64 [V]: how often each id occurs in the text of the training documents
 
     @property
@@ -254,8 +264,34 @@ class Dataset:
 
     def rows_of(self, split: str, index: int) -> np.ndarray:
         """Returns the rows of one shard of a split, "train" or "heldout": a memory map of records."""
-        part: Split = getattr(self, split)
+        part = getattr(self, split)
+        assert isinstance(part, Split)  # on the local disk
         return part.shards[index].view(part.dtype)[:, 0]
+
+    def close(self) -> None:
+        """Ends what goes on in the background for rows that are far away. They cannot be read any more."""
+        self.train.close()
+        self.heldout.close()
+
+
+class About(NamedTuple):
+    """A data set without its rows."""
+
+    url: str  # without a last "/"; "" if it is on this machine
+    path: Path  # of its directory, or of a copy of the manifest, the tokenizer and the counts
+    manifest: JsonObject
+    dtype: np.dtype  # of a row
+    token_counts: np.ndarray  # int64 [V]
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of all shards."""
+        return sum(shard["bytes"] for shard in self.shards)
+
+    @property
+    def shards(self) -> list[JsonObject]:
+        """The manifest's records of all shards."""
+        return [shard for split in self.manifest["splits"].values() for shard in split["shards"]]
 
 
 def open_dataset(path: str | Path, tokenizer_fingerprint: str = "", verify: bool = True) -> Dataset:
@@ -267,8 +303,25 @@ def open_dataset(path: str | Path, tokenizer_fingerprint: str = "", verify: bool
 
     Raises: InputError if there is no data set, or one of another format, tokenizer or version, or a damaged one.
     """
-    url = str(path) if urls.is_remote(path) else ""
-    path = Path(urls.local_copy(f"{url.rstrip('/')}/{MANIFEST}")).parent if url else Path(path)
+    about = open_about(path, tokenizer_fingerprint, verify)
+    if about.url:
+        urls.copy_beside(str(about.path / MANIFEST), about.url, [shard["name"] for shard in about.shards])
+    for shard in about.shards:
+        _check_file(about.path / shard["name"], shard, verify)
+    splits = about.manifest["splits"]
+    return Dataset(
+        path=about.path,
+        manifest=about.manifest,
+        train=_open_split(about.path, splits["train"], about.dtype),
+        heldout=_open_split(about.path, splits["heldout"], about.dtype),
+        token_counts=about.token_counts,
+    )
+
+
+def open_about(path: str | Path, tokenizer_fingerprint: str = "", verify: bool = True) -> About:
+    """Returns all of the data set in a directory or at a URL but its rows; see `open_dataset`."""
+    url = str(path).rstrip("/") if urls.is_remote(path) else ""
+    path = Path(urls.local_copy(f"{url}/{MANIFEST}")).parent if url else Path(path)
     if not (path / MANIFEST).is_file():
         raise InputError(
             f"{path} holds no {MANIFEST}, so no finished data set; make one with bert_jax.tools.prepare_corpus"
@@ -280,28 +333,20 @@ def open_dataset(path: str | Path, tokenizer_fingerprint: str = "", verify: bool
             f"{path} was made with tokenizer {made_by[:12]}, not {tokenizer_fingerprint[:12]}; "
             f"use the tokenizer in {path / TOKENIZER} or prepare the text again"
         )
-    files = [manifest["token_counts"], *(shard for split in manifest["splits"].values() for shard in split["shards"])]
+    counts = manifest["token_counts"]
     if url:
-        urls.copy_beside(str(path / MANIFEST), url, [f"{TOKENIZER}/", *(file["name"] for file in files)])
-    for file in files:
-        _check_file(path / file["name"], file, verify)
+        urls.copy_beside(str(path / MANIFEST), url, [f"{TOKENIZER}/", counts["name"]])
+    _check_file(path / counts["name"], counts, verify)
     row = manifest["row"]
     vocab_size = manifest["tokenizer"]["vocab_size"]
     dtype = row_dtype(row["length"], row["max_sequences"], vocab_size, row.get("predictions", 0))
-    counts_path = path / manifest["token_counts"]["name"]
-    token_counts = _load(counts_path)
+    token_counts = _load(path / counts["name"])
     if token_counts.shape != (vocab_size,) or token_counts.dtype.kind not in "iu":
         raise InputError(
-            f"{counts_path} holds {token_counts.shape} of {token_counts.dtype}, not the counts of {vocab_size} tokens; "
-            "prepare the data set again"
+            f"{path / counts['name']} holds {token_counts.shape} of {token_counts.dtype}, not the counts of "
+            f"{vocab_size} tokens; prepare the data set again"
         )
-    return Dataset(
-        path=path,
-        manifest=manifest,
-        train=_open_split(path, manifest["splits"]["train"], dtype),
-        heldout=_open_split(path, manifest["splits"]["heldout"], dtype),
-        token_counts=token_counts,
-    )
+    return About(url, path, manifest, dtype, token_counts)
 
 
 def _read_manifest(path: Path) -> JsonObject:

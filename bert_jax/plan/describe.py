@@ -8,6 +8,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from bert_jax.data.records import Dataset
+from bert_jax.data.streamed import StreamedSplit
 from bert_jax.devices.chips import peak_flops
 from bert_jax.model.objective import Params
 from bert_jax.plan import flops
@@ -71,10 +72,11 @@ def describe_data(config: PretrainConfig, dataset: Dataset) -> str:
     epochs = config.train.num_steps * config.data.batch_size / dataset.train.num_rows
     packed = dataset.manifest["row"]["max_sequences"] > 1
     sequences = f"{dataset.train.num_sequences:,} sequences in " if packed else ""
+    streamed = f"; {dataset.train.describe()}" if isinstance(dataset.train, StreamedSplit) else ""
     return (
         f"data: {sequences}{dataset.train.num_rows:,} rows of {dataset.row_length} tokens, "
         f"{dataset.heldout.num_rows:,} held out; "
-        f"{config.train.num_steps:,} steps of {config.data.batch_size} rows are {epochs:.1f} epochs"
+        f"{config.train.num_steps:,} steps of {config.data.batch_size} rows are {epochs:.1f} epochs{streamed}"
     )
 
 

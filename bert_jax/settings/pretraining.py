@@ -29,11 +29,24 @@ class DataConfig:
     path: str = ""
     batch_size: int = 256  # rows of the global batch
     seed: int = 0  # random seed of the order of the rows
-    verify: bool = True  # check the sha256 of every shard before the first step
+    verify: bool = True  # check the sha256 of every shard before the first step, or of each block when it is read
+    # "on" reads rows in blocks while the run trains, in an order made for that; "off" copies data behind a URL first;
+    # "auto" is "on" for data behind a URL that are larger than the cache (docs/decisions/0031-streaming.md)
+    stream: str = "auto"
+    streams: int = 256  # the most streams that the rows of a batch come from; as many as there will ever be processes
+    window_mb: float = 1024.0  # megabytes of rows that are shuffled together, of all streams
+    cache_gb: float = 16.0  # gigabytes of the local disk that each process may use for streamed rows
 
     def validate(self) -> None:
         check_numbers(self)
         check_positive(self, "batch_size", most=MOST_BATCH)
+        check_choice(self, "stream", ("auto", "on", "off"))
+        check_positive(self, "streams")
+        for name in ("window_mb", "cache_gb"):
+            if not getattr(self, name) > 0:
+                raise InputError(
+                    f"data.{name} {getattr(self, name)} is not above 0; the default is {getattr(DataConfig, name):g}"
+                )
         check_not_negative(self, "seed")
         if not self.path:
             raise InputError("data.path is empty; give --config.data.path=DIR, a directory made by prepare_corpus")
@@ -291,5 +304,5 @@ class PretrainConfig:
 # The number of steps may change too; Google's schedule then decays to the new end.
 RESUMABLE_CHANGES = (
     "mesh", "report", "checkpoint", "eval", "train.num_steps", "train.hang_seconds", "data.path", "data.verify",
-    "model.remat", "model.unroll", "train.zero1", "train.compiled",
+    "data.cache_gb", "model.remat", "model.unroll", "train.zero1", "train.compiled",
 )  # fmt: skip

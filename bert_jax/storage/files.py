@@ -121,6 +121,11 @@ def sha256_file(path: str | os.PathLike) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
+def crc32c(data: bytes | memoryview, before: int = 0) -> int:
+    """Returns the CRC-32C of bytes, or of bytes that follow those of which `before` is the CRC-32C."""
+    return google_crc32c.extend(before, bytes(data))
+
+
 def masked_crc32c(data: bytes | np.ndarray) -> int:
     """Returns the CRC-32C of bytes, or of a contiguous array's, masked as TFRecord files hold it: rotated right by
     15 bits, plus a constant.

@@ -101,8 +101,8 @@ def upload(path: str | os.PathLike, url: str) -> None:
 
 
 # What file systems call the fields that change when a file does.
-_VERSION_FIELDS = ("size", "crc32c", "md5Hash", "generation", "etag", "ETag", "VersionId", "content_md5", "mtime",
-                   "LastModified", "last_modified", "updated", "created")  # fmt: skip
+_VERSION_FIELDS = ("size", "crc32c", "md5Hash", "generation", "etag", "ETag", "blob_id", "VersionId", "content_md5",
+                   "mtime", "LastModified", "last_modified", "updated", "created")  # fmt: skip
 
 
 def user_cache() -> Path:

@@ -28,10 +28,12 @@ from bert_jax.text.tokenizer import Tokenizer, load_tokenizer, wordpiece_tokeniz
 from bert_jax.text.vocab import WordCounts, learn_vocab
 from bert_jax.text.wordpiece import WordPiece
 from bert_jax.tools import cli
+from bert_jax.tools.prepare_flags import define_text_column
 
 _INPUT = flags.DEFINE_string(
     "input", "", "Files, quoted globs, URLs, tfds:NAME or python-docs, separated by commas; see prepare_corpus."
 )
+_TEXT_COLUMN = define_text_column()
 _OUTPUT = flags.DEFINE_string("output", "", "Directory to write the vocabulary and tokenizer_config.json into.")
 _KIND = flags.DEFINE_enum("kind", WordPiece.kind, [WordPiece.kind, SentencePieces.kind], "What to learn.")
 _VOCAB_SIZE = flags.DEFINE_integer("vocab_size", 30522, "Tokens in the vocabulary, special and unused ones included.")
@@ -80,7 +82,7 @@ def _learn_wordpiece() -> tuple[Tokenizer, str, str]:
     """Returns the tokenizer, what it was learnt from, and how well it fits that."""
     normalizer = Normalizer(lowercase=not _CASED.value, strip_accents=_STRIP_ACCENTS.value)
     words, num_documents = WordCounts(normalizer), 0
-    for document in iterate_documents(_INPUT.value):
+    for document in iterate_documents(_INPUT.value, _TEXT_COLUMN.value):
         num_documents += 1
         for line in document:
             words.add(line)
@@ -98,7 +100,7 @@ def _learn_wordpiece() -> tuple[Tokenizer, str, str]:
 def _learn_sentencepiece() -> tuple[Tokenizer, str, str]:
     """Returns the tokenizer, what it was learnt from, and how well it fits that."""
     sample, num_documents = LineSample(_SAMPLE.value * 1_000_000), 0
-    for document in iterate_documents(_INPUT.value):
+    for document in iterate_documents(_INPUT.value, _TEXT_COLUMN.value):
         num_documents += 1
         for line in document:
             sample.add(line)

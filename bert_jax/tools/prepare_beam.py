@@ -20,12 +20,13 @@ from absl import flags
 
 from bert_jax.errors import InputError
 from bert_jax.tools import cli
-from bert_jax.tools.prepare_flags import define_options
+from bert_jax.tools.prepare_flags import define_options, define_text_column
 
 _INPUT = flags.DEFINE_string("input", None, "Files, quoted globs, URLs or tfds:NAME, by commas.", required=True)
 _TOKENIZER = flags.DEFINE_string("tokenizer", None, "Directory of a tokenizer, or a vocabulary file.", required=True)
 _OUTPUT = flags.DEFINE_string("output", None, "Directory or URL to make; it must not exist.", required=True)
 _PIPELINE_OPTIONS = flags.DEFINE_string("pipeline_options", "", "Beam's own options in one string, --runner=... first.")
+_TEXT_COLUMN = define_text_column()
 _read_options = define_options()
 
 
@@ -37,7 +38,8 @@ def main() -> None:
         raise InputError(f"pipeline_options {_PIPELINE_OPTIONS.value!r} cannot be read: {error}; close it") from None
     from bert_jax.data.beam import prepare_with_beam  # an extra, and slow to import
 
-    prepare_with_beam(_INPUT.value, _TOKENIZER.value, _OUTPUT.value, _read_options(), pipeline_options)
+    what = (_INPUT.value, _TOKENIZER.value, _OUTPUT.value, _read_options())
+    prepare_with_beam(*what, pipeline_options, _TEXT_COLUMN.value)
 
 
 if __name__ == "__main__":

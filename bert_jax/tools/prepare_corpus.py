@@ -4,8 +4,9 @@
     python -m bert_jax.tools.prepare_corpus --input='text/*.txt.gz' --tokenizer=vocab --output=data128
 
 Input are files of text (a sentence or a paragraph a line, blank lines between documents), JSON lines with a field
-"text", or WikiExtractor's output, plain or compressed by gzip or zstd, here or behind a URL such as gs://bucket/*.gz;
-prepared text data sets of TensorFlow Datasets, as tfds:NAME[:VERSION][:SPLIT[:FEATURE]]; or python-docs, the
+"text", or WikiExtractor's output, plain or compressed by gzip or zstd, or Parquet with a column "text" (--text_column
+names another), here or behind a URL such as gs://bucket/*.gz or hf://datasets/ORG/NAME/*.parquet (the Hugging Face
+hub); prepared text data sets of TensorFlow Datasets, as tfds:NAME[:VERSION][:SPLIT[:FEATURE]]; or python-docs, the
 documentation inside Python. The output depends on the text and the options alone, not on --workers. A run that was
 stopped continues when the same command is given again. Where one machine is not enough: bert_jax.tools.prepare_beam.
 """
@@ -14,7 +15,7 @@ from absl import flags
 
 from bert_jax.data.prepare import prepare
 from bert_jax.tools import cli
-from bert_jax.tools.prepare_flags import define_options
+from bert_jax.tools.prepare_flags import define_options, define_text_column
 
 _INPUT = flags.DEFINE_string(
     "input", None, "Files, quoted globs, URLs, tfds:NAME or python-docs, separated by commas.", required=True
@@ -22,12 +23,13 @@ _INPUT = flags.DEFINE_string(
 _TOKENIZER = flags.DEFINE_string("tokenizer", None, "Directory of a tokenizer, or a vocabulary file.", required=True)
 _OUTPUT = flags.DEFINE_string("output", None, "Directory to make.", required=True)
 _WORKERS = flags.DEFINE_integer("workers", 0, "Processes; 0 is all cores.")
+_TEXT_COLUMN = define_text_column()
 _read_options = define_options()
 
 
 def main() -> None:
     """Prepares the data set that the flags describe."""
-    prepare(_INPUT.value, _TOKENIZER.value, _OUTPUT.value, _read_options(), _WORKERS.value)
+    prepare(_INPUT.value, _TOKENIZER.value, _OUTPUT.value, _read_options(), _WORKERS.value, _TEXT_COLUMN.value)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,12 @@ from collections.abc import Callable
 from absl import flags
 
 from bert_jax.data.prepare import PrepareOptions
+from bert_jax.data.sources.formats import TEXT_COLUMN
+
+
+def define_text_column() -> flags.FlagHolder[str]:
+    """Defines and returns the flag that names the text in inputs with columns."""
+    return flags.DEFINE_string("text_column", TEXT_COLUMN, "Column of Parquet, or key of JSON lines, with the text.")
 
 
 def define_options() -> Callable[[], PrepareOptions]:

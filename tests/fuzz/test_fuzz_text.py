@@ -5,6 +5,8 @@ import gzip
 import json
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import zstandard
 from builders import write_corpus, write_vocab
 from fuzzing import Reader, make_tests
@@ -59,6 +61,11 @@ def use_lines(path: Path) -> None:
             parse_line(line, where, False)
 
 
+def write_parquet(directory: Path) -> None:
+    table = pa.table({"id": range(40), "text": [f"The ban {number} ran.\nIt sat." for number in range(40)]})
+    pq.write_table(table, directory / "x.parquet", row_group_size=15)
+
+
 def write(name: str, content: str | bytes):
     return lambda directory: (directory / name).write_bytes(content.encode() if isinstance(content, str) else content)
 
@@ -82,6 +89,7 @@ READERS = [
         ("x.zst",),
         300,
     ),
+    Reader("parquet", write_parquet, lambda path: use_text(path / "x.parquet"), ("x.parquet",), 1000),
     Reader(
         "lines",
         write("x.jsonl", '{"text": "ban"}\n["ban", "ran"]\n{"question": "?", "context": "x"}\n'),

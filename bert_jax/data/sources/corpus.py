@@ -5,6 +5,7 @@ Inputs are separated by commas, and each is one of
 
 - a file, a quoted glob, or a URL of either (gs://bucket/text/*.gz), of text, JSON lines or WikiExtractor's output,
   plain or compressed by gzip or zstd: what it is shows in its first bytes (`formats`);
+- the same of Parquet files ('wiki/*.parquet', 'hf://datasets/ORG/NAME/*.parquet'): a row is a document (`parquet`);
 - tfds:NAME, a prepared data set of TensorFlow Datasets (`tfds_text`);
 - python-docs, the English documentation inside every Python: it needs no file, so it is what tests and the first
   steps are made of.
@@ -13,8 +14,8 @@ Inputs are separated by commas, and each is one of
 import hashlib
 from collections.abc import Iterator
 
-from bert_jax.data.sources import formats, python_docs, tfds_text
-from bert_jax.data.sources.formats import Piece
+from bert_jax.data.sources import formats, parquet, python_docs, tfds_text
+from bert_jax.data.sources.formats import TEXT_COLUMN, Piece
 from bert_jax.data.sources.python_docs import PYTHON_DOCS
 from bert_jax.errors import InputError
 from bert_jax.storage import files, urls
@@ -22,14 +23,14 @@ from bert_jax.storage import files, urls
 PIECE_BYTES = 16 << 20
 
 
-def iterate_documents(inputs: str) -> Iterator[list[str]]:
-    """Yields the documents of the inputs, in order.
+def iterate_documents(inputs: str, text_column: str = TEXT_COLUMN) -> Iterator[list[str]]:
+    """Yields the documents of the inputs, in order. `text_column` is that of Parquet files, or the key of JSON lines.
 
     Raises: InputError if an input is missing, unreadable, not UTF-8 or breaks the rules of its format, or if there
     is no document at all.
     """
     found = False
-    for piece in plan_pieces(inputs):
+    for piece in plan_pieces(inputs, text_column=text_column):
         for document in read_piece(piece):
             found = True
             yield document
@@ -37,27 +38,37 @@ def iterate_documents(inputs: str) -> Iterator[list[str]]:
         raise _no_document(inputs)
 
 
-def plan_pieces(inputs: str, piece_bytes: int = PIECE_BYTES) -> list[Piece]:
+def plan_pieces(inputs: str, piece_bytes: int = PIECE_BYTES, *, text_column: str = TEXT_COLUMN) -> list[Piece]:
     """Returns the pieces of the inputs, whose documents one after the other are those of `iterate_documents`.
 
-    A plain file is cut into pieces of about `piece_bytes`, where documents end, and so is a TFDS data set; a
-    compressed file cannot be. Raises: InputError if an input is missing or unreadable, or all are empty.
+    A plain file is cut into pieces of about `piece_bytes`, where documents end, and so are a TFDS data set and the row
+    groups of a Parquet file; a compressed file cannot be.
+
+    Raises: InputError if an input is missing or unreadable, or all are empty.
     """
     sources = list_sources(inputs)
     paths = urls.local_copies(sources)
-    pieces = [piece for source, path in zip(sources, paths) for piece in plan_source(source, path, piece_bytes)]
+    pieces = [
+        piece
+        for source, path in zip(sources, paths)
+        for piece in plan_source(source, path, piece_bytes, text_column=text_column)
+    ]
     if not pieces:
         raise _no_document(inputs)
     return pieces
 
 
-def plan_source(source: str, path: str, piece_bytes: int = PIECE_BYTES) -> list[Piece]:
+def plan_source(
+    source: str, path: str, piece_bytes: int = PIECE_BYTES, *, text_column: str = TEXT_COLUMN
+) -> list[Piece]:
     """Returns the pieces of a single input, whose file is at `path`."""
     if source == PYTHON_DOCS:
         return [Piece(source, PYTHON_DOCS)]
     if source.startswith(tfds_text.PREFIX):
         return list(tfds_text.plan_examples(source, piece_bytes))
-    return formats.plan_file(path, source, piece_bytes)
+    if parquet.is_parquet(path, source):
+        return parquet.plan_row_groups(path, source, piece_bytes, text_column)
+    return formats.plan_file(path, source, piece_bytes, text_column)
 
 
 def read_piece(piece: Piece) -> Iterator[list[str]]:
@@ -67,22 +78,36 @@ def read_piece(piece: Piece) -> Iterator[list[str]]:
     """
     if piece.kind == PYTHON_DOCS:
         return python_docs.read_python_docs()
+    if piece.kind == parquet.PARQUET:
+        return parquet.read_row_groups(piece)
     return tfds_text.read_examples(piece) if piece.kind == tfds_text.TFDS else formats.read_file(piece)
 
 
-def fingerprint(inputs: str) -> str:
+def fingerprint(inputs: str, text_column: str = TEXT_COLUMN) -> str:
     """Returns a sha256 of the contents of the inputs, whatever their paths; see `tfds_text` for that of a data set."""
     sources = list_sources(inputs)
-    return join_fingerprints([*map(fingerprint_source, sources, urls.local_copies(sources))])
+    paths = urls.local_copies(sources)
+    return join_fingerprints([fingerprint_source(*each, text_column) for each in zip(sources, paths)])
 
 
-def fingerprint_source(source: str, path: str) -> tuple[str, str]:
-    """Returns a single input, and a sha256 of its contents; its file is at `path`."""
+def fingerprint_source(source: str, path: str, text_column: str = TEXT_COLUMN) -> tuple[str, str]:
+    """Returns a single input, and a sha256 of its contents; its file is at `path`.
+
+    Another column than the usual one changes it, as it changes which text is read.
+    """
     if source == PYTHON_DOCS:
         return source, python_docs.fingerprint()
     if source.startswith(tfds_text.PREFIX):
         return source, tfds_text.fingerprint(source)
-    return source, files.sha256_file(path)
+    content = files.sha256_file(path)
+    if text_column == TEXT_COLUMN or not _has_columns(path, source):
+        return source, content
+    return source, hashlib.sha256(f"{content} {text_column}".encode()).hexdigest()
+
+
+def _has_columns(path: str, source: str) -> bool:
+    """Returns whether a file is of a format in which the text has a column or key."""
+    return parquet.is_parquet(path, source) or formats.detect_format(path, source) == formats.JSON_LINES
 
 
 def join_fingerprints(contents: list[tuple[str, str]]) -> str:

@@ -2,7 +2,7 @@
 """Reads documents from text files in three formats. The first line that is not blank decides the format:
 
 - JSON lines: it begins an object with a key, as in {"text": (or the file name ends in .jsonl). Each line is a
-  document; the lines of its string "text" are the document's lines.
+  document; the lines of its string "text", or of another key, are the document's lines.
 - WikiExtractor's output: it begins with <doc id=. Each <doc ...> ... </doc> is a document.
 - Anything else is plain text: one sentence or paragraph per line, with blank lines between documents. A document does
   not continue in the next file.
@@ -21,6 +21,7 @@ from bert_jax.errors import InputError
 from bert_jax.storage import files
 
 TEXT, JSON_LINES, WIKI_EXTRACTOR = "text", "JSON lines", "WikiExtractor"
+TEXT_COLUMN = "text"
 
 _JSON_NAME = re.compile(r"\.(jsonl|ndjson)(\.\w+)?$")
 _JSON_START = re.compile(rb'\{\s*"([^"\\]|\\.)*"\s*:')
@@ -31,7 +32,7 @@ _BYTE_ORDER_MARK = "\ufeff"  # some editors begin a file with it
 # Limits on the memory of a process: a small compressed file may decompress to any number of bytes.
 LONGEST_LINE = 64 << 20  # bytes
 LONGEST_DOCUMENT = 256 << 20  # bytes
-_LINE_COST = 64  # bytes of memory per line, in addition to its text
+LINE_COST = 64  # bytes of memory per line, in addition to its text
 
 # Where a file can be cut: after a line that ends a document.
 _ENDS_DOCUMENT = {
@@ -48,8 +49,9 @@ class Piece:
     source: str  # the input, as the user and messages call it
     kind: str  # one of the formats above, or an input that is no file
     path: str = ""  # of the file on this machine
-    start: int = 0  # bytes, or examples of a TFDS data set
+    start: int = 0  # bytes, examples of a TFDS data set, or row groups of a Parquet file
     end: int = 0  # 0 is the end of the input
+    column: str = TEXT_COLUMN  # of a Parquet file, or key of JSON lines
 
 
 def detect_format(path: str, source: str) -> str:
@@ -65,14 +67,14 @@ def detect_format(path: str, source: str) -> str:
     return WIKI_EXTRACTOR if line.startswith(_DOC_START.encode()) else TEXT
 
 
-def plan_file(path: str, source: str, piece_bytes: int) -> list[Piece]:
+def plan_file(path: str, source: str, piece_bytes: int, column: str = TEXT_COLUMN) -> list[Piece]:
     """Returns the pieces of a file, of about `piece_bytes`; a compressed file cannot be cut, an empty one has none.
 
     Raises: InputError if it cannot be read.
     """
     kind = detect_format(path, source)
     if files.is_compressed(path):
-        return [Piece(source, kind, path)]
+        return [Piece(source, kind, path, column=column)]
     cuts = [0]
     with files.reading(source), open(path, "rb") as stream:
         size = stream.seek(0, 2)
@@ -84,7 +86,7 @@ def plan_file(path: str, source: str, piece_bytes: int) -> list[Piece]:
             cuts.append(stream.tell())
         if cuts[-1] < size:
             cuts.append(size)
-    return [Piece(source, kind, path, start, end) for start, end in zip(cuts, cuts[1:])]
+    return [Piece(source, kind, path, start, end, column) for start, end in zip(cuts, cuts[1:])]
 
 
 def _read_line(stream: IO[bytes], place: Callable[[], str]) -> bytes:
@@ -143,7 +145,7 @@ class _Lines:
 
     def hold(self, text: str, num_lines: int = 1) -> None:
         """Counts lines of the document that is being read. Raises: InputError if it is too long to be one."""
-        self._held += len(text) + _LINE_COST * num_lines
+        self._held += len(text) + LINE_COST * num_lines
         if self._held > LONGEST_DOCUMENT:
             raise InputError(
                 f"{self.place()}: the document that ends here or later has more than {LONGEST_DOCUMENT >> 20} MiB; "
@@ -198,19 +200,25 @@ def _json_document(line: str, lines: _Lines) -> list[str]:
         raise InputError(f"{lines.place()} is not JSON ({reason}); {_ONE_OBJECT}: correct or remove the line") from None
     if not isinstance(value, dict):
         raise InputError(f"{lines.place()} is {_shown(value)}; {_ONE_OBJECT}: write one, or remove the line")
-    if "text" not in value:
+    column = lines.piece.column
+    if column not in value:
         keys = ", ".join(map(repr, value)) or "nothing"
-        raise InputError(f"{lines.place()} has no 'text', but {keys}; {_ONE_OBJECT}: give the text that name")
-    text = value["text"]
+        raise InputError(
+            f"{lines.place()} has no {column!r}, but {keys}; {_ONE_OBJECT}: choose another by --text_column, or "
+            "give the text that name"
+        )
+    text = value[column]
     if not isinstance(text, str):
-        raise InputError(f"{lines.place()}: 'text' is {_shown(text)}, not a string; {_ONE_OBJECT}: correct the line")
+        raise InputError(
+            f"{lines.place()}: {column!r} is {_shown(text)}, not a string; {_ONE_OBJECT}: correct the line"
+        )
     try:
         text.encode()
     except UnicodeEncodeError as error:
         half = f"\\u{ord(text[error.start]):04x}"
         raise InputError(
-            f"{lines.place()}: 'text' holds {half}, half of a character outside the basic plane; such halves come in "
-            "pairs: correct or remove the line"
+            f"{lines.place()}: {column!r} holds {half}, half of a character outside the basic plane; such halves come "
+            "in pairs: correct or remove the line"
         ) from None
     lines.release()
     lines.hold(text, text.count("\n") + 1)

@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The order of the rows of a training run, as pure functions of (seed, step) in NumPy.
+
+`shuffled` is a permutation of all rows, for data with random access. `StreamOrder` is a permutation in levels, for data
+that are read from far away in blocks of neighbouring rows (docs/decisions/0031-streaming.md):
+
+1. All blocks, in an order drawn once from the seed, are one sequence of rows.
+2. Streams divide that sequence into equal stretches: the rows of a batch come from all of them, as many from each.
+3. In each epoch a stream goes through its blocks in another order, and shuffles the rows in windows of a few blocks.
+
+The number of streams belongs to the run, not to its hosts. A host takes the places of the batch that it computes, and
+so reads the blocks of the streams behind them.
+"""
+
+import functools
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+
+def shuffled(indices: np.ndarray, num_items: int, *key: int) -> np.ndarray:
+    """Returns where a pseudo-random permutation of range(num_items) sends each index, [n] int64.
+
+    A Feistel network over the next even number of bits, walked until it falls inside the range: any index
+    costs a few operations and no memory, however many items there are. `key` chooses the permutation: a seed, an
+    epoch and more.
+    """
+    if num_items == 1:
+        return np.zeros_like(indices, np.int64)
+    half_bits = np.uint64((int(num_items - 1).bit_length() + 1) // 2)
+    mask = np.uint64((1 << int(half_bits)) - 1)
+    keys = np.random.SeedSequence(key).generate_state(6, np.uint64)
+
+    def permute(values: np.ndarray) -> np.ndarray:
+        left, right = values >> half_bits, values & mask
+        for key in keys:
+            left, right = right, left ^ (_mix(right ^ key) & mask)
+        return (left << half_bits) | right
+
+    values = permute(indices.astype(np.uint64))
+    while (outside := values >= num_items).any():
+        values[outside] = permute(values[outside])
+    return values.astype(np.int64)
+
+
+def _mix(values: np.ndarray) -> np.ndarray:
+    """Returns splitmix64's hash of 64-bit words. Source: Steele et al. 2014."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
+def choose_streams(most: int, batch_size: int) -> int:
+    """Returns the number of streams: the largest divisor of the batch size that is not above `most`.
+
+    A batch then has as many rows of each stream. Hosts have equal shares of a batch, so whole streams wherever their
+    number divides that of the streams.
+    """
+    return max(divisor for divisor in range(1, min(most, batch_size) + 1) if batch_size % divisor == 0)
+
+
+class Window(NamedTuple):
+    """One window of a stream."""
+
+    stream: int
+    epoch: int
+    number: int
+
+
+class Part(NamedTuple):
+    """Some turns of a stream, one after the other, that lie in one window."""
+
+    window: Window
+    places: slice  # in the batch's places that were asked for
+    first: int  # the first row's place in the window
+
+
+@dataclass(frozen=True, eq=False)
+class StreamOrder:
+    """The order of rows in streams. A row's number is its place in the split, all shards one after the other.
+
+    Row number g of a run, counted over all epochs, is turn g // V of stream g % V, V being the number of streams. So
+    an epoch is N consecutive numbers, each stream has N / V of them (rounded up or down), and all end it together.
+    """
+
+    block_rows: np.ndarray  # int64 [K]: the rows of each block, in the order of the split
+    num_streams: int  # V
+    window_rows: int  # W: rows of a stream that are shuffled together
+    seed: int
+
+    @functools.cached_property
+    def num_rows(self) -> int:
+        """N, the rows of an epoch."""
+        return int(self.block_rows.sum())
+
+    def parts(self, step: int, places: np.ndarray, batch_size: int, rows_before: int = 0) -> list[Part]:
+        """Returns the windows with the rows of some places [n], ascending, of the batch at a step.
+
+        The places of a batch are in order of streams. Batches start after `rows_before` rows, which an earlier phase
+        has taken.
+        """
+        first = rows_before + step * batch_size
+        streams = np.arange(self.num_streams)
+        turns = -(-(first - streams) // self.num_streams)  # of the first row of each stream in the batch
+        starts = np.concatenate([[0], np.cumsum(-(-(first + batch_size - streams) // self.num_streams) - turns)])
+        homes = np.searchsorted(starts, places, side="right") - 1
+        return [
+            part
+            for stream, begin, end in _runs(homes)
+            for part in self._parts(stream, turns[stream] + places[begin:end] - starts[stream], begin)
+        ]
+
+    def _parts(self, stream: int, turns: np.ndarray, begin: int) -> list[Part]:
+        """Returns the windows of some turns of a stream, ascending; `begin` is the place of the first one."""
+        epochs = (turns * self.num_streams + stream) // self.num_rows
+        numbers = turns - self._first_turn(stream, epochs)  # in the epoch
+        shift = self.shift(stream)
+        windows, inside = np.divmod(numbers + shift, self.window_rows)
+        inside -= np.where(windows == 0, shift, 0)
+        # A new part begins with each window, and where places are left out.
+        cuts = (np.diff(epochs) != 0) | (np.diff(windows) != 0) | (np.diff(turns) != 1)
+        edges = [0, *(np.flatnonzero(cuts) + 1).tolist(), len(turns)]
+        return [
+            Part(
+                Window(stream, int(epochs[start]), int(windows[start])),
+                slice(begin + start, begin + end),
+                int(inside[start]),
+            )
+            for start, end in zip(edges, edges[1:])
+        ]
+
+    def shift(self, stream: int) -> int:
+        """Returns by how many rows the first window of a stream is shorter, so that windows do not all end at once."""
+        return self.window_rows * stream // self.num_streams
+
+    def rows(self, window: Window) -> np.ndarray:
+        """Returns the rows of a window, int64, in the order of training."""
+        stretches = self.stretches(window)
+        ends = np.cumsum(stretches[:, 1])
+        numbers = np.arange(ends[-1])
+        homes = np.searchsorted(ends, numbers, side="right")
+        rows = stretches[homes, 0] + numbers - (ends - stretches[:, 1])[homes]
+        key = (self.seed, window.epoch, window.stream, window.number + 2)
+        return rows[shuffled(numbers, len(rows), *key)]
+
+    def stretches(self, window: Window) -> np.ndarray:
+        """Returns the first row and the number of rows of each stretch of rows in a window, int64 [S, 2].
+
+        A stretch lies inside one block.
+        """
+        pieces, ends = self._pieces(window.stream, window.epoch)
+        begin = max(0, window.number * self.window_rows - self.shift(window.stream))
+        end = min(int(ends[-1]), (window.number + 1) * self.window_rows - self.shift(window.stream))
+        first, last = np.searchsorted(ends, begin, side="right"), np.searchsorted(ends, end, side="left")
+        return _cut(pieces[first : last + 1], begin - int(ends[first] - pieces[first, 1]), end - begin)
+
+    def blocks(self, window: Window) -> np.ndarray:
+        """Returns the numbers of the blocks that have rows of a window, int64."""
+        return np.unique(np.searchsorted(self._block_ends, self.stretches(window)[:, 0], side="right"))
+
+    def next(self, window: Window) -> Window:
+        """Returns the window that a stream comes to after this one."""
+        length = self._length(window.stream, window.epoch)
+        if (window.number + 1) * self.window_rows - self.shift(window.stream) < length:
+            return window._replace(number=window.number + 1)
+        after = window._replace(epoch=window.epoch + 1, number=0)
+        while not self._length(after.stream, after.epoch):  # fewer rows than streams
+            after = after._replace(epoch=after.epoch + 1)
+        return after
+
+    def first_turn(self, window: Window) -> int:
+        """Returns the turn of its stream with which a window begins."""
+        inside = max(0, window.number * self.window_rows - self.shift(window.stream))
+        return int(self._first_turn(window.stream, np.int64(window.epoch))) + inside
+
+    def _first_turn(self, stream: int, epochs: np.ndarray | np.int64) -> np.ndarray | np.int64:
+        """Returns the first turn of a stream in each epoch."""
+        return -(-(epochs * self.num_rows - stream) // self.num_streams)
+
+    def _length(self, stream: int, epoch: int) -> int:
+        """Returns the number of rows of a stream in an epoch."""
+        return int(self._first_turn(stream, np.int64(epoch + 1)) - self._first_turn(stream, np.int64(epoch)))
+
+    @functools.cached_property
+    def _block_ends(self) -> np.ndarray:
+        return np.cumsum(self.block_rows)
+
+    @functools.cached_property
+    def _sequence(self) -> tuple[np.ndarray, np.ndarray]:
+        """The blocks as (first row, number of rows), [K, 2], in the order of the sequence, and where each ends."""
+        order = shuffled(np.arange(len(self.block_rows)), len(self.block_rows), self.seed, 0, 0, 1)
+        blocks = np.stack([(self._block_ends - self.block_rows)[order], self.block_rows[order]], axis=1)
+        return blocks, np.cumsum(blocks[:, 1])
+
+    def _pieces(self, stream: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns what a stream goes through in an epoch, in this order, and where each piece ends in it.
+
+        Pieces are blocks, or parts of blocks at the ends of the stream, as (first row, number of rows), [P, 2].
+        """
+        streams = np.arange(self.num_streams)
+        firsts = -(-(epoch * self.num_rows - streams) // self.num_streams)
+        lengths = -(-((epoch + 1) * self.num_rows - streams) // self.num_streams) - firsts
+        begin, length = int(lengths[:stream].sum()), int(lengths[stream])
+        blocks, ends = self._sequence
+        first = np.searchsorted(ends, begin, side="right")
+        last = np.searchsorted(ends, begin + length, side="left")
+        pieces = _cut(blocks[first : last + 1], begin - int(ends[first] - blocks[first, 1]), length)
+        order = shuffled(np.arange(len(pieces)), len(pieces), self.seed, epoch, stream, 1)
+        return pieces[order], np.cumsum(pieces[order, 1])
+
+
+def _cut(stretches: np.ndarray, skipped: int, length: int) -> np.ndarray:
+    """Returns stretches [S, 2] without the first `skipped` rows and what is beyond `length` rows after them."""
+    cut = stretches.copy()
+    cut[0] += (skipped, -skipped)
+    cut[-1, 1] -= cut[:, 1].sum() - length
+    return cut
+
+
+def _runs(values: np.ndarray) -> list[tuple[int, int, int]]:
+    """Returns (value, begin, end) of each run of equal values."""
+    edges = [0, *(np.flatnonzero(np.diff(values)) + 1).tolist(), len(values)]
+    return [(int(values[begin]), begin, end) for begin, end in zip(edges, edges[1:])]

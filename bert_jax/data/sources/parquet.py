@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parquet files as documents: a row is a document, and one column of strings holds its text.
+
+Files are read row group by row group, a few rows at a time, so memory does not grow with the file. A row group is
+the unit in which a file is divided among processes. Rows without text are left out.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from bert_jax.data.sources import formats
+from bert_jax.data.sources.formats import Piece, text_lines
+from bert_jax.errors import InputError, one_line, package_needed, shown
+from bert_jax.storage import files
+
+PARQUET = "Parquet"
+
+_MAGIC = b"PAR1"  # at both ends of a file; "PARE" is that of encrypted ones
+_NAME = ".parquet"
+_ROWS_AT_ONCE = 16  # however long a text is that a small file repeats, so many are in memory at once
+_BUFFER_BYTES = 1 << 20  # of the stream of a column, which is otherwise read whole
+
+
+def is_parquet(path: str, source: str) -> bool:
+    """Returns whether a file is Parquet, by its first bytes.
+
+    Raises: InputError if it cannot be read, or if its name alone says so.
+    """
+    with files.reading(source), open(path, "rb") as stream:
+        start = stream.read(len(_MAGIC))
+    if start == _MAGIC:
+        return True
+    if source.lower().endswith(_NAME) or start == b"PARE":
+        found = "is empty" if not start else f"begins with {shown(start.decode('latin-1'))}, not with PAR1"
+        raise InputError(
+            f"{source} {found}; it is not a whole, unencrypted Parquet file: download it again (a clone without Git "
+            "LFS has small text files in place of data), or rename it if it is text"
+        )
+    return False
+
+
+def plan_row_groups(path: str, source: str, piece_bytes: int, column: str) -> list[Piece]:
+    """Returns the pieces of a file, runs of row groups with about `piece_bytes` of text each; without rows, none.
+
+    Raises: InputError if the file is damaged, or has no column of this name with text.
+    """
+    with _opened(path, source, column) as file:
+        (place,) = _place(file.metadata, column)
+        cuts, held = [0], 0
+        for group in range(file.num_row_groups):
+            held += file.metadata.row_group(group).column(place).total_uncompressed_size
+            if held >= piece_bytes:
+                cuts.append(group + 1)
+                held = 0
+        if not file.metadata.num_rows:
+            return []
+        if cuts[-1] < file.num_row_groups:
+            cuts.append(file.num_row_groups)
+    return [Piece(source, PARQUET, path, start, end, column) for start, end in zip(cuts, cuts[1:])]
+
+
+def read_row_groups(piece: Piece) -> Iterator[list[str]]:
+    """Yields the documents of a piece, without those that are blank.
+
+    Raises: InputError if the file is damaged, or if a text is not UTF-8 or too long to be one.
+    """
+    with _opened(piece.path, piece.source, piece.column) as file:
+        row = sum(file.metadata.row_group(group).num_rows for group in range(piece.start))
+        for group in range(piece.start, piece.end):
+            for batch in file.iter_batches(
+                _ROWS_AT_ONCE, row_groups=[group], columns=[piece.column], use_threads=False
+            ):
+                for value in batch.column(0):
+                    if document := _document(value, piece, row):
+                        yield document
+                    row += 1
+
+
+def _document(value: Any, piece: Piece, row: int) -> list[str]:
+    """Returns the lines of a value of the column. `row` is its number in the file."""
+    place = f"{piece.source}, row {row} (the first is 0)"
+    try:
+        text = value.as_py()
+        if isinstance(text, bytes):  # some writers do not mark strings as such
+            text = text.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{place}: {piece.column!r} is not UTF-8 (byte 0x{error.object[error.start]:02x}); write the file again "
+            "from text in UTF-8"
+        ) from None
+    if text is None:
+        return []
+    if len(text) + formats.LINE_COST * (text.count("\n") + 1) > formats.LONGEST_DOCUMENT:
+        raise InputError(
+            f"{place}: the document has more than {formats.LONGEST_DOCUMENT >> 20} MiB; part it into several rows, or "
+            "leave the file out"
+        )
+    return text_lines(text)
+
+
+@contextlib.contextmanager
+def _opened(path: str, source: str, column: str) -> Iterator[Any]:
+    """Yields pyarrow's reader of a file, closed when the block ends.
+
+    Raises: InputError if the file is damaged, or has no column of this name with text; also for errors in the block.
+    """
+    with package_needed("pyarrow", f"{source}: reading Parquet", "'bert_jax[parquet]'"):
+        import pyarrow
+        import pyarrow.parquet
+    try:
+        with pyarrow.parquet.ParquetFile(
+            path,
+            buffer_size=_BUFFER_BYTES,
+            pre_buffer=False,
+            page_checksum_verification=True,  # of files that have such checksums
+        ) as file:
+            _check_column(file.schema_arrow, source, column)
+            yield file
+    except InputError:
+        raise
+    except NotImplementedError as error:
+        reason = one_line(error)[:200]
+        raise InputError(f"{source} cannot be read by pyarrow ({reason}); write it with other encodings") from None
+    except (pyarrow.ArrowException, OSError, ValueError, KeyError, IndexError, MemoryError) as error:
+        if isinstance(error, FileNotFoundError | PermissionError):
+            raise InputError(f"cannot read {source}: {error.strerror}; check the path and its permissions") from None
+        reason = one_line(error)[:200]
+        raise InputError(f"{source} is damaged or cut off ({reason}); download or copy it again") from None
+
+
+def _place(metadata: Any, column: str) -> list[int]:
+    """Returns the place of a column among the leaves, those of nested columns being among them."""
+    return [place for place in range(len(metadata.schema)) if metadata.schema.column(place).path == column]
+
+
+def _check_column(schema: Any, source: str, column: str) -> None:
+    """Raises: InputError unless the column is there once and holds strings."""
+    from pyarrow import types
+
+    columns = ", ".join(f"{name} ({kind})" for name, kind in zip(schema.names[:30], schema.types))
+    columns += ", ..." if len(schema.names) > 30 else ""
+    count = schema.names.count(column)
+    if count != 1:
+        problem = "no column" if not count else f"{count} columns"
+        raise InputError(f"{source} has {problem} {column!r}; choose one with --text_column: {columns or 'none'}")
+    kind = schema.field(column).type
+    kind = kind.value_type if types.is_dictionary(kind) else kind
+    names = "string large_string string_view binary large_binary binary_view"
+    if not any(getattr(types, f"is_{name}")(kind) for name in names.split()):
+        raise InputError(
+            f"{source}: column {column!r} is {kind}, not strings; choose one that is with --text_column: {columns}"
+        )

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Blocks of records that are fetched from far away, in a file of limited size on the local disk.
+
+The file has no name: it is gone when the process ends in any way, and two processes never share one.
+"""
+
+import collections
+import contextlib
+import heapq
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from bert_jax.storage.writing import cannot_write
+
+_NOW = -1  # the due time of blocks that somebody waits for
+
+
+class BlockCache:
+    """Fetches blocks in the background, those that are due first, and drops those not used for longest.
+
+    A block that is wanted is not dropped until it is released as often as it was wanted.
+    """
+
+    def __init__(self, fetch: Callable[[int], bytes], block_records: int, itemsize: int, num_slots: int, folder: Path):
+        """Makes the file, with room for `num_slots` blocks of at most `block_records` records.
+
+        `fetch(number)` returns the records of a block as bytes; it is called in several threads.
+
+        Raises: StoppedError if the file cannot be made.
+        """
+        self._fetch, self._block_records, self._itemsize = fetch, block_records, itemsize
+        self._slot_bytes = block_records * itemsize
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = tempfile.TemporaryFile(dir=folder)
+            os.ftruncate(self._file.fileno(), num_slots * self._slot_bytes)  # which takes no space yet
+        except OSError as error:
+            raise cannot_write(folder, error) from error
+        self._folder = folder
+        # Read by a map and written by plain writes: on a full disk a write through a map would kill the process.
+        shape = (num_slots * block_records, itemsize)
+        self._records = np.memmap(self._file, np.uint8, "r", shape=shape)
+        self._changed = threading.Condition()
+        self._free = list(range(num_slots))
+        self._slots: dict[int, int] = {}  # of the blocks that are here
+        self._idle: dict[int, None] = {}  # those that nobody wants, the one that was released first in front
+        self._wanted: collections.Counter[int] = collections.Counter()
+        self._due: list[tuple[int, int]] = []  # a heap of (due, block)
+        self._fetching: set[int] = set()
+        self._failed: dict[int, BaseException] = {}
+        self._closed = False
+        self.num_slots, self.bytes_fetched = num_slots, 0
+        num_threads = max(1, min(8, (256 << 20) // self._slot_bytes))  # each holds a block in memory
+        for number in range(num_threads):
+            threading.Thread(target=self._work, name=f"fetch-{number}", daemon=True).start()
+
+    def want(self, blocks: np.ndarray, due: int) -> None:
+        """Fetches blocks in the background, in order of `due`, and keeps them until they are released."""
+        with self._changed:
+            for block in blocks.tolist():
+                self._wanted[block] += 1
+                self._failed.pop(block, None)
+                self._idle.pop(block, None)
+                if block not in self._slots:
+                    heapq.heappush(self._due, (due, block))
+            self._changed.notify_all()
+
+    def release(self, blocks: np.ndarray) -> None:
+        """Ends what `want` began. The blocks stay until their room is needed."""
+        with self._changed:
+            for block in blocks.tolist():
+                self._wanted[block] -= 1
+                if not self._wanted[block]:
+                    del self._wanted[block]
+                    if block in self._slots:
+                        self._idle[block] = None
+            self._changed.notify_all()
+
+    def gather(self, blocks: np.ndarray, places: np.ndarray) -> np.ndarray:
+        """Returns the records [n, bytes of one] at places [n] of blocks [n], waiting for those that are not here.
+
+        Raises: whatever fetching one of them has raised, and StoppedError if the local disk is full.
+        """
+        found = np.empty((len(blocks), self._itemsize), np.uint8)
+        order = np.argsort(blocks, kind="stable")
+        numbers, starts = np.unique(blocks[order], return_index=True)
+        ends = [*starts[1:].tolist(), len(order)]
+        at_once = max(1, self.num_slots // 4)  # room is left for what others want
+        for first in range(0, len(numbers), at_once):
+            last = min(first + at_once, len(numbers))
+            mine = order[starts[first] : ends[last - 1]]
+            with self._held(numbers[first:last]) as slots:
+                homes = slots[np.searchsorted(numbers[first:last], blocks[mine])]
+                found[mine] = self._records.take(homes * self._block_records + places[mine], axis=0)
+        return found
+
+    def close(self) -> None:
+        """Ends the threads and gives the disk's space back."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._file.fileno(), 0)
+
+    @contextlib.contextmanager
+    def _held(self, blocks: np.ndarray) -> Iterator[np.ndarray]:
+        """Yields the slots of blocks, which stay there until the block of code ends."""
+        self.want(blocks, _NOW)
+        try:
+            with self._changed:
+                for block in blocks.tolist():
+                    while block not in self._slots:
+                        if block in self._failed:
+                            raise self._failed[block]
+                        if self._closed:
+                            raise RuntimeError("the cache was closed")
+                        self._changed.wait()
+                slots = np.array([self._slots[block] for block in blocks.tolist()])
+            yield slots
+        finally:
+            self.release(blocks)
+
+    def _work(self) -> None:
+        """Fetches what is due, until the cache is closed."""
+        while (task := self._next_task()) is not None:
+            block, slot = task
+            error: BaseException | None = None
+            try:
+                content = self._fetch(block)
+                self._write(slot, content)
+                self.bytes_fetched += len(content)
+            except BaseException as raised:  # noqa: BLE001 - raised where the block is waited for
+                error = raised
+            with self._changed:
+                self._fetching.discard(block)
+                if error is None:
+                    self._slots[block] = slot
+                    if block not in self._wanted:
+                        self._idle[block] = None
+                else:
+                    self._failed[block] = error
+                    self._free.append(slot)
+                self._changed.notify_all()
+
+    def _write(self, slot: int, content: bytes) -> None:
+        view, place = memoryview(content), slot * self._slot_bytes
+        try:
+            while view:
+                written = os.pwrite(self._file.fileno(), view, place)
+                view, place = view[written:], place + written
+        except OSError as error:
+            raise cannot_write(self._folder, error) from error
+
+    def _next_task(self) -> tuple[int, int] | None:
+        """Returns a block to fetch and a slot for it; None when the cache is closed."""
+        with self._changed:
+            while not self._closed:
+                while self._due and not self._is_missing(self._due[0][1]):
+                    heapq.heappop(self._due)
+                if self._due and (slot := self._take_slot()) is not None:
+                    block = heapq.heappop(self._due)[1]
+                    self._fetching.add(block)
+                    return block, slot
+                self._changed.wait()
+        return None
+
+    def _is_missing(self, block: int) -> bool:
+        busy = block in self._slots or block in self._fetching or block in self._failed
+        return not busy and block in self._wanted
+
+    def _take_slot(self) -> int | None:
+        """Returns a slot that is free, or that of the block not wanted for longest; None if all are wanted."""
+        if self._free:
+            return self._free.pop()
+        if not self._idle:
+            return None
+        block = next(iter(self._idle))
+        del self._idle[block]
+        return self._slots.pop(block)

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranges of bytes of files behind URLs. A read that fails or stalls is repeated, with pauses that grow."""
+
+import contextlib
+import email.utils
+import random
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+from bert_jax.errors import InputError, StoppedError, one_line
+
+TRIES = 8
+TIMEOUT = 30.0  # seconds for a request of `_PART_BYTES` at most
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0  # seconds; each pause is about twice the one before
+LONGEST_WAIT = 300.0  # seconds, if the server says how long to wait (Retry-After)
+_PART_BYTES = 8 << 20
+_AGAIN = {408, 425, 429}  # HTTP statuses below 500 that may be another one at the next try
+
+
+class RangeReader:
+    """Reads ranges of the files below a URL, from any number of threads."""
+
+    def __init__(self, root: str):
+        """Raises: InputError if the package for the URL's protocol is not installed."""
+        import fsspec.core  # slow, and seldom needed
+
+        self._root = root.rstrip("/")
+        try:
+            self._files, self._path = fsspec.core.url_to_fs(self._root)
+        except (ImportError, ValueError) as error:
+            raise InputError(f"{root} cannot be read: {one_line(error)}; install that package") from None
+
+    def read(self, name: str, start: int, end: int, find_damage: Callable[[bytes], str]) -> bytes:
+        """Returns the bytes start..end of the file `name`.
+
+        `find_damage` returns what is wrong with them, or "" if nothing is; wrong bytes are read again.
+
+        Raises: InputError if there is no such file or right, StoppedError if all tries fail. Both name the file, what
+        happened and how often.
+        """
+
+        def attempt() -> bytes:
+            parts = range(start, end, _PART_BYTES)
+            if len(parts) == 1:
+                content = self._request(name, start, end)
+            else:
+                ends = [min(part + _PART_BYTES, end) for part in parts]
+                content = b"".join(
+                    self._retried(name, lambda part=part, stop=stop: self._request(name, part, stop))
+                    for part, stop in zip(parts, ends)
+                )
+            if damage := find_damage(content):
+                raise _Failed(damage)
+            return content
+
+        return self._retried(name, attempt)
+
+    def _request(self, name: str, start: int, end: int) -> bytes:
+        """Returns what one request for a range gives, if it is as long as it should be."""
+        from fsspec import asyn
+
+        path = f"{self._path.rstrip('/')}/{name}"
+        files: Any = self._files
+        content: Any
+        if getattr(files, "async_impl", False):  # its own call would wait for minutes
+            content = asyn.sync(files.loop, files._cat_file, path, start=start, end=end, timeout=TIMEOUT)
+        else:
+            content = files.cat_file(path, start=start, end=end)
+        if len(content) > end - start:
+            raise InputError(
+                f"{self._root}/{name}: the server sends {len(content)} bytes where {end - start} are asked for, so it "
+                "knows no ranges; use one that does, or copy the data to this machine (data.stream=off)"
+            )
+        if len(content) < end - start:
+            raise _Failed(f"{len(content)} of {end - start} bytes arrived")
+        return content
+
+    def _retried(self, name: str, attempt: Callable[[], bytes]) -> bytes:
+        """Returns what an attempt returns that succeeds, with pauses between attempts.
+
+        Raises: InputError for errors that do not pass, StoppedError if all attempts fail.
+        """
+        url, began = f"{self._root}/{name}", time.monotonic()
+        reason = ""
+        for number in range(TRIES):
+            try:
+                return attempt()
+            except InputError:
+                raise
+            except FileNotFoundError:
+                raise InputError(f"{url} does not exist; check the address, or copy the data set there again") from None
+            except PermissionError as error:
+                raise InputError(f"cannot read {url}: {one_line(error)}; check your rights") from None
+            except Exception as error:  # noqa: BLE001 - every file system has errors of its own
+                reason, status = _describe(error), _status(error)
+                if status is not None and 400 <= status < 500 and status not in _AGAIN:
+                    raise InputError(f"cannot read {url}: {reason}; check the address and your rights") from None
+                if number + 1 < TRIES:
+                    time.sleep(_pause(number, error))
+        raise StoppedError(
+            f"cannot read {url}: {reason}, at the last of {TRIES} tries in {time.monotonic() - began:.0f} s; check the "
+            "server and the network, then give the same command again"
+        )
+
+
+class _Failed(Exception):
+    """A read that came to an end with other bytes than it should have."""
+
+
+def _status(error: Exception) -> int | None:
+    """Returns the HTTP status that an error of a file system stands for."""
+    for name in ("status", "code"):
+        value = getattr(error, name, None)
+        if isinstance(value, int):
+            return value
+    return None
+
+
+def _describe(error: Exception) -> str:
+    """Returns an error in a few words."""
+    import fsspec.exceptions
+
+    if isinstance(error, fsspec.exceptions.FSTimeoutError | TimeoutError):
+        return f"no answer, or half of one, in {TIMEOUT:.0f} s"
+    status = _status(error)
+    text = one_line(error)[:200]
+    return f"HTTP status {status} ({text})" if status is not None and str(status) not in text else text
+
+
+def _pause(number: int, error: Exception) -> float:
+    """Returns the seconds to wait after failure `number`, the first being 0: what the server says, if it does."""
+    with contextlib.suppress(Exception):
+        wanted = getattr(error, "headers", {}).get("Retry-After", "")
+        if wanted.isdigit():
+            return min(float(wanted), LONGEST_WAIT)
+        if wanted:
+            date = email.utils.parsedate_to_datetime(wanted)
+            return min(max(0.0, (date - datetime.now(UTC)).total_seconds()), LONGEST_WAIT)
+    # A random part, so that many hosts do not come back at the same moment.
+    return min(FIRST_PAUSE * 2**number, LONGEST_PAUSE) * random.uniform(0.75, 1.25)

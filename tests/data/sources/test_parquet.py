@@ -1,0 +1,325 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parquet: a row is a document, whatever the row groups, the encoding, the place or the number of processes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import fsspec
+import huggingface_hub
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from builders import write_corpus, write_vocab
+from fsspec.implementations.dirfs import DirFileSystem
+from fsspec.implementations.local import LocalFileSystem
+
+from bert_jax.data import prepare, records
+from bert_jax.data.prepare import PrepareOptions
+from bert_jax.data.sources import corpus, formats, parquet
+from bert_jax.errors import InputError
+from bert_jax.storage import files
+
+TEXTS = [f"first {number}\n\n  second {number} äöü " for number in range(50)]
+DOCUMENTS = [[f"first {number}", f"second {number} äöü"] for number in range(50)]
+
+
+def write(path: Path, texts: list, kind: pa.DataType | None = None, column: str = "text", **options) -> str:
+    """Writes a file whose other columns are a number and a nested one, which has a leaf of the same name."""
+    numbers = list(range(len(texts)))
+    nested = pa.array([{column: number} for number in numbers], pa.struct([(column, pa.int64())]))
+    table = pa.table({"id": pa.array(numbers, pa.int64()), "meta": nested, column: pa.array(texts, kind)})
+    pq.write_table(table, path, **options)
+    return str(path)
+
+
+def read(path: str, piece_bytes: int = corpus.PIECE_BYTES) -> list[list[str]]:
+    return [document for piece in corpus.plan_pieces(path, piece_bytes) for document in corpus.read_piece(piece)]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.dictionary(pa.int32(), pa.string())],
+    ids=str,
+)
+@pytest.mark.parametrize("compression", ["none", "snappy", "zstd"])
+def test_a_row_is_a_document(tmp_path, kind, compression):
+    path = write(tmp_path / "x", TEXTS, kind, compression=compression, row_group_size=7)  # the name says nothing
+    assert list(corpus.iterate_documents(path)) == DOCUMENTS
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"use_dictionary": False},
+        {"data_page_version": "2.0", "write_page_checksum": True},
+        {"use_dictionary": False, "column_encoding": {"text": "DELTA_BYTE_ARRAY"}},
+        {"store_schema": False, "version": "1.0"},
+        {"data_page_size": 100, "dictionary_pagesize_limit": 200},
+    ],
+    ids=str,
+)
+def test_every_encoding_is_read(tmp_path, options):
+    table = pa.table({"text": TEXTS})
+    pq.write_table(table, tmp_path / "x.parquet", row_group_size=20, **options)
+    assert list(corpus.iterate_documents(str(tmp_path / "x.parquet"))) == DOCUMENTS
+
+
+def test_rows_without_text_are_left_out(tmp_path):
+    texts = [None, TEXTS[0], "", " \n\t\n", None, TEXTS[1], None]
+    path = write(tmp_path / "x.parquet", texts, row_group_size=2)
+    assert list(corpus.iterate_documents(path)) == DOCUMENTS[:2]
+
+
+def test_row_groups_are_the_pieces_and_together_the_whole(tmp_path, monkeypatch):
+    path = write(tmp_path / "x.parquet", TEXTS, row_group_size=7)
+    counts = {len(corpus.plan_pieces(path, piece_bytes)) for piece_bytes in (1, 500, 10**6)}
+    assert len(counts) == 3 and max(counts) == 8 and min(counts) == 1
+    for piece_bytes in (1, 500, 10**6):
+        assert read(path, piece_bytes) == DOCUMENTS
+    monkeypatch.setattr(parquet, "_ROWS_AT_ONCE", 3)
+    assert read(path, 1) == DOCUMENTS
+
+
+def test_another_column(tmp_path):
+    path = write(tmp_path / "x.parquet", TEXTS, column="Inhalt. (kurz)")
+    assert list(corpus.iterate_documents(path, "Inhalt. (kurz)")) == DOCUMENTS
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps({"body": text}) + "\n" for text in TEXTS))
+    assert list(corpus.iterate_documents(str(tmp_path / "x.jsonl"), "body")) == DOCUMENTS
+
+
+def test_another_column_is_another_input(tmp_path):
+    table = pa.table({"text": TEXTS, "body": TEXTS[::-1]})
+    pq.write_table(table, tmp_path / "x.parquet")
+    (tmp_path / "x.txt").write_text("one\n")
+    (tmp_path / "x.jsonl").write_text('{"text": "a", "body": "b"}\n')
+    for name, differ in (("x.parquet", True), ("x.jsonl", True), ("x.txt", False)):
+        path = str(tmp_path / name)
+        assert (corpus.fingerprint(path) != corpus.fingerprint(path, "body")) == differ
+        assert corpus.fingerprint_source(path, path)[1] == files.sha256_file(path)
+
+
+def fails(path: str, column: str = "text") -> str:
+    with pytest.raises(InputError) as caught:
+        list(corpus.iterate_documents(path, column))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_missing_column_names_those_that_are_there(tmp_path):
+    path = write(tmp_path / "x.parquet", TEXTS)
+    assert fails(path, "content") == (
+        f"{path} has no column 'content'; choose one with --text_column: id (int64), meta (struct<text: int64>), "
+        "text (string)"
+    )
+    assert "x.parquet has no column 'meta.text'" in fails(path, "meta.text")
+    pq.write_table(pa.Table.from_arrays([pa.array(["a"])] * 2, names=["text", "text"]), path)
+    assert "has 2 columns 'text'" in fails(path)
+    pq.write_table(pa.table({f"c{number}": [1] for number in range(99)}), path)
+    assert "c29 (int64), ..." in fails(path) and "c30" not in fails(path)
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "shown"),
+    [
+        ([1], pa.int64(), "int64"),
+        ([["a"]], pa.list_(pa.string()), "list<element: string>"),
+        ([{"a": "b"}], pa.struct([("a", pa.string())]), "struct<a: string>"),
+        ([None], pa.null(), "null"),
+    ],
+)
+def test_a_column_that_is_no_text_is_refused(tmp_path, values, kind, shown):
+    pq.write_table(pa.table({"text": pa.array(values, kind), "title": ["x"]}), tmp_path / "x.parquet")
+    message = fails(str(tmp_path / "x.parquet"))
+    assert f"column 'text' is {shown}, not strings; choose one that is with --text_column: text" in message
+    assert message.endswith("title (string)")
+
+
+def test_text_that_is_not_utf8_is_named_by_its_row(tmp_path):
+    path = write(tmp_path / "x.parquet", [b"a", b"b", b"c", b"d\xff"], pa.binary(), row_group_size=2)
+    assert fails(path) == (
+        f"{path}, row 3 (the first is 0): 'text' is not UTF-8 (byte 0xff); write the file again from text in UTF-8"
+    )
+
+
+def test_a_document_has_a_bound(tmp_path, monkeypatch):
+    monkeypatch.setattr(formats, "LONGEST_DOCUMENT", 1000)
+    path = write(tmp_path / "x.parquet", ["short", "a b\n" * 20])
+    assert "x.parquet, row 1 (the first is 0): the document has more than 0 MiB" in fails(path)
+
+
+def test_memory_has_a_bound_however_large_the_rows_become(tmp_path):
+    """A few kB that hold 4 GB: a thousand rows of one text. Arrow's own memory is what counts."""
+    text = "a b\n" * (1 << 20)
+    repeated = pa.DictionaryArray.from_arrays(pa.array([0] * 1000, pa.int32()), pa.array([text]))
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"text": repeated}), path, compression="zstd", dictionary_pagesize_limit=1 << 30)
+    assert path.stat().st_size < 1 << 20
+    before = pa.total_allocated_bytes()
+    documents = iter(corpus.iterate_documents(str(path)))
+    for _ in range(2):
+        assert len(next(documents)) == 1 << 20
+    assert pa.total_allocated_bytes() - before < 32 * len(text)
+
+
+def test_memory_does_not_grow_with_the_file(tmp_path):
+    text = "a sentence of a few words\n" * 400
+    held = []
+    for groups in (2, 40):
+        schema = pa.schema([("text", pa.string())])
+        with pq.ParquetWriter(tmp_path / "x.parquet", schema, use_dictionary=False, compression="none") as writer:
+            for number in range(groups):
+                writer.write_table(pa.table({"text": [f"{number} {row} {text}" for row in range(200)]}))
+        pool = pa.default_memory_pool()
+        before, most = pool.bytes_allocated(), 0
+        for _ in corpus.iterate_documents(str(tmp_path / "x.parquet")):
+            most = max(most, pool.bytes_allocated() - before)
+        held.append(most)
+    assert held[1] < 1.5 * held[0] < 16 << 20
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"", "x.parquet is empty; it is not a whole, unencrypted Parquet file: download it again"),
+        (b"version https://git-lfs.github.com/spec/v1\n", 'begins with "vers", not with PAR1'),
+        (b"PARE" + bytes(20), 'begins with "PARE", not with PAR1'),
+        (b"PAR1", "x.parquet is damaged or cut off ("),
+        (b"PAR1" + bytes(40) + b"PAR1", "x.parquet is damaged or cut off ("),
+    ],
+)
+def test_what_is_no_parquet_is_said(tmp_path, content, problem):
+    (tmp_path / "x.parquet").write_bytes(content)
+    assert problem in fails(str(tmp_path / "x.parquet"))
+
+
+def test_a_file_that_was_cut_off_is_refused(tmp_path):
+    whole = Path(write(tmp_path / "whole", TEXTS)).read_bytes()
+    for size in (4, len(whole) // 2, len(whole) - 8, len(whole) - 1):
+        (tmp_path / "x.parquet").write_bytes(whole[:size])
+        assert "x.parquet is damaged or cut off (" in fails(str(tmp_path / "x.parquet"))
+
+
+def test_a_flipped_bit_is_found_where_pages_have_checksums(tmp_path):
+    path = Path(write(tmp_path / "x.parquet", TEXTS, compression="none", write_page_checksum=True))
+    content = bytearray(path.read_bytes())
+    content[content.index(b"second 20")] ^= 1
+    path.write_bytes(content)
+    assert "x.parquet is damaged or cut off (could not verify page integrity" in fails(str(path)).lower().replace(
+        str(path).lower(), "x.parquet"
+    )
+
+
+def test_a_file_without_rows_is_like_an_empty_one(tmp_path):
+    path, other = write(tmp_path / "x.parquet", [], pa.string()), write(tmp_path / "y.parquet", TEXTS)
+    assert corpus.plan_pieces(f"{path},{other}") == corpus.plan_pieces(other)
+    assert "holds no document" in fails(path)
+
+
+def test_without_pyarrow_the_error_says_what_to_install(tmp_path, monkeypatch):
+    path = write(tmp_path / "x.parquet", TEXTS)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    error = ModuleNotFoundError("No module named 'pyarrow'", name="pyarrow")
+    monkeypatch.setattr("builtins.__import__", refusing(error))
+    assert fails(path) == (
+        f"{path}: reading Parquet needs the package pyarrow, which is not installed: pip install 'bert_jax[parquet]'"
+    )
+
+
+def refusing(error: ModuleNotFoundError):
+    before = __import__
+
+    def imported(name, *arguments, **options):
+        if name.partition(".")[0] == error.name:
+            raise error
+        return before(name, *arguments, **options)
+
+    return imported
+
+
+# Data sets
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory) -> Path:
+    """Returns a directory with a corpus as text and, in several row groups, as Parquet, and a vocabulary."""
+    folder = tmp_path_factory.mktemp("parquet")
+    write_corpus(folder / "text.txt", 60)
+    write_vocab(folder / "vocab.txt")
+    texts = (folder / "text.txt").read_text().split("\n\n")
+    (folder / "datasets" / "org" / "name").mkdir(parents=True)
+    for number, part in enumerate((texts[:25], texts[25:])):
+        write(folder / "datasets" / "org" / "name" / f"{number}.parquet", part, column="content", row_group_size=4)
+    return folder
+
+
+OPTIONS = PrepareOptions(max_seq_length=32, duplicates=2, holdout_rate=0.1, shards=2)
+
+
+def made(folder: Path, output: Path, inputs: str, column: str = "content", workers: int = 1) -> dict[str, bytes]:
+    """Returns the files of the data set of some inputs, but for the manifest, which has a checksum of the input."""
+    prepare.prepare(inputs, str(folder / "vocab.txt"), str(output), OPTIONS, workers, column)
+    return {path.name: path.read_bytes() for path in output.rglob("*.npy")}
+
+
+def test_a_data_set_of_parquet_is_that_of_the_text(tmp_path, text, monkeypatch):
+    monkeypatch.setattr(corpus.plan_pieces, "__defaults__", (2000,))
+    paths = f"{text}/datasets/org/name/*.parquet"
+    assert len(corpus.plan_pieces(paths, text_column="content")) > 5
+    assert made(text, tmp_path / "parquet", paths) == made(text, tmp_path / "text", f"{text}/text.txt")
+
+
+@pytest.mark.slow
+def test_any_number_of_processes_gives_the_same_bytes(tmp_path, text):
+    paths = f"{text}/datasets/org/name/*.parquet"
+    one, two = (made(text, tmp_path / str(workers), paths, workers=workers) for workers in (1, 2))
+    assert one == two and len(one) > 3
+    names = [(tmp_path / workers / records.MANIFEST).read_bytes() for workers in "12"]
+    assert names[0] == names[1]
+
+
+class Hub(DirFileSystem):
+    """The files of the hub as its fsspec file system shows them, out of a directory of this machine."""
+
+    protocol = "hf"
+
+    def __init__(self, **options):
+        super().__init__(os.environ["HUB_FOR_TESTS"], LocalFileSystem(), **options)
+
+
+def test_the_hub_is_read_by_its_file_system(tmp_path, text, monkeypatch):
+    assert issubclass(huggingface_hub.HfFileSystem, fsspec.AbstractFileSystem)
+    assert fsspec.get_filesystem_class("hf").__name__ == "HfFileSystem"
+    fsspec.register_implementation("hf", Hub, clobber=True)
+    monkeypatch.setenv("HUB_FOR_TESTS", str(text))
+    monkeypatch.setenv("BERT_JAX_CACHE", str(tmp_path / "cache"))
+    try:
+        of_hub = made(text, tmp_path / "hub", "hf://datasets/org/name/*.parquet")
+        with pytest.raises(InputError, match=r"^hf://datasets/org/name/0.parquet has no column 'text'; choose one"):
+            list(corpus.iterate_documents("hf://datasets/org/name/*.parquet"))
+        with pytest.raises(InputError, match=r"'hf://datasets/org/none/\*.parquet' matches no file"):
+            list(corpus.iterate_documents("hf://datasets/org/none/*.parquet"))
+    finally:
+        fsspec.register_implementation("hf", huggingface_hub.HfFileSystem, clobber=True)
+        fsspec.core.get_filesystem_class("hf").clear_instance_cache()
+    assert of_hub == made(text, tmp_path / "local", f"{text}/datasets/org/name/*.parquet")
+
+
+def run(tool: str, *flags: str) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, "-m", f"bert_jax.tools.{tool}", *flags], capture_output=True, text=True)
+
+
+@pytest.mark.slow
+def test_the_commands_take_parquet(tmp_path, text):
+    flags = [f"--input={text}/datasets/org/name/*.parquet", "--text_column=content"]
+    done = run("build_vocab", *flags, "--vocab_size=200", f"--output={tmp_path}/vocab")
+    assert done.returncode == 0 and "in 60 documents" in done.stdout, done.stderr
+    flags += [f"--tokenizer={tmp_path}/vocab", "--workers=1", f"--output={tmp_path}/data"]
+    done = run("prepare_corpus", *flags, "--holdout_rate=0.1")
+    assert done.returncode == 0 and "train: 54 documents" in done.stderr, done.stderr
+    for tool in ("build_vocab", "prepare_corpus"):
+        done = run(tool, *flags[:1], f"--output={tmp_path}/other", *(flags[2:3] if tool == "prepare_corpus" else []))
+        assert done.returncode == 1 and done.stderr.count("\n") == 1 and not done.stdout
+        assert "0.parquet has no column 'text'; choose one with --text_column: id (int64)" in done.stderr

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The order of streams: every row once in every epoch, a pure function of the step, on any number of hosts."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from bert_jax.data.order import StreamOrder, Window, choose_streams, shuffled
+
+
+def take(order: StreamOrder, step: int, places: np.ndarray, batch_size: int, rows_before: int = 0):
+    """Returns the rows and epochs of places of a batch, as the loader does but without memory."""
+    rows, epochs = np.full(len(places), -1), np.full(len(places), -1)
+    for window, where, first in order.parts(step, places, batch_size, rows_before):
+        assert (rows[where] == -1).all()
+        rows[where] = order.rows(window)[first : first + where.stop - where.start]
+        epochs[where] = window.epoch
+    assert (rows >= 0).all()
+    return rows, epochs
+
+
+def take_steps(order: StreamOrder, steps: int, batch_size: int, rows_before: int = 0):
+    taken = [take(order, step, np.arange(batch_size), batch_size, rows_before) for step in range(steps)]
+    return [np.concatenate(parts) for parts in zip(*taken, strict=True)]
+
+
+def make_order(num_blocks: int, num_streams: int, window_rows: int, seed: int = 0) -> StreamOrder:
+    """Returns an order of blocks of uneven sizes."""
+    return StreamOrder(np.random.default_rng(num_blocks).integers(1, 12, num_blocks), num_streams, window_rows, seed)
+
+
+SHAPES = [(7, 4, 5, 8), (3, 8, 100, 16), (30, 6, 17, 12), (1, 1, 10, 3), (20, 8, 3, 24), (2, 16, 4, 32), (40, 5, 1, 5)]
+
+
+@pytest.mark.parametrize(("num_blocks", "num_streams", "window_rows", "batch_size"), SHAPES)
+def test_every_row_comes_once_in_every_epoch(num_blocks, num_streams, window_rows, batch_size):
+    order = make_order(num_blocks, num_streams, window_rows)
+    rows, epochs = take_steps(order, 4 * order.num_rows // batch_size + 1, batch_size)
+    for epoch in range(4):
+        assert sorted(rows[epochs == epoch]) == list(range(order.num_rows))
+    # Batches run over the edge between epochs, and never further: place by place they are as in an order of one level.
+    numbers = np.arange(len(rows)).reshape(-1, batch_size)
+    assert (np.sort(epochs.reshape(-1, batch_size), axis=1) == np.sort(numbers // order.num_rows, axis=1)).all()
+
+
+@pytest.mark.parametrize("sizes", [(12, 6), (12, 24), (12, 5), (12, 7)])
+def test_a_second_phase_goes_on_with_batches_of_any_size(sizes):
+    """Also of a size that the number of streams does not divide."""
+    order = make_order(9, 6, 4)
+    steps = order.num_rows // (2 * sizes[0])
+    first = take_steps(order, steps, sizes[0])
+    second = take_steps(order, 3 * order.num_rows // sizes[1], sizes[1], rows_before=steps * sizes[0])
+    rows, epochs = (np.concatenate(parts) for parts in zip(first, second, strict=True))
+    for epoch in range(3):
+        assert sorted(rows[epochs == epoch]) == list(range(order.num_rows))
+
+
+@pytest.mark.parametrize("num_hosts", [1, 2, 4, 8])
+def test_hosts_together_make_the_same_batch_of_streams_of_their_own(num_hosts):
+    order = make_order(50, 8, 9)
+    seen = []
+    for step in range(60):
+        whole = take(order, step, np.arange(32), 32)
+        shares = np.split(np.arange(32), num_hosts)
+        parts = [take(order, step, places, 32) for places in shares]
+        for index in range(2):
+            np.testing.assert_array_equal(np.concatenate([part[index] for part in parts]), whole[index])
+        seen.append([{part.window.stream for part in order.parts(step, places, 32)} for places in shares])
+    streams = [set().union(*(step[host] for step in seen)) for host in range(num_hosts)]
+    assert sum(map(len, streams)) == 8 and len(set().union(*streams)) == 8  # no stream belongs to two
+
+
+def test_places_may_be_anywhere():
+    """A host with devices at several places of the mesh asks for several stretches."""
+    order = make_order(50, 4, 9)
+    places = np.array([0, 1, 5, 6, 7, 12, 15])
+    for step in (0, 7, 30):
+        for index in range(2):
+            np.testing.assert_array_equal(
+                take(order, step, places, 16)[index], take(order, step, np.arange(16), 16)[index][places]
+            )
+
+
+def test_a_stream_reads_the_same_blocks_in_every_epoch():
+    """But for those at its ends. So a host with room for its share reads nothing twice."""
+    order = StreamOrder(np.full(400, 10), 8, 50, 0)
+    blocks = []
+    for epoch in range(3):
+        window, mine = Window(3, epoch, 0), set()
+        while window.epoch == epoch:
+            mine |= set(order.blocks(window).tolist())
+            window = order.next(window)
+        blocks.append(mine)
+    assert all(len(one ^ other) <= 2 for one, other in itertools.combinations(blocks, 2))
+    assert 50 <= len(blocks[0]) <= 52
+
+
+@pytest.mark.parametrize(("num_blocks", "num_streams", "window_rows", "batch_size"), SHAPES)
+def test_windows_follow_each_other(num_blocks, num_streams, window_rows, batch_size):
+    order = make_order(num_blocks, num_streams, window_rows)
+    for stream in range(min(num_streams, order.num_rows)):
+        window, turn = Window(stream, 0, 0), 0
+        while window.epoch < 3:
+            rows = order.rows(window)
+            assert order.first_turn(window) == turn and 0 < len(rows) <= window_rows
+            ends = np.cumsum(order.block_rows)
+            assert set(np.searchsorted(ends, rows, side="right")) == set(order.blocks(window))
+            window, turn = order.next(window), turn + len(rows)
+
+
+def test_orders_differ_by_seed_and_epoch_and_look_random():
+    orders = {}
+    for seed, epoch in ((0, 0), (0, 1), (1, 0)):
+        order = StreamOrder(np.full(1000, 10), 10, 100, seed)
+        rows, epochs = take_steps(order, 2000, 10)
+        orders[seed, epoch] = rows[epochs == epoch]
+    for one, other in itertools.combinations([*orders.values(), np.arange(10_000)], 2):
+        assert abs(np.corrcoef(one, other)[0, 1]) < 0.15 and (one == other).sum() < 20
+    # Rows of a block are spread over a window, and windows have blocks from everywhere.
+    assert abs(abs(np.diff(orders[0, 0])).mean() - 3333) < 150
+
+
+def test_windows_of_streams_do_not_end_together():
+    order = StreamOrder(np.full(1000, 10), 10, 100, 0)
+    ends = [order.first_turn(order.next(Window(stream, 0, 0))) for stream in range(10)]
+    assert sorted(ends) == list(range(10, 101, 10))
+
+
+@pytest.mark.parametrize(
+    ("most", "batch_size", "expected"),
+    [(256, 256, 256), (256, 8192, 256), (64, 100, 50), (64, 250, 50), (256, 48, 48), (64, 67, 1), (1, 12, 1)],
+)
+def test_the_number_of_streams_divides_the_batch(most, batch_size, expected):
+    assert choose_streams(most, batch_size) == expected
+
+
+def test_a_large_data_set_costs_little():
+    """A terabyte: 10^6 blocks. Any step is at hand."""
+    order = StreamOrder(np.full(10**6, 3500), 256, 14_000, 0)
+    rows, epochs = take(order, 10**8, np.arange(8), 512)
+    assert ((0 <= rows) & (rows < order.num_rows)).all() and (epochs == 512 * 10**8 // order.num_rows).all()
+
+
+def test_the_key_of_a_permutation_has_any_length():
+    places = [
+        shuffled(np.arange(100), 100, *key).tolist() for key in ((1, 2), (1, 2, 0, 1), (1, 2, 0, 2), (1, 2, 1, 1))
+    ]
+    assert len(set(map(tuple, places))) == 4 and all(sorted(order) == list(range(100)) for order in places)
