@@ -4,7 +4,6 @@
 import dataclasses
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -23,6 +22,7 @@ from bert_jax.settings.model import check_types
 from bert_jax.settings.phases import Phase, check_rows, phases_of, rows_before
 from bert_jax.settings.pretraining import PretrainConfig
 from bert_jax.settings.rules import to_dict
+from bert_jax.storage.places import Place
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.curves import draw_curves
 from bert_jax.training.heldout import make_evaluation
@@ -49,7 +49,7 @@ class Inputs(NamedTuple):
     parts: list[Part]  # one for each phase
 
 
-def pretrain(config: PretrainConfig, workdir: Path, devices: Sequence[Any] | None = None) -> LoopResult:
+def pretrain(config: PretrainConfig, workdir: Place, devices: Sequence[Any] | None = None) -> LoopResult:
     """Trains through all phases: from random parameters, from `init_checkpoint`, or from where `workdir` stands.
 
     The model is left in `workdir`/pretrained. Uses all devices if none are given.
@@ -165,6 +165,7 @@ def leave_model(run: Run, inputs: Inputs, result: LoopResult) -> None:
     where = run.workdir / "pretrained"
     leave_pretrained(trained_model(inputs, result.step, result.state.params, result.seen), where, "the model")
     if cluster.is_first():
+        run.reporter.publish()
         draw_curves(run.workdir / "metrics.jsonl", run.workdir / "curves.png")
     run.reporter.message(f"trained to step {result.step}: model in {where}, curves in {run.workdir}")
 

@@ -8,14 +8,13 @@ run that was stopped. The model of the best evaluation is left in the work direc
 --helpfull lists the flags of several processes too.
 """
 
-from pathlib import Path
-
 from absl import flags
 from ml_collections import config_flags
 
 from bert_jax.devices.allocator import reuse_freed_memory
 from bert_jax.errors import InputError
 from bert_jax.settings.finetuning import FinetuneConfig
+from bert_jax.storage.places import to_place
 from bert_jax.tools import cli, recipes
 
 CONFIG = config_flags.DEFINE_config_file("config", None, recipes.HELP)
@@ -35,9 +34,9 @@ def main() -> int:
 
     run = sweep if config.sweep.is_grid else finetune
     with JOIN():
-        signal = run(config, Path(WORKDIR.value)).signal
+        signal = run(config, to_place(WORKDIR.value)).signal
     return 128 + signal if signal else 0
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(main, remote_output=True)

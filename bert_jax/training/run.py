@@ -4,7 +4,6 @@
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from bert_jax.checkpoints.pretrained import Pretrained
 from bert_jax.checkpoints.states import Checkpoints, Notes, Restored, checkpoint_steps
@@ -12,6 +11,7 @@ from bert_jax.devices import cluster
 from bert_jax.settings.finetuning import FinetuneConfig
 from bert_jax.settings.pretraining import PretrainConfig
 from bert_jax.settings.rules import to_dict
+from bert_jax.storage.places import Place
 from bert_jax.storage.writing import write_json
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.report import Reporter
@@ -23,7 +23,7 @@ from bert_jax.training.workdir import check_workdir, common, locked
 class Run:
     """A run that holds the lock of its work directory. `open_run` makes it."""
 
-    workdir: Path
+    workdir: Place
     checkpoints: Checkpoints
     reporter: Reporter
     preemption: cluster.Preemption
@@ -61,7 +61,7 @@ class Run:
 @contextlib.contextmanager
 def open_run(
     config: PretrainConfig | FinetuneConfig,
-    workdir: Path,
+    workdir: Place,
     about: Mapping[str, object],
     tokenizer: Tokenizer,
     abstract: TrainState,
@@ -76,7 +76,7 @@ def open_run(
 
     Args:
       config: the resolved settings, with the values that follow from the data.
-      workdir: the work directory; it is created if missing.
+      workdir: the work directory, on a disk or in an object store; it is created if missing.
       about: further JSON values that identify the run: its model, and the fingerprint of its data.
       tokenizer: saved in the work directory.
       abstract: shapes, dtypes and shardings of the state.
@@ -108,5 +108,6 @@ def open_run(
         shown = {"progress": config.report.progress, "tensorboard": config.report.tensorboard}
         reporter = Reporter(workdir, last_step, first_step, **shown, enabled=cluster.is_first())
         stack.enter_context(reporter)
+        checkpoints.before_seal = reporter.publish  # so that the bucket's records reach to each checkpoint
         yield Run(workdir, checkpoints, reporter, preemption, restored, start)
         checkpoints.close()
