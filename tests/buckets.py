@@ -3,6 +3,7 @@
 
 import contextlib
 import http.client
+import http.server
 import importlib.util
 import json
 import os
@@ -10,9 +11,10 @@ import platform
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.parse
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -136,3 +138,71 @@ def variables(values: Mapping[str, str]) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+class Front(http.server.ThreadingHTTPServer):
+    """A server in front of another, which passes requests on, and which a test can make fail or tell of them.
+
+    `rule(method, path)` is asked before each request, and may return a status and a message to answer with in place of
+    passing it on.
+    """
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, behind: int) -> None:
+        super().__init__(("127.0.0.1", 0), _Passing)
+        self.behind = behind
+        self.rule: Callable[[str, str], tuple[int, str] | None] = lambda method, path: None
+
+
+class _Passing(http.server.BaseHTTPRequestHandler):
+    server: Front
+    protocol_version = "HTTP/1.1"
+
+    def _pass(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        verdict = self.server.rule(self.command, urllib.parse.unquote(self.path))
+        if verdict is not None:
+            error = {"error": {"code": verdict[0], "message": verdict[1]}}
+            self._answer(verdict[0], json.dumps(error).encode(), {"Content-Type": "application/json"})
+            return
+        connection = http.client.HTTPConnection("127.0.0.1", self.server.behind, timeout=60)
+        with contextlib.closing(connection):
+            headers = {name: value for name, value in self.headers.items() if name.lower() not in _OF_A_CONNECTION}
+            connection.request(self.command, self.path, body or None, headers | {"Content-Length": str(len(body))})
+            answer = connection.getresponse()
+            content = answer.read()
+            kept = {name: value for name, value in answer.getheaders() if name.lower() not in _OF_A_CONNECTION}
+            self._answer(answer.status, content, kept)
+
+    def _answer(self, status: int, content: bytes, headers: dict[str, str]) -> None:
+        with contextlib.suppress(OSError):  # whoever asked was killed
+            self.send_response_only(status)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(content)
+
+    do_GET = do_POST = do_PUT = do_DELETE = do_PATCH = do_HEAD = _pass
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+_OF_A_CONNECTION = ("host", "content-length", "transfer-encoding", "connection", "keep-alive", "accept-encoding")
+
+
+@contextlib.contextmanager
+def behind_a_front(server: Server) -> Iterator[tuple[Server, Front]]:
+    """Yields the same server by the port of a `Front`, and that."""
+    with Front(server.port) as front:
+        thread = threading.Thread(target=front.serve_forever, daemon=True)
+        thread.start()
+        try:
+            yield Server(front.server_port), front
+        finally:
+            front.shutdown()
+            thread.join()
