@@ -29,7 +29,7 @@ from bert_jax.settings.rules import from_dict, to_dict
 from bert_jax.storage import schema
 from bert_jax.storage.files import read_json
 from bert_jax.storage.places import AnyPath, Place, RemotePath, is_taken, to_place
-from bert_jax.storage.urls import local_directory
+from bert_jax.storage.urls import local_directory, on_this_machine
 from bert_jax.storage.writing import check_space, new_directory, write_json
 from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -163,11 +163,10 @@ def load_pretrained(path: AnyPath) -> Pretrained:
     """
     path = find_revision(path)
     form = recognise(path)
-    if form != "hf" or not str(path).startswith("hf://"):
-        path = to_place(path)
     if form == "bert_jax":
-        return _load_remote(path) if isinstance(path, RemotePath) else _load_own(Path(path))
-    path = local_directory(path) if isinstance(path, RemotePath) else path
+        place = to_place(path)
+        return _load_remote(place) if isinstance(place, RemotePath) else _load_own(place)
+    path = str(path) if str(path).startswith("hf://") else on_this_machine(path)
     imported = load_hf(path) if form == "hf" else load_tf1(path)
     return Pretrained(**imported._asdict() | {"params": jax.tree.map(jax.numpy.asarray, imported.params)})
 

@@ -54,7 +54,8 @@ class RemotePath:
 
     @property
     def parent(self) -> "RemotePath":
-        return RemotePath(self.url.rpartition("/")[0])
+        parent = self.url.rpartition("/")[0]
+        return self if parent.endswith(":/") else RemotePath(parent)  # a bucket is in no other
 
     def with_name(self, name: str) -> "RemotePath":
         return self.parent / name

@@ -182,6 +182,13 @@ def remove(url: str, below: bool = False) -> None:
             files.rm(path, recursive=below)
 
 
+def check_writable(url: str) -> None:
+    """Raises: StoppedError if an object cannot be made at a URL: no credentials, no bucket, no right, no protocol."""
+    probe = "/.probe-".join(url.rstrip("/").rsplit("/", 1))
+    write_bytes(probe, b"")
+    remove(probe)
+
+
 def list_below(url: str) -> dict[str, dict[str, Any]]:
     """Returns the objects below a prefix by their names relative to it, each with its "bytes" and a checksum.
 

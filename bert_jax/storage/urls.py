@@ -12,6 +12,7 @@ import os
 from pathlib import Path
 
 from bert_jax.errors import InputError
+from bert_jax.storage.leases import LEASE
 from bert_jax.storage.locks import lock_file
 from bert_jax.storage.places import UNFINISHED, AnyPath, RemotePath, to_place
 from bert_jax.storage.stores import at_once, file_system, is_remote, remote_errors
@@ -76,7 +77,7 @@ def local_directory(path: RemotePath, names: tuple[str, ...] = ()) -> Path:
 
     Raises: InputError if there is nothing, if an upload to this place has not ended, or if a file cannot be read.
     """
-    found = path.listing()
+    found = {name: about for name, about in path.listing().items() if name != LEASE}
     if UNFINISHED in found:
         raise InputError(f"{path} is half a directory: its upload was stopped; give the command that wrote it again")
     wanted = [name for name in found if not names or name.startswith(tuple(one for one in names if one.endswith("/")))

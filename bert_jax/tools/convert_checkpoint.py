@@ -14,11 +14,11 @@ The format is recognised from the files. Neither PyTorch nor TensorFlow is neede
 
 import dataclasses
 import sys
-from pathlib import Path
 
 from absl import flags
 
 from bert_jax.errors import InputError
+from bert_jax.storage.places import is_taken, to_place
 from bert_jax.tools import cli
 
 _INPUT = flags.DEFINE_string("input", None, "The model to convert; its format is recognised.", required=True)
@@ -36,8 +36,8 @@ MOST = 1e-5  # larger differences are not from rounding
 
 def main() -> None:
     """Writes the output, whole or not at all, and says what was read, left out and found."""
-    output = Path(_OUTPUT.value)
-    if output.exists():
+    output = to_place(_OUTPUT.value)
+    if is_taken(output):
         raise InputError(f"output {output} exists; give a directory that does not")
     from bert_jax.checkpoints.compare import differences
     from bert_jax.checkpoints.hf import save_hf

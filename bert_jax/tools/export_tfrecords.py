@@ -9,7 +9,6 @@ vocabulary is written beside the files.
 """
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -23,6 +22,7 @@ from bert_jax.data.records import Dataset, Split, open_dataset
 from bert_jax.errors import InputError
 from bert_jax.model.masking import mask_tokens
 from bert_jax.settings.pretraining import MaskingConfig
+from bert_jax.storage.places import Place
 from bert_jax.storage.writing import new_directory
 from bert_jax.tools import cli
 
@@ -77,12 +77,12 @@ def export_examples(
             places = np.arange(index, total, num_files)
             name = f"{split}-{index:05d}-of-{num_files:05d}.tfrecord"
             write_examples(directory / name, _examples(rows, places, masking, mask))
-            say(f"{Path(output) / name}: {len(places):,} examples")
+            say(f"{output}/{name}: {len(places):,} examples")
         tokenizer.save(directory)
     return total
 
 
-def _is_empty(path: Path) -> bool:
+def _is_empty(path: Place) -> bool:
     return path.is_dir() and not any(path.iterdir())
 
 

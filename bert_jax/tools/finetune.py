@@ -39,4 +39,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    cli.run(main, remote_output=True)
+    cli.run(main)

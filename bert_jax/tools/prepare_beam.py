@@ -41,4 +41,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main, remote_output=True)
+    cli.run(main)

@@ -202,7 +202,8 @@ def test_all_damaged_is_an_error_and_a_first_save_that_was_stopped_is_a_new_star
 
 def test_old_checkpoints_are_deleted_and_the_best_is_kept(data, bucket_server, bucket):
     workdir = to_place(f"{bucket}/run")
-    train(run_of(data, 12, checkpoint=CheckpointConfig(every_steps=2, keep_last=2, keep_best=1), eval=EvalConfig(every_steps=6)), workdir)  # fmt: skip
+    saves = CheckpointConfig(every_steps=2, keep_last=2, keep_best=1)
+    train(run_of(data, 12, checkpoint=saves, eval=EvalConfig(every_steps=6)), workdir)
     with Checkpoints(workdir / "checkpoints") as checkpoints:
         steps = checkpoints.steps()
         best = checkpoints.best_step()
