@@ -35,6 +35,7 @@ class Server:
             "TENSORSTORE_GCS_HTTP_URL": url,
             "GOOGLE_AUTH_TOKEN_FOR_TESTING": "x",
             "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
+            "NO_GCE_CHECK": "true",  # google.auth would wait for a metadata server
         }
 
     def make_bucket(self, name: str) -> str:

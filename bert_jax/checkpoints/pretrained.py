@@ -229,9 +229,12 @@ def _load_remote(path: RemotePath) -> Pretrained:
     """Returns the model at a URL. Of a work directory only what is small is copied here."""
     if (path / FINETUNED).is_dir():
         path = path / FINETUNED
-    if (path / "params").is_dir():
-        return _load_own(local_directory(path))
-    return _load_own(local_directory(path, ("config.json", "tokenizer/")), path)
+    is_model = (path / "params").is_dir()
+    folder = local_directory(path, () if is_model else ("config.json", "tokenizer/"))
+    try:
+        return _load_own(folder, None if is_model else path)
+    except InputError as error:
+        raise type(error)(str(error).replace(str(folder), str(path))) from None
 
 
 def _load_own(path: Path, workdir: RemotePath | None = None) -> Pretrained:
