@@ -144,8 +144,8 @@ def variables(values: Mapping[str, str]) -> Iterator[None]:
 class Front(http.server.ThreadingHTTPServer):
     """A server in front of another, which passes requests on, and which a test can make fail or tell of them.
 
-    `rule(method, path)` is asked before each request, and may return a status and a message to answer with in place of
-    passing it on.
+    `rule(method, asked)` is asked before each request, with its path and the beginning of its body. It may return a
+    status and a message to answer with in place of passing the request on.
     """
 
     daemon_threads = True
@@ -163,7 +163,8 @@ class _Passing(http.server.BaseHTTPRequestHandler):
 
     def _pass(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        verdict = self.server.rule(self.command, urllib.parse.unquote(self.path))
+        asked = urllib.parse.unquote(self.path) + body[:500].decode("latin-1")  # gcsfs names an object in the body
+        verdict = self.server.rule(self.command, asked)
         if verdict is not None:
             error = {"error": {"code": verdict[0], "message": verdict[1]}}
             self._answer(verdict[0], json.dumps(error).encode(), {"Content-Type": "application/json"})

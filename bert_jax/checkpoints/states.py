@@ -6,6 +6,7 @@ array with its shape and dtype. The checksums are needed because Orbax restores 
 """
 
 import contextlib
+import functools
 import logging
 import shutil
 import sys
@@ -24,7 +25,7 @@ from bert_jax.devices import cluster
 from bert_jax.errors import InputError
 from bert_jax.storage.files import read_json
 from bert_jax.storage.places import Place, RemotePath
-from bert_jax.storage.stores import explain, see_writes_of_others
+from bert_jax.storage.stores import check_writable, explain, see_writes_of_others
 from bert_jax.storage.writing import write_json
 
 _NONE, _ALL_DAMAGED = -1, -2  # in place of a step
@@ -75,6 +76,7 @@ class Checkpoints:
     def _open(self) -> ocp.CheckpointManager:
         if isinstance(self.directory, RemotePath):
             see_writes_of_others()
+            _silence_background()
         if cluster.is_first() and self.directory.is_dir():
             remains.sweep(self.directory, [self._path(step) for step in self.steps()], is_complete)
         cluster.wait_for_all("remains of checkpoints swept")
@@ -105,7 +107,7 @@ class Checkpoints:
     def _check_writable(self, needed: int) -> None:
         """Raises: InputError, on every process, if a disk has no room, or if the lease of a work directory was lost."""
         if isinstance(self.directory, RemotePath):
-            cluster.first_does("keep the lease of its work directory", self.directory.check_writable)
+            cluster.first_does(f"write to {self.directory}", self._write_probe)
             return
         free = shutil.disk_usage(self.directory).free
         if cluster.anyone_says(free < needed):  # Orbax would fill the disk before it fails
@@ -113,6 +115,12 @@ class Checkpoints:
                 f"no space for a checkpoint of {needed / 1e6:.0f} MB: {self.directory} has {free / 1e6:.0f} MB "
                 "free; what was saved before is untouched, so free some space and give the same command again"
             )
+
+    def _write_probe(self) -> None:
+        """Writes an object and deletes it: TensorStore would try for minutes what this refuses at once."""
+        assert isinstance(self.directory, RemotePath)
+        self.directory.check_writable()
+        check_writable(str(self.directory))
 
     def _seal(self, step: int, about: dict[str, object]) -> None:
         try:
@@ -322,18 +330,30 @@ def _quiet() -> Iterator[None]:
     """Silences the tracebacks that threads of Orbax and TensorStore print for an error that is raised as well."""
     logger = logging.getLogger("absl")
     level, hook = logger.level, sys.unraisablehook
-
-    def no_closed_loops(unraisable: "sys.UnraisableHookArgs") -> None:  # the same error, from other threads
-        if not isinstance(unraisable.exc_value, RuntimeError):
-            hook(unraisable)
-
     logger.setLevel(logging.CRITICAL)
-    sys.unraisablehook = no_closed_loops
+    _ignore_closed_loops()
     try:
         yield
     finally:
         logger.setLevel(level)
         sys.unraisablehook = hook
+
+
+def _ignore_closed_loops() -> None:
+    hook = sys.unraisablehook
+
+    def no_closed_loops(unraisable: "sys.UnraisableHookArgs") -> None:  # the same error, from other threads
+        if not isinstance(unraisable.exc_value, RuntimeError):
+            hook(unraisable)
+
+    sys.unraisablehook = no_closed_loops
+
+
+@functools.cache
+def _silence_background() -> None:
+    """Silences, from now on, what `_quiet` does: to a bucket Orbax writes in threads that outlive the call."""
+    _ignore_closed_loops()
+    logging.getLogger("absl").addFilter(lambda record: record.levelno < logging.ERROR or "orbax" not in record.pathname)
 
 
 def _write_errors(directory: Place) -> type[Exception]:

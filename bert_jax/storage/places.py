@@ -8,6 +8,7 @@ uses, so that most code does not ask which of the two it has. It is no os.PathLi
 
 import fnmatch
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -28,7 +29,7 @@ class RemotePath:
     __slots__ = ("url",)
 
     def __init__(self, url: str) -> None:
-        self.url = url.rstrip("/")
+        self.url = re.sub("^gcs://", "gs://", url.rstrip("/"))  # Orbax knows gs:// alone
 
     def __str__(self) -> str:
         return self.url

@@ -11,6 +11,7 @@ import contextlib
 import datetime
 import errno
 import json
+import logging
 import re
 import threading
 import time
@@ -60,6 +61,9 @@ def see_writes_of_others() -> None:
 
     for protocol in ("gs", "gcs", "s3", "s3a"):
         fsspec.config.conf.setdefault(protocol, {}).setdefault("use_listings_cache", False)
+    for name, level in (("gcsfs", logging.CRITICAL), ("google.auth._default", logging.ERROR)):
+        logger = logging.getLogger(name)  # they print tracebacks of errors that are raised as well
+        logger.setLevel(max(logger.level, level))
 
 
 @contextlib.contextmanager
@@ -87,9 +91,10 @@ _DONE = {"read": "read", "write": "written"}
 
 def explain(url: str, verb: str, error: Exception) -> str:
     """Returns the message for an error of a file system or of TensorStore: the URL, the reason and the fix."""
-    text = one_line(error)[:300]
+    whole = one_line(error)
+    text = whole.partition(" [http_response")[0].partition(" [tensorstore_spec")[0][:300]
     bucket = "://".join((url.partition("://")[0], url.partition("://")[2].partition("/")[0]))
-    code = str(getattr(error, "code", "") or _first(r"(?:HTTP response code: |, |\()(\d{3})\b", text))
+    code = str(getattr(error, "code", "") or _first(r"(?:http_response_code='|, |\()(\d{3})\b", whole))
     kind = type(error).__name__
     no_key = ("NoCredentials", "DefaultCredentials", "RefreshError")
     if code == "401" or any(name in kind or name in text for name in no_key) or "Anonymous caller" in text:

@@ -116,7 +116,7 @@ def test_two_processes_write_one_bucket_are_killed_in_a_save_and_resume(
         processes.finish(running, expected=-signal.SIGKILL)
         front.rule = lambda method, path: None
         told = processes.finish(start(repository, data, workdir, 2))
-        assert "resume from step 8" in told[0] and not told[1].strip()
+        assert "resume from step 8" in told[0] and "error" not in told[1]
         names = server.names(workdir)
         assert any("ocdbt.process_1/" in name for name in names)  # each wrote its own
         assert not [name for name in names if ".seen-" in name or name == LEASE]
