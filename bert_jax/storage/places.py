@@ -142,6 +142,15 @@ def to_place(path: AnyPath) -> Place:
     return RemotePath(os.fspath(path)) if stores.is_remote(os.fspath(path)) else Path(path)
 
 
+def check_workdir_place(place: Place) -> None:
+    """Raises: InputError if checkpoints cannot be written to a place with this protocol."""
+    if isinstance(place, RemotePath) and stores.protocol_of(str(place)) != "gs":
+        raise InputError(
+            f"workdir {place} cannot hold checkpoints: Orbax writes them to gs:// and to file systems alone; give "
+            "gs://BUCKET/RUN, or mount the bucket and give the directory"
+        )
+
+
 def upload_directory(source: Path, target: RemotePath, last: tuple[str, ...]) -> None:
     """Replaces everything below `target` by the files of a local directory, those named `last` after all others.
 

@@ -15,6 +15,7 @@ import logging
 import re
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -189,9 +190,11 @@ def remove(url: str, below: bool = False) -> None:
 
 def check_writable(url: str) -> None:
     """Raises: StoppedError if an object cannot be made at a URL: no credentials, no bucket, no right, no protocol."""
-    probe = "/.probe-".join(url.rstrip("/").rsplit("/", 1))
-    write_bytes(probe, b"")
-    remove(probe)
+    with remote_errors(url, "write"):
+        files, path = file_system(f"{url.rstrip('/').rpartition('/')[0]}/.probe-{uuid.uuid4().hex}")
+        files.pipe_file(path, b"")
+        with contextlib.suppress(FileNotFoundError):
+            files.rm(path)
 
 
 def list_below(url: str) -> dict[str, dict[str, Any]]:
@@ -283,13 +286,16 @@ def _write_gcs(files: Any, path: str, content: bytes, token: str) -> str:
     return str(json.loads(answer)["generation"])
 
 
+_UNMET = ("PreconditionFailed", "ConditionalRequestConflict", "pre-conditions")  # as s3fs and its cause call it
+
+
 def _write_s3(files: Any, path: str, content: bytes, token: str) -> str:
     bucket, key, _ = files.split_path(path)
     condition = {"IfMatch": token} if token else {"IfNoneMatch": "*"}
     try:
         return files.call_s3("put_object", Bucket=bucket, Key=key, Body=content, **condition)["ETag"].strip('"')
     except Exception as error:
-        if "PreconditionFailed" in str(error) or "ConditionalRequestConflict" in str(error):
+        if any(sign in f"{error} {error.__cause__}" for sign in _UNMET):
             return ""
         raise
 

@@ -11,7 +11,8 @@ from typing import Any
 from absl import app, flags, logging
 
 from bert_jax.errors import InputError
-from bert_jax.storage.stores import check_writable, is_remote, see_writes_of_others
+from bert_jax.storage.places import check_workdir_place, to_place
+from bert_jax.storage.stores import check_writable, is_remote
 from bert_jax.storage.urls import user_cache
 from bert_jax.tools import recipes, streams
 
@@ -94,17 +95,13 @@ def _no_device() -> bool:
 
 
 def _check_output_urls() -> None:
-    """Raises: InputError, before any work, if a flag that names an output is a URL that cannot be written.
-
-    A work directory is checked by the lease that its run takes.
-    """
+    """Raises: InputError, before any work, if a flag that names an output is a URL that cannot be written."""
     for name in ("workdir", "output", "json"):
         value = flags.FLAGS[name].value if name in flags.FLAGS else None
-        if isinstance(value, str) and is_remote(value):
+        if isinstance(value, str) and is_remote(value) and not value.startswith("hf://"):
             if name == "workdir":
-                see_writes_of_others()
-            elif not value.startswith("hf://"):
-                check_writable(value)
+                check_workdir_place(to_place(value))
+            check_writable(value)
 
 
 def define_cluster_flags() -> Callable[[], contextlib.AbstractContextManager[None]]:

@@ -20,8 +20,7 @@ from bert_jax.storage import schema
 from bert_jax.storage.files import read_json
 from bert_jax.storage.leases import LEASE, lease
 from bert_jax.storage.locks import LOCK, lock_file
-from bert_jax.storage.places import Place, RemotePath
-from bert_jax.storage.stores import protocol_of
+from bert_jax.storage.places import Place, RemotePath, check_workdir_place
 
 
 @contextlib.contextmanager
@@ -95,11 +94,7 @@ def check_workdir(
 
     Settings with a prefix in `may_change` may differ, and so may those that never affect results.
     """
-    if isinstance(workdir, RemotePath) and protocol_of(str(workdir)) != "gs":
-        raise InputError(
-            f"workdir {workdir} cannot hold checkpoints: Orbax writes them to gs:// and to file systems alone; give "
-            "gs://BUCKET/RUN, or mount the bucket and give the directory"
-        )
+    check_workdir_place(workdir)
     path = workdir / "config.json"
     if not path.exists():
         if workdir.exists() and workdir.is_file():

@@ -72,7 +72,7 @@ def test_a_bucket_that_may_not_be_written_is_told_before_the_run_begins(bucket_s
         front.rule = lambda method, asked: answer if method == "POST" else None
         with pytest.raises(StoppedError, match=expected), leases.lease(f"{bucket}/run/.lease", f"{bucket}/run"):
             pass
-        with pytest.raises(StoppedError, match=expected.replace("/run/.lease", "/.probe-model")):
+        with pytest.raises(StoppedError, match=expected.replace("/run/.lease", "/model")):
             stores.check_writable(f"{bucket}/model")
     assert bucket_server.names(bucket) == []
 

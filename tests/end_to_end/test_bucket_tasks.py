@@ -163,6 +163,6 @@ def test_an_output_that_cannot_be_written_is_told_before_any_work(repository, bu
         "--to=hf",
         status=1,
     )
-    assert told.startswith("error: cannot write gs://no-such-bucket/.probe-hf: there is no bucket gs://no-such-bucket;")
+    assert told.startswith("error: cannot write gs://no-such-bucket/hf: there is no bucket gs://no-such-bucket;")
     told = tool(repository, "export", "--checkpoint=nowhere", "--output=nosuch://x/y", status=1)
     assert told.count("\n") == 1 and "cannot write nosuch://x/" in told
