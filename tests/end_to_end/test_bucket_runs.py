@@ -108,14 +108,14 @@ def test_killed_in_a_save_and_at_its_seal_it_ends_as_an_undisturbed_local_run(
 def test_two_processes_write_one_bucket_are_killed_in_a_save_and_resume(
     repository, data, bucket_server, bucket, tmp_path
 ):
-    processes.finish(start(repository, data, tmp_path / "run", 2))
+    processes.finish(start(repository, data, tmp_path / "run", 2), timeout=900)
     workdir = f"{bucket}/run"
     with behind_a_front(bucket_server) as (server, front), variables(server.environment):
         running = start(repository, data, workdir, 2)
         kill_at(front, "checkpoints/00000016/state", 3, running)
-        processes.finish(running, expected=-signal.SIGKILL)
+        processes.finish(running, expected=-signal.SIGKILL, timeout=900)
         front.rule = lambda method, path: None
-        told = processes.finish(start(repository, data, workdir, 2))
+        told = processes.finish(start(repository, data, workdir, 2), timeout=900)
         assert "resume from step 8" in told[0] and "error" not in told[1]
         names = server.names(workdir)
         assert any("ocdbt.process_1/" in name for name in names)  # each wrote its own
@@ -133,7 +133,7 @@ def test_a_second_run_is_refused_and_one_that_lost_its_lease_stops(repository, d
     ]
     first = processes.start(repository, command, 1)
     try:
-        deadline = time.monotonic() + 200
+        deadline = time.monotonic() + 600
         while f"checkpoints/00000008/{SEAL}" not in bucket_server.names(workdir):
             assert first[0].poll() is None and time.monotonic() < deadline
             time.sleep(0.1)
