@@ -124,7 +124,11 @@ def _md5_file(path: Path) -> str:
 
 
 # Of a local file. A checkpoint that was copied from a bucket has the checksums of its store.
-_DIGESTS: dict[str, Callable[[Path], str]] = {"sha256": sha256_file, "crc32c": crc32c_of, "md5": _md5_file}
+_DIGESTS: dict[str, Callable[[Path], str]] = {
+    "sha256": lambda path: sha256_file(path),
+    "crc32c": lambda path: crc32c_of(path),
+    "md5": _md5_file,
+}
 
 
 def _find_changed(directory: RemotePath, files: dict[str, dict[str, Any]]) -> str | None:

@@ -295,7 +295,8 @@ def _write_s3(files: Any, path: str, content: bytes, token: str) -> str:
     try:
         return files.call_s3("put_object", Bucket=bucket, Key=key, Body=content, **condition)["ETag"].strip('"')
     except Exception as error:
-        if any(sign in f"{error} {error.__cause__}" for sign in _UNMET):
+        deleted = bool(token) and isinstance(error, FileNotFoundError)
+        if deleted or any(sign in f"{error} {error.__cause__}" for sign in _UNMET):
             return ""
         raise
 
