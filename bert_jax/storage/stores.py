@@ -140,7 +140,7 @@ def at_once(function: Callable[[Argument], Result], arguments: Iterable[Argument
 
 
 def info_of(url: str) -> dict[str, Any] | None:
-    """Returns what the file system knows of an object or a directory; None if there is none.
+    """Returns what the file system knows of an object or a directory; None if it does not exist.
 
     Unlike fsspec's `exists`, it does not take a refusal or a lost connection for absence.
     """
@@ -242,7 +242,7 @@ def copy_below(source: str, target: str) -> None:
 
 
 def read_version(url: str) -> Version | None:
-    """Returns an object with the token of its version; None if there is none."""
+    """Returns an object with the token of its version; None if it does not exist."""
     info = info_of(url)
     if info is None:
         return None
