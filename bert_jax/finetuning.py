@@ -3,7 +3,6 @@
 
 import dataclasses
 import time
-from pathlib import Path
 
 from jax.sharding import Mesh
 
@@ -17,6 +16,7 @@ from bert_jax.model.objective import Objective, Params, task_objective
 from bert_jax.plan.describe import make_throughput
 from bert_jax.settings.finetuning import FinetuneConfig
 from bert_jax.settings.rules import to_dict
+from bert_jax.storage.places import Place
 from bert_jax.storage.writing import write_json
 from bert_jax.tasks.base import Prediction, Task
 from bert_jax.tasks.batches import steps_per_epoch, train_batches
@@ -31,7 +31,7 @@ from bert_jax.training.step import TrainState, abstract_state, init_state, make_
 
 
 def finetune(
-    config: FinetuneConfig, workdir: Path, devices: Devices | None = None, started: float = 0.0
+    config: FinetuneConfig, workdir: Place, devices: Devices | None = None, started: float = 0.0
 ) -> FinetuneResult:
     """Fine-tunes until config.train.num_epochs, from `init_checkpoint` or from where `workdir` stands.
 
@@ -61,7 +61,7 @@ def finetune(
 
     def load() -> Pretrained:
         whole = complete(start, objective, train.seed)
-        check_arrays(Path(config.init_checkpoint), describe(whole.params), describe(abstract.params))
+        check_arrays(config.init_checkpoint, describe(whole.params), describe(abstract.params))
         return whole
 
     with open_run(config, workdir, about, start.tokenizer, abstract, load, train.num_steps, same, started) as run:
@@ -87,6 +87,7 @@ def finetune(
         constant = constant_scores(task, data.train, data.evaluation)
         outcome = FinetuneResult(metrics, task.metric, constant, best_step, 0, time.monotonic() - began)
         if cluster.is_first():
+            run.reporter.publish()
             write_json(workdir / "results.json", {"task": config.task.name} | outcome._asdict())
             draw_curves(workdir / "metrics.jsonl", workdir / "curves.png", curves(task))
             epoch_steps = steps_per_epoch(len(data.train.rows), config.data.batch_size)
@@ -141,7 +142,7 @@ def _eval_rows(config: FinetuneConfig) -> int:
     return config.eval.rows(config.data.batch_size, config.train.accumulate)
 
 
-def finish(inputs: Inputs, params: Params, infer: Inference, mesh: Mesh, workdir: Path) -> dict[str, float]:
+def finish(inputs: Inputs, params: Params, infer: Inference, mesh: Mesh, workdir: Place) -> dict[str, float]:
     """Writes the model and its predictions, and returns the metrics.
 
     If the task tunes settings, such as a threshold, the metrics are those after tuning.

@@ -6,7 +6,6 @@ import dataclasses
 import time
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -27,6 +26,7 @@ from bert_jax.settings.model import check_types
 from bert_jax.settings.phases import Phase, check_rows, phases_of, rows_before
 from bert_jax.settings.pretraining import PretrainConfig
 from bert_jax.settings.rules import to_dict
+from bert_jax.storage.places import Place
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.curves import draw_curves
 from bert_jax.training.heldout import make_evaluation
@@ -53,7 +53,9 @@ class Inputs(NamedTuple):
     parts: list[Part]  # one for each phase
 
 
-def pretrain(config: PretrainConfig, workdir: Path, devices: Devices | None = None, started: float = 0.0) -> LoopResult:
+def pretrain(
+    config: PretrainConfig, workdir: Place, devices: Devices | None = None, started: float = 0.0
+) -> LoopResult:
     """Trains through all phases: from random parameters, from `init_checkpoint`, or from where `workdir` stands.
 
     The model is left in `workdir`/pretrained. Uses all devices if none are given. `started` is when the command began,
@@ -80,7 +82,10 @@ def pretrain(config: PretrainConfig, workdir: Path, devices: Devices | None = No
         for line in describe_run(config, mesh, abstract.params):
             run.reporter.message(line)
         run.reporter.message(run.describe_start(_describe_start(config, run.start)))
-        run.note_data([part.dataset.manifest for part in parts], [Path(path).name for path in config.data_paths])
+        run.note_data(
+            [part.dataset.manifest for part in parts],
+            [path.rstrip("/").rpartition("/")[2] for path in config.data_paths],
+        )
 
         def new_state(start: Pretrained | None) -> TrainState:
             return init_state(objective, config.optimizer, config.train, mesh, start.params if start else None)
@@ -212,6 +217,7 @@ def leave_model(run: Run, inputs: Inputs, result: LoopResult) -> None:
     where = run.workdir / "pretrained"
     leave_pretrained(trained_model(inputs, result.step, result.state.params, result.seen), where, "the model")
     if cluster.is_first():
+        run.reporter.publish()
         draw_curves(run.workdir / "metrics.jsonl", run.workdir / "curves.png")
     run.reporter.message(f"trained to step {result.step}: model in {where}, curves in {run.workdir}")
 

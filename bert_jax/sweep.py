@@ -7,7 +7,6 @@ import shutil
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from bert_jax.checkpoints.pretrained import FINETUNED
@@ -18,6 +17,8 @@ from bert_jax.errors import DivergedError, InputError
 from bert_jax.finetuning import finetune
 from bert_jax.settings.finetuning import FinetuneConfig, SweepConfig
 from bert_jax.settings.rules import changed_keys, to_dict
+from bert_jax.storage.places import Place, RemotePath
+from bert_jax.storage.urls import local_directory
 from bert_jax.storage.writing import new_directory, write_json
 from bert_jax.tasks.results import FinetuneResult, read_results, table
 from bert_jax.training.workdir import check_workdir, common, locked, read_identity
@@ -60,7 +61,7 @@ def plan(config: FinetuneConfig) -> dict[str, FinetuneConfig]:
     return runs
 
 
-def sweep(config: FinetuneConfig, workdir: Path, devices: Devices | None = None) -> SweepResult:
+def sweep(config: FinetuneConfig, workdir: Place, devices: Devices | None = None) -> SweepResult:
     """Trains every run of the grid, reports them all, and keeps the model of the best in `finetuned/`.
 
     Runs are below `runs/`. When the command is given again, finished runs are not repeated; the grid may have grown.
@@ -109,22 +110,23 @@ def _say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
 
-def _copy_model(source: Path, target: Path) -> None:
+def _copy_model(source: Place, target: Place) -> None:
     """Copies a model in place of an older one. Raises: InputError if it is damaged; the older one stays then."""
-    problem = find_damage(source)
+    files = local_directory(source) if isinstance(source, RemotePath) else source
+    problem = find_damage(files)
     if problem:
         raise InputError(
             f"{source}, the model of the best run, is damaged: {problem}; delete {source.parent} to train it again"
         )
     with new_directory(target, replaces=lambda _: True) as temporary:
-        shutil.copytree(source, temporary, dirs_exist_ok=True)
+        shutil.copytree(files, temporary, dirs_exist_ok=True)
 
 
 # Settings that do not affect the results of a run.
 _WITHOUT_EFFECT = ("mesh.", "report.", "checkpoint.", "eval.batch_size", "model.remat", "model.unroll", "sweep.")
 
 
-def _finished(workdir: Path, config: FinetuneConfig) -> FinetuneResult | None:
+def _finished(workdir: Place, config: FinetuneConfig) -> FinetuneResult | None:
     """Returns the results of this run if it has finished, else None. The first process decides."""
 
     def is_finished() -> bool:
@@ -143,7 +145,7 @@ def _finished(workdir: Path, config: FinetuneConfig) -> FinetuneResult | None:
     return result
 
 
-def _train(workdir: Path, config: FinetuneConfig, devices: Devices | None) -> FinetuneResult:
+def _train(workdir: Place, config: FinetuneConfig, devices: Devices | None) -> FinetuneResult:
     """Trains the run and returns its result; training states are deleted once it has finished."""
     try:
         result = finetune(config, workdir, devices)
@@ -151,7 +153,10 @@ def _train(workdir: Path, config: FinetuneConfig, devices: Devices | None) -> Fi
         _say(f"{workdir.name} failed: {error}")
         result = FinetuneResult({}, config.task.metric or "score", {}, 0, 0, 0.0)
     if not result.signal and cluster.is_first():
-        shutil.rmtree(workdir / "checkpoints", ignore_errors=True)
+        if isinstance(workdir, RemotePath):
+            (workdir / "checkpoints").delete_all()
+        else:
+            shutil.rmtree(workdir / "checkpoints", ignore_errors=True)
     return result
 
 

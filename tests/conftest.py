@@ -4,10 +4,15 @@
 import os
 import signal
 import tempfile
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from buckets import Server
 
 # A shell starts the background jobs of a script with SIGINT ignored, and nohup ignores SIGHUP; children inherit both.
 # Tests send them.
@@ -56,3 +61,18 @@ def toy_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from builders import make_dataset
 
     return make_dataset(tmp_path_factory.mktemp("toy"))
+
+
+@pytest.fixture(scope="session")
+def bucket_server() -> Iterator["Server"]:
+    """Returns an object store on a loopback port. This process and its children take it for Google's."""
+    from buckets import serving, variables
+
+    with serving() as server, variables(server.environment):
+        yield server
+
+
+@pytest.fixture
+def bucket(bucket_server: "Server", request: pytest.FixtureRequest) -> str:
+    """Returns the URL of an empty bucket of this test's own."""
+    return bucket_server.make_bucket(f"test-{abs(hash(request.node.nodeid)):x}")

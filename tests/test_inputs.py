@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Data sets from every kind of input: the same rows whatever the format, the place or the number of processes."""
 
+import dataclasses
 import gzip
 import html
 import json
@@ -219,9 +220,22 @@ def test_what_a_data_set_behind_a_url_lacks_is_said(prepared, bucket):
         records.open_dataset("memory://b/data")
 
 
-def test_a_data_set_cannot_be_written_behind_a_url(vocab, bucket):
-    with pytest.raises(InputError, match="output memory://b/data is a URL; prepare into a directory of this machine"):
-        prepare.prepare("python-docs", vocab, "memory://b/data", OPTIONS)
+def test_a_data_set_is_written_behind_a_url_as_to_a_disk(tmp_path, prepared, vocab, bucket):
+    (tmp_path / "text").write_bytes(as_text(DOCUMENTS))
+    arguments = (str(tmp_path / "text"), vocab)
+    manifest = prepare.prepare(*arguments, str(tmp_path / "here"), OPTIONS, num_workers=1)
+    for _ in range(2):  # made, and found to be there
+        assert prepare.prepare(*arguments, "memory://b/new/", OPTIONS, num_workers=1) == manifest
+    ours = {path.relative_to(tmp_path / "here").as_posix(): path for path in (tmp_path / "here").rglob("*")}
+    files = {name: path for name, path in ours.items() if path.is_file()}
+    assert {path.removeprefix("/b/new/") for path in bucket.find("/b/new")} == set(files)
+    assert all(bucket.cat_file(f"/b/new/{name}") == path.read_bytes() for name, path in files.items())
+    other = dataclasses.replace(OPTIONS, max_seq_length=40)
+    with pytest.raises(InputError, match=r"memory://b/new was begun with max_seq_length \d+, not 40"):
+        prepare.prepare(*arguments, "memory://b/new", other, num_workers=1)
+    bucket.pipe_file("/b/mine/x", b"")
+    with pytest.raises(InputError, match="output memory://b/mine exists and is not a data set of this program"):
+        prepare.prepare(*arguments, "memory://b/mine", OPTIONS, num_workers=1)
 
 
 # The commands
@@ -259,8 +273,8 @@ def test_a_missing_tfds_data_set_is_one_line(tmp_path, vocab):
     assert done.stderr.startswith("error: tfds:lm1b is not prepared in") and not (tmp_path / "data").exists()
 
 
-def test_results_cannot_be_written_behind_a_url(repository):
-    command = [sys.executable, "train.py", "--config=configs/pretrain.py:tiny", "--workdir=gs://bucket/run"]
+def test_a_work_directory_that_holds_no_checkpoints_is_one_line(repository):
+    command = [sys.executable, "train.py", "--config=configs/pretrain.py:tiny", "--workdir=s3://bucket/run"]
     done = subprocess.run(command, cwd=repository, capture_output=True, text=True, check=False)
-    assert done.returncode == 1 and "--workdir=gs://bucket/run is a URL" in done.stderr and "gcsfuse" in done.stderr
-    assert done.stderr.count("\n") == 1 and not (repository / "gs:").exists()
+    assert done.returncode == 1 and "workdir s3://bucket/run cannot hold checkpoints" in done.stderr
+    assert done.stderr.count("\n") == 1 and not (repository / "s3:").exists()

@@ -18,6 +18,7 @@ from bert_jax.model.objective import Params, parts_of
 from bert_jax.settings.model import ModelConfig
 from bert_jax.settings.rules import from_dict
 from bert_jax.storage import files, writing
+from bert_jax.storage.places import AnyPath
 from bert_jax.text.tokenizer import Tokenizer
 
 ARCHITECTURES = {
@@ -100,7 +101,7 @@ def load_hf(path: str | Path) -> Imported:
 
 
 def save_hf(
-    directory: str | Path,
+    directory: AnyPath,
     config: ModelConfig,
     params: Params,
     tokenizer: Tokenizer,

@@ -28,7 +28,8 @@ from bert_jax.settings.model import ModelConfig, check_types
 from bert_jax.settings.rules import from_dict, to_dict
 from bert_jax.storage import schema
 from bert_jax.storage.files import read_json
-from bert_jax.storage.urls import is_remote
+from bert_jax.storage.places import AnyPath, Place, RemotePath, is_taken, to_place
+from bert_jax.storage.urls import local_directory, on_this_machine
 from bert_jax.storage.writing import check_space, new_directory, write_json
 from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -109,10 +110,10 @@ def make_batch(
     return batch._replace(mlm_positions=np.zeros((len(token_ids), 1), np.int32))
 
 
-def save_pretrained(bert: Pretrained, directory: str | Path, replace: bool = True) -> None:
+def save_pretrained(bert: Pretrained, directory: AnyPath, replace: bool = True) -> None:
     """Writes config.json, tokenizer/ and params/ with checksums: all that `load_pretrained` needs, no optimizer.
 
-    The write is atomic. With `replace` it may replace an older model.
+    The write is atomic. With `replace` it may replace an older model. The directory may be a URL.
 
     Raises: InputError if the directory holds something else, another command is writing there, or the write fails.
     """
@@ -129,7 +130,7 @@ def save_pretrained(bert: Pretrained, directory: str | Path, replace: bool = Tru
         seal(temporary, {"arrays": describe(bert.params)})
 
 
-def leave_pretrained(bert: Pretrained, directory: Path, what: str) -> None:
+def leave_pretrained(bert: Pretrained, directory: Place, what: str) -> None:
     """Writes a model with parameters that may be sharded over hosts. Every process calls this; the first writes.
 
     `what` names the model in the error of the other processes.
@@ -140,33 +141,37 @@ def leave_pretrained(bert: Pretrained, directory: Path, what: str) -> None:
     cluster.first_does(f"write {what}", lambda: save_pretrained(whole, directory))
 
 
-def keep_revision(bert: Pretrained, workdir: Path) -> None:
+def keep_revision(bert: Pretrained, workdir: Place) -> None:
     """Writes a model as the permanent revision of its step in a work directory, unless it exists.
 
     Every process calls this. Raises: InputError, on every process, if it cannot be written.
     """
     path = revision_path(workdir, bert.trained["step"])
-    if not cluster.first_says(int(path.exists())):
+    if not cluster.first_says(int(is_taken(path))):
         leave_pretrained(bert, path, f"the revision {path}")
 
 
-def load_pretrained(path: str | Path) -> Pretrained:
+def load_pretrained(path: AnyPath) -> Pretrained:
     """Returns the pre-trained BERT at `path`, in any of the formats that `recognise` knows.
 
     A work directory of pre-training gives its newest undamaged checkpoint, one of fine-tuning its best model;
-    WORKDIR@STEP is the revision of that step (`checkpoint.keep_every`). The parameters are float32 and on one device.
+    WORKDIR@STEP is the revision of that step (`checkpoint.keep_every`). A path may be a URL, such as gs://BUCKET/RUN:
+    the parameters of a checkpoint are read from there, and a model's files are copied to the cache. The parameters are
+    float32 and on one device.
 
     Raises: InputError if there is no model, a file is damaged, or the model is not a BERT that can be computed here.
     """
     path = find_revision(path)
     form = recognise(path)
     if form == "bert_jax":
-        return _load_own(Path(path))
+        place = to_place(path)
+        return _load_remote(place) if isinstance(place, RemotePath) else _load_own(place)
+    path = str(path) if str(path).startswith("hf://") else on_this_machine(path)
     imported = load_hf(path) if form == "hf" else load_tf1(path)
     return Pretrained(**imported._asdict() | {"params": jax.tree.map(jax.numpy.asarray, imported.params)})
 
 
-def recognise(path: str | Path) -> str:
+def recognise(path: AnyPath) -> str:
     """Returns the format of the model at `path`: "bert_jax", "hf" or "tf1".
 
     "bert_jax" is a directory that `save_pretrained` wrote, or a work directory of train.py; "hf" a directory as
@@ -178,12 +183,8 @@ def recognise(path: str | Path) -> str:
     path = find_revision(path)
     if str(path).startswith("hf://"):
         return "hf"
-    if is_remote(path):
-        raise InputError(
-            f"{path} is not on this machine; copy the directory here, or name a model on the hub hf://ORG/NAME"
-        )
-    path = Path(path)
-    if checkpoint_prefix(path) is not None:
+    path = to_place(path)
+    if isinstance(path, Path) and checkpoint_prefix(path) is not None:
         return "tf1"
     if not path.is_dir():
         what = "is a file" if path.exists() else "does not exist"
@@ -224,7 +225,20 @@ _ABOUT = schema.record(
 )
 
 
-def _load_own(path: Path) -> Pretrained:
+def _load_remote(path: RemotePath) -> Pretrained:
+    """Returns the model at a URL. Of a work directory only what is small is copied here."""
+    if (path / FINETUNED).is_dir():
+        path = path / FINETUNED
+    is_model = (path / "params").is_dir()
+    folder = local_directory(path, () if is_model else ("config.json", "tokenizer/"))
+    try:
+        return _load_own(folder, None if is_model else path)
+    except InputError as error:
+        raise type(error)(str(error).replace(str(folder), str(path))) from None
+
+
+def _load_own(path: Path, workdir: RemotePath | None = None) -> Pretrained:
+    """Returns the model in a directory; `workdir` is where its checkpoints are, if they are in an object store."""
     if (path / FINETUNED).is_dir():
         path = path / FINETUNED
     if not (path / "config.json").is_file() or not (path / "tokenizer").is_dir():
@@ -249,7 +263,9 @@ def _load_own(path: Path) -> Pretrained:
         params = restore_tree(path / "params", abstract)
         trained = about.get("trained", {})
     else:
-        (params, sealed), passed_over = read_newest(path / "checkpoints", partial(_read_checkpoint, config))
+        (params, sealed), passed_over = read_newest(
+            (workdir or path) / "checkpoints", partial(_read_checkpoint, config)
+        )
         for line in passed_over:
             print(f"warning: {line}", file=sys.stderr)
         _check_tokenizer(path, tokenizer, sealed.get("tokenizer"))
@@ -263,7 +279,7 @@ def _load_own(path: Path) -> Pretrained:
     return Pretrained(config, params, tokenizer, task, tuple(labels), task_settings=settings, trained=trained)
 
 
-def _read_checkpoint(config: ModelConfig, path: Path) -> tuple[Params, dict[str, Any]]:
+def _read_checkpoint(config: ModelConfig, path: Place) -> tuple[Params, dict[str, Any]]:
     """Returns the parameters and the seal of a checkpoint."""
     sealed = read_json(path / SEAL)
     found = {name.removeprefix("params/"): of for name, of in sealed["arrays"].items() if name.startswith("params/")}
@@ -279,7 +295,7 @@ def _check_tokenizer(path: Path, tokenizer: Tokenizer, fingerprint: str | None) 
         )
 
 
-def _abstract(where: Path, config: ModelConfig, arrays: ArrayTable) -> Params:
+def _abstract(where: Place, config: ModelConfig, arrays: ArrayTable) -> Params:
     """Returns shapes, dtypes and shardings of the stored parts. Raises: InputError if they do not fit the model."""
     num_classes = next(iter(arrays.get("classifier/bias", ["float32", [1]])[1]), 1)
     parts = {part_of(name) for name in arrays} | {"encoder"}

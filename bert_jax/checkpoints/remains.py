@@ -2,15 +2,21 @@
 """Cleaning up after killed runs: temporary files, half-deleted checkpoints, damaged checkpoints.
 
 A checkpoint is renamed before it is deleted. So it is complete or absent to readers, and the name shows what a killed
-deletion left. Damaged checkpoints are moved to "damaged/", where the newest `KEPT_DAMAGED` stay.
+deletion left. Object stores cannot rename: there the seal is deleted first, and without it nothing counts. Damaged
+checkpoints are moved to "damaged/", where the newest `KEPT_DAMAGED` stay.
 """
 
 import contextlib
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+
+from bert_jax.checkpoints.sealed import SEAL
+from bert_jax.errors import StoppedError
+from bert_jax.storage.places import Place, RemotePath
+from bert_jax.storage.stores import copy_below
 
 DELETED = ".deleted"
 KEPT_DAMAGED = 2  # to look into, or to rescue by hand
@@ -31,16 +37,25 @@ _TEMPORARY = re.compile(r"\.(?P<name>.+?)\.(\d+(-[0-9a-f]+)?\.)?tmp")
 _SIGN = re.compile(r"\.seen-\w+")  # of `cluster.check_shared`
 
 
-def delete(path: Path) -> None:
+_COMMITTED = "commit_success.txt"  # Orbax's own last object, where there is no rename
+
+
+def delete(path: Place) -> None:
     """Deletes a directory. Readers lose it at once; `sweep` deletes what is left if this process is killed."""
+    if isinstance(path, RemotePath):
+        path.delete_all(first=(SEAL, _COMMITTED))
+        return
     doomed = path.with_name(f".{path.name}{DELETED}")
     shutil.rmtree(doomed, ignore_errors=True)
     path.rename(doomed)
     shutil.rmtree(doomed)
 
 
-def set_aside(path: Path) -> None:
+def set_aside(path: Place) -> None:
     """Moves a checkpoint to "damaged/" beside its directory, and deletes all but the newest `KEPT_DAMAGED` there."""
+    if isinstance(path, RemotePath):
+        _set_aside_remote(path)
+        return
     aside = path.parent.parent / "damaged" / path.name
     aside.parent.mkdir(exist_ok=True)
     shutil.rmtree(aside, ignore_errors=True)
@@ -50,24 +65,40 @@ def set_aside(path: Path) -> None:
         shutil.rmtree(older, ignore_errors=True)
 
 
-def sweep(directory: Path, checkpoints: list[Path], is_complete: Callable[[Path], bool]) -> None:
+def _set_aside_remote(path: RemotePath) -> None:
+    """Copies a checkpoint to "damaged/" within the store, and deletes it; those of the highest steps stay there."""
+    place = path.parent.parent / "damaged"
+    (place / path.name).delete_all()
+    copy_below(str(path), str(place / path.name))
+    delete(path)
+    for older in sorted(place.iterdir())[:-KEPT_DAMAGED]:
+        if older.name != path.name:
+            older.delete_all()
+
+
+def sweep(directory: Place, checkpoints: Sequence[Place], is_complete: Callable[[Place], bool]) -> None:
     """Finishes the deletion of checkpoints that a killed run was deleting.
 
     `checkpoints` are those of the directory, oldest first. An incomplete one that is older than a complete one was
     being deleted by an early version, which did not rename. Failures are ignored; the next run tries again.
     """
-    for path in directory.glob(f".*{DELETED}"):
-        shutil.rmtree(path, ignore_errors=True)
+    if isinstance(directory, Path):
+        for path in directory.glob(f".*{DELETED}"):
+            shutil.rmtree(path, ignore_errors=True)
     complete = [is_complete(path) for path in checkpoints]
     newest = max((number for number, whole in enumerate(complete) if whole), default=0)
     for path, whole in zip(checkpoints[:newest], complete[:newest]):
         if not whole:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, StoppedError):
                 delete(path)
 
 
-def sweep_temporaries(workdir: Path) -> None:
+def sweep_temporaries(workdir: Place) -> None:
     """Deletes temporary files of a killed run. Only the run that holds the lock may call this."""
+    if isinstance(workdir, RemotePath):
+        for sign in [path for path in workdir.glob(".seen-*") if _SIGN.fullmatch(path.name)]:
+            sign.unlink()
+        return
     for path in [path for path in workdir.iterdir() if path.name.startswith(".")]:
         found = _TEMPORARY.fullmatch(path.name)
         if _SIGN.fullmatch(path.name) or (found and found["name"] in _WRITTEN):

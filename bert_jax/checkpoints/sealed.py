@@ -1,13 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Seals of checkpoints and models: a file that lists every other file with its size and sha256."""
+"""Seals of checkpoints and models: a file that lists every other file with its size and a checksum.
 
+On a file system the checksum is a sha256, computed from what was written. In an object store it is the store's own: the
+CRC-32C of each object, or its ETag. So neither a seal nor a check reads a checkpoint back from a bucket.
+"""
+
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from bert_jax.errors import InputError
 from bert_jax.storage import schema
 from bert_jax.storage.files import read_json, sha256_file
+from bert_jax.storage.places import Place, RemotePath, scratch
+from bert_jax.storage.stores import crc32c_of
 from bert_jax.storage.writing import write_json
 
 Read = TypeVar("Read")
@@ -15,7 +22,11 @@ Read = TypeVar("Read")
 SEAL = "checksums.json"
 _ATTEMPTS = 5  # to read checkpoints while a run deletes old ones
 
-_FILE = schema.record({"bytes": schema.whole(), "sha256": schema.SHA256})
+# "md5" is an ETag that was found to be the MD5 of its object; other ETags say only that an object is the same one.
+_FILE = schema.record(
+    {"bytes": schema.whole()},
+    {"sha256": schema.SHA256, "crc32c": schema.text(), "md5": schema.text(), "etag": schema.text()},
+)
 _SUMS = schema.map_of(schema.tuple_of(schema.number(finite=False), schema.number(finite=False)))
 _SEAL = schema.record(
     {
@@ -38,16 +49,19 @@ _SEAL = schema.record(
 )
 
 
-def seal(directory: Path, about: dict[str, object]) -> None:
-    """Writes `checksums.json` with `about` and the size and sha256 of every file below the directory.
+def seal(directory: Place, about: dict[str, object]) -> None:
+    """Writes `checksums.json` with `about` and the size and checksum of every file below the directory.
 
     Raises: InputError if there is no file, because something else has moved or deleted the directory.
     """
-    files = {
-        str(path.relative_to(directory)): {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
-        for path in sorted(directory.rglob("*"))
-        if path.is_file() and path != directory / SEAL
-    }
+    if isinstance(directory, RemotePath):
+        files = _objects(directory)
+    else:
+        files = {
+            str(path.relative_to(directory)): {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
+            for path in sorted(directory.rglob("*"))
+            if path.is_file() and path != directory / SEAL
+        }
     if not files:
         raise InputError(
             f"{directory} has no file to seal, so something else moved it; let one run alone use its workdir"
@@ -55,7 +69,24 @@ def seal(directory: Path, about: dict[str, object]) -> None:
     write_json(directory / SEAL, about | {"format": 1, "files": files})
 
 
-def find_damage(directory: Path) -> str | None:
+def _objects(directory: RemotePath) -> dict[str, dict[str, Any]]:
+    """Returns the objects below a prefix with the store's checksums, for a seal; computed where the store has none."""
+    objects = {name: about for name, about in directory.listing().items() if name != SEAL}
+    for name, about in objects.items():
+        if about.keys() == {"bytes"}:
+            about["sha256"] = hashlib.sha256((directory / name).read_bytes()).hexdigest()
+    etags = {name: about for name, about in objects.items() if "etag" in about}
+    if etags:  # are they MD5s here? not with KMS, nor of objects that were sent in parts
+        smallest = min(etags, key=lambda name: etags[name]["bytes"])
+        digest = hashlib.md5((directory / smallest).read_bytes(), usedforsecurity=False).hexdigest()
+        if etags[smallest]["etag"] == digest:
+            for about in etags.values():
+                if len(about["etag"]) == len(digest):
+                    about["md5"] = about.pop("etag")
+    return objects
+
+
+def find_damage(directory: Place) -> str | None:
     """Returns the damage of a sealed directory, with the name of the file; None if all checksums are right."""
     if not (directory / SEAL).exists():
         return f"{SEAL} is missing, so it was never finished"
@@ -70,39 +101,80 @@ def find_damage(directory: Path) -> str | None:
         return f"{SEAL} names no arrays"
     if not content["files"]:
         return f"{SEAL} names no files"
+    if isinstance(directory, RemotePath):
+        return _find_changed(directory, content["files"])
     for name, expected in content["files"].items():
-        path, size, checksum = directory / name, expected["bytes"], expected["sha256"]
+        path, size = directory / name, expected["bytes"]
         try:
             found = path.stat().st_size if path.is_file() else None
             if found is None:
                 return f"file {name} is missing"
             if found != size:
                 return f"file {name} has {found} bytes in place of {size}"
-            if sha256_file(path) != checksum:
+            if any(_DIGESTS[kind](path) != value for kind, value in expected.items() if kind in _DIGESTS):
                 return f"file {name} has another checksum than when it was written"
         except FileNotFoundError:  # deleted meanwhile
             return f"file {name} is missing"
     return None
 
 
-def is_complete(directory: Path) -> bool:
+def _md5_file(path: Path) -> str:
+    with open(path, "rb") as stream:
+        return hashlib.file_digest(stream, "md5").hexdigest()
+
+
+# Of a local file. A checkpoint that was copied from a bucket has the checksums of its store.
+_DIGESTS: dict[str, Callable[[Path], str]] = {
+    "sha256": lambda path: sha256_file(path),
+    "crc32c": lambda path: crc32c_of(path),
+    "md5": _md5_file,
+}
+
+
+def _find_changed(directory: RemotePath, files: dict[str, dict[str, Any]]) -> str | None:
+    """Returns the first damage of the objects of a sealed prefix, by the store's checksums where it has them."""
+    objects = directory.listing()
+    for name, expected in files.items():
+        found = objects.get(name)
+        if found is None:
+            return f"file {name} is missing"
+        if found["bytes"] != expected["bytes"]:
+            return f"file {name} has {found['bytes']} bytes in place of {expected['bytes']}"
+        found |= {"md5": found["etag"]} if "md5" in expected and "etag" in found else {}
+        kinds = [kind for kind in expected if kind != "bytes"]
+        if kinds and not any(kind in found for kind in kinds):  # it was copied from another kind of place
+            with scratch(directory) as folder:
+                copy = Path(folder, "object")
+                copy.write_bytes((directory / name).read_bytes())
+                found |= {kind: _DIGESTS[kind](copy) for kind in kinds if kind in _DIGESTS}
+        if any(found[kind] != expected[kind] for kind in kinds if kind in found):
+            return f"file {name} has another checksum than when it was written"
+    return None
+
+
+def is_complete(directory: Place) -> bool:
     """Returns whether a directory is sealed and has every file, whatever their content; True if the seal is damaged."""
     if not (directory / SEAL).exists():
         return False
     try:
-        return all((directory / name).is_file() for name in read_json(directory / SEAL)["files"])
+        names = read_json(directory / SEAL)["files"]
+        if isinstance(directory, RemotePath):
+            return names.keys() <= directory.listing().keys()
+        return all((directory / name).is_file() for name in names)
     except (InputError, KeyError, TypeError):
         return True
 
 
-def checkpoint_steps(directory: Path) -> list[int]:
+def checkpoint_steps(directory: Place) -> list[int]:
     """Returns the steps of the checkpoints in a directory, damaged or not, in ascending order."""
+    if isinstance(directory, RemotePath):
+        return sorted(int(path.name) for path in directory.iterdir() if path.name.isdecimal())
     if not directory.is_dir():
         return []
     return sorted(int(path.name) for path in directory.iterdir() if path.name.isdecimal() and path.is_dir())
 
 
-def newest_whole(directory: Path) -> tuple[Path, list[str]]:
+def newest_whole(directory: Place) -> tuple[Place, list[str]]:
     """Returns the path of the newest undamaged checkpoint, and a line about each newer one that was passed over.
 
     Raises: InputError, with the damage of each, if all are damaged or there is no checkpoint.
@@ -122,7 +194,7 @@ def newest_whole(directory: Path) -> tuple[Path, list[str]]:
     raise InputError("; ".join([f"{directory} holds no whole checkpoint", *problems]))
 
 
-def read_newest(directory: Path, read: Callable[[Path], Read]) -> tuple[Read, list[str]]:
+def read_newest(directory: Place, read: Callable[[Place], Read]) -> tuple[Read, list[str]]:
     """Returns `read(path)` of the newest undamaged checkpoint, and a line about each newer one that was passed over.
 
     A run may be training there: if it deletes the checkpoint during the read, a newer one is read.

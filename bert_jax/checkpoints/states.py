@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training states and parameters on disk. The only home of Orbax.
 
-A checkpoint is complete once it is sealed: `checksums.json` lists every file with its size and sha256, and every array
-with its shape and dtype. The checksums are needed because Orbax restores damaged files without an error.
+A checkpoint is complete once it is sealed: `checksums.json` lists every file with its size and checksum, and every
+array with its shape and dtype. The checksums are needed because Orbax restores damaged files without an error.
 """
 
 import contextlib
+import functools
 import logging
 import shutil
 import sys
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -24,6 +24,8 @@ from bert_jax.checkpoints.sealed import SEAL, checkpoint_steps, find_damage, is_
 from bert_jax.devices import cluster
 from bert_jax.errors import InputError
 from bert_jax.storage.files import read_json
+from bert_jax.storage.places import Place, RemotePath
+from bert_jax.storage.stores import check_writable, explain, see_writes_of_others
 from bert_jax.storage.writing import write_json
 
 _NONE, _ALL_DAMAGED = -1, -2  # in place of a step
@@ -46,10 +48,15 @@ class Checkpoints:
     The newest `keep_last` and the `keep_best` with the lowest metric are kept. A checkpoint is deleted only after a
     newer one is sealed. With several processes only the first lists, seals, moves and deletes checkpoints; the others
     follow it. `about` is JSON that is stored in every seal, such as the fingerprint of the tokenizer.
+
+    The directory may be in an object store. `before_seal` is called on the first process, in the background, after a
+    checkpoint is written and before it counts.
     """
 
+    before_seal: Callable[[], object] = staticmethod(lambda: None)
+
     def __init__(
-        self, directory: Path, keep_last: int = 2, keep_best: int = 1, about: Mapping[str, object] | None = None
+        self, directory: Place, keep_last: int = 2, keep_best: int = 1, about: Mapping[str, object] | None = None
     ) -> None:
         self.directory = directory.absolute()
         self.keep_last, self.keep_best = keep_last, keep_best
@@ -67,6 +74,9 @@ class Checkpoints:
             self._sealing.join()
 
     def _open(self) -> ocp.CheckpointManager:
+        if isinstance(self.directory, RemotePath):
+            see_writes_of_others()
+            _silence_background()
         if cluster.is_first() and self.directory.is_dir():
             remains.sweep(self.directory, [self._path(step) for step in self.steps()], is_complete)
         cluster.wait_for_all("remains of checkpoints swept")
@@ -75,7 +85,7 @@ class Checkpoints:
             cleanup_tmp_directories=True,
             single_host_load_and_broadcast=True,  # else a process that still sees a moved directory would skip a save
         )
-        return ocp.CheckpointManager(self.directory, options=options)
+        return ocp.CheckpointManager(str(self.directory), options=options)
 
     def save(self, step: int, state: PyTree, metric: float | None = None, notes: Notes | None = None) -> None:
         """Starts saving the state after `step` steps.
@@ -85,24 +95,38 @@ class Checkpoints:
         self.wait()
         if cluster.first_says(int(step in self.steps())):
             return
-        needed, free = state_bytes(state), shutil.disk_usage(self.directory).free
-        if cluster.anyone_says(free < needed):  # Orbax would fill the disk before it fails
-            raise InputError(
-                f"no space for a checkpoint of {needed / 1e6:.0f} MB: {self.directory} has {free / 1e6:.0f} MB "
-                "free; what was saved before is untouched, so free some space and give the same command again"
-            )
+        self._check_writable(state_bytes(state))
         try:
             self._manager.save(step, args=ocp.args.Composite(state=ocp.args.PyTreeSave(state)))
-        except OSError as error:
+        except _write_errors(self.directory) as error:
             raise _cannot_write(self.directory, error) from error
         about = self._about | {"step": step, "metric": metric, "arrays": describe(state), "notes": notes or {}}
         self._sealing = threading.Thread(target=self._seal, args=(step, about), name="seal")
         self._sealing.start()
 
+    def _check_writable(self, needed: int) -> None:
+        """Raises: InputError, on every process, if a disk has no room, or if the lease of a work directory was lost."""
+        if isinstance(self.directory, RemotePath):
+            cluster.first_does(f"write to {self.directory}", self._write_probe)
+            return
+        free = shutil.disk_usage(self.directory).free
+        if cluster.anyone_says(free < needed):  # Orbax would fill the disk before it fails
+            raise InputError(
+                f"no space for a checkpoint of {needed / 1e6:.0f} MB: {self.directory} has {free / 1e6:.0f} MB "
+                "free; what was saved before is untouched, so free some space and give the same command again"
+            )
+
+    def _write_probe(self) -> None:
+        """Writes an object and deletes it: TensorStore would try for minutes what this refuses at once."""
+        assert isinstance(self.directory, RemotePath)
+        self.directory.check_writable()
+        check_writable(str(self.directory))
+
     def _seal(self, step: int, about: dict[str, object]) -> None:
         try:
             self._manager.wait_until_finished()
             if cluster.is_first():
+                self.before_seal()
                 seal(self._path(step), about)
         except Exception as error:  # noqa: BLE001 - handed to the main thread by wait()
             self._failure = error
@@ -115,6 +139,7 @@ class Checkpoints:
         """Adds a metric that was computed after the save to a sealed checkpoint, and replaces its notes."""
         self.wait()
         if cluster.is_first():
+            self.before_seal()
             about = read_json(self._path(step) / SEAL)
             write_json(self._path(step) / SEAL, about | {"metric": metric, "notes": notes})
 
@@ -239,7 +264,7 @@ class Checkpoints:
             if step not in keep:
                 remains.delete(self._path(step))
 
-    def _path(self, step: int) -> Path:
+    def _path(self, step: int) -> Place:
         return self.directory / f"{step:08d}"
 
 
@@ -256,7 +281,7 @@ def describe(tree: PyTree) -> ArrayTable:
     }
 
 
-def check_arrays(where: Path, found: ArrayTable, expected: ArrayTable) -> None:
+def check_arrays(where: Place | str, found: ArrayTable, expected: ArrayTable) -> None:
     """Raises: InputError, naming the first difference, if two descriptions differ. Orbax would cast or drop arrays."""
     for name in sorted(found.keys() | expected.keys()):
         if found.get(name) != expected.get(name):
@@ -266,7 +291,7 @@ def check_arrays(where: Path, found: ArrayTable, expected: ArrayTable) -> None:
             )
 
 
-def save_tree(path: Path, tree: PyTree) -> None:
+def save_tree(path: Place, tree: PyTree) -> None:
     """Writes a tree of arrays as a new Orbax directory; with several processes only the first calls this."""
     alone = ocp.options.MultiprocessingOptions(
         primary_host=0, active_processes={0} if cluster.is_several() else None, barrier_sync_key_prefix="alone"
@@ -274,12 +299,12 @@ def save_tree(path: Path, tree: PyTree) -> None:
     handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=alone)
     with _quiet(), contextlib.closing(ocp.Checkpointer(handler, multiprocessing_options=alone)) as checkpointer:
         try:
-            checkpointer.save(path.absolute(), tree)
+            checkpointer.save(str(path.absolute()), tree)
         except (OSError, ValueError) as error:  # TensorStore raises ValueError, also for a full disk
             raise _cannot_write(path, error) from error
 
 
-def restore_tree(path: Path, abstract_tree: PyTree) -> PyTree:
+def restore_tree(path: Place, abstract_tree: PyTree) -> PyTree:
     """Returns the arrays at `path` with the shardings of `abstract_tree`, which may be a part of the saved tree.
 
     The caller must have checked shapes and dtypes.
@@ -292,7 +317,7 @@ def restore_tree(path: Path, abstract_tree: PyTree) -> PyTree:
     with contextlib.closing(ocp.PyTreeCheckpointer()) as checkpointer, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            return checkpointer.restore(path.absolute(), args=arguments)
+            return checkpointer.restore(str(path.absolute()), args=arguments)
         except MemoryError:
             raise
         except Exception as error:  # noqa: BLE001 - Orbax and TensorStore raise errors of many types
@@ -305,13 +330,8 @@ def _quiet() -> Iterator[None]:
     """Silences the tracebacks that threads of Orbax and TensorStore print for an error that is raised as well."""
     logger = logging.getLogger("absl")
     level, hook = logger.level, sys.unraisablehook
-
-    def no_closed_loops(unraisable: "sys.UnraisableHookArgs") -> None:  # the same error, from other threads
-        if not isinstance(unraisable.exc_value, RuntimeError):
-            hook(unraisable)
-
     logger.setLevel(logging.CRITICAL)
-    sys.unraisablehook = no_closed_loops
+    _ignore_closed_loops()
     try:
         yield
     finally:
@@ -319,7 +339,33 @@ def _quiet() -> Iterator[None]:
         sys.unraisablehook = hook
 
 
-def _cannot_write(directory: Path, error: Exception) -> InputError:
+def _ignore_closed_loops() -> None:
+    hook = sys.unraisablehook
+
+    def no_closed_loops(unraisable: "sys.UnraisableHookArgs") -> None:  # the same error, from other threads
+        if not isinstance(unraisable.exc_value, RuntimeError):
+            hook(unraisable)
+
+    sys.unraisablehook = no_closed_loops
+
+
+@functools.cache
+def _silence_background() -> None:
+    """Silences, from now on, what `_quiet` does: to a bucket Orbax writes in threads that outlive the call."""
+    _ignore_closed_loops()
+    logging.getLogger("absl").addFilter(lambda record: record.levelno < logging.ERROR or "orbax" not in record.pathname)
+
+
+def _write_errors(directory: Place) -> type[Exception]:
+    """Returns the errors of a write: TensorStore and the file systems of object stores raise some of many types."""
+    return Exception if isinstance(directory, RemotePath) else OSError
+
+
+def _cannot_write(directory: Place, error: Exception) -> InputError:
+    if isinstance(error, InputError):
+        return error
+    if isinstance(directory, RemotePath):
+        return InputError(f"{explain(str(directory), 'write', error)}; what was saved before is untouched")
     full = isinstance(error, ValueError) and "RESOURCE_EXHAUSTED" in str(error)  # which goes on for many lines
     reason = "no space left" if full else str(error).splitlines()[0] if str(error) else type(error).__name__
     return InputError(f"cannot write a checkpoint to {directory}: {reason}; what was saved before is untouched")

@@ -20,6 +20,7 @@ from bert_jax.model.objective import Params, parts_of
 from bert_jax.settings.model import ModelConfig
 from bert_jax.settings.rules import from_dict
 from bert_jax.storage import files, writing
+from bert_jax.storage.places import AnyPath
 from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
 
 _CONFIG_NAME = "bert_config.json"
@@ -80,7 +81,7 @@ def load_tf1(path: str | Path, activation: str = "", lowercase: bool | None = No
 
 
 def save_tf1(
-    directory: str | Path,
+    directory: AnyPath,
     config: ModelConfig,
     params: Params,
     tokenizer: Tokenizer,

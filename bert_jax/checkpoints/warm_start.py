@@ -3,7 +3,6 @@
 
 import dataclasses
 import hashlib
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -32,7 +31,7 @@ def load_start(config: PretrainConfig, objective: Objective, tokenizer: Tokenize
     start = load_pretrained(config.init_checkpoint)
     check_start(config, start, tokenizer)
     start = complete(start, objective, config.train.seed)
-    check_arrays(Path(config.init_checkpoint), describe(start.params), describe(params))
+    check_arrays(config.init_checkpoint, describe(start.params), describe(params))
     cluster.check_same({"parameters of init_checkpoint": params_digest(start.params)})
     return start
 

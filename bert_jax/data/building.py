@@ -2,15 +2,16 @@
 """The directory of an unfinished data set: a stopped run can continue, and invalid input leaves no files."""
 
 import contextlib
+import hashlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bert_jax.data import records
 from bert_jax.data.processes import say
 from bert_jax.errors import InputError, StoppedError
-from bert_jax.storage import files, locks, writing
+from bert_jax.storage import files, locks, places, urls, writing
 from bert_jax.storage.files import JsonObject
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -74,6 +75,38 @@ def alone(path: Path) -> Iterator[None]:
     finally:
         with contextlib.suppress(OSError):
             path.rmdir()  # unless there is something in it
+
+
+def uploaded(url: str, make: Callable[[str], JsonObject]) -> JsonObject:
+    """Returns the manifest of a data set that `make` makes in a local directory, which is then uploaded to a URL.
+
+    The directory is in the cache, so that a stopped command continues; it is deleted after the upload, in which the
+    manifest comes last. A data set that is at the URL already is compared, and not made again.
+
+    Raises: InputError as `make`, and if the URL cannot be written or has something else.
+    """
+    place = places.RemotePath(url)
+    with locks.writing(place):
+        folder = urls.user_cache() / "outputs" / hashlib.sha256(str(place).encode()).hexdigest()[:16] / place.name
+        finished = (place / records.MANIFEST).is_file()
+        if finished:
+            shutil.rmtree(folder.parent, ignore_errors=True)
+            folder.mkdir(parents=True)
+            (folder / records.MANIFEST).write_bytes((place / records.MANIFEST).read_bytes())
+        elif places.is_taken(place):
+            raise InputError(f"output {place} exists and is not a data set of this program; choose a new place")
+        try:
+            manifest = make(str(folder))
+        except InputError as error:
+            raise type(error)(str(error).replace(str(folder), str(place))) from None
+        finally:
+            if finished:
+                shutil.rmtree(folder.parent, ignore_errors=True)
+        if not finished:
+            places.upload_directory(folder, place, writing.WRITTEN_LAST)
+            shutil.rmtree(folder.parent, ignore_errors=True)
+        say(f"{place} is complete")
+    return manifest
 
 
 def _check_place(path: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from bert_jax.data import packing, records
-from bert_jax.data.building import finished_manifest, unfinished
+from bert_jax.data.building import finished_manifest, unfinished, uploaded
 from bert_jax.data.processes import say, task_runner
 from bert_jax.errors import InputError
 from bert_jax.storage import urls, writing
@@ -57,7 +57,7 @@ def pack_dataset(
     if num_workers < 0:
         raise InputError(f"workers {num_workers} is negative; 0 takes all cores")
     if urls.is_remote(output):
-        raise InputError(f"output {output} is a URL; pack into a directory of this machine, then copy it there")
+        return uploaded(output, lambda path: pack_dataset(data, path, max_per_row, row_length, seed, num_workers))
     path = Path(output)
     source = records.open_dataset(data)
     if path.exists() and path.samefile(source.path):

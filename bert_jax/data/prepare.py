@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from bert_jax.data import instances, packing, pieces, records
-from bert_jax.data.building import finished_manifest, unfinished
+from bert_jax.data.building import finished_manifest, unfinished, uploaded
 from bert_jax.data.processes import say, task_runner
 from bert_jax.data.sources import corpus
 from bert_jax.errors import InputError
@@ -95,7 +95,7 @@ def prepare(
     if num_workers < 0:
         raise InputError(f"workers {num_workers} is negative; 0 takes all cores")
     if urls.is_remote(output):
-        raise InputError(f"output {output} is a URL; prepare into a directory of this machine, then copy it there")
+        return uploaded(output, lambda path: prepare(inputs, tokenizer, path, options, num_workers))
     path = Path(output)
     plan = corpus.plan_pieces(inputs, text_column=text_column)
     loaded = load_tokenizer(tokenizer)

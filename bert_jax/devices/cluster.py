@@ -158,6 +158,14 @@ def leave_hanging(status: int) -> None:
     leave(status)
 
 
+def end_job(status: int, line: str) -> None:
+    """Ends this process with an error line and an exit status, from any thread; the other processes end too."""
+    if _members is not None:
+        _members.tell_failure(line, status)
+        time.sleep(3 * _members.pause)  # the first process holds the store that the others read the line from
+    leave(status, line)
+
+
 def _leave_at_exit(status: int) -> None:
     """Skips JAX's shutdown at exit, which would wait for the other processes.
 
@@ -213,7 +221,7 @@ def _at(values: object, name: str) -> object:
     return values
 
 
-def check_shared(directory: Path) -> None:
+def check_shared(directory: Any) -> None:
     """Checks that all processes see the first one's directory. Raises: InputError, on every process, if not."""
     if _members is None:
         return

@@ -2,7 +2,6 @@
 """A trained model as StableHLO with its parameters beside it, to be served without the code that made it."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,6 +14,7 @@ from bert_jax.checkpoints.names import flatten, unflatten
 from bert_jax.checkpoints.pretrained import Pretrained
 from bert_jax.inference.predict import task_of
 from bert_jax.model.objective import encode, task_forward
+from bert_jax.storage.places import Place
 from bert_jax.storage.writing import new_directory, write_json
 from bert_jax.text.wordpiece import WordPiece
 
@@ -45,7 +45,7 @@ _OUTPUTS = {
 }
 
 
-def export_model(bert: Pretrained, directory: Path, platforms: tuple[str, ...] = PLATFORMS) -> None:
+def export_model(bert: Pretrained, directory: Place, platforms: tuple[str, ...] = PLATFORMS) -> None:
     """Writes a directory with all that prediction needs but JAX itself; the batch size and the length are free.
 
     Raises: InputError if the directory exists.

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files and URLs: reading with any compression, atomic writing, locks and checks.
 
-`files` reads, `writing` writes, `urls` handles gs:// and s3://, and `schema` checks JSON.
+`places` has the type of a path or URL, `files` reads, `writing` writes, `urls` copies what is at URLs, and `schema`
+checks JSON. `stores` talks to object stores, and `leases` are their locks.
 """

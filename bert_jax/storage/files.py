@@ -10,13 +10,13 @@ import json
 import os
 import zlib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import IO, Any, TypeAlias
 
 import google_crc32c
 import numpy as np
 
 from bert_jax.errors import InputError
+from bert_jax.storage.places import AnyPath, RemotePath, to_place
 from bert_jax.storage.urls import is_remote, remote_glob
 from bert_jax.storage.zstd import ZstdError, ZstdFile
 
@@ -75,9 +75,9 @@ def read_whole(path: str, name: str) -> bytes:
     return content
 
 
-def check_is_file(path: str | os.PathLike) -> None:
+def check_is_file(path: AnyPath) -> None:
     """Raises: InputError if `path` exists and is not a regular file. Reading from a pipe could block for ever."""
-    if os.path.exists(path) and not os.path.isfile(path):
+    if not isinstance(path, RemotePath) and os.path.exists(path) and not os.path.isfile(path):
         raise InputError(f"{path} is no file, but a directory, a pipe or a device; give a file")
 
 
@@ -102,11 +102,13 @@ def _compression(path: str) -> str:
     return "zstd" if start == b"\x28\xb5\x2f\xfd" or skippable else ""
 
 
-def read_json(path: str | os.PathLike) -> Any:
+def read_json(path: AnyPath) -> Any:
     """Returns the value of a JSON file. Raises: InputError if it is missing or not JSON."""
     check_is_file(path)
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8-sig"))  # some editors write a byte order mark
+        return json.loads(to_place(path).read_text(encoding="utf-8-sig"))  # some editors write a byte order mark
+    except InputError:
+        raise
     except FileNotFoundError:
         raise InputError(f"{path} does not exist") from None
     except OSError as error:

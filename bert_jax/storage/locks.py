@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bert_jax.errors import InputError
+from bert_jax.storage import leases, stores
+from bert_jax.storage.places import AnyPath, RemotePath, to_place
 
 LOCK = ".lock"  # name of the lock file inside a directory that is filled in place
 
@@ -37,18 +39,22 @@ def lock_file(path: Path, wait: bool = False, keep: bool = False) -> Iterator[st
 
 
 @contextlib.contextmanager
-def writing(output: str | os.PathLike, inside: bool = False) -> Iterator[None]:
+def writing(output: AnyPath, inside: bool = False) -> Iterator[None]:
     """Keeps other commands from writing `output` until the block ends.
 
     The lock file is beside the output. With `inside` the output is a directory, which is made, and the lock file is in
-    it. The lock file is removed at the end.
+    it. The lock file is removed at the end. In an object store it is a lease, and nothing is locked at URLs of other
+    protocols.
 
     Raises: InputError if another command is writing this output, or if the place is not writable.
     """
-    path = Path(output)
+    path = to_place(output)
     with contextlib.ExitStack() as stack:
         try:
-            holder = stack.enter_context(lock_file(path / LOCK if inside else path.with_name(f".{path.name}.lock")))
+            if isinstance(path, RemotePath):
+                holder = stack.enter_context(_lease(path, inside))
+            else:
+                holder = stack.enter_context(lock_file(path / LOCK if inside else path.with_name(f".{path.name}.lock")))
         except OSError as error:
             raise InputError(
                 f"cannot write {path}: {error.strerror or error}; check the place, its permissions and its space"
@@ -58,6 +64,13 @@ def writing(output: str | os.PathLike, inside: bool = False) -> Iterator[None]:
                 f"output {path} is being written by another command ({holder}); wait for it, or choose another output"
             )
         yield
+
+
+def _lease(output: RemotePath, inside: bool) -> contextlib.AbstractContextManager[str]:
+    if stores.protocol_of(str(output)) not in stores.WORK_PROTOCOLS:
+        return contextlib.nullcontext("")
+    place = output / leases.LEASE if inside else output.with_name(f".{output.name}{leases.LEASE}")
+    return leases.lease(str(place), str(output))
 
 
 def _open_and_lock(path: Path, wait: bool) -> tuple[int, str]:

@@ -7,7 +7,6 @@ functions below build schemas from smaller ones. Files that people write have th
 
 import dataclasses
 import math
-import os
 import re
 import typing
 from collections.abc import Callable, Mapping
@@ -15,6 +14,7 @@ from pathlib import PurePosixPath
 
 from bert_jax.errors import InputError, shown
 from bert_jax.storage.files import JsonObject, read_json
+from bert_jax.storage.places import AnyPath
 
 MOST = 2**53 - 1  # largest integer that every JSON reader represents exactly
 Schema = Callable[[object, str], None]  # a value and its place, such as "splits.train.shards[0].rows"
@@ -24,7 +24,7 @@ class Mismatch(Exception):
     """A value that does not fit its schema. The message begins with the value's place in the file."""
 
 
-def read_record(path: str | os.PathLike, schema: Schema, remedy: str) -> JsonObject:
+def read_record(path: AnyPath, schema: Schema, remedy: str) -> JsonObject:
     """Returns the object in a JSON file of the program's own.
 
     Raises: InputError if there is no such file, it is not JSON, or a value is not what the schema asks for.
@@ -34,7 +34,7 @@ def read_record(path: str | os.PathLike, schema: Schema, remedy: str) -> JsonObj
     return value
 
 
-def check(value: object, schema: Schema, where: str | os.PathLike, remedy: str) -> None:
+def check(value: object, schema: Schema, where: AnyPath, remedy: str) -> None:
     """Raises: InputError, with the file and the place in it, unless the value is what the schema asks for."""
     try:
         schema(value, "")

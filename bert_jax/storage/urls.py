@@ -5,38 +5,28 @@ They are copied into a local cache and read from there: the directory BERT_JAX_C
 ~/.cache/bert_jax. The cache may be deleted while no command is reading from it.
 """
 
-import concurrent.futures
-import contextlib
-import errno
 import glob
 import hashlib
 import json
 import os
-import re
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
 
-from bert_jax.errors import InputError, one_line
+from bert_jax.errors import InputError
+from bert_jax.storage.leases import LEASE
 from bert_jax.storage.locks import lock_file
+from bert_jax.storage.places import UNFINISHED, AnyPath, RemotePath, to_place
+from bert_jax.storage.stores import at_once, file_system, is_remote, remote_errors
 from bert_jax.storage.writing import atomic_path
-
-Result = TypeVar("Result")
 
 
 def remote_glob(url: str) -> list[str]:
     """Returns the URLs of the files that match a pattern, or the URL itself if it names a file."""
-    with _remote_errors(url):
-        files, pattern = _file_system(url)
+    with remote_errors(url):
+        files, pattern = file_system(url)
         if files.isfile(pattern):
             return [url]
         found = files.glob(pattern, detail=True)
         return [files.unstrip_protocol(path) for path, info in found.items() if info["type"] == "file"]
-
-
-def is_remote(path: str | os.PathLike) -> bool:
-    """Returns whether a path is a URL, such as gs://bucket/file."""
-    return re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", os.fspath(path)) is not None
 
 
 def local_copy(path: str) -> str:
@@ -50,8 +40,8 @@ def local_copy(path: str) -> str:
     """
     if not is_remote(path):
         return path
-    with _remote_errors(path):
-        files, remote = _file_system(path)
+    with remote_errors(path):
+        files, remote = file_system(path)
         info = files.info(remote)
     version = {name: str(info[name]) for name in _VERSION_FIELDS if info.get(name) is not None}
     key = hashlib.sha256(json.dumps([path, version], sort_keys=True).encode()).hexdigest()[:32]
@@ -60,7 +50,7 @@ def local_copy(path: str) -> str:
 
 def local_copies(paths: list[str]) -> list[str]:
     """Returns `local_copy` of each path, copying several files at a time."""
-    return list(_at_once(local_copy, paths))
+    return list(at_once(local_copy, paths))
 
 
 def copy_beside(first: str, url: str, names: list[str]) -> None:
@@ -71,31 +61,66 @@ def copy_beside(first: str, url: str, names: list[str]) -> None:
     """
     folder, wanted = Path(first).parent, [name for name in names if not name.endswith("/")]
     for name in set(names) - set(wanted):
-        with _remote_errors(url):
-            files, root = _file_system(url)
+        with remote_errors(url):
+            files, root = file_system(url)
             found = files.find(f"{root.rstrip('/')}/{name}")
         wanted.extend(path.removeprefix(root).lstrip("/") for path in found)
     for name in wanted:
-        if not (folder / name).resolve().is_relative_to(folder.resolve()):
-            raise InputError(
-                f"{url} names a file {name!r} outside its directory; it is not what it seems: do not use it"
-            )
-    list(_at_once(lambda name: _copy(f"{url.rstrip('/')}/{name}", folder / name), wanted))
+        _inside(folder, name, url)
+    list(at_once(lambda name: _copy(f"{url.rstrip('/')}/{name}", folder / name), wanted))
+
+
+def local_directory(path: RemotePath, names: tuple[str, ...] = ()) -> Path:
+    """Returns the local copy of everything below a URL, or of `names` alone: files, and directories that end in "/".
+
+    It is in the cache, by the checksums of all files; files are copied once, by the first process that asks.
+
+    Raises: InputError if there is nothing, if an upload to this place has not ended, or if a file cannot be read.
+    """
+    found = {name: about for name, about in path.listing().items() if name != LEASE}
+    if UNFINISHED in found:
+        raise InputError(f"{path} is half a directory: its upload was stopped; give the command that wrote it again")
+    wanted = [name for name in found if not names or name.startswith(tuple(one for one in names if one.endswith("/")))
+              or name in names]  # fmt: skip
+    if not wanted:
+        raise InputError(f"{path} does not exist or is empty; check the address")
+    version = json.dumps([str(path), {name: found[name] for name in wanted}], sort_keys=True)
+    folder = user_cache() / hashlib.sha256(version.encode()).hexdigest()[:32] / path.name
+    list(at_once(lambda name: _copy(str(path / name), _inside(folder, name, str(path))), wanted))
+    return folder
+
+
+def on_this_machine(path: AnyPath) -> Path:
+    """Returns a path of this machine: the path itself, or the copy of the file or directory at a URL.
+
+    Raises: InputError if there is nothing at the URL, or if it cannot be read.
+    """
+    place = to_place(path)
+    if not isinstance(place, RemotePath):
+        return place
+    return Path(local_copy(str(place))) if place.is_file() else local_directory(place)
+
+
+def _inside(folder: Path, name: str, url: str) -> Path:
+    """Returns the path of a file in a directory. Raises: InputError if its name leads out of the directory."""
+    if not (folder / name).resolve().is_relative_to(folder.resolve()):
+        raise InputError(f"{url} names a file {name!r} outside its directory; it is not what it seems: do not use it")
+    return folder / name
 
 
 def exists(path: str) -> bool:
     """Returns whether a path or URL exists. Raises: InputError if its file system cannot be reached."""
     if not is_remote(path):
         return os.path.exists(path)
-    with _remote_errors(path):
-        files, remote = _file_system(path)
+    with remote_errors(path):
+        files, remote = file_system(path)
         return files.exists(remote)
 
 
 def upload(path: str | os.PathLike, url: str) -> None:
     """Copies a file of this machine to a URL. Raises: InputError if it cannot be written."""
-    with _remote_errors(url, "write"):
-        files, remote = _file_system(url)
+    with remote_errors(url, "write"):
+        files, remote = file_system(url)
         files.makedirs(remote.rpartition("/")[0], exist_ok=True)
         files.put_file(os.fspath(path), remote)
 
@@ -119,47 +144,11 @@ def _copy(url: str, target: Path) -> Path:
             return target
         for left_over in target.parent.glob(f".{glob.escape(target.name)}.*.tmp"):
             left_over.unlink()
-        with atomic_path(target) as temporary, _remote_errors(url):
-            files, remote = _file_system(url)
+        with atomic_path(target) as temporary, remote_errors(url):
+            files, remote = file_system(url)
             size = files.info(remote).get("size")
             files.get_file(remote, str(temporary))
             copied = temporary.stat().st_size
             if size is not None and copied != size:
                 raise InputError(f"{url} has {size} bytes, {copied} arrived; try again")
     return target
-
-
-def _at_once(function: Callable[[str], Result], arguments: list[str]) -> Iterator[Result]:
-    """Yields `function(argument)` for each argument, in their order; eight run at a time."""
-    with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        try:
-            yield from pool.map(function, arguments)
-        finally:
-            pool.shutdown(cancel_futures=True)
-
-
-def _file_system(url: str) -> tuple[Any, str]:
-    """Returns the fsspec file system of a URL, and the file's path in it."""
-    import fsspec.core  # slow, and seldom needed
-
-    return fsspec.core.url_to_fs(url)
-
-
-@contextlib.contextmanager
-def _remote_errors(url: str, verb: str = "read") -> Iterator[None]:
-    """Turns any error of a file system into an `InputError` with the URL, except that of a full local disk."""
-    try:
-        yield
-    except InputError:
-        raise
-    except FileNotFoundError:
-        raise InputError(f"{url} does not exist; check the address") from None
-    except ImportError as error:
-        remedy = "pip install 'bert_jax[gcs]'" if url.startswith(("gs://", "gcs://")) else "install that package"
-        raise InputError(f"{url} cannot be read ({one_line(error)}): {remedy}") from None
-    except Exception as error:  # every file system has errors of its own
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise InputError(
-            f"cannot {verb} {url}: {one_line(error)}; check the address, your rights and the network"
-        ) from None

@@ -15,16 +15,24 @@ import numpy as np
 
 from bert_jax.errors import InputError, StoppedError, one_line
 from bert_jax.storage.locks import writing
+from bert_jax.storage.places import AnyPath, Place, RemotePath, is_taken, scratch, to_place, upload_directory
+
+WRITTEN_LAST = ("manifest.json", "checksums.json")  # what makes a directory whole: of a data set, of a model
 
 
 @contextlib.contextmanager
-def atomic_path(path: str | os.PathLike) -> Iterator[Path]:
+def atomic_path(path: AnyPath) -> Iterator[Path]:
     """Yields a temporary name beside `path`, and renames it to `path` if the block ends without an error.
 
     A reader never sees half a file. If the disk is full, the old file stays. The temporary file is removed when the
-    block fails.
+    block fails. For a URL the temporary file is on this machine, and is uploaded.
     """
-    path = Path(path)
+    path = to_place(path)
+    if isinstance(path, RemotePath):
+        with scratch(path) as folder:
+            yield (temporary := Path(folder, path.name))
+            path.put(temporary)
+        return
     temporary = _temporary(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -40,18 +48,27 @@ def atomic_path(path: str | os.PathLike) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def new_directory(path: str | os.PathLike, replaces: Callable[[Path], bool] = lambda path: False) -> Iterator[Path]:
+def new_directory(path: AnyPath, replaces: Callable[[Place], bool] = lambda path: False) -> Iterator[Path]:
     """Yields an empty directory with a temporary name beside `path`; renamed to `path` if the block ends well.
 
     So the directory appears whole or not at all; the temporary one is removed when the block fails. Other commands
     cannot write there during the block. If `replaces(path)`, an existing directory is replaced: the old one is deleted
     only after the new one is in place, so a kill leaves one of the two.
 
+    For a URL the directory is on this machine, and is uploaded when the block ends; its manifest or checksums come
+    last. Until then the upload has an object ".unfinished", and one that was stopped may be replaced.
+
     Raises: InputError if there is something else at `path`, if another command is writing there, or if a file cannot be
     written.
     """
-    path = Path(path)
+    path = to_place(path)
     _check_free(path, replaces)
+    if isinstance(path, RemotePath):
+        with writing(path), scratch(path) as folder:
+            yield (temporary := Path(folder))
+            _check_free(path, replaces)
+            upload_directory(temporary, path, WRITTEN_LAST)
+        return
     temporary, old = _temporary(path), path.with_name(f".{path.name}.old")
     try:
         with writing(path):
@@ -79,9 +96,9 @@ def new_directory(path: str | os.PathLike, replaces: Callable[[Path], bool] = la
         raise StoppedError(str(error).replace(str(temporary), str(path))) from error
 
 
-def _check_free(path: Path, replaces: Callable[[Path], bool]) -> None:
+def _check_free(path: Place, replaces: Callable[[Place], bool]) -> None:
     """Raises: InputError if there is something at `path` that is not to be replaced."""
-    if os.path.lexists(path) and not replaces(path):
+    if is_taken(path) and not replaces(path):
         raise InputError(f"output {path} exists; give a directory that does not")
 
 
@@ -98,7 +115,7 @@ def check_space(directory: Path, num_bytes: int) -> None:
         raise StoppedError(f"cannot write {directory}: {sizes}; free some space or choose another place")
 
 
-def cannot_write(path: str | os.PathLike, error: Exception) -> StoppedError:
+def cannot_write(path: AnyPath, error: Exception) -> StoppedError:
     """Returns the error to raise after `error` has interrupted the writing of `path`."""
     number, text = getattr(error, "errno", None), getattr(error, "strerror", None)
     reason = text or one_line(error)[:200]
@@ -111,13 +128,13 @@ def cannot_write(path: str | os.PathLike, error: Exception) -> StoppedError:
     return StoppedError(f"cannot write {path}: {reason}; free some space or choose another place")
 
 
-def write_json(path: str | os.PathLike, value: object) -> None:
+def write_json(path: AnyPath, value: object) -> None:
     """Writes `value` as indented JSON with sorted keys, whole or not at all."""
     with atomic_path(path) as temporary:
         temporary.write_text(json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def write_array(path: str | os.PathLike, array: np.ndarray) -> None:
+def write_array(path: AnyPath, array: np.ndarray) -> None:
     """Writes an array as a `.npy` file, whole or not at all."""
     with atomic_path(path) as temporary, open(temporary, "wb") as stream:
         np.save(stream, array)

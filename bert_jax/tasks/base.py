@@ -7,12 +7,12 @@ predictions have the task's own types, which other modules pass on without looki
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from bert_jax.settings.finetuning import ProbeConfig, TaskConfig
+from bert_jax.storage.places import Place
 from bert_jax.text.tokenizer import Tokenizer
 
 Example: TypeAlias = Any  # the task's own type of examples
@@ -72,7 +72,7 @@ class Task:
     # Prediction -> JSON values.
     show: Callable[[Prediction], dict[str, object]]
     # (directory, split, examples, predictions): writes them in the official format.
-    write: Callable[[Path, str, Sequence[Example], Sequence[Prediction]], None]
+    write: Callable[[Place, str, Sequence[Example], Sequence[Prediction]], None]
     # Training examples -> their labels, in the order for a new classifier.
     find_labels: Callable[[Sequence[Example]], tuple[str, ...]] = lambda examples: ()
     # Examples with labels, and predictions -> the settings for further predictions, such as a threshold. None if the

@@ -13,7 +13,6 @@ Source: paper, section 4.4.
 import re
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +20,7 @@ import numpy as np
 from bert_jax.data.sources import tfds_text
 from bert_jax.errors import InputError
 from bert_jax.settings.finetuning import TaskConfig
+from bert_jax.storage.places import Place
 from bert_jax.tasks import scores
 from bert_jax.tasks.base import Row, Rows, Task
 from bert_jax.tasks.classify import SPLITS, id_of
@@ -205,7 +205,7 @@ def _score(examples: Sequence[ChoiceExample], predictions: Sequence[Chosen]) -> 
     return {"accuracy": scores.accuracy(labels, [prediction.choice for prediction in predictions])}
 
 
-def _write(directory: Path, split: str, examples: Sequence[ChoiceExample], predictions: Sequence[Chosen]) -> None:
+def _write(directory: Place, split: str, examples: Sequence[ChoiceExample], predictions: Sequence[Chosen]) -> None:
     """Writes SPLIT.tsv: the index of each example and its predicted choice."""
     ids = [example.id for example in examples]
-    write_predictions(Path(directory) / f"{split}.tsv", ids, [prediction.choice for prediction in predictions])
+    write_predictions(directory / f"{split}.tsv", ids, [prediction.choice for prediction in predictions])

@@ -6,11 +6,11 @@ It needs no files and no annotators: the label of a docstring is the area of its
 
 import hashlib
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 from bert_jax.data.sources import python_docs
 from bert_jax.errors import InputError
+from bert_jax.storage.places import Place
 from bert_jax.storage.writing import new_directory
 
 # The areas, and the modules and packages of each; Python has more, which belong to none or to several.
@@ -43,7 +43,7 @@ class Described(NamedTuple):
     module: str
 
 
-def make_docs_task(directory: Path, sizes: dict[str, int] | None = None) -> dict[str, list[Described]]:
+def make_docs_task(directory: Place, sizes: dict[str, int] | None = None) -> dict[str, list[Described]]:
     """Returns the examples of each split, having written train.tsv, dev.tsv and test.tsv with columns text and area.
 
     Args:

@@ -15,7 +15,6 @@ Source: paper, section 5.3.
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +22,7 @@ import numpy as np
 from bert_jax.data.sources import tfds_text
 from bert_jax.errors import InputError
 from bert_jax.settings.finetuning import TaskConfig
+from bert_jax.storage.places import Place
 from bert_jax.tasks.base import Row, Rows, Task
 from bert_jax.tasks.classify import SPLITS
 from bert_jax.tasks.readers import Record, find_split_file, read_table, tfds_classes
@@ -361,10 +361,10 @@ def _show(prediction: Tagged) -> dict[str, object]:
     }
 
 
-def _write(directory: Path, split: str, examples: Sequence[NerExample], predictions: Sequence[Tagged]) -> None:
+def _write(directory: Place, split: str, examples: Sequence[NerExample], predictions: Sequence[Tagged]) -> None:
     """Writes SPLIT.conll: the word, the true tag in IOB2 if it is known, and the predicted tag."""
     write_conll(
-        Path(directory) / f"{split}.conll",
+        directory / f"{split}.conll",
         (
             list(zip(example.words, *([] if example.tags is None else [_iob2(example.tags)]), _iob2(prediction.tags)))
             for example, prediction in zip(examples, predictions)

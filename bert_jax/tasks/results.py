@@ -2,7 +2,6 @@
 """The results of a fine-tuning run: descriptions, tables and curves."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +11,7 @@ from bert_jax.checkpoints.pretrained import FINETUNED, Pretrained
 from bert_jax.settings.finetuning import FinetuneConfig
 from bert_jax.settings.model import ModelConfig
 from bert_jax.storage import schema
+from bert_jax.storage.places import Place
 from bert_jax.tasks.base import Task
 from bert_jax.tasks.evaluation import Data
 from bert_jax.training.report import read_metrics
@@ -70,7 +70,7 @@ def describe_start(config: FinetuneConfig, start: Pretrained) -> str:
     return "; ".join([f"start from {config.init_checkpoint}", *notes])
 
 
-def summarise(workdir: Path, task: Task, best_step: int, epoch_steps: int, constant: Mapping[str, float]) -> list[str]:
+def summarise(workdir: Place, task: Task, best_step: int, epoch_steps: int, constant: Mapping[str, float]) -> list[str]:
     """Returns a table of all evaluations, with the best one marked, and the paths of the model and predictions."""
     records = [record for record in read_metrics(workdir / "metrics.jsonl") if record["kind"] == "eval"]
     names = [name for name in (records[-1] if records else {}) if name not in ("step", "kind", "time")]
@@ -110,7 +110,7 @@ _RESULTS = schema.record(
 )
 
 
-def read_results(workdir: Path) -> FinetuneResult | None:
+def read_results(workdir: Place) -> FinetuneResult | None:
     """Returns the results of a finished run, or None if it has not finished. Raises: InputError if damaged."""
     path = workdir / "results.json"
     if not path.exists():

@@ -11,11 +11,11 @@ Source: conlleval of CoNLL-2000; the default mode of seqeval is equal.
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from bert_jax.errors import InputError
 from bert_jax.storage import writing
+from bert_jax.storage.places import Place
 from bert_jax.tasks.readers import read_lines
 from bert_jax.tasks.scores import precision_recall_f1
 
@@ -169,7 +169,7 @@ def _without_prefix(sentences: list[Sentence]) -> list[Sentence]:
     return [each._replace(words=[word.removeprefix(prefix) for word in each.words]) for each in sentences]
 
 
-def write_conll(path: Path, sentences: Iterable[Sequence[Sequence[str]]]) -> None:
+def write_conll(path: Place, sentences: Iterable[Sequence[Sequence[str]]]) -> None:
     """Writes the columns of each word, separated by tabs, and a blank line after each sentence.
 
     Tabs and line ends within a column become blanks; other blanks stay, as they may be words.

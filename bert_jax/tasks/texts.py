@@ -7,7 +7,6 @@ run_classifier.py.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +14,7 @@ import numpy as np
 from bert_jax.errors import InputError
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.storage import writing
+from bert_jax.storage.places import Place
 from bert_jax.tasks import scores
 from bert_jax.tasks.base import Row, Rows
 from bert_jax.text.tokenizer import Tokenizer
@@ -259,14 +259,14 @@ def show(prediction: Classified | Scored) -> dict[str, object]:
 
 
 def write_split(
-    directory: Path, split: str, examples: Sequence[ClassifyExample], predictions: Sequence[Classified | Scored]
+    directory: Place, split: str, examples: Sequence[ClassifyExample], predictions: Sequence[Classified | Scored]
 ) -> None:
     """Writes SPLIT.tsv: the index and the prediction of each example."""
     values = [prediction.value if isinstance(prediction, Scored) else prediction.label for prediction in predictions]
-    write_predictions(Path(directory) / f"{split}.tsv", [example.id for example in examples], values)
+    write_predictions(directory / f"{split}.tsv", [example.id for example in examples], values)
 
 
-def write_predictions(path: Path, ids: Sequence[int | str], values: Sequence[object]) -> None:
+def write_predictions(path: Place, ids: Sequence[int | str], values: Sequence[object]) -> None:
     """Writes a file in GLUE's format: a header, then the index and the prediction of each example."""
     lines = [f"{name}\t{' '.join(str(value).split())}\n" for name, value in zip(ids, values)]
     with writing.atomic_path(path) as temporary:

@@ -8,7 +8,6 @@
 import functools
 import hashlib
 import json
-import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,8 @@ import numpy as np
 from bert_jax.errors import InputError, shown
 from bert_jax.storage import files, schema, writing
 from bert_jax.storage.files import JsonObject
+from bert_jax.storage.places import AnyPath, to_place
+from bert_jax.storage.urls import on_this_machine
 from bert_jax.text.normalize import Normalizer
 from bert_jax.text.sentencepieces import SentencePieces, read_sentencepieces
 from bert_jax.text.vocab import SPECIAL_TOKENS
@@ -183,14 +184,15 @@ class Tokenizer:
             raise InputError(f"token {token!r} is not in the vocabulary of {self.vocab_size}; tokenize() splits words")
         return self.pieces.ids[token]
 
-    def save(self, directory: str | os.PathLike) -> None:
+    def save(self, directory: AnyPath) -> None:
         """Writes the vocabulary's file, vocab.txt or spiece.model, and tokenizer_config.json.
 
         Those of WordPiece are what Hugging Face's BertTokenizer reads.
         """
-        with writing.atomic_path(Path(directory) / self.pieces.file_name) as temporary:
+        place = to_place(directory)
+        with writing.atomic_path(place / self.pieces.file_name) as temporary:
             temporary.write_bytes(self.pieces.content)
-        writing.write_json(Path(directory) / _CONFIG_NAME, {"tokenizer_class": self.pieces.class_name, **self.config})
+        writing.write_json(place / _CONFIG_NAME, {"tokenizer_class": self.pieces.class_name, **self.config})
 
 
 def wordpiece_tokenizer(
@@ -208,22 +210,21 @@ def wordpiece_tokenizer(
     return Tokenizer(WordPiece(vocab, Normalizer(lowercase, strip_accents, split_chinese)))
 
 
-def load_tokenizer(
-    path: str | os.PathLike, lowercase: bool | None = None, strip_accents: bool | None = None
-) -> Tokenizer:
+def load_tokenizer(path: AnyPath, lowercase: bool | None = None, strip_accents: bool | None = None) -> Tokenizer:
     """Returns the tokenizer of a vocabulary file, or of a directory with vocab.txt or spiece.model.
 
     A directory's tokenizer_config.json holds the options.
 
     Args:
-      path: the file or directory, ours or Hugging Face's; a file whose name ends in .model is SentencePiece's.
+      path: the file or directory, ours or Hugging Face's, or its URL; a file whose name ends in .model is
+        SentencePiece's.
       lowercase: overrides tokenizer_config.json. Without either, text is lower-cased unless the vocabulary
         holds capital letters (bracketed tokens such as [CLS] apart).
       strip_accents: overrides tokenizer_config.json. Without either it follows `lowercase`; with SentencePiece
         accents stay.
     Raises: InputError if there is no vocabulary, or an unusable one.
     """
-    path, config = Path(path), {}
+    path, config = on_this_machine(path), {}
     if path.is_dir():
         if (path / _CONFIG_NAME).exists():
             config = files.read_json(path / _CONFIG_NAME)

@@ -15,13 +15,13 @@ large script to [UNK]; 1 is better for an alphabet.
 """
 
 import time
-from pathlib import Path
 
 from absl import flags
 
 from bert_jax.data.sources.corpus import iterate_documents
 from bert_jax.errors import InputError
 from bert_jax.storage.locks import writing
+from bert_jax.storage.places import Place, to_place
 from bert_jax.text.normalize import Normalizer
 from bert_jax.text.sentencepieces import LineSample, SentencePieces, learn_sentencepieces
 from bert_jax.text.tokenizer import Tokenizer, load_tokenizer, wordpiece_tokenizer
@@ -62,7 +62,7 @@ _ONLY = {  # flags that only one kind has
 
 def main() -> None:
     """Reads the input, learns the vocabulary and writes it."""
-    output = Path(_OUTPUT.value)
+    output = to_place(_OUTPUT.value)
     if not _OUTPUT.value or output.is_file():
         raise InputError(f"output {_OUTPUT.value!r} is no directory; give --output=DIRECTORY, which may not exist yet")
     for kind, owned in _ONLY.items():
@@ -129,7 +129,7 @@ def _learn_sentencepiece() -> tuple[Tokenizer, str, str]:
     )
 
 
-def _save(tokenizer: Tokenizer, output: Path) -> bool:
+def _save(tokenizer: Tokenizer, output: Place) -> bool:
     """Writes the tokenizer. Returns False if the directory holds the same one.
 
     Raises: InputError if it holds another one, unless --overwrite, and if another command is writing there.

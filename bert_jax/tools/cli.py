@@ -12,15 +12,16 @@ from typing import Any
 from absl import app, flags, logging
 
 from bert_jax.errors import InputError
-from bert_jax.storage.urls import is_remote, user_cache
+from bert_jax.storage.places import check_workdir_place, to_place
+from bert_jax.storage.stores import check_writable, is_remote
+from bert_jax.storage.urls import user_cache
 from bert_jax.tools import recipes, streams
 
 
-def run(main: Callable[[], int | None], remote_output: bool = False) -> None:
+def run(main: Callable[[], int | None]) -> None:
     """Parses the flags and runs `main()`. Bad input gives one line on stderr and exit status 1.
 
-    `main` returns the exit status, or None for 0. `remote_output` says that it can write to URLs. Output is UTF-8 in
-    every locale.
+    `main` returns the exit status, or None for 0. Output is UTF-8 in every locale.
     """
     streams.prepare()
     _name_the_program()
@@ -33,8 +34,7 @@ def run(main: Callable[[], int | None], remote_output: bool = False) -> None:
         try:
             if len(argv) > 1:
                 raise InputError(f"unexpected argument {argv[1]!r}; options are written --name=value")
-            if not remote_output:
-                _check_local("workdir", "output")
+            _check_output_urls()
             status = main() or 0
             if status > 128:  # a signal has ended the run. Another Ctrl-C, while Python shuts down, changes nothing.
                 signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -98,15 +98,14 @@ def _no_device() -> bool:
         return True
 
 
-def _check_local(*names: str) -> None:
-    """Raises: InputError if one of these flags, which name output directories, is a URL."""
-    for name in names:
+def _check_output_urls() -> None:
+    """Raises: InputError, before any work, if a flag that names an output is a URL that cannot be written."""
+    for name in ("workdir", "output", "json"):
         value = flags.FLAGS[name].value if name in flags.FLAGS else None
-        if isinstance(value, str) and is_remote(value):
-            raise InputError(
-                f"--{name}={value} is a URL, and results are written to directories; mount the bucket, as gcsfuse "
-                "does, and give the directory"
-            )
+        if isinstance(value, str) and is_remote(value) and not value.startswith("hf://"):
+            if name == "workdir":
+                check_workdir_place(to_place(value))
+            check_writable(value)
 
 
 def define_cluster_flags() -> Callable[[], contextlib.AbstractContextManager[None]]:

@@ -7,11 +7,11 @@ For a work directory of a grid of seeds or learning rates it shows the mean, the
 """
 
 import statistics
-from pathlib import Path
 
 from absl import flags
 
 from bert_jax.errors import InputError
+from bert_jax.storage.places import to_place
 from bert_jax.tools import cli
 
 WORKDIRS = flags.DEFINE_list("workdirs", [], "work directories of finetune.py, separated by commas")
@@ -26,8 +26,9 @@ def main() -> None:
 
     rows, constants = [], {}
     for name in WORKDIRS.value:
-        places = sorted(Path(name).glob("runs/*/")) or [Path(name)]
-        results = [result for place in places if (result := read_results(place)) and result.metrics]
+        place = to_place(name)
+        runs = sorted((place / "runs").iterdir()) if (place / "runs").is_dir() else []
+        results = [result for place in runs or [place] if (result := read_results(place)) and result.metrics]
         if not results:
             raise InputError(f"{name} has no results.json of a run that was evaluated; let finetune.py finish there")
         metric = results[0].metric

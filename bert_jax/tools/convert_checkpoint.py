@@ -17,18 +17,16 @@ The format is recognised from the files. Neither PyTorch nor TensorFlow is neede
     python -m bert_jax.tools.convert_checkpoint --input=runs/base@20000 --output=hf://ORG/NAME --revision=step20000
 """
 
-import contextlib
 import dataclasses
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from absl import flags
 
 from bert_jax.errors import InputError
-from bert_jax.storage.urls import is_remote
+from bert_jax.storage.places import Place, is_taken, to_place
 from bert_jax.tools import cli
 
 _INPUT = flags.DEFINE_string("input", None, "The model to convert; its format is recognised.", required=True)
@@ -55,14 +53,17 @@ def main() -> None:
     """Writes the output, whole or not at all, and says what was read, left out and found."""
     url = _OUTPUT.value if _OUTPUT.value.startswith("hf://") else ""
     _check_flags(url)
-    with _place(url) as output:
-        bert = _convert(output, url or str(output))
-        if url:
-            from bert_jax.checkpoints.hub import upload
+    if not url:
+        output = to_place(_OUTPUT.value)
+        _convert(output, str(output))
+        return
+    from bert_jax.checkpoints.hub import upload
 
-            step = bert.trained.get("step")
-            message = f"Upload by bert_jax{f', step {step}' if step is not None else ''}"
-            print(f"uploaded to {upload(output, url, _REVISION.value, message, _PRIVATE.value)}")
+    with tempfile.TemporaryDirectory(prefix="bert_jax_hub_") as temporary:
+        directory = Path(temporary) / "model"
+        step = _convert(directory, url).trained.get("step")
+        message = f"Upload by bert_jax{f', step {step}' if step is not None else ''}"
+        print(f"uploaded to {upload(directory, url, _REVISION.value, message, _PRIVATE.value)}")
 
 
 def _check_flags(url: str) -> None:
@@ -80,25 +81,11 @@ def _check_flags(url: str) -> None:
         raise InputError("--to is needed: bert_jax, hf or tf1")
     if _REVISION.value:
         raise InputError(f"--revision={_REVISION.value} is of a repository of the hub; give --output=hf://ORG/NAME")
-    if is_remote(_OUTPUT.value):
-        raise InputError(
-            f"--output={_OUTPUT.value} is a URL, and models are written to directories or to hf://ORG/NAME"
-        )
-    if Path(_OUTPUT.value).exists():
+    if is_taken(to_place(_OUTPUT.value)):
         raise InputError(f"output {_OUTPUT.value} exists; give a directory that does not")
 
 
-@contextlib.contextmanager
-def _place(url: str) -> Iterator[Path]:
-    """Yields the directory to write: the output, or a temporary one for what is uploaded."""
-    if not url:
-        yield Path(_OUTPUT.value)
-        return
-    with tempfile.TemporaryDirectory(prefix="bert_jax_hub_") as directory:
-        yield Path(directory) / "model"
-
-
-def _convert(output: Path, shown: str) -> "Pretrained":
+def _convert(output: Place, shown: str) -> "Pretrained":
     """Writes the model to a directory, which messages call `shown`, and returns it."""
     to = _TO.value or "hf"
     from bert_jax.checkpoints.compare import differences
@@ -157,4 +144,4 @@ def _without_checksums(source: str, target: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    cli.run(main, remote_output=True)
+    cli.run(main)

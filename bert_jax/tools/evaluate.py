@@ -12,11 +12,11 @@ perplexity and accuracy of the next token. All devices of this process are used.
 import dataclasses
 import json
 import sys
-from pathlib import Path
 
 from absl import flags
 
 from bert_jax.errors import InputError
+from bert_jax.storage.places import to_place
 from bert_jax.storage.writing import write_json
 from bert_jax.tools import cli
 
@@ -58,7 +58,7 @@ def main() -> None:
     result = about | {"data": DATA.value or INPUT.value} | found
     print(json.dumps(result, indent=1, sort_keys=True))
     if OUTPUT.value:
-        write_json(Path(OUTPUT.value), result)
+        write_json(to_place(OUTPUT.value), result)
 
 
 if __name__ == "__main__":

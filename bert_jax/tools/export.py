@@ -4,11 +4,10 @@
 python -m bert_jax.tools.export --checkpoint=DIR --output=NEW
 """
 
-from pathlib import Path
-
 from absl import flags
 
 from bert_jax.errors import InputError
+from bert_jax.storage.places import to_place
 from bert_jax.tools import cli
 
 CHECKPOINT = flags.DEFINE_string("checkpoint", "", "a work directory, or a model in any format")
@@ -27,7 +26,7 @@ def main() -> None:
     from bert_jax.checkpoints.pretrained import load_pretrained
     from bert_jax.inference.export import export_model
 
-    export_model(load_pretrained(CHECKPOINT.value), Path(OUTPUT.value), tuple(PLATFORMS.value))
+    export_model(load_pretrained(CHECKPOINT.value), to_place(OUTPUT.value), tuple(PLATFORMS.value))
     print(f"exported to {OUTPUT.value}; its README.md says how to call it")
 
 

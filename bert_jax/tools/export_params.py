@@ -6,11 +6,10 @@
 --checkpoint is a work directory of train.py, finished or not: its newest whole checkpoint is taken.
 """
 
-from pathlib import Path
-
 from absl import flags
 
 from bert_jax.errors import InputError
+from bert_jax.storage.places import is_taken, to_place
 from bert_jax.tools import cli
 
 _CHECKPOINT = flags.DEFINE_string("checkpoint", None, "A work directory of train.py.", required=True)
@@ -19,8 +18,8 @@ _OUTPUT = flags.DEFINE_string("output", None, "Directory to make; must not exist
 
 def main() -> None:
     """Writes the directory that `bert_jax.load_pretrained` reads."""
-    output = Path(_OUTPUT.value)
-    if output.exists():
+    output = to_place(_OUTPUT.value)
+    if is_taken(output):
         raise InputError(f"output {output} exists; give a directory that does not")
     from bert_jax.checkpoints.pretrained import load_pretrained, save_pretrained
 

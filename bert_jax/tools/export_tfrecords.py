@@ -9,20 +9,21 @@ vocabulary is written beside the files.
 """
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import jax
 import numpy as np
 from absl import flags
 
 from bert_jax.batch import Batch
+from bert_jax.data.blocks import Rows
 from bert_jax.data.google.examples import LABELS, Columns, write_examples
 from bert_jax.data.pipeline import rows_to_batch, train_rows
 from bert_jax.data.processes import say
-from bert_jax.data.records import Dataset, Split, open_dataset
+from bert_jax.data.records import Dataset, open_dataset
 from bert_jax.errors import InputError
 from bert_jax.model.masking import mask_tokens
 from bert_jax.settings.pretraining import MaskingConfig
+from bert_jax.storage.places import Place
 from bert_jax.storage.writing import new_directory
 from bert_jax.tools import cli
 
@@ -77,16 +78,16 @@ def export_examples(
             places = np.arange(index, total, num_files)
             name = f"{split}-{index:05d}-of-{num_files:05d}.tfrecord"
             write_examples(directory / name, _examples(rows, places, masking, mask))
-            say(f"{Path(output) / name}: {len(places):,} examples")
+            say(f"{output}/{name}: {len(places):,} examples")
         tokenizer.save(directory)
     return total
 
 
-def _is_empty(path: Path) -> bool:
+def _is_empty(path: Place) -> bool:
     return path.is_dir() and not any(path.iterdir())
 
 
-def _check(data: str, dataset: Dataset, rows: Split, split: str, masking: MaskingConfig, epochs: int) -> None:
+def _check(data: str, dataset: Dataset, rows: Rows, split: str, masking: MaskingConfig, epochs: int) -> None:
     """Raises: InputError if the rows cannot be written as examples."""
     row = dataset.manifest["row"]
     if row["max_sequences"] > 1:
@@ -108,7 +109,7 @@ def _check(data: str, dataset: Dataset, rows: Split, split: str, masking: Maskin
 
 
 def _examples(
-    rows: Split, places: np.ndarray, masking: MaskingConfig, mask: Callable[[Batch], Batch]
+    rows: Rows, places: np.ndarray, masking: MaskingConfig, mask: Callable[[Batch], Batch]
 ) -> Iterator[Columns]:
     """Yields the examples at some places of a training, in their order."""
     for start in range(0, len(places), _ROWS_AT_ONCE):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from absl import flags
 
 from bert_jax.errors import InputError
+from bert_jax.storage.places import to_place
 from bert_jax.storage.writing import atomic_path
 from bert_jax.tools import cli
 from bert_jax.tools.lines import open_lines, read_lines
@@ -51,7 +52,7 @@ def main() -> None:
     from bert_jax.inference import features
 
     bert = load_pretrained(CHECKPOINT.value)
-    with atomic_path(Path(OUTPUT.value)) as temporary:
+    with atomic_path(to_place(OUTPUT.value)) as temporary:
         if POOLING.value != "none":
             if POOLING.value == "cls":
                 print("note: the [CLS] vector of a model not trained to compare sentences says little", file=sys.stderr)

@@ -8,14 +8,13 @@ run that was stopped. The model of the best evaluation is left in the work direc
 --helpfull lists the flags of several processes too.
 """
 
-from pathlib import Path
-
 from absl import flags
 from ml_collections import config_flags
 
 from bert_jax.devices.allocator import reuse_freed_memory
 from bert_jax.errors import InputError
 from bert_jax.settings.finetuning import FinetuneConfig
+from bert_jax.storage.places import to_place
 from bert_jax.tools import cli, recipes
 
 CONFIG = config_flags.DEFINE_config_file("config", None, recipes.HELP)
@@ -34,7 +33,7 @@ def main() -> int:
     from bert_jax.sweep import sweep
     from bert_jax.training.goodput import process_started
 
-    workdir = Path(WORKDIR.value)
+    workdir = to_place(WORKDIR.value)
     with JOIN():
         if config.sweep.is_grid:
             signal = sweep(config, workdir).signal

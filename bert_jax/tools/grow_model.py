@@ -17,11 +17,10 @@ of the model that it starts from, here that of base):
     echo 'The patient was given [MASK].' | python -m bert_jax.tools.predict --checkpoint=runs/med
 """
 
-from pathlib import Path
-
 from absl import flags
 
 from bert_jax.errors import InputError
+from bert_jax.storage.places import is_taken, to_place
 from bert_jax.text.vocab import read_vocab
 from bert_jax.tools import cli
 
@@ -36,8 +35,8 @@ _MAX_POSITIONS = flags.DEFINE_integer("max_positions", 0, "Positions to grow to;
 
 def main() -> None:
     """Writes the grown model, a directory that `bert_jax.load_pretrained` reads."""
-    output = Path(_OUTPUT.value)
-    if output.exists():
+    output = to_place(_OUTPUT.value)
+    if is_taken(output):
         raise InputError(f"output {output} exists; give a directory that does not")
     if _USE_UNUSED.value and not _ADD_TOKENS.value:
         raise InputError("--use_unused is for --add_tokens; give a file of words, or leave it out")

@@ -7,19 +7,20 @@ from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
 from bert_jax.errors import InputError
+from bert_jax.storage.urls import local_copy
 from bert_jax.tasks.json_values import parse_json
 
 
 @contextlib.contextmanager
 def open_lines(path: str) -> Iterator[BinaryIO]:
-    """Yields the bytes of a file, or of standard input for "-". Raises: InputError if it cannot be read."""
+    """Yields the bytes of a file or URL, or of standard input for "-". Raises: InputError if it cannot be read."""
     if path == "-":
         if sys.stdin is None:
             raise InputError("standard input is closed; give a file as --input, or open it")
         yield sys.stdin.buffer
         return
     try:
-        stream = open(path, "rb")
+        stream = open(local_copy(path), "rb")
     except OSError as error:
         raise InputError(f"input {path} cannot be read: {error.strerror}") from None
     with stream:

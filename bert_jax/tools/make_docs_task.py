@@ -6,11 +6,10 @@ python -m bert_jax.tools.make_docs_task --output=DIR
 Writes train.tsv, dev.tsv and test.tsv with columns text and area; no module is in two of them.
 """
 
-from pathlib import Path
-
 from absl import flags
 
 from bert_jax.errors import InputError
+from bert_jax.storage.places import to_place
 from bert_jax.tasks.docs_task import AREAS, make_docs_task
 from bert_jax.tools import cli
 
@@ -21,10 +20,10 @@ def main() -> None:
     """Writes the task and says how large it is."""
     if not OUTPUT.value:
         raise InputError("--output is needed: the directory to write")
-    if (Path(OUTPUT.value) / "train.tsv").exists():
+    if (to_place(OUTPUT.value) / "train.tsv").exists():
         print(f"{OUTPUT.value}: it was there already")
         return
-    splits = make_docs_task(Path(OUTPUT.value))
+    splits = make_docs_task(to_place(OUTPUT.value))
     counted = ", ".join(
         f"{name} {len(examples)} of {len({example.module for example in examples})} modules"
         for name, examples in sorted(splits.items(), key=lambda item: -len(item[1]))

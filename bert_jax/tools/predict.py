@@ -14,13 +14,13 @@ import contextlib
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from absl import flags
 
 from bert_jax.errors import InputError
 from bert_jax.storage.files import JsonObject
+from bert_jax.storage.places import to_place
 from bert_jax.storage.writing import atomic_path
 from bert_jax.tools import cli
 from bert_jax.tools.lines import converse, open_lines, parse_line, read_lines
@@ -119,7 +119,7 @@ def _writer(path: str) -> Iterator[Callable[[str], None]]:
     if path == "-":
         yield lambda line: print(line, flush=True)
         return
-    with atomic_path(Path(path)) as temporary, open(temporary, "w", encoding="utf-8") as stream:
+    with atomic_path(to_place(path)) as temporary, open(temporary, "w", encoding="utf-8") as stream:
         yield lambda line: print(line, file=stream)
 
 

@@ -43,4 +43,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main, remote_output=True)
+    cli.run(main)

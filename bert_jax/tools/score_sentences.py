@@ -15,13 +15,13 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from absl import flags
 
 from bert_jax.errors import InputError
 from bert_jax.storage.files import JsonObject
+from bert_jax.storage.places import to_place
 from bert_jax.storage.writing import atomic_path, write_json
 from bert_jax.tools import cli
 from bert_jax.tools.lines import open_lines, read_lines
@@ -96,7 +96,7 @@ def _score_pairs() -> None:
         about = _about(bert, method) | {"pairs": PAIRS.value, "limit": LIMIT.value, "baselines": BASELINES.value}
         about |= {"intervals": minimal_pairs.INTERVALS, "sentences": len(sentences)}
         about |= {"sentences_with_unknown_words": unknown, "seconds": round(seconds, 3)}
-        write_json(Path(OUTPUT.value), about | table.as_json())
+        write_json(to_place(OUTPUT.value), about | table.as_json())
 
 
 def _about(bert: "Pretrained", method: str) -> JsonObject:
@@ -138,7 +138,7 @@ def _writer(path: str) -> Iterator[Callable[[str], object]]:
     if not path:
         yield print
         return
-    with atomic_path(Path(path)) as temporary, open(temporary, "w", encoding="utf-8") as stream:
+    with atomic_path(to_place(path)) as temporary, open(temporary, "w", encoding="utf-8") as stream:
         yield lambda line: stream.write(line + "\n")
 
 

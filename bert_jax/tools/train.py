@@ -8,14 +8,13 @@ run that was stopped, and trains on with a larger --config.train.num_steps.
 --helpfull lists the flags of several processes too.
 """
 
-from pathlib import Path
-
 from absl import flags
 from ml_collections import config_flags
 
 from bert_jax.devices.allocator import reuse_freed_memory
 from bert_jax.errors import InputError
 from bert_jax.settings.pretraining import PretrainConfig
+from bert_jax.storage.places import to_place
 from bert_jax.tools import cli, recipes
 
 CONFIG = config_flags.DEFINE_config_file("config", None, recipes.HELP)
@@ -34,7 +33,7 @@ def main() -> int:
     from bert_jax.training.goodput import process_started
 
     with JOIN():
-        result = pretrain(config, Path(WORKDIR.value), started=process_started())
+        result = pretrain(config, to_place(WORKDIR.value), started=process_started())
     return 128 + result.signal if result.signal else 0
 
 

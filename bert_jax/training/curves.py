@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The curves of a run, drawn from its metrics."""
 
-import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bert_jax.errors import package_needed
+from bert_jax.storage.places import AnyPath, to_place
 from bert_jax.storage.writing import atomic_path
 from bert_jax.training.report import BASELINES, MetricsRecord, describe, read_metrics
 
@@ -15,9 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.ticker import MaxNLocator
 
 
-def draw_curves(
-    metrics_path: str | os.PathLike, png_path: str | os.PathLike, scores: Sequence[tuple[str, str, float]] = ()
-) -> None:
+def draw_curves(metrics_path: AnyPath, png_path: AnyPath, scores: Sequence[tuple[str, str, float]] = ()) -> None:
     """Draws the curves of a run as a PNG; nothing if there are no metrics yet.
 
     `scores` are the first panels, as (metric, title, factor); the default is those of pre-training. Panels without data
@@ -26,7 +23,7 @@ def draw_curves(
     with package_needed("matplotlib", f"drawing {png_path}"):
         from matplotlib.figure import Figure  # not pyplot: no global state, and no display
 
-    series = _series(read_metrics(metrics_path)) if Path(metrics_path).exists() else {}
+    series = _series(read_metrics(metrics_path)) if to_place(metrics_path).exists() else {}
     panels = [
         panel for panel in (*(scores or _PRETRAINING), *_COURSE) if any((kind, panel[0]) in series for kind in _KINDS)
     ]

@@ -2,6 +2,7 @@
 """Profiles of a few training steps, for TensorBoard and Perfetto: at configured steps, or on request."""
 
 from collections.abc import Generator, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TypeVar
 
@@ -9,6 +10,7 @@ import jax
 
 from bert_jax.devices import cluster
 from bert_jax.settings.rules import step_range
+from bert_jax.storage.places import Place, RemotePath, scratch
 from bert_jax.training.report import Reporter
 
 Item = TypeVar("Item")
@@ -18,7 +20,7 @@ _STEPS_WHEN_ASKED = 5
 
 
 def profiled(
-    batches: Iterator[Item], first_step: int, in_flight: int, steps: str, every: int, reporter: Reporter, workdir: Path
+    batches: Iterator[Item], first_step: int, in_flight: int, steps: str, every: int, reporter: Reporter, workdir: Place
 ) -> Generator[Item]:
     """Yields the batches, and profiles device and host during some of the steps between them.
 
@@ -34,29 +36,33 @@ def profiled(
     """
     first, last = step_range(steps)
     step, until = first_step, 0  # `until` is the step before which a profile ends
-    try:
-        for batch in batches:
-            if until and step >= until:
-                until = _stop(reporter, workdir)
-            asked = not until and step % every == 0 and cluster.is_first() and (workdir / ASK).exists()
-            if not until and step == first < last:
-                until = _start(workdir, last + in_flight)
-            elif asked:
-                (workdir / ASK).unlink(missing_ok=True)
-                until = _start(workdir, step + _STEPS_WHEN_ASKED + in_flight)
-            step += 1
-            yield batch
-    finally:
-        if until:
-            _stop(reporter, workdir)
+    with scratch(workdir) if isinstance(workdir, RemotePath) else nullcontext(workdir / "profile") as folder:
+        try:
+            for batch in batches:
+                if until and step >= until:
+                    until = _stop(reporter, Path(folder), workdir)
+                asked = not until and step % every == 0 and cluster.is_first() and (workdir / ASK).exists()
+                if not until and step == first < last:
+                    until = _start(Path(folder), last + in_flight)
+                elif asked:
+                    (workdir / ASK).unlink(missing_ok=True)
+                    until = _start(Path(folder), step + _STEPS_WHEN_ASKED + in_flight)
+                step += 1
+                yield batch
+        finally:
+            if until:
+                _stop(reporter, Path(folder), workdir)
 
 
-def _start(workdir: Path, until: int) -> int:
-    jax.profiler.start_trace(workdir / "profile", create_perfetto_trace=True)
+def _start(folder: Path, until: int) -> int:
+    jax.profiler.start_trace(folder, create_perfetto_trace=True)
     return until
 
 
-def _stop(reporter: Reporter, workdir: Path) -> int:
+def _stop(reporter: Reporter, folder: Path, workdir: Place) -> int:
     jax.profiler.stop_trace()
+    if isinstance(workdir, RemotePath):
+        for path in [path for path in folder.rglob("*") if path.is_file()]:
+            (workdir / "profile" / path.relative_to(folder).as_posix()).put(path)
     reporter.message(f"profile written to {workdir / 'profile'}: for tensorboard --logdir, or ui.perfetto.dev")
     return 0

@@ -4,11 +4,12 @@
 The only home of tqdm, tensorboardX and matplotlib; each is imported when it is first needed.
 """
 
+import contextlib
 import importlib.util
 import json
 import math
-import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any, TypeAlias
 
 from bert_jax.errors import InputError, package_needed
 from bert_jax.storage import schema
+from bert_jax.storage.places import AnyPath, RemotePath, scratch, to_place
 from bert_jax.storage.writing import atomic_path
 from bert_jax.training import goodput
 
@@ -31,11 +33,14 @@ class Reporter:
     `start_step`, earlier records of later steps are removed, so that there is one curve.
     With `enabled=False`, as on every process but the first, it does nothing. `carried` is the goodput of the attempts
     before this one; None if there is no record of it.
+
+    Object stores cannot append: for a work directory in one, the files are on this machine, and `publish` replaces
+    those in the store.
     """
 
     def __init__(
         self,
-        workdir: str | os.PathLike,
+        workdir: AnyPath,
         total_steps: int,
         start_step: int = 0,
         progress: bool = True,
@@ -47,13 +52,24 @@ class Reporter:
         self._started = time.monotonic()
         self._file = self._board = self._bar = None
         self.carried: MetricsRecord | None = None
+        self._store = self._spool = None
+        self._publishing = threading.Lock()
+        self._published: dict[str, tuple[int, int]] = {}
         if not enabled:
             return
         if importlib.util.find_spec("matplotlib") is None:  # checked now, not when the run ends
             raise InputError(
                 "drawing curves.png needs the package matplotlib, which is not installed: pip install matplotlib"
             )
-        path = Path(workdir) / METRICS_FILE
+        place = to_place(workdir)
+        if isinstance(place, RemotePath):
+            self._store, self._spool = place, scratch(place)
+            folder = Path(self._spool.name)
+            if (place / METRICS_FILE).exists():
+                (folder / METRICS_FILE).write_bytes((place / METRICS_FILE).read_bytes())
+        else:
+            folder = place
+        path = folder / METRICS_FILE
         path.parent.mkdir(parents=True, exist_ok=True)
         kept, self.carried = _drop_after(path, start_step)
         # A run that was killed between an evaluation and the checkpoint that records it evaluates this step again.
@@ -93,18 +109,45 @@ class Reporter:
         elif self._enabled:
             print(text, file=sys.stderr, flush=True)
 
+    def publish(self) -> None:
+        """Uploads records and TensorBoard's files to the work directory, if it is in an object store.
+
+        Raises: StoppedError if it cannot be written.
+        """
+        if self._store is None or self._spool is None:
+            return
+        folder = Path(self._spool.name)
+        with self._publishing:
+            if self._board is not None:
+                self._board.flush()
+            for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+                name, about = path.relative_to(folder).as_posix(), (path.stat().st_size, path.stat().st_mtime_ns)
+                if self._published.get(name) != about:
+                    content = path.read_bytes()
+                    whole = content.rpartition(b"\n")[0] + b"\n" if name == METRICS_FILE and content else content
+                    (self._store / name).write_bytes(whole)  # no half of a line that is being written
+                    self._published[name] = about
+
     def close(self) -> None:
-        """Flushes and closes all outputs. It may be called twice."""
+        """Flushes, publishes and closes all outputs. It may be called twice."""
         for stream in (self._bar, self._board, self._file):
             if stream is not None:
                 stream.close()
         self._file = self._board = self._bar = None
+        try:
+            self.publish()
+        finally:
+            self._store = None
+            if self._spool is not None:
+                self._spool.cleanup()
+            self._spool = None
 
     def __enter__(self) -> "Reporter":
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        with contextlib.suppress(*([InputError] if kind else [])):  # the error that ends the run says more
+            self.close()
 
     def _show(self, step: int, kind: str, metrics: Mapping[str, float]) -> None:
         if kind == goodput.KIND:
@@ -131,7 +174,7 @@ def _metric(value: object, place: str) -> None:
 _RECORD = schema.record({"step": schema.whole(), "kind": schema.one_of(*KINDS)}, others=_metric)
 
 
-def read_metrics(path: str | os.PathLike, kinds: Sequence[str] = ("train", "eval")) -> list[MetricsRecord]:
+def read_metrics(path: AnyPath, kinds: Sequence[str] = ("train", "eval")) -> list[MetricsRecord]:
     """Returns the records of these kinds in a metrics file, in the order in which they were written.
 
     An incomplete last line, as a killed run leaves it, is left out.
@@ -139,7 +182,7 @@ def read_metrics(path: str | os.PathLike, kinds: Sequence[str] = ("train", "eval
     Raises: InputError if the file is missing or another line cannot be read.
     """
     try:
-        lines = Path(path).read_text(encoding="utf-8", errors="replace").removesuffix("\n").split("\n")
+        lines = to_place(path).read_text(encoding="utf-8", errors="replace").removesuffix("\n").split("\n")
     except OSError as error:
         raise InputError(f"metrics {path} cannot be read: {error.strerror or error}") from None
     records = []

@@ -4,7 +4,6 @@
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,6 +15,7 @@ from bert_jax.devices import cluster
 from bert_jax.settings.finetuning import FinetuneConfig
 from bert_jax.settings.pretraining import PretrainConfig
 from bert_jax.settings.rules import to_dict
+from bert_jax.storage.places import Place
 from bert_jax.storage.writing import write_json
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training import goodput
@@ -28,7 +28,7 @@ from bert_jax.training.workdir import check_workdir, common, locked
 class Run:
     """A run that holds the lock of its work directory. `open_run` makes it."""
 
-    workdir: Path
+    workdir: Place
     checkpoints: Checkpoints
     reporter: Reporter
     preemption: cluster.Preemption
@@ -83,7 +83,7 @@ class Run:
 @contextlib.contextmanager
 def open_run(
     config: PretrainConfig | FinetuneConfig,
-    workdir: Path,
+    workdir: Place,
     about: Mapping[str, object],
     tokenizer: Tokenizer,
     abstract: TrainState,
@@ -99,7 +99,7 @@ def open_run(
 
     Args:
       config: the resolved settings, with the values that follow from the data.
-      workdir: the work directory; it is created if missing.
+      workdir: the work directory, on a disk or in an object store; it is created if missing.
       about: further JSON values that identify the run: its model, and the fingerprint of its data.
       tokenizer: saved in the work directory.
       abstract: shapes, dtypes and shardings of the state.
@@ -137,6 +137,7 @@ def open_run(
         if reporter.carried is not None:
             clock.resume(reporter.carried)
         run = Run(workdir, checkpoints, reporter, preemption, restored, start, clock, first_step)
+        checkpoints.before_seal = reporter.publish  # so that the bucket's records reach to each checkpoint
         yield run
         with clock.phase("saving"):
             checkpoints.close()

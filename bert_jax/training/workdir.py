@@ -5,7 +5,7 @@ import contextlib
 import dataclasses
 import typing
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 from bert_jax.checkpoints.remains import sweep_temporaries
@@ -18,23 +18,34 @@ from bert_jax.settings.pretraining import PretrainConfig
 from bert_jax.settings.rules import changed_keys, to_dict
 from bert_jax.storage import schema
 from bert_jax.storage.files import read_json
+from bert_jax.storage.leases import LEASE, lease
 from bert_jax.storage.locks import LOCK, lock_file
+from bert_jax.storage.places import Place, RemotePath, check_workdir_place
 
 
 @contextlib.contextmanager
-def locked(workdir: Path) -> Iterator[None]:
+def locked(workdir: Place) -> Iterator[None]:
     """Creates the work directory and locks it until the block ends.
 
-    The kernel releases the lock however this process ends; the file itself may stay. With several processes the first
-    holds the lock, and all fail together if it cannot.
+    The kernel releases the lock however this process ends; the file itself may stay. In an object store it is a lease,
+    which expires when its holder ends; a run that loses its lease to another ends at once. With several processes the
+    first holds the lock, and all fail together if it cannot.
 
     Raises: InputError if another run uses the directory; nothing has been written then.
     """
     workdir.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         holder = ""
-        if cluster.is_first():
-            holder = stack.enter_context(lock_file(workdir / LOCK, keep=True))
+
+        def hold() -> None:
+            nonlocal holder
+            if isinstance(workdir, RemotePath):
+                lost = partial(cluster.end_job, InputError.STATUS)
+                holder = stack.enter_context(lease(str(workdir / LEASE), str(workdir), lost))
+            else:
+                holder = stack.enter_context(lock_file(workdir / LOCK, keep=True))
+
+        cluster.first_does(f"lock {workdir}", hold)
         if cluster.first_says(int(bool(holder))):
             who = holder or "the first process tells which"
             raise InputError(f"workdir {workdir} is in use by another run ({who}); wait for it or give another workdir")
@@ -44,7 +55,7 @@ def locked(workdir: Path) -> Iterator[None]:
         yield
 
 
-def common(workdir: Path, identity: Mapping[str, Any]) -> dict[str, object]:
+def common(workdir: Place, identity: Mapping[str, Any]) -> dict[str, object]:
     """Returns the values that must be equal on all processes of a run, for `cluster.check_same`.
 
     The paths of the data may differ: `identity` has their checksums.
@@ -60,7 +71,7 @@ def common(workdir: Path, identity: Mapping[str, Any]) -> dict[str, object]:
 
 
 def _changes_of(
-    workdir: Path, before: dict[str, Any], identity: dict[str, Any], config: PretrainConfig
+    workdir: Place, before: dict[str, Any], identity: dict[str, Any], config: PretrainConfig
 ) -> tuple[str, ...]:
     """Returns the settings of pre-training that may differ from `before`; see `phases.may_change`.
 
@@ -77,15 +88,16 @@ def _changes_of(
 
 
 def check_workdir(
-    workdir: Path, identity: dict[str, Any], config: PretrainConfig | FinetuneConfig, may_change: tuple[str, ...] = ()
+    workdir: Place, identity: dict[str, Any], config: PretrainConfig | FinetuneConfig, may_change: tuple[str, ...] = ()
 ) -> None:
     """Raises: InputError, with the settings that differ, if the work directory belongs to another run.
 
     Settings with a prefix in `may_change` may differ, and so may those that never affect results.
     """
+    check_workdir_place(workdir)
     path = workdir / "config.json"
     if not path.exists():
-        if workdir.exists() and not workdir.is_dir():
+        if workdir.exists() and workdir.is_file():
             raise InputError(f"workdir {workdir} is a file; give a directory")
         return
     kind = type(config)
@@ -111,7 +123,7 @@ def check_workdir(
 _REMOVED = (("sweep", "together"),)  # settings of earlier versions, without effect on results
 
 
-def read_identity(workdir: Path, kind: type) -> dict[str, Any]:
+def read_identity(workdir: Place, kind: type) -> dict[str, Any]:
     """Returns the config.json of a work directory.
 
     Raises: InputError if its "run" does not hold settings of the dataclass `kind`, or one has another type.

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from bert_jax.data import records
-from bert_jax.data.building import finished_manifest, unfinished
+from bert_jax.data.building import finished_manifest, unfinished, uploaded
 from bert_jax.data.google.examples import (
     AT_ONCE,
     LABELS,
@@ -70,6 +70,10 @@ def import_examples(
         raise InputError(f"masks {masks!r} is not known; use keep or redraw")
     if num_workers < 0:
         raise InputError(f"workers {num_workers} is negative; 0 takes all cores")
+    if urls.is_remote(output):
+        return uploaded(
+            output, lambda path: import_examples(inputs, tokenizer, path, heldout_inputs, masks, num_workers)
+        )
     files = _plan_files(inputs, heldout_inputs)
     loaded = load_tokenizer(tokenizer)
     row_length, predictions = _row_shape(files, loaded)

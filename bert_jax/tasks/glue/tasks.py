@@ -20,6 +20,7 @@ import numpy as np
 from bert_jax.data.sources import tfds_text
 from bert_jax.errors import InputError
 from bert_jax.settings.finetuning import TaskConfig
+from bert_jax.storage.places import Place
 from bert_jax.tasks.base import Task
 from bert_jax.tasks.classify import id_of, named_class, parse_texts, text_of
 from bert_jax.tasks.readers import (
@@ -333,7 +334,7 @@ def _canonical(order: Sequence[int], prediction: Classified) -> int:
 def _write(
     name: str,
     order: Sequence[int],
-    directory: Path,
+    directory: Place,
     split: str,
     examples: Sequence[ClassifyExample],
     predictions: Sequence[Classified | Scored],
@@ -351,4 +352,4 @@ def _write(
     if all(isinstance(each, int) for each in ids):  # those of TFDS are shuffled
         places = np.argsort(np.array(ids, np.int64), kind="stable")
         ids, values = [ids[place] for place in places], [values[place] for place in places]
-    write_predictions(Path(directory) / f"{stem}.tsv", ids, values)
+    write_predictions(directory / f"{stem}.tsv", ids, values)

@@ -7,13 +7,13 @@ For the sources of data see `tasks.squad.read`.
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 
 from bert_jax.errors import InputError
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.storage import writing
+from bert_jax.storage.places import Place
 from bert_jax.tasks.base import Row, Rows, Task
 from bert_jax.tasks.squad.decode import SpanPrediction, decode_spans
 from bert_jax.tasks.squad.read import SquadExample, parse_question, read_squad
@@ -118,7 +118,7 @@ def show_prediction(prediction: SpanPrediction) -> dict[str, object]:
 
 
 def write_predictions(
-    directory: Path, split: str, examples: Sequence[SquadExample], predictions: Sequence[SpanPrediction]
+    directory: Place, split: str, examples: Sequence[SquadExample], predictions: Sequence[SpanPrediction]
 ) -> None:
     """Writes predictions.json, nbest_predictions.json and for squad2 null_odds.json, as Google's run_squad.py does.
 
@@ -160,6 +160,6 @@ def _no_span(predictions: Sequence[SpanPrediction]) -> dict[str, float]:
     return {"num_without_span": float(count)} if count else {}
 
 
-def _write(path: Path, values: Mapping[str, object]) -> None:
+def _write(path: Place, values: Mapping[str, object]) -> None:
     with writing.atomic_path(path) as temporary:
         temporary.write_text(json.dumps(values, indent=4) + "\n", encoding="utf-8")

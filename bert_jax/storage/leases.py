@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Leases: locks in object stores, which have none.
+
+A lease is an object that is made only if it is absent. Its holder rewrites it every `RENEW_SECONDS`, each time only if
+it is still the version that the holder wrote. So a holder learns when another has taken the lease over. Another takes
+it over once it has not been renewed for `EXPIRE_SECONDS`, or at once if its process was on this machine and is gone.
+"""
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from bert_jax.errors import InputError, StoppedError
+from bert_jax.storage import stores
+
+LEASE = ".lease"  # name of the object inside a directory
+RENEW_SECONDS = 10.0
+EXPIRE_SECONDS = 60.0
+_SKEW = 10  # a lease older than this many times its life has expired, whatever the clocks of two machines say
+
+_held: dict[str, "Lease"] = {}  # by the prefix that each protects
+
+
+class Lease:
+    """A lease that this process holds, renewed by a thread until `release`. `take` makes it."""
+
+    def __init__(self, url: str, on_loss: Callable[[str], object] | None = None) -> None:
+        self.url, self._on_loss = url, on_loss
+        self._name = uuid.uuid4().hex
+        self._renewals = 0
+        self._token, self._lost = "", ""
+        self._changing = threading.Lock()
+        self._renewed_at = time.monotonic()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._keep_renewing, name="lease", daemon=True)
+
+    def take(self, say: Callable[[str], object]) -> str:
+        """Returns "" once this process holds the lease, or a description of the live run that does.
+
+        Waits while it is open whether the holder is alive: until it renews the lease, or the lease expires.
+        """
+        first, began, wait = "", time.monotonic(), 0.0
+        while True:
+            found = stores.read_version(self.url)
+            if found is None:
+                self._token = stores.write_if(self.url, self._content(), "")
+                if self._token:
+                    break
+                continue
+            other = _read(found.content)
+            if other["name"] == self._name:  # the answer to our write was lost
+                self._token = found.token
+                break
+            if first and found.token != first:
+                return _describe(other, found.age)
+            if not first:
+                first, began, wait = found.token, time.monotonic(), _patience(other, found.age)
+                if wait > RENEW_SECONDS / 2:
+                    say(f"{self.url} is held by {_describe(other, found.age)}; waiting {wait:.0f} s at most to see "
+                        "whether it is renewed")  # fmt: skip
+            if time.monotonic() - began >= wait:
+                self._token = stores.write_if(self.url, self._content(), found.token)
+                if self._token:
+                    break
+            time.sleep(min(1.0, max(0.05, wait / 10)))
+        self._renewed_at = time.monotonic()
+        self._thread.start()
+        return ""
+
+    def check(self) -> None:
+        """Raises: StoppedError if this process holds the lease no more. Renews it first if that is overdue."""
+        if not self._lost and time.monotonic() - self._renewed_at > EXPIRE_SECONDS / 2:  # suspended, or no network
+            self._renew()
+        if self._lost:
+            raise StoppedError(self._lost)
+
+    def release(self) -> None:
+        """Ends the renewal and deletes the lease."""
+        self._ended.set()
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join(RENEW_SECONDS)
+        with contextlib.suppress(InputError):  # it expires
+            found = None if self._lost else stores.read_version(self.url)
+            if found is not None and found.token == self._token:
+                stores.remove(self.url)
+
+    def _keep_renewing(self) -> None:
+        while not self._ended.wait(RENEW_SECONDS):
+            with contextlib.suppress(InputError):  # of the network: `check` decides, before anything is written
+                self._renew()
+            if self._lost and not self._ended.is_set():
+                if self._on_loss is not None:
+                    self._on_loss(self._lost)
+                return
+
+    def _renew(self) -> None:
+        with self._changing:
+            token = stores.write_if(self.url, self._content(), self._token)
+            if not token:
+                found = stores.read_version(self.url)
+                other = _read(found.content) if found is not None else {"name": ""}
+                if found is not None and other["name"] == self._name:  # the answer to an earlier write was lost
+                    token = found.token
+                else:
+                    who = _describe(other, found.age) if found is not None else "nobody, as it was deleted"
+                    self._lost = (
+                        f"the lease {self.url} of this run is now held by {who}; this run stops and writes no more, so "
+                        "that one run alone uses the place"
+                    )
+                    return
+            self._token, self._renewed_at = token, time.monotonic()
+
+    def _content(self) -> bytes:
+        self._renewals += 1
+        about = {"name": self._name, "renewals": self._renewals, "expire_seconds": EXPIRE_SECONDS} | _this_process()
+        return json.dumps(about, sort_keys=True).encode()
+
+
+@contextlib.contextmanager
+def lease(
+    url: str, directory: str, on_loss: Callable[[str], object] | None = None, say: Callable[[str], object] | None = None
+) -> Iterator[str]:
+    """Yields "" while this process holds the lease at `url`, or a description of the run that holds it.
+
+    Until the block ends, `check_held` guards writes below `directory`. `on_loss` is called, from another thread, with a
+    message if another run has taken the lease.
+
+    Raises: InputError if the store cannot be reached or written, or has no conditional writes.
+    """
+    if stores.protocol_of(url) not in stores.WORK_PROTOCOLS:
+        raise InputError(
+            f"{directory} cannot be locked: only gs:// and s3:// have writes that fail if another was faster; give one "
+            "of these, or a directory of this machine"
+        )
+    held = Lease(url, on_loss)
+    holder = held.take(say or (lambda line: print(line, file=sys.stderr, flush=True)))
+    if holder:
+        yield holder
+        return
+    _held[directory.rstrip("/") + "/"] = held
+    try:
+        yield ""
+    finally:
+        _held.pop(directory.rstrip("/") + "/", None)
+        held.release()
+
+
+def check_held(url: str) -> None:
+    """Raises: StoppedError if a lease that protects this place was lost to another run."""
+    for prefix, held in list(_held.items()):
+        if (url + "/").startswith(prefix) and url != held.url:
+            held.check()
+
+
+def _this_process() -> dict[str, Any]:
+    return {"host": socket.gethostname(), "pid": os.getpid(), "machine": _machine(), "began": _began(os.getpid())}
+
+
+def _machine() -> str:
+    """Returns a name of this boot of this machine, and of the container; "" if unknown."""
+    with contextlib.suppress(OSError):
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as stream:
+            return f"{stream.read().strip()} {os.readlink('/proc/self/ns/pid')}"
+    return ""
+
+
+def _began(pid: int) -> str:
+    """Returns when a process of this machine began, in clock ticks since the boot; "" if there is no such process."""
+    with contextlib.suppress(OSError, IndexError):
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stream:
+            fields = stream.read().rpartition(")")[2].split()
+            return "" if fields[0] in "ZX" else fields[19]
+    return ""
+
+
+def _read(content: bytes) -> dict[str, Any]:
+    with contextlib.suppress(ValueError):
+        about = json.loads(content)
+        if isinstance(about, dict):
+            return {"name": ""} | about
+    return {"name": ""}
+
+
+def _patience(other: dict[str, Any], age: float) -> float:
+    """Returns the seconds to watch a lease before it counts as abandoned."""
+    if other.get("machine") and other["machine"] == _machine() and other.get("began") != _began(other.get("pid", 0)):
+        return 0.0  # a process of this machine that has ended
+    life = float(other.get("expire_seconds", EXPIRE_SECONDS))
+    return 0.0 if age > _SKEW * life else max(life - age, 1.5 * RENEW_SECONDS)
+
+
+def _describe(other: dict[str, Any], age: float) -> str:
+    return f"process {other.get('pid', '?')} on {other.get('host', 'an unknown host')}, renewed {age:.0f} s ago"

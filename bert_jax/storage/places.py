@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Places to read and write: a path of this machine, or a `RemotePath` in an object store.
+
+`to_place` is where a text becomes one or the other. A `RemotePath` has the methods of pathlib.Path that this package
+uses, so that most code does not ask which of the two it has. It is no os.PathLike: the functions of `os`, `shutil` and
+`open` refuse it, where they would take a URL for a local name.
+"""
+
+import fnmatch
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any, TypeAlias
+
+from bert_jax.errors import InputError
+from bert_jax.storage import leases, stores
+
+UNFINISHED = ".unfinished"  # an object of a directory whose upload has begun and has not ended
+
+
+class RemotePath:
+    """An object of an object store, or all objects below a prefix; both are called by their URL.
+
+    Writes replace a whole object. They raise StoppedError if a lease on the place was lost.
+    """
+
+    __slots__ = ("url",)
+
+    def __init__(self, url: str) -> None:
+        self.url = re.sub("^gcs://", "gs://", url.rstrip("/"))  # Orbax knows gs:// alone
+
+    def __str__(self) -> str:
+        return self.url
+
+    def __repr__(self) -> str:
+        return f"RemotePath({self.url!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RemotePath) and self.url == other.url
+
+    def __hash__(self) -> int:
+        return hash(self.url)
+
+    def __lt__(self, other: "RemotePath") -> bool:
+        return self.url < other.url
+
+    def __truediv__(self, name: str | PurePosixPath) -> "RemotePath":
+        return RemotePath(f"{self.url}/{name}")
+
+    @property
+    def name(self) -> str:
+        return self.url.rpartition("/")[2]
+
+    @property
+    def parent(self) -> "RemotePath":
+        parent = self.url.rpartition("/")[0]
+        return self if parent.endswith(":/") else RemotePath(parent)  # a bucket is in no other
+
+    def with_name(self, name: str) -> "RemotePath":
+        return self.parent / name
+
+    def absolute(self) -> "RemotePath":
+        return self
+
+    def exists(self) -> bool:
+        return stores.info_of(self.url) is not None
+
+    def is_file(self) -> bool:
+        info = stores.info_of(self.url)
+        return info is not None and info["type"] == "file"
+
+    def is_dir(self) -> bool:
+        info = stores.info_of(self.url)
+        return info is not None and info["type"] == "directory"
+
+    def iterdir(self) -> Iterator["RemotePath"]:
+        """Yields the objects and prefixes directly below this one, sorted; nothing if there are none."""
+        with stores.remote_errors(self.url):
+            files, root = stores.file_system(self.url)
+            try:
+                found = files.ls(root, detail=False)
+            except FileNotFoundError:
+                return
+        names = {path.rstrip("/").rpartition("/")[2] for path in found if path.strip("/") != root.strip("/")}
+        yield from (self / name for name in sorted(names))
+
+    def glob(self, pattern: str) -> Iterator["RemotePath"]:
+        """Yields those that match a pattern without "/" from directly below this one, sorted."""
+        yield from (path for path in self.iterdir() if fnmatch.fnmatchcase(path.name, pattern))
+
+    def listing(self) -> dict[str, dict[str, Any]]:
+        """Returns all objects below, as `stores.list_below` does."""
+        return stores.list_below(self.url)
+
+    def read_bytes(self) -> bytes:
+        return stores.read_bytes(self.url)
+
+    def read_text(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+        return self.read_bytes().decode(encoding, errors)
+
+    def write_bytes(self, content: bytes) -> None:
+        self.check_writable()
+        stores.write_bytes(self.url, content)
+
+    def touch(self) -> None:
+        self.write_bytes(b"")
+
+    def mkdir(self, parents: bool = False, exist_ok: bool = False) -> None:
+        """Does nothing: object stores have no directories."""
+
+    def unlink(self, missing_ok: bool = False) -> None:
+        self.check_writable()
+        stores.remove(self.url)
+
+    def delete_all(self, first: tuple[str, ...] = ()) -> None:
+        """Deletes everything below, the objects called `first` before all others."""
+        self.check_writable()
+        for name in first:
+            stores.remove(f"{self.url}/{name}")
+        stores.remove(self.url, below=True)
+
+    def put(self, path: Path) -> None:
+        """Replaces the object by a local file."""
+        self.check_writable()
+        stores.put_file(path, self.url)
+
+    def check_writable(self) -> None:
+        """Raises: StoppedError if a lease on this place was lost to another run."""
+        leases.check_held(self.url)
+
+
+Place: TypeAlias = Path | RemotePath
+AnyPath: TypeAlias = str | os.PathLike | RemotePath
+
+
+def to_place(path: AnyPath) -> Place:
+    """Returns the place of a path or URL."""
+    if isinstance(path, (Path, RemotePath)):
+        return path
+    return RemotePath(os.fspath(path)) if stores.is_remote(os.fspath(path)) else Path(path)
+
+
+def check_workdir_place(place: Place) -> None:
+    """Raises: InputError if checkpoints cannot be written to a place with this protocol."""
+    if isinstance(place, RemotePath) and stores.protocol_of(str(place)) != "gs":
+        raise InputError(
+            f"workdir {place} cannot hold checkpoints: Orbax writes them to gs:// and to file systems alone; give "
+            "gs://BUCKET/RUN, or mount the bucket and give the directory"
+        )
+
+
+def upload_directory(source: Path, target: RemotePath, last: tuple[str, ...]) -> None:
+    """Replaces everything below `target` by the files of a local directory, those named `last` after all others.
+
+    The object `UNFINISHED` is there from before the first write until after the last one.
+
+    Raises: StoppedError if it cannot be written.
+    """
+    names = [path.relative_to(source).as_posix() for path in sorted(source.rglob("*")) if path.is_file()]
+    before = target.listing()
+    (target / UNFINISHED).write_bytes(b"")
+    for name in last:
+        if name in before:
+            (target / name).unlink()
+    list(stores.at_once(lambda name: (target / name).put(source / name), [name for name in names if name not in last]))
+    list(stores.at_once(lambda name: (target / name).unlink(), set(before) - set(names) - {UNFINISHED}))
+    for name in last:
+        if name in names:
+            (target / name).put(source / name)
+    (target / UNFINISHED).unlink()
+
+
+def is_taken(path: Place) -> bool:
+    """Returns whether there is something at a place, other than what a stopped upload has left."""
+    if isinstance(path, Path):
+        return os.path.lexists(path)
+    return path.exists() and not (path / UNFINISHED).exists()
+
+
+def scratch(path: RemotePath) -> "tempfile.TemporaryDirectory[str]":
+    """Returns a local temporary directory for what is then uploaded to `path`.
+
+    Raises: InputError if it cannot be made.
+    """
+    try:
+        return tempfile.TemporaryDirectory(prefix="bert_jax_", ignore_cleanup_errors=True)
+    except OSError as error:
+        raise InputError(
+            f"{path} is written by way of a temporary directory, and none can be made ({error.strerror}); set TMPDIR "
+            "to a directory that is writable"
+        ) from None

@@ -1,0 +1,329 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Object stores behind URLs: gs:// and s3://, and for reading all other protocols of fsspec. The only home of fsspec.
+
+An object store has no rename, no append and no lock. It has whole replacement of an object, a checksum of each object,
+and writes that succeed only if the object is absent or is still a given version.
+"""
+
+import base64
+import concurrent.futures
+import contextlib
+import datetime
+import errno
+import json
+import logging
+import re
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import google_crc32c
+
+from bert_jax.errors import InputError, StoppedError, one_line
+
+Argument = TypeVar("Argument")
+Result = TypeVar("Result")
+
+WORK_PROTOCOLS = ("gs", "gcs", "s3", "memory")  # with conditional writes; memory is that of one process, for tests
+
+
+class Version(NamedTuple):
+    """An object's content, and the token of this version for `write_if`."""
+
+    content: bytes
+    token: str
+    age: float  # seconds since it was written, by the store's clock and this machine's
+
+
+def is_remote(path: object) -> bool:
+    """Returns whether a path is a URL, such as gs://bucket/file."""
+    return re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", str(path)) is not None
+
+
+def protocol_of(url: str) -> str:
+    """Returns the protocol of a URL, such as "gs"."""
+    return url.partition("://")[0].lower()
+
+
+def file_system(url: str) -> tuple[Any, str]:
+    """Returns the fsspec file system of a URL, and the file's path in it."""
+    see_writes_of_others()
+    import fsspec.core  # slow, and seldom needed
+
+    return fsspec.core.url_to_fs(url)
+
+
+def see_writes_of_others() -> None:
+    """Turns off fsspec's caches of listings, so that objects which others write are seen; also in Orbax."""
+    import fsspec.config
+
+    for protocol in ("gs", "gcs", "s3", "s3a"):
+        fsspec.config.conf.setdefault(protocol, {}).setdefault("use_listings_cache", False)
+    for name, level in (("gcsfs", logging.CRITICAL), ("google.auth._default", logging.ERROR)):
+        logger = logging.getLogger(name)  # they print tracebacks of errors that are raised as well
+        logger.setLevel(max(logger.level, level))
+
+
+@contextlib.contextmanager
+def remote_errors(url: str, verb: str = "read") -> Iterator[None]:
+    """Turns any error of a file system into an `InputError` with the URL, except that of a full local disk.
+
+    Errors of writing are `StoppedError`: the same command goes on once the reason is gone.
+    """
+    try:
+        yield
+    except InputError:
+        raise
+    except ImportError as error:
+        packages = {"gs": "'bert_jax[gcs]'", "gcs": "'bert_jax[gcs]'", "s3": "s3fs"}
+        remedy = f"pip install {packages.get(protocol_of(url), 'the package that it names')}"
+        raise InputError(f"{url} cannot be {_DONE[verb]} ({one_line(error)}): {remedy}") from None
+    except Exception as error:  # every file system has errors of its own
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise (StoppedError if verb == "write" else InputError)(explain(url, verb, error)) from None
+
+
+_DONE = {"read": "read", "write": "written"}
+
+
+def explain(url: str, verb: str, error: Exception) -> str:
+    """Returns the message for an error of a file system or of TensorStore: the URL, the reason and the fix."""
+    whole = one_line(error)
+    text = whole.partition(" [http_response")[0].partition(" [tensorstore_spec")[0][:300]
+    bucket = "://".join((url.partition("://")[0], url.partition("://")[2].partition("/")[0]))
+    code = str(getattr(error, "code", "") or _first(r"(?:http_response_code='|, |\()(\d{3})\b", whole))
+    kind = type(error).__name__
+    no_key = ("NoCredentials", "DefaultCredentials", "RefreshError")
+    if code == "401" or any(name in kind or name in text for name in no_key) or "Anonymous caller" in text:
+        remedy = (
+            "aws configure, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+            if protocol_of(url) == "s3"
+            else "gcloud auth application-default login, or on a VM give its service account access to the bucket"
+        )
+        return f"cannot {verb} {url}: there are no valid credentials for {bucket} ({text}); {remedy}"
+    if re.search(
+        r"quota|507|429|insufficient storage|rate ?limit|slow ?down|resource_exhausted", f"{code} {text}", re.I
+    ):
+        return (
+            f"cannot {verb} {url}: a quota of {bucket} is used up ({text}); raise it, delete what is not needed, or "
+            "try again later"
+        )
+    if code == "403" or isinstance(error, PermissionError) or re.search("forbidden|permission_denied", text, re.I):
+        role = "User" if verb == "write" else "Viewer"
+        return (
+            f"cannot {verb} {url}: the credentials do not permit it ({text}); give this account the right to {verb} "
+            f"objects of {bucket}, such as roles/storage.object{role} on Google Cloud"
+        )
+    if verb == "write" and (isinstance(error, FileNotFoundError) or code == "404"):
+        return f"cannot write {url}: there is no bucket {bucket}; check its name, or make it first"
+    if isinstance(error, FileNotFoundError):
+        return f"{url} does not exist; check the address"
+    return f"cannot {verb} {url}: {text}; check the address, your rights and the network"
+
+
+def _first(pattern: str, text: str) -> str:
+    found = re.search(pattern, text)
+    return found[1] if found else ""
+
+
+def at_once(function: Callable[[Argument], Result], arguments: Iterable[Argument]) -> Iterator[Result]:
+    """Yields `function(argument)` for each argument, in their order; eight run at a time."""
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        try:
+            yield from pool.map(function, arguments)
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def info_of(url: str) -> dict[str, Any] | None:
+    """Returns what the file system knows of an object or a directory; None if it does not exist.
+
+    Unlike fsspec's `exists`, it does not take a refusal or a lost connection for absence.
+    """
+    with remote_errors(url):
+        files, path = file_system(url)
+        try:
+            return files.info(path)
+        except FileNotFoundError:
+            return None
+
+
+def read_bytes(url: str) -> bytes:
+    """Returns the content of an object. Raises: InputError if it cannot be read."""
+    with remote_errors(url):
+        files, path = file_system(url)
+        return files.cat_file(path)
+
+
+def write_bytes(url: str, content: bytes) -> None:
+    """Makes or replaces an object. Raises: StoppedError if it cannot be written."""
+    with remote_errors(url, "write"):
+        files, path = file_system(url)
+        files.pipe_file(path, content)
+
+
+def put_file(path: Path, url: str) -> None:
+    """Copies a local file to an object, and checks that the object is the same as the file.
+
+    Raises: StoppedError if it cannot be written.
+    """
+    with remote_errors(url, "write"):
+        files, target = file_system(url)
+        files.put_file(str(path), target)
+        about = checksum_in(files.info(target))
+        size = path.stat().st_size
+        if about["bytes"] != size or about.get("crc32c", crc := crc32c_of(path)) != crc:
+            raise StoppedError(f"cannot write {url}: what arrived is not what was sent; give the command again")
+
+
+def remove(url: str, below: bool = False) -> None:
+    """Deletes an object, or with `below` all objects below a prefix, if there are any."""
+    with remote_errors(url, "write"):
+        files, path = file_system(url)
+        with contextlib.suppress(FileNotFoundError):
+            files.rm(path, recursive=below)
+
+
+def check_writable(url: str) -> None:
+    """Raises: StoppedError if an object cannot be made at a URL: no credentials, no bucket, no right, no protocol."""
+    with remote_errors(url, "write"):
+        files, path = file_system(f"{url.rstrip('/').rpartition('/')[0]}/.probe-{uuid.uuid4().hex}")
+        files.pipe_file(path, b"")
+        with contextlib.suppress(FileNotFoundError):
+            files.rm(path)
+
+
+def list_below(url: str) -> dict[str, dict[str, Any]]:
+    """Returns the objects below a prefix by their names relative to it, each with its "bytes" and a checksum.
+
+    The checksum is the store's own: "crc32c" (hexadecimal), or "etag". Where the store gives none it is missing.
+    """
+    with remote_errors(url):
+        files, root = file_system(url)
+        root = root.rstrip("/")
+        try:
+            found = files.find(root, detail=True)
+        except FileNotFoundError:
+            return {}
+    names = {path: path[path.index(root) + len(root) + 1 :] for path in found if root in path and path != root}
+    return {name: checksum_in(found[path]) for path, name in sorted(names.items()) if name and not name.endswith("/")}
+
+
+def checksum_in(info: dict[str, Any]) -> dict[str, Any]:
+    """Returns "bytes" and the checksum of an object from what its file system knows of it."""
+    about: dict[str, Any] = {"bytes": int(info["size"])}
+    if info.get("crc32c"):
+        about["crc32c"] = base64.b64decode(info["crc32c"]).hex()
+    elif info.get("ETag"):
+        about["etag"] = info["ETag"].strip('"')
+    return about
+
+
+def crc32c_of(path: Path) -> str:
+    """Returns the hexadecimal CRC-32C of a local file."""
+    checksum = google_crc32c.Checksum()
+    with open(path, "rb") as stream:
+        while chunk := stream.read(1 << 20):
+            checksum.update(chunk)
+    return checksum.hexdigest().decode()
+
+
+def copy_below(source: str, target: str) -> None:
+    """Copies every object below a prefix to another prefix of the same store; the bytes stay in the store."""
+    names = list(list_below(source))
+    with remote_errors(target, "write"):
+        files, root = file_system(source)
+        _, goal = file_system(target)
+        list(at_once(lambda name: files.cp_file(f"{root}/{name}", f"{goal}/{name}"), names))
+
+
+def read_version(url: str) -> Version | None:
+    """Returns an object with the token of its version; None if it does not exist."""
+    info = info_of(url)
+    if info is None:
+        return None
+    try:
+        content = read_bytes(url)
+    except InputError:
+        if info_of(url) is None:  # deleted meanwhile
+            return None
+        raise
+    return Version(content, _token(info, content), _age(info))
+
+
+def write_if(url: str, content: bytes, token: str) -> str:
+    """Writes an object if its version is still the one of `token`, or with "" if there is no object.
+
+    Returns the token of the new version, or "" if the condition was not met.
+
+    Raises: StoppedError if the object cannot be written.
+    """
+    with remote_errors(url, "write"):
+        files, path = file_system(url)
+        try:
+            return _CONDITIONAL[protocol_of(url)](files, path, content, token)
+        except FileExistsError:  # HTTP status 412
+            return ""
+
+
+def _write_gcs(files: Any, path: str, content: bytes, token: str) -> str:
+    bucket, key, _ = files.split_path(path)
+    about = json.dumps({"name": key}).encode()
+    parts = b"".join(b"--=\r\nContent-Type: application/json\r\n\r\n%s\r\n" % part for part in (about, content))
+    _, answer = files.call(
+        "POST",
+        f"{files._location}/upload/storage/v1/b/{{}}/o",
+        bucket,
+        uploadType="multipart",  # of a plain upload, fake-gcs-server 1.5 ignores the condition
+        ifGenerationMatch=token or "0",
+        data=parts + b"--=--",
+        headers={"Content-Type": 'multipart/related; boundary="="'},
+    )
+    return str(json.loads(answer)["generation"])
+
+
+_UNMET = ("PreconditionFailed", "ConditionalRequestConflict", "pre-conditions")  # as s3fs and its cause call it
+
+
+def _write_s3(files: Any, path: str, content: bytes, token: str) -> str:
+    bucket, key, _ = files.split_path(path)
+    condition = {"IfMatch": token} if token else {"IfNoneMatch": "*"}
+    try:
+        return files.call_s3("put_object", Bucket=bucket, Key=key, Body=content, **condition)["ETag"].strip('"')
+    except Exception as error:
+        deleted = bool(token) and isinstance(error, FileNotFoundError)
+        if deleted or any(sign in f"{error} {error.__cause__}" for sign in _UNMET):
+            return ""
+        raise
+
+
+_memory = threading.Lock()
+
+
+def _write_memory(files: Any, path: str, content: bytes, token: str) -> str:
+    with _memory:
+        there = files.cat_file(path) if files.exists(path) else None
+        if (there is None) != (token == "") or (there is not None and _token({}, there) != token):
+            return ""
+        files.pipe_file(path, content)
+        return _token({}, content)
+
+
+_CONDITIONAL = {"gs": _write_gcs, "gcs": _write_gcs, "s3": _write_s3, "memory": _write_memory}
+
+
+def _token(info: dict[str, Any], content: bytes) -> str:
+    return str(info.get("generation") or (info.get("ETag") or "").strip('"') or google_crc32c.value(content))
+
+
+def _age(info: dict[str, Any]) -> float:
+    written = info.get("LastModified") or info.get("mtime") or info.get("created")
+    if not isinstance(written, datetime.datetime):
+        return 0.0
+    if written.tzinfo is None:
+        written = written.replace(tzinfo=datetime.UTC)
+    return max(0.0, time.time() - written.timestamp())

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints in an object store that refuses, and seals by the store's checksums."""
+
+import hashlib
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from buckets import behind_a_front, variables
+
+from bert_jax.checkpoints.sealed import SEAL, find_damage, is_complete, seal
+from bert_jax.checkpoints.states import Checkpoints
+from bert_jax.errors import InputError, StoppedError
+from bert_jax.settings.pretraining import PretrainConfig
+from bert_jax.storage import leases, places, stores
+from bert_jax.storage.places import RemotePath, to_place
+from bert_jax.storage.urls import local_directory
+from bert_jax.training.workdir import check_workdir
+
+
+def state_of(value):
+    return {"a": jax.numpy.full((100, 10), float(value)), "b": {"c": jax.numpy.arange(7)}}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ((403, "no access"), "the credentials do not permit it .*storage.objectUser"),
+        ((403, "The project exceeded its quota"), "a quota of gs://.* is used up .*; raise it"),
+        ((507, "Insufficient Storage"), "a quota of gs://.* is used up"),
+        ((401, "Invalid token"), "there are no valid credentials for gs://"),
+        ((404, "The specified bucket does not exist."), "there is no bucket gs://"),
+    ],
+)
+def test_a_refused_save_is_one_line_and_what_was_saved_stays(bucket_server, bucket, capfd, answer, expected):
+    with behind_a_front(bucket_server) as (server, front), variables(server.environment):
+        directory = to_place(f"{bucket}/run/checkpoints")
+        with Checkpoints(directory) as checkpoints:
+            checkpoints.save(1, state_of(1))
+            checkpoints.wait()
+            refused = "/state/" if answer[0] == 403 else "checkpoints"  # in the midst of it, or before it begins
+            front.rule = lambda method, asked: answer if "/upload/" in asked and refused in asked else None
+            capfd.readouterr()
+            with pytest.raises(InputError, match=expected) as caught:
+                checkpoints.save(2, state_of(2))
+                checkpoints.wait()
+            front.rule = lambda method, asked: None
+        assert "\n" not in str(caught.value)
+        assert "Traceback" not in capfd.readouterr().err
+        with Checkpoints(directory) as checkpoints:  # the next run
+            restored = checkpoints.restore(jax.eval_shape(lambda: state_of(0)))
+            np.testing.assert_array_equal(restored.state["a"], state_of(1)["a"])
+            checkpoints.save(2, state_of(2))
+            checkpoints.close()
+            assert checkpoints.steps() == [1, 2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ((403, "no access"), r"cannot write gs://\S+/run/.lease: the credentials do not permit it"),
+        ((401, "Invalid token"), r"there are no valid credentials for gs://\S+ "),
+        ((507, "Insufficient Storage"), "a quota of gs://.* is used up"),
+    ],
+)
+def test_a_bucket_that_may_not_be_written_is_told_before_the_run_begins(bucket_server, bucket, answer, expected):
+    with behind_a_front(bucket_server) as (server, front), variables(server.environment):
+        front.rule = lambda method, asked: answer if method == "POST" else None
+        with pytest.raises(StoppedError, match=expected), leases.lease(f"{bucket}/run/.lease", f"{bucket}/run"):
+            pass
+        with pytest.raises(StoppedError, match=expected.replace("/run/.lease", "/model")):
+            stores.check_writable(f"{bucket}/model")
+    assert bucket_server.names(bucket) == []
+
+
+@pytest.fixture
+def sealed(tmp_path, monkeypatch):
+    """Returns a place in memory with a sealed directory of three objects."""
+    monkeypatch.setenv("BERT_JAX_CACHE", str(tmp_path / "cache"))
+    directory = RemotePath(f"memory://{tmp_path.name}/checkpoint")
+    for name, content in (("a", b"1"), ("state/b", b"22"), ("state/d/c", b"333")):
+        (directory / name).write_bytes(content)
+    return directory
+
+
+def summed(kind):
+    """Returns a `stores.checksum_in` of a store that has checksums of this kind."""
+
+    def checksum_in(info):
+        content = stores.read_bytes(f"memory://{info['name'].lstrip('/')}")
+        value = stores.google_crc32c.Checksum(content).hexdigest().decode() if kind == "crc32c" else ""
+        etag = hashlib.md5(content).hexdigest() if kind == "md5" else f"{hash(content):x}-2"
+        return {"bytes": info["size"]} | ({} if not kind else {"crc32c": value} if value else {"etag": etag})
+
+    return checksum_in
+
+
+@pytest.mark.parametrize(("kind", "in_seal"), [("crc32c", "crc32c"), ("md5", "md5"), ("parts", "etag"), ("", "sha256")])
+def test_a_seal_has_the_checksums_of_the_store_and_finds_a_flipped_byte(sealed, tmp_path, monkeypatch, kind, in_seal):
+    monkeypatch.setattr(stores, "checksum_in", summed(kind))
+    assert find_damage(sealed) == f"{SEAL} is missing, so it was never finished" and not is_complete(sealed)
+    seal(sealed, {"arrays": {"a": ["float32", [1]]}})
+    files = json.loads((sealed / SEAL).read_bytes())["files"]
+    assert files.keys() == {"a", "state/b", "state/d/c"}
+    assert all(file.keys() == {"bytes", in_seal} for file in files.values())
+    assert find_damage(sealed) is None and is_complete(sealed)
+
+    here = tmp_path / "here"  # copied to a disk, and from there to a store of another kind
+    shutil.copytree(local_directory(sealed), here)
+    assert find_damage(here) is None
+    monkeypatch.setattr(stores, "checksum_in", summed(""))
+    assert find_damage(sealed) is None
+    if kind != "parts":  # an ETag of parts says nothing of the content
+        (here / "state" / "b").write_bytes(b"23")
+        assert find_damage(here) == "file state/b has another checksum than when it was written"
+        (sealed / "state/b").write_bytes(b"23")
+        assert find_damage(sealed) == "file state/b has another checksum than when it was written"
+    monkeypatch.setattr(stores, "checksum_in", summed(kind))
+    (sealed / "state/b").write_bytes(b"23")
+    assert find_damage(sealed) == "file state/b has another checksum than when it was written"
+    (sealed / "state/b").write_bytes(b"234")
+    assert find_damage(sealed) == "file state/b has 3 bytes in place of 2"
+    (sealed / "state/b").unlink()
+    assert find_damage(sealed) == "file state/b is missing" and not is_complete(sealed)
+
+
+def test_a_work_directory_elsewhere_than_gs_is_refused_with_the_reason():
+    with pytest.raises(InputError, match=r"workdir s3://b/run cannot hold checkpoints: .*give gs://BUCKET/RUN"):
+        check_workdir(to_place("s3://b/run"), {}, PretrainConfig())
+    assert str(to_place("gcs://b/run")) == "gs://b/run"
+    assert places.is_taken(to_place("memory://nothing/here")) is False

@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Places in an object store, leases and uploads; fsspec's file system in memory stands for the store."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import fsspec
+import pytest
+
+from bert_jax.errors import InputError, StoppedError
+from bert_jax.storage import leases, stores, writing
+from bert_jax.storage.files import read_json
+from bert_jax.storage.locks import writing as locked
+from bert_jax.storage.places import UNFINISHED, RemotePath, is_taken, to_place, upload_directory
+from bert_jax.storage.urls import local_directory, on_this_machine
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    """Returns a place of this test's own; copies are cached below its directory."""
+    monkeypatch.setenv("BERT_JAX_CACHE", str(tmp_path / "cache"))
+    memory = fsspec.filesystem("memory")
+    yield RemotePath(f"memory://{tmp_path.name}/run")
+    memory.store.clear()
+    memory.pseudo_dirs[:] = [""]
+
+
+@pytest.fixture
+def soon(monkeypatch):
+    """Makes leases be renewed every 0.1 s and expire after 0.6 s."""
+    monkeypatch.setattr(leases, "RENEW_SECONDS", 0.1)
+    monkeypatch.setattr(leases, "EXPIRE_SECONDS", 0.6)
+
+
+def names(place):
+    return list(place.listing())
+
+
+def test_a_url_is_a_remote_place_and_a_path_is_not(tmp_path):
+    assert isinstance(to_place("gs://bucket/run"), RemotePath) and to_place(tmp_path) is tmp_path
+    assert str(to_place("gs://bucket/run/") / "a" / "b") == "gs://bucket/run/a/b"
+    place = to_place("gs://bucket/run/a.txt")
+    assert (place.name, str(place.parent), to_place(place)) == ("a.txt", "gs://bucket/run", place)
+    assert str(to_place("gs://bucket").parent) == "gs://bucket"
+    with pytest.raises(TypeError):
+        os.fspath(place)  # so that open() and pathlib never take it for a local name
+
+
+def test_what_is_there(root):
+    assert not root.exists() and list(root.iterdir()) == [] and root.listing() == {}
+    (root / "a/b.txt").write_bytes("grün".encode())
+    assert root.is_dir() and not root.is_file() and (root / "a/b.txt").is_file() and not (root / "a/c").exists()
+    assert (root / "a/b.txt").read_text() == "grün"
+    assert list(root.iterdir()) == [root / "a"] and list((root / "a").glob("*.txt")) == [root / "a/b.txt"]
+    assert root.listing() == {"a/b.txt": {"bytes": 5}}
+    (root / "a/b.txt").unlink()
+    (root / "a/b.txt").unlink()
+    assert root.listing() == {}
+    with pytest.raises(InputError, match=r"memory://.*/none does not exist; check the address"):
+        (root / "none").read_bytes()
+
+
+def test_json_is_written_whole_or_not_at_all(root):
+    writing.write_json(root / "x.json", {"a": 1})
+    with pytest.raises(RuntimeError), writing.atomic_path(root / "x.json") as temporary:
+        temporary.write_text("half")
+        raise RuntimeError
+    assert read_json(root / "x.json") == {"a": 1}
+    with pytest.raises(InputError, match=r"none.json does not exist"):
+        read_json(root / "none.json")
+    (root / "bad.json").write_bytes(b"{")
+    with pytest.raises(InputError, match="is not valid JSON"):
+        read_json(root / "bad.json")
+
+
+def test_a_directory_is_uploaded_with_its_checksums_last_and_half_of_one_may_be_replaced(root, monkeypatch):
+    target, sent = root / "model", []
+    put = stores.put_file
+    monkeypatch.setattr(stores, "put_file", lambda path, url: (sent.append(url.rpartition("/")[2]), put(path, url)))
+    with writing.new_directory(target) as folder:
+        for name in ("checksums.json", "a", "z"):
+            (folder / name).write_text(name)
+        (folder / "params").mkdir()
+        (folder / "params" / "d").write_text("d")
+        assert not target.exists()
+    assert sent[-1] == "checksums.json" and sorted(sent) == ["a", "checksums.json", "d", "z"]
+    assert names(target) == ["a", "checksums.json", "params/d", "z"]
+    with pytest.raises(InputError, match="exists; give a directory that does not"), writing.new_directory(target):
+        pass
+
+    def stop(path, url):
+        if url.endswith("/z"):
+            raise StoppedError("stopped")
+        put(path, url)
+
+    monkeypatch.setattr(stores, "put_file", stop)
+    with pytest.raises(StoppedError), writing.new_directory(target, replaces=lambda _: True) as folder:
+        (folder / "z").write_text("new")
+        (folder / "checksums.json").write_text("new")
+    assert "checksums.json" not in names(target) and UNFINISHED in names(target) and not is_taken(target)
+    with pytest.raises(InputError, match="is half a directory: its upload was stopped"):
+        local_directory(target)
+    monkeypatch.setattr(stores, "put_file", put)
+    with writing.new_directory(target) as folder:
+        (folder / "z").write_text("new")
+    assert names(target) == ["z"] and (target / "z").read_text() == "new"
+
+
+def test_a_directory_is_copied_here_once_and_again_when_it_changes(root, monkeypatch):
+    for name in ("vocab.txt", "deep/er.txt"):
+        (root / "m" / name).write_bytes(b"1")
+    folder = on_this_machine(root / "m")
+    assert folder.name == "m" and (folder / "deep" / "er.txt").read_text() == "1"
+    assert on_this_machine(root / "m") == folder
+    (root / "m" / "vocab.txt").write_bytes(b"22")
+    assert (on_this_machine(root / "m") / "vocab.txt").read_text() == "22"
+    assert on_this_machine(root / "m" / "vocab.txt").read_text() == "22"
+    assert on_this_machine(folder) == folder
+    with pytest.raises(InputError, match="does not exist or is empty"):
+        local_directory(root / "nothing")
+
+
+def test_a_conditional_write_succeeds_once(root):
+    url = str(root / "x")
+    first = stores.write_if(url, b"1", "")
+    assert first and not stores.write_if(url, b"2", "")
+    second = stores.write_if(url, b"2", first)
+    assert second and not stores.write_if(url, b"3", first)
+    assert stores.read_version(url)[:2] == (b"2", second)
+    won = []
+    threads = [
+        threading.Thread(target=lambda n=n: won.append(bool(stores.write_if(url, b"%d" % n, second)))) for n in range(9)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(won) == 1
+
+
+def test_a_live_lease_refuses_and_a_released_one_does_not(root, soon):
+    url = str(root / leases.LEASE)
+    with leases.lease(url, str(root)) as holder:
+        assert holder == "" and json.loads((root / leases.LEASE).read_bytes())["pid"] == os.getpid()
+        began = time.monotonic()
+        with leases.lease(url, str(root), say=lambda line: None) as second:
+            assert f"process {os.getpid()} on " in second and "renewed 0 s ago" in second
+        assert time.monotonic() - began < 0.6
+        time.sleep(0.8)  # renewed meanwhile
+        leases.check_held(str(root / "x"))
+    assert not (root / leases.LEASE).exists()
+
+
+def test_a_lease_of_another_machine_is_taken_over_when_it_expires(root, soon):
+    about = {"name": "other", "pid": 7, "host": "elsewhere", "machine": "another", "expire_seconds": 0.6}
+    (root / leases.LEASE).write_bytes(json.dumps(about).encode())
+    said, began = [], time.monotonic()
+    with leases.lease(str(root / leases.LEASE), str(root), say=said.append) as holder:
+        assert holder == "" and 0.5 < time.monotonic() - began < 5
+    assert "is held by process 7 on elsewhere, renewed 0 s ago; waiting 1 s at most" in said[0]
+
+
+def test_a_lease_of_a_process_of_this_machine_that_is_dead_is_taken_over_at_once(root):
+    code = "from bert_jax.storage import leases; print(leases.json.dumps(leases._this_process()))"
+    about = json.loads(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+    (root / leases.LEASE).write_bytes(json.dumps(about | {"name": "other", "expire_seconds": 60}).encode())
+    began = time.monotonic()
+    with leases.lease(str(root / leases.LEASE), str(root)) as holder:
+        assert holder == "" and time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"not JSON", b'{"pid": "x", "expire_seconds": 0.1}'])
+def test_a_damaged_lease_expires_too(root, soon, content):
+    (root / leases.LEASE).write_bytes(content)
+    with leases.lease(str(root / leases.LEASE), str(root), say=lambda line: None) as holder:
+        assert holder == ""
+
+
+def test_a_lost_lease_is_told_and_stops_every_write_below_it(root, soon):
+    lost = []
+    with leases.lease(str(root / leases.LEASE), str(root), on_loss=lost.append):
+        other = json.dumps({"name": "other", "pid": 7, "host": "elsewhere"}).encode()
+        (root / leases.LEASE).write_bytes(other)
+        deadline = time.monotonic() + 5
+        while not lost and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert "is now held by process 7 on elsewhere" in lost[0] and "this run stops and writes no more" in lost[0]
+        with pytest.raises(StoppedError, match="is now held by process 7"):
+            (root / "metrics.jsonl").write_bytes(b"x")
+        (root.parent / "elsewhere").write_bytes(b"x")
+    assert (root / leases.LEASE).read_bytes() == other and not (root / "metrics.jsonl").exists()
+
+
+def test_a_process_that_was_suspended_asks_before_it_writes(root, monkeypatch):
+    monkeypatch.setattr(leases, "RENEW_SECONDS", 100.0)  # its thread does nothing in this test
+    monkeypatch.setattr(leases, "EXPIRE_SECONDS", 0.2)
+    with leases.lease(str(root / leases.LEASE), str(root)):
+        (root / "x").write_bytes(b"1")
+        (root / leases.LEASE).write_bytes(b'{"name": "other"}')
+        time.sleep(0.2)
+        with pytest.raises(StoppedError, match="is now held by"):
+            (root / "x").write_bytes(b"2")
+    assert (root / "x").read_bytes() == b"1"
+
+
+def test_a_lost_answer_to_a_write_is_no_lost_lease(root, soon, monkeypatch):
+    write, lost = stores.write_if, []
+
+    def forgetful(url, content, token):
+        write(url, content, token)
+        return ""
+
+    with leases.lease(str(root / leases.LEASE), str(root), on_loss=lost.append):
+        monkeypatch.setattr(stores, "write_if", forgetful)
+        time.sleep(0.5)
+        monkeypatch.setattr(stores, "write_if", write)
+        leases.check_held(str(root / "x"))
+    assert not lost and not (root / leases.LEASE).exists()
+
+
+def test_two_commands_do_not_write_one_output(root, soon):
+    with locked(root / "out"):
+        with pytest.raises(InputError, match=r"is being written by another command \(process \d+ on .*; wait for it"):
+            with locked(root / "out"):
+                pass
+        with locked(root / "out2"):
+            pass
+    with pytest.raises(InputError, match="only gs:// and s3:// have writes that fail"):
+        with leases.lease("http://localhost/run/.lease", "http://localhost/run"):
+            pass
+
+
+class _Refusal(Exception):
+    def __init__(self, text, code=None):
+        super().__init__(text)
+        self.code = code
+
+
+@pytest.mark.parametrize(
+    ("verb", "error", "expected"),
+    [
+        ("write", _Refusal("Invalid Credentials, 401", 401), "there are no valid credentials for gs://b .*gcloud auth"),
+        ("read", _Refusal("Anonymous caller does not have storage.objects.get access"), "no valid credentials for gs://b"),
+        ("write", OSError("Forbidden: b/o\nno access"), "do not permit it .*storage.objectUser"),
+        ("read", PermissionError("Forbidden"), "do not permit it .*storage.objectViewer"),
+        ("write", _Refusal("x, 429", 429), "a quota of gs://b is used up .*; raise it"),
+        ("write", _Refusal("Insufficient Storage, 507", 507), "a quota of gs://b is used up"),
+        ("write", ValueError("PERMISSION_DENIED: Error writing [HTTP response code: 403]"), "do not permit it"),
+        ("write", FileNotFoundError("b/o"), "there is no bucket gs://b; check its name, or make it first"),
+        ("read", FileNotFoundError("b/o"), "gs://b/o does not exist; check the address"),
+        ("write", _Refusal(""), "cannot write gs://b/o: _Refusal; check the address, your rights and the network"),
+        ("read", ImportError("no gcsfs"), r"cannot be read .*pip install 'bert_jax\[gcs\]'"),
+    ],
+)  # fmt: skip
+def test_errors_have_the_value_the_reason_and_the_fix(verb, error, expected):
+    with pytest.raises(InputError, match=expected) as caught, stores.remote_errors("gs://b/o", verb):
+        raise error
+    assert "\n" not in str(caught.value)
+    assert isinstance(caught.value, StoppedError) == (verb == "write" and not isinstance(error, ImportError))
+
+
+def test_a_full_local_disk_is_not_blamed_on_the_bucket():
+    with pytest.raises(OSError, match="No space"), stores.remote_errors("gs://b/o", "write"):
+        raise OSError(28, "No space left on device")
+
+
+def test_stale_objects_of_a_replaced_directory_are_deleted(root, tmp_path):
+    for number, files in enumerate((("a", "b"), ("b", "c"))):
+        folder = tmp_path / f"{number}"
+        folder.mkdir()
+        for name in files:
+            (folder / name).write_text(str(number))
+        upload_directory(folder, root / "out", ("c",))
+    assert names(root / "out") == ["b", "c"] and (root / "out/b").read_text() == "1"
