@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from builders import make_dataset, tiny_run
 from object_server import serving
+from processes import finish, start
 from whole_runs import ONE_DEVICE, assert_same_state, losses, stop_at, train
 
 from bert_jax.data import blocks, records
@@ -116,6 +117,44 @@ def test_the_mesh_does_not_change_the_batch(server):
         )
     whole.close()
     parts.close()
+
+
+LOAD = """
+import dataclasses, json, sys
+import jax, numpy as np
+from bert_jax.data.pipeline import train_batch
+from bert_jax.data.streamed import open_for_training
+from bert_jax.devices.sharding import make_mesh
+from bert_jax.settings.pretraining import DataConfig, MeshConfig
+
+url, output, *joining = sys.argv[1:]
+flags = dict(flag.removeprefix("--").split("=") for flag in joining)
+jax.distributed.initialize(flags["coordinator"], int(flags["num_processes"]), int(flags["process_id"]))
+config = DataConfig(path=url, batch_size=16, stream="on", streams=8, window_mb=0.01, cache_gb=1.0)
+(dataset,), _ = open_for_training(config, [url], [16])
+mesh, numbers = make_mesh(MeshConfig(data=4)), []
+for step in range(dataset.train.num_rows // 16):
+    batch = train_batch(dataset.train, step, 16, 0, mesh)
+    shards = [np.asarray(shard.data)[:, 0].tolist() for shard in batch.sequence_numbers.addressable_shards]
+    numbers.append(sum(shards, []))
+found = {"numbers": numbers, "bytes": dataset.train.source.cache.bytes_fetched}
+with open(output + flags["process_id"], "w") as file:
+    json.dump(found, file)
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_read_their_own_halves(repository, server, local, tmp_path):
+    """For one epoch. Together they have the batches of one process."""
+    arguments = ["-c", LOAD, url_of(server), f"{tmp_path}/found"]
+    finish(start(repository, arguments, num_processes=2, devices=2), timeout=400)
+    ours, theirs = (json.loads((tmp_path / f"found{number}").read_text()) for number in range(2))
+    alone = open_streamed(local).train
+    whole = alone.num_rows * alone.dtype.itemsize
+    for step, rows in enumerate(take(alone, range(alone.num_rows // SIZE))):
+        assert ours["numbers"][step] + theirs["numbers"][step] == rows["numbers"][:, 0].tolist()
+    # Half of the data, the blocks at the edges of streams, and the windows of the next epoch that are read ahead.
+    assert max(ours["bytes"], theirs["bytes"]) < 0.7 * whole and ours["bytes"] + theirs["bytes"] >= 0.95 * whole
 
 
 @pytest.mark.parametrize("num_hosts", [1, 2, 4])
@@ -292,8 +331,8 @@ def test_the_checksums_of_blocks_are_those_of_their_rows(local):
             assert shard["blocks"]["rows"] == 450 // rows.dtype.itemsize
             sums = blocks.BlockSums(shard["blocks"]["rows"], rows.dtype.itemsize)
             content = rows.tobytes()
-            for start in range(0, len(content), 77):  # however they were written
-                sums.update(content[start : start + 77])
+            for place in range(0, len(content), 77):  # however they were written
+                sums.update(content[place : place + 77])
             assert sums.result() == shard["blocks"]
             assert len(shard["blocks"]["crc32c"]) == 8 * -(-len(rows) // shard["blocks"]["rows"])
 
