@@ -80,6 +80,7 @@ TESTS_ELSEWHERE = {
     "model.attention": "model/test_fused_attention.py",
     "model.heads": "checkpoints/test_names.py",
     "model.layers": "model/test_model.py",
+    "plan.tables": "plan/test_planner.py",
     "plan.describe": "training/test_packed_training.py",
     "settings.finetuning": "settings/test_settings.py",
     "settings.model": "settings/test_settings.py",

@@ -10,11 +10,10 @@ import pytest
 from bert_jax.errors import InputError
 from bert_jax.settings.finetuning import FinetuneConfig
 from bert_jax.settings.model import MINIATURES, MODEL_SIZES
-from bert_jax.settings.phases import phases_of
+from bert_jax.settings.phases import phase_of, phases_of
 from bert_jax.settings.pretraining import PretrainConfig
 from bert_jax.settings.rules import from_dict
 from bert_jax.tasks.catalog import NAMES, make_task
-from bert_jax.tools.plan import phase_of
 from bert_jax.training.optim import learning_rate_at
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
@@ -156,7 +155,7 @@ def test_the_planner_takes_either_phase_as_a_run_of_its_own():
     ]
     alone = configuration("pretrain", "large,phase=2")
     assert dataclasses.replace(phase_of(alone, 1), phase2=alone.phase2) == alone
-    with pytest.raises(InputError, match="--phase=2 of a run that has 1; use 1 to 1"):
+    with pytest.raises(InputError, match="there is no phase 2 in a run that has 1; use 1 to 1"):
         phase_of(configuration("mlperf"), 2)
 
 

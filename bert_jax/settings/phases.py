@@ -110,3 +110,11 @@ def may_change(before: Mapping[str, Values], config: PretrainConfig, steps_taken
             "phase2.num_steps, 1 or more, for another total"
         )
     return (*(name for name in RESUMABLE_CHANGES if name != "train.num_steps"), "phase2.num_steps", "phase2.path")
+
+
+def phase_of(config: PretrainConfig, number: int) -> PretrainConfig:
+    """Returns a phase as a run of its own. Raises: InputError if the run has no phase of that number."""
+    phases = phases_of(config)
+    if number > len(phases):
+        raise InputError(f"there is no phase {number} in a run that has {len(phases)}; use 1 to {len(phases)}")
+    return phases[number - 1].config

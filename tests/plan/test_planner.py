@@ -16,9 +16,9 @@ from bert_jax.errors import InputError
 from bert_jax.plan import planner as planner
 from bert_jax.plan.flops import num_parameters
 from bert_jax.plan.memory import activation_bytes, memory_problem
+from bert_jax.plan.tables import plan_table, search_table
 from bert_jax.settings.model import model_size
 from bert_jax.settings.pretraining import DataConfig, MaskingConfig, MeshConfig, TrainConfig
-from bert_jax.tools import plan as tool
 
 
 def tiny_config(path, **sections):
@@ -172,14 +172,14 @@ def test_search_compares_meshes(tmp_path):
     assert [plan.mesh["fsdp"] for plan in found] == [1, 8, 4]
     assert all(plan.fits for plan in found) and len(told) > 3
     assert found[1].rows_per_chip > found[0].rows_per_chip  # fsdp leaves more room
-    table = tool.search_table(found)
+    table = search_table(found)
     assert len(table) == 4 and "fsdp 8" in "\n".join(table)
 
 
 def test_the_table_has_every_part(plans):
-    text = "\n".join(tool.plan_table(plans[1]))
+    text = "\n".join(plan_table(plans[1]))
     for part in ("data 2 x fsdp 2 x tensor 2; by arithmetic", "fits: yes", "optimizer", "of the chip", "all-gather",
                  "model's FLOPs", "MFU", "assumes products at 80%"):  # fmt: skip
         assert part in text, part
     failed = dataclasses.replace(plans[0], fits=False, problem="out of memory: so much")
-    assert "fits: NO. out of memory: so much" in "\n".join(tool.plan_table(failed))
+    assert "fits: NO. out of memory: so much" in "\n".join(plan_table(failed))

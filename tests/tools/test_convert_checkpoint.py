@@ -95,7 +95,7 @@ def test_a_prefix_of_google_is_recognised(models):
             "two",
             r"two holds models in two formats: model.safetensors \(hf\) and bert_model.ckpt.index \(tf1\); give each",
         ),
-        ("gs://bucket/model", "gs://bucket/model is not on this machine; copy"),
+        ("memory://bucket/model", "memory://bucket/model does not exist"),
     ],
 )
 def test_what_is_no_model_is_one_clear_line(models, tmp_path, path, expected):

@@ -55,8 +55,9 @@ def test_waiting_counts_if_the_device_has_nothing_to_do(finished):
 
     window = Window()
     window.start_clock()
-    assert window.next_batch(batches(), {"loss": (Loss(), Loss())}) == "batch"
-    assert (window.waited >= 0.05) == finished
+    batch, waited = window.next_batch(batches(), {"loss": (Loss(), Loss())})
+    assert batch == "batch" and window.waited == waited
+    assert (waited >= 0.05) == finished
 
 
 def test_sums_go_on_from_a_checkpoint():

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans as lines of text."""
+
+from bert_jax.devices.chips import GIB
+from bert_jax.plan.planner import Plan
+
+
+def plan_table(plan: Plan) -> list[str]:
+    """Returns a plan in lines of text."""
+    axes = " x ".join(f"{name} {size}" for name, size in plan.mesh.items())
+    estimate = plan.estimate if plan.source != "arithmetic" else {}
+    lines = [
+        f"{plan.topology}: {plan.num_chips} x {plan.device_kind}, mesh {axes}; by {plan.source}",
+        f"{plan.batch_size:,} rows of {plan.row_length} tokens, {plan.rows_per_chip} a chip, "
+        f"{plan.predictions} places for predictions a row",
+        "fits: " + ("yes" if plan.fits else f"NO. {plan.problem}"),
+        "",
+        f"{'memory of a chip, GiB':<28}{plan.source:>18}{'by arithmetic' if estimate else '':>16}".rstrip(),
+    ]
+    for kind in sorted(dict.fromkeys([*plan.bytes, *estimate]), key=("total", "held at once").count):
+        cells = [f"{table[kind] / GIB:.3f}" if kind in table else "" for table in (plan.bytes, estimate)]
+        lines.append(f"  {kind:<26}{cells[0]:>18}{cells[1]:>16}".rstrip())
+    lines += [f"  {'of the chip':<26}{plan.hbm_bytes / GIB:>18.3f}", "", "communication of a chip in a step"]
+    lines += [
+        f"  {traffic.kind:<20}{traffic.dtype:<12}{traffic.count:>6} times {traffic.bytes / 1e6:>12,.3f} MB in all, "
+        f"groups of {traffic.group_size}"
+        for traffic in plan.collectives
+    ] or ["  none"]
+    lines += ["", "arithmetic of a chip in a step", f"  model's FLOPs             {plan.model_flops:>18,.0f}"]
+    if plan.compiled_flops:
+        ratio = plan.compiled_flops / plan.model_flops
+        lines.append(f"  compiled FLOPs            {plan.compiled_flops:>18,.0f}   {ratio:.3f} of the model's")
+    step = plan.seconds["step"]
+    lines += [
+        "",
+        f"time of a step at best: {1e3 * step:,.1f} ms, {plan.batch_size / step:,.0f} rows/s, "
+        f"{plan.batch_size / step / plan.num_chips:,.1f} a chip, MFU {plan.mfu:.1%}; modelled, not measured",
+        "  " + ", ".join(f"{name} {1e3 * part:,.1f}" for name, part in plan.seconds.items() if name != "step") + " ms",
+        *(f"  assumes {line}" for line in plan.assumptions),
+    ]
+    return lines + ([f"compiled in {plan.compile_seconds:.0f} s"] if plan.compile_seconds else [])
+
+
+def search_table(plans: list[Plan]) -> list[str]:
+    """Returns the plans that a search has made, one in a line, the fastest that fits first."""
+    lines = [
+        f"{'mesh':<30}{'rows a chip':>12}{'fits':>6}{'GiB a chip':>12}{'of':>8}{'MB moved':>12}{'rows/s':>12}{'MFU':>8}"
+    ]
+    for plan in sorted(plans, key=lambda plan: (not plan.fits, -plan.batch_size / plan.seconds["step"])):
+        axes = " x ".join(f"{name} {size}" for name, size in plan.mesh.items() if size > 1) or "one device"
+        total = next((plan.bytes[kind] for kind in ("held at once", "total", "temporaries") if kind in plan.bytes), 0)
+        lines.append(
+            f"{axes:<30}{plan.rows_per_chip:>12}{'yes' if plan.fits else 'NO':>6}{total / GIB:>12.2f}"
+            f"{plan.hbm_bytes / GIB:>8.2f}{sum(traffic.bytes for traffic in plan.collectives) / 1e6:>12,.0f}"
+            f"{plan.batch_size / plan.seconds['step']:>12,.0f}{plan.mfu:>8.1%}"
+        )
+    return lines
