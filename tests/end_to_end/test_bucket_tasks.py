@@ -148,9 +148,9 @@ def test_tools_write_to_a_bucket(repository, bucket_server, bucket, start, tmp_p
     tool(repository, "predict", f"--checkpoint={start}", "--input=-", f"--output={out}", text="the [MASK] .\n")
     assert "masks" in json.loads(bucket_server.read(out))
     arguments = [f"--checkpoint={bucket}/hf", f"--input={tmp_path / 'lines.txt'}", f"--output={bucket}/out/x.npz"]
-    tool(repository, "extract_features", *arguments)
+    tool(repository, "extract_features", "--layers=-1", *arguments)
     (tmp_path / "x.npz").write_bytes(bucket_server.read(f"{bucket}/out/x.npz"))
-    assert np.load(tmp_path / "x.npz")["vectors"].shape[0] == 4
+    assert np.load(tmp_path / "x.npz")["vectors"].shape[0] == 1  # layer
     assert sorted(bucket_server.names(f"{bucket}/out")) == ["predictions.jsonl", "x.npz"]
 
 
