@@ -30,7 +30,7 @@ def state_of(value):
     [
         ((403, "no access"), "the credentials do not permit it .*storage.objectUser"),
         ((403, "The project exceeded its quota"), "a quota of gs://.* is used up .*; raise it"),
-        ((507, "Insufficient Storage"), "a quota of gs://.* is used up"),
+        # TensorStore tries the errors 429 and 5xx again for many minutes (decision 0030), so they are not here.
         ((401, "Invalid token"), "there are no valid credentials for gs://"),
         ((404, "The specified bucket does not exist."), "there is no bucket gs://"),
     ],
