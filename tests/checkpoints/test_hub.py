@@ -88,7 +88,7 @@ def test_a_model_and_its_revisions_are_uploaded_and_read_again(repository, workd
         (WRITER, ["--to=tf1"], "error: --to=tf1 cannot be uploaded"),
         (WRITER, ["--output=hf://bert"], "error: hf://bert names no repository of the hub"),
         (WRITER, ["--output=hf://me/bert@a", "--revision=b"], "name two revisions; give one of them"),
-        (WRITER, ["--output=gs://me/bert"], "error: --to is needed"),
+        (WRITER, ["--output=here"], "error: --to is needed"),
         (WRITER, ["--output=here", "--to=hf", "--revision=a"], "error: --revision=a is of a repository of the hub"),
     ],
 )
