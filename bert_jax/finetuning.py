@@ -65,9 +65,8 @@ def finetune(
         return whole
 
     with open_run(config, workdir, about, start.tokenizer, abstract, load, train.num_steps, same, started) as run:
-        for line in describe_run(config, task, data, model, mesh, train.num_steps):
-            run.reporter.message(line)
-        run.reporter.message(run.describe_start(describe_start(config, run.start or start)))
+        lines = describe_run(config, task, data, model, mesh, train.num_steps)
+        run.announce(lines, describe_start(config, run.start or start))
         splits = {
             "train": {"rows": len(data.train.rows)},
             "heldout": {"rows": sum(len(s.rows) for s in data.evaluation)},

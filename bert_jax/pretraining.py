@@ -2,11 +2,8 @@
 """Pre-training, from a prepared corpus to a trained BERT: the wiring, on one page."""
 
 import contextlib
-import dataclasses
 import time
-from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
 
 import jax
 from jax.sharding import Mesh
@@ -14,43 +11,22 @@ from jax.sharding import Mesh
 from bert_jax.checkpoints.pretrained import Pretrained, keep_revision, leave_pretrained
 from bert_jax.checkpoints.warm_start import load_start
 from bert_jax.data.pipeline import train_batches
-from bert_jax.data.records import Dataset
-from bert_jax.data.streamed import open_for_training
 from bert_jax.devices import cluster
 from bert_jax.devices.sharding import Devices, check_divisible, make_mesh
-from bert_jax.errors import InputError
-from bert_jax.model.objective import Objective, Params, pretraining_objective
-from bert_jax.plan.compiled import abstract_batch_of, describe_step, load_step, read_step
-from bert_jax.plan.describe import describe_phase, describe_run, make_throughput
-from bert_jax.settings.model import check_types
-from bert_jax.settings.phases import Phase, check_rows, phases_of, rows_before
+from bert_jax.model.objective import Params
+from bert_jax.plan.compiled import load_compiled
+from bert_jax.plan.describe import describe_phase, describe_run, describe_start, make_throughput
+from bert_jax.settings.phases import Phase
 from bert_jax.settings.pretraining import PretrainConfig
 from bert_jax.settings.rules import to_dict
 from bert_jax.storage.places import Place
-from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.curves import draw_curves
 from bert_jax.training.heldout import make_evaluation
+from bert_jax.training.inputs import Inputs, Part, open_inputs
 from bert_jax.training.loop import LoopResult, Pace, Work, train_loop
 from bert_jax.training.optim import reset_moments
 from bert_jax.training.run import Run, open_run
-from bert_jax.training.step import LowerableStep, TrainState, TrainStep, abstract_state, init_state, make_train_step
-
-
-class Part(NamedTuple):
-    """A phase with its data and objective."""
-
-    phase: Phase
-    dataset: Dataset
-    objective: Objective  # phases differ in their masks only; the parameters are the same
-    rows_before: int  # rows of its data that earlier phases used
-
-
-class Inputs(NamedTuple):
-    """The resolved settings of a run, its tokenizer and its phases."""
-
-    config: PretrainConfig
-    tokenizer: Tokenizer
-    parts: list[Part]  # one for each phase
+from bert_jax.training.step import TrainState, TrainStep, abstract_state, init_state
 
 
 def pretrain(
@@ -74,14 +50,12 @@ def pretrain(
     objective = parts[0].objective
     abstract = abstract_state(objective, config.optimizer, config.train, mesh)
     load = partial(load_start, config, objective, tokenizer, abstract.params)
-    compiled = load_compiled(config, parts, abstract, mesh) if config.train.compiled else {}
-
+    compiled = load_compiled(config.train.compiled, parts, abstract, mesh)
     last_step = parts[-1].phase.last_step
 
     with open_run(config, workdir, about, tokenizer, abstract, load, last_step, started=started) as run:
-        for line in describe_run(config, mesh, abstract.params):
-            run.reporter.message(line)
-        run.reporter.message(run.describe_start(_describe_start(config, run.start)))
+        lines, start = describe_run(config, mesh, abstract.params), describe_start(config, run.start)
+        run.announce(lines, start)
         run.note_data(
             [part.dataset.manifest for part in parts],
             [path.rstrip("/").rpartition("/")[2] for path in config.data_paths],
@@ -103,61 +77,6 @@ def pretrain(
     return result
 
 
-def open_inputs(config: PretrainConfig) -> Inputs:
-    """Returns the inputs of a run, with settings that follow from the data filled in.
-
-    Raises: InputError if the data cannot be read, do not fit the model, or differ between phases.
-    """
-    sizes = (config.data.batch_size, config.phase2.batch_size or config.data.batch_size)
-    datasets, stream = open_for_training(config.data, config.data_paths, sizes[: len(config.data_paths)])
-    config = dataclasses.replace(config, data=dataclasses.replace(config.data, stream=stream))
-    tokenizer = datasets[0].load_tokenizer()
-    config = resolve(config, datasets, tokenizer)
-    phases = phases_of(config)
-    never_predicted = (tokenizer.cls_id, tokenizer.sep_id)
-    parts = [
-        Part(
-            phase,
-            dataset,
-            pretraining_objective(
-                config.model, phase.config.masking, tokenizer.mask_id, never_predicted, config.train.next_sentence
-            ),
-            taken,
-        )
-        for phase, dataset, taken in zip(
-            phases, datasets, rows_before(phases, [dataset.fingerprint for dataset in datasets]), strict=True
-        )
-    ]
-    return Inputs(config, tokenizer, parts)
-
-
-def lower_phase(part: Part, abstract: TrainState, mesh: Mesh) -> tuple[jax.stages.Lowered, dict]:
-    """Returns the training step of a phase, not yet compiled, and what it depends on."""
-    batch = abstract_batch_of(part.dataset, part.phase.config.data.batch_size, mesh)
-    with jax.set_mesh(mesh):
-        lowered = _make_step(part, abstract, mesh).lower(abstract, batch)
-    return lowered, describe_step(part.phase, mesh, abstract, batch, lowered)
-
-
-def load_compiled(
-    config: PretrainConfig, parts: Sequence[Part], abstract: TrainState, mesh: Mesh
-) -> dict[int, TrainStep]:
-    """Returns the step of `train.compiled` by the number of its phase. The step of another phase is compiled as usual.
-
-    Raises: InputError if the file cannot be used for this run.
-    """
-    path = config.train.compiled
-    found = read_step(path)
-    number = min(int(found[0].get("phase", 1)), len(parts))
-    lowered, about = lower_phase(parts[number - 1], abstract, mesh)
-    return {number: load_step(path, about, lowered, mesh, found)}
-
-
-def _make_step(part: Part, abstract: TrainState, mesh: Mesh) -> LowerableStep:
-    phase = part.phase
-    return make_train_step(part.objective, phase.config.optimizer, phase.train, mesh, abstract, phase.schedule_start)
-
-
 def train_phase(
     run: Run,
     inputs: Inputs,
@@ -175,16 +94,17 @@ def train_phase(
     notes = run.notes if taken else {"seen": so_far.seen}
     for line in describe_phase(phase, dataset, len(inputs.parts), mesh, abstract):
         run.reporter.message(line)
+    throughput = make_throughput(config.model, mesh)
 
     def keep(step: int, params: Params, seen: dict[str, int] | None) -> None:
-        keep_revision(trained_model(inputs, step, params, seen), run.workdir)
+        keep_revision(inputs.trained_model(step, params, seen), run.workdir)
 
     work = Work(
         mesh,
-        step or _make_step(part, abstract, mesh),
+        step or part.make_step(abstract, mesh),
         train_batches(dataset.train, taken, config.data.batch_size, config.data.seed, mesh, rows_taken),
         make_evaluation(config, objective, dataset, mesh, abstract.params),
-        make_throughput(config.model, mesh),
+        throughput,
         keep,
         phase=phase.number if len(inputs.parts) > 1 else 0,
     )
@@ -215,67 +135,8 @@ def leave_model(run: Run, inputs: Inputs, result: LoopResult) -> None:
     """Writes the model and the curves of a finished run."""
     run.checkpoints.close()
     where = run.workdir / "pretrained"
-    leave_pretrained(trained_model(inputs, result.step, result.state.params, result.seen), where, "the model")
+    leave_pretrained(inputs.trained_model(result.step, result.state.params, result.seen), where, "the model")
     if cluster.is_first():
         run.reporter.publish()
         draw_curves(run.workdir / "metrics.jsonl", run.workdir / "curves.png")
     run.reporter.message(f"trained to step {result.step}: model in {where}, curves in {run.workdir}")
-
-
-def trained_model(inputs: Inputs, step: int, params: Params, seen: dict[str, int] | None) -> Pretrained:
-    """Returns the model of a step, with the counts of its training data if they are known."""
-    return Pretrained(inputs.config.model, params, inputs.tokenizer, trained={"step": step, **(seen or {})})
-
-
-def resolve(config: PretrainConfig, datasets: Sequence[Dataset], tokenizer: Tokenizer) -> PretrainConfig:
-    """Returns the configuration with the settings that follow from the data: vocabulary size and next sentence loss.
-
-    `datasets` has one data set per phase.
-
-    Raises: InputError if the data does not fit the model, or the data of one phase that of another.
-    """
-    model = config.model
-    if not model.vocab_size:
-        model = dataclasses.replace(model, vocab_size=tokenizer.vocab_size)
-    if tokenizer.vocab_size > model.vocab_size:
-        raise InputError(
-            f"the data's tokenizer has {tokenizer.vocab_size} tokens and model.vocab_size is {model.vocab_size}; "
-            "ids would be beyond the table, so raise it (0 takes the tokenizer's size)"
-        )
-    for dataset in datasets:
-        if not dataset.train.num_rows:
-            raise InputError(f"{dataset.path} has no row to train on; prepare it from more text, or hold out less")
-        if dataset.manifest["tokenizer"]["fingerprint"] != tokenizer.fingerprint:
-            raise InputError(
-                f"{dataset.path} was made with another vocabulary or casing than {config.data.path}; "
-                f"prepare it with --tokenizer={datasets[0].tokenizer_path}"
-            )
-        if dataset.row_length > model.max_positions:
-            raise InputError(
-                f"rows of {dataset.row_length} tokens in {dataset.path} are longer than model.max_positions "
-                f"{model.max_positions}; prepare shorter rows or raise it"
-            )
-        if config.model.causal and dataset.manifest["row"].get("predictions"):
-            raise InputError(
-                f"{dataset.path} has masks of its own, and a causal model predicts the next token of unmasked text; "
-                "import it with --masks=redraw"
-            )
-    check_rows(config, [dataset.row_length for dataset in datasets])
-    labels = [dataset.manifest["identity"]["options"].get("next_sentence", "nsp") for dataset in datasets]
-    for dataset, label in zip(datasets, labels):
-        check_types(model, int(label != "none"), str(dataset.path))
-    if config.train.next_sentence and len(set(labels)) > 1:
-        raise InputError(
-            f"{config.data.path} was prepared with --next_sentence={labels[0]} and {config.phase2.path} with "
-            f"{labels[1]}; prepare both alike, or set train.next_sentence=False"
-        )
-    train = dataclasses.replace(config.train, next_sentence=config.train.next_sentence and labels[0] != "none")
-    return dataclasses.replace(config, model=model, train=train)
-
-
-def _describe_start(config: PretrainConfig, start: Pretrained | None) -> str:
-    """Returns a line that says which parameters a new run starts from."""
-    if start is None:
-        return "start from random parameters, step 0"
-    line = f"warm start from {config.init_checkpoint}: its parameters, a fresh optimizer, step 0"
-    return "; ".join([line, *start.notes])

@@ -336,4 +336,8 @@ class Preemption:
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._previous.items():
+            # The command that was asked to end shuts down now. Another Ctrl-C must still end it at once, and not raise
+            # KeyboardInterrupt somewhere in the shutdown. A program that calls the library has Python's own handler.
+            if number == signal.SIGINT and self._received and handler is not signal.default_int_handler:
+                continue
             signal.signal(number, handler)

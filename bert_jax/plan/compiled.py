@@ -14,7 +14,7 @@ import json
 import os
 import pickle
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
@@ -33,11 +33,33 @@ from bert_jax.settings.phases import Phase
 from bert_jax.settings.rules import changed_keys, to_dict
 from bert_jax.storage.urls import local_copy
 from bert_jax.storage.writing import atomic_path
+from bert_jax.training.inputs import Part
 from bert_jax.training.step import TrainState, TrainStep
 
 MAGIC = "bert_jax compiled step 1"
 _MOST_ABOUT = 2**24  # bytes of the first line
 _MUST_AGREE = ("devices", "versions")  # the rest may differ where it does not change the program
+
+
+def load_compiled(path: str, parts: Sequence[Part], abstract: TrainState, mesh: Mesh) -> dict[int, TrainStep]:
+    """Returns the step of a file by the number of its phase; {} if `path` is "".
+
+    Raises: InputError if the file cannot be used for this run.
+    """
+    if not path:
+        return {}
+    found = read_step(path)
+    number = min(int(found[0].get("phase", 1)), len(parts))
+    lowered, about = lower_phase(parts[number - 1], abstract, mesh)
+    return {number: load_step(path, about, lowered, mesh, found)}
+
+
+def lower_phase(part: Part, abstract: TrainState, mesh: Mesh) -> tuple[jax.stages.Lowered, dict]:
+    """Returns the training step of a phase, not yet compiled, and what it depends on."""
+    batch = abstract_batch_of(part.dataset, part.phase.config.data.batch_size, mesh)
+    with jax.set_mesh(mesh):
+        lowered = part.make_step(abstract, mesh).lower(abstract, batch)
+    return lowered, describe_step(part.phase, mesh, abstract, batch, lowered)
 
 
 def abstract_batch_of(dataset: Dataset, batch_size: int, mesh: Mesh) -> Batch:

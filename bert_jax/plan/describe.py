@@ -7,6 +7,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from bert_jax.checkpoints.pretrained import Pretrained
 from bert_jax.data.records import Dataset
 from bert_jax.data.streamed import StreamedSplit
 from bert_jax.devices.chips import peak_flops
@@ -51,6 +52,14 @@ def describe_run(config: PretrainConfig, mesh: Mesh, params: Params) -> list[str
         f"{model.vocab_size}, {size:,} parameters, {model.compute_dtype}",
         f"devices: {mesh.size} ({mesh.devices.flat[0].device_kind}), {axes}",
     ]
+
+
+def describe_start(config: PretrainConfig, start: Pretrained | None) -> str:
+    """Returns a line that says which parameters a new run starts from."""
+    if start is None:
+        return "start from random parameters, step 0"
+    line = f"warm start from {config.init_checkpoint}: its parameters, a fresh optimizer, step 0"
+    return "; ".join([line, *start.notes])
 
 
 def describe_phase(phase: Phase, dataset: Dataset, num_phases: int, mesh: Mesh, state: TrainState) -> list[str]:

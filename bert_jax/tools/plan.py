@@ -108,9 +108,9 @@ def keep_compiled(config: PretrainConfig) -> int:
 
     from bert_jax.devices.sharding import check_divisible, make_mesh
     from bert_jax.plan import planner
-    from bert_jax.plan.compiled import write_step
+    from bert_jax.plan.compiled import lower_phase, write_step
     from bert_jax.plan.memory import memory_problem
-    from bert_jax.pretraining import lower_phase, open_inputs
+    from bert_jax.training.inputs import open_inputs
     from bert_jax.training.step import abstract_state
 
     config, _, parts = open_inputs(config)

@@ -51,12 +51,13 @@ class Run:
         self.restored = self.restored._replace(state=None)
         return make(self.start) if state is None else state
 
-    def describe_start(self, start: str) -> str:
-        """Returns a line about the checkpoint that the run resumes from, or `start` if there is no checkpoint."""
-        if self.restored.state is None:
-            return "; ".join([*self.restored.passed_over, start])
-        line = f"resume from step {int(self.restored.state.step)}: parameters, optimizer and data order"
-        return "; ".join([*self.restored.passed_over, line])
+    def announce(self, lines: Sequence[str], start: str) -> None:
+        """Prints lines about the run, and a last one: the checkpoint that it resumes from, or else `start`."""
+        state = self.restored.state
+        if state is not None:
+            start = f"resume from step {int(state.step)}: parameters, optimizer and data order"
+        for line in (*lines, *self.restored.passed_over, start):
+            self.reporter.message(line)
 
     def note_data(self, manifests: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
         """Writes about.json: the data of the run, its software and devices, for the model card.
@@ -118,7 +119,8 @@ def open_run(
         preemption = stack.enter_context(cluster.Preemption())
         stack.enter_context(_compilation_counted(clock))
         check_workdir(workdir, identity, config)
-        cluster.check_same({**common(workdir, identity), **(same or {})})
+        everywhere = {**common(workdir, identity), **(same or {})}
+        cluster.check_same(everywhere)
         resumes = cluster.first_says(len(checkpoint_steps(workdir / "checkpoints"))) > 0
         start = None if resumes else load()
         stack.enter_context(locked(workdir))

@@ -79,8 +79,7 @@ def abstract_state(
     objective: Objective, optimizer: OptimizerConfig, train: TrainConfig, mesh: Mesh | AbstractMesh
 ) -> TrainState:
     """Returns the shapes, dtypes and shardings of the state, without computing it."""
-    key = root_key(train.seed, "parameters")
-    shapes = jax.eval_shape(lambda key: _fresh_state(optimizer, train)(objective.init(key)), key)
+    shapes = jax.eval_shape(lambda: _fresh_state(optimizer, train)(objective.init(jax.random.key(0))))
     shardings = tree_shardings(mesh, shapes)
     if train.zero1:
         shardings = shardings._replace(optimizer=tree_shardings(mesh, shapes.optimizer, over_data=True))
@@ -108,13 +107,14 @@ def make_train_step(
     with rows sharded over data x fsdp. The learning rate schedule begins at `first_step` and has train.num_steps.
     """
     divided = tree_shardings(mesh, state.params, over_data=True) if train.zero1 else None
+    rows, whole = row_sharding(mesh), replicated(mesh)
     step = step_function(objective, optimizer, train, divided, first_step)
     dropout_root = root_key(train.seed, "dropout")
     shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
     return jax.jit(
         lambda state, batch: step(state, batch, dropout_root),
-        in_shardings=(shardings, row_sharding(mesh)),
-        out_shardings=(shardings, replicated(mesh)),
+        in_shardings=(shardings, rows),
+        out_shardings=(shardings, whole),
         donate_argnums=0,
     )
 

@@ -175,6 +175,29 @@ def test_ctrl_c_is_noted_though_nobody_reads_what_is_said(monkeypatch):
         assert preemption.received() == signal.SIGINT
 
 
+def test_ctrl_c_while_a_stopped_command_shuts_down_ends_it_at_once(monkeypatch):
+    """It must not raise KeyboardInterrupt in whatever runs then."""
+    ends = []
+    monkeypatch.setattr(cluster, "leave", lambda status, line: ends.append(status))
+    before = signal.signal(signal.SIGINT, lambda *_: ends.append("the command's own"))
+    try:
+        with cluster.Preemption():
+            pass
+        signal.raise_signal(signal.SIGINT)
+        with cluster.Preemption():
+            signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert ends == ["the command's own", 130]
+
+
+def test_a_program_that_calls_the_library_gets_its_ctrl_c_back():
+    with cluster.Preemption():
+        signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 @pytest.mark.parametrize("streams", ["None", "open(os.devnull)", "Interrupted()"])
 def test_a_process_ends_with_its_status_whatever_its_streams_are(repository, streams):
     program = f"""

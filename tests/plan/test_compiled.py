@@ -16,9 +16,10 @@ from processes import TRAIN
 from bert_jax.devices.sharding import make_mesh
 from bert_jax.errors import InputError
 from bert_jax.plan import compiled
-from bert_jax.pretraining import load_compiled, lower_phase, open_inputs
+from bert_jax.plan.compiled import load_compiled, lower_phase
 from bert_jax.settings.pretraining import MeshConfig, ReportConfig, TrainConfig
 from bert_jax.training.goodput import KIND, describe
+from bert_jax.training.inputs import open_inputs
 from bert_jax.training.report import read_metrics
 from bert_jax.training.step import abstract_state
 
@@ -58,7 +59,7 @@ def load_again(path, step):
 def load(toy_data, path, **sections):
     train = dataclasses.replace(sections.pop("train", TrainConfig(num_steps=12)), compiled=str(path))
     config, parts, state, mesh = opened(toy_data, train=train, **sections)
-    return load_compiled(config, parts, state, mesh)
+    return load_compiled(config.train.compiled, parts, state, mesh)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from builders import make_pretrained, tiny_model, tiny_run, topics_run
 
-from bert_jax import load_pretrained, pretraining
+from bert_jax import load_pretrained
 from bert_jax.checkpoints.compare import differences
 from bert_jax.data.records import open_dataset
 from bert_jax.errors import InputError
@@ -17,6 +17,7 @@ from bert_jax.inference.predict import Predictor
 from bert_jax.pretraining import pretrain
 from bert_jax.settings.rules import to_dict
 from bert_jax.text.tokenizer import load_tokenizer
+from bert_jax.training.inputs import resolve
 
 
 def test_pretraining_on_pairs(toy_data, tmp_path):
@@ -26,7 +27,7 @@ def test_pretraining_on_pairs(toy_data, tmp_path):
     assert not (tmp_path / "run").exists()
     dataset, tokenizer = open_dataset(toy_data), load_tokenizer(toy_data / "tokenizer")
     dataset.manifest["identity"]["options"]["next_sentence"] = "none"  # then it has single texts
-    assert pretraining.resolve(config, [dataset], tokenizer).model.type_vocab_size == 1
+    assert resolve(config, [dataset], tokenizer).model.type_vocab_size == 1
 
 
 @pytest.mark.slow

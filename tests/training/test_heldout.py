@@ -8,9 +8,10 @@ import jax
 import numpy as np
 import pytest
 
+from bert_jax.data.pipeline import eval_batches
 from bert_jax.data.records import Split, row_dtype
 from bert_jax.devices.sharding import make_mesh
-from bert_jax.settings.pretraining import DataConfig, EvalConfig, MeshConfig, PretrainConfig, TrainConfig
+from bert_jax.settings.pretraining import MeshConfig
 from bert_jax.training.heldout import heldout_baselines
 
 COUNTS = [3, 0, 7, 1, 4]  # plus one: 4, 1, 8, 2, 5 of 20, so that the frequencies are 0.2, 0.05, 0.4, 0.1, 0.25
@@ -27,13 +28,12 @@ def few_rows():
     return rows
 
 
-def baselines(rows, **train):
+def baselines(rows, next_sentence=True):
     """Returns the baselines in batches of two rows, so that the last batch has an empty one."""
     split = Split(rows.dtype, len(rows), (rows.view(np.uint8).reshape(len(rows), -1),), np.array([len(rows)]))
-    dataset = SimpleNamespace(token_counts=np.array(COUNTS), heldout=split)
-    config = PretrainConfig(data=DataConfig(batch_size=2), eval=EvalConfig(batch_size=2), train=TrainConfig(**train))
     objective = SimpleNamespace(prepare=lambda batch: batch)  # masks are in the rows
-    return heldout_baselines(config, objective, dataset, make_mesh(MeshConfig(), jax.devices()[:1]))
+    batches = eval_batches(split, 2, make_mesh(MeshConfig(), jax.devices()[:1]))
+    return heldout_baselines(objective, np.array(COUNTS), batches, next_sentence)
 
 
 def test_baselines_are_those_computed_by_hand():

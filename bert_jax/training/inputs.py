@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From settings to all that a pre-training run reads: its tokenizer, and its phases with their data and objectives."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from jax.sharding import Mesh
+
+from bert_jax.checkpoints.pretrained import Pretrained
+from bert_jax.data.records import Dataset
+from bert_jax.data.streamed import open_for_training
+from bert_jax.errors import InputError
+from bert_jax.model.objective import Objective, Params, pretraining_objective
+from bert_jax.settings.model import check_types
+from bert_jax.settings.phases import Phase, check_rows, phases_of, rows_before
+from bert_jax.settings.pretraining import PretrainConfig
+from bert_jax.text.tokenizer import Tokenizer
+from bert_jax.training.step import LowerableStep, TrainState, make_train_step
+
+
+class Part(NamedTuple):
+    """A phase with its data and objective."""
+
+    phase: Phase
+    dataset: Dataset
+    objective: Objective  # phases differ in their masks only; the parameters are the same
+    rows_before: int  # rows of its data that earlier phases used
+
+    def make_step(self, abstract: TrainState, mesh: Mesh) -> LowerableStep:
+        """Returns the training step of the phase. `abstract` gives the shapes and shardings of the state."""
+        config, start = self.phase.config, self.phase.schedule_start
+        return make_train_step(self.objective, config.optimizer, self.phase.train, mesh, abstract, start)
+
+
+class Inputs(NamedTuple):
+    """The resolved settings of a run, its tokenizer and its phases."""
+
+    config: PretrainConfig
+    tokenizer: Tokenizer
+    parts: list[Part]  # one for each phase
+
+    def trained_model(self, step: int, params: Params, seen: dict[str, int] | None) -> Pretrained:
+        """Returns the model of a step, with the counts of its training data if they are known."""
+        return Pretrained(self.config.model, params, self.tokenizer, trained={"step": step, **(seen or {})})
+
+
+def open_inputs(config: PretrainConfig) -> Inputs:
+    """Returns the inputs of a run, with settings that follow from the data filled in.
+
+    Raises: InputError if the data cannot be read, do not fit the model, or differ between phases.
+    """
+    sizes = (config.data.batch_size, config.phase2.batch_size or config.data.batch_size)
+    datasets, stream = open_for_training(config.data, config.data_paths, sizes[: len(config.data_paths)])
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, stream=stream))
+    tokenizer = datasets[0].load_tokenizer()
+    config = resolve(config, datasets, tokenizer)
+    phases = phases_of(config)
+    taken = rows_before(phases, [dataset.fingerprint for dataset in datasets])
+    never_predicted = (tokenizer.cls_id, tokenizer.sep_id)
+    objectives = [
+        pretraining_objective(
+            config.model, phase.config.masking, tokenizer.mask_id, never_predicted, config.train.next_sentence
+        )
+        for phase in phases
+    ]
+    return Inputs(config, tokenizer, list(map(Part, phases, datasets, objectives, taken)))
+
+
+def resolve(config: PretrainConfig, datasets: Sequence[Dataset], tokenizer: Tokenizer) -> PretrainConfig:
+    """Returns the configuration with the settings that follow from the data: vocabulary size and next sentence loss.
+
+    `datasets` has one data set per phase.
+
+    Raises: InputError if the data does not fit the model, or the data of one phase that of another.
+    """
+    model = config.model
+    if not model.vocab_size:
+        model = dataclasses.replace(model, vocab_size=tokenizer.vocab_size)
+    if tokenizer.vocab_size > model.vocab_size:
+        raise InputError(
+            f"the data's tokenizer has {tokenizer.vocab_size} tokens and model.vocab_size is {model.vocab_size}; "
+            "ids would be beyond the table, so raise it (0 takes the tokenizer's size)"
+        )
+    for dataset in datasets:
+        if not dataset.train.num_rows:
+            raise InputError(f"{dataset.path} has no row to train on; prepare it from more text, or hold out less")
+        if dataset.manifest["tokenizer"]["fingerprint"] != tokenizer.fingerprint:
+            raise InputError(
+                f"{dataset.path} was made with another vocabulary or casing than {config.data.path}; "
+                f"prepare it with --tokenizer={datasets[0].tokenizer_path}"
+            )
+        if dataset.row_length > model.max_positions:
+            raise InputError(
+                f"rows of {dataset.row_length} tokens in {dataset.path} are longer than model.max_positions "
+                f"{model.max_positions}; prepare shorter rows or raise it"
+            )
+        if config.model.causal and dataset.manifest["row"].get("predictions"):
+            raise InputError(
+                f"{dataset.path} has masks of its own, and a causal model predicts the next token of unmasked text; "
+                "import it with --masks=redraw"
+            )
+    check_rows(config, [dataset.row_length for dataset in datasets])
+    labels = [dataset.manifest["identity"]["options"].get("next_sentence", "nsp") for dataset in datasets]
+    for dataset, label in zip(datasets, labels):
+        check_types(model, int(label != "none"), str(dataset.path))
+    if config.train.next_sentence and len(set(labels)) > 1:
+        raise InputError(
+            f"{config.data.path} was prepared with --next_sentence={labels[0]} and {config.phase2.path} with "
+            f"{labels[1]}; prepare both alike, or set train.next_sentence=False"
+        )
+    train = dataclasses.replace(config.train, next_sentence=config.train.next_sentence and labels[0] != "none")
+    return dataclasses.replace(config, model=model, train=train)
