@@ -46,6 +46,14 @@ def repository() -> Path:
     return ROOT
 
 
+@pytest.fixture(autouse=True)
+def same_ctrl_c() -> Iterator[None]:
+    """Gives the next test the handler of SIGINT that this one found: commands and stopped runs install others."""
+    handler = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, handler)
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """Returns the folder of real corpora and data sets; skips the test where there is none."""

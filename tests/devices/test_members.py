@@ -179,20 +179,18 @@ def test_ctrl_c_while_a_stopped_command_shuts_down_ends_it_at_once(monkeypatch):
     """It must not raise KeyboardInterrupt in whatever runs then."""
     ends = []
     monkeypatch.setattr(cluster, "leave", lambda status, line: ends.append(status))
-    before = signal.signal(signal.SIGINT, lambda *_: ends.append("the command's own"))
-    try:
-        with cluster.Preemption():
-            pass
+    signal.signal(signal.SIGINT, lambda *_: ends.append("the command's own"))
+    with cluster.Preemption():
+        pass
+    signal.raise_signal(signal.SIGINT)
+    with cluster.Preemption():
         signal.raise_signal(signal.SIGINT)
-        with cluster.Preemption():
-            signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGINT)
-    finally:
-        signal.signal(signal.SIGINT, before)
+    signal.raise_signal(signal.SIGINT)
     assert ends == ["the command's own", 130]
 
 
 def test_a_program_that_calls_the_library_gets_its_ctrl_c_back():
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with cluster.Preemption():
         signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
