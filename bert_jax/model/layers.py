@@ -48,8 +48,8 @@ class Dense(nn.Module):
         kernel = self.param("kernel", truncated_normal(config), (inputs.shape[-1], self.features))
         bias = self.param("bias", nn.initializers.zeros, (self.features,))
         rows = inputs.astype(dtype).reshape(-1, inputs.shape[-1])
-        multiplied = product("ri,io->ro", rows, kernel, config.gradient_dtype, config.matmul_precision)
-        multiplied = multiplied.astype(self.result_dtype or dtype)
+        result = self.result_dtype or config.compute_dtype
+        multiplied = product("ri,io->ro", rows, kernel, config.gradient_dtype, config.matmul_precision, result)
         multiplied = checkpoint_name(multiplied.reshape(*inputs.shape[:-1], self.features), SAVED)
         return add_bias(multiplied, bias)
 

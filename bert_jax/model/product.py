@@ -11,9 +11,14 @@ from bert_jax.model.on_cpu import product_over_rows
 
 
 def product(
-    equation: str, lhs: jax.Array, rhs: jax.Array, rhs_gradient: str = "float32", precision: str = "default"
+    equation: str,
+    lhs: jax.Array,
+    rhs: jax.Array,
+    rhs_gradient: str = "float32",
+    precision: str = "default",
+    result: str = "float32",
 ) -> jax.Array:
-    """Returns the einsum of two arrays, multiplied in the dtype of the left one and summed in float32.
+    """Returns the einsum of two arrays in the dtype `result`, multiplied in that of the left one and summed in float32.
 
     Every letter of the equation must occur in two of its three terms. Accelerators compute such products in hardware;
     on a CPU the fast bfloat16 kernel is chosen. Gradients are products of the same kind: the incoming gradient is cast
@@ -21,9 +26,12 @@ def product(
     The gradient of a float32 parameter on the right is the float32 sum. With another `rhs_gradient` it is rounded to
     that dtype on each device, before the all-reduce.
 
+    Where parameters are divided over the mesh axis "tensor", each device has a part of a sum. These parts are rounded
+    to `result` and then added up between devices, which sends half as much in bfloat16.
+
     `precision` is `ModelConfig.matmul_precision`, for the gradients too.
     """
-    return _product(equation, rhs_gradient, precision, lhs, rhs)  # type: ignore[return-value]
+    return _product(equation, rhs_gradient, precision, result, lhs, rhs)  # type: ignore[return-value]
 
 
 def matmul_precision(name: str) -> str | None:
@@ -36,27 +44,41 @@ def in_precision(name: str) -> contextlib.AbstractContextManager[None]:
     return contextlib.nullcontext() if name == "default" else jax.default_matmul_precision(name)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
-def _product(equation: str, rhs_gradient: str, precision: str, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
-    how = {"preferred_element_type": jnp.float32, "precision": matmul_precision(precision)}
-    return jnp.einsum(equation, lhs, rhs.astype(lhs.dtype), **how)  # type: ignore[return-value]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2, 3))
+def _product(
+    equation: str, rhs_gradient: str, precision: str, result: str, lhs: jax.Array, rhs: jax.Array
+) -> jax.Array:
+    def summed_in(dtype: str, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+        how = {"preferred_element_type": jnp.dtype(dtype), "precision": matmul_precision(precision)}
+        return jnp.einsum(equation, lhs, rhs.astype(lhs.dtype), **how).astype(result)  # type: ignore[return-value]
+
+    wide = functools.partial(summed_in, "float32")
+    if jax.sharding.get_abstract_mesh().shape.get("tensor", 1) == 1 or result == "float32":
+        return wide(lhs, rhs)
+    # Accelerators sum in float32 within a device all the same.
+    return jax.lax.platform_dependent(lhs, rhs, cpu=wide, default=functools.partial(summed_in, result))
 
 
 def _product_forward(
-    equation: str, rhs_gradient: str, precision: str, lhs: jax.Array, rhs: jax.Array
+    equation: str, rhs_gradient: str, precision: str, result: str, lhs: jax.Array, rhs: jax.Array
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return product(equation, lhs, rhs, precision=precision), (lhs, rhs)
+    return product(equation, lhs, rhs, precision=precision, result=result), (lhs, rhs)
 
 
 def _product_backward(
-    equation: str, rhs_gradient: str, precision: str, saved: tuple[jax.Array, jax.Array], gradient: jax.Array
+    equation: str,
+    rhs_gradient: str,
+    precision: str,
+    result: str,
+    saved: tuple[jax.Array, jax.Array],
+    gradient: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
     lhs, rhs = saved
-    left, right, result = equation.replace("->", ",").split(",")
+    left, right, out = equation.replace("->", ",").split(",")
     gradient = gradient.astype(lhs.dtype)
-    of_rhs = _product_over_rows(f"{left},{result}->{right}", rhs_gradient, precision, lhs, gradient).astype(rhs.dtype)
-    of_lhs = product(f"{result},{right}->{left}", gradient, rhs, precision=precision)
-    return of_lhs.astype(lhs.dtype), of_rhs
+    of_rhs = _product_over_rows(f"{left},{out}->{right}", rhs_gradient, precision, lhs, gradient).astype(rhs.dtype)
+    of_lhs = product(f"{out},{right}->{left}", gradient, rhs, precision=precision, result=lhs.dtype.name)
+    return of_lhs, of_rhs
 
 
 def _product_over_rows(equation: str, dtype: str, precision: str, lhs: jax.Array, rhs: jax.Array) -> jax.Array:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One training step and one evaluation step, for pre-training and for every task."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeVar
 
 import jax
@@ -25,7 +26,37 @@ class TrainState(NamedTuple):
     optimizer: PyTree
 
 
-Metrics = dict[str, Pair]
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Metrics(Mapping[str, Pair]):
+    """The metrics of a step, {name: (sum, weight)}, in one array: the host reads it in one transfer."""
+
+    table: jax.Array  # [number of metrics, 2] float32
+    names: tuple[str, ...] = field(metadata={"static": True})
+
+    @classmethod
+    def of(cls, pairs: Mapping[str, Pair]) -> "Metrics":
+        """Returns the metrics of {name: (sum, weight)}."""
+        return cls(jnp.stack([jnp.stack(pair) for pair in pairs.values()]), tuple(pairs))
+
+    def __getitem__(self, name: str) -> Pair:
+        if name not in self.names:
+            raise KeyError(name)
+        total, weight = self.table[self.names.index(name)]
+        return total, weight
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def is_ready(self) -> bool:
+        """Returns whether the devices have computed the metrics."""
+        return self.table.is_ready()  # type: ignore[attr-defined]
+
+
+_Pairs = dict[str, Pair]
 _Tree = TypeVar("_Tree")
 
 
@@ -54,7 +85,7 @@ class StepFunction(Protocol):
 
     def __call__(
         self, state: TrainState, batch: Batch, dropout_root: jax.Array, rate_scale: float | jax.Array | None = None
-    ) -> tuple[TrainState, Metrics]: ...
+    ) -> tuple[TrainState, _Pairs]: ...
 
 
 def init_state(
@@ -111,8 +142,13 @@ def make_train_step(
     step = step_function(objective, optimizer, train, divided, first_step)
     dropout_root = root_key(train.seed, "dropout")
     shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
+
+    def whole_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        state, pairs = step(state, batch, dropout_root)
+        return state, Metrics.of(pairs)
+
     return jax.jit(
-        lambda state, batch: step(state, batch, dropout_root),
+        whole_step,
         in_shardings=(shardings, rows),
         out_shardings=(shardings, whole),
         donate_argnums=0,
@@ -137,17 +173,17 @@ def step_function(
 
     def step(
         state: TrainState, batch: Batch, dropout_root: jax.Array, rate_scale: float | jax.Array | None = None
-    ) -> tuple[TrainState, Metrics]:
+    ) -> tuple[TrainState, _Pairs]:
         batch = objective.prepare(batch)
         denominators = objective.denominators(batch)
         step_key = jax.random.fold_in(dropout_root, state.step)
 
-        def loss_and_metrics(params: Params, batch: Batch, key: jax.Array) -> tuple[jax.Array, Metrics]:
+        def loss_and_metrics(params: Params, batch: Batch, key: jax.Array) -> tuple[jax.Array, _Pairs]:
             metrics = objective.losses(params, batch, key)
             terms = [metrics[name][0] / denominator for name, denominator in denominators.items()]
             return jnp.sum(jnp.stack(terms)), metrics
 
-        def gradients_of(batch: Batch, index: jax.Array | int) -> tuple[jax.Array, Metrics, Params]:
+        def gradients_of(batch: Batch, index: jax.Array | int) -> tuple[jax.Array, _Pairs, Params]:
             key = jax.random.fold_in(step_key, index)
             (loss, metrics), gradients = jax.value_and_grad(loss_and_metrics, has_aux=True)(state.params, batch, key)
             return loss, metrics, gradients
@@ -181,14 +217,14 @@ def make_eval_step(objective: Objective, mesh: Mesh, params: Params) -> EvalStep
     """Returns the compiled evaluation (params, batch) -> metrics, without dropout. `params` gives the shapes."""
 
     def step(params: Params, batch: Batch) -> Metrics:
-        return objective.losses(params, objective.prepare(batch), None)
+        return Metrics.of(objective.losses(params, objective.prepare(batch), None))
 
     return jax.jit(
         step, in_shardings=(tree_shardings(mesh, params), row_sharding(mesh)), out_shardings=replicated(mesh)
     )
 
 
-def batch_counts(batch: Batch) -> Metrics:
+def batch_counts(batch: Batch) -> _Pairs:
     """Returns the counts of a batch without padding, from which throughput is computed.
 
     "tokens" include [CLS] and [SEP]. "words" need `word_starts`; they include punctuation, not special tokens.

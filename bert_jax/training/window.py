@@ -39,7 +39,7 @@ class Window:
         asked = time.perf_counter()
         batch = next(batches)
         waited = time.perf_counter() - asked
-        if last is not None and not last["loss"][0].is_ready():  # type: ignore[attr-defined]
+        if last is not None and not last.is_ready():
             return batch, 0.0
         if self._started is not None:
             self.waited += waited

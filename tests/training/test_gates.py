@@ -21,12 +21,11 @@ from bert_jax.settings.model import model_size
 from bert_jax.settings.pretraining import CheckpointConfig, EvalConfig, MaskingConfig, MeshConfig, PretrainConfig
 from bert_jax.training import loop
 from bert_jax.training.report import read_metrics
+from bert_jax.training.step import Metrics
 from bert_jax.training.window import Window
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
-# A batch is 9 arrays, of which one host makes all; the metrics of a step are a sum and a weight each.
-ARRAYS_TO_DEVICE = 9
-METRICS = 12
+ARRAYS_TO_DEVICE = 9  # of a batch, of which one host makes all
 
 
 class Watch:
@@ -40,7 +39,7 @@ class Watch:
         real_get, real_make = jax.device_get, jax.make_array_from_callback
 
         def device_get(tree):
-            self.read.append((self.step, len(jax.tree.leaves(tree))))
+            self.read.append((self.step, isinstance(tree, Metrics), len(jax.tree.leaves(tree))))
             return real_get(tree)
 
         def make(*args, **kwargs):
@@ -101,12 +100,13 @@ def test_the_loop_compiles_once_and_moves_what_it_must(toy_data, tmp_path, monke
 
     # The step compiles at step 1, what looks at parameters before a checkpoint at step 4, and then nothing does.
     assert {step for step in watch.compiled if step > 0} <= {1, 4}
-    # Metrics are read once for each step, all together; beside them a flag for each checkpoint, and evaluations.
-    training = [count for _, count in watch.read if count == 2 * METRICS]
-    assert len(training) == 12
+    # The metrics of a step, or of a batch of an evaluation, are one array; beside them a flag for each checkpoint.
+    assert {count for _, is_metrics, count in watch.read if is_metrics} == {1}
+    assert sum(is_metrics for step, is_metrics, _ in watch.read if step > 0) == 12 + 3 * 2  # of 12 steps, 3 evaluations
     # Saved are every fourth step and the evaluations that are the best so far.
-    assert [step for step, count in watch.read if step > 0 and count == 1] == [4, 5, 8, 10, 12]
-    assert {step for step, count in watch.read if step > 0 and count not in (1, 2 * METRICS)} == {5, 10, 12}
+    others = [(step, count) for step, is_metrics, count in watch.read if step > 0 and not is_metrics]
+    assert [step for step, count in others if count == 1] == [4, 5, 8, 10, 12]
+    assert [step for step, count in others if count > 1] == [12]  # the parameters, for the model that is left
     assert watch.implicit == []
     assert watch.made > 12 * ARRAYS_TO_DEVICE and watch.made % ARRAYS_TO_DEVICE == 0
 
@@ -125,9 +125,9 @@ def test_waiting_for_data_is_told(monkeypatch):
     window.next_batch(iter([1]), None)
     assert window.waited == 0  # the clock stands: this step compiles
     window.start_clock()
-    window.next_batch(iter([1]), {"loss": (Result(False), 1)})
+    window.next_batch(iter([1]), Result(False))
     assert window.waited == 0  # the device was at work until the batch was there
-    window.next_batch(iter([1]), {"loss": (Result(True), 1)})
+    window.next_batch(iter([1]), Result(True))
     window.next_batch(iter([1]), None)
     assert window.waited == 2
 

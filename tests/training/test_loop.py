@@ -18,7 +18,7 @@ from bert_jax.settings.pretraining import MeshConfig
 from bert_jax.training.loop import Due, Pace, Work, due, train_loop
 from bert_jax.training.report import Reporter, read_metrics
 from bert_jax.training.run import Run
-from bert_jax.training.step import TrainState
+from bert_jax.training.step import Metrics, TrainState
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +32,8 @@ def first_state(mesh):
 
 def train_step(state, batch):
     step = state.step + 1
-    metrics = {name: (jnp.float32(1), jnp.float32(1)) for name in ("loss", "grad_norm", "learning_rate")}
-    return TrainState(step, {"x": state.params["x"] + 1}, ()), metrics
+    pairs = {name: (jnp.float32(1), jnp.float32(1)) for name in ("loss", "grad_norm", "learning_rate")}
+    return TrainState(step, {"x": state.params["x"] + 1}, ()), Metrics.of(pairs)
 
 
 def run(directory, mesh, pace, losses, keep=(2, 1), signal_in=(), step=train_step, keep_revision=None):
