@@ -30,7 +30,7 @@ from bert_jax.pretraining import pretrain
 from bert_jax.settings.finetuning import FinetuneTrainConfig
 from bert_jax.settings.pretraining import CheckpointConfig, EvalConfig, MeshConfig, ReportConfig, TrainConfig
 
-PART = 0.4
+PART = 0.25
 EVENTS = ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.utime", "os.truncate")
 REPORT = ReportConfig(every_steps=3, tensorboard=False, progress=False)
 
