@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from bert_jax.data.sources.corpus import iterate_documents
 from tests.data.test_prepare import ENDINGS, WORDS, contents, write_text
 
 HAS_BEAM = importlib.util.find_spec("apache_beam") is not None
@@ -98,3 +99,18 @@ def test_without_beam_the_command_says_what_to_install(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1 and done.stderr.count("\n") == 1
     assert done.stderr.startswith("error: Apache Beam cannot be imported (no beam here); install it: pip install")
+
+
+@pytest.mark.parametrize("column", [pytest.param(name, marks=needs_beam) for name in ("text", "body")])
+def test_a_pipeline_of_parquet_makes_the_same_bytes(tmp_path, flags, column):
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    documents = ["\n".join(lines) for lines in iterate_documents(flags[0].removeprefix("--input="))]
+    for number in range(2):
+        table = pyarrow.table({column: documents[number::2], "id": range(len(documents[number::2]))})
+        parquet.write_table(table, tmp_path / f"{number}.parquet", row_group_size=7)
+    flags = [f"--input={tmp_path}/*.parquet", f"--text_column={column}", flags[1], *OPTIONS, "--shards=3"]
+    done = run_tool("prepare_corpus", *flags, f"--output={tmp_path}/one", "--workers=1")
+    assert done.returncode == 0, done.stderr
+    done = run_tool("prepare_beam", *flags, f"--output={tmp_path}/other", TWO_WORKERS)
+    assert done.returncode == 0, done.stderr
+    assert contents(tmp_path / "other") == contents(tmp_path / "one")

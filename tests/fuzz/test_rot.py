@@ -7,11 +7,14 @@ from pathlib import Path
 import jax
 import mutations
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from bert_jax.checkpoints.pretrained import load_pretrained
 from bert_jax.checkpoints.tf1 import load_tf1
 from bert_jax.data.records import open_dataset
+from bert_jax.data.sources.corpus import iterate_documents
 from tests.fuzz.test_fuzz_data import make_data, make_examples, use_examples
 from tests.fuzz.test_fuzz_models import make_own, make_tf1, make_workdir
 
@@ -86,3 +89,18 @@ def test_a_flipped_bit_of_a_tfrecord_is_found(tmp_path):
     path = tmp_path / "examples.tfrecord"
     for _ in flips([path], FLIPS):
         assert mutations.outcome(lambda: use_examples(path))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compression", ["snappy", "zstd"])
+def test_a_flipped_bit_of_parquet_with_checksums_is_found(tmp_path, compression):
+    """Its pages have them, if the writer was asked for that; headers and the footer have none, and are small."""
+    table = pyarrow.table({"text": [f"The ban {number**3} ran.\nIt sat." for number in range(400)]})
+    path = tmp_path / "x.parquet"
+    pyarrow.parquet.write_table(table, path, row_group_size=150, compression=compression, write_page_checksum=True)
+    before, silent = list(iterate_documents(str(path))), 0
+    for _ in flips([path], FLIPS):
+        found = []
+        if not mutations.outcome(lambda: found.append(list(iterate_documents(str(path))))):  # noqa: B023
+            silent += found != [before]
+    assert silent <= FLIPS / 100
