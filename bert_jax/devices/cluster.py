@@ -162,19 +162,21 @@ def end_job(status: int, line: str) -> None:
     """Ends this process with an error line and an exit status, from any thread; the other processes end too."""
     if _members is not None:
         _members.tell_failure(line, status)
-        time.sleep(3 * _members.pause)  # the first process holds the store that the others read the line from
+        with contextlib.suppress(Exception):  # of JAX's client, without a type
+            _members.outlast()
     leave(status, line)
 
 
 def _leave_at_exit(status: int) -> None:
     """Skips JAX's shutdown at exit, which would wait for the other processes.
 
-    The first process holds the key-value store, from which the others read the cause. So it exits a little later.
+    The first process holds the key-value store, from which the others read the cause. So it exits last.
     """
 
     def end() -> None:
-        if _members is not None and _members.index == 0:
-            time.sleep(3 * _members.pause)
+        if _members is not None:
+            with contextlib.suppress(Exception):  # of JAX's client, without a type
+                _members.outlast()
         leave(status)
 
     atexit.register(end)

@@ -69,8 +69,8 @@ class Members:
             said = self._get(topic)
             if len(said) == self.count:
                 return [said[number] for number in range(self.count)]
-            if line := self._failure_of_another():
-                raise InputError(line)
+            if failure := self._failure_of_another():
+                raise failure
             time.sleep(pause)
 
     def tell_failure(self, line: str, status: int) -> None:
@@ -78,13 +78,28 @@ class Members:
         self._failed_at, self._status = time.monotonic(), status
         with contextlib.suppress(Exception):  # of JAX's client, without a type: the first process is gone
             if not self._failure_of_another():
-                self._set(f"failed/{self.index}", line[:1000] or "an error")
+                self._set(f"failed/{self.index}", f"{status} {line[:1000] or 'an error'}")
 
     def tell_hang(self) -> None:
         """Tells the others that this process ends because it hangs, and waits until they have read it."""
         with contextlib.suppress(Exception):  # of JAX's client, without a type: the first process is gone
             self._set(f"hang/{self.index}", "hangs")
             time.sleep(_HANG_PAUSES * self.pause)
+
+    def outlast(self) -> None:
+        """Waits until the other processes have ended, if this is the first: they read the cause from its store.
+
+        JAX aborts those that outlive the store. Waits no longer than such a process takes to end by itself.
+        """
+        if self.index:
+            return
+        last, changed = {self.index: ""}, time.monotonic()
+        deadline = changed + _GRACE_SECONDS + 5 * self.pause
+        while time.monotonic() < min(deadline, changed + 3 * self.pause):
+            beats = self._get("beat") | {self.index: ""}
+            if beats != last:
+                last, changed = beats, time.monotonic()
+            time.sleep(self.pause / 4)
 
     def find_cause(self) -> InputError | None:
         """Returns the failure of another process that caused an error in a collective; None if all are alive.
@@ -103,8 +118,8 @@ class Members:
 
     def _look_for_cause(self) -> InputError | None:
         try:
-            if line := self._failure_of_another():
-                return InputError(line)
+            if failure := self._failure_of_another():
+                return failure
             silences = self._silences()
         except Exception as error:  # noqa: BLE001 - of JAX's client, whose errors have no type of their own
             return LostProcessError(_unreachable(error))
@@ -129,12 +144,16 @@ class Members:
         pairs = self._client.key_value_dir_get(f"{_PREFIX}/{topic}/")
         return {int(key.rpartition("/")[2]): value for key, value in pairs}
 
-    def _failure_of_another(self) -> str:
-        failed = {number: line for number, line in self._get("failed").items() if number != self.index}
+    def _failure_of_another(self) -> InputError | None:
+        """Returns the error of another process that has failed, with the exit status of that process."""
+        failed = {number: told for number, told in self._get("failed").items() if number != self.index}
         if not failed:
-            return ""
+            return None
         number = min(failed)
-        return f"{self.name(number)} ended: {failed[number]}"
+        status, _, line = failed[number].partition(" ")
+        if int(status) == LostProcessError.STATUS:
+            return LostProcessError(line)  # it names the process that is lost
+        return InputError(f"{self.name(number)} ended: {line}")
 
     def _silences(self) -> dict[int, float]:
         """Returns the seconds since the last new heartbeat of each other process."""
@@ -165,7 +184,7 @@ class Members:
                 leave(self._status)
             try:
                 self._set(f"beat/{self.index}", str(beat))
-                line = self._failure_of_another()
+                failure = self._failure_of_another()
                 silences = self._silences()
                 hanging = min(self._get("hang"), default=self.index)
                 name = self.name(hanging) if hanging != self.index else ""
@@ -179,11 +198,11 @@ class Members:
                 if self.index == 0:  # JAX aborts those that outlive the store, such as the one that waits in tell_hang
                     time.sleep(_HANG_PAUSES * 1.5 * self.pause)
                 leave(HANG_STATUS)
-            if line:
+            if failure:
                 failed_since = failed_since or now
                 if now - failed_since > _GRACE_SECONDS and not self._failed_at:
-                    leave(1, line)
-            for number, silence in silences.items() if not line and not self._failed_at else ():
+                    leave(failure.STATUS, str(failure))
+            for number, silence in silences.items() if not failure and not self._failed_at else ():
                 if silence > self.lost_seconds:
                     leave(LostProcessError.STATUS, self._lost(number, silence))
 

@@ -5,6 +5,7 @@ import contextlib
 import signal
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -111,6 +112,39 @@ def test_a_watch_ends_its_process_where_another_is_lost_or_has_failed(job, left,
     while not left and time.monotonic() < deadline:
         time.sleep(0.05)
     assert left[0][0] == LostProcessError.STATUS and "process 1 (" in left[0][1]
+
+
+def test_all_end_with_the_status_and_the_line_of_the_one_that_found_a_process_lost(job, left, monkeypatch):
+    """They may be in a collective that does not break off, as those of other processes do."""
+    monkeypatch.setattr(members, "_GRACE_SECONDS", 0.2)
+    several = job(3)
+    several[0].tell_failure("process 2 (there) has not been heard of", LostProcessError.STATUS)
+    deadline = time.monotonic() + 10
+    while not left and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert left[0] == (LostProcessError.STATUS, "process 2 (there) has not been heard of")
+    with pytest.raises(LostProcessError, match=r"^process 2 \(there\) has not been heard of$"):
+        several[1].exchange("here")
+
+
+def test_the_first_process_ends_last(job, monkeypatch):
+    monkeypatch.setattr(members, "_GRACE_SECONDS", 30.0)
+    first, second, third = job(3)
+    second.outlast()  # the others wait for nobody
+    started = time.monotonic()
+    ending = threading.Timer(1.0, lambda: (second.close(), third.close()))
+    ending.start()
+    first.outlast()
+    assert 1.0 < time.monotonic() - started < 10
+    ending.join()
+
+
+def test_the_first_process_does_not_wait_for_ever(job, monkeypatch):
+    monkeypatch.setattr(members, "_GRACE_SECONDS", 0.5)
+    first, _ = job(2)
+    started = time.monotonic()
+    first.outlast()
+    assert 0.9 < time.monotonic() - started < 10
 
 
 def agree(monkeypatch, theirs):

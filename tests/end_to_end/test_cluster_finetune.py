@@ -55,8 +55,8 @@ def assert_same_run(ours, theirs):
 
 @pytest.mark.parametrize(
     ("num_train", "num_dev", "count", "devices"),
-    [(36, 20, 2, 2), (33, 1, 2, 1), (41, 9, 4, 1)],
-    ids=["20 dev rows in batches of 8", "one dev row", "four processes"],
+    [(36, 20, 2, 2), (33, 1, 2, 1), (41, 9, 4, 2)],
+    ids=["20 dev rows in batches of 8", "one dev row", "four processes of two devices"],
 )
 def test_rows_that_no_batch_divides_are_those_of_one_process(
     repository, pretrained, tmp_path, num_train, num_dev, count, devices

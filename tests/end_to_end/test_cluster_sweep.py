@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def topics(tmp_path_factory):
-    return make_topics(tmp_path_factory.mktemp("topics"), 48, 24)  # neither fills its last batch
+    return make_topics(tmp_path_factory.mktemp("topics"), 44, 21)  # neither fills its last batch
 
 
 @pytest.fixture(scope="module")
@@ -22,8 +22,8 @@ def start(tmp_path_factory):
     return make_pretrained(tmp_path_factory.mktemp("start"))
 
 
-def sweep(repository, topics, start, workdir, num_processes, *more, second=(), expected=0):
-    """Returns what each process of a grid of two runs said; a device each. `second` are arguments of the second one."""
+def sweep(repository, topics, start, workdir, num_processes, *more, devices=1, second=(), expected=0):
+    """Returns what each process of a grid of two runs said. `second` are arguments of the second one."""
     command = [
         "finetune.py",
         "--config=configs/finetune.py:classification",
@@ -31,7 +31,7 @@ def sweep(repository, topics, start, workdir, num_processes, *more, second=(), e
         f"--config.data.source={topics}",
         f"--config.init_checkpoint={start}",
         "--config.task.max_seq_length=16",
-        "--config.data.batch_size=20",
+        "--config.data.batch_size=16",
         "--config.train.num_epochs=2",
         "--config.sweep.seeds=2",
         "--config.optimizer.learning_rate=3e-3",
@@ -40,7 +40,8 @@ def sweep(repository, topics, start, workdir, num_processes, *more, second=(), e
         "--config.report.progress=False",
         *more,
     ]
-    return processes.finish(processes.start(repository, command, num_processes, more={1: second}), expected)
+    running = processes.start(repository, command, num_processes, devices, more={1: second})
+    return processes.finish(running, expected, timeout=900)
 
 
 def scores(workdir):
@@ -55,14 +56,15 @@ def alone(repository, topics, start, tmp_path_factory):
     return workdir
 
 
-def test_a_grid_of_two_processes_is_that_of_one(repository, topics, start, alone, tmp_path):
+@pytest.mark.parametrize(("count", "devices"), [(2, 1), (4, 2)])
+def test_a_grid_of_several_processes_is_that_of_one(repository, topics, start, alone, tmp_path, count, devices):
     workdir = tmp_path / "grid"
-    told = sweep(repository, topics, start, workdir, 2)
+    told = sweep(repository, topics, start, workdir, count, devices=devices)
     assert scores(workdir) == scores(alone) and len(scores(workdir)) == 2
-    assert told[0].count("the best is") == 3 and "the best" not in told[1]
+    assert told[0].count("the best is") == 3 and all("the best" not in each for each in told[1:])
     assert bert_jax.load_predictor(workdir)(["ban ber bis"])[0].label in ("b", "d", "f")
     assert not list(workdir.rglob("checkpoints")) and not list(workdir.rglob("*.tmp"))
-    again = sweep(repository, topics, start, workdir, 2)  # nothing is trained again
+    again = sweep(repository, topics, start, workdir, count, devices=devices)  # nothing is trained again
     assert "run 2 of 2" in again[0] and "train " not in again[0] and scores(workdir) == scores(alone)
 
 

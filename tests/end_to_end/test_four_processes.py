@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Four real processes of two devices each, with models and optimizers divided over them: the losses of one process."""
+
+import signal
+
+import processes
+import pytest
+from builders import make_dataset
+from processes import TRAIN, finish, wait_for_lines
+
+from bert_jax.data.packed_dataset import pack_dataset
+from bert_jax.training.report import read_metrics
+
+pytestmark = pytest.mark.slow
+STEPS = 16
+RTOL = 2e-4  # of losses after up to 16 steps: sums of other orders
+
+WAYS = {
+    "fsdp": ["--config.mesh.data=1", "--config.mesh.fsdp=8"],
+    "tensor": ["--config.mesh.data=2", "--config.mesh.tensor=4"],  # a group of four devices is two processes
+    "zero1": ["--config.train.zero1=True"],
+    "all three": ["--config.mesh.data=2", "--config.mesh.fsdp=2", "--config.mesh.tensor=2"],
+}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return make_dataset(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def packed(data, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("packed") / "data"
+    pack_dataset(str(data), str(folder), max_per_row=4, row_length=60, num_workers=1)
+    return folder
+
+
+def start(repository, data, workdir, num_processes, more=()):
+    """Returns the processes of a run, two devices each, or one device for a single process."""
+    arguments = [
+        *TRAIN,
+        f"--workdir={workdir}",
+        f"--config.data.path={data}",
+        f"--config.train.num_steps={STEPS}",
+        *more,
+    ]
+    return processes.start(repository, arguments, num_processes, devices=2 if num_processes > 1 else 1)
+
+
+def losses(workdir):
+    return {(r["kind"], r["step"]): r["mlm_loss"] for r in read_metrics(workdir / "metrics.jsonl")}
+
+
+def assert_same_losses(workdir, other):
+    ours, theirs = losses(workdir), losses(other)
+    assert sorted(ours) == sorted(theirs) and len(ours) > STEPS
+    differences = [abs(ours[place] / theirs[place] - 1) for place in theirs]
+    print(f"{workdir.name}: losses differ by at most {max(differences):.2g}")
+    assert max(differences) < RTOL
+
+
+@pytest.fixture(scope="module")
+def alone(repository, data, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("alone") / "run"
+    finish(start(repository, data, workdir, 1), timeout=900)
+    return workdir
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_four_processes_have_the_losses_of_one(repository, data, alone, tmp_path, way):
+    told = finish(start(repository, data, tmp_path / "run", 4, WAYS[way]), timeout=900)
+    assert "devices: 8 (cpu)" in told[0] and f"trained to step {STEPS}" in told[0]
+    assert "goodput " in told[0] and told[0].splitlines()[-1].endswith("; by the first process's clock")
+    assert all("goodput" not in other for other in told[1:])
+    assert_same_losses(tmp_path / "run", alone)
+
+
+def test_packed_data_on_four_processes(repository, packed, tmp_path):
+    for count, way in ((1, []), (4, WAYS["fsdp"])):
+        finish(start(repository, packed, tmp_path / str(count), count, way), timeout=900)
+    assert_same_losses(tmp_path / "4", tmp_path / "1")
+
+
+def test_two_phases_on_four_processes(repository, data, tmp_path):
+    longer = make_dataset(tmp_path, row_length=48)
+    more = [
+        "--config.train.num_steps=10",
+        "--config.phase2.num_steps=8",
+        f"--config.phase2.path={longer}",
+        "--config.phase2.batch_size=8",
+        "--config.phase2.max_predictions=7",
+        "--config.phase2.warmup_steps=1",
+    ]
+    for count, way in ((1, []), (4, WAYS["fsdp"])):
+        finish(start(repository, data, tmp_path / str(count), count, [*more, *way]), timeout=900)
+    assert_same_losses(tmp_path / "4", tmp_path / "1")
+
+
+@pytest.mark.parametrize(("number", "statuses"), [(signal.SIGTERM, 143), (signal.SIGKILL, 75)])
+def test_four_that_lose_one_go_on_as_two(repository, data, alone, tmp_path, number, statuses):
+    """With parameters divided over four processes, and then over two. A warning saves all steps, a kill none."""
+    workdir = tmp_path / "run"
+    running = start(
+        repository, data, workdir, 4, [*WAYS["fsdp"], "--config.checkpoint.every_steps=3", "--lost_seconds=30"]
+    )
+    wait_for_lines(workdir / "metrics.jsonl", 5, running, timeout=900)
+    running[2].send_signal(number)
+    told = finish(
+        running, [-9 if number == signal.SIGKILL and index == 2 else statuses for index in range(4)], timeout=900
+    )
+    if number == signal.SIGKILL:
+        assert all("process 2 (" in told[index] for index in (0, 1, 3)), told
+    told = finish(start(repository, data, workdir, 2, ["--config.mesh.data=1", "--config.mesh.fsdp=4"]), timeout=900)
+    assert "resume from step" in told[0] and "in 2 attempts" in told[0]
+    assert_same_losses(workdir, alone)
