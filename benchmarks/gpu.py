@@ -23,7 +23,7 @@ from typing import Any
 from absl import flags
 
 from benchmarks import gpu_stages as stages
-from benchmarks.gpu_kit import read_kit, source_digest, unpack
+from benchmarks.gpu_packing import read_kit, source_digest, unpack
 from benchmarks.gpu_records import about, error_words, read_stage, write_stage
 from benchmarks.jobs import LOG, Stop, Unit, end_with_parent, run_unit
 from bert_jax.errors import InputError

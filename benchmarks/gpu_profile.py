@@ -6,15 +6,12 @@
 Reads what train.py wrote with report.profile_steps. Times of one line overlap those of others: sum within a line only.
 """
 
-import re
-from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from absl import flags
 
-from benchmarks.gpu_kit import MIB, write_archive
+from benchmarks.gpu_packing import MIB, write_archive
+from benchmarks.gpu_records import summarize
 from bert_jax.errors import InputError
 from bert_jax.storage.writing import atomic_path, write_json
 from bert_jax.tools import cli
@@ -47,36 +44,6 @@ def main() -> None:
             Path(ARCHIVE.value).unlink()
             print(f"{ARCHIVE.value} would have {size / MIB:.1f} MiB, above {MOST.value:g}: it is left out")
     write_json(Path(OUTPUT.value), summary)
-
-
-def summarize(profile: Any, top: int) -> list[dict[str, Any]]:
-    """Returns, for each line of each device (of the host where there is none), seconds by the name of its events."""
-    planes = list(profile.planes)
-    devices = [plane for plane in planes if plane.name.startswith("/device:") and "CUSTOM" not in plane.name]
-    chosen = devices or [plane for plane in planes if plane.name.startswith("/host:CPU")]
-    return [
-        {"plane": plane.name, "line": line.name} | found
-        for plane in chosen
-        for line in plane.lines
-        if (found := by_name(((event.name, event.duration_ns) for event in line.events), top))
-    ]
-
-
-def by_name(events: Iterable[tuple[str, float]], top: int) -> dict[str, Any]:
-    """Returns the sum of (name, nanoseconds) in all and of the `top` longest kinds; {} without events.
-
-    Numbers at the end of a name tell instances of one kind apart, so they are cut off.
-    """
-    seconds: Counter[str] = Counter()
-    counts: Counter[str] = Counter()
-    for name, nanoseconds in events:
-        kind = re.sub(r"(?:[._-]?\d+)+$", "", name) or name
-        seconds[kind] += nanoseconds / 1e9
-        counts[kind] += 1
-    if not seconds:
-        return {}
-    rows = [{"name": name, "seconds": value, "count": counts[name]} for name, value in seconds.most_common(top)]
-    return {"seconds": sum(seconds.values()), "kinds": rows}
 
 
 if __name__ == "__main__":

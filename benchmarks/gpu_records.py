@@ -9,11 +9,13 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import time
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -121,16 +123,20 @@ def read_stage(folders: Sequence[Path], stage: str) -> dict[str, Any]:
     Raises: InputError if it is damaged.
     """
     for folder in folders:
-        path = folder / f"gpu_stage{stage}.json"
-        if path.is_file():
-            try:
-                record = json.loads(path.read_text(encoding="utf-8"))
-                if record["format"] == FORMAT and isinstance(record["rows"], dict):
-                    return record
-            except (ValueError, KeyError, TypeError):
-                pass
-            raise InputError(f"{path} is damaged, or no record of format {FORMAT}; remove it")
+        if (path := folder / f"gpu_stage{stage}.json").is_file():
+            return load(path)
     return {"rows": {}, "rehearsal": False}
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Returns the record of stage 1 or 2 in a file. Raises: InputError if it is damaged or something else."""
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        if record["format"] == FORMAT and isinstance(record["rows"], dict):
+            return record
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    raise InputError(f"{path} is damaged, or no record of a GPU's stage 1 or 2 of format {FORMAT}; copy it again")
 
 
 def read_tests(path: Path) -> dict[str, Any]:
@@ -152,6 +158,39 @@ def error_words(log: Path) -> str:
     marks = ("RESOURCE_EXHAUSTED", "OutOfMemory", "INTERNAL:", "UNIMPLEMENTED", "Error:")
     lines = [line.strip() for line in text.splitlines() if any(mark in line for mark in marks)]
     return f" ({lines[-1][:300]})" if lines else ""
+
+
+# Profiles
+
+
+def summarize(profile: Any, top: int) -> list[dict[str, Any]]:
+    """Returns, for each line of each device (of the host where there is none), seconds by the name of its events."""
+    planes = list(profile.planes)
+    devices = [plane for plane in planes if plane.name.startswith("/device:") and "CUSTOM" not in plane.name]
+    chosen = devices or [plane for plane in planes if plane.name.startswith("/host:CPU")]
+    return [
+        {"plane": plane.name, "line": line.name} | found
+        for plane in chosen
+        for line in plane.lines
+        if (found := by_name(((event.name, event.duration_ns) for event in line.events), top))
+    ]
+
+
+def by_name(events: Iterable[tuple[str, float]], top: int) -> dict[str, Any]:
+    """Returns the sum of (name, nanoseconds) in all and of the `top` longest kinds; {} without events.
+
+    Numbers at the end of a name tell instances of one kind apart, so they are cut off.
+    """
+    seconds: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
+    for name, nanoseconds in events:
+        kind = re.sub(r"(?:[._-]?\d+)+$", "", name) or name
+        seconds[kind] += nanoseconds / 1e9
+        counts[kind] += 1
+    if not seconds:
+        return {}
+    rows = [{"name": name, "seconds": value, "count": counts[name]} for name, value in seconds.most_common(top)]
+    return {"seconds": sum(seconds.values()), "kinds": rows}
 
 
 # Tables

@@ -61,7 +61,7 @@ REAL = Scale(
     task_epochs=3, save_every=2_000,
 )  # fmt: skip
 REHEARSAL = Scale(
-    rows={("tiny", 32): 4, ("tiny", 64): 2},
+    rows={("tiny", 64): 4},
     packed_length=256, steps=1, rounds=2, vocab_size=500, size="tiny", batch_size=16, epochs=0.35, seeds=2, limit=20,
     task_epochs=0.5, save_every=20,
 )  # fmt: skip
