@@ -38,7 +38,7 @@ _FEWEST_SECONDS = 30  # that must be left to begin a measurement
 
 KIT = flags.DEFINE_string("kit", "gpu_kit", "the folder that make gpu-kit made")
 WORK = flags.DEFINE_string("work", "runs/gpu", "where unfinished work is kept between calls on one machine")
-OUT = flags.DEFINE_string("out", "", "where records go; $OUT, or WORK/records, if not given")
+OUT = flags.DEFINE_string("out", "", "where records go; $OUT, or records below --work, if not given")
 EARLIER = flags.DEFINE_string("earlier", "gpu_kit/records", "records of earlier machines, which are not measured again")
 MINUTES = flags.DEFINE_float("minutes", 7.5, "after which the stage stops; 0 goes on to the end", lower_bound=0)
 REHEARSE = flags.DEFINE_bool("rehearse", False, "tiny sizes on a CPU, to try the commands")
@@ -61,12 +61,14 @@ def main() -> int:
     if _stage not in STAGES:
         raise InputError(f"stage {_stage!r} is none of {', '.join(STAGES)}; give it first: benchmarks/gpu.sh 1")
     started = time.monotonic()
-    work, out = Path(WORK.value), Path(OUT.value or os.environ.get("OUT", "") or Path(WORK.value) / "records")
+    work = Path(WORK.value) / ("rehearsal" if REHEARSE.value else "measured")  # neither takes the other's for finished
+    out = Path(OUT.value or os.environ.get("OUT", "") or work / "records")
     manifest = unpack(Path(KIT.value), work / "data")
     set_environment(work)
     out.mkdir(parents=True, exist_ok=True)
     stop = Stop(max(1e-9, 60 * MINUTES.value - (time.monotonic() - started)) if MINUTES.value else 0.0)
     facts = about(manifest, source_digest(), REHEARSE.value)
+    os.environ["BERT_JAX_COMMIT"] = facts["about"]["commit"]  # for jobs, where there is no git
     with stop.on_signals():
         if _stage == "3":
             return pretrain(work, out, stop, facts)
@@ -95,6 +97,8 @@ def set_environment(work: Path) -> None:
         given |= {"BERT_JAX_GPU_TESTS_ON": "cpu"}
     if _stage == "2":
         given |= {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # torch needs memory of the same GPU
+    else:
+        given |= {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.92"}
     os.environ.update(given)
 
 

@@ -5,11 +5,12 @@ r"""Packs one folder with everything that an offline machine with a GPU lacks to
     python -m benchmarks.gpu_kit --output=gpu_kit --data=DIR      # or `make gpu-kit DATA=DIR`
     python -m benchmarks.gpu_kit --output=gpu_kit --data=DIR --pretrain=DIR128
 
-The folder has wheels of the libraries that `gpu_packing.MACHINE` does not name, and archives of data: a prepared data set with its
-vocabulary, minimal pairs, fine-tuning data. --data is a folder with these under the names of `gpu_packing.ITEMS`; text of its
-`TEXTS` is prepared, unless --pretrain names a data set of prepare_corpus. The code is not packed: the machine has the
-repository's tree, which counts towards --limit_mib. Data that do not fit are left out, the last of the items first, and
-named; wheels and the data set must fit. Without --data all data are made from the documentation inside Python.
+The folder has wheels of the libraries that the machine lacks, and archives of data: a prepared data set with its
+vocabulary, minimal pairs, fine-tuning data; `benchmarks.gpu_packing` names them all. --data is a folder with the files
+of its `ITEMS`; the text of `TEXTS` below it is prepared, unless --pretrain names a data set of prepare_corpus. The code
+is not packed: the machine has the repository's tree, which counts towards --limit_mib. Data that do not fit are left
+out, the last of the items first, and named; wheels and the data set must fit. Without --data all data are made from the
+documentation inside Python, so that the commands can be tried anywhere.
 """
 
 import glob

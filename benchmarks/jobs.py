@@ -164,16 +164,17 @@ def about_this_machine() -> dict[str, Any]:
 
 
 def commit() -> str:
-    """Returns the commit of this checkout, with "+" if files were changed since; "" where there is no git."""
+    """Returns the commit of this checkout, with "+" if files were changed since; without git, BERT_JAX_COMMIT or ""."""
     root = Path(__file__).resolve().parents[1]
 
     def git(*arguments: str) -> str:
         done = subprocess.run(["git", *arguments], cwd=root, text=True, capture_output=True)
         return done.stdout.strip() if done.returncode == 0 else ""
 
-    if not shutil.which("git"):
-        return ""
-    return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
+    head = git("rev-parse", "HEAD") if shutil.which("git") else ""
+    if not head:
+        return os.environ.get("BERT_JAX_COMMIT", "")
+    return head + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
 
 
 def machine() -> str:
