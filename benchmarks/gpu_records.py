@@ -184,7 +184,7 @@ def by_name(events: Iterable[tuple[str, float]], top: int) -> dict[str, Any]:
     seconds: Counter[str] = Counter()
     counts: Counter[str] = Counter()
     for name, nanoseconds in events:
-        kind = re.sub(r"(?:[._-]?\d+)+$", "", name) or name
+        kind = re.sub(r"(?:[._-]\d+)+$", "", name) or name
         seconds[kind] += nanoseconds / 1e9
         counts[kind] += 1
     if not seconds:
