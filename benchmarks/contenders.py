@@ -8,6 +8,7 @@ feeds it, the predictions of `predict`, `prepare`. Rounds, medians and tables ar
 import contextlib
 import dataclasses
 import itertools
+import re
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -158,8 +159,10 @@ def _training(
         started = time.perf_counter()
         compiled = step.lower(state, first).compile()  # type: ignore[attr-defined]
         facts["compile_seconds"] = round(time.perf_counter() - started, 2)
+    text = compiled.as_text()
+    facts["kernels"] = sorted(set(re.findall(r'custom_call_target="([^"]+)"', text)))  # that XLA did not write itself
     with contextlib.suppress(ValueError):  # a loop whose length is not written in the program
-        facts["compiled_flops"] = hlo.flops(compiled.as_text())
+        facts["compiled_flops"] = hlo.flops(text)
 
     def run() -> Round:
         nonlocal state

@@ -6,6 +6,7 @@ project writes it last and atomically. A job that was stopped is started again a
 """
 
 import contextlib
+import ctypes
 import importlib.metadata
 import json
 import os
@@ -13,8 +14,9 @@ import platform
 import shutil
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +25,7 @@ from bert_jax.storage.locks import lock_file
 from bert_jax.storage.writing import write_json
 
 LOG = "log.txt"
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 _GRACE_SECONDS = 240  # after SIGTERM: training saves its state within it
 
 
@@ -61,6 +64,10 @@ class Stop:
     @property
     def asked(self) -> bool:
         return self._asked or time.monotonic() >= self._until
+
+    @property
+    def seconds_left(self) -> float:
+        return self._until - time.monotonic()
 
     @contextlib.contextmanager
     def on_signals(self) -> Iterator[None]:
@@ -119,9 +126,25 @@ def _run(directory: Path, job: Job, stop: Stop) -> int:
     with open(directory / LOG, "ab") as log:
         # In a session of its own: Ctrl-C reaches this process alone, which then stops the job once.
         process = subprocess.Popen(
-            job.command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
+            job.command,
+            stdout=log,
+            stderr=log,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=end_with_parent(),
         )
         return stop.wait(process)
+
+
+def end_with_parent() -> Callable[[], object] | None:
+    """Returns a function for `preexec_fn`: the process gets SIGTERM when this one is killed. None where it cannot.
+
+    Without it a job outlives a queue that was killed, and keeps its work directory and the device.
+    """
+    if not sys.platform.startswith("linux"):
+        return None
+    control = ctypes.CDLL(None).prctl  # found before the fork: loading a library after it may hang
+    return lambda: control(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
 
 
 def _last_line(path: Path) -> str:
@@ -141,16 +164,17 @@ def about_this_machine() -> dict[str, Any]:
 
 
 def commit() -> str:
-    """Returns the commit of this checkout, with "+" if files were changed since; "" where there is no git."""
+    """Returns the commit of this checkout, with "+" if files were changed since; without git, BERT_JAX_COMMIT or ""."""
     root = Path(__file__).resolve().parents[1]
 
     def git(*arguments: str) -> str:
         done = subprocess.run(["git", *arguments], cwd=root, text=True, capture_output=True)
         return done.stdout.strip() if done.returncode == 0 else ""
 
-    if not shutil.which("git"):
-        return ""
-    return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
+    head = git("rev-parse", "HEAD") if shutil.which("git") else ""
+    if not head:
+        return os.environ.get("BERT_JAX_COMMIT", "")
+    return head + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
 
 
 def machine() -> str:

@@ -11,8 +11,8 @@
 
 and within a line `<!-- value RECORD PATH FORMAT -->1.7e-05<!-- end -->`, a number of a JSON file, such as
 `google_run pretraining.last_loss .3f`, or of `paper.toml` by the name `paper`. Kinds of blocks: `table`, `differences`,
-`pairs`, `runs` (see `tables`), and `learning` and `curves` (see `pictures`). A page is its own template: what is around
-the blocks is written by hand. `templates/` has pages to begin with.
+`pairs`, `runs` (see `tables`), `learning` and `curves` (see `pictures`), `steps` and `peers` (see `gpu_records`). A
+page is its own template: what is around the blocks is written by hand. `templates/` has pages to begin with.
 """
 
 import json
@@ -21,7 +21,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from benchmarks import tables
+from benchmarks import gpu_records, tables
 from benchmarks.collecting import read_record
 from bert_jax.errors import InputError
 from bert_jax.settings.rules import suggest
@@ -36,6 +36,8 @@ _KEYS = {
     "runs": "record rows",
     "learning": "record group seed file pairs evaluation metric task title",
     "curves": "record rows file metric title",
+    "steps": "record rows",
+    "peers": "record rows",
 }
 _OPTIONAL = {"paper", "by", "paradigms", "title", "task", "seed"}
 
@@ -125,6 +127,9 @@ def _read_spec(kind: str, text: str, where: str) -> dict[str, Any]:
 
 def _draw_block(kind: str, spec: dict[str, Any], sources: Sources, folder: Path | None, where: str) -> list[str]:
     try:
+        if kind in ("steps", "peers"):
+            draw_rows = gpu_records.step_table if kind == "steps" else gpu_records.peers_table
+            return draw_rows(gpu_records.load(sources.path(spec["record"])), spec["rows"])
         rows = [tables.row_of(row) for row in spec.get("rows", [[spec.get("group", "")]])]
         groups = [row.group for row in rows]
         record = read_record(sources.path(spec["record"]))

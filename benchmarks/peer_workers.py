@@ -26,12 +26,15 @@ PRECISIONS = ("float32", "bfloat16")
 # What "transformers" stands for. Torch computes bfloat16 by its autocast; ONNX Runtime infers only.
 _TORCH = ("eager:float32", "eager:bfloat16", "compile:float32", "compile:bfloat16")
 _ONNX = ("onnx:float32",)
+# Kernels that torch's scaled_dot_product_attention can be held to; without one torch chooses.
+ATTENTIONS = ("cudnn", "flash", "efficient", "math")
 
 
 def parse_modes(text: str, what: str) -> tuple[str, ...]:
-    """Returns the peers that a list with commas names, as BACKEND:PRECISION.
+    """Returns the peers that a list with commas names, as BACKEND:PRECISION or BACKEND:PRECISION:ATTENTION.
 
-    "transformers" is all of them; a backend without precision is float32. Raises: InputError for another name.
+    "transformers" is all of the first form; a backend without precision is float32. Raises: InputError for another
+    name.
     """
     known = _TORCH + (_ONNX if what == "infer" else ())
     modes: list[str] = []
@@ -40,8 +43,13 @@ def parse_modes(text: str, what: str) -> tuple[str, ...]:
             modes += known
             continue
         mode = name if ":" in name else f"{name}:float32"
-        if mode not in known:
+        peer, attention = ":".join(mode.split(":")[:2]), mode.split(":")[2:]
+        if peer not in known or (attention and peer not in _TORCH):
             raise InputError(f"compare {name!r} is no peer for {what}; use transformers, or some of {', '.join(known)}")
+        if attention and (len(attention) > 1 or attention[0] not in ATTENTIONS):
+            raise InputError(
+                f"compare {name!r} names no attention of torch after {peer}; use {', '.join(ATTENTIONS)}, or none"
+            )
         modes.append(mode)
     return tuple(dict.fromkeys(modes))
 
@@ -90,8 +98,10 @@ class Peers:
 
     def contender(self, mode: str, counts: dict[str, float]) -> Contender:
         """Returns a contender whose round is one of this mode; `counts` is what all batches hold."""
-        backend, _, precision = mode.partition(":")
+        backend, precision, *attention = mode.split(":")
         facts: dict[str, Any] = {"versions": self.about["versions"], "side": "peer", "precision": precision}
+        if attention:
+            facts["attention"] = attention[0]
 
         def run() -> Round:
             reply = self.ask({"run": mode})

@@ -129,7 +129,7 @@ def environment(devices: Sequence[Any] = ()) -> dict[str, Any]:
         versions[package] = metadata.version(package)
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "commit": _git("rev-parse", "HEAD"),
+        "commit": _git("rev-parse", "HEAD") or os.environ.get("BERT_JAX_COMMIT", ""),
         "modified": bool(_git("status", "--porcelain", "--untracked-files=no")),
         "versions": versions,
         "devices": {"count": len(devices), "kind": devices[0].device_kind if devices else "none"},

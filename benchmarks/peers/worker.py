@@ -7,9 +7,12 @@ r"""What our own benchmark is compared with: transformers on torch, and ONNX Run
 
 The benchmark starts this file with two others: the description of the work, and the batches. How they talk is written
 in benchmarks/peer_workers.py. A mode is BACKEND:PRECISION: eager, compile (torch.compile) or onnx; float32 or
-bfloat16, the latter by torch.autocast. All modes train one and the same model.
+bfloat16, the latter by torch.autocast. All modes train one and the same model. With BACKEND:PRECISION:ATTENTION
+scaled_dot_product_attention is held to one kernel: cudnn, flash, efficient or math. Then a mask without padding is left
+out, since flash takes none; the mode fails where its kernel cannot run.
 """
 
+import contextlib
 import json
 import os
 import resource
@@ -23,10 +26,17 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 NO_LABEL = -100
 ACTIVATIONS = {"gelu_tanh": "gelu_pytorch_tanh", "gelu_exact": "gelu"}
 INPUTS = ("input_ids", "token_type_ids", "attention_mask")
+KERNELS = {
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "math": SDPBackend.MATH,
+}
 
 
 def make_model(work: dict[str, Any]) -> torch.nn.Module:
@@ -45,6 +55,7 @@ def make_model(work: dict[str, Any]) -> torch.nn.Module:
         attention_probs_dropout_prob=shape["attention_dropout_rate"],
         layer_norm_eps=shape["layer_norm_epsilon"],
         num_labels=work["num_classes"],
+        attn_implementation="sdpa",  # the default where it can, and what KERNELS chooses among
     )
     if work["what"] == "train":
         return transformers.BertForPreTraining(config)
@@ -61,6 +72,12 @@ def load_batches(path: str, device: torch.device) -> list[dict[str, torch.Tensor
     return [batches[number] for number in sorted(batches)]
 
 
+def without_full_mask(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Returns a batch without its mask if that masks nothing."""
+    full = bool(batch["attention_mask"].all())
+    return {name: array for name, array in batch.items() if not (full and name == "attention_mask")}
+
+
 class Work:
     """The model, its optimizer and the batches; `run(mode)` is one round."""
 
@@ -72,11 +89,13 @@ class Work:
         torch.set_num_threads(work["threads"])
         torch.set_float32_matmul_precision("high" if use_gpu else "highest")  # TF32, as JAX does by default
         self.batches = load_batches(batches, self.device)
+        self.unmasked = [without_full_mask(batch) for batch in self.batches]
         self.model = make_model(work).to(self.device)
         self.training = work["what"] != "infer"
         self.model.train(self.training)
         self.optimizer = self._make_optimizer() if self.training else None
         self._forward: dict[str, Callable[..., Any]] = {"eager": self.model}
+        self._compiled_for = ""  # the attention that torch.compile has seen
 
     def _make_optimizer(self) -> torch.optim.Optimizer:
         """Returns torch's own AdamW in its fastest form, with weight decay where ours has it."""
@@ -90,15 +109,18 @@ class Work:
 
     def run(self, mode: str) -> dict[str, Any]:
         """Returns how long all batches took, once."""
-        backend, _, precision = mode.partition(":")
+        backend, precision, attention = (*mode.split(":"), "")[:3]
         if backend == "onnx":
             session = self._forward.get("onnx") or self._forward.setdefault("onnx", self._onnx())
             round_of = lambda: [session(batch) for batch in self.batches]  # noqa: E731
         else:
             if backend == "compile" and "compile" not in self._forward:
                 self._forward["compile"] = torch.compile(self.model)
+                self._compiled_for = attention
+            if backend == "compile" and attention != self._compiled_for:
+                raise ValueError("torch.compile keeps the attention of its first mode; measure another by itself")
             forward = self._forward[backend]
-            round_of = lambda: self._round(forward, precision)  # noqa: E731
+            round_of = lambda: self._round(forward, precision, attention)  # noqa: E731
         started, cpu = time.perf_counter(), time.process_time()
         round_of()
         if self.device.type == "cuda":
@@ -106,16 +128,19 @@ class Work:
         done = {"seconds": time.perf_counter() - started, "cpu_seconds": time.process_time() - cpu}
         return done | self._memory()
 
-    def _round(self, forward: Callable[..., Any], precision: str) -> None:
+    def _round(self, forward: Callable[..., Any], precision: str, attention: str) -> None:
         cast = torch.autocast(self.device.type, torch.bfloat16, enabled=precision == "bfloat16")
+        held = sdpa_kernel([KERNELS[attention]]) if attention else contextlib.nullcontext()
+        batches = self.unmasked if attention else self.batches
         if not self.training:
-            with torch.inference_mode(), cast:
-                for batch in self.batches:
-                    forward(**{name: batch[name] for name in INPUTS}).logits.float().cpu().numpy()
+            with torch.inference_mode(), cast, held:
+                for batch in batches:
+                    inputs = {name: batch[name] for name in INPUTS if name in batch}
+                    forward(**inputs).logits.float().cpu().numpy()
             return
         assert self.optimizer is not None
-        for batch in self.batches:
-            with cast:
+        for batch in batches:
+            with cast, held:
                 loss = forward(**batch).loss
             loss.backward()
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.work["optimizer"]["clip_norm"])
