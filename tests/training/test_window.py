@@ -45,7 +45,7 @@ def test_the_clock_adds_up_what_is_between_start_and_stop():
 
 @pytest.mark.parametrize("finished", [True, False])
 def test_waiting_counts_if_the_device_has_nothing_to_do(finished):
-    class Loss:
+    class Result:
         def is_ready(self):
             return finished
 
@@ -55,7 +55,7 @@ def test_waiting_counts_if_the_device_has_nothing_to_do(finished):
 
     window = Window()
     window.start_clock()
-    batch, waited = window.next_batch(batches(), {"loss": (Loss(), Loss())})
+    batch, waited = window.next_batch(batches(), Result())
     assert batch == "batch" and window.waited == waited
     assert (waited >= 0.05) == finished
 
