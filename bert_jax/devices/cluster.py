@@ -145,6 +145,7 @@ def one_fate() -> Iterator[None]:
             cause = _members.find_cause()  # collectives break off with errors of many types
             if cause:
                 _leave_at_exit(cause.STATUS)
+                _members.tell_failure(str(cause), cause.STATUS)  # collectives of others may not break off
                 raise cause from None
         _leave_at_exit(status)
         _members.tell_failure(" ".join(str(error).split()) or type(error).__name__, status)
