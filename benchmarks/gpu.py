@@ -34,6 +34,7 @@ STAGES = ("1", "2", "3")
 ROOT = Path(__file__).resolve().parents[1]
 STOPPED = 2  # exit status: more is to be done
 _TRIES = 2  # of a measurement that fails
+_GRACE_SECONDS = 75  # to save; a compilation, which no signal interrupts, may be under way
 _FEWEST_SECONDS = 30  # that must be left to begin a measurement
 
 KIT = flags.DEFINE_string("kit", "gpu_kit", "the folder that make gpu-kit made")
@@ -66,7 +67,8 @@ def main() -> int:
     manifest = unpack(Path(KIT.value), work / "data")
     set_environment(work)
     out.mkdir(parents=True, exist_ok=True)
-    stop = Stop(max(1e-9, 60 * MINUTES.value - (time.monotonic() - started)) if MINUTES.value else 0.0)
+    left = max(1e-9, 60 * MINUTES.value - (time.monotonic() - started)) if MINUTES.value else 0.0
+    stop = Stop(left, _GRACE_SECONDS)
     facts = about(manifest, source_digest(), REHEARSE.value)
     os.environ["BERT_JAX_COMMIT"] = facts["about"]["commit"]  # for jobs, where there is no git
     with stop.on_signals():

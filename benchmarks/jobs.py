@@ -57,8 +57,9 @@ class Unit(NamedTuple):
 class Stop:
     """Decides when to stop: after some time or at a signal, which is passed on to the running job."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, grace: float = _GRACE_SECONDS) -> None:
         self._until = time.monotonic() + seconds if seconds else float("inf")
+        self._grace = grace
         self._asked = False
 
     @property
@@ -89,7 +90,7 @@ class Stop:
             if self.asked:
                 process.terminate()
                 try:
-                    return process.wait(_GRACE_SECONDS)
+                    return process.wait(self._grace)
                 except subprocess.TimeoutExpired:
                     process.kill()
                     return process.wait()
