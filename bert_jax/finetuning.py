@@ -19,7 +19,7 @@ from bert_jax.settings.rules import to_dict
 from bert_jax.storage.places import Place
 from bert_jax.storage.writing import write_json
 from bert_jax.tasks.base import Prediction, Task
-from bert_jax.tasks.batches import steps_per_epoch, train_batches
+from bert_jax.tasks.batches import length_step, steps_per_epoch, train_batches
 from bert_jax.tasks.catalog import make_task
 from bert_jax.tasks.evaluation import Inference, Split, constant_scores, evaluate, make_inference, predict_split
 from bert_jax.tasks.prepare import Inputs, compared, fingerprint, open_inputs
@@ -118,7 +118,10 @@ def _train(
     work = Work(
         mesh,
         make_train_step(objective, config.optimizer, train, mesh, abstract),
-        train_batches(data.train.rows, task.head, first_step, size, config.data.seed, config.data.bucket, mesh),
+        train_batches(
+            *(data.train.rows, task.head, first_step, size, config.data.seed, config.data.bucket, mesh),
+            multiple=length_step(model.attention),
+        ),
         evaluation if data.evaluation else None,
         make_throughput(model, mesh),
         keep,

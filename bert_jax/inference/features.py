@@ -18,7 +18,7 @@ from bert_jax.errors import InputError
 from bert_jax.model.objective import Params, encode
 from bert_jax.settings.model import ModelConfig, check_types
 from bert_jax.tasks.base import Row, largest_type
-from bert_jax.tasks.batches import make_batch, padded_length
+from bert_jax.tasks.batches import length_step, make_batch, padded_length
 from bert_jax.tasks.texts import join
 
 _ROWS_AT_ONCE = 32
@@ -49,7 +49,9 @@ def token_features(
     max_seq_length = _check(bert, chosen, max_seq_length)
     for first in range(0, len(texts), _ROWS_AT_ONCE):
         rows, cut = _rows(bert, texts[first : first + _ROWS_AT_ONCE], max_seq_length)
-        vectors = np.asarray(_layers(bert.config, chosen, bert.params, _batch(rows, max_seq_length)))  # [W, B, L, H]
+        vectors = np.asarray(
+            _layers(bert.config, chosen, bert.params, _batch(bert, rows, max_seq_length))
+        )  # [W, B, L, H]
         for place, row in enumerate(rows):
             length = len(row.token_ids)
             yield TokenFeatures(bert.tokenizer.tokens(row.token_ids), vectors[:, place, :length], cut[place])
@@ -79,7 +81,7 @@ def sentence_embeddings(
     for first in range(0, len(order), _ROWS_AT_ONCE):
         numbers = order[first : first + _ROWS_AT_ONCE]
         rows, _ = _rows(bert, [texts[number] for number in numbers], max_seq_length)
-        batch = _batch(rows, max_seq_length)
+        batch = _batch(bert, rows, max_seq_length)
         pooled = np.asarray(_pooled(bert.config, layer, pooling == "mean", bert.params, batch))
         embeddings[numbers] = pooled[: len(numbers)]
     return embeddings
@@ -117,9 +119,9 @@ def _rows(bert: Pretrained, texts: Sequence[Any], most: int) -> tuple[list[Row],
     return rows, cut
 
 
-def _batch(rows: Sequence[Row], most: int) -> Batch:
+def _batch(bert: Pretrained, rows: Sequence[Row], most: int) -> Batch:
     """Returns a batch of a size that other batches have too, so that few programs are compiled."""
-    length = padded_length(max(len(row.token_ids) for row in rows), most)
+    length = padded_length(max(len(row.token_ids) for row in rows), most, length_step(bert.config.attention))
     size = next(size for size in (1, 8, _ROWS_AT_ONCE) if size >= len(rows))
     return make_batch([*rows, *[None] * (size - len(rows))], length, 1, "encoder")
 

@@ -16,7 +16,7 @@ from bert_jax.model.objective import Params, task_forward, task_losses
 from bert_jax.model.on_cpu import unstack
 from bert_jax.settings.model import ModelConfig
 from bert_jax.tasks.base import Example, Prediction, Row, Task
-from bert_jax.tasks.batches import eval_batches, unpadded_outputs
+from bert_jax.tasks.batches import eval_batches, length_step, unpadded_outputs
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.window import mean_metrics
 
@@ -47,6 +47,7 @@ def make_split(task: Task, tokenizer: Tokenizer, name: str, examples: list[Examp
 class Inference(NamedTuple):
     """A compiled model, and the preparation of its parameters."""
 
+    model: ModelConfig
     ready: Callable[[Params], PyTree]  # prepares parameters, once for all batches
     run: Callable[[PyTree, Batch], tuple[dict[str, Pair], jax.Array]]  # losses, {} without labels, and logits
 
@@ -60,9 +61,11 @@ def make_inference(model: ModelConfig, task: Task, mesh: Mesh, params: Params) -
 
     if mesh.size > 1 or mesh.devices.flat[0].platform != "cpu" or task.probe:
         shardings = tree_shardings(mesh, params), row_sharding(mesh)
-        return Inference(lambda params: params, jax.jit(infer, in_shardings=shardings, out_shardings=replicated(mesh)))
+        return Inference(
+            model, lambda params: params, jax.jit(infer, in_shardings=shardings, out_shardings=replicated(mesh))
+        )
     # On one CPU, copying matrices out of their stack takes much of the time of a short batch: do it once.
-    return Inference(lambda params: params | {"encoder": unstack(model, params["encoder"])}, jax.jit(infer))
+    return Inference(model, lambda params: params | {"encoder": unstack(model, params["encoder"])}, jax.jit(infer))
 
 
 def predict_split(
@@ -74,7 +77,8 @@ def predict_split(
     """
     outputs = [np.zeros(0)] * len(split.rows)
     sums: dict[str, list[float]] = {}
-    for numbers, batch in eval_batches(split.rows, task.head, batch_size, mesh):
+    multiple = length_step(infer.model.attention)
+    for numbers, batch in eval_batches(split.rows, task.head, batch_size, mesh, multiple):
         losses, logits = jax.device_get(infer.run(ready, batch))
         give_back_freed_memory()
         for place, number in enumerate(numbers):

@@ -12,6 +12,7 @@ from bert_jax.settings.pretraining import MeshConfig
 from bert_jax.tasks.base import Row
 from bert_jax.tasks.batches import (
     eval_batches,
+    length_step,
     make_batch,
     padded_length,
     plan_epoch,
@@ -64,9 +65,23 @@ def test_a_small_data_set_has_other_batches_in_each_epoch():
 
 
 def test_padded_lengths():
-    assert [padded_length(length, 512) for length in (1, 16, 17, 120, 129, 385)] == [16, 16, 32, 128, 192, 512]
-    assert padded_length(100, 110) == 110
-    assert padded_length(700, 10_000) == 768
+    lengths = (1, 8, 9, 120, 128, 129, 256, 257, 385, 512, 513)
+    assert [padded_length(length, 9999, 8) for length in lengths] == [8, 8, 16, 120, 128, 144, 256, 288, 416, 512, 768]
+    assert [padded_length(length, 9999, 16) for length in lengths[:6]] == [16, 16, 16, 128, 128, 160]
+    assert padded_length(100, 102, 8) == 102
+    assert len({padded_length(length, 512, 8) for length in range(1, 513)}) == 32  # programs at most
+
+
+def test_lengths_are_closer_to_each_other_on_a_cpu(monkeypatch):
+    assert (length_step(), length_step("fused")) == (8, 8)
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    assert (length_step(), length_step("fused")) == (16, 32)
+
+
+@pytest.mark.parametrize("multiple", [16, 32])
+def test_the_kernel_of_fused_attention_has_every_length(multiple):
+    lengths = {padded_length(length, 512, multiple) for length in range(1, 513)}
+    assert all(length % multiple == 0 for length in lengths)
 
 
 @pytest.mark.parametrize("devices", [1, 4])
