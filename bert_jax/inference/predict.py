@@ -19,9 +19,10 @@ from bert_jax.settings.model import ModelConfig, check_types
 from bert_jax.settings.pretraining import MeshConfig
 from bert_jax.settings.rules import from_dict
 from bert_jax.tasks.base import Example, Prediction, Task, largest_type
-from bert_jax.tasks.batches import length_step, padded_length
+from bert_jax.tasks.batches import length_step
 from bert_jax.tasks.catalog import make_task
 from bert_jax.tasks.evaluation import make_inference, make_split, predict_split
+from bert_jax.tasks.layouts import padded_length
 
 BATCH_SIZES = (1, 8, 32)  # rows of a batch: each is a program to compile for each length
 

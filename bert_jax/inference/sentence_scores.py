@@ -20,7 +20,8 @@ from bert_jax.errors import InputError
 from bert_jax.model.objective import Params, task_forward
 from bert_jax.model.on_cpu import unstack
 from bert_jax.settings.model import ModelConfig
-from bert_jax.tasks.batches import length_step, padded_length
+from bert_jax.tasks.batches import length_step
+from bert_jax.tasks.layouts import padded_length
 
 METHODS = ("original", "within_word_l2r")  # of a masked language model; the first is the default
 LOG_LIKELIHOOD = "log_likelihood"  # of a causal model, which has one only
