@@ -45,15 +45,15 @@ def main() -> None:
     if not task.labels and task.head != "question_answering":
         task = make_task(task.config, task.find_labels(examples))
     rows = task.make_rows(examples, tokenizer, True).rows
-    sizes = sizes_of(rows)
-    needed = needed_flops(model, rows)
+    sizes, needed = sizes_of(rows), needed_flops(model, rows)
+    longest = int(sizes.tokens.max())
     shape = choose_shape(sizes, size, model, _MULTIPLE.value, _DEVICES.value)
     batches = plan_epoch(sizes.tokens, size, 0, 0)
     alone, packed = (epoch_flops(sizes, size, model, True, _MULTIPLE.value, each) / needed for each in (None, shape))
-    lengths = len({train_length(sizes, numbers, True, _MULTIPLE.value) for numbers in batches})
-    before = [Layout([], size, _before(sizes.tokens[numbers].max(), sizes.tokens.max()), 1) for numbers in batches]
+    lengths = len({train_length(sizes.tokens[numbers], longest, True, _MULTIPLE.value) for numbers in batches})
+    before = [Layout([], size, _before(int(sizes.tokens[numbers].max()), longest), 1) for numbers in batches]
     print(
-        f"train: {len(rows):,} rows of {sizes.tokens.mean():.1f} tokens, {sizes.tokens.max()} at most; before "
+        f"train: {len(rows):,} rows of {sizes.tokens.mean():.1f} tokens, {longest} at most; before "
         f"{padded_flops(model, before) / needed:.4f}, like lengths {alone:.4f} ({lengths} programs), packed "
         f"{packed:.4f} ({len(shape.num_rows)} programs: {shape.num_rows} rows of {shape.length})"
     )
@@ -66,8 +66,8 @@ def _print_split(model: ModelConfig, name: str, rows: list[Row]) -> None:
     sizes, needed = sizes_of(rows), needed_flops(model, rows)
     line = f"{name}: {len(rows):,} rows of {sizes.tokens.mean():.1f} tokens"
     order = np.sort(sizes.tokens)[::-1]
-    tops = order[:: _BATCH.value]
-    before = [Layout([], _BATCH.value, _before(top, order[0]), 1) for top in tops]
+    tops = order[:: _BATCH.value].tolist()
+    before = [Layout([], _BATCH.value, _before(top, tops[0]), 1) for top in tops]
     line += f"; before {padded_flops(model, before) / needed:.4f}"
     for pack in ("off", "on"):
         layouts = eval_layouts(sizes, _BATCH.value, model, _MULTIPLE.value, _DEVICES.value, pack)

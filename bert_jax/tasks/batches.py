@@ -83,7 +83,7 @@ def train_batches(rows: Sequence[Row], head: str, first_step: int, batching: Bat
     """
     sizes = sizes_of(rows)
     size, seed, shape = batching.batch_size, batching.seed, batching.shape
-    bucket = batching.bucket and shape is None
+    bucket, longest = batching.bucket and shape is None, int(sizes.tokens.max())
     num_steps = steps_per_epoch(len(rows), size)
     plans: dict[int, list[np.ndarray]] = {}  # of the epoch under way
 
@@ -95,7 +95,7 @@ def train_batches(rows: Sequence[Row], head: str, first_step: int, batching: Bat
         numbers = plans[epoch][place]
         if shape is not None:
             return _on_mesh(rows, layout_packed(sizes, numbers, shape), head, mesh)
-        length = train_length(sizes, numbers, bucket, batching.multiple)
+        length = train_length(sizes.tokens[numbers], longest, bucket, batching.multiple)
         return _on_mesh(rows, layout_alone(sizes, numbers, size, length), head, mesh)
 
     return made_ahead(make, first_step)

@@ -149,8 +149,10 @@ def best_fit(sizes: Sizes, length: int, num_places: int) -> list[list[int]]:
 def row_lengths(longest: int, most: int, multiple: int) -> list[int]:
     """Returns the lengths that packed rows may have, ascending.
 
-    They are at most `most`, the model's positions: so many may follow each other in the padding of a row.
+    They are at most `most`, the model's positions, of which padding takes as many as it has places. Only choices that
+    are longer together make a longer row.
     """
+    most = max(most, longest)
     own = padded_length(longest, most, multiple)
     return sorted({own, *(length for length in _ROW_LENGTHS if own <= length <= most and length % multiple == 0)})
 
@@ -250,15 +252,14 @@ def epoch_flops(
         sampled = [layout_packed(batch, np.arange(len(batch.tokens)), shape) for batch in sample]
         return padded_flops(model, sampled) / sum(len(batch.tokens) for batch in sample) * len(sizes.tokens)
     batches = plan_epoch(sizes.tokens, batch_size, 0, 0, bucket)
-    lengths = [train_length(sizes, numbers, bucket, multiple) for numbers in batches]
-    num_places = int(sizes.sequences.max())
+    longest, num_places = int(sizes.tokens.max()), int(sizes.sequences.max())
+    lengths = [train_length(sizes.tokens[numbers], longest, bucket, multiple) for numbers in batches]
     return sum(_flops(model, batch_size, length, num_places) for length in lengths)
 
 
-def train_length(sizes: Sizes, numbers: np.ndarray, bucket: bool, multiple: int) -> int:
-    """Returns what some rows of the task are padded to in a training batch that has each in a row of its own."""
-    longest = int(sizes.tokens.max())
-    return padded_length(int(sizes.tokens[numbers].max()), longest, multiple) if bucket else longest
+def train_length(lengths: np.ndarray, longest: int, bucket: bool, multiple: int) -> int:
+    """Returns what rows of some lengths are padded to in a training batch that has each in a row of its own."""
+    return padded_length(int(lengths.max()), longest, multiple) if bucket else longest
 
 
 # Prediction
@@ -280,7 +281,8 @@ def eval_layouts(
     if not len(sizes.tokens):
         return []
     order = np.argsort(-sizes.tokens, kind="stable")
-    longest, most = int(sizes.tokens[order[0]]), model.max_positions
+    longest = int(sizes.tokens[order[0]])
+    most = max(longest, model.max_positions)
     batches = [order[first : first + batch_size] for first in range(0, len(order), batch_size)]
     alone = [
         layout_alone(sizes, numbers, batch_size, padded_length(int(sizes.tokens[numbers[0]]), most, multiple))

@@ -186,6 +186,9 @@ def test_no_row_is_longer_than_the_model_has_positions():
     of = sizes(SHORT)
     assert choose_shape(of, 32, short, 8, 1).length <= 70
     assert all(layout.length <= 70 for pack in ("on", "off") for layout in eval_layouts(of, 32, short, 8, 1, pack))
+    choices = Sizes(np.array([90, 60]), np.array([3, 2]))  # none of them is longer than 70
+    assert choose_shape(choices, 2, short, 8, 1).length == 90
+    assert all(layout.length == 90 for pack in ("on", "off") for layout in eval_layouts(choices, 2, short, 8, 1, pack))
 
 
 def test_choices_stay_together():
