@@ -38,6 +38,7 @@ from bert_jax.tasks import batches as task_batches
 from bert_jax.tasks.base import Row, Task
 from bert_jax.tasks.catalog import make_task
 from bert_jax.tasks.evaluation import Split, make_inference, make_split, predict_split
+from bert_jax.tasks.layouts import eval_layouts, sizes_of
 from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
 from bert_jax.training.inputs import resolve
 from bert_jax.training.step import init_state, make_train_step
@@ -130,7 +131,8 @@ def finetune(config: PretrainConfig, rows: Sequence[Row], task: Task, steps: int
     rows = [row._replace(label=number % 2) for number, row in enumerate(rows)]
 
     def batches() -> Iterator[Batch]:
-        return task_batches.train_batches(rows, task.head, 0, size, config.data.seed, True, mesh)
+        batching = task_batches.Batching(size, config.data.seed, True, task_batches.length_step())
+        return task_batches.train_batches(rows, task.head, 0, batching, mesh)
 
     first = [jax.device_get(batch) for batch in _first(batches(), steps)]
     counts = Counts(config.model, training=True)
@@ -186,11 +188,15 @@ def infer(config: PretrainConfig, rows: Sequence[Row], task: Task, batch_size: i
     split = Split("input", list(range(len(rows))), list(rows), {})
     counts = Counts(config.model, training=False)
     inputs, lengths = [], set()
-    for numbers, batch in task_batches.eval_batches(rows, task.head, batch_size, mesh):
+    multiple, group = task_batches.length_step(), task_batches.row_group(mesh)
+    layouts = eval_layouts(sizes_of(rows), batch_size, config.model, multiple, group, "off")
+    for layout, batch in task_batches.eval_batches(rows, task.head, layouts, mesh):
         batch = jax.device_get(batch)
         _count(counts, batch)
         lengths.add(batch.token_ids.shape[1])
-        inputs.append({name: array[: len(numbers)] for name, array in _task_inputs(batch).items() if name != "labels"})
+        inputs.append(
+            {name: array[: len(layout.bins)] for name, array in _task_inputs(batch).items() if name != "labels"}
+        )
     params = jax.jit(lambda key: init_params(config.model, key, task.head, task.num_outputs))(jax.random.key(0))
     contenders = []
     for precision in precisions:

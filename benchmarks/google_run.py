@@ -151,7 +151,7 @@ def _pretraining(golden: Golden, start: Path, data: Path) -> PretrainConfig:
             initializer_stddev=model["initializer_range"],
             matmul_precision="highest",
         ),
-        data=DataConfig(path=str(data), batch_size=run["batch_size"], seed=run["data_seed"]),
+        data=DataConfig(path=str(data), batch_size=run["batch_size"], seed=run["data_seed"], pack="off"),
         optimizer=optimizer(run),
         train=TrainConfig(num_steps=run["num_steps"]),
         eval=EvalConfig(every_steps=0),
@@ -167,7 +167,7 @@ def _finetuning(golden: Golden, start: Path, data: Path) -> FinetuneConfig:
     return FinetuneConfig(
         task=TaskConfig(name="classification", max_seq_length=golden.settings["max_seq_length"]),
         model=FinetuneModelConfig(hidden_dropout_rate=0.0, attention_dropout_rate=0.0, matmul_precision="highest"),
-        data=FinetuneDataConfig(source=str(data), batch_size=run["batch_size"], seed=run["data_seed"]),
+        data=FinetuneDataConfig(source=str(data), batch_size=run["batch_size"], seed=run["data_seed"], pack="off"),
         optimizer=optimizer(run),
         train=FinetuneTrainConfig(
             num_epochs=run["num_steps"] * run["batch_size"] / len(golden.arrays["finetuning/pairs"])

@@ -42,8 +42,9 @@ class Batch(NamedTuple):
     mlm_labels: Array = None  # [B, P] int: the original ids at these positions
     mlm_weights: Array = None  # [B, P] float: 1 for a prediction, 0 for padding
     # Labels of a fine-tuning task, by its head. Sequence classification: [B, M] int, or float for a regression;
-    # multiple choice: [B, 1] int, the right one of the M sequences; token classification: [B, L] int, -1 for tokens
-    # without a label; question answering: [B, 2] int, the first and the last token of the answer.
+    # multiple choice: [B, M] int, at the first choice of each example the place of the right one among the M sequences,
+    # and -1 at its further choices and at empty places; token classification: [B, L] int, -1 for tokens without a
+    # label; question answering: [B, M, 2] int, the positions in the row of the answer's first and last token.
     labels: Array = None
 
 

@@ -19,15 +19,17 @@ from bert_jax.settings.rules import to_dict
 from bert_jax.storage.places import Place
 from bert_jax.storage.writing import write_json
 from bert_jax.tasks.base import Prediction, Task
-from bert_jax.tasks.batches import steps_per_epoch, train_batches
+from bert_jax.tasks.batches import Batching, choose_batching, row_group, train_batches
 from bert_jax.tasks.catalog import make_task
 from bert_jax.tasks.evaluation import Inference, Split, constant_scores, evaluate, make_inference, predict_split
+from bert_jax.tasks.layouts import steps_per_epoch
 from bert_jax.tasks.prepare import Inputs, compared, fingerprint, open_inputs
-from bert_jax.tasks.results import FinetuneResult, curves, describe_run, describe_start, summarise
+from bert_jax.tasks.results import FinetuneResult, curves, describe_batches, describe_run, describe_start, summarise
 from bert_jax.training.curves import draw_curves
 from bert_jax.training.loop import LoopResult, Pace, Work, train_loop
 from bert_jax.training.run import Run, open_run
 from bert_jax.training.step import TrainState, abstract_state, init_state, make_train_step
+from bert_jax.training.workdir import was_packed
 
 
 def finetune(
@@ -48,12 +50,15 @@ def finetune(
     config, task, start, data, model, train = inputs
     mesh = make_mesh(config.mesh, devices)
     check_divisible(mesh, model, (config.data.batch_size, config.train.accumulate), (_eval_rows(config), 1))
+    pack = _how_to_pack(config, task, workdir)
+    batching = choose_batching(data.train.rows, config.data, model, row_group(mesh, train.accumulate), pack)
     about = {
         "model": to_dict(model),
         "task": task.head,
         "labels": list(task.labels),
         "task_settings": to_dict(config.task),
         "dataset": fingerprint(data.train.rows),
+        "packed": batching.shape is not None,
     }
     same = compared(start, data) if cluster.is_several() else {}
     objective = task_objective(model, task.head, task.num_outputs, task.probe)
@@ -66,14 +71,15 @@ def finetune(
 
     with open_run(config, workdir, about, start.tokenizer, abstract, load, train.num_steps, same, started) as run:
         lines = describe_run(config, task, data, model, mesh, train.num_steps)
+        lines.append(describe_batches(batching, data.train.rows, model))
         run.announce(lines, describe_start(config, run.start or start))
         splits = {
             "train": {"rows": len(data.train.rows)},
             "heldout": {"rows": sum(len(s.rows) for s in data.evaluation)},
         }
         run.note_data([{"splits": splits}], [config.task.name])
-        infer = make_inference(model, task, mesh, abstract.params)
-        result = _train(run, inputs, objective, abstract, infer, mesh)
+        infer = make_inference(model, task, mesh, abstract.params, config.data.pack)
+        result = _train(run, inputs, objective, abstract, infer, batching, mesh)
         if run.was_stopped(result.signal, result.step):
             return FinetuneResult({}, task.metric, {}, result.step, result.signal, time.monotonic() - began)
 
@@ -95,13 +101,26 @@ def finetune(
     return outcome
 
 
+def _how_to_pack(config: FinetuneConfig, task: Task, workdir: Place) -> str:
+    """Returns data.pack, which a run that is resumed has settled."""
+    if not task.can_be_packed:
+        return "off"
+    before = was_packed(workdir) if config.data.pack == "auto" else None
+    return config.data.pack if before is None else "on" if before else "off"
+
+
 def _train(
-    run: Run, inputs: Inputs, objective: Objective, abstract: TrainState, infer: Inference, mesh: Mesh
+    run: Run,
+    inputs: Inputs,
+    objective: Objective,
+    abstract: TrainState,
+    infer: Inference,
+    batching: Batching,
+    mesh: Mesh,
 ) -> LoopResult:
     """Takes the steps of a run, from its first state to the last step."""
     config, task, start, data, model, train = inputs
-    size = config.data.batch_size
-    every = config.eval.every_steps or steps_per_epoch(len(data.train.rows), size)
+    every = config.eval.every_steps or steps_per_epoch(len(data.train.rows), batching.batch_size)
 
     def keep(step: int, params: Params, seen: dict[str, int] | None) -> None:
         trained = {"step": step, **(seen or {})}
@@ -118,7 +137,7 @@ def _train(
     work = Work(
         mesh,
         make_train_step(objective, config.optimizer, train, mesh, abstract),
-        train_batches(data.train.rows, task.head, first_step, size, config.data.seed, config.data.bucket, mesh),
+        train_batches(data.train.rows, task.head, first_step, batching, mesh),
         evaluation if data.evaluation else None,
         make_throughput(model, mesh),
         keep,

@@ -21,7 +21,7 @@ from bert_jax.storage.places import Place, RemotePath
 from bert_jax.storage.urls import local_directory
 from bert_jax.storage.writing import new_directory, write_json
 from bert_jax.tasks.results import FinetuneResult, read_results, table
-from bert_jax.training.workdir import check_workdir, common, locked, read_identity
+from bert_jax.training.workdir import check_workdir, common, locked, settings_of
 
 
 class Outcome(NamedTuple):
@@ -132,7 +132,7 @@ def _finished(workdir: Place, config: FinetuneConfig) -> FinetuneResult | None:
     def is_finished() -> bool:
         if read_results(workdir) is None:
             return False
-        changed = changed_keys(read_identity(workdir, FinetuneConfig)["run"], to_dict(config))
+        changed = changed_keys(settings_of(workdir, FinetuneConfig), to_dict(config))
         return all(name.startswith(_WITHOUT_EFFECT) for name in changed)
 
     if not cluster.first_says(int(cluster.is_first() and is_finished())):

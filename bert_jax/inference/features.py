@@ -16,9 +16,11 @@ from bert_jax.batch import Batch
 from bert_jax.checkpoints.pretrained import Pretrained
 from bert_jax.errors import InputError
 from bert_jax.model.objective import Params, encode
+from bert_jax.model.probe import mean_of_sequences
 from bert_jax.settings.model import ModelConfig, check_types
 from bert_jax.tasks.base import Row, largest_type
-from bert_jax.tasks.batches import make_batch, padded_length
+from bert_jax.tasks.batches import length_step, make_batch
+from bert_jax.tasks.layouts import eval_layouts, sizes_of
 from bert_jax.tasks.texts import join
 
 _ROWS_AT_ONCE = 32
@@ -49,10 +51,15 @@ def token_features(
     max_seq_length = _check(bert, chosen, max_seq_length)
     for first in range(0, len(texts), _ROWS_AT_ONCE):
         rows, cut = _rows(bert, texts[first : first + _ROWS_AT_ONCE], max_seq_length)
-        vectors = np.asarray(_layers(bert.config, chosen, bert.params, _batch(rows, max_seq_length)))  # [W, B, L, H]
-        for place, row in enumerate(rows):
-            length = len(row.token_ids)
-            yield TokenFeatures(bert.tokenizer.tokens(row.token_ids), vectors[:, place, :length], cut[place])
+        found: dict[int, np.ndarray] = {}
+        for bins, batch in _batches(bert, rows):
+            vectors = np.asarray(_layers(bert.config, chosen, bert.params, batch))  # [W, B, L, H]
+            for line, members in enumerate(bins):
+                ends = np.cumsum([len(row.token_ids) for row in members])
+                for row, of_text in zip(members, np.split(vectors[:, line], ends, axis=1)):
+                    found[row.example] = of_text
+        for row in rows:
+            yield TokenFeatures(bert.tokenizer.tokens(row.token_ids), found[row.example], cut[row.example])
 
 
 def sentence_embeddings(
@@ -75,13 +82,11 @@ def sentence_embeddings(
         raise InputError(f"pooling {pooling!r} is unknown; use mean or cls")
     max_seq_length = _check(bert, (layer,), max_seq_length)
     embeddings = np.zeros((len(texts), bert.config.hidden_size), np.float32)
-    order = sorted(range(len(texts)), key=lambda number: -sum(map(len, texts[number])))  # like lengths together
-    for first in range(0, len(order), _ROWS_AT_ONCE):
-        numbers = order[first : first + _ROWS_AT_ONCE]
-        rows, _ = _rows(bert, [texts[number] for number in numbers], max_seq_length)
-        batch = _batch(rows, max_seq_length)
-        pooled = np.asarray(_pooled(bert.config, layer, pooling == "mean", bert.params, batch))
-        embeddings[numbers] = pooled[: len(numbers)]
+    rows, _ = _rows(bert, texts, max_seq_length)
+    for bins, batch in _batches(bert, rows):
+        pooled = np.asarray(_pooled(bert.config, layer, pooling == "mean", bert.params, batch))  # [B, M, H]
+        for line, members in enumerate(bins):
+            embeddings[[row.example for row in members]] = pooled[line, : len(members)]
     return embeddings
 
 
@@ -117,11 +122,15 @@ def _rows(bert: Pretrained, texts: Sequence[Any], most: int) -> tuple[list[Row],
     return rows, cut
 
 
-def _batch(rows: Sequence[Row], most: int) -> Batch:
-    """Returns a batch of a size that other batches have too, so that few programs are compiled."""
-    length = padded_length(max(len(row.token_ids) for row in rows), most)
-    size = next(size for size in (1, 8, _ROWS_AT_ONCE) if size >= len(rows))
-    return make_batch([*rows, *[None] * (size - len(rows))], length, 1, "encoder")
+def _batches(bert: Pretrained, rows: Sequence[Row]) -> Iterator[tuple[list[list[Row]], Batch]]:
+    """Yields the rows of texts that share each row of a batch, and the batch, of one of few shapes."""
+    if not rows:
+        return
+    model, size = bert.config, next((size for size in (1, 8) if size >= len(rows)), _ROWS_AT_ONCE)
+    for layout in eval_layouts(sizes_of(rows), size, model, length_step(model.attention), 1, "auto"):
+        bins = [[rows[number] for number in members] for members in layout.bins]
+        empty = [[]] * (layout.num_rows - len(bins))
+        yield bins, make_batch([*bins, *empty], layout.length, layout.num_places, "encoder")
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -136,7 +145,6 @@ def _pooled(config: ModelConfig, layer: int, mean: bool, params: Params, batch: 
     layers = encode(config, params, batch, keep_layers=True).layers
     assert layers is not None
     hidden = layers[layer].astype(jnp.float32)
-    if not mean:
-        return hidden[:, 0]
-    inside = (batch.sequence_ids > 0).astype(jnp.float32)[..., None]
-    return jnp.sum(hidden * inside, axis=1) / jnp.maximum(jnp.sum(inside, axis=1), 1)
+    if mean:
+        return mean_of_sequences(hidden, batch.sequence_ids, batch.cls_positions.shape[1])
+    return jnp.take_along_axis(hidden, batch.cls_positions[..., None], axis=1)

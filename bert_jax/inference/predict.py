@@ -19,9 +19,10 @@ from bert_jax.settings.model import ModelConfig, check_types
 from bert_jax.settings.pretraining import MeshConfig
 from bert_jax.settings.rules import from_dict
 from bert_jax.tasks.base import Example, Prediction, Task, largest_type
-from bert_jax.tasks.batches import padded_length
+from bert_jax.tasks.batches import length_step
 from bert_jax.tasks.catalog import make_task
 from bert_jax.tasks.evaluation import make_inference, make_split, predict_split
+from bert_jax.tasks.layouts import padded_length
 
 BATCH_SIZES = (1, 8, 32)  # rows of a batch: each is a program to compile for each length
 
@@ -156,7 +157,8 @@ def fill_blanks(bert: Pretrained, texts: Sequence[Blanks], num_guesses: int) -> 
 
 def _batch_of_blanks(texts: Sequence[Blanks], size: int, bert: Pretrained) -> Batch:
     """Returns a batch of `size` rows, padded to one of few lengths and numbers of blanks: each is a program."""
-    length = padded_length(max(len(text.token_ids) for text in texts), bert.config.max_positions)
+    longest = max(len(text.token_ids) for text in texts)
+    length = padded_length(longest, bert.config.max_positions, length_step(bert.config.attention))
     most = min(length, 1 << (max(len(text.places) for text in texts) - 1).bit_length())
     rows = [*(text.token_ids for text in texts), *[()] * (size - len(texts))]
     batch = pad_rows(rows, length, pad_id=bert.tokenizer.pad_id)

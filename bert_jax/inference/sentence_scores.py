@@ -20,7 +20,8 @@ from bert_jax.errors import InputError
 from bert_jax.model.objective import Params, task_forward
 from bert_jax.model.on_cpu import unstack
 from bert_jax.settings.model import ModelConfig
-from bert_jax.tasks.batches import padded_length
+from bert_jax.tasks.batches import length_step
+from bert_jax.tasks.layouts import padded_length
 
 METHODS = ("original", "within_word_l2r")  # of a masked language model; the first is the default
 LOG_LIKELIHOOD = "log_likelihood"  # of a causal model, which has one only
@@ -185,7 +186,7 @@ def _buckets(bert: Pretrained, sentences: list[np.ndarray]) -> Iterator[_Bucket]
     """Yields the sentences by the length of their rows, longest first: what does not fit in memory fails soon."""
     lengths = np.array([len(ids) + 2 for ids in sentences])
     most = bert.config.max_positions
-    padded = np.array([_row_length(length, most) for length in lengths.tolist()])
+    padded = np.array([_row_length(length, most, bert.config.attention) for length in lengths.tolist()])
     tokenizer = bert.tokenizer
     for length in np.unique(padded)[::-1].tolist():
         members = np.flatnonzero(padded == length)
@@ -195,10 +196,10 @@ def _buckets(bert: Pretrained, sentences: list[np.ndarray]) -> Iterator[_Bucket]
         yield _Bucket(members, rows, np.cumsum(tokenizer.word_starts[rows], axis=1), lengths[members])
 
 
-def _row_length(length: int, most: int) -> int:
+def _row_length(length: int, most: int, attention: str) -> int:
     if length <= _SHORT:
         return min(-(-length // _SHORT_BY) * _SHORT_BY, most)
-    return padded_length(length, most)
+    return padded_length(length, most, length_step(attention))
 
 
 def _batch_rows(length: int, num_rows: int) -> int:

@@ -115,7 +115,7 @@ class TaskModel(nn.Module):
             pool = self.task == "sequence_classification"
             num_outputs = 2 if self.task == "question_answering" else self.num_classes
             probe = Probe(config, self.probe, num_outputs, pool, name="probe")
-            return probe(layers, batch.sequence_ids, deterministic)
+            return probe(layers, batch.sequence_ids, deterministic, batch.cls_positions.shape[1])
         encoder = Encoder(config, pool="pooler" in TASK_PARTS[self.task], name="encoder")
         encoded = encoder(batch.token_ids, batch.type_ids, batch.sequence_ids, batch.cls_positions, deterministic)
         if self.task == "encoder":

@@ -101,17 +101,18 @@ def task_objective(model: ModelConfig, task: str, num_classes: int = 0, probe: P
 def task_losses(logits: jax.Array, batch: Batch, task: str) -> dict[str, Pair]:
     """Returns the loss, and the accuracy where there are classes, of `task_forward`'s logits.
 
-    Cross entropy over the classes, or over the choices of a row; squared error where there is a single class, which
-    is a regression. Of spans, that of the start and of the end each count once, over the tokens of the row.
+    Cross entropy over the classes, or over the choices of an example; squared error where there is a single class,
+    which is a regression. Of spans, that of the start and of the end each count once, over the tokens of the sequence.
     """
     weights = label_weights(batch, task)
     if task == "question_answering":
-        inside = (batch.sequence_ids > 0)[:, None, :]
-        logits = jnp.where(inside, jnp.swapaxes(logits, 1, 2), MASKED_SCORE)  # [B, 2, L]
-        weights = jnp.broadcast_to(weights[:, None], batch.labels.shape)
+        inside = tokens_of_sequences(batch)[:, :, None]  # [B, M, 1, L]
+        logits = jnp.where(inside, jnp.swapaxes(logits, 1, 2)[:, None], MASKED_SCORE)  # [B, M, 2, L]
+        weights = jnp.broadcast_to(weights[..., None], batch.labels.shape)
     elif task == "multiple_choice":
-        logits = jnp.where(batch.sequence_weights > 0, logits[..., 0], MASKED_SCORE)[:, None]  # [B, 1, M]
-        weights = weights[:, None]
+        example = jnp.cumsum(batch.labels >= 0, axis=1)  # [B, M]: labels stand at the first choice of each
+        same = (example[:, :, None] == example[:, None, :]) & (batch.sequence_weights > 0)[:, None, :]
+        logits = jnp.where(same, logits[:, None, :, 0], MASKED_SCORE)  # [B, M, M]
     elif logits.shape[-1] == 1:
         return {"loss": squared_error(logits[..., 0], batch.labels, weights)}
     labels = jnp.maximum(batch.labels, 0).astype(jnp.int32)
@@ -122,10 +123,16 @@ def task_losses(logits: jax.Array, batch: Batch, task: str) -> dict[str, Pair]:
 
 
 def label_weights(batch: Batch, task: str) -> jax.Array:
-    """Returns 1 for an answer that counts, and 0 for any other place: [B, M] of sequences, [B, L] of words, or [B]."""
+    """Returns 1 for an answer that counts, and 0 for any other place: [B, M] of sequences, or [B, L] of words."""
     if task == "token_classification":
         return (batch.labels >= 0).astype(jnp.float32) * (batch.sequence_ids > 0)
-    return batch.sequence_weights if task == "sequence_classification" else batch.sequence_weights[:, 0]
+    return batch.sequence_weights * (batch.labels >= 0) if task == "multiple_choice" else batch.sequence_weights
+
+
+def tokens_of_sequences(batch: Batch) -> jax.Array:
+    """Returns [B, M, L] bool: whether the token is one of the sequence."""
+    places = jnp.arange(1, batch.cls_positions.shape[1] + 1)
+    return batch.sequence_ids[:, None, :] == places[:, None]
 
 
 def next_sentence_weights(batch: Batch) -> jax.Array:

@@ -17,7 +17,10 @@ from bert_jax.settings.model import ModelConfig
 
 
 class Probe(nn.Module):
-    """BiLSTM layers, if any, and a linear classifier of tokens, or of the mean over the tokens of a sequence."""
+    """BiLSTM layers, if any, and a linear classifier of tokens, or of the mean over the tokens of a sequence.
+
+    A BiLSTM reads rows of a single sequence.
+    """
 
     model: ModelConfig
     config: ProbeConfig
@@ -25,21 +28,23 @@ class Probe(nn.Module):
     pool: bool  # classify sequences rather than tokens
 
     @nn.compact
-    def __call__(self, layers: jax.Array, sequence_ids: jax.Array, deterministic: bool) -> jax.Array:
-        """Returns float32 logits [B, L, K], or [B, 1, K] of sequences.
+    def __call__(
+        self, layers: jax.Array, sequence_ids: jax.Array, deterministic: bool, num_places: int = 1
+    ) -> jax.Array:
+        """Returns float32 logits [B, L, K], or [B, M, K] of sequences.
 
-        layers [num_layers + 1, B, L, H] are the embeddings and every layer; sequence_ids [B, L] as in `Batch`, of a
-        single sequence.
+        layers [num_layers + 1, B, L, H] are the embeddings and every layer; sequence_ids [B, L] as in `Batch`;
+        num_places is M.
         """
         with in_precision(self.model.matmul_precision):
-            return self._classify(layers, sequence_ids, deterministic)
+            return self._classify(layers, sequence_ids, deterministic, num_places)
 
-    def _classify(self, layers: jax.Array, sequence_ids: jax.Array, deterministic: bool) -> jax.Array:
+    def _classify(self, layers: jax.Array, sequence_ids: jax.Array, deterministic: bool, num_places: int) -> jax.Array:
         layers = layers if self.config.train_encoder else jax.lax.stop_gradient(layers)
         features: Any = self._combine(layers.astype(jnp.float32))
-        inside = sequence_ids > 0
-        lengths = jnp.sum(inside, axis=1)
         if self.config.kind == "bilstm":
+            assert num_places == 1, f"a BiLSTM would run across the {num_places} sequences of a row"
+            lengths = jnp.sum(sequence_ids > 0, axis=1)
             for index in range(self.config.num_layers):
                 forward, backward = (
                     nn.RNN(nn.OptimizedLSTMCell(self.config.hidden_size, name=f"{name}_{index}"))
@@ -48,8 +53,7 @@ class Probe(nn.Module):
                 features = nn.Bidirectional(forward, backward, name=f"bilstm_{index}")(features, seq_lengths=lengths)
         features = Dropout(self.model.hidden_dropout_rate)(features, deterministic)
         if self.pool:
-            total = jnp.sum(features * inside[..., None], axis=1, keepdims=True)
-            features = total / jnp.maximum(lengths, 1)[:, None, None]
+            features = mean_of_sequences(features, sequence_ids, num_places)
         return Dense(self.model, self.num_classes, "float32", name="classifier")(features)
 
     def _combine(self, layers: jax.Array) -> jax.Array:
@@ -66,3 +70,13 @@ class Probe(nn.Module):
         chosen = layers[-4:] if kind == "weighted_last4" else layers[1:]
         weights = jax.nn.softmax(self.param("layer_weights", nn.initializers.zeros, (chosen.shape[0],)))
         return jnp.einsum("W,WBLH->BLH", weights, chosen)
+
+
+def mean_of_sequences(vectors: jax.Array, sequence_ids: jax.Array, num_places: int) -> jax.Array:
+    """Returns the mean of the tokens' vectors [B, L, H] over each sequence of a row, [B, M, H] float32; 0 if empty.
+
+    sequence_ids [B, L] are as in `Batch`, num_places is M.
+    """
+    inside = (sequence_ids[:, None, :] == jnp.arange(1, num_places + 1)[:, None]).astype(jnp.float32)  # [B, M, L]
+    total = jnp.einsum("BML,BLH->BMH", inside, vectors.astype(jnp.float32), precision=jax.lax.Precision.HIGHEST)
+    return total / jnp.maximum(jnp.sum(inside, axis=-1), 1)[..., None]

@@ -97,12 +97,14 @@ class FinetuneDataConfig:
     path: str = ""  # another name for source
     batch_size: int = 32  # examples (squad: windows) of the global batch
     seed: int = 0  # random seed of the order of the examples
-    bucket: bool = True  # batch examples of similar length, to save padding
+    pack: str = "auto"  # several examples a row, in random batches: "on", "off", or "auto", where it takes fewer FLOPs
+    bucket: bool = True  # where batches are not packed: examples of similar length together, to save padding
 
     def validate(self) -> None:
         check_numbers(self)
         check_positive(self, "batch_size", most=MOST_BATCH)
         check_not_negative(self, "seed")
+        check_choice(self, "pack", ("auto", "on", "off"))
         if not self.source and not self.path:
             raise InputError("data.source is empty; give --config.data.source=DIR, a file, or tfds:NAME")
         if self.source and self.path and self.source != self.path:
@@ -186,6 +188,11 @@ class FinetuneConfig:
         if not self.init_checkpoint:
             raise InputError(
                 "init_checkpoint is empty; give --config.init_checkpoint=PATH, a pre-trained model in any format"
+            )
+        if self.data.pack == "on" and self.task.probe.features and self.task.probe.kind == "bilstm":
+            raise InputError(
+                "data.pack on with task.probe.kind bilstm: a BiLSTM would run from one example of a row into the next; "
+                "use data.pack=off, or task.probe.kind=linear"
             )
         if self.data.batch_size % self.train.accumulate:
             raise InputError(

@@ -26,7 +26,9 @@ class Row(NamedTuple):
     token_ids: np.ndarray  # [L] int32, no padding
     type_ids: np.ndarray  # [L] uint8
     lengths: tuple[int, ...]  # of its sequences, in order; they add up to L
-    label: Any = None  # one row of `Batch.labels`; None if unknown
+    # None if unknown. A class or a number; the right choice, from 0; [L] int, a class for each token or -1; the first
+    # and the last token of an answer.
+    label: Any = None
     detail: Any = None  # further data for `Task.decode`; not an input of the model
 
 
@@ -78,6 +80,11 @@ class Task:
     # Examples with labels, and predictions -> the settings for further predictions, such as a threshold. None if the
     # task has nothing to tune.
     tune: Callable[[Sequence[Example], Sequence[Prediction]], TaskConfig] | None = None
+
+    @property
+    def can_be_packed(self) -> bool:
+        """Whether several examples may share a row: a BiLSTM would run from one into the next."""
+        return self.probe is None or self.probe.kind != "bilstm"
 
     @property
     def probe(self) -> ProbeConfig | None:

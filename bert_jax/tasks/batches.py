@@ -1,142 +1,201 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of a task to global batches of like lengths. The batch at a step is a pure function of (seed, step)."""
+"""Rows of a task to global batches. The batch at a step is a pure function of (seed, step)."""
 
+import dataclasses
+import itertools
 from collections.abc import Iterator, Sequence
 
+import jax
 import numpy as np
 from jax.sharding import Mesh
 
 from bert_jax.batch import Batch, pad_rows
 from bert_jax.data.pipeline import made_ahead, on_mesh
+from bert_jax.devices.sharding import ROW_AXES
+from bert_jax.settings.finetuning import FinetuneDataConfig
+from bert_jax.settings.model import ModelConfig
 from bert_jax.tasks.base import Row
+from bert_jax.tasks.layouts import (
+    Layout,
+    Shape,
+    Sizes,
+    choose_shape,
+    epoch_flops,
+    layout_alone,
+    layout_packed,
+    plan_epoch,
+    sizes_of,
+    steps_per_epoch,
+    train_length,
+)
 
-# The lengths that rows are padded to: each is a program to compile, and padding costs time.
-_LENGTHS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-_LONGER_BY = 256
-_CHUNK = 50  # batches of a shuffled stretch of the data that are sorted by length together
+
+def length_step(attention: str = "plain") -> int:
+    """Returns what short lengths are multiples of: 8 on a CPU, 16 elsewhere, 32 for the kernel of fused attention."""
+    if jax.default_backend() == "cpu":
+        return 8
+    return 32 if attention == "fused" else 16
 
 
-def padded_length(length: int, most: int) -> int:
-    """Returns the length that a row is padded to, at most `most`."""
-    known = next((each for each in _LENGTHS if each >= length), -(-length // _LONGER_BY) * _LONGER_BY)
-    return min(known, most)
+def row_group(mesh: Mesh, accumulate: int = 1) -> int:
+    """Returns what the number of rows of a batch is a multiple of."""
+    return accumulate * int(np.prod([mesh.shape[axis] for axis in ROW_AXES]))
 
 
-def plan_epoch(lengths: np.ndarray, batch_size: int, seed: int, epoch: int, bucket: bool = True) -> list[np.ndarray]:
-    """Returns the row numbers of each batch of an epoch. Every row occurs once; at most one batch is not full.
+@dataclasses.dataclass(frozen=True)
+class Batching:
+    """How the rows of a task become training batches."""
 
-    With `bucket`, each stretch of some batches of the shuffled data is sorted by length before it is cut into
-    batches, so that a batch holds rows of like lengths; the batches are shuffled again.
+    batch_size: int  # rows of the task
+    seed: int
+    bucket: bool  # batches of like lengths, where they are not packed
+    multiple: int  # of lengths, as `padded_length` takes it
+    shape: Shape | None = None  # of packed batches; None gives each row of the task a row of its own
+
+
+def choose_batching(
+    rows: Sequence[Row], data: FinetuneDataConfig, model: ModelConfig, group: int, pack: str
+) -> Batching:
+    """Returns how training batches are made: by `pack`, which is "on", "off" or, where it takes fewer FLOPs, "auto".
+
+    `group` is that of `row_group`.
     """
-    rng = np.random.default_rng([seed, epoch])
-    order = rng.permutation(len(lengths))
-    if not bucket:
-        return [order[first : first + batch_size] for first in range(0, len(order), batch_size)]
-    # A small data set is at least four stretches: sorted as a whole, its batches would be the same in every epoch.
-    chunk = batch_size * max(1, min(_CHUNK, len(order) // (4 * batch_size)))
-    order = np.concatenate(
-        [
-            piece[np.argsort(lengths[piece], kind="stable")]
-            for piece in (order[first : first + chunk] for first in range(0, len(order), chunk))
-        ]
-    )
-    batches = [order[first : first + batch_size] for first in range(0, len(order), batch_size)]
-    return [batches[index] for index in rng.permutation(len(batches))]
+    multiple = length_step(model.attention)
+    alone = Batching(data.batch_size, data.seed, data.bucket, multiple)
+    if pack == "off":
+        return alone
+    sizes = sizes_of(rows)
+    packed = dataclasses.replace(alone, shape=choose_shape(sizes, data.batch_size, model, multiple, group))
+    if pack == "on" or flops_of_epoch(sizes, packed, model) < flops_of_epoch(sizes, alone, model):
+        return packed
+    return alone
 
 
-def steps_per_epoch(num_rows: int, batch_size: int) -> int:
-    """Returns the number of batches in an epoch; the last may not be full."""
-    return -(-num_rows // batch_size)
+def flops_of_epoch(sizes: Sizes, batching: Batching, model: ModelConfig) -> float:
+    """Returns the FLOPs of the forward passes of an epoch, padding included."""
+    return epoch_flops(sizes, batching.batch_size, model, batching.bucket, batching.multiple, batching.shape)
 
 
-def train_batches(
-    rows: Sequence[Row], head: str, first_step: int, batch_size: int, seed: int, bucket: bool, mesh: Mesh
-) -> Iterator[Batch]:
-    """Yields the batches at first_step, first_step + 1, ... without end."""
-    lengths = np.array([len(row.token_ids) for row in rows])
-    longest = int(lengths.max())
-    num_places = max(len(row.lengths) for row in rows)
-    num_steps = steps_per_epoch(len(rows), batch_size)
+def train_batches(rows: Sequence[Row], head: str, first_step: int, batching: Batching, mesh: Mesh) -> Iterator[Batch]:
+    """Yields the batches at first_step, first_step + 1, ... without end.
+
+    Packed batches have the same rows of the task at each step as those without `bucket` that are not packed.
+    """
+    sizes = sizes_of(rows)
+    size, seed, shape = batching.batch_size, batching.seed, batching.shape
+    bucket, longest = batching.bucket and shape is None, int(sizes.tokens.max())
+    num_steps = steps_per_epoch(len(rows), size)
     plans: dict[int, list[np.ndarray]] = {}  # of the epoch under way
 
     def make(step: int) -> Batch:
         epoch, place = divmod(step, num_steps)
         if epoch not in plans:
             plans.clear()
-            plans[epoch] = plan_epoch(lengths, batch_size, seed, epoch, bucket)
-        chosen = [rows[index] for index in plans[epoch][place]]
-        length = padded_length(max(len(row.token_ids) for row in chosen), longest) if bucket else longest
-        return _on_mesh(chosen, batch_size, length, num_places, head, mesh)
+            plans[epoch] = plan_epoch(sizes.tokens, size, seed, epoch, bucket)
+        numbers = plans[epoch][place]
+        if shape is not None:
+            return _on_mesh(rows, layout_packed(sizes, numbers, shape), head, mesh)
+        length = train_length(sizes.tokens[numbers], longest, bucket, batching.multiple)
+        return _on_mesh(rows, layout_alone(sizes, numbers, size, length), head, mesh)
 
     return made_ahead(make, first_step)
 
 
-def eval_batches(rows: Sequence[Row], head: str, batch_size: int, mesh: Mesh) -> Iterator[tuple[np.ndarray, Batch]]:
-    """Yields row numbers and the batch of these rows, until every row was in a batch; the longest rows come first.
-
-    Padding rows in the last batch have weight 0.
-    """
-    if not rows:
-        return
-    lengths = np.array([len(row.token_ids) for row in rows])
-    num_places = max(len(row.lengths) for row in rows)
-    order = np.argsort(-lengths, kind="stable")
-    for first in range(0, len(order), batch_size):
-        numbers = order[first : first + batch_size]
-        length = padded_length(int(lengths[numbers].max()), int(lengths.max()))
-        yield numbers, _on_mesh([rows[index] for index in numbers], batch_size, length, num_places, head, mesh)
+def eval_batches(
+    rows: Sequence[Row], head: str, layouts: Sequence[Layout], mesh: Mesh
+) -> Iterator[tuple[Layout, Batch]]:
+    """Yields the batch of each layout."""
+    for layout in layouts:
+        yield layout, _on_mesh(rows, layout, head, mesh)
 
 
-def _on_mesh(rows: Sequence[Row], batch_size: int, length: int, num_places: int, head: str, mesh: Mesh) -> Batch:
+def _on_mesh(rows: Sequence[Row], layout: Layout, head: str, mesh: Mesh) -> Batch:
+    bins = [[rows[number] for number in members] for members in layout.bins]
+
     def make(places: np.ndarray) -> Batch:
-        chosen = [rows[place] if place < len(rows) else None for place in places]
-        return make_batch(chosen, length, num_places, head, whole=rows)
+        chosen = [bins[place] if place < len(bins) else [] for place in places]
+        return make_batch(chosen, layout.length, layout.num_places, head, whole=bins)
 
-    return on_mesh(mesh, batch_size, make)
+    return on_mesh(mesh, layout.num_rows, make)
 
 
 def make_batch(
-    rows: Sequence[Row | None], length: int, num_places: int, head: str, whole: Sequence[Row] | None = None
+    bins: Sequence[Sequence[Row]],
+    length: int,
+    num_places: int,
+    head: str,
+    whole: Sequence[Sequence[Row]] | None = None,
 ) -> Batch:
-    """Returns the batch of some rows as numpy arrays, padded to `length` tokens and `num_places` sequences.
+    """Returns a batch as numpy arrays, padded to `length` tokens and `num_places` sequences.
 
-    None is an empty row: no token, no sequence, no answer. Labels are left out where a row has none. Of a host's part
-    of a batch, `whole` are all of its rows: every host must run the same program, and one may have empty rows alone.
+    Args:
+      bins: for each row of the batch, the rows of the task that are in it; without any it is empty: no token, no
+        sequence, no answer.
+      length: L.
+      num_places: M.
+      head: decides what labels there are. They are left out where a row of the task has none.
+      whole: all bins of a batch of which this is a host's part: every host must run the same program, and one may have
+        empty rows alone.
     """
     batch = pad_rows(
-        [() if row is None else row.token_ids for row in rows],
+        [_joined([row.token_ids for row in members]) for members in bins],
         length,
-        [() if row is None else row.type_ids for row in rows],
-        [() if row is None else row.lengths for row in rows],
+        [_joined([row.type_ids for row in members]) for members in bins],
+        [[each for row in members for each in row.lengths] for members in bins],
         num_places,
     )
-    known = [row.label for row in (rows if whole is None else whole) if row is not None]
-    labels = _no_labels(len(rows), length, num_places, head, known)
-    for index, row in enumerate(rows):
-        if row is None or labels is None:
-            continue
-        if head == "token_classification":
-            labels[index, : len(row.token_ids)] = row.label
-        else:
-            labels[index] = row.label
+    known = [row.label for members in (bins if whole is None else whole) for row in members]
+    labels = _no_labels(len(bins), length, num_places, head, known)
+    if labels is None:
+        return batch
+    for line, members in enumerate(bins):
+        for row, start, place in _places(members):
+            _write_label(labels[line], row, start, place, head)
     return batch._replace(labels=labels)
 
 
+def _joined(parts: Sequence[np.ndarray]) -> np.ndarray | tuple[()]:
+    return np.concatenate(parts) if parts else ()
+
+
+def _places(members: Sequence[Row]) -> Iterator[tuple[Row, int, int]]:
+    """Yields each row of the task that is in a row, its first token there, and its place among the sequences there."""
+    starts = itertools.accumulate((len(row.token_ids) for row in members), initial=0)
+    places = itertools.accumulate((len(row.lengths) for row in members), initial=0)
+    yield from zip(members, starts, places)
+
+
 def _no_labels(num_rows: int, length: int, num_places: int, head: str, known: Sequence[object]) -> np.ndarray | None:
-    """Returns an array of empty labels for a batch, or None if a row has no label."""
+    """Returns an array of empty labels for a batch, or None if a row of the task has no label."""
     if any(label is None for label in known) or not known:
         return None
     if head == "token_classification":
         return np.full((num_rows, length), -1, np.int32)
-    if head == "sequence_classification":
-        return np.zeros((num_rows, num_places), np.float32 if isinstance(known[0], float) else np.int32)
-    return np.zeros((num_rows, 2 if head == "question_answering" else 1), np.int32)
-
-
-def unpadded_outputs(row: Row, outputs: np.ndarray, head: str) -> np.ndarray:
-    """Returns the outputs of a row without padding, as `Task.decode` takes them."""
-    if head == "sequence_classification":
-        return outputs[0]
     if head == "multiple_choice":
-        return outputs[: len(row.lengths), 0]
-    return outputs[: len(row.token_ids)]
+        return np.full((num_rows, num_places), -1, np.int32)
+    if head == "question_answering":
+        return np.zeros((num_rows, num_places, 2), np.int32)
+    return np.zeros((num_rows, num_places), np.float32 if isinstance(known[0], float) else np.int32)
+
+
+def _write_label(labels: np.ndarray, row: Row, start: int, place: int, head: str) -> None:
+    """Writes the label of a row of the task into those of a row; see `Batch.labels`."""
+    if head == "token_classification":
+        labels[start : start + len(row.token_ids)] = row.label
+    elif head == "question_answering":
+        labels[place] = np.add(row.label, start)
+    else:
+        labels[place] = row.label + place if head == "multiple_choice" else row.label
+
+
+def unpadded_outputs(members: Sequence[Row], outputs: np.ndarray, head: str) -> list[np.ndarray]:
+    """Returns the outputs of each row of the task that is in a row, without padding, as `Task.decode` takes them."""
+    found = []
+    for row, start, place in _places(members):
+        if head == "sequence_classification":
+            found.append(outputs[place])
+        elif head == "multiple_choice":
+            found.append(outputs[place : place + len(row.lengths), 0])
+        else:
+            found.append(outputs[start : start + len(row.token_ids)])
+    return found

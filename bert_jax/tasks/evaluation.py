@@ -16,7 +16,8 @@ from bert_jax.model.objective import Params, task_forward, task_losses
 from bert_jax.model.on_cpu import unstack
 from bert_jax.settings.model import ModelConfig
 from bert_jax.tasks.base import Example, Prediction, Row, Task
-from bert_jax.tasks.batches import eval_batches, unpadded_outputs
+from bert_jax.tasks.batches import eval_batches, length_step, row_group, unpadded_outputs
+from bert_jax.tasks.layouts import eval_layouts, sizes_of
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.window import mean_metrics
 
@@ -47,12 +48,18 @@ def make_split(task: Task, tokenizer: Tokenizer, name: str, examples: list[Examp
 class Inference(NamedTuple):
     """A compiled model, and the preparation of its parameters."""
 
+    model: ModelConfig
+    pack: str  # as `eval_layouts` takes it
     ready: Callable[[Params], PyTree]  # prepares parameters, once for all batches
     run: Callable[[PyTree, Batch], tuple[dict[str, Pair], jax.Array]]  # losses, {} without labels, and logits
 
 
-def make_inference(model: ModelConfig, task: Task, mesh: Mesh, params: Params) -> Inference:
-    """Returns the compiled model of a task, with outputs replicated on every host. `params` gives the shapes."""
+def make_inference(model: ModelConfig, task: Task, mesh: Mesh, params: Params, pack: str = "auto") -> Inference:
+    """Returns the compiled model of a task, with outputs replicated on every host.
+
+    `params` gives the shapes. `pack` is as `eval_layouts` takes it; a task that cannot be packed is not.
+    """
+    pack = pack if task.can_be_packed else "off"
 
     def infer(params: Params, batch: Batch) -> tuple[dict[str, Pair], jax.Array]:
         logits = task_forward(model, params, batch, task.head, None, task.num_outputs, task.probe)
@@ -60,9 +67,11 @@ def make_inference(model: ModelConfig, task: Task, mesh: Mesh, params: Params) -
 
     if mesh.size > 1 or mesh.devices.flat[0].platform != "cpu" or task.probe:
         shardings = tree_shardings(mesh, params), row_sharding(mesh)
-        return Inference(lambda params: params, jax.jit(infer, in_shardings=shardings, out_shardings=replicated(mesh)))
+        run = jax.jit(infer, in_shardings=shardings, out_shardings=replicated(mesh))
+        return Inference(model, pack, lambda params: params, run)
     # On one CPU, copying matrices out of their stack takes much of the time of a short batch: do it once.
-    return Inference(lambda params: params | {"encoder": unstack(model, params["encoder"])}, jax.jit(infer))
+    apart = lambda params: params | {"encoder": unstack(model, params["encoder"])}  # noqa: E731
+    return Inference(model, pack, apart, jax.jit(infer))
 
 
 def predict_split(
@@ -74,11 +83,15 @@ def predict_split(
     """
     outputs = [np.zeros(0)] * len(split.rows)
     sums: dict[str, list[float]] = {}
-    for numbers, batch in eval_batches(split.rows, task.head, batch_size, mesh):
+    multiple = length_step(infer.model.attention)
+    layouts = eval_layouts(sizes_of(split.rows), batch_size, infer.model, multiple, row_group(mesh), infer.pack)
+    for layout, batch in eval_batches(split.rows, task.head, layouts, mesh):
         losses, logits = jax.device_get(infer.run(ready, batch))
         give_back_freed_memory()
-        for place, number in enumerate(numbers):
-            outputs[number] = unpadded_outputs(split.rows[number], logits[place], task.head)
+        for numbers, of_row in zip(layout.bins, logits):  # rows beyond the bins are empty
+            found = unpadded_outputs([split.rows[number] for number in numbers], of_row, task.head)
+            for number, output in zip(numbers, found, strict=True):
+                outputs[number] = output
         for name, (total, weight) in losses.items():
             pair = sums.setdefault(name, [0.0, 0.0])
             pair[0] += float(total)

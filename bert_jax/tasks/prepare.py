@@ -16,9 +16,9 @@ from bert_jax.settings.model import ModelConfig, check_types
 from bert_jax.settings.pretraining import TrainConfig
 from bert_jax.settings.rules import to_dict
 from bert_jax.tasks.base import Row, Task, largest_type
-from bert_jax.tasks.batches import steps_per_epoch
 from bert_jax.tasks.catalog import make_task
 from bert_jax.tasks.evaluation import Data, make_split
+from bert_jax.tasks.layouts import steps_per_epoch
 from bert_jax.tasks.results import listed
 
 

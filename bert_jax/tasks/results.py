@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The results of a fine-tuning run: descriptions, tables and curves."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -12,8 +13,10 @@ from bert_jax.settings.finetuning import FinetuneConfig
 from bert_jax.settings.model import ModelConfig
 from bert_jax.storage import schema
 from bert_jax.storage.places import Place
-from bert_jax.tasks.base import Task
+from bert_jax.tasks.base import Row, Task
+from bert_jax.tasks.batches import Batching, flops_of_epoch
 from bert_jax.tasks.evaluation import Data
+from bert_jax.tasks.layouts import needed_flops, sizes_of
 from bert_jax.training.report import read_metrics
 
 
@@ -62,6 +65,21 @@ def describe_run(
         f"{num_steps:,} steps of {config.data.batch_size} rows are {config.train.num_epochs:g} epochs",
         f"devices: {mesh.size} ({mesh.devices.flat[0].device_kind}), {axes}",
     ]
+
+
+def describe_batches(batching: Batching, rows: Sequence[Row], model: ModelConfig) -> str:
+    """Returns a line that says how training batches are made, and how much of their work is padding."""
+    sizes, needed = sizes_of(rows), needed_flops(model, rows)
+    padding = flops_of_epoch(sizes, batching, model) / needed
+    if batching.shape is None:
+        how = "like lengths" if batching.bucket else "one length"
+        return f"batches: {batching.batch_size} rows padded to {how}, {padding:.2f} times the FLOPs of their tokens"
+    other = flops_of_epoch(sizes, dataclasses.replace(batching, shape=None), model) / needed
+    few, *_, many = (*batching.shape.num_rows, batching.shape.num_rows[-1])
+    return (
+        f"batches: {batching.batch_size} rows packed into {few if few == many else f'{few} to {many}'} of "
+        f"{batching.shape.length} tokens, {padding:.2f} times the FLOPs of their tokens (not packed: {other:.2f})"
+    )
 
 
 def describe_start(config: FinetuneConfig, start: Pretrained) -> str:

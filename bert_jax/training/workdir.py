@@ -120,6 +120,22 @@ def check_workdir(
         )
 
 
+def settings_of(workdir: Place, kind: type) -> dict[str, Any]:
+    """Returns the settings of the run of a work directory. Raises: InputError as `read_identity`."""
+    return _with_defaults(read_identity(workdir, kind)["run"], kind)
+
+
+def was_packed(workdir: Place) -> bool | None:
+    """Returns whether the fine-tuning run of a work directory packs its batches; None if there is no run yet.
+
+    What was chosen once stays, on other devices too. Runs of versions that knew no packing go on without.
+    """
+    check_workdir_place(workdir)
+    if not (workdir / "config.json").exists():
+        return None
+    return read_identity(workdir, FinetuneConfig).get("packed") is True
+
+
 _REMOVED = (("sweep", "together"),)  # settings of earlier versions, without effect on results
 
 

@@ -30,6 +30,7 @@ def arguments(source, pretrained, workdir, *more):
         f"--workdir={workdir}",
         "--config.task.max_seq_length=16",
         "--config.data.batch_size=8",
+        "--config.data.pack=on",  # "auto" may choose by the number of devices
         "--config.train.num_epochs=3.0",
         "--config.optimizer.learning_rate=2e-3",
         "--config.report.every_steps=1",
@@ -54,17 +55,18 @@ def assert_same_run(ours, theirs):
 
 
 @pytest.mark.parametrize(
-    ("num_train", "num_dev", "count", "devices"),
-    [(36, 20, 2, 2), (33, 1, 2, 1), (41, 9, 4, 2)],
-    ids=["20 dev rows in batches of 8", "one dev row", "four processes of two devices"],
+    ("num_train", "num_dev", "count", "devices", "pack"),
+    [(36, 20, 2, 2, "on"), (33, 1, 2, 1, "on"), (41, 9, 4, 2, "on"), (33, 20, 2, 2, "off")],
+    ids=["20 dev rows in batches of 8", "one dev row", "four processes of two devices", "rows of their own"],
 )
 def test_rows_that_no_batch_divides_are_those_of_one_process(
-    repository, pretrained, tmp_path, num_train, num_dev, count, devices
+    repository, pretrained, tmp_path, num_train, num_dev, count, devices, pack
 ):
     """The last batch is empty on some hosts, or nearly: they must run the same program as the others."""
     source = make_topics(tmp_path / "topics", num_train, num_dev)
-    finish(start(repository, arguments(source, pretrained, tmp_path / "one"), 1))
-    errors = finish(start(repository, arguments(source, pretrained, tmp_path / "several"), count, devices))
+    how = f"--config.data.pack={pack}"
+    finish(start(repository, arguments(source, pretrained, tmp_path / "one", how), 1))
+    errors = finish(start(repository, arguments(source, pretrained, tmp_path / "several", how), count, devices))
     assert all("error" not in error for error in errors)
     assert_same_run(tmp_path / "several", tmp_path / "one")
     one, several = (tmp_path / name / "predictions" for name in ("one", "several"))

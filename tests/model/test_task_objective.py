@@ -12,11 +12,11 @@ from builders import task_params, tiny_model
 
 from bert_jax.batch import Batch
 from bert_jax.devices.sharding import make_mesh
-from bert_jax.model.objective import task_forward, task_losses, task_objective
+from bert_jax.model.objective import init_params, task_forward, task_losses, task_objective
 from bert_jax.settings.finetuning import ProbeConfig
 from bert_jax.settings.pretraining import MeshConfig, OptimizerConfig, TrainConfig
 from bert_jax.tasks.base import Row
-from bert_jax.tasks.batches import make_batch
+from bert_jax.tasks.batches import make_batch, unpadded_outputs
 from bert_jax.training.optim import apply_updates, learning_rate_at, make_optimizer
 from bert_jax.training.step import abstract_state, init_state, make_train_step
 
@@ -29,7 +29,7 @@ def log_softmax(logits):
 
 
 def blank(num_rows, length, lengths, num_places=1, **fields):
-    batch = make_batch([None] * num_rows, length, num_places, "sequence_classification")
+    batch = make_batch([[]] * num_rows, length, num_places, "sequence_classification")
     for row, each in enumerate(lengths):
         batch.sequence_ids[row, :each] = 1
     weights = np.zeros((num_rows, num_places), np.float32)
@@ -67,7 +67,7 @@ def test_words_that_are_not_asked_about_weigh_nothing():
 
 def test_spans_are_start_and_end_over_the_tokens_of_the_row():
     logits = RNG.normal(size=(3, 6, 2))
-    batch = blank(3, 6, [6, 4], labels=np.array([[1, 5], [0, 0], [0, 0]]))
+    batch = blank(3, 6, [6, 4], labels=np.array([[[1, 5]], [[0, 0]], [[0, 0]]]))
     expected = -log_softmax(logits[0, :, 0])[1] - log_softmax(logits[0, :, 1])[5]
     expected += -log_softmax(logits[1, :4, 0])[0] - log_softmax(logits[1, :4, 1])[0]
     assert loss_of(logits, batch, "question_answering") == pytest.approx((expected, 4))
@@ -78,7 +78,7 @@ def test_spans_are_start_and_end_over_the_tokens_of_the_row():
 def test_choices_compete_within_a_row_and_empty_places_do_not():
     logits = RNG.normal(size=(2, 3, 1))
     weights = np.array([[1, 1, 0], [1, 1, 1]], np.float32)
-    batch = blank(2, 6, [6, 6], 3, labels=np.array([[1], [2]]), sequence_weights=weights)
+    batch = blank(2, 6, [6, 6], 3, labels=np.array([[1, -1, -1], [2, -1, -1]]), sequence_weights=weights)
     expected = -log_softmax(logits[0, :2, 0])[1] - log_softmax(logits[1, :, 0])[2]
     assert loss_of(logits, batch, "multiple_choice") == pytest.approx((expected, 2))
 
@@ -92,6 +92,10 @@ def test_a_batch_with_nothing_to_say_has_no_loss():
 def row(length, label, lengths=None):
     ids = RNG.integers(5, 200, length).astype(np.int32)
     return Row(0, ids, np.zeros(length, np.uint8), lengths or (length,), label)
+
+
+def alone(rows):
+    return [[row] for row in rows]
 
 
 def forward(task, params, batch):
@@ -108,22 +112,86 @@ def forward(task, params, batch):
 )
 def test_padding_changes_no_loss(task, label):
     rows = [row(9, label), row(9, label)]
-    short, long = make_batch(rows, 9, 1, task), make_batch([*rows, None], 16, 1, task)
+    short, long = make_batch(alone(rows), 9, 1, task), make_batch([*alone(rows), []], 16, 1, task)
     losses = [task_losses(forward(task, task_params(task, 3), batch), batch, task) for batch in (short, long)]
     np.testing.assert_allclose(losses[0]["loss"][0], losses[1]["loss"][0], rtol=1e-6)
     assert losses[0]["loss"][1] == losses[1]["loss"][1]
+
+
+PACKED = {
+    "sequence_classification": lambda length: int(RNG.integers(0, 3)),
+    "regression": lambda length: float(RNG.normal()),
+    "token_classification": lambda length: RNG.integers(-1, 3, length),
+    "question_answering": lambda length: tuple(sorted(RNG.integers(0, length, 2).tolist())),
+    "multiple_choice": lambda length: int(RNG.integers(0, 2)),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kind", PACKED)
+def test_packed_examples_have_the_losses_gradients_and_outputs_of_rows_of_their_own(kind, causal):
+    task = "sequence_classification" if kind == "regression" else kind
+    lengths = [9, 7, 12, 5, 8, 6]
+    rows = [row(n, PACKED[kind](n), (n // 2, n - n // 2) if kind == "multiple_choice" else None) for n in lengths]
+    widest = len(rows[0].lengths)
+    single = make_batch(alone(rows), 12, widest, task)
+    bins = [[2, 3, 5], [0, 4], [1], []]  # any packing, with an empty row
+    packed = make_batch([[rows[number] for number in members] for members in bins], 24, 3 * widest, task)
+    params = task_params(task, {"regression": 1, "question_answering": 0, "multiple_choice": 1}.get(kind, 3))
+    objective = task_objective(tiny_model(causal=causal), task)
+
+    @jax.jit
+    def results(params, batch):
+        def loss(params):
+            logits = task_forward(tiny_model(causal=causal), params, batch, task)
+            found = task_losses(logits, batch, task)
+            return found["loss"][0] / objective.denominators(batch)["loss"], (found, logits)
+
+        return jax.value_and_grad(loss, has_aux=True)(params)
+
+    ((ours, (losses, logits)), gradients), ((theirs, (their_losses, their_logits)), their_gradients) = (
+        results(params, batch) for batch in (packed, single)
+    )
+    assert float(ours) == pytest.approx(float(theirs), rel=1e-5)
+    for name, (total, weight) in their_losses.items():
+        assert (float(losses[name][0]), float(losses[name][1])) == pytest.approx(
+            (float(total), float(weight)), rel=1e-5
+        )
+    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, atol=2e-6), gradients, their_gradients)
+    for members, line in zip(bins, np.asarray(logits)):
+        outputs = unpadded_outputs([rows[number] for number in members], line, task)
+        for number, output in zip(members, outputs, strict=True):
+            (expected,) = unpadded_outputs([rows[number]], np.asarray(their_logits)[number], task)
+            np.testing.assert_allclose(output, expected, atol=2e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["sequence_classification", "token_classification", "question_answering"])
+def test_a_linear_probe_of_packed_rows_is_that_of_rows_of_their_own(task):
+    probe = ProbeConfig(features="weighted_all", kind="linear")
+    rows = [row(length, None) for length in (9, 7, 12)]
+    init = jax.jit(functools.partial(init_params, tiny_model(), task=task, num_classes=3, probe=probe))
+    run = jax.jit(functools.partial(task_forward, tiny_model(), task=task, num_classes=3, probe=probe))
+    params = init(jax.random.key(0))
+    single = np.asarray(run(params, make_batch(alone(rows), 12, 1, task)))
+    packed = np.asarray(run(params, make_batch([[rows[2], rows[0]], [rows[1]]], 24, 2, task)))
+    found = [*unpadded_outputs([rows[2], rows[0]], packed[0], task), *unpadded_outputs([rows[1]], packed[1], task)]
+    for number, output in zip((2, 0, 1), found, strict=True):
+        (expected,) = unpadded_outputs([rows[number]], single[number], task)
+        np.testing.assert_allclose(output, expected, atol=2e-6)
 
 
 def test_choices_in_one_row_are_as_in_rows_of_their_own():
     params = task_params("multiple_choice", 1)
     together = row(15, 1, (4, 6, 5))
     ends = np.cumsum(together.lengths)
-    alone = [
+    single_rows = [
         Row(0, together.token_ids[end - length : end], together.type_ids[:length], (length,), 0)
         for end, length in zip(ends, together.lengths)
     ]
-    packed = forward("multiple_choice", params, make_batch([together], 16, 3, "multiple_choice"))
-    single = forward("multiple_choice", params, make_batch(alone, 6, 1, "multiple_choice"))
+    packed = forward("multiple_choice", params, make_batch([[together]], 16, 3, "multiple_choice"))
+    single = forward("multiple_choice", params, make_batch(alone(single_rows), 6, 1, "multiple_choice"))
     np.testing.assert_allclose(packed[0, :, 0], single[:, 0, 0], atol=1e-6)
 
 
@@ -179,7 +247,7 @@ def test_a_probe_learns_and_its_encoder_does_not(features):
     before = jax.device_get(state.params)
     step = make_train_step(objective, optimizer, train, mesh, abstract_state(objective, optimizer, train, mesh))
     rows = [row(7, np.array([-1, 0, 1, 2, 0, 1, -1])), row(5, np.array([-1, 2, 0, 1, -1]))]
-    batch = make_batch(rows, 8, 1, "token_classification")
+    batch = make_batch(alone(rows), 8, 1, "token_classification")
     losses = []
     for _ in range(30):
         state, metrics = step(state, Batch(*(None if field is None else jax.numpy.asarray(field) for field in batch)))

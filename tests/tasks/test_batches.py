@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of a task become batches of like lengths: each row once in an epoch, the same at a step on any way to it."""
+"""Rows of a task become batches: each row once in an epoch, the same at a step on any way to it, packed or not."""
 
 import itertools
 
@@ -8,17 +8,18 @@ import numpy as np
 import pytest
 
 from bert_jax.devices.sharding import make_mesh
+from bert_jax.settings.model import ModelConfig
 from bert_jax.settings.pretraining import MeshConfig
 from bert_jax.tasks.base import Row
 from bert_jax.tasks.batches import (
+    Batching,
     eval_batches,
+    length_step,
     make_batch,
-    padded_length,
-    plan_epoch,
-    steps_per_epoch,
     train_batches,
     unpadded_outputs,
 )
+from bert_jax.tasks.layouts import choose_shape, eval_layouts, sizes_of
 
 LENGTHS = np.random.default_rng(0).integers(3, 120, 1003)
 
@@ -31,90 +32,117 @@ def make_rows(lengths, label=lambda index, length: index % 3):
     ]
 
 
-@pytest.mark.parametrize("bucket", [True, False])
-def test_every_row_is_in_one_batch_of_an_epoch(bucket):
-    batches = plan_epoch(LENGTHS, 32, seed=0, epoch=0, bucket=bucket)
-    assert len(batches) == steps_per_epoch(1003, 32) == 32
-    assert sorted(map(len, batches)) == [1003 % 32] + [32] * 31
-    assert sorted(np.concatenate(batches)) == list(range(1003))
+def test_lengths_are_closer_to_each_other_on_a_cpu(monkeypatch):
+    assert (length_step(), length_step("fused")) == (8, 8)
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    assert (length_step(), length_step("fused")) == (16, 32)
 
 
-def test_epochs_and_seeds_differ_and_repeat():
-    first, again, other_epoch, other_seed = (
-        np.concatenate(plan_epoch(LENGTHS, 32, seed, epoch)).tolist()
-        for seed, epoch in ((0, 0), (0, 0), (0, 1), (1, 0))
-    )
-    assert first == again
-    assert first != other_epoch and first != other_seed and other_epoch != other_seed
+def batching(rows, shape=True, group=1, size=16, bucket=True):
+    of = sizes_of(rows)
+    return Batching(size, 3, bucket, 8, choose_shape(of, size, ModelConfig(), 8, group) if shape else None)
 
 
-def test_buckets_save_most_of_the_padding():
-    def padding(bucket):
-        batches = plan_epoch(LENGTHS, 32, 0, 0, bucket)
-        padded = sum(len(batch) * (LENGTHS[batch].max() if bucket else LENGTHS.max()) for batch in batches)
-        return padded / LENGTHS.sum() - 1
-
-    assert padding(bucket=True) < 0.25 * padding(bucket=False)
-
-
-def test_a_small_data_set_has_other_batches_in_each_epoch():
-    lengths = np.arange(3, 67)
-    one, other = ({frozenset(batch.tolist()) for batch in plan_epoch(lengths, 16, 0, epoch)} for epoch in (0, 1))
-    assert one != other
-
-
-def test_padded_lengths():
-    assert [padded_length(length, 512) for length in (1, 16, 17, 120, 129, 385)] == [16, 16, 32, 128, 192, 512]
-    assert padded_length(100, 110) == 110
-    assert padded_length(700, 10_000) == 768
-
-
+@pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("devices", [1, 4])
-def test_batches_go_on_from_any_step(devices):
+def test_batches_go_on_from_any_step(devices, packed):
     mesh = make_mesh(MeshConfig(), jax.devices()[:devices])
     rows = make_rows(LENGTHS[:50])
-    whole = list(itertools.islice(train_batches(rows, "sequence_classification", 0, 16, 3, True, mesh), 6))
-    rest = list(itertools.islice(train_batches(rows, "sequence_classification", 4, 16, 3, True, mesh), 2))
+    how = batching(rows, packed, devices)
+    whole = list(itertools.islice(train_batches(rows, "sequence_classification", 0, how, mesh), 6))
+    rest = list(itertools.islice(train_batches(rows, "sequence_classification", 4, how, mesh), 2))
     for ours, theirs in zip(rest, whole[4:]):  # steps 4 and 5 are in the second epoch of 4 steps
         jax.tree.map(np.testing.assert_array_equal, ours, theirs)
-    short = [batch for batch in whole[:4] if np.asarray(batch.sequence_weights).sum() == 50 % 16]
-    assert len(short) == 1 and short[0].token_ids.shape[0] == 16
+    counts = [int(np.asarray(batch.sequence_weights).sum()) for batch in whole]
+    assert sorted(counts[:4]) == [50 % 16, 16, 16, 16]
+    assert all(batch.token_ids.shape[0] % devices == 0 for batch in whole)
 
 
-def test_evaluation_covers_every_row_once_and_fills_up_with_nothing():
+def examples_of(batch):
+    """Returns the token ids and the label of each example of a batch of classes, sorted."""
+    found = []
+    for line, ids in enumerate(np.asarray(batch.sequence_ids)):
+        for place in range(ids.max()):
+            tokens = tuple(np.asarray(batch.token_ids)[line][ids == place + 1].tolist())
+            assert batch.cls_positions[line, place] == np.flatnonzero(ids == place + 1)[0]
+            assert batch.sequence_weights[line, place] == 1
+            found.append((tokens, int(batch.labels[line, place])))
+    return sorted(found)
+
+
+def test_packed_batches_have_the_examples_of_random_ones():
+    mesh = make_mesh(MeshConfig(), jax.devices()[:1])
+    rows = make_rows(LENGTHS[:70])
+    packed, alone = (
+        list(
+            itertools.islice(
+                train_batches(rows, "sequence_classification", 0, batching(rows, shape, 1, 16, False), mesh), 10
+            )
+        )
+        for shape in (True, False)
+    )
+    for ours, theirs in zip(packed, alone, strict=True):
+        assert examples_of(ours) == examples_of(theirs)
+    assert sum(batch.token_ids.size for batch in packed) < 0.7 * sum(batch.token_ids.size for batch in alone)
+
+
+@pytest.mark.parametrize("pack", ["on", "off"])
+def test_evaluation_covers_every_row_once_and_fills_up_with_nothing(pack):
     mesh = make_mesh(MeshConfig(), jax.devices()[:1])
     rows = make_rows(LENGTHS[:50])
     seen, weight = [], 0.0
-    for numbers, batch in eval_batches(rows, "sequence_classification", 16, mesh):
-        seen += numbers.tolist()
+    layouts = eval_layouts(sizes_of(rows), 16, ModelConfig(), 8, 1, pack)
+    for layout, batch in eval_batches(rows, "sequence_classification", layouts, mesh):
         weight += float(np.asarray(batch.sequence_weights).sum())
-        for place, number in enumerate(numbers):
-            length = len(rows[number].token_ids)
-            assert (np.asarray(batch.token_ids)[place, :length] == rows[number].token_ids).all()
-            assert (np.asarray(batch.sequence_ids)[place] > 0).sum() == length
-        assert not np.asarray(batch.sequence_ids)[len(numbers) :].any()
+        for line, numbers in enumerate(layout.bins):
+            seen += numbers
+            tokens = np.concatenate([rows[number].token_ids for number in numbers])
+            assert (np.asarray(batch.token_ids)[line, : len(tokens)] == tokens).all()
+            assert (np.asarray(batch.sequence_ids)[line] > 0).sum() == len(tokens)
+            assert np.asarray(batch.labels)[line, : len(numbers)].tolist() == [rows[n].label for n in numbers]
+        assert not np.asarray(batch.sequence_ids)[len(layout.bins) :].any()
     assert sorted(seen) == list(range(50)) and weight == 50
-    assert list(eval_batches([], "sequence_classification", 16, mesh)) == []
 
 
 def test_labels_of_every_head():
-    numbers = make_batch(make_rows([4, 6], lambda index, length: 0.5), 8, 1, "sequence_classification")
-    assert numbers.labels.tolist() == [[0.5], [0.5]] and numbers.labels.dtype == np.float32
-    classes = make_batch([*make_rows([4]), None], 8, 1, "sequence_classification")
-    assert classes.labels.tolist() == [[0], [0]] and classes.labels.dtype == np.int32
-    spans = make_batch(make_rows([4], lambda index, length: (1, 3)), 8, 1, "question_answering")
-    assert spans.labels.tolist() == [[1, 3]]
-    tags = make_batch(make_rows([3], lambda index, length: np.array([-1, 2, -1])), 5, 1, "token_classification")
-    assert tags.labels.tolist() == [[-1, 2, -1, -1, -1]]
-    unknown = make_batch(make_rows([4], lambda index, length: None), 8, 1, "sequence_classification")
-    assert unknown.labels is None
+    def labels(rows, length, head, num_places=1):
+        return make_batch([[row] if row else [] for row in rows], length, num_places, head).labels
+
+    numbers = labels(make_rows([4, 6], lambda index, length: 0.5), 8, "sequence_classification")
+    assert numbers.tolist() == [[0.5], [0.5]] and numbers.dtype == np.float32
+    classes = labels([*make_rows([4]), None], 8, "sequence_classification")
+    assert classes.tolist() == [[0], [0]] and classes.dtype == np.int32
+    spans = labels(make_rows([4], lambda index, length: (1, 3)), 8, "question_answering")
+    assert spans.tolist() == [[[1, 3]]]
+    tags = labels(make_rows([3], lambda index, length: np.array([-1, 2, -1])), 5, "token_classification")
+    assert tags.tolist() == [[-1, 2, -1, -1, -1]]
+    assert labels(make_rows([4], lambda index, length: None), 8, "sequence_classification") is None
+
+
+def test_labels_of_packed_rows_are_where_their_examples_are():
+    spans = make_rows([4, 3], lambda index, length: (1, 2))
+    batch = make_batch([spans, []], 8, 3, "question_answering")
+    assert batch.labels.tolist() == [[[1, 2], [5, 6], [0, 0]], [[0, 0]] * 3]
+    tags = make_rows([3, 2], lambda index, length: np.arange(length) - 1)
+    assert make_batch([tags], 6, 2, "token_classification").labels.tolist() == [[-1, 0, 1, -1, 0, -1]]
+    classes = make_batch([make_rows([3, 2, 4])], 10, 4, "sequence_classification")
+    assert classes.labels.tolist() == [[0, 1, 2, 0]] and classes.sequence_weights.tolist() == [[1, 1, 1, 0]]
 
 
 def test_choices_lie_one_after_the_other():
     row = Row(0, np.arange(1, 10, dtype=np.int32), np.zeros(9, np.uint8), (4, 2, 3), 2)
-    batch = make_batch([row], 12, 4, "multiple_choice")
-    assert batch.sequence_ids.tolist() == [[1, 1, 1, 1, 2, 2, 3, 3, 3, 0, 0, 0]]
-    assert batch.cls_positions.tolist() == [[0, 4, 6, 0]]
-    assert batch.sequence_weights.tolist() == [[1, 1, 1, 0]] and batch.labels.tolist() == [[2]]
-    outputs = unpadded_outputs(row, np.arange(4.0)[:, None], "multiple_choice")
-    assert outputs.tolist() == [0, 1, 2]
+    other = Row(1, np.arange(11, 15, dtype=np.int32), np.zeros(4, np.uint8), (2, 2), 0)
+    batch = make_batch([[row, other]], 14, 6, "multiple_choice")
+    assert batch.sequence_ids.tolist() == [[1, 1, 1, 1, 2, 2, 3, 3, 3, 4, 4, 5, 5, 0]]
+    assert batch.cls_positions.tolist() == [[0, 4, 6, 9, 11, 0]]
+    assert batch.sequence_weights.tolist() == [[1, 1, 1, 1, 1, 0]] and batch.labels.tolist() == [[2, -1, -1, 3, -1, -1]]
+    first, second = unpadded_outputs([row, other], np.arange(6.0)[:, None], "multiple_choice")
+    assert first.tolist() == [0, 1, 2] and second.tolist() == [3, 4]
+
+
+def test_outputs_go_back_to_their_rows():
+    rows = make_rows([3, 2])
+    first, second = unpadded_outputs(rows, np.arange(12.0).reshape(6, 2), "token_classification")
+    assert first[:, 0].tolist() == [0, 2, 4] and second[:, 0].tolist() == [6, 8]
+    first, second = unpadded_outputs(rows, np.arange(6.0).reshape(3, 2), "sequence_classification")
+    assert first.tolist() == [0, 1] and second.tolist() == [2, 3]

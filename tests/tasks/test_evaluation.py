@@ -72,12 +72,15 @@ def test_every_example_has_a_prediction_whatever_the_batches(tmp_path, devices):
     params = task_params.__wrapped__("sequence_classification", len(task.labels)) | {"encoder": bert.params["encoder"]}
     mesh = make_mesh(MeshConfig(), jax.devices()[:devices])
     with jax.set_mesh(mesh):
-        infer = make_inference(model, task, mesh, params)
-        run = functools.partial(predict_split, task, split, infer, infer.ready(params), mesh=mesh)
-        (several, loss), (one_by_one, same_loss) = run(batch_size=8), run(batch_size=devices)
+        infer, alone = (make_inference(model, task, mesh, params, pack) for pack in ("on", "off"))
+        run = functools.partial(predict_split, task, split, mesh=mesh)
+        several, loss = run(infer, infer.ready(params), batch_size=8)
+        one_by_one, same_loss = run(alone, alone.ready(params), batch_size=devices)
         kept = {}
         scores = evaluate(task, [split], infer, 8, mesh, params, lambda split, found: kept.update({split.name: found}))
     assert len(several) == 13 and [each.label for each in several] == [each.label for each in one_by_one]
+    for ours, theirs in zip(several, one_by_one):
+        assert ours.probabilities == pytest.approx(theirs.probabilities, abs=1e-5)
     assert loss["loss"] == pytest.approx(same_loss["loss"], rel=1e-5)
     assert [each.label for each in kept["dev"]] == [each.label for each in several]
     right = np.mean([example.label == found.label for example, found in zip(examples, several)])

@@ -1,0 +1,314 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which rows of a task are in a batch, and which of them share a row of it: functions of lengths and a seed alone.
+
+Every host and every restart computes the same layouts, so none is sent or stored. A batch either has one row of the
+task in each of its rows, padded to the longest of them, or several one after the other ("packed").
+Letters: `batch.py`.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from bert_jax.plan.flops import forward_flops
+from bert_jax.settings.model import ModelConfig
+from bert_jax.tasks.base import Row
+
+_CHUNK = 50  # batches of a shuffled stretch of the data that are sorted by length together
+_ROW_LENGTHS = (32, 64, 96, 128, 192, 256, 384, 512)  # of packed rows, beside that of the longest row of the task
+_FEWEST_TOKENS = 6  # of a sequence, on average over a packed row: more sequences than that leave have no place in it
+_MOST_SIZES = 4  # numbers of rows of packed training batches; each is a program to compile
+_SAMPLED_BATCHES, _SAMPLED_ROWS = 256, 1 << 17  # that a shape is chosen by, at most
+
+
+class Sizes(NamedTuple):
+    """The sizes of rows of a task."""
+
+    tokens: np.ndarray  # [R] int
+    sequences: np.ndarray  # [R] int; 1, or the number of choices
+
+    def of(self, numbers: np.ndarray) -> "Sizes":
+        """Returns the sizes of some of the rows."""
+        return Sizes(self.tokens[numbers], self.sequences[numbers])
+
+
+class Layout(NamedTuple):
+    """A batch to make."""
+
+    bins: list[list[int]]  # for each of its rows, the rows of the task that are in it, in order
+    num_rows: int  # B; the rows beyond `bins` are empty
+    length: int  # L
+    num_places: int  # M
+
+
+class Shape(NamedTuple):
+    """The shapes of packed training batches."""
+
+    length: int  # L
+    num_places: int  # M
+    num_rows: tuple[int, ...]  # the B that batches are filled up to, ascending
+    group: int  # B is a multiple of it: the devices that rows are divided over x microbatches
+
+
+def sizes_of(rows: Sequence[Row]) -> Sizes:
+    """Returns the sizes of rows."""
+    tokens = np.array([len(row.token_ids) for row in rows], np.int64)
+    return Sizes(tokens, np.array([len(row.lengths) for row in rows], np.int64))
+
+
+def padded_length(length: int, most: int, multiple: int) -> int:
+    """Returns the length that a row is padded to, at most `most`.
+
+    Each length is a program to compile, and padding costs time. So lengths are multiples of `multiple` (`length_step`)
+    up to 128, of twice that up to 256, of four times that up to 512, and of 256 beyond: about as much is padding in
+    long rows as in short ones.
+    """
+    multiple = next((multiple * times for end, times in ((128, 1), (256, 2), (512, 4)) if length <= end), 256)
+    return min(-(-length // multiple) * multiple, most)
+
+
+# The batches of an epoch
+
+
+def plan_epoch(lengths: np.ndarray, batch_size: int, seed: int, epoch: int, bucket: bool = True) -> list[np.ndarray]:
+    """Returns the row numbers of each batch of an epoch. Every row occurs once; at most one batch is not full.
+
+    With `bucket`, each stretch of some batches of the shuffled data is sorted by length before it is cut into
+    batches, so that a batch holds rows of like lengths; the batches are shuffled again. Without, batches are random.
+    """
+    rng = np.random.default_rng([seed, epoch])
+    order = rng.permutation(len(lengths))
+    if not bucket:
+        return [order[first : first + batch_size] for first in range(0, len(order), batch_size)]
+    # A small data set is at least four stretches: sorted as a whole, its batches would be the same in every epoch.
+    chunk = batch_size * max(1, min(_CHUNK, len(order) // (4 * batch_size)))
+    order = np.concatenate(
+        [
+            piece[np.argsort(lengths[piece], kind="stable")]
+            for piece in (order[first : first + chunk] for first in range(0, len(order), chunk))
+        ]
+    )
+    batches = [order[first : first + batch_size] for first in range(0, len(order), batch_size)]
+    return [batches[index] for index in rng.permutation(len(batches))]
+
+
+def steps_per_epoch(num_rows: int, batch_size: int) -> int:
+    """Returns the number of batches in an epoch; the last may not be full."""
+    return -(-num_rows // batch_size)
+
+
+# Layouts of a batch
+
+
+def layout_alone(sizes: Sizes, numbers: np.ndarray, num_rows: int, length: int) -> Layout:
+    """Returns the batch that has each of some rows of the task in a row of its own."""
+    return Layout([[number] for number in numbers.tolist()], num_rows, length, int(sizes.sequences.max(initial=1)))
+
+
+def layout_packed(sizes: Sizes, numbers: np.ndarray, shape: Shape) -> Layout:
+    """Returns the batch that has some rows of the task in as few rows as they fit in."""
+    found = best_fit(sizes.of(numbers), shape.length, shape.num_places)
+    bins = [numbers[members].tolist() for members in found]
+    num_rows = next((size for size in shape.num_rows if size >= len(bins)), -(-len(bins) // shape.group) * shape.group)
+    return Layout(bins, num_rows, shape.length, shape.num_places)
+
+
+def best_fit(sizes: Sizes, length: int, num_places: int) -> list[list[int]]:
+    """Returns which rows of the task share each row of `length` tokens and `num_places` sequences.
+
+    The longest first, each goes where it leaves the least room ("best fit decreasing").
+    """
+    widest = int(sizes.sequences.max(initial=1))
+    bins: list[list[int]] = []
+    places_left: list[int] = []
+    with_room: list[list[int]] = [[] for _ in range(length + 1)]  # bins by the number of tokens they have room for
+    rooms = 0  # the same in one number: bit r is set if there is a bin with room for r tokens
+    tokens, sequences = sizes.tokens.tolist(), sizes.sequences.tolist()
+    for number in np.argsort(-sizes.tokens, kind="stable").tolist():
+        size = tokens[number]
+        enough = rooms >> size
+        if enough:
+            room = size + (enough & -enough).bit_length() - 1
+            chosen = with_room[room].pop()
+            if not with_room[room]:
+                rooms ^= 1 << room
+        else:
+            room, chosen = length, len(bins)
+            bins.append([])
+            places_left.append(num_places)
+        bins[chosen].append(number)
+        room -= size
+        places_left[chosen] -= sequences[number]
+        if room and places_left[chosen] >= widest:
+            with_room[room].append(chosen)
+            rooms |= 1 << room
+    return bins
+
+
+def row_lengths(longest: int, most: int, multiple: int) -> list[int]:
+    """Returns the lengths that packed rows may have, ascending.
+
+    They are at most `most`, the model's positions, of which padding takes as many as it has places. Only choices that
+    are longer together make a longer row.
+    """
+    most = max(most, longest)
+    own = padded_length(longest, most, multiple)
+    return sorted({own, *(length for length in _ROW_LENGTHS if own <= length <= most and length % multiple == 0)})
+
+
+def places_of(length: int, widest: int) -> int:
+    """Returns the number of sequences that a packed row has places for; `widest` is the most of a row of the task."""
+    return max(widest, length // _FEWEST_TOKENS)
+
+
+# FLOPs
+
+
+def padded_flops(model: ModelConfig, layouts: Sequence[Layout]) -> float:
+    """Returns the FLOPs of a forward pass over some batches, padding included."""
+    return sum(_flops(model, layout.num_rows, layout.length, layout.num_places) for layout in layouts)
+
+
+def needed_flops(model: ModelConfig, rows: Sequence[Row]) -> float:
+    """Returns the FLOPs of a forward pass over the tokens of some rows, without padding."""
+    lengths = np.array([length for row in rows for length in row.lengths], np.float64)
+    return forward_flops(model, float(lengths.sum()), float((lengths**2).sum()), 0, len(lengths))
+
+
+def _flops(model: ModelConfig, num_rows: int, length: int, num_places: int) -> float:
+    return forward_flops(model, num_rows * length, num_rows * length**2, 0, num_rows * num_places)
+
+
+# Training
+
+
+def choose_shape(sizes: Sizes, batch_size: int, model: ModelConfig, multiple: int, group: int) -> Shape:
+    """Returns the shapes of training batches of `batch_size` random rows of the task that take the fewest FLOPs.
+
+    It follows from a sample of random batches that is the same for every seed. Their length is the same on any number
+    of devices, so that dropout is too.
+    """
+    widest = int(sizes.sequences.max())
+    sample = _sample(sizes, batch_size)
+
+    def num_rows(length: int) -> list[int]:
+        return [len(best_fit(batch, length, places_of(length, widest))) for batch in sample]
+
+    counts = {
+        length: num_rows(length) for length in row_lengths(int(sizes.tokens.max()), model.max_positions, multiple)
+    }
+
+    def cost(length: int) -> float:
+        few = few_sizes(counts[length])
+        filled = sum(next(size for size in few if size >= count) for count in counts[length])
+        return _flops(model, filled, length, places_of(length, widest))
+
+    length = min(counts, key=cost)
+    grouped = [-(-count // group) * group for count in counts[length]]
+    return Shape(length, places_of(length, widest), few_sizes(grouped), group)
+
+
+def _sample(sizes: Sizes, batch_size: int) -> list[Sizes]:
+    """Returns the sizes of some random batches."""
+    count = max(1, min(_SAMPLED_BATCHES, _SAMPLED_ROWS // batch_size))
+    found: list[Sizes] = []
+    epoch = 0
+    while len(found) < count:
+        batches = plan_epoch(sizes.tokens, batch_size, 0, epoch, bucket=False)
+        full = batches[: max(1, len(sizes.tokens) // batch_size)]
+        found += [sizes.of(numbers) for numbers in full[: count - len(found)]]
+        epoch += 1
+    return found
+
+
+def few_sizes(counts: Sequence[int], most: int = _MOST_SIZES) -> tuple[int, ...]:
+    """Returns at most `most` sizes, ascending, such that filling each count up to the next size adds the least."""
+    values, times = (array.tolist() for array in np.unique(counts, return_counts=True))
+    until = np.cumsum([0, *times]).tolist()
+    best = [(value * until[index + 1], (value,)) for index, value in enumerate(values)]  # the last size is this value
+    for _ in range(most - 1):
+        best = [
+            min(
+                [
+                    best[index],
+                    *(
+                        (best[last][0] + value * (until[index + 1] - until[last + 1]), (*best[last][1], value))
+                        for last in range(index)
+                    ),
+                ]
+            )
+            for index, value in enumerate(values)
+        ]
+    return best[-1][1]
+
+
+def epoch_flops(
+    sizes: Sizes, batch_size: int, model: ModelConfig, bucket: bool, multiple: int, shape: Shape | None
+) -> float:
+    """Returns the FLOPs of the forward passes of an epoch: packed, or without `shape` in rows of their own."""
+    if shape is not None:
+        sample = _sample(sizes, batch_size)
+        sampled = [layout_packed(batch, np.arange(len(batch.tokens)), shape) for batch in sample]
+        return padded_flops(model, sampled) / sum(len(batch.tokens) for batch in sample) * len(sizes.tokens)
+    batches = plan_epoch(sizes.tokens, batch_size, 0, 0, bucket)
+    longest, num_places = int(sizes.tokens.max()), int(sizes.sequences.max())
+    lengths = [train_length(sizes.tokens[numbers], longest, bucket, multiple) for numbers in batches]
+    return sum(_flops(model, batch_size, length, num_places) for length in lengths)
+
+
+def train_length(lengths: np.ndarray, longest: int, bucket: bool, multiple: int) -> int:
+    """Returns what rows of some lengths are padded to in a training batch that has each in a row of its own."""
+    return padded_length(int(lengths.max()), longest, multiple) if bucket else longest
+
+
+# Prediction
+
+
+def eval_layouts(
+    sizes: Sizes, batch_size: int, model: ModelConfig, multiple: int, group: int, pack: str
+) -> list[Layout]:
+    """Returns batches that have every row of the task once; the longest come first.
+
+    Args:
+      sizes: of the rows.
+      batch_size: rows of a batch of which each has one row of the task; packed ones hold at most as many positions.
+      model: gives the FLOPs.
+      multiple: as `padded_length` takes it.
+      group: divides `batch_size`; the number of rows of every batch is a multiple of it.
+      pack: "on", "off", or "auto", which packs where that takes fewer FLOPs.
+    """
+    if not len(sizes.tokens):
+        return []
+    order = np.argsort(-sizes.tokens, kind="stable")
+    longest = int(sizes.tokens[order[0]])
+    most = max(longest, model.max_positions)
+    batches = [order[first : first + batch_size] for first in range(0, len(order), batch_size)]
+    alone = [
+        layout_alone(sizes, numbers, batch_size, padded_length(int(sizes.tokens[numbers[0]]), most, multiple))
+        for numbers in batches
+    ]
+    if pack == "off":
+        return alone
+    positions = max(alone[0].length * batch_size, 1)
+    # A few thousand rows of all lengths say which length of packed rows is best.
+    sample = sizes.of(order[:: 1 + len(order) // 4096])
+    lengths = row_lengths(longest, most, multiple)
+    costs = [padded_flops(model, _eval_packed(sample, length, positions, group)) for length in lengths]
+    packed = _eval_packed(sizes, lengths[int(np.argmin(costs))], positions, group)
+    return packed if pack == "on" or padded_flops(model, packed) <= padded_flops(model, alone) else alone
+
+
+def _eval_packed(sizes: Sizes, length: int, positions: int, group: int) -> list[Layout]:
+    """Returns packed batches of at most about `positions` positions, the last of them perhaps smaller."""
+    num_places = places_of(length, int(sizes.sequences.max()))
+    bins = best_fit(sizes, length, num_places)
+    full = max(group, positions // length // group * group)
+    layouts = []
+    for first in range(0, len(bins), full):
+        some = bins[first : first + full]
+        num_rows = group
+        while num_rows < len(some):  # few numbers of rows, as each is a program to compile
+            num_rows *= 2
+        layouts.append(Layout(some, min(num_rows, full), length, num_places))
+    return layouts

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Layouts of batches: every row of a task in one place, nothing over the edge, few programs, fewer FLOPs."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from bert_jax.settings.model import ModelConfig
+from bert_jax.tasks.base import Row
+from bert_jax.tasks.layouts import (
+    Sizes,
+    best_fit,
+    choose_shape,
+    epoch_flops,
+    eval_layouts,
+    few_sizes,
+    layout_packed,
+    needed_flops,
+    padded_flops,
+    padded_length,
+    plan_epoch,
+    row_lengths,
+    steps_per_epoch,
+)
+
+LENGTHS = np.random.default_rng(0).integers(3, 120, 1003)
+SHORT = np.clip(np.random.default_rng(1).gamma(2.0, 6.0, 2000).astype(np.int64), 3, 66)  # like phrases of SST-2
+MODEL = ModelConfig(vocab_size=100)
+
+
+def sizes(lengths, sequences=1):
+    return Sizes(np.asarray(lengths, np.int64), np.full(len(lengths), sequences, np.int64))
+
+
+def check_bins(bins, of, length, num_places):
+    assert sorted(itertools.chain.from_iterable(bins)) == list(range(len(of.tokens)))
+    for members in bins:
+        assert of.tokens[members].sum() <= length
+        assert of.sequences[members].sum() <= num_places
+
+
+@pytest.mark.parametrize("bucket", [True, False])
+def test_every_row_is_in_one_batch_of_an_epoch(bucket):
+    batches = plan_epoch(LENGTHS, 32, seed=0, epoch=0, bucket=bucket)
+    assert len(batches) == steps_per_epoch(1003, 32) == 32
+    assert sorted(map(len, batches)) == [1003 % 32] + [32] * 31
+    assert sorted(np.concatenate(batches)) == list(range(1003))
+
+
+def test_epochs_and_seeds_differ_and_repeat():
+    first, again, other_epoch, other_seed = (
+        np.concatenate(plan_epoch(LENGTHS, 32, seed, epoch)).tolist()
+        for seed, epoch in ((0, 0), (0, 0), (0, 1), (1, 0))
+    )
+    assert first == again
+    assert first != other_epoch and first != other_seed and other_epoch != other_seed
+
+
+def test_buckets_save_most_of_the_padding():
+    def padding(bucket):
+        batches = plan_epoch(LENGTHS, 32, 0, 0, bucket)
+        padded = sum(len(batch) * (LENGTHS[batch].max() if bucket else LENGTHS.max()) for batch in batches)
+        return padded / LENGTHS.sum() - 1
+
+    assert padding(bucket=True) < 0.25 * padding(bucket=False)
+
+
+def test_a_small_data_set_has_other_batches_in_each_epoch():
+    lengths = np.arange(3, 67)
+    one, other = ({frozenset(batch.tolist()) for batch in plan_epoch(lengths, 16, 0, epoch)} for epoch in (0, 1))
+    assert one != other
+
+
+def test_padded_lengths():
+    lengths = (1, 8, 9, 120, 128, 129, 256, 257, 385, 512, 513)
+    assert [padded_length(length, 9999, 8) for length in lengths] == [8, 8, 16, 120, 128, 144, 256, 288, 416, 512, 768]
+    assert [padded_length(length, 9999, 16) for length in lengths[:6]] == [16, 16, 16, 128, 128, 160]
+    assert padded_length(100, 102, 8) == 102
+    assert len({padded_length(length, 512, 8) for length in range(1, 513)}) == 32  # programs at most
+
+
+@pytest.mark.parametrize("multiple", [16, 32])
+def test_the_kernel_of_fused_attention_has_every_length(multiple):
+    lengths = {padded_length(length, 512, multiple) for length in range(1, 513)}
+    assert all(length % multiple == 0 for length in lengths)
+    assert all(length % multiple == 0 for longest in (5, 70, 300) for length in row_lengths(longest, 512, multiple))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_packed_rows_hold_every_row_of_the_task_once(seed):
+    rng = np.random.default_rng(seed)
+    of = Sizes(rng.integers(1, 65, 200), rng.integers(1, 5, 200))
+    num_places = int(rng.integers(4, 12))
+    bins = best_fit(of, 64, num_places)
+    check_bins(bins, of, 64, num_places)
+    assert len(bins) >= max(-(-of.tokens.sum() // 64), -(-of.sequences.sum() // num_places))
+
+
+def test_rows_are_full_where_they_can_be():
+    of = sizes([40, 30, 24, 20, 10, 4])
+    assert sorted(map(sorted, best_fit(of, 64, 8))) == [[0, 2], [1, 3, 4, 5]]  # 40 + 24 and 30 + 20 + 10 + 4
+    assert len(best_fit(sizes(SHORT), 72, 24)) * 72 < 1.02 * SHORT.sum()
+
+
+def test_few_sizes_waste_the_least():
+    rng = np.random.default_rng(0)
+    for most in (1, 2, 3):
+        counts = rng.integers(1, 12, 40).tolist()
+        found = few_sizes(counts, most)
+        assert len(found) <= most and found[-1] == max(counts) and list(found) == sorted(set(found))
+
+        def filled(sizes, counts=counts):
+            return sum(min(size for size in sizes if size >= count) for count in counts)
+
+        every = itertools.combinations(sorted(set(counts)), most)
+        assert filled(found) == min(filled(chosen) for chosen in every if chosen[-1] == max(counts))
+
+
+def test_training_batches_have_few_shapes_whatever_the_batch():
+    of = sizes(SHORT)
+    shape = choose_shape(of, 32, MODEL, 8, 1)
+    layouts = [layout_packed(of, numbers, shape) for numbers in plan_epoch(SHORT, 32, 3, 0, bucket=False)]
+    assert {layout.num_rows for layout in layouts} <= set(shape.num_rows) and len(shape.num_rows) <= 4
+    for layout in layouts:
+        assert len(layout.bins) <= layout.num_rows
+        assert (layout.length, layout.num_places) == (shape.length, shape.num_places)
+    long = np.argsort(-SHORT)[:32]  # a batch as long as none that was sampled
+    layout = layout_packed(of, long, shape)
+    assert layout.num_rows >= len(layout.bins) > shape.num_rows[-1]
+
+
+def test_the_length_of_rows_is_the_same_on_any_number_of_devices():
+    of = sizes(SHORT)
+    alone, eight = (choose_shape(of, 32, MODEL, 8, group) for group in (1, 8))
+    assert (alone.length, alone.num_places) == (eight.length, eight.num_places)
+    assert all(size % 8 == 0 for size in eight.num_rows)
+    for numbers in plan_epoch(SHORT, 32, 0, 0, bucket=False)[:20]:
+        one, other = layout_packed(of, numbers, alone), layout_packed(of, numbers, eight)
+        assert one.bins == other.bins and other.num_rows % 8 == 0
+
+
+def test_packing_short_texts_takes_fewer_flops():
+    of = sizes(SHORT)
+    shape = choose_shape(of, 32, MODEL, 8, 1)
+    packed = epoch_flops(of, 32, MODEL, True, 8, shape)
+    buckets, random = (epoch_flops(of, 32, MODEL, bucket, 8, None) for bucket in (True, False))
+    rows = [Row(0, np.zeros(n, np.int32), np.zeros(n, np.uint8), (n,)) for n in SHORT.tolist()]
+    needed = needed_flops(MODEL, rows)
+    assert needed < packed < 1.2 * needed < buckets < random
+    layouts = [layout_packed(of, numbers, shape) for numbers in plan_epoch(SHORT, 32, 0, 0, bucket=False)]
+    assert padded_flops(MODEL, layouts) == pytest.approx(packed, rel=0.01)
+
+
+def test_rows_that_are_all_of_one_length_gain_nothing():
+    of = sizes([64] * 100)
+    shape = choose_shape(of, 10, MODEL, 8, 1)
+    assert shape.length == 64 and shape.num_rows == (10,)
+    assert {layout.length for layout in eval_layouts(of, 8, MODEL, 8, 1, "auto")} == {64}
+
+
+@pytest.mark.parametrize(("group", "pack"), [(1, "on"), (4, "on"), (4, "off"), (1, "auto")])
+def test_prediction_has_every_row_once_in_few_shapes(group, pack):
+    of = sizes(SHORT[:700])
+    layouts = eval_layouts(of, 32, MODEL, 8, group, pack)
+    bins = [members for layout in layouts for members in layout.bins]
+    check_bins(bins, of, max(layout.length for layout in layouts), layouts[0].num_places)
+    assert all(layout.num_rows % group == 0 and layout.num_rows >= len(layout.bins) for layout in layouts)
+    assert all(layout.num_rows * layout.length <= 32 * 72 for layout in layouts)  # no more memory than one a row
+    if pack != "off":
+        assert len({layout[1:] for layout in layouts}) <= 2
+        assert padded_flops(MODEL, layouts) < padded_flops(MODEL, eval_layouts(of, 32, MODEL, 8, group, "off"))
+
+
+def test_few_texts_make_a_small_batch():
+    (layout,) = eval_layouts(sizes([9, 8, 10]), 8, MODEL, 8, 1, "auto")
+    assert layout.num_rows * layout.length <= 32
+    (layout,) = eval_layouts(sizes([11]), 1, MODEL, 8, 1, "auto")
+    assert (layout.num_rows, layout.length) == (1, 16)
+    assert eval_layouts(sizes([]), 8, MODEL, 8, 1, "auto") == []
+
+
+def test_no_row_is_longer_than_the_model_has_positions():
+    """The positions of padding run on from 0, and a table that is read beyond its end gives NaN."""
+    short = ModelConfig(vocab_size=100, max_positions=70)
+    of = sizes(SHORT)
+    assert choose_shape(of, 32, short, 8, 1).length <= 70
+    assert all(layout.length <= 70 for pack in ("on", "off") for layout in eval_layouts(of, 32, short, 8, 1, pack))
+    choices = Sizes(np.array([90, 60]), np.array([3, 2]))  # none of them is longer than 70
+    assert choose_shape(choices, 2, short, 8, 1).length == 90
+    assert all(layout.length == 90 for pack in ("on", "off") for layout in eval_layouts(choices, 2, short, 8, 1, pack))
+
+
+def test_choices_stay_together():
+    of = Sizes(np.array([30, 50, 20, 40]), np.array([4, 4, 2, 3]))
+    layouts = eval_layouts(of, 4, MODEL, 8, 1, "on")
+    for layout in layouts:
+        check = [int(of.sequences[members].sum()) for members in layout.bins]
+        assert max(check) <= layout.num_places and layout.num_places >= 4
