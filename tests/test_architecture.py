@@ -78,6 +78,9 @@ TESTS_ELSEWHERE = {
     "errors": "test_inputs.py",
     "inference.export": "end_to_end/test_finetune_commands.py",
     "model.attention": "model/test_fused_attention.py",
+    "model.attention_kernels": "model/test_fused_attention.py",
+    "model.fused_attention_gpu": "model/test_fused_attention.py",
+    "model.fused_attention_tpu": "model/test_fused_attention.py",
     "model.heads": "checkpoints/test_names.py",
     "model.layers": "model/test_model.py",
     "plan.tables": "plan/test_planner.py",
@@ -133,7 +136,7 @@ CORE: Sequence[str] = """
     settings.model settings.pretraining settings.phases batch devices.sharding data.pipeline
     model.* training.* pretraining
 """.split()
-KERNELS = ("model.fused_attention",)
+KERNELS = ("model.attention_kernels", "model.fused_attention", "model.fused_attention_gpu", "model.fused_attention_tpu")
 MAX_CORE_LINES = 4500
 MAX_LINES = {"train.py": 60, "finetune.py": 60}  # and 400 for every file of the package
 SPDX = "# SPDX-License-Identifier: Apache-2.0"

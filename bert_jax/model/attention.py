@@ -11,6 +11,9 @@ from bert_jax.model.product import product
 # Added in place of masked scores: its softmax is 0, and it fits every float type with float32's range.
 MASKED_SCORE = -1e9
 
+# The name of the arrays that `ModelConfig.remat` "dots" keeps for the backward pass; it recomputes all others.
+SAVED = "product"
+
 
 def attend(
     query: jax.Array,

@@ -14,7 +14,7 @@ from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
 from bert_jax.devices.sharding import whole
-from bert_jax.model.attention import attend
+from bert_jax.model.attention import SAVED, attend
 from bert_jax.model.product import add_bias, product
 from bert_jax.model.word_table import copy_to_rows
 from bert_jax.settings.model import ModelConfig
@@ -24,9 +24,6 @@ ACTIVATIONS = {
     # With erf, as the references compute it; jax.nn.gelu uses erfc, which costs more than twice as much on a CPU.
     "gelu_exact": lambda x: 0.5 * x * (1 + jax.lax.erf(x * 0.5**0.5)),
 }
-
-# The name of the arrays that `ModelConfig.remat` "dots" keeps for the backward pass; it recomputes all others.
-SAVED = "product"
 
 
 def truncated_normal(config: ModelConfig) -> jax.nn.initializers.Initializer:
@@ -165,7 +162,7 @@ class Attention(nn.Module):
             query, key, value = (array.reshape(heads) for array in (query, key, value))
             drop = functools.partial(Dropout(rate), deterministic=deterministic)
             context = attend(query, key, value, attends, drop, config.matmul_precision)
-        context = checkpoint_name(context.reshape(hidden.shape), SAVED)
+            context = checkpoint_name(context.reshape(hidden.shape), SAVED)
         return residual(config, hidden, Dense(config, config.hidden_size, name="output")(context), deterministic)
 
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernel of attention, interpreted, against attention written plainly; and its dropout."""
+"""The kernels of attention, interpreted, against attention written plainly; and their dropout."""
 
 import functools
+import re
 
 import jax
 import jax.export
@@ -12,7 +13,10 @@ from builders import CLS, MASK, SEP, random_batch, tiny_model
 
 from bert_jax.devices.sharding import make_mesh, row_sharding
 from bert_jax.model import fused_attention as fused
+from bert_jax.model import fused_attention_gpu as on_gpu
+from bert_jax.model import fused_attention_tpu as on_tpu
 from bert_jax.model.attention import attention_mask
+from bert_jax.model.attention_kernels import PRODUCTS_OF_KERNELS, AttentionShape
 from bert_jax.model.objective import pretraining_objective
 from bert_jax.settings.pretraining import MaskingConfig, MeshConfig
 
@@ -54,30 +58,34 @@ def sketch(query, key, value, num_heads, causal, kept=None):
     return result
 
 
-# Heads of a tile of 128 columns: two of 64, four of 32; and a model too narrow for one.
-@pytest.mark.parametrize("num_heads, head_size", [(4, 64), (8, 32), (3, 24)])
+# Heads of a TPU's tile of 128 columns: two of 64, four of 32; and a model too narrow for one.
+@pytest.mark.parametrize(
+    "platform, num_heads, head_size",
+    [("tpu", 4, 64), ("tpu", 8, 32), ("tpu", 3, 24), ("cuda", 2, 64), ("cuda", 4, 16)],
+)
 @pytest.mark.parametrize("rate", [0.0, 0.1])
 @pytest.mark.parametrize("causal", [False, True])
-def test_the_kernel_computes_what_plain_attention_computes(num_heads, head_size, rate, causal):
+def test_a_kernel_computes_what_plain_attention_computes(platform, num_heads, head_size, rate, causal):
     given = arrays(num_heads, head_size)
     options = {"num_heads": num_heads, "rate": rate, "causal": causal}
-    kernel, plain = (both_passes(*given, **options, interpret=interpret) for interpret in (True, False))
+    kernel, plain = (both_passes(*given, **options, interpret=interpret) for interpret in (platform, ""))
     for of_kernel, of_plain in zip(kernel, plain):
         np.testing.assert_allclose(of_kernel, of_plain, atol=2e-6)
     if not rate:
         np.testing.assert_allclose(kernel[0], sketch(*given[:3], num_heads, causal), atol=2e-6)
 
 
-def test_in_bfloat16_the_kernel_is_within_rounding_of_plain_attention():
+@pytest.mark.parametrize("platform", fused.KERNELS)
+def test_in_bfloat16_a_kernel_is_within_rounding_of_plain_attention(platform):
     given = arrays(4, 64, "bfloat16")
-    kernel, plain = (both_passes(*given, num_heads=4, rate=0.1, interpret=interpret) for interpret in (True, False))
+    kernel, plain = (both_passes(*given, num_heads=4, rate=0.1, interpret=interpret) for interpret in (platform, ""))
     for of_kernel, of_plain in zip(kernel, plain):
         assert of_kernel.dtype == of_plain.dtype == jnp.bfloat16
         scale = float(jnp.abs(of_plain.astype(jnp.float32)).max())
         np.testing.assert_allclose(*(np.asarray(one, np.float32) for one in (of_kernel, of_plain)), atol=scale / 128)
 
 
-def kept_by(rate, rows=ROWS, size=LENGTH, num_heads=4, key=7):
+def kept_by(rate, rows=ROWS, size=LENGTH, num_heads=4, key=7, interpret=""):
     """Returns what dropout leaves [B, N, L, L] of probabilities of 1, by reading it off unit values."""
     found = []
     ids = jnp.ones((rows, size), jnp.uint8)
@@ -86,7 +94,7 @@ def kept_by(rate, rows=ROWS, size=LENGTH, num_heads=4, key=7):
         identity = np.zeros((rows, size, num_heads, 64), np.float32)
         identity[:, np.arange(start, start + 64), :, np.arange(64)] = 1
         value = jnp.asarray(identity.reshape(rows, size, -1))
-        options = {"num_heads": num_heads, "rate": rate, "dropout_key": jax.random.key(key)}
+        options = {"num_heads": num_heads, "rate": rate, "dropout_key": jax.random.key(key), "interpret": interpret}
         read = fused.fused_attention(zeros, zeros, value, ids, **options)
         found.append(np.asarray(read).reshape(rows, size, num_heads, 64).transpose(0, 2, 1, 3) * size)
     return np.concatenate(found, axis=-1)
@@ -112,19 +120,30 @@ def test_dropout_is_of_the_rate_and_keeps_the_mean_and_is_no_pattern():
 def test_dropout_multiplies_what_the_sketch_says():
     given = arrays(4, 64)
     kept = kept_by(0.1)
-    result = both_passes(*given, num_heads=4, rate=0.1, interpret=True)[0]
-    np.testing.assert_allclose(result, sketch(*given[:3], 4, False, kept), atol=1e-5)
+    for platform in fused.KERNELS:
+        result = both_passes(*given, num_heads=4, rate=0.1, interpret=platform)[0]
+        np.testing.assert_allclose(result, sketch(*given[:3], 4, False, kept), atol=1e-5)
     assert np.abs(kept - kept_by(0.1, key=8)).max() > 1  # another key, another mask
 
 
-def test_the_kernel_over_a_mesh_is_the_kernel():
+@pytest.mark.parametrize("size", [128, 192])  # blocks of 64 and of 32 queries
+def test_every_kernel_drops_the_same_probabilities(size):
+    options = {"rate": 0.3, "rows": 1, "size": size, "num_heads": 2}
+    dropped = [kept_by(**options, interpret=platform) == 0 for platform in ("", *fused.KERNELS)]
+    assert 0.2 < dropped[0].mean() < 0.4
+    for of_kernel in dropped[1:]:
+        np.testing.assert_array_equal(of_kernel, dropped[0])
+
+
+@pytest.mark.parametrize("platform, heads", [("tpu", (8, 32)), ("cuda", (4, 16))])
+def test_a_kernel_over_a_mesh_is_the_kernel(platform, heads):
     """Rows and heads are divided; the last of 4 rows is a copy of the first."""
-    given = [jnp.concatenate([array, array[:1]]) for array in arrays(8, 32)]
+    given = [jnp.concatenate([array, array[:1]]) for array in arrays(*heads)]
     ids = jnp.asarray(np.concatenate([IDS, IDS[:1]]))
 
     def both(query, key, value, gradient):
         def attention(*arrays):
-            options = {"num_heads": 8, "rate": 0.1, "dropout_key": jax.random.key(7), "interpret": True}
+            options = {"num_heads": heads[0], "rate": 0.1, "dropout_key": jax.random.key(7), "interpret": platform}
             return fused.fused_attention(*arrays, ids, **options)
 
         result, pull_back = jax.vjp(attention, query, key, value)
@@ -158,10 +177,15 @@ def test_a_model_with_fused_attention_has_the_losses_and_gradients_of_the_plain_
 
 def test_rows_that_no_kernel_takes_are_computed_plainly():
     query, key, value, _ = arrays(4, 64)
-    shape = fused._Shape(4, 64, False, 2**16)
-    assert fused._fits(shape, query) and not fused._fits(shape, query[:, :50])
-    assert not fused._fits(shape, jnp.zeros((1, 544, 256)))
-    assert not fused._fits(shape._replace(num_heads=12, head_size=80), jnp.zeros((1, 64, 960)))  # no 128s but all 960
+    shape = AttentionShape(4, 64, False, 2**16)
+    for kernel in fused.KERNELS.values():
+        narrow = query.astype(jnp.bfloat16)
+        assert kernel.fits(shape, narrow) and not kernel.fits(shape, narrow[:, :50])
+        assert not kernel.fits(shape._replace(num_heads=12, head_size=80), jnp.zeros((1, 64, 960)))
+    long = jnp.zeros((1, 544, 256), jnp.bfloat16)
+    assert on_gpu.fits(shape, long) and not on_tpu.fits(shape, long)
+    assert not on_gpu.fits(shape, query.astype(jnp.float32))  # a head has 256 bytes
+    assert not on_gpu.fits(shape, query.astype(jnp.float16))
     short = fused.fused_attention(query[:, :50], key[:, :50], value[:, :50], jnp.asarray(IDS[:, :50]), num_heads=4)
     whole = both_passes(query, key, value, query, num_heads=4)[0]
     np.testing.assert_allclose(short[1, :40], whole[1, :40], atol=2e-6)  # whose sequences end before the cut
@@ -184,3 +208,61 @@ def test_a_program_for_rows_of_any_length_can_be_exported():
     ids = jnp.asarray(IDS[:, :20], jnp.int32)
     expected = fused.fused_attention(query, key, value, ids, num_heads=1)
     np.testing.assert_allclose(program.call(query, key, value, ids), expected, atol=1e-6)
+
+
+def lowered_for_cuda(platforms, rows=2, size=128, num_heads=2, head_size=64, dtype=jnp.bfloat16, kept=59000):
+    """Returns the text of both passes, lowered for platforms of which this machine has no device."""
+    shape = AttentionShape(num_heads, head_size, False, kept)
+    array = jax.ShapeDtypeStruct((rows, size, num_heads * head_size), dtype)
+    ids = jax.ShapeDtypeStruct((rows, size), jnp.int32)
+    keys = jax.ShapeDtypeStruct((rows, num_heads, 2), jnp.int32)
+
+    def both(query, key, value, gradient, ids, keys):
+        attention = functools.partial(fused._attention, shape, "")
+        result, pull_back = jax.vjp(lambda *floats: attention(*floats, ids, keys), query, key, value)
+        return result, pull_back(gradient)
+
+    return jax.jit(both).trace(array, array, array, array, ids, keys).lower(lowering_platforms=platforms).as_text()
+
+
+def calls_of_kernels(text):
+    return re.findall(r"custom_call @(__gpu\$xla\.gpu\.triton|triton_kernel_call\w*|tpu_custom_call)", text)
+
+
+@pytest.mark.skipif(
+    jax.__version_info__ >= (0, 11), reason="Triton compiles kernels when they are lowered, by the plugin"
+)
+@pytest.mark.parametrize("size, head_size, dtype", [(128, 64, "bfloat16"), (512, 32, "float32"), (96, 16, "bfloat16")])
+def test_for_cuda_both_passes_are_the_three_kernels_and_no_product(size, head_size, dtype):
+    text = lowered_for_cuda(("cuda",), size=size, head_size=head_size, dtype=jnp.dtype(dtype))
+    assert len(calls_of_kernels(text)) == 3
+    assert "stablehlo.dot_general" not in text
+    for name in PRODUCTS_OF_KERNELS:
+        assert f'name = "{name}"' in text
+
+
+@pytest.mark.parametrize("platform", ["cpu", "rocm"])
+def test_elsewhere_both_passes_are_plain(platform):
+    text = lowered_for_cuda((platform,))
+    assert not calls_of_kernels(text) and "stablehlo.dot_general" in text
+
+
+@pytest.mark.parametrize("remat, runs", [("none", 3), ("dots", 3), ("full", 4)])
+@pytest.mark.skipif(
+    jax.__version_info__ >= (0, 11), reason="Triton compiles kernels when they are lowered, by the plugin"
+)
+def test_rematerialization_runs_the_forward_kernel_again_only_if_full(remat, runs):
+    """The loop over the layers has each kernel once, in the forward or in the backward pass."""
+    model = tiny_model(attention="fused", remat=remat, num_heads=2, num_layers=2, unroll=1)
+    objective = pretraining_objective(model, MaskingConfig(), MASK, (CLS, SEP))
+    batch = random_batch(num_sequences=2)
+    params = jax.eval_shape(objective.init, jax.random.key(0))
+
+    def loss(params):
+        total, weight = objective.losses(params, objective.prepare(batch), None)["mlm_loss"]
+        return total / weight
+
+    assert batch.token_ids.shape[1] % 32 == 0
+    with jax.set_mesh(make_mesh(MeshConfig(), jax.devices()[:1])):
+        text = jax.jit(jax.grad(loss)).trace(params).lower(lowering_platforms=("cuda",)).as_text()
+    assert len(calls_of_kernels(text)) == runs

@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernels of fused attention for NVIDIA GPUs, in Pallas for Triton: one forward, two backward.
+
+Scores of a block of queries and a block of keys live in registers, so softmax is online. Products, exponentials and
+the hash of dropout share the time, and the hash is the largest part of the three: an H100 multiplies 64 times as many
+numbers as it hashes. One hash decides about rows r and r + L / 2, so a program takes a block of queries from each half
+of a row.
+
+In the backward pass one kernel sums over keys for the gradient of queries, and the other over queries for those of keys
+and values. Nothing is added up between programs, so results do not depend on their order. The second kernel computes
+scores transposed, since the left operand of a product may come from registers.
+"""
+
+import functools
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton
+
+from bert_jax.model.attention import MASKED_SCORE
+from bert_jax.model.attention_kernels import AttentionShape, dot, draws
+
+HEAD_SIZES = (16, 32, 64)  # powers of 2, as all blocks of Triton, and at least a tile of the matrix unit
+WIDEST_HEAD = 128  # bytes; the blocks below are chosen for heads that are no wider
+MOST_PROGRAMS = 65535  # along the second and third axis of a grid of CUDA
+_NO_QUERY = -1  # in place of the id of a query that is padding: no key has it
+
+
+class Launch(NamedTuple):
+    """The blocks of a program of a kernel, at most; chosen for few registers and no spills (decision 0032)."""
+
+    queries: int  # of each of the two blocks of queries
+    keys: int
+    num_warps: int = 4
+    num_stages: int = 2
+
+    def of_row(self, size: int) -> "Launch":
+        """Returns blocks that divide a row of that many tokens, and its half."""
+        return self._replace(queries=math.gcd(size // 2, self.queries), keys=math.gcd(size, self.keys))
+
+
+# Hopper's matrix unit takes 64 rows of the left operand: of queries in the first two, of keys in the third.
+FORWARD, OF_QUERIES, OF_KEYS = Launch(64, 32), Launch(64, 32), Launch(32, 64)
+
+
+def fits(shape: AttentionShape, array: jax.Array) -> bool:
+    """Returns whether the kernels support these shapes.
+
+    Halves of a row must be whole tiles of 16. Heads of 64 fit in bfloat16, and in float32 those of 32.
+    """
+    rows, size, _ = array.shape
+    known = isinstance(rows, int) and isinstance(size, int)
+    return (
+        known
+        and size % 32 == 0
+        and shape.head_size in HEAD_SIZES
+        and shape.head_size * array.dtype.itemsize <= WIDEST_HEAD
+        and max(rows, shape.num_heads) <= MOST_PROGRAMS
+        and array.dtype in (jnp.bfloat16, jnp.float32)
+    )
+
+
+def forward(shape: AttentionShape, interpret: bool, *arrays: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns the context [B, L, H], and of each query the logarithm (base 2) of the sum of its exponentials [B, N, L].
+
+    Arrays: query, key, value, sequence ids, keys of dropout.
+    """
+    query, _, value, *_ = arrays
+    rows, size, _ = query.shape
+    context = jax.ShapeDtypeStruct(query.shape, value.dtype)
+    logs = jax.ShapeDtypeStruct((rows, shape.num_heads, size), jnp.float32)
+    context, logs = _call(attention_forward, FORWARD, shape, interpret, arrays, [context, logs])
+    return context, logs
+
+
+def backward(
+    shape: AttentionShape,
+    interpret: bool,
+    gradient: jax.Array,
+    context: jax.Array,
+    logs: jax.Array,
+    *arrays: jax.Array,
+) -> tuple[jax.Array, ...]:
+    """Returns the gradients of query, key and value. `context` and `logs` are the results of `forward`."""
+    query, key, value, *_ = arrays
+    like = jax.ShapeDtypeStruct(query.shape, value.dtype)
+    means = jax.ShapeDtypeStruct(logs.shape, jnp.float32)
+    given = (*arrays, gradient, logs)
+    of_query, means = _call(attention_queries, OF_QUERIES, shape, interpret, (*given, context), [like, means])
+    of_key, of_value = _call(attention_keys, OF_KEYS, shape, interpret, (*given, means), [like, like])
+    return of_query, of_key, of_value
+
+
+def _call(
+    kernel: Any,
+    launch: Launch,
+    shape: AttentionShape,
+    interpret: bool,
+    arrays: tuple[jax.Array, ...],
+    results: list[jax.ShapeDtypeStruct],
+) -> list[jax.Array]:
+    """Runs a kernel for every row and head, of which each of its programs sees all."""
+    rows, size, hidden = arrays[0].shape
+    launch = launch.of_row(size)
+    programs = size // launch.keys if kernel is attention_keys else size // 2 // launch.queries
+
+    def block(array: jax.Array | jax.ShapeDtypeStruct) -> pl.BlockSpec:
+        if array.shape == (rows, size, hidden):
+            return pl.BlockSpec((None, size, shape.head_size), lambda part, head, row: (row, 0, head))
+        if array.ndim == 2:  # sequence ids
+            return pl.BlockSpec((None, size), lambda part, head, row: (row, 0))
+        return pl.BlockSpec((None, None, array.shape[2]), lambda part, head, row: (row, head, 0))
+
+    return pl.pallas_call(
+        functools.partial(kernel, shape, launch),
+        grid=(programs, shape.num_heads, rows),
+        in_specs=[block(array) for array in arrays],
+        out_specs=[block(result) for result in results],
+        out_shape=results,
+        compiler_params=triton.CompilerParams(num_warps=launch.num_warps, num_stages=launch.num_stages),
+        interpret=interpret,
+        name=kernel.__name__,
+    )(*arrays)
+
+
+def attention_forward(shape: AttentionShape, launch: Launch, query, key, value, ids, keys, context, logs) -> None:
+    """Writes the contexts of two blocks of queries."""
+    pair = _Pair(shape, launch, ids, keys, pl.program_id(0) * launch.queries)
+    queries = [query[rows, :] for rows in pair.places]
+
+    def add(number, sums):
+        columns = pl.ds(number * launch.keys, launch.keys)
+        keeps = pair.keeps(number * launch.keys)
+        added = []
+        for half in (0, 1):
+            context, largest, total = sums[half]
+            scores, _ = pair.scores(half, dot(shape, queries[half], key[columns, :], 1, 1), ids[columns], number)
+            larger = jnp.maximum(largest, jnp.max(scores, axis=1))
+            before = jnp.exp2(largest - larger)
+            raised = jnp.exp2(scores - larger[:, None])
+            dropped = jnp.where(keeps[half], raised, 0.0) if shape.drops else raised
+            context = context * before[:, None] + dot(shape, dropped.astype(value.dtype), value[columns, :], 1, 0)
+            added.append((context, larger, total * before + jnp.sum(raised, axis=1)))
+        return tuple(added)
+
+    zeros = jnp.zeros((launch.queries, shape.head_size), jnp.float32)
+    start = (zeros, jnp.full(launch.queries, -jnp.inf, jnp.float32), jnp.zeros(launch.queries, jnp.float32))
+    sums = jax.lax.fori_loop(0, pair.size // launch.keys, add, (start, start))
+    for rows, (summed, largest, total) in zip(pair.places, sums):
+        context[rows, :] = (summed * (shape.rescale / total)[:, None]).astype(context.dtype)
+        logs[rows] = largest + jnp.log2(total)
+
+
+def attention_queries(
+    shape: AttentionShape, launch: Launch, query, key, value, ids, keys, gradient, logs, context, of_query, means
+) -> None:
+    """Writes the gradients of two blocks of queries, and the means of softmax's gradient for `attention_keys`."""
+    pair = _Pair(shape, launch, ids, keys, pl.program_id(0) * launch.queries)
+    halves = []
+    for rows in pair.places:
+        of_context = gradient[rows, :]
+        products = context[rows, :].astype(jnp.float32) * of_context.astype(jnp.float32)
+        mean = jnp.sum(products, axis=1) * (1 / shape.rescale)
+        means[rows] = mean
+        halves.append((query[rows, :], of_context, logs[rows][:, None], mean[:, None]))
+
+    def add(number, sums):
+        columns = pl.ds(number * launch.keys, launch.keys)
+        keeps = pair.keeps(number * launch.keys)
+        added = []
+        for half, (queries, of_context, log, mean) in enumerate(halves):
+            scores, sees = pair.scores(half, dot(shape, queries, key[columns, :], 1, 1), ids[columns], number)
+            of_dropped = dot(shape, of_context, value[columns, :], 1, 1)
+            of_scores = pair.of_scores(half, jnp.exp2(scores - log), sees, of_dropped, mean, keeps)
+            added.append(sums[half] + dot(shape, of_scores.astype(key.dtype), key[columns, :], 1, 0))
+        return tuple(added)
+
+    zeros = jnp.zeros((launch.queries, shape.head_size), jnp.float32)
+    sums = jax.lax.fori_loop(0, pair.size // launch.keys, add, (zeros, zeros))
+    for rows, summed in zip(pair.places, sums):
+        of_query[rows, :] = (summed * (shape.rescale * shape.head_size**-0.5)).astype(of_query.dtype)
+
+
+def attention_keys(
+    shape: AttentionShape, launch: Launch, query, key, value, ids, keys, gradient, logs, means, of_key, of_value
+) -> None:
+    """Writes the gradients of a block of keys and of values. Scores are [keys, queries] here."""
+    number = pl.program_id(0)
+    columns = pl.ds(number * launch.keys, launch.keys)
+    own_keys, own_values, own_ids = key[columns, :], value[columns, :], ids[columns]
+
+    def add(block, sums):
+        pair = _Pair(shape, launch, ids, keys, block * launch.queries, transposed=True)
+        keeps = pair.keeps(number * launch.keys)
+        summed_key, summed_value = sums
+        for half, rows in enumerate(pair.places):
+            queries, of_context = query[rows, :], gradient[rows, :]
+            scores, sees = pair.scores(half, dot(shape, own_keys, queries, 1, 1), own_ids, number)
+            raised = jnp.exp2(scores - logs[rows][None, :])
+            dropped = jnp.where(keeps[half], raised, 0.0) if shape.drops else raised
+            summed_value += dot(shape, dropped.astype(value.dtype), of_context, 1, 0)
+            of_dropped = dot(shape, own_values, of_context, 1, 1)
+            of_scores = pair.of_scores(half, raised, sees, of_dropped, means[rows][None, :], keeps)
+            summed_key += dot(shape, of_scores.astype(query.dtype), queries, 1, 0)
+        return summed_key, summed_value
+
+    zeros = jnp.zeros((launch.keys, shape.head_size), jnp.float32)
+    steps = query.shape[0] // 2 // launch.queries
+    summed_key, summed_value = jax.lax.fori_loop(0, steps, add, (zeros, zeros))
+    of_key[columns, :] = (summed_key * (shape.rescale * shape.head_size**-0.5)).astype(of_key.dtype)
+    of_value[columns, :] = (summed_value * shape.rescale).astype(of_value.dtype)
+
+
+class _Pair:
+    """Two blocks of queries of one head and row, half a row apart, inside a kernel."""
+
+    def __init__(self, shape: AttentionShape, launch: Launch, ids, keys, start, *, transposed: bool = False):
+        self.shape, self.launch, self.size, self.start = shape, launch, ids.shape[0], start
+        self.places = [pl.ds(start + half * (self.size // 2), launch.queries) for half in (0, 1)]
+        self.first, self.second = keys[0], keys[1]
+        self.axis = 1 if transposed else 0  # of queries
+        self.block = (launch.keys, launch.queries) if transposed else (launch.queries, launch.keys)
+        own = [ids[rows] for rows in self.places]
+        # Scores of padding are equal, so that its softmax is uniform and its logarithm exact.
+        self.masked = [self._of_queries(jnp.where(each == 0, 0.0, MASKED_SCORE)) for each in own]
+        self.ids = [self._of_queries(jnp.where(each == 0, _NO_QUERY, each)) for each in own]
+
+    def _of_queries(self, values: jax.Array) -> jax.Array:
+        return jnp.expand_dims(values, 1 - self.axis)
+
+    def keeps(self, column: jax.Array) -> list[jax.Array]:
+        """Returns which scores of both blocks dropout keeps; `column` is the first key."""
+        if not self.shape.drops:
+            return []
+        drawn = draws(self.size, self.start, column, self.block, self.first, self.second, self.axis)
+        return [bits < self.shape.kept for bits in drawn]
+
+    def scores(
+        self, half: int, products: jax.Array, key_ids: jax.Array, number: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """Returns scores whose power of 2 softmax takes, of products with keys of block `number`, and which count."""
+        sees = self.ids[half] == jnp.expand_dims(key_ids, self.axis)
+        if self.shape.causal:
+            rows, columns = (
+                jax.lax.broadcasted_iota(jnp.int32, self.block, axis) for axis in (self.axis, 1 - self.axis)
+            )
+            ahead = number * self.launch.keys - self.start - half * (self.size // 2)
+            sees &= columns + ahead <= rows
+        scale = self.shape.head_size**-0.5 * math.log2(math.e)
+        return jnp.where(sees, products * scale, self.masked[half]), sees
+
+    def of_scores(
+        self,
+        half: int,
+        probabilities: jax.Array,
+        sees: jax.Array,
+        of_dropped: jax.Array,
+        means: jax.Array,
+        keeps: list[jax.Array],
+    ) -> jax.Array:
+        """Returns the gradient of scores, but for the factor of dropout and that of scores."""
+        if self.shape.drops:
+            of_dropped = jnp.where(keeps[half], of_dropped, 0.0)
+        return jnp.where(sees, probabilities * (of_dropped - means), 0.0)
