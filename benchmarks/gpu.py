@@ -25,7 +25,7 @@ from absl import flags
 from benchmarks import gpu_stages as stages
 from benchmarks.gpu_packing import read_kit, source_digest, unpack
 from benchmarks.gpu_records import about, error_words, read_stage, write_stage
-from benchmarks.jobs import LOG, Stop, Unit, end_with_parent, run_unit
+from benchmarks.jobs import LOG, Stop, Unit, run_unit, tied
 from bert_jax.errors import InputError
 from bert_jax.storage.writing import write_json
 from bert_jax.tools import cli
@@ -181,9 +181,7 @@ def pretrain(work: Path, out: Path, stop: Stop, facts: dict[str, Any]) -> int:
     more = [f"--set={flag}" for flag in SET.value]
     command = stages.stage3(place, data, scale(), manifest["pretraining"]["train_tokens"], RATE.value, more)
     place.mkdir(parents=True, exist_ok=True)
-    process = subprocess.Popen(
-        command, cwd=ROOT, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=end_with_parent()
-    )
+    process = subprocess.Popen(tied(command), cwd=ROOT, stdin=subprocess.DEVNULL, start_new_session=True)
     status = stop.wait(process)  # the queue passes the signal on, and what it runs saves its state
     told = subprocess.run([*command, "--status"], cwd=ROOT, capture_output=True, text=True)
     lines = [line.partition(": ")[2] for line in told.stdout.splitlines()]

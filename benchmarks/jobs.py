@@ -6,7 +6,6 @@ project writes it last and atomically. A job that was stopped is started again a
 """
 
 import contextlib
-import ctypes
 import importlib.metadata
 import json
 import os
@@ -16,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -127,25 +126,25 @@ def _run(directory: Path, job: Job, stop: Stop) -> int:
     with open(directory / LOG, "ab") as log:
         # In a session of its own: Ctrl-C reaches this process alone, which then stops the job once.
         process = subprocess.Popen(
-            job.command,
-            stdout=log,
-            stderr=log,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-            preexec_fn=end_with_parent(),
+            tied(job.command), stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
         )
         return stop.wait(process)
 
 
-def end_with_parent() -> Callable[[], object] | None:
-    """Returns a function for `preexec_fn`: the process gets SIGTERM when this one is killed. None where it cannot.
+def tied(command: Sequence[str]) -> list[str]:
+    """Returns a command that gets SIGTERM when the process that starts it is killed; as it was where there is no prctl.
 
-    Without it a job outlives a queue that was killed, and keeps its work directory and the device.
+    Else a job outlives a queue that was killed, and keeps its work directory and the device.
     """
     if not sys.platform.startswith("linux"):
-        return None
-    control = ctypes.CDLL(None).prctl  # found before the fork: loading a library after it may hang
-    return lambda: control(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
+        return list(command)
+    code = (
+        "import ctypes, os, sys; "
+        f"ctypes.CDLL(None).prctl({_PR_SET_PDEATHSIG}, {int(signal.SIGTERM)}); "
+        f"os.getppid() == {os.getpid()} or sys.exit(1); "  # it was killed before that
+        "os.execvp(sys.argv[1], sys.argv[1:])"
+    )
+    return [sys.executable, "-c", code, *command]
 
 
 def _last_line(path: Path) -> str:
