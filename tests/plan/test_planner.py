@@ -26,6 +26,11 @@ def tiny_config(path, **sections):
     return dataclasses.replace(config, data=dataclasses.replace(config.data, batch_size=64))
 
 
+@pytest.fixture(autouse=True)
+def without_compiler(monkeypatch):
+    monkeypatch.setattr(planner, "compiler_version", lambda: "")
+
+
 @pytest.fixture(scope="module")
 def plans(tmp_path_factory):
     """By arithmetic, also where XLA's GPU compiler is installed."""
