@@ -8,7 +8,7 @@ PY := $(VENV)/bin/python
 READY := $(VENV)/.installed
 UV := $(shell command -v uv 2>/dev/null)
 PYTEST := $(PY) -m pytest --numprocesses=2 --dist=worksteal
-FAST := not slow and not reference and not network and not gpu and not tpu and not tpu_aot
+FAST := not slow and not reference and not network and not gpu and not tpu and not tpu_aot and not gpu_aot
 
 # What test-reference compares with, and tests/golden/hf_models.npz was made with.
 TORCH := 2.13.0
@@ -29,6 +29,11 @@ GPU := .venv-gpu
 TPU_AOT := .venv-tpu
 TPU_AOT_INSTALL := $(if $(UV),uv pip install --python $(TPU_AOT)/bin/python,$(TPU_AOT)/bin/python -m pip install)
 
+# XLA's GPU compiler in the version of the jaxlib of constraints.txt, and ptxas, which says what registers kernels take.
+GPU_AOT := .venv-gpu-aot
+GPU_AOT_INSTALL := $(if $(UV),uv pip install --python $(GPU_AOT)/bin/python,$(GPU_AOT)/bin/python -m pip install)
+PTXAS := nvidia-cuda-nvcc-cu12==12.9.86
+
 DEMO := runs/demo
 
 # mkdocs-material prints advice about other versions of MkDocs, unless told not to.
@@ -45,7 +50,7 @@ export UV_PYTHON_DOWNLOADS = never
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-all test-wheel test-reference test-tpu-aot lint format types docs docs-serve results gpu-kit gpu-rehearse clean
+.PHONY: help setup demo test test-all test-wheel test-reference test-tpu-aot test-gpu-aot lint format types docs docs-serve results gpu-kit gpu-rehearse clean
 
 help:  ## this list of targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1	\2/p' Makefile | expand -t 16
@@ -100,7 +105,7 @@ test: $(READY)  ## runs the fast tests
 	$(PYTEST) -m "$(FAST)"
 
 test-all: $(READY)  ## runs all tests that need no accelerator, also slow ones and those that use the network
-	$(PYTEST) -m "not gpu and not tpu and not tpu_aot"
+	$(PYTEST) -m "not gpu and not tpu and not tpu_aot and not gpu_aot"
 
 test-wheel: $(READY)  ## installs the wheel in a fresh environment and tests help, ten training steps, a prediction, a conversion
 	$(PY) -m pytest --numprocesses=0 -m network tests/test_wheel.py
@@ -135,6 +140,22 @@ else
 	test -x $(TPU_AOT)/bin/python || $(PYTHON) -m venv $(TPU_AOT)
 endif
 	$(TPU_AOT_INSTALL) --quiet --constraint constraints.txt --editable '.[dev,tpu]'
+	@touch $@
+
+test-gpu-aot: $(GPU_AOT)/.installed  ## checks the programs and kernels that XLA compiles for GPUs; needs no GPU, takes minutes
+	JAX_PLATFORMS=cpu XLA_FLAGS=--xla_backend_optimization_level=3 $(GPU_AOT)/bin/python -m pytest --numprocesses=0 -m gpu_aot tests/plan/test_plan_gpu_aot.py
+
+# Without their dependencies, which are CUDA: a compiler alone needs none of it.
+$(GPU_AOT)/.installed: setup.cfg constraints.txt
+	@echo 'Installing into $(GPU_AOT), with XLA for GPUs; this takes some minutes.'
+ifneq ($(UV),)
+	test -x $(GPU_AOT)/bin/python || uv venv --quiet --python "$$($(PYTHON) -c 'import sys; print(sys.executable)')" $(GPU_AOT)
+else
+	test -x $(GPU_AOT)/bin/python || $(PYTHON) -m venv $(GPU_AOT)
+endif
+	$(GPU_AOT_INSTALL) --quiet --constraint constraints.txt --editable '.[dev]'
+	version=$$($(GPU_AOT)/bin/python -c 'import jaxlib; print(jaxlib.__version__)') && \
+	  $(GPU_AOT_INSTALL) --quiet --no-deps "jax-cuda12-plugin==$$version" "jax-cuda12-pjrt==$$version" '$(PTXAS)'
 	@touch $@
 
 lint: $(READY)  ## checks style and formatting with ruff

@@ -10,14 +10,18 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from bert_jax.model.attention_kernels import PRODUCTS_OF_KERNELS
+
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "collective-broadcast")
 
 _NAME = r"%?([\w.\-]+)"
 _HEADER = re.compile(rf"^(ENTRY )?{_NAME} \(.*\) -> .*\{{$")
 _INSTRUCTION = re.compile(rf"^\s*(?:ROOT )?{_NAME} = (.*)$")
-_ARRAY = re.compile(r"\b([a-z]+\d*\w*)\[([\d,<= ]*)\]")
+_ARRAY = re.compile(r"\b([a-z]+\d*\w*)\[([\d,<= ]*)\](?:\{[^{}]*S\((\d+)\)[^{}]*\})?")
 _CALLED = re.compile(rf"\b(?:calls|to_apply|body|true_computation|false_computation)={_NAME}")
 _BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
+_KERNEL = re.compile(r'custom_call_target="(?:__gpu\$xla\.gpu\.triton|triton_kernel_call\w*)"')
+_CUBLAS = re.compile(r'custom_call_target="__cublas\$')
 _STABLEHLO_PRODUCT = re.compile(
     r"stablehlo\.(?:dot_general|dot|convolution)\b(.*)\((tensor<[^>]*>), (tensor<[^>]*>)\) -> (tensor<[^>]*>)"
 )
@@ -28,6 +32,7 @@ class Array(NamedTuple):
 
     dtype: str
     shape: tuple[int, ...]
+    space: int = 0  # of memory: 0 is HBM, others are on the chip or on the host
 
     @property
     def bytes(self) -> int:
@@ -124,8 +129,12 @@ def _closing(text: str, start: int) -> int:
 def arrays_of(text: str) -> list[Array]:
     """Returns the arrays of a type in HLO text, in order."""
     return [
-        Array(dtype, tuple(int(size.removeprefix("<=")) for size in sizes.replace(" ", "").split(",") if size))
-        for dtype, sizes in _ARRAY.findall(text)
+        Array(
+            dtype,
+            tuple(int(size.removeprefix("<=")) for size in sizes.replace(" ", "").split(",") if size),
+            int(space or 0),
+        )
+        for dtype, sizes, space in _ARRAY.findall(text)
     ]
 
 
@@ -141,14 +150,21 @@ def counts_of(module: Module) -> dict[str, int]:
                 assert body, f"{instruction.name} has no body"
                 visit(body[1], times * trip_count(module, name, instruction))
                 continue
-            called = _CALLED.findall(instruction.attributes)
-            for branches in _BRANCHES.findall(instruction.attributes):
-                called += re.findall(r"[\w.\-]+", branches)
-            for other in called:
+            for other in called_computations(instruction):
                 visit(other, times)
 
     visit(module.entry, 1)
     return counts
+
+
+def called_computations(instruction: Instruction) -> list[str]:
+    """Returns the computations that an instruction runs; not the condition of a loop."""
+    if _KERNEL.search(instruction.attributes):  # what follows is another language
+        return []
+    called = _CALLED.findall(instruction.attributes)
+    for branches in _BRANCHES.findall(instruction.attributes):
+        called += re.findall(r"[\w.\-]+", branches)
+    return called
 
 
 def trip_count(module: Module, caller: str, loop: Instruction) -> int:
@@ -218,9 +234,9 @@ def products(text: str | Module) -> list[Product]:
     for name, count in counts_of(module).items():
         types = {instruction.name: instruction.types for instruction in module.computations.get(name, ())}
         for instruction in module.computations.get(name, ()):
-            if instruction.opcode in ("dot", "convolution"):
+            work = _WORK.get(instruction.opcode) or (_CUBLAS.search(instruction.attributes) and _dot_work)
+            if work:
                 lhs, rhs = (types[operand][0] for operand in instruction.operands[:2])
-                work = _dot_work if instruction.opcode == "dot" else _convolution_work
                 flops, is_matrix = work(lhs, rhs, instruction)
                 found.append(Product(lhs.dtype, rhs.dtype, instruction.types[0].dtype, flops, count, is_matrix))
     return found
@@ -229,22 +245,35 @@ def products(text: str | Module) -> list[Product]:
 def flops(text: str | Module) -> int:
     """Returns the FLOPs of all matrix products of a compiled program, loops counted as often as they run.
 
-    Pallas kernels are not in the text; they count by their own cost estimates.
+    Pallas kernels are not in the text; they count by their own cost estimates, those for GPUs by `attention_kernels`.
     """
     module = parse(text) if isinstance(text, str) else text
     of_kernels = sum(
-        count * int(said)
+        count * _kernel_flops(module, name, instruction)
         for name, count in counts_of(module).items()
         for instruction in module.computations.get(name, ())
         if instruction.opcode == "custom-call"
-        for said in re.findall(r'"cost_estimate":\s*\{"flops":\s*"(\d+)"', instruction.attributes)
     )
     return of_kernels + sum(product.flops * product.count for product in products(module))
 
 
+def _kernel_flops(module: Module, computation: str, call: Instruction) -> int:
+    """Returns the FLOPs of a Pallas kernel, 0 of another custom call."""
+    if not _KERNEL.search(call.attributes):
+        said = re.search(r'"cost_estimate":\s*\{"flops":\s*"(\d+)"', call.attributes)
+        return int(said[1]) if said else 0
+    name = re.search(r'\bname = "(\w+)"', call.attributes)
+    products = PRODUCTS_OF_KERNELS[name[1]] if name else 0
+    query = next(each for each in module.computations[computation] if each.name == call.operands[0]).types[0]
+    rows, length, hidden = query.shape
+    return products * 2 * rows * length**2 * hidden
+
+
 def _numbers(attributes: str, name: str) -> list[int]:
+    """Returns the axes of a dot, or of a call of cuBLAS, which writes them as JSON."""
     found = re.search(rf"\b{name}=\{{([\d,]*)\}}", attributes)
-    return [int(number) for number in found[1].split(",") if number] if found else []
+    found = found or re.search(rf'"{name.replace("_dims", "_dimensions")}":\s*\[([\d," ]*)\]', attributes)
+    return [int(number) for number in re.findall(r"\d+", found[1])] if found else []
 
 
 def _dot_work(lhs: Array, rhs: Array, dot: Instruction) -> tuple[int, bool]:
@@ -283,6 +312,9 @@ def _convolution_work(lhs: Array, rhs: Array, convolution: Instruction) -> tuple
     kernel = math.prod(rhs.shape[labels[2].index(label)] for label in spatial)
     is_matrix = min(math.prod(out.shape) // features, features, inputs * kernel) > 1
     return 2 * taps * batch * features * inputs, is_matrix
+
+
+_WORK = {"dot": _dot_work, "convolution": _convolution_work}
 
 
 def _setting(settings: dict[str, str], name: str, axis: int, default: int) -> int:

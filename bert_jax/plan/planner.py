@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plans: memory, collectives, FLOPs and time of a training step on a pod, computed without the pod.
 
-For TPUs, libtpu compiles the real training step, which needs no TPU: memory, collectives and FLOPs are the compiler's.
-For GPUs, and for time on any device, they are arithmetic. Every figure says which of the two it is.
+The compiler of the device compiles the real training step, libtpu for TPUs and XLA for GPUs, and neither needs such a
+device: memory, collectives and FLOPs are the compiler's. For GPUs they are arithmetic where the compiler is not
+installed, and for time on any device. Every figure says which of the two it is.
 """
 
 import dataclasses
@@ -12,7 +13,7 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,9 +28,11 @@ from bert_jax.errors import InputError
 from bert_jax.model.masking import predictions_per_row
 from bert_jax.model.objective import Objective, pretraining_objective
 from bert_jax.plan import hlo
+from bert_jax.plan.gpus import OPTIONS, compiler_version, gpu_devices
+from bert_jax.plan.hbm import moved_bytes
 from bert_jax.plan.memory import estimate_memory, memory_problem, shard_bytes
 from bert_jax.plan.roofline import Traffic, assumptions, expected_traffic, model_flops, step_seconds
-from bert_jax.settings.pretraining import DataConfig, MeshConfig, PretrainConfig
+from bert_jax.settings.pretraining import DataConfig, PretrainConfig, TrainConfig
 from bert_jax.settings.rules import suggest
 from bert_jax.training.step import TrainState, abstract_state, make_eval_step, make_train_step
 
@@ -61,12 +64,14 @@ class Plan:
     estimate: dict[str, int]
     model_flops: float
     compiled_flops: float  # 0.0 if nothing has been compiled
+    moved_bytes: float  # to and from HBM, as compiled; 0.0 if nothing has been compiled
     collectives: tuple[Traffic, ...]
     seconds: dict[str, float]  # of the model of time: products, attention, memory, network, step
     mfu: float
     compile_seconds: float
-    source: str  # "libtpu VERSION" or "arithmetic"
+    source: str  # "libtpu VERSION", "XLA, PACKAGE VERSION" or "arithmetic"
     assumptions: tuple[str, ...] = field(default=())
+    flags: tuple[str, ...] = field(default=())  # of a plan of `search`, what to add to the command line
 
     @property
     def rows_per_chip(self) -> int:
@@ -87,18 +92,26 @@ def plan(config: PretrainConfig, topology: str, row_length: int = 0) -> Plan:
         )
     family, _, size = topology.partition(":")
     if family in GPUS:
-        return _plan_by_arithmetic(config, topology, _gpu_count(topology, size), row_length)
-    devices, version = tpu_devices(topology, config.mesh.dcn)
+        num_gpus, version = _gpu_count(topology, size), compiler_version()
+        if not version:
+            return plan_by_arithmetic(config, topology, num_gpus, row_length)
+        return _plan_by_compiler(config, topology, row_length, gpu_devices(topology, num_gpus), f"XLA, {version}")
+    return _plan_by_compiler(config, topology, row_length, *tpu_devices(topology, config.mesh.dcn))
+
+
+def _plan_by_compiler(
+    config: PretrainConfig, topology: str, row_length: int, devices: Sequence[Any], version: str
+) -> Plan:
+    """Returns the plan for devices that are there for compiling only; `version` is that of their compiler."""
     mesh = make_mesh(config.mesh, devices)
     check_divisible(mesh, config.model, (config.data.batch_size, config.train.accumulate))
     state = _state(config, mesh)
-    chip = TPUS[family]
+    chip = (TPUS | GPUS)[topology.partition(":")[0]]
     common = _common(config, topology, chip, dict(mesh.shape), row_length, state)
-
     lowered = lower_train_step(config, mesh, row_length)
     started = time.perf_counter()
     try:
-        compiled = lowered.compile()
+        compiled = lowered.compile(compiler_options=None if chip.is_tpu else OPTIONS)
     except jax.errors.JaxRuntimeError as error:
         needed, available = out_of_memory(str(error))
         seconds = time.perf_counter() - started
@@ -107,9 +120,15 @@ def plan(config: PretrainConfig, topology: str, row_length: int = 0) -> Plan:
                        hbm_bytes=available, bytes={"temporaries": round(needed)})  # fmt: skip
     seconds = time.perf_counter() - started
     module = hlo.parse(compiled.as_text() or "")
+    kinds = compiled_bytes(compiled, state, config, mesh, row_length)
+    # libtpu refuses what does not fit; XLA's GPU compiler does not know what is free.
+    available = math.inf if chip.is_tpu else usable_bytes(chip)
+    needed = kinds["held at once"] or kinds["total"]
+    problem = "" if needed < available else memory_problem(config, dict(mesh.shape), needed, available)
     return _finish(
-        common, chip, config, summarize(hlo.collectives(module)), compile_seconds=seconds, source=version, fits=True,
-        bytes=compiled_bytes(compiled, state, config, mesh, row_length), compiled_flops=float(hlo.flops(module)),
+        common, chip, config, summarize(hlo.collectives(module)), compile_seconds=seconds, source=version,
+        fits=not problem, problem=problem, bytes=kinds, compiled_flops=float(hlo.flops(module)),
+        moved_bytes=float(moved_bytes(module)),
     )  # fmt: skip
 
 
@@ -152,7 +171,7 @@ def _unknown(topology: str, reason: str = "") -> InputError:
     known = (*TOPOLOGIES, *(f"{name}:8" for name in sorted(GPUS)))
     return InputError(
         f"topology {topology!r} is unknown{suggest(topology, known)}{reason}; "
-        f"TPUs: {', '.join(TOPOLOGIES)}; GPUs, by arithmetic: {', '.join(f'{name}:N' for name in sorted(GPUS))}"
+        f"TPUs: {', '.join(TOPOLOGIES)}; GPUs: {', '.join(f'{name}:N' for name in sorted(GPUS))}"
     )
 
 
@@ -169,8 +188,10 @@ def _objective(config: PretrainConfig) -> Objective:
 
 
 def _state(config: PretrainConfig, mesh: Mesh | AbstractMesh) -> TrainState:
-    """Returns the shapes and shardings of the training state."""
-    return _state_of(dataclasses.replace(config, data=DataConfig()), mesh)
+    """Returns the shapes and shardings of the training state, traced once for all settings that do not change them."""
+    model = dataclasses.replace(config.model, attention="plain", remat="none", unroll=1, gradient_dtype="float32")
+    train = TrainConfig(zero1=config.train.zero1, next_sentence=config.train.next_sentence)
+    return _state_of(dataclasses.replace(config, model=model, train=train, data=DataConfig()), mesh)
 
 
 @functools.lru_cache(maxsize=8)
@@ -290,28 +311,38 @@ def _finish(
     common: dict[str, Any], chip: Chip, config: PretrainConfig, collectives: tuple[Traffic, ...], **rest: Any
 ) -> Plan:
     """Returns the plan with its model of time."""
-    seconds = step_seconds(config, chip, common["mesh"], common["row_length"], collectives)
+    moved = rest.get("moved_bytes", 0.0)
+    seconds = step_seconds(config, chip, common["mesh"], common["row_length"], collectives, moved)
     peak = peak_flops(chip.device_kind, config.model.compute_dtype)
     mfu = common["model_flops"] / seconds["step"] / peak
-    values = {"problem": "", "compiled_flops": 0.0, "compile_seconds": 0.0} | common | rest
-    return Plan(**values, collectives=collectives, seconds=seconds, mfu=mfu, assumptions=assumptions(config, chip))
+    values = {"problem": "", "compiled_flops": 0.0, "moved_bytes": 0.0, "compile_seconds": 0.0} | common | rest
+    return Plan(
+        **values, collectives=collectives, seconds=seconds, mfu=mfu, assumptions=assumptions(config, chip, moved)
+    )
 
 
-def _plan_by_arithmetic(config: PretrainConfig, topology: str, num_chips: int, row_length: int) -> Plan:
-    """Returns the plan for GPUs, by arithmetic alone."""
-    chip = GPUS[topology.partition(":")[0]]
+def plan_by_arithmetic(config: PretrainConfig, topology: str, num_chips: int, row_length: int) -> Plan:
+    """Returns the plan by arithmetic alone, as for GPUs where their compiler is not installed.
+
+    Raises: InputError if the model or the batch does not divide over the mesh.
+    """
+    chip = (TPUS | GPUS)[topology.partition(":")[0]]
     sizes = mesh_sizes(config.mesh, num_chips)
     mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes))
     check_divisible(mesh, config.model, (config.data.batch_size, config.train.accumulate))
-    state = _state(config, mesh)
-    common = _common(config, topology, chip, sizes, row_length, state)
+    common = _common(config, topology, chip, sizes, row_length, _state(config, mesh))
     needed = common["estimate"]["total"]
-    fits = needed < USABLE_OF_GPU * chip.hbm_bytes
-    problem = "" if fits else memory_problem(config, sizes, needed, USABLE_OF_GPU * chip.hbm_bytes)
+    available = usable_bytes(chip)
+    problem = "" if needed < available else memory_problem(config, sizes, needed, available)
     traffic = expected_traffic(config, sizes, row_length, common["estimate"]["params"])
     return _finish(
-        common, chip, config, traffic, source="arithmetic", fits=fits, problem=problem, bytes=common["estimate"]
+        common, chip, config, traffic, source="arithmetic", fits=not problem, problem=problem, bytes=common["estimate"]
     )
+
+
+def usable_bytes(chip: Chip) -> float:
+    """Returns the bytes of a chip that a program may use."""
+    return chip.hbm_bytes * (1 if chip.is_tpu else USABLE_OF_GPU)
 
 
 def num_chips_of(topology: str, slices: int = 0) -> int:
@@ -325,63 +356,3 @@ def with_rows(config: PretrainConfig, topology: str, rows_per_chip: int) -> Pret
     sizes = mesh_sizes(config.mesh, num_chips_of(topology, config.mesh.dcn))
     data = dataclasses.replace(config.data, batch_size=rows_per_chip * sizes["data"] * sizes["fsdp"])
     return dataclasses.replace(config, data=data)
-
-
-def search(
-    config: PretrainConfig,
-    topology: str,
-    row_length: int = 0,
-    on_plan: Callable[[Plan], object] = lambda plan: None,
-    on_refusal: Callable[[str], object] = lambda line: None,
-) -> list[Plan]:
-    """Returns, for data parallel, fsdp and a mixture of both, the plan of the most rows per chip that fit.
-
-    If not even one row fits, it is the plan of one row. `on_plan` is called with every plan that is made. If the model
-    does not divide over fsdp or the mixture, that mesh is left out and `on_refusal` is called with the reason.
-
-    Raises: as `plan`.
-    """
-    num_chips = num_chips_of(topology, config.mesh.dcn)
-    mixed = next(size for size in (8, 4, 2, 3, 5, 7, 1) if num_chips % size == 0 and (size < num_chips or size == 1))
-    slices = max(1, config.mesh.dcn)
-    sizes = [(-1, 1, 1), (slices, -1, 1)] + ([(-1, mixed, 1)] if 1 < mixed * slices < num_chips else [])
-    meshes = [MeshConfig(*size, dcn=config.mesh.dcn) for size in sizes]
-    found = []
-    for mesh in meshes[: 1 if num_chips == 1 else None]:
-
-        @functools.cache
-        def of_rows(rows: int, mesh: MeshConfig = mesh) -> Plan:
-            pieces = dataclasses.replace(config, mesh=mesh)
-            made = plan(with_rows(pieces, topology, rows * config.train.accumulate), topology, row_length)
-            on_plan(made)
-            return made
-
-        try:
-            first = of_rows(1)
-        except InputError as error:  # the model does not divide so; other meshes may do
-            if mesh == meshes[0]:
-                raise
-            on_refusal(f"left out: {error}")
-            continue
-        free = first.hbm_bytes - first.estimate["total"]
-        each = first.estimate["activations"] + first.estimate["logits"]
-        most = largest(lambda rows: of_rows(rows).fits, max(1, int(free / each))) if first.fits else 1
-        found.append(of_rows(most))
-    return found
-
-
-def largest(fits: Callable[[int], bool], guess: int) -> int:
-    """Returns the largest number of at least 1 that fits, within an eighth; 1 is known to fit.
-
-    The guess is doubled until it does not fit; then the range is bisected.
-    """
-    low, high, step = 1, 0, guess
-    while not high:
-        if step > low and not fits(step):
-            high = step
-        else:
-            low, step = max(low, step), step * 2
-    while high - low > max(1, low // 8):
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low

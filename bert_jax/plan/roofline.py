@@ -10,7 +10,9 @@ from bert_jax.settings.pretraining import PretrainConfig
 
 # The model of time. Sources: performance notes of this project; all of it is assumption until measured on the device.
 HBM_EFFICIENCY = 0.9
-ELEMENTWISE_BYTES = 106  # per hidden unit, token and layer, both passes: XLA's fusions of norms, dropout, activation
+# Per hidden unit, token and layer, both passes, fused attention: read from what libtpu 0.0.42.1 made of BERT-Large for
+# v5e. A loop over the layers stacks what the backward pass reads, and so moves it once more.
+LOOP_BYTES, UNROLLED_BYTES = 228, 162
 SCORE_BYTES = 25  # per score of attention, both passes, where attention is not one kernel
 OPTIMIZER_BYTES = 34  # per parameter and step
 
@@ -27,23 +29,32 @@ class Traffic:
 
 
 def step_seconds(
-    config: PretrainConfig, chip: Chip, mesh_shape: dict[str, int], row_length: int, collectives: tuple[Traffic, ...]
+    config: PretrainConfig,
+    chip: Chip,
+    mesh_shape: dict[str, int],
+    row_length: int,
+    collectives: tuple[Traffic, ...],
+    moved_bytes: float = 0.0,
+    elementwise_bytes: float = 0.0,
 ) -> dict[str, float]:
     """Returns the seconds that a step takes, by part, and of all parts one after the other ("step").
 
     Large products run at `matrix_efficiency` of the peak, those of attention at half of that, norms and the like at
     HBM's bandwidth. An all-reduce moves its bytes twice. Communication overlaps with nothing.
-    Rematerialization "dots" and fused attention recompute the scores, one attention product in six; "full" recomputes
-    the whole forward pass.
+    Rematerialization "dots" and fused attention recompute the scores, one attention product in six, and the kernels
+    for GPUs two more; "full" recomputes the whole forward pass. `moved_bytes` are those of the compiled program. 0
+    estimates them, with `elementwise_bytes` per hidden unit, token and layer; 0 takes the figures of this project.
     """
     model = config.model
     num_chips = mesh_shape["data"] * mesh_shape["fsdp"] * mesh_shape["tensor"]
     tokens = config.data.batch_size * row_length / num_chips
     peak = peak_flops(chip.device_kind, model.compute_dtype) * chip.matrix_efficiency
     attention = 3 * model.num_layers * 4 * model.hidden_size * tokens * row_length
-    elementwise = ELEMENTWISE_BYTES * model.hidden_size + _score_bytes(config, chip) * model.num_heads * row_length
+    elementwise = (elementwise_bytes or _elementwise_bytes(config)) * model.hidden_size
+    elementwise += _score_bytes(config) * model.num_heads * row_length
     others = model_flops(config, num_chips, row_length) - attention
     again = 2 * (model.remat == "full") + (model.attention == "fused" or model.remat == "dots")
+    again += 2 * (model.attention == "fused" and not chip.is_tpu)
     attention *= 1 + again / 6
     if model.remat == "full":
         others *= 4 / 3
@@ -57,16 +68,21 @@ def step_seconds(
     parts = {
         "products": others / peak,
         "attention": attention / (peak / 2),
-        "memory": (elementwise * model.num_layers * tokens + OPTIMIZER_BYTES * updated)
+        "memory": (moved_bytes or elementwise * model.num_layers * tokens + OPTIMIZER_BYTES * updated)
         / (HBM_EFFICIENCY * chip.hbm_bandwidth),
         "network": network,
     }
     return parts | {"step": sum(parts.values())}
 
 
-def _score_bytes(config: PretrainConfig, chip: Chip) -> int:
+def _elementwise_bytes(config: PretrainConfig) -> int:
+    """Returns the bytes per hidden unit, token and layer of this project's programs."""
+    return UNROLLED_BYTES if config.model.unroll >= config.model.num_layers else LOOP_BYTES
+
+
+def _score_bytes(config: PretrainConfig) -> int:
     """Returns the bytes that a score of attention moves in both passes: none where a kernel keeps them in the core."""
-    return 0 if config.model.attention == "fused" and chip.is_tpu else SCORE_BYTES
+    return 0 if config.model.attention == "fused" else SCORE_BYTES
 
 
 def model_flops(config: PretrainConfig, num_chips: int, row_length: int) -> float:
@@ -76,13 +92,18 @@ def model_flops(config: PretrainConfig, num_chips: int, row_length: int) -> floa
     return flops.train_flops(config.model, rows * row_length, rows * row_length**2, rows * places, rows)
 
 
-def assumptions(config: PretrainConfig, chip: Chip) -> tuple[str, ...]:
+def assumptions(config: PretrainConfig, chip: Chip, moved_bytes: float = 0.0) -> tuple[str, ...]:
     """Returns the assumptions of `step_seconds` as text."""
     peak = peak_flops(chip.device_kind, config.model.compute_dtype)
+    moved = (
+        f"the compiled program's {moved_bytes / 1e9:,.2f} GB of HBM"
+        if moved_bytes
+        else f"{_elementwise_bytes(config)} bytes per hidden unit, token and layer, {_score_bytes(config)} per score, "
+        f"{OPTIMIZER_BYTES} per parameter"
+    )
     return (
         f"products at {chip.matrix_efficiency:.0%} of {peak / 1e12:,.0f} TFLOP/s, those of attention at half of it",
-        f"{ELEMENTWISE_BYTES} bytes per hidden unit, token and layer, {_score_bytes(config, chip)} per score, "
-        f"{OPTIMIZER_BYTES} per parameter, at {HBM_EFFICIENCY:.0%} of {chip.hbm_bandwidth / 1e12:.2f} TB/s",
+        f"{moved}, at {HBM_EFFICIENCY:.0%} of {chip.hbm_bandwidth / 1e12:.2f} TB/s",
         f"collectives at {chip.link_bandwidth / 1e9:.0f} GB/s a chip, hidden behind nothing"
         + (", between slices too" if config.mesh.dcn > 1 else "")
         + "; no wait for the loader",

@@ -30,6 +30,8 @@ def plan_table(plan: Plan) -> list[str]:
     if plan.compiled_flops:
         ratio = plan.compiled_flops / plan.model_flops
         lines.append(f"  compiled FLOPs            {plan.compiled_flops:>18,.0f}   {ratio:.3f} of the model's")
+    if plan.moved_bytes:
+        lines.append(f"  compiled bytes of HBM     {plan.moved_bytes:>18,.0f}   read and written, loops in full")
     step = plan.seconds["step"]
     lines += [
         "",
@@ -41,17 +43,23 @@ def plan_table(plan: Plan) -> list[str]:
     return lines + ([f"compiled in {plan.compile_seconds:.0f} s"] if plan.compile_seconds else [])
 
 
-def search_table(plans: list[Plan]) -> list[str]:
-    """Returns the plans that a search has made, one in a line, the fastest that fits first."""
+def search_table(plans: list[Plan], most: int = 12) -> list[str]:
+    """Returns the first plans of a search, one in a line, and the flags of the first."""
     lines = [
-        f"{'mesh':<30}{'rows a chip':>12}{'fits':>6}{'GiB a chip':>12}{'of':>8}{'MB moved':>12}{'rows/s':>12}{'MFU':>8}"
+        f"{'step, ms':>9}{'rows/s':>10}{'MFU':>8}{'fits':>6}{'GiB a chip':>12}{'of':>8}  settings; by {plans[0].source}"
     ]
-    for plan in sorted(plans, key=lambda plan: (not plan.fits, -plan.batch_size / plan.seconds["step"])):
+    for plan in plans[:most]:
+        total = next((plan.bytes[kind] for kind in ("held at once", "total", "temporaries") if plan.bytes.get(kind)), 0)
+        step = plan.seconds["step"]
         axes = " x ".join(f"{name} {size}" for name, size in plan.mesh.items() if size > 1) or "one device"
-        total = next((plan.bytes[kind] for kind in ("held at once", "total", "temporaries") if kind in plan.bytes), 0)
+        settings = " ".join(flag.removeprefix("--config.") for flag in plan.flags if ".mesh." not in flag)
         lines.append(
-            f"{axes:<30}{plan.rows_per_chip:>12}{'yes' if plan.fits else 'NO':>6}{total / GIB:>12.2f}"
-            f"{plan.hbm_bytes / GIB:>8.2f}{sum(traffic.bytes for traffic in plan.collectives) / 1e6:>12,.0f}"
-            f"{plan.batch_size / plan.seconds['step']:>12,.0f}{plan.mfu:>8.1%}"
+            f"{1e3 * step:>9,.1f}{plan.batch_size / step:>10,.0f}{plan.mfu:>8.1%}{'yes' if plan.fits else 'NO':>6}"
+            f"{total / GIB:>12.2f}{plan.hbm_bytes / GIB:>8.2f}  {axes}; {settings or 'as given'}"
         )
-    return lines
+    if len(plans) > most:
+        lines.append(f"and {len(plans) - most} more; --json=FILE has all")
+    if not plans[0].fits:
+        return [*lines, "", f"nothing fits: {plans[0].problem}"]
+    return [*lines, "", "the fastest by the model of time, which nobody has measured; add to the command:",
+            "  " + (" ".join(plans[0].flags) or "nothing, it is as given")]  # fmt: skip

@@ -47,8 +47,8 @@ class ModelConfig:
     # "float32" or "bfloat16", the type of the gradients that devices sum. "bfloat16" halves the communication; each
     # gradient is rounded once.
     gradient_dtype: str = "float32"
-    # "plain" or "fused"; "fused" uses a kernel on TPUs that does not store the attention scores, and computes the same
-    # function without the kernel elsewhere.
+    # "plain" or "fused"; "fused" uses a kernel on TPUs and on NVIDIA GPUs (Ampere or newer) that does not store the
+    # attention scores, and computes the same function without the kernel elsewhere.
     attention: str = "plain"
     remat: str = "none"  # what the backward pass recomputes: "none", "dots" (all but matmuls) or "full"
     unroll: int = 0  # layers per iteration of the scan; 0 unrolls all on a CPU, where a loop copies, and 1 elsewhere

@@ -3,7 +3,8 @@
 
 python -m bert_jax.tools.plan --config=configs/pretrain.py:large,phase=2 --topology=v5e:16x16 --rows_per_chip=8
 
-TPUs are planned by their compiler (pip install 'bert_jax[tpu]'), which takes minutes; GPUs by arithmetic.
+The compiler of the device plans, which takes minutes: of TPUs libtpu (pip install 'bert_jax[tpu]'), of GPUs XLA's (pip
+install 'bert_jax[gpu-plan]'). Without the latter GPUs are planned by arithmetic, and the output says which.
 """
 
 import dataclasses
@@ -35,7 +36,7 @@ VOCAB_SIZE = flags.DEFINE_integer(
 PHASE = flags.DEFINE_integer(
     "phase", 1, "the phase to plan, for a run of two phases such as configs/lamb.py", lower_bound=1
 )
-SEARCH = flags.DEFINE_boolean("search", False, "find the most rows of a chip that fit, for several meshes")
+SEARCH = flags.DEFINE_boolean("search", False, "find the fastest mesh and settings for data.batch_size")
 JSON = flags.DEFINE_string("json", "", "a file to write all figures to")
 OUTPUT = flags.DEFINE_string(
     "output", "", "a file for the compiled step, from which train.py starts by --config.train.compiled=FILE"
@@ -51,7 +52,7 @@ def main() -> int:
             "--config and --topology are needed, as in --config=configs/pretrain.py:large,phase=2 --topology=v5e:16x16"
         )
     if SEARCH.value and ROWS.value:
-        raise InputError(f"--rows_per_chip={ROWS.value} is what --search is to find; give one of them")
+        raise InputError(f"--search holds data.batch_size; leave out --rows_per_chip={ROWS.value}")
     config = from_dict(PretrainConfig, CONFIG.value.to_dict())
     if OUTPUT.value:
         return keep_compiled(config)
@@ -68,12 +69,11 @@ def main() -> int:
 
     os.environ["JAX_PLATFORMS"] = "cpu"  # the device that is planned for is not asked for, even where there is one
     from bert_jax.plan import planner  # JAX starts here: --help and bad settings answer at once
+    from bert_jax.plan.search import search
     from bert_jax.plan.tables import plan_table, search_table
 
     if SEARCH.value:
-        plans = planner.search(
-            config, TOPOLOGY.value, ROW_LENGTH.value, _tell, lambda line: print(line, file=sys.stderr)
-        )
+        plans = search(config, TOPOLOGY.value, ROW_LENGTH.value, _tell, lambda line: print(line, file=sys.stderr))
         lines = search_table(plans)
     else:
         if ROWS.value:

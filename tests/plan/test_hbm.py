@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bytes of HBM that are read from compiled programs: loops, slices, updates in place, memory spaces, libraries."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from bert_jax.plan.hbm import moved_bytes
+
+PROGRAM = """\
+HloModule jit_step
+
+%condition (state: (s32[], f32[24,1024])) -> pred[] {
+  %state = (s32[], f32[24,1024]{1,0}) parameter(0)
+  %limit = s32[] constant(24)
+  %counter = s32[] get-tuple-element(%state), index=0
+  ROOT %less = pred[] compare(%counter, %limit), direction=LT
+}
+
+%one_layer (whole: f32[24,1024], place: s32[]) -> f32[24,1024] {
+  %whole = f32[24,1024]{1,0} parameter(0)
+  %place = s32[] parameter(1)
+  %zero = s32[] constant(0)
+  %layer = f32[1,1024]{1,0} dynamic-slice(%whole, %place, %zero), dynamic_slice_sizes={1,1024}
+  %doubled = f32[1,1024]{1,0} add(%layer, %layer)
+  ROOT %updated = f32[24,1024]{1,0} dynamic-update-slice(%whole, %doubled, %place, %zero)
+}
+
+%body (state.1: (s32[], f32[24,1024])) -> (s32[], f32[24,1024]) {
+  %state.1 = (s32[], f32[24,1024]{1,0}) parameter(0)
+  %counter.1 = s32[] get-tuple-element(%state.1), index=0
+  %stack = f32[24,1024]{1,0} get-tuple-element(%state.1), index=1
+  %in_place = f32[24,1024]{1,0} fusion(%stack, %counter.1), kind=kLoop, calls=%one_layer
+  %step = s32[] constant(1)
+  %increased = s32[] add(%counter.1, %step)
+  ROOT %next = (s32[], f32[24,1024]) tuple(%increased, %in_place)
+}
+
+ENTRY %main (p: f32[24,1024]) -> f32[24,1024] {
+  %p = f32[24,1024]{1,0} parameter(0)
+  %start = s32[] constant(0)
+  %started = (s32[], f32[24,1024]) tuple(%start, %p)
+  %loop = (s32[], f32[24,1024]) while(%started), condition=%condition, body=%body
+  ROOT %result = f32[24,1024]{1,0} get-tuple-element(%loop), index=1
+}
+"""
+
+
+def entry(*lines):
+    return "\n".join(["HloModule jit_step", "", "ENTRY %main (p: bf16[512,512]) -> bf16[512,512] {", *lines, "}"])
+
+
+def test_a_loop_counts_in_full_and_of_a_slice_the_slice():
+    of_counter = 4 + 4 + 4  # two numbers are read and one is written
+    of_layer = 4 * 1024 + 4 + 4 * 1024
+    assert moved_bytes(PROGRAM) == 24 * (of_counter + of_layer)
+
+
+def test_other_memory_spaces_are_free_and_an_asynchronous_copy_is_one():
+    text = entry(
+        "  %p = bf16[512,512]{1,0} parameter(0)",
+        "  %begin = (bf16[512,512]{1,0:T(8,128)S(1)}, bf16[512,512]{1,0}, u32[]) copy-start(%p)",
+        "  %end = bf16[512,512]{1,0:T(8,128)S(1)} copy-done(%begin)",
+        "  %twice = bf16[512,512]{1,0:T(8,128)S(1)} add(%end, %end)",
+        "  ROOT %out = bf16[512,512]{1,0} negate(%twice)",
+    )
+    assert moved_bytes(text) == 2 * 512 * 512 * 2  # read once at the start, written once at the end
+
+
+def test_the_workspace_of_a_library_is_not_moved():
+    text = entry(
+        "  %p = bf16[512,512]{1,0} parameter(0)",
+        "  %both = (bf16[512,512]{1,0}, s8[33554432]{0}) custom-call(%p, %p), "
+        'custom_call_target="__cublas$lt$matmul", backend_config={}',
+        "  ROOT %out = bf16[512,512]{1,0} get-tuple-element(%both), index=0",
+    )
+    assert moved_bytes(text) == 3 * 512 * 512 * 2
+
+
+def test_a_gather_reads_what_it_takes():
+    text = entry(
+        "  %p = bf16[30592,512]{1,0} parameter(0)",
+        "  %ids = s32[64,1]{1,0} parameter(1)",
+        "  ROOT %out = bf16[64,512]{1,0} gather(%p, %ids), offset_dims={1}",
+    )
+    assert moved_bytes(text) == 2 * 64 * 512 * 2 + 64 * 4
+
+
+def test_of_a_program_compiled_here():
+    array = jax.ShapeDtypeStruct((1024, 1024), jnp.float32)
+    compiled = jax.jit(lambda x, y: jnp.tanh(x) * y + 1).lower(array, array).compile()
+    assert moved_bytes(compiled.as_text()) == pytest.approx(3 * 4 * 2**20, rel=0.01)
