@@ -85,11 +85,14 @@ class Encoder(nn.Module):
 
 
 def positions_in_sequence(sequence_ids: jax.Array) -> jax.Array:
-    """Returns [B, L] int32: 0, 1, 2, ... from the start of each sequence of the row."""
+    """Returns [B, L] int32: 0, 1, 2, ... from the start of each sequence of the row, and 0 in padding.
+
+    Padding may be longer than the table of positions, whose rows beyond the end would be NaN.
+    """
     index = jnp.arange(sequence_ids.shape[1], dtype=jnp.int32)[None, :]
     previous = jnp.pad(sequence_ids, ((0, 0), (1, 0)), constant_values=-1)[:, :-1]
     starts = jnp.where(sequence_ids != previous.astype(sequence_ids.dtype), index, 0)
-    return index - jax.lax.cummax(starts, axis=1)
+    return jnp.where(sequence_ids != 0, index - jax.lax.cummax(starts, axis=1), 0)
 
 
 def last_positions(sequence_ids: jax.Array, first: jax.Array) -> jax.Array:

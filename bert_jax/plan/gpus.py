@@ -16,7 +16,7 @@ from bert_jax.errors import InputError
 # The parts of JAX that have the compiler, by the version of CUDA that they are for.
 PACKAGES = ("jax-cuda13-pjrt", "jax-cuda12-pjrt")
 # Without a GPU nothing can be timed, so the compiler takes its default kernels.
-OPTIONS = {"xla_gpu_autotune_level": "0"}
+OPTIONS: dict[str, str | bool] = {"xla_gpu_autotune_level": "0"}
 
 
 class _Cores(NamedTuple):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from builders import CLS, MASK, SEP, random_batch, tiny_model
 
+from bert_jax.batch import pad_rows
 from bert_jax.model.attention import attention_mask
 from bert_jax.model.encoder import positions_in_sequence
 from bert_jax.model.layers import Dropout
@@ -335,6 +336,16 @@ def test_positions_and_attention_of_packed_rows():
     attends = np.asarray(attention_mask(sequence_ids)[0])
     assert attends[:2, :2].all() and attends[2:5, 2:5].all()
     assert attends.sum() == 4 + 9
+
+
+def test_padding_may_be_longer_than_the_positions():
+    """As beside a row of several choices, each of which fits: there is no position for the last tokens of padding."""
+    model = tiny_model(max_positions=8)
+    params = init_params(model, jax.random.key(0))
+    ids = np.arange(5, 11)
+    short, long = (encode(model, params, pad_rows([ids, np.arange(5, 13)], length)).hidden[0, :6] for length in (8, 30))
+    assert np.isfinite(long).all()
+    np.testing.assert_allclose(long, short, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
