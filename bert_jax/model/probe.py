@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from bert_jax.model.layers import Dense, Dropout
-from bert_jax.model.product import in_precision
+from bert_jax.model.product import in_precision, matmul_precision
 from bert_jax.settings.finetuning import ProbeConfig
 from bert_jax.settings.model import ModelConfig
 
@@ -53,7 +53,7 @@ class Probe(nn.Module):
                 features = nn.Bidirectional(forward, backward, name=f"bilstm_{index}")(features, seq_lengths=lengths)
         features = Dropout(self.model.hidden_dropout_rate)(features, deterministic)
         if self.pool:
-            features = mean_of_sequences(features, sequence_ids, num_places)
+            features = mean_of_sequences(features, sequence_ids, num_places, self.model.matmul_precision)
         return Dense(self.model, self.num_classes, "float32", name="classifier")(features)
 
     def _combine(self, layers: jax.Array) -> jax.Array:
@@ -72,11 +72,13 @@ class Probe(nn.Module):
         return jnp.einsum("W,WBLH->BLH", weights, chosen)
 
 
-def mean_of_sequences(vectors: jax.Array, sequence_ids: jax.Array, num_places: int) -> jax.Array:
+def mean_of_sequences(
+    vectors: jax.Array, sequence_ids: jax.Array, num_places: int, precision: str = "highest"
+) -> jax.Array:
     """Returns the mean of the tokens' vectors [B, L, H] over each sequence of a row, [B, M, H] float32; 0 if empty.
 
-    sequence_ids [B, L] are as in `Batch`, num_places is M.
+    sequence_ids [B, L] are as in `Batch`, num_places is M; `precision` is that of `product`.
     """
     inside = (sequence_ids[:, None, :] == jnp.arange(1, num_places + 1)[:, None]).astype(jnp.float32)  # [B, M, L]
-    total = jnp.einsum("BML,BLH->BMH", inside, vectors.astype(jnp.float32), precision=jax.lax.Precision.HIGHEST)
+    total = jnp.einsum("BML,BLH->BMH", inside, vectors.astype(jnp.float32), precision=matmul_precision(precision))
     return total / jnp.maximum(jnp.sum(inside, axis=-1), 1)[..., None]
