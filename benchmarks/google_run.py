@@ -151,7 +151,7 @@ def _pretraining(golden: Golden, start: Path, data: Path) -> PretrainConfig:
             initializer_stddev=model["initializer_range"],
             matmul_precision="highest",
         ),
-        data=DataConfig(path=str(data), batch_size=run["batch_size"], seed=run["data_seed"], pack="off"),
+        data=DataConfig(path=str(data), batch_size=run["batch_size"], seed=run["data_seed"]),
         optimizer=optimizer(run),
         train=TrainConfig(num_steps=run["num_steps"]),
         eval=EvalConfig(every_steps=0),
