@@ -24,6 +24,11 @@ class Chip:
     megacore: bool = False  # libtpu compiles both cores of a chip as one device
 
     @property
+    def platform(self) -> str:
+        """JAX's name of the platform."""
+        return "tpu" if self.is_tpu else "gpu"
+
+    @property
     def is_tpu(self) -> bool:
         return self.device_kind.startswith("TPU")
 

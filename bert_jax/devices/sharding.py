@@ -6,8 +6,9 @@ divided) and "tensor" (heads, feed-forward and vocabulary divided). One device i
 so the same program runs on any number of devices.
 """
 
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import jax
@@ -98,6 +99,11 @@ def mesh_sizes(config: MeshConfig, num_devices: int) -> dict[str, int]:
             "their product must be the number of devices (one size may be -1, for all that are left)"
         )
     return {axis: num_devices // known if size == -1 else size for axis, size in sizes.items()}
+
+
+def is_data_alone(sizes: Mapping[str, int]) -> bool:
+    """Returns whether a mesh of these sizes has several devices, all along "data"."""
+    return math.prod(sizes.values()) == sizes["data"] > 1
 
 
 def check_divisible(mesh: Mesh | AbstractMesh, model: ModelConfig, *batches: tuple[int, int]) -> None:
@@ -202,15 +208,29 @@ def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
 
+def row_axes() -> tuple[str, ...]:
+    """Returns the axes over which rows are divided, of the mesh that is traced under; () without one.
+
+    Inside a `shard_map` over them there are none: rows are those of one device.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    return () if mesh.empty else tuple(axis for axis in ROW_AXES if axis not in mesh.manual_axes)
+
+
+def num_row_shards() -> int:
+    """Returns the number of devices among which the rows of an array are divided, when traced under a mesh."""
+    return math.prod(jax.sharding.get_abstract_mesh().shape[axis] for axis in row_axes())
+
+
 def constrain_rows(array: jax.Array) -> jax.Array:
     """Returns `array` with its leading axis divided over data x fsdp, when traced under a mesh."""
-    if jax.sharding.get_abstract_mesh().empty:
+    if not row_axes():
         return array
-    return jax.lax.with_sharding_constraint(array, PartitionSpec(ROW_AXES))
+    return jax.lax.with_sharding_constraint(array, PartitionSpec(row_axes()))
 
 
 def whole(array: jax.Array) -> jax.Array:
     """Returns `array` replicated on all devices, when traced under a mesh."""
-    if jax.sharding.get_abstract_mesh().empty:
+    if not row_axes():
         return array
     return jax.lax.with_sharding_constraint(array, PartitionSpec())

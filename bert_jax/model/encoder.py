@@ -10,7 +10,7 @@ from flax import linen as nn
 from bert_jax.devices.sharding import constrain_rows
 from bert_jax.model.attention import attention_mask
 from bert_jax.model.layers import SAVED, Dense, Embeddings, Layer
-from bert_jax.model.on_cpu import default_unroll, layer_name
+from bert_jax.model.on_cpu import layer_name
 from bert_jax.settings.model import ModelConfig
 
 REMAT_POLICIES = {
@@ -69,7 +69,7 @@ class Encoder(nn.Module):
                 variable_axes={"params": 0},
                 split_rngs={"params": True, "dropout": True},
                 length=config.num_layers,
-                unroll=min(config.unroll, config.num_layers) if config.unroll else default_unroll(config),
+                unroll=config.layers_at_once(jax.default_backend()),
             )
             hidden, kept = scan(Layer(config, name="layers"), embedded)
 

@@ -10,7 +10,6 @@ The kernels are tested against that.
 """
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -20,10 +19,11 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
-from bert_jax.devices.sharding import MESH_AXES, ROW_AXES
+from bert_jax.devices.sharding import MESH_AXES, num_row_shards, row_axes
 from bert_jax.model import fused_attention_gpu, fused_attention_tpu
 from bert_jax.model.attention import SAVED, attend, attention_mask
 from bert_jax.model.attention_kernels import AttentionShape, keeps
+from bert_jax.model.keys import bits_of_rows
 
 Gradients: TypeAlias = tuple[jax.Array, ...]
 
@@ -55,15 +55,16 @@ def fused_attention(
     keys = jnp.zeros((rows, num_heads, 2), jnp.int32)
     if shape.drops:
         assert dropout_key is not None, f"dropout of {rate} needs a key"
-        keys = jax.lax.bitcast_convert_type(jax.random.bits(dropout_key, keys.shape, jnp.uint32), jnp.int32)
+        keys = jax.lax.bitcast_convert_type(bits_of_rows(dropout_key, keys.shape), jnp.int32)
     arrays = (query, key, value, sequence_ids.astype(jnp.int32), keys)
     mesh, tensor = jax.sharding.get_abstract_mesh(), MESH_AXES["heads"]
-    if (interpret or jax.device_count() == 1) if mesh.empty else mesh.size == 1:
+    divided = num_row_shards() * mesh.shape.get(tensor, 1)
+    if (interpret or jax.device_count() == 1) if mesh.empty else divided == 1:
         return _attention(shape, interpret, *arrays)
-    if mesh.empty or rows % math.prod(mesh.shape[axis] for axis in ROW_AXES):
+    if mesh.empty or rows % num_row_shards():
         return _plain(shape, *arrays)  # a kernel can only be sharded by rows and heads
     of_device = shape._replace(num_heads=num_heads // mesh.shape[tensor])
-    columns, ids, heads = (PartitionSpec(ROW_AXES, *rest) for rest in ((None, tensor), (None,), (tensor, None)))
+    columns, ids, heads = (PartitionSpec(row_axes(), *rest) for rest in ((None, tensor), (None,), (tensor, None)))
     over_mesh = jax.shard_map(
         functools.partial(_attention, of_device, interpret),
         in_specs=(columns, columns, columns, ids, heads),

@@ -15,8 +15,9 @@ from jax.ad_checkpoint import checkpoint_name
 
 from bert_jax.devices.sharding import whole
 from bert_jax.model.attention import SAVED, attend
+from bert_jax.model.keys import bits_of_rows
 from bert_jax.model.product import add_bias, product
-from bert_jax.model.word_table import copy_to_rows
+from bert_jax.model.tables import copy_to_rows, look_up
 from bert_jax.settings.model import ModelConfig
 
 ACTIVATIONS = {
@@ -85,7 +86,7 @@ class Dropout(nn.Module):
             return inputs
         *outer, rows, columns = inputs.shape
         # Halved along the rows: that axis is never sharded, and columns are lanes of the vector unit.
-        bits = jax.random.bits(self.make_rng("dropout"), (*outer, -(-rows // 2), columns), jnp.uint32)
+        bits = bits_of_rows(self.make_rng("dropout"), (*outer, -(-rows // 2), columns))
         bits = jnp.concatenate([bits & 0xFFFF, bits >> 16], axis=-2)[..., :rows, :]
         scaled = (inputs.astype(jnp.float32) * (2**16 / kept)).astype(inputs.dtype)
         return jnp.where(bits < kept, scaled, 0)
@@ -106,6 +107,11 @@ class Embeddings(nn.Module):
         def table(rows: int, name: str, init: Callable[..., jax.Array]) -> nn.Embed:
             return nn.Embed(rows, config.hidden_size, embedding_init=init, name=name)
 
+        def small_rows(name: str, size: int, ids: jax.Array) -> jax.Array:
+            # Replicated first: a sharded lookup would need communication.
+            embedding = whole(table(size, name, truncated_normal(config)).embedding)
+            return look_up(config.compute_dtype, config.matmul_precision, embedding, ids)
+
         words = table(config.padded_vocab_size, "word", self._padded_init)
         copies = copy_to_rows(words.embedding, token_ids.shape[0], config.gradient_dtype)
         looked_up = jax.vmap(lambda table, ids: jnp.take(table, ids, axis=0))(
@@ -113,8 +119,8 @@ class Embeddings(nn.Module):
         )
         summed = (
             looked_up.reshape(*token_ids.shape, -1)
-            + _look_up(table(config.max_positions, "position", truncated_normal(config)), positions)
-            + _look_up(table(config.type_vocab_size, "type", truncated_normal(config)), type_ids.astype(jnp.int32))
+            + small_rows("position", config.max_positions, positions)
+            + small_rows("type", config.type_vocab_size, type_ids.astype(jnp.int32))
         )
         embedded = layer_norm(config)(summed)
         embedded = Dropout(config.hidden_dropout_rate)(embedded, deterministic)
@@ -124,11 +130,6 @@ class Embeddings(nn.Module):
         """Returns random rows for the vocabulary and zero rows for its padding."""
         table = truncated_normal(self.config)(key, (self.config.vocab_size, shape[1]), dtype)
         return jnp.zeros(shape, dtype).at[: self.config.vocab_size].set(table)
-
-
-def _look_up(table: nn.Embed, ids: jax.Array) -> jax.Array:
-    """Returns the rows `ids` of a small table, replicated first: a sharded lookup would need communication."""
-    return jnp.take(whole(table.embedding), ids, axis=0)
 
 
 class Attention(nn.Module):

@@ -56,11 +56,3 @@ def unstack(config: ModelConfig, encoder: PyTree) -> PyTree:
 def layer_name(index: int) -> str:
     """Returns the name that `unstack` gives to the parameters of a layer."""
     return f"layer_{index}"
-
-
-def default_unroll(config: ModelConfig) -> int:
-    """Returns the layers per scan iteration if `model.unroll` is 0: all on a CPU, where a loop copies parameters.
-
-    With rematerialization it is 1: XLA may merge the recomputation of unrolled layers with the first computation.
-    """
-    return config.num_layers if jax.default_backend() == "cpu" and config.remat == "none" else 1

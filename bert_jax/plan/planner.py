@@ -181,9 +181,12 @@ def _gpu_count(topology: str, size: str) -> int:
     return int(size)
 
 
-def _objective(config: PretrainConfig) -> Objective:
-    """Returns the objective of a run; the ids of special tokens do not affect the plan."""
-    model = dataclasses.replace(config.model, unroll=config.model.unroll or 1)  # what 0 means away from a CPU
+def _objective(config: PretrainConfig, mesh: Mesh | AbstractMesh) -> Objective:
+    """Returns the objective of a run on the devices of the mesh; the ids of special tokens do not affect the plan."""
+    model = config.model
+    if isinstance(mesh, Mesh):  # they are not this machine's
+        unroll = model.layers_at_once(mesh.devices.flat[0].platform)
+        model = dataclasses.replace(model, unroll=unroll)
     return pretraining_objective(model, config.masking, 103, (101, 102), config.train.next_sentence)
 
 
@@ -196,7 +199,7 @@ def _state(config: PretrainConfig, mesh: Mesh | AbstractMesh) -> TrainState:
 
 @functools.lru_cache(maxsize=8)
 def _state_of(config: PretrainConfig, mesh: Mesh | AbstractMesh) -> TrainState:
-    return abstract_state(_objective(config), config.optimizer, config.train, mesh)
+    return abstract_state(_objective(config, mesh), config.optimizer, config.train, mesh)
 
 
 def abstract_batch(mesh: Mesh, batch_size: int, row_length: int) -> Batch:
@@ -221,7 +224,7 @@ def abstract_batch(mesh: Mesh, batch_size: int, row_length: int) -> Batch:
 
 def lower_train_step(config: PretrainConfig, mesh: Mesh, row_length: int) -> jax.stages.Lowered:
     """Returns the training step that `train.py` would run, traced for the mesh and not yet compiled."""
-    objective = _objective(config)
+    objective = _objective(config, mesh)
     state = _state(config, mesh)
     step = make_train_step(objective, config.optimizer, config.train, mesh, state)
     with jax.set_mesh(mesh):
@@ -230,7 +233,7 @@ def lower_train_step(config: PretrainConfig, mesh: Mesh, row_length: int) -> jax
 
 def lower_eval_step(config: PretrainConfig, mesh: Mesh, row_length: int) -> jax.stages.Lowered:
     """Returns the evaluation step, which is the forward pass, traced for the mesh and not yet compiled."""
-    objective = _objective(config)
+    objective = _objective(config, mesh)
     params = _state(config, mesh).params
     step = make_eval_step(objective, mesh, params)
     with jax.set_mesh(mesh):

@@ -4,6 +4,7 @@
 from dataclasses import dataclass
 
 from bert_jax.devices.chips import GPUS_PER_HOST, Chip, peak_flops
+from bert_jax.devices.sharding import is_data_alone
 from bert_jax.model.masking import predictions_per_row
 from bert_jax.plan import flops
 from bert_jax.settings.pretraining import PretrainConfig
@@ -50,7 +51,7 @@ def step_seconds(
     tokens = config.data.batch_size * row_length / num_chips
     peak = peak_flops(chip.device_kind, model.compute_dtype) * chip.matrix_efficiency
     attention = 3 * model.num_layers * 4 * model.hidden_size * tokens * row_length
-    elementwise = (elementwise_bytes or _elementwise_bytes(config)) * model.hidden_size
+    elementwise = (elementwise_bytes or _elementwise_bytes(config, chip)) * model.hidden_size
     elementwise += _score_bytes(config) * model.num_heads * row_length
     others = model_flops(config, num_chips, row_length) - attention
     again = 2 * (model.remat == "full") + (model.attention == "fused" or model.remat == "dots")
@@ -75,9 +76,10 @@ def step_seconds(
     return parts | {"step": sum(parts.values())}
 
 
-def _elementwise_bytes(config: PretrainConfig) -> int:
+def _elementwise_bytes(config: PretrainConfig, chip: Chip) -> int:
     """Returns the bytes per hidden unit, token and layer of this project's programs."""
-    return UNROLLED_BYTES if config.model.unroll >= config.model.num_layers else LOOP_BYTES
+    in_loop = config.model.layers_at_once(chip.platform) < config.model.num_layers
+    return LOOP_BYTES if in_loop else UNROLLED_BYTES
 
 
 def _score_bytes(config: PretrainConfig) -> int:
@@ -98,7 +100,7 @@ def assumptions(config: PretrainConfig, chip: Chip, moved_bytes: float = 0.0) ->
     moved = (
         f"the compiled program's {moved_bytes / 1e9:,.2f} GB of HBM"
         if moved_bytes
-        else f"{_elementwise_bytes(config)} bytes per hidden unit, token and layer, {_score_bytes(config)} per score, "
+        else f"{_elementwise_bytes(config, chip)} bytes per hidden unit, token and layer, {_score_bytes(config)} per score, "
         f"{OPTIMIZER_BYTES} per parameter"
     )
     return (
@@ -117,10 +119,11 @@ def expected_traffic(
     model, accumulate = config.model, config.train.accumulate
     found = []
     of_gradients, narrow = ("bf16", 2) if model.gradient_dtype == "bfloat16" else ("f32", 1)
-    # Microbatches are a loop, and what layers add up between devices they add up inside it (decision 0021).
+    # Where fsdp or tensor divide layers, what these add up between devices they add up in each microbatch (decision 0034).
+    again = 0 if is_data_alone(sizes) else accumulate - 1
     matrices = 4 * model.hidden_size**2 + 2 * model.hidden_size * model.intermediate_size
     of_layers = 4 * model.num_layers * matrices // (sizes["fsdp"] * sizes["tensor"])
-    gradients = (param_bytes + of_layers * (accumulate - 1)) // narrow
+    gradients = (param_bytes + of_layers * again) // narrow
     if sizes["data"] > 1 and config.train.zero1:
         found.append(Traffic("reduce-scatter", of_gradients, 1, gradients, sizes["data"]))
         found.append(Traffic("all-gather", "f32", 1, param_bytes, sizes["data"]))

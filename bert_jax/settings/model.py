@@ -16,6 +16,8 @@ from bert_jax.settings.rules import (
 )
 
 MOST_DROPOUT = 0.9999  # dropout compares 16 random bits with the rate; at higher rates it would drop everything
+# Layers that `ModelConfig.unroll` = 0 unrolls: what a core compiles in about five minutes. A CPU has no such bound.
+MOST_UNROLLED = {"tpu": 12, "gpu": 24}
 MOST_ROWS = 2**24  # along any axis of a parameter: far larger than any model in use, and JAX can still index it
 
 
@@ -51,10 +53,22 @@ class ModelConfig:
     # attention scores, and computes the same function without the kernel elsewhere.
     attention: str = "plain"
     remat: str = "none"  # what the backward pass recomputes: "none", "dots" (all but matmuls) or "full"
-    unroll: int = 0  # layers per iteration of the scan; 0 unrolls all on a CPU, where a loop copies, and 1 elsewhere
+    # Layers per iteration of the scan. All of them move fewer bytes than a loop, some of them more; each one takes time to
+    # compile. 0 is all, on a TPU up to 12 layers and on a GPU up to 24, and 1 beyond that or with rematerialization.
+    unroll: int = 0
     causal: bool = (
         False  # the paper's left-to-right model: a token sees only itself and earlier ones, and predicts the next
     )
+
+    def layers_at_once(self, platform: str) -> int:
+        """Returns the layers per iteration of the scan on "cpu", "gpu" or "tpu": `unroll`, or what 0 stands for.
+
+        With rematerialization that is 1: XLA may merge what unrolled layers recompute with the first computation.
+        """
+        if self.unroll:
+            return min(self.unroll, self.num_layers)
+        fast_enough = platform == "cpu" or self.num_layers <= MOST_UNROLLED.get(platform, 1)
+        return self.num_layers if fast_enough and self.remat == "none" else 1
 
     @property
     def padded_vocab_size(self) -> int:

@@ -102,8 +102,8 @@ def keep_compiled(config: PretrainConfig) -> int:
     here = TOPOLOGY.value == HERE
     if not here:
         os.environ["JAX_PLATFORMS"] = "cpu"
-        # 0 means 1 away from a CPU, and this machine may have nothing else.
-        config = dataclasses.replace(config, model=dataclasses.replace(config.model, unroll=config.model.unroll or 1))
+        unroll = config.model.layers_at_once("tpu")  # what 0 means depends on the platform, and here that is a CPU
+        config = dataclasses.replace(config, model=dataclasses.replace(config.model, unroll=unroll))
     import jax  # here, and not before: --help and bad settings answer at once
 
     from bert_jax.devices.sharding import check_divisible, make_mesh

@@ -3,7 +3,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ from bert_jax.model.keys import root_key
 from bert_jax.model.losses import Pair
 from bert_jax.model.objective import Objective, Params
 from bert_jax.settings.pretraining import OptimizerConfig, TrainConfig
+from bert_jax.training.accumulate import sum_over_microbatches
 from bert_jax.training.optim import apply_updates, global_norm, learning_rate_at, make_optimizer
 
 
@@ -57,7 +58,8 @@ class Metrics(Mapping[str, Pair]):
 
 
 _Pairs = dict[str, Pair]
-_Tree = TypeVar("_Tree")
+# GPUs add up the word table's gradient in an order that changes from run to run, unless XLA may not choose such programs.
+_GPU_OPTIONS: dict[str, bool | str] = {"xla_gpu_exclude_nondeterministic_ops": True}
 
 
 class TrainStep(Protocol):
@@ -152,6 +154,7 @@ def make_train_step(
         in_shardings=(shardings, rows),
         out_shardings=(shardings, whole),
         donate_argnums=0,
+        compiler_options=_GPU_OPTIONS if mesh.devices.flat[0].platform == "gpu" else None,
     )
 
 
@@ -178,20 +181,34 @@ def step_function(
         denominators = objective.denominators(batch)
         step_key = jax.random.fold_in(dropout_root, state.step)
 
-        def loss_and_metrics(params: Params, batch: Batch, key: jax.Array) -> tuple[jax.Array, _Pairs]:
+        def loss_and_metrics(
+            params: Params, batch: Batch, key: jax.Array, denominators: dict[str, jax.Array]
+        ) -> tuple[jax.Array, _Pairs]:
             metrics = objective.losses(params, batch, key)
             terms = [metrics[name][0] / denominator for name, denominator in denominators.items()]
             return jnp.sum(jnp.stack(terms)), metrics
 
-        def gradients_of(batch: Batch, index: jax.Array | int) -> tuple[jax.Array, _Pairs, Params]:
+        def gradients_of(
+            params: Params,
+            batch: Batch,
+            step_key: jax.Array,
+            denominators: dict[str, jax.Array],
+            index: jax.Array | int,
+        ) -> tuple[tuple[jax.Array, _Pairs], Params]:
             key = jax.random.fold_in(step_key, index)
-            (loss, metrics), gradients = jax.value_and_grad(loss_and_metrics, has_aux=True)(state.params, batch, key)
-            return loss, metrics, gradients
+            return jax.value_and_grad(loss_and_metrics, has_aux=True)(params, batch, key, denominators)
 
-        if train.accumulate == 1:
-            loss, metrics, gradients = gradients_of(batch, 0)
+        given = (state.params, batch, step_key, denominators)
+        if train.accumulate == 1 and update_shardings is None:
+            (loss, metrics), gradients = gradients_of(*given, 0)
         else:
-            loss, metrics, gradients = _sum_over_microbatches(gradients_of, batch, train.accumulate)
+            (loss, metrics), gradients = sum_over_microbatches(
+                gradients_of,
+                train.accumulate,
+                *given,
+                gradient_dtype=objective.gradient_dtype,
+                shardings=update_shardings,
+            )
 
         params = state.params
         if update_shardings is not None:
@@ -243,18 +260,3 @@ def batch_counts(batch: Batch) -> _Pairs:
         special = jnp.sum(batch.sequence_weights * (2.0 + pairs))
         counts["words"] = jnp.sum(batch.word_starts & (batch.sequence_ids > 0)).astype(jnp.float32) - special
     return {name: (count, jnp.ones(())) for name, count in counts.items()}
-
-
-def _sum_over_microbatches(gradients_of: Callable[[Batch, jax.Array | int], _Tree], batch: Batch, count: int) -> _Tree:
-    """Returns the sum of `gradients_of` over `count` microbatches, one after the other.
-
-    Microbatch i takes rows i, i + count, ..., so that each device keeps its own rows and no data move.
-    """
-    pieces = jax.tree.map(lambda x: jnp.swapaxes(x.reshape(-1, count, *x.shape[1:]), 0, 1), batch)
-
-    def add(total: _Tree, piece: tuple[Batch, jax.Array]) -> tuple[_Tree, None]:
-        return jax.tree.map(jnp.add, total, gradients_of(*piece)), None
-
-    first = jax.tree.map(lambda x: x[0], pieces)
-    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(gradients_of, first, 0))
-    return jax.lax.scan(add, zeros, (pieces, jnp.arange(count)))[0]

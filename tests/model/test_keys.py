@@ -6,11 +6,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from builders import make_pretrained
+from jax.sharding import PartitionSpec
 
 import bert_jax
 from bert_jax.checkpoints.warm_start import complete
 from bert_jax.devices.sharding import make_mesh
-from bert_jax.model.keys import PURPOSES, root_key
+from bert_jax.model import keys
+from bert_jax.model.keys import PURPOSES, bits_of_rows, root_key
 from bert_jax.model.masking import _token_bits
 from bert_jax.model.objective import task_objective
 from bert_jax.settings.pretraining import MeshConfig, OptimizerConfig, TrainConfig
@@ -42,3 +44,36 @@ def test_a_missing_head_is_that_of_the_seed(tmp_path):
     mesh = make_mesh(MeshConfig(data=1), jax.devices()[:1])
     fresh = init_state(objective, OptimizerConfig(), TrainConfig(seed=5), mesh).params["classifier"]
     jax.tree.map(np.testing.assert_array_equal, complete(start, objective, 5).params["classifier"], fresh)
+
+
+@pytest.mark.parametrize("shape", [(16, 3, 5), (8, 7), (64, 2, 1000)])
+def test_a_device_draws_its_part_of_the_bits_of_all_rows(shape):
+    key = root_key(3, "dropout")
+    whole = np.asarray(jax.random.bits(key, shape, jnp.uint32))
+    np.testing.assert_array_equal(bits_of_rows(key, shape), whole)
+    of_device = jax.shard_map(
+        lambda key: bits_of_rows(key, (shape[0] // 8, *shape[1:])),
+        in_specs=PartitionSpec(),
+        out_specs=PartitionSpec("data"),
+    )
+    with jax.set_mesh(make_mesh(MeshConfig(data=8))):
+        np.testing.assert_array_equal(jax.jit(of_device)(key), whole)
+
+
+@pytest.mark.parametrize("size", [3 * 2**30, 2**32 - 1])
+def test_places_beyond_32_bits_are_counted(size, monkeypatch):
+    """Device 5 begins at 5 x size; the generator is given both words of that number and of the next ones."""
+    given = []
+
+    def record(first, second, high, low):
+        given.append((np.asarray(high).astype(np.uint64) << np.uint64(32)) + np.asarray(low))
+        return low, high
+
+    few = 6  # of the device's numbers; all of them would not fit the memory
+    monkeypatch.setattr(keys.threefry2x32_p, "bind", record)
+    monkeypatch.setattr(keys.jax.lax, "iota", lambda dtype, size: jnp.arange(few, dtype=dtype))
+    monkeypatch.setattr(keys.jax.lax, "axis_index", lambda axis: jnp.int32(5))
+    monkeypatch.setattr(keys, "_in_shard_map", lambda: True)
+    with pytest.raises(TypeError):  # the few numbers do not have the shape
+        bits_of_rows(root_key(0, "dropout"), (size,))
+    assert given[0].tolist() == [5 * size + place for place in range(few)]

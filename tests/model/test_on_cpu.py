@@ -8,7 +8,7 @@ import pytest
 from builders import tiny_model
 
 from bert_jax.model.objective import init_params
-from bert_jax.model.on_cpu import default_unroll, layer_name, product_over_rows, unstack
+from bert_jax.model.on_cpu import layer_name, product_over_rows, unstack
 
 
 @pytest.mark.parametrize(
@@ -40,8 +40,3 @@ def test_unstacked_layers_are_slices_with_kernels_in_the_compute_dtype():
         assert part["kernel"].dtype == jnp.bfloat16 and part["bias"].dtype == jnp.float32
         np.testing.assert_array_equal(part["kernel"], kernel[index].astype(jnp.bfloat16))
         np.testing.assert_array_equal(part["bias"], bias[index])
-
-
-def test_layers_are_unrolled_unless_they_are_computed_again():
-    assert default_unroll(tiny_model(num_layers=5)) == 5
-    assert default_unroll(tiny_model(num_layers=5, remat="full")) == 1

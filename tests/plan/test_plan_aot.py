@@ -53,9 +53,13 @@ CONFIGURATIONS = {
     "gradient_dtype": ({"model": {"gradient_dtype": "bfloat16"}}, {"all-reduce bf16": 0.49}),
     "zero1": (
         {"train": TrainConfig(zero1=True)},
-        {"all-gather f32": 1.0, "all-reduce f32": 0.64, "collective-permute f32": 0.41},
+        {"all-gather f32": 1.0, "reduce-scatter f32": 1.0},
     ),
-    "accumulate": ({"train": TrainConfig(accumulate=4)}, {"all-reduce f32": 2.08}),
+    "accumulate": ({"train": TrainConfig(accumulate=4)}, {"all-reduce f32": 1.0}),
+    "zero1, accumulate, gradient_dtype": (
+        {"train": TrainConfig(zero1=True, accumulate=4), "model": {"gradient_dtype": "bfloat16"}},
+        {"all-gather f32": 1.0, "reduce-scatter bf16": 0.5},
+    ),
     "dcn": (
         {"mesh": MeshConfig(dcn=2)},
         {"all-gather f32": 1.0, "all-reduce f32": 0.96, "reduce-scatter f32": 0.04},

@@ -148,8 +148,7 @@ def test_the_model_of_time_knows_what_is_divided_and_what_is_computed_again(tmp_
     plain, zero1, full, four = plan(), plan(zero1=True), plan({"remat": "full"}), plan(accumulate=4)
     assert zero1.seconds["memory"] < plain.seconds["memory"] and zero1.seconds["products"] == plain.seconds["products"]
     assert full.seconds["products"] == pytest.approx(4 / 3 * plain.seconds["products"])
-    layers = 4 * 24 * (4 * 1024**2 + 2 * 1024 * 4096)
-    assert four.collectives[0].bytes - plain.collectives[0].bytes == 3 * layers
+    assert four.collectives == plain.collectives  # devices are added up once
     narrow = plan({"gradient_dtype": "bfloat16", "compute_dtype": "bfloat16"})
     assert narrow.collectives[0].bytes == plain.collectives[0].bytes // 2
 

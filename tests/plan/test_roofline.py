@@ -66,6 +66,11 @@ def test_what_a_mesh_has_to_exchange():
     zero1 = dataclasses.replace(CONFIG, train=TrainConfig(zero1=True))
     kinds = [traffic.kind for traffic in expected_traffic(zero1, ONE | {"data": 8}, 512, size)]
     assert kinds == ["reduce-scatter", "all-gather"]
+    four = dataclasses.replace(CONFIG, train=TrainConfig(accumulate=4))
+    assert expected_traffic(four, ONE | {"data": 8}, 512, size) == (sums,)
+    layers = 4 * 24 * (4 * 1024**2 + 2 * 1024 * 4096) // 2
+    mixed = [expected_traffic(config, ONE | {"data": 4, "tensor": 2}, 512, size)[0].bytes for config in (CONFIG, four)]
+    assert mixed[1] - mixed[0] == 3 * layers
     (tensor,) = expected_traffic(CONFIG, ONE | {"tensor": 4}, 512, size)
     assert tensor.count == 4 * 24 and tensor.bytes == 4 * 24 * 64 * 512 * 1024 * 2
 

@@ -148,3 +148,15 @@ def test_changed_keys_are_named_in_full():
     after = to_dict(PretrainConfig(model=model_size("mini")))
     assert "model.hidden_size" in changed_keys(before, after)
     assert changed_keys(before, before) == []
+
+
+@pytest.mark.parametrize(
+    ("platform", "num_layers", "expected"),
+    [("cpu", 48, 48), ("gpu", 24, 24), ("gpu", 25, 1), ("tpu", 12, 12), ("tpu", 24, 1), ("METAL", 2, 1)],
+)
+def test_all_layers_are_unrolled_where_they_compile_in_time(platform, num_layers, expected):
+    model = ModelConfig(num_layers=num_layers)
+    assert model.layers_at_once(platform) == expected
+    assert dataclasses.replace(model, remat="full").layers_at_once(platform) == 1
+    assert dataclasses.replace(model, unroll=2).layers_at_once(platform) == 2
+    assert dataclasses.replace(model, unroll=99).layers_at_once(platform) == num_layers

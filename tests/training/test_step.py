@@ -261,6 +261,17 @@ def test_microbatches_on_a_mesh_equal_the_whole_batch(one_device):
     assert_same(one_device, take_steps(two_a_row(), {"data": 4, "tensor": 2}, accumulate=2))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("attention", ["plain", "fused"])
+@pytest.mark.parametrize("zero1", [False, True])
+def test_microbatches_draw_the_dropout_of_one_device(attention, zero1):
+    model = tiny_model(attention=attention, hidden_dropout_rate=0.3, attention_dropout_rate=0.3)
+    one = take_steps(two_a_row(), model=model, accumulate=2)
+    assert_same(one, take_steps(two_a_row(), {"data": 8}, model=model, accumulate=2, zero1=zero1))
+    without = take_steps(two_a_row(), accumulate=2, num_steps=1)
+    assert abs(one[0][0]["loss"] - without[0][0]["loss"]) > 1e-4  # it is on
+
+
 def test_the_first_loss_is_near_that_of_guessing(one_device):
     history, _ = one_device
     assert history[0]["mlm_loss"] == pytest.approx(np.log(203), rel=0.02)

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients of a batch in microbatches: each device adds up its own, and devices are added up once, at the end."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+from jax.tree_util import KeyPath
+
+from bert_jax.batch import Batch, PyTree
+from bert_jax.devices.sharding import is_data_alone, path_name
+
+_Tree = TypeVar("_Tree")
+_NARROW = ("kernel", "embedding")  # the parameters whose gradients `model.gradient_dtype` is about
+
+
+def sum_over_microbatches(
+    function: Callable[..., _Tree],
+    count: int,
+    params: PyTree,
+    batch: Batch,
+    *shared: PyTree,
+    gradient_dtype: str = "float32",
+    shardings: PyTree = None,
+) -> _Tree:
+    """Returns the sum of function(params, microbatch, *shared, number of the microbatch) over `count` microbatches.
+
+    The function returns (anything that can be added up, gradients of the parameters). Microbatch i takes rows i,
+    i + count, ..., so that each device keeps its own rows and no data move.
+
+    On a mesh of "data" alone each device runs its own microbatches and adds up what they give. Then devices are added
+    up: gradients of matrices in `gradient_dtype`, and where `shardings` divide a gradient over "data", each device
+    keeps its part alone. So what is sent does not grow with `count`. On other meshes the compiler adds up devices in
+    each microbatch: it fails to divide the vocabulary over "tensor" inside a `shard_map` over "data" (jaxlib 0.10.2).
+    """
+
+    def local(params: PyTree, batch: Batch, *shared: PyTree) -> _Tree:
+        return _scan(lambda piece, index: function(params, piece, *shared, index), batch, count)
+
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or not is_data_alone(mesh.shape):
+        return local(params, batch, *shared)
+    whole = PartitionSpec()
+    divided = jax.tree.map(lambda leaf: whole, params)
+    if shardings is not None:
+        divided = jax.tree.map(lambda sharding: sharding.spec, shardings)
+
+    def of_device(params: PyTree, batch: Batch, *shared: PyTree) -> Any:
+        rest, gradients = local(params, batch, *shared)
+
+        def add_up(path: KeyPath, gradient: jax.Array, spec: PartitionSpec) -> jax.Array:
+            is_narrow = path_name(path).rpartition("/")[2] in _NARROW
+            narrow = gradient.astype(gradient_dtype) if is_narrow else gradient
+            if "data" in spec:
+                narrow = _own_part(narrow, spec.index("data"))
+            else:
+                narrow = jax.lax.psum(narrow, "data")
+            return narrow.astype(gradient.dtype)
+
+        return jax.lax.psum(rest, "data"), jax.tree_util.tree_map_with_path(add_up, gradients, divided)
+
+    return jax.shard_map(
+        of_device,
+        in_specs=(whole, PartitionSpec("data"), *(whole for _ in shared)),
+        out_specs=(whole, divided),
+        check_vma=False,  # Pallas does not declare over which axes its results vary
+    )(params, batch, *shared)
+
+
+def _own_part(array: jax.Array, axis: int) -> jax.Array:
+    """Returns the sum of an array over "data", of which each device keeps its part along `axis`.
+
+    Long parts are padded to a multiple of 128: of others libtpu makes an all-reduce, which sends twice as much.
+    """
+    devices = jax.lax.axis_size("data")
+    size = array.shape[axis] // devices
+    missing = -size % 128 if size > 128 else 0
+    parts = array.reshape(*array.shape[:axis], devices, size, *array.shape[axis + 1 :])
+    parts = jnp.pad(parts, [(0, missing if each == axis + 1 else 0) for each in range(parts.ndim)])
+    summed = jax.lax.psum_scatter(parts, "data", scatter_dimension=axis)
+    return jax.lax.slice_in_dim(summed, 0, size, axis=axis)
+
+
+def _scan(function: Callable[[Batch, jax.Array], _Tree], batch: Batch, count: int) -> _Tree:
+    """Returns the sum of function(microbatch, its number), one after the other."""
+    if count == 1:
+        return function(batch, jnp.zeros((), jnp.int32))
+    pieces = jax.tree.map(lambda x: jnp.swapaxes(x.reshape(-1, count, *x.shape[1:]), 0, 1), batch)
+
+    def add(total: _Tree, piece: tuple[Batch, jax.Array]) -> tuple[_Tree, None]:
+        return jax.tree.map(jnp.add, total, function(*piece)), None
+
+    first = jax.tree.map(lambda x: x[0], pieces)
+    shapes = jax.eval_shape(function, first, jnp.zeros((), jnp.int32))
+    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+    return jax.lax.scan(add, zeros, (pieces, jnp.arange(count)))[0]
