@@ -139,8 +139,8 @@ def test_a_finished_run_is_not_trained_again(finished, topics, start):
 @pytest.mark.slow
 def test_devices_change_nothing_but_rounding(finished, topics, start, tmp_path):
     assert json.loads((finished[0] / "config.json").read_text())["packed"]
-    data = FinetuneDataConfig(source=str(topics), batch_size=16, pack="on")  # 4 devices would have too few full rows
-    train(topics_run(topics, start, data=data, mesh=MeshConfig(data=4)), tmp_path / "run")
+    train(topics_run(topics, start, mesh=MeshConfig(data=4)), tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["packed"]
     for step, record in evaluations(finished[0]).items():
         assert evaluations(tmp_path / "run")[step]["loss"] == pytest.approx(record["loss"], rel=2e-3)
 

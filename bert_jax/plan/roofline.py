@@ -100,8 +100,8 @@ def assumptions(config: PretrainConfig, chip: Chip, moved_bytes: float = 0.0) ->
     moved = (
         f"the compiled program's {moved_bytes / 1e9:,.2f} GB of HBM"
         if moved_bytes
-        else f"{_elementwise_bytes(config, chip)} bytes per hidden unit, token and layer, {_score_bytes(config)} per score, "
-        f"{OPTIMIZER_BYTES} per parameter"
+        else f"{_elementwise_bytes(config, chip)} bytes per hidden unit, token and layer, "
+        f"{_score_bytes(config)} per score, {OPTIMIZER_BYTES} per parameter"
     )
     return (
         f"products at {chip.matrix_efficiency:.0%} of {peak / 1e12:,.0f} TFLOP/s, those of attention at half of it",
@@ -119,7 +119,7 @@ def expected_traffic(
     model, accumulate = config.model, config.train.accumulate
     found = []
     of_gradients, narrow = ("bf16", 2) if model.gradient_dtype == "bfloat16" else ("f32", 1)
-    # Where fsdp or tensor divide layers, what these add up between devices they add up in each microbatch (decision 0034).
+    # Where fsdp or tensor divide layers, devices add them up in each microbatch (decision 0034).
     again = 0 if is_data_alone(sizes) else accumulate - 1
     matrices = 4 * model.hidden_size**2 + 2 * model.hidden_size * model.intermediate_size
     of_layers = 4 * model.num_layers * matrices // (sizes["fsdp"] * sizes["tensor"])

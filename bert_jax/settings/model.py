@@ -53,8 +53,8 @@ class ModelConfig:
     # attention scores, and computes the same function without the kernel elsewhere.
     attention: str = "plain"
     remat: str = "none"  # what the backward pass recomputes: "none", "dots" (all but matmuls) or "full"
-    # Layers per iteration of the scan. All of them move fewer bytes than a loop, some of them more; each one takes time to
-    # compile. 0 is all, on a TPU up to 12 layers and on a GPU up to 24, and 1 beyond that or with rematerialization.
+    # Layers per iteration of the scan. All of them at once move fewer bytes than one by one, and compile longer.
+    # 0 is all, on a TPU up to 12 layers and on a GPU up to 24; beyond that, and with rematerialization, it is 1.
     unroll: int = 0
     causal: bool = (
         False  # the paper's left-to-right model: a token sees only itself and earlier ones, and predicts the next

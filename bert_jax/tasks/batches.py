@@ -58,16 +58,19 @@ def choose_batching(
 ) -> Batching:
     """Returns how training batches are made: by `pack`, which is "on", "off" or, where it takes fewer FLOPs, "auto".
 
-    `group` is that of `row_group`.
+    `group` is that of `row_group`. What "auto" chooses does not depend on it: a seed has the same batches on any mesh.
     """
     multiple = length_step(model.attention)
     alone = Batching(data.batch_size, data.seed, data.bucket, multiple)
     if pack == "off":
         return alone
     sizes = sizes_of(rows)
-    packed = dataclasses.replace(alone, shape=choose_shape(sizes, data.batch_size, model, multiple, group))
-    if pack == "on" or flops_of_epoch(sizes, packed, model) < flops_of_epoch(sizes, alone, model):
-        return packed
+
+    def packed(group: int) -> Batching:
+        return dataclasses.replace(alone, shape=choose_shape(sizes, data.batch_size, model, multiple, group))
+
+    if pack == "on" or flops_of_epoch(sizes, packed(1), model) < flops_of_epoch(sizes, alone, model):
+        return packed(group)
     return alone
 
 

@@ -72,11 +72,12 @@ def sum_over_microbatches(
 def _own_part(array: jax.Array, axis: int) -> jax.Array:
     """Returns the sum of an array over "data", of which each device keeps its part along `axis`.
 
-    Long parts are padded to a multiple of 128: of others libtpu makes an all-reduce, which sends twice as much.
+    Long parts are padded to whole groups of four tiles of a TPU's memory, 32 rows of float32 or 64 of bfloat16. Of
+    others libtpu makes an all-reduce, which sends twice as much.
     """
-    devices = jax.lax.axis_size("data")
+    devices, group = jax.lax.axis_size("data"), 128 // array.dtype.itemsize
     size = array.shape[axis] // devices
-    missing = -size % 128 if size > 128 else 0
+    missing = -size % group if size > group else 0
     parts = array.reshape(*array.shape[:axis], devices, size, *array.shape[axis + 1 :])
     parts = jnp.pad(parts, [(0, missing if each == axis + 1 else 0) for each in range(parts.ndim)])
     summed = jax.lax.psum_scatter(parts, "data", scatter_dimension=axis)

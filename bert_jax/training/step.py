@@ -58,7 +58,7 @@ class Metrics(Mapping[str, Pair]):
 
 
 _Pairs = dict[str, Pair]
-# GPUs add up the word table's gradient in an order that changes from run to run, unless XLA may not choose such programs.
+# Without it GPUs add up the word table's gradient in an order that changes from run to run.
 _GPU_OPTIONS: dict[str, bool | str] = {"xla_gpu_exclude_nondeterministic_ops": True}
 
 

@@ -30,7 +30,6 @@ def arguments(source, pretrained, workdir, *more):
         f"--workdir={workdir}",
         "--config.task.max_seq_length=16",
         "--config.data.batch_size=8",
-        "--config.data.pack=on",  # "auto" may choose by the number of devices
         "--config.train.num_epochs=3.0",
         "--config.optimizer.learning_rate=2e-3",
         "--config.report.every_steps=1",

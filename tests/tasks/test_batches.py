@@ -8,12 +8,15 @@ import numpy as np
 import pytest
 
 from bert_jax.devices.sharding import make_mesh
+from bert_jax.settings.finetuning import FinetuneDataConfig
 from bert_jax.settings.model import ModelConfig
 from bert_jax.settings.pretraining import MeshConfig
 from bert_jax.tasks.base import Row
 from bert_jax.tasks.batches import (
     Batching,
+    choose_batching,
     eval_batches,
+    flops_of_epoch,
     length_step,
     make_batch,
     train_batches,
@@ -146,3 +149,14 @@ def test_outputs_go_back_to_their_rows():
     assert first[:, 0].tolist() == [0, 2, 4] and second[:, 0].tolist() == [6, 8]
     first, second = unpadded_outputs(rows, np.arange(6.0).reshape(3, 2), "sequence_classification")
     assert first.tolist() == [0, 1] and second.tolist() == [2, 3]
+
+
+def test_what_auto_chooses_is_the_same_on_any_number_of_devices():
+    rows = make_rows([3 + number % 5 for number in range(64)])
+    data = FinetuneDataConfig(source="a", batch_size=16)
+    chosen = [choose_batching(rows, data, ModelConfig(), group, "auto") for group in (1, 4, 16)]
+    assert all(how.shape is not None for how in chosen)
+    assert len({how.shape.length for how in chosen}) == 1 and [how.shape.group for how in chosen] == [1, 4, 16]
+    sizes = sizes_of(rows)  # on 16 devices most rows of a packed batch are empty: it takes more than one example a row
+    alone = choose_batching(rows, data, ModelConfig(), 16, "off")
+    assert flops_of_epoch(sizes, chosen[2], ModelConfig()) > flops_of_epoch(sizes, alone, ModelConfig())
