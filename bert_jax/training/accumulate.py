@@ -2,7 +2,7 @@
 """Gradients of a batch in microbatches: each device adds up its own, and devices are added up once, at the end."""
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -12,19 +12,20 @@ from jax.tree_util import KeyPath
 from bert_jax.batch import Batch, PyTree
 from bert_jax.devices.sharding import is_data_alone, path_name
 
+_Rest = TypeVar("_Rest")
 _Tree = TypeVar("_Tree")
 _NARROW = ("kernel", "embedding")  # the parameters whose gradients `model.gradient_dtype` is about
 
 
 def sum_over_microbatches(
-    function: Callable[..., _Tree],
+    function: Callable[..., tuple[_Rest, PyTree]],
     count: int,
     params: PyTree,
     batch: Batch,
     *shared: PyTree,
     gradient_dtype: str = "float32",
     shardings: PyTree = None,
-) -> _Tree:
+) -> tuple[_Rest, PyTree]:
     """Returns the sum of function(params, microbatch, *shared, number of the microbatch) over `count` microbatches.
 
     The function returns (anything that can be added up, gradients of the parameters). Microbatch i takes rows i,
@@ -36,7 +37,7 @@ def sum_over_microbatches(
     each microbatch: it fails to divide the vocabulary over "tensor" inside a `shard_map` over "data" (jaxlib 0.10.2).
     """
 
-    def local(params: PyTree, batch: Batch, *shared: PyTree) -> _Tree:
+    def local(params: PyTree, batch: Batch, *shared: PyTree) -> tuple[_Rest, PyTree]:
         return _scan(lambda piece, index: function(params, piece, *shared, index), batch, count)
 
     mesh = jax.sharding.get_abstract_mesh()
@@ -47,7 +48,7 @@ def sum_over_microbatches(
     if shardings is not None:
         divided = jax.tree.map(lambda sharding: sharding.spec, shardings)
 
-    def of_device(params: PyTree, batch: Batch, *shared: PyTree) -> Any:
+    def of_device(params: PyTree, batch: Batch, *shared: PyTree) -> tuple[_Rest, PyTree]:
         rest, gradients = local(params, batch, *shared)
 
         def add_up(path: KeyPath, gradient: jax.Array, spec: PartitionSpec) -> jax.Array:
@@ -72,12 +73,12 @@ def sum_over_microbatches(
 def _own_part(array: jax.Array, axis: int) -> jax.Array:
     """Returns the sum of an array over "data", of which each device keeps its part along `axis`.
 
-    Long parts are padded to whole groups of four tiles of a TPU's memory, 32 rows of float32 or 64 of bfloat16. Of
-    others libtpu makes an all-reduce, which sends twice as much.
+    Long parts are padded to a multiple of 32 rows, four tiles of a TPU's memory. Of others libtpu makes an all-reduce,
+    which sends twice as much.
     """
-    devices, group = jax.lax.axis_size("data"), 128 // array.dtype.itemsize
+    devices = jax.lax.axis_size("data")
     size = array.shape[axis] // devices
-    missing = -size % group if size > group else 0
+    missing = -size % 32 if size > 32 else 0
     parts = array.reshape(*array.shape[:axis], devices, size, *array.shape[axis + 1 :])
     parts = jnp.pad(parts, [(0, missing if each == axis + 1 else 0) for each in range(parts.ndim)])
     summed = jax.lax.psum_scatter(parts, "data", scatter_dimension=axis)

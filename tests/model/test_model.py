@@ -294,7 +294,8 @@ def test_in_bfloat16_no_matrix_product_is_float32_in_either_pass():
     traced = jax.jit(jax.grad(loss)).trace(params)
     found = hlo.stablehlo_products(traced.lower(lowering_platforms=("tpu",)).as_text())
     matrices = [product for product in found if product.is_matrix]
-    assert len(matrices) == 3 * (8 + 4)  # a layer's, and those of pooler, both heads and the word table
+    # A layer's, those of pooler, both heads and the word table; and the gradients of positions and types.
+    assert len(matrices) == 3 * (8 + 4) + 2
     assert {(product.lhs, product.rhs, product.result) for product in matrices} == {("bf16", "bf16", "f32")}
 
 
