@@ -16,7 +16,7 @@ from bert_jax.settings.rules import (
 )
 
 MOST_DROPOUT = 0.9999  # dropout compares 16 random bits with the rate; at higher rates it would drop everything
-# Layers that `ModelConfig.unroll` = 0 unrolls: what a core compiles in about five minutes. A CPU has no such bound.
+# Layers that `ModelConfig.unroll` = 0 unrolls: what one core compiles within five minutes. A CPU has no such bound.
 MOST_UNROLLED = {"tpu": 12, "gpu": 24}
 MOST_ROWS = 2**24  # along any axis of a parameter: far larger than any model in use, and JAX can still index it
 
