@@ -250,8 +250,10 @@ def test_a_version_of_jax_without_its_inner_names_is_joined_as_it_is(monkeypatch
         monkeypatch.delattr(cluster.distributed, missing)
     else:
         monkeypatch.setattr(cluster.distributed, "_jax", object())
-    with cluster._failing_calmly():
-        pass
+    inner = getattr(cluster.distributed, "_jax", None)
+    with cluster._failing_calmly():  # it changes nothing, and does not fail
+        assert getattr(cluster.distributed, "_jax", None) is inner
+        assert not hasattr(inner, "get_distributed_runtime_client")
 
 
 def test_the_errors_of_a_client_are_made_calm_for_the_time_of_joining():
