@@ -75,6 +75,13 @@ def test_four_processes_have_the_losses_of_one(repository, data, alone, tmp_path
     assert_same_losses(tmp_path / "run", alone)
 
 
+def test_microbatches_on_four_processes(repository, data, tmp_path):
+    for count in (1, 4):
+        more = ["--config.train.accumulate=2", "--config.data.batch_size=16"]
+        finish(start(repository, data, tmp_path / str(count), count, more), timeout=900)
+    assert_same_losses(tmp_path / "4", tmp_path / "1")
+
+
 def test_packed_data_on_four_processes(repository, packed, tmp_path):
     for count, way in ((1, []), (4, WAYS["fsdp"])):
         finish(start(repository, packed, tmp_path / str(count), count, way), timeout=900)
