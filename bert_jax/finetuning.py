@@ -28,7 +28,7 @@ from bert_jax.tasks.results import FinetuneResult, curves, describe_batches, des
 from bert_jax.training.curves import draw_curves
 from bert_jax.training.loop import LoopResult, Pace, Work, train_loop
 from bert_jax.training.run import Run, open_run
-from bert_jax.training.step import TrainState, abstract_state, init_state, make_train_step
+from bert_jax.training.step import TrainState, abstract_state, init_state, make_train_step, make_train_steps
 from bert_jax.training.workdir import was_packed
 
 
@@ -134,14 +134,16 @@ def _train(
 
     state = run.first_state(new_state)
     first_step = int(state.step)
+    step = make_train_step(objective, config.optimizer, train, mesh, abstract)
     work = Work(
         mesh,
-        make_train_step(objective, config.optimizer, train, mesh, abstract),
+        step,
         train_batches(data.train.rows, task.head, first_step, batching, mesh),
         evaluation if data.evaluation else None,
         make_throughput(model, mesh),
         keep,
         rank=lambda metrics: -metrics[task.metric],
+        train_steps=make_train_steps(step, mesh, abstract) if train.steps_per_call > 1 else None,
     )
     pace = Pace(
         train.num_steps,
@@ -150,6 +152,7 @@ def _train(
         config.checkpoint.every_steps or every,
         evaluate_first=False,
         keep=config.checkpoint.keep_every,
+        steps_per_call=train.steps_per_call,
         hang_seconds=config.train.hang_seconds,
         profile=config.report.profile_steps,
     )

@@ -26,7 +26,7 @@ from bert_jax.training.inputs import Inputs, Part, open_inputs
 from bert_jax.training.loop import LoopResult, Pace, Work, train_loop
 from bert_jax.training.optim import reset_moments
 from bert_jax.training.run import Run, open_run
-from bert_jax.training.step import TrainState, TrainStep, abstract_state, init_state
+from bert_jax.training.step import TrainState, TrainStep, abstract_state, init_state, make_train_steps
 
 
 def pretrain(
@@ -95,18 +95,20 @@ def train_phase(
     for line in describe_phase(phase, dataset, len(inputs.parts), mesh, abstract):
         run.reporter.message(line)
     throughput = make_throughput(config.model, mesh)
+    step = step or part.make_step(abstract, mesh)
 
     def keep(step: int, params: Params, seen: dict[str, int] | None) -> None:
         keep_revision(inputs.trained_model(step, params, seen), run.workdir)
 
     work = Work(
         mesh,
-        step or part.make_step(abstract, mesh),
+        step,
         train_batches(dataset.train, taken, config.data.batch_size, config.data.seed, mesh, rows_taken),
         make_evaluation(config, objective, dataset, mesh, abstract.params),
         throughput,
         keep,
         phase=phase.number if len(inputs.parts) > 1 else 0,
+        train_steps=make_train_steps(step, mesh, abstract) if config.train.steps_per_call > 1 else None,
     )
     pace = Pace(
         phase.last_step,
@@ -116,6 +118,7 @@ def train_phase(
         final=phase.number == len(inputs.parts),
         break_off=True,
         keep=config.checkpoint.keep_every,
+        steps_per_call=config.train.steps_per_call,
         hang_seconds=config.train.hang_seconds,
         profile=config.report.profile_steps,
     )

@@ -326,6 +326,25 @@ def test_warm_start_of_another_shape_spells_the_flags_to_add(finished, toy_data,
 
 
 @pytest.mark.slow
+def test_several_steps_a_call_train_the_same_model_and_resume_exactly(toy_data, tmp_path, monkeypatch):
+    config = tiny_run(toy_data, mesh=ONE_DEVICE, report=ReportConfig(every_steps=2, tensorboard=False, progress=False))
+    several = dataclasses.replace(config, train=dataclasses.replace(config.train, steps_per_call=2))
+    single = train(config, tmp_path / "single")
+    whole = train(several, tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        stop_at(patch, 6)
+        assert train(several, tmp_path / "run").signal == signal.SIGTERM
+    resumed = train(several, tmp_path / "run")
+    assert_same_state(resumed.state, whole.state)
+    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
+    assert resumed.seen == whole.seen == single.seen
+    ours, theirs = losses(tmp_path / "whole"), losses(tmp_path / "single")
+    assert sorted(ours) == sorted(theirs) == [2, 4, 6, 8, 10, 12]
+    for step, pair in ours.items():
+        assert pair == pytest.approx(theirs[step], rel=2e-5)
+
+
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_stops_with_the_step_and_the_last_good_one(toy_data, tmp_path):
     config = tiny_run(
         toy_data,
@@ -355,6 +374,8 @@ def test_a_loss_that_is_not_finite_stops_with_the_step_and_the_last_good_one(toy
         ({"mesh": MeshConfig(data=3)}, "batch_size 16 is not divisible by data x fsdp = 3; use 15 or 18"),
         ({"mesh": MeshConfig(data=1, tensor=8)}, "num_heads 4 is not divisible by mesh.tensor 8"),
         ({"train": TrainConfig(num_steps=12, accumulate=3)}, "16 is not divisible by train.accumulate 3; use 15 or 18"),
+        ({"train": TrainConfig(steps_per_call=0)}, "train.steps_per_call 0"),
+        ({"train": TrainConfig(steps_per_call=2, compiled="x")}, "train.compiled has one step and .*_per_call is 2"),
     ],
 )
 def test_bad_settings_are_one_line_and_write_nothing(toy_data, tmp_path, change, expected):

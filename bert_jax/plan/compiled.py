@@ -77,7 +77,7 @@ def describe_step(phase: Phase, mesh: Mesh, state: TrainState, batch: Batch, low
     settings = to_dict(phase.config)
     batch_size = settings["data"]["batch_size"]
     settings = {name: settings[name] for name in ("model", "masking", "optimizer", "train")}
-    for name in ("hang_seconds", "compiled"):
+    for name in ("hang_seconds", "steps_per_call", "compiled"):
         settings["train"].pop(name)
     return {
         "phase": phase.number,

@@ -12,6 +12,7 @@ from bert_jax.settings.model import ModelConfig
 from bert_jax.settings.pretraining import CheckpointConfig, EvalConfig, MeshConfig, OptimizerConfig, ReportConfig
 from bert_jax.settings.rules import (
     MOST_BATCH,
+    MOST_STEPS_PER_CALL,
     check_choice,
     check_not_negative,
     check_numbers,
@@ -118,11 +119,15 @@ class FinetuneTrainConfig:
     num_epochs: float = 3.0
     accumulate: int = 1
     hang_seconds: int = 3600  # end the run if no step, evaluation or save finishes for so many seconds; 0 disables
+    # steps that the host dispatches in one call, if their batches have the same shape, as packed ones have. Choose one
+    # that divides report.every_steps: around a report, an evaluation or a save, steps are dispatched one by one
+    steps_per_call: int = 1
     seed: int = 0  # random seed of the new head's parameters and of dropout
 
     def validate(self) -> None:
         check_numbers(self)
         check_positive(self, "accumulate")
+        check_positive(self, "steps_per_call", most=MOST_STEPS_PER_CALL)
         check_not_negative(self, "hang_seconds")
         if not 0 < self.num_epochs <= 1e6:
             raise InputError(
@@ -203,6 +208,6 @@ class FinetuneConfig:
 
 # Settings that may differ when a run is resumed, as in `pretraining.RESUMABLE_CHANGES`.
 FINETUNE_RESUMABLE_CHANGES = (
-    "mesh", "report", "checkpoint", "eval", "train.num_epochs", "train.hang_seconds", "data.path", "data.source",
-    "model.remat", "model.unroll",
+    "mesh", "report", "checkpoint", "eval", "train.num_epochs", "train.hang_seconds", "train.steps_per_call",
+    "data.path", "data.source", "model.remat", "model.unroll",
 )  # fmt: skip

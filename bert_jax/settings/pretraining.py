@@ -12,6 +12,7 @@ from bert_jax.errors import InputError
 from bert_jax.settings.model import ModelConfig
 from bert_jax.settings.rules import (
     MOST_BATCH,
+    MOST_STEPS_PER_CALL,
     check_choice,
     check_not_negative,
     check_numbers,
@@ -140,6 +141,9 @@ class TrainConfig:
     hang_seconds: int = 3600  # end the run if no step, evaluation or save finishes for so many seconds; 0 disables
     zero1: bool = False  # divide the optimizer's state and its update over the "data" axis too (ZeRO, stage 1)
     seed: int = 0  # random seed of the initial parameters and of dropout
+    # steps that the host dispatches in one call, for models with a step shorter than the host's work for it. Choose one
+    # that divides report.every_steps: around a report, an evaluation or a save, steps are dispatched one by one
+    steps_per_call: int = 1
     compiled: str = (
         ""  # a file of the compiled step, by plan --output=FILE; it is code, so trust its author; "" compiles
     )
@@ -147,7 +151,13 @@ class TrainConfig:
     def validate(self) -> None:
         check_numbers(self)
         check_positive(self, "num_steps accumulate")
+        check_positive(self, "steps_per_call", most=MOST_STEPS_PER_CALL)
         check_not_negative(self, "hang_seconds")
+        if self.compiled and self.steps_per_call > 1:
+            raise InputError(
+                f"train.compiled has one step and train.steps_per_call is {self.steps_per_call}; set "
+                "train.steps_per_call=1, or leave out train.compiled"
+            )
 
 
 @dataclass(frozen=True)
@@ -304,5 +314,5 @@ class PretrainConfig:
 # The number of steps may change too; Google's schedule then decays to the new end.
 RESUMABLE_CHANGES = (
     "mesh", "report", "checkpoint", "eval", "train.num_steps", "train.hang_seconds", "data.path", "data.verify",
-    "data.cache_gb", "model.remat", "model.unroll", "train.zero1", "train.compiled",
+    "data.cache_gb", "model.remat", "model.unroll", "train.zero1", "train.steps_per_call", "train.compiled",
 )  # fmt: skip

@@ -88,6 +88,7 @@ def _section(config: Section) -> str:
 LARGEST = 2**31 - 1  # devices compute with 32-bit integers
 _LARGEST_SEED = 2**63 - 1
 MOST_BATCH = 1 << 20  # rows; the largest published batch for BERT, of LAMB, has 65,536
+MOST_STEPS_PER_CALL = 1000  # the batches of a few calls are held at once, and a signal waits for the end of these calls
 
 
 def check_numbers(config: Section) -> None:

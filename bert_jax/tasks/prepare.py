@@ -130,7 +130,13 @@ def check_probe(config: FinetuneConfig, task: Task, model: ModelConfig) -> Finet
 def train_config(config: FinetuneConfig, data: Data) -> TrainConfig:
     """Returns the training settings, with epochs converted to steps; a batch that is not full is a step."""
     num_steps = round(steps_per_epoch(len(data.train.rows), config.data.batch_size) * config.train.num_epochs)
-    return TrainConfig(num_steps=max(1, num_steps), accumulate=config.train.accumulate, seed=config.train.seed)
+    train = config.train
+    return TrainConfig(
+        num_steps=max(1, num_steps),
+        accumulate=train.accumulate,
+        seed=train.seed,
+        steps_per_call=train.steps_per_call,
+    )
 
 
 def compared(start: Pretrained, data: Data) -> dict[str, object]:

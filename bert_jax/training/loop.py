@@ -8,7 +8,7 @@ holds the position of a run.
 import contextlib
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -24,12 +24,12 @@ from bert_jax.errors import DivergedError
 from bert_jax.model.objective import Params
 from bert_jax.training.profiling import profiled
 from bert_jax.training.run import Run
-from bert_jax.training.step import EvalStep, Metrics, TrainState, TrainStep
+from bert_jax.training.step import EvalStep, Metrics, TrainState, TrainStep, TrainSteps
 from bert_jax.training.window import COUNTS, SEEN, Window
 
-# Steps that may be dispatched and unfinished. With more than one, the device need not wait for the host to read
-# metrics. With few, the host does not run far ahead: jax 0.10 on CPU hangs when some 64 steps with collectives are
-# dispatched and none is waited for, and a signal to stop is answered only after these steps.
+# Calls of the training step that may be dispatched and unfinished. With more than one, the device need not wait for
+# the host to read metrics. With few, the host does not run far ahead: jax 0.10 on CPU hangs when some 64 steps with
+# collectives are dispatched and none is waited for, and a signal to stop is answered only after these calls.
 MAX_IN_FLIGHT = 3
 
 
@@ -55,6 +55,7 @@ class Pace(NamedTuple):
     hang_seconds: int = 0  # end the run after this time without a finished step, evaluation or save; 0 is never
     profile: str = ""  # steps to profile, such as "100:105"
     keep: int = 0  # steps between revisions, from step 0 on; 0 keeps none
+    steps_per_call: int = 1  # steps that are dispatched in one call
 
 
 class Work(NamedTuple):
@@ -68,6 +69,7 @@ class Work(NamedTuple):
     keep_revision: Callable[[int, Params, dict[str, int] | None], None]  # of (step, parameters, counts seen)
     rank: Callable[[dict[str, float]], float] = lambda metrics: metrics["loss"]  # lower is better
     phase: int = 0  # the number of the phase; 0 if there is one only
+    train_steps: TrainSteps | None = None  # several steps in one call; None if pace.steps_per_call is 1
 
     def labels(self) -> dict[str, float]:
         """Returns the values that are added to the metrics of every record."""
@@ -96,6 +98,19 @@ def due(step: int, pace: Pace) -> Due:
     last = step == pace.num_steps
     evaluate, save = (last or _is_multiple(step, every) for every in (pace.evaluate, pace.save))
     return Due(evaluate, save, _is_multiple(step, pace.keep))
+
+
+def call_size(step: int, pace: Pace) -> int:
+    """Returns the number of steps of the call that begins after a step: pace.steps_per_call, or 1.
+
+    It is 1 if something is due inside the call. Calls begin at multiples of pace.steps_per_call, so that a resumed run
+    divides its steps into the same calls.
+    """
+    size = pace.steps_per_call
+    if step % size or step + size > pace.num_steps:
+        return 1
+    inside = range(step + 1, step + size)
+    return 1 if any(any(due(at, pace)) or _is_multiple(at, pace.report) for at in inside) else size
 
 
 def _is_multiple(step: int, every: int) -> bool:
@@ -177,14 +192,15 @@ def train_loop(run: Run, state: TrainState, pace: Pace, work: Work, notes: Notes
     Raises: DivergedError if a loss, a gradient or a parameter is not finite; such a state is never saved.
     """
     step = int(jax.device_get(state.step))
-    batches = profiled(work.batches, step, MAX_IN_FLIGHT, pace.profile, pace.report, run.reporter, run.workdir)
+    in_flight = MAX_IN_FLIGHT * pace.steps_per_call
+    batches = profiled(work.batches, step, in_flight, pace.profile, pace.report, run.reporter, run.workdir)
     with jax.set_mesh(work.mesh), Watchdog(pace.hang_seconds) as watchdog, contextlib.closing(batches):
         loop = _Loop(run, state, pace, work, Progress.of(step, notes or {}), watchdog)
         with run.clock.phase("steps"):
             loop.begin()
             received = 0
             while loop.progress.step < pace.num_steps and not (received := run.preemption.received()):
-                loop.take_step(batches)
+                loop.take_steps(batches)
             return loop.end(received)
 
 
@@ -197,7 +213,8 @@ class _Loop:
         self.run, self.state, self.pace, self.work = run, state, pace, work
         self.progress, self.watchdog = progress, watchdog
         self.first_step = progress.step
-        self.in_flight: deque[tuple[int, Metrics]] = deque()
+        self.in_flight: deque[tuple[int, Metrics]] = deque()  # the last step of each call, and its metrics
+        self.called: set[int] = set()  # the sizes of calls that have been compiled
 
     def begin(self) -> None:
         """Evaluates and keeps a revision before the first step, where that is due."""
@@ -212,19 +229,35 @@ class _Loop:
         if self.first_step == 0 and self.pace.keep:
             self.keep()
 
-    def take_step(self, batches: Iterator[Batch]) -> None:
-        """Takes one step and the actions that are due after it."""
-        progress, clock = self.progress, self.run.clock
-        batch, waited = progress.window.next_batch(batches, self.in_flight[-1][1] if self.in_flight else None)
-        clock.move("data", waited)
-        with clock.phase("compilation") if progress.step == self.first_step else contextlib.nullcontext():
-            self.state, metrics = self.work.train_step(self.state, batch)
-        progress.step += 1
+    def take_steps(self, batches: Iterator[Batch]) -> None:
+        """Takes the steps of one call, or one by one if their batches differ in shape."""
+        call: list[Batch] = []
+        for _ in range(call_size(self.progress.step, self.pace)):
+            last = self.in_flight[-1][1] if self.in_flight else None
+            batch, waited = self.progress.window.next_batch(batches, last)
+            self.run.clock.move("data", waited)
+            call.append(batch)
+        for part in [call] if _are_alike(call) else [[batch] for batch in call]:
+            self.dispatch(part)
+
+    def dispatch(self, call: list[Batch]) -> None:
+        """Dispatches one call, and takes the actions that are due after it."""
+        progress, clock, work = self.progress, self.run.clock, self.work
+        compiles = len(call) not in self.called  # a call that compiles is not timed
+        if compiles:
+            self.finish_all()
+            self.called.add(len(call))
+        with clock.phase("compilation") if compiles else contextlib.nullcontext():
+            if work.train_steps is not None and len(call) > 1:
+                self.state, metrics = work.train_steps(self.state, tuple(call))
+            else:
+                self.state, metrics = work.train_step(self.state, call[0])
+        progress.step += len(call)
         self.in_flight.append((progress.step, metrics))
         if len(self.in_flight) > MAX_IN_FLIGHT:
             self.finish_oldest()
         now = due(progress.step, self.pace)
-        if any(now) or progress.step == self.first_step + 1:  # the first step compiles: it is not timed
+        if any(now) or compiles:
             self.finish_all()
             if now.keep:
                 self.keep()
@@ -247,24 +280,29 @@ class _Loop:
         return LoopResult(self.state, step, 0 if done else received, self.progress.seen)
 
     def finish_oldest(self) -> None:
-        """Waits for the oldest unfinished step, and reports if a report is due."""
-        step, on_device = self.in_flight.popleft()
-        metrics = jax.device_get(on_device)
+        """Waits for the oldest unfinished call, and reports if a report is due."""
+        last, on_device = self.in_flight.popleft()
+        steps = jax.device_get(on_device).of_steps()
         allocator.give_back_freed_memory()
-        for name in ("loss", "grad_norm"):
-            if not math.isfinite(metrics[name][0]):
-                raise self.not_finite(f"{name} is {float(metrics[name][0])} at step {step}")
         self.watchdog.alive()
-        self.progress.finished = self.run.step = step
-        self.progress.window.add(metrics)
-        self.progress.count(metrics)
-        if step % self.pace.report == 0:
-            self.report(step, float(metrics["learning_rate"][0]))
+        for step, metrics in enumerate(steps, last - len(steps) + 1):
+            self.count(step, metrics)
+        if last % self.pace.report == 0:
+            self.report(last, float(steps[-1]["learning_rate"][0]))
         elif self.run.clock.is_due():
             self.run.report_goodput()
 
+    def count(self, step: int, metrics: Metrics) -> None:
+        """Checks the metrics of a finished step and adds them to those of the run."""
+        for name in ("loss", "grad_norm"):
+            if not math.isfinite(metrics[name][0]):
+                raise self.not_finite(f"{name} is {float(metrics[name][0])} at step {step}")
+        self.progress.finished = self.run.step = step
+        self.progress.window.add(metrics)
+        self.progress.count(metrics)
+
     def finish_all(self) -> None:
-        """Waits for all unfinished steps."""
+        """Waits for all unfinished calls."""
         while self.in_flight:
             self.finish_oldest()
         self.progress.window.stop_clock()
@@ -320,12 +358,18 @@ class _Loop:
 
     def not_finite(self, what: str) -> DivergedError:
         """Returns the error for a value that is not finite; it names the last checkpoint."""
+        self.run.checkpoints.wait()  # a save in progress counts
         steps = self.run.checkpoints.steps()
         return DivergedError(
             f"{what}; losses were finite until step {self.progress.finished}, and the last checkpoint is "
             f"{f'of step {steps[-1]}' if steps else 'none'}; lower optimizer.learning_rate, lengthen "
             "optimizer.warmup_steps, or look for damaged data"
         )
+
+
+def _are_alike(batches: Sequence[Batch]) -> bool:
+    """Returns whether all batches have the same shapes."""
+    return len({tuple(leaf.shape for leaf in jax.tree.leaves(batch)) for batch in batches}) == 1
 
 
 @jax.jit

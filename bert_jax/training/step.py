@@ -32,7 +32,7 @@ class TrainState(NamedTuple):
 class Metrics(Mapping[str, Pair]):
     """The metrics of a step, {name: (sum, weight)}, in one array: the host reads it in one transfer."""
 
-    table: jax.Array  # [number of metrics, 2] float32
+    table: jax.Array  # [number of metrics, 2] float32; of several steps [steps, number of metrics, 2]
     names: tuple[str, ...] = field(metadata={"static": True})
 
     @classmethod
@@ -56,6 +56,10 @@ class Metrics(Mapping[str, Pair]):
         """Returns whether the devices have computed the metrics."""
         return self.table.is_ready()  # type: ignore[attr-defined]
 
+    def of_steps(self) -> list["Metrics"]:
+        """Returns the metrics of each step, if these are the metrics of a call of several steps."""
+        return [self] if self.table.ndim == 2 else [Metrics(table, self.names) for table in self.table]
+
 
 _Pairs = dict[str, Pair]
 # Without it GPUs add up the word table's gradient in an order that changes from run to run.
@@ -66,6 +70,12 @@ class TrainStep(Protocol):
     """A compiled training step. It donates the state that it is given: do not use that again."""
 
     def __call__(self, state: TrainState, batch: Batch, /) -> tuple[TrainState, Metrics]: ...
+
+
+class TrainSteps(Protocol):
+    """Several training steps in one call. It donates the state that it is given: do not use that again."""
+
+    def __call__(self, state: TrainState, batches: tuple[Batch, ...], /) -> tuple[TrainState, Metrics]: ...
 
 
 class LowerableStep(TrainStep, Protocol):
@@ -154,8 +164,32 @@ def make_train_step(
         in_shardings=(shardings, rows),
         out_shardings=(shardings, whole),
         donate_argnums=0,
-        compiler_options=_GPU_OPTIONS if mesh.devices.flat[0].platform == "gpu" else None,
+        compiler_options=_compiler_options(mesh),
     )
+
+
+def make_train_steps(step: TrainStep, mesh: Mesh, state: TrainState) -> TrainSteps:
+    """Returns the compiled function that takes a step with each of several batches of the same shapes.
+
+    One call costs the host as much as one step. The result is that of single steps within rounding. `step` is that of
+    `make_train_step`, and `state` gives the shardings of the training state.
+    """
+
+    def steps(state: TrainState, batches: tuple[Batch, ...]) -> tuple[TrainState, Metrics]:
+        return jax.lax.scan(step, state, jax.tree.map(lambda *leaves: jnp.stack(leaves), *batches))
+
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
+    return jax.jit(
+        steps,
+        in_shardings=(shardings, row_sharding(mesh)),
+        out_shardings=(shardings, replicated(mesh)),
+        donate_argnums=0,
+        compiler_options=_compiler_options(mesh),
+    )
+
+
+def _compiler_options(mesh: Mesh) -> dict[str, bool | str] | None:
+    return _GPU_OPTIONS if mesh.devices.flat[0].platform == "gpu" else None
 
 
 def step_function(

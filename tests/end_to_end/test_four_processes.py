@@ -82,6 +82,15 @@ def test_microbatches_on_four_processes(repository, data, tmp_path):
     assert_same_losses(tmp_path / "4", tmp_path / "1")
 
 
+def test_several_steps_a_call_on_four_processes(repository, data, tmp_path):
+    more = ["--config.report.every_steps=4", "--config.train.num_steps=24"]
+    finish(start(repository, data, tmp_path / "1", 1, more), timeout=900)
+    finish(start(repository, data, tmp_path / "4", 4, [*more, "--config.train.steps_per_call=4"]), timeout=900)
+    ours, theirs = losses(tmp_path / "4"), losses(tmp_path / "1")
+    assert sorted(ours) == sorted(theirs) and len(ours) == 6 + 4
+    assert max(abs(ours[place] / theirs[place] - 1) for place in theirs) < RTOL
+
+
 def test_packed_data_on_four_processes(repository, packed, tmp_path):
     for count, way in ((1, []), (4, WAYS["fsdp"])):
         finish(start(repository, packed, tmp_path / str(count), count, way), timeout=900)

@@ -36,7 +36,9 @@ def train_step(state, batch):
     return TrainState(step, {"x": state.params["x"] + 1}, ()), Metrics.of(pairs)
 
 
-def run(directory, mesh, pace, losses, keep=(2, 1), signal_in=(), step=train_step, keep_revision=None):
+def run(
+    directory, mesh, pace, losses, keep=(2, 1), signal_in=(), step=train_step, keep_revision=None, batches=None, steps=None
+):
     """Returns where the loop ended. `losses` are those of evaluations by their step; `signal_in` are broken off."""
     with Checkpoints(directory / "checkpoints", *keep) as checkpoints:
         state = first_state(mesh)
@@ -56,9 +58,9 @@ def run(directory, mesh, pace, losses, keep=(2, 1), signal_in=(), step=train_ste
             Preemption() as preemption,
         ):
             run = Run(directory, checkpoints, reporter, preemption, restored, None)
-            batches = itertools.repeat(None)
+            given = iter(batches or itertools.repeat(None))
             kept = keep_revision or (lambda step, params, seen: None)
-            work = Work(mesh, step, batches, evaluation, lambda counts, seconds: {}, kept)  # type: ignore[arg-type]
+            work = Work(mesh, step, given, evaluation, lambda counts, seconds: {}, kept, train_steps=steps)  # type: ignore[arg-type]
             result = train_loop(run, state, pace, work, restored.notes)
         checkpoints.close()
         return result
@@ -154,6 +156,70 @@ def test_parameters_that_are_not_finite_are_no_revision(mesh, tmp_path):
 )
 def test_what_is_due_depends_on_the_step_alone(step, expected):
     assert due(step, Pace(61, 1, 5, 4, keep=6)) == expected
+
+
+class Calls:
+    """Steps that note the size of each call; the loss of step `bad` is not finite."""
+
+    def __init__(self, bad=0):
+        self.sizes, self.bad = [], bad
+
+    def one(self, state, batch):
+        self.sizes.append(1)
+        return self.take(state, batch)
+
+    def several(self, state, batches):
+        self.sizes.append(len(batches))
+        told = []
+        for batch in batches:
+            state, metrics = self.take(state, batch)
+            told.append(metrics.table)
+        return state, Metrics(jnp.stack(told), metrics.names)
+
+    def take(self, state, batch):
+        state, metrics = train_step(state, batch)
+        loss = jnp.where(state.step == self.bad, jnp.nan, state.step.astype(jnp.float32))
+        return state, Metrics.of({name: (loss, jnp.float32(1)) for name in metrics})
+
+
+def reports(directory):
+    return {r["step"]: r["loss"] for r in read_metrics(directory / "metrics.jsonl") if r["kind"] == "train"}
+
+
+def test_several_steps_a_call_end_where_something_is_due(mesh, tmp_path):
+    calls = Calls()
+    pace = Pace(23, 12, 0, 16, steps_per_call=4)
+    assert run(tmp_path, mesh, pace, {23: 1.0}, step=calls.one, steps=calls.several).step == 23
+    assert calls.sizes == [4, 4, 4, 4, 4, 1, 1, 1]
+    assert reports(tmp_path) == {12: 6.5}  # the mean of 1 to 12
+    calls = Calls()  # a report inside of every second call
+    run(tmp_path / "other", mesh, Pace(12, 6, 0, 0, steps_per_call=4), {12: 1.0}, step=calls.one, steps=calls.several)
+    assert calls.sizes == [4, 1, 1, 1, 1, 4]
+    assert reports(tmp_path / "other") == {6: 3.5, 12: 9.5}
+
+
+def test_a_run_that_goes_on_divides_its_steps_into_the_same_calls(mesh, tmp_path):
+    for first, expected in ((10, [4, 4, 1, 1]), (20, [1, 1, 4, 4])):
+        calls = Calls()
+        pace = Pace(first, 100, 0, 0, steps_per_call=4)
+        run(tmp_path, mesh, pace, {first: 1.0}, step=calls.one, steps=calls.several)
+        assert calls.sizes == expected
+
+
+def test_batches_of_different_shapes_are_not_taken_in_one_call(mesh, tmp_path):
+    calls = Calls()
+    batches = [{"x": jnp.zeros(size)} for size in (1, 1, 1, 2, 3, 3, 3, 3)]
+    pace = Pace(8, 100, 0, 0, steps_per_call=4)
+    run(tmp_path, mesh, pace, {8: 1.0}, step=calls.one, steps=calls.several, batches=batches)
+    assert calls.sizes == [1, 1, 1, 1, 4]
+
+
+def test_a_loss_that_is_not_finite_inside_a_call_is_named_with_its_step(mesh, tmp_path):
+    calls = Calls(bad=7)
+    pace = Pace(20, 100, 0, 4, steps_per_call=4)
+    with pytest.raises(DivergedError, match=r"loss is nan at step 7; losses were finite until step 6, .* of step 4"):
+        run(tmp_path, mesh, pace, {20: 1.0}, step=calls.one, steps=calls.several)
+    assert sorted(seals(tmp_path)) == [4]
 
 
 def test_nothing_but_the_last_step_is_due_where_everything_is_off():

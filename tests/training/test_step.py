@@ -5,6 +5,7 @@ import dataclasses
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from builders import CLS, MASK, SEP, random_batch, tiny_model
@@ -16,7 +17,7 @@ from bert_jax.model.objective import pretraining_objective
 from bert_jax.plan import flops, hlo
 from bert_jax.plan.memory import shard_bytes
 from bert_jax.settings.pretraining import MaskingConfig, MeshConfig, OptimizerConfig, TrainConfig
-from bert_jax.training.step import abstract_state, init_state, make_eval_step, make_train_step
+from bert_jax.training.step import abstract_state, init_state, make_eval_step, make_train_step, make_train_steps
 
 OPTIMIZER = OptimizerConfig(learning_rate=1e-2, warmup_steps=1)
 MASKING = MaskingConfig()
@@ -242,6 +243,40 @@ def test_lamb_and_runs_of_words_do_not_depend_on_the_mesh():
     assert_same(one, take_steps(batch, {"data": 2, "fsdp": 2, "tensor": 2}, **options))
     assert_same(one, take_steps(batch, {"data": 2, "tensor": 4}, accumulate=2, **options))
     assert one[0][-1]["loss"] < one[0][0]["loss"]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "more"),
+    [
+        (None, {}),
+        pytest.param({"data": 2, "fsdp": 2, "tensor": 2}, {}, marks=pytest.mark.slow),
+        pytest.param({"data": 8}, {"zero1": True, "accumulate": 2}, marks=pytest.mark.slow),
+    ],
+)
+def test_steps_of_one_call_are_single_steps(sizes, more):
+    """With other rows in every step, and dropout."""
+    mesh = make_mesh(MeshConfig(**(sizes or {})), jax.devices() if sizes else jax.devices()[:1])
+    objective = pretraining_objective(tiny_model(hidden_dropout_rate=0.1), MASKING, MASK, (CLS, SEP))
+    train = TrainConfig(num_steps=10, **more)
+    first = init_state(objective, OPTIMIZER, train, mesh)
+    one = make_train_step(objective, OPTIMIZER, train, mesh, first)
+    several = make_train_steps(one, mesh, first)
+    batches = [jax.device_put(random_batch(seed=seed), row_sharding(mesh)) for seed in range(3)]
+    with jax.set_mesh(mesh):
+        state, history = jax.tree.map(jnp.copy, first), []
+        for batch in batches:
+            state, metrics = one(state, batch)
+            history.append(jax.device_get(metrics))
+        after, together = several(first, tuple(batches))
+    together = jax.device_get(together).of_steps()
+    assert int(after.step) == len(together) == 3 and len(history[0].of_steps()) == 1
+    for alone, inside in zip(history, together):
+        assert inside.names == alone.names
+        np.testing.assert_allclose(inside.table, alone.table, rtol=2e-5, atol=2e-5)
+    assert together[0]["loss"][0] != together[1]["loss"][0]
+    for ours, theirs in zip(jax.tree.leaves(after), jax.tree.leaves(state)):
+        assert ours.sharding == theirs.sharding
+        np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-5)
 
 
 def test_four_microbatches_equal_the_whole_batch(one_device):
