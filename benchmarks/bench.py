@@ -3,6 +3,7 @@
 
     python -m benchmarks.bench --what=train --config=configs/pretrain.py:tiny --config.data.batch_size=32
     python -m benchmarks.bench --what=infer --config=configs/pretrain.py:base --input=FILE --tokenizer=DIR
+    python -m benchmarks.bench --what=finetune --config=configs/pretrain.py:base --task=qqp --data=QQP --tokenizer=DIR
     python -m benchmarks.bench --what=loader --data=DIR
 
 Prints a table of medians and ranges, and writes all figures with commit, versions and device as JSON. With
@@ -32,7 +33,10 @@ if TYPE_CHECKING:
 MODELS = ("train", "finetune", "infer")
 WHAT = flags.DEFINE_enum("what", None, [*MODELS, "prepare", "tokenize", "loader"], "what to measure")
 CONFIG = config_flags.DEFINE_config_file("config", None, recipes.HELP)
-DATA = flags.DEFINE_string("data", "", "train, loader: a data set of prepare_corpus; random rows where there is none")
+DATA = flags.DEFINE_string(
+    "data", "", "train, loader: a data set of prepare_corpus; with --task its directory; else random rows"
+)
+TASK = flags.DEFINE_string("task", "", "finetune, infer: a task of one or two texts and two classes, such as mrpc")
 INPUT = flags.DEFINE_string("input", "", "files of text, a text a line; what finetune and infer read ends at a tab")
 TOKENIZER = flags.DEFINE_string("tokenizer", "", "a tokenizer's directory or a vocabulary file, for --input")
 OUTPUT = flags.DEFINE_string("output", "", "JSON file to write; benchmarks/results/WHAT-TIME.json if not given")
@@ -139,8 +143,12 @@ def _check_data() -> None:
         raise InputError("--what=loader needs --data, a directory made by prepare_corpus")
     if WHAT.value in ("prepare", "tokenize") and not INPUT.value:
         raise InputError(f"--what={WHAT.value} needs --input and --tokenizer")
-    if INPUT.value and not TOKENIZER.value:
-        raise InputError("--input needs --tokenizer, a tokenizer's directory or a vocabulary file")
+    if (INPUT.value or TASK.value) and not TOKENIZER.value:
+        raise InputError("--input and --task need --tokenizer, a tokenizer's directory or a vocabulary file")
+    if TASK.value and (WHAT.value not in ("finetune", "infer") or not DATA.value or INPUT.value):
+        raise InputError(
+            "--task is for --what=finetune and infer, with --data=DIR, the task's directory, and no --input"
+        )
 
 
 def _bench_of_model(config: PretrainConfig) -> "Bench":
@@ -154,16 +162,20 @@ def _bench_of_model(config: PretrainConfig) -> "Bench":
         if COMPARE.value and not made.batches:
             raise InputError("--compare needs rows of one sequence; peers cannot read packed rows")
         return made
-    task = bench.make_classifier(LENGTH.value)
-    if INPUT.value:
+    task = bench.make_classifier(LENGTH.value, TASK.value or "classification")
+    if INPUT.value or TASK.value:
         tokenizer = load_tokenizer(TOKENIZER.value)
         if tokenizer.vocab_size > config.model.vocab_size:
             raise InputError(
                 f"the tokenizer has {tokenizer.vocab_size} tokens and the model {config.model.vocab_size}; "
                 f"add --vocab_size={tokenizer.vocab_size}"
             )
-        enough = steps * size if WHAT.value == "infer" else max(10_000, steps * size)
-        rows = bench.read_rows(task, INPUT.value, tokenizer, LIMIT.value or enough)
+        most = LIMIT.value or steps * size
+        if TASK.value:
+            rows = bench.task_rows(task, DATA.value, tokenizer, WHAT.value == "finetune", most)
+        else:
+            rows = bench.read_rows(task, INPUT.value, tokenizer, most)
+        steps = -(-len(rows) // size)
     else:
         rows = bench.random_rows(steps * size, LENGTH.value, config.model.vocab_size)
     if WHAT.value == "infer":

@@ -29,7 +29,7 @@ from bert_jax.devices.sharding import check_divisible, make_mesh, row_sharding
 from bert_jax.errors import InputError
 from bert_jax.model.objective import Objective, init_params, pretraining_objective, task_objective
 from bert_jax.plan import flops, hlo
-from bert_jax.settings.finetuning import TaskConfig
+from bert_jax.settings.finetuning import FinetuneDataConfig, TaskConfig
 from bert_jax.settings.model import ModelConfig
 from bert_jax.settings.phases import phases_of
 from bert_jax.settings.pretraining import PretrainConfig
@@ -124,28 +124,50 @@ def train(config: PretrainConfig, length: int, steps: int, precisions: Sequence[
 
 
 def finetune(config: PretrainConfig, rows: Sequence[Row], task: Task, steps: int, precisions: Sequence[str]) -> Bench:
-    """Returns fine-tuning of a classifier of two classes, rows of like lengths in a batch, the loader included."""
+    """Returns fine-tuning of a classifier of two classes, the loader included. A round is one epoch of the rows.
+
+    Ours are random batches, packed where that takes fewer FLOPs, as `finetune.py` makes them. Peers get the same rows
+    sorted by length, in `steps` batches.
+    """
     mesh = make_mesh(config.mesh)
     size = config.data.batch_size
     check_divisible(mesh, config.model, (size, config.train.accumulate))
     rows = [row._replace(label=number % 2) for number, row in enumerate(rows)]
+    data = FinetuneDataConfig(batch_size=size, seed=config.data.seed)
+    group = task_batches.row_group(mesh, config.train.accumulate)
+    batching = task_batches.choose_batching(rows, data, config.model, group, "auto" if task.can_be_packed else "off")
 
     def batches() -> Iterator[Batch]:
-        batching = task_batches.Batching(size, config.data.seed, True, task_batches.length_step())
         return task_batches.train_batches(rows, task.head, 0, batching, mesh)
 
-    first = [jax.device_get(batch) for batch in _first(batches(), steps)]
-    counts = Counts(config.model, training=True)
-    for batch in first:
-        _count(counts, batch)
+    ours, theirs = Counts(config.model, training=True), Counts(config.model, training=True)
+    for batch in _first(batches(), steps):
+        _count(ours, jax.device_get(batch))
+    inputs, lengths = _of_like_lengths(rows, task, size, config.model, mesh, theirs)
     contenders = []
     for precision in precisions:
         model = dataclasses.replace(config.model, compute_dtype=precision)
         objective = task_objective(model, task.head, task.num_outputs)
-        contenders.append(_training(config, model, objective, mesh, batches, steps, counts.values))
-    lengths = sorted({batch.token_ids.shape[1] for batch in first})
-    about = f"{steps} steps of {size} rows padded to {_listed(lengths)} tokens, loader included"
-    return Bench(contenders, [_task_inputs(batch) for batch in first], counts.values, about)
+        contenders.append(_training(config, model, objective, mesh, batches, steps, ours.values))
+    shape = batching.shape
+    how = f"ours in rows of {shape.length} tokens" if shape else "ours in rows of their own"
+    about = f"{len(rows)} rows in {steps} batches, {how}, peers' padded to {lengths} tokens, loader included"
+    return Bench(contenders, inputs, theirs.values, about)
+
+
+def _of_like_lengths(
+    rows: Sequence[Row], task: Task, size: int, model: ModelConfig, mesh: Mesh, counts: Counts
+) -> tuple[list[dict[str, np.ndarray]], str]:
+    """Returns rows sorted by length, in batches as peers take them, and the lengths of these. Adds to the counts."""
+    multiple, group = task_batches.length_step(), task_batches.row_group(mesh)
+    layouts = eval_layouts(sizes_of(rows), size, model, multiple, group, "off")
+    inputs, lengths = [], set()
+    for layout, batch in task_batches.eval_batches(rows, task.head, layouts, mesh):
+        batch = jax.device_get(batch)
+        _count(counts, batch)
+        lengths.add(batch.token_ids.shape[1])
+        inputs.append({name: array[: len(layout.bins)] for name, array in _task_inputs(batch).items()})
+    return inputs, _listed(sorted(lengths))
 
 
 def _training(
@@ -183,21 +205,20 @@ def _training(
 
 
 def infer(config: PretrainConfig, rows: Sequence[Row], task: Task, batch_size: int, precisions: Sequence[str]) -> Bench:
-    """Returns prediction as `predict` does it, from rows to classes, rows of like lengths in a batch."""
+    """Returns prediction as `predict` does it, from rows to classes; peers get rows of like lengths in a batch."""
     mesh = make_mesh(config.mesh)
-    split = Split("input", list(range(len(rows))), list(rows), {})
-    counts = Counts(config.model, training=False)
-    inputs, lengths = [], set()
-    multiple, group = task_batches.length_step(), task_batches.row_group(mesh)
-    layouts = eval_layouts(sizes_of(rows), batch_size, config.model, multiple, group, "off")
-    for layout, batch in task_batches.eval_batches(rows, task.head, layouts, mesh):
-        batch = jax.device_get(batch)
-        _count(counts, batch)
-        lengths.add(batch.token_ids.shape[1])
-        inputs.append(
-            {name: array[: len(layout.bins)] for name, array in _task_inputs(batch).items() if name != "labels"}
-        )
+    rows = [row._replace(label=None) for row in rows]
+    split = Split("input", list(range(len(rows))), rows, {})
+    ours, theirs = Counts(config.model, training=False), Counts(config.model, training=False)
+    inputs, lengths = _of_like_lengths(rows, task, batch_size, config.model, mesh, theirs)
     params = jax.jit(lambda key: init_params(config.model, key, task.head, task.num_outputs))(jax.random.key(0))
+    pack = make_inference(config.model, task, mesh, params).pack
+    layouts = eval_layouts(
+        sizes_of(rows), batch_size, config.model, task_batches.length_step(), task_batches.row_group(mesh), pack
+    )
+    for _, batch in task_batches.eval_batches(rows, task.head, layouts, mesh):
+        _count(ours, jax.device_get(batch))
+    ours.values["steps"] = theirs.values["steps"]  # a step is as many rows on both sides
     contenders = []
     for precision in precisions:
         model = dataclasses.replace(config.model, compute_dtype=precision)
@@ -209,16 +230,24 @@ def infer(config: PretrainConfig, rows: Sequence[Row], task: Task, batch_size: i
             with Clock() as clock:
                 predict_split(task, split, function, ready, batch_size, mesh)
             facts.update(peak_memory(mesh.devices.flat[0]))
-            return clock.round(**counts.values)
+            return clock.round(**ours.values)
 
         contenders.append(Contender(f"ours {precision}", run, facts))
-    about = f"{len(rows)} rows in batches of {batch_size}, padded to {_listed(sorted(lengths))} tokens"
-    return Bench(contenders, inputs, counts.values, about)
+    packed = any(len(members) > 1 for layout in layouts for members in layout.bins)
+    how = f"ours in rows of {layouts[0].length} tokens" if packed else "ours in rows of their own"
+    about = f"{len(rows)} rows in batches of {batch_size}, {how}, peers' padded to {lengths} tokens"
+    return Bench(contenders, inputs, theirs.values, about)
 
 
-def make_classifier(length: int) -> Task:
-    """Returns a task of telling two classes apart in texts of `length` tokens."""
-    return make_task(TaskConfig(name="classification", max_seq_length=length), ("0", "1"))
+def make_classifier(length: int, name: str = "classification") -> Task:
+    """Returns a task of telling two classes apart in texts of at most `length` tokens.
+
+    Raises: InputError if the task of that name is another kind of task.
+    """
+    task = make_task(TaskConfig(name=name, max_seq_length=length), ("0", "1") if name == "classification" else ())
+    if task.head != HEAD or task.num_outputs != 2:
+        raise InputError(f"--task={name} has no two classes; use one that has, such as sst2, cola, mrpc, qqp, rte")
+    return task
 
 
 def read_rows(task: Task, path: str, tokenizer: Tokenizer, most: int) -> list[Row]:
@@ -226,6 +255,13 @@ def read_rows(task: Task, path: str, tokenizer: Tokenizer, most: int) -> list[Ro
     texts = [line.partition("\t")[0] for line in itertools.islice(read_lines(path), most)]
     examples = [task.parse(text, f"{path}:{number}") for number, text in enumerate(texts, 1)]
     return make_split(task, tokenizer, "input", examples).rows
+
+
+def task_rows(task: Task, data: str, tokenizer: Tokenizer, training: bool, most: int) -> list[Row]:
+    """Returns a random sample of the rows of a task's training or first evaluation split."""
+    examples = task.read(data, "train" if training else task.splits["eval"][0])
+    chosen = np.sort(np.random.default_rng(0).permutation(len(examples))[:most])
+    return make_split(task, tokenizer, "input", [examples[index] for index in chosen], training).rows
 
 
 def random_rows(count: int, length: int, vocab_size: int) -> list[Row]:

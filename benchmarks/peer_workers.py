@@ -28,6 +28,7 @@ _TORCH = ("eager:float32", "eager:bfloat16", "compile:float32", "compile:bfloat1
 _ONNX = ("onnx:float32",)
 # Kernels that torch's scaled_dot_product_attention can be held to; without one torch chooses.
 ATTENTIONS = ("cudnn", "flash", "efficient", "math")
+UNPADDED = "unpadded"  # of eager torch, for finetune and infer: the tokens of a batch without padding
 
 
 def parse_modes(text: str, what: str) -> tuple[str, ...]:
@@ -46,9 +47,10 @@ def parse_modes(text: str, what: str) -> tuple[str, ...]:
         peer, attention = ":".join(mode.split(":")[:2]), mode.split(":")[2:]
         if peer not in known or (attention and peer not in _TORCH):
             raise InputError(f"compare {name!r} is no peer for {what}; use transformers, or some of {', '.join(known)}")
-        if attention and (len(attention) > 1 or attention[0] not in ATTENTIONS):
+        allowed = ATTENTIONS + ((UNPADDED,) if what != "train" and peer.startswith("eager") else ())
+        if attention and (len(attention) > 1 or attention[0] not in allowed):
             raise InputError(
-                f"compare {name!r} names no attention of torch after {peer}; use {', '.join(ATTENTIONS)}, or none"
+                f"compare {name!r} names no attention of torch after {peer}; use {', '.join(allowed)}, or none"
             )
         modes.append(mode)
     return tuple(dict.fromkeys(modes))

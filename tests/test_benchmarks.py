@@ -69,6 +69,10 @@ def test_names_of_peers():
     assert len(peers.parse_modes("transformers,eager", "train")) == 4
     with pytest.raises(InputError, match="compare 'onnx' is no peer for train; use transformers, or some of eager"):
         peers.parse_modes("onnx", "train")
+    assert peers.parse_modes("eager:bfloat16:unpadded", "infer") == ("eager:bfloat16:unpadded",)
+    for what, mode in (("train", "eager:float32:unpadded"), ("infer", "compile:float32:unpadded")):
+        with pytest.raises(InputError, match="names no attention of torch after .*; use cudnn, flash, efficient, math,"):
+            peers.parse_modes(mode, what)
 
 
 WORKER = """
@@ -154,6 +158,17 @@ def test_batches_for_peers():
     assert inputs["next_sentence_label"].shape == (2,)
 
 
+def test_rows_of_a_task(tmp_path):
+    write_vocab(tmp_path / "vocab.txt")
+    tokenizer = bench.load_tokenizer(tmp_path / "vocab.txt")
+    lines = "".join(f"the ban {'bas ' * number}.\t{number % 2}\n" for number in range(9))
+    (tmp_path / "train.tsv").write_text(f"sentence\tlabel\n{lines}")
+    rows = bench.task_rows(bench.make_classifier(32, "sst2"), str(tmp_path), tokenizer, True, 4)
+    assert len(rows) == 4 and rows == sorted(rows, key=lambda row: len(row.token_ids))
+    with pytest.raises(InputError, match="--task=stsb has no two classes"):
+        bench.make_classifier(32, "stsb")
+
+
 @pytest.mark.slow
 def test_models():
     made = bench.train(SMALL, length=16, steps=2, precisions=["float32"])
@@ -162,12 +177,18 @@ def test_models():
     assert {"compile_seconds", "compiled_flops", "peak_memory_bytes"} <= made.contenders[0].facts.keys()
     assert [batch["input_ids"].shape for batch in made.batches] == [(8, 16)] * 2
 
-    task = bench.make_classifier(16)
-    rows = bench.random_rows(6, 16, 203)
+    task = bench.make_classifier(32)
+    rows = [
+        row._replace(token_ids=row.token_ids[:length], type_ids=row.type_ids[:length], lengths=(length,))
+        for row, length in zip(bench.random_rows(6, 32, 203), (5, 9, 7, 32, 8, 6))
+    ]
     for made in (
         bench.finetune(SMALL, rows, task, 1, ["float32"]),
         bench.infer(SMALL, rows, task, 8, ["float32", "bfloat16"]),
     ):
         counts = made.contenders[0].run().counts
-        assert counts["sequences"] == 6 and counts["useful_flops"] < counts["padded_flops"]
-        assert sum(len(batch["input_ids"]) for batch in made.batches) >= 6
+        assert counts["sequences"] == made.counts["sequences"] == 6 and counts["steps"] == made.counts["steps"] == 1
+        assert counts["useful_flops"] == pytest.approx(made.counts["useful_flops"])
+        assert counts["useful_flops"] < counts["padded_flops"] < made.counts["padded_flops"]  # ours are packed
+        assert [batch["input_ids"].shape for batch in made.batches] == [(6, 32)]
+        assert sum(batch["attention_mask"].sum() for batch in made.batches) == counts["tokens"] == 67

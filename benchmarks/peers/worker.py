@@ -9,7 +9,8 @@ The benchmark starts this file with two others: the description of the work, and
 in benchmarks/peer_workers.py. A mode is BACKEND:PRECISION: eager, compile (torch.compile) or onnx; float32 or
 bfloat16, the latter by torch.autocast. All modes train one and the same model. With BACKEND:PRECISION:ATTENTION
 scaled_dot_product_attention is held to one kernel: cudnn, flash, efficient or math. Then a mask without padding is left
-out, since flash takes none; the mode fails where its kernel cannot run.
+out, since flash takes none; the mode fails where its kernel cannot run. With eager:PRECISION:unpadded a classifier
+computes the tokens of a batch and no padding: one row of all tokens, and attention for each length by itself.
 """
 
 import contextlib
@@ -78,6 +79,57 @@ def without_full_mask(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]
     return {name: array for name, array in batch.items() if not (full and name == "attention_mask")}
 
 
+class Unpadded(torch.nn.Module):
+    """A BertForSequenceClassification that computes no padding; it has the parameters of the given one."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        token_type_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        labels: torch.Tensor | None = None,
+    ) -> Any:
+        """Returns the loss, if there are labels, and the logits of a batch [B, L]."""
+        bert = self.model.bert
+        real = attention_mask.bool()
+        lengths = real.sum(dim=1)
+        starts = lengths.cumsum(0) - lengths
+        places = torch.arange(real.shape[1], device=real.device).expand(real.shape)[real]
+        groups = [
+            starts[lengths == length][:, None] + torch.arange(int(length), device=real.device)
+            for length in lengths.unique()
+        ]
+        hidden = bert.embeddings(input_ids[real][None], token_type_ids[real][None], position_ids=places[None])
+        before, bert.config._attn_implementation = bert.config._attn_implementation, "unpadded"
+        try:
+            hidden = bert.encoder(hidden, attention_mask=None, groups=groups).last_hidden_state[0]
+        finally:
+            bert.config._attn_implementation = before
+        pooled = bert.pooler.activation(bert.pooler.dense(hidden[starts]))
+        logits = self.model.classifier(self.model.dropout(pooled))
+        loss = None if labels is None else torch.nn.functional.cross_entropy(logits, labels)
+        return transformers.modeling_outputs.SequenceClassifierOutput(loss=loss, logits=logits)
+
+
+def attend_unpadded(
+    module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: float, dropout: float, groups: Any, **_: Any
+) -> tuple[torch.Tensor, None]:
+    """Returns attention within each sequence, [1, tokens, heads, size]; `groups` are places of sequences by length."""
+    out = torch.empty_like(query[0].transpose(0, 1))  # [tokens, heads, size]
+    for places in groups:
+        parts = (array[0][:, places].transpose(0, 1) for array in (query, key, value))  # [n, heads, length, size]
+        found = torch.nn.functional.scaled_dot_product_attention(*parts, dropout_p=dropout, scale=scaling)
+        out = out.index_put((places.reshape(-1),), found.transpose(1, 2).flatten(0, 1).to(out.dtype))
+    return out[None], None
+
+
+transformers.AttentionInterface.register("unpadded", attend_unpadded)
+
+
 class Work:
     """The model, its optimizer and the batches; `run(mode)` is one round."""
 
@@ -120,6 +172,8 @@ class Work:
             if backend == "compile" and attention != self._compiled_for:
                 raise ValueError("torch.compile keeps the attention of its first mode; measure another by itself")
             forward = self._forward[backend]
+            if attention == "unpadded":
+                forward, attention = Unpadded(self.model), ""
             round_of = lambda: self._round(forward, precision, attention)  # noqa: E731
         started, cpu = time.perf_counter(), time.process_time()
         round_of()

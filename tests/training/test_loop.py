@@ -37,7 +37,16 @@ def train_step(state, batch):
 
 
 def run(
-    directory, mesh, pace, losses, keep=(2, 1), signal_in=(), step=train_step, keep_revision=None, batches=None, steps=None
+    directory,
+    mesh,
+    pace,
+    losses,
+    keep=(2, 1),
+    signal_in=(),
+    step=train_step,
+    keep_revision=None,
+    batches=None,
+    steps=None,
 ):
     """Returns where the loop ended. `losses` are those of evaluations by their step; `signal_in` are broken off."""
     with Checkpoints(directory / "checkpoints", *keep) as checkpoints:
