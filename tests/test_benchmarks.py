@@ -71,9 +71,7 @@ def test_names_of_peers():
         peers.parse_modes("onnx", "train")
     assert peers.parse_modes("eager:bfloat16:unpadded", "infer") == ("eager:bfloat16:unpadded",)
     for what, mode in (("train", "eager:float32:unpadded"), ("infer", "compile:float32:unpadded")):
-        with pytest.raises(
-            InputError, match=r"no attention of torch after .*; use cudnn, flash, efficient, math,"
-        ):
+        with pytest.raises(InputError, match=r"no attention of torch after .*; use cudnn, flash, efficient, math,"):
             peers.parse_modes(mode, what)
 
 

@@ -22,7 +22,7 @@ from bert_jax.settings.finetuning import (
     ProbeConfig,
     TaskConfig,
 )
-from bert_jax.settings.pretraining import MeshConfig
+from bert_jax.settings.pretraining import MeshConfig, ReportConfig
 from bert_jax.training.report import read_metrics
 from bert_jax.training.workdir import settings_of, was_packed
 
@@ -79,6 +79,19 @@ def test_devices_and_microbatches_change_nothing_but_rounding(packed, topics, st
     halves = FinetuneTrainConfig(num_epochs=4.0, accumulate=2)
     run(topics, start, tmp_path / "halves", "on", train=halves)
     np.testing.assert_allclose(losses(tmp_path / "halves"), losses(packed[0]), rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pack", ["on", "off"])
+def test_several_steps_a_call_change_nothing_but_rounding(topics, start, tmp_path, pack):
+    """Of batches of several shapes, some calls take several steps and some take one."""
+    report = ReportConfig(every_steps=4, tensorboard=False, progress=False)
+    for count in (1, 2):
+        train = FinetuneTrainConfig(num_epochs=4.0, steps_per_call=count)
+        run(topics, start, tmp_path / str(count), pack, train=train, report=report)
+    ours, theirs = losses(tmp_path / "2"), losses(tmp_path / "1")
+    assert theirs[:, 0].tolist() == [4, 8, 12, 16, 20, 24, 28]
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow
