@@ -37,6 +37,7 @@ _SCORES = {  # of a held-out evaluation -> how the card names it
     "nsp_accuracy": "next-sentence accuracy",
     "loss": "loss",
 }
+_MOST_NAMES = 20  # of inputs that a card lists
 _PERCENT = ("mlm_accuracy", "nsp_accuracy")
 
 
@@ -73,7 +74,7 @@ def describe_run(manifests: Sequence[Mapping[str, Any]], names: Sequence[str], d
         data.append(
             {
                 "name": name,
-                "source": manifest.get("source", ""),
+                "inputs": manifest.get("inputs", {}),
                 "input": identity.get("input", ""),
                 "options": identity.get("options", {}),
                 "row": manifest.get("row", {}),
@@ -270,7 +271,7 @@ def _data(records: Records) -> list[tuple[str, object]]:
         phase = f"phase {number}: " if many else ""
         splits, row = data.get("splits", {}), data.get("row", {})
         rows.append((f"{phase}name", data.get("name")))
-        rows.append((f"{phase}source", data.get("source")))
+        rows.append((f"{phase}made from", _inputs(data.get("inputs", {}))))
         rows.append((f"{phase}sha256 of the text", data.get("input")))
         for split, label in (("train", ""), ("heldout", "held-out ")):
             values = splits.get(split, {})
@@ -283,6 +284,16 @@ def _data(records: Records) -> list[tuple[str, object]]:
     if not rows and records.run.get("data", {}).get("path"):
         rows.append(("name", Path(str(records.run["data"]["path"])).name))
     return rows
+
+
+def _inputs(inputs: Mapping[str, Any]) -> str:
+    """Returns the names of the files that data were made from, and how much they hold; "" if nobody noted them."""
+    names = list(inputs.get("names", ()))
+    if not names:
+        return ""
+    listed = ", ".join(names[:_MOST_NAMES]) + (f" and {len(names) - _MOST_NAMES} more" if names[_MOST_NAMES:] else "")
+    files = inputs.get("files", 0)
+    return f"{listed} ({files:,} file{'s' * (files > 1)}, {inputs.get('bytes', 0):,} bytes)" if files else listed
 
 
 def _scores(records: Records) -> list[tuple[str, object]]:
