@@ -9,6 +9,7 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -20,7 +21,6 @@ from bert_jax.errors import InputError
 from bert_jax.settings.pretraining import DataConfig
 from bert_jax.storage import urls
 from bert_jax.storage.block_cache import BlockCache
-from bert_jax.storage.places import AnyPath
 from bert_jax.storage.ranges import RangeReader
 
 _HELDOUT_SHARE = 8  # of the cache, the held-out split gets one part in so many at most
@@ -48,7 +48,7 @@ def open_for_training(
     return datasets, "on"
 
 
-def open_in_order(path: AnyPath, tokenizer_fingerprint: str = "", cache_gb: float = DataConfig.cache_gb) -> Dataset:
+def open_in_order(path: str | Path, tokenizer_fingerprint: str = "", cache_gb: float = DataConfig.cache_gb) -> Dataset:
     """Returns a data set that is read from its first row to its last, once or a few times; close it at the end.
 
     At a URL nothing but the manifest, the tokenizer and the counts of tokens is copied. The rows of a split are read in

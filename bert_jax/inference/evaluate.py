@@ -17,9 +17,9 @@ from jax.sharding import Mesh
 
 from bert_jax.batch import Batch
 from bert_jax.checkpoints.pretrained import Pretrained
+from bert_jax.data.blocks import Rows
 from bert_jax.data.pipeline import eval_batches
 from bert_jax.data.prepare import PrepareOptions, prepare
-from bert_jax.data.blocks import Rows
 from bert_jax.data.records import Dataset
 from bert_jax.data.streamed import open_in_order
 from bert_jax.devices.sharding import make_mesh, tree_shardings

@@ -174,7 +174,9 @@ def sent(server):
 
 
 @pytest.mark.parametrize("split", ["heldout", "train"])
-def test_data_at_a_url_have_the_figures_of_local_ones_and_are_read_once(bert, remote, caches, tmp_path, split, one_device):
+def test_data_at_a_url_have_the_figures_of_local_ones_and_are_read_once(
+    bert, remote, caches, tmp_path, split, one_device
+):
     local = remote.root / "data"
     expected = evaluate_pretrained(bert, local, split, one_device)
     assert not remote.requests
