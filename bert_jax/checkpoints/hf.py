@@ -7,7 +7,6 @@ Source: transformers' configuration_bert.py and modeling_bert.py for what the op
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from bert_jax.checkpoints.hf_tokenizer import load_hf_tokenizer, save_hf_tokenizer
 from bert_jax.checkpoints.hf_weights import INDEX, PICKLE, WEIGHTS, import_torch, open_weights, write_weights
@@ -18,6 +17,7 @@ from bert_jax.model.objective import Params, parts_of
 from bert_jax.settings.model import ModelConfig
 from bert_jax.settings.rules import from_dict
 from bert_jax.storage import files, writing
+from bert_jax.storage.files import JsonObject
 from bert_jax.storage.places import AnyPath
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -150,7 +150,7 @@ def save_hf(
     return notes
 
 
-def model_config(settings: Mapping[str, Any], where: Path) -> ModelConfig:
+def model_config(settings: JsonObject, where: Path) -> ModelConfig:
     """Returns the model that a config.json describes.
 
     Raises: InputError, with the name of the option, if it is not a BERT as it is computed here.

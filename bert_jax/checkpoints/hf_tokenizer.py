@@ -6,10 +6,9 @@ Where two files speak of one option, tokenizer_config.json is right, as it is to
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from bert_jax.errors import InputError, shown
-from bert_jax.storage.files import read_json
+from bert_jax.storage.files import JsonObject, read_json
 from bert_jax.storage.writing import write_json
 from bert_jax.text.tokenizer import Tokenizer, load_tokenizer, wordpiece_tokenizer
 from bert_jax.text.vocab import CONTINUATION, MAX_WORD_LENGTH, SPECIAL_TOKENS, read_vocab
@@ -86,7 +85,7 @@ def save_hf_tokenizer(directory: Path, tokenizer: Tokenizer, max_positions: int)
     return []
 
 
-def _make_backend(tokenizer: Tokenizer) -> dict[str, Any]:
+def _make_backend(tokenizer: Tokenizer) -> JsonObject:
     """Returns what tokenizer.json says. Source: the files of tokenizers 0.22, which have no other description."""
     marked = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     cls, sep = ({"SpecialToken": {"id": token, "type_id": 0}} for token in ("[CLS]", "[SEP]"))
@@ -127,7 +126,7 @@ def _make_backend(tokenizer: Tokenizer) -> dict[str, Any]:
     }
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def _read_object(path: Path) -> JsonObject:
     """Returns the object in a JSON file, {} if there is no file."""
     content = read_json(path) if path.exists() else {}
     if not isinstance(content, dict):
@@ -135,7 +134,7 @@ def _read_object(path: Path) -> dict[str, Any]:
     return content
 
 
-def _check_settings(settings: dict[str, Any], path: Path) -> None:
+def _check_settings(settings: JsonObject, path: Path) -> None:
     """Raises: InputError if tokenizer_config.json describes a tokenizer that is not BERT's WordPiece."""
     kind = settings.get("tokenizer_class") or ""
     if kind not in _CLASSES:
@@ -149,7 +148,7 @@ def _check_settings(settings: dict[str, Any], path: Path) -> None:
             raise InputError(f"{path}: {name} is {shown(found)}, BERT's is {shown(value)}; {_OTHER}")
 
 
-def _backend_options(backend: dict[str, Any], path: Path) -> dict[str, Any]:
+def _backend_options(backend: JsonObject, path: Path) -> JsonObject:
     """Returns the options of tokenizer.json under the names of tokenizer_config.json."""
     parts = [backend.get(name) or {} for name in ("model", "normalizer", "pre_tokenizer")]
     if not all(isinstance(part, dict) for part in parts):
@@ -167,7 +166,7 @@ def _backend_options(backend: dict[str, Any], path: Path) -> dict[str, Any]:
     return {ours: normalizer[name] for name, ours in _OPTIONS.items() if normalizer.get(name) is not None}
 
 
-def _backend_vocab(backend: dict[str, Any], path: Path) -> dict[str, int]:
+def _backend_vocab(backend: JsonObject, path: Path) -> dict[str, int]:
     """Returns the ids of tokenizer.json."""
     ids = (backend.get("model") or {}).get("vocab")
     if not isinstance(ids, dict) or not all(type(index) is int for index in ids.values()):
@@ -185,9 +184,7 @@ def _check_same(vocab: Sequence[str], ids: dict[str, int], directory: Path) -> N
             )
 
 
-def _check_added_tokens(
-    directory: Path, settings: dict[str, Any], backend: dict[str, Any], vocab: Sequence[str]
-) -> list[str]:
+def _check_added_tokens(directory: Path, settings: JsonObject, backend: JsonObject, vocab: Sequence[str]) -> list[str]:
     """Returns a line about tokens that are found in raw text. Raises: InputError if the vocabulary lacks one."""
     decoder = settings.get("added_tokens_decoder") or {}
     try:

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.errors import InputError
-from bert_jax.storage.files import read_json
+from bert_jax.settings.rules import Values
+from bert_jax.storage.files import JsonObject, read_json
 from bert_jax.storage.urls import local_copy
 from bert_jax.version import __version__
 
@@ -37,6 +38,7 @@ _SCORES = {  # of a held-out evaluation -> how the card names it
     "nsp_accuracy": "next-sentence accuracy",
     "loss": "loss",
 }
+_MOST_NAMES = 20  # of inputs that a card lists
 _PERCENT = ("mlm_accuracy", "nsp_accuracy")
 
 
@@ -44,18 +46,18 @@ _PERCENT = ("mlm_accuracy", "nsp_accuracy")
 class Records:
     """What is known of a model. Every part may be empty."""
 
-    model: Mapping[str, Any]  # the settings of the model
+    model: Values  # the settings of the model
     task: str
     parameters: int
     labels: Sequence[str] = ()
     trained: Mapping[str, int] = field(default_factory=dict)  # step, sequences, tokens, words
-    run: Mapping[str, Any] = field(default_factory=dict)  # the settings of the run
-    about: Mapping[str, Any] = field(default_factory=dict)  # as `describe_run` returns it
+    run: Values = field(default_factory=dict)  # the settings of the run
+    about: JsonObject = field(default_factory=dict)  # as `describe_run` returns it
     heldout: Mapping[str, float] = field(default_factory=dict)  # metrics of the last evaluation, with its step
-    results: Mapping[str, Any] = field(default_factory=dict)  # results.json of fine-tuning
+    results: JsonObject = field(default_factory=dict)  # results.json of fine-tuning
 
 
-def describe_run(manifests: Sequence[Mapping[str, Any]], names: Sequence[str], devices: str) -> dict[str, Any]:
+def describe_run(manifests: Sequence[Mapping[str, Any]], names: Sequence[str], devices: str) -> JsonObject:
     """Returns what a run should remember of its data and software, as JSON.
 
     Args:
@@ -73,7 +75,7 @@ def describe_run(manifests: Sequence[Mapping[str, Any]], names: Sequence[str], d
         data.append(
             {
                 "name": name,
-                "source": manifest.get("source", ""),
+                "inputs": manifest.get("inputs", {}),
                 "input": identity.get("input", ""),
                 "options": identity.get("options", {}),
                 "row": manifest.get("row", {}),
@@ -92,7 +94,7 @@ def describe_run(manifests: Sequence[Mapping[str, Any]], names: Sequence[str], d
 
 def read_records(
     path: str | Path,
-    model: Mapping[str, Any],
+    model: Values,
     task: str,
     parameters: int,
     labels: Sequence[str],
@@ -122,7 +124,7 @@ def _workdir_of(path: str) -> str:
     return ""
 
 
-def _read(path: str) -> dict[str, Any]:
+def _read(path: str) -> JsonObject:
     """Returns a file of JSON; {} if it is missing or holds something else."""
     try:
         found = {} if path.startswith("hf://") else read_json(local_copy(path))
@@ -270,7 +272,7 @@ def _data(records: Records) -> list[tuple[str, object]]:
         phase = f"phase {number}: " if many else ""
         splits, row = data.get("splits", {}), data.get("row", {})
         rows.append((f"{phase}name", data.get("name")))
-        rows.append((f"{phase}source", data.get("source")))
+        rows.append((f"{phase}made from", _inputs(data.get("inputs", {}))))
         rows.append((f"{phase}sha256 of the text", data.get("input")))
         for split, label in (("train", ""), ("heldout", "held-out ")):
             values = splits.get(split, {})
@@ -283,6 +285,16 @@ def _data(records: Records) -> list[tuple[str, object]]:
     if not rows and records.run.get("data", {}).get("path"):
         rows.append(("name", Path(str(records.run["data"]["path"])).name))
     return rows
+
+
+def _inputs(inputs: JsonObject) -> str:
+    """Returns the names of the files that data were made from, and how much they hold; "" if nobody noted them."""
+    names = list(inputs.get("names", ()))
+    if not names:
+        return ""
+    listed = ", ".join(names[:_MOST_NAMES]) + (f" and {len(names) - _MOST_NAMES} more" if names[_MOST_NAMES:] else "")
+    files = inputs.get("files", 0)
+    return f"{listed} ({files:,} file{'s' * (files > 1)}, {inputs.get('bytes', 0):,} bytes)" if files else listed
 
 
 def _scores(records: Records) -> list[tuple[str, object]]:

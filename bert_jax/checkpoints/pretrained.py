@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -25,9 +25,9 @@ from bert_jax.model.heads import TASK_PARTS
 from bert_jax.model.objective import Params, abstract_params, encode
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.settings.model import ModelConfig, check_types
-from bert_jax.settings.rules import from_dict, to_dict
+from bert_jax.settings.rules import Values, from_dict, to_dict
 from bert_jax.storage import schema
-from bert_jax.storage.files import read_json
+from bert_jax.storage.files import JsonObject, read_json
 from bert_jax.storage.places import AnyPath, Place, RemotePath, is_taken, to_place
 from bert_jax.storage.urls import local_directory, on_this_machine
 from bert_jax.storage.writing import check_space, new_directory, write_json
@@ -58,7 +58,7 @@ class Pretrained:
     task: str = "pretraining"  # one of model.heads.TASK_PARTS
     labels: tuple[str, ...] = ()  # of a classifier, in the order of its classes; () where they have no names
     notes: tuple[str, ...] = ()  # lines for the user about how it was loaded
-    task_settings: dict[str, Any] = field(default_factory=dict)  # settings.finetuning.TaskConfig of a fine-tuned model
+    task_settings: Values = field(default_factory=dict)  # settings.finetuning.TaskConfig of a fine-tuned model
     trained: dict[str, int] = field(default_factory=dict)  # if known: step, and the sequences, tokens and words so far
 
     def encode(self, texts: Sequence[str] | Sequence[tuple[str, str]]) -> Encodings:
@@ -279,7 +279,7 @@ def _load_own(path: Path, workdir: RemotePath | None = None) -> Pretrained:
     return Pretrained(config, params, tokenizer, task, tuple(labels), task_settings=settings, trained=trained)
 
 
-def _read_checkpoint(config: ModelConfig, path: Place) -> tuple[Params, dict[str, Any]]:
+def _read_checkpoint(config: ModelConfig, path: Place) -> tuple[Params, JsonObject]:
     """Returns the parameters and the seal of a checkpoint."""
     sealed = read_json(path / SEAL)
     found = {name.removeprefix("params/"): of for name, of in sealed["arrays"].items() if name.startswith("params/")}

@@ -8,13 +8,13 @@ CRC-32C of each object, or its ETag. So neither a seal nor a check reads a check
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from bert_jax.errors import InputError
 from bert_jax.storage import schema
 from bert_jax.storage.files import read_json, sha256_file
 from bert_jax.storage.places import Place, RemotePath, scratch
-from bert_jax.storage.stores import crc32c_of
+from bert_jax.storage.stores import Checksums, crc32c_of
 from bert_jax.storage.writing import write_json
 
 Read = TypeVar("Read")
@@ -69,7 +69,7 @@ def seal(directory: Place, about: dict[str, object]) -> None:
     write_json(directory / SEAL, about | {"format": 1, "files": files})
 
 
-def _objects(directory: RemotePath) -> dict[str, dict[str, Any]]:
+def _objects(directory: RemotePath) -> dict[str, Checksums]:
     """Returns the objects below a prefix with the store's checksums, for a seal; computed where the store has none."""
     objects = {name: about for name, about in directory.listing().items() if name != SEAL}
     for name, about in objects.items():
@@ -131,7 +131,7 @@ _DIGESTS: dict[str, Callable[[Path], str]] = {
 }
 
 
-def _find_changed(directory: RemotePath, files: dict[str, dict[str, Any]]) -> str | None:
+def _find_changed(directory: RemotePath, files: dict[str, Checksums]) -> str | None:
     """Returns the first damage of the objects of a sealed prefix, by the store's checksums where it has them."""
     objects = directory.listing()
     for name, expected in files.items():

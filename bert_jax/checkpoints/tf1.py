@@ -10,7 +10,6 @@ Source: google-research/bert modeling.py (BertConfig, get_activation) and tokeni
 
 import re
 from pathlib import Path
-from typing import Any
 
 from bert_jax.checkpoints.bundle import Bundle, index_path, write_bundle
 from bert_jax.checkpoints.names import Imported, check_vocabulary, find_not_finite, from_params, infer_task, to_params
@@ -20,6 +19,7 @@ from bert_jax.model.objective import Params, parts_of
 from bert_jax.settings.model import ModelConfig
 from bert_jax.settings.rules import from_dict
 from bert_jax.storage import files, writing
+from bert_jax.storage.files import JsonObject
 from bert_jax.storage.places import AnyPath
 from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -28,7 +28,7 @@ _VOCAB_NAME, _CHECKPOINT_NAME, _STATE_NAME = "vocab.txt", "bert_model.ckpt", "ch
 _OURS = "bert_jax"  # the key of what Google has no key for
 
 # Ours -> Google's name, and the value of a configuration that does not give it; None if it must.
-_SETTINGS: dict[str, tuple[str, Any]] = {
+_SETTINGS: dict[str, tuple[str, float | None]] = {
     "vocab_size": ("vocab_size", None),
     "hidden_size": ("hidden_size", 768),
     "num_layers": ("num_hidden_layers", 12),
@@ -99,7 +99,7 @@ def save_tf1(
             f"the tokenizer is one of {tokenizer.kind}, and Google's BERT reads vocab.txt alone; the model stays here"
         )
     present, notes = parts_of(params), []
-    ours: dict[str, Any] = {}
+    ours: JsonObject = {}
     if config.activation != "gelu_tanh":
         ours["activation"] = config.activation
         notes.append("the model's GELU is erf; Google's code of 2018 computes that, and after 2019-02-07 the tanh form")
@@ -168,7 +168,7 @@ def find_checkpoint(path: str | Path) -> Path:
     return path / newest
 
 
-def _read_settings(where: Path) -> dict[str, Any]:
+def _read_settings(where: Path) -> JsonObject:
     """Returns what bert_config.json holds."""
     if not where.is_file():
         raise InputError(
@@ -181,7 +181,7 @@ def _read_settings(where: Path) -> dict[str, Any]:
     return settings
 
 
-def _model_config(settings: dict[str, Any], where: Path, activation: str) -> tuple[ModelConfig, list[str]]:
+def _model_config(settings: JsonObject, where: Path, activation: str) -> tuple[ModelConfig, list[str]]:
     """Returns the model that a configuration of Google's describes, and lines that the user should see.
 
     Raises: InputError, with the name of the setting, if it is not a BERT as it is computed here.

@@ -62,7 +62,8 @@ def prepare_with_beam(
         raise InputError(f"output {output} exists; a pipeline does not go on from what is there: choose a new place")
     loaded = load_tokenizer(tokenizer)
     started = time.monotonic()
-    job = _Job(output.rstrip("/") if remote else str(Path(output).resolve()), options, loaded, text_column)
+    place = output.rstrip("/") if remote else str(Path(output).resolve())
+    job = _Job(place, options, loaded, text_column, corpus.public_names(inputs))
     with contextlib.nullcontext() if remote else building.alone(Path(output)):
         try:
             with beam.Pipeline(options=_parse(pipeline_options)) as pipeline:
@@ -116,6 +117,7 @@ class _Job:
     options: PrepareOptions
     tokenizer: Tokenizer
     text_column: str
+    input_names: list[str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -252,7 +254,7 @@ def _add(arrays: Iterable[np.ndarray]) -> Any:
 def _finish(
     _: None,
     job: _Job,
-    fingerprints: list[tuple[int, tuple[str, str]]],
+    fingerprints: list[tuple[int, corpus.Content]],
     abouts: list[tuple[bytes, int]],
     plan: _Plan,
     made: list[tuple[int, JsonObject]],
@@ -261,14 +263,17 @@ def _finish(
 ) -> None:
     """Writes all files but the shards, the manifest last."""
     # Eight parameters: Beam passes each side input as an argument.
-    contents = corpus.join_fingerprints([content for _, content in sorted(fingerprints)])
-    identity = prepare.identity_of(job.options, contents, job.tokenizer)
+    contents = [content for _, content in sorted(fingerprints)]
+    identity = prepare.identity_of(job.options, corpus.join_fingerprints(contents), job.tokenizer)
     num_lines = sum(lines for _, lines in abouts)
-    copies = prepare.exact_copies(_all_documents(abouts), num_lines, num_different)
+    figures = {
+        "inputs": corpus.describe_inputs(job.input_names, contents),
+        "exact_copies": prepare.exact_copies(_all_documents(abouts), num_lines, num_different),
+    }
     results = [result for _, result in sorted(made, key=lambda result: result[0])]
     with _output_folder(job) as folder:
         job.tokenizer.save(folder / records.TOKENIZER)
-        prepare.finish(folder, identity, job.options, job.tokenizer, plan.ranges, results, token_counts, copies)
+        prepare.finish(folder, identity, job.options, job.tokenizer, plan.ranges, results, token_counts, figures)
 
 
 @contextlib.contextmanager

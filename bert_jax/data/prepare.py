@@ -86,8 +86,8 @@ def prepare(
     """Returns the manifest of the data set that `output` then holds.
 
     The contents depend on the text, the tokenizer and the options alone: not on the paths of the input, nor on
-    `num_workers` (0 takes all cores). `text_column` is the column of Parquet files, or the key of JSON lines.
-    A run that was stopped continues; a finished one is not repeated.
+    `num_workers` (0 takes all cores). Only the manifest also names the inputs. `text_column` is the column of Parquet
+    files, or the key of JSON lines. A run that was stopped continues; a finished one is not repeated.
 
     Raises: InputError for unusable inputs or options, and if `output` holds something else.
     """
@@ -95,18 +95,20 @@ def prepare(
     if num_workers < 0:
         raise InputError(f"workers {num_workers} is negative; 0 takes all cores")
     if urls.is_remote(output):
-        return uploaded(output, lambda path: prepare(inputs, tokenizer, path, options, num_workers))
+        return uploaded(output, lambda path: prepare(inputs, tokenizer, path, options, num_workers, text_column))
     path = Path(output)
     plan = corpus.plan_pieces(inputs, text_column=text_column)
     loaded = load_tokenizer(tokenizer)
-    identity = identity_of(options, corpus.fingerprint(inputs, text_column), loaded)
+    contents = corpus.contents_of(inputs, text_column)
+    identity = identity_of(options, corpus.join_fingerprints(contents), loaded)
     if manifest := finished_manifest(path, identity):
         return manifest
 
     started = time.monotonic()
     with unfinished(path, identity, loaded) as work:
         job = _Job(path, work, options, len(plan), loaded.fingerprint)
-        manifest = _prepare(job, plan, identity, loaded, num_workers)
+        described = corpus.describe_inputs(corpus.public_names(inputs), contents)
+        manifest = _prepare(job, plan, identity, loaded, described, num_workers)
     summarize(manifest, time.monotonic() - started)
     return manifest
 
@@ -200,9 +202,9 @@ class _Job:
 
 
 def _prepare(
-    job: _Job, plan: list[corpus.Piece], identity: JsonObject, tokenizer: Tokenizer, num_workers: int
+    job: _Job, plan: list[corpus.Piece], identity: JsonObject, tokenizer: Tokenizer, inputs: JsonObject, num_workers: int
 ) -> JsonObject:
-    """Returns the manifest of the data set, after making what of it is not there yet."""
+    """Returns the manifest of the data set, after making what of it is not there yet. `inputs` is kept in it."""
     with task_runner(num_workers) as run:
         run(functools.partial(_make_piece, job), list(enumerate(plan)), "pieces of text")
         documents = pieces.read_documents(job.work, job.num_pieces)
@@ -215,7 +217,8 @@ def _prepare(
         if shard.split == "train":
             token_counts += np.load(job.work / f"counts-{shard.name}")
     copies = exact_copies(documents, num_lines, sum(different))
-    return finish(job.path, identity, job.options, tokenizer, ranges, made, token_counts, copies)
+    figures = {"inputs": inputs, "exact_copies": copies}
+    return finish(job.path, identity, job.options, tokenizer, ranges, made, token_counts, figures)
 
 
 @functools.lru_cache(maxsize=1)
@@ -314,18 +317,18 @@ def finish(
     ranges: list[Range],
     made: list[JsonObject],
     token_counts: np.ndarray,
-    copies: JsonObject,
+    figures: JsonObject,
 ) -> JsonObject:
     """Returns the manifest of a directory that has its shards, after writing it.
 
     `made` is what `make_shard` says of each of `ranges`, `token_counts` [V] their sum over the training split, and
-    `copies` what `exact_copies` says.
+    `figures` what more there is to keep: what `corpus.describe_inputs` and `exact_copies` say.
     """
     # Eight parameters: in a Beam pipeline each of the results comes from another step.
     row = {"length": options.max_seq_length, "max_sequences": max(1, options.pack)}
     made_with = {"bert_jax": __version__, "sentencex": metadata.version("sentencex")}
     splits = _describe_splits(options, ranges, made)
-    return records.finish_dataset(path, identity, row, tokenizer, splits, token_counts, made_with, exact_copies=copies)
+    return records.finish_dataset(path, identity, row, tokenizer, splits, token_counts, made_with, **figures)
 
 
 def _describe_splits(options: PrepareOptions, ranges: list[Range], made: list[JsonObject]) -> dict[str, JsonObject]:

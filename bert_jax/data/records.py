@@ -33,6 +33,7 @@ _SHARD = schema.record({**_FILE, "rows": schema.whole()}, {"blocks": _BLOCKS})
 _SPLIT = schema.record({"sequences": schema.whole(), "shards": schema.list_of(_SHARD)})
 _SPECIAL_IDS = ("pad_id", "unk_id", "cls_id", "sep_id", "mask_id")
 _COUNT = schema.whole(1, 65535)
+_INPUTS = schema.record({"names": schema.list_of(schema.text()), "files": schema.whole(), "bytes": schema.whole()})
 # What is read of a manifest. It has more: figures for people, and what the data set was made with.
 _MANIFEST = schema.record(
     {
@@ -46,7 +47,8 @@ _MANIFEST = schema.record(
         ),
         "splits": schema.record({"train": _SPLIT, "heldout": _SPLIT}, others=_SPLIT),
         "token_counts": schema.record(_FILE),
-    }
+    },
+    {"inputs": _INPUTS},  # of what versions after 0.2 have made
 )
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data sets that are read in blocks while a run trains: data behind URLs that are larger than the local disk.
+"""Data sets that are read in blocks while a run trains or evaluates: data behind URLs, larger than the local disk.
 
 The order of the rows is that of `order.StreamOrder`. The rows of the windows at which a process is, and of the next
 ones, are in a `block_cache.BlockCache` (docs/decisions/0031-streaming.md).
@@ -9,6 +9,7 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -45,6 +46,30 @@ def open_for_training(
         num_streams = streams.setdefault(contents, choose_streams(config.streams, batch_size))
         datasets.append(_open(path, about, config, num_streams))
     return datasets, "on"
+
+
+def open_in_order(path: str | Path, tokenizer_fingerprint: str = "", cache_gb: float = DataConfig.cache_gb) -> Dataset:
+    """Returns a data set that is read from its first row to its last, once or a few times; close it at the end.
+
+    At a URL nothing but the manifest, the tokenizer and the counts of tokens is copied. The rows of a split are read in
+    blocks, each checked by its checksum, of which at most `cache_gb` gigabytes are on the local disk at a time. Data
+    sets of versions without checksums of blocks are copied whole.
+
+    Raises: InputError as `records.open_dataset`, or if `cache_gb` is too small for two blocks.
+    """
+    about = records.open_about(path, tokenizer_fingerprint)
+    if not about.url or not all("blocks" in shard for shard in about.shards):
+        return records.open_dataset(path, tokenizer_fingerprint)
+    remote = {}
+    limit = int(min(cache_gb * 1e9, 2.0**60))
+    for name in ("train", "heldout"):
+        split = about.manifest["splits"][name]
+        blocks = Blocks(split["shards"], about.dtype)
+        needed = _FEWEST_BLOCKS * blocks.most_rows * about.dtype.itemsize
+        if not cache_gb * 1e9 >= needed:
+            raise InputError(f"cache_gb {cache_gb:g} is too small for two blocks of {path}; set it to {needed / 1e9:g}")
+        remote[name] = RemoteRows(about, blocks, split["sequences"], limit, verify=True)
+    return Dataset(about.path, about.manifest, remote["train"], remote["heldout"], about.token_counts)
 
 
 def _open(path: str, about: About, config: DataConfig, num_streams: int) -> Dataset:

@@ -5,6 +5,7 @@ Runs may differ in masking: whole words, the share of [MASK], the number of pred
 (`training.heldout`) depend on that. Here all models predict the same tokens of the same text.
 """
 
+import contextlib
 import math
 import tempfile
 from pathlib import Path
@@ -16,15 +17,17 @@ from jax.sharding import Mesh
 
 from bert_jax.batch import Batch
 from bert_jax.checkpoints.pretrained import Pretrained
+from bert_jax.data.blocks import Rows
 from bert_jax.data.pipeline import eval_batches
 from bert_jax.data.prepare import PrepareOptions, prepare
-from bert_jax.data.records import Dataset, Split, open_dataset
+from bert_jax.data.records import Dataset
+from bert_jax.data.streamed import open_in_order
 from bert_jax.devices.sharding import make_mesh, tree_shardings
 from bert_jax.errors import InputError
 from bert_jax.model.losses import Pair, accuracy, cross_entropy
 from bert_jax.model.objective import Objective, Params, pretraining_objective, task_forward
 from bert_jax.settings.model import check_types
-from bert_jax.settings.pretraining import MaskingConfig, MeshConfig
+from bert_jax.settings.pretraining import DataConfig, MaskingConfig, MeshConfig
 from bert_jax.settings.rules import to_dict
 from bert_jax.training.loop import evaluate
 from bert_jax.training.step import make_eval_step
@@ -34,7 +37,13 @@ _TOKENS_AT_ONCE = 8192  # of a batch on each device
 _TEXT_LENGTH = 128  # of the rows of text that is prepared here, where the model has so many positions
 
 
-def evaluate_pretrained(bert: Pretrained, data: str | Path, split: str = "heldout", mesh: Mesh | None = None) -> dict:
+def evaluate_pretrained(
+    bert: Pretrained,
+    data: str | Path,
+    split: str = "heldout",
+    mesh: Mesh | None = None,
+    cache_gb: float = DataConfig.cache_gb,
+) -> dict:
     """Returns the metrics of a model on a split of prepared data, and counts of the data. See docs/scoring.md.
 
     Of a masked language model: mlm_loss (nats a prediction), mlm_perplexity and mlm_accuracy, by masks of single tokens
@@ -44,15 +53,22 @@ def evaluate_pretrained(bert: Pretrained, data: str | Path, split: str = "heldou
 
     Args:
       bert: the model.
-      data: a directory made by prepare_corpus with the tokenizer of the model.
+      data: a directory made by prepare_corpus with the tokenizer of the model, or its URL.
       split: "heldout" or "train".
       mesh: of the devices to use; None is all of them, each with a share of the rows.
+      cache_gb: for data at a URL, the most gigabytes of their rows on the local disk. Only the split is read: once, or
+        for bits_per_byte twice if it is larger than this.
 
     Raises: InputError if the data cannot be used with this model.
     """
     if "mlm" not in bert.params:
         raise InputError(f"this model has no head that predicts words, its task being {bert.task}; give another")
-    dataset = open_dataset(data, tokenizer_fingerprint=bert.tokenizer.fingerprint)
+    with contextlib.closing(open_in_order(data, bert.tokenizer.fingerprint, cache_gb)) as dataset:
+        return _evaluate(bert, dataset, split, mesh)
+
+
+def _evaluate(bert: Pretrained, dataset: Dataset, split: str, mesh: Mesh | None) -> dict:
+    """Returns the result of `evaluate_pretrained` on an open data set."""
     rows = _rows_of(dataset, split)
     check_fits(bert, dataset)
     mesh = mesh or make_mesh(MeshConfig())
@@ -137,10 +153,10 @@ def predicts_next_sentence(bert: Pretrained) -> bool:
     return head is not None and "pooler" in bert.params["encoder"] and bool(np.any(np.asarray(head["bias"])))
 
 
-def _rows_of(dataset: Dataset, split: str) -> Split:
+def _rows_of(dataset: Dataset, split: str) -> Rows:
     if split not in ("heldout", "train"):
         raise InputError(f"split {split!r} is unknown; use heldout or train")
-    rows: Split = getattr(dataset, split)
+    rows = dataset.heldout if split == "heldout" else dataset.train
     if not rows.num_rows:
         raise InputError(
             f"{dataset.path} has no row in its {split} split; prepare it with --holdout_rate above 0, or take "

@@ -54,7 +54,9 @@ def export_model(bert: Pretrained, directory: Place, platforms: tuple[str, ...] 
     head = task.head if task is not None else ""
     most = bert.config.max_positions
 
-    def call(flat: dict[str, jax.Array], token_ids: jax.Array, type_ids: jax.Array, mask: jax.Array, *more: Any) -> Any:
+    def call(
+        flat: dict[str, jax.Array], token_ids: jax.Array, type_ids: jax.Array, mask: jax.Array, *more: jax.Array
+    ) -> dict[str, jax.Array]:
         params = unflatten(flat)
         rows = token_ids.shape[0]
         first = jnp.zeros((rows, 1), jnp.int32)

@@ -16,7 +16,6 @@ import pickle
 import platform
 from collections.abc import Mapping, Sequence
 from importlib import metadata
-from typing import Any
 
 import jax
 import numpy as np
@@ -31,6 +30,7 @@ from bert_jax.devices.sharding import row_sharding
 from bert_jax.errors import InputError, shown
 from bert_jax.settings.phases import Phase
 from bert_jax.settings.rules import changed_keys, to_dict
+from bert_jax.storage.files import JsonObject
 from bert_jax.storage.urls import local_copy
 from bert_jax.storage.writing import atomic_path
 from bert_jax.training.inputs import Part
@@ -106,7 +106,7 @@ def _cpu() -> str:
     return f"{platform.machine()}, features {hashlib.sha256(flags.encode()).hexdigest()[:12]}"
 
 
-def write_step(path: str | os.PathLike, compiled: jax.stages.Compiled, about: Mapping[str, Any]) -> int:
+def write_step(path: str | os.PathLike, compiled: jax.stages.Compiled, about: Mapping[str, object]) -> int:
     """Writes a compiled step, and returns the size of the file in bytes. `about` is as `describe_step` returns it.
 
     Raises: InputError if this compiler's programs cannot be written.
@@ -123,7 +123,7 @@ def write_step(path: str | os.PathLike, compiled: jax.stages.Compiled, about: Ma
     return len(data)
 
 
-def read_step(path: str | os.PathLike) -> tuple[dict[str, Any], bytes]:
+def read_step(path: str | os.PathLike) -> tuple[JsonObject, bytes]:
     """Returns what a file, which may be a URL, says of its step, and the executable.
 
     Raises: InputError if the file is missing, damaged or of another kind.
@@ -150,10 +150,10 @@ def read_step(path: str | os.PathLike) -> tuple[dict[str, Any], bytes]:
 
 def load_step(
     path: str | os.PathLike,
-    about: Mapping[str, Any],
+    about: Mapping[str, object],
     lowered: jax.stages.Lowered,
     mesh: Mesh,
-    found: tuple[dict, bytes],
+    found: tuple[JsonObject, bytes],
 ) -> TrainStep:
     """Returns the compiled step of a file, as `read_step` has found it, for a run of which `about` is true.
 
@@ -188,7 +188,7 @@ def load_step(
         ) from None
 
 
-def _at(values: Any, name: str) -> Any:
+def _at(values: object, name: str) -> object:
     """Returns the value of a dotted name, None if there is none."""
     for key in name.split("."):
         values = values.get(key) if isinstance(values, Mapping) else None

@@ -40,6 +40,21 @@ def expand_globs(patterns: str) -> list[str]:
     return list(paths)
 
 
+def public_name(pattern: str) -> str:
+    """Returns a file, glob or URL as a data set may name it to anybody.
+
+    A path loses its directories. A URL keeps them, without user, password and what follows "?" over HTTP.
+    """
+    protocol, _, rest = pattern.partition("://")
+    if not is_remote(pattern) or protocol.lower() in ("file", "local"):
+        name = os.path.basename(pattern.rstrip("/"))
+    else:
+        host, slash, path = rest.partition("/")
+        path = path.partition("?")[0] if protocol.lower() in ("http", "https") else path
+        name = f"{protocol}://{host.rpartition('@')[2]}{slash}{path}"
+    return name.encode("utf-8", "replace").decode("utf-8")
+
+
 def is_compressed(path: str) -> bool:
     """Returns whether `open_binary` decompresses the file.
 

@@ -15,10 +15,12 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 from bert_jax.errors import InputError, StoppedError
 from bert_jax.storage import stores
+
+Holder: TypeAlias = dict[str, Any]  # JSON of a lease: name, host, pid, machine, began, expire_seconds
 
 LEASE = ".lease"  # name of the object inside a directory
 RENEW_SECONDS = 10.0
@@ -159,7 +161,7 @@ def check_held(url: str) -> None:
             held.check()
 
 
-def _this_process() -> dict[str, Any]:
+def _this_process() -> Holder:
     return {"host": socket.gethostname(), "pid": os.getpid(), "machine": _machine(), "began": _began(os.getpid())}
 
 
@@ -180,7 +182,7 @@ def _began(pid: int) -> str:
     return ""
 
 
-def _read(content: bytes) -> dict[str, Any]:
+def _read(content: bytes) -> Holder:
     with contextlib.suppress(ValueError):
         about = json.loads(content)
         if isinstance(about, dict):
@@ -188,7 +190,7 @@ def _read(content: bytes) -> dict[str, Any]:
     return {"name": ""}
 
 
-def _patience(other: dict[str, Any], age: float) -> float:
+def _patience(other: Holder, age: float) -> float:
     """Returns the seconds to watch a lease before it counts as abandoned."""
     if other.get("machine") and other["machine"] == _machine() and other.get("began") != _began(other.get("pid", 0)):
         return 0.0  # a process of this machine that has ended
@@ -196,5 +198,5 @@ def _patience(other: dict[str, Any], age: float) -> float:
     return 0.0 if age > _SKEW * life else max(life - age, 1.5 * RENEW_SECONDS)
 
 
-def _describe(other: dict[str, Any], age: float) -> str:
+def _describe(other: Holder, age: float) -> str:
     return f"process {other.get('pid', '?')} on {other.get('host', 'an unknown host')}, renewed {age:.0f} s ago"

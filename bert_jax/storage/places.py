@@ -12,7 +12,7 @@ import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from bert_jax.errors import InputError
 from bert_jax.storage import leases, stores
@@ -90,7 +90,7 @@ class RemotePath:
         """Yields those that match a pattern without "/" from directly below this one, sorted."""
         yield from (path for path in self.iterdir() if fnmatch.fnmatchcase(path.name, pattern))
 
-    def listing(self) -> dict[str, dict[str, Any]]:
+    def listing(self) -> dict[str, stores.Checksums]:
         """Returns all objects below, as `stores.list_below` does."""
         return stores.list_below(self.url)
 

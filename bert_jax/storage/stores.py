@@ -18,7 +18,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import google_crc32c
 
@@ -26,6 +26,9 @@ from bert_jax.errors import InputError, StoppedError, one_line
 
 Argument = TypeVar("Argument")
 Result = TypeVar("Result")
+FileSystem: TypeAlias = Any  # one of fsspec's; it has no type hints, and each store's has methods of its own
+Info: TypeAlias = dict[str, Any]  # what a file system knows of an object, under names of its own
+Checksums: TypeAlias = dict[str, Any]  # of an object: its "bytes", and some of "crc32c", "etag", "md5", "sha256"
 
 WORK_PROTOCOLS = ("gs", "gcs", "s3", "memory")  # with conditional writes; memory is that of one process, for tests
 
@@ -48,7 +51,7 @@ def protocol_of(url: str) -> str:
     return url.partition("://")[0].lower()
 
 
-def file_system(url: str) -> tuple[Any, str]:
+def file_system(url: str) -> tuple[FileSystem, str]:
     """Returns the fsspec file system of a URL, and the file's path in it."""
     see_writes_of_others()
     import fsspec.core  # slow, and seldom needed
@@ -139,7 +142,7 @@ def at_once(function: Callable[[Argument], Result], arguments: Iterable[Argument
             pool.shutdown(cancel_futures=True)
 
 
-def info_of(url: str) -> dict[str, Any] | None:
+def info_of(url: str) -> Info | None:
     """Returns what the file system knows of an object or a directory; None if it does not exist.
 
     Unlike fsspec's `exists`, it does not take a refusal or a lost connection for absence.
@@ -197,7 +200,7 @@ def check_writable(url: str) -> None:
             files.rm(path)
 
 
-def list_below(url: str) -> dict[str, dict[str, Any]]:
+def list_below(url: str) -> dict[str, Checksums]:
     """Returns the objects below a prefix by their names relative to it, each with its "bytes" and a checksum.
 
     The checksum is the store's own: "crc32c" (hexadecimal), or "etag". Where the store gives none it is missing.
@@ -213,9 +216,9 @@ def list_below(url: str) -> dict[str, dict[str, Any]]:
     return {name: checksum_in(found[path]) for path, name in sorted(names.items()) if name and not name.endswith("/")}
 
 
-def checksum_in(info: dict[str, Any]) -> dict[str, Any]:
+def checksum_in(info: Info) -> Checksums:
     """Returns "bytes" and the checksum of an object from what its file system knows of it."""
-    about: dict[str, Any] = {"bytes": int(info["size"])}
+    about: Checksums = {"bytes": int(info["size"])}
     if info.get("crc32c"):
         about["crc32c"] = base64.b64decode(info["crc32c"]).hex()
     elif info.get("ETag"):
@@ -270,7 +273,7 @@ def write_if(url: str, content: bytes, token: str) -> str:
             return ""
 
 
-def _write_gcs(files: Any, path: str, content: bytes, token: str) -> str:
+def _write_gcs(files: FileSystem, path: str, content: bytes, token: str) -> str:
     bucket, key, _ = files.split_path(path)
     about = json.dumps({"name": key}).encode()
     parts = b"".join(b"--=\r\nContent-Type: application/json\r\n\r\n%s\r\n" % part for part in (about, content))
@@ -289,7 +292,7 @@ def _write_gcs(files: Any, path: str, content: bytes, token: str) -> str:
 _UNMET = ("PreconditionFailed", "ConditionalRequestConflict", "pre-conditions")  # as s3fs and its cause call it
 
 
-def _write_s3(files: Any, path: str, content: bytes, token: str) -> str:
+def _write_s3(files: FileSystem, path: str, content: bytes, token: str) -> str:
     bucket, key, _ = files.split_path(path)
     condition = {"IfMatch": token} if token else {"IfNoneMatch": "*"}
     try:
@@ -304,7 +307,7 @@ def _write_s3(files: Any, path: str, content: bytes, token: str) -> str:
 _memory = threading.Lock()
 
 
-def _write_memory(files: Any, path: str, content: bytes, token: str) -> str:
+def _write_memory(files: FileSystem, path: str, content: bytes, token: str) -> str:
     with _memory:
         there = files.cat_file(path) if files.exists(path) else None
         if (there is None) != (token == "") or (there is not None and _token({}, there) != token):
@@ -316,11 +319,11 @@ def _write_memory(files: Any, path: str, content: bytes, token: str) -> str:
 _CONDITIONAL = {"gs": _write_gcs, "gcs": _write_gcs, "s3": _write_s3, "memory": _write_memory}
 
 
-def _token(info: dict[str, Any], content: bytes) -> str:
+def _token(info: Info, content: bytes) -> str:
     return str(info.get("generation") or (info.get("ETag") or "").strip('"') or google_crc32c.value(content))
 
 
-def _age(info: dict[str, Any]) -> float:
+def _age(info: Info) -> float:
     written = info.get("LastModified") or info.get("mtime") or info.get("created")
     if not isinstance(written, datetime.datetime):
         return 0.0

@@ -7,7 +7,7 @@ run_classifier.py.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -18,6 +18,8 @@ from bert_jax.storage.places import Place
 from bert_jax.tasks import scores
 from bert_jax.tasks.base import Row, Rows
 from bert_jax.text.tokenizer import Tokenizer
+
+Label = TypeVar("Label")
 
 CLASS_METRICS = {"accuracy": scores.accuracy, "f1": scores.f1, "macro_f1": scores.macro_f1, "mcc": scores.mcc}
 NUMBER_METRICS = {"pearson": scores.pearson, "spearman": scores.spearman}
@@ -245,7 +247,7 @@ def score_numbers(examples: Sequence[ClassifyExample], predictions: Sequence[Sco
     return {metric: function(truth, said) for metric, function in NUMBER_METRICS.items()}
 
 
-def _labelled(label: Any, example: ClassifyExample) -> Any:
+def _labelled(label: Label | None, example: ClassifyExample) -> Label:
     if label is None:
         raise InputError(f"{example.where} has no label; predictions are scored where labels are known")
     return label

@@ -6,11 +6,11 @@ import itertools
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import numpy as np
 
 from bert_jax.errors import InputError
+from bert_jax.storage.files import JsonObject
 from bert_jax.text.normalize import Normalizer, blank_separated, spans_between_blanks, unicode_tables
 from bert_jax.text.offsets import move_spans
 from bert_jax.text.vocab import CONTINUATION, MAX_WORD_LENGTH, read_vocab, vocab_bytes
@@ -153,7 +153,7 @@ class _Pieces:
 
 
 def read_wordpiece(
-    path: str | os.PathLike, config: dict[str, Any], lowercase: bool | None, strip_accents: bool | None
+    path: str | os.PathLike, config: JsonObject, lowercase: bool | None, strip_accents: bool | None
 ) -> WordPiece:
     """Returns the algorithm of a vocabulary file, with the options of `config` unless the arguments say otherwise.
 

@@ -21,7 +21,7 @@ from bert_jax.storage.writing import write_json
 from bert_jax.tools import cli
 
 CHECKPOINT = flags.DEFINE_string("checkpoint", "", "a work directory, WORKDIR@STEP, or a model in any format")
-DATA = flags.DEFINE_string("data", "", "a directory made by prepare_corpus with the tokenizer of the model")
+DATA = flags.DEFINE_string("data", "", "a directory made by prepare_corpus with the tokenizer of the model, or its URL")
 SPLIT = flags.DEFINE_enum("split", "heldout", ["heldout", "train"], "which part of --data")
 INPUT = flags.DEFINE_string("input", "", "text in place of --data, as prepare_corpus takes it; all of it is read")
 NEXT_SENTENCE = flags.DEFINE_enum(
@@ -29,6 +29,9 @@ NEXT_SENTENCE = flags.DEFINE_enum(
 )
 MAX_SEQ_LENGTH = flags.DEFINE_integer(
     "max_seq_length", 0, "with --input: tokens of a row; 0 is 128 or the model's most"
+)
+CACHE_GB = flags.DEFINE_float(
+    "cache_gb", 16.0, "with --data=URL: the most gigabytes of its rows on the local disk", lower_bound=0.0
 )
 DTYPE = flags.DEFINE_enum("compute_dtype", "", ["", "float32", "bfloat16"], "to compute in; the model's own if empty")
 OUTPUT = flags.DEFINE_string("output", "", "a file for the same JSON")
@@ -51,7 +54,7 @@ def main() -> None:
         config.validate()
         bert = dataclasses.replace(bert, config=config)
     if DATA.value:
-        found = evaluate_pretrained(bert, DATA.value, SPLIT.value)
+        found = evaluate_pretrained(bert, DATA.value, SPLIT.value, cache_gb=CACHE_GB.value)
     else:
         found = evaluate_text(bert, INPUT.value, NEXT_SENTENCE.value, MAX_SEQ_LENGTH.value)
     about = {"checkpoint": CHECKPOINT.value, "trained": bert.trained, "compute_dtype": bert.config.compute_dtype}

@@ -63,6 +63,22 @@ def test_a_card_says_what_the_records_say(tmp_path):
     )
 
 
+def test_a_card_names_what_the_data_were_made_from(tmp_path):
+    def named(**inputs):
+        return rows(model_card(Records(MODEL, "pretraining", 1, about=describe_run([MANIFEST | inputs], ["wiki"], "1"))))
+
+    one = named(inputs={"names": ["wiki.txt"], "files": 1, "bytes": 12345})
+    assert one["made from"] == "wiki.txt (1 file, 12,345 bytes)"
+    many = named(inputs={"names": [f"{number}|*.gz" for number in range(23)], "files": 40, "bytes": 7})
+    assert many["made from"].startswith("0\\|*.gz, 1\\|*.gz, ") and "20\\|" not in many["made from"]
+    assert many["made from"].endswith("19\\|*.gz and 3 more (40 files, 7 bytes)")
+    assert named(inputs={"names": ["python-docs"], "files": 0, "bytes": 0})["made from"] == "python-docs"
+    assert "made from" not in named()  # data of an earlier version
+    about = describe_run([MANIFEST], ["wiki"], "1")
+    del about["data"][0]["inputs"]  # a run of an earlier version
+    assert "made from" not in model_card(Records(MODEL, "pretraining", 1, about=about))
+
+
 def test_two_phases_and_their_data(tmp_path):
     phase2 = Phase2Config(num_steps=6, path=str(tmp_path), batch_size=8, max_predictions=20)
     run = to_dict(tiny_run(tmp_path, phase2=phase2))

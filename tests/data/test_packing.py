@@ -193,6 +193,9 @@ def test_a_packed_data_set_has_the_same_sequences_in_fewer_rows(unpacked, packed
         assert (said["rows"], said["sequences"]) == (rows.num_rows, rows.num_sequences)
         assert said["fill"] == round(filled / (rows.num_rows * 32), 4) > before.manifest["splits"][split]["fill"]
     assert len(after.train.shards) == len(before.train.shards) == 3
+    text = unpacked.parent / "text.txt"
+    assert before.manifest["inputs"] == {"names": ["text.txt"], "files": 1, "bytes": text.stat().st_size}
+    assert after.manifest["inputs"] == before.manifest["inputs"]
 
 
 def test_rows_may_be_longer(unpacked, tmp_path):

@@ -2,6 +2,7 @@
 """Prepared data sets: the same bytes for any number of workers and interruptions, and legal rows."""
 
 import gzip
+import json
 import random
 import signal
 import subprocess
@@ -112,6 +113,17 @@ def test_counts_of_documents_sentences_and_tokens(prepared, text, vocab):
     assert sum(split["tokens"] for split in splits) == sum(map(len, tokenizer.encode_batch(lines)))
     assert dataset.token_counts.sum() == dataset.manifest["splits"]["train"]["tokens"]
     assert not dataset.token_counts[[tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id]].any()
+
+
+def test_the_manifest_names_the_inputs_without_their_directories(tmp_path, prepared, text, vocab):
+    manifest = records.open_dataset(prepared).manifest
+    files = sorted(Path(text).parent.glob("*.txt"))
+    num_bytes = sum(file.stat().st_size for file in files)
+    assert manifest["inputs"] == {"names": ["*.txt"], "files": 5, "bytes": num_bytes}
+    assert str(Path(text).parent) not in json.dumps(manifest)
+    # The same text by other names is the same data set: it is not made again, nor refused.
+    prepare.prepare(",".join(map(str, files)), vocab, str(prepared), OPTIONS, num_workers=1)
+    assert records.open_dataset(prepared).manifest == manifest
 
 
 def test_one_shard_is_what_the_reference_makes_of_the_same_documents(tmp_path, text, vocab):

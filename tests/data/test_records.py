@@ -197,6 +197,16 @@ def test_a_header_that_is_not_the_manifests(dataset):
     assert "prepare the data set again" in refusal(dataset)
 
 
+def test_the_inputs_of_a_manifest_are_names_and_numbers(dataset):
+    assert "inputs" not in records.open_dataset(dataset).manifest  # as in those of earlier versions
+    named = {"names": ["a.txt"], "files": 1, "bytes": 8}
+    change_manifest(dataset, inputs=named)
+    assert records.open_dataset(dataset).manifest["inputs"] == named
+    for wrong, place in (({"names": [1]}, "inputs.names[0] is 1"), ({"files": "one"}, 'inputs.files is "one"')):
+        change_manifest(dataset, inputs=named | wrong)
+        assert place in refusal(dataset)
+
+
 def test_the_fingerprint_is_of_the_contents(tmp_path, dataset):
     shutil.copytree(dataset, tmp_path / "copy")
     write_dataset(tmp_path / "other", [random_rows(8, 0), random_rows(9, 2)])

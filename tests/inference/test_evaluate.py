@@ -2,15 +2,18 @@
 """What checkpoints are worth: the same masks for every model, the same figures on any mesh."""
 
 import dataclasses
+import json
 import math
 
 import jax
 import numpy as np
 import pytest
 from builders import growing_bert, make_dataset, tiny_model, write_corpus
+from object_server import serving
 
 import bert_jax
 from bert_jax.checkpoints.pretrained import Pretrained
+from bert_jax.data import blocks, streamed
 from bert_jax.data.pipeline import rows_to_batch
 from bert_jax.data.prepare import PrepareOptions, prepare
 from bert_jax.data.records import open_dataset
@@ -135,6 +138,78 @@ def test_data_that_do_not_fit_are_refused(bert, toy_data, tmp_path):
         evaluate_pretrained(short, toy_data)
     with pytest.raises(InputError, match="no head that predicts words"):
         evaluate_pretrained(dataclasses.replace(bert, params={"encoder": {}}), toy_data)
+
+
+@pytest.fixture
+def remote(tmp_path, monkeypatch):
+    """Yields a server of a data set of three shards with blocks of ten rows, to this test's own cache."""
+    monkeypatch.setenv("BERT_JAX_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 450)
+    (tmp_path / "served").mkdir()
+    make_dataset(tmp_path / "served", shards=3, duplicates=4, holdout_rate=0.4)
+    with serving(tmp_path / "served") as server:
+        yield server
+
+
+@pytest.fixture
+def caches(monkeypatch):
+    """Returns a list to which every cache of blocks is added when it is made."""
+    made = []
+
+    class Noted(streamed.BlockCache):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            made.append(self)
+
+    monkeypatch.setattr(streamed, "BlockCache", Noted)
+    return made
+
+
+def sent(server):
+    """Returns the bytes of rows that a server has sent, by the name of the file."""
+    found = {}
+    for name, start, end in server.data_requests():
+        found[name.rpartition("/")[2]] = found.get(name.rpartition("/")[2], 0) + end - start
+    return found
+
+
+@pytest.mark.parametrize("split", ["heldout", "train"])
+def test_data_at_a_url_have_the_figures_of_local_ones_and_are_read_once(
+    bert, remote, caches, tmp_path, split, one_device
+):
+    local = remote.root / "data"
+    expected = evaluate_pretrained(bert, local, split, one_device)
+    assert not remote.requests
+    assert evaluate_pretrained(bert, f"{remote.url}/data", split, one_device) == expected
+    rows = getattr(open_dataset(local), split)
+    shards = open_dataset(local).manifest["splits"][split]["shards"]
+    assert sent(remote) == {shard["name"]: shard["rows"] * rows.dtype.itemsize for shard in shards}
+    assert len(caches) == 1 and not [path for path in (tmp_path / "cache").rglob("*.npy") if "-of-" in path.name]
+
+
+def test_a_small_cache_reads_twice_and_stays_small(bert, remote, caches, tmp_path, one_device):
+    expected = evaluate_pretrained(bert, remote.root / "data", "train", one_device)
+    found = evaluate_pretrained(bert, f"{remote.url}/data", "train", one_device, cache_gb=1.9e-6)
+    assert found == expected
+    rows = open_dataset(remote.root / "data").train
+    (cache,), once = caches, rows.num_rows * rows.dtype.itemsize
+    assert cache.num_slots * 450 <= 1900 < once / 5
+    assert 2 * once - 1900 <= sum(sent(remote).values()) <= 2 * once + 8 * 450
+    with pytest.raises(InputError, match=r"cache_gb 1e-07 is too small for two blocks of http.*; set it to 9e-07"):
+        evaluate_pretrained(bert, f"{remote.url}/data", mesh=one_device, cache_gb=1e-7)
+
+
+def test_remote_data_of_an_earlier_version_are_copied_whole(bert, remote, caches, tmp_path, one_device):
+    """Their blocks have no checksums."""
+    path = remote.root / "data" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    for values in manifest["splits"].values():
+        for shard in values["shards"]:
+            del shard["blocks"]
+    path.write_text(json.dumps(manifest))
+    expected = evaluate_pretrained(bert, remote.root / "data", mesh=one_device)
+    assert evaluate_pretrained(bert, f"{remote.url}/data", mesh=one_device) == expected
+    assert not caches and [path for path in (tmp_path / "cache").rglob("*.npy") if "-of-" in path.name]
 
 
 def test_data_with_masks_of_their_own_are_refused(bert, dataset):

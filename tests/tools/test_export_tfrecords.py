@@ -90,6 +90,8 @@ def test_exported_masks_are_those_of_training(imported, tmp_path):
     original = data.train.gather(np.arange(105))["token_ids"]
     assert sorted(back.tolist()) == sorted(original.tolist() * 2)
     assert manifest["tokenizer"]["fingerprint"] == tokenizer.fingerprint
+    read = [path.stat().st_size for path in (tmp_path / "out").glob("*.tfrecord")]
+    assert manifest["inputs"] == {"names": ["*.tfrecord"], "files": len(read), "bytes": sum(read)}
     assert len(np.unique(columns["masked_lm_positions"], axis=0)) > 200
 
 

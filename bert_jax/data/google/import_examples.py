@@ -28,7 +28,7 @@ from bert_jax.data.google.examples import (
 from bert_jax.data.processes import say, task_runner
 from bert_jax.errors import InputError
 from bert_jax.storage import urls, writing
-from bert_jax.storage.files import JsonObject, expand_globs, sha256_file
+from bert_jax.storage.files import JsonObject, expand_globs, public_name, sha256_file
 from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
 from bert_jax.version import __version__
 
@@ -89,6 +89,12 @@ def import_examples(
     if manifest := finished_manifest(path, identity):
         return manifest
 
+    given = [part.strip() for part in f"{inputs},{heldout_inputs}".split(",") if part.strip()]
+    described = {
+        "names": list(dict.fromkeys(map(public_name, given))),
+        "files": len(files),
+        "bytes": sum(os.path.getsize(file.path) for file in files),
+    }
     started = time.monotonic()
     with unfinished(path, identity, loaded) as work:
         job = _Job(path, work, row_length, predictions if masks == "keep" else 0)
@@ -99,7 +105,8 @@ def import_examples(
         for index in range(files[0].num_files):
             counts += np.load(job.work / f"counts-{index}.npy")
         row = {"length": row_length, "max_sequences": 1} | ({"predictions": predictions} if masks == "keep" else {})
-        manifest = records.finish_dataset(path, identity, row, loaded, splits, counts, {"bert_jax": __version__})
+        made_with = {"bert_jax": __version__}
+        manifest = records.finish_dataset(path, identity, row, loaded, splits, counts, made_with, inputs=described)
     _summarize(manifest, time.monotonic() - started)
     return manifest
 

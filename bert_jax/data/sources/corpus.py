@@ -12,15 +12,19 @@ Inputs are separated by commas, and each is one of
 """
 
 import hashlib
+import os
 from collections.abc import Iterator
+from typing import TypeAlias
 
 from bert_jax.data.sources import formats, parquet, python_docs, tfds_text
 from bert_jax.data.sources.formats import TEXT_COLUMN, Piece
 from bert_jax.data.sources.python_docs import PYTHON_DOCS
 from bert_jax.errors import InputError
 from bert_jax.storage import files, urls
+from bert_jax.storage.files import JsonObject
 
 PIECE_BYTES = 16 << 20
+Content: TypeAlias = tuple[str, str, int]  # a single input, its sha256, the bytes of its file
 
 
 def iterate_documents(inputs: str, text_column: str = TEXT_COLUMN) -> Iterator[list[str]]:
@@ -85,24 +89,30 @@ def read_piece(piece: Piece) -> Iterator[list[str]]:
 
 def fingerprint(inputs: str, text_column: str = TEXT_COLUMN) -> str:
     """Returns a sha256 of the contents of the inputs, whatever their paths; see `tfds_text` for that of a data set."""
+    return join_fingerprints(contents_of(inputs, text_column))
+
+
+def contents_of(inputs: str, text_column: str = TEXT_COLUMN) -> list[Content]:
+    """Returns what `fingerprint_source` says of each of the inputs."""
     sources = list_sources(inputs)
     paths = urls.local_copies(sources)
-    return join_fingerprints([fingerprint_source(*each, text_column) for each in zip(sources, paths)])
+    return [fingerprint_source(*each, text_column) for each in zip(sources, paths)]
 
 
-def fingerprint_source(source: str, path: str, text_column: str = TEXT_COLUMN) -> tuple[str, str]:
-    """Returns a single input, and a sha256 of its contents; its file is at `path`.
+def fingerprint_source(source: str, path: str, text_column: str = TEXT_COLUMN) -> Content:
+    """Returns a single input, a sha256 of its contents, and the bytes of its file, which is at `path`.
 
-    Another column than the usual one changes it, as it changes which text is read.
+    Another column than the usual one changes the sha256, as it changes which text is read. The bytes are -1 for what is
+    no file.
     """
     if source == PYTHON_DOCS:
-        return source, python_docs.fingerprint()
+        return source, python_docs.fingerprint(), -1
     if source.startswith(tfds_text.PREFIX):
-        return source, tfds_text.fingerprint(source)
-    content = files.sha256_file(path)
+        return source, tfds_text.fingerprint(source), -1
+    content, num_bytes = files.sha256_file(path), os.path.getsize(path)
     if text_column == TEXT_COLUMN or not _has_columns(path, source):
-        return source, content
-    return source, hashlib.sha256(f"{content} {text_column}".encode()).hexdigest()
+        return source, content, num_bytes
+    return source, hashlib.sha256(f"{content} {text_column}".encode()).hexdigest(), num_bytes
 
 
 def _has_columns(path: str, source: str) -> bool:
@@ -110,20 +120,36 @@ def _has_columns(path: str, source: str) -> bool:
     return parquet.is_parquet(path, source) or formats.detect_format(path, source) == formats.JSON_LINES
 
 
-def join_fingerprints(contents: list[tuple[str, str]]) -> str:
+def join_fingerprints(contents: list[Content]) -> str:
     """Returns the fingerprint of inputs, of what `fingerprint_source` says of each."""
-    if [source for source, _ in contents] == [PYTHON_DOCS]:
+    if [source for source, _, _ in contents] == [PYTHON_DOCS]:
         return contents[0][1]
-    return hashlib.sha256(" ".join(content for _, content in contents).encode()).hexdigest()
+    return hashlib.sha256(" ".join(content for _, content, _ in contents).encode()).hexdigest()
+
+
+def public_names(inputs: str) -> list[str]:
+    """Returns the inputs as they were given, each once, files and URLs as `files.public_name` says."""
+    parts = filter(None, (part.strip() for part in inputs.split(",")))
+    return list(dict.fromkeys(files.public_name(part) if _is_file(part) else part for part in parts))
+
+
+def describe_inputs(names: list[str], contents: list[Content]) -> JsonObject:
+    """Returns the record of the inputs in a manifest: their `public_names`, the number of files, and their bytes."""
+    sizes = [num_bytes for _, _, num_bytes in contents if num_bytes >= 0]
+    return {"names": names, "files": len(sizes), "bytes": sum(sizes)}
 
 
 def list_sources(inputs: str) -> list[str]:
     """Returns the single inputs, each once: the globs among them as the files that they match."""
     sources: dict[str, None] = {}
     for part in filter(None, (part.strip() for part in inputs.split(","))):
-        is_file = part != PYTHON_DOCS and not part.startswith(tfds_text.PREFIX)
-        sources.update(dict.fromkeys(files.expand_globs(part) if is_file else [part]))
+        sources.update(dict.fromkeys(files.expand_globs(part) if _is_file(part) else [part]))
     return list(sources) or files.expand_globs(inputs)  # which raises the error for no input at all
+
+
+def _is_file(part: str) -> bool:
+    """Returns whether a part of the inputs names files."""
+    return part != PYTHON_DOCS and not part.startswith(tfds_text.PREFIX)
 
 
 def _no_document(inputs: str) -> InputError:

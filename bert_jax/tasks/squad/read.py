@@ -184,7 +184,7 @@ def _read_articles(articles: list, wanted: slice, path: str) -> Iterator[SquadEx
                 yield _read_question(question, context, path, f"{place}.qas[{position}]")
 
 
-def _read_question(value: Any, context: str, path: str, place: str) -> SquadExample:
+def _read_question(value: Mapping[str, object], context: str, path: str, place: str) -> SquadExample:
     question = _get(value, "question", str, path, place)
     answers = []
     if value.get("answers") is not None:  # a test set has none

@@ -10,11 +10,12 @@ import collections
 import re
 import string
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from bert_jax.errors import InputError
+from bert_jax.storage.files import JsonObject
 from bert_jax.tasks.squad.read import SquadExample, read_json_file, read_squad_file
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -143,7 +144,7 @@ def score_files(
     return score_squad2(examples, texts, numbers, threshold), missing
 
 
-def _read_object(path: str, kinds: tuple[type, ...], meaning: str) -> dict[str, Any]:
+def _read_object(path: str, kinds: tuple[type, ...], meaning: str) -> JsonObject:
     values = read_json_file(path)
     if not isinstance(values, dict):
         raise InputError(f"{path} is no JSON object of question ids; write it like {{id: value}}")

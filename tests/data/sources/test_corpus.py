@@ -117,3 +117,28 @@ def test_fingerprint_is_of_the_contents(tmp_path):
     first, same, other = (write(tmp_path / name, text) for name, text in (("1", b"a"), ("2", b"a"), ("3", b"b")))
     assert corpus.fingerprint(first) == corpus.fingerprint(same) != corpus.fingerprint(other)
     assert corpus.fingerprint(f"{first},{other}") != corpus.fingerprint(first)
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        ("/home/me/text/*.txt.gz, wiki.txt,other/wiki.txt", ["*.txt.gz", "wiki.txt"]),
+        ("text/**/*.zst,text/", ["*.zst", "text"]),
+        ("gs://bucket/text/*.gz,hf://datasets/ORG/NAME/*.parquet", ["gs://bucket/text/*.gz", "hf://datasets/ORG/NAME/*.parquet"]),
+        ("gs://bucket/text?.gz", ["gs://bucket/text?.gz"]),
+        ("https://me:secret@host/a.txt?token=secret", ["https://host/a.txt"]),
+        ("file:///home/me/a.txt", ["a.txt"]),
+        ("python-docs,tfds:wikipedia/20230601.en:1.0.0", ["python-docs", "tfds:wikipedia/20230601.en:1.0.0"]),
+        ("text/\udcff.txt", ["?.txt"]),
+    ],
+)  # fmt: skip
+def test_names_that_anybody_may_read(given, names):
+    """Neither directories of the machine nor passwords, which then are in model cards too."""
+    assert corpus.public_names(given) == names
+
+
+def test_inputs_are_counted_by_their_files(tmp_path):
+    paths = [write(tmp_path / name, text) for name, text in (("1", b"one .\n"), ("2", b"two words .\n"))]
+    contents = corpus.contents_of(",".join([*paths, "python-docs"]))
+    assert corpus.describe_inputs(["a"], contents) == {"names": ["a"], "files": 2, "bytes": 18}
+    assert corpus.fingerprint(",".join(paths)) == corpus.join_fingerprints(contents[:2])
