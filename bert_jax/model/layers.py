@@ -7,6 +7,7 @@ computed in float32. Dimension letters: `batch.py`.
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -38,9 +39,10 @@ class Dense(nn.Module):
     config: ModelConfig
     features: int
     result_dtype: str = ""  # "" is the compute dtype; logits keep float32, because they are compared
+    add: bool = True  # False returns the product and the bias [features], for a kernel that adds them
 
     @nn.compact
-    def __call__(self, inputs: jax.Array) -> jax.Array:
+    def __call__(self, inputs: jax.Array) -> Any:
         """Returns [..., features] of inputs [..., in]."""
         config, dtype = self.config, jnp.dtype(self.config.compute_dtype)
         kernel = self.param("kernel", truncated_normal(config), (inputs.shape[-1], self.features))
@@ -49,7 +51,7 @@ class Dense(nn.Module):
         result = self.result_dtype or config.compute_dtype
         multiplied = product("ri,io->ro", rows, kernel, config.gradient_dtype, config.matmul_precision, result)
         multiplied = checkpoint_name(multiplied.reshape(*inputs.shape[:-1], self.features), SAVED)
-        return add_bias(multiplied, bias)
+        return add_bias(multiplied, bias) if self.add else (multiplied, bias)
 
 
 def layer_norm(config: ModelConfig, name: str = "norm") -> nn.LayerNorm:
@@ -164,7 +166,7 @@ class Attention(nn.Module):
             drop = functools.partial(Dropout(rate), deterministic=deterministic)
             context = attend(query, key, value, attends, drop, config.matmul_precision)
             context = checkpoint_name(context.reshape(hidden.shape), SAVED)
-        return residual(config, hidden, Dense(config, config.hidden_size, name="output")(context), deterministic)
+        return residual(self, hidden, context, deterministic)
 
 
 class FeedForward(nn.Module):
@@ -177,7 +179,7 @@ class FeedForward(nn.Module):
         """Returns [B, L, H]."""
         config = self.config
         widened = activate(config, Dense(config, config.intermediate_size, name="intermediate")(hidden))
-        return residual(config, hidden, Dense(config, config.hidden_size, name="output")(widened), deterministic)
+        return residual(self, hidden, widened, deterministic)
 
 
 class Layer(nn.Module):
@@ -192,7 +194,35 @@ class Layer(nn.Module):
         return FeedForward(self.config, name="mlp")(hidden, deterministic)
 
 
-def residual(config: ModelConfig, hidden: jax.Array, update: jax.Array, deterministic: bool) -> jax.Array:
-    """Returns LN(hidden + dropout(update)) in the compute dtype. Call it inside a module."""
-    update = Dropout(config.hidden_dropout_rate)(update, deterministic)
+class NormParameters(nn.Module):
+    """The parameters of layer norm, by the names that `nn.LayerNorm` gives them."""
+
+    features: int
+
+    @nn.compact
+    def __call__(self) -> tuple[jax.Array, jax.Array]:
+        """Returns scale and bias, [features]."""
+        shape = (self.features,)
+        return self.param("scale", nn.initializers.ones, shape), self.param("bias", nn.initializers.zeros, shape)
+
+
+def residual(module: Attention | FeedForward, hidden: jax.Array, inputs: jax.Array, deterministic: bool) -> jax.Array:
+    """Returns LN(hidden + dropout(output(inputs))) in the compute dtype; `output` is a dense layer.
+
+    Call it inside the module that has this layer and the norm.
+    """
+    config, rate = module.config, module.config.hidden_dropout_rate
+    if config.residual == "fused":
+        from bert_jax.model.fused_residual import fused_residual  # importing Pallas is slow
+
+        draws = rate > 0 and not deterministic
+        return fused_residual(
+            hidden,
+            *Dense(config, config.hidden_size, add=False, name="output")(inputs),
+            *NormParameters(config.hidden_size, name="norm")(),
+            epsilon=config.layer_norm_epsilon,
+            rate=rate if draws else 0.0,
+            dropout_key=module.make_rng("dropout") if draws else None,
+        )
+    update = Dropout(rate)(Dense(config, config.hidden_size, name="output")(inputs), deterministic)
     return layer_norm(config)(hidden + update).astype(config.compute_dtype)
