@@ -65,9 +65,30 @@ def layer_norm(config: ModelConfig, name: str = "norm") -> nn.LayerNorm:
     return norm(epsilon=config.layer_norm_epsilon, dtype=jnp.float32, use_fast_variance=False, name=name)
 
 
-def activate(config: ModelConfig, inputs: jax.Array) -> jax.Array:
-    """Returns the activation of the inputs; the backward pass recomputes it."""
-    return jax.checkpoint(ACTIVATIONS[config.activation], prevent_cse=False)(inputs)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def activate(name: str, product: jax.Array, bias: jax.Array) -> jax.Array:
+    """Returns the activation, one of `ACTIVATIONS`, of product + bias; the backward pass recomputes it from both."""
+    return ACTIVATIONS[name](add_bias(product, bias))
+
+
+def _activate_forward(name: str, product: jax.Array, bias: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return activate(name, product, bias), (product, bias)
+
+
+def _activate_backward(
+    name: str, saved: tuple[jax.Array, jax.Array], gradient: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    # Without a barrier XLA finds that the forward pass has computed the same, and keeps that in memory.
+    again = jax.lax.platform_dependent(*saved, cuda=_apart, default=lambda *arrays: arrays)
+    _, pull_back = jax.vjp(lambda product, bias: ACTIVATIONS[name](add_bias(product, bias)), *again)
+    return pull_back(gradient)
+
+
+def _apart(*arrays: jax.Array) -> tuple[jax.Array, ...]:
+    return jax.lax.optimization_barrier(arrays)
+
+
+activate.defvjp(_activate_forward, _activate_backward)
 
 
 class Dropout(nn.Module):
@@ -178,7 +199,8 @@ class FeedForward(nn.Module):
     def __call__(self, hidden: jax.Array, deterministic: bool) -> jax.Array:
         """Returns [B, L, H]."""
         config = self.config
-        widened = activate(config, Dense(config, config.intermediate_size, name="intermediate")(hidden))
+        dense = Dense(config, config.intermediate_size, add=False, name="intermediate")
+        widened = activate(config.activation, *dense(hidden))
         return residual(self, hidden, widened, deterministic)
 
 
