@@ -173,11 +173,13 @@ def test_for_cuda_each_pass_is_one_kernel():
     assert sorted(names_of_kernels(lowered("cuda"))) == ["residual_backward", "residual_forward"]
 
 
-@pytest.mark.parametrize("platform, size, hidden", [("cpu", 16, 256), ("tpu", 16, 256), ("cuda", 16, 200), ("cuda", 15, 256)])
+@pytest.mark.parametrize(
+    "platform, size, hidden", [("cpu", 16, 256), ("tpu", 16, 256), ("cuda", 16, 200), ("cuda", 15, 256)]
+)
 def test_elsewhere_and_for_other_shapes_both_passes_are_plain(platform, size, hidden):
     assert not names_of_kernels(lowered(platform, size, hidden))
 
 
 def test_an_unknown_kind_is_an_error():
-    with pytest.raises(InputError, match="model.residual"):
+    with pytest.raises(InputError, match=r"model\.residual"):
         tiny_model(residual="fast").validate()
