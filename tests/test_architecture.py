@@ -81,6 +81,7 @@ TESTS_ELSEWHERE = {
     "model.attention_kernels": "model/test_fused_attention.py",
     "model.fused_attention_gpu": "model/test_fused_attention.py",
     "model.fused_attention_tpu": "model/test_fused_attention.py",
+    "model.fused_residual_gpu": "model/test_fused_residual.py",
     "model.heads": "checkpoints/test_names.py",
     "model.layers": "model/test_model.py",
     "plan.tables": "plan/test_planner.py",
@@ -136,7 +137,10 @@ CORE: Sequence[str] = """
     settings.model settings.pretraining settings.phases batch devices.sharding data.pipeline
     model.* training.* pretraining
 """.split()
-KERNELS = ("model.attention_kernels", "model.fused_attention", "model.fused_attention_gpu", "model.fused_attention_tpu")
+KERNELS = (
+    *("model.attention_kernels", "model.fused_attention", "model.fused_attention_gpu", "model.fused_attention_tpu"),
+    *("model.fused_residual", "model.fused_residual_gpu"),
+)
 BESIDE = ("model.probe", "training.curves", "training.profiling")  # heads for fine-tuning, pictures, profiles
 MAX_CORE_LINES = 4500
 MAX_LINES = {"train.py": 60, "finetune.py": 60}  # and 400 for every file of the package

@@ -41,7 +41,8 @@ class MaskedLanguageModel(nn.Module):
     def __call__(self, hidden: jax.Array, word_table: jax.Array) -> jax.Array:
         """Returns float32 logits [B, P, V padded] of hidden vectors [B, P, H]; padded entries are MASKED_SCORE."""
         config = self.config
-        hidden = activate(config, Dense(config, config.hidden_size, name="transform")(hidden))
+        dense = Dense(config, config.hidden_size, add=False, name="transform")
+        hidden = activate(config.activation, *dense(hidden))
         hidden = layer_norm(config)(hidden).astype(config.compute_dtype)
         bias = self.param("output_bias", nn.initializers.zeros, (config.padded_vocab_size,))
         if word_table.shape[0] == 1:

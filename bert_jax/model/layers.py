@@ -7,6 +7,7 @@ computed in float32. Dimension letters: `batch.py`.
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -38,9 +39,10 @@ class Dense(nn.Module):
     config: ModelConfig
     features: int
     result_dtype: str = ""  # "" is the compute dtype; logits keep float32, because they are compared
+    add: bool = True  # False returns the product and the bias [features], for a kernel that adds them
 
     @nn.compact
-    def __call__(self, inputs: jax.Array) -> jax.Array:
+    def __call__(self, inputs: jax.Array) -> Any:
         """Returns [..., features] of inputs [..., in]."""
         config, dtype = self.config, jnp.dtype(self.config.compute_dtype)
         kernel = self.param("kernel", truncated_normal(config), (inputs.shape[-1], self.features))
@@ -49,7 +51,7 @@ class Dense(nn.Module):
         result = self.result_dtype or config.compute_dtype
         multiplied = product("ri,io->ro", rows, kernel, config.gradient_dtype, config.matmul_precision, result)
         multiplied = checkpoint_name(multiplied.reshape(*inputs.shape[:-1], self.features), SAVED)
-        return add_bias(multiplied, bias)
+        return add_bias(multiplied, bias) if self.add else (multiplied, bias)
 
 
 def layer_norm(config: ModelConfig, name: str = "norm") -> nn.LayerNorm:
@@ -63,9 +65,30 @@ def layer_norm(config: ModelConfig, name: str = "norm") -> nn.LayerNorm:
     return norm(epsilon=config.layer_norm_epsilon, dtype=jnp.float32, use_fast_variance=False, name=name)
 
 
-def activate(config: ModelConfig, inputs: jax.Array) -> jax.Array:
-    """Returns the activation of the inputs; the backward pass recomputes it."""
-    return jax.checkpoint(ACTIVATIONS[config.activation], prevent_cse=False)(inputs)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def activate(name: str, product: jax.Array, bias: jax.Array) -> jax.Array:
+    """Returns the activation, one of `ACTIVATIONS`, of product + bias; the backward pass recomputes it from both."""
+    return ACTIVATIONS[name](add_bias(product, bias))
+
+
+def _activate_forward(name: str, product: jax.Array, bias: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return activate(name, product, bias), (product, bias)
+
+
+def _activate_backward(
+    name: str, saved: tuple[jax.Array, jax.Array], gradient: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    # Without a barrier XLA finds that the forward pass has computed the same, and keeps that in memory.
+    again = jax.lax.platform_dependent(*saved, cuda=_apart, default=lambda *arrays: arrays)
+    _, pull_back = jax.vjp(lambda product, bias: ACTIVATIONS[name](add_bias(product, bias)), *again)
+    return pull_back(gradient)
+
+
+def _apart(*arrays: jax.Array) -> tuple[jax.Array, ...]:
+    return jax.lax.optimization_barrier(arrays)
+
+
+activate.defvjp(_activate_forward, _activate_backward)
 
 
 class Dropout(nn.Module):
@@ -164,7 +187,7 @@ class Attention(nn.Module):
             drop = functools.partial(Dropout(rate), deterministic=deterministic)
             context = attend(query, key, value, attends, drop, config.matmul_precision)
             context = checkpoint_name(context.reshape(hidden.shape), SAVED)
-        return residual(config, hidden, Dense(config, config.hidden_size, name="output")(context), deterministic)
+        return residual(self, hidden, context, deterministic)
 
 
 class FeedForward(nn.Module):
@@ -176,8 +199,9 @@ class FeedForward(nn.Module):
     def __call__(self, hidden: jax.Array, deterministic: bool) -> jax.Array:
         """Returns [B, L, H]."""
         config = self.config
-        widened = activate(config, Dense(config, config.intermediate_size, name="intermediate")(hidden))
-        return residual(config, hidden, Dense(config, config.hidden_size, name="output")(widened), deterministic)
+        dense = Dense(config, config.intermediate_size, add=False, name="intermediate")
+        widened = activate(config.activation, *dense(hidden))
+        return residual(self, hidden, widened, deterministic)
 
 
 class Layer(nn.Module):
@@ -192,7 +216,35 @@ class Layer(nn.Module):
         return FeedForward(self.config, name="mlp")(hidden, deterministic)
 
 
-def residual(config: ModelConfig, hidden: jax.Array, update: jax.Array, deterministic: bool) -> jax.Array:
-    """Returns LN(hidden + dropout(update)) in the compute dtype. Call it inside a module."""
-    update = Dropout(config.hidden_dropout_rate)(update, deterministic)
+class NormParameters(nn.Module):
+    """The parameters of layer norm, by the names that `nn.LayerNorm` gives them."""
+
+    features: int
+
+    @nn.compact
+    def __call__(self) -> tuple[jax.Array, jax.Array]:
+        """Returns scale and bias, [features]."""
+        shape = (self.features,)
+        return self.param("scale", nn.initializers.ones, shape), self.param("bias", nn.initializers.zeros, shape)
+
+
+def residual(module: Attention | FeedForward, hidden: jax.Array, inputs: jax.Array, deterministic: bool) -> jax.Array:
+    """Returns LN(hidden + dropout(output(inputs))) in the compute dtype; `output` is a dense layer.
+
+    Call it inside the module that has this layer and the norm.
+    """
+    config, rate = module.config, module.config.hidden_dropout_rate
+    if config.residual == "fused":
+        from bert_jax.model.fused_residual import fused_residual  # importing Pallas is slow
+
+        draws = rate > 0 and not deterministic
+        return fused_residual(
+            hidden,
+            *Dense(config, config.hidden_size, add=False, name="output")(inputs),
+            *NormParameters(config.hidden_size, name="norm")(),
+            epsilon=config.layer_norm_epsilon,
+            rate=rate if draws else 0.0,
+            dropout_key=module.make_rng("dropout") if draws else None,
+        )
+    update = Dropout(rate)(Dense(config, config.hidden_size, name="output")(inputs), deterministic)
     return layer_norm(config)(hidden + update).astype(config.compute_dtype)

@@ -263,7 +263,7 @@ def _kernel_flops(module: Module, computation: str, call: Instruction) -> int:
         said = re.search(r'"cost_estimate":\s*\{"flops":\s*"(\d+)"', call.attributes)
         return int(said[1]) if said else 0
     name = re.search(r'\bname = "(\w+)"', call.attributes)
-    products = PRODUCTS_OF_KERNELS[name[1]] if name else 0
+    products = PRODUCTS_OF_KERNELS.get(name[1], 0) if name else 0
     query = next(each for each in module.computations[computation] if each.name == call.operands[0]).types[0]
     rows, length, hidden = query.shape
     return products * 2 * rows * length**2 * hidden

@@ -52,6 +52,9 @@ class ModelConfig:
     # "plain" or "fused"; "fused" uses a kernel on TPUs and on NVIDIA GPUs (Ampere or newer) that does not store the
     # attention scores, and computes the same function without the kernel elsewhere.
     attention: str = "plain"
+    # "plain" or "fused"; "fused" uses a kernel on NVIDIA GPUs (Ampere or newer) for dropout, residual connection and
+    # layer norm, and computes the same function without the kernel elsewhere. Its dropout has other bits than "plain".
+    residual: str = "plain"
     remat: str = "none"  # what the backward pass recomputes: "none", "dots" (all but matmuls) or "full"
     # Layers per iteration of the scan. All of them at once move fewer bytes than one by one, and compile longer.
     # 0 is all, on a TPU up to 12 layers and on a GPU up to 24; beyond that, and with rematerialization, it is 1.
@@ -106,6 +109,7 @@ class ModelConfig:
                 f"{self.compute_dtype}; set model.compute_dtype=float32, or model.matmul_precision=default"
             )
         check_choice(self, "attention", ("plain", "fused"))
+        check_choice(self, "residual", ("plain", "fused"))
         check_choice(self, "remat", ("none", "dots", "full"))
         if self.hidden_size % self.num_heads:
             raise InputError(

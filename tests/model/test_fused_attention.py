@@ -157,6 +157,41 @@ def test_a_kernel_over_a_mesh_is_the_kernel(platform, heads):
         np.testing.assert_allclose(ours, theirs, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    "rows, size, width, itemsize, expected",
+    [
+        (64, 128, 128, 2, 8),
+        (64, 128, 128, 4, 8),
+        (64, 128, 256, 4, 4),  # blocks of 8 rows would take 15 MiB
+        (12, 128, 128, 2, 6),  # the largest divisor of 12
+        (13, 128, 128, 2, 1),
+        (16, 256, 128, 2, 4),
+        (8, 512, 128, 2, 1),
+        (8, 512, 256, 4, 1),  # its bound is over the limit, as it is for any number of rows
+        (96, 32, 72, 4, 32),
+    ],
+)
+def test_a_program_for_tpus_takes_as_many_rows_as_fit(rows, size, width, itemsize, expected):
+    assert on_tpu.rows_of_a_program(rows, size, width, itemsize) == expected
+
+
+@pytest.mark.parametrize("rows", [2, 3])  # two in a step of the kernel's loop, and one after the other
+def test_rows_of_a_tpu_program_are_those_of_programs_of_their_own_bit_for_bit(rows):
+    shape = AttentionShape(2, 64, False, 59000)
+    query, key, value, gradient = (array[:rows].astype(jnp.bfloat16) for array in arrays(2, 64))
+    random = np.random.default_rng(1)
+    keys = jnp.asarray(random.integers(-(2**31), 2**31, (rows, 2, 2)), jnp.int32)
+    ids = jnp.asarray(IDS[:rows], jnp.int32)
+    assert on_tpu.rows_of_a_program(rows, LENGTH, 128, 2) == rows
+    given = (query, key, value, ids, keys)
+    together = (on_tpu.forward(shape, True, *given), *on_tpu.backward(shape, True, gradient, *given))
+    for row in range(rows):
+        own = [array[row : row + 1] for array in given]
+        alone = (on_tpu.forward(shape, True, *own), *on_tpu.backward(shape, True, gradient[row : row + 1], *own))
+        for ours, theirs in zip(together, alone):
+            np.testing.assert_array_equal(ours[row : row + 1], theirs)
+
+
 def test_a_model_with_fused_attention_has_the_losses_and_gradients_of_the_plain_one():
     batch = random_batch(num_sequences=2)
 

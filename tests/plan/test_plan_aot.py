@@ -6,11 +6,17 @@ A compilation takes a core one to three minutes, so each program is compiled onc
 
 import dataclasses
 import functools
+import re
 from collections import Counter
 
+import jax
+import jax.numpy as jnp
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 from bert_jax.devices.sharding import make_mesh
+from bert_jax.model import fused_attention_tpu as on_tpu
+from bert_jax.model.attention_kernels import AttentionShape
 from bert_jax.plan import hlo
 from bert_jax.plan import planner as planner
 from bert_jax.plan.flops import num_parameters
@@ -155,3 +161,29 @@ def test_the_forward_pass_moves_nothing_but_sums():
     mesh = make_mesh(config.mesh, planner.tpu_devices("v5e:4x4")[0])
     found = hlo.collectives(planner.lower_eval_step(config, mesh, 128).compile().as_text() or "")
     assert found and all(collective.bytes <= 1024 for collective in found)
+
+
+@pytest.mark.parametrize("size, rows", [(32, 64), (128, 64), (256, 16), (384, 8), (512, 8)])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_programs_of_attention_fit_the_vector_memory(size, rows, dtype):
+    """Heads of 64; `rows_of_a_program` reckons with at least as many bytes as libtpu takes."""
+    shape = AttentionShape(16, 64, False, 58982)
+    mesh = make_mesh(MeshConfig(), planner.tpu_devices("v5e:2x2")[0][:1])
+    struct = functools.partial(jax.ShapeDtypeStruct, sharding=NamedSharding(mesh, PartitionSpec()))
+    array = struct((rows, size, 1024), jnp.dtype(dtype))
+    given = (array, array, array, struct((rows, size), jnp.int32), struct((rows, 16, 2), jnp.int32))
+    for function, arrays in ((on_tpu.forward, given), (on_tpu.backward, (array, *given))):
+        with jax.set_mesh(mesh):
+            text = jax.jit(functools.partial(function, shape, False)).lower(*arrays).compile().as_text() or ""
+        call = next(line for line in text.splitlines() if "tpu_custom_call" in line)
+        taken = re.search(r'used_scoped_memory_configs":\[\{"memory_space":"1","offset":"0","size":"(\d+)"', call)
+        assert taken, call[-500:]
+        print(
+            size,
+            rows,
+            dtype,
+            function.__name__,
+            on_tpu.rows_of_a_program(rows, size, 128, array.dtype.itemsize),
+            taken[1],
+        )
+        assert int(taken[1]) <= on_tpu.PROGRAM_BYTES

@@ -15,7 +15,9 @@ from jax.sharding import SingleDeviceSharding
 
 from bert_jax.devices.chips import GPUS
 from bert_jax.model import fused_attention as fused
+from bert_jax.model import fused_residual
 from bert_jax.model.attention_kernels import PRODUCTS_OF_KERNELS, AttentionShape
+from bert_jax.model.fused_residual import ResidualShape
 from bert_jax.plan import planner
 from bert_jax.plan.gpus import OPTIONS, gpu_devices
 from bert_jax.settings.model import model_size
@@ -30,6 +32,8 @@ MOST_REGISTERS = {
     "h200": {"attention_forward": 168, "attention_queries": 200, "attention_keys": 200},
     "a100": {"attention_forward": 232, "attention_queries": 240, "attention_keys": 255},
 }
+# The same of the residual connection, of which eight programs of 128 threads should fit a core.
+RESIDUAL_KERNELS = {"residual_forward": 64, "residual_backward": 64}
 
 
 def ptxas() -> Path:
@@ -37,7 +41,7 @@ def ptxas() -> Path:
     return Path(next(iter(nvcc.__path__))) / "bin" / "ptxas"
 
 
-def kernels(gpu, size, head_size, rate, causal, dump):
+def kernels_of_attention(gpu, size, head_size, rate, causal, dump):
     """Returns registers, spilled bytes and shared memory of the kernels of both passes, by name."""
     shape = AttentionShape(2, head_size, causal, round((1 - rate) * 2**16))
     sharding = SingleDeviceSharding(gpu_devices(f"{gpu}:1", 1)[0])
@@ -49,7 +53,29 @@ def kernels(gpu, size, head_size, rate, causal, dump):
         return jax.vjp(lambda *floats: attention(*floats, ids, keys), query, key, value)[1](gradient)
 
     given = (array, array, array, struct((2, size), jnp.int32), struct((2, 2, 2), jnp.int32), array)
-    jax.jit(gradients).lower(*given).compile(compiler_options=OPTIONS | {"xla_dump_to": str(dump)})
+    return kernels(gpu, gradients, given, PRODUCTS_OF_KERNELS, dump)
+
+
+def kernels_of_residual(gpu, size, hidden, rate, dump):
+    """As `kernels_of_attention`, of the residual connection."""
+    shape = ResidualShape(1e-12, round((1 - rate) * 2**16))
+    sharding = SingleDeviceSharding(gpu_devices(f"{gpu}:1", 1)[0])
+    struct = functools.partial(jax.ShapeDtypeStruct, sharding=sharding)
+    wide, narrow = struct((4, size, hidden), jnp.bfloat16), struct((hidden,), jnp.float32)
+
+    def both(*arrays):
+        *floats, keys, gradient = arrays
+        residual = functools.partial(fused_residual._residual, shape, False)
+        result, pull_back = jax.vjp(lambda *floats: residual(*floats, keys), *floats)
+        return result, pull_back(gradient)
+
+    given = (wide, wide, narrow, narrow, narrow, struct((4, 2), jnp.int32), wide)
+    return kernels(gpu, both, given, RESIDUAL_KERNELS, dump)
+
+
+def kernels(gpu, function, given, names, dump):
+    """Returns registers, spilled bytes and shared memory of the kernels of a program that have these names."""
+    jax.jit(function).lower(*given).compile(compiler_options=OPTIONS | {"xla_dump_to": str(dump)})
     found = {}
     for line in next(dump.glob("*thunk_sequence.txt")).read_text().splitlines():
         launch = re.search(r"kCustomKernel.*?(\w+) grid:.*shared_memory: (\d+) bytes", line)
@@ -57,7 +83,7 @@ def kernels(gpu, size, head_size, rate, causal, dump):
             found[launch[1]] = {"shared": int(launch[2])}
     for path in dump.glob("*.ptx"):  # one of them has constants alone
         name = re.search(r"\.entry (\w+)", ptx := path.read_text())
-        if name and name[1] in PRODUCTS_OF_KERNELS:
+        if name and name[1] in names:
             command = [ptxas(), "-v", f"--gpu-name={ARCHITECTURES[gpu]}", path, "-o", "/dev/null"]
             told = subprocess.run(command, capture_output=True, text=True, check=True).stderr
             registers, spilled = re.search(r"Used (\d+) registers", told), re.search(r"(\d+) bytes spill stores", told)
@@ -71,7 +97,7 @@ def kernels(gpu, size, head_size, rate, causal, dump):
     [(128, 64, 0.1, False), (512, 64, 0.1, False), (512, 64, 0.0, True), (384, 32, 0.1, False), (96, 64, 0.1, False)],
 )
 def test_kernels_spill_nothing_and_fit_a_core(gpu, size, head_size, rate, causal, tmp_path):
-    found = kernels(gpu, size, head_size, rate, causal, tmp_path)
+    found = kernels_of_attention(gpu, size, head_size, rate, causal, tmp_path)
     assert set(found) == set(PRODUCTS_OF_KERNELS)
     for name, figures in found.items():
         print(gpu, size, head_size, rate, causal, name, {key: figures[key] for key in figures if key != "ptx"})
@@ -80,6 +106,17 @@ def test_kernels_spill_nothing_and_fit_a_core(gpu, size, head_size, rate, causal
         assert figures["shared"] <= SHARED_BYTES[gpu] / 2, name  # two programs a core at least
     if gpu == "h200" and size >= 128:
         assert all("wgmma.mma_async" in figures["ptx"] for figures in found.values())
+
+
+@pytest.mark.parametrize("gpu", ARCHITECTURES)
+@pytest.mark.parametrize("size, hidden, rate", [(128, 1024, 0.1), (512, 1024, 0.1), (128, 768, 0.1), (512, 1024, 0.0)])
+def test_kernels_of_the_residual_connection_spill_nothing(gpu, size, hidden, rate, tmp_path):
+    found = kernels_of_residual(gpu, size, hidden, rate, tmp_path)
+    assert set(found) == set(RESIDUAL_KERNELS)
+    for name, figures in found.items():
+        print(gpu, size, hidden, rate, name, {key: figures[key] for key in figures if key != "ptx"})
+        assert figures["spilled"] == 0, name
+        assert figures["registers"] <= RESIDUAL_KERNELS[name], name
 
 
 def configuration(rows, num_gpus=1, **changes):
@@ -94,8 +131,8 @@ def configuration(rows, num_gpus=1, **changes):
 
 
 @functools.cache
-def plan_of(attention, num_gpus=1, unroll=1):
-    model = {"attention": attention, "unroll": unroll}
+def plan_of(attention, num_gpus=1, unroll=1, residual="plain"):
+    model = {"attention": attention, "unroll": unroll, "residual": residual}
     return planner.plan(configuration(8, num_gpus, model=model), f"h200:{num_gpus}")
 
 
@@ -108,6 +145,16 @@ def test_fused_attention_moves_fewer_bytes_and_keeps_fewer(unroll):
         assert 0.98 < plan.compiled_flops / plan.model_flops < 1.12
     assert fused_plan.moved_bytes < 0.75 * plain.moved_bytes
     assert fused_plan.bytes["temporaries"] < 0.75 * plain.bytes["temporaries"]
+
+
+@pytest.mark.parametrize("unroll", [1, 2])
+def test_a_fused_residual_connection_moves_fewer_bytes_and_keeps_fewer(unroll):
+    plain, fused_plan = (plan_of("fused", unroll=unroll, residual=residual) for residual in ("plain", "fused"))
+    for plan in (plain, fused_plan):
+        print(unroll, plan.moved_bytes / 1e9, plan.bytes, plan.compiled_flops / plan.model_flops, plan.compile_seconds)
+    assert fused_plan.moved_bytes < 0.9 * plain.moved_bytes
+    assert fused_plan.bytes["temporaries"] < 0.97 * plain.bytes["temporaries"]
+    assert fused_plan.compiled_flops == plain.compiled_flops
 
 
 @pytest.mark.parametrize("attention", ["plain", "fused"])
