@@ -202,7 +202,12 @@ class _Job:
 
 
 def _prepare(
-    job: _Job, plan: list[corpus.Piece], identity: JsonObject, tokenizer: Tokenizer, inputs: JsonObject, num_workers: int
+    job: _Job,
+    plan: list[corpus.Piece],
+    identity: JsonObject,
+    tokenizer: Tokenizer,
+    inputs: JsonObject,
+    num_workers: int,
 ) -> JsonObject:
     """Returns the manifest of the data set, after making what of it is not there yet. `inputs` is kept in it."""
     with task_runner(num_workers) as run:

@@ -65,7 +65,9 @@ def test_a_card_says_what_the_records_say(tmp_path):
 
 def test_a_card_names_what_the_data_were_made_from(tmp_path):
     def named(**inputs):
-        return rows(model_card(Records(MODEL, "pretraining", 1, about=describe_run([MANIFEST | inputs], ["wiki"], "1"))))
+        return rows(
+            model_card(Records(MODEL, "pretraining", 1, about=describe_run([MANIFEST | inputs], ["wiki"], "1")))
+        )
 
     one = named(inputs={"names": ["wiki.txt"], "files": 1, "bytes": 12345})
     assert one["made from"] == "wiki.txt (1 file, 12,345 bytes)"
