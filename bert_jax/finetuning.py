@@ -29,7 +29,7 @@ from bert_jax.training.curves import draw_curves
 from bert_jax.training.loop import LoopResult, Pace, Work, train_loop
 from bert_jax.training.run import Run, open_run
 from bert_jax.training.step import TrainState, abstract_state, init_state, make_train_step, make_train_steps
-from bert_jax.training.workdir import was_packed
+from bert_jax.training.workdir import common, was_packed
 
 
 def finetune(
@@ -102,7 +102,8 @@ def finetune(
 
 
 def _how_to_pack(config: FinetuneConfig, task: Task, workdir: Place) -> str:
-    """Returns data.pack, which a run that is resumed has settled."""
+    """Returns data.pack, which a run that is resumed has settled. Raises: InputError as `was_packed`."""
+    cluster.check_same(common(workdir, {"run": to_dict(config)}))  # so that all of them ask, or none
     if not task.can_be_packed:
         return "off"
     before = was_packed(workdir) if config.data.pack == "auto" else None

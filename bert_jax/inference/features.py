@@ -6,7 +6,7 @@ Source: paper, section 5.3; google-research/bert extract_features.py.
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,10 +20,13 @@ from bert_jax.model.probe import mean_of_sequences
 from bert_jax.settings.model import ModelConfig, check_types
 from bert_jax.tasks.base import Row, largest_type
 from bert_jax.tasks.batches import length_step, make_batch
-from bert_jax.tasks.layouts import eval_layouts, sizes_of
+from bert_jax.tasks.layouts import Layout, eval_layouts, packed_layouts, sizes_of
 from bert_jax.tasks.texts import join
 
 _ROWS_AT_ONCE = 32
+_TEXTS_AT_ONCE = 8192  # that are tokenized before the first of their vectors are given back
+_TOKENS_AT_ONCE = 4096  # about so many have their vectors in memory
+_FILL = 0.97  # of the positions of packed rows, which texts rarely fill to the last
 
 
 class TokenFeatures(NamedTuple):
@@ -49,17 +52,18 @@ def token_features(
     """
     chosen = tuple(layers)
     max_seq_length = _check(bert, chosen, max_seq_length)
-    for first in range(0, len(texts), _ROWS_AT_ONCE):
-        rows, cut = _rows(bert, texts[first : first + _ROWS_AT_ONCE], max_seq_length)
-        found: dict[int, np.ndarray] = {}
-        for bins, batch in _batches(bert, rows):
-            vectors = np.asarray(_layers(bert.config, chosen, bert.params, batch))  # [W, B, L, H]
-            for line, members in enumerate(bins):
-                ends = np.cumsum([len(row.token_ids) for row in members])
-                for row, of_text in zip(members, np.split(vectors[:, line], ends, axis=1)):
-                    found[row.example] = of_text
-        for row in rows:
-            yield TokenFeatures(bert.tokenizer.tokens(row.token_ids), found[row.example], cut[row.example])
+    for first in range(0, len(texts), _TEXTS_AT_ONCE):
+        rows, cut = _rows(bert, texts[first : first + _TEXTS_AT_ONCE], max_seq_length)
+        for stretch, layouts in _stretches(bert.config, rows):
+            found: dict[int, np.ndarray] = {}
+            for bins, batch in _batches(stretch, layouts):
+                vectors = np.asarray(_layers(bert.config, chosen, bert.params, batch))  # [W, B, L, H]
+                for line, members in enumerate(bins):
+                    ends = np.cumsum([len(row.token_ids) for row in members])
+                    for row, of_text in zip(members, np.split(vectors[:, line], ends, axis=1)):
+                        found[row.example] = of_text
+            for row in stretch:
+                yield TokenFeatures(bert.tokenizer.tokens(row.token_ids), found[row.example], cut[row.example])
 
 
 def sentence_embeddings(
@@ -83,7 +87,7 @@ def sentence_embeddings(
     max_seq_length = _check(bert, (layer,), max_seq_length)
     embeddings = np.zeros((len(texts), bert.config.hidden_size), np.float32)
     rows, _ = _rows(bert, texts, max_seq_length)
-    for bins, batch in _batches(bert, rows):
+    for bins, batch in _batches(rows, _layouts(bert.config, rows, "auto")):
         pooled = np.asarray(_pooled(bert.config, layer, pooling == "mean", bert.params, batch))  # [B, M, H]
         for line, members in enumerate(bins):
             embeddings[[row.example for row in members]] = pooled[line, : len(members)]
@@ -109,7 +113,9 @@ def _check(bert: Pretrained, layers: tuple[int, ...], max_seq_length: int) -> in
     return length
 
 
-def _rows(bert: Pretrained, texts: Sequence[Any], most: int) -> tuple[list[Row], list[bool]]:
+def _rows(
+    bert: Pretrained, texts: Sequence[str] | Sequence[tuple[str, str]], most: int
+) -> tuple[list[Row], list[bool]]:
     """Returns the rows of some texts, and whether each was cut."""
     rows, cut = [], []
     for number, text in enumerate(texts):
@@ -122,12 +128,36 @@ def _rows(bert: Pretrained, texts: Sequence[Any], most: int) -> tuple[list[Row],
     return rows, cut
 
 
-def _batches(bert: Pretrained, rows: Sequence[Row]) -> Iterator[tuple[list[list[Row]], Batch]]:
-    """Yields the rows of texts that share each row of a batch, and the batch, of one of few shapes."""
-    if not rows:
+def _layouts(model: ModelConfig, rows: Sequence[Row], pack: str) -> list[Layout]:
+    """Returns the batches of texts, of few shapes; `pack` is as `eval_layouts` takes it."""
+    size = next((size for size in (1, 8) if size >= len(rows)), _ROWS_AT_ONCE)
+    return eval_layouts(sizes_of(rows), size, model, length_step(model.attention), 1, pack)
+
+
+def _stretches(model: ModelConfig, rows: Sequence[Row]) -> Iterator[tuple[Sequence[Row], list[Layout]]]:
+    """Yields the texts part by part, in their order, each part with its batches.
+
+    Packed rows have one length in all parts, and a part has as many tokens as fill some whole batches.
+    """
+    first = next(iter(_layouts(model, rows, "auto")), None)
+    if first is None:
         return
-    model, size = bert.config, next((size for size in (1, 8) if size >= len(rows)), _ROWS_AT_ONCE)
-    for layout in eval_layouts(sizes_of(rows), size, model, length_step(model.attention), 1, "auto"):
+    if first.num_places == 1:  # packing does not pay
+        for start in range(0, len(rows), _ROWS_AT_ONCE):
+            part = rows[start : start + _ROWS_AT_ONCE]
+            yield part, _layouts(model, part, "off")
+        return
+    sizes, positions = sizes_of(rows), first.length * first.num_rows
+    most = int(_FILL * positions * max(1, round(_TOKENS_AT_ONCE / positions)))
+    parts = np.cumsum(sizes.tokens) // most
+    for numbers in np.split(np.arange(len(rows)), np.flatnonzero(np.diff(parts)) + 1):
+        part = rows[numbers[0] : numbers[-1] + 1]
+        yield part, packed_layouts(sizes.of(numbers), first.length, positions, 1)
+
+
+def _batches(rows: Sequence[Row], layouts: Sequence[Layout]) -> Iterator[tuple[list[list[Row]], Batch]]:
+    """Yields the rows of texts that share each row of a batch, and the batch."""
+    for layout in layouts:
         bins = [[rows[number] for number in members] for members in layout.bins]
         empty = [[]] * (layout.num_rows - len(bins))
         yield bins, make_batch([*bins, *empty], layout.length, layout.num_places, "encoder")

@@ -28,6 +28,8 @@ LOG_LIKELIHOOD = "log_likelihood"  # of a causal model, which has one only
 
 # Sentences are short, so that their rows are padded to lengths closer to each other than those of tasks.
 _SHORT, _SHORT_BY = 32, 4
+# Where rows of one length fill so many batches, half the step saves more than another program takes to compile.
+_MANY_BATCHES, _FINER_BY = 512, 2
 # Tokens of a batch, padding included. More are no faster on a CPU, and an accelerator needs more to be busy.
 _CPU_TOKENS, _OTHER_TOKENS = 2048, 65536
 _FEWEST_ROWS = 8
@@ -145,7 +147,7 @@ def _score(bert: Pretrained, sentences: list[np.ndarray], method: str, progress:
     params = bert.params
     if jax.default_backend() == "cpu":  # where matrices would be copied out of their stack for every batch
         params = params | {"encoder": unstack(bert.config, params["encoder"])}
-    buckets = list(_buckets(bert, sentences))
+    buckets = list(_buckets(bert, sentences, method))
     work = [_work_of(bucket, method) for bucket in buckets]
     done, total = 0, sum(len(each.sentences) for each in work)
     found = [np.zeros(0, np.float32)] * len(sentences)
@@ -182,11 +184,11 @@ def _finish_oldest(in_flight: deque[tuple[slice, jax.Array]], scores: np.ndarray
     return num_rows
 
 
-def _buckets(bert: Pretrained, sentences: list[np.ndarray]) -> Iterator[_Bucket]:
+def _buckets(bert: Pretrained, sentences: list[np.ndarray], method: str) -> Iterator[_Bucket]:
     """Yields the sentences by the length of their rows, longest first: what does not fit in memory fails soon."""
     lengths = np.array([len(ids) + 2 for ids in sentences])
-    most = bert.config.max_positions
-    padded = np.array([_row_length(length, most, bert.config.attention) for length in lengths.tolist()])
+    counts = np.ones_like(lengths) if method == LOG_LIKELIHOOD else lengths - 2
+    padded = _row_lengths(lengths, counts, bert.config.max_positions, bert.config.attention)
     tokenizer = bert.tokenizer
     for length in np.unique(padded)[::-1].tolist():
         members = np.flatnonzero(padded == length)
@@ -196,16 +198,29 @@ def _buckets(bert: Pretrained, sentences: list[np.ndarray]) -> Iterator[_Bucket]
         yield _Bucket(members, rows, np.cumsum(tokenizer.word_starts[rows], axis=1), lengths[members])
 
 
-def _row_length(length: int, most: int, attention: str) -> int:
-    if length <= _SHORT:
-        return min(-(-length // _SHORT_BY) * _SHORT_BY, most)
-    return padded_length(length, most, length_step(attention))
+def _row_lengths(lengths: np.ndarray, counts: np.ndarray, most: int, attention: str) -> np.ndarray:
+    """Returns what the rows of each sentence [S] are padded to; `counts` [S] has their numbers."""
+    padded = np.array([padded_length(length, most, length_step(attention)) for length in lengths.tolist()])
+    short = lengths <= _SHORT
+
+    def pad(members: np.ndarray, step: int) -> None:
+        padded[members] = np.minimum(-(-lengths[members] // step) * step, most)
+
+    pad(short, _SHORT_BY)
+    for length in np.unique(padded[short]):
+        members = short & (padded == length)
+        if counts[members].sum() * length >= _MANY_BATCHES * _batch_tokens():
+            pad(members, _FINER_BY)
+    return padded
+
+
+def _batch_tokens() -> int:
+    return _CPU_TOKENS if jax.default_backend() == "cpu" else _OTHER_TOKENS
 
 
 def _batch_rows(length: int, num_rows: int) -> int:
     """Returns the rows of every batch of a bucket, so that it is a single program; fewer where there are few."""
-    tokens = _CPU_TOKENS if jax.default_backend() == "cpu" else _OTHER_TOKENS
-    full = max(_FEWEST_ROWS, 1 << max(1, tokens // length).bit_length() - 1)
+    full = max(_FEWEST_ROWS, 1 << max(1, _batch_tokens() // length).bit_length() - 1)
     return min(full, max(_FEWEST_ROWS, 1 << (num_rows - 1).bit_length()))
 
 

@@ -294,12 +294,12 @@ def eval_layouts(
     # A few thousand rows of all lengths say which length of packed rows is best.
     sample = sizes.of(order[:: 1 + len(order) // 4096])
     lengths = row_lengths(longest, most, multiple)
-    costs = [padded_flops(model, _eval_packed(sample, length, positions, group)) for length in lengths]
-    packed = _eval_packed(sizes, lengths[int(np.argmin(costs))], positions, group)
+    costs = [padded_flops(model, packed_layouts(sample, length, positions, group)) for length in lengths]
+    packed = packed_layouts(sizes, lengths[int(np.argmin(costs))], positions, group)
     return packed if pack == "on" or padded_flops(model, packed) <= padded_flops(model, alone) else alone
 
 
-def _eval_packed(sizes: Sizes, length: int, positions: int, group: int) -> list[Layout]:
+def packed_layouts(sizes: Sizes, length: int, positions: int, group: int) -> list[Layout]:
     """Returns packed batches of at most about `positions` positions, the last of them perhaps smaller."""
     num_places = places_of(length, int(sizes.sequences.max()))
     bins = best_fit(sizes, length, num_places)

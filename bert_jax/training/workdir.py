@@ -128,12 +128,22 @@ def settings_of(workdir: Place, kind: type) -> dict[str, Any]:
 def was_packed(workdir: Place) -> bool | None:
     """Returns whether the fine-tuning run of a work directory packs its batches; None if there is no run yet.
 
-    What was chosen once stays, on other devices too. Runs of versions that knew no packing go on without.
+    What was chosen once stays, on other devices too. Runs of versions that knew no packing go on without. With several
+    processes the first one reads, since others may see the directory late, and all return the same.
+
+    Raises: InputError, on every process, if the directory cannot hold a run, or belongs to another kind of run.
     """
     check_workdir_place(workdir)
-    if not (workdir / "config.json").exists():
-        return None
-    return read_identity(workdir, FinetuneConfig).get("packed") is True
+    packed: bool | None = None
+
+    def read() -> None:
+        nonlocal packed
+        if (workdir / "config.json").exists():
+            packed = read_identity(workdir, FinetuneConfig).get("packed") is True
+
+    cluster.first_does(f"read {workdir / 'config.json'}", read)
+    answers = (None, False, True)
+    return answers[cluster.first_says(answers.index(packed))]
 
 
 _REMOVED = (("sweep", "together"),)  # settings of earlier versions, without effect on results

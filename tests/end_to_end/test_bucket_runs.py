@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Work directories in an object store: killed, resumed, damaged, wanted by two runs, shared by two processes."""
 
+import contextlib
 import json
 import signal
 import time
 
+import jax
+import numpy as np
 import orbax.checkpoint as ocp
 import processes
 import pytest
@@ -54,21 +57,31 @@ def kill_at(front, what, number, running):
     return seen
 
 
-def assert_same_run(ours, theirs, with_state=True):
-    """Fails unless two finished runs of 24 steps have the same records, state and model, bit for bit.
+def state_at(run, step):
+    """Returns a saved state, optimizer and all, as NumPy arrays: also that of devices of other processes."""
+    path = f"{run}/checkpoints/{step:08d}/state"
+    with contextlib.closing(ocp.PyTreeCheckpointer()) as checkpointer:
+        saved = checkpointer.metadata(path).item_metadata.tree
+        as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), saved)
+        state = checkpointer.restore(path, ocp.args.PyTreeRestore(restore_args=as_numpy))
+    assert {"params", "optimizer", "step"} <= state.keys() and int(state["step"]) == step
+    return state
 
-    The state of two processes cannot be restored as it is by one, so there the model and the losses must do.
-    """
+
+def assert_same_run(ours, theirs):
+    """Fails unless two finished runs of 24 steps have the same records, state and model, bit for bit."""
     for kind in ("train", "eval"):
         assert losses(to_place(ours), kind) == losses(to_place(theirs), kind)
     order = [
         [(record["kind"], record["step"]) for record in read_metrics(f"{run}/metrics.jsonl")] for run in (ours, theirs)
     ]
     assert order[0] == order[1] and len(order[0]) == 12
-    if with_state:
-        assert_same_state(
-            *(ocp.PyTreeCheckpointer().restore(f"{run}/checkpoints/00000024/state") for run in (ours, theirs))
-        )
+    states = [state_at(run, 24) for run in (ours, theirs)]
+    assert jax.tree.structure(states[0]) == jax.tree.structure(states[1])
+    assert sum(leaf.size for leaf in jax.tree.leaves(states[0]["optimizer"])) >= 2 * sum(
+        leaf.size for leaf in jax.tree.leaves(states[0]["params"])
+    )
+    assert_same_state(*states)
     assert_same_state(*(bert_jax.load_pretrained(f"{run}/pretrained").params for run in (ours, theirs)))
 
 
@@ -125,7 +138,7 @@ def test_two_processes_write_one_bucket_are_killed_in_a_save_and_resume(
         names = server.names(workdir)
         assert any("ocdbt.process_1/" in name for name in names)  # each wrote its own
         assert not [name for name in names if ".seen-" in name or name == LEASE]
-        assert_same_run(workdir, tmp_path / "run", with_state=False)
+        assert_same_run(workdir, tmp_path / "run")
 
 
 def test_a_second_run_is_refused_and_one_that_lost_its_lease_stops(repository, data, bucket_server, bucket):

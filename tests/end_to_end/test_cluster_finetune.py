@@ -97,6 +97,50 @@ def test_a_stop_of_all_by_one_and_a_resume_by_one_is_the_same_run(repository, pr
     assert_same_run(tmp_path / "several", tmp_path / "one")
 
 
+# Does not see the config.json of one work directory, as a host on which a shared file system is late.
+LATE = """
+import runpy, sys
+from pathlib import Path
+
+exists, hidden = Path.exists, Path(sys.argv[1]) / "config.json"
+Path.exists = lambda path, **how: path != hidden and exists(path, **how)
+sys.argv = sys.argv[2:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_a_process_that_sees_the_work_directory_late_packs_as_the_first_one_says(repository, pretrained, tmp_path):
+    """An earlier version began the run, and did not pack. A new run with these settings packs."""
+    source, workdir = make_topics(tmp_path / "topics", 36, 8), tmp_path / "run"
+    finish(start(repository, arguments(source, pretrained, tmp_path / "new", "--config.train.num_epochs=1.0"), 1))
+    assert json.loads((tmp_path / "new" / "config.json").read_text())["packed"] is True
+    more = ("--config.data.pack=off", "--config.train.num_epochs=1.0")
+    finish(start(repository, arguments(source, pretrained, workdir, *more), 1))
+    identity = json.loads((workdir / "config.json").read_text())
+    del identity["packed"], identity["run"]["data"]["pack"]
+    (workdir / "config.json").write_text(json.dumps(identity))
+
+    late = tmp_path / "late.py"
+    late.write_text(LATE)
+    command = [str(workdir), *arguments(source, pretrained, workdir, "--config.train.num_epochs=2.0")]
+    straight = tmp_path / "straight.py"
+    straight.write_text("\n".join(line for line in LATE.splitlines() if "exists" not in line))
+    errors = finish(start(repository, command, 2, script={0: str(straight), 1: str(late)}))
+    assert "rows padded to one length" in errors[0] and "resume from step" in errors[0]
+    identity = json.loads((workdir / "config.json").read_text())
+    assert identity["packed"] is False and identity["run"]["data"]["pack"] == "auto"
+
+
+def test_another_way_to_pack_on_one_is_named_on_both(repository, pretrained, tmp_path):
+    """Only one of them asks how the run was begun; it must not wait for the other."""
+    source = make_topics(tmp_path / "topics", 36, 20)
+    more = {1: ["--config.data.pack=off"]}
+    errors = finish(start(repository, arguments(source, pretrained, tmp_path / "run"), 2, more=more), expected=1)
+    for lines in told(errors):
+        assert len(lines) == 1 and "process 1 (" in lines[0] and "has run.data.pack 'off'" in lines[0], lines
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_warm_start_and_a_second_phase_of_its_own_are_those_of_one_process(repository, tmp_path):
     for name in ("short", "long"):
         (tmp_path / name).mkdir()

@@ -11,6 +11,7 @@ from builders import tiny_model
 from bert_jax.batch import Batch
 from bert_jax.checkpoints.pretrained import Pretrained
 from bert_jax.errors import InputError
+from bert_jax.inference import features as module
 from bert_jax.inference.features import sentence_embeddings, token_features
 from bert_jax.model.objective import encode, init_params
 from bert_jax.text.tokenizer import load_tokenizer
@@ -46,6 +47,35 @@ def test_vectors_are_those_of_each_text_alone(bert):
         layers = outputs(bert, ids)
         np.testing.assert_allclose(features.layers, layers[[0, -1, 1]], atol=2e-5)
     assert any(features.truncated for features in found)
+
+
+def test_many_short_texts_fill_rows_of_one_length(bert, monkeypatch):
+    """In parts, in the order of the texts, so that the vectors of a few thousand tokens are in memory at a time."""
+    shapes, sizes = [], []
+    compute, stretches = module._layers, module._stretches
+
+    def noted_layers(config, chosen, params, batch):
+        shapes.append(batch.token_ids.shape)
+        return compute(config, chosen, params, batch)
+
+    def noted_stretches(*arguments):
+        for part, layouts in stretches(*arguments):
+            sizes.append(sum(len(row.token_ids) for row in part))
+            yield part, layouts
+
+    monkeypatch.setattr(module, "_layers", noted_layers)
+    monkeypatch.setattr(module, "_stretches", noted_stretches)
+    monkeypatch.setattr(module, "_TOKENS_AT_ONCE", 400)
+    monkeypatch.setattr(module, "_TEXTS_AT_ONCE", 200)
+    texts = [f"text {number} " * (number % 5) for number in range(300)]
+    found = list(token_features(bert, texts, layers=(-1,)))
+    assert [features.tokens[1:-1] for features in found] == [bert.tokenizer.tokenize(text) for text in texts]
+    assert len(sizes) > 4 and max(sizes) <= max(rows * length for rows, length in shapes)  # a part is a batch here
+    assert len({length for _, length in shapes}) <= 2 and len(set(shapes)) <= 6
+    assert sum(rows * length for rows, length in shapes) < 1.25 * sum(sizes)
+    for place in (0, 1, 150, 299):
+        (alone,) = token_features(bert, [texts[place]], layers=(-1,))
+        np.testing.assert_allclose(found[place].layers, alone.layers, atol=2e-5)
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls"])

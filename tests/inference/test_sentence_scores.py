@@ -98,6 +98,33 @@ def test_batching_changes_no_score(bert, monkeypatch, method):
     np.testing.assert_allclose(together[2:3], score_sentences(bert, sentences[2:3], method), atol=2e-5)
 
 
+def shapes_of(bert, sentences, monkeypatch):
+    """Returns the scores, and the lengths of the rows of all batches, ascending."""
+    lengths, make = set(), sentence_scores._make_batch
+    with monkeypatch.context() as patch:
+
+        def noted(*arguments):
+            batch = make(*arguments)
+            lengths.add(batch.token_ids.shape[1])
+            return batch
+
+        patch.setattr(sentence_scores, "_make_batch", noted)
+        return score_sentences(bert, sentences), sorted(lengths)
+
+
+@pytest.mark.parametrize(("tokens", "expected"), [(85, [4, 8, 10]), (79, [4, 6, 8, 10])])
+def test_many_rows_of_a_length_are_padded_less(bert, monkeypatch, tokens, expected):
+    """Copies of sentences of 4, 6, 8 and 10 tokens: 8 tokens in rows of 4, 80 in rows of 8, 96 in rows of 12."""
+    sentences = [" ".join(["the ban"] * count) for count in (1, 2, 3, 4)]
+    few, lengths = shapes_of(bert, sentences, monkeypatch)
+    assert lengths == [4, 8, 12]
+    monkeypatch.setattr(sentence_scores, "_CPU_TOKENS", tokens)
+    monkeypatch.setattr(sentence_scores, "_MANY_BATCHES", 1)
+    many, lengths = shapes_of(bert, sentences, monkeypatch)
+    assert lengths == expected
+    np.testing.assert_allclose(many, few, atol=1e-5)
+
+
 def test_identical_sentences_are_computed_once_and_tie(bert):
     calls = []
     scores = score_sentences(bert, ["the corona .", "the  Corona ."] * 3, progress=lambda *done: calls.append(done))
