@@ -20,8 +20,10 @@ from jax.experimental.pallas import triton
 
 from bert_jax.model.attention_kernels import draws
 
-TOKENS = 2  # of each half of a row that are computed at once
-STEPS = 8  # of the backward kernel: its programs compute as many such blocks, one after the other
+# Tokens of each half of a row that are computed at once. One in the backward pass, which needs three times as many
+# registers for each.
+FORWARD, BACKWARD = 2, 1
+STEPS = 16  # of the backward kernel: its programs compute as many such blocks, one after the other
 MOST_BLOCKS = 8  # of columns of a token
 WIDEST = 2048  # units; beyond that they do not fit the registers
 MOST_PROGRAMS = 65535  # along the second axis of a grid of CUDA
@@ -46,7 +48,7 @@ def fits(array: jax.Array) -> bool:
 def forward(shape: Any, interpret: bool, *arrays: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns the result and the sum in front of layer norm. Arrays: those of `fused_residual._residual`."""
     hidden = arrays[0]
-    tokens = _tokens(hidden)
+    tokens = math.gcd(hidden.shape[1] // 2, FORWARD)
     like = jax.ShapeDtypeStruct(hidden.shape, hidden.dtype)
     programs = hidden.shape[1] // 2 // tokens
     kernel = functools.partial(residual_forward, shape, tokens)
@@ -61,7 +63,7 @@ def backward(shape: Any, interpret: bool, *arrays: jax.Array) -> tuple[jax.Array
     """
     gradient = arrays[0]
     rows, size, hidden = gradient.shape
-    tokens = _tokens(gradient)
+    tokens = math.gcd(size // 2, BACKWARD)
     steps = math.gcd(size // 2 // tokens, STEPS)
     programs = size // 2 // tokens // steps
     like = jax.ShapeDtypeStruct(gradient.shape, gradient.dtype)
@@ -74,10 +76,6 @@ def backward(shape: Any, interpret: bool, *arrays: jax.Array) -> tuple[jax.Array
 def _width(hidden: int) -> int:
     """Returns the widest power of 2 that divides a number."""
     return hidden & -hidden
-
-
-def _tokens(array: jax.Array) -> int:
-    return math.gcd(array.shape[1] // 2, TOKENS)
 
 
 def _call(

@@ -54,6 +54,7 @@ class ModelConfig:
     attention: str = "plain"
     # "plain" or "fused"; "fused" uses a kernel on NVIDIA GPUs (Ampere or newer) for dropout, residual connection and
     # layer norm, and computes the same function without the kernel elsewhere. Its dropout has other bits than "plain".
+    # On a TPU it gains nothing.
     residual: str = "plain"
     remat: str = "none"  # what the backward pass recomputes: "none", "dots" (all but matmuls) or "full"
     # Layers per iteration of the scan. All of them at once move fewer bytes than one by one, and compile longer.

@@ -32,8 +32,8 @@ MOST_REGISTERS = {
     "h200": {"attention_forward": 168, "attention_queries": 200, "attention_keys": 200},
     "a100": {"attention_forward": 232, "attention_queries": 240, "attention_keys": 255},
 }
-# The same of the residual connection, of which eight programs of 128 threads should fit a core.
-RESIDUAL_KERNELS = {"residual_forward": 64, "residual_backward": 64}
+# The same of the residual connection; six programs and more fit a core.
+RESIDUAL_KERNELS = {"residual_forward": 64, "residual_backward": 80}
 
 
 def ptxas() -> Path:
