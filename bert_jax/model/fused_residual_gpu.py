@@ -164,15 +164,15 @@ def residual_backward(
 
 
 def _columns(units: int) -> list[pl.Slice]:
-    return [pl.ds(start, _width(units)) for start in range(0, units, _width(units))]
+    return [pl.Slice(start, _width(units)) for start in range(0, units, _width(units))]
 
 
 def _keeps(shape: Any, units: int, tokens: int, start: jax.Array, keys) -> list[tuple[Any, ...]]:
     """Returns which numbers of tokens from `start` and from half a row later dropout keeps, by block of columns."""
-    blocks = _columns(units)
+    width = _width(units)
     if not shape.drops:
-        return [(None, None)] * len(blocks)
-    drawn = [draws(units, start, block.start, (tokens, block.size), keys[0], keys[1]) for block in blocks]
+        return [(None, None)] * (units // width)
+    drawn = [draws(units, start, first, (tokens, width), keys[0], keys[1]) for first in range(0, units, width)]
     return [tuple(bits < shape.kept for bits in halves) for halves in drawn]
 
 

@@ -65,9 +65,13 @@ def layer_norm(config: ModelConfig, name: str = "norm") -> nn.LayerNorm:
     return norm(epsilon=config.layer_norm_epsilon, dtype=jnp.float32, use_fast_variance=False, name=name)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def activate(name: str, product: jax.Array, bias: jax.Array) -> jax.Array:
     """Returns the activation, one of `ACTIVATIONS`, of product + bias; the backward pass recomputes it from both."""
+    return _activate(name, product, bias)  # type: ignore[return-value]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _activate(name: str, product: jax.Array, bias: jax.Array) -> jax.Array:
     return ACTIVATIONS[name](add_bias(product, bias))
 
 
@@ -88,7 +92,7 @@ def _apart(*arrays: jax.Array) -> tuple[jax.Array, ...]:
     return jax.lax.optimization_barrier(arrays)
 
 
-activate.defvjp(_activate_forward, _activate_backward)
+_activate.defvjp(_activate_forward, _activate_backward)
 
 
 class Dropout(nn.Module):
@@ -238,10 +242,14 @@ def residual(module: Attention | FeedForward, hidden: jax.Array, inputs: jax.Arr
         from bert_jax.model.fused_residual import fused_residual  # importing Pallas is slow
 
         draws = rate > 0 and not deterministic
+        update, bias = Dense(config, config.hidden_size, add=False, name="output")(inputs)
+        norm_scale, norm_bias = NormParameters(config.hidden_size, name="norm")()
         return fused_residual(
             hidden,
-            *Dense(config, config.hidden_size, add=False, name="output")(inputs),
-            *NormParameters(config.hidden_size, name="norm")(),
+            update,
+            bias,
+            norm_scale,
+            norm_bias,
             epsilon=config.layer_norm_epsilon,
             rate=rate if draws else 0.0,
             dropout_key=module.make_rng("dropout") if draws else None,
