@@ -89,14 +89,16 @@ class Members:
     def outlast(self) -> None:
         """Waits until the other processes have ended, if this is the first: they read the cause from its store.
 
-        JAX aborts those that outlive the store. Waits no longer than such a process takes to end by itself.
+        JAX aborts those that outlive the store. Waits no longer than such a process takes to end by itself, on a busy
+        machine too.
         """
         if self.index:
             return
         last, changed = {self.index: ""}, time.monotonic()
-        deadline = changed + _GRACE_SECONDS + 5 * self.pause
-        while time.monotonic() < min(deadline, changed + 3 * self.pause):
+        deadline = changed + 2 * _GRACE_SECONDS + 5 * self.pause
+        while time.monotonic() < min(deadline, changed + 5 * self.pause):
             beats = self._get("beat") | {self.index: ""}
+            self._answered = time.monotonic()  # the watch may be what waits here
             if beats != last:
                 last, changed = beats, time.monotonic()
             time.sleep(self.pause / 4)
@@ -201,10 +203,18 @@ class Members:
             if failure:
                 failed_since = failed_since or now
                 if now - failed_since > _GRACE_SECONDS and not self._failed_at:
-                    leave(failure.STATUS, str(failure))
+                    self._leave_last(failure.STATUS, str(failure))
             for number, silence in silences.items() if not failure and not self._failed_at else ():
                 if silence > self.lost_seconds:
-                    leave(LostProcessError.STATUS, self._lost(number, silence))
+                    line = self._lost(number, silence)
+                    self.tell_failure(line, LostProcessError.STATUS)
+                    self._leave_last(LostProcessError.STATUS, line)
+
+    def _leave_last(self, status: int, line: str) -> None:
+        """Ends this process; if it is the first, after the others."""
+        with contextlib.suppress(Exception):  # of JAX's client, without a type
+            self.outlast()
+        leave(status, line)
 
     def _watch_store(self) -> None:
         """Checks that the first process answers at all. A separate thread, since a read from one that hangs blocks."""

@@ -139,6 +139,33 @@ def test_the_first_process_ends_last(job, monkeypatch):
     ending.join()
 
 
+@pytest.mark.parametrize("told", [False, True])
+def test_a_watch_ends_the_first_process_after_the_others(job, monkeypatch, told):
+    """JAX aborts those that outlive the first process's store. The second one would not notice by itself for long."""
+    monkeypatch.setattr(members, "_GRACE_SECONDS", 1.0)
+    ended = []
+
+    def leave(status, line=""):
+        one = next(one for one in several if threading.current_thread() in one._threads)
+        ended.append((one.index, status, line))
+        one._ended.set()
+
+    monkeypatch.setattr(members, "leave", leave)
+    several = job(4, lost_seconds=60.0)
+    several[3].close()
+    if told:
+        several[2].tell_failure("process 3 (there) has not been heard of", LostProcessError.STATUS)
+        several[2].close()
+    else:
+        several[0].lost_seconds = 0.5
+    deadline = time.monotonic() + 10
+    while 0 not in {index for index, *_ in ended} and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert [index for index, *_ in ended][-1] == 0 and {index for index, *_ in ended} == ({0, 1} if told else {0, 1, 2})
+    assert {status for _, status, _ in ended} == {LostProcessError.STATUS}
+    assert all("process 3 (" in line and "not been heard of" in line for *_, line in ended)
+
+
 def test_the_first_process_does_not_wait_for_ever(job, monkeypatch):
     monkeypatch.setattr(members, "_GRACE_SECONDS", 0.5)
     first, _ = job(2)
