@@ -126,7 +126,7 @@ def test_a_process_that_sees_the_work_directory_late_packs_as_the_first_one_says
     straight = tmp_path / "straight.py"
     straight.write_text("\n".join(line for line in LATE.splitlines() if "exists" not in line))
     errors = finish(start(repository, command, 2, script={0: str(straight), 1: str(late)}))
-    assert "rows padded to one length" in errors[0] and "resume from step" in errors[0]
+    assert "rows padded to like lengths" in errors[0] and "resume from step" in errors[0]
     identity = json.loads((workdir / "config.json").read_text())
     assert identity["packed"] is False and identity["run"]["data"]["pack"] == "auto"
 
