@@ -242,14 +242,10 @@ def residual(module: Attention | FeedForward, hidden: jax.Array, inputs: jax.Arr
         from bert_jax.model.fused_residual import fused_residual  # importing Pallas is slow
 
         draws = rate > 0 and not deterministic
-        update, bias = Dense(config, config.hidden_size, add=False, name="output")(inputs)
+        multiplied, bias = Dense(config, config.hidden_size, add=False, name="output")(inputs)
         norm_scale, norm_bias = NormParameters(config.hidden_size, name="norm")()
         return fused_residual(
-            hidden,
-            update,
-            bias,
-            norm_scale,
-            norm_bias,
+            *(hidden, multiplied, bias, norm_scale, norm_bias),
             epsilon=config.layer_norm_epsilon,
             rate=rate if draws else 0.0,
             dropout_key=module.make_rng("dropout") if draws else None,
