@@ -163,7 +163,7 @@ def residual_backward(
             sums[place, block] = jnp.sum(total, axis=0)
 
 
-def _columns(units: int) -> list[pl.Slice]:
+def _columns(units: int) -> list[Any]:
     return [pl.ds(start, _width(units)) for start in range(0, units, _width(units))]
 
 
@@ -172,7 +172,8 @@ def _keeps(shape: Any, units: int, tokens: int, start: jax.Array, keys) -> list[
     blocks = _columns(units)
     if not shape.drops:
         return [(None, None)] * len(blocks)
-    drawn = [draws(units, start, block.start, (tokens, block.size), keys[0], keys[1]) for block in blocks]
+    width = _width(units)
+    drawn = [draws(units, start, block.start, (tokens, width), keys[0], keys[1]) for block in blocks]
     return [tuple(bits < shape.kept for bits in halves) for halves in drawn]
 
 

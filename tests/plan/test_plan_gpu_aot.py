@@ -79,7 +79,7 @@ def kernels(gpu, function, given, names, dump):
     found = {}
     for line in next(dump.glob("*thunk_sequence.txt")).read_text().splitlines():
         launch = re.search(r"kCustomKernel.*?(\w+) grid:.*shared_memory: (\d+) bytes", line)
-        if launch:
+        if launch and launch[1] in names:
             found[launch[1]] = {"shared": int(launch[2])}
     for path in dump.glob("*.ptx"):  # one of them has constants alone
         name = re.search(r"\.entry (\w+)", ptx := path.read_text())
