@@ -204,7 +204,7 @@ class FeedForward(nn.Module):
         """Returns [B, L, H]."""
         config = self.config
         dense = Dense(config, config.intermediate_size, add=False, name="intermediate")
-        widened: Any = activate(config.activation, *dense(hidden))
+        widened = activate(config.activation, *dense(hidden))
         return residual(self, hidden, widened, deterministic)
 
 
