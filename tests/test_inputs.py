@@ -177,7 +177,10 @@ def at(url: str, path: Path) -> dict[str, bytes]:
 def test_text_behind_a_url_gives_the_same_bytes(tmp_path, prepared, vocab, bucket):
     bucket.pipe("/b/text", as_text(DOCUMENTS))
     prepare.prepare("memory://b/*", vocab, str(tmp_path / "data"), OPTIONS, num_workers=1)
-    assert contents(tmp_path / "data") == contents(prepared)
+    assert contents(tmp_path / "data", manifest=False) == contents(prepared, manifest=False)
+    ours, theirs = (json.loads((path / records.MANIFEST).read_text()) for path in (tmp_path / "data", prepared))
+    assert ours.pop("inputs")["names"] == ["memory://b/*"] and theirs.pop("inputs")["names"] != ["memory://b/*"]
+    assert ours == theirs
 
 
 def test_errors_name_the_url(bucket):

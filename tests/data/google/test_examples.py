@@ -170,7 +170,7 @@ def test_a_run_that_was_stopped_goes_on(google_file, vocab, tmp_path, monkeypatc
     monkeypatch.setattr(module, "SHARD_BYTES", 1)  # a shard for every time that examples are read
     whole = import_examples(pattern, vocab, str(tmp_path / "whole"), num_workers=1)
     assert [shard["rows"] for shard in whole["splits"]["train"]["shards"]] == [50, 3, 52]
-    monkeypatch.setattr(records, "finish_dataset", lambda *_: 1 / 0)  # the shards have their names by then
+    monkeypatch.setattr(records, "finish_dataset", lambda *_, **__: 1 / 0)  # the shards have their names by then
     with pytest.raises(ZeroDivisionError):
         import_examples(pattern, vocab, str(tmp_path / "stopped"), num_workers=1)
     monkeypatch.undo()
