@@ -50,6 +50,7 @@ TASKS: dict[str, tuple[str, tuple[str, ...]]] = {
     "squad1": ("train={0}/squad/dev-v1.1.json[:28],dev={0}/squad/dev-v1.1.json[28:]", ("--config.task.doc_stride=64",)),
     "ner": ("{0}/wnut17/wnut17train.conll,{0}/wnut17/emerging.dev.conll", ()),
 }
+LARGE = ("sst2", "squad1")  # tasks on which one seed of fine-tuning takes as long as five on another, and varies less
 # Settings of fine-tuning for the BiLSTM of Table 5.
 BILSTM = ("features=last", "train_encoder=True", "hidden_size=128")
 
@@ -69,10 +70,13 @@ TASK_DATA = flags.DEFINE_string("task_data", "", "a directory with glue/SST-2, s
 TASK_RATE = flags.DEFINE_float("task_learning_rate", 1e-4, "of fine-tuning; small models want more than the paper's")
 TASK_EPOCHS = flags.DEFINE_float("task_epochs", 4.0, "of fine-tuning")
 TASK_SEEDS = flags.DEFINE_integer("task_seeds", 1, "of fine-tuning, for each seed of pre-training", lower_bound=1)
-MAIN_TASK_SEEDS = flags.DEFINE_integer("main_task_seeds", 5, "of fine-tuning the main model and random", lower_bound=1)
+MAIN_TASK_SEEDS = flags.DEFINE_integer(
+    "main_task_seeds", 5, "of fine-tuning main and random, but for large tasks", lower_bound=1
+)
 FEATURE_TASK = flags.DEFINE_string("feature_task", "ner", "what Table 7's features are read for; empty leaves them out")
 PAIRS = flags.DEFINE_list("pairs", [], "minimal pairs as NAME=PATH or NAME=PATH=BASELINES")
 LIMIT = flags.DEFINE_integer("limit", 0, "pairs of each paradigm; 0 is all")
+REVISION_LIMIT = flags.DEFINE_integer("revision_limit", 0, "the same for revisions of the main model")
 SET = flags.DEFINE_multi_string(
     "set", [], "a flag more for train.py, such as --set=--config.model.compute_dtype=bfloat16"
 )
@@ -129,7 +133,7 @@ def make_unit(name: str, size: str, seed: int) -> Unit:
     data = DATA_SOP.value if name == "sop" else DATA.value
     budget = budget_of(data, TOKENS.value, BATCH.value)
     jobs = [pretraining_job(name, size, seed, data, budget, checkpoint)]
-    jobs += score_jobs(directory, str(checkpoint), DATA.value)
+    jobs += score_jobs(directory, str(checkpoint), DATA.value, "", LIMIT.value)
     num_seeds = MAIN_TASK_SEEDS.value if name == "main" else TASK_SEEDS.value
     jobs += task_jobs(directory, str(checkpoint), num_seeds)
     if name == "bert" or name in TABLE_8:
@@ -139,7 +143,7 @@ def make_unit(name: str, size: str, seed: int) -> Unit:
         jobs += feature_jobs(directory, str(checkpoint), [f for f in FEATURES if not (few and f.endswith("last4"))])
         for step in budget.revisions():
             model = str(checkpoint) if step == budget.steps else f"{checkpoint}@{step}"
-            jobs += score_jobs(directory, model, DATA.value, f"@{step}")
+            jobs += score_jobs(directory, model, DATA.value, f"@{step}", REVISION_LIMIT.value)
             jobs += task_jobs(directory, model, 1, f"@{step}", TASK_NAMES.value[:1])
     return Unit(group, seed, directory, tuple(jobs))
 
@@ -164,8 +168,8 @@ def pretraining_job(name: str, size: str, seed: int, data: str, budget: Budget, 
     return Job("pretrain", tuple(command), workdir / "pretrained")
 
 
-def score_jobs(directory: Path, checkpoint: str, data: str, suffix: str = "") -> Iterator[Job]:
-    """Yields the evaluation on held-out text, and the scoring of minimal pairs."""
+def score_jobs(directory: Path, checkpoint: str, data: str, suffix: str, limit: int) -> Iterator[Job]:
+    """Yields the evaluation on held-out text, and the scoring of minimal pairs, `limit` of each paradigm."""
     output = directory / "evaluations" / f"heldout{suffix}.json"
     command = (sys.executable, "-m", "bert_jax.tools.evaluate", f"--checkpoint={checkpoint}", f"--data={data}")
     yield Job(f"heldout{suffix}", (*command, f"--output={output}"), output)
@@ -173,7 +177,7 @@ def score_jobs(directory: Path, checkpoint: str, data: str, suffix: str = "") ->
         name, path, baselines = (*entry.split("="), "", "")[:3]
         output = directory / "pairs" / f"{name}{suffix}.json"
         command = (sys.executable, "-m", "bert_jax.tools.score_sentences", f"--checkpoint={checkpoint}")
-        command += (f"--pairs={path}", f"--limit={LIMIT.value}", f"--baselines={baselines}", f"--output={output}")
+        command += (f"--pairs={path}", f"--limit={limit}", f"--baselines={baselines}", f"--output={output}")
         yield Job(f"{name}{suffix}", command, output)
 
 
@@ -185,11 +189,11 @@ def task_jobs(
     tasks: Sequence[str] | None = None,
     more: Sequence[str] = (),
 ) -> Iterator[Job]:
-    """Yields a fine-tuning on each task; `more` are further flags."""
+    """Yields a fine-tuning on each task, from one seed on the large ones; `more` are further flags."""
     for task in TASK_NAMES.value if tasks is None else tasks:
         workdir = directory / "tasks" / f"{task}{suffix}"
         settings = (f"--config.optimizer.learning_rate={TASK_RATE.value}", *more)
-        yield finetuning_job(task, start, workdir, num_seeds, settings)
+        yield finetuning_job(task, start, workdir, 1 if task in LARGE else num_seeds, settings)
 
 
 def feature_jobs(directory: Path, start: str, features: Sequence[str]) -> Iterator[Job]:

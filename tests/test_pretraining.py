@@ -170,13 +170,15 @@ def test_resume_passes_over_a_flipped_byte_and_ends_the_same(finished, toy_data,
 
 
 @pytest.mark.slow
-def test_another_device_count_resumes_the_same_run(finished, toy_data, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("mesh", "zero1"), [(MeshConfig(data=2, fsdp=2, tensor=2), False), (MeshConfig(data=8), True)])
+def test_another_device_count_resumes_the_same_run(finished, toy_data, tmp_path, monkeypatch, mesh, zero1):
     """Identical state, batches, masks and dropout bits: losses differ by float32 rounding only."""
     whole, _ = finished
-    mesh = MeshConfig(data=2, fsdp=2, tensor=2)
+    divided = tiny_run(toy_data, mesh=mesh)
+    divided = dataclasses.replace(divided, train=dataclasses.replace(divided.train, zero1=zero1))
     with monkeypatch.context() as patch:
         stop_at(patch, 3)
-        stopped = train(tiny_run(toy_data, mesh=mesh), tmp_path / "run")
+        stopped = train(divided, tmp_path / "run")
     assert 3 <= stopped.step < 12
     train(tiny_run(toy_data, mesh=ONE_DEVICE), tmp_path / "run")
     ours, theirs = losses(tmp_path / "run"), losses(whole)

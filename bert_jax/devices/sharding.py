@@ -178,6 +178,21 @@ def tree_shardings(mesh: Mesh | AbstractMesh, tree: PyTree, over_data: bool = Fa
     return jax.tree_util.tree_map_with_path(place, tree)
 
 
+def gathered(mesh: Mesh, params: PyTree) -> PyTree:
+    """Returns parameters that are divided over "data" (ZeRO-1) as programs that do not know of it take them.
+
+    All processes must call it.
+    """
+    shardings = tree_shardings(mesh, params)
+    if all(jax.tree.leaves(jax.tree.map(lambda leaf, sharding: leaf.sharding == sharding, params, shardings))):
+        return params
+    return jax.jit(_same, out_shardings=shardings)(params)
+
+
+def _same(tree: PyTree) -> PyTree:
+    return tree
+
+
 def _divided_over_data(
     mesh: Mesh | AbstractMesh, spec: tuple[str | None, ...], shape: tuple[int, ...]
 ) -> tuple[str | None, ...]:

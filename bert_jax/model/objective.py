@@ -33,6 +33,7 @@ class Objective:
     prepare: Callable[[Batch], Batch]  # once per step, on the whole batch, before it is divided into microbatches
     denominators: Callable[[Batch], dict[str, jax.Array]]  # of a prepared batch, by the name of the loss
     losses: Callable[[Params, Batch, jax.Array | None], dict[str, Pair]]  # dropout key or None -> losses and metrics
+    compute_dtype: str = "float32"  # in which the matrices of layers are multiplied, `ModelConfig.compute_dtype`
     gradient_dtype: str = "float32"  # in which devices add up gradients of matrices, `ModelConfig.gradient_dtype`
 
 
@@ -75,7 +76,9 @@ def pretraining_objective(
             metrics["nsp_accuracy"] = accuracy(output.next_sentence_logits, labels, weights)
         return metrics
 
-    return Objective(lambda key: init_params(model, key), prepare, denominators, losses, model.gradient_dtype)
+    return Objective(
+        lambda key: init_params(model, key), prepare, denominators, losses, model.compute_dtype, model.gradient_dtype
+    )
 
 
 def task_objective(model: ModelConfig, task: str, num_classes: int = 0, probe: ProbeConfig | None = None) -> Objective:
@@ -96,7 +99,7 @@ def task_objective(model: ModelConfig, task: str, num_classes: int = 0, probe: P
     def init(key: jax.Array) -> Params:
         return init_params(model, key, task, num_classes, probe)
 
-    return Objective(init, lambda batch: batch, denominators, losses, model.gradient_dtype)
+    return Objective(init, lambda batch: batch, denominators, losses, model.compute_dtype, model.gradient_dtype)
 
 
 def task_losses(logits: jax.Array, batch: Batch, task: str) -> dict[str, Pair]:

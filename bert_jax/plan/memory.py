@@ -13,9 +13,9 @@ from bert_jax.settings.pretraining import MaskingConfig, PretrainConfig
 from bert_jax.training.step import TrainState
 
 # Numbers of the hidden size that the backward pass reads, for each token and layer, by model.remat: in the compute
-# dtype, and of dropout in bytes. "none" keeps the inputs of all products (hidden twice, query, key, value, context, 4
-# of the feed-forward block), of the activation (4) and of both norms. "dots" keeps the outputs of the products (11 with
-# the layer's input), "full" the layer's input alone.
+# dtype, and of dropout in bytes, which model.residual=fused draws again. "none" keeps the inputs of all products
+# (hidden twice, query, key, value, context, 4 of the feed-forward block), of the activation (4) and of both norms.
+# "dots" keeps the outputs of the products (11 with the layer's input), "full" the layer's input alone.
 _KEPT_OF_TOKENS = {"none": (16.0, 2.0), "dots": (11.0, 0.0), "full": (1.0, 0.0)}
 # Bytes kept for each score of attention: softmax in float32, and a bit of dropout in a byte; and one in the compute
 # dtype. The scores of one layer and their gradients are always there, whatever is kept.
@@ -34,10 +34,10 @@ def estimate_memory(
     model, accumulate = config.model, config.train.accumulate
     rows = config.data.batch_size // (mesh_shape["data"] * mesh_shape["fsdp"])
     at_once = max(1, rows // accumulate)
-    params = shard_bytes(state.params)
+    params = gathered_bytes(state.params)
     table = 4 * model.padded_vocab_size * model.hidden_size // mesh_shape["tensor"]
     kinds = {
-        "params": params,
+        "params": shard_bytes(state.params),
         "optimizer": shard_bytes(state.optimizer),
         "gradients": params * (2 if accumulate > 1 else 1),
         # Parameters in the compute dtype, and of the word table the two gradients that are added and what is read.
@@ -96,13 +96,23 @@ def shard_bytes(tree: PyTree) -> int:
     return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
+def gathered_bytes(params: PyTree) -> int:
+    """Returns the bytes of parameters that a device holds in a step: with ZeRO-1 more than `shard_bytes`."""
+
+    def whole(leaf: jax.ShapeDtypeStruct) -> int:
+        spec, mesh = leaf.sharding.spec, leaf.sharding.mesh
+        return shard_bytes(leaf) * (mesh.shape["data"] if "data" in spec else 1)
+
+    return sum(map(whole, jax.tree.leaves(params)))
+
+
 def activation_bytes(model: ModelConfig, row_length: int, tensor: int = 1) -> int:
     """Returns the bytes per row that all layers keep for the backward pass, plus the temporaries of one layer.
 
     `tensor` is how many devices share the heads and the feed-forward block.
     """
     size = 2 if model.compute_dtype == "bfloat16" else 4
-    dropout = bool(model.hidden_dropout_rate)
+    dropout = model.hidden_dropout_rate > 0 and model.residual == "plain"
 
     def of_tokens(numbers: float, masks: float) -> float:
         return model.hidden_size * (numbers * size + masks * dropout)

@@ -30,7 +30,7 @@ from bert_jax.model.objective import Objective, pretraining_objective
 from bert_jax.plan import hlo
 from bert_jax.plan.gpus import OPTIONS, compiler_version, gpu_devices
 from bert_jax.plan.hbm import moved_bytes
-from bert_jax.plan.memory import estimate_memory, memory_problem, shard_bytes
+from bert_jax.plan.memory import estimate_memory, gathered_bytes, memory_problem, shard_bytes
 from bert_jax.plan.roofline import Traffic, assumptions, expected_traffic, model_flops, step_seconds
 from bert_jax.settings.pretraining import DataConfig, PretrainConfig, TrainConfig
 from bert_jax.settings.rules import suggest
@@ -333,11 +333,12 @@ def plan_by_arithmetic(config: PretrainConfig, topology: str, num_chips: int, ro
     sizes = mesh_sizes(config.mesh, num_chips)
     mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes))
     check_divisible(mesh, config.model, (config.data.batch_size, config.train.accumulate))
-    common = _common(config, topology, chip, sizes, row_length, _state(config, mesh))
+    state = _state(config, mesh)
+    common = _common(config, topology, chip, sizes, row_length, state)
     needed = common["estimate"]["total"]
     available = usable_bytes(chip)
     problem = "" if needed < available else memory_problem(config, sizes, needed, available)
-    traffic = expected_traffic(config, sizes, row_length, common["estimate"]["params"])
+    traffic = expected_traffic(config, sizes, row_length, gathered_bytes(state.params))
     return _finish(
         common, chip, config, traffic, source="arithmetic", fits=not problem, problem=problem, bytes=common["estimate"]
     )

@@ -11,9 +11,11 @@ from bert_jax.settings.pretraining import PretrainConfig
 
 # The model of time. Sources: performance notes of this project; all of it is assumption until measured on the device.
 HBM_EFFICIENCY = 0.9
-# Per hidden unit, token and layer, both passes, fused attention: read from what libtpu 0.0.42.1 made of BERT-Large for
-# v5e. A loop over the layers stacks what the backward pass reads, and so moves it once more.
-LOOP_BYTES, UNROLLED_BYTES = 228, 162
+# Bytes per hidden unit, token and layer, both passes, fused attention, by platform: layers in a loop, and unrolled. A
+# loop stacks what the backward pass reads, and so moves it once more. Read from BERT-Large as compiled: for v5e by
+# libtpu 0.0.42.1, which keeps much of it on the chip, and for H200 by XLA.
+LAYER_BYTES = {"tpu": (228, 162), "gpu": (468, 345)}
+FUSED_RESIDUAL_BYTES = 69  # of these, what model.residual=fused does not move on a GPU
 SCORE_BYTES = 25  # per score of attention, both passes, where attention is not one kernel
 OPTIMIZER_BYTES = 34  # per parameter and step
 
@@ -78,8 +80,10 @@ def step_seconds(
 
 def _elementwise_bytes(config: PretrainConfig, chip: Chip) -> int:
     """Returns the bytes per hidden unit, token and layer of this project's programs."""
-    in_loop = config.model.layers_at_once(chip.platform) < config.model.num_layers
-    return LOOP_BYTES if in_loop else UNROLLED_BYTES
+    model = config.model
+    in_loop, unrolled = LAYER_BYTES[chip.platform]
+    moved = in_loop if model.layers_at_once(chip.platform) < model.num_layers else unrolled
+    return moved - (FUSED_RESIDUAL_BYTES if model.residual == "fused" and not chip.is_tpu else 0)
 
 
 def _score_bytes(config: PretrainConfig) -> int:
@@ -115,7 +119,10 @@ def assumptions(config: PretrainConfig, chip: Chip, moved_bytes: float = 0.0) ->
 def expected_traffic(
     config: PretrainConfig, sizes: dict[str, int], row_length: int, param_bytes: int
 ) -> tuple[Traffic, ...]:
-    """Returns the collectives that a mesh makes necessary: gradients, parameters in parts, activations in parts."""
+    """Returns the collectives that a mesh makes necessary: gradients, parameters in parts, activations in parts.
+
+    `param_bytes` are those of the parameters on a device, gathered over "data" (`memory.gathered_bytes`).
+    """
     model, accumulate = config.model, config.train.accumulate
     found = []
     of_gradients, narrow = ("bf16", 2) if model.gradient_dtype == "bfloat16" else ("f32", 1)
@@ -126,7 +133,10 @@ def expected_traffic(
     gradients = (param_bytes + of_layers * again) // narrow
     if sizes["data"] > 1 and config.train.zero1:
         found.append(Traffic("reduce-scatter", of_gradients, 1, gradients, sizes["data"]))
-        found.append(Traffic("all-gather", "f32", 1, param_bytes, sizes["data"]))
+        narrow_layers = of_layers if model.compute_dtype == "bfloat16" else 0
+        found.append(Traffic("all-gather", "f32", 1, param_bytes - narrow_layers, sizes["data"]))
+        if narrow_layers:
+            found.append(Traffic("all-gather", "bf16", 1, narrow_layers // 2, sizes["data"]))
     elif sizes["data"] > 1:
         found.append(Traffic("all-reduce", of_gradients, 1, gradients, sizes["data"]))
     if sizes["fsdp"] > 1:  # gathered for each pass, and the gradients' parts summed

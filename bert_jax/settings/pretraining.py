@@ -139,7 +139,8 @@ class TrainConfig:
     accumulate: int = 1  # microbatches per step; the result equals that of the whole batch
     next_sentence: bool = True  # train the next sentence head, if the data have labels; False is the paper's "No NSP"
     hang_seconds: int = 3600  # end the run if no step, evaluation or save finishes for so many seconds; 0 disables
-    zero1: bool = False  # divide the optimizer's state and its update over the "data" axis too (ZeRO, stage 1)
+    # Divide the optimizer's state, its update and the parameters between steps over the "data" axis (ZeRO, stage 1).
+    zero1: bool = False
     seed: int = 0  # random seed of the initial parameters and of dropout
     # steps that the host dispatches in one call, for models with a step shorter than the host's work for it. Choose one
     # that divides report.every_steps: around a report, an evaluation or a save, steps are dispatched one by one

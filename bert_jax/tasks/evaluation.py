@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prediction and evaluation of a task on the device mesh."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -10,7 +11,7 @@ from jax.sharding import Mesh
 
 from bert_jax.batch import Batch, PyTree
 from bert_jax.devices.allocator import give_back_freed_memory
-from bert_jax.devices.sharding import replicated, row_sharding, tree_shardings
+from bert_jax.devices.sharding import gathered, replicated, row_sharding, tree_shardings
 from bert_jax.model.losses import Pair
 from bert_jax.model.objective import Params, task_forward, task_losses
 from bert_jax.model.on_cpu import unstack
@@ -68,7 +69,7 @@ def make_inference(model: ModelConfig, task: Task, mesh: Mesh, params: Params, p
     if mesh.size > 1 or mesh.devices.flat[0].platform != "cpu" or task.probe:
         shardings = tree_shardings(mesh, params), row_sharding(mesh)
         run = jax.jit(infer, in_shardings=shardings, out_shardings=replicated(mesh))
-        return Inference(model, pack, lambda params: params, run)
+        return Inference(model, pack, functools.partial(gathered, mesh), run)
     # On one CPU, copying matrices out of their stack takes much of the time of a short batch: do it once.
     apart = lambda params: params | {"encoder": unstack(model, params["encoder"])}  # noqa: E731
     return Inference(model, pack, apart, jax.jit(infer))

@@ -7,16 +7,24 @@ from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
+from jax.tree_util import KeyPath
 
 from bert_jax.batch import Batch, PyTree
-from bert_jax.devices.sharding import replicated, row_sharding, tree_shardings
+from bert_jax.devices.sharding import is_stacked, path_name, replicated, row_sharding, tree_shardings
 from bert_jax.model.keys import root_key
 from bert_jax.model.losses import Pair
 from bert_jax.model.objective import Objective, Params
 from bert_jax.settings.pretraining import OptimizerConfig, TrainConfig
 from bert_jax.training.accumulate import sum_over_microbatches
 from bert_jax.training.optim import apply_updates, global_norm, learning_rate_at, make_optimizer
+
+
+class Zero1(NamedTuple):
+    """The shardings of parameters under ZeRO, stage 1."""
+
+    divided: PyTree  # between two steps, with the optimizer's state: each device updates its own part
+    whole: PyTree  # within a step
 
 
 class TrainState(NamedTuple):
@@ -123,9 +131,7 @@ def abstract_state(
 ) -> TrainState:
     """Returns the shapes, dtypes and shardings of the state, without computing it."""
     shapes = jax.eval_shape(lambda: _fresh_state(optimizer, train)(objective.init(jax.random.key(0))))
-    shardings = tree_shardings(mesh, shapes)
-    if train.zero1:
-        shardings = shardings._replace(optimizer=tree_shardings(mesh, shapes.optimizer, over_data=True))
+    shardings = tree_shardings(mesh, shapes, over_data=train.zero1)
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes, shardings
     )
@@ -149,11 +155,11 @@ def make_train_step(
     `state` gives the shapes and shardings of the training state (`init_state`, `abstract_state`). The batch is global,
     with rows sharded over data x fsdp. The learning rate schedule begins at `first_step` and has train.num_steps.
     """
-    divided = tree_shardings(mesh, state.params, over_data=True) if train.zero1 else None
     rows, whole = row_sharding(mesh), replicated(mesh)
-    step = step_function(objective, optimizer, train, divided, first_step)
-    dropout_root = root_key(train.seed, "dropout")
     shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
+    zero1 = Zero1(shardings.params, tree_shardings(mesh, state.params)) if train.zero1 else None
+    step = step_function(objective, optimizer, train, zero1, first_step)
+    dropout_root = root_key(train.seed, "dropout")
 
     def whole_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         state, pairs = step(state, batch, dropout_root)
@@ -196,13 +202,13 @@ def step_function(
     objective: Objective,
     optimizer: OptimizerConfig,
     train: TrainConfig,
-    update_shardings: PyTree = None,
+    zero1: Zero1 | None = None,
     first_step: int = 0,
 ) -> StepFunction:
     """Returns the step (state, batch, root key of dropout, scale of the learning rate = 1) -> (state, metrics).
 
-    `update_shardings` are the shardings of the updates, if they differ from those of the parameters (ZeRO-1). Gradients
-    are then reduce-scattered and new parameters all-gathered, which together sends as much as one all-reduce.
+    With `zero1` a step begins with an all-gather of the parameters, and reduce-scatters the gradients. The matrices of
+    the layers are gathered in the compute dtype, in which they are multiplied.
     Source: Rajbhandari et al. 2020, stage 1; Xu et al. 2020.
     """
     transformation = make_optimizer(optimizer, train.num_steps, first_step)
@@ -232,8 +238,9 @@ def step_function(
             key = jax.random.fold_in(step_key, index)
             return jax.value_and_grad(loss_and_metrics, has_aux=True)(params, batch, key, denominators)
 
-        given = (state.params, batch, step_key, denominators)
-        if train.accumulate == 1 and update_shardings is None:
+        params = _gather(state.params, zero1.whole, objective.compute_dtype) if zero1 else state.params
+        given = (params, batch, step_key, denominators)
+        if train.accumulate == 1 and zero1 is None:
             (loss, metrics), gradients = gradients_of(*given, 0)
         else:
             (loss, metrics), gradients = sum_over_microbatches(
@@ -241,13 +248,12 @@ def step_function(
                 train.accumulate,
                 *given,
                 gradient_dtype=objective.gradient_dtype,
-                shardings=update_shardings,
+                shardings=zero1 and zero1.divided,
             )
 
-        params = state.params
-        if update_shardings is not None:
-            gradients, params = jax.lax.with_sharding_constraint((gradients, params), (update_shardings,) * 2)
-        updates, optimizer_state = transformation.update(gradients, state.optimizer, params)
+        if zero1 is not None:
+            gradients = jax.lax.with_sharding_constraint(gradients, zero1.divided)
+        updates, optimizer_state = transformation.update(gradients, state.optimizer, state.params)
         learning_rate = rate(state.step)
         if rate_scale is not None:  # updates are proportional to the learning rate
             updates = jax.tree.map(lambda update: update * rate_scale, updates)
@@ -259,13 +265,32 @@ def step_function(
             "grad_norm": (global_norm(gradients), one),
             "learning_rate": (learning_rate, one),
         }
-        return TrainState(state.step + 1, apply_updates(params, updates), optimizer_state), metrics
+        return TrainState(state.step + 1, apply_updates(state.params, updates), optimizer_state), metrics
 
     return step
 
 
+def _gather(params: Params, shardings: PyTree, compute_dtype: str) -> Params:
+    """Returns parameters in `shardings`, with the matrices of layers rounded to the compute dtype before they are sent.
+
+    They are float32 again when they come back, as gradients are to be, and the products round them to what they are.
+    """
+
+    def gather(path: KeyPath, leaf: jax.Array, sharding: NamedSharding) -> jax.Array:
+        name = path_name(path)
+        sent = leaf.astype(compute_dtype) if is_stacked(name) and name.endswith("kernel") else leaf
+        # The barrier keeps the compiler from sending a matrix again for each of its products.
+        whole = jax.lax.optimization_barrier(jax.lax.with_sharding_constraint(sent, sharding))
+        return whole.astype(leaf.dtype)
+
+    return jax.tree_util.tree_map_with_path(gather, params, shardings)
+
+
 def make_eval_step(objective: Objective, mesh: Mesh, params: Params) -> EvalStep:
-    """Returns the compiled evaluation (params, batch) -> metrics, without dropout. `params` gives the shapes."""
+    """Returns the compiled evaluation (params, batch) -> metrics, without dropout. `params` gives the shapes.
+
+    It takes parameters that are not divided over "data"; see `sharding.gathered`.
+    """
 
     def step(params: Params, batch: Batch) -> Metrics:
         return Metrics.of(objective.losses(params, objective.prepare(batch), None))

@@ -112,12 +112,12 @@ def test_two_phases_on_four_processes(repository, data, tmp_path):
     assert_same_losses(tmp_path / "4", tmp_path / "1")
 
 
-@pytest.mark.parametrize(("number", "statuses"), [(signal.SIGTERM, 143), (signal.SIGKILL, 75)])
-def test_four_that_lose_one_go_on_as_two(repository, data, alone, tmp_path, number, statuses):
+@pytest.mark.parametrize(("number", "statuses", "way"), [(signal.SIGTERM, 143, "fsdp"), (signal.SIGKILL, 75, "zero1")])
+def test_four_that_lose_one_go_on_as_two(repository, data, alone, tmp_path, number, statuses, way):
     """With parameters divided over four processes, and then over two. A warning saves all steps, a kill none."""
     workdir = tmp_path / "run"
     running = start(
-        repository, data, workdir, 4, [*WAYS["fsdp"], "--config.checkpoint.every_steps=3", "--lost_seconds=30"]
+        repository, data, workdir, 4, [*WAYS[way], "--config.checkpoint.every_steps=3", "--lost_seconds=30"]
     )
     wait_for_lines(workdir / "metrics.jsonl", 5, running, timeout=900)
     running[2].send_signal(number)

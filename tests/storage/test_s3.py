@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Places and leases at s3://, against moto's server. Run where both are installed: pip install s3fs 'moto[server]'."""
+"""Places and leases at s3://, against moto's server."""
 
 import os
 import subprocess
@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+import s3fs
 from buckets import free_port, variables, wait_until_open
 
 from bert_jax.errors import InputError, StoppedError
@@ -22,9 +23,6 @@ SERVER = Path(sys.executable).with_name("moto_server")
 @pytest.fixture(scope="module")
 def bucket():
     """Returns the URL of a bucket on a server of this module's own."""
-    s3fs = pytest.importorskip("s3fs")
-    if not SERVER.exists():
-        pytest.skip("needs moto[server]")
     port = free_port()
     process = subprocess.Popen([str(SERVER), "-H", "127.0.0.1", "-p", str(port)], stderr=subprocess.DEVNULL)
     keys = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_DEFAULT_REGION": "us-east-1"}

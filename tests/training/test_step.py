@@ -15,7 +15,7 @@ from bert_jax.devices.sharding import make_mesh, row_sharding
 from bert_jax.model.masking import predictions_per_row
 from bert_jax.model.objective import pretraining_objective
 from bert_jax.plan import flops, hlo
-from bert_jax.plan.memory import shard_bytes
+from bert_jax.plan.memory import gathered_bytes, shard_bytes
 from bert_jax.settings.pretraining import MaskingConfig, MeshConfig, OptimizerConfig, TrainConfig
 from bert_jax.training.step import abstract_state, init_state, make_eval_step, make_train_step, make_train_steps
 
@@ -169,14 +169,15 @@ def test_a_step_in_bfloat16_runs_on_a_cpu():
     assert history[0]["grad_norm"] > 0.1 and jax.tree.leaves(params)[0].dtype == np.float32
 
 
-def test_zero1_divides_moments_over_data():
-    """All of them that are not smaller than the devices are many, and no parameter."""
+def test_zero1_divides_parameters_and_moments_over_data():
+    """All of them that are not smaller than the devices are many."""
     objective = pretraining_objective(tiny_model(), MASKING, MASK, (CLS, SEP))
     mesh = make_mesh(MeshConfig(data=8))
     plain, divided = (
         abstract_state(objective, OPTIMIZER, TrainConfig(num_steps=10, zero1=zero1), mesh) for zero1 in (False, True)
     )
-    assert shard_bytes(divided.params) == shard_bytes(plain.params)
+    assert shard_bytes(divided.params) == pytest.approx(shard_bytes(plain.params) / 8, rel=0.01)
+    assert gathered_bytes(divided.params) == shard_bytes(plain.params) == gathered_bytes(plain.params)
     assert shard_bytes(divided.optimizer) == pytest.approx(shard_bytes(plain.optimizer) / 8, rel=0.01)
     kernel = divided.optimizer[1].mean["encoder"]["layers"]["mlp"]["intermediate"]["kernel"]
     assert kernel.sharding.spec == PartitionSpec(None, "data", "tensor")
