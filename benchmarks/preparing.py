@@ -100,8 +100,8 @@ def main() -> int:
         for name, seconds in medians.items()
     ]
     print("\n".join(table(rows)))
-    about = environment()
-    print(f"{megabytes:.1f} MB, {megabytes / medians['all']:.2f} MB a CPU second; {ROUNDS.value} rounds; {about['processor']}")
+    speed = megabytes / medians["all"]
+    print(f"{megabytes:.1f} MB, {speed:.2f} MB a CPU second; {ROUNDS.value} rounds; {environment()['processor']}")
     return 0
 
 

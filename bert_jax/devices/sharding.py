@@ -181,12 +181,12 @@ def tree_shardings(mesh: Mesh | AbstractMesh, tree: PyTree, over_data: bool = Fa
 def gathered(mesh: Mesh, params: PyTree) -> PyTree:
     """Returns parameters that are divided over "data" (ZeRO-1) as programs that do not know of it take them.
 
-    All processes must call it.
+    All processes must call it. Other parameters are returned as they are.
     """
-    shardings = tree_shardings(mesh, params)
-    if all(jax.tree.leaves(jax.tree.map(lambda leaf, sharding: leaf.sharding == sharding, params, shardings))):
+    specs = (getattr(getattr(leaf, "sharding", None), "spec", ()) for leaf in jax.tree.leaves(params))
+    if not any("data" in spec for spec in specs):
         return params
-    return jax.jit(_same, out_shardings=shardings)(params)
+    return jax.jit(_same, out_shardings=tree_shardings(mesh, params))(params)
 
 
 def _same(tree: PyTree) -> PyTree:
