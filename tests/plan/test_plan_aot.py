@@ -68,23 +68,23 @@ CONFIGURATIONS = {
     ),
     "dcn": (
         {"mesh": MeshConfig(dcn=2)},
-        {"all-gather f32": 1.0, "all-reduce f32": 0.96, "reduce-scatter f32": 0.04},
+        {"all-gather f32": 1.0, "all-reduce f32": 0.6, "reduce-scatter f32": 0.4},
     ),
     "fsdp": (
         {"mesh": MeshConfig(data=1, fsdp=8)},
         {
             "all-reduce f32": 0.62,
             "all-gather f32": 0.61,
-            "all-gather bf16": 0.14,
+            "all-gather bf16": 0.59,
             "collective-permute f32": 0.41,
-            "collective-permute bf16": 0.41,
+            "collective-permute bf16": 0.38,
         },
     ),
     # Parts of activations are added up in the compute dtype, and gradients, which are divided too, in float32.
     "tensor": ({"mesh": MeshConfig(data=2, tensor=4)}, {"all-reduce f32": 0.32, "all-reduce bf16": 0.24}),
     "mixture": (
         {"mesh": MeshConfig(data=2, fsdp=2, tensor=2)},
-        {"all-reduce f32": 0.64, "all-reduce bf16": 0.25, "all-gather f32": 0.34, "all-gather bf16": 0.64},
+        {"all-reduce f32": 0.64, "all-reduce bf16": 0.25, "all-gather f32": 0.34, "all-gather bf16": 0.67},
     ),
     "fused attention": ({"model": {"attention": "fused"}}, {"all-reduce f32": 1.0}),
     "fused attention over heads": (
@@ -148,12 +148,15 @@ def test_eight_rows_of_512_of_bert_large_fit_a_v5e_chip():
 @pytest.mark.parametrize("size", ["base", "large"])
 @pytest.mark.parametrize("phase", [1, 2])
 def test_no_float32_matrix_product_in_bfloat16(size, phase):
-    """As asked for: libtpu multiplies bfloat16 whatever comes. The bias of the vocabulary is a vector."""
+    """As asked for: libtpu multiplies bfloat16 whatever comes. The bias of the vocabulary is a vector.
+
+    Beside three products for each matrix there are the gradients of positions and types.
+    """
     config = configuration(size, phase, "v5e:4x4", 8)
     mesh = make_mesh(config.mesh, planner.tpu_devices("v5e:4x4")[0])
     found = hlo.stablehlo_products(planner.lower_train_step(config, mesh, 128 if phase == 1 else 512).as_text())
     assert {(product.lhs, product.rhs) for product in found if product.is_matrix} == {("bf16", "bf16")}
-    assert len([product for product in found if product.is_matrix]) == 3 * (8 + 4)
+    assert len([product for product in found if product.is_matrix]) == 3 * (8 + 4) + 2
 
 
 def test_the_forward_pass_moves_nothing_but_sums():
