@@ -141,8 +141,8 @@ KERNELS = (
     *("model.attention_kernels", "model.fused_attention", "model.fused_attention_gpu", "model.fused_attention_tpu"),
     *("model.fused_residual", "model.fused_residual_gpu"),
 )
-# Heads for fine-tuning, pictures, profiles, and the clock that says where the seconds went.
-BESIDE = ("model.probe", "training.curves", "training.profiling", "training.goodput")
+# Heads for fine-tuning, pictures, profiles, the clock that says where the seconds went, and what cards say of a run.
+BESIDE = ("model.probe", "training.curves", "training.profiling", "training.goodput", "training.about")
 MAX_CORE_LINES = 4500
 MAX_LINES = {"train.py": 60, "finetune.py": 60}  # and 400 for every file of the package
 SPDX = "# SPDX-License-Identifier: Apache-2.0"

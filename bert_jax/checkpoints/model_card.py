@@ -7,21 +7,16 @@ text of them and reads nothing. What no record tells is left to the user, the li
 
 import json
 import os
-import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 from bert_jax.errors import InputError
 from bert_jax.settings.rules import Values
 from bert_jax.storage.files import JsonObject, read_json
 from bert_jax.storage.urls import local_copy
-from bert_jax.version import __version__
 
 ABOUT = "about.json"  # in a work directory: data and software of the run
-_PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
 _PIPELINES = {
     "pretraining": "fill-mask",
     "masked_lm": "fill-mask",
@@ -52,44 +47,9 @@ class Records:
     labels: Sequence[str] = ()
     trained: Mapping[str, int] = field(default_factory=dict)  # step, sequences, tokens, words
     run: Values = field(default_factory=dict)  # the settings of the run
-    about: JsonObject = field(default_factory=dict)  # as `describe_run` returns it
+    about: JsonObject = field(default_factory=dict)  # as `training.about.describe_run` returns it
     heldout: Mapping[str, float] = field(default_factory=dict)  # metrics of the last evaluation, with its step
     results: JsonObject = field(default_factory=dict)  # results.json of fine-tuning
-
-
-def describe_run(manifests: Sequence[Mapping[str, Any]], names: Sequence[str], devices: str) -> JsonObject:
-    """Returns what a run should remember of its data and software, as JSON.
-
-    Args:
-      manifests: of the data set of each phase.
-      names: the name of each data set.
-      devices: number and kind of the devices.
-    """
-    data = []
-    for manifest, name in zip(manifests, names, strict=True):
-        splits = {
-            split: {key: value for key, value in values.items() if key != "shards"}
-            for split, values in manifest.get("splits", {}).items()
-        }
-        identity = manifest.get("identity", {})
-        data.append(
-            {
-                "name": name,
-                "inputs": manifest.get("inputs", {}),
-                "input": identity.get("input", ""),
-                "options": identity.get("options", {}),
-                "row": manifest.get("row", {}),
-                "splits": splits,
-                "vocab_size": manifest.get("tokenizer", {}).get("vocab_size", 0),
-            }
-        )
-    software = {"python": platform.python_version(), "bert_jax": __version__}
-    for package in _PACKAGES:
-        try:
-            software[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return {"data": data, "software": software, "devices": devices}
 
 
 def read_records(

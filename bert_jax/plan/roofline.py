@@ -14,9 +14,9 @@ HBM_EFFICIENCY = 0.9
 # Bytes per hidden unit, token and layer, both passes, fused attention, by platform: layers in a loop, and unrolled. A
 # loop stacks what the backward pass reads, and so moves it once more. Read from BERT-Large as compiled: for v5e by
 # libtpu 0.0.42.1, which keeps much of it on the chip, and for H200 by XLA.
-LAYER_BYTES = {"tpu": (228, 162), "gpu": (468, 345)}
-FUSED_RESIDUAL_BYTES = 69  # of these, what model.residual=fused does not move on a GPU
-SCORE_BYTES = 25  # per score of attention, both passes, where attention is not one kernel
+LAYER_BYTES = {"tpu": (228, 162), "gpu": (500, 337)}
+FUSED_RESIDUAL_BYTES = 57  # of these, what model.residual=fused does not move on a GPU; 67 unrolled
+SCORE_BYTES = {"tpu": 25, "gpu": 41}  # per score of attention, both passes, where attention is not one kernel
 OPTIMIZER_BYTES = 34  # per parameter and step
 
 
@@ -54,7 +54,7 @@ def step_seconds(
     peak = peak_flops(chip.device_kind, model.compute_dtype) * chip.matrix_efficiency
     attention = 3 * model.num_layers * 4 * model.hidden_size * tokens * row_length
     elementwise = (elementwise_bytes or _elementwise_bytes(config, chip)) * model.hidden_size
-    elementwise += _score_bytes(config) * model.num_heads * row_length
+    elementwise += _score_bytes(config, chip) * model.num_heads * row_length
     others = model_flops(config, num_chips, row_length) - attention
     again = 2 * (model.remat == "full") + (model.attention == "fused" or model.remat == "dots")
     again += 2 * (model.attention == "fused" and not chip.is_tpu)
@@ -86,9 +86,9 @@ def _elementwise_bytes(config: PretrainConfig, chip: Chip) -> int:
     return moved - (FUSED_RESIDUAL_BYTES if model.residual == "fused" and not chip.is_tpu else 0)
 
 
-def _score_bytes(config: PretrainConfig) -> int:
+def _score_bytes(config: PretrainConfig, chip: Chip) -> int:
     """Returns the bytes that a score of attention moves in both passes: none where a kernel keeps them in the core."""
-    return 0 if config.model.attention == "fused" else SCORE_BYTES
+    return 0 if config.model.attention == "fused" else SCORE_BYTES[chip.platform]
 
 
 def model_flops(config: PretrainConfig, num_chips: int, row_length: int) -> float:
@@ -105,7 +105,7 @@ def assumptions(config: PretrainConfig, chip: Chip, moved_bytes: float = 0.0) ->
         f"the compiled program's {moved_bytes / 1e9:,.2f} GB of HBM"
         if moved_bytes
         else f"{_elementwise_bytes(config, chip)} bytes per hidden unit, token and layer, "
-        f"{_score_bytes(config)} per score, {OPTIMIZER_BYTES} per parameter"
+        f"{_score_bytes(config, chip)} per score, {OPTIMIZER_BYTES} per parameter"
     )
     return (
         f"products at {chip.matrix_efficiency:.0%} of {peak / 1e12:,.0f} TFLOP/s, those of attention at half of it",

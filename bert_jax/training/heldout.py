@@ -12,7 +12,6 @@ from bert_jax.batch import Batch
 from bert_jax.data.pipeline import eval_batches
 from bert_jax.data.records import Dataset
 from bert_jax.devices import cluster
-from bert_jax.devices.sharding import gathered
 from bert_jax.model.objective import Objective, Params, next_sentence_weights
 from bert_jax.settings.pretraining import PretrainConfig
 from bert_jax.training.loop import Evaluation, evaluate
@@ -34,7 +33,7 @@ def make_evaluation(
     baselines = heldout_baselines(objective, dataset.token_counts, batches(), config.train.next_sentence)
 
     def evaluation(params: Params, stopped: Callable[[], int] = lambda: 0) -> dict[str, float] | None:
-        metrics = evaluate(eval_step, gathered(mesh, params), batches(), stopped)
+        metrics = evaluate(eval_step, params, batches(), stopped)
         if metrics is None:
             return None
         metrics["loss"] = sum(metrics[name] for name in ("mlm_loss", "nsp_loss") if name in metrics)

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from bert_jax.checkpoints.model_card import ABOUT, describe_run
+from bert_jax.checkpoints.model_card import ABOUT
 from bert_jax.checkpoints.pretrained import Pretrained
 from bert_jax.checkpoints.states import Checkpoints, Notes, Restored, checkpoint_steps
 from bert_jax.devices import cluster
@@ -19,6 +19,7 @@ from bert_jax.storage.places import Place
 from bert_jax.storage.writing import write_json
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training import goodput
+from bert_jax.training.about import describe_run
 from bert_jax.training.report import Reporter
 from bert_jax.training.step import TrainState
 from bert_jax.training.workdir import check_workdir, common, locked

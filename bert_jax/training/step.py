@@ -287,17 +287,18 @@ def _gather(params: Params, shardings: PyTree, compute_dtype: str) -> Params:
 
 
 def make_eval_step(objective: Objective, mesh: Mesh, params: Params) -> EvalStep:
-    """Returns the compiled evaluation (params, batch) -> metrics, without dropout. `params` gives the shapes.
+    """Returns the compiled evaluation (params, batch) -> metrics, without dropout.
 
-    It takes parameters that are not divided over "data"; see `sharding.gathered`.
+    `params` gives the shapes and shardings. Parameters that ZeRO-1 divides are gathered as in a training step.
     """
+    shardings, whole = jax.tree.map(lambda leaf: leaf.sharding, params), tree_shardings(mesh, params)
 
     def step(params: Params, batch: Batch) -> Metrics:
+        if shardings != whole:
+            params = _gather(params, whole, objective.compute_dtype)
         return Metrics.of(objective.losses(params, objective.prepare(batch), None))
 
-    return jax.jit(
-        step, in_shardings=(tree_shardings(mesh, params), row_sharding(mesh)), out_shardings=replicated(mesh)
-    )
+    return jax.jit(step, in_shardings=(shardings, row_sharding(mesh)), out_shardings=replicated(mesh))
 
 
 def batch_counts(batch: Batch) -> _Pairs:

@@ -5,9 +5,10 @@ import json
 import pytest
 from builders import tiny_run
 
-from bert_jax.checkpoints.model_card import ABOUT, Records, describe_run, model_card, read_records
+from bert_jax.checkpoints.model_card import ABOUT, Records, model_card, read_records
 from bert_jax.settings.pretraining import MaskingConfig, Phase2Config
 from bert_jax.settings.rules import to_dict
+from bert_jax.training.about import describe_run
 
 MODEL = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "vocab_size": 203, "activation": "gelu_tanh"}
 MANIFEST = {

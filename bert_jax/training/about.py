@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run should remember of its data, software and devices: about.json, which `checkpoints.model_card` reads."""
+
+import platform
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from typing import Any
+
+from bert_jax.storage.files import JsonObject
+from bert_jax.version import __version__
+
+_PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
+
+
+def describe_run(manifests: Sequence[Mapping[str, Any]], names: Sequence[str], devices: str) -> JsonObject:
+    """Returns what a run should remember of its data and software, as JSON.
+
+    Args:
+      manifests: of the data set of each phase.
+      names: the name of each data set.
+      devices: number and kind of the devices.
+    """
+    data = []
+    for manifest, name in zip(manifests, names, strict=True):
+        splits = {
+            split: {key: value for key, value in values.items() if key != "shards"}
+            for split, values in manifest.get("splits", {}).items()
+        }
+        identity = manifest.get("identity", {})
+        data.append(
+            {
+                "name": name,
+                "inputs": manifest.get("inputs", {}),
+                "input": identity.get("input", ""),
+                "options": identity.get("options", {}),
+                "row": manifest.get("row", {}),
+                "splits": splits,
+                "vocab_size": manifest.get("tokenizer", {}).get("vocab_size", 0),
+            }
+        )
+    software = {"python": platform.python_version(), "bert_jax": __version__}
+    for package in _PACKAGES:
+        try:
+            software[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return {"data": data, "software": software, "devices": devices}
