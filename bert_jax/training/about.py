@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run should remember of its data, software and devices: about.json, which `checkpoints.model_card` reads."""
+"""The record of a run's data, software and devices: about.json, which `checkpoints.model_card` reads."""
 
 import platform
 from collections.abc import Mapping, Sequence
