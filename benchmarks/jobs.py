@@ -119,6 +119,18 @@ def run_unit(unit: Unit, stop: Stop) -> str:
     return ""
 
 
+def run_units(units: Sequence[Unit], stop: Stop) -> int:
+    """Runs what waits of the units, and prints what came of each. Returns how many failed."""
+    failed = 0
+    with stop.on_signals():
+        for unit in units:
+            if unit.waiting and not stop.asked:
+                problem = run_unit(unit, stop)
+                failed += " failed " in problem
+                print(f"{unit.group}: {problem or 'finished'}", flush=True)
+    return failed
+
+
 def _run(directory: Path, job: Job, stop: Stop) -> int:
     with open(directory / STARTS, "a", encoding="utf-8") as starts:
         starts.write(json.dumps({"job": job.name} | about_this_machine() | {"command": job.command}) + "\n")

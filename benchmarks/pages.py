@@ -12,8 +12,8 @@
 and within a line `<!-- value RECORD PATH FORMAT -->1.7e-05<!-- end -->`, a number of a JSON file, such as
 `google_run pretraining.last_loss .3f`, or of `paper.toml` by the name `paper`. Kinds of blocks: `table`, `differences`,
 `pairs`, `runs` (see `tables`), `learning` and `curves` (see `pictures`), `steps` and `peers` (see `gpu_records`),
-`plans` (see `plans`). A page is its own template: what is around the blocks is written by hand. `templates/` has pages
-to begin with.
+`plans` and `speed` (see `speed_tables`). A page is its own template: what is around the blocks is written by hand.
+`templates/` has pages to begin with.
 """
 
 import json
@@ -24,7 +24,7 @@ from typing import Any
 
 from benchmarks import gpu_records, tables
 from benchmarks.collecting import read_record
-from benchmarks.plans import plans_table
+from benchmarks.speed_tables import plans_table, speed_table
 from bert_jax.errors import InputError
 from bert_jax.settings.rules import suggest
 
@@ -41,6 +41,7 @@ _KEYS = {
     "steps": "record rows",
     "peers": "record rows",
     "plans": "record rows",
+    "speed": "record rows contenders against metric",
 }
 _OPTIONAL = {"paper", "by", "paradigms", "title", "task", "seed"}
 
@@ -130,8 +131,11 @@ def _read_spec(kind: str, text: str, where: str) -> dict[str, Any]:
 
 def _draw_block(kind: str, spec: dict[str, Any], sources: Sources, folder: Path | None, where: str) -> list[str]:
     try:
-        if kind == "plans":
-            return plans_table(json.loads(sources.path(spec["record"]).read_text(encoding="utf-8")), spec["rows"])
+        if kind in ("plans", "speed"):
+            found = json.loads(sources.path(spec["record"]).read_text(encoding="utf-8"))
+            if kind == "plans":
+                return plans_table(found, spec["rows"])
+            return speed_table(found, spec["rows"], spec["contenders"], spec["against"], spec["metric"])
         if kind in ("steps", "peers"):
             draw_rows = gpu_records.step_table if kind == "steps" else gpu_records.peers_table
             return draw_rows(gpu_records.load(sources.path(spec["record"])), spec["rows"])

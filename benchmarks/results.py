@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pages of docs/results, and docs/pods.md, drawn from records: no figure in a block is typed by hand.
+"""The pages of docs that have blocks, drawn from records: no figure in a block is typed by hand.
 
     python -m benchmarks.results collect --workdirs='runs/table5/*/*' --output=benchmarks/records/table5.json
     python -m benchmarks.results draw      # or `make results`: all pages that have blocks
@@ -27,9 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 WORKDIRS = flags.DEFINE_list("workdirs", [], "collect: directories or quoted globs, with commas between")
 OUTPUT = flags.DEFINE_string("output", "", "collect: the record to write, .json or .json.gz")
 MERGE = flags.DEFINE_bool("merge", False, "collect: keep the units of --output that are not collected anew")
-PAGES = flags.DEFINE_list(
-    "pages", [], "draw, check: files of Markdown; docs/pods.md and all of docs/results if none is given"
-)
+PAGES = flags.DEFINE_list("pages", [], "draw, check: files of Markdown; all of docs if none is given")
 RECORDS = flags.DEFINE_string("records", str(ROOT / "benchmarks" / "records"), "draw, check: where records are")
 PAPER = flags.DEFINE_string("paper", str(ROOT / "benchmarks" / "paper.toml"), "draw, check: the paper's figures")
 
@@ -68,8 +66,7 @@ def _collect() -> int:
 
 def _draw(check: bool) -> int:
     sources = Sources(Path(RECORDS.value), Path(PAPER.value))
-    docs = ROOT / "docs"
-    pages = [Path(name) for name in PAGES.value] or [docs / "pods.md", *sorted((docs / "results").glob("*.md"))]
+    pages = [Path(name) for name in PAGES.value] or sorted((ROOT / "docs").rglob("*.md"))
     stale = []
     for page in pages:
         try:

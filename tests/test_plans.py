@@ -10,12 +10,13 @@ from builders import tiny_run
 
 from benchmarks import plans
 from benchmarks.pages import Sources, draw_page
+from benchmarks.queues import make_record
 from bert_jax.errors import InputError
 from bert_jax.plan.planner import plan_by_arithmetic
 from bert_jax.settings.model import model_size
 from bert_jax.storage.writing import write_json
 
-SETTING = plans.Setting("large", 2, "h200:8", 64, ("model.unroll=1",))
+(SETTING,) = [setting for setting in plans.SETTINGS if setting.name == "large_phase2_h200-8_64"]
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +37,10 @@ def finished(tmp_path_factory):
 
 def test_names_differ_and_commands_say_what_is_planned():
     assert len({setting.name for setting in plans.SETTINGS}) == len(plans.SETTINGS)
-    assert SETTING.name == "large_phase2_h200-8_64_model.unroll-1"
-    assert SETTING.command[-2:] == ("--config.model.residual=fused", "--config.model.unroll=1")
+    assert SETTING.command[-1] == "--config.model.residual=fused"
+    unrolled = plans.Setting("large", 2, "v5e:4x4", 16, ("model.unroll=24",))
+    assert unrolled.name == "large_phase2_v5e-4x4_16_model.unroll-24"
+    assert unrolled.command[-1] == "--config.model.unroll=24"
     tpu = plans.Setting("base", 1, "v5e:4x4", 128).command
     assert "--topology=v5e:4x4" in tpu and "--config=configs/pretrain.py:base,phase=1" in tpu
     assert not any("residual" in flag for flag in tpu)
@@ -45,14 +48,18 @@ def test_names_differ_and_commands_say_what_is_planned():
 
 def test_a_record_keeps_what_is_not_made_anew(finished):
     before = {"other": {"topology": "v5e:2x2"}, SETTING.name: {"topology": "old"}}
-    record = plans.make_record([SETTING, plans.SETTINGS[0]], finished, before)
+    units = [plans.unit_of(setting, finished) for setting in plans.SETTINGS]
+    record = make_record(units, plans.read_plan, before)
     assert list(record) == [SETTING.name, "other"] and record["other"] == before["other"]
     assert record[SETTING.name]["topology"] == "h200:8"
     assert shlex.split(record[SETTING.name]["command"])[:3] == ["python", "-m", "bert_jax.tools.plan"]
 
 
 def test_a_page_draws_the_table_from_the_record(finished, tmp_path, repository):
-    write_json(tmp_path / "plans.json", plans.make_record([SETTING], finished, {}))
+    write_json(
+        tmp_path / "plans.json",
+        {SETTING.name: plans.read_plan(SETTING.name, plans.unit_of(SETTING, finished).jobs[0].output)},
+    )
     page = tmp_path / "page.md"
     page.write_text(f'<!-- draw plans\nrecord = "plans"\nrows = [["{SETTING.name}", "Large"]]\n-->\n<!-- end -->\n')
     sources = Sources(tmp_path, repository / "benchmarks" / "paper.toml")
