@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec
 from bert_jax.devices.sharding import is_data_alone, make_mesh, row_sharding, tree_shardings
 from bert_jax.model.objective import pretraining_objective
 from bert_jax.plan import hlo
-from bert_jax.plan.memory import shard_bytes
+from bert_jax.plan.memory import gathered_bytes
 from bert_jax.settings.pretraining import MaskingConfig, MeshConfig, OptimizerConfig, TrainConfig
 from bert_jax.training.accumulate import _own_part, sum_over_microbatches
 from bert_jax.training.step import abstract_state, make_train_step
@@ -89,7 +89,7 @@ def test_gradients_are_sent_once_however_many_microbatches_there_are(accumulate,
         found = hlo.collectives(step.lower(state, rows).compile().as_text())
     sent = Counter()
     for collective in found:
-        sent[collective.kind] += collective.bytes * collective.count / shard_bytes(state.params)
+        sent[collective.kind] += collective.bytes * collective.count / gathered_bytes(state.params)
     assert {kind: share for kind, share in sent.items() if share > 0.02} == pytest.approx(expected, abs=0.02)
 
 
