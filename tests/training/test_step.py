@@ -11,7 +11,7 @@ import pytest
 from builders import CLS, MASK, SEP, random_batch, tiny_model
 from jax.sharding import PartitionSpec
 
-from bert_jax.devices.sharding import make_mesh, row_sharding
+from bert_jax.devices.sharding import make_mesh, row_sharding, tree_shardings
 from bert_jax.model.masking import predictions_per_row
 from bert_jax.model.objective import pretraining_objective
 from bert_jax.plan import flops, hlo
@@ -336,8 +336,8 @@ def test_loss_weighs_every_prediction_of_the_global_batch_the_same():
     state = init_state(objective, OPTIMIZER, TrainConfig(num_steps=1), mesh)
     rows = jax.tree.map(lambda x: jax.device_put(x, row_sharding(mesh)), batch)
     whole = make_eval_step(objective, mesh, state.params)(state.params, rows)["mlm_loss"]
-    params, total, weight = jax.device_get(state.params), 0.0, 0.0
-    single = make_mesh(MeshConfig(), jax.devices()[:1])
+    single, total, weight = make_mesh(MeshConfig(), jax.devices()[:1]), 0.0, 0.0
+    params = jax.device_put(jax.device_get(state.params), tree_shardings(single, state.params))
     evaluate = make_eval_step(objective, single, params)
     for row in range(16):
         pair = evaluate(params, jax.tree.map(lambda x, row=row: x[row : row + 1], batch))["mlm_loss"]
