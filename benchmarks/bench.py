@@ -65,7 +65,7 @@ def main() -> None:
         raise InputError(f"--compare is for {', '.join(MODELS)}; there is no peer for {WHAT.value}")
     config = _config() if WHAT.value in MODELS else None
     _check_data()
-    if WHAT.value in ("train", "finetune"):  # as train.py and finetune.py do
+    if WHAT.value in MODELS:  # as the commands do
         reuse_freed_memory()
     os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # compilation is measured too
     from benchmarks import peer_workers as peers  # JAX starts here: --help and bad settings answer at once

@@ -258,8 +258,9 @@ def read_rows(task: Task, path: str, tokenizer: Tokenizer, most: int) -> list[Ro
 
 
 def task_rows(task: Task, data: str, tokenizer: Tokenizer, training: bool, most: int) -> list[Row]:
-    """Returns a random sample of the rows of a task's training or first evaluation split."""
-    examples = task.read(data, "train" if training else task.splits["eval"][0])
+    """Returns a random sample of the rows of a task's training or first evaluation split, if it has one."""
+    examples = [] if training else task.read(data, task.splits["eval"][0])
+    examples = examples or task.read(data, "train")
     chosen = np.sort(np.random.default_rng(0).permutation(len(examples))[:most])
     return make_split(task, tokenizer, "input", [examples[index] for index in chosen], training).rows
 

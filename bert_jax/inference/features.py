@@ -14,6 +14,7 @@ import numpy as np
 
 from bert_jax.batch import Batch
 from bert_jax.checkpoints.pretrained import Pretrained
+from bert_jax.devices.allocator import give_back_freed_memory
 from bert_jax.errors import InputError
 from bert_jax.model.objective import Params, encode
 from bert_jax.model.probe import mean_of_sequences
@@ -161,6 +162,7 @@ def _batches(rows: Sequence[Row], layouts: Sequence[Layout]) -> Iterator[tuple[l
         bins = [[rows[number] for number in members] for members in layout.bins]
         empty = [[]] * (layout.num_rows - len(bins))
         yield bins, make_batch([*bins, *empty], layout.length, layout.num_places, "encoder")
+        give_back_freed_memory()
 
 
 @partial(jax.jit, static_argnums=(0, 1))

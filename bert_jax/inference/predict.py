@@ -11,6 +11,7 @@ import numpy as np
 
 from bert_jax.batch import Batch, pad_rows
 from bert_jax.checkpoints.pretrained import Pretrained, load_pretrained
+from bert_jax.devices.allocator import give_back_freed_memory
 from bert_jax.devices.sharding import make_mesh
 from bert_jax.errors import InputError
 from bert_jax.model.objective import Params, task_forward
@@ -150,6 +151,7 @@ def fill_blanks(bert: Pretrained, texts: Sequence[Blanks], num_guesses: int) -> 
         chosen, by_length = by_length[:size], by_length[size:]
         batch = _batch_of_blanks([texts[index] for index in chosen], size, bert)
         probabilities = np.asarray(_mask_probabilities(bert.config, bert.params, batch))
+        give_back_freed_memory()
         for row, index in enumerate(chosen):
             found[index] = [_guesses(bert, probabilities[row, k], num_guesses) for k in range(len(texts[index].places))]
     return [found[index] for index in range(len(texts))]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The layers of BERT. Source: google-research/bert modeling.py; paper, section 3.
 
-Matrix products run in the configured compute dtype and accumulate in float32; layer norm and softmax are
-computed in float32. Dimension letters: `batch.py`.
+Matrix products run in the configured compute dtype and accumulate in float32; layer norm, softmax and activations
+are computed in float32. Dimension letters: `batch.py`.
 """
 
 import functools
@@ -72,7 +72,7 @@ def activate(name: str, product: jax.Array, bias: jax.Array) -> jax.Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _activate(name: str, product: jax.Array, bias: jax.Array) -> jax.Array:
-    return ACTIVATIONS[name](add_bias(product, bias))
+    return _in_float32(name, product, bias)
 
 
 def _activate_forward(name: str, product: jax.Array, bias: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
@@ -84,8 +84,12 @@ def _activate_backward(
 ) -> tuple[jax.Array, jax.Array]:
     # Without a barrier XLA finds that the forward pass has computed the same, and keeps that in memory.
     again = jax.lax.platform_dependent(*saved, cuda=_apart, default=lambda *arrays: arrays)
-    _, pull_back = jax.vjp(lambda product, bias: ACTIVATIONS[name](add_bias(product, bias)), *again)
+    _, pull_back = jax.vjp(functools.partial(_in_float32, name), *again)
     return pull_back(gradient)
+
+
+def _in_float32(name: str, product: jax.Array, bias: jax.Array) -> jax.Array:
+    return ACTIVATIONS[name](add_bias(product, bias).astype(jnp.float32)).astype(product.dtype)
 
 
 def _apart(*arrays: jax.Array) -> tuple[jax.Array, ...]:

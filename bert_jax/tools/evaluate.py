@@ -15,6 +15,7 @@ import sys
 
 from absl import flags
 
+from bert_jax.devices.allocator import reuse_freed_memory
 from bert_jax.errors import InputError
 from bert_jax.storage.places import to_place
 from bert_jax.storage.writing import write_json
@@ -43,6 +44,7 @@ def main() -> None:
         raise InputError("--checkpoint is needed: a work directory, or a model in any format")
     if bool(DATA.value) == bool(INPUT.value):
         raise InputError("give --data, a prepared data set, or --input, text; one of them")
+    reuse_freed_memory()
     from bert_jax.checkpoints.pretrained import load_pretrained
     from bert_jax.inference.evaluate import evaluate_pretrained, evaluate_text
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
+from bert_jax.devices.allocator import reuse_freed_memory
 from bert_jax.errors import InputError
 from bert_jax.storage.places import to_place
 from bert_jax.storage.writing import atomic_path
@@ -48,6 +49,7 @@ def main() -> None:
         raise InputError(f"--layers {LAYERS.value!r} are not numbers; write like -1,-2,-3,-4") from None
     texts = _read(INPUT.value)
 
+    reuse_freed_memory()
     from bert_jax.checkpoints.pretrained import load_pretrained
     from bert_jax.inference import features
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from absl import flags
 
+from bert_jax.devices.allocator import reuse_freed_memory
 from bert_jax.errors import InputError
 from bert_jax.storage.files import JsonObject
 from bert_jax.storage.places import to_place
@@ -47,6 +48,7 @@ def main() -> None:
     if not CHECKPOINT.value:
         raise InputError("--checkpoint is needed: a work directory, or a model in any format")
     as_json = FORMAT.value == "json" or (not FORMAT.value and OUTPUT.value != "-")
+    reuse_freed_memory()
     with open_lines(INPUT.value) as stream, _writer(OUTPUT.value) as write:
         from bert_jax.checkpoints.pretrained import load_pretrained
         from bert_jax.inference.predict import Predictor

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
+from bert_jax.devices.allocator import reuse_freed_memory
 from bert_jax.errors import InputError
 from bert_jax.storage.files import JsonObject
 from bert_jax.storage.places import to_place
@@ -58,6 +59,7 @@ def main() -> None:
 
 
 def _load() -> "Pretrained":
+    reuse_freed_memory()
     from bert_jax.checkpoints.pretrained import load_pretrained
 
     bert = load_pretrained(CHECKPOINT.value)

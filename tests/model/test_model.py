@@ -14,7 +14,7 @@ from builders import CLS, MASK, SEP, random_batch, tiny_model
 from bert_jax.batch import pad_rows
 from bert_jax.model.attention import attention_mask
 from bert_jax.model.encoder import positions_in_sequence
-from bert_jax.model.layers import Dropout
+from bert_jax.model.layers import ACTIVATIONS, Dropout, activate
 from bert_jax.model.masking import mask_tokens
 from bert_jax.model.objective import (
     count_parameters,
@@ -366,3 +366,18 @@ def test_layers_by_themselves_are_those_of_the_stack(dtype):
         )
         if keep_layers:
             assert ours.layers.shape == theirs.layers.shape
+
+
+@pytest.mark.parametrize("activation", list(ACTIVATIONS))
+def test_activations_of_bfloat16_are_rounded_once(activation):
+    inputs, bias, gradient = np.random.default_rng(0).normal(size=(3, 1000)).astype("bfloat16")
+
+    def wide(inputs):
+        return ACTIVATIONS[activation](jnp.asarray(inputs, jnp.float32))
+
+    ours, of_ours = jax.vjp(lambda each: activate(activation, each, jnp.asarray(bias)), jnp.asarray(inputs))
+    exact, of_exact = jax.vjp(wide, inputs + bias)
+    np.testing.assert_array_equal(ours, exact.astype("bfloat16"))
+    np.testing.assert_array_equal(
+        of_ours(jnp.asarray(gradient))[0], of_exact(jnp.asarray(gradient, jnp.float32))[0].astype("bfloat16")
+    )
