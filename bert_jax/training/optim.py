@@ -71,6 +71,20 @@ def scale_by_uncorrected_adam(beta1: float, beta2: float, epsilon: float) -> opt
     return optax.GradientTransformation(init, update)  # pyright: ignore[reportArgumentType]
 
 
+def clip_by_global_norm(most: float) -> optax.GradientTransformation:
+    """Returns a scaling of all gradients by one number, so that their global norm is `most` if it was more.
+
+    Optax divides each gradient and then chooses between the two. XLA does not divide again where the result is used, so
+    that a step writes and reads all gradients once more. A factor is multiplied in wherever gradients are read.
+    """
+
+    def update(gradients: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
+        factor = most / jnp.maximum(global_norm(gradients), most)  # 1 exactly, if nothing is to be clipped
+        return jax.tree.map(lambda g: g * factor.astype(g.dtype), gradients), state
+
+    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)  # pyright: ignore[reportArgumentType]
+
+
 def decay_mask(params: PyTree) -> PyTree:
     """Returns a tree that is True where weight decay applies. Raises: InputError if no rule matches a parameter."""
     names = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
@@ -175,7 +189,7 @@ def make_optimizer(config: OptimizerConfig, num_steps: int, first_step: int = 0)
     everywhere = config.trust_ratio_for == "all"
     trust_ratio = scale_by_layer_trust_ratio(_always if everywhere else decay_mask)
     return optax.chain(
-        optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity(),
+        clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity(),
         adam,
         optax.add_decayed_weights(config.weight_decay, decay_mask),
         *([trust_ratio] if config.name == "lamb" else []),

@@ -2,10 +2,12 @@
 """BERT's AdamW and Google's schedule against an independent float64 sketch."""
 
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from builders import tiny_model
 
@@ -13,7 +15,13 @@ from bert_jax.devices.sharding import path_name
 from bert_jax.errors import InputError
 from bert_jax.model.objective import abstract_params
 from bert_jax.settings.pretraining import OptimizerConfig
-from bert_jax.training.optim import apply_updates, decay_mask, learning_rate_at, make_optimizer
+from bert_jax.training.optim import (
+    apply_updates,
+    clip_by_global_norm,
+    decay_mask,
+    learning_rate_at,
+    make_optimizer,
+)
 
 CONFIG = OptimizerConfig(learning_rate=1e-2, warmup_steps=4)
 
@@ -101,6 +109,32 @@ def test_bias_correction_is_a_switch():
     assert first_update(dataclasses.replace(config, bias_correction=True)) == pytest.approx(-1.0, rel=1e-4)
     # (1 - beta1) / sqrt(1 - beta2): what the correction would undo
     assert first_update(config) == pytest.approx(-0.1 / np.sqrt(0.001), rel=1e-3)
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-30, 0.49, 0.51, 1e4, 1e30, np.inf, np.nan])
+def test_gradients_are_clipped_as_optax_clips_them(size):
+    gradients = {"a": jnp.full((3,), size), "b": jnp.array([size])}
+    found, expected = (
+        clip.update(gradients, clip.init(gradients))[0]
+        for clip in (clip_by_global_norm(1.0), optax.clip_by_global_norm(1.0))
+    )
+    for name, gradient in gradients.items():
+        if size < 0.5:  # the norm is below 1: the same bits
+            np.testing.assert_array_equal(found[name], gradient)
+        np.testing.assert_allclose(found[name], expected[name], rtol=3e-7)
+
+
+def test_clipped_gradients_are_not_written_to_memory():
+    config = dataclasses.replace(CONFIG, clip_norm=1.0)
+    optimizer, params = make_optimizer(config, 10), {"dense": {"kernel": jnp.ones((640, 480))}}
+
+    def step(gradients, state, params):
+        updates, state = optimizer.update(gradients, state, params)
+        return apply_updates(params, updates), state
+
+    compiled = jax.jit(step).lower(params, optimizer.init(params), params).compile().as_text()
+    program = compiled[compiled.index("ENTRY") :]
+    assert len(re.findall(r"= f32\[640,480\]\S* fusion\(", program)) == 3, program  # mean, mean square, parameter
 
 
 def test_decay_table_is_googles_for_every_parameter():
