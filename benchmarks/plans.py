@@ -51,6 +51,7 @@ class Setting(NamedTuple):
 
 
 UNROLLED = ("model.unroll=24",)
+NO_DROPOUT = ("model.hidden_dropout_rate=0", "model.attention_dropout_rate=0")
 SETTINGS = (
     Setting("large", 1, "v5e:16x16", 64),
     Setting("large", 2, "v5e:16x16", 16),
@@ -68,6 +69,10 @@ SETTINGS = (
     Setting("large", 1, "v5e:16x16", 64, UNROLLED),
     Setting("large", 2, "v5e:16x16", 16, UNROLLED),
     Setting("large", 2, "v4:4x4x4", 16, UNROLLED),
+    # What dropout costs in bytes.
+    Setting("large", 1, "v5e:16x16", 64, NO_DROPOUT),
+    Setting("large", 2, "v5e:16x16", 16, NO_DROPOUT),
+    Setting("large", 2, "h200:8", 64, NO_DROPOUT),
 )
 
 
