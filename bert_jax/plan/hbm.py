@@ -7,7 +7,7 @@ XLA's own figure, "bytes accessed", counts loops once, on-chip memory as HBM, an
 import re
 from collections.abc import Mapping, Sequence
 
-from bert_jax.plan.hlo import Array, Instruction, Module, called_computations, counts_of, parse
+from bert_jax.plan.hlo import Array, Instruction, Module, called_computations, chain_of, counts_of, parse
 
 # They give names to arrays, or say when something is ready.
 _FREE = frozenset(
@@ -112,7 +112,11 @@ def _read_of(module: Module, instruction: Instruction, inner: list[Instruction],
     parameter = next(
         (each for each in inner if each.opcode == "parameter" and each.operands[:1] == (str(number),)), None
     )
-    return everything if parameter is None else _read_inside(module, inner, parameter.name, everything)
+    if parameter is None:
+        return everything
+    if number in _in_place(instruction).values() and inner[-1].opcode == "tuple":
+        inner = inner[:-1]  # what passes through to the result is not read for that
+    return _read_inside(module, inner, parameter.name, everything)
 
 
 def _read_inside(module: Module, inner: list[Instruction], name: str, everything: int) -> int:
@@ -146,9 +150,19 @@ def _written(
     roots = [within[name] for name in root.operands if name in within] if root.opcode == "tuple" else [root]
     if len(roots) != len(results):
         return _in_hbm(results)
+    in_place = _in_place(instruction)
     return sum(
-        _in_hbm([array]) and min(array.bytes, _new_bytes(module, each, within)) for array, each in zip(results, roots)
+        _in_hbm([array]) and min(array.bytes, _new_bytes(module, each, within))
+        for number, (array, each) in enumerate(zip(results, roots))
+        if number not in in_place or not (each.opcode == "parameter" or chain_of(each))
     )
+
+
+def _in_place(instruction: Instruction) -> dict[int, int]:
+    """Returns the results of a fusion that have the memory of an operand, and the numbers of these operands."""
+    aliases = re.search(r"output_to_operand_aliasing=\{(.*?)\}, \w+=", instruction.attributes)
+    pairs = re.findall(r"\{(\d*)\}: \((\d+), \{\}", aliases[1]) if aliases else []
+    return {int(result or 0): int(operand) for result, operand in pairs}
 
 
 def _new_bytes(module: Module, root: Instruction, within: Mapping[str, Instruction]) -> int:

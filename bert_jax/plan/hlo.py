@@ -364,15 +364,20 @@ def _tensor(text: str) -> Array:
 
 
 def collectives(text: str | Module) -> list[Collective]:
-    """Returns the communication of a compiled program; an asynchronous pair of start and done is one."""
+    """Returns the communication of a compiled program; an asynchronous pair of start and done is one.
+
+    So is a chain of fusions in which libtpu computes something else while the arrays are on their way.
+    """
     module = parse(text) if isinstance(text, str) else text
-    found = []
+    found, chains = [], set()
     for name, count in counts_of(module).items():
         types = {instruction.name: instruction.types for instruction in module.computations.get(name, ())}
         for instruction in module.computations.get(name, ()):
             kind = instruction.opcode.removesuffix("-start")
-            if kind not in COLLECTIVES:
+            chain = chain_of(instruction)
+            if kind not in COLLECTIVES or chain in chains:
                 continue
+            chains |= {chain} - {""}
             arrays = [array for operand in instruction.operands for array in types.get(operand, ())]
             arrays = arrays or list(instruction.types)
             group_size = _group_size(instruction.attributes, module.num_partitions)
@@ -380,6 +385,12 @@ def collectives(text: str | Module) -> list[Collective]:
             dtypes = tuple(sorted({array.dtype for array in arrays}))
             found.append(Collective(kind, dtypes, payload, count, group_size, instruction.name))
     return found
+
+
+def chain_of(instruction: Instruction) -> str:
+    """Returns the name of the chain of fusions that a collective is in, "" of other instructions."""
+    found = re.search(r'channel_id=(\d+).*chain_id="(\d+)"', instruction.attributes)
+    return f"{found[1]}/{found[2]}" if found else ""
 
 
 def _group_size(attributes: str, num_partitions: int) -> int:

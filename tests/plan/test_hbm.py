@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from bert_jax.plan import hlo
 from bert_jax.plan.hbm import moved_bytes
 
 PROGRAM = """\
@@ -90,3 +91,46 @@ def test_of_a_program_compiled_here():
     array = jax.ShapeDtypeStruct((1024, 1024), jnp.float32)
     compiled = jax.jit(lambda x, y: jnp.tanh(x) * y + 1).lower(array, array).compile()
     assert moved_bytes(compiled.as_text()) == pytest.approx(3 * 4 * 2**20, rel=0.01)
+
+
+CHAIN = """\
+HloModule jit_step, num_partitions=4
+
+%begin (part: bf16[64,512]) -> (bf16[64,512], bf16[256,512]) {
+  %part = bf16[64,512]{1,0} parameter(0)
+  %sent = bf16[256,512]{1,0} all-gather(%part), channel_id=23, dimensions={0}, frontend_attributes={chain_id="0"}
+  ROOT %begun = (bf16[64,512]{1,0}, bf16[256,512]{1,0}) custom-call(%sent), custom_call_target="AsyncCollectiveStart"
+}
+
+%meanwhile (part.1: bf16[64,512], whole: bf16[256,512], x: bf16[8,8]) -> (bf16[8,8], bf16[64,512], bf16[256,512]) {
+  %x = bf16[8,8]{1,0} parameter(2)
+  %doubled = bf16[8,8]{1,0} add(%x, %x)
+  %part.1 = bf16[64,512]{1,0:S(1)} parameter(0)
+  %whole = bf16[256,512]{1,0} parameter(1)
+  %sent.1 = bf16[256,512]{1,0} all-gather(%part.1), channel_id=23, dimensions={0}, frontend_attributes={chain_id="0"}
+  ROOT %both = (bf16[8,8]{1,0}, bf16[64,512]{1,0:S(1)}, bf16[256,512]{1,0}, bf16[256,512]{1,0}) tuple(%doubled, %part.1, %whole, %sent.1)
+}
+
+ENTRY %main (p: bf16[64,512], q: bf16[8,8]) -> bf16[256,512] {
+  %p = bf16[64,512]{1,0} parameter(0)
+  %q = bf16[8,8]{1,0} parameter(1)
+  %started = (bf16[64,512]{1,0:S(1)}, bf16[256,512]{1,0}) fusion(%p), kind=kCustom, output_to_operand_aliasing={{0}: (0, {})}, calls=%begin
+  %one = bf16[64,512]{1,0:S(1)} get-tuple-element(%started), index=0
+  %two = bf16[256,512]{1,0} get-tuple-element(%started), index=1
+  %going = (bf16[8,8]{1,0}, bf16[64,512]{1,0:S(1)}, bf16[256,512]{1,0}, bf16[256,512]{1,0}) fusion(%one, %two, %q), kind=kOutput, output_to_operand_aliasing={{1}: (0, {}), {2}: (1, {}), {3}: (1, {})}, calls=%meanwhile, metadata={}
+  ROOT %result = bf16[256,512]{1,0} get-tuple-element(%going), index=3
+}
+"""
+
+
+def test_what_is_gathered_while_something_else_is_computed_is_gathered_once():
+    whole, part, other = 2 * 256 * 512, 2 * 64 * 512, 2 * 8 * 8
+    assert moved_bytes(CHAIN) == part + whole + 2 * other
+    (found,) = hlo.collectives(CHAIN)
+    assert (found.kind, found.bytes, found.count) == ("all-gather", whole, 1)
+
+
+def test_a_result_that_is_a_copy_of_an_operand_is_written():
+    alone = CHAIN.replace("output_to_operand_aliasing={{1}: (0, {}), {2}: (1, {}), {3}: (1, {})}, ", "")
+    whole = 2 * 256 * 512
+    assert moved_bytes(alone) == moved_bytes(CHAIN) + 3 * whole  # read once, written twice
