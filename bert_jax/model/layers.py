@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The layers of BERT. Source: google-research/bert modeling.py; paper, section 3.
 
-Matrix products run in the configured compute dtype and accumulate in float32; layer norm, softmax and activations
-are computed in float32. Dimension letters: `batch.py`.
+Matrix products run in the configured compute dtype and accumulate in float32; layer norm and softmax are
+computed in float32. Dimension letters: `batch.py`.
 """
 
 import functools
@@ -17,6 +17,7 @@ from jax.ad_checkpoint import checkpoint_name
 from bert_jax.devices.sharding import whole
 from bert_jax.model.attention import SAVED, attend
 from bert_jax.model.keys import bits_of_rows
+from bert_jax.model.on_cpu import in_float32
 from bert_jax.model.product import add_bias, product
 from bert_jax.model.tables import copy_to_rows, look_up
 from bert_jax.settings.model import ModelConfig
@@ -72,7 +73,7 @@ def activate(name: str, product: jax.Array, bias: jax.Array) -> jax.Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _activate(name: str, product: jax.Array, bias: jax.Array) -> jax.Array:
-    return _in_float32(name, product, bias)
+    return _activation(name, product, bias)
 
 
 def _activate_forward(name: str, product: jax.Array, bias: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
@@ -84,12 +85,16 @@ def _activate_backward(
 ) -> tuple[jax.Array, jax.Array]:
     # Without a barrier XLA finds that the forward pass has computed the same, and keeps that in memory.
     again = jax.lax.platform_dependent(*saved, cuda=_apart, default=lambda *arrays: arrays)
-    _, pull_back = jax.vjp(functools.partial(_in_float32, name), *again)
+    _, pull_back = jax.vjp(functools.partial(_activation, name), *again)
     return pull_back(gradient)
 
 
-def _in_float32(name: str, product: jax.Array, bias: jax.Array) -> jax.Array:
-    return ACTIVATIONS[name](add_bias(product, bias).astype(jnp.float32)).astype(product.dtype)
+def _activation(name: str, product: jax.Array, bias: jax.Array) -> jax.Array:
+    inputs = add_bias(product, bias)
+    if inputs.dtype == jnp.float32:
+        return ACTIVATIONS[name](inputs)
+    on_cpu = functools.partial(in_float32, ACTIVATIONS[name])
+    return jax.lax.platform_dependent(inputs, cpu=on_cpu, default=ACTIVATIONS[name])
 
 
 def _apart(*arrays: jax.Array) -> tuple[jax.Array, ...]:
@@ -118,9 +123,10 @@ class Dropout(nn.Module):
         *outer, rows, columns = inputs.shape
         # Halved along the rows: that axis is never sharded, and columns are lanes of the vector unit.
         bits = bits_of_rows(self.make_rng("dropout"), (*outer, -(-rows // 2), columns))
-        bits = jnp.concatenate([bits & 0xFFFF, bits >> 16], axis=-2)[..., :rows, :]
+        # Compared before they are put together: what may be written to memory is then a byte for each number.
+        keeps = jnp.concatenate([(bits & 0xFFFF) < kept, (bits >> 16) < kept], axis=-2)[..., :rows, :]
         scaled = (inputs.astype(jnp.float32) * (2**16 / kept)).astype(inputs.dtype)
-        return jnp.where(bits < kept, scaled, 0)
+        return jnp.where(keeps, scaled, 0)
 
 
 class Embeddings(nn.Module):

@@ -93,7 +93,8 @@ def test_of_a_program_compiled_here():
     assert moved_bytes(compiled.as_text()) == pytest.approx(3 * 4 * 2**20, rel=0.01)
 
 
-CHAIN = """\
+CHAIN = (
+    """\
 HloModule jit_step, num_partitions=4
 
 %begin (part: bf16[64,512]) -> (bf16[64,512], bf16[256,512]) {
@@ -108,19 +109,22 @@ HloModule jit_step, num_partitions=4
   %part.1 = bf16[64,512]{1,0:S(1)} parameter(0)
   %whole = bf16[256,512]{1,0} parameter(1)
   %sent.1 = bf16[256,512]{1,0} all-gather(%part.1), channel_id=23, dimensions={0}, frontend_attributes={chain_id="0"}
-  ROOT %both = (bf16[8,8]{1,0}, bf16[64,512]{1,0:S(1)}, bf16[256,512]{1,0}, bf16[256,512]{1,0}) tuple(%doubled, %part.1, %whole, %sent.1)
+  ROOT %both = (%RESULTS) tuple(%doubled, %part.1, %whole, %sent.1)
 }
 
 ENTRY %main (p: bf16[64,512], q: bf16[8,8]) -> bf16[256,512] {
   %p = bf16[64,512]{1,0} parameter(0)
   %q = bf16[8,8]{1,0} parameter(1)
-  %started = (bf16[64,512]{1,0:S(1)}, bf16[256,512]{1,0}) fusion(%p), kind=kCustom, output_to_operand_aliasing={{0}: (0, {})}, calls=%begin
+  %started = (%BEGUN) fusion(%p), kind=kCustom, output_to_operand_aliasing={{0}: (0, {})}, calls=%begin
   %one = bf16[64,512]{1,0:S(1)} get-tuple-element(%started), index=0
   %two = bf16[256,512]{1,0} get-tuple-element(%started), index=1
-  %going = (bf16[8,8]{1,0}, bf16[64,512]{1,0:S(1)}, bf16[256,512]{1,0}, bf16[256,512]{1,0}) fusion(%one, %two, %q), kind=kOutput, output_to_operand_aliasing={{1}: (0, {}), {2}: (1, {}), {3}: (1, {})}, calls=%meanwhile, metadata={}
+  %going = (%RESULTS) fusion(%one, %two, %q), kind=kOutput, %ALIASES, calls=%meanwhile, metadata={}
   ROOT %result = bf16[256,512]{1,0} get-tuple-element(%going), index=3
 }
-"""
+""".replace("%RESULTS", "bf16[8,8]{1,0}, bf16[64,512]{1,0:S(1)}, bf16[256,512]{1,0}, bf16[256,512]{1,0}")
+    .replace("%BEGUN", "bf16[64,512]{1,0:S(1)}, bf16[256,512]{1,0}")
+    .replace("%ALIASES", "output_to_operand_aliasing={{1}: (0, {}), {2}: (1, {}), {3}: (1, {})}")
+)
 
 
 def test_what_is_gathered_while_something_else_is_computed_is_gathered_once():

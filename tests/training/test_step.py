@@ -158,7 +158,8 @@ def test_gradients_added_up_in_bfloat16_are_close():
         take_steps(two_a_row(), {"data": 8}, model=tiny_model(**options), num_steps=9)[0]
         for options in ({"compute_dtype": "bfloat16"}, narrow)
     )
-    assert 0 < abs(halved[-1]["loss"] / wide[-1]["loss"] - 1) < 0.01
+    # Three updates on: the rate is so high that later losses tell any two roundings apart.
+    assert 0 < abs(halved[3]["loss"] / wide[3]["loss"] - 1) < 0.0005
     assert halved[0]["grad_norm"] == pytest.approx(wide[0]["grad_norm"], rel=0.005)
 
 
