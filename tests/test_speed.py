@@ -14,7 +14,7 @@ from bert_jax.storage.writing import write_json
 
 def unit(name):
     (measurement,) = [each for each in speed.MEASUREMENTS if each.name == name]
-    return speed.unit_of(measurement, Path("/root/speed"), "/root/data", "peers/python")
+    return speed.unit_of(measurement, Path("/big/speed"), "/big/data", "peers/python")
 
 
 def measured(name, seconds, **facts):
@@ -36,16 +36,16 @@ def test_names_differ_and_commands_name_data_and_peers():
         names
     )
     (job,) = unit("infer_base_qqp").jobs
-    assert {"--task=qqp", "--data=/root/data/glue/QQP", "--peer_python=peers/python"} <= set(job.command)
+    assert {"--task=qqp", "--data=/big/data/glue/QQP", "--peer_python=peers/python"} <= set(job.command)
     assert "onnx" in job.command[-3] and job.command[-2] == f"--output={job.output}"
     prepare, bench = unit("loader").jobs
-    assert prepare.output == Path("/root/speed/rows/manifest.json") and "--data=/root/speed/rows" in bench.command
+    assert prepare.output == Path("/big/speed/rows/manifest.json") and "--data=/big/speed/rows" in bench.command
 
 
 def test_a_record_names_no_directory_of_the_machine(tmp_path):
     output = tmp_path / "bench.json"
-    write_json(output, {"command": f"bench --data=/root/data/glue/SST-2 --output={tmp_path}/x"})
-    record = speed.read_measurement(output, "/root/data", tmp_path)
+    write_json(output, {"command": f"bench --data=/big/data/glue/SST-2 --output={tmp_path}/x"})
+    record = speed.read_measurement(output, "/big/data", tmp_path)
     assert record == {"command": "bench --data=glue/SST-2 --output=x"}
 
 

@@ -43,11 +43,8 @@ def bits_of_rows(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     start = low + place * (size & 0xFFFF)
     high += start < low
     # Counted in the shape of the result: an array of another shape would be copied, on TPUs.
-    axes = (
-        jax.lax.broadcasted_iota(jnp.uint32, shape, axis) * jnp.uint32(math.prod(shape[axis + 1 :]))
-        for axis in range(len(shape))
-    )
-    count = sum(axes, start)
+    strides = [jnp.uint32(math.prod(shape[axis + 1 :])) for axis in range(len(shape))]
+    count = sum((jax.lax.broadcasted_iota(jnp.uint32, shape, k) * s for k, s in enumerate(strides)), start)
     first, second = jax.random.key_data(key)
     bits = threefry2x32_p.bind(first, second, high + (count < start).astype(jnp.uint32), count)
     return bits[0] ^ bits[1]

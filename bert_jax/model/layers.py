@@ -17,7 +17,6 @@ from jax.ad_checkpoint import checkpoint_name
 from bert_jax.devices.sharding import whole
 from bert_jax.model.attention import SAVED, attend
 from bert_jax.model.keys import bits_of_rows
-from bert_jax.model.on_cpu import in_float32
 from bert_jax.model.product import add_bias, product
 from bert_jax.model.tables import copy_to_rows, look_up
 from bert_jax.settings.model import ModelConfig
@@ -66,13 +65,9 @@ def layer_norm(config: ModelConfig, name: str = "norm") -> nn.LayerNorm:
     return norm(epsilon=config.layer_norm_epsilon, dtype=jnp.float32, use_fast_variance=False, name=name)
 
 
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def activate(name: str, product: jax.Array, bias: jax.Array) -> jax.Array:
     """Returns the activation, one of `ACTIVATIONS`, of product + bias; the backward pass recomputes it from both."""
-    return _activate(name, product, bias)  # type: ignore[return-value]
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _activate(name: str, product: jax.Array, bias: jax.Array) -> jax.Array:
     return _activation(name, product, bias)
 
 
@@ -80,28 +75,20 @@ def _activate_forward(name: str, product: jax.Array, bias: jax.Array) -> tuple[j
     return activate(name, product, bias), (product, bias)
 
 
-def _activate_backward(
-    name: str, saved: tuple[jax.Array, jax.Array], gradient: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+def _activate_backward(name: str, saved: tuple[jax.Array, ...], gradient: jax.Array) -> tuple[jax.Array, ...]:
     # Without a barrier XLA finds that the forward pass has computed the same, and keeps that in memory.
-    again = jax.lax.platform_dependent(*saved, cuda=_apart, default=lambda *arrays: arrays)
+    again = jax.lax.platform_dependent(saved, cuda=jax.lax.optimization_barrier, default=lambda arrays: arrays)
     _, pull_back = jax.vjp(functools.partial(_activation, name), *again)
     return pull_back(gradient)
 
 
 def _activation(name: str, product: jax.Array, bias: jax.Array) -> jax.Array:
-    inputs = add_bias(product, bias)
-    if inputs.dtype == jnp.float32:
-        return ACTIVATIONS[name](inputs)
-    on_cpu = functools.partial(in_float32, ACTIVATIONS[name])
-    return jax.lax.platform_dependent(inputs, cpu=on_cpu, default=ACTIVATIONS[name])
+    # XLA for CPUs rounds bfloat16 after each operation, which takes longer than the operations; others do not.
+    wide = lambda inputs: ACTIVATIONS[name](inputs.astype(jnp.float32)).astype(inputs.dtype)  # noqa: E731
+    return jax.lax.platform_dependent(add_bias(product, bias), cpu=wide, default=ACTIVATIONS[name])
 
 
-def _apart(*arrays: jax.Array) -> tuple[jax.Array, ...]:
-    return jax.lax.optimization_barrier(arrays)
-
-
-_activate.defvjp(_activate_forward, _activate_backward)
+activate.defvjp(_activate_forward, _activate_backward)
 
 
 class Dropout(nn.Module):
@@ -215,7 +202,7 @@ class FeedForward(nn.Module):
         config = self.config
         dense = Dense(config, config.intermediate_size, add=False, name="intermediate")
         widened = activate(config.activation, *dense(hidden))
-        return residual(self, hidden, widened, deterministic)
+        return residual(self, hidden, widened, deterministic)  # pyright: ignore[reportArgumentType]
 
 
 class Layer(nn.Module):

@@ -2,7 +2,6 @@
 """Code paths that are faster on CPUs and used only there. Results are the same but for rounding."""
 
 import math
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -33,15 +32,6 @@ def product_over_rows(equation: str, dtype: str, lhs: jax.Array, rhs: jax.Array)
     lhs = jnp.transpose(lhs, [left.index(letter) for letter in turned])
     lhs = with_layout_constraint(lhs, Layout(major_to_minor=tuple(range(lhs.ndim))))
     return jnp.einsum(f"{turned},{right}->{result}", lhs, rhs, preferred_element_type=jnp.float32).astype(dtype)
-
-
-def in_float32(function: Callable[[jax.Array], jax.Array], inputs: jax.Array) -> jax.Array:
-    """Returns a function of single numbers, computed in float32 and rounded once to the dtype of the inputs.
-
-    XLA for CPUs rounds to bfloat16 after each operation, which takes longer than the operations. Elsewhere it does not,
-    and would keep what it has in float32 in memory.
-    """
-    return function(inputs.astype(jnp.float32)).astype(inputs.dtype)
 
 
 def unstack(config: ModelConfig, encoder: PyTree) -> PyTree:

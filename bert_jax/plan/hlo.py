@@ -364,31 +364,25 @@ def _tensor(text: str) -> Array:
 
 
 def collectives(text: str | Module) -> list[Collective]:
-    """Returns the communication of a compiled program; an asynchronous pair of start and done is one.
-
-    So is a chain of fusions in which libtpu computes something else while the arrays are on their way.
-    """
+    """Returns the communication of a compiled program; a pair of start and done is one, a chain of fusions too."""
     module = parse(text) if isinstance(text, str) else text
-    found, chains = [], set()
+    found: dict[str, Collective] = {}
     for name, count in counts_of(module).items():
         types = {instruction.name: instruction.types for instruction in module.computations.get(name, ())}
         for instruction in module.computations.get(name, ()):
-            kind = instruction.opcode.removesuffix("-start")
-            chain = chain_of(instruction)
-            if kind not in COLLECTIVES or chain in chains:
+            if (kind := instruction.opcode.removesuffix("-start")) not in COLLECTIVES:
                 continue
-            chains |= {chain} - {""}
-            arrays = [array for operand in instruction.operands for array in types.get(operand, ())]
-            arrays = arrays or list(instruction.types)
+            arrays = [each for name in instruction.operands for each in types.get(name, ())] or instruction.types
             group_size = _group_size(instruction.attributes, module.num_partitions)
             payload = sum(array.bytes for array in arrays) * (group_size if kind == "all-gather" else 1)
             dtypes = tuple(sorted({array.dtype for array in arrays}))
-            found.append(Collective(kind, dtypes, payload, count, group_size, instruction.name))
-    return found
+            where = chain_of(instruction) or f"{name}/{instruction.name}"
+            found.setdefault(where, Collective(kind, dtypes, payload, count, group_size, instruction.name))
+    return list(found.values())
 
 
 def chain_of(instruction: Instruction) -> str:
-    """Returns the name of the chain of fusions that a collective is in, "" of other instructions."""
+    """Returns the name of the chain of fusions in which libtpu sends and computes at once, "" if it is in none."""
     found = re.search(r'channel_id=(\d+).*chain_id="(\d+)"', instruction.attributes)
     return f"{found[1]}/{found[2]}" if found else ""
 

@@ -74,8 +74,7 @@ def scale_by_uncorrected_adam(beta1: float, beta2: float, epsilon: float) -> opt
 def clip_by_global_norm(most: float) -> optax.GradientTransformation:
     """Returns a scaling of all gradients by one number, so that their global norm is `most` if it was more.
 
-    Optax divides each gradient and then chooses between the two. XLA does not divide again where the result is used, so
-    that a step writes and reads all gradients once more. A factor is multiplied in wherever gradients are read.
+    Optax divides: XLA then writes and reads them once more. A factor is multiplied in where they are read.
     """
 
     def update(gradients: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
@@ -186,8 +185,8 @@ def make_optimizer(config: OptimizerConfig, num_steps: int, first_step: int = 0)
     )
     if config.state_dtype != "float32":
         adam = store_mean_in(config.state_dtype, adam, "mu" if config.bias_correction else "mean")
-    everywhere = config.trust_ratio_for == "all"
-    trust_ratio = scale_by_layer_trust_ratio(_always if everywhere else decay_mask)
+    everywhere = lambda params: jax.tree.map(lambda _: True, params)  # noqa: E731
+    trust_ratio = scale_by_layer_trust_ratio(everywhere if config.trust_ratio_for == "all" else decay_mask)
     return optax.chain(
         clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity(),
         adam,
@@ -208,15 +207,5 @@ def _keep_encoder() -> optax.GradientTransformation:
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)  # pyright: ignore[reportArgumentType]
 
 
-def _always(params: PyTree) -> PyTree:
-    return jax.tree.map(lambda _: True, params)
-
-
-def apply_updates(params: PyTree, updates: PyTree) -> PyTree:
-    """Returns parameters plus updates."""
-    return optax.apply_updates(params, updates)
-
-
-def global_norm(tree: PyTree) -> jax.Array:
-    """Returns the square root of the sum of all squares."""
-    return optax.tree.norm(tree)
+apply_updates: Callable[[PyTree, PyTree], PyTree] = optax.apply_updates  # pyright: ignore[reportAssignmentType]
+global_norm = optax.tree.norm  # the square root of the sum of all squares
