@@ -38,6 +38,19 @@ def test_gradients_in_bfloat16_are_products_of_bfloat16(equation, left, right):
         np.testing.assert_allclose(ours.astype(jnp.float32), exact, atol=0.05 * float(jnp.abs(exact).max()))
 
 
+@pytest.mark.parametrize("platform, result", [("cpu", "f32"), ("tpu", "f32"), ("cuda", "bf16")])
+def test_on_gpus_a_product_is_written_in_the_dtype_of_its_result(platform, result):
+    """In both passes. The gradient of a float32 parameter stays a float32 sum."""
+    lhs, rhs = jnp.ones((6, 4), jnp.bfloat16), jnp.ones((4, 5))
+
+    def loss(lhs, rhs):
+        return jnp.sum(jnp.tanh(product("ri,io->ro", lhs, rhs, result="bfloat16")), dtype=jnp.float32)
+
+    traced = jax.jit(jax.grad(loss, argnums=(0, 1))).trace(lhs, rhs)
+    products = hlo.stablehlo_products(traced.lower(lowering_platforms=(platform,)).as_text())
+    assert sorted(one.result for one in products) == sorted([result, result, "f32"])
+
+
 def test_the_gradient_of_a_bias_is_summed_in_float32():
     """4,096 ones: bfloat16 would stop at 256."""
     gradient = jax.grad(lambda bias: jnp.sum(add_bias(jnp.zeros((64, 64, 3), jnp.bfloat16), bias)))(jnp.zeros(3))

@@ -157,6 +157,15 @@ def test_a_fused_residual_connection_moves_fewer_bytes():
     assert fused_plan.compiled_flops == plain.compiled_flops
 
 
+def test_cublas_writes_products_in_bfloat16(monkeypatch):
+    """A GPU may time cuBLAS as the fastest, which XLA fuses nothing with: a float32 result would be read and written again."""
+    by_triton = plan_of("fused", unroll=2, residual="fused")
+    monkeypatch.setitem(OPTIONS, "xla_gpu_enable_triton_gemm", False)
+    by_cublas = planner.plan(configuration(8, model={"attention": "fused", "unroll": 2, "residual": "fused"}), "h200:1")
+    print(by_triton.moved_bytes / 1e9, by_cublas.moved_bytes / 1e9)
+    assert by_cublas.moved_bytes <= 1.05 * by_triton.moved_bytes
+
+
 @pytest.mark.parametrize("attention", ["plain", "fused"])
 def test_gradients_are_reduced_once_between_gpus(attention):
     plan = plan_of(attention, num_gpus=8)
