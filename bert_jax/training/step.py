@@ -279,7 +279,7 @@ def _gather(params: Params, shardings: PyTree, compute_dtype: str) -> Params:
     def gather(path: KeyPath, leaf: jax.Array, sharding: NamedSharding) -> jax.Array:
         name = path_name(path)
         sent = leaf.astype(compute_dtype) if is_stacked(name) and name.endswith("kernel") else leaf
-        # The barrier keeps the compiler from sending a matrix again for each of its products.
+        # With the barrier libtpu's programs move fewer bytes of HBM (docs/optimization_log.md, entry 36).
         whole = jax.lax.optimization_barrier(jax.lax.with_sharding_constraint(sent, sharding))
         return whole.astype(leaf.dtype)
 
