@@ -158,7 +158,7 @@ def test_a_fused_residual_connection_moves_fewer_bytes():
 
 
 def test_cublas_writes_products_in_bfloat16(monkeypatch):
-    """A GPU may time cuBLAS as the fastest. XLA fuses nothing with it, so float32 results are written and read again."""
+    """A GPU may time cuBLAS as the fastest. XLA fuses nothing with it, so float32 results are read once more."""
     by_triton = plan_of("fused", unroll=2, residual="fused")
     monkeypatch.setitem(OPTIONS, "xla_gpu_enable_triton_gemm", False)
     by_cublas = planner.plan(configuration(8, model={"attention": "fused", "unroll": 2, "residual": "fused"}), "h200:1")
