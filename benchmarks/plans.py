@@ -55,8 +55,8 @@ NO_DROPOUT = ("model.hidden_dropout_rate=0", "model.attention_dropout_rate=0")
 SETTINGS = (
     Setting("large", 1, "v5e:16x16", 64),
     Setting("large", 2, "v5e:16x16", 16),
-    Setting("large", 1, "v4:4x4x4", 64),
-    Setting("large", 2, "v4:4x4x4", 16),
+    Setting("large", 1, "v4:4x4x4", 128),
+    Setting("large", 2, "v4:4x4x4", 32),
     Setting("large", 2, "v6e:16x16", 16),
     Setting("base", 1, "v5e:4x4", 128),
     Setting("base", 2, "v5e:4x4", 32),
@@ -68,8 +68,8 @@ SETTINGS = (
     # Layers unrolled where a loop is the default, since it compiles in a tenth of the time.
     Setting("large", 1, "v5e:16x16", 64, UNROLLED),
     Setting("large", 2, "v5e:16x16", 16, UNROLLED),
-    Setting("large", 1, "v4:4x4x4", 64, UNROLLED),
-    Setting("large", 2, "v4:4x4x4", 16, UNROLLED),
+    Setting("large", 1, "v4:4x4x4", 128, UNROLLED),
+    Setting("large", 2, "v4:4x4x4", 32, UNROLLED),
     # What dropout costs in bytes.
     Setting("large", 1, "v5e:16x16", 64, NO_DROPOUT),
     Setting("large", 2, "v5e:16x16", 16, NO_DROPOUT),
