@@ -7,6 +7,7 @@ Reads what train.py wrote with report.profile_steps. Times of one line overlap t
 """
 
 from pathlib import Path
+from typing import Any
 
 from absl import flags
 
@@ -32,8 +33,9 @@ def main() -> None:
         raise InputError(f"{WORKDIR.value} has no profile; train with --config.report.profile_steps=10:15")
     from jax.profiler import ProfileData  # here, so that --help needs no jax
 
-    summary = {"lines": [line for file in files for line in summarize(ProfileData.from_file(str(file)), TOP.value)]}
-    if not summary["lines"]:
+    lines = [line for file in files for line in summarize(ProfileData.from_file(str(file)), TOP.value)]
+    summary: dict[str, Any] = {"lines": lines}
+    if not lines:
         raise InputError(f"{files[0]} has no event of a device; profile steps that the run takes")
     if ARCHIVE.value:
         with atomic_path(Path(ARCHIVE.value)) as temporary:

@@ -5,6 +5,7 @@
  "tests": {...}, "profile": {...}, "failed": {name: reasons}, "waiting": [names]}
 """
 
+import heapq
 import importlib.metadata
 import json
 import os
@@ -14,7 +15,7 @@ import shutil
 import subprocess
 import time
 import xml.etree.ElementTree as ElementTree
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,7 @@ def gpu_facts() -> dict[str, str]:
     query = ["nvidia-smi", f"--query-gpu={','.join(_QUERY)}", "--format=csv,noheader"]
     lines = subprocess.run(query, capture_output=True, text=True).stdout.splitlines()
     values = [value.strip() for value in lines[0].split(",")] if lines else []
-    found = dict(zip(_QUERY, values))
+    found: dict[str, str] = dict(zip(_QUERY, values))
     head = subprocess.run(["nvidia-smi"], capture_output=True, text=True).stdout
     if "CUDA Version:" in head:
         found["cuda"] = head.partition("CUDA Version:")[2].split()[0]
@@ -181,7 +182,7 @@ def by_name(events: Iterable[tuple[str, float]], top: int) -> dict[str, Any]:
 
     Numbers at the end of a name tell instances of one kind apart, so they are cut off.
     """
-    seconds: Counter[str] = Counter()
+    seconds: defaultdict[str, float] = defaultdict(float)
     counts: Counter[str] = Counter()
     for name, nanoseconds in events:
         kind = re.sub(r"(?:[._-]\d+)+$", "", name) or name
@@ -189,7 +190,8 @@ def by_name(events: Iterable[tuple[str, float]], top: int) -> dict[str, Any]:
         counts[kind] += 1
     if not seconds:
         return {}
-    rows = [{"name": name, "seconds": value, "count": counts[name]} for name, value in seconds.most_common(top)]
+    longest = heapq.nlargest(top, seconds.items(), key=lambda item: item[1])
+    rows = [{"name": name, "seconds": value, "count": counts[name]} for name, value in longest]
     return {"seconds": sum(seconds.values()), "kinds": rows}
 
 

@@ -48,7 +48,7 @@ def main() -> None:
     print(f"{int(histogram.sum()):,} sequences, {tokens / histogram.sum():.1f} tokens each, rows of {row_length}")
     for max_per_row in (1, 2, 3, 4, 8):
         plan = plan_packing(histogram, row_length, max_per_row)
-        seconds = []
+        seconds, large = [], plan
         for _ in range(5):
             started = time.process_time()
             large = plan_packing(many, row_length, max_per_row)

@@ -25,7 +25,7 @@ class Summary(NamedTuple):
 
     mean: float
     deviation: float | None  # with the number of seeds - 1 below; None of one seed
-    count: int
+    seeds: int
 
 
 class Difference(NamedTuple):
@@ -34,7 +34,7 @@ class Difference(NamedTuple):
     mean: float
     low: float | None  # of the interval; None of one seed, which says nothing of seeds
     high: float | None
-    count: int
+    seeds: int
 
     @property
     def sign(self) -> int:

@@ -137,7 +137,7 @@ def show(summary: Summary | None, column: Column) -> str:
     if summary is None:
         return ""
     mean = _number(summary.mean, column)
-    return mean if summary.deviation is None else f"{mean} ± {_number(summary.deviation, column)} ({summary.count})"
+    return mean if summary.deviation is None else f"{mean} ± {_number(summary.deviation, column)} ({summary.seeds})"
 
 
 def score_table(
@@ -185,7 +185,7 @@ def difference_table(
                 if ours.low is None or ours.high is None
                 else (f"{_number(ours.low, column, True)} to {_number(ours.high, column, True)}")
             )
-            line = [label, column.label, _number(ours.mean, column, True), interval, str(ours.count)]
+            line = [label, column.label, _number(ours.mean, column, True), interval, str(ours.seeds)]
             if any(each.paper for each in columns):
                 line += ["" if theirs is None else f"{theirs:+.{column.digits}f}", agreement(ours, theirs)]
             lines.append(line)

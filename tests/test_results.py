@@ -50,14 +50,14 @@ def test_the_interval_is_scipys():
     apart = rng.normal(0.3, 1.0, 20)
     found = paired.difference(dict(enumerate(apart)), dict.fromkeys(range(20), 0.0))
     theirs = stats.bootstrap((apart,), np.mean, n_resamples=100_000, method="percentile", rng=1).confidence_interval
-    assert found is not None and found.count == 20
+    assert found is not None and found.seeds == 20
     assert (found.low, found.high) == pytest.approx((theirs.low, theirs.high), abs=0.02)
 
 
 def test_only_seeds_of_both_are_paired():
     one, other = {0: 0.9, 1: 0.7, 5: 99.0}, {0: 0.5, 1: 0.6, 7: -99.0}
     found = paired.difference(one, other)
-    assert found is not None and (found.mean, found.count) == (pytest.approx(0.25), 2)
+    assert found is not None and (found.mean, found.seeds) == (pytest.approx(0.25), 2)
     assert paired.difference({0: 1.0}, {1: 1.0}) is None
 
 
@@ -73,10 +73,10 @@ def test_examples_make_the_interval_of_one_seed():
     found = paired.difference_by_examples({0: one}, {0: other, 1: other})
     apart = one.astype(float) - other
     half = 1.96 * apart.std(ddof=1) / np.sqrt(400)
-    assert found is not None and found.count == 1
+    assert found is not None and found.seeds == 1
     assert found == pytest.approx((apart.mean(), apart.mean() - half, apart.mean() + half, 1), abs=0.008)
     wider = paired.difference_by_examples({0: one, 1: one[::-1] * 0.5}, {0: other, 1: other})
-    assert wider is not None and wider.count == 2 and wider.high - wider.low > found.high - found.low
+    assert wider is not None and wider.seeds == 2 and wider.high - wider.low > found.high - found.low
     with pytest.raises(InputError, match="different numbers of examples"):
         paired.difference_by_examples({0: one}, {0: other[:-1]})
 
@@ -326,7 +326,7 @@ def test_differences_by_examples_resample_those_too(sources, record, tmp_path):
     assert tables.right_answers(record, "no_nsp", "task:sst2")[1] == [1.0] * 82 + [0.0] * 18
     found = tables.apart(record, "no_nsp", "bert", "task:sst2", "examples")
     seeds = tables.apart(record, "no_nsp", "bert", "task:sst2", "pretraining")
-    assert found and seeds and found.mean == pytest.approx(seeds.mean) and (found.count, seeds.count) == (2, 2)
+    assert found and seeds and found.mean == pytest.approx(seeds.mean) and (found.seeds, seeds.seeds) == (2, 2)
     assert found.low < seeds.low < seeds.high < found.high < 0
     drawn = draw(tmp_path, sources, page("differences", SCORES + 'baseline = "bert"\nby = "examples"\n'))
     assert "| No NSP | SST-2 | -8.0 | -1" in drawn
