@@ -183,10 +183,11 @@ def _training(
         started = time.perf_counter()
         compiled = step.lower(state, first).compile()  # type: ignore[attr-defined]
         facts["compile_seconds"] = round(time.perf_counter() - started, 2)
-    text = compiled.as_text() or ""
-    facts["kernels"] = sorted(set(re.findall(r'custom_call_target="([^"]+)"', text)))  # that XLA did not write itself
-    with contextlib.suppress(ValueError):  # a loop whose length is not written in the program
-        facts["compiled_flops"] = hlo.flops(text)
+    if text := compiled.as_text():
+        # Kernels that XLA did not write itself.
+        facts["kernels"] = sorted(set(re.findall(r'custom_call_target="([^"]+)"', text)))
+        with contextlib.suppress(ValueError):  # a loop whose length is not written in the program
+            facts["compiled_flops"] = hlo.flops(text)
 
     def run() -> Round:
         nonlocal state

@@ -70,6 +70,9 @@ SETTINGS = (
     Setting("large", 2, "v5e:16x16", 16, UNROLLED),
     Setting("large", 1, "v4:4x4x4", 128, UNROLLED),
     Setting("large", 2, "v4:4x4x4", 32, UNROLLED),
+    # Half the rows, for what a larger batch gains.
+    Setting("large", 1, "v4:4x4x4", 64, UNROLLED),
+    Setting("large", 2, "v4:4x4x4", 16, UNROLLED),
     # What dropout costs in bytes.
     Setting("large", 1, "v5e:16x16", 64, NO_DROPOUT),
     Setting("large", 2, "v5e:16x16", 16, NO_DROPOUT),
