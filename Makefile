@@ -39,11 +39,13 @@ DEMO := runs/demo
 # mkdocs-material prints advice about other versions of MkDocs, unless told not to.
 DOCS := NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs
 
-# pyenv answers to the versions that are switched on; with PYTHON=... any that is installed may be named.
-ifneq ($(PYTHON),python3)
+# pyenv answers to the versions that are switched on; for PYTHON=... and GPU_PYTHON any that is installed may be named.
 ifneq ($(shell command -v pyenv 2>/dev/null),)
-export PYENV_VERSION := $(shell pyenv version-name):$(shell pyenv versions --bare | paste -sd : -)
+ALL_VERSIONS = $(shell pyenv version-name):$(shell pyenv versions --bare | paste -sd : -)
+ifneq ($(PYTHON),python3)
+export PYENV_VERSION := $(ALL_VERSIONS)
 endif
+$(GPU)/.installed: export PYENV_VERSION = $(ALL_VERSIONS)
 endif
 
 export UV_PYTHON_DOWNLOADS = never

@@ -11,9 +11,9 @@
 
 and within a line `<!-- value RECORD PATH FORMAT -->1.7e-05<!-- end -->`, a number of a JSON file, such as
 `google_run pretraining.last_loss .3f`, or of `paper.toml` by the name `paper`. Kinds of blocks: `table`, `differences`,
-`pairs`, `runs` (see `tables`), `learning` and `curves` (see `pictures`), `steps` and `peers` (see `gpu_records`),
-`plans` and `speed` (see `speed_tables`). A page is its own template: what is around the blocks is written by hand.
-`templates/` has pages to begin with.
+`pairs`, `runs` (see `tables`), `learning` (see `learning`), `curves` (see `pictures`), `steps` and `peers` (see
+`gpu_records`), `plans` and `speed` (see `speed_tables`). A page is its own template: what is around the blocks is
+written by hand. `templates/` has pages to begin with.
 """
 
 import json
@@ -24,6 +24,7 @@ from typing import Any
 
 from benchmarks import gpu_records, tables
 from benchmarks.collecting import read_record
+from benchmarks.learning import learning_of, learning_table
 from benchmarks.speed_tables import plans_table, speed_table
 from bert_jax.errors import InputError
 from bert_jax.settings.rules import suggest
@@ -36,14 +37,14 @@ _KEYS = {
     "differences": "record rows columns paper by baseline",
     "pairs": "record rows pairs paradigms",
     "runs": "record rows",
-    "learning": "record group seed file pairs evaluation metric task title",
+    "learning": "record group seed file pairs evaluation metric task title labels",
     "curves": "record rows file metric title",
     "steps": "record rows",
     "peers": "record rows",
     "plans": "record rows",
     "speed": "record rows contenders against metric",
 }
-_OPTIONAL = {"paper", "by", "paradigms", "title", "task", "seed"}
+_OPTIONAL = {"paper", "by", "paradigms", "title", "task", "seed", "labels"}
 
 
 class Sources:
@@ -143,12 +144,19 @@ def _draw_block(kind: str, spec: dict[str, Any], sources: Sources, folder: Path 
         groups = [row.group for row in rows]
         record = read_record(sources.path(spec["record"]))
         tables.check_groups(record, [*groups, *([spec["baseline"]] if "baseline" in spec else [])], where)
-        if kind in ("learning", "curves"):
+        if kind == "learning":
+            found = learning_of(record, spec)
             if folder is not None:
                 from benchmarks import pictures
 
-                draw = pictures.draw_learning if kind == "learning" else pictures.draw_curves
-                draw(record, spec, folder / spec["file"])
+                pictures.draw_learning(found, spec, folder / spec["file"])
+            labels = spec.get("labels", ["masked words", spec["pairs"], f"{spec.get('task', '')}, fine-tuned"])
+            return [*learning_table(found, labels), "", f"![{spec.get('title', kind)}]({spec['file']})"]
+        if kind == "curves":
+            if folder is not None:
+                from benchmarks import pictures
+
+                pictures.draw_curves(record, spec, folder / spec["file"])
             return [f"![{spec.get('title', kind)}]({spec['file']})"]
         if kind == "runs":
             return tables.runs_table(record, rows)
