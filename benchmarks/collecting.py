@@ -113,6 +113,8 @@ def _pretraining(workdir: Path) -> Unit:
     unit = {"model": config.get("model"), "settings": config.get("run")}
     unit["heldout"] = {"step": [record["step"] for record in heldout]} | columns
     unit["steps"] = max((record["step"] for record in records), default=0)
+    if goodput := read_metrics(workdir / METRICS_FILE, ["goodput"]):
+        unit["seconds"] = round(goodput[-1]["steps"])  # of training alone, those of all starts
     if (workdir / "pretrained" / "config.json").is_file():
         unit["trained"] = _read_json(workdir / "pretrained" / "config.json").get("trained", {})
     return unit

@@ -252,7 +252,8 @@ def runs_table(record: Record, groups: Sequence[Row]) -> list[str]:
             tokens = f"{trained['tokens'] / 1e6:,.2f}" if trained.get("tokens") else ""
             restarts = str(len(starts) - 1) if starts else ""
             steps = f"{unit['steps']:,}" if "steps" in unit else ""
-            body.append(
-                [label, str(unit["seed"]), size, steps, tokens, restarts, ", ".join(commits), "; ".join(machines)]
-            )
-    return markdown(["", "seed", "layers x width", "steps", "M tokens", "restarts", "commit", "machine"], body)
+            hours = f"{unit['seconds'] / 3600:.1f}" if "seconds" in unit else ""
+            where = [restarts, ", ".join(commits), "; ".join(machines)]
+            body.append([label, str(unit["seed"]), size, steps, tokens, hours, *where])
+    header = ["", "seed", "layers x width", "steps", "M tokens", "hours of steps", "restarts", "commit", "machine"]
+    return markdown(header, body)

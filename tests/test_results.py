@@ -115,6 +115,7 @@ def make_unit(root: Path, group: str, seed: int, score: float, finetunings: int 
     unit = root / group / f"seed{seed}"
     (unit / "pretrain" / "pretrained").mkdir(parents=True)
     metrics = [{"step": 4, "kind": "train", "time": 1.0, "loss": 5.0}]
+    metrics += [{"step": 8, "kind": "goodput", "steps": 5400.4, "wall": 6000.0}]
     metrics += [{"step": step, "kind": "eval", "time": 2.0, "mlm_loss": 9.0 / step} for step in (0 + 1, 4, 8)]
     (unit / "pretrain" / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in metrics))
     write(
@@ -373,7 +374,7 @@ def test_one_seed_has_the_interval_over_pairs(sources, tmp_path):
 
 def test_runs_say_where_and_how_often_they_were_started(sources, tmp_path):
     drawn = draw(tmp_path, sources, page("runs", 'record = "table5"\nrows = [["no_nsp", "No NSP"]]\n'))
-    assert "| No NSP | 1 | 2 x 64 | 8 | 0.01 | 1 | 01234567 | a CPU |" in drawn
+    assert "| No NSP | 1 | 2 x 64 | 8 | 0.01 | 1.5 | 1 | 01234567 | a CPU |" in drawn
 
 
 def test_values_stand_within_a_line(sources, tmp_path):

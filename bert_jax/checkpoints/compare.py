@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Comparison of the outputs of two models on sample text."""
 
+import dataclasses
 from functools import partial
 from typing import Any
 
@@ -24,7 +25,7 @@ def differences(one: Pretrained, other: Pretrained) -> dict[str, float]:
     """Returns the largest absolute differences of hidden states, pooled outputs and each head's logits on sample text.
 
     Each model uses its own tokenizer; the difference is infinite if the numbers of tokens differ. It is NaN if one of
-    the models lacks the output.
+    the models lacks the output. Both compute in float32, whatever they were trained in.
     """
     num_parts = min(one.config.type_vocab_size, other.config.type_vocab_size)
     texts: list[Any] = [_fitting(one, parts[:num_parts]) for parts in _SAMPLE]
@@ -33,7 +34,8 @@ def differences(one: Pretrained, other: Pretrained) -> dict[str, float]:
         batch = make_batch(bert.tokenizer, texts, bert.config.max_positions)
         length = batch.token_ids.shape[1]
         positions = np.broadcast_to(np.arange(length, dtype=np.int32), batch.token_ids.shape)
-        outputs.append(_all_outputs(bert.config, bert.params, batch._replace(mlm_positions=positions)))
+        config = dataclasses.replace(bert.config, compute_dtype="float32")
+        outputs.append(_all_outputs(config, bert.params, batch._replace(mlm_positions=positions)))
     names = [*outputs[0], *(name for name in outputs[1] if name not in outputs[0])]
     return {name: _largest(*(output.get(name) for output in outputs)) for name in names}
 

@@ -64,6 +64,16 @@ def test_a_card_says_what_the_records_say(tmp_path):
     )
 
 
+@pytest.mark.parametrize(("positions", "start", "said"), [(64, "", True), (32, "", False), (64, "runs/base", False)])
+def test_a_card_says_which_positions_were_trained(positions, start, said, tmp_path):
+    run = to_dict(tiny_run(tmp_path)) | {"init_checkpoint": start}
+    model = MODEL | {"max_positions": positions}
+    about = describe_run([MANIFEST], ["wiki"], "8 x TPU v5 lite")
+    found = rows(model_card(Records(model, "pretraining", 12345, (), {}, run, about, {})))
+    label = "positions that were trained"
+    assert found.get(label) == ("the first 32: rows had so many tokens" if said else None)
+
+
 def test_a_card_names_what_the_data_were_made_from(tmp_path):
     def named(**inputs):
         about = describe_run([MANIFEST | inputs], ["wiki"], "1")

@@ -68,6 +68,12 @@ def test_every_format_is_recognised_and_computes_the_same(models, form):
     assert found == {"hidden": 0, "pooled": 0, "classifier": 0}
 
 
+def test_a_model_that_computes_in_bfloat16_is_compared_in_float32(models):
+    bert = load_pretrained(models / "hf")
+    half = dataclasses.replace(bert, config=dataclasses.replace(bert.config, compute_dtype="bfloat16"))
+    assert differences(half, bert) == {"hidden": 0, "pooled": 0, "classifier": 0}
+
+
 @pytest.mark.slow
 def test_differences_are_seen(models):
     bert = load_pretrained(models / "hf")
