@@ -76,12 +76,18 @@ def tokens_at(unit: Mapping[str, Any], step: int) -> float:
 
 
 def learning_table(found: Learning, labels: Sequence[str]) -> list[str]:
-    """Returns a column for each revision; the labels are those of masked words, minimal pairs and the task."""
-    tokens = sorted({*found.words, *found.pairs, *found.task})
-    body = []
-    for label, values in zip(labels, (found.words, found.pairs, found.task), strict=True):
-        if values:
-            body.append([label, *(f"{100 * values[each]:.1f}" if each in values else "" for each in tokens)])
+    """Returns a row for masked words, one for minimal pairs and one for the task, with a column for each revision.
+
+    Raises: InputError if a row has no label.
+    """
+    rows = [values for values in (found.words, found.pairs, found.task) if values]
+    if len(labels) < len(rows):
+        raise InputError(f"labels has {len(labels)} names; give {len(rows)}, for masked words, pairs and a task")
+    tokens = sorted({each for values in rows for each in values})
+    body = [
+        [label, *(f"{100 * values[each]:.1f}" if each in values else "" for each in tokens)]
+        for label, values in zip(labels, rows, strict=False)
+    ]
     return markdown(["tokens read", *(f"{each / 1e6:.3g} M" for each in tokens)], body)
 
 

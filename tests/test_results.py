@@ -394,6 +394,8 @@ def test_pictures_are_drawn_the_same_each_time(sources, tmp_path):
     assert "![learning](l.png)" in drawn
     assert "| tokens read | 0.002 M | 0.008 M |" in drawn
     assert "| masked words | 30.0 | 30.0 |" in drawn and "| blimp | 80.0 | 80.0 |" in drawn
+    with pytest.raises(InputError, match=r"labels has 1 names; give 2, for masked words"):
+        draw(tmp_path, sources, page("learning", spec + 'labels = ["words"]\n'))
     first = (tmp_path / "l.png").read_bytes()
     draw(tmp_path, sources, drawn)
     assert first[:4] == b"\x89PNG" and (tmp_path / "l.png").read_bytes() == first

@@ -34,7 +34,7 @@ def differences(one: Pretrained, other: Pretrained) -> dict[str, float]:
         batch = make_batch(bert.tokenizer, texts, bert.config.max_positions)
         length = batch.token_ids.shape[1]
         positions = np.broadcast_to(np.arange(length, dtype=np.int32), batch.token_ids.shape)
-        config = dataclasses.replace(bert.config, compute_dtype="float32")
+        config = dataclasses.replace(bert.config, compute_dtype="float32", gradient_dtype="float32")
         outputs.append(_all_outputs(config, bert.params, batch._replace(mlm_positions=positions)))
     names = [*outputs[0], *(name for name in outputs[1] if name not in outputs[0])]
     return {name: _largest(*(output.get(name) for output in outputs)) for name in names}

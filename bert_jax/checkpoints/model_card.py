@@ -173,14 +173,14 @@ def _model(records: Records) -> list[tuple[str, object]]:
         "compute_dtype": "computed in",
     }
     rows: list[tuple[str, object]] = [(label, model.get(name)) for name, label in names.items()]
-    if length := _untrained_after(records):
-        rows.append(("positions that were trained", f"the first {length:,}: rows had so many tokens"))
+    if length := _trained_positions(records):
+        rows.append(("positions that were trained", f"the first {length:,}, the length of a row"))
     labels = ", ".join(records.labels[:50]) + (", ..." if len(records.labels) > 50 else "")
     return [("parameters", records.parameters), *rows, ("labels", labels)]
 
 
-def _untrained_after(records: Records) -> int:
-    """Returns how many tokens rows of pre-training had, if the model has more positions; or else 0."""
+def _trained_positions(records: Records) -> int:
+    """Returns the length of the longest rows of pre-training, if the model has more positions; or else 0."""
     if not records.run.get("masking") or records.run.get("init_checkpoint"):
         return 0
     longest = max((data.get("row", {}).get("length", 0) for data in records.about.get("data", [])), default=0)

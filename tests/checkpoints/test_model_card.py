@@ -71,7 +71,7 @@ def test_a_card_says_which_positions_were_trained(positions, start, said, tmp_pa
     about = describe_run([MANIFEST], ["wiki"], "8 x TPU v5 lite")
     found = rows(model_card(Records(model, "pretraining", 12345, (), {}, run, about, {})))
     label = "positions that were trained"
-    assert found.get(label) == ("the first 32: rows had so many tokens" if said else None)
+    assert found.get(label) == ("the first 32, the length of a row" if said else None)
 
 
 def test_a_card_names_what_the_data_were_made_from(tmp_path):

@@ -68,9 +68,11 @@ def test_every_format_is_recognised_and_computes_the_same(models, form):
     assert found == {"hidden": 0, "pooled": 0, "classifier": 0}
 
 
-def test_a_model_that_computes_in_bfloat16_is_compared_in_float32(models):
+@pytest.mark.parametrize("gradient_dtype", ["float32", "bfloat16"])
+def test_a_model_that_computes_in_bfloat16_is_compared_in_float32(gradient_dtype, models):
     bert = load_pretrained(models / "hf")
-    half = dataclasses.replace(bert, config=dataclasses.replace(bert.config, compute_dtype="bfloat16"))
+    config = dataclasses.replace(bert.config, compute_dtype="bfloat16", gradient_dtype=gradient_dtype)
+    half = dataclasses.replace(bert, config=config)
     assert differences(half, bert) == {"hidden": 0, "pooled": 0, "classifier": 0}
 
 
