@@ -50,7 +50,7 @@ TASKS: dict[str, tuple[str, tuple[str, ...]]] = {
     "squad1": ("train={0}/squad/dev-v1.1.json[:28],dev={0}/squad/dev-v1.1.json[28:]", ("--config.task.doc_stride=64",)),
     "ner": ("{0}/wnut17/wnut17train.conll,{0}/wnut17/emerging.dev.conll", ()),
 }
-LARGE = ("sst2", "squad1")  # tasks on which one seed of fine-tuning takes as long as five on another, and varies less
+LARGE = ("sst2", "squad1")  # large tasks: one seed of fine-tuning takes as long as five on another, and varies less
 # Settings of fine-tuning for the BiLSTM of Table 5.
 BILSTM = ("features=last", "train_encoder=True", "hidden_size=128")
 
@@ -68,7 +68,10 @@ SAVE = flags.DEFINE_integer("save_every", 500, "steps between checkpoints of pre
 TASK_NAMES = flags.DEFINE_list("tasks", [], f"to fine-tune on: {', '.join(TASKS)}")
 TASK_DATA = flags.DEFINE_string("task_data", "", "a directory with glue/SST-2, squad/, wnut17/ and so on")
 TASK_RATE = flags.DEFINE_float("task_learning_rate", 1e-4, "of fine-tuning; small models want more than the paper's")
-TASK_EPOCHS = flags.DEFINE_float("task_epochs", 4.0, "of fine-tuning")
+TASK_EPOCHS = flags.DEFINE_float("task_epochs", 4.0, "of fine-tuning", lower_bound=0)
+LARGE_TASK_EPOCHS = flags.DEFINE_float(
+    "large_task_epochs", 0.0, "of fine-tuning on large tasks; 0 is as many as on others", lower_bound=0
+)
 TASK_SEEDS = flags.DEFINE_integer("task_seeds", 1, "of fine-tuning, for each seed of pre-training", lower_bound=1)
 MAIN_TASK_SEEDS = flags.DEFINE_integer(
     "main_task_seeds", 5, "of fine-tuning main and random, but for large tasks", lower_bound=1
@@ -211,12 +214,13 @@ def feature_jobs(directory: Path, start: str, features: Sequence[str]) -> Iterat
 def finetuning_job(task: str, start: str, workdir: Path, num_seeds: int, settings: Sequence[str]) -> Job:
     """Returns a fine-tuning from several seeds, as a sweep."""
     place, own = TASKS[task]
+    num_epochs = (LARGE_TASK_EPOCHS.value if task in LARGE else 0) or TASK_EPOCHS.value
     source = place.format(TASK_DATA.value) if "{0}" in place else f"{TASK_DATA.value}/{place}"
     command = (
         *(sys.executable, "finetune.py", f"--config=configs/finetune.py:{task}", f"--workdir={workdir}"),
         *(f"--config.init_checkpoint={start}", f"--config.data.source={source}"),
         "--config.task.max_seq_length=128",
-        f"--config.train.num_epochs={TASK_EPOCHS.value}",
+        f"--config.train.num_epochs={num_epochs}",
         f"--config.sweep.seeds={num_seeds}",
         *("--config.report.progress=False", "--config.report.tensorboard=False"),
         *own,

@@ -135,17 +135,22 @@ def test_every_command_has_settings_that_there_are(plan, repository):
     assert {("finetune.py", name) for name in ("sst2", "squad1", "ner")} <= seen
 
 
-def test_large_tasks_take_one_seed_and_revisions_fewer_pairs(plan):
-    done = plan(*EVERYTHING, "--limit=500", "--revision_limit=50", "--commands")
-    seeds, limits = {}, {}
+def test_large_tasks_take_one_seed_and_fewer_epochs_and_revisions_fewer_pairs(plan):
+    limited = ("--limit=500", "--revision_limit=50", "--task_epochs=4", "--large_task_epochs=2")
+    done = plan(*EVERYTHING, *limited, "--commands")
+    seeds, epochs, limits = {}, {}, {}
     for line in done.stdout.splitlines():
         if found := re.search(r"main-mini/seed0/tasks/(\w+) .*sweep\.seeds=(\d)", line):
             seeds[found[1]] = int(found[2])
+            epochs[found[1]] = re.search(r"num_epochs=([\d.]+)", line)[1]
         if found := re.search(r"--limit=(\d+) .*pairs/blimp(@\d+)?\.json", line):
             limits.setdefault(bool(found[2]), set()).add(int(found[1]))
     assert {task: seeds[task] for task in ("sst2", "squad1", "mrpc", "cola")} == {
         "sst2": 1, "squad1": 1, "mrpc": 5, "cola": 5
     }  # fmt: skip
+    assert {task: epochs[task] for task in seeds} == {
+        task: "2.0" if task in ("sst2", "squad1") else "4.0" for task in seeds
+    }
     assert limits == {False: {500}, True: {50}}
 
 
