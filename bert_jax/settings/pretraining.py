@@ -34,7 +34,7 @@ class DataConfig:
     # "on" reads rows in blocks while the run trains, in an order made for that; "off" copies data behind a URL first;
     # "auto" is "on" for data behind a URL that are larger than the cache (docs/decisions/0031-streaming.md)
     stream: str = "auto"
-    streams: int = 256  # the most streams that the rows of a batch come from; as many as there will ever be processes
+    streams: int = 256  # the most streams that the rows of a batch come from; no fewer than there will ever be processes
     window_mb: float = 1024.0  # megabytes of rows that are shuffled together, of all streams
     cache_gb: float = 16.0  # gigabytes of the local disk that each process may use for streamed rows
 
