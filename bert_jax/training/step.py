@@ -100,14 +100,6 @@ class EvalStep(Protocol):
     def lower(self, params: Params, batch: Batch, /) -> jax.stages.Lowered: ...
 
 
-class StepFunction(Protocol):
-    """A training step that is not compiled: (state, batch, root key of dropout, scale of the learning rate)."""
-
-    def __call__(
-        self, state: TrainState, batch: Batch, dropout_root: jax.Array, rate_scale: float | jax.Array | None = None
-    ) -> tuple[TrainState, _Pairs]: ...
-
-
 def init_state(
     objective: Objective, optimizer: OptimizerConfig, train: TrainConfig, mesh: Mesh, params: Params | None = None
 ) -> TrainState:
@@ -158,15 +150,8 @@ def make_train_step(
     rows, whole = row_sharding(mesh), replicated(mesh)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
     zero1 = Zero1(shardings.params, tree_shardings(mesh, state.params)) if train.zero1 else None
-    step = step_function(objective, optimizer, train, zero1, first_step)
-    dropout_root = root_key(train.seed, "dropout")
-
-    def whole_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        state, pairs = step(state, batch, dropout_root)
-        return state, Metrics.of(pairs)
-
     return jax.jit(
-        whole_step,
+        _step_function(objective, optimizer, train, zero1, first_step),
         in_shardings=(shardings, rows),
         out_shardings=(shardings, whole),
         donate_argnums=0,
@@ -198,14 +183,10 @@ def _compiler_options(mesh: Mesh) -> dict[str, bool | str] | None:
     return _GPU_OPTIONS if mesh.devices.flat[0].platform == "gpu" else None
 
 
-def step_function(
-    objective: Objective,
-    optimizer: OptimizerConfig,
-    train: TrainConfig,
-    zero1: Zero1 | None = None,
-    first_step: int = 0,
-) -> StepFunction:
-    """Returns the step (state, batch, root key of dropout, scale of the learning rate = 1) -> (state, metrics).
+def _step_function(
+    objective: Objective, optimizer: OptimizerConfig, train: TrainConfig, zero1: Zero1 | None, first_step: int
+) -> TrainStep:
+    """Returns the step (state, batch) -> (state, metrics), not yet compiled.
 
     With `zero1` a step begins with an all-gather of the parameters, and reduce-scatters the gradients. The matrices of
     the layers are gathered in the compute dtype, in which they are multiplied.
@@ -213,10 +194,9 @@ def step_function(
     """
     transformation = make_optimizer(optimizer, train.num_steps, first_step)
     rate = learning_rate_at(optimizer, train.num_steps, first_step)
+    dropout_root = root_key(train.seed, "dropout")
 
-    def step(
-        state: TrainState, batch: Batch, dropout_root: jax.Array, rate_scale: float | jax.Array | None = None
-    ) -> tuple[TrainState, _Pairs]:
+    def whole_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         batch = objective.prepare(batch)
         denominators = objective.denominators(batch)
         step_key = jax.random.fold_in(dropout_root, state.step)
@@ -254,20 +234,17 @@ def step_function(
         if zero1 is not None:
             gradients = jax.lax.with_sharding_constraint(gradients, zero1.divided)
         updates, optimizer_state = transformation.update(gradients, state.optimizer, state.params)
-        learning_rate = rate(state.step)
-        if rate_scale is not None:  # updates are proportional to the learning rate
-            updates = jax.tree.map(lambda update: update * rate_scale, updates)
-            learning_rate *= rate_scale
         one = jnp.ones(())
         metrics |= batch_counts(batch)
         metrics |= {
             "loss": (loss, one),
             "grad_norm": (global_norm(gradients), one),
-            "learning_rate": (learning_rate, one),
+            "learning_rate": (rate(state.step), one),
         }
-        return TrainState(state.step + 1, apply_updates(state.params, updates), optimizer_state), metrics
+        new_state = TrainState(state.step + 1, apply_updates(state.params, updates), optimizer_state)
+        return new_state, Metrics.of(metrics)
 
-    return step
+    return whole_step
 
 
 def _gather(params: Params, shardings: PyTree, compute_dtype: str) -> Params:
