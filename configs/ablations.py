@@ -2,12 +2,12 @@
 """Ablations of BERT: Tables 5 and 8 of the paper, and later ones.
 
 Command:   python train.py --config=configs/ablations.py:no_nsp --config.data.path=DIR --workdir=DIR
-           (for another size than base, a comma: no_nsp,tiny)
+           (for a size other than base, add it after a comma: no_nsp,tiny)
 Data:      prepare_corpus --max_seq_length=128 --duplicates=10, with --next_sentence=sop for sop and otherwise nsp;
-           where there is no next sentence to learn, --next_sentence=none gives rows of running text
+           for ablations without next sentence prediction, --next_sentence=none gives rows of running text
 Hardware:  as configs/pretrain.py
 Expect:    Table 5, BERT-Base, dev MNLI-m and SQuAD F1: bert 84.4 and 88.5, no_nsp 83.9 and 87.9, ltr 82.1 and 77.8.
-           Table 8, dev MNLI of BERT-Base by what stands in the place of chosen tokens (mask / same / random):
+           Table 8, dev MNLI of BERT-Base by what replaces the chosen tokens (mask / same / random):
            mask_80_10_10 84.2, mask_100_0_0 84.3, mask_80_0_20 84.1, mask_80_20_0 84.4, mask_0_20_80 83.7,
            mask_0_0_100 83.6. Whole words, BERT-Large: SQuAD 1.1 F1 92.8 instead of 90.9 (Google's README).
            Our own curves of tiny models, by held-out loss alone, are in docs/results

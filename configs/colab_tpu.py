@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small BERT in an afternoon of Colab's TPU: four layers of width 512, bfloat16, 25.6 M sequences.
+"""A small BERT in an afternoon on Colab's TPU: four layers of width 512, bfloat16, 25.6 M sequences.
 
 Command:   python train.py --config=configs/colab_tpu.py --config.data.path=DIR --workdir=DIR
-           (a session that ends is no loss with --workdir on a mounted drive: the same command resumes)
+           (with --workdir on a mounted drive, the same command resumes the run after Colab disconnects)
 Data:      prepare_corpus --max_seq_length=128 --duplicates=5, of a gigabyte of text or more
 Hardware:  one TPU v5e or v6e chip, or a v2-8; all devices are used, and 256 rows divide over 1, 2, 4 or 8
-Hours:     about 1.2 x 10^10 FLOP a sequence (flops.py), so 3 x 10^17 in all: 1 hour at 40 % of a v5e's 197 TFLOP/s
-           if two cores can feed it. This is arithmetic, nobody has measured it yet
-Expect:    held-out loss below that of Google's L4_H512 after as many sequences; not run yet
+Hours:     about 1.2 x 10^10 FLOP per sequence (flops.py), so 3 x 10^17 in all: 1 hour at 40 % of a v5e's 197 TFLOP/s
+           if two cores can feed it. This is an estimate; nobody has measured it yet
+Expect:    held-out loss below that of Google's L4_H512 after the same number of sequences; not run yet
 Source:    the shape is Google's BERT-Small (Turc et al. 2019); rate, warm-up and betas follow MosaicBERT
            (Portes et al. 2023), without dropout because no sequence is seen often
 """

@@ -5,9 +5,9 @@ Command:   python train.py --config=configs/demo.py --workdir=runs/demo/pretrain
 Data:      prepare_corpus --input=python-docs --max_seq_length=64 --duplicates=5 --holdout_rate=0.05
 Hardware:  2 CPU cores, about 5 minutes
 Expect:    held-out MLM loss more than 1.2 nats below the unigram baseline
-Source:    tuned for this corpus of 0.4 M tokens (docs/results). A small corpus holds a model on the plateau of token
-           frequencies for long. What brings it off within minutes: matrices that start larger, as a hidden size of 128
-           needs; 30 % of the tokens masked, for more to learn from in each step; bias correction; no dropout.
+Source:    tuned for this corpus of 0.4 M tokens (docs/results). On a small corpus, a model stays long on the plateau of
+           token frequencies. It leaves it within minutes with larger initial matrices, as a hidden size of 128 needs;
+           30 % of the tokens masked, to learn more from each step; bias correction; and no dropout.
 """
 
 import dataclasses

@@ -3,15 +3,15 @@
 
 Command:   python finetune.py --config=configs/finetune.py:sst2 --config.init_checkpoint=PATH --config.data.path=DIR
            --workdir=DIR
-           (tasks: cola sst2 mrpc stsb qqp mnli qnli rte wnli, squad1 squad2, choice, ner, and for tables of your own
+           (tasks: cola sst2 mrpc stsb qqp mnli qnli rte wnli, squad1 squad2, choice, ner, and for your own tables
            classification and regression)
-Data:      GLUE's directories, SQuAD's files, CSV of SWAG, columns of CoNLL; tfds:glue/sst2 and the like
+Data:      GLUE directories, SQuAD files, SWAG as CSV, CoNLL column files; or tfds:glue/sst2 and similar names
 Hardware:  one GPU or Cloud TPU: minutes to an hour (paper, section 4); a small model on a CPU as well
 Expect:    BERT-Base, paper, Table 1 (test) and 2 (dev): CoLA 52.1, SST-2 93.5, MRPC 88.9, STS-B 85.8, QQP 71.2,
            MNLI 84.6/83.4, QNLI 90.5, RTE 66.4; SQuAD 1.1 80.8/88.5
 Source:    Devlin et al. 2018, section 4 and appendix A.3: batch 32, 3 epochs, 5e-5, 4e-5, 3e-5 or 2e-5, dropout 0.1,
            warm-up over 10 % of the steps; google-research/bert run_squad.py for windows of 384 by strides of 128. Where
-           the paper gives a range, this takes 5e-5 for SQuAD 1.1 and NER, and 2e-5 else: what is safe for Base.
+           the paper gives a range, this uses 5e-5 for SQuAD 1.1 and NER, and 2e-5 otherwise, which is safe for Base.
 """
 
 from ml_collections import ConfigDict

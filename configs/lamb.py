@@ -4,18 +4,18 @@
 Command:   python train.py --config=configs/lamb.py:large --config.data.path=DIR128 --config.phase2.path=DIR512
                --workdir=DIR
            (train.accumulate and phase2.accumulate divide a batch into microbatches of 1,024 and 256 rows: with 64
-           devices, 16 and 4 rows a device; choose so that a microbatch is a multiple of the devices and fits their
-           memory. The first phase alone: --config.phase2.num_steps=0)
+           devices, 16 and 4 rows per device; choose them so that a microbatch is a multiple of the number of devices
+           and fits in memory. To run only the first phase: --config.phase2.num_steps=0)
 Data:      prepare_corpus --max_seq_length=128 --duplicates=10, and the same with 512
-Hardware:  NVIDIA reports, in float16 with AMP, 580 sequences/s of 128 tokens for one A100-80 and 4,591 for eight of
-           them, 210 and 1,657 of 512: 461 M and 51 M sequences take 28 and 9 hours of eight. A step of eight is 14 s
-           in the first phase and 20 s in the second, so a checkpoint every 50 steps is one in a quarter of an hour
+Hardware:  NVIDIA reports, in float16 with AMP, 580 sequences/s of 128 tokens on one A100-80 and 4,591 on eight, and 210
+           and 1,657 of 512 tokens: 461 M and 51 M sequences take 28 and 9 hours on eight. A step on eight takes 14 s in
+           the first phase and 20 s in the second, so saving every 50 steps means once in about a quarter of an hour
 Expect:    a final training loss of 1.2437 on Wikipedia alone, and SQuAD 1.1 F1 90.96. No such run has been made with
            bert_jax yet
 Source:    You et al. 2019, arXiv 1904.00962; NVIDIA DeepLearningExamples, BERT for PyTorch, pretrain_config.sh:
-           7,038 steps, rate 6e-3, warm-up 28.43 %, then 1,563 steps, rate 4e-3, warm-up 12.8 %; the schedule starts
-           again, Adam's means are kept; decay by the square root, bias correction, weight decay 0.01 and no trust
-           ratio for parameters without decay. bfloat16 stands for their float16
+           7,038 steps, rate 6e-3, warm-up 28.43 %, then 1,563 steps, rate 4e-3, warm-up 12.8 %; the schedule
+           restarts, Adam's moments are kept; square-root decay, bias correction, weight decay 0.01 and no trust
+           ratio for parameters without weight decay. bfloat16 replaces their float16
 """
 
 import dataclasses

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MLPerf's BERT: BERT-Large goes on at 512 tokens from MLPerf's checkpoint, to a masked accuracy of 0.720.
+"""MLPerf's BERT: continues BERT-Large from MLPerf's checkpoint, at 512 tokens, to a masked accuracy of 0.720.
 
 Command:   python train.py --config=configs/mlperf.py --config.data.path=DIR --workdir=DIR
                --config.init_checkpoint=DIR
@@ -8,9 +8,9 @@ Command:   python train.py --config=configs/mlperf.py --config.data.path=DIR --w
 Data:      prepare_corpus --max_seq_length=512 --duplicates=10 --pack=3: about two sequences in a row, so 384 rows are
            NVIDIA's 768 sequences. MLPerf evaluates on 10,000 samples of its own
 Hardware:  8 H200 took NVIDIA 312.7 s (MLPerf 4.1, with TransformerEngine)
-Expect:    held-out mlm_accuracy of about 0.34 at the start and 0.720 at the end; NVIDIA's run got there after 2.40 M
-           sequences. MLPerf evaluates every 150,000 samples at this batch, which are 195 steps. Our held-out split is
-           another than MLPerf's, so that the two accuracies are alike and not the same. Not run yet
+Expect:    held-out mlm_accuracy of about 0.34 at the start and 0.720 at the end; NVIDIA's run reached it after 2.40 M
+           sequences. MLPerf evaluates every 150,000 samples at this batch, which are 195 steps. Our held-out split
+           differs from MLPerf's, so the two accuracies are similar but not the same. Not run yet
 Source:    mlcommons BERT reference: 512 tokens, 76 predictions, the target and the checkpoint. NVIDIA's submission to
            MLPerf 4.1, config_DGXH100_1x8x48x1_pack.sh: 48 rows for each of 8 GPUs, 2 sequences a row, at most 3,680
            steps, rate 9.6e-4 without warm-up, decayed linearly, betas 0.60466 and 0.85437, weight decay 0.1. Bias

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""BERT-Base in a day of one GPU: batches of 4,096, a high rate, more masks, no next sentence.
+"""BERT-Base in a day on one GPU: batches of 4,096, a high learning rate, more masks, no next sentence prediction.
 
 Command:   python train.py --config=configs/one_gpu_day.py --config.data.path=DIR --workdir=DIR
-           (out of memory: --config.train.accumulate=32; memory to spare: 8)
-Data:      prepare_corpus --max_seq_length=128 --next_sentence=none --duplicates=1 of ten gigabytes of text or more:
+           (if it runs out of memory: --config.train.accumulate=32; with memory to spare: 8)
+Data:      prepare_corpus --max_seq_length=128 --next_sentence=none --duplicates=1 on ten gigabytes of text or more:
            102 M sequences are 13 billion tokens, and masks are drawn anew in each pass
-Hardware:  one A100, H100 or H200; 7 x 10^10 FLOP a sequence (flops.py) are 7 x 10^18 in all, a day at 86 TFLOP/s:
-           28 % of an A100's peak. This is arithmetic, nobody has measured it yet
+Hardware:  one A100, H100 or H200; 7 x 10^10 FLOP per sequence (flops.py) are 7 x 10^18 in all, a day at 86 TFLOP/s:
+           28 % of an A100's peak. This is an estimate; nobody has measured it yet
 Expect:    MosaicBERT's own baseline, a BERT-Base with these settings on 286.72 M sequences of C4, reached GLUE 83.3 in
-           11.5 hours of eight A100; this is 36 % as many sequences. Not run yet
+           11.5 hours on eight A100; this recipe uses 36 % as many sequences. Not run yet
 Source:    Portes et al. 2023 (MosaicBERT): batch, rate, betas, 6 % warm-up, 30 % of the tokens masked, no next
            sentence; Izsak et al. 2021 (academic budget) for what a day can do. Their decay ends at 2 % of the rate,
            ours at 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The paper's pre-training for a model of any size: rows of one length, or with ",phases" 128 tokens and then 512.
+"""The paper's pre-training for a model of any size: rows of one length or, with ",phases", of 128 tokens and then 512.
 
 Command:   python train.py --config=configs/pretrain.py:base --config.data.path=DIR --workdir=DIR
            (sizes: tiny mini small medium base large, and L2_H128 ... L12_H768 for the 24 miniatures)
@@ -8,14 +8,14 @@ Command:   python train.py --config=configs/pretrain.py:base --config.data.path=
            or the second phase as a run of its own:
            python train.py --config=configs/pretrain.py:base,phase=2 --config.data.path=DIR512 --workdir=DIR2
                --config.init_checkpoint=DIR
-Data:      prepare_corpus --max_seq_length=128 --duplicates=10; of the second phase 512, with 80 predictions a row
+Data:      prepare_corpus --max_seq_length=128 --duplicates=10; for the second phase 512, with 80 predictions per row
 Hardware:  BERT-Base took 4 days on 4 Cloud TPUs (16 chips), BERT-Large 4 days on 16 (64 chips)
 Expect:    next sentence accuracy 97-98 %; held-out perplexity about 4 (Base), 3.2 (Large), Table 6
 Source:    Devlin et al. 2018, appendix A.2: 256 sequences, 1,000,000 steps, 90 % of them at 128 tokens, Adam
-           1e-4, warm-up 10,000 steps, linear decay, weight decay 0.01, dropout 0.1. The paper says nothing of a
-           second warm-up, so one decay goes through both phases. As a run of its own the second phase is the last
-           100,000 steps of that decay, 1e-5 to 0, after 1,000 steps of warm-up, because Adam's means start afresh; the
-           first is then to be stopped after step 900,000
+           1e-4, warm-up 10,000 steps, linear decay, weight decay 0.01, dropout 0.1. The paper mentions no second
+           warm-up, so one decay goes through both phases. As a run of its own, the second phase is the last 100,000
+           steps of that decay, 1e-5 to 0, after 1,000 steps of warm-up, because Adam's moments start at zero; in
+           that case, stop the first phase after step 900,000
 """
 
 import dataclasses

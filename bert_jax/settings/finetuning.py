@@ -98,8 +98,8 @@ class FinetuneDataConfig:
     path: str = ""  # another name for source
     batch_size: int = 32  # examples (squad: windows) of the global batch
     seed: int = 0  # random seed of the order of the examples
-    pack: str = "auto"  # several examples a row, in random batches: "on", "off", or "auto", where it takes fewer FLOPs
-    bucket: bool = True  # where batches are not packed: examples of similar length together, to save padding
+    pack: str = "auto"  # several examples per row, in random batches: "on", "off", or "auto" (if it takes fewer FLOPs)
+    bucket: bool = True  # if batches are not packed: group examples of similar length, to save padding
 
     def validate(self) -> None:
         check_numbers(self)
@@ -118,9 +118,9 @@ class FinetuneTrainConfig:
 
     num_epochs: float = 3.0
     accumulate: int = 1
-    hang_seconds: int = 3600  # end the run if no step, evaluation or save finishes for so many seconds; 0 disables
-    # steps that the host dispatches in one call, if their batches have the same shape, as packed ones have. Choose one
-    # that divides report.every_steps: around a report, an evaluation or a save, steps are dispatched one by one
+    hang_seconds: int = 3600  # end the run if no step, evaluation or save finishes for this many seconds; 0 disables
+    # steps that the host dispatches in one call, if their batches have the same shape, as packed ones do. Use a divisor
+    # of report.every_steps: around a report, an evaluation or a save, steps are dispatched one by one
     steps_per_call: int = 1
     seed: int = 0  # random seed of the new head's parameters and of dropout
 

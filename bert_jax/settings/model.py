@@ -53,12 +53,12 @@ class ModelConfig:
     # attention scores, and computes the same function without the kernel elsewhere.
     attention: str = "plain"
     # "plain" or "fused"; "fused" uses a kernel on NVIDIA GPUs (Ampere or newer) for dropout, residual connection and
-    # layer norm, and computes the same function without the kernel elsewhere. Its dropout has other bits than "plain".
-    # On a TPU it gains nothing.
+    # layer norm, and computes the same function without the kernel elsewhere. Its dropout draws other random bits than
+    # "plain". On a TPU it gains nothing.
     residual: str = "plain"
     remat: str = "none"  # what the backward pass recomputes: "none", "dots" (all but matmuls) or "full"
-    # Layers per iteration of the scan. All of them at once move fewer bytes than one by one, and compile longer.
-    # 0 is all, on a TPU up to 12 layers and on a GPU up to 24; beyond that, and with rematerialization, it is 1.
+    # Layers per iteration of the scan. Unrolling all layers moves fewer bytes, but takes longer to compile.
+    # 0 takes all, on a TPU up to 12 layers and on a GPU up to 24; for more, and with rematerialization, it takes 1.
     unroll: int = 0
     causal: bool = (
         False  # the paper's left-to-right model: a token sees only itself and earlier ones, and predicts the next

@@ -30,12 +30,12 @@ class DataConfig:
     path: str = ""
     batch_size: int = 256  # rows of the global batch
     seed: int = 0  # random seed of the order of the rows
-    verify: bool = True  # check the sha256 of every shard before the first step, or of each block when it is read
-    # "on" reads rows in blocks while the run trains, in an order made for that; "off" copies data behind a URL first;
-    # "auto" is "on" for data behind a URL that are larger than the cache (docs/decisions/0031-streaming.md)
+    verify: bool = True  # check the checksum of every shard before the first step, or of each block when it is read
+    # "on" reads rows in blocks during training, in an order made for streaming; "off" copies data behind a URL before
+    # training; "auto" is "on" for data behind a URL that are larger than the cache (docs/decisions/0031-streaming.md)
     stream: str = "auto"
-    streams: int = 256  # the most streams that the rows of a batch come from; no fewer than there will ever be processes
-    window_mb: float = 1024.0  # megabytes of rows that are shuffled together, of all streams
+    streams: int = 256  # maximum number of streams per batch; at least the number of processes that will ever be used
+    window_mb: float = 1024.0  # megabytes of rows that are shuffled together, over all streams
     cache_gb: float = 16.0  # gigabytes of the local disk that each process may use for streamed rows
 
     def validate(self) -> None:
@@ -64,7 +64,7 @@ class MaskingConfig:
     static: bool = False  # True gives a sequence the same mask in every epoch, as the paper's duplicates do
     whole_word: bool = False  # choose all tokens of a word or none; words that exceed the limit are skipped
     max_ngram: int = (
-        1  # longest run of masked words, with whole_word; runs of n words with chance proportional to 1 / n
+        1  # with whole_word: longest run of masked words; the probability of n words is proportional to 1 / n
     )
     seed: int = 0
 
@@ -110,9 +110,9 @@ class OptimizerConfig:
     weight_decay: float = 0.01
     clip_norm: float = 1.0  # largest norm of the gradient of the global batch; 0 disables clipping
     bias_correction: bool = False  # Adam's bias correction; Google's optimizer has none
-    trust_ratio_for: str = "decayed"  # parameters with LAMB's trust ratio: "decayed", those with weight decay, or "all"
+    trust_ratio_for: str = "decayed"  # parameters with LAMB's trust ratio: "decayed" (those with weight decay) or "all"
     state_dtype: str = "float32"  # "float32" or "bfloat16", the type of Adam's first moment; the second stays float32
-    layer_decay: float = 1.0  # each layer's rate is this times that of the one above; embeddings are below layer 0
+    layer_decay: float = 1.0  # ratio of a layer's learning rate to that of the one above; embeddings are below layer 0
     freeze_encoder: bool = False  # train only the heads
 
     def validate(self) -> None:
@@ -138,15 +138,15 @@ class TrainConfig:
     num_steps: int = 1_000_000
     accumulate: int = 1  # microbatches per step; the result equals that of the whole batch
     next_sentence: bool = True  # train the next sentence head, if the data have labels; False is the paper's "No NSP"
-    hang_seconds: int = 3600  # end the run if no step, evaluation or save finishes for so many seconds; 0 disables
-    # Divide the optimizer's state, its update and the parameters between steps over the "data" axis (ZeRO, stage 1).
+    hang_seconds: int = 3600  # end the run if no step, evaluation or save finishes for this many seconds; 0 disables
+    # Shard the optimizer's state, its update and, between steps, the parameters over the "data" axis (ZeRO, stage 1).
     zero1: bool = False
     seed: int = 0  # random seed of the initial parameters and of dropout
-    # steps that the host dispatches in one call, for models with a step shorter than the host's work for it. Choose one
-    # that divides report.every_steps: around a report, an evaluation or a save, steps are dispatched one by one
+    # steps that the host dispatches in one call, for models whose steps take less time than the host's work for them.
+    # Use a divisor of report.every_steps: around a report, an evaluation or a save, steps are dispatched one by one
     steps_per_call: int = 1
     compiled: str = (
-        ""  # a file of the compiled step, by plan --output=FILE; it is code, so trust its author; "" compiles
+        ""  # file of the compiled step, written by plan --output=FILE; it is code, so trust its author; "" compiles
     )
 
     def validate(self) -> None:
@@ -166,15 +166,15 @@ class Phase2Config:
     """A second phase after `train.num_steps`, and the settings that it changes (docs/decisions/0019-phases.md)."""
 
     num_steps: int = 0  # steps of this phase; 0 disables it, and the settings below are not used
-    path: str = ""  # its data, made by prepare_corpus; with the first phase's path it continues with the next rows
+    path: str = ""  # data made by prepare_corpus; if the path is the first phase's, this phase takes the next rows
     batch_size: int = 0  # rows of the global batch; 0 takes data.batch_size
     accumulate: int = 0  # microbatches per step; 0 takes train.accumulate
     max_predictions: int = 0  # predictions per sequence; 0 takes masking.max_predictions, if rows have the same length
     # "restart" has a warm-up and a decay of its own; "continue" uses the schedule of `optimizer` for both phases
     schedule: str = "restart"
-    learning_rate: float = 0.0  # learning rate at the start of its decay; 0 takes optimizer.learning_rate
+    learning_rate: float = 0.0  # learning rate at the start of this phase's decay; 0 takes optimizer.learning_rate
     warmup_steps: int = 0
-    warmup_rate: float = 0.0  # warm-up as a share of its steps, instead of warmup_steps, which must be 0 then
+    warmup_rate: float = 0.0  # warm-up as a share of this phase's steps, instead of warmup_steps, which must be 0 then
     keep_moments: bool = True  # keep the moments of Adam; False starts them at zero
 
     def validate(self) -> None:
@@ -200,7 +200,7 @@ class EvalConfig:
     """When to evaluate. Each evaluation uses the whole held-out split."""
 
     every_steps: int = 10_000  # steps between evaluations; 0 evaluates at the end only
-    batch_size: int = 0  # rows of the global evaluation batch; 0 takes those of a training microbatch
+    batch_size: int = 0  # rows of the global evaluation batch; 0 takes as many as in a training microbatch
 
     def rows(self, batch_size: int, accumulate: int) -> int:
         """Returns the rows of an evaluation batch; training splits `batch_size` rows into `accumulate` microbatches."""
@@ -219,8 +219,8 @@ class MeshConfig:
     data: int = -1  # devices that divide the rows and replicate the parameters
     fsdp: int = 1  # devices that divide both the rows and the parameters
     tensor: int = 1  # devices that divide the heads, the feed-forward blocks and the vocabulary
-    # number of slices joined by the data center network (DCN). The data axis is divided over slices, so this divides
-    # mesh.data. 0 reads it from the devices.
+    # number of slices joined by the data center network (DCN). The data axis is divided over slices, so mesh.data must
+    # be a multiple of this. 0 reads the number from the devices.
     dcn: int = 0
 
     def validate(self) -> None:
@@ -237,7 +237,7 @@ class CheckpointConfig:
 
     every_steps: int = 1_000  # steps between saves; 0 saves at the end only
     keep_last: int = 2
-    keep_best: int = 1  # number of checkpoints kept for their held-out loss, besides the last ones; 0 disables
+    keep_best: int = 1  # number of checkpoints kept for the best held-out loss, besides the last ones; 0 disables
     keep_every: int = 0  # steps between revisions: parameters only, from step 0 on, never deleted; 0 disables
 
     def validate(self) -> None:

@@ -6,12 +6,12 @@
     python -m bert_jax.tools.build_vocab --input=ja.txt.gz --output=ja --vocab_size=8000 --kind=sentencepiece --cased
 
 Writes vocab.txt (WordPiece) or spiece.model (SentencePiece) and tokenizer_config.json into the output directory. It
-takes under 1 GB of memory, however long the text: SentencePiece learns from a random sample of its lines, of
---sample_megabytes at most, and needs about 20 times as much.
+needs about 1 GB of memory, however long the text is. SentencePiece learns from a random sample of the lines, at most
+--sample_megabytes, and needs about 20 times that much memory.
 
-WordPiece is BERT's and suits text whose words are parted by blanks; a Japanese or Thai "word" is all that stands
-between two of them. SentencePiece takes text as it comes. --character_coverage=0.9995 leaves the rarest characters of a
-large script to [UNK]; 1 is better for an alphabet.
+WordPiece is BERT's algorithm and suits text with spaces between words; in Japanese or Thai, a "word" would be all the
+text between two spaces. SentencePiece does not need spaces. --character_coverage=0.9995 maps the rarest characters of
+a large script to [UNK]; 1 is better for an alphabet.
 """
 
 import time
@@ -35,22 +35,22 @@ _INPUT = flags.DEFINE_string(
 )
 _TEXT_COLUMN = define_text_column()
 _OUTPUT = flags.DEFINE_string("output", "", "Directory to write the vocabulary and tokenizer_config.json into.")
-_KIND = flags.DEFINE_enum("kind", WordPiece.kind, [WordPiece.kind, SentencePieces.kind], "What to learn.")
-_VOCAB_SIZE = flags.DEFINE_integer("vocab_size", 30522, "Tokens in the vocabulary, special and unused ones included.")
+_KIND = flags.DEFINE_enum("kind", WordPiece.kind, [WordPiece.kind, SentencePieces.kind], "Kind of vocabulary to learn.")
+_VOCAB_SIZE = flags.DEFINE_integer("vocab_size", 30522, "Tokens in the vocabulary, including special and unused ones.")
 _CASED = flags.DEFINE_boolean("cased", False, "Keep capital letters and accents; otherwise text is lower-cased.")
 _STRIP_ACCENTS = flags.DEFINE_boolean(
-    "strip_accents", None, "Whether to drop accents; default: unless --cased; with SentencePiece they stay."
+    "strip_accents", None, "Whether to strip accents; by default, only WordPiece without --cased strips them."
 )
-_UNUSED = flags.DEFINE_integer("unused", 0, "Places [unused0].. to reserve; 994 gives Google's layout.", lower_bound=0)
+_UNUSED = flags.DEFINE_integer("unused", 0, "[unused0].. tokens to reserve; 994 gives Google's layout.", lower_bound=0)
 _ALPHABET_SIZE = flags.DEFINE_integer(
-    "alphabet_size", 1000, "WordPiece: the most characters that get tokens; words with others are [UNK].", lower_bound=1
+    "alphabet_size", 1000, "WordPiece: maximum characters in the alphabet; words with others are [UNK].", lower_bound=1
 )
-_MODEL_TYPE = flags.DEFINE_enum("model_type", "unigram", ["unigram", "bpe"], "SentencePiece: the kind of its model.")
+_MODEL_TYPE = flags.DEFINE_enum("model_type", "unigram", ["unigram", "bpe"], "SentencePiece: type of the model.")
 _COVERAGE = flags.DEFINE_float(
-    "character_coverage", 0.9995, "SentencePiece: the share of the text's characters that get pieces.", 0.98, 1.0
+    "character_coverage", 0.9995, "SentencePiece: share of the text's characters that the vocabulary covers.", 0.98, 1.0
 )
 _SAMPLE = flags.DEFINE_integer(
-    "sample_megabytes", 40, "SentencePiece: the most text to learn from, of lines chosen by chance.", 1, 2000
+    "sample_megabytes", 40, "SentencePiece: maximum megabytes of text to learn from, in randomly chosen lines.", 1, 2000
 )
 _OVERWRITE = flags.DEFINE_boolean("overwrite", False, "Replace a different vocabulary in the output directory.")
 

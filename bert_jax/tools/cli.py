@@ -117,14 +117,14 @@ def define_cluster_flags() -> Callable[[], contextlib.AbstractContextManager[Non
         "distributed",
         "auto",
         ["auto", "on", "off"],
-        "whether several processes run this command; auto asks schedulers",
+        "whether several processes run this command; auto detects it from the scheduler or the TPU VM",
     )
     coordinator = flags.DEFINE_string("coordinator", "", "HOST:PORT of the first process, if there is no scheduler")
     num_processes = flags.DEFINE_integer("num_processes", 0, "number of processes that run this command")
-    process_id = flags.DEFINE_integer("process_id", -1, "number of this process, from 0")
+    process_id = flags.DEFINE_integer("process_id", -1, "index of this process, counted from 0")
     join_seconds = flags.DEFINE_integer("join_seconds", 60, "seconds that processes wait for each other at the start")
     lost_seconds = flags.DEFINE_integer(
-        "lost_seconds", 60, "seconds without a sign of life of a process after which the others end the job"
+        "lost_seconds", 60, "seconds without a heartbeat from one process after which the others end the job"
     )
 
     def join() -> contextlib.AbstractContextManager[None]:

@@ -3,7 +3,7 @@
 
 python -m bert_jax.tools.compare_runs --workdirs=DIR,DIR
 
-For a work directory of a grid of seeds or learning rates it shows the mean, the worst and the best of its runs.
+If a work directory holds a grid of seeds or learning rates, the mean, the worst and the best of its runs are shown.
 """
 
 import statistics

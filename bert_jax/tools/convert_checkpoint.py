@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-r"""Converts a BERT between formats: ours, Hugging Face's, Google's TensorFlow 1.
+r"""Converts a BERT between the formats of bert_jax, Hugging Face and Google (TensorFlow 1).
 
     python -m bert_jax.tools.convert_checkpoint --input=PATH --output=DIR --to=bert_jax|hf|tf1 [--verify]
 
-PATH is a work directory of train.py or a model exported from one; a directory as transformers writes it, or
-hf://ORG/NAME; a directory with Google's bert_config.json, vocab.txt and bert_model.ckpt.*, or the checkpoint in it.
+PATH is a work directory of train.py, or a model exported from one; a directory written by transformers, or
+hf://ORG/NAME; or a directory with Google's bert_config.json, vocab.txt and bert_model.ckpt.*, or the checkpoint in it.
 The format is recognised from the files. Neither PyTorch nor TensorFlow is needed.
 
     python -m bert_jax.tools.convert_checkpoint --input=hf://google-bert/bert-base-uncased --output=base --to=bert_jax
     python -m bert_jax.tools.convert_checkpoint --input=uncased_L-12_H-768_A-12 --output=base --to=bert_jax
     python -m bert_jax.tools.convert_checkpoint --input=runs/base --output=for_transformers --to=hf --verify
 
---output=hf://ORG/NAME uploads to the Hugging Face hub, into --revision=BRANCH if given. The token is that of
-`hf auth login`, or HF_TOKEN. The model card, README.md, is made of the records of the run.
+--output=hf://ORG/NAME uploads to the Hugging Face hub, to the branch --revision=BRANCH if given. The access token is
+that of `hf auth login`, or HF_TOKEN. The model card, README.md, is made from the records of the run.
 
     python -m bert_jax.tools.convert_checkpoint --input=runs/base@20000 --output=hf://ORG/NAME --revision=step20000
 """
@@ -31,16 +31,16 @@ from bert_jax.tools import cli
 
 _INPUT = flags.DEFINE_string("input", None, "The model to convert; its format is recognised.", required=True)
 _OUTPUT = flags.DEFINE_string(
-    "output", None, "Directory to make; must not exist. hf://ORG/NAME uploads to the hub.", required=True
+    "output", None, "Directory to create; it must not exist. hf://ORG/NAME uploads to the hub.", required=True
 )
-_TO = flags.DEFINE_enum("to", None, ["bert_jax", "hf", "tf1"], "The format of the output; hf for the hub.")
-_REVISION = flags.DEFINE_string("revision", "", "Branch of the hub's repository, created if missing; empty is main.")
+_TO = flags.DEFINE_enum("to", None, ["bert_jax", "hf", "tf1"], "The format of the output; the hub takes hf.")
+_REVISION = flags.DEFINE_string("revision", "", "Branch of the hub's repository, created if missing; empty means main.")
 _PRIVATE = flags.DEFINE_boolean("private", True, "Whether a repository that is created on the hub is private.")
-_VERIFY = flags.DEFINE_boolean("verify", False, "Read the output again and compare what the two compute.")
+_VERIFY = flags.DEFINE_boolean("verify", False, "Load the output and compare its results with the input's.")
 _ACTIVATION = flags.DEFINE_enum(
     "activation", "", ["", "gelu_exact", "gelu_tanh"],
-    "The GELU that the model was trained with, where the source is wrong about it: Google's configurations say gelu "
-    "both for erf (before 2019-02-07) and for the tanh form.",
+    "The GELU that the model was trained with, if the source names the wrong one: Google's configurations say gelu "
+    "both for the erf form (before 2019-02-07) and for the tanh form.",
 )  # fmt: skip
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@
     python -m bert_jax.tools.evaluate --checkpoint=DIR --input='text/*.txt'
 
 Prints one JSON object: loss, perplexity and accuracy of masked language modelling, with the same masks for every model;
-the same of next sentence prediction, if data and model have it; bits per byte of text. For a causal model, loss,
-perplexity and accuracy of the next token. All devices of this process are used.
+the same metrics of next sentence prediction, if data and model have it; and bits per byte of text. For a causal model,
+they are loss, perplexity and accuracy of the next token. All devices of this process are used.
 """
 
 import dataclasses
@@ -23,19 +23,19 @@ from bert_jax.tools import cli
 
 CHECKPOINT = flags.DEFINE_string("checkpoint", "", "a work directory, WORKDIR@STEP, or a model in any format")
 DATA = flags.DEFINE_string("data", "", "a directory made by prepare_corpus with the tokenizer of the model, or its URL")
-SPLIT = flags.DEFINE_enum("split", "heldout", ["heldout", "train"], "which part of --data")
-INPUT = flags.DEFINE_string("input", "", "text in place of --data, as prepare_corpus takes it; all of it is read")
+SPLIT = flags.DEFINE_enum("split", "heldout", ["heldout", "train"], "split of --data to evaluate on")
+INPUT = flags.DEFINE_string("input", "", "text instead of --data, in any format of prepare_corpus; all of it is read")
 NEXT_SENTENCE = flags.DEFINE_enum(
-    "next_sentence", "nsp", ["nsp", "sop", "none"], "with --input: the task of sentence B"
+    "next_sentence", "nsp", ["nsp", "sop", "none"], "with --input: next sentence (nsp), sentence order (sop) or neither"
 )
 MAX_SEQ_LENGTH = flags.DEFINE_integer(
-    "max_seq_length", 0, "with --input: tokens of a row; 0 is 128 or the model's most"
+    "max_seq_length", 0, "with --input: tokens per row; 0 takes 128, or the model's maximum if smaller"
 )
 CACHE_GB = flags.DEFINE_float(
-    "cache_gb", 16.0, "with --data=URL: the most gigabytes of its rows on the local disk", lower_bound=0.0
+    "cache_gb", 16.0, "with --data=URL: maximum gigabytes of rows kept on the local disk", lower_bound=0.0
 )
-DTYPE = flags.DEFINE_enum("compute_dtype", "", ["", "float32", "bfloat16"], "to compute in; the model's own if empty")
-OUTPUT = flags.DEFINE_string("output", "", "a file for the same JSON")
+DTYPE = flags.DEFINE_enum("compute_dtype", "", ["", "float32", "bfloat16"], "computation dtype; empty is the model's")
+OUTPUT = flags.DEFINE_string("output", "", "file to write the same JSON to")
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from bert_jax.tools import cli
 
 CHECKPOINT = flags.DEFINE_string("checkpoint", "", "a work directory, or a model in any format")
 OUTPUT = flags.DEFINE_string("output", "", "the directory to write; it must not exist")
-PLATFORMS = flags.DEFINE_list("platforms", ["cpu", "cuda", "tpu"], "platforms that it will run on")
+PLATFORMS = flags.DEFINE_list("platforms", ["cpu", "cuda", "tpu"], "platforms that the exported model will run on")
 
 
 def main() -> None:

@@ -3,7 +3,7 @@
 
     python -m bert_jax.tools.export_params --checkpoint=runs/base --output=bert-base
 
---checkpoint is a work directory of train.py, finished or not: its newest whole checkpoint is taken.
+--checkpoint is a work directory of train.py. The run need not be finished: its newest complete checkpoint is used.
 """
 
 from absl import flags
@@ -13,7 +13,7 @@ from bert_jax.storage.places import is_taken, to_place
 from bert_jax.tools import cli
 
 _CHECKPOINT = flags.DEFINE_string("checkpoint", None, "A work directory of train.py.", required=True)
-_OUTPUT = flags.DEFINE_string("output", None, "Directory to make; must not exist.", required=True)
+_OUTPUT = flags.DEFINE_string("output", None, "Directory to create; it must not exist.", required=True)
 
 
 def main() -> None:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A data set to TFRecords of pre-training examples, as run_pretraining.py of google-research/bert reads them.
+"""Exports a data set as TFRecords of pre-training examples, as run_pretraining.py of google-research/bert reads them.
 
     python -m bert_jax.tools.export_tfrecords --data=data128 --output=examples --epochs=5 --num_files=10
 
-Order and masks are those that training draws with this seed as data.seed and masking.seed, for the given number of
-epochs, whose examples are dealt to the files in turn. Masks that are in the data set are written as they are. The
+The order and the masks are those of training with --seed as data.seed and masking.seed, for the given number of epochs.
+Examples are distributed over the files in turn. Masks that are in the data set already are written unchanged. The
 vocabulary is written beside the files.
 """
 
@@ -31,18 +31,18 @@ _DEFAULTS = MaskingConfig()
 _ROWS_AT_ONCE = 1024
 
 _DATA = flags.DEFINE_string("data", None, "Directory of a data set.", required=True)
-_OUTPUT = flags.DEFINE_string("output", None, "Directory to make.", required=True)
-_SPLIT = flags.DEFINE_enum("split", "train", ("train", "heldout"), "Which rows.")
-_EPOCHS = flags.DEFINE_integer("epochs", 1, "How often each row is written, each time with another mask.")
-_NUM_FILES = flags.DEFINE_integer("num_files", 1, "Files to write.")
+_OUTPUT = flags.DEFINE_string("output", None, "Directory to create.", required=True)
+_SPLIT = flags.DEFINE_enum("split", "train", ("train", "heldout"), "Split of the data set to export.")
+_EPOCHS = flags.DEFINE_integer("epochs", 1, "Number of times that each row is written, each time with a new mask.")
+_NUM_FILES = flags.DEFINE_integer("num_files", 1, "Number of files to write.")
 _MASKING = [
     flags.DEFINE_float("rate", _DEFAULTS.rate, "Share of the tokens to predict."),
-    flags.DEFINE_integer("max_predictions", _DEFAULTS.max_predictions, "Places for predictions in an example."),
+    flags.DEFINE_integer("max_predictions", _DEFAULTS.max_predictions, "Maximum number of predictions per example."),
     flags.DEFINE_float("mask_rate", _DEFAULTS.mask_rate, "Share of the predicted tokens that become [MASK]."),
-    flags.DEFINE_float("random_rate", _DEFAULTS.random_rate, "Share of them that become a random token."),
+    flags.DEFINE_float("random_rate", _DEFAULTS.random_rate, "Share of predicted tokens that become a random token."),
     flags.DEFINE_bool("whole_word", _DEFAULTS.whole_word, "Mask whole words."),
-    flags.DEFINE_integer("max_ngram", _DEFAULTS.max_ngram, "With whole_word: runs of up to this many words."),
-    flags.DEFINE_integer("seed", _DEFAULTS.seed, "Of the masks and of the order."),
+    flags.DEFINE_integer("max_ngram", _DEFAULTS.max_ngram, "With --whole_word: mask runs of up to this many words."),
+    flags.DEFINE_integer("seed", _DEFAULTS.seed, "Random seed of the masks and of the order."),
 ]
 
 

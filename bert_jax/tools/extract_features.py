@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the encoder's vectors of every line of the input.
+"""Writes the encoder's vectors for every line of the input.
 
 python -m bert_jax.tools.extract_features --checkpoint=DIR --input=FILE --output=FILE.jsonl --layers=-1,-2,-3,-4
 
-Output that ends in .npz holds arrays: `vectors` [layers, all tokens, H], `starts` (where each text's tokens begin, and
-the end), `tokens`; with --pooling, `embeddings` [texts, H]. Any other is JSON lines as Google's extract_features.py
-writes them. A line is a text, or a pair with " ||| " between.
+An output file that ends in .npz holds arrays: `vectors` [layers, all tokens, H], `starts` (where each text's tokens
+begin, and where the last ones end) and `tokens`; with --pooling, `embeddings` [texts, H]. Any other file holds JSON
+lines as Google's extract_features.py writes them. An input line is a text, or two texts separated by " ||| ".
 """
 
 import itertools
@@ -30,12 +30,14 @@ if TYPE_CHECKING:
     from bert_jax.inference.features import TokenFeatures
 
 CHECKPOINT = flags.DEFINE_string("checkpoint", "", "a work directory, or a model in any format")
-INPUT = flags.DEFINE_string("input", "", "a file with a text a line; - is standard input")
-OUTPUT = flags.DEFINE_string("output", "", "where the vectors go: .npz, or JSON lines")
-LAYERS = flags.DEFINE_string("layers", "-1,-2,-3,-4", "which layers; 0 is the embeddings, -1 the last layer")
-POOLING = flags.DEFINE_enum("pooling", "none", ["none", "mean", "cls"], "one vector a text, of the first layer named")
+INPUT = flags.DEFINE_string("input", "", "file with one text per line; - is standard input")
+OUTPUT = flags.DEFINE_string("output", "", "file to write the vectors to: .npz, or JSON lines")
+LAYERS = flags.DEFINE_string("layers", "-1,-2,-3,-4", "layers to extract; 0 is the embeddings, -1 the last layer")
+POOLING = flags.DEFINE_enum(
+    "pooling", "none", ["none", "mean", "cls"], "how to make one vector per text, from the first of --layers"
+)
 MAX_SEQ_LENGTH = flags.DEFINE_integer(
-    "max_seq_length", 0, "tokens of a text; what is longer is cut; 0 is 128, or all the model can"
+    "max_seq_length", 0, "maximum tokens per text; longer texts are cut; 0 takes 128, or the model's maximum if smaller"
 )
 
 

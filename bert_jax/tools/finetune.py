@@ -3,9 +3,9 @@
 
     bert_jax finetune --config=finetune:sst2 --config.init_checkpoint=PATH --config.data.path=DIR --workdir=DIR
 
---config is a recipe. Every setting of it is a flag: --config.optimizer.learning_rate=3e-5. The same command resumes a
-run that was stopped. The model of the best evaluation is left in the work directory, with its scores and predictions.
---helpfull lists the flags of several processes too.
+--config names a recipe. Each of its settings is a flag too, as in --config.optimizer.learning_rate=3e-5. The same
+command resumes a run that was stopped. The model of the best evaluation is kept in the work directory, with its scores
+and predictions. --helpfull also lists the flags for running several processes.
 """
 
 from absl import flags
@@ -18,7 +18,7 @@ from bert_jax.storage.places import to_place
 from bert_jax.tools import cli, recipes
 
 CONFIG = config_flags.DEFINE_config_file("config", None, recipes.HELP)
-WORKDIR = flags.DEFINE_string("workdir", "", "where checkpoints, metrics and the trained model go; resumes if used")
+WORKDIR = flags.DEFINE_string("workdir", "", "directory for checkpoints, metrics and the model; a run in it resumes")
 JOIN = cli.define_cluster_flags()
 
 

@@ -4,11 +4,11 @@ r"""Adds words or positions to a trained model, for further pre-training.
     python -m bert_jax.tools.grow_model --checkpoint=DIR --output=DIR --add_tokens=FILE [--use_unused]
     python -m bert_jax.tools.grow_model --checkpoint=DIR --output=DIR --max_positions=1024
 
-A new word starts as the mean of the pieces that it was split into, a new position as a copy of an old one. All other
-parameters stay the same. FILE has one word per line.
+A new word starts as the mean of the pieces that it was split into. A new position starts as a copy of an old one. All
+other parameters stay the same. FILE has one word per line.
 
-Further pre-training on text of another field, such as medicine, takes four commands (train.py must be given the shape
-of the model that it starts from, here that of base):
+Further pre-training on text of another field, such as medicine, takes four commands. Give train.py the shape of the
+model that it starts from, here that of base:
 
     python -m bert_jax.tools.grow_model --checkpoint=runs/base --output=medbase --add_tokens=medical_words.txt
     python -m bert_jax.tools.prepare_corpus --input='medical/*.txt.gz' --tokenizer=medbase/tokenizer --output=meddata
@@ -27,10 +27,10 @@ from bert_jax.tools import cli
 _CHECKPOINT = flags.DEFINE_string(
     "checkpoint", None, "A work directory of train.py, or an exported model.", required=True
 )
-_OUTPUT = flags.DEFINE_string("output", None, "Directory to make; must not exist.", required=True)
-_ADD_TOKENS = flags.DEFINE_string("add_tokens", "", "File of words to add, one a line, as the tokenizer writes them.")
-_USE_UNUSED = flags.DEFINE_boolean("use_unused", False, "Put the words in the places of [unused..] tokens.")
-_MAX_POSITIONS = flags.DEFINE_integer("max_positions", 0, "Positions to grow to; 0 leaves them.", lower_bound=0)
+_OUTPUT = flags.DEFINE_string("output", None, "Directory to create; it must not exist.", required=True)
+_ADD_TOKENS = flags.DEFINE_string("add_tokens", "", "File of new words, one per line, as the tokenizer writes them.")
+_USE_UNUSED = flags.DEFINE_boolean("use_unused", False, "Replace [unused..] tokens with the new words.")
+_MAX_POSITIONS = flags.DEFINE_integer("max_positions", 0, "New number of positions; 0 adds none.", lower_bound=0)
 
 
 def main() -> None:

@@ -3,9 +3,9 @@
 
     python -m bert_jax.tools.import_tfrecords --input='examples/*.tfrecord' --tokenizer=vocab.txt --output=data128
 
-The files are those of create_pretraining_data.py of google-research/bert, plain, gzip or zstd. With --masks=keep the
-model is trained on the masks in them, the same in every epoch; --masks=redraw puts the words back, and training draws
-new masks as it does for text. A run that was stopped continues when the same command is given again.
+The files are made by create_pretraining_data.py of google-research/bert: plain, gzip or zstd. With --masks=keep,
+training uses the masks in the files, the same in every epoch. With --masks=redraw, the original words are restored, and
+training draws new masks as it does for text. To continue a run that was stopped, give the same command again.
 """
 
 from absl import flags
@@ -16,9 +16,9 @@ from bert_jax.tools import cli
 _INPUT = flags.DEFINE_string("input", None, "Files or quoted globs, separated by commas.", required=True)
 _HELDOUT_INPUT = flags.DEFINE_string("heldout_input", "", "Files of the held-out split; empty for none.")
 _TOKENIZER = flags.DEFINE_string("tokenizer", None, "The examples' vocabulary file, or its directory.", required=True)
-_OUTPUT = flags.DEFINE_string("output", None, "Directory to make.", required=True)
-_MASKS = flags.DEFINE_enum("masks", "keep", MASKS, "Whether to keep the examples' masks or to draw others in training.")
-_WORKERS = flags.DEFINE_integer("workers", 0, "Processes; 0 is all cores.")
+_OUTPUT = flags.DEFINE_string("output", None, "Directory to create.", required=True)
+_MASKS = flags.DEFINE_enum("masks", "keep", MASKS, "Keep the masks of the examples, or draw new ones in training.")
+_WORKERS = flags.DEFINE_integer("workers", 0, "Number of processes; 0 uses all cores.")
 
 
 def main() -> None:

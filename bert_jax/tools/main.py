@@ -12,11 +12,11 @@ from collections.abc import Sequence
 COMMANDS = {
     "Prepare text": {
         "build_vocab": "learn a vocabulary from text",
-        "prepare_corpus": "text to a data set for pre-training",
-        "prepare_beam": "the same on many machines, by Apache Beam",
-        "pack_dataset": "several sequences in a row, for less padding",
-        "import_tfrecords": "a data set of Google's pre-training TFRecords",
-        "export_tfrecords": "TFRecords of a data set, for Google's code",
+        "prepare_corpus": "convert text to a data set for pre-training",
+        "prepare_beam": "the same on many machines, with Apache Beam",
+        "pack_dataset": "put several sequences in a row, to save padding",
+        "import_tfrecords": "make a data set from Google's TFRecords",
+        "export_tfrecords": "write a data set as TFRecords for Google's code",
     },
     "Train": {
         "train": "pre-train a BERT",
@@ -27,8 +27,8 @@ COMMANDS = {
     },
     "Use a model": {
         "predict": "fill in [MASK], or do the task that was learnt",
-        "extract_features": "vectors of tokens and of texts",
-        "score_sentences": "how likely sentences are; minimal pairs",
+        "extract_features": "write vectors of tokens and of texts",
+        "score_sentences": "score how likely sentences are, or minimal pairs",
     },
     "Measure a model": {
         "evaluate": "loss and accuracy of a checkpoint on held-out text",

@@ -13,7 +13,7 @@ from bert_jax.storage.places import to_place
 from bert_jax.tasks.docs_task import AREAS, make_docs_task
 from bert_jax.tools import cli
 
-OUTPUT = flags.DEFINE_string("output", "", "the directory to write; if it is there, it stays as it is")
+OUTPUT = flags.DEFINE_string("output", "", "the directory to write; a task that is already there is kept")
 
 
 def main() -> None:

@@ -3,9 +3,9 @@
 
     python -m bert_jax.tools.pack_dataset --data=data512 --output=packed512 --max_per_row=3
 
-Rows may become longer: --row_length=512 packs sequences of up to 128 tokens four and more to a row. Sequences keep
+Rows may become longer: with --row_length=512, four or more sequences of up to 128 tokens fit in a row. Sequences keep
 their numbers, and so their masks; they do not attend to each other. `prepare_corpus --pack=3` gives the same rows in
-one go. A run that was stopped continues when the same command is given again.
+one step. To continue a run that was stopped, give the same command again.
 """
 
 from absl import flags
@@ -13,12 +13,12 @@ from absl import flags
 from bert_jax.data.packed_dataset import pack_dataset
 from bert_jax.tools import cli
 
-_DATA = flags.DEFINE_string("data", None, "A data set of prepare_corpus, or its URL.", required=True)
-_OUTPUT = flags.DEFINE_string("output", None, "Directory to make.", required=True)
-_MAX_PER_ROW = flags.DEFINE_integer("max_per_row", 3, "The most sequences of a row.")
-_ROW_LENGTH = flags.DEFINE_integer("row_length", 0, "Tokens of a row; 0 is as many as in --data.")
-_SEED = flags.DEFINE_integer("seed", 0, "Another seed puts other sequences together.")
-_WORKERS = flags.DEFINE_integer("workers", 0, "Processes; 0 is all cores.")
+_DATA = flags.DEFINE_string("data", None, "A data set made by prepare_corpus, or its URL.", required=True)
+_OUTPUT = flags.DEFINE_string("output", None, "Directory to create.", required=True)
+_MAX_PER_ROW = flags.DEFINE_integer("max_per_row", 3, "Maximum number of sequences per row.")
+_ROW_LENGTH = flags.DEFINE_integer("row_length", 0, "Tokens per row; 0 keeps the row length of --data.")
+_SEED = flags.DEFINE_integer("seed", 0, "Random seed; it decides which sequences share a row.")
+_WORKERS = flags.DEFINE_integer("workers", 0, "Number of processes; 0 uses all cores.")
 
 
 def main() -> None:

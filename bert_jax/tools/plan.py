@@ -3,8 +3,8 @@
 
 python -m bert_jax.tools.plan --config=configs/pretrain.py:large,phase=2 --topology=v5e:16x16 --rows_per_chip=8
 
-The compiler of the device plans, which takes minutes: of TPUs libtpu (pip install 'bert_jax[tpu]'), of GPUs XLA's (pip
-install 'bert_jax[gpu-plan]'). Without the latter GPUs are planned by arithmetic, and the output says which.
+The compiler for the device makes the plan, in minutes: libtpu for TPUs (pip install 'bert_jax[tpu]'), XLA for GPUs (pip
+install 'bert_jax[gpu-plan]'). Without the latter, GPU plans are estimated by arithmetic; the output says which it is.
 """
 
 import dataclasses
@@ -27,19 +27,17 @@ if TYPE_CHECKING:
     from bert_jax.plan.planner import Plan
 
 CONFIG = config_flags.DEFINE_config_file("config", None, recipes.HELP)
-TOPOLOGY = flags.DEFINE_string("topology", "", "such as v5e:4x4, v4:4x4x8, v6e:16x16, h100:64; here for --output")
-ROW_LENGTH = flags.DEFINE_integer("row_length", 0, "tokens of a row; 0 derives them from masking.max_predictions")
-ROWS = flags.DEFINE_integer("rows_per_chip", 0, "rows of a chip in a step; 0 divides data.batch_size", lower_bound=0)
-VOCAB_SIZE = flags.DEFINE_integer(
-    "vocab_size", 30522, "size of the vocabulary if model.vocab_size is 0", lower_bound=10
+TOPOLOGY = flags.DEFINE_string(
+    "topology", "", "devices, such as v5e:4x4, v4:4x4x8, v6e:16x16, h100:64; with --output also here (this machine)"
 )
-PHASE = flags.DEFINE_integer(
-    "phase", 1, "the phase to plan, for a run of two phases such as configs/lamb.py", lower_bound=1
-)
+ROW_LENGTH = flags.DEFINE_integer("row_length", 0, "tokens per row; 0 derives them from masking.max_predictions")
+ROWS = flags.DEFINE_integer("rows_per_chip", 0, "rows per chip and step; 0 divides data.batch_size", lower_bound=0)
+VOCAB_SIZE = flags.DEFINE_integer("vocab_size", 30522, "vocabulary size if model.vocab_size is 0", lower_bound=10)
+PHASE = flags.DEFINE_integer("phase", 1, "phase to plan, if the run has two as in configs/lamb.py", lower_bound=1)
 SEARCH = flags.DEFINE_boolean("search", False, "find the fastest mesh and settings for data.batch_size")
-JSON = flags.DEFINE_string("json", "", "a file to write all figures to")
+JSON = flags.DEFINE_string("json", "", "file to write all figures to, as JSON")
 OUTPUT = flags.DEFINE_string(
-    "output", "", "a file for the compiled step, from which train.py starts by --config.train.compiled=FILE"
+    "output", "", "file to write the compiled step to; train.py loads it with --config.train.compiled=FILE"
 )
 
 HERE = "here"  # the devices of this machine, in place of a topology

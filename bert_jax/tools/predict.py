@@ -3,11 +3,11 @@
 
 python -m bert_jax.tools.predict --checkpoint=DIR --input=FILE|- --output=FILE|-
 
-A fine-tuned model does its task: it prints labels with probabilities, answers, or entities with their places. One that
-is only pre-trained fills in the blanks of texts with [MASK] in them.
+A fine-tuned model does its task: it prints labels with probabilities, answers, or entities with their positions. A
+model that is only pre-trained predicts the words for each [MASK] in a text.
 
-A line is a text; a pair of texts (a question and its context, two sentences) with a tab between; or JSON, an object
-with the names that the task's data have, or a list.
+A line is a text; two texts (a question and its context, or two sentences) separated by a tab; or JSON, either an object
+with the field names of the task's data, or a list.
 """
 
 import contextlib
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 
 CHECKPOINT = flags.DEFINE_string("checkpoint", "", "a work directory, or a model in any format")
-INPUT = flags.DEFINE_string("input", "-", "a file with an input a line; - is standard input")
-OUTPUT = flags.DEFINE_string("output", "-", "where predictions go; - is standard output")
+INPUT = flags.DEFINE_string("input", "-", "file with one input per line; - is standard input")
+OUTPUT = flags.DEFINE_string("output", "-", "file to write predictions to; - is standard output")
 FORMAT = flags.DEFINE_enum(
-    "format", "", ["", "text", "json"], "for people, or an object of JSON a line; json for files"
+    "format", "", ["", "text", "json"], "text for people, or a JSON object per line; empty is json for files, else text"
 )
 GUESSES = flags.DEFINE_integer("guesses", 5, "words to print for each [MASK]", lower_bound=1)
 

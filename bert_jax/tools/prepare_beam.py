@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-r"""Text to a data set for pre-training on many machines: what `prepare_corpus` makes, as an Apache Beam pipeline.
+r"""Prepares text as a data set for pre-training on many machines, as `prepare_corpus` does, with Apache Beam.
 
     pip install 'bert_jax[beam]'
     python -m bert_jax.tools.prepare_beam --input='text/*.txt.gz' --tokenizer=vocab --output=data128 \
@@ -9,9 +9,9 @@ r"""Text to a data set for pre-training on many machines: what `prepare_corpus` 
         --temp_location=gs://bucket/temp --sdk_container_image=IMAGE'
 
 The data set is byte for byte what `prepare_corpus` makes of the same text with the same options. The first command runs
-on this machine, which is for trying out: there Beam keeps all that moves between steps in memory. The second runs on
-Dataflow; Beam's options choose Flink and Spark too. Their workers need this package with the extra, so name an image
-that has both, and inputs and an output that all of them can reach.
+on this machine and is meant for trials: there, Beam keeps all data that moves between steps in memory. The second runs
+on Dataflow; Beam's options can choose Flink or Spark instead. Their workers need this package with the extra, so name
+an image that has both. All workers must be able to reach the inputs and the output.
 """
 
 import shlex
@@ -22,10 +22,10 @@ from bert_jax.errors import InputError
 from bert_jax.tools import cli
 from bert_jax.tools.prepare_flags import define_options, define_text_column
 
-_INPUT = flags.DEFINE_string("input", None, "Files, quoted globs, URLs or tfds:NAME, by commas.", required=True)
+_INPUT = flags.DEFINE_string("input", None, "Files, quoted globs, URLs, tfds:NAME, separated by commas.", required=True)
 _TOKENIZER = flags.DEFINE_string("tokenizer", None, "Directory of a tokenizer, or a vocabulary file.", required=True)
-_OUTPUT = flags.DEFINE_string("output", None, "Directory or URL to make; it must not exist.", required=True)
-_PIPELINE_OPTIONS = flags.DEFINE_string("pipeline_options", "", "Beam's own options in one string, --runner=... first.")
+_OUTPUT = flags.DEFINE_string("output", None, "Directory or URL to create; it must not exist.", required=True)
+_PIPELINE_OPTIONS = flags.DEFINE_string("pipeline_options", "", "Beam's options in one string, such as --runner=NAME.")
 _TEXT_COLUMN = define_text_column()
 _read_options = define_options()
 

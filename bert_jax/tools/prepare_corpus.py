@@ -3,12 +3,12 @@
 
     python -m bert_jax.tools.prepare_corpus --input='text/*.txt.gz' --tokenizer=vocab --output=data128
 
-Input are files of text (a sentence or a paragraph a line, blank lines between documents), JSON lines with a field
-"text", or WikiExtractor's output, plain or compressed by gzip or zstd, or Parquet with a column "text" (--text_column
+Input files are text (a sentence or a paragraph per line, blank lines between documents), JSON lines with a field
+"text", or WikiExtractor's output, plain or compressed by gzip or zstd; or Parquet with a column "text" (--text_column
 names another), here or behind a URL such as gs://bucket/*.gz or hf://datasets/ORG/NAME/*.parquet (the Hugging Face
-hub); prepared text data sets of TensorFlow Datasets, as tfds:NAME[:VERSION][:SPLIT[:FEATURE]]; or python-docs, the
-documentation inside Python. The output depends on the text and the options alone, not on --workers. A run that was
-stopped continues when the same command is given again. Where one machine is not enough: bert_jax.tools.prepare_beam.
+hub). tfds:NAME[:VERSION][:SPLIT[:FEATURE]] is a prepared text data set of TensorFlow Datasets, and python-docs is the
+documentation inside Python. The output depends only on the text and the options, not on --workers. The same command
+continues a run that was stopped. If one machine is not enough, use bert_jax.tools.prepare_beam.
 """
 
 from absl import flags
@@ -21,8 +21,8 @@ _INPUT = flags.DEFINE_string(
     "input", None, "Files, quoted globs, URLs, tfds:NAME or python-docs, separated by commas.", required=True
 )
 _TOKENIZER = flags.DEFINE_string("tokenizer", None, "Directory of a tokenizer, or a vocabulary file.", required=True)
-_OUTPUT = flags.DEFINE_string("output", None, "Directory to make.", required=True)
-_WORKERS = flags.DEFINE_integer("workers", 0, "Processes; 0 is all cores.")
+_OUTPUT = flags.DEFINE_string("output", None, "Directory to create.", required=True)
+_WORKERS = flags.DEFINE_integer("workers", 0, "Number of processes; 0 uses all cores.")
 _TEXT_COLUMN = define_text_column()
 _read_options = define_options()
 

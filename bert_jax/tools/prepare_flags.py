@@ -18,19 +18,19 @@ def define_options() -> Callable[[], PrepareOptions]:
     """Defines the flags of `PrepareOptions`; returns a function that reads them."""
     defaults = PrepareOptions()
     defined = [
-        flags.DEFINE_integer("max_seq_length", defaults.max_seq_length, "Tokens of a row, with [CLS] and [SEP]."),
-        flags.DEFINE_string("next_sentence", defaults.next_sentence, "Task of sentence B: nsp, sop or none."),
-        flags.DEFINE_integer("duplicates", defaults.duplicates, "Passes over the text, each cut into sequences anew."),
+        flags.DEFINE_integer("max_seq_length", defaults.max_seq_length, "Tokens per row, including [CLS] and [SEP]."),
+        flags.DEFINE_string(
+            "next_sentence", defaults.next_sentence, "Task of sentence B: nsp (next sentence), sop (order) or none."
+        ),
+        flags.DEFINE_integer("duplicates", defaults.duplicates, "Passes over the text, each cut into new sequences."),
         flags.DEFINE_float("short_seq_rate", defaults.short_seq_rate, "Share of documents cut into shorter sequences."),
         flags.DEFINE_float(
             "holdout_rate", defaults.holdout_rate, "Share of documents held out for evaluation; 0 holds out none."
         ),
-        flags.DEFINE_integer("shards", defaults.shards, "Files of the training split; 0 is one for every 16 M tokens."),
-        flags.DEFINE_integer(
-            "seed", defaults.seed, "Another seed holds out other documents and draws other sequences."
-        ),
+        flags.DEFINE_integer("shards", defaults.shards, "Files of the training split; 0 writes one per 16 M tokens."),
+        flags.DEFINE_integer("seed", defaults.seed, "Random seed of the held-out documents and of the sequences."),
         flags.DEFINE_string("language", defaults.language, "Language of the text, for the sentence splitter."),
-        flags.DEFINE_integer("pack", defaults.pack, "The most sequences of a row; 3 fills rows of 512, 1 packs none."),
+        flags.DEFINE_integer("pack", defaults.pack, "Maximum sequences per row; 3 fills rows of 512, 1 packs none."),
     ]
 
     def read() -> PrepareOptions:

@@ -19,7 +19,7 @@ Config = TypeVar("Config", PretrainConfig, FinetuneConfig)
 # What --help says of --config.
 HELP = (
     "a recipe of bert_jax, such as pretrain:base or finetune:mnli, or a Python file with get_config, such as "
-    "my/recipe.py; what follows a colon is its argument"
+    "my/recipe.py; the text after a colon is its argument"
 )
 
 

@@ -13,10 +13,10 @@ from bert_jax.errors import InputError
 from bert_jax.tools import cli
 
 TASK = flags.DEFINE_string("task", "", "squad1, squad2, glue:NAME (such as glue:sst2) or ner")
-DATA = flags.DEFINE_string("data", "", "the file with the right answers; of SQuAD a range of articles too, FILE[28:]")
+DATA = flags.DEFINE_string("data", "", "file with the correct answers; for SQuAD, FILE[28:] is a range of articles")
 PREDICTIONS = flags.DEFINE_string("predictions", "", "the file with the predictions, in the task's official format")
 ODDS = flags.DEFINE_string("na_prob_file", "", "squad2: null_odds.json, to find the best threshold")
-THRESHOLD = flags.DEFINE_float("na_prob_thresh", 1.0, "squad2: with --na_prob_file, no answer where the odds are above")
+THRESHOLD = flags.DEFINE_float("na_prob_thresh", 1.0, "squad2: with --na_prob_file, no answer if odds are above this")
 
 
 def main() -> None:

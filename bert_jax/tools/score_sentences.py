@@ -4,9 +4,9 @@
     python -m bert_jax.tools.score_sentences --checkpoint=DIR --input=FILE|-
     python -m bert_jax.tools.score_sentences --checkpoint=DIR --pairs=blimp.jsonl.gz --baselines=baselines.tsv
 
-A masked language model gives the pseudo-log-likelihood, in nats: each token is masked in turn ("original"), or with the
-rest of its word ("within_word_l2r"). A causal model gives the log-likelihood. Pairs are BLiMP's JSON lines, a file or a
-directory of Zorro's, or a table of good and bad sentences with tabs between.
+A masked language model gives the pseudo-log-likelihood, in nats: each token is masked in turn, alone ("original") or
+with the rest of its word ("within_word_l2r"). A causal model gives the log-likelihood. Pairs are JSON lines of BLiMP, a
+file or a directory of Zorro, or a table of good and bad sentences separated by tabs.
 """
 
 import contextlib
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
     from bert_jax.checkpoints.pretrained import Pretrained
 
 CHECKPOINT = flags.DEFINE_string("checkpoint", "", "a work directory, WORKDIR@STEP, or a model in any format")
-INPUT = flags.DEFINE_string("input", "-", "a file with a sentence a line; - is standard input")
-PAIRS = flags.DEFINE_string("pairs", "", "minimal pairs in place of sentences: a file, or Zorro's directory")
+INPUT = flags.DEFINE_string("input", "-", "file with one sentence per line; - is standard input")
+PAIRS = flags.DEFINE_string("pairs", "", "minimal pairs to score instead of --input: a file, or Zorro's directory")
 BASELINES = flags.DEFINE_string("baselines", "", "with --pairs: a table of published accuracies by paradigm")
-LIMIT = flags.DEFINE_integer("limit", 0, "with --pairs: the first so many of each paradigm; 0 is all", lower_bound=0)
+LIMIT = flags.DEFINE_integer("limit", 0, "with --pairs: take the first N of each paradigm; 0 takes all", lower_bound=0)
 METHOD = flags.DEFINE_enum(
-    "method", "", ["", "original", "within_word_l2r"], "of a masked language model; original if none is named"
+    "method", "", ["", "original", "within_word_l2r"], "scoring method of a masked language model; empty is original"
 )
-DTYPE = flags.DEFINE_enum("compute_dtype", "", ["", "float32", "bfloat16"], "to compute in; the model's own if empty")
-OUTPUT = flags.DEFINE_string("output", "", "where results go as JSON: of sentences a line each, of pairs one object")
+DTYPE = flags.DEFINE_enum("compute_dtype", "", ["", "float32", "bfloat16"], "computation dtype; empty is the model's")
+OUTPUT = flags.DEFINE_string("output", "", "JSON file for the results: one line per sentence, or one object for pairs")
 
 _SECONDS_BETWEEN_REPORTS = 20.0
 

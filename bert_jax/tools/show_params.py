@@ -3,8 +3,8 @@
 
     python -m bert_jax.tools.show_params --checkpoint=PATH
 
-PATH is anything that convert_checkpoint accepts. Parameters have our paths, with layers stacked on the leading axis;
-the norm is the root of the sum of squares.
+PATH is anything that convert_checkpoint accepts. Parameters have the paths of bert_jax, with layers stacked along the
+leading axis. The norm is the root of the sum of squares.
 """
 
 import sys
@@ -13,7 +13,7 @@ from absl import flags
 
 from bert_jax.tools import cli
 
-_CHECKPOINT = flags.DEFINE_string("checkpoint", None, "A model of any format.", required=True)
+_CHECKPOINT = flags.DEFINE_string("checkpoint", None, "A model in any format.", required=True)
 
 
 def main() -> None:
