@@ -26,7 +26,7 @@ DESCRIPTIONS = {
     "ModelConfig.type_vocab_size": "Number of token types: 2, for sentence A and sentence B.",
     "ModelConfig.hidden_dropout_rate": "Dropout rate of the embeddings and of the output of each half of a layer.",
     "ModelConfig.attention_dropout_rate": "Dropout rate of the attention probabilities.",
-    "ModelConfig.initializer_stddev": "Standard deviation of the initial parameters: a normal distribution, truncated at two.",
+    "ModelConfig.initializer_stddev": "Standard deviation of the initial parameters (a normal, truncated at two).",
     "ModelConfig.layer_norm_epsilon": "Added to the variance in layer norm.",
     "DataConfig.path": "A directory made by prepare_corpus, or its URL.",
     "MaskingConfig.seed": "Random seed of the masks.",
