@@ -77,6 +77,7 @@ MAIN_TASK_SEEDS = flags.DEFINE_integer(
     "main_task_seeds", 5, "of fine-tuning main and random, but for large tasks", lower_bound=1
 )
 FEATURE_TASK = flags.DEFINE_string("feature_task", "ner", "what Table 7's features are read for; empty leaves them out")
+FEATURE_EPOCHS = flags.DEFINE_float("feature_epochs", 12.0, "of the BiLSTM on features, which starts at random")
 PAIRS = flags.DEFINE_list("pairs", [], "minimal pairs as NAME=PATH or NAME=PATH=BASELINES")
 LIMIT = flags.DEFINE_integer("limit", 0, "pairs of each paradigm; 0 is all")
 REVISION_LIMIT = flags.DEFINE_integer("revision_limit", 0, "the same for revisions of the main model")
@@ -196,7 +197,8 @@ def task_jobs(
     for task in TASK_NAMES.value if tasks is None else tasks:
         workdir = directory / "tasks" / f"{task}{suffix}"
         settings = (f"--config.optimizer.learning_rate={TASK_RATE.value}", *more)
-        yield finetuning_job(task, start, workdir, 1 if task in LARGE else num_seeds, settings)
+        seeds, epochs = (1, LARGE_TASK_EPOCHS.value) if task in LARGE else (num_seeds, 0)
+        yield finetuning_job(task, start, workdir, seeds, epochs or TASK_EPOCHS.value, settings)
 
 
 def feature_jobs(directory: Path, start: str, features: Sequence[str]) -> Iterator[Job]:
@@ -208,13 +210,14 @@ def feature_jobs(directory: Path, start: str, features: Sequence[str]) -> Iterat
             "--config.optimizer.learning_rate=1e-3",
         )
         workdir = directory / "tasks" / f"{FEATURE_TASK.value}_{name}"
-        yield finetuning_job(FEATURE_TASK.value, start, workdir, TASK_SEEDS.value, settings)
+        yield finetuning_job(FEATURE_TASK.value, start, workdir, TASK_SEEDS.value, FEATURE_EPOCHS.value, settings)
 
 
-def finetuning_job(task: str, start: str, workdir: Path, num_seeds: int, settings: Sequence[str]) -> Job:
+def finetuning_job(
+    task: str, start: str, workdir: Path, num_seeds: int, num_epochs: float, settings: Sequence[str]
+) -> Job:
     """Returns a fine-tuning from several seeds, as a sweep."""
     place, own = TASKS[task]
-    num_epochs = (LARGE_TASK_EPOCHS.value if task in LARGE else 0) or TASK_EPOCHS.value
     source = place.format(TASK_DATA.value) if "{0}" in place else f"{TASK_DATA.value}/{place}"
     command = (
         *(sys.executable, "finetune.py", f"--config=configs/finetune.py:{task}", f"--workdir={workdir}"),
