@@ -129,7 +129,7 @@ def measure(work: Path, out: Path, stop: Stop, facts: dict[str, Any]) -> int:
         write_stage(out, _stage, units, facts, problems)
     record = write_stage(out, _stage, units, facts, problems)
     waiting = [name for name in record["waiting"] if not ONLY.value or name in ONLY.value]
-    print(f"stage {_stage}: {len(record['rows'])} finished, {len(problems)} failed, {len(waiting)} waiting: {out}")
+    print(f"stage {_stage}: {len(record['rows'])} rows, {len(problems)} failed, {len(waiting)} waiting: {out}")
     return STOPPED if waiting else 1 if record["failed"] else 0
 
 

@@ -27,6 +27,9 @@ from typing import Any
 from absl import flags
 
 from benchmarks.gpu_packing import MIB, PRETRAIN, ROOT, describe, get_wheels, pack, tree_bytes
+from benchmarks.gpu_stages import MAX_PER_ROW, REAL
+from bert_jax.data.packed_dataset import check_source
+from bert_jax.data.records import open_dataset
 from bert_jax.errors import InputError
 from bert_jax.storage.writing import new_directory, write_json
 from bert_jax.tools import cli
@@ -35,7 +38,9 @@ TEXTS = ("wikipedia_en/wiki_en-*.txt.gz", "books_en/*.txt.gz")  # below --data
 
 OUTPUT = flags.DEFINE_string("output", "gpu_kit", "the folder to make; one that was made before is replaced")
 DATA = flags.DEFINE_string("data", "", "a folder of data (see ITEMS); without it, Python's documentation is used")
-PREPARED = flags.DEFINE_string("pretrain", "", "a data set of prepare_corpus with a held-out split; made if not given")
+PREPARED = flags.DEFINE_string(
+    "pretrain", "", "a data set of prepare_corpus with a held-out split, not packed; made if not given"
+)
 VOCAB_SIZE = flags.DEFINE_integer("vocab_size", 8192, "tokens of the vocabulary that is made", lower_bound=100)
 LENGTH = flags.DEFINE_integer("length", 128, "tokens of the rows that are made", lower_bound=8)
 LIMIT = flags.DEFINE_float("limit_mib", 64.0, "largest size of kit and repository together, in MiB")
@@ -48,6 +53,8 @@ def main() -> None:
         raise InputError("--pretrain needs --data, the folder of minimal pairs and fine-tuning data beside it")
     if DATA.value and not Path(DATA.value).is_dir():
         raise InputError(f"--data={DATA.value} is no directory; give the folder that has the data")
+    if PREPARED.value:  # stage 1 packs it, far from here
+        check_source(open_dataset(PREPARED.value), PREPARED.value, REAL.packed_length, MAX_PER_ROW)
     with tempfile.TemporaryDirectory(prefix="bert_jax_kit_") as name, new_directory(Path(OUTPUT.value), is_kit) as kit:
         scratch = Path(name)
         get_wheels(kit / "wheels", Path(WHEEL_FOLDER.value) if WHEEL_FOLDER.value else None)

@@ -15,6 +15,7 @@ from bert_jax.settings.model import model_size
 
 BENCH, TESTS, PROFILE, ARCHIVE = "bench.json", "tests.xml", "profile.json", "profile.tar.xz"
 ATTENTIONS = ("plain", "fused")
+MAX_PER_ROW = 8  # sequences in a packed row
 # torch compiles for the attention that it meets first, so there is one compiled mode.
 PEERS = "eager:bfloat16:cudnn,eager:bfloat16:flash,eager:bfloat16,compile:bfloat16:cudnn"
 # Names of minimal pairs -> where they are in the kit's data, and their baselines.
@@ -130,7 +131,7 @@ def stage1(work: Path, scale: Scale) -> Iterator[Unit]:
     yield Unit(name, 0, work / name, (bench_job(work / name, flags),))
     packed = work.parent / f"packed{length}"
     pack = (sys.executable, "-m", "bert_jax.tools.pack_dataset", f"--data={data}", f"--output={packed}")
-    pack += ("--max_per_row=8", f"--row_length={length}")
+    pack += (f"--max_per_row={MAX_PER_ROW}", f"--row_length={length}")
     for attention in ATTENTIONS:
         name = f"{size}-{length}-packed-{attention}"
         flags = (*model_flags(scale, size, attention), f"--data={packed}", f"--batch_size={max(2, batch // 4)}")

@@ -20,6 +20,7 @@ import pytest
 from benchmarks import gpu_packing, gpu_records, pages
 from benchmarks import gpu_stages as stages
 from benchmarks import peer_workers as peers
+from bert_jax.data import packed_dataset
 from bert_jax.errors import InputError
 from bert_jax.settings.pretraining import PretrainConfig
 
@@ -119,6 +120,15 @@ def test_the_same_files_make_the_same_archive(kit, data, toy_data, tmp_path):
 def test_a_kit_that_is_too_large_is_refused(data, toy_data, tmp_path):
     with pytest.raises(InputError, match=r"needs 0\.\d MiB, 0\.\d of them for pre-training data, and 0\.0 are left"):
         make_kit(tmp_path / "kit", data, toy_data, room=100)
+
+
+def test_packed_data_are_refused(repository, data, toy_data, tmp_path):
+    packed_dataset.pack_dataset(str(toy_data), str(tmp_path / "packed"), max_per_row=2)
+    command = (sys.executable, "-m", "benchmarks.gpu_kit", f"--output={tmp_path / 'kit'}", f"--data={data}")
+    command += (f"--pretrain={tmp_path / 'packed'}",)
+    result = subprocess.run(command, cwd=repository, capture_output=True, text=True)
+    assert result.returncode == 1 and not (tmp_path / "kit").exists()
+    assert "packed is packed already, up to 2 sequences in a row; give the data set" in result.stderr
 
 
 def test_damage_on_the_way_is_found(kit, data, toy_data, tmp_path):

@@ -63,7 +63,7 @@ def pack_dataset(
     if path.exists() and path.samefile(source.path):
         raise InputError(f"output {output} is the data set itself; choose a new directory")
     row_length = row_length or source.row_length
-    _check(source, data, row_length, max_per_row)
+    check_source(source, data, row_length, max_per_row)
     tokenizer = source.load_tokenizer()
     identity = {
         "format": records.FORMAT,
@@ -114,8 +114,8 @@ def summarize(manifest: JsonObject) -> None:
             )
 
 
-def _check(source: records.Dataset, data: str, row_length: int, max_per_row: int) -> None:
-    """Raises: InputError if the data set cannot be packed like this."""
+def check_source(source: records.Dataset, data: str, row_length: int, max_per_row: int) -> None:
+    """Raises: InputError if a data set, opened from `data`, cannot be packed like this."""
     row = source.manifest["row"]
     if row["max_sequences"] > 1:
         raise InputError(
