@@ -7,8 +7,9 @@ r"""The paper's tables at your own model size, as a queue of commands. Starting 
     python -m benchmarks.ablations ... --minutes=25   # stops in time, with its state saved
 
 Each unit (an objective, a size, a seed) has a directory below --root, in which it is pre-trained, evaluated and
-fine-tuned; tables share units. After each unit the record of its table is collected, of which `benchmarks.results`
-draws pages. GROUPS below says what each run is.
+fine-tuned; tables share units. What starts from the model of another unit waits until that has been pre-trained. After
+each unit the record of its table is collected, of which `benchmarks.results` draws pages. GROUPS below says what each
+run is.
 """
 
 import math
@@ -128,22 +129,24 @@ def make_unit(name: str, size: str, seed: int) -> Unit:
     directory = Path(ROOT.value) / group / f"seed{seed}"
     checkpoint = directory / "pretrain"
     if name == "random":
-        start = f"random:{Path(ROOT.value) / f'main-{size}' / f'seed{seed}' / 'pretrain'}"
-        return Unit(group, seed, directory, tuple(task_jobs(directory, start, MAIN_TASK_SEEDS.value)))
+        start = Path(ROOT.value) / f"main-{size}" / f"seed{seed}" / "pretrain"
+        tasks = task_jobs(directory, f"random:{start}", MAIN_TASK_SEEDS.value)
+        return Unit(group, seed, directory, tuple(tasks), start / "pretrained")
     if name == "ltr_bilstm":
-        start = str(Path(ROOT.value) / f"ltr-{size}" / f"seed{seed}" / "pretrain")
+        start = Path(ROOT.value) / f"ltr-{size}" / f"seed{seed}" / "pretrain"
         probe = tuple(f"--config.task.probe.{setting}" for setting in BILSTM)
-        return Unit(group, seed, directory, tuple(task_jobs(directory, start, TASK_SEEDS.value, more=probe)))
+        tasks = task_jobs(directory, str(start), TASK_SEEDS.value, more=probe)
+        return Unit(group, seed, directory, tuple(tasks), start / "pretrained")
     data = DATA_SOP.value if name == "sop" else DATA.value
     budget = budget_of(data, TOKENS.value, BATCH.value)
     jobs = [pretraining_job(name, size, seed, data, budget, checkpoint)]
     jobs += score_jobs(directory, str(checkpoint), DATA.value, "", LIMIT.value)
     num_seeds = MAIN_TASK_SEEDS.value if name == "main" else TASK_SEEDS.value
     jobs += task_jobs(directory, str(checkpoint), num_seeds)
-    if name == "bert" or name in TABLE_8:
-        jobs += feature_jobs(directory, str(checkpoint), ("last",))
+    few = model_size(size).num_layers < 4
+    if name == "bert" or name in TABLE_8:  # the paper concatenates four layers
+        jobs += feature_jobs(directory, str(checkpoint), ("last",) if few else ("concat_last4",))
     if name == "main":
-        few = model_size(size).num_layers < 4
         jobs += feature_jobs(directory, str(checkpoint), [f for f in FEATURES if not (few and f.endswith("last4"))])
         for step in budget.revisions():
             model = str(checkpoint) if step == budget.steps else f"{checkpoint}@{step}"
@@ -238,7 +241,7 @@ def status(unit: Unit) -> str:
     done, waiting = len(unit.jobs) - len(unit.waiting), unit.waiting
     line = f"{unit.group:24} seed {unit.seed}  {done:2} of {len(unit.jobs)} done"
     if waiting:
-        line += f", next {waiting[0].name}"
+        line += f", {unit.lacks}" if unit.lacks else f", next {waiting[0].name}"
         metrics = unit.directory / "pretrain" / "metrics.jsonl"
         if waiting[0].name == "pretrain" and metrics.exists():
             records = read_metrics(metrics)
@@ -261,32 +264,39 @@ def check_flags() -> None:
         raise InputError(f"--pairs={wrong[0]} is not NAME=PATH or NAME=PATH=BASELINES; name the pairs")
 
 
-def keep_record(run: str, units: Sequence[Unit]) -> None:
-    """Writes the record of the units of a run."""
+def keep_record(run: str, units: Sequence[Unit]) -> bool:
+    """Writes the record of the units of a run. Returns False if it cannot, after printing why."""
     ready = [unit.directory for unit in units if any(job.is_finished for job in unit.jobs)]
-    if RECORDS.value and ready:
-        write_record(collect(ready), Path(RECORDS.value) / f"{run}.json.gz")
+    try:
+        if RECORDS.value and ready:
+            write_record(collect(ready), Path(RECORDS.value) / f"{run}.json.gz")
+    except InputError as error:
+        print(f"the record of {run} is not written: {error}", flush=True)
+        return False
+    return True
 
 
 def main() -> int:
-    """Runs the waiting jobs, or prints their status; returns 1 if a job failed."""
+    """Runs the waiting jobs, or prints their status; returns 1 if a job or a record failed, or a unit still waits."""
     check_flags()
     plan = {run: list(units_of(run)) for run in RUNS.value}
     if "later" in plan and not DATA_SOP.value:
         print("sop is left out: --data_sop is not given", flush=True)
-    failed, stop = 0, Stop(60 * MINUTES.value)
+    undone, only_told, stop = 0, STATUS.value or COMMANDS.value, Stop(60 * MINUTES.value)
     with stop.on_signals():
         for run, units in plan.items():
-            for unit in units if not (STATUS.value or COMMANDS.value) else ():
+            for unit in () if only_told else units:
                 if unit.waiting and not stop.asked:
                     problem = run_unit(unit, stop)
-                    failed += " failed " in problem
+                    undone += " failed " in problem or problem.startswith("waits for ")
                     print(f"{unit.group} seed {unit.seed}: {problem or 'finished'}", flush=True)
                     keep_record(run, units)
+            if not only_told:
+                undone += not keep_record(run, units)  # of units that another run has finished, too
             for unit in units:
                 lines = [shlex.join(job.command) for job in unit.waiting]
                 print("\n".join(lines) if COMMANDS.value else f"{run}: {status(unit)}", flush=True)
-    return 1 if failed else 0
+    return 1 if undone else 0
 
 
 if __name__ == "__main__":

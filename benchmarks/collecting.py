@@ -18,11 +18,12 @@ import gzip
 import json
 import math
 import re
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bert_jax.errors import InputError
+from bert_jax.errors import InputError, one_line, shown
 from bert_jax.storage.writing import atomic_path
 from bert_jax.training.report import METRICS_FILE, read_metrics
 
@@ -61,12 +62,17 @@ def collect(directories: Sequence[Path]) -> dict[str, Any]:
 
 def collect_unit(directory: Path) -> Unit:
     """Returns the results of a unit. Raises: InputError if it has none, or a file is damaged."""
-    about = _read_json(directory / UNIT) if (directory / UNIT).is_file() else {}
-    name = re.search(r"(\d+)$", directory.name)
+    about = read_json(directory / UNIT) if (directory / UNIT).is_file() else {}
+    if (
+        not isinstance(about, dict)
+        or not isinstance(about.get("group", ""), str)
+        or type(about.get("seed", 0)) is not int
+    ):
+        raise InputError(f'{directory / UNIT} is {shown(about)}; it has a name and a whole number: "group" and "seed"')
     group = about.get("group") or (
         directory.parent.name if re.fullmatch(r"seed\d+", directory.name) else directory.name
     )
-    unit: Unit = {"group": group, "seed": int(about.get("seed", name[1] if name else 0))}
+    unit: Unit = {"group": group, "seed": about["seed"] if "seed" in about else _seed_of(directory)}
     if (directory / STARTS).is_file():
         starts = [line for line in _read_lines(directory / STARTS) if isinstance(line, dict)]
         unit["starts"] = [line for line in starts if line.get("job", PRETRAIN) == PRETRAIN]
@@ -89,6 +95,14 @@ def collect_unit(directory: Path) -> Unit:
     return _without_directories(unit)
 
 
+def _seed_of(directory: Path) -> int:
+    """Returns the seed in the name of a directory, such as "seed1"; or that of its settings, or 0."""
+    if name := re.search(r"seed(\d+)$", directory.name):
+        return int(name[1])
+    config = next((path for place in (".", PRETRAIN) if (path := directory / place / "config.json").is_file()), None)
+    return read_json(config).get("run", {}).get("train", {}).get("seed", 0) if config else 0
+
+
 def _without_directories(value: Any) -> Any:
     """Returns JSON values with absolute paths cut to their last part."""
     if isinstance(value, dict):
@@ -100,12 +114,12 @@ def _without_directories(value: Any) -> Any:
 
 def _is_finetuning(directory: Path) -> bool:
     config = directory / "config.json"
-    return config.is_file() and "task_settings" in _read_json(config)
+    return config.is_file() and "task_settings" in read_json(config)
 
 
 def _pretraining(workdir: Path) -> Unit:
     """Returns settings and held-out metrics by step, in columns; and how much was trained on, if that is known."""
-    config = _read_json(workdir / "config.json")
+    config = read_json(workdir / "config.json")
     records = read_metrics(workdir / METRICS_FILE)
     heldout = [record for record in records if record["kind"] == "eval"]
     names = sorted({name for record in heldout for name in record} - {"kind", "time", "step"})
@@ -116,27 +130,31 @@ def _pretraining(workdir: Path) -> Unit:
     if goodput := read_metrics(workdir / METRICS_FILE, ["goodput"]):
         unit["seconds"] = round(goodput[-1]["steps"])  # of training alone, those of all starts
     if (workdir / "pretrained" / "config.json").is_file():
-        unit["trained"] = _read_json(workdir / "pretrained" / "config.json").get("trained", {})
+        unit["trained"] = read_json(workdir / "pretrained" / "config.json").get("trained", {})
     return unit
 
 
 def _task(workdir: Path) -> dict[str, Any] | None:
     """Returns the metrics of each run of a fine-tuning, by its seed; of a grid of rates those of the best by its mean.
 
-    None if no run has finished.
+    The best of those that have most seeds: runs that diverged or have not finished have no score, and means over fewer
+    runs are not comparable. `missing` is how many the best has not. None if no run has finished.
     """
     from benchmarks.examples import right_answers
     from bert_jax.tasks.results import read_results  # which imports jax; drawing pages needs none
 
-    places = sorted(workdir.glob("runs/*/")) or [workdir]
+    grid = sorted(workdir.glob("runs/*/"))
+    planned = {int(found[1]) for place in grid if (found := re.search(r"seed(\d+)$", place.name))}
+    if (workdir / "sweep.json").is_file():
+        planned |= {run["seed"] for run in read_json(workdir / "sweep.json")["runs"]}
     runs: dict[float, dict[int, dict[str, float]]] = {}
     right: dict[float, dict[str, str]] = {}
     chosen_by, name, constant, seconds = "", "", {}, 0.0
-    for place in places:
+    for place in grid or [workdir]:
         result = read_results(place)
-        if result is None or not result.metrics:
+        if result is None or _short(result.metrics.get(result.metric)) is None:
             continue
-        config = _read_json(place / "config.json")["run"]
+        config = read_json(place / "config.json")["run"]
         rate, seed = config["optimizer"]["learning_rate"], config["train"]["seed"]
         runs.setdefault(rate, {})[seed] = {key: _short(value) for key, value in result.metrics.items()}
         if digits := right_answers(place, config):
@@ -150,12 +168,14 @@ def _task(workdir: Path) -> dict[str, Any] | None:
         scores = [metrics[chosen_by] for metrics in runs[rate].values()]
         return sum(scores) / len(scores)
 
-    best = max(runs, key=mean)
+    most = max(len(scores) for scores in runs.values())
+    best = max((rate for rate in runs if len(runs[rate]) == most), key=mean)
     return {
         "name": name,
         "metric": chosen_by,
         "learning_rate": best,
         "rates_tried": sorted(runs),
+        "missing": len(planned - set(runs[best])),
         "runs": {str(seed): metrics for seed, metrics in sorted(runs[best].items())},
         "right": right.get(best, {}),  # a digit for each example of the development set, where that is known
         "constant": {key: _short(value) for key, value in constant.items()},
@@ -165,7 +185,7 @@ def _task(workdir: Path) -> dict[str, Any] | None:
 
 def _score(path: Path) -> dict[str, Any]:
     """Returns what a score file says, without what is the same in each and with numbers cut short."""
-    score = _read_json(path)
+    score = read_json(path)
     if not isinstance(score, dict):
         raise InputError(f"{path} does not hold an object of JSON; write it again with --output")
     return {key: _cut(value) for key, value in score.items()}
@@ -186,13 +206,18 @@ def _short(value: Any) -> Any:
     return value if isinstance(value, int) else float(f"{value:.{_DIGITS}g}")
 
 
-def _read_json(path: Path) -> Any:
+def read_json(path: Path) -> Any:
+    """Returns what a file of JSON holds; with gzip if the name ends in .gz.
+
+    Raises: InputError, in one line, if it cannot be read or is damaged.
+    """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        content = path.read_bytes()
+        return json.loads(gzip.decompress(content) if path.suffix == ".gz" else content)
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is damaged ({' '.join(str(error).split())[:100]}); write it again") from None
+    except (EOFError, ValueError, RecursionError, zlib.error) as error:
+        raise InputError(f"{path} is damaged ({one_line(error)[:100]}); make it again") from None
 
 
 def _read_lines(path: Path) -> list[Any]:
@@ -222,14 +247,9 @@ def write_record(record: dict[str, Any], path: Path) -> None:
 
 def read_record(path: Path) -> dict[str, Any]:
     """Returns a record. Raises: InputError, in one line, if it is missing, damaged or of another format."""
-    try:
-        content = path.read_bytes()
-        record = json.loads(gzip.decompress(content) if path.suffix == ".gz" else content)
-    except FileNotFoundError:
-        raise InputError(f"there is no record {path}; make it with python -m benchmarks.results collect") from None
-    except (OSError, EOFError, ValueError, RecursionError) as error:
-        reason = " ".join(str(error).split())[:100]
-        raise InputError(f"record {path} is damaged ({reason}); collect it again") from None
+    if not path.exists():
+        raise InputError(f"there is no record {path}; make it with python -m benchmarks.results collect")
+    record = read_json(path)
     units = record.get("units") if isinstance(record, dict) else None
     if not isinstance(units, list) or record.get("format") != FORMAT:
         raise InputError(f"{path} is no record of format {FORMAT}; collect it again")

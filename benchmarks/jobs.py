@@ -47,10 +47,16 @@ class Unit(NamedTuple):
     seed: int
     directory: Path
     jobs: tuple[Job, ...]
+    needs: Path | None = None  # an output of another unit, before which no job can start
 
     @property
     def waiting(self) -> list[Job]:
         return [job for job in self.jobs if not job.is_finished]
+
+    @property
+    def lacks(self) -> str:
+        """What it waits for, as "waits for PATH"; "" if nothing keeps its jobs from starting."""
+        return f"waits for {self.needs}" if self.needs and self.waiting and not self.needs.exists() else ""
 
 
 class Stop:
@@ -100,8 +106,10 @@ class Stop:
 def run_unit(unit: Unit, stop: Stop) -> str:
     """Runs the waiting jobs of a unit. Returns "" if all are finished, or else a short reason.
 
-    If another queue works on the unit, it is left to that one.
+    If another queue works on the unit, it is left to that one. If it lacks what it needs, nothing is started.
     """
+    if unit.lacks:
+        return unit.lacks
     unit.directory.mkdir(parents=True, exist_ok=True)
     with lock_file(unit.directory / ".lock", keep=True) as holder:
         if holder:

@@ -16,20 +16,22 @@ and within a line `<!-- value RECORD PATH FORMAT -->1.7e-05<!-- end -->`, a numb
 written by hand. `templates/` has pages to begin with.
 """
 
-import json
 import re
 import tomllib
 from pathlib import Path
 from typing import Any
 
 from benchmarks import gpu_records, tables
-from benchmarks.collecting import read_record
+from benchmarks.collecting import read_json, read_record
 from benchmarks.learning import learning_of, learning_table
 from benchmarks.speed_tables import plans_table, speed_table
-from bert_jax.errors import InputError
+from bert_jax.errors import InputError, shown
 from bert_jax.settings.rules import suggest
 
-_BLOCK = re.compile(r"(<!-- draw (\w+)\n(.*?)-->\n)(.*?)(<!-- end -->)", re.DOTALL)
+# What is drawn has no opening in it: a block without its end does not reach to the end of another.
+_BLOCK = re.compile(
+    r"(<!-- draw (\w+)\n((?:(?!<!--).)*?)-->\n)((?:(?!<!-- (?:draw|value)\b).)*?)(<!-- end -->)", re.DOTALL
+)
 _VALUE = re.compile(r"(<!-- value (\S+) (\S+) (\S+) -->)([^\n]*?)(<!-- end -->)")
 _OPENING = re.compile(r"<!-- (draw|value)\b")
 _KEYS = {
@@ -45,6 +47,10 @@ _KEYS = {
     "speed": "record rows contenders against metric",
 }
 _OPTIONAL = {"paper", "by", "paradigms", "title", "task", "seed", "labels"}
+_TYPES: dict[str, type] = {"paradigms": bool, "seed": int} | dict.fromkeys(
+    ("rows", "columns", "labels", "contenders", "against"), list
+)  # of other keys str
+_BY = {"table": ("pretraining", "finetuning"), "differences": ("pretraining", "finetuning", "examples")}
 
 
 class Sources:
@@ -73,12 +79,7 @@ class Sources:
 
         Raises: InputError if it has nothing there.
         """
-        try:
-            value: Any = self._paper if name == "paper" else json.loads(self.path(name).read_text(encoding="utf-8"))
-        except (UnicodeDecodeError, ValueError) as error:
-            raise InputError(
-                f"{self.path(name)} is damaged ({' '.join(str(error).split())[:80]}); make it again"
-            ) from None
+        value: Any = self._paper if name == "paper" else read_json(self.path(name))
         for key in path.split("."):
             if not isinstance(value, dict) or key not in value:
                 raise InputError(f"record {name} has no {path}: there is no {key!r}")
@@ -96,21 +97,28 @@ def draw_page(path: Path, sources: Sources, pictures: bool = True) -> str:
     if asked != found:
         raise InputError(f"{path} has {asked} blocks, and {found} of them are whole; end each with <!-- end -->")
 
+    def where_is(match: re.Match[str]) -> str:
+        return f"{path}:{match.string[: match.start()].count(chr(10)) + 1}"
+
     def block(match: re.Match[str]) -> str:
         opening, kind, spec, _, closing = match.groups()
-        where = f"{path}:{text[: match.start()].count(chr(10)) + 1}"
+        where = where_is(match)
         lines = _draw_block(kind, _read_spec(kind, spec, where), sources, path.parent if pictures else None, where)
         return opening + "\n".join(["", *lines, "", ""]) + closing
 
     def value(match: re.Match[str]) -> str:
         opening, name, place, form, _, closing = match.groups()
-        number = sources.value(name, place)
+        try:
+            number = sources.value(name, place)
+        except InputError as error:
+            raise InputError(f"{where_is(match)}: {error}") from None
         try:
             return opening + format(number, "" if form == "s" else form) + closing
         except (ValueError, TypeError):
-            raise InputError(f"{path}: {name} {place} is {number!r:.40}, which {form!r} cannot format") from None
+            problem = f"{name} {place} is {shown(number)}, which {form!r} cannot format"
+            raise InputError(f"{where_is(match)}: {problem}; change the format") from None
 
-    return _VALUE.sub(value, _BLOCK.sub(block, text))
+    return _BLOCK.sub(block, _VALUE.sub(value, text))  # values first: they keep the lines where they are
 
 
 def _read_spec(kind: str, text: str, where: str) -> dict[str, Any]:
@@ -127,13 +135,34 @@ def _read_spec(kind: str, text: str, where: str) -> dict[str, Any]:
         )
     if missing := sorted(keys - _OPTIONAL - set(spec)):
         raise InputError(f"{where}: {kind} needs {', '.join(missing)}; add it to the block")
+    for key, value in spec.items():
+        if problem := _wrong_value(kind, key, value):
+            raise InputError(f"{where}: {key} = {shown(value)}: {problem}")
     return spec
+
+
+def _wrong_value(kind: str, key: str, value: Any) -> str:
+    """Returns what is wrong with what a block says, and "" if nothing is."""
+    expected = _TYPES.get(key, str)
+    if type(value) is not expected:
+        return f"it is a {type(value).__name__}; use a {expected.__name__}"
+    if key == "by" and value not in _BY[kind]:
+        return f"a block {kind} goes by {' or '.join(_BY[kind])}{suggest(value, _BY[kind])}"
+    if key == "labels" and not all(isinstance(each, str) for each in value):
+        return "give strings"
+    named = kind in ("steps", "peers", "plans", "speed")
+    counts = {"rows": (2, 2) if named else (1, 3), "contenders": (2, 2), "against": (3, 3)}
+    low, high = counts.get(key, (0, 0))
+    for each in value if high else ():
+        if not isinstance(each, list) or not low <= len(each) <= high or not all(isinstance(one, str) for one in each):
+            return f"{shown(each)} is no list of {low if low == high else f'{low} to {high}'} strings"
+    return ""
 
 
 def _draw_block(kind: str, spec: dict[str, Any], sources: Sources, folder: Path | None, where: str) -> list[str]:
     try:
         if kind in ("plans", "speed"):
-            found = json.loads(sources.path(spec["record"]).read_text(encoding="utf-8"))
+            found = read_json(sources.path(spec["record"]))
             if kind == "plans":
                 return plans_table(found, spec["rows"])
             return speed_table(found, spec["rows"], spec["contenders"], spec["against"], spec["metric"])
@@ -162,15 +191,14 @@ def _draw_block(kind: str, spec: dict[str, Any], sources: Sources, folder: Path 
             return tables.runs_table(record, rows)
         if kind == "pairs":
             return tables.pairs_table(record, rows, spec["pairs"], spec.get("paradigms", False))
-        columns = [tables.column_of(column) for column in spec["columns"]]
         paper, by = sources.paper(spec.get("paper", "")), spec.get("by", "pretraining")
+        columns = [tables.column_of(column, paper) for column in spec["columns"]]
         if kind == "table":
-            lines = tables.score_table(record, rows, columns, paper, by)
-            return [*lines, "", f"Paper: {paper['source']}."] if paper else lines
+            return tables.score_table(record, rows, columns, paper, by)
         return tables.difference_table(record, rows, spec["baseline"], columns, paper, by)
     except InputError as error:
         raise InputError(str(error) if str(error).startswith(where) else f"{where}: {error}") from None
-    except (KeyError, TypeError, AttributeError) as error:
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
         raise InputError(
             f"{where}: record {spec['record']} has not what the block asks for ({type(error).__name__}: {error}); "
             "collect it again"

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two ways of training beside each other: means, standard deviations, and intervals of a paired bootstrap.
+"""Two ways of training beside each other: means, standard deviations, and two intervals of their paired difference.
 
 Runs are paired by their seed: the same seed gives both the same order of the data and the same random parameters, so
-that their difference varies less than either. Source: Efron and Tibshirani 1993, chapters 6 and 13 (percentiles).
+that their difference varies less than either. One interval is a bootstrap's, the other Student's t. Percentiles of few
+seeds are too narrow: without a difference, intervals at 95 % exclude 0 in 24 % of cases of three seeds and in 15 % of
+five. Student's exclude it in 5 %, so they decide. Sources: Efron and Tibshirani 1993, chapters 6 and 13; Student 1908.
 """
 
 import itertools
@@ -12,12 +14,14 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from scipy import stats
 
 from bert_jax.errors import InputError
 
 LEVEL = 0.95
 RESAMPLES = 10_000
 MOST_ENUMERATED = 6  # of so many seeds all 6 ** 6 resamples are taken, and of more a random part
+Interval = tuple[float, float]
 
 
 class Summary(NamedTuple):
@@ -32,16 +36,20 @@ class Difference(NamedTuple):
     """One group less another, over the seeds that both have."""
 
     mean: float
-    low: float | None  # of the interval; None of one seed, which says nothing of seeds
-    high: float | None
+    bootstrap: Interval | None  # None of one seed, which says nothing of seeds
+    student: Interval | None  # over seeds; None of one seed, for which examples may have been resampled
     seeds: int
 
     @property
+    def interval(self) -> Interval | None:
+        """The interval that decides: Student's, or of one seed the bootstrap over examples, if there is one."""
+        return self.student or self.bootstrap
+
+    @property
     def sign(self) -> int:
-        """1 or -1 if the interval excludes 0, and 0 if it does not, or if there is none."""
-        if self.low is None or self.high is None:
-            return 0
-        return 1 if self.low > 0 else -1 if self.high < 0 else 0
+        """1 or -1 if the interval that decides excludes 0, and 0 if it does not, or if there is none."""
+        low, high = self.interval or (0.0, 0.0)
+        return 1 if low > 0 else -1 if high < 0 else 0
 
 
 def summarise(scores: Mapping[int, float]) -> Summary | None:
@@ -53,19 +61,19 @@ def summarise(scores: Mapping[int, float]) -> Summary | None:
 
 
 def difference(one: Mapping[int, float], other: Mapping[int, float], level: float = LEVEL) -> Difference | None:
-    """Returns the mean of one less other over the seeds that both have, with the percentiles of a bootstrap over them.
+    """Returns the mean of one less other over the seeds that both have, with both intervals over these seeds.
 
-    None if there is no such seed. With few seeds the interval is coarse: of three there are 27 resamples, and an
+    None if there is no such seed. With few seeds the bootstrap is coarse: of three there are 27 resamples, and an
     interval at 95 % reaches from the lowest seed's difference to the highest.
     """
     seeds = sorted(set(one) & set(other))
     if not seeds:
         return None
     apart = np.array([one[seed] - other[seed] for seed in seeds])
-    mean = float(apart.mean())
     if len(seeds) == 1:
-        return Difference(mean, None, None, 1)
-    return Difference(mean, *_interval(apart[_resamples(len(seeds))].mean(axis=1), level), len(seeds))
+        return Difference(float(apart[0]), None, None, 1)
+    means = apart[_resamples(len(seeds))].mean(axis=1)
+    return Difference(float(apart.mean()), _percentiles(means, level), _student(apart, level), len(seeds))
 
 
 def difference_by_examples(
@@ -74,7 +82,8 @@ def difference_by_examples(
     """Returns the mean of one less other, with a bootstrap over the seeds that both have and over the examples.
 
     Each gives a score for each example, such as 1 for right and 0 for wrong, for each seed; the examples are the same
-    ones in the same order. Of one seed the bootstrap is over examples alone. None if there is no seed of both.
+    ones in the same order. Of one seed the bootstrap is over examples alone, which are many enough for its percentiles.
+    Student's interval is over the means of seeds, if there are several. None if there is no seed of both.
 
     Raises: InputError if two seeds have different numbers of examples, or none.
     """
@@ -90,7 +99,8 @@ def difference_by_examples(
     for index in range(RESAMPLES):
         chosen = apart[rng.integers(num_seeds, size=num_seeds)].mean(axis=0) if num_seeds > 1 else apart[0]
         means[index] = chosen[rng.integers(num_examples, size=num_examples)].mean()
-    return Difference(float(apart.mean()), *_interval(means, level), num_seeds)
+    student = _student(apart.mean(axis=1), level) if num_seeds > 1 else None
+    return Difference(float(apart.mean()), _percentiles(means, level), student, num_seeds)
 
 
 def _resamples(count: int) -> np.ndarray:
@@ -100,16 +110,21 @@ def _resamples(count: int) -> np.ndarray:
     return np.random.default_rng(0).integers(count, size=(RESAMPLES, count))
 
 
-def _interval(means: np.ndarray, level: float) -> tuple[float, float]:
+def _percentiles(means: np.ndarray, level: float) -> Interval:
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2], method="inverted_cdf")  # no value in between
     return float(low), float(high)
 
 
+def _student(apart: np.ndarray, level: float) -> Interval:
+    half = stats.t.ppf((1 + level) / 2, len(apart) - 1) * apart.std(ddof=1) / math.sqrt(len(apart))
+    return float(apart.mean() - half), float(apart.mean() + half)
+
+
 def agreement(ours: Difference | None, paper: float | None) -> str:
-    """Returns whether the sign of a difference is the paper's, given the interval: a word or two for a table."""
+    """Returns whether the sign of a difference is the paper's, by the interval that decides: words for a table."""
     if ours is None or paper is None or not math.isfinite(paper):
         return ""
-    if ours.low is None:
+    if ours.interval is None:
         return "one seed"
     if ours.sign == 0:
         return "not told apart"

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables of Markdown from records: scores by group, differences to a baseline, minimal pairs, the runs themselves."""
 
+import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from benchmarks.paired import Difference, Summary, agreement, difference, difference_by_examples, summarise
-from bert_jax.errors import InputError
+from benchmarks.paired import Difference, Interval, Summary, agreement, difference, difference_by_examples, summarise
+from bert_jax.errors import InputError, shown
 from bert_jax.settings.rules import suggest
 
 Record = dict[str, Any]
@@ -37,12 +38,29 @@ def row_of(spec: Sequence[str]) -> Row:
     return Row(group, spec[1] if len(spec) > 1 else group, spec[2] if len(spec) > 2 else group)
 
 
-def column_of(spec: Mapping[str, Any]) -> Column:
-    """Returns a column from what a page says of it. Raises: InputError if it says too much or too little."""
-    unknown = set(spec) - set(Column._fields)
-    if unknown or not {"metric", "label"} <= set(spec):
-        raise InputError(f"a column is {dict(spec)}; it has metric and label, and may have scale, digits and paper")
-    return Column(**spec)
+def column_of(spec: object, paper: Mapping[str, Any]) -> Column:
+    """Returns a column from what a page says of it. Raises: InputError if it says too much, too little or what is not.
+
+    `paper` is the paper's table, which has to have what the column wants of it.
+    """
+    if not isinstance(spec, dict) or set(spec) - set(Column._fields) or not {"metric", "label"} <= set(spec):
+        raise InputError(f"a column is {shown(spec)}; it has metric and label, and may have scale, digits and paper")
+    for name, value in spec.items():
+        kinds = {"scale": (int, float), "digits": (int,)}.get(name, (str,))
+        if type(value) not in kinds or (name == "digits" and not 0 <= value <= 9):
+            wanted = {"scale": "a number", "digits": "a whole number from 0 to 9"}.get(name, "a string")
+            raise InputError(f"a column has {name} = {shown(value)}; give {wanted}")
+    column = Column(**spec)
+    known = {name for row in paper.values() if isinstance(row, dict) for name in row}
+    if column.paper and column.paper not in known:
+        there = f"it has {', '.join(sorted(known))}" if known else "name the paper's table: paper = ..."
+        raise InputError(f"the paper's table has no {column.paper!r}{suggest(column.paper, known)}; {there}")
+    return column
+
+
+def _figure(paper: Mapping[str, Any], row: str, column: Column) -> float | None:
+    """Returns the paper's figure; None if it has none."""
+    return paper.get(row, {}).get(column.paper)
 
 
 def scores(record: Record, group: str, metric: str, by: str = "pretraining") -> Scores:
@@ -77,25 +95,42 @@ def scores(record: Record, group: str, metric: str, by: str = "pretraining") -> 
 def right_answers(record: Record, group: str, metric: str) -> dict[int, list[float]]:
     """Returns {seed: [how often each example was right]} of the units of a group, the mean over fine-tunings of each.
 
-    Raises: InputError if the metric is not "task:NAME".
+    Raises: InputError if the metric is not the accuracy of a task: "task:NAME" if it chooses by that, or
+      "task:NAME.accuracy".
     """
     kind, _, name = metric.partition(":")
-    if kind != "task" or "." in name:
-        raise InputError(f"metric {metric} has no examples to resample; with by = 'examples' give task:NAME")
+    name, _, wanted = name.partition(".")
     found = {}
     for unit in record["units"]:
-        digits = unit.get("tasks", {}).get(name, {}).get("right", {}) if unit["group"] == group else {}
-        if digits:
-            rows = [[float(digit) for digit in each] for each in digits.values()]
+        task = unit.get("tasks", {}).get(name, {}) if unit["group"] == group else {}
+        if kind != "task" or (wanted or task.get("metric", "accuracy")) != "accuracy":
+            raise InputError(f"by = 'examples' resamples right answers, which {metric} is not; give task:NAME.accuracy")
+        if task.get("right"):
+            rows = [[float(digit) for digit in each] for each in task["right"].values()]
             found[unit["seed"]] = [sum(column) / len(rows) for column in zip(*rows, strict=True)]
     return found
 
 
 def apart(record: Record, group: str, baseline: str, metric: str, by: str) -> Difference | None:
     """Returns one group less another: over their seeds, or by "examples" over seeds and examples of the accuracy."""
-    if by != "examples":
-        return difference(scores(record, group, metric, by), scores(record, baseline, metric, by))
-    return difference_by_examples(right_answers(record, group, metric), right_answers(record, baseline, metric))
+    if by == "examples":
+        return difference_by_examples(right_answers(record, group, metric), right_answers(record, baseline, metric))
+    one, other = scores(record, group, metric, by), scores(record, baseline, metric, by)
+    shared = sorted(set(one) & set(other))
+    return difference(
+        independent({seed: one[seed] for seed in shared}), independent({seed: other[seed] for seed in shared})
+    )
+
+
+def independent(found: Scores) -> Scores:
+    """Returns the mean over the fine-tunings of each pre-training, if there are several of these.
+
+    Fine-tunings of one pre-training share its luck, so they say nothing of another one. Those of a single one count.
+    """
+    models: dict[Any, list[float]] = {}
+    for seed, value in found.items():
+        models.setdefault(seed[0] if isinstance(seed, tuple) else seed, []).append(value)
+    return {seed: statistics.fmean(values) for seed, values in models.items()} if len(models) > 1 else found
 
 
 def _score(unit: Mapping[str, Any], kind: str, name: str) -> float | None:
@@ -108,8 +143,7 @@ def _score(unit: Mapping[str, Any], kind: str, name: str) -> float | None:
         table = unit.get("pairs", {}).get(first)
         if table is None:
             return None
-        lines = [table["overall"], *table["phenomena"], *table["paradigms"]]
-        return next((line["accuracy"] for line in lines if line["name"] == (rest or "overall")), None)
+        return next((line["accuracy"] for line in _lines(table) if line["name"] == (rest or "overall")), None)
     raise InputError(f"metric {kind}:{name} is of no kind there is; they are task, heldout, evaluation and pairs")
 
 
@@ -132,33 +166,49 @@ def _number(value: float, column: Column, sign: bool = False) -> str:
     return f"{value * column.scale:{'+' if sign else ''}.{column.digits}f}"
 
 
-def show(summary: Summary | None, column: Column) -> str:
-    """Returns "mean ± deviation (seeds)"; without a deviation for one seed, and "" for none."""
+def show(summary: Summary | None, column: Column, missing: int = 0) -> str:
+    """Returns "mean ± deviation (seeds)"; without a deviation for one seed, and "" for none.
+
+    Of `missing` runs, which diverged or have not finished, it tells the number: "mean ± deviation (seeds, 1 missing)".
+    """
     if summary is None:
         return ""
-    mean = _number(summary.mean, column)
-    return mean if summary.deviation is None else f"{mean} ± {_number(summary.deviation, column)} ({summary.seeds})"
+    mean, absent = _number(summary.mean, column), [f"{missing} missing"] if missing else []
+    if summary.deviation is None:
+        return f"{mean} ({absent[0]})" if absent else mean
+    return f"{mean} ± {_number(summary.deviation, column)} ({', '.join([str(summary.seeds), *absent])})"
+
+
+def missing_runs(record: Record, group: str, metric: str) -> int:
+    """Returns how many units of a group have no score, and how many fine-tunings of the others have none."""
+    found = scores(record, group, metric)
+    units = [unit for unit in record["units"] if unit["group"] == group]
+    task = metric.removeprefix("task:").partition(".")[0] if metric.startswith("task:") else None
+    finetunings = sum(unit.get("tasks", {}).get(task, {}).get("missing", 0) for unit in units)
+    return sum(unit["seed"] not in found for unit in units) + finetunings
 
 
 def score_table(
     record: Record, rows: Sequence[Row], columns: Sequence[Column], paper: Mapping[str, Any], by: str
 ) -> list[str]:
-    """Returns the scores of groups, the paper's beside them where it has some."""
-    header, lines = [""], []
+    """Returns the scores of groups, and the paper's beside them with their source where it has some."""
+    header, lines, figures = [""], [], []
     for column in columns:
         header += [column.label, *(["paper"] if column.paper else [])]
     for group, label, paper_row in rows:
         line = [label]
         for column in columns:
-            line.append(show(summarise(scores(record, group, column.metric, by)), column))
+            found = summarise(independent(scores(record, group, column.metric, by)))
+            line.append(show(found, column, missing_runs(record, group, column.metric)))
             if column.paper:
-                figure = paper.get(paper_row, {}).get(column.paper)
+                figure = _figure(paper, paper_row, column)
                 line.append("" if figure is None else f"{figure:g}")
+                figures += [] if figure is None else [figure]
         lines.append(line)
     for column in columns:
         if not any(scores(record, row.group, column.metric, by) for row in rows):
             print(f"note: no group of the table has {column.metric}; its column is empty", file=sys.stderr)
-    return markdown(header, lines)
+    return markdown(header, lines) + (["", f"Paper: {paper['source']}."] if figures else [])
 
 
 def difference_table(
@@ -169,7 +219,10 @@ def difference_table(
     paper: Mapping[str, Any],
     by: str,
 ) -> list[str]:
-    """Returns each group less the baseline, with intervals, and whether the paper's difference has the same sign."""
+    """Returns each group less the baseline, with intervals, and whether the paper's difference has the same sign.
+
+    By Student's interval, where there is one: see `paired`.
+    """
     first = next((row.paper for row in rows if row.group == baseline), baseline)
     lines = []
     for group, label, paper_row in rows:
@@ -179,40 +232,56 @@ def difference_table(
             ours = apart(record, group, baseline, column.metric, by)
             theirs = _paper_difference(paper, paper_row, first, column)
             if ours is None:
+                print(
+                    f"note: {group} and {baseline} share no seed of {column.metric}; no row is drawn", file=sys.stderr
+                )
                 continue
-            interval = (
-                ""
-                if ours.low is None or ours.high is None
-                else (f"{_number(ours.low, column, True)} to {_number(ours.high, column, True)}")
-            )
-            line = [label, column.label, _number(ours.mean, column, True), interval, str(ours.seeds)]
+            intervals = [_range(interval, column) for interval in (ours.bootstrap, ours.student)]
+            line = [label, column.label, _number(ours.mean, column, True), *intervals, str(ours.seeds)]
             if any(each.paper for each in columns):
                 line += ["" if theirs is None else f"{theirs:+.{column.digits}f}", agreement(ours, theirs)]
             lines.append(line)
-    header = ["less the first", "", "ours", "95 % interval", "seeds"]
+    header = ["less the first", "", "ours", "95 %, bootstrap", "95 %, Student's t", "seeds"]
     return markdown(header + (["paper", "sign"] if any(each.paper for each in columns) else []), lines)
 
 
+def _range(interval: Interval | None, column: Column) -> str:
+    return " to ".join(_number(value, column, True) for value in interval or ())
+
+
 def _paper_difference(paper: Mapping[str, Any], row: str, first: str, column: Column) -> float | None:
-    one, other = (paper.get(name, {}).get(column.paper) for name in (row, first))
+    one, other = (_figure(paper, name, column) for name in (row, first))
     return None if one is None or other is None else one - other
 
 
 def pairs_table(record: Record, groups: Sequence[Row], pairs: str, paradigms: bool = False) -> list[str]:
-    """Returns accuracies by phenomenon, or by paradigm too, of each group; and of others who have published theirs."""
-    tables = {
-        group: [
-            unit["pairs"][pairs]
-            for unit in record["units"]
-            if unit["group"] == group and pairs in unit.get("pairs", {})
-        ]
+    """Returns accuracies by phenomenon, or by paradigm too, of each group; and of others who have published theirs.
+
+    Raises: InputError if no unit has these pairs, or two were scored on different numbers of them.
+    """
+    units = [
+        unit
         for group, _, _ in groups
-    }
-    first = next((found[0] for found in tables.values() if found), None)
-    if first is None:
+        for unit in record["units"]
+        if unit["group"] == group and pairs in unit.get("pairs", {})
+    ]
+    if not units:
         raise InputError(f"no unit of {[group for group, _, _ in groups]} has pairs {pairs!r}; collect them first")
-    lines_of = [first["overall"], *first["phenomena"], *(first["paradigms"] if paradigms else [])]
-    others = list(dict.fromkeys(name for line in lines_of for name in line["baselines"]))
+    first, counts = units[0], _counts(units[0], pairs)
+    for unit in units[1:]:
+        other = _counts(unit, pairs)
+        for name in (name for name in {**counts, **other} if counts.get(name) != other.get(name)):
+            told = [f"{each.get(name, 0):,} pairs of {pairs} {name}" for each in (counts, other)]
+            raise InputError(
+                f"{first['group']} seed {first['seed']} has {told[0]} and {unit['group']} seed {unit['seed']} has "
+                f"{told[1]}; score both with the same file and --limit"
+            )
+    baselines: dict[str, dict[str, float]] = {}
+    for line in (line for unit in units for line in _lines(unit["pairs"][pairs])):
+        baselines[line["name"]] = line["baselines"] | baselines.get(line["name"], {})
+    table = first["pairs"][pairs]
+    lines_of = [table["overall"], *table["phenomena"], *(table["paradigms"] if paradigms else [])]
+    others = list(dict.fromkeys(name for line in lines_of for name in baselines[line["name"]]))
     column = Column("", "")
     body = []
     for line in lines_of:
@@ -220,17 +289,25 @@ def pairs_table(record: Record, groups: Sequence[Row], pairs: str, paradigms: bo
         for group, _, _ in groups:
             name = "" if line["name"] == "overall" else f".{line['name']}"
             found = scores(record, group, f"pairs:{pairs}{name}")
-            cells.append(show(summarise(found), column) + _interval_of_one(tables[group], line["name"], found))
-        body.append([*cells, *(_percent(line["baselines"].get(name)) for name in others)])
+            tables = [unit["pairs"][pairs] for unit in units if unit["group"] == group]
+            cells.append(show(summarise(found), column) + _interval_of_one(tables, line["name"], found))
+        body.append([*cells, *(_percent(baselines[line["name"]].get(name)) for name in others)])
     return markdown(["", "pairs", *(label for _, label, _ in groups), *others], body)
+
+
+def _lines(table: Mapping[str, Any]) -> list[Any]:
+    return [table["overall"], *table["phenomena"], *table["paradigms"]]
+
+
+def _counts(unit: Mapping[str, Any], pairs: str) -> dict[str, int]:
+    return {line["name"]: line["pairs"] for line in _lines(unit["pairs"][pairs])}
 
 
 def _interval_of_one(tables: Sequence[Mapping[str, Any]], name: str, found: Scores) -> str:
     """Returns the interval over pairs of the only seed there is; "" of several."""
     if len(found) != 1 or not tables:
         return ""
-    lines = [tables[0]["overall"], *tables[0]["phenomena"], *tables[0]["paradigms"]]
-    low, high = next(line["interval"] for line in lines if line["name"] == name)
+    low, high = next(line["interval"] for line in _lines(tables[0]) if line["name"] == name)
     return f" [{100 * low:.1f}, {100 * high:.1f}]"
 
 
@@ -248,7 +325,7 @@ def runs_table(record: Record, groups: Sequence[Row]) -> list[str]:
             model = unit.get("model") or {}
             size = f"{model['num_layers']} x {model['hidden_size']}" if model else ""
             machines = dict.fromkeys(str(start.get("machine", "")) for start in starts)
-            commits = dict.fromkeys(str(start.get("commit", ""))[:8] for start in starts)
+            commits = dict.fromkeys(_short(str(start.get("commit", ""))) for start in starts)
             tokens = f"{trained['tokens'] / 1e6:,.2f}" if trained.get("tokens") else ""
             restarts = str(len(starts) - 1) if starts else ""
             steps = f"{unit['steps']:,}" if "steps" in unit else ""
@@ -257,3 +334,8 @@ def runs_table(record: Record, groups: Sequence[Row]) -> list[str]:
             body.append([label, str(unit["seed"]), size, steps, tokens, hours, *where])
     header = ["", "seed", "layers x width", "steps", "M tokens", "hours of steps", "restarts", "commit", "machine"]
     return markdown(header, body)
+
+
+def _short(commit: str) -> str:
+    """Returns the first digits of a commit, and the "+" that says that files were changed since."""
+    return commit[:8] + "+" * commit.endswith("+")

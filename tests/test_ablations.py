@@ -17,6 +17,7 @@ from benchmarks import collecting, jobs
 from bert_jax.settings.finetuning import FinetuneConfig
 from bert_jax.settings.pretraining import PretrainConfig
 from bert_jax.settings.rules import from_dict
+from bert_jax.storage.locks import lock_file
 
 
 def make_job(directory: Path, name: str, code: str = "") -> jobs.Job:
@@ -86,6 +87,16 @@ def test_a_unit_is_left_to_the_queue_that_has_it(tmp_path):
     first.join()
     assert other.stdout.startswith("left to another queue"), other.stderr
     assert ran(unit) == ["job0"]
+
+
+def test_a_unit_waits_for_what_it_needs(tmp_path):
+    needed = tmp_path / "other" / "pretrained"
+    unit = make_unit(tmp_path / "unit", "")._replace(needs=needed)
+    assert jobs.run_unit(unit, jobs.Stop(0)) == unit.lacks == f"waits for {needed}" and not unit.directory.exists()
+    needed.mkdir(parents=True)
+    assert jobs.run_unit(unit, jobs.Stop(0)) == "" and ran(unit) == ["job0"]
+    needed.rmdir()
+    assert unit.lacks == ""  # all is done
 
 
 # The plan
@@ -171,10 +182,42 @@ def test_the_plan_is_what_the_issue_asks_for(plan):
     commands = plan(*EVERYTHING, "--runs=table5", "--commands").stdout.splitlines()
     bilstm = [line for line in commands if "ltr_bilstm" in line]
     assert len(bilstm) == 2 * 7 and all("ltr-mini/seed" in line and "train_encoder=True" in line for line in bilstm)
+    waiting = [line for line in lines if "waits for " in line]
+    assert len(waiting) == 3 and all("random-mini" in line or "ltr_bilstm-mini" in line for line in waiting)
+    assert "waits for nowhere/main-mini/seed0/pretrain/pretrained" in waiting[0]
+    # Table 8 concatenates the last four layers, as the paper does, of a model that has four.
+    table8 = plan(*EVERYTHING, "--runs=table8", "--commands").stdout
+    assert table8.count("probe.features=concat_last4") == 12 and "probe.features=last" not in table8
+    table8 = plan(*EVERYTHING, "--runs=table8", "--size=tiny", "--commands").stdout
+    assert table8.count("probe.features=last") == 12 and "concat_last4" not in table8
     commands = plan(*EVERYTHING, "--runs=main", "--commands").stdout
     steps = sorted({int(step) for step in re.findall(r"heldout@(\d+)\.json", commands)})
     assert [round(step / steps[0]) for step in steps] == [1, 2, 5, 10, 20, 50, 100]
     assert f"pretrain@{steps[0]} " in commands and f"pretrain@{steps[-1]} " not in commands
+
+
+def test_what_waits_is_not_called_done_and_what_another_run_finished_is_recorded(repository, toy_data, tmp_path):
+    def run(*arguments: str) -> subprocess.CompletedProcess:
+        flags = [f"--data={toy_data}", "--seeds=1", "--tasks=sst2", "--task_data=tasks", *arguments]
+        command = [sys.executable, "-m", "benchmarks.ablations", f"--root={tmp_path}", f"--records={tmp_path}", *flags]
+        return subprocess.run(command, cwd=repository, text=True, capture_output=True)
+
+    outputs = ("pretrain/pretrained", "evaluations/heldout.json", "tasks/sst2/sweep.json", "tasks/ner_last/sweep.json")
+    for group in ("bert-tiny", "no_nsp-tiny"):
+        for name in outputs:
+            (tmp_path / group / "seed0" / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / group / "seed0" / name).write_text('{"runs": []}')
+    with lock_file(tmp_path / "ltr-tiny" / "seed0" / ".lock", keep=True):
+        done = run("--runs=table5")
+    assert "ltr-tiny seed 0: left to another queue" in done.stdout and done.returncode == 1, done.stderr
+    assert f"ltr_bilstm-tiny seed 0: waits for {tmp_path}/ltr-tiny/seed0/pretrain/pretrained\n" in done.stdout
+    units = collecting.read_record(tmp_path / "table5.json.gz")["units"]
+    assert [unit["group"] for unit in units] == ["bert-tiny", "no_nsp-tiny"]
+    assert run("--runs=table6", "--sizes=tiny").returncode == 0 and (tmp_path / "table6.json.gz").exists()
+    (tmp_path / "bert-tiny" / "seed0" / "evaluations" / "heldout.json").write_text("{")
+    done = run("--runs=table6", "--sizes=tiny")
+    assert done.returncode == 1 and not done.stderr
+    assert "the record of table6 is not written: " in done.stdout and "heldout.json is damaged" in done.stdout
 
 
 @pytest.mark.parametrize(

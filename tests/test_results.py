@@ -41,8 +41,8 @@ def test_the_interval_is_that_of_all_resamples():
     means = [np.mean(draw) for draw in itertools.product([0.4, 0.1, 0.1], repeat=3)]
     found = paired.difference(one, other)
     assert found is not None and len(means) == 27
-    assert found == pytest.approx((0.2, min(means), max(means), 3))
-    assert found.sign == 1
+    assert (found.mean, found.seeds) == (pytest.approx(0.2), 3)
+    assert found.bootstrap == pytest.approx((min(means), max(means)))
 
 
 def test_the_interval_is_scipys():
@@ -51,7 +51,18 @@ def test_the_interval_is_scipys():
     found = paired.difference(dict(enumerate(apart)), dict.fromkeys(range(20), 0.0))
     theirs = stats.bootstrap((apart,), np.mean, n_resamples=100_000, method="percentile", rng=1).confidence_interval
     assert found is not None and found.seeds == 20
-    assert (found.low, found.high) == pytest.approx((theirs.low, theirs.high), abs=0.02)
+    assert found.bootstrap == pytest.approx(tuple(theirs), abs=0.02)
+    assert found.student == pytest.approx(tuple(stats.ttest_1samp(apart, 0.0).confidence_interval(0.95)))
+
+
+def test_students_interval_decides_because_percentiles_of_few_seeds_are_too_narrow():
+    apart = np.random.default_rng(7).normal(size=(500, 3))  # without a difference
+    found = [paired.difference(dict(enumerate(row)), dict.fromkeys(range(3), 0.0)) for row in apart]
+    assert np.mean([each.sign != 0 for each in found]) < 0.08
+    assert np.mean([each.bootstrap[0] > 0 or each.bootstrap[1] < 0 for each in found]) > 0.2
+    one = paired.difference({0: 0.9, 1: 0.7, 2: 0.8}, {0: 0.5, 1: 0.6, 2: 0.7})
+    assert one is not None and one.bootstrap[0] > 0 > one.student[0]
+    assert paired.agreement(one, 1.0) == "not told apart"
 
 
 def test_only_seeds_of_both_are_paired():
@@ -73,10 +84,13 @@ def test_examples_make_the_interval_of_one_seed():
     found = paired.difference_by_examples({0: one}, {0: other, 1: other})
     apart = one.astype(float) - other
     half = 1.96 * apart.std(ddof=1) / np.sqrt(400)
-    assert found is not None and found.seeds == 1
-    assert found == pytest.approx((apart.mean(), apart.mean() - half, apart.mean() + half, 1), abs=0.008)
-    wider = paired.difference_by_examples({0: one, 1: one[::-1] * 0.5}, {0: other, 1: other})
-    assert wider is not None and wider.seeds == 2 and wider.high - wider.low > found.high - found.low
+    assert found is not None and (found.mean, found.student, found.seeds) == (pytest.approx(apart.mean()), None, 1)
+    assert found.bootstrap == pytest.approx((apart.mean() - half, apart.mean() + half), abs=0.008)
+    assert found.sign == 1 and paired.agreement(found, 1.0) == "agrees"
+    two = paired.difference_by_examples({0: one, 1: one[::-1] * 0.5}, {0: other, 1: other})
+    assert two is not None and two.seeds == 2 and np.ptp(two.bootstrap) > np.ptp(found.bootstrap)
+    of_seeds = paired.difference({0: one.mean(), 1: one.mean() / 2}, dict.fromkeys((0, 1), other.mean()))
+    assert of_seeds is not None and two.student == pytest.approx(of_seeds.student)
     with pytest.raises(InputError, match="different numbers of examples"):
         paired.difference_by_examples({0: one}, {0: other[:-1]})
 
@@ -84,16 +98,16 @@ def test_examples_make_the_interval_of_one_seed():
 @pytest.mark.parametrize(
     ("ours", "paper", "word"),
     [
-        ((0.2, 0.1, 0.3, 3), 1.5, "agrees"),
-        ((-0.2, -0.3, -0.1, 3), -1.5, "agrees"),
-        ((-0.2, -0.3, -0.1, 3), 1.5, "disagrees"),
-        ((0.2, -0.1, 0.3, 3), 1.5, "not told apart"),
-        ((0.2, 0.1, 0.3, 3), 0.0, "the paper has none"),
-        ((0.2, 0.1, 0.3, 3), None, ""),
+        ((0.1, 0.3), 1.5, "agrees"),
+        ((-0.3, -0.1), -1.5, "agrees"),
+        ((-0.3, -0.1), 1.5, "disagrees"),
+        ((-0.1, 0.3), 1.5, "not told apart"),
+        ((0.1, 0.3), 0.0, "the paper has none"),
+        ((0.1, 0.3), None, ""),
     ],
 )
 def test_whether_the_sign_is_the_papers(ours, paper, word):
-    assert paired.agreement(paired.Difference(*ours), paper) == word
+    assert paired.agreement(paired.Difference(sum(ours) / 2, (-9.0, 9.0), ours, 3), paper) == word
 
 
 # Records
@@ -123,7 +137,7 @@ def make_unit(root: Path, group: str, seed: int, score: float, finetunings: int 
         {"model": {"num_layers": 2, "hidden_size": 64}, "run": {"train": {"seed": 1}}},
     )
     write(unit / "pretrain" / "pretrained" / "config.json", {"trained": {"step": 8, "tokens": 8000}})
-    starts = [{"commit": "0123456789abcdef", "machine": "a CPU"}] * 2
+    starts = [{"commit": f"0123456789abcdef{changed}", "machine": "a CPU"} for changed in ("", "+")]
     starts += [{"job": "blimp"}, {"job": "tasks/sst2", "machine": "another"}]
     (unit / "starts.jsonl").write_text("".join(json.dumps(each) + "\n" for each in starts) + '{"commit": "01')
     for number in range(finetunings):
@@ -226,16 +240,59 @@ def test_fine_tunings_of_one_model_are_paired_by_their_seeds(tmp_path):
     assert tables.scores(found, "trained", "task:sst2") == pytest.approx({0: 0.91})
     by_seed = tables.scores(found, "trained", "task:sst2", "finetuning")
     assert by_seed == pytest.approx({(0, 0): 0.9, (0, 1): 0.91, (0, 2): 0.92})
-    apart = paired.difference(by_seed, tables.scores(found, "random", "task:sst2", "finetuning"))
-    assert apart == pytest.approx((0.3, 0.3, 0.3, 3))
+    apart = tables.apart(found, "trained", "random", "task:sst2", "finetuning")
+    assert apart is not None and (apart.mean, apart.seeds) == (pytest.approx(0.3), 3)
+
+
+def test_fine_tunings_of_several_models_are_averaged_first(tmp_path):
+    for group, scores in {"trained": (0.9, 0.8), "random": (0.6, 0.6)}.items():
+        for seed, score in enumerate(scores):
+            make_unit(tmp_path, group, seed, score, 3)
+    for path in (tmp_path / "random" / "seed1").glob("tasks/sst2/runs/*_seed2/results.json"):
+        path.unlink()
+    found = collecting.collect(sorted(tmp_path.glob("*/seed*")))
+    apart = tables.apart(found, "trained", "random", "task:sst2", "finetuning")
+    assert apart is not None and (apart.mean, apart.seeds) == (pytest.approx(0.25), 2)
+    assert apart.bootstrap == pytest.approx((0.2, 0.3))
+    column = tables.Column("task:sst2", "SST-2")
+    lines = tables.score_table(found, [tables.row_of(["trained"])], [column], {}, "finetuning")
+    assert lines[-1] == "| trained | 86.0 ± 7.1 (2) |"
+
+
+def test_groups_that_share_no_seed_are_told(tmp_path, capsys):
+    found = collecting.collect([make_unit(tmp_path, "bert", 0, 0.9), make_unit(tmp_path, "no_nsp", 1, 0.9)])
+    rows = [tables.row_of([group]) for group in ("bert", "no_nsp")]
+    tables.difference_table(found, rows, "bert", [tables.Column("task:sst2", "SST-2")], {}, "pretraining")
+    assert "no_nsp and bert share no seed of task:sst2; no row is drawn" in capsys.readouterr().err
+
+
+def test_rates_are_compared_over_the_seeds_that_most_have_and_missing_ones_are_told(tmp_path):
+    unit = make_unit(tmp_path / "runs", "bert", 0, 0.9, 3)
+    runs = unit / "tasks" / "sst2" / "runs"
+    (runs / "rate5e-05_seed1" / "results.json").unlink()  # as of a run that diverged or has not finished
+    task = collecting.collect_unit(unit)["tasks"]["sst2"]
+    assert (task["learning_rate"], sorted(task["runs"]), task["missing"]) == (1e-5, ["0", "1", "2"], 0)
+    result = json.loads((runs / "rate1e-05_seed1" / "results.json").read_text())
+    write(runs / "rate1e-05_seed1" / "results.json", result | {"metrics": {"accuracy": float("nan")}})
+    write(unit / "tasks" / "sst2" / "sweep.json", {"runs": [{"seed": seed} for seed in range(5)]})
+    found = collecting.collect([unit])
+    task = found["units"][0]["tasks"]["sst2"]
+    assert (task["learning_rate"], sorted(task["runs"]), task["missing"]) == (5e-5, ["0", "2"], 3)
+    found["units"].append({"group": "bert", "seed": 1, "tasks": {}})
+    rows, columns = [tables.row_of(["bert"])], [tables.Column("task:sst2", "SST-2")]
+    assert tables.score_table(found, rows, columns, {}, "finetuning")[-1] == "| bert | 91.0 ± 1.4 (2, 4 missing) |"
+    assert tables.score_table(found, rows, columns, {}, "pretraining")[-1] == "| bert | 91.0 (4 missing) |"
 
 
 def test_work_directories_alone_are_units_too(tmp_path):
     unit = make_unit(tmp_path, "bert", 0, 0.9)
     trained = collecting.collect_unit(unit / "pretrain")
-    assert (trained["group"], trained["seed"], "tasks" in trained) == ("pretrain", 0, False)
+    assert (trained["group"], trained["seed"], "tasks" in trained) == ("pretrain", 1, False)  # of its config.json
     finetuned = collecting.collect_unit(unit / "tasks" / "sst2")
     assert finetuned["group"] == "sst2" and set(finetuned["tasks"]) == {"sst2"}
+    assert finetuned["seed"] == 0  # the 2 is no seed
+    (unit / "pretrain").rename(tmp_path / "lr1e-3_seed12")
+    assert collecting.collect_unit(tmp_path / "lr1e-3_seed12")["seed"] == 12
 
 
 @pytest.mark.parametrize(
@@ -247,6 +304,8 @@ def test_work_directories_alone_are_units_too(tmp_path):
         ("pairs/blimp.json", "[1]", "blimp.json does not hold an object"),
         ("starts.jsonl", "x\ny\n", "starts.jsonl:1 is damaged"),
         ("unit.json", '{"group": ""', "unit.json is damaged"),
+        ("unit.json", '{"seed": "x"}', 'unit.json is {"seed": "x"}; it has a name and a whole number'),
+        ("unit.json", "[]", "unit.json is .*; it has a name and a whole number"),
     ],
 )
 def test_damage_is_one_line(file, content, problem, tmp_path):
@@ -271,6 +330,7 @@ def test_what_cannot_be_collected_is_refused(tmp_path):
     [
         (b"{", "is damaged"),
         (gzip.compress(b'{"format": 1, "units": []}', mtime=0)[:-9], "is damaged"),
+        (gzip.compress(b"{}", mtime=0)[:10] + b"\xff" * 20, "is damaged"),
         (b'{"format": 2, "units": []}', "no record of format 1"),
         (b"[]", "no record of format 1"),
         (b'{"format": 1, "units": [{"group": 3}]}', "unit 0 has no group or seed"),
@@ -320,7 +380,8 @@ def test_a_column_without_scores_is_told(sources, tmp_path, capsys):
 
 def test_differences_are_over_seeds_that_both_have(sources, tmp_path):
     drawn = draw(tmp_path, sources, page("differences", SCORES + 'baseline = "bert"\n'))
-    assert "| No NSP | SST-2 | -8.0 | -10.0 to -6.0 | 2 | -0.1 | agrees |" in drawn
+    assert "|  | ours | 95 %, bootstrap | 95 %, Student's t | seeds | paper | sign |" in drawn
+    assert "| No NSP | SST-2 | -8.0 | -10.0 to -6.0 | -33.4 to +17.4 | 2 | -0.1 | not told apart |" in drawn
 
 
 def test_differences_by_examples_resample_those_too(sources, record, tmp_path):
@@ -328,11 +389,15 @@ def test_differences_by_examples_resample_those_too(sources, record, tmp_path):
     found = tables.apart(record, "no_nsp", "bert", "task:sst2", "examples")
     seeds = tables.apart(record, "no_nsp", "bert", "task:sst2", "pretraining")
     assert found and seeds and found.mean == pytest.approx(seeds.mean) and (found.seeds, seeds.seeds) == (2, 2)
-    assert found.low < seeds.low < seeds.high < found.high < 0
+    assert found.bootstrap[0] < seeds.bootstrap[0] < seeds.bootstrap[1] < found.bootstrap[1] < 0
+    assert found.student == pytest.approx(seeds.student)
     drawn = draw(tmp_path, sources, page("differences", SCORES + 'baseline = "bert"\nby = "examples"\n'))
     assert "| No NSP | SST-2 | -8.0 | -1" in drawn
-    with pytest.raises(InputError, match="no examples to resample"):
-        tables.right_answers(record, "bert", "pairs:blimp")
+    assert tables.right_answers(record, "no_nsp", "task:sst2.accuracy")[1] == [1.0] * 82 + [0.0] * 18
+    record["units"][0]["tasks"]["sst2"]["metric"] = "f1"
+    for metric in ("pairs:blimp", "task:sst2", "task:sst2.f1"):
+        with pytest.raises(InputError, match=f"right answers, which {metric} is not; give task:NAME.accuracy"):
+            tables.right_answers(record, "bert", metric)
 
 
 @pytest.mark.parametrize("change", ["predictions", "data", "name"])
@@ -366,6 +431,20 @@ def test_minimal_pairs_stand_beside_baselines(sources, tmp_path):
     assert "| islands | 100 | 80.7 ± 1.5 (3) | 61.2 |" in drawn
 
 
+def test_baselines_are_those_of_all_and_other_pairs_are_refused(record):
+    rows = [tables.row_of([group]) for group in ("bert", "no_nsp")]
+    first, last = record["units"][0]["pairs"]["blimp"], record["units"][-1]["pairs"]["blimp"]
+    last["phenomena"][0]["baselines"]["lstm"] = 0.5
+    first["phenomena"][1]["baselines"].clear()
+    drawn = tables.pairs_table(record, rows, "blimp")
+    assert drawn[0] == "|  | pairs | bert | no_nsp | ngram | lstm |"
+    assert drawn[3].endswith("| 61.2 | 50.0 |") and drawn[4].endswith("| 61.2 |  |")
+    last["phenomena"][1]["pairs"] = 50
+    problem = "bert seed 0 has 100 pairs of blimp islands and no_nsp seed 1 has 50 pairs of blimp islands"
+    with pytest.raises(InputError, match=problem):
+        tables.pairs_table(record, rows, "blimp")
+
+
 def test_one_seed_has_the_interval_over_pairs(sources, tmp_path):
     collecting.write_record(collecting.collect([tmp_path / "runs" / "bert" / "seed0"]), tmp_path / "records" / "a.json")
     drawn = draw(tmp_path, sources, page("pairs", 'record = "a"\nrows = [["bert", "ours"]]\npairs = "blimp"\n'))
@@ -374,7 +453,7 @@ def test_one_seed_has_the_interval_over_pairs(sources, tmp_path):
 
 def test_runs_say_where_and_how_often_they_were_started(sources, tmp_path):
     drawn = draw(tmp_path, sources, page("runs", 'record = "table5"\nrows = [["no_nsp", "No NSP"]]\n'))
-    assert "| No NSP | 1 | 2 x 64 | 8 | 0.01 | 1.5 | 1 | 01234567 | a CPU |" in drawn
+    assert "| No NSP | 1 | 2 x 64 | 8 | 0.01 | 1.5 | 1 | 01234567, 01234567+ | a CPU |" in drawn
 
 
 def test_values_stand_within_a_line(sources, tmp_path):
@@ -382,9 +461,18 @@ def test_values_stand_within_a_line(sources, tmp_path):
     text = "It is <!-- value run a.b .1e -->?<!-- end --> of <!-- value run name s --><!-- end -->.\n"
     drawn = draw(tmp_path, sources, text)
     assert ">1.2e-05<!-- end --> of " in drawn and ">x<!-- end -->." in drawn
-    for wrong, problem in (("a.c .1e", "has no a.c"), ("name .1e", "cannot format")):
-        with pytest.raises(InputError, match=problem):
-            draw(tmp_path, sources, f"<!-- value run {wrong} --><!-- end -->\n")
+    (tmp_path / "records" / "other.json").write_text("{")
+    for wrong, problem in (
+        ("run a.c .1e", "has no a.c"),
+        ("run name .1e", "cannot format"),
+        ("ran name s", "there is no record 'ran'"),
+        ("other name s", "other.json is damaged"),
+    ):
+        above = page("table", SCORES)
+        with pytest.raises(InputError, match=rf"page\.md:{above.count(chr(10)) + 1}: .*{problem}"):
+            draw(tmp_path, sources, f"{above}<!-- value {wrong} --><!-- end -->\n")
+    collecting.write_record({"a": 3}, tmp_path / "records" / "packed.json.gz")
+    assert ">3<!-- end -->" in draw(tmp_path, sources, "<!-- value packed a d --><!-- end -->\n")
 
 
 def test_pictures_are_drawn_the_same_each_time(sources, tmp_path):
@@ -406,13 +494,13 @@ def test_pictures_are_drawn_the_same_each_time(sources, tmp_path):
 
 def test_the_template_can_be_drawn(repository, tmp_path):
     text = (repository / "benchmarks" / "templates" / "ablations.md").read_text()
-    groups = set(re.findall(r'"([a-z_0-9]+-(?:tiny|mini|small))"', text))
+    groups = set(re.findall(r'"([a-z_0-9]+-(?:tiny|mini|L2_H256))"', text))
     directories = [make_unit(tmp_path / "runs", group, seed, 0.8 + 0.01 * seed) for group in groups for seed in (0, 1)]
     for run in ("table5", "table6", "table8", "later"):
         collecting.write_record(collecting.collect(directories), tmp_path / "records" / f"{run}.json.gz")
     sources = pages.Sources(tmp_path / "records", repository / "benchmarks" / "paper.toml")
     drawn = draw(tmp_path, sources, text)
-    assert "80.5 ± 0.7 (2)" in drawn
+    assert "80.5 ± 0.7 (2)" in drawn and drawn.count("Paper: ") == 2  # Table 6 has no figure of the paper's
     assert draw(tmp_path, sources, drawn) == drawn and len(list(tmp_path.glob("*.png"))) == 1
 
 
@@ -427,8 +515,25 @@ def test_the_template_can_be_drawn(repository, tmp_path):
         (page("table", SCORES.replace('paper = "table5"', 'paper = "table9"')), "no table 'table9' of the paper"),
         (page("table", SCORES.replace('"no_nsp"', '"no_nps"')), "no group 'no_nps' .did you mean"),
         (page("table", SCORES.replace("label", "name")), "a column is"),
+        (page("table", SCORES.replace('paper = "sst2"', 'paper = "sst3"')), "has no 'sst3' .did you mean 'sst2'"),
+        (page("table", SCORES.replace('paper = "table5"', "")), "has no 'sst2'; name the paper's table"),
+        (page("table", SCORES + 'by = "example"\n'), 'by = "example": a block table goes by pretraining or finetuning'),
+        (page("table", SCORES + 'by = "examples"\n'), 'by = "examples": a block table goes by'),
+        (page("differences", SCORES + 'baseline = "bert"\nby = "seeds"\n'), "goes by pretraining or .* or examples"),
+        (page("table", SCORES.replace("label =", "digits = 1.5, label =")), "digits = 1.5; give a whole number"),
+        (page("table", SCORES.replace("label =", "digits = -1, label =")), "digits = -1; give a whole number"),
+        (page("table", SCORES.replace("label =", 'scale = "a", label =')), 'scale = "a"; give a number'),
+        (page("table", 'record = "table5"\nrows = [["bert"]]\ncolumns = ["x"]\n'), 'a column is "x"'),
+        (page("runs", 'record = "table5"\nrows = [[]]\n'), "rows = .*: .. is no list of 1 to 3 strings"),
+        (page("runs", 'record = "table5"\nrows = ["x"]\n'), 'rows = .*: "x" is no list of 1 to 3 strings'),
+        (page("runs", 'record = "table5"\nrows = "x"\n'), 'rows = "x": it is a str; use a list'),
+        (page("runs", 'record = 5\nrows = [["bert"]]\n'), "record = 5: it is a int; use a str"),
+        (page("plans", 'record = "table5"\nrows = [["bert"]]\n'), "is no list of 2 strings"),
         (page("curves", 'record = "table5"\nrows = [["bert"]]\nfile = "c.png"\nmetric = "x"\n'), "no held-out x"),
         (page("table", SCORES).replace("<!-- end -->", ""), "0 of them are whole"),
+        # The end of the value is not the table's, and what is written between them stays.
+        (page("table", SCORES).replace("<!-- end -->", "") + "<!-- value paper a s --><!-- end -->\n", "1 of them are"),
+        (page("table", SCORES).replace("<!-- end -->", "") + page("table", SCORES), "1 of them are whole"),
     ],
 )
 def test_what_a_page_gets_wrong_is_one_line(text, problem, sources, tmp_path):

@@ -75,8 +75,8 @@ def token_scores(
       names: what messages call each sentence, such as "file.txt:3".
       progress: is called with the numbers of rows that are done, and of all.
 
-    Raises: InputError if the model does not predict words, if it has no such method, or if a sentence has no token or
-    more than the model has positions.
+    Raises: InputError if the model does not predict words, if it has no such method, if a sentence has no token or
+    more than the model has positions, or if a score is not finite.
     """
     if isinstance(sentences, str):
         raise InputError("sentences is a single text; give a list of them, such as [text]")
@@ -86,7 +86,12 @@ def token_scores(
     place_of = [places.setdefault(ids.tobytes(), len(places)) for ids in token_ids]
     different = [np.frombuffer(key, np.int32) for key in places]
     found = _score(bert, different, method, progress) if different else []
-    return [found[place] for place in place_of]
+    scores = [found[place] for place in place_of]
+    for place, each in enumerate(scores):
+        if not np.isfinite(each).all():
+            name = names[place] if names else f"sentence {place + 1}"
+            raise InputError(f"{name}: a score is not finite; the model's parameters are not those of a trained one")
+    return scores
 
 
 def check_method(bert: Pretrained, method: str) -> str:

@@ -44,6 +44,9 @@ def main() -> None:
         raise InputError("--checkpoint is needed: a work directory, or a model in any format")
     if bool(DATA.value) == bool(INPUT.value):
         raise InputError("give --data, a prepared data set, or --input, text; one of them")
+    given, unused = ("data", ("next_sentence", "max_seq_length")) if DATA.value else ("input", ("split", "cache_gb"))
+    if wrong := [name for name in unused if flags.FLAGS[name].present]:
+        raise InputError(f"--{wrong[0]} has no effect with --{given}; leave it out")
     reuse_freed_memory()
     from bert_jax.checkpoints.pretrained import load_pretrained
     from bert_jax.inference.evaluate import evaluate_pretrained, evaluate_text

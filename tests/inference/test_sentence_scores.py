@@ -158,3 +158,9 @@ def test_what_cannot_be_scored_is_named(bert, causal):
     headless = dataclasses.replace(bert, params={"encoder": bert.params["encoder"]}, task="encoder")
     with pytest.raises(InputError, match="no head that predicts words"):
         score_sentences(headless, ["the"])
+
+
+def test_scores_that_are_not_finite_are_refused(bert):
+    broken = dataclasses.replace(bert, params=jax.tree.map(lambda leaf: leaf * np.nan, bert.params))
+    with pytest.raises(InputError, match=r"in.txt:1: a score is not finite; the model's parameters"):
+        token_scores(broken, ["the"], names=["in.txt:1"])

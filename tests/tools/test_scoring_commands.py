@@ -65,6 +65,8 @@ def test_evaluate(repository, tmp_path, toy_data, model):
         ("score_sentences", [], "--checkpoint is needed"),
         ("score_sentences", ["--checkpoint=x", "--limit=3"], "give --pairs=FILE too"),
         ("evaluate", ["--checkpoint=x"], "give --data, a prepared data set, or --input"),
+        ("evaluate", ["--checkpoint=x", "--data=y", "--max_seq_length=9"], "--max_seq_length has no effect"),
+        ("evaluate", ["--checkpoint=x", "--input=y", "--split=train"], "--split has no effect with --input"),
     ],
 )
 def test_flags_that_do_not_fit_are_one_line(repository, tool, arguments, message):
