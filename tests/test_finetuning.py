@@ -16,9 +16,15 @@ import bert_jax
 from bert_jax.devices.sharding import make_mesh
 from bert_jax.errors import InputError
 from bert_jax.finetuning import finetune
-from bert_jax.settings.finetuning import FinetuneDataConfig, FinetuneTrainConfig, ProbeConfig, TaskConfig
+from bert_jax.settings.finetuning import (
+    FinetuneDataConfig,
+    FinetuneModelConfig,
+    FinetuneTrainConfig,
+    ProbeConfig,
+    TaskConfig,
+)
 from bert_jax.settings.pretraining import EvalConfig, MeshConfig, OptimizerConfig
-from bert_jax.tasks.prepare import prepare
+from bert_jax.tasks.prepare import open_inputs, prepare
 from bert_jax.tasks.results import describe_run
 from bert_jax.training.report import read_metrics
 
@@ -253,6 +259,21 @@ def test_a_dev_row_without_a_label_is_found_before_training(topics, start, tmp_p
         prepare(topics_run(tmp_path / "data", start), bert_jax.load_pretrained(start))
 
 
+@pytest.mark.parametrize(
+    ("trained", "changes", "expected"),
+    [
+        ({"gradient_dtype": "bfloat16"}, {"compute_dtype": "float32"}, ("float32", "float32", "default")),
+        ({"gradient_dtype": "bfloat16"}, {"compute_dtype": "bfloat16"}, ("bfloat16", "bfloat16", "default")),
+        ({"gradient_dtype": "bfloat16"}, {"matmul_precision": "highest"}, ("float32", "float32", "highest")),
+    ],
+)
+def test_the_model_of_a_run_may_be_computed_in_another_dtype(topics, tmp_path, trained, changes, expected):
+    narrow = make_pretrained(tmp_path, compute_dtype="bfloat16", **trained)
+    model = open_inputs(topics_run(topics, narrow, model=FinetuneModelConfig(**changes))).model
+    model.validate()  # as when it is loaded
+    assert (model.compute_dtype, model.gradient_dtype, model.matmul_precision) == expected
+
+
 @pytest.mark.parametrize(("num_outputs", "kept"), [(3, False), (1, True)])
 def test_a_head_without_names_is_kept_for_as_many_outputs(start, tmp_path, num_outputs, kept):
     (tmp_path / "train.tsv").write_text("text\tscore\nban\t1\nbis\t2\n")
@@ -279,7 +300,9 @@ def test_evaluating_on_the_training_data_is_told(topics, start):
     assert warnings == [
         "warning: dev is the training data, so the metrics say nothing of new data; give TRAIN_FILE,DEV_FILE"
     ]
-    assert "warning" not in " ".join(lines(topics))
+    told = " ".join(lines(topics))
+    assert "warning" not in told and "train: 160 examples of columns sentence, label, 160 rows" in told
+    assert "test: 20 examples of columns sentence, 20 rows" in told
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from bert_jax.checkpoints.names import flatten, unflatten
 from bert_jax.checkpoints.pretrained import Pretrained
 from bert_jax.inference.predict import task_of
 from bert_jax.model.objective import encode, task_forward
+from bert_jax.settings.rules import to_dict
 from bert_jax.storage.places import Place
 from bert_jax.storage.writing import new_directory, write_json
 from bert_jax.text.wordpiece import WordPiece
@@ -35,6 +36,10 @@ outputs = jax.jit(model.call)(params, token_ids, type_ids, mask{more})
 
 B is free, and so is L up to {length}. Token ids are [CLS] text [SEP], or [CLS] text [SEP] text [SEP], as
 `bert_jax.load_tokenizer`{transformers} cuts text with these files. Outputs: {outputs}
+{settings}"""
+_SETTINGS = """
+`task_settings` of `labels.json` are the settings of the task: for squad2, there is no answer where the two logits of
+[CLS] add up to more than those of the best answer by over `null_threshold`.
 """
 _OUTPUTS = {
     "sequence_classification": "logits [B, K], in the order of the labels; of a regression [B, 1], the number.",
@@ -88,6 +93,7 @@ def export_model(bert: Pretrained, directory: Place, platforms: tuple[str, ...] 
         "task": task.config.name if task is not None else "",
         "head": head,
         "labels": list(task.labels) if task is not None else [],
+        "task_settings": to_dict(task.config) if task is not None else {},
         "max_length": most,
         "platforms": list(platforms),
     }
@@ -103,6 +109,7 @@ def export_model(bert: Pretrained, directory: Place, platforms: tuple[str, ...] 
             length=most,
             more=", mask_positions" if has_masks else "",
             outputs=_OUTPUTS[head],
+            settings=_SETTINGS if task is not None else "",
             transformers=" or transformers' BertTokenizer" if bert.tokenizer.kind == WordPiece.kind else "",
         )
         (temporary / "README.md").write_text(readme, encoding="utf-8")

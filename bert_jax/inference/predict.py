@@ -86,8 +86,11 @@ def task_of(bert: Pretrained) -> Task | None:
         return None
     num_classes = bert.params["classifier"]["bias"].shape[0] if "classifier" in bert.params else 0
     name = "regression" if (bert.task, num_classes) == ("sequence_classification", 1) else _USUAL[bert.task]
-    labels = bert.labels or tuple(f"LABEL_{index}" for index in range(num_classes))
-    return make_task(TaskConfig(name=name, max_seq_length=min(384, bert.config.max_positions)), labels)
+    has_classes = bert.task in ("sequence_classification", "token_classification")
+    labels = bert.labels or tuple(f"LABEL_{index}" for index in range(num_classes)) if has_classes else ()
+    length = min(384, bert.config.max_positions)
+    settings = TaskConfig(name=name, max_seq_length=length, max_query_length=max(1, min(64, length // 2)))
+    return make_task(settings, labels)
 
 
 # The task of a head for models without task settings.

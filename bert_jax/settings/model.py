@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The settings of a model: its shape, its precision and the sizes that have names."""
 
+import dataclasses
 import math
 from dataclasses import dataclass
 
@@ -73,6 +74,12 @@ class ModelConfig:
             return min(self.unroll, self.num_layers)
         fast_enough = platform == "cpu" or self.num_layers <= MOST_UNROLLED.get(platform, 1)
         return self.num_layers if fast_enough and self.remat == "none" else 1
+
+    def computing_in(self, dtype: str) -> "ModelConfig":
+        """Returns this model with another compute dtype, without what that dtype does not allow."""
+        gradients = self.gradient_dtype if dtype == "bfloat16" else "float32"
+        precision = self.matmul_precision if dtype == "float32" else "default"
+        return dataclasses.replace(self, compute_dtype=dtype, gradient_dtype=gradients, matmul_precision=precision)
 
     @property
     def padded_vocab_size(self) -> int:

@@ -6,6 +6,7 @@ each other, the model gives each a number, and the softmax over the example's nu
 
 It reads tables and JSON with the columns or keys of SWAG (sent1, sent2, ending0 .. ending3, label), where an ending
 goes on after sent2; JSON with a list of choices; and CODAH's tables without header (category, prompt, endings, label).
+A question beside a context or premise goes on after it, such as the "cause" or "effect" of COPA.
 
 Source: paper, section 4.4.
 """
@@ -17,18 +18,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bert_jax.data.sources import tfds_text
 from bert_jax.errors import InputError
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.storage.places import Place
 from bert_jax.tasks import scores
 from bert_jax.tasks.base import Row, Rows, Task
 from bert_jax.tasks.classify import SPLITS, id_of
-from bert_jax.tasks.readers import Examples, Record, Table, find_split_file, first_row, read_table
+from bert_jax.tasks.readers import Examples, Record, Table, find_split_file, first_row, is_tsv, read_table
 from bert_jax.tasks.texts import check_length, join, softmax, write_predictions
 from bert_jax.text.tokenizer import Tokenizer
 
-_CONTEXTS = ("context", "sent1", "question", "prompt", "premise", "ctx", "startphrase")
+_CONTEXTS = ("context", "sent1", "premise", "question", "prompt", "ctx", "startphrase")
 _CHOICES = ("choices", "endings", "options", "answers")
 _LABELS = ("label", "answer", "gold")
 _IDS = ("id", "idx", "index")
@@ -43,6 +43,16 @@ class ChoiceExample(NamedTuple):
     label: int | None = None
     id: int | str = 0
     where: str = ""
+
+
+class Columns(NamedTuple):
+    """The columns or keys of an example; "" for what is not there."""
+
+    context: str
+    question: str  # goes on after the context
+    choices: str  # a list of them
+    endings: tuple[str, ...]  # or a column for each
+    label: str
 
 
 class Chosen(NamedTuple):
@@ -87,13 +97,16 @@ def _read(config: TaskConfig, source: str, split: str) -> list[ChoiceExample]:
     table = _table(place)
     if not table.records:
         raise InputError(f"{place} holds no example; give data, a row or object for each")
-    return Examples(_example(config, record, number, split != "test") for number, record in enumerate(table.records))
+    context, question, choices, endings, label = _columns(config, table.records[0])
+    return Examples(
+        (_example(config, record, number, split != "test") for number, record in enumerate(table.records)),
+        columns=(context, question, choices, *endings, label),
+    )
 
 
 def _table(place: str) -> Table:
     """Returns the table of a file. A file of CODAH has no header: its first line ends in a label."""
-    name = place.lower().removesuffix(".gz").removesuffix(".zst")
-    if not place.startswith(tfds_text.PREFIX) and not name.endswith((".csv", ".json", ".jsonl", ".ndjson")):
+    if is_tsv(place):
         row = first_row(place)
         if len(row) >= 5 and row[-1].strip().isdecimal():
             endings = (f"ending{number}" for number in range(len(row) - 3))
@@ -101,35 +114,44 @@ def _table(place: str) -> Table:
     return read_table(place)
 
 
+def _columns(config: TaskConfig, record: Mapping[str, object]) -> Columns:
+    """Returns the columns of a record: those of the settings, or else the first usual names that it has."""
+    context = config.text_column or next((key for key in _CONTEXTS if key in record), "")
+    has_question = not config.text_column and context != "question" and isinstance(record.get("question"), str)
+    choices = config.second_text_column or next((key for key in _CHOICES if key in record), "")
+    # Numbers are of no fixed width, and their order in the file is not always theirs.
+    endings = sorted((key for key in record if _ENDING.fullmatch(key)), key=lambda key: int(re.sub(r"\D", "", key)))
+    label = config.label_column or next((key for key in _LABELS if key in record), "")
+    return Columns(context, "question" if has_question else "", choices, () if choices else tuple(endings), label)
+
+
 def _example(
     config: TaskConfig, record: Mapping[str, object], number: int, labelled: bool, where: str = ""
 ) -> ChoiceExample:
     """Returns the example of a record. Raises: InputError if it is not one."""
     where = record.where if isinstance(record, Record) else where
-    context_key = config.text_column or next((key for key in _CONTEXTS if key in record), "")
-    context = record.get(context_key)
+    columns = _columns(config, record)
+    context = record.get(columns.context)
     if not isinstance(context, str):
-        raise _missing(where, context_key or "context or sent1", "the text that goes on", record)
-    choices_key = config.second_text_column or next((key for key in _CHOICES if key in record), "")
-    if choices_key:
-        choices, start = record.get(choices_key), ""
+        raise _missing(where, columns.context or "context or sent1", "the text that goes on", record)
+    if columns.question:
+        context = f"{context} {record[columns.question]}"
+    if columns.choices:
+        choices, start = record.get(columns.choices), ""
         if isinstance(choices, Mapping) and isinstance(choices.get("text"), list):
             choices = choices["text"]
     else:
-        # Numbers are of no fixed width, and their order in the file is not always theirs.
-        keys = sorted((key for key in record if _ENDING.fullmatch(key)), key=lambda key: int(re.sub(r"\D", "", key)))
-        choices, start = [record[key] for key in keys], record.get("sent2") or ""
+        choices, start = [record[key] for key in columns.endings], record.get("sent2") or ""
         while choices and choices[-1] in ("", None):  # a table has as many columns as the longest row
             choices.pop()
     if not isinstance(choices, list) or not all(isinstance(each, str) for each in (*choices, start)):
-        raise _missing(where, choices_key or "choices or ending0", "a list of texts", record)
+        raise _missing(where, columns.choices or "choices or ending0", "a list of texts", record)
     if len(choices) < 2:
         raise InputError(f"{where} has {len(choices)} choices; there must be two or more")
     choices = tuple(f"{start} {choice}".strip() for choice in choices)
-    label_key = config.label_column or next((key for key in _LABELS if key in record), "")
-    label = _label(record.get(label_key), len(choices), where)
+    label = _label(record.get(columns.label), len(choices), where)
     if label is None and labelled:
-        raise _missing(where, label_key or "label", "the number of the right choice, from 0", record)
+        raise _missing(where, columns.label or "label", "the number of the right choice, from 0", record)
     found = next((record[key] for key in _IDS if key in record), None)
     return ChoiceExample(context, choices, label, id_of(found, number), where)
 

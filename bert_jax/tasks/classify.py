@@ -12,6 +12,7 @@ from bert_jax.tasks.base import Task
 from bert_jax.tasks.readers import Examples, Record, find_split_file, read_table, tfds_classes
 from bert_jax.tasks.texts import (
     CLASS_METRICS,
+    HIDDEN,
     NUMBER_METRICS,
     ClassifyExample,
     check_labelled,
@@ -35,8 +36,9 @@ SPLITS = {"train": ("train",), "eval": ("dev",), "test": ("test",)}
 # What columns are called, in small letters; the first that is there is taken.
 _PAIRS = (("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"), ("text1", "text2"),
           ("text_a", "text_b"), ("sentence_a", "sentence_b"), ("sent1", "sent2"), ("query", "passage"),
-          ("question", "sentence"))  # fmt: skip
+          ("question", "sentence"), ("question", "passage"))  # fmt: skip
 _TEXTS = ("text", "sentence", "content", "review", "question", "comment", "body", "document")
+_FIRSTS = (*_TEXTS, *(first for first, _ in _PAIRS))  # of a text alone, or of one whose second is named
 _CLASSES = ("label", "gold_label", "labels", "class", "category", "target", "entailment_judgment", "sentiment")
 _NUMBERS = ("score", "label", "similarity_score", "relatedness_score", "similarity", "rating", "value", "target")
 _IDS = ("index", "idx", "id", "guid", "pair_id")
@@ -67,7 +69,7 @@ def classification_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
         num_outputs=len(labels),
         metric=metric,
         splits=SPLITS,
-        read=partial(_read, config, _CLASSES, label_name),
+        read=partial(_read, config, _CLASSES, label_name, None if HIDDEN in labels else HIDDEN),
         parse=partial(parse_texts, _named_columns(config), _is_pair(config)),
         make_rows=partial(make_rows, config, partial(class_of, numbers)),
         decode=partial(decode_classes, labels),
@@ -93,7 +95,7 @@ def regression_task(config: TaskConfig) -> Task:
         num_outputs=1,
         metric=metric,
         splits=SPLITS,
-        read=partial(_read, config, _NUMBERS, label_number),
+        read=partial(_read, config, _NUMBERS, label_number, None),
         parse=partial(parse_texts, _named_columns(config), _is_pair(config)),
         make_rows=partial(make_rows, config, number_of),
         decode=decode_numbers,
@@ -117,9 +119,10 @@ def _is_pair(config: TaskConfig) -> bool | None:
 
 def _named_columns(config: TaskConfig) -> list[tuple[str, str]]:
     """Returns the columns of the texts of an input, in the order to try them; "" means no second text."""
-    if config.text_column or config.second_text_column:
-        return [(config.text_column or _TEXTS[0], config.second_text_column)]
-    return [*_PAIRS, *((text, "") for text in _TEXTS)]
+    if config.text_column:
+        return [(config.text_column, config.second_text_column)]
+    pairs = () if config.second_text_column else _PAIRS
+    return [*pairs, *((text, config.second_text_column) for text in _FIRSTS)]
 
 
 # Reading
@@ -129,10 +132,14 @@ def _read(
     config: TaskConfig,
     usual_labels: Sequence[str],
     convert: Callable[[object, str], str | float | None],
+    hidden: str | None,
     source: str,
     split: str,
 ) -> list[ClassifyExample]:
-    """Returns the examples of a split; [] if it is not there. Raises: InputError with file and line."""
+    """Returns the examples of a split; [] if it is not there. A label of test that is `hidden` is not known.
+
+    Raises: InputError with file and line.
+    """
     place = find_split_file(source, split)
     if not place:
         return []
@@ -148,18 +155,24 @@ def _read(
         )
     number = _find_column("", _IDS, table.columns)
     classes = tfds_classes(place) if place.startswith(tfds_text.PREFIX) else {}
+
+    def label_of(record: Record) -> str | float | None:
+        value = convert(named_class(record.get(label), classes.get(label)), record.where)
+        return None if split == "test" and value == hidden else value
+
     examples = Examples(
         (
             ClassifyExample(
                 text_of(record, text),
                 text_of(record, second) if second else None,
-                convert(named_class(record.get(label), classes.get(label)), record.where),
+                label_of(record),
                 id_of(record.get(number), place_in_data),
                 record.where,
             )
             for place_in_data, record in enumerate(table.records)
         ),
         {"skipped: too few columns": table.skipped},
+        (text, second, label),
     )
     if split != "test":
         check_labelled(examples)
@@ -178,8 +191,7 @@ def _text_columns(config: TaskConfig, columns: Sequence[str], place: str) -> tup
             found = [_find_column("", (name,), columns) for name in pair]
             if all(found):
                 return found[0], found[1]
-    firsts = (*_TEXTS, *(first for first, _ in _PAIRS))
-    if not (found := _find_column("", firsts, [name for name in columns if name != config.second_text_column])):
+    if not (found := _find_column("", _FIRSTS, [name for name in columns if name != config.second_text_column])):
         raise InputError(
             f"{place} has no column with a usual name for text; it has {_listed(columns)}: set task.text_column, and "
             "for pairs task.second_text_column"
@@ -216,9 +228,9 @@ def named_class(value: object, classes: Sequence[str] | None) -> object:
 
 
 def id_of(value: object, place: int) -> int | str:
-    """Returns the id that the data give an example, as an integer if it is one, or else its position."""
+    """Returns the id that the data give an example, as an integer if it is written like one, or else its position."""
     if isinstance(value, str) and (text := value.strip()):  # blanks to it are more than to int()
-        return int(text) if text.isdecimal() and len(text) < 19 else text
+        return int(text) if text.isdecimal() and len(text) < 19 and str(int(text)) == text else text
     return value if isinstance(value, int) and not isinstance(value, bool) else place
 
 
@@ -237,7 +249,7 @@ def parse_texts(columns: Sequence[tuple[str, str]], pair: bool | None, value: ob
         small = {str(key).lower(): key for key in reversed(value)}
         for names in columns:
             keys = [name if name in value else small.get(name.lower()) for name in names if name]
-            if all(key is not None for key in keys):
+            if all(key is not None for key in keys) and len(set(keys)) == len(keys):
                 texts = [value[key] for key in keys]
                 break
         else:

@@ -7,7 +7,7 @@ new classifier learns IOB2; a model with its own labels keeps their scheme.
 A row is [CLS] words [SEP]. A sentence that is too long is cut into windows at word boundaries. Each window predicts
 some of its words and uses the others as context, so every word has one prediction. With `document_context` the
 neighbouring sentences fill the row, with as many tokens before as after if possible; a file without -DOCSTART- lines
-is one document.
+is one document, and so is one of JSON lines or a split of TFDS.
 
 Source: paper, section 5.3.
 """
@@ -103,7 +103,7 @@ def ner_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
         metric=config.metric or "f1",
         splits=SPLITS,
         read=partial(_read, config),
-        parse=_parse,
+        parse=partial(_parse, config),
         make_rows=partial(_make_rows, config, labels),
         decode=partial(_decode, labels),
         score=_score,
@@ -168,7 +168,7 @@ def _read_records(config: TaskConfig, place: str) -> list[NerExample]:
             if wrong is not None or len(tags) != len(words):
                 problem = f"{len(words)} words have {len(tags)} tags" if wrong is None else f"{wrong!r:.60} is no tag"
                 raise InputError(f"{record.where}: {problem}; write one for each word: O, B-TYPE or I-TYPE")
-        examples.append(NerExample(words, tags, None, record.where))
+        examples.append(NerExample(words, tags, 0, record.where))
     return examples
 
 
@@ -180,16 +180,17 @@ def _strings(record: Mapping[str, object], key: str) -> list[str]:
     return values
 
 
-def _parse(value: object, where: str) -> NerExample:
-    """Returns the example of a user's input: a text, a list of words, or an object with "text" or "tokens"."""
+def _parse(config: TaskConfig, value: object, where: str) -> NerExample:
+    """Returns the example of a user's input: a text, a list of words, or an object with either."""
+    named = config.text_column or _WORDS[0]
     if isinstance(value, Mapping):
-        value = next((value[key] for key in ("text", *_WORDS) if key in value), None)
+        value = next((value[key] for key in (named, *_WORDS, "text") if key in value), None)
     if isinstance(value, str):
         pieces = list(_split_words(value))
         return NerExample([word for word, _ in pieces], None, None, where, value, [start for _, start in pieces])
     if isinstance(value, (list, tuple)) and all(isinstance(word, str) for word in value):
         return NerExample(list(value), None, None, where)
-    raise InputError(f'{where}: give a text, a list of words, or {{"text": "..."}} or {{"tokens": ["...", "..."]}}')
+    raise InputError(f'{where}: give a text, a list of words, or {{"text": "..."}} or {{"{named}": ["...", "..."]}}')
 
 
 def _split_words(text: str) -> Iterator[tuple[str, int]]:

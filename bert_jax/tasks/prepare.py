@@ -39,7 +39,8 @@ def open_inputs(config: FinetuneConfig) -> Inputs:
     Raises: InputError if the model or the data cannot be read, or do not fit each other or the task.
     """
     task, start, data = prepare(config, load_start(config.init_checkpoint))
-    model = dataclasses.replace(start.config, **to_dict(config.model))
+    model = dataclasses.replace(start.config.computing_in(config.model.compute_dtype), **to_dict(config.model))
+    model.validate()
     return Inputs(check_probe(config, task, model), task, start, data, model, train_config(config, data))
 
 

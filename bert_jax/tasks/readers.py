@@ -59,11 +59,14 @@ class Table(NamedTuple):
 
 
 class Examples(list[Any]):
-    """Examples of a task, and how many records were left out by reason."""
+    """Examples of a task, how many records were left out by reason, and the columns that were read."""
 
-    def __init__(self, examples: Iterable[Any] = (), counts: Mapping[str, int] | None = None):
+    def __init__(
+        self, examples: Iterable[Any] = (), counts: Mapping[str, int] | None = None, columns: Iterable[str] = ()
+    ):
         super().__init__(examples)
         self.counts = {reason: count for reason, count in (counts or {}).items() if count}
+        self.columns = tuple(name for name in columns if name)
 
 
 # Finding
@@ -185,6 +188,11 @@ def read_table(place: str, columns: Sequence[str] = (), lenient: bool = False) -
     if name.endswith(".json"):
         return _json_table(read_json(place))
     return _rows_table(place, _csv_rows(place) if name.endswith(".csv") else _tsv_rows(place), columns, lenient)
+
+
+def is_tsv(place: str) -> bool:
+    """Returns whether `read_table` takes a place for a tab-separated file."""
+    return not _is_tfds(place) and not _plain_name(place).endswith((".csv", ".jsonl", ".ndjson", ".json"))
 
 
 def read_wide_tsv(place: str, columns: Sequence[str], lenient: bool = False) -> Table:

@@ -49,9 +49,11 @@ def describe_run(
     ]
     for split in (data.train, *data.evaluation, *data.test):
         lengths = [len(row.token_ids) for row in split.rows] or [0]
+        columns = ", ".join(getattr(split.examples, "columns", ()))
         lines.append(
-            f"{split.name}: {len(split.examples):,} examples, {len(split.rows):,} rows of {np.mean(lengths):.0f} "
-            f"tokens on average, {max(lengths)} at most" + (f"; {listed(split.counts)}" if split.counts else "")
+            f"{split.name}: {len(split.examples):,} examples{' of columns ' if columns else ''}{columns}, "
+            f"{len(split.rows):,} rows of {np.mean(lengths):.0f} tokens on average, {max(lengths)} at most"
+            + (f"; {listed(split.counts)}" if split.counts else "")
         )
     if same := [split.name for split in (*data.evaluation, *data.test) if split.examples == data.train.examples]:
         lines.append(

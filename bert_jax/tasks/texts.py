@@ -50,6 +50,8 @@ class Scored(NamedTuple):
 
 # Labels
 
+HIDDEN = "-1"  # what data sets write for a label that they keep to themselves
+
 
 def label_name(value: object, where: str) -> str | None:
     """Returns a class as text; None if it is missing. Raises: InputError if it is neither text nor a number."""

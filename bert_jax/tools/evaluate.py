@@ -55,9 +55,7 @@ def main() -> None:
     for note in bert.notes:
         print(f"note: {note}", file=sys.stderr)
     if DTYPE.value:
-        config = dataclasses.replace(bert.config, compute_dtype=DTYPE.value)
-        config.validate()
-        bert = dataclasses.replace(bert, config=config)
+        bert = dataclasses.replace(bert, config=bert.config.computing_in(DTYPE.value))
     if DATA.value:
         found = evaluate_pretrained(bert, DATA.value, SPLIT.value, cache_gb=CACHE_GB.value)
     else:

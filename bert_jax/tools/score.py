@@ -31,6 +31,8 @@ def _score() -> dict[str, float]:
     kind, _, name = TASK.value.partition(":")
     if ODDS.value and kind != "squad2":
         raise InputError(f"--na_prob_file {ODDS.value} is for squad2, not for {TASK.value}; leave it out")
+    if flags.FLAGS["na_prob_thresh"].present and not ODDS.value:
+        raise InputError(f"--na_prob_thresh {THRESHOLD.value} is for squad2 with --na_prob_file; give that, or neither")
     if TASK.value in ("squad1", "squad2"):
         from bert_jax.tasks.squad import score as squad_score
 

@@ -66,9 +66,7 @@ def _load() -> "Pretrained":
     for note in bert.notes:
         print(f"note: {note}", file=sys.stderr)
     if DTYPE.value:
-        config = dataclasses.replace(bert.config, compute_dtype=DTYPE.value)
-        config.validate()
-        bert = dataclasses.replace(bert, config=config)
+        bert = dataclasses.replace(bert, config=bert.config.computing_in(DTYPE.value))
     return bert
 
 

@@ -350,20 +350,23 @@ def test_an_exported_encoder_gives_vectors_and_words(repository, start, tmp_path
     ("task", "head", "labels"),
     [
         ("ner", "token_classification", ("O", "B-PER", "I-PER")),
-        ("squad1", "question_answering", ()),
+        ("squad2", "question_answering", ()),
         ("choice", "multiple_choice", ()),
         ("regression", "sequence_classification", ()),
     ],
 )
 def test_every_head_is_exported(repository, tmp_path, task, head, labels):
-    settings = {"max_query_length": 8} if task == "squad1" else {}
+    settings = {"max_query_length": 8, "null_threshold": -1.5} if task == "squad2" else {}
     model = make_model(tmp_path, task, head, labels, **settings)
     result = tool(repository, "export", checkpoint=model, output=tmp_path / "served", platforms="cpu")
     assert result.returncode == 0, result.stderr
     arrays = arrays_of(load_tokenizer(tmp_path / "served"), SENTENCES)
     logits = call_exported(tmp_path / "served", tmp_path, *arrays)["logits"]
     length = arrays[0].shape[1]
-    assert logits.shape == {"ner": (4, length, 3), "squad1": (4, length, 2), "choice": (4,), "regression": (4, 1)}[task]
+    about = json.loads((tmp_path / "served" / "labels.json").read_text())["task_settings"]
+    assert about["name"] == task and about["null_threshold"] == settings.get("null_threshold", 0.0)
+    assert "`null_threshold`" in (tmp_path / "served" / "README.md").read_text()
+    assert logits.shape == {"ner": (4, length, 3), "squad2": (4, length, 2), "choice": (4,), "regression": (4, 1)}[task]
     if task == "ner":
         tokens = np.argmax(logits, axis=-1)
         for row, tagged in enumerate(bert_jax.load_predictor(model)([text.split() for text in SENTENCES])):

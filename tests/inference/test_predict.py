@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `predict` reads and says: lines as they come, blanks in batches of like lengths."""
 
+import dataclasses
 import io
 
 import numpy as np
@@ -9,7 +10,7 @@ from builders import make_pretrained
 
 import bert_jax
 from bert_jax.errors import InputError
-from bert_jax.inference.predict import fill_masks, read_blanks
+from bert_jax.inference.predict import Predictor, fill_masks, read_blanks, task_of
 from bert_jax.tools.lines import converse, open_lines, parse_line, read_lines
 
 TEXTS = ["the [MASK] .", "ban [MASK] [MASK] [MASK] bas dar dir ban ber bis .", "[MASK]", "ban ber bis dan [MASK] der ."]
@@ -37,6 +38,25 @@ def test_blanks_that_cannot_be_read_are_named(bert):
         read_blanks(bert, "[MASK] " * 100, "in.txt:7")
     with pytest.raises(InputError, match="no text with a blank"):
         fill_masks(bert, [])
+
+
+def with_head(bert, task, part, num_outputs):
+    """Returns a model with a head and no settings, as one of Hugging Face's."""
+    head = {"kernel": np.zeros((32, num_outputs), np.float32), "bias": np.arange(num_outputs, dtype=np.float32)}
+    return dataclasses.replace(bert, params=bert.params | {part: head}, task=task)
+
+
+def test_a_model_for_choices_has_no_labels(bert):
+    (found,) = Predictor(with_head(bert, "multiple_choice", "classifier", 1))(["the ban\tber\tbis"])
+    assert found.probabilities == pytest.approx((0.5, 0.5))
+    assert task_of(with_head(bert, "sequence_classification", "classifier", 2)).labels == ("LABEL_0", "LABEL_1")
+
+
+def test_a_model_for_questions_may_have_few_positions(bert):
+    task = task_of(with_head(bert, "question_answering", "span", 2))
+    assert (task.config.max_seq_length, task.config.max_query_length) == (64, 32)
+    long = dataclasses.replace(bert, config=dataclasses.replace(bert.config, max_positions=512))
+    assert task_of(with_head(long, "question_answering", "span", 2)).config.max_query_length == 64
 
 
 @pytest.mark.parametrize(

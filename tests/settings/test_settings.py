@@ -43,6 +43,14 @@ def test_a_warm_up_is_said_in_one_way(section):
         getattr(config, section).validate()
 
 
+def test_another_compute_dtype_leaves_what_it_forbids():
+    narrow = dataclasses.replace(ModelConfig(), compute_dtype="bfloat16", gradient_dtype="bfloat16")
+    assert narrow.computing_in("bfloat16") == narrow and narrow.computing_in("float32") == ModelConfig()
+    exact = dataclasses.replace(ModelConfig(), matmul_precision="highest")
+    assert exact.computing_in("float32") == exact
+    assert exact.computing_in("bfloat16") == dataclasses.replace(ModelConfig(), compute_dtype="bfloat16")
+
+
 def test_padded_vocabulary():
     assert dataclasses.replace(ModelConfig(), vocab_size=30522).padded_vocab_size == 30592
     assert dataclasses.replace(ModelConfig(), vocab_size=256).padded_vocab_size == 256

@@ -67,6 +67,16 @@ def test_json_has_any_number_of_choices(tmp_path):
     assert own[:3] == ("a", ("b", "c"), 0)
 
 
+def test_copa_asks_for_the_cause_or_the_effect(tmp_path):
+    line = '{"premise": "I fell.", "choice1": "b", "choice2": "c", "question": "cause", "label": 1}'
+    found = read(tmp_path, "a.jsonl", line)
+    assert found[0][:3] == ("I fell. cause", ("b", "c"), 1)
+    assert found.columns == ("premise", "question", "choice1", "choice2", "label")
+    assert task().parse(json.loads(line), "f:1")[:2] == found[0][:2]
+    alone = read(tmp_path, "a.jsonl", line, text_column="premise")
+    assert alone[0].context == "I fell." and "question" not in alone.columns
+
+
 def test_a_test_split_needs_no_label(tmp_path):
     unlabelled = '{"context": "a", "choices": ["b", "c"]}'
     assert read(tmp_path, "test.jsonl", unlabelled, "test")[0].label is None

@@ -52,6 +52,7 @@ def example(text="a", second=None, label=None):
         ("label\tReview", {}, ("two", None, "one")),
         ("sentence_A\tsentence_B\tentailment_judgment", {}, ("one", "two", "three")),
         ("gold_label\tpremise\thypothesis", {}, ("two", "three", "one")),
+        ("question\tpassage\tlabel", {}, ("one", "two", "three")),
         ("a\tb\tc", {"text_column": "b", "label_column": "a"}, ("two", None, "one")),
         ("a\tb\tc", {"text_column": "c", "second_text_column": "a", "label_column": "b"}, ("three", "one", "two")),
         ("text\tx\tlabel", {"second_text_column": "x"}, ("one", "two", "three")),
@@ -63,6 +64,27 @@ def test_columns_are_named_or_guessed(tmp_path, header, settings, expected):
     path = write(tmp_path / "a.tsv", header + "\n" + "\t".join(values) + "\n")
     (found,) = classify(**settings).read(path, "train")
     assert found[:3] == expected and found.id == 0 and found.where == f"{path}:2"
+
+
+def test_the_columns_that_were_read_are_known(tmp_path):
+    path = write(tmp_path / "test.tsv", "id\tquestion\tpassage\n1\ta\tb\n")
+    assert classify().read(path, "test").columns == ("question", "passage")
+
+
+def test_a_hidden_label_of_test_is_unknown(tmp_path):
+    path = write(tmp_path / "test.csv", "text,label\na,-1\nb,no\n")
+    assert [each.label for each in classify(("no", "yes")).read(path, "test")] == [None, "no"]
+    numbers = write(tmp_path / "test.jsonl", '{"text": "a", "label": -1}')
+    assert classify(("0", "1")).read(numbers, "test")[0].label is None
+    assert classify(("-1", "1")).read(numbers, "test")[0].label == "-1"  # a class
+    assert regression_task(TaskConfig(name="regression")).read(numbers, "test")[0].label == -1.0
+    dev = write(tmp_path / "dev.csv", "text,label\na,-1\n")
+    assert classify(("no", "yes")).read(dev, "dev")[0].label == "-1"  # which is refused as no class
+
+
+def test_ids_keep_their_zeros(tmp_path):
+    path = write(tmp_path / "test.tsv", "id\ttext\n00123\ta\n123\tb\n0\tc\n+5\td\n")
+    assert [each.id for each in classify().read(path, "test")] == ["00123", 123, 0, "+5"]
 
 
 def test_every_format_gives_the_same_examples(tmp_path):
@@ -205,6 +227,10 @@ def test_what_is_cut_or_empty_is_counted(tokenizer):
         ({}, {"text": "a", "more": 1}, ("a", None)),
         ({}, {"premise": "a", "hypothesis": "b"}, ("a", "b")),
         ({}, {"sentence_A": "a", "sentence_B": "b"}, ("a", "b")),
+        ({}, {"premise": "a"}, ("a", None)),
+        ({}, {"question": "a", "passage": "b"}, ("a", "b")),
+        ({"second_text_column": "y"}, {"y": "b", "premise": "a"}, ("a", "b")),
+        ({"second_text_column": "text"}, {"text": "b", "sentence": "a"}, ("a", "b")),
         ({"text_column": "x"}, "a\tb", ("a\tb", None)),
         ({"text_column": "x"}, {"x": "a"}, ("a", None)),
         ({"text_column": "x", "second_text_column": "y"}, {"x": "a", "y": "b"}, ("a", "b")),
@@ -225,6 +251,7 @@ def test_what_a_user_gives(settings, value, expected):
         ({}, {}),
         ({}, []),
         ({}, None),
+        ({"second_text_column": "text"}, {"text": "b"}),
         ({"text_column": "x"}, ["a", "b"]),
         ({"text_column": "x", "second_text_column": "y"}, "a"),
         ({"text_column": "x", "second_text_column": "y"}, {"x": "a"}),

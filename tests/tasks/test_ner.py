@@ -132,7 +132,7 @@ def test_files_without_sentences_or_tags(tmp_path):
 
 def test_json_lines(tmp_path):
     path = write(tmp_path / "a.jsonl", '{"tokens": ["a", "b"], "ner_tags": ["O", "B-X"]}\n')
-    assert task().read(path, "train") == [NerExample(["a", "b"], ["O", "B-X"], None, f"{path}:1")]
+    assert task().read(path, "train") == [NerExample(["a", "b"], ["O", "B-X"], 0, f"{path}:1")]
     for line in (
         '{"tokens": "a"}',
         '{"tokens": ["a"], "tags": ["X"]}',
@@ -262,6 +262,17 @@ def test_context_is_of_the_same_document_on_both_sides(tokenizer):
     assert [len(row.token_ids) for row in mine.make_rows(alone, tokenizer, False).rows] == [7, 6, 7, 7]
 
 
+@pytest.mark.parametrize("name", ["a.jsonl", "a.conll"])
+def test_a_file_is_one_document(tmp_path, tokenizer, name):
+    sentences = [["the", "of"], ["and"]]
+    lines = [json.dumps({"tokens": words, "tags": ["O"] * len(words)}) + "\n" for words in sentences]
+    if name == "a.conll":
+        lines = ["".join(f"{word}\tO\n" for word in words) + "\n" for words in sentences]
+    examples = task().read(write(tmp_path / name, "".join(lines)), "train")
+    rows = task(LABELS, document_context=True).make_rows(examples, tokenizer, True).rows
+    assert [tokenizer.decode(row.token_ids[1:-1]) for row in rows] == ["the of and"] * 2
+
+
 def test_what_had_to_be_done_is_counted(tokenizer):
     examples = [NerExample(["the"] * 20), NerExample(["\u200b"]), NerExample([]), NerExample(["x" * 60])]
     made = task(LABELS, max_seq_length=12).make_rows(examples, tokenizer, False)
@@ -287,6 +298,11 @@ def test_words_of_a_text_know_their_place():
     assert task(LABELS).parse({"text": text}, "f:1") == found
     for value in (["a b", "c"], {"tokens": ["a b", "c"]}, ("a b", "c")):
         assert task(LABELS).parse(value, "f:1") == NerExample(["a b", "c"], None, None, "f:1")
+    words, named = ["a b", "c"], task(LABELS, text_column="w")
+    assert task(LABELS).parse({"text": "x", "words": words}, "f:1").words == words  # as in training
+    assert named.parse({"tokens": ["x"], "w": words}, "f:1").words == words
+    assert named.parse({"text": "x"}, "f:1").words == ["x"]
+    assert """or {"w": ["...", "..."]}""" in message(named.parse, {}, "f:1")
     for value in (5, None, {}, [1], {"text": 5}):
         assert message(task(LABELS).parse, value, "f:1").startswith("f:1: give a text")
 

@@ -62,6 +62,20 @@ def test_evaluate(repository, tmp_path, toy_data, model):
 @pytest.mark.parametrize(
     ("tool", "arguments", "message"),
     [
+        ("evaluate", ["--data=nowhere"], "error: nowhere"),
+        ("score_sentences", ["--input=-"], "line 1 has 72 tokens"),
+    ],
+)
+def test_a_model_trained_in_bfloat16_is_computed_in_float32(repository, tmp_path, tool, arguments, message):
+    """The model is taken; what follows is refused, so that nothing needs to be compiled."""
+    narrow = make_pretrained(tmp_path, compute_dtype="bfloat16", gradient_dtype="bfloat16")
+    done = run(repository, tool, f"--checkpoint={narrow}", "--compute_dtype=float32", *arguments, text="ban " * 70)
+    assert done.returncode == 1 and message in done.stderr and "gradient_dtype" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "message"),
+    [
         ("score_sentences", [], "--checkpoint is needed"),
         ("score_sentences", ["--checkpoint=x", "--limit=3"], "give --pairs=FILE too"),
         ("evaluate", ["--checkpoint=x"], "give --data, a prepared data set, or --input"),

@@ -8,6 +8,8 @@
   not continue in the next file.
 
 In the first two formats, a first line that repeats the document's title is dropped, since it is not a sentence.
+
+JSON that is not in lines, and what bzip2, xz and zip have written, is refused.
 """
 
 import html
@@ -25,6 +27,10 @@ TEXT_COLUMN = "text"
 
 _JSON_NAME = re.compile(r"\.(jsonl|ndjson)(\.\w+)?$")
 _JSON_START = re.compile(rb'\{\s*"([^"\\]|\\.)*"\s*:')
+# JSON over several lines: it begins so, or with the bracket alone where the file name ends in .json.
+_OTHER_JSON = re.compile(rb'(\[\s*)?\{\s*"([^"\\]|\\.)*"\s*:')
+_OTHER_JSON_NAME = re.compile(r"\.json(\.gz|\.zst)?$")
+_UNREADABLE = {"bzip2": rb"BZh[1-9]1AY&SY", "xz": rb"\xfd7zXZ\x00", "zip": rb"PK\x03\x04"}  # their first bytes
 _DOC_START, _DOC_END = "<doc id=", "</doc>"
 _DOC_TITLE = re.compile(r'title="(.*)"')
 _BYTE_ORDER_MARK = "\ufeff"  # some editors begin a file with it
@@ -55,15 +61,19 @@ class Piece:
 
 
 def detect_format(path: str, source: str) -> str:
-    """Returns the format of a file. Raises: InputError if it cannot be read."""
-    if _JSON_NAME.search(source):
-        return JSON_LINES
+    """Returns the format of a file. Raises: InputError if it cannot be read, or is in none of the formats."""
     line = b""
     with files.reading(source), files.open_binary(path) as stream:
         while not line and (read := stream.readline(1 << 16)):
             line = read.removeprefix(_BYTE_ORDER_MARK.encode()).strip()
-    if _JSON_START.match(line):
+        start = line + b"\n" + stream.read(1 << 12)
+    if name := next((name for name, magic in _UNREADABLE.items() if re.match(magic, start)), ""):
+        raise InputError(f"{source} is compressed by {name}; decompress it, or compress it by gzip or zstd")
+    if _JSON_NAME.search(source) or _JSON_START.match(line):
         return JSON_LINES
+    if _OTHER_JSON.match(start) or (_OTHER_JSON_NAME.search(source) and line.startswith((b"[", b"{"))):
+        what, write = ("array", "'.[]'") if line.startswith(b"[") else ("object over several lines", ".")
+        raise InputError(f"{source} is a JSON {what}; write one object a line, for example with jq -c {write}")
     return WIKI_EXTRACTOR if line.startswith(_DOC_START.encode()) else TEXT
 
 

@@ -30,6 +30,7 @@ from bert_jax.tasks.readers import (
     Table,
     find_split_file,
     first_row,
+    is_tsv,
     read_json,
     read_table,
     read_wide_tsv,
@@ -37,6 +38,7 @@ from bert_jax.tasks.readers import (
 )
 from bert_jax.tasks.texts import (
     CLASS_METRICS,
+    HIDDEN,
     NUMBER_METRICS,
     Classified,
     ClassifyExample,
@@ -256,7 +258,8 @@ def read_place(name: str, place: str, json_keys: Sequence[str], labelled: bool) 
     examples, unagreed = [], 0
     for place_in_data, record in enumerate(table.records):
         value = named_class(record.get(label), classes.get(label))
-        if glue.classes and value in (_UNAGREED, "hidden", -1):
+        value = label_name(value, record.where) if glue.classes else label_number(value, record.where)
+        if value in (_UNAGREED, "hidden", HIDDEN):
             unagreed += labelled
             if labelled:
                 continue
@@ -265,14 +268,15 @@ def read_place(name: str, place: str, json_keys: Sequence[str], labelled: bool) 
             ClassifyExample(
                 text_of(record, texts[0]),
                 text_of(record, texts[1]) if len(texts) == 2 else None,
-                label_name(value, record.where) if glue.classes else label_number(value, record.where),
+                value,
                 id_of(record.get(number), place_in_data),
                 record.where,
             )
         )
     if labelled:
         check_labelled(examples)
-    return Examples(examples, {"skipped: too few columns": table.skipped, "skipped: no agreed label": unagreed})
+    skipped = {"skipped: too few columns": table.skipped, "skipped: no agreed label": unagreed}
+    return Examples(examples, skipped, (*texts, label))
 
 
 def _json_table(place: str, keys: Sequence[str]) -> Table:
@@ -282,7 +286,7 @@ def _json_table(place: str, keys: Sequence[str]) -> Table:
 
 def _table(name: str, place: str, lenient: bool) -> Table:
     """Returns the table of a file. Files without a header, or with other column names, are recognised."""
-    if name == "cola" and not place.startswith(tfds_text.PREFIX) and "sentence" not in (row := first_row(place)):
+    if name == "cola" and is_tsv(place) and "sentence" not in (row := first_row(place)):
         if row and len(row) != 4:
             raise InputError(f"{place}:1 has {len(row)} columns; a file of CoLA has a header, or four columns")
         return read_table(place, ("source", "label", "mark", "sentence"))

@@ -9,6 +9,7 @@ language. A prediction that is missing scores 0 in both (v2.0's script leaves it
 import collections
 import re
 import string
+import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -53,12 +54,12 @@ def score_squad2(
       examples: the questions; one has an answer if any annotator gave one.
       texts: by the id of the question; "" for no answer.
       odds: by the id of the question, a score for no answer: a probability or a difference of logits. With odds, the
-        best scores over all thresholds and these thresholds are returned too.
+        best scores over all thresholds and these thresholds are returned too. Every question has one then.
       threshold: an answer with odds above it counts as no answer.
     """
     exact, f1 = _raw_scores(examples, texts, no_answers=True)
     answered = np.array([bool(example.answers) for example in examples], bool)
-    all_odds = np.array([(odds or {}).get(example.id, 0.0) for example in examples])
+    all_odds = np.array([0.0 if odds is None else odds[example.id] for example in examples], float)
     shown = [np.where(all_odds > threshold, ~answered, scores) for scores in (exact, f1)]
     scores: dict[str, float] = {}
     for name, chosen in {"": np.ones_like(answered), "HasAns_": answered, "NoAns_": ~answered}.items():
@@ -140,7 +141,11 @@ def score_files(
         raise InputError(f"{predictions} has none of the {missing} questions of {data}; give predictions on that file")
     if name == "squad1":
         return score_squad1(examples, texts), missing
-    numbers = _read_object(odds, (int, float), "a number, the odds of no answer") if odds else None
+    numbers = _read_object(odds, (int, float), "a finite number, the odds of no answer") if odds else None
+    if numbers is not None and (without := [example.id for example in examples if example.id not in numbers]):
+        raise InputError(
+            f"{odds} lacks the odds of {len(without)} questions of {data}, the first {without[0]!r:.60}; give them too"
+        )
     return score_squad2(examples, texts, numbers, threshold), missing
 
 
@@ -149,7 +154,8 @@ def _read_object(path: str, kinds: tuple[type, ...], meaning: str) -> JsonObject
     if not isinstance(values, dict):
         raise InputError(f"{path} is no JSON object of question ids; write it like {{id: value}}")
     for key, value in values.items():
-        if not isinstance(value, kinds) or isinstance(value, bool) or value != value:
+        finite = isinstance(value, str) or (isinstance(value, (int, float)) and abs(value) <= sys.float_info.max)
+        if not isinstance(value, kinds) or isinstance(value, bool) or not finite:
             raise InputError(f"{path}: the value of {key!r} is {str(value)[:60]!r}, not {meaning}; correct it")
     return values
 

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """JSON lines and WikiExtractor's output, told apart from text by their contents; compressed, cut or damaged."""
 
+import bz2
 import gzip
 import html
 import json
+import lzma
 import random
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -109,6 +112,52 @@ def test_all_kinds_of_input_at_once(tmp_path):
 def test_text_that_begins_like_another_format_is_text(tmp_path, line):
     path = write(tmp_path / "file", f"{line}\n\nsecond\n".encode())
     assert list(corpus.iterate_documents(path)) == [[line], ["second"]]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "what"),
+    [
+        (
+            "file",
+            b'\n[{"text": "one"},\n{"text": "two"}]',
+            "array; write one object a line, for example with jq -c '.[]'",
+        ),
+        ("file", b'[\n  {\n    "text": "one"\n  }\n]', "array"),
+        ("a.json", b'["one", "two"]', "array"),
+        ("a.json.gz", gzip.compress(b"[\n1]", mtime=0), "array"),
+        (
+            "file",
+            b'{\n  "text": "one"\n}',
+            "object over several lines; write one object a line, for example with jq -c .",
+        ),
+        ("a.json", b"{\n\n}", "object over several lines"),
+    ],
+)
+def test_json_that_is_not_in_lines_is_refused(tmp_path, name, content, what):
+    path = write(tmp_path / name, content)
+    assert f"{path} is a JSON {what}" in fails(path)
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.json.txt", "json"])
+def test_text_in_brackets_is_text(tmp_path, name):
+    lines = ["[Applause]", '["quoted"] and {more}', "{", "x: 1}"]
+    path = write(tmp_path / name, "\n".join(lines).encode())
+    assert list(corpus.iterate_documents(path)) == [lines]
+    assert formats.detect_format(write(tmp_path / "b.json", JSON_LINES), "b.json") == formats.JSON_LINES
+
+
+@pytest.mark.parametrize("name", ["file", "a.jsonl"])
+def test_other_compression_is_refused(tmp_path, name):
+    archive = tmp_path / "archive"
+    with zipfile.ZipFile(archive, "w") as stream:
+        stream.writestr("a.txt", "one\n")
+    for kind, content in {
+        "bzip2": bz2.compress(JSON_LINES),
+        "xz": lzma.compress(JSON_LINES),
+        "zip": archive.read_bytes(),
+    }.items():
+        path = write(tmp_path / name, content)
+        assert f"{path} is compressed by {kind}; decompress it" in fails(path)
 
 
 def test_the_name_says_json_lines_too(tmp_path):

@@ -260,6 +260,21 @@ def test_cola_test_has_a_header(tmp_path):
     assert "train.tsv:1 has 2 columns; a file of CoLA" in message(task("cola").read, str(tmp_path), "train")
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("test.csv", 'idx,sentence,label\n0,"A, b.",-1\n'),
+        ("test.jsonl", '{"idx": 0, "sentence": "A, b.", "label": -1}\n'),
+        ("test.json", '[{"idx": 0, "sentence": "A, b.", "label": "-1"}]'),
+        ("test.tsv", "idx\tsentence\tlabel\n0\tA, b.\t-1 \n"),
+    ],
+)
+def test_cola_with_named_columns_and_hidden_labels(tmp_path, tokenizer, name, content):
+    examples = task("cola").read(write(tmp_path / name, content), "test")
+    assert [each[:4] for each in examples] == [("A, b.", None, None, 0)] and examples.columns == ("sentence", "label")
+    assert task("cola").make_rows(examples, tokenizer, False).rows[0].label is None
+
+
 @pytest.mark.parametrize("name", ["sts-dev.tsv", "sts-dev.csv", "dev.tsv"])  # the second is what the authors call it
 def test_the_sts_benchmark_has_no_header(tmp_path, name):
     row = 'main-news\tMSRpar\t2012test\t{0}\t{1}\tA {0}\tB, "b\n'

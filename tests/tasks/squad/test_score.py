@@ -173,8 +173,14 @@ def test_files_that_are_none(tmp_path):
             score_files("squad1", str(data), str(predictions))
     predictions.write_text('{"1": "x"}')
     assert score_files("squad2", str(data), str(predictions))[0]["exact"] == 100
-    (tmp_path / "odds.json").write_text('{"1": NaN}')
-    with pytest.raises(InputError, match=r"odds.json: the value of '1' is 'nan', not a number"):
-        score_files("squad2", str(data), str(predictions), str(tmp_path / "odds.json"))
+    for text, problem in {
+        '{"1": NaN}': r": the value of '1' is 'nan', not a finite number",
+        '{"1": -Infinity}': r": the value of '1' is '-inf', not a finite number",
+        '{"1": 1%s}' % ("0" * 400): r": the value of '1' is '10+', not a finite number",
+        '{"2": 0}': r" lacks the odds of 1 questions of .*data.json, the first '1'; give them too",
+    }.items():
+        (tmp_path / "odds.json").write_text(text)
+        with pytest.raises(InputError, match=f"odds.json{problem}"):
+            score_files("squad2", str(data), str(predictions), str(tmp_path / "odds.json"))
     with pytest.raises(InputError, match="holds no question"):
         score_files("squad1", f"{data}[5:]", str(predictions))
