@@ -8,20 +8,20 @@ r"""The paper's tables at your own model size, as a queue of commands. Starting 
 
 Each unit (an objective, a size, a seed) has a directory below --root, in which it is pre-trained, evaluated and
 fine-tuned; tables share units. What starts from the model of another unit waits until that has been pre-trained. After
-each unit the record of its table is collected, of which `benchmarks.results` draws pages. GROUPS below says what each
-run is.
+each unit the record of its table is collected, of which `benchmarks.results` draws pages. A unit that a record has is
+not run again: its directory may be gone, or on another machine. GROUPS below says what each run is.
 """
 
 import math
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from absl import flags
 
-from benchmarks.collecting import collect, write_record
+from benchmarks.collecting import UNIT, collect, has_measured, merged, other_settings, read_record, write_record
 from benchmarks.jobs import Job, Stop, Unit, run_unit
 from bert_jax.data.records import open_dataset
 from bert_jax.errors import InputError
@@ -90,6 +90,9 @@ RECORDS = flags.DEFINE_string("records", "benchmarks/records", "where the record
 COMMANDS = flags.DEFINE_bool("commands", False, "print what waits of each unit as commands of a shell, and run nothing")
 STATUS = flags.DEFINE_bool("status", False, "say how far each unit is, and run nothing")
 MINUTES = flags.DEFINE_float("minutes", 0.0, "to stop after; 0 goes on to the end", lower_bound=0)
+
+
+Recorded = dict[tuple[str, int], dict[str, Any]]  # units of records, by group and seed
 
 
 class Budget(NamedTuple):
@@ -236,10 +239,12 @@ def finetuning_job(
     return Job(f"tasks/{workdir.name}", command, workdir / "sweep.json")
 
 
-def status(unit: Unit) -> str:
+def status(unit: Unit, is_recorded: bool) -> str:
     """Returns a line that says how far a unit is."""
     done, waiting = len(unit.jobs) - len(unit.waiting), unit.waiting
     line = f"{unit.group:24} seed {unit.seed}  {done:2} of {len(unit.jobs)} done"
+    if is_recorded:
+        return f"{line}, all recorded before"
     if waiting:
         line += f", {unit.lacks}" if unit.lacks else f", next {waiting[0].name}"
         metrics = unit.directory / "pretrain" / "metrics.jsonl"
@@ -264,12 +269,41 @@ def check_flags() -> None:
         raise InputError(f"--pairs={wrong[0]} is not NAME=PATH or NAME=PATH=BASELINES; name the pairs")
 
 
-def keep_record(run: str, units: Sequence[Unit]) -> bool:
-    """Writes the record of the units of a run. Returns False if it cannot, after printing why."""
+def read_records(plan: Mapping[str, Sequence[Unit]]) -> Recorded:
+    """Returns the recorded units of a plan that this machine has no directory of, by group and seed.
+
+    Raises: InputError if a record is damaged, or has such a unit from other commands than the plan's.
+    """
+    recorded: Recorded = {}
+    planned = {(unit.group, unit.seed): unit for units in plan.values() for unit in units}
+    paths = [Path(RECORDS.value) / f"{run}.json.gz" for run in GROUPS] if RECORDS.value else []
+    for path in (path for path in paths if path.exists()):
+        for found in read_record(path)["units"]:
+            unit = planned.get((found["group"], found["seed"]))
+            if unit is None or (unit.directory / UNIT).exists():
+                continue
+            if difference := other_settings(found, {job.name: job.command for job in unit.jobs}):
+                raise InputError(
+                    f"{path} has {unit.group} seed {unit.seed} from other commands, such as {difference}; "
+                    "give the same settings, another --records, or delete the record to measure anew"
+                )
+            recorded[unit.group, unit.seed] = found
+    return recorded
+
+
+def is_recorded(unit: Unit, recorded: Recorded) -> bool:
+    """Returns whether a record has all of a unit, so that it need not be run again."""
+    found = recorded.get((unit.group, unit.seed))
+    return found is not None and has_measured(found, [job.name for job in unit.jobs])
+
+
+def keep_record(run: str, units: Sequence[Unit], recorded: Recorded) -> bool:
+    """Writes the record of the units of a run, and of those recorded before. Returns False if it cannot."""
     ready = [unit.directory for unit in units if any(job.is_finished for job in unit.jobs)]
+    before = [recorded[key] for unit in units if (key := (unit.group, unit.seed)) in recorded]
     try:
-        if RECORDS.value and ready:
-            write_record(collect(ready), Path(RECORDS.value) / f"{run}.json.gz")
+        if RECORDS.value and (ready or before):
+            write_record(merged(collect(ready)["units"], before), Path(RECORDS.value) / f"{run}.json.gz")
     except InputError as error:
         print(f"the record of {run} is not written: {error}", flush=True)
         return False
@@ -282,20 +316,24 @@ def main() -> int:
     plan = {run: list(units_of(run)) for run in RUNS.value}
     if "later" in plan and not DATA_SOP.value:
         print("sop is left out: --data_sop is not given", flush=True)
+    recorded = read_records(plan)
     undone, only_told, stop = 0, STATUS.value or COMMANDS.value, Stop(60 * MINUTES.value)
     with stop.on_signals():
         for run, units in plan.items():
             for unit in () if only_told else units:
-                if unit.waiting and not stop.asked:
+                if unit.waiting and not stop.asked and not is_recorded(unit, recorded):
                     problem = run_unit(unit, stop)
                     undone += " failed " in problem or problem.startswith("waits for ")
                     print(f"{unit.group} seed {unit.seed}: {problem or 'finished'}", flush=True)
-                    keep_record(run, units)
+                    keep_record(run, units, recorded)
             if not only_told:
-                undone += not keep_record(run, units)  # of units that another run has finished, too
+                undone += not keep_record(run, units, recorded)  # of units that another run has finished, too
             for unit in units:
-                lines = [shlex.join(job.command) for job in unit.waiting]
-                print("\n".join(lines) if COMMANDS.value else f"{run}: {status(unit)}", flush=True)
+                is_whole = is_recorded(unit, recorded)
+                if COMMANDS.value:
+                    print("\n".join(shlex.join(job.command) for job in unit.waiting if not is_whole), flush=True)
+                else:
+                    print(f"{run}: {status(unit, is_whole)}", flush=True)
     return 1 if undone else 0
 
 

@@ -6,7 +6,7 @@ was measured with it; it is read from a directory of `benchmarks.ablations`:
 
     unit.json        {"group": "no_nsp", "seed": 1}; without it the names of the directory's parent and of itself
     starts.jsonl     a line for each time a job was started: time, commit, machine, versions, command; those of
-                     "pretrain" are kept
+                     "pretrain" are kept, and the last command of each job
     pretrain/        the work directory of train.py
     tasks/NAME/      work directories of finetune.py, of one run or of a sweep
     evaluations/*.json, pairs/*.json     what `evaluate --output` and `score_sentences --pairs --output` wrote
@@ -19,7 +19,7 @@ import json
 import math
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,37 @@ def collect(directories: Sequence[Path]) -> dict[str, Any]:
                 f"{other} and {directory} are both group {unit['group']!r}, seed {unit['seed']}; name them differently "
                 f"in {UNIT}, or give one of them"
             )
-    return {"format": FORMAT, "units": sorted(units, key=lambda unit: (unit["group"], unit["seed"]))}
+    return merged(units, [])
+
+
+def merged(new: Sequence[Unit], old: Sequence[Unit]) -> dict[str, Any]:
+    """Returns the record of new units and of those old ones that are none of them, sorted by group and seed."""
+    units = {(unit["group"], unit["seed"]): unit for unit in (*old, *new)}
+    return {"format": FORMAT, "units": [units[key] for key in sorted(units)]}
+
+
+def has_measured(unit: Unit, jobs: Sequence[str]) -> bool:
+    """Returns whether a unit of a record has what jobs of these names leave."""
+    left = {PRETRAIN} if "trained" in unit else set()
+    left |= {f"{TASKS}/{name}" for name, scores in unit.get(TASKS, {}).items() if not scores["missing"]}
+    return left | {*unit.get(EVALUATIONS, {}), *unit.get(PAIRS, {})} >= set(jobs)
+
+
+def other_settings(unit: Unit, jobs: Mapping[str, Sequence[str]]) -> str:
+    """Returns how the commands of a unit differ from {job: command}, by the first setting that does; "" if they do not.
+
+    Commands are compared without their interpreter and directories, which differ between machines.
+    """
+    for name, recorded in unit.get("commands", {}).items():
+        planned = _portable(jobs[name]) if name in jobs else recorded
+        if recorded != planned:
+            differing = sorted(set(recorded) ^ set(planned)) or ["their order"]
+            return f"{name}: {differing[0]}"
+    return ""
+
+
+def _portable(command: Sequence[str]) -> list[str]:
+    return _without_directories(list(command[1:]))
 
 
 def collect_unit(directory: Path) -> Unit:
@@ -76,6 +106,7 @@ def collect_unit(directory: Path) -> Unit:
     if (directory / STARTS).is_file():
         starts = [line for line in _read_lines(directory / STARTS) if isinstance(line, dict)]
         unit["starts"] = [line for line in starts if line.get("job", PRETRAIN) == PRETRAIN]
+        unit["commands"] = {line["job"]: _portable(line.get("command", [])) for line in starts if "job" in line}
     pretrain = directory / PRETRAIN
     if not pretrain.is_dir() and (directory / METRICS_FILE).is_file() and not _is_finetuning(directory):
         pretrain = directory
@@ -90,7 +121,7 @@ def collect_unit(directory: Path) -> Unit:
     for kind in (EVALUATIONS, PAIRS):
         if files := sorted((directory / kind).glob("*.json")):
             unit[kind] = {path.stem: _score(path) for path in files}
-    if not set(unit) - {"group", "seed", "starts"}:
+    if not set(unit) - {"group", "seed", "starts", "commands"}:
         raise InputError(f"{directory} has nothing to collect: no {METRICS_FILE}, {TASKS}/, {EVALUATIONS}/ or {PAIRS}/")
     return _without_directories(unit)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from absl import flags
 
-from benchmarks.collecting import collect, read_record, write_record
+from benchmarks.collecting import collect, merged, read_record, write_record
 from benchmarks.pages import Sources, draw_page
 from bert_jax.errors import InputError
 from bert_jax.storage.writing import atomic_path
@@ -55,9 +55,7 @@ def _collect() -> int:
     output = Path(OUTPUT.value)
     record = collect(list(dict.fromkeys(directories)))
     if MERGE.value and output.exists():
-        new = {(unit["group"], unit["seed"]) for unit in record["units"]}
-        record["units"] += [unit for unit in read_record(output)["units"] if (unit["group"], unit["seed"]) not in new]
-        record["units"].sort(key=lambda unit: (unit["group"], unit["seed"]))
+        record = merged(record["units"], read_record(output)["units"])
     write_record(record, output)
     groups = sorted({unit["group"] for unit in record["units"]})
     print(f"{output}: {len(record['units'])} units of {', '.join(groups)}; {output.stat().st_size:,} bytes")

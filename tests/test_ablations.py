@@ -220,6 +220,58 @@ def test_what_waits_is_not_called_done_and_what_another_run_finished_is_recorded
     assert "the record of table6 is not written: " in done.stdout and "heldout.json is damaged" in done.stdout
 
 
+def test_what_a_record_has_is_not_run_on_another_machine(repository, toy_data, tmp_path):
+    def run(root: str, *arguments: str) -> subprocess.CompletedProcess:
+        flags = [f"--data={toy_data}", "--seeds=1", "--tokens=1e4", "--feature_task=", "--runs=table5,table6"]
+        flags += ["--sizes=tiny", f"--root={tmp_path / root}", f"--records={tmp_path / 'records'}", *arguments]
+        command = [sys.executable, "-m", "benchmarks.ablations", *flags]
+        return subprocess.run(command, cwd=repository, text=True, capture_output=True)
+
+    commands = [shlex.split(line) for line in run("one", "--commands").stdout.splitlines()]
+    pretrain, heldout = commands[:2]
+    unit = tmp_path / "one" / "bert-tiny" / "seed0"
+    (unit / "pretrain" / "pretrained").mkdir(parents=True)
+    (unit / "evaluations").mkdir()
+    (unit / "evaluations" / "heldout.json").write_text('{"metrics": {"mlm_loss": 1.5}}')
+    (unit / "unit.json").write_text('{"group": "bert-tiny", "seed": 0}')
+    starts = [{"job": "pretrain", "command": pretrain}, {"job": "heldout", "command": heldout}]
+    (unit / "starts.jsonl").write_text("".join(json.dumps(start) + "\n" for start in starts))
+    for name, content in {"config": {"run": {}}, "pretrained/config": {"trained": {"tokens": 10_000}}}.items():
+        (unit / "pretrain" / f"{name}.json").write_text(json.dumps(content))
+    (unit / "pretrain" / "metrics.jsonl").write_text('{"kind": "eval", "step": 3, "time": 1.0, "mlm_loss": 2.0}\n')
+    assert run("one", "--runs=table6").returncode == 0  # records what is finished, and runs nothing
+    first = (tmp_path / "records" / "table6.json.gz").read_bytes()
+
+    other = run("two", "--runs=table6")
+    assert other.returncode == 0 and other.stdout.endswith("seed 0   0 of 2 done, all recorded before\n")
+    assert not (tmp_path / "two").exists() and (tmp_path / "records" / "table6.json.gz").read_bytes() == first
+    lines = run("two", "--status").stdout.splitlines()  # another table shares the unit
+    assert (
+        sum("all recorded before" in line for line in lines) == 2
+        and sum("next pretrain" in line for line in lines) == 2
+    )
+    assert not any("bert-tiny" in line for line in run("two", "--commands").stdout.splitlines())
+    with (
+        lock_file(tmp_path / "two" / "no_nsp-tiny" / "seed0" / ".lock", keep=True),
+        lock_file(tmp_path / "two" / "ltr-tiny" / "seed0" / ".lock", keep=True),
+    ):
+        assert "left to another queue" in run("two", "--runs=table5").stdout
+    assert collecting.read_record(tmp_path / "records" / "table5.json.gz") == collecting.read_record(
+        tmp_path / "records" / "table6.json.gz"
+    )
+
+    wrong = run("two", "--runs=table6", "--learning_rate=2e-3")
+    assert wrong.returncode == 1 and wrong.stderr.count("\n") == 1 and not wrong.stdout
+    assert (
+        "has bert-tiny seed 0 from other commands, such as pretrain: --config.optimizer.learning_rate=0.00"
+        in wrong.stderr
+    )
+    assert (tmp_path / "records" / "table6.json.gz").read_bytes() == first
+    # A unit that lacks a job in the record is run again, all of it.
+    lines = run("two", "--status", "--pairs=blimp=blimp.jsonl.gz").stdout.splitlines()
+    assert "next pretrain" in lines[0] and not any("recorded" in line for line in lines)
+
+
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
