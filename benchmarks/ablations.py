@@ -26,6 +26,7 @@ from benchmarks.jobs import Job, Stop, Unit, run_unit
 from bert_jax.data.records import open_dataset
 from bert_jax.errors import InputError
 from bert_jax.settings.model import model_size
+from bert_jax.settings.pretraining import MaskingConfig
 from bert_jax.settings.rules import suggest
 from bert_jax.tools import cli
 from bert_jax.training.report import read_metrics
@@ -59,6 +60,11 @@ RUNS = flags.DEFINE_list("runs", [], f"what to run, with commas between: {', '.j
 ROOT = flags.DEFINE_string("root", "", "where units and their work directories go; resumes if used")
 DATA = flags.DEFINE_string("data", "", "a data set of prepare_corpus with next sentences and a held-out split")
 DATA_SOP = flags.DEFINE_string("data_sop", "", "the same text with --next_sentence=sop; without it sop is left out")
+SHORT = flags.DEFINE_string(
+    "short_data", "", "the text of --data in shorter rows, to begin with; without it all are long"
+)
+SHORT_SOP = flags.DEFINE_string("short_data_sop", "", "the text of --data_sop in shorter rows; goes with --short_data")
+SHORT_RATE = flags.DEFINE_float("short_rate", 0.3, "share of --tokens in short rows", lower_bound=0, upper_bound=1)
 SIZE = flags.DEFINE_string("size", "tiny", "of every model but those of table6")
 SIZES = flags.DEFINE_list("sizes", ["tiny", "mini", "small"], "of table6")
 TOKENS = flags.DEFINE_float("tokens", 20e6, "that each model is trained on", lower_bound=1)
@@ -100,6 +106,8 @@ class Budget(NamedTuple):
 
     steps: int
     keep_every: int
+    short_steps: int  # of `steps`, the first ones, in batches of
+    short_rows: int
 
     def revisions(self) -> list[int]:
         """Returns the steps of revisions to measure, and the last step, of which the run itself is the model."""
@@ -107,12 +115,23 @@ class Budget(NamedTuple):
         return sorted({step for step in early if 0 < step < self.steps} | {self.steps})
 
 
-def budget_of(data: str, tokens: float, batch_size: int) -> Budget:
-    """Returns the steps that read so many tokens, counting [CLS] and [SEP], and the interval of 100 revisions."""
-    manifest = open_dataset(data, verify=False).manifest
-    per_step = batch_size * manifest["row"]["length"] * manifest["splits"]["train"]["fill"]
+def budget_of(data: str, short_data: str, tokens: float, batch_size: int) -> Budget:
+    """Returns the steps that read so many tokens, counting [CLS] and [SEP], and the interval of 100 revisions.
+
+    A step reads as many tokens in short rows as in `batch_size` rows of `data`.
+    """
+    per_step = batch_size * tokens_of_row(data)
     steps = max(1, math.ceil(tokens / per_step))
-    return Budget(steps, max(1, round(steps / 100)))
+    short_steps, short_rows = 0, 0
+    if short_data:
+        short_steps, short_rows = round(SHORT_RATE.value * steps), max(1, round(per_step / tokens_of_row(short_data)))
+    return Budget(steps, max(1, round(steps / 100)), short_steps, short_rows)
+
+
+def tokens_of_row(data: str) -> float:
+    """Returns the mean number of tokens in the rows of a data set."""
+    manifest = open_dataset(data, verify=False).manifest
+    return manifest["row"]["length"] * manifest["splits"]["train"]["fill"]
 
 
 def units_of(run: str) -> Iterator[Unit]:
@@ -140,9 +159,9 @@ def make_unit(name: str, size: str, seed: int) -> Unit:
         probe = tuple(f"--config.task.probe.{setting}" for setting in BILSTM)
         tasks = task_jobs(directory, str(start), TASK_SEEDS.value, more=probe)
         return Unit(group, seed, directory, tuple(tasks), start / "pretrained")
-    data = DATA_SOP.value if name == "sop" else DATA.value
-    budget = budget_of(data, TOKENS.value, BATCH.value)
-    jobs = [pretraining_job(name, size, seed, data, budget, checkpoint)]
+    data, short = (DATA_SOP.value, SHORT_SOP.value) if name == "sop" else (DATA.value, SHORT.value)
+    budget = budget_of(data, short, TOKENS.value, BATCH.value)
+    jobs = [pretraining_job(name, size, seed, phase_flags(data, short, budget), budget, checkpoint)]
     jobs += score_jobs(directory, str(checkpoint), DATA.value, "", LIMIT.value)
     num_seeds = MAIN_TASK_SEEDS.value if name == "main" else TASK_SEEDS.value
     jobs += task_jobs(directory, str(checkpoint), num_seeds)
@@ -158,14 +177,36 @@ def make_unit(name: str, size: str, seed: int) -> Unit:
     return Unit(group, seed, directory, tuple(jobs))
 
 
-def pretraining_job(name: str, size: str, seed: int, data: str, budget: Budget, workdir: Path) -> Job:
+def phase_flags(data: str, short_data: str, budget: Budget) -> list[str]:
+    """Returns the flags of one phase, or of two with one learning rate schedule: short rows, then long ones."""
+    if not budget.short_steps:
+        steps = budget.steps
+        return [
+            f"--config.data.path={data}",
+            f"--config.data.batch_size={BATCH.value}",
+            f"--config.train.num_steps={steps}",
+        ]
+    lengths = (open_dataset(path, verify=False).manifest["row"]["length"] for path in (short_data, data))
+    most, share = MaskingConfig().max_predictions, next(lengths) / next(lengths)
+    return [
+        f"--config.data.path={short_data}",
+        f"--config.data.batch_size={budget.short_rows}",
+        f"--config.train.num_steps={budget.short_steps}",
+        f"--config.masking.max_predictions={math.ceil(share * most)}",
+        f"--config.phase2.path={data}",
+        f"--config.phase2.batch_size={BATCH.value}",
+        f"--config.phase2.num_steps={budget.steps - budget.short_steps}",
+        f"--config.phase2.max_predictions={most}",
+        "--config.phase2.schedule=continue",
+    ]
+
+
+def pretraining_job(name: str, size: str, seed: int, phases: Sequence[str], budget: Budget, workdir: Path) -> Job:
     """Returns the pre-training of an ablation; the seed is that of parameters, dropout, order and masks."""
     config = f"configs/pretrain.py:{size}" if name == "main" else f"configs/ablations.py:{name},{size}"
     command = [
-        *(sys.executable, "train.py", f"--config={config}", f"--workdir={workdir}", f"--config.data.path={data}"),
+        *(sys.executable, "train.py", f"--config={config}", f"--workdir={workdir}", *phases),
         *(f"--config.{section}.seed={seed}" for section in ("train", "data", "masking")),
-        f"--config.data.batch_size={BATCH.value}",
-        f"--config.train.num_steps={budget.steps}",
         f"--config.optimizer.learning_rate={RATE.value}",
         *("--config.optimizer.warmup_steps=0", "--config.optimizer.warmup_rate=0.1"),
         f"--config.eval.every_steps={max(1, budget.steps // 20)}",
@@ -261,6 +302,8 @@ def check_flags() -> None:
             raise InputError(f"there is no run {run!r}{suggest(run, GROUPS)}; runs: {', '.join(GROUPS)}")
     if not RUNS.value or not ROOT.value or not DATA.value:
         raise InputError("--runs, --root and --data are needed: what to run, where, and a prepared data set")
+    if SHORT.value and DATA_SOP.value and not SHORT_SOP.value:
+        raise InputError("--data_sop and --short_data need --short_data_sop too: all units learn in the same phases")
     if wrong := [task for task in [*TASK_NAMES.value, *filter(None, [FEATURE_TASK.value])] if task not in TASKS]:
         raise InputError(f"there is no task {wrong[0]!r}{suggest(wrong[0], TASKS)}; tasks: {', '.join(TASKS)}")
     if TASK_NAMES.value and not TASK_DATA.value:
@@ -330,10 +373,10 @@ def main() -> int:
                 undone += not keep_record(run, units, recorded)  # of units that another run has finished, too
             for unit in units:
                 is_whole = is_recorded(unit, recorded)
-                if COMMANDS.value:
-                    print("\n".join(shlex.join(job.command) for job in unit.waiting if not is_whole), flush=True)
-                else:
+                if not COMMANDS.value:
                     print(f"{run}: {status(unit, is_whole)}", flush=True)
+                for job in unit.waiting if COMMANDS.value and not is_whole else ():
+                    print(shlex.join(job.command), flush=True)
     return 1 if undone else 0
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The queue of runs: what is finished is left alone, what is stopped goes on, and commands have settings there are."""
 
+import dataclasses
 import importlib.util
 import json
 import re
@@ -12,11 +13,12 @@ import time
 from pathlib import Path
 
 import pytest
+from builders import make_dataset
 
-from benchmarks import collecting, jobs
+from benchmarks import ablations, collecting, jobs
 from bert_jax.settings.finetuning import FinetuneConfig
 from bert_jax.settings.pretraining import PretrainConfig
-from bert_jax.settings.rules import from_dict
+from bert_jax.settings.rules import from_dict, to_dict
 from bert_jax.storage.locks import lock_file
 
 
@@ -144,6 +146,48 @@ def test_every_command_has_settings_that_there_are(plan, repository):
         seen.add((command[1], argument.partition(",")[0]))
     assert {("train.py", name) for name in ("bert", "no_nsp", "ltr", "mask_0_0_100", "sop", "mini")} <= seen
     assert {("finetune.py", name) for name in ("sst2", "squad1", "ner")} <= seen
+
+
+def planned_settings(plan, *arguments: str) -> dict[str, PretrainConfig]:
+    """Returns the settings of each pre-training of a plan, by the directory of its unit."""
+    found = {}
+    for line in plan(*arguments, "--commands").stdout.splitlines():
+        if "train.py" in (command := shlex.split(line))[1]:
+            given = dict(argument.removeprefix("--config.").split("=", 1) for argument in command[3:])
+            config = PretrainConfig()
+            for name in list(given):
+                section, _, key = name.partition(".")
+                if key and hasattr(config, section):
+                    part = getattr(config, section)
+                    value = type_like(to_dict(part), key, given[name])
+                    config = dataclasses.replace(config, **{section: dataclasses.replace(part, **{key: value})})
+            found[given["--workdir"].removeprefix("nowhere/")] = config
+    return found
+
+
+def test_short_rows_come_first_and_a_step_reads_as_many_tokens_of_them(plan, toy_data, tmp_path):
+    short = make_dataset(tmp_path, row_length=16)
+    flags = ("--runs=table5,later", "--tokens=1e5", "--seeds=1", "--batch_size=40")
+    whole = planned_settings(plan, *flags)["bert-tiny/seed0/pretrain"]
+    assert whole.phase2.num_steps == 0 and whole.data.path == str(toy_data) and whole.data.batch_size == 40
+    shortened = (*flags, f"--short_data={short}", f"--short_data_sop={short}")
+    settings = planned_settings(plan, *shortened)
+    assert len(settings) == 6  # sop among them
+    for config in settings.values():
+        assert (config.data.path, config.phase2.path) == (str(short), str(toy_data))
+        assert config.train.num_steps + config.phase2.num_steps == whole.train.num_steps
+        assert config.train.num_steps == round(0.3 * whole.train.num_steps) > 0
+        assert config.phase2.batch_size == 40 and config.phase2.schedule == "continue"
+        # 20 predictions in 128 tokens are 10 in half as many, whatever the length of the rows.
+        assert (config.masking.max_predictions, config.phase2.max_predictions) == (10, 20)
+        per_row = [ablations.tokens_of_row(path) for path in (str(short), str(toy_data))]
+        assert config.data.batch_size * per_row[0] == pytest.approx(40 * per_row[1], abs=per_row[0] / 2)
+    for rate, path in {"0": str(toy_data), "1": str(short)}.items():
+        (config, *_) = planned_settings(plan, *shortened, f"--short_rate={rate}").values()
+        assert (config.data.path, config.phase2.num_steps) == (path, 0)
+        assert config.train.num_steps == whole.train.num_steps
+    done = plan(*flags, f"--short_data={short}")
+    assert done.returncode == 1 and "--short_data_sop too" in done.stderr and done.stderr.count("\n") == 1
 
 
 def test_large_tasks_take_one_seed_and_fewer_epochs_and_revisions_fewer_pairs(plan):
