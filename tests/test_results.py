@@ -500,7 +500,7 @@ def test_the_template_can_be_drawn(repository, tmp_path):
         collecting.write_record(collecting.collect(directories), tmp_path / "records" / f"{run}.json.gz")
     sources = pages.Sources(tmp_path / "records", repository / "benchmarks" / "paper.toml")
     drawn = draw(tmp_path, sources, text)
-    assert "80.5 ± 0.7 (2)" in drawn and drawn.count("Paper: ") == 2  # Table 6 has no figure of the paper's
+    assert "80.5 ± 0.7 (2)" in drawn and drawn.count("Paper: ") == 3
     assert draw(tmp_path, sources, drawn) == drawn and len(list(tmp_path.glob("*.png"))) == 1
 
 
