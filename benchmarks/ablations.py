@@ -39,6 +39,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "table6": ("bert",),  # of each of --sizes
     "table8": ("bert", *TABLE_8),
     "later": ("bert", "whole_word", "ngram", "sop"),
+    "rows": ("bert", "long_rows"),  # with the short rows of --short_data first, and with those of --data alone
 }
 FEATURES = ("embeddings", "last", "second_to_last", "weighted_last4", "concat_last4", "weighted_all")  # Table 7
 REVISIONS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)  # of all steps, besides the last: of 100 M tokens, after 1, 2, 5 ... M
@@ -159,7 +160,8 @@ def make_unit(name: str, size: str, seed: int) -> Unit:
         probe = tuple(f"--config.task.probe.{setting}" for setting in BILSTM)
         tasks = task_jobs(directory, str(start), TASK_SEEDS.value, more=probe)
         return Unit(group, seed, directory, tuple(tasks), start / "pretrained")
-    data, short = (DATA_SOP.value, SHORT_SOP.value) if name == "sop" else (DATA.value, SHORT.value)
+    data = DATA_SOP.value if name == "sop" else DATA.value
+    short = {"sop": SHORT_SOP.value, "long_rows": ""}.get(name, SHORT.value)
     budget = budget_of(data, short, TOKENS.value, BATCH.value)
     jobs = [pretraining_job(name, size, seed, phase_flags(data, short, budget), budget, checkpoint)]
     jobs += score_jobs(directory, str(checkpoint), DATA.value, "", LIMIT.value)
@@ -203,7 +205,8 @@ def phase_flags(data: str, short_data: str, budget: Budget) -> list[str]:
 
 def pretraining_job(name: str, size: str, seed: int, phases: Sequence[str], budget: Budget, workdir: Path) -> Job:
     """Returns the pre-training of an ablation; the seed is that of parameters, dropout, order and masks."""
-    config = f"configs/pretrain.py:{size}" if name == "main" else f"configs/ablations.py:{name},{size}"
+    recipe = "bert" if name == "long_rows" else name
+    config = f"configs/pretrain.py:{size}" if name == "main" else f"configs/ablations.py:{recipe},{size}"
     command = [
         *(sys.executable, "train.py", f"--config={config}", f"--workdir={workdir}", *phases),
         *(f"--config.{section}.seed={seed}" for section in ("train", "data", "masking")),
@@ -302,6 +305,8 @@ def check_flags() -> None:
             raise InputError(f"there is no run {run!r}{suggest(run, GROUPS)}; runs: {', '.join(GROUPS)}")
     if not RUNS.value or not ROOT.value or not DATA.value:
         raise InputError("--runs, --root and --data are needed: what to run, where, and a prepared data set")
+    if "rows" in RUNS.value and not SHORT.value:
+        raise InputError("--runs=rows compares a start in short rows with none; give --short_data")
     if SHORT.value and DATA_SOP.value and not SHORT_SOP.value:
         raise InputError("--data_sop and --short_data need --short_data_sop too: all units learn in the same phases")
     if wrong := [task for task in [*TASK_NAMES.value, *filter(None, [FEATURE_TASK.value])] if task not in TASKS]:

@@ -186,6 +186,9 @@ def test_short_rows_come_first_and_a_step_reads_as_many_tokens_of_them(plan, toy
         (config, *_) = planned_settings(plan, *shortened, f"--short_rate={rate}").values()
         assert (config.data.path, config.phase2.num_steps) == (path, 0)
         assert config.train.num_steps == whole.train.num_steps
+    rows = planned_settings(plan, *shortened, "--runs=rows")
+    assert rows["bert-tiny/seed0/pretrain"] == settings["bert-tiny/seed0/pretrain"]
+    assert rows["long_rows-tiny/seed0/pretrain"] == whole and len(rows) == 2
     done = plan(*flags, f"--short_data={short}")
     assert done.returncode == 1 and "--short_data_sop too" in done.stderr and done.stderr.count("\n") == 1
 
@@ -321,6 +324,7 @@ def test_what_a_record_has_is_not_run_on_another_machine(repository, toy_data, t
     [
         (["--runs=table7"], "there is no run 'table7'"),
         ([], "--runs, --root and --data are needed"),
+        (["--runs=rows"], "give --short_data"),
         (["--runs=table5", "--tasks=sst3"], "there is no task 'sst3'"),
         (["--runs=table5", "--tasks=sst2"], "--tasks needs --task_data"),
         (["--runs=table5", "--pairs=blimp"], "is not NAME=PATH"),

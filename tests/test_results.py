@@ -496,12 +496,12 @@ def test_the_template_can_be_drawn(repository, tmp_path):
     text = (repository / "benchmarks" / "templates" / "ablations.md").read_text()
     groups = set(re.findall(r'"([a-z_0-9]+-(?:tiny|mini|L2_H256))"', text))
     directories = [make_unit(tmp_path / "runs", group, seed, 0.8 + 0.01 * seed) for group in groups for seed in (0, 1)]
-    for run in ("table5", "table6", "table8", "later"):
+    for run in ("table5", "table6", "table8", "later", "rows"):
         collecting.write_record(collecting.collect(directories), tmp_path / "records" / f"{run}.json.gz")
     sources = pages.Sources(tmp_path / "records", repository / "benchmarks" / "paper.toml")
     drawn = draw(tmp_path, sources, text)
     assert "80.5 ± 0.7 (2)" in drawn and drawn.count("Paper: ") == 3
-    assert draw(tmp_path, sources, drawn) == drawn and len(list(tmp_path.glob("*.png"))) == 1
+    assert draw(tmp_path, sources, drawn) == drawn and len(list(tmp_path.glob("*.png"))) == 2
 
 
 @pytest.mark.parametrize(
