@@ -8,21 +8,21 @@ r"""The paper's tables at your own model size, as a queue of commands. Starting 
 
 Each unit (an objective, a size, a seed) has a directory below --root, in which it is pre-trained, evaluated and
 fine-tuned; tables share units. What starts from the model of another unit waits until that has been pre-trained. After
-each unit the record of its table is collected, of which `benchmarks.results` draws pages. A unit that a record has is
-not run again: its directory may be gone, or on another machine. GROUPS below says what each run is.
+each unit the record of its table is collected, of which `benchmarks.results` draws pages. A unit that is whole in a
+record is not run again: its directory may be gone, or on another machine. GROUPS below says what each run is.
 """
 
 import math
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from absl import flags
 
-from benchmarks.collecting import UNIT, collect, has_measured, merged, other_settings, read_record, write_record
 from benchmarks.jobs import Job, Stop, Unit, run_unit
+from benchmarks.recorded import is_recorded, keep_record, read_recorded
 from bert_jax.data.records import open_dataset
 from bert_jax.errors import InputError
 from bert_jax.settings.model import model_size
@@ -97,9 +97,6 @@ RECORDS = flags.DEFINE_string("records", "benchmarks/records", "where the record
 COMMANDS = flags.DEFINE_bool("commands", False, "print what waits of each unit as commands of a shell, and run nothing")
 STATUS = flags.DEFINE_bool("status", False, "say how far each unit is, and run nothing")
 MINUTES = flags.DEFINE_float("minutes", 0.0, "to stop after; 0 goes on to the end", lower_bound=0)
-
-
-Recorded = dict[tuple[str, int], dict[str, Any]]  # units of records, by group and seed
 
 
 class Budget(NamedTuple):
@@ -188,13 +185,15 @@ def phase_flags(data: str, short_data: str, budget: Budget) -> list[str]:
             f"--config.data.batch_size={BATCH.value}",
             f"--config.train.num_steps={steps}",
         ]
-    lengths = (open_dataset(path, verify=False).manifest["row"]["length"] for path in (short_data, data))
-    most, share = MaskingConfig().max_predictions, next(lengths) / next(lengths)
+    short, long = (open_dataset(path, verify=False).manifest["row"]["length"] for path in (short_data, data))
+    if short >= long:
+        raise InputError(f"the rows of {short_data} have {short} tokens, and those of {data} {long}; give shorter ones")
+    most = MaskingConfig().max_predictions
     return [
         f"--config.data.path={short_data}",
         f"--config.data.batch_size={budget.short_rows}",
         f"--config.train.num_steps={budget.short_steps}",
-        f"--config.masking.max_predictions={math.ceil(share * most)}",
+        f"--config.masking.max_predictions={math.ceil(most * short / long)}",
         f"--config.phase2.path={data}",
         f"--config.phase2.batch_size={BATCH.value}",
         f"--config.phase2.num_steps={budget.steps - budget.short_steps}",
@@ -307,6 +306,10 @@ def check_flags() -> None:
         raise InputError("--runs, --root and --data are needed: what to run, where, and a prepared data set")
     if "rows" in RUNS.value and not SHORT.value:
         raise InputError("--runs=rows compares a start in short rows with none; give --short_data")
+    if (SHORT_SOP.value or flags.FLAGS["short_rate"].present) and not SHORT.value:
+        raise InputError(
+            "--short_data_sop and --short_rate have no effect without --short_data; give it, or leave them out"
+        )
     if SHORT.value and DATA_SOP.value and not SHORT_SOP.value:
         raise InputError("--data_sop and --short_data need --short_data_sop too: all units learn in the same phases")
     if wrong := [task for task in [*TASK_NAMES.value, *filter(None, [FEATURE_TASK.value])] if task not in TASKS]:
@@ -315,69 +318,43 @@ def check_flags() -> None:
         raise InputError("--tasks needs --task_data, a directory with their data")
     if wrong := [entry for entry in PAIRS.value if not 2 <= len(entry.split("=")) <= 3]:
         raise InputError(f"--pairs={wrong[0]} is not NAME=PATH or NAME=PATH=BASELINES; name the pairs")
-
-
-def read_records(plan: Mapping[str, Sequence[Unit]]) -> Recorded:
-    """Returns the recorded units of a plan that this machine has no directory of, by group and seed.
-
-    Raises: InputError if a record is damaged, or has such a unit from other commands than the plan's.
-    """
-    recorded: Recorded = {}
-    planned = {(unit.group, unit.seed): unit for units in plan.values() for unit in units}
-    paths = [Path(RECORDS.value) / f"{run}.json.gz" for run in GROUPS] if RECORDS.value else []
-    for path in (path for path in paths if path.exists()):
-        for found in read_record(path)["units"]:
-            unit = planned.get((found["group"], found["seed"]))
-            if unit is None or (unit.directory / UNIT).exists():
-                continue
-            if difference := other_settings(found, {job.name: job.command for job in unit.jobs}):
-                raise InputError(
-                    f"{path} has {unit.group} seed {unit.seed} from other commands, such as {difference}; "
-                    "give the same settings, another --records, or delete the record to measure anew"
-                )
-            recorded[unit.group, unit.seed] = found
-    return recorded
-
-
-def is_recorded(unit: Unit, recorded: Recorded) -> bool:
-    """Returns whether a record has all of a unit, so that it need not be run again."""
-    found = recorded.get((unit.group, unit.seed))
-    return found is not None and has_measured(found, [job.name for job in unit.jobs])
-
-
-def keep_record(run: str, units: Sequence[Unit], recorded: Recorded) -> bool:
-    """Writes the record of the units of a run, and of those recorded before. Returns False if it cannot."""
-    ready = [unit.directory for unit in units if any(job.is_finished for job in unit.jobs)]
-    before = [recorded[key] for unit in units if (key := (unit.group, unit.seed)) in recorded]
-    try:
-        if RECORDS.value and (ready or before):
-            write_record(merged(collect(ready)["units"], before), Path(RECORDS.value) / f"{run}.json.gz")
-    except InputError as error:
-        print(f"the record of {run} is not written: {error}", flush=True)
-        return False
-    return True
+    names = [entry.partition("=")[0] for entry in PAIRS.value]
+    if len(set(names)) < len(names):
+        raise InputError(f"--pairs has one name twice, of {', '.join(names)}; name each file differently")
 
 
 def main() -> int:
     """Runs the waiting jobs, or prints their status; returns 1 if a job or a record failed, or a unit still waits."""
     check_flags()
     plan = {run: list(units_of(run)) for run in RUNS.value}
+    everything = [unit for units in plan.values() for unit in units]
     if "later" in plan and not DATA_SOP.value:
         print("sop is left out: --data_sop is not given", flush=True)
-    recorded = read_records(plan)
+    paths = {run: Path(RECORDS.value) / f"{run}.json.gz" for run in GROUPS} if RECORDS.value else {}
+    recorded = read_recorded(paths.values(), everything)
+
+    def keep(run: str) -> bool:
+        try:
+            if paths:
+                keep_record(paths[run], plan[run], recorded)
+        except InputError as error:
+            print(f"the record of {run} is not written: {error}", flush=True)
+            return False
+        return True
+
     undone, only_told, stop = 0, STATUS.value or COMMANDS.value, Stop(60 * MINUTES.value)
     with stop.on_signals():
         for run, units in plan.items():
             for unit in () if only_told else units:
-                if unit.waiting and not stop.asked and not is_recorded(unit, recorded):
+                if unit.waiting and not stop.asked and not is_recorded(unit, recorded, everything):
                     problem = run_unit(unit, stop)
                     undone += " failed " in problem or problem.startswith("waits for ")
                     print(f"{unit.group} seed {unit.seed}: {problem or 'finished'}", flush=True)
-                    keep_record(run, units, recorded)
+                    keep(run)
             if not only_told:
-                undone += not keep_record(run, units, recorded)  # of units that another run has finished, too
+                undone += not keep(run)  # of units that another run has finished, too
             for unit in units:
-                is_whole = is_recorded(unit, recorded)
+                is_whole = is_recorded(unit, recorded, everything)
                 if not COMMANDS.value:
                     print(f"{run}: {status(unit, is_whole)}", flush=True)
                 for job in unit.waiting if COMMANDS.value and not is_whole else ():

@@ -6,7 +6,7 @@ was measured with it; it is read from a directory of `benchmarks.ablations`:
 
     unit.json        {"group": "no_nsp", "seed": 1}; without it the names of the directory's parent and of itself
     starts.jsonl     a line for each time a job was started: time, commit, machine, versions, command; those of
-                     "pretrain" are kept, and the last command of each job
+                     "pretrain" are kept
     pretrain/        the work directory of train.py
     tasks/NAME/      work directories of finetune.py, of one run or of a sweep
     evaluations/*.json, pairs/*.json     what `evaluate --output` and `score_sentences --pairs --output` wrote
@@ -19,7 +19,7 @@ import json
 import math
 import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,32 +66,16 @@ def merged(new: Sequence[Unit], old: Sequence[Unit]) -> dict[str, Any]:
     return {"format": FORMAT, "units": [units[key] for key in sorted(units)]}
 
 
-def has_measured(unit: Unit, jobs: Sequence[str]) -> bool:
-    """Returns whether a unit of a record has what jobs of these names leave."""
-    left = {PRETRAIN} if "trained" in unit else set()
-    left |= {f"{TASKS}/{name}" for name, scores in unit.get(TASKS, {}).items() if not scores["missing"]}
-    return left | {*unit.get(EVALUATIONS, {}), *unit.get(PAIRS, {})} >= set(jobs)
-
-
-def other_settings(unit: Unit, jobs: Mapping[str, Sequence[str]]) -> str:
-    """Returns how the commands of a unit differ from {job: command}, by the first setting that does; "" if they do not.
-
-    Commands are compared without their interpreter and directories, which differ between machines.
-    """
-    for name, recorded in unit.get("commands", {}).items():
-        planned = _portable(jobs[name]) if name in jobs else recorded
-        if recorded != planned:
-            differing = sorted(set(recorded) ^ set(planned)) or ["their order"]
-            return f"{name}: {differing[0]}"
-    return ""
-
-
-def _portable(command: Sequence[str]) -> list[str]:
-    return _without_directories(list(command[1:]))
-
-
 def collect_unit(directory: Path) -> Unit:
     """Returns the results of a unit. Raises: InputError if it has none, or a file is damaged."""
+    try:
+        return _collect_unit(directory)
+    except (AttributeError, IndexError, KeyError, TypeError) as error:  # JSON without what a command wrote there
+        what = f"{type(error).__name__}: {one_line(error)[:100]}"
+        raise InputError(f"a file in {directory} is damaged ({what}); remove it, and make it again") from None
+
+
+def _collect_unit(directory: Path) -> Unit:
     about = read_json(directory / UNIT) if (directory / UNIT).is_file() else {}
     if (
         not isinstance(about, dict)
@@ -104,9 +88,8 @@ def collect_unit(directory: Path) -> Unit:
     )
     unit: Unit = {"group": group, "seed": about["seed"] if "seed" in about else _seed_of(directory)}
     if (directory / STARTS).is_file():
-        starts = [line for line in _read_lines(directory / STARTS) if isinstance(line, dict)]
+        starts = [line for line in read_lines(directory / STARTS) if isinstance(line, dict)]
         unit["starts"] = [line for line in starts if line.get("job", PRETRAIN) == PRETRAIN]
-        unit["commands"] = {line["job"]: _portable(line.get("command", [])) for line in starts if "job" in line}
     pretrain = directory / PRETRAIN
     if not pretrain.is_dir() and (directory / METRICS_FILE).is_file() and not _is_finetuning(directory):
         pretrain = directory
@@ -121,7 +104,7 @@ def collect_unit(directory: Path) -> Unit:
     for kind in (EVALUATIONS, PAIRS):
         if files := sorted((directory / kind).glob("*.json")):
             unit[kind] = {path.stem: _score(path) for path in files}
-    if not set(unit) - {"group", "seed", "starts", "commands"}:
+    if not set(unit) - {"group", "seed", "starts"}:
         raise InputError(f"{directory} has nothing to collect: no {METRICS_FILE}, {TASKS}/, {EVALUATIONS}/ or {PAIRS}/")
     return _without_directories(unit)
 
@@ -251,7 +234,7 @@ def read_json(path: Path) -> Any:
         raise InputError(f"{path} is damaged ({one_line(error)[:100]}); make it again") from None
 
 
-def _read_lines(path: Path) -> list[Any]:
+def read_lines(path: Path) -> list[Any]:
     """Returns the objects of a file of JSON lines; a last line that is not whole, as a kill leaves it, is left out."""
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     records = []
@@ -259,7 +242,7 @@ def _read_lines(path: Path) -> list[Any]:
         if not line.strip():
             continue
         try:
-            records.append(json.loads(line))
+            records.append(json.loads(line, parse_constant=lambda _: None))
         except ValueError as error:
             if number < len(lines):
                 raise InputError(f"{path}:{number} is damaged ({str(error)[:80]}); delete this line") from None
@@ -291,4 +274,7 @@ def read_record(path: Path) -> dict[str, Any]:
             or not isinstance(unit.get("seed"), int)
         ):
             raise InputError(f"record {path} is damaged: unit {number} has no group or seed; collect it again")
+        for kind in (TASKS, EVALUATIONS, PAIRS):
+            if not isinstance(unit.get(kind, {}), dict):
+                raise InputError(f"record {path} is damaged: unit {number} has no names in {kind}; collect it again")
     return record

@@ -3,7 +3,7 @@
 
 Runs are paired by their seed: the same seed gives both the same order of the data and the same random parameters, so
 that their difference varies less than either. One interval is a bootstrap's, the other Student's t. Percentiles of few
-seeds are too narrow: without a difference, intervals at 95 % exclude 0 in 24 % of cases of three seeds and in 15 % of
+seeds are too narrow: without a difference, intervals at 95 % exclude 0 in 25 % of cases of three seeds and in 15 % of
 five. Student's exclude it in 5 %, so they decide. Sources: Efron and Tibshirani 1993, chapters 6 and 13; Student 1908.
 """
 

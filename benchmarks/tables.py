@@ -135,7 +135,7 @@ def independent(found: Scores) -> Scores:
 
 def _score(unit: Mapping[str, Any], kind: str, name: str) -> float | None:
     if kind == "heldout":
-        return next((value for value in reversed(unit.get("heldout", {}).get(name, [])) if value is not None), None)
+        return next(reversed(unit.get("heldout", {}).get(name, [])), None)
     first, _, rest = name.partition(".")
     if kind == "evaluation":
         return unit.get("evaluations", {}).get(first, {}).get("metrics", {}).get(rest)

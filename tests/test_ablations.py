@@ -189,6 +189,8 @@ def test_short_rows_come_first_and_a_step_reads_as_many_tokens_of_them(plan, toy
     rows = planned_settings(plan, *shortened, "--runs=rows")
     assert rows["bert-tiny/seed0/pretrain"] == settings["bert-tiny/seed0/pretrain"]
     assert rows["long_rows-tiny/seed0/pretrain"] == whole and len(rows) == 2
+    done = plan(*flags, f"--short_data={toy_data}", f"--short_data_sop={short}")
+    assert done.returncode == 1 and "have 32 tokens, and those of" in done.stderr and done.stderr.count("\n") == 1
     done = plan(*flags, f"--short_data={short}")
     assert done.returncode == 1 and "--short_data_sop too" in done.stderr and done.stderr.count("\n") == 1
 
@@ -310,8 +312,7 @@ def test_what_a_record_has_is_not_run_on_another_machine(repository, toy_data, t
     wrong = run("two", "--runs=table6", "--learning_rate=2e-3")
     assert wrong.returncode == 1 and wrong.stderr.count("\n") == 1 and not wrong.stdout
     assert (
-        "has bert-tiny seed 0 from other commands, such as pretrain: --config.optimizer.learning_rate=0.00"
-        in wrong.stderr
+        "bert-tiny seed 0 has pretrain from another command, with --config.optimizer.learning_rate=0.00" in wrong.stderr
     )
     assert (tmp_path / "records" / "table6.json.gz").read_bytes() == first
     # A unit that lacks a job in the record is run again, all of it.
@@ -325,6 +326,9 @@ def test_what_a_record_has_is_not_run_on_another_machine(repository, toy_data, t
         (["--runs=table7"], "there is no run 'table7'"),
         ([], "--runs, --root and --data are needed"),
         (["--runs=rows"], "give --short_data"),
+        (["--runs=table5", "--short_rate=0.5"], "have no effect without --short_data"),
+        (["--runs=table5", "--short_data_sop=x"], "have no effect without --short_data"),
+        (["--runs=table5", "--pairs=a=x,a=y"], "--pairs has one name twice"),
         (["--runs=table5", "--tasks=sst3"], "there is no task 'sst3'"),
         (["--runs=table5", "--tasks=sst2"], "--tasks needs --task_data"),
         (["--runs=table5", "--pairs=blimp"], "is not NAME=PATH"),

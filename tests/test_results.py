@@ -227,6 +227,8 @@ def test_scores_are_found_by_their_names(record):
     assert tables.scores(record, "no_nsp", "task:sst2") == {0: 0.8, 1: 0.82}
     assert tables.scores(record, "no_nsp", "task:sst2.f1") == tables.scores(record, "bert", "task:cola") == {}
     assert tables.scores(record, "bert", "heldout:mlm_loss") == {0: 1.125, 1: 1.125, 2: 1.125}
+    diverged = {"group": "x", "seed": 0, "heldout": {"step": [1, 2], "mlm_loss": [1.5, None]}}  # NaN in the end
+    assert tables.scores({"units": [diverged]}, "x", "heldout:mlm_loss") == {}
     assert tables.scores(record, "bert", "evaluation:heldout@8.mlm_accuracy")[0] == 0.3
     assert tables.scores(record, "bert", "pairs:blimp")[0] == 0.8
     assert tables.scores(record, "bert", "pairs:blimp.islands")[0] == 0.81
@@ -305,6 +307,11 @@ def test_work_directories_alone_are_units_too(tmp_path):
         ("starts.jsonl", "x\ny\n", "starts.jsonl:1 is damaged"),
         ("unit.json", '{"group": ""', "unit.json is damaged"),
         ("unit.json", '{"seed": "x"}', 'unit.json is {"seed": "x"}; it has a name and a whole number'),
+        ("pretrain/config.json", "[]", "a file in .* is damaged .AttributeError"),
+        ("pretrain/config.json", "null", "a file in .* is damaged"),
+        ("tasks/sst2/sweep.json", "{}", "a file in .* is damaged .KeyError: 'runs'"),
+        ("tasks/sst2/sweep.json", "[]", "a file in .* is damaged"),
+        ("tasks/sst2/runs/rate5e-05_seed0/config.json", "{}", "a file in .* is damaged"),
         ("unit.json", "[]", "unit.json is .*; it has a name and a whole number"),
     ],
 )

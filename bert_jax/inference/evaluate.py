@@ -74,7 +74,7 @@ def _evaluate(bert: Pretrained, dataset: Dataset, split: str, mesh: Mesh | None)
     mesh = mesh or make_mesh(MeshConfig())
     params = jax.device_put(jax.device_get(bert.params), tree_shardings(mesh, bert.params))
     label = dataset.manifest["identity"]["options"].get("next_sentence", "nsp")
-    next_sentence = label != "none" and predicts_next_sentence(bert)
+    next_sentence = label != "none" and predicts_next_sentence(bert) and not bert.config.causal
     size = _batch_size(dataset.row_length, rows.num_rows, mesh)
 
     def means(objective: Objective) -> dict[str, float]:
@@ -91,6 +91,8 @@ def _evaluate(bert: Pretrained, dataset: Dataset, split: str, mesh: Mesh | None)
         f"{name}_accuracy": found["mlm_accuracy"],
     }
     metrics |= {key: found[key] for key in ("nsp_loss", "nsp_accuracy") if key in found}
+    if not all(map(math.isfinite, metrics.values())):
+        raise InputError("the loss is not finite; the model's parameters are not those of a trained one")
     counts = {"rows": rows.num_rows, "sequences": rows.num_sequences}
     text = dataset.manifest["splits"][split]
     if text.get("text_bytes") and text.get("tokens"):
@@ -122,6 +124,8 @@ def evaluate_text(
     Raises: InputError if the text cannot be read or prepared.
     """
     length = max_seq_length or min(_TEXT_LENGTH, bert.config.max_positions)
+    if length > bert.config.max_positions:
+        raise InputError(f"max_seq_length {length} is more than the {bert.config.max_positions} positions of the model")
     options = PrepareOptions(
         max_seq_length=length, next_sentence=next_sentence, duplicates=1, short_seq_rate=0.0, holdout_rate=0.0
     )

@@ -19,7 +19,8 @@ _Z = 1.959963984540054  # of the normal distribution, for 95 %
 INTERVALS = "95 %: of a paradigm Wilson's; of a mean of paradigms Wilson's of each put together (MOVER)"
 _JSON_NAMES = ("UID", "linguistics_term", "sentence_good", "sentence_bad")
 _COUNTED_TO = {"s-selection": "argument_structure"}  # as the paper's table has it, and BLiMP's files do not
-_HEADERS = (("good", "bad"), ("sentence_good", "sentence_bad"))
+_HEADERS = (["good", "bad"], ["sentence_good", "sentence_bad"])  # in any case
+_NAMES = (".txt", ".txt.gz", ".txt.zst")  # of the files of a directory
 _OVERALL = "overall"
 
 
@@ -43,9 +44,11 @@ def read_pairs(path: str, limit: int = 0) -> list[Pair]:
     Raises: InputError if there is no pair, or with the line of one that cannot be read.
     """
     root = Path(path)
-    files = sorted(root.glob("*.txt*")) if root.is_dir() else [root]
+    files = sorted(file for file in root.glob("*.txt*") if file.name.endswith(_NAMES)) if root.is_dir() else [root]
     if not files:
         raise InputError(f"{path} has no .txt file; give Zorro's directory, or a file of pairs")
+    if twice := [file for file in files if sum(_stem(file) == _stem(other) for other in files) > 1]:
+        raise InputError(f"{path} has {twice[0].name} and {twice[1].name}, the same paradigm twice; remove one of them")
     if limit < 0:
         raise InputError(f"limit {limit} is negative; 0 takes all pairs")
     pairs, seen = [], {}
@@ -99,9 +102,9 @@ def _json_pairs(lines: list[tuple[str, str]]) -> Iterator[Pair]:
 
 def _column_pairs(file: Path, lines: list[tuple[str, str]]) -> Iterator[Pair]:
     name = _stem(file)
-    for number, (where, line) in enumerate(lines):
+    for number, (where, line) in enumerate((where, line) for where, line in lines if line.strip()):
         columns = line.split("\t")
-        if not line.strip() or (number == 0 and tuple(map(str.strip, columns)) in _HEADERS):
+        if number == 0 and [column.strip().lower() for column in columns] in _HEADERS:
             continue
         if len(columns) != 2:
             raise InputError(f"{where} has {len(columns)} columns; write the good sentence, a tab and the bad one")

@@ -107,6 +107,13 @@ def _temporary(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
 
 
+def check_file(path: AnyPath) -> None:
+    """Raises: InputError if `path` is a directory of this machine, so that no file can be written there."""
+    place = to_place(path)
+    if isinstance(place, Path) and place.is_dir():
+        raise InputError(f"output {path} is a directory; name a file, such as {place / 'output.json'}")
+
+
 def check_space(directory: Path, num_bytes: int) -> None:
     """Raises: StoppedError if there is no room in a directory for so many bytes more."""
     free = shutil.disk_usage(directory).free

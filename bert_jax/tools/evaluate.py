@@ -18,7 +18,7 @@ from absl import flags
 from bert_jax.devices.allocator import reuse_freed_memory
 from bert_jax.errors import InputError
 from bert_jax.storage.places import to_place
-from bert_jax.storage.writing import write_json
+from bert_jax.storage.writing import check_file, write_json
 from bert_jax.tools import cli
 
 CHECKPOINT = flags.DEFINE_string("checkpoint", "", "a work directory, WORKDIR@STEP, or a model in any format")
@@ -47,6 +47,8 @@ def main() -> None:
     given, unused = ("data", ("next_sentence", "max_seq_length")) if DATA.value else ("input", ("split", "cache_gb"))
     if wrong := [name for name in unused if flags.FLAGS[name].present]:
         raise InputError(f"--{wrong[0]} has no effect with --{given}; leave it out")
+    if OUTPUT.value:
+        check_file(OUTPUT.value)
     reuse_freed_memory()
     from bert_jax.checkpoints.pretrained import load_pretrained
     from bert_jax.inference.evaluate import evaluate_pretrained, evaluate_text

@@ -20,7 +20,7 @@ from absl import flags
 from bert_jax.devices.allocator import reuse_freed_memory
 from bert_jax.errors import InputError
 from bert_jax.storage.places import to_place
-from bert_jax.storage.writing import atomic_path
+from bert_jax.storage.writing import atomic_path, check_file
 from bert_jax.tools import cli
 from bert_jax.tools.lines import open_lines, read_lines
 
@@ -49,6 +49,7 @@ def main() -> None:
         layers = [int(layer) for layer in LAYERS.value.split(",")]
     except ValueError:
         raise InputError(f"--layers {LAYERS.value!r} are not numbers; write like -1,-2,-3,-4") from None
+    check_file(OUTPUT.value)
     texts = _read(INPUT.value)
 
     reuse_freed_memory()

@@ -22,7 +22,7 @@ from bert_jax.devices.allocator import reuse_freed_memory
 from bert_jax.errors import InputError
 from bert_jax.storage.files import JsonObject
 from bert_jax.storage.places import to_place
-from bert_jax.storage.writing import atomic_path
+from bert_jax.storage.writing import atomic_path, check_file
 from bert_jax.tools import cli
 from bert_jax.tools.lines import converse, open_lines, parse_line, read_lines
 
@@ -48,6 +48,7 @@ def main() -> None:
     if not CHECKPOINT.value:
         raise InputError("--checkpoint is needed: a work directory, or a model in any format")
     as_json = FORMAT.value == "json" or (not FORMAT.value and OUTPUT.value != "-")
+    check_file(OUTPUT.value)
     reuse_freed_memory()
     with open_lines(INPUT.value) as stream, _writer(OUTPUT.value) as write:
         from bert_jax.checkpoints.pretrained import load_pretrained

@@ -23,7 +23,7 @@ from bert_jax.devices.allocator import reuse_freed_memory
 from bert_jax.errors import InputError
 from bert_jax.storage.files import JsonObject
 from bert_jax.storage.places import to_place
-from bert_jax.storage.writing import atomic_path, write_json
+from bert_jax.storage.writing import atomic_path, check_file, write_json
 from bert_jax.tools import cli
 from bert_jax.tools.lines import open_lines, read_lines
 
@@ -52,6 +52,8 @@ def main() -> None:
         raise InputError("--baselines and --limit are of minimal pairs; give --pairs=FILE too, or leave them out")
     if PAIRS.value and flags.FLAGS["input"].present:
         raise InputError("--input and --pairs are two things to score; give one of them")
+    if OUTPUT.value:
+        check_file(OUTPUT.value)
     if PAIRS.value:
         _score_pairs()
     else:

@@ -126,6 +126,9 @@ def test_a_causal_model_has_other_names(bert, toy_data, one_device):
     found = evaluate_pretrained(causal, toy_data, mesh=one_device)
     names = {"next_token_loss", "next_token_perplexity", "next_token_accuracy", "bits_per_byte"}
     assert set(found["metrics"]) == names and found["masking"] == {}
+    # One that started from a BERT still has that BERT's head for the second sentence; it is not used.
+    warm = dataclasses.replace(causal, params=bert.params)
+    assert evaluate_pretrained(warm, toy_data, mesh=one_device) == found
 
 
 def test_data_that_do_not_fit_are_refused(bert, toy_data, tmp_path):
@@ -136,6 +139,11 @@ def test_data_that_do_not_fit_are_refused(bert, toy_data, tmp_path):
     short = dataclasses.replace(bert, config=dataclasses.replace(bert.config, max_positions=16))
     with pytest.raises(InputError, match=r"rows of 32 tokens .* longer than the 16 positions"):
         evaluate_pretrained(short, toy_data)
+    with pytest.raises(InputError, match=r"max_seq_length 17 is more than the 16 positions of the model"):
+        evaluate_text(short, "text.txt", max_seq_length=17)
+    broken = jax.tree.map(lambda leaf: leaf * np.nan, bert.params)
+    with pytest.raises(InputError, match="the loss is not finite"):
+        evaluate_pretrained(dataclasses.replace(bert, params=broken), toy_data)
     with pytest.raises(InputError, match="no head that predicts words"):
         evaluate_pretrained(dataclasses.replace(bert, params={"encoder": {}}), toy_data)
 

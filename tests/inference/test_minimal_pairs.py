@@ -47,6 +47,9 @@ def test_zorro_files_and_directory(tmp_path):
 def test_two_columns_with_and_without_a_header(tmp_path):
     (tmp_path / "mine.tsv").write_text("good\tbad\nHe sees.\tHe see.\n")
     (tmp_path / "other.tsv").write_text("He sees.\tHe see.\n")
+    for number, header in enumerate(("\nGood\tBad", "sentence_good\tSentence_Bad ")):
+        (tmp_path / f"{number}.tsv").write_text(f"{header}\nHe sees.\tHe see.\n")
+        assert [pair[:2] for pair in read_pairs(str(tmp_path / f"{number}.tsv"))] == [("He sees.", "He see.")]
     (pair,), (other,) = (read_pairs(str(tmp_path / name)) for name in ("mine.tsv", "other.tsv"))
     assert pair[:4] == ("He sees.", "He see.", "mine", "mine") and other[:2] == pair[:2]
 
@@ -72,6 +75,13 @@ def test_a_damaged_line_is_named(tmp_path, name, text, message):
 
 def test_what_is_no_file_of_pairs_is_refused(tmp_path):
     with pytest.raises(InputError, match=r"no \.txt file"):
+        read_pairs(str(tmp_path))
+    (tmp_path / "case-x.txt~").write_text("an editor's\ncopy\nof three\n")
+    with pytest.raises(InputError, match=r"no \.txt file"):
+        read_pairs(str(tmp_path))
+    for name in ("case-x.txt", "case-x.txt.gz"):
+        (tmp_path / name).write_text("bad\ngood\n")
+    with pytest.raises(InputError, match=r"has case-x.txt and case-x.txt.gz, the same paradigm twice"):
         read_pairs(str(tmp_path))
     with pytest.raises(InputError, match=r"none\.tsv"):
         read_pairs(str(tmp_path / "none.tsv"))
