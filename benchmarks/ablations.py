@@ -92,7 +92,9 @@ REVISION_LIMIT = flags.DEFINE_integer("revision_limit", 0, "the same for revisio
 SET = flags.DEFINE_multi_string(
     "set", [], "a flag more for train.py, such as --set=--config.model.compute_dtype=bfloat16"
 )
-SET_TASK = flags.DEFINE_multi_string("set_task", [], "a flag more for finetune.py")
+SET_TASK = flags.DEFINE_multi_string(
+    "set_task", [], "a flag more for finetune.py; of one task alone as in --set_task=ner:--config.train.num_epochs=12"
+)
 RECORDS = flags.DEFINE_string("records", "benchmarks/records", "where the record of each run is kept; empty for none")
 COMMANDS = flags.DEFINE_bool("commands", False, "print what waits of each unit as commands of a shell, and run nothing")
 STATUS = flags.DEFINE_bool("status", False, "say how far each unit is, and run nothing")
@@ -277,7 +279,7 @@ def finetuning_job(
         *("--config.report.progress=False", "--config.report.tensorboard=False"),
         *own,
         *settings,
-        *SET_TASK.value,
+        *(more.removeprefix(f"{task}:") for more in SET_TASK.value if more.startswith(("--", f"{task}:"))),
     )
     return Job(f"tasks/{workdir.name}", command, workdir / "sweep.json")
 
@@ -318,6 +320,10 @@ def check_flags() -> None:
         raise InputError("--tasks needs --task_data, a directory with their data")
     if wrong := [entry for entry in PAIRS.value if not 2 <= len(entry.split("=")) <= 3]:
         raise InputError(f"--pairs={wrong[0]} is not NAME=PATH or NAME=PATH=BASELINES; name the pairs")
+    for more in SET_TASK.value:
+        task, colon, _ = more.partition(":--")
+        if not more.startswith("--") and not (colon and task in TASKS):
+            raise InputError(f"--set_task={more} is neither a flag nor TASK:FLAG; tasks: {', '.join(TASKS)}")
     names = [entry.partition("=")[0] for entry in PAIRS.value]
     if len(set(names)) < len(names):
         raise InputError(f"--pairs has one name twice, of {', '.join(names)}; name each file differently")

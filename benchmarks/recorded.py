@@ -40,7 +40,7 @@ def read_recorded(paths: Iterable[Path], units: Sequence[Unit]) -> Recorded:
     """
     planned = {(unit.group, unit.seed): unit for unit in units}
     for unit in planned.values():
-        _check_commands(unit, _started(unit), str(unit.directory), "another --root")
+        _check_commands(unit, _finished(unit), str(unit.directory), "another --root")
     recorded: list[dict[str, Any]] = []
     for path in (path for path in paths if path.exists()):
         for found in read_record(path)["units"]:
@@ -68,9 +68,7 @@ def keep_record(path: Path, units: Sequence[Unit], recorded: Recorded) -> None:
     ready = [unit for unit in units if any(job.is_finished for job in unit.jobs)]
     new = {(unit["group"], unit["seed"]): unit for unit in collect([unit.directory for unit in ready])["units"]}
     for unit in ready:
-        finished = {job.name for job in unit.jobs if job.is_finished}
-        commands = {name: command for name, command in _started(unit).items() if name in finished}
-        new[unit.group, unit.seed][_COMMANDS] = commands
+        new[unit.group, unit.seed][_COMMANDS] = _finished(unit)
     before = [recorded[key] for unit in units if (key := (unit.group, unit.seed)) in recorded]
     with lock_file(path.with_name(f".{path.name}.lock"), wait=True):  # another queue may write it too
         there = read_record(path)["units"] if path.exists() else []
@@ -111,12 +109,12 @@ def _commands(unit: Mapping[str, Any]) -> dict[str, list[str]]:
     return commands
 
 
-def _started(unit: Unit) -> dict[str, list[str]]:
-    """Returns the command by which each job was last started on this machine."""
+def _finished(unit: Unit) -> dict[str, list[str]]:
+    """Returns the command by which each finished job was last started on this machine."""
     path = unit.directory / STARTS
     lines = read_lines(path) if path.is_file() else []
-    known = [line for line in lines if isinstance(line.get("job"), str) and isinstance(line.get("command"), list)]
-    return {line["job"]: _portable(line["command"]) for line in known}
+    known = {line.get("job"): line["command"] for line in lines if isinstance(line.get("command"), list)}
+    return {job.name: _portable(known[job.name]) for job in unit.jobs if job.is_finished and job.name in known}
 
 
 def _portable(command: Sequence[object]) -> list[str]:

@@ -213,6 +213,15 @@ def test_large_tasks_take_one_seed_and_fewer_epochs_and_revisions_fewer_pairs(pl
     assert limits == {False: {500}, True: {50}}
 
 
+def test_a_setting_can_be_of_one_task(plan):
+    more = ("--set_task=ner:--config.train.num_epochs=9", "--set_task=--config.train.seed=3")
+    lines = plan(*EVERYTHING, "--runs=table8", *more, "--commands").stdout.splitlines()
+    tasks = {line: re.search(r"finetune.py:(\w+)", line)[1] for line in lines if "finetune.py" in line}
+    assert {"ner", "sst2"} <= set(tasks.values())
+    for line, task in tasks.items():
+        assert ("--config.train.num_epochs=9" in line) == (task == "ner") and "--config.train.seed=3" in line
+
+
 def type_like(config, name: str, value: str):
     """Returns a flag's text as the type of the setting; a KeyError if there is not one of this name."""
     for part in name.removeprefix("config.").split("."):
@@ -328,6 +337,7 @@ def test_what_a_record_has_is_not_run_on_another_machine(repository, toy_data, t
         (["--runs=rows"], "give --short_data"),
         (["--runs=table5", "--short_rate=0.5"], "have no effect without --short_data"),
         (["--runs=table5", "--short_data_sop=x"], "have no effect without --short_data"),
+        (["--runs=table5", "--set_task=nre:--config.train.seed=1"], "is neither a flag nor TASK:FLAG"),
         (["--runs=table5", "--pairs=a=x,a=y"], "--pairs has one name twice"),
         (["--runs=table5", "--tasks=sst3"], "there is no task 'sst3'"),
         (["--runs=table5", "--tasks=sst2"], "--tasks needs --task_data"),

@@ -130,9 +130,11 @@ def test_directories_reports_and_saves_may_differ_and_nothing_else(record, tmp_p
     )
     with pytest.raises(InputError, match=message + "give the same settings, or another --records"):
         recorded.read_recorded([record], [make_unit(Path("relative"), rate="0.002")])
-    finish(make_unit(tmp_path / "one", seed=2), "pretrain")
+    unit = finish(make_unit(tmp_path / "one", seed=2), "pretrain", "heldout")
     with pytest.raises(InputError, match=r"one/bert/seed2 has pretrain from another command, .* or another --root"):
         recorded.read_recorded([], [make_unit(tmp_path / "one", seed=2, rate="0.002")])
+    unit.jobs[0].output.rename(tmp_path / "away")  # what has not finished, the command itself refuses
+    recorded.read_recorded([], [make_unit(tmp_path / "one", seed=2, rate="0.002")])
 
 
 def test_a_record_without_commands_stays_but_does_not_count(record, tmp_path):
