@@ -78,12 +78,18 @@ def keep_record(path: Path, units: Sequence[Unit], recorded: Recorded) -> None:
 
 
 def _fullest(units: Iterable[dict[str, Any]]) -> Recorded:
-    """Returns the units by group and seed; of two that are the same, the second if it has all that the first has."""
+    """Returns the units by group and seed; of two that are the same, the second if it has all that the first has.
+
+    If both have the same, it gets the commands of both: each table knows those of its own jobs.
+    """
     found: Recorded = {}
     for unit in units:
-        first = found.setdefault((unit["group"], unit["seed"]), unit)
-        if _parts(unit) >= _parts(first):
-            found[unit["group"], unit["seed"]] = unit
+        key = unit["group"], unit["seed"]
+        first = found.setdefault(key, unit)
+        if _parts(unit) == _parts(first) and _COMMANDS in first:
+            found[key] = unit | {_COMMANDS: first[_COMMANDS] | unit.get(_COMMANDS, {})}
+        elif _parts(unit) > _parts(first):
+            found[key] = unit
     return found
 
 

@@ -109,6 +109,18 @@ def test_of_two_records_the_fuller_counts_and_another_table_takes_it(record, tmp
     assert kept(stale) == {("bert", 0): ALL}
 
 
+def test_two_tables_with_jobs_of_their_own_share_a_unit(tmp_path):
+    whole = finish(make_unit(tmp_path / "one", tasks=("sst2", "mrpc")))
+    paths = [tmp_path / "table5.json.gz", tmp_path / "table8.json.gz"]
+    for path, task in zip(paths, ("sst2", "mrpc"), strict=True):
+        planned = tuple(job for job in whole.jobs if job.name != f"pairs/{task}")
+        recorded.keep_record(path, [whole._replace(jobs=planned)], {})
+        assert kept(path) == {("bert", 0): {job.name for job in planned}}
+    for task in ("sst2", "mrpc"):
+        unit = make_unit(tmp_path / "two", tasks=(task,))
+        assert recorded.is_recorded(unit, recorded.read_recorded(paths, [unit]), [unit])
+
+
 def test_what_another_unit_starts_from_is_trained_again(record, tmp_path):
     units = [make_unit(tmp_path / "two"), make_unit(tmp_path / "two", group="bilstm")]
     units[1] = units[1]._replace(needs=units[0].jobs[0].output)
