@@ -186,7 +186,8 @@ def _training(
     if text := compiled.as_text():
         # Kernels that XLA did not write itself.
         facts["kernels"] = sorted(set(re.findall(r'custom_call_target="([^"]+)"', text)))
-        with contextlib.suppress(ValueError):  # a loop whose length is not written in the program
+        # A loop whose length is not written in the program, or a program of a compiler that we have not read yet.
+        with contextlib.suppress(ValueError, LookupError, AssertionError, RuntimeError):
             facts["compiled_flops"] = hlo.flops(text)
 
     def run() -> Round:

@@ -27,6 +27,7 @@ from benchmarks.gpu_packing import read_kit, source_digest, unpack
 from benchmarks.gpu_records import about, error_words, read_stage, write_stage
 from benchmarks.jobs import LOG, Stop, Unit, run_unit, tied
 from bert_jax.errors import InputError
+from bert_jax.storage.locks import lock_file
 from bert_jax.storage.writing import write_json
 from bert_jax.tools import cli
 
@@ -36,6 +37,7 @@ STOPPED = 2  # exit status: more is to be done
 _TRIES = 2  # of a measurement that fails
 _GRACE_SECONDS = 75  # to save; a compilation, which no signal interrupts, may be under way
 _FEWEST_SECONDS = 30  # that must be left to begin a measurement
+_BERT = "gpu_bert.json.gz"  # the record of stage 3's queue
 
 KIT = flags.DEFINE_string("kit", "gpu_kit", "the folder that make gpu-kit made")
 WORK = flags.DEFINE_string("work", "runs/gpu", "where unfinished work is kept between calls on one machine")
@@ -70,6 +72,8 @@ def main() -> int:
     left = max(1e-9, 60 * MINUTES.value - (time.monotonic() - started)) if MINUTES.value else 0.0
     stop = Stop(left, _GRACE_SECONDS)
     facts = about(manifest, source_digest(), REHEARSE.value)
+    if facts["about"]["sources"] != manifest["sources"]:
+        print("note: the code here is not that of the kit; records say so with a + behind the commit", flush=True)
     os.environ["BERT_JAX_COMMIT"] = facts["about"]["commit"]  # for jobs, where there is no git
     with stop.on_signals():
         if _stage == "3":
@@ -112,8 +116,13 @@ def measure(work: Path, out: Path, stop: Stop, facts: dict[str, Any]) -> int:
     units = list(units_of(work, out))
     if wrong := [name for name in ONLY.value if name not in {unit.group for unit in units}]:
         raise InputError(f"there is no measurement {wrong[0]!r}; there are {', '.join(unit.group for unit in units)}")
-    take_earlier(work, units)
+    take_earlier(work, units, facts["about"]["gpu"].get("name", ""))
     problems = read_problems(work)
+
+    def keep() -> dict[str, Any]:
+        # Also where stage 2 looks for it: `out` may be emptied between two calls.
+        return [write_stage(place, _stage, units, facts, problems) for place in (work.parent / "records", out)][-1]
+
     for unit in units:
         chosen = not ONLY.value or unit.group in ONLY.value
         if not chosen or unit.jobs[-1].is_finished or len(problems.get(unit.group, [])) >= _TRIES:
@@ -126,8 +135,8 @@ def measure(work: Path, out: Path, stop: Stop, facts: dict[str, Any]) -> int:
         if " failed " in problem:
             problems.setdefault(unit.group, []).append(f"{problem}{error_words(unit.directory / LOG)}")
             write_json(work / "problems.json", problems)
-        write_stage(out, _stage, units, facts, problems)
-    record = write_stage(out, _stage, units, facts, problems)
+        keep()
+    record = keep()
     waiting = [name for name in record["waiting"] if not ONLY.value or name in ONLY.value]
     print(f"stage {_stage}: {len(record['rows'])} rows, {len(problems)} failed, {len(waiting)} waiting: {out}")
     return STOPPED if waiting else 1 if record["failed"] else 0
@@ -141,22 +150,31 @@ def units_of(work: Path, out: Path) -> Sequence[Unit]:
     chosen = work / "attentions.json"  # decided once: a later record of stage 1 must not change a row half-way
     if not chosen.exists():
         rows = read_stage([out, work.parent / "records", Path(EARLIER.value)], "1")["rows"]
+        if not rows:
+            raise InputError("stage 2 takes the faster attention of stage 1, which has no row yet; run stage 1 first")
         found = stages.faster_attentions(rows, scale())
         write_json(chosen, [[size, length, name] for (size, length), name in found.items()])
     found = {(size, length): name for size, length, name in json.loads(chosen.read_text(encoding="utf-8"))}
     return list(stages.stage2(work, scale(), found, PEER_PYTHON.value or sys.executable))
 
 
-def take_earlier(work: Path, units: Sequence[Unit]) -> None:
+def take_earlier(work: Path, units: Sequence[Unit], gpu: str) -> None:
     """Puts the rows of an earlier record where they would have been measured.
 
-    Raises: InputError if that record is of a rehearsal and this is none, or the other way round.
+    Raises: InputError if that record is of another GPU than `gpu`, or of a rehearsal and this is none, or the other
+      way round.
     """
     earlier = read_stage([Path(EARLIER.value)], _stage)
     if earlier["rows"] and earlier["rehearsal"] != REHEARSE.value:
         raise InputError(
             f"{EARLIER.value} has records of {'a rehearsal' if earlier['rehearsal'] else 'a GPU'}; give another "
             "folder with --earlier"
+        )
+    kinds = {row["devices"]["kind"] for row in earlier["rows"].values() if "devices" in row}
+    if gpu and kinds - {gpu}:
+        raise InputError(
+            f"{EARLIER.value} has rows of {', '.join(sorted(kinds - {gpu}))}, and this machine has {gpu}; ask for the "
+            "same GPU, or give an empty folder with --earlier"
         )
     for unit in units:
         output = unit.directory / stages.BENCH
@@ -181,23 +199,42 @@ def pretrain(work: Path, out: Path, stop: Stop, facts: dict[str, Any]) -> int:
     more = [f"--set={flag}" for flag in SET.value]
     command = stages.stage3(place, data, scale(), manifest["pretraining"]["train_tokens"], RATE.value, more)
     place.mkdir(parents=True, exist_ok=True)
+    record, earlier = place / "records" / "table6.json.gz", Path(EARLIER.value)
+    if not record.exists() and (earlier / _BERT).exists():
+        if read_stage([earlier], "3")["rehearsal"] != REHEARSE.value:
+            raise InputError(f"{earlier / _BERT} is of a rehearsal and this is none, or the other way round; remove it")
+        record.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(earlier / _BERT, record)  # the queue runs no unit again that is whole in it
+    wait_for_queue(place / "runs", stop)
     process = subprocess.Popen(tied(command), cwd=ROOT, stdin=subprocess.DEVNULL, start_new_session=True)
     status = stop.wait(process)  # the queue passes the signal on, and what it runs saves its state
     told = subprocess.run([*command, "--status"], cwd=ROOT, capture_output=True, text=True)
     lines = [line.partition(": ")[2] for line in told.stdout.splitlines()]
-    record = place / "records" / "table6.json.gz"
     if record.exists():
-        shutil.copyfile(record, out / "gpu_bert.json.gz")
+        shutil.copyfile(record, out / _BERT)
     waiting = [line for line in lines if ", next " in line]
     learned = slices(place / "runs")
     write_json(
         out / "gpu_stage3.json",
         {"format": 1, "stage": "3", **facts, "scale": {**scale()._asdict(), "rows": {}}, "learning_rate": RATE.value,
-         "command": [part.replace(f"{ROOT}/", "") for part in command[1:]], "units": lines, "slices": learned,
-         "complete": not waiting},
+         "command": [part.replace(f"{ROOT}/", "") for part in command[1:]], "rows": {}, "units": lines,
+         "slices": learned, "complete": not waiting},
     )  # fmt: skip
     print("\n".join(lines), flush=True)
     return 1 if status == 1 else STOPPED if waiting else 0
+
+
+def wait_for_queue(runs: Path, stop: Stop) -> None:
+    """Waits until no queue of an earlier call, which was killed, saves a state in `runs`, or until it is time to stop.
+
+    Else this call would go on with another seed, beside a job that still holds the memory of the GPU.
+    """
+    for lock in sorted(runs.glob("*/seed*/.lock")):
+        while not stop.asked:
+            with lock_file(lock, keep=True) as holder:
+                if not holder:
+                    break
+            time.sleep(0.5)
 
 
 def slices(runs: Path) -> dict[str, Any]:

@@ -111,6 +111,7 @@ def write_stage(
     if "tests" in record and record["tests"]["failed"]:
         failed["tests"] = record["tests"]["failed"]
     record |= {"rows": rows, "failed": failed, "waiting": [name for name in waiting if name not in failed]}
+    out.mkdir(parents=True, exist_ok=True)
     write_json(out / f"gpu_stage{stage}.json", record)
     logs = [(unit.group, unit.directory / LOG) for unit in units if (unit.directory / LOG).exists()]
     text = "".join(f"=== {name}\n{log.read_text(errors='replace')[-20_000:]}\n" for name, log in logs)
@@ -130,14 +131,14 @@ def read_stage(folders: Sequence[Path], stage: str) -> dict[str, Any]:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """Returns the record of stage 1 or 2 in a file. Raises: InputError if it is damaged or something else."""
+    """Returns the record of a stage in a file. Raises: InputError if it is damaged or something else."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
         if record["format"] == FORMAT and isinstance(record["rows"], dict):
             return record
     except (OSError, ValueError, KeyError, TypeError):
         pass
-    raise InputError(f"{path} is damaged, or no record of a GPU's stage 1 or 2 of format {FORMAT}; copy it again")
+    raise InputError(f"{path} is damaged, or no record of a GPU's stage of format {FORMAT}; copy it again")
 
 
 def read_tests(path: Path) -> dict[str, Any]:

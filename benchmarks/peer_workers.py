@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.jobs import tied
 from benchmarks.timing import CHECKOUT, Contender, Round, num_cores
 from bert_jax.errors import InputError
 from bert_jax.settings.model import ModelConfig
@@ -91,7 +92,7 @@ class Peers:
         command = [python, str(WORKER), str(folder / "work.json"), str(folder / "batches.npz")]
         try:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True
+                tied(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True
             )
         except OSError as error:
             self.close()

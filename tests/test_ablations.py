@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from builders import make_dataset
 
-from benchmarks import ablations, collecting, jobs
+from benchmarks import collecting, jobs
 from bert_jax.settings.finetuning import FinetuneConfig
 from bert_jax.settings.pretraining import PretrainConfig
 from bert_jax.settings.rules import from_dict, to_dict
@@ -180,7 +180,8 @@ def test_short_rows_come_first_and_a_step_reads_as_many_tokens_of_them(plan, toy
         assert config.phase2.batch_size == 40 and config.phase2.schedule == "continue"
         # 20 predictions in 128 tokens are 10 in half as many, whatever the length of the rows.
         assert (config.masking.max_predictions, config.phase2.max_predictions) == (10, 20)
-        per_row = [ablations.tokens_of_row(path) for path in (str(short), str(toy_data))]
+        manifests = [json.loads((path / "manifest.json").read_text()) for path in (short, toy_data)]
+        per_row = [each["row"]["length"] * each["splits"]["train"]["fill"] for each in manifests]
         assert config.data.batch_size * per_row[0] == pytest.approx(40 * per_row[1], abs=per_row[0] / 2)
     for rate, path in {"0": str(toy_data), "1": str(short)}.items():
         (config, *_) = planned_settings(plan, *shortened, f"--short_rate={rate}").values()

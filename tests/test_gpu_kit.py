@@ -284,6 +284,13 @@ def run_stage(*arguments) -> int:
     return process.returncode
 
 
+def call(repository: Path, code: str, *flags: str) -> str:
+    """Returns the error of some code that has `gpu`, "" if there is none; in a process of its own, as it has flags."""
+    code = f"import sys; from pathlib import Path; from benchmarks import gpu; gpu.flags.FLAGS(sys.argv); {code}"
+    done = subprocess.run([sys.executable, "-c", code, *flags], cwd=repository, text=True, stderr=subprocess.PIPE)
+    return done.stderr if done.returncode else ""
+
+
 def read(place: Path) -> dict:
     return json.loads((place / "out" / "gpu_stage1.json").read_text())
 
@@ -337,8 +344,42 @@ def test_rows_of_an_earlier_machine_are_kept(repository, kit, tmp_path):
     assert run_stage(repository, kit, tmp_path, {"one": "0", "two": "0"}) == 0
     assert read(tmp_path)["rows"]["one"]["from"] == "before" and (tmp_path / "ran").read_text() == "two "
     (tmp_path / "earlier" / "gpu_stage1.json").write_text(json.dumps(earlier | {"rehearsal": False}))
+    other = {"one": {"devices": {"kind": "NVIDIA H200"}}}
+    (tmp_path / "earlier" / "gpu_stage1.json").write_text(json.dumps(earlier | {"rows": other}))
+    flags = (f"--earlier={tmp_path / 'earlier'}", "--rehearse")
+    take = "gpu._stage = '1'; gpu.take_earlier(Path('work'), [], {!r})"
+    assert call(repository, take.format("NVIDIA H200"), *flags) == ""
+    problem = call(repository, take.format("NVIDIA H100"), *flags)
+    assert "has rows of NVIDIA H200, and this machine has NVIDIA H100; ask for the same GPU" in problem
+    (tmp_path / "earlier" / "gpu_stage1.json").write_text(json.dumps(earlier | {"rehearsal": False}))
     process = start_stage(repository, kit, tmp_path, {"one": "0"})
     assert "has records of a GPU; give another folder" in process.communicate(timeout=600)[1]
+
+
+def test_what_a_call_leaves_out_of_its_folder_is_kept_for_the_next_stage(repository, kit, tmp_path):
+    assert run_stage(repository, kit, tmp_path, {"one": "0"}) == 0
+    kept = tmp_path / "work" / "rehearsal" / "records" / "gpu_stage1.json"
+    assert kept.read_bytes() == (tmp_path / "out" / "gpu_stage1.json").read_bytes()
+
+
+def test_stage_2_asks_for_stage_1(repository, tmp_path):
+    (tmp_path / "measured").mkdir()
+    code = f"gpu.units_of(Path({str(tmp_path)!r}, 'measured', 'stage2'), Path({str(tmp_path)!r}))"
+    assert "run stage 1 first" in call(repository, code, f"--earlier={tmp_path}")
+    assert not (tmp_path / "measured" / "stage2" / "attentions.json").exists()
+
+
+def test_a_stage_waits_for_a_queue_that_is_still_saving(repository, tmp_path):
+    lock = tmp_path / "bert-tiny" / "seed0" / ".lock"
+    code = (
+        "import sys, time; from pathlib import Path; from bert_jax.storage.locks import lock_file\n"
+        f"with lock_file(Path({str(lock)!r}), keep=True): print('locked', flush=True); time.sleep(8)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        assert process.stdout and process.stdout.readline() == b"locked\n"
+        wait = f"gpu.wait_for_queue(Path({str(tmp_path)!r}), gpu.Stop({{}}))"
+        assert call(repository, wait.format(1e-9)) == "" and process.poll() is None  # it was time to stop
+        assert call(repository, wait.format(0)) == "" and process.wait(1) == 0
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux: prctl ends a process with its parent")
@@ -402,7 +443,7 @@ def stage_record(names, rehearsal=False) -> dict:
     ratio = {"kind": "same precision", "theirs": name, "times_as_fast": twice}
     row = {"figures": [{**FIGURES, "name": "ours bfloat16"}, theirs], "comparisons": [ratio], "failed": {"x:y": "no"}}
     gpu = {"name": "G", "driver_version": "580", "cuda": "13.0"}
-    facts = {"gpu": gpu, "versions": {"jax": "0.11.2"}, "commit": "0" * 40}
+    facts = {"gpu": gpu, "versions": {"jax": "0.11.2"}, "commit": "0" * 40 + "+"}
     found = {"format": 1, "rehearsal": rehearsal, "about": facts, "tests": {"passed": 11}}
     return found | {"rows": dict.fromkeys(names, row)}
 
@@ -435,7 +476,7 @@ def test_pages_draw_records_of_a_gpu_and_refuse_those_of_a_rehearsal(repository,
             drawn = pages.draw_page(tmp_path / "page.md", sources)
     assert "| Base, 256 x 128, plain | 100.0 (90.0 to 200.0) | 2,560 | 41.0% | 52.0% | 5.0 | 31 |" in drawn
     assert "|  | torch eager:bfloat16:cudnn | 200.0 (200.0 to 200.0) | 2.00 (1.50 to 2.50) | 5.0 |" in drawn
-    assert "| | torch x:y | did not run | | |" in drawn and "-->00000000<!-- end -->" in drawn
+    assert "| | torch x:y | did not run | | |" in drawn and f"-->{'0' * 40}+<!-- end -->" in drawn
     with pytest.raises(InputError, match="is of a rehearsal: its figures are no measurements"):
         pages.draw_page(tmp_path / "page.md", sources)
     (tmp_path / "gpu_stage1.json").write_text(json.dumps(stage_record(["other"])))

@@ -175,6 +175,8 @@ class Work:
             if attention == "unpadded":
                 forward, attention = Unpadded(self.model), ""
             round_of = lambda: self._round(forward, precision, attention)  # noqa: E731
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()  # else a mode has the peak of those before it
         started, cpu = time.perf_counter(), time.process_time()
         round_of()
         if self.device.type == "cuda":
