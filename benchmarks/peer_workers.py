@@ -8,6 +8,7 @@ and answers with seconds, CPU seconds and the most memory used so far, or with a
 
 import dataclasses
 import json
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -90,13 +91,12 @@ class Peers:
         (folder / "work.json").write_text(json.dumps(work), encoding="utf-8")
         self._errors = open(folder / "errors.txt", "w+", encoding="utf-8", errors="replace")
         command = [python, str(WORKER), str(folder / "work.json"), str(folder / "batches.npz")]
-        try:
-            self._process = subprocess.Popen(
-                tied(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True
-            )
-        except OSError as error:
+        if shutil.which(python) is None:
             self.close()
-            raise InputError(f"peer_python {python} does not start: {error.strerror}; give a Python's path") from None
+            raise InputError(f"peer_python {python} does not start: there is no such program; give a Python's path")
+        self._process = subprocess.Popen(
+            tied(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True
+        )
         self.about = self._read()
 
     def contender(self, mode: str, counts: dict[str, float]) -> Contender:
