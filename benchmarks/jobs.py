@@ -208,4 +208,5 @@ def machine() -> str:
     if shutil.which("nvidia-smi"):
         query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
         gpus = subprocess.run(query, text=True, capture_output=True).stdout.split("\n")
-    return ", ".join([f"{cores} cores of {name}", *(gpu.strip() for gpu in gpus if gpu.strip())])
+    counted = "1 core" if cores == 1 else f"{cores} cores"
+    return ", ".join([f"{counted} of {name}", *(gpu.strip() for gpu in gpus if gpu.strip())])
