@@ -133,7 +133,7 @@ def _check_commands(unit: Unit, known: Mapping[str, Sequence[str]], where: str, 
     for job in unit.jobs:
         if job.name in known:
             planned, before = (
-                [_DIRECTORIES.sub("", each) for each in command if not each.startswith(_FREE)]
+                [each for each in command if not each.startswith(_FREE)]
                 for command in (_portable(job.command), known[job.name])
             )
             if planned != before:
