@@ -314,6 +314,10 @@ def check_flags() -> None:
         )
     if SHORT.value and DATA_SOP.value and not SHORT_SOP.value:
         raise InputError("--data_sop and --short_data need --short_data_sop too: all units learn in the same phases")
+    masking, later = (f"--config.{part}.max_predictions" for part in ("masking", "phase2"))
+    given = {entry.partition("=")[0] for entry in SET.value}
+    if SHORT.value and masking in given and later not in given:
+        raise InputError(f"--set={masking} is of the short rows; give --set={later} too, which is of the long ones")
     if wrong := [task for task in [*TASK_NAMES.value, *filter(None, [FEATURE_TASK.value])] if task not in TASKS]:
         raise InputError(f"there is no task {wrong[0]!r}{suggest(wrong[0], TASKS)}; tasks: {', '.join(TASKS)}")
     if TASK_NAMES.value and not TASK_DATA.value:

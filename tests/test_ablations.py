@@ -342,6 +342,10 @@ def test_what_a_record_has_is_not_run_on_another_machine(repository, toy_data, t
         (["--runs=rows"], "give --short_data"),
         (["--runs=table5", "--short_rate=0.5"], "have no effect without --short_data"),
         (["--runs=table5", "--short_data_sop=x"], "have no effect without --short_data"),
+        (
+            ["--runs=table5", "--short_data=x", "--short_data_sop=x", "--set=--config.masking.max_predictions=40"],
+            "give --set=--config.phase2.max_predictions too",
+        ),
         (["--runs=table5", "--set_task=nre:--config.train.seed=1"], "is neither a flag nor TASK:FLAG"),
         (["--runs=table5", "--pairs=a=x,a=y"], "--pairs has one name twice"),
         (["--runs=table5", "--tasks=sst3"], "there is no task 'sst3'"),
