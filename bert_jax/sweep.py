@@ -21,7 +21,7 @@ from bert_jax.storage.places import Place, RemotePath
 from bert_jax.storage.urls import local_directory
 from bert_jax.storage.writing import new_directory, write_json
 from bert_jax.tasks.results import FinetuneResult, read_results, table
-from bert_jax.training.workdir import check_workdir, common, locked, settings_of
+from bert_jax.training.workdir import check_workdir, common, locked, read_identity, settings_of
 
 
 class Outcome(NamedTuple):
@@ -80,11 +80,10 @@ def sweep(config: FinetuneConfig, workdir: Place, devices: Devices | None = None
         for number, (name, one) in enumerate(runs.items(), 1):
             _say(f"run {number} of {len(runs)}: {name}")
             results[name] = _finished(workdir / "runs" / name, one) or _train(workdir / "runs" / name, one, devices)
-            if results[name].signal:
-                break
-        for result in results.values():
-            if result.signal:
-                return SweepResult([], result.metric, result.signal)
+            if signal := results[name].signal:
+                return SweepResult([], results[name].metric, signal)
+            _delete_states(workdir / "runs" / name)
+            _check_data(workdir / "runs" / next(iter(runs)), workdir / "runs" / name)
         outcomes = [_judge(name, runs[name], result) for name, result in results.items()]
         # A run that diverged has no metric; its setting may be empty, which leaves the choice to the task.
         metric = next(
@@ -123,7 +122,8 @@ def _copy_model(source: Place, target: Place) -> None:
 
 
 # Settings that do not affect the results of a run.
-_WITHOUT_EFFECT = ("mesh.", "report.", "checkpoint.", "eval.batch_size", "model.remat", "model.unroll", "sweep.")
+_WITHOUT_EFFECT = ("mesh.", "report.", "checkpoint.", "eval.batch_size", "train.hang_seconds", "train.steps_per_call",
+                   "model.remat", "model.unroll", "sweep.")  # fmt: skip
 
 
 def _finished(workdir: Place, config: FinetuneConfig) -> FinetuneResult | None:
@@ -146,18 +146,37 @@ def _finished(workdir: Place, config: FinetuneConfig) -> FinetuneResult | None:
 
 
 def _train(workdir: Place, config: FinetuneConfig, devices: Devices | None) -> FinetuneResult:
-    """Trains the run and returns its result; training states are deleted once it has finished."""
+    """Trains the run and returns its result."""
     try:
-        result = finetune(config, workdir, devices)
+        return finetune(config, workdir, devices)
     except DivergedError as error:
         _say(f"{workdir.name} failed: {error}")
-        result = FinetuneResult({}, config.task.metric or "score", {}, 0, 0, 0.0)
-    if not result.signal and cluster.is_first():
-        if isinstance(workdir, RemotePath):
-            (workdir / "checkpoints").delete_all()
-        else:
-            shutil.rmtree(workdir / "checkpoints", ignore_errors=True)
-    return result
+        return FinetuneResult({}, config.task.metric or "score", {}, 0, 0, 0.0)
+
+
+def _delete_states(workdir: Place) -> None:
+    """Deletes the training states of a run that has finished."""
+    if not cluster.is_first():
+        return
+    if isinstance(workdir, RemotePath):
+        (workdir / "checkpoints").delete_all()
+    else:
+        shutil.rmtree(workdir / "checkpoints", ignore_errors=True)
+
+
+def _check_data(first: Place, other: Place) -> None:
+    """Raises: InputError, on every process, if two runs were trained on different data."""
+
+    def compare() -> None:
+        begun = [one for one in (first, other) if (one / "config.json").exists()]
+        found = [read_identity(one, FinetuneConfig).get("dataset") for one in begun]
+        if found and found[0] != found[-1]:
+            raise InputError(
+                f"{first} and {other} were trained on different data: the files have changed in between; delete the "
+                "run on the old ones, or give another workdir"
+            )
+
+    cluster.first_does("compare the data of the runs", compare)
 
 
 def _judge(name: str, config: FinetuneConfig, result: FinetuneResult) -> Outcome:

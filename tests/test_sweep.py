@@ -2,8 +2,10 @@
 """A grid of runs: what is in it, and what it reports."""
 
 import dataclasses
+import functools
 import json
 import math
+import signal
 
 import jax
 import pytest
@@ -12,9 +14,11 @@ from builders import make_pretrained, make_topics, topics_run
 import bert_jax
 from bert_jax.checkpoints.states import seal
 from bert_jax.errors import DivergedError, InputError
+from bert_jax.finetuning import finetune
 from bert_jax.settings.finetuning import FinetuneTrainConfig, SweepConfig
 from bert_jax.sweep import describe, plan, sweep
 from bert_jax.tasks.results import FinetuneResult
+from bert_jax.training.loop import LoopResult
 
 
 @pytest.fixture(scope="module")
@@ -117,3 +121,36 @@ def test_a_grid_is_trained_once_and_leaves_its_best(topics, start, tmp_path, mon
     monkeypatch.setattr("bert_jax.sweep.finetune", None)  # nothing is trained again
     again = sweep(config, tmp_path / "grid", jax.devices()[:1])
     assert again.outcomes == told.outcomes and best in again.outcomes
+
+
+@pytest.mark.slow
+def test_results_are_those_of_the_settings_and_data_that_are_asked_for(topics, start, tmp_path, monkeypatch):
+    def wanted(seeds, epochs, **train):
+        config = grid(topics, start, learning_rates="", seeds=seeds)
+        return dataclasses.replace(config, train=FinetuneTrainConfig(num_epochs=epochs, **train))
+
+    (first,) = sweep(wanted(1, 1.0), tmp_path / "grid", jax.devices()[:1]).outcomes
+    with monkeypatch.context() as patch:  # settings that change no result: nothing is trained again
+        patch.setattr("bert_jax.sweep.finetune", None)
+        assert sweep(wanted(1, 1.0, hang_seconds=600, steps_per_call=2), tmp_path / "grid").outcomes == [first]
+    with monkeypatch.context() as patch:  # more epochs, and a signal before the end
+        patch.setattr("bert_jax.finetuning._train", lambda run, *_: LoopResult(None, 1, signal.SIGTERM, None))
+        assert sweep(wanted(1, 2.0), tmp_path / "grid", jax.devices()[:1]).signal == signal.SIGTERM
+    (longer,) = sweep(wanted(1, 2.0), tmp_path / "grid", jax.devices()[:1]).outcomes
+    assert longer.step == 2 * first.step
+    (tmp_path / "grid" / "runs" / longer.name / "checkpoints").mkdir()  # as a kill before its deletion leaves it
+    lines = (topics / "train.tsv").read_text().splitlines(keepends=True)
+    monkeypatch.setattr("bert_jax.sweep.finetune", functools.partial(trained_on, topics, lines[:-4]))
+    with pytest.raises(InputError, match="_seed0 and .*_seed1 were trained on different data: the files have changed"):
+        sweep(wanted(2, 2.0), tmp_path / "grid", jax.devices()[:1])
+    assert not (tmp_path / "grid" / "runs" / longer.name / "checkpoints").exists()
+
+
+def trained_on(topics, lines, config, workdir, devices):
+    """Fine-tunes after the training file has been replaced."""
+    whole = (topics / "train.tsv").read_text()
+    (topics / "train.tsv").write_text("".join(lines))
+    try:
+        return finetune(config, workdir, devices)
+    finally:
+        (topics / "train.tsv").write_text(whole)

@@ -8,6 +8,7 @@ array with its shape and dtype. The checksums are needed because Orbax restores 
 import contextlib
 import functools
 import logging
+import math
 import shutil
 import sys
 import threading
@@ -40,6 +41,17 @@ class Restored(NamedTuple):
     state: PyTree  # None if no checkpoint was ever sealed
     notes: Notes  # as given to `save`
     passed_over: list[str]  # a line about each newer checkpoint that is damaged
+
+
+class _Manager(ocp.CheckpointManager):
+    """Orbax's manager, which would otherwise ask JAX at every save whether to stop, with the number of the step.
+
+    JAX lets all processes stop at a number that none has asked with yet. `cluster.Preemption` counts otherwise, and
+    would wait for a number of Orbax's for ever.
+    """
+
+    def reached_preemption(self, step: int) -> bool:
+        return False
 
 
 class Checkpoints:
@@ -85,7 +97,7 @@ class Checkpoints:
             cleanup_tmp_directories=True,
             single_host_load_and_broadcast=True,  # else a process that still sees a moved directory would skip a save
         )
-        return ocp.CheckpointManager(str(self.directory), options=options)
+        return _Manager(str(self.directory), options=options)
 
     def save(self, step: int, state: PyTree, metric: float | None = None, notes: Notes | None = None) -> None:
         """Starts saving the state after `step` steps.
@@ -254,7 +266,8 @@ class Checkpoints:
         for step in self._sealed():
             with contextlib.suppress(InputError, KeyError, TypeError):
                 metrics[step] = read_json(self._path(step) / SEAL)["metric"]
-        return {step: metric for step, metric in metrics.items() if isinstance(metric, (int, float))}
+        numbers = {step: metric for step, metric in metrics.items() if isinstance(metric, (int, float))}
+        return {step: metric for step, metric in numbers.items() if math.isfinite(metric)}
 
     def _delete_surplus(self) -> None:
         sealed = self._sealed()

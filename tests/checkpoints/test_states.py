@@ -142,6 +142,12 @@ def test_an_unfinished_one_beside_a_damaged_one_is_an_error_and_not_a_new_start(
     assert checkpoints.steps() == [1, 2]
 
 
+def test_a_metric_that_is_no_number_is_never_best(tmp_path):
+    nan = float("nan")
+    checkpoints = save_all(tmp_path / "c", {1: nan, 2: 0.5, 3: 0.9, 4: nan, 5: 0.7}, keep_last=2, keep_best=1)
+    assert checkpoints.steps() == [2, 4, 5] and checkpoints.best_step() == 2
+
+
 def test_a_directory_without_files_is_not_sealed_and_not_whole(tmp_path):
     about = {"step": 1, "metric": None, "arrays": {"x": ["float32", [1]]}, "notes": {}}
     with pytest.raises(InputError, match="has no file to seal, so something else moved it"):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints of two real processes: what one cannot write ends both, with a reason."""
+"""Checkpoints of two real processes: what one cannot write ends both, and a signal in a save stops both."""
 
+import signal
 import time
 
 import processes
@@ -56,3 +57,38 @@ def test_a_disk_that_is_full_at_sealing_ends_all_with_a_reason_and_the_run_goes_
     assert "resume from step 2" in told[0] and "00000004 is not used" in told[0]
     steps = [record["step"] for record in read_metrics(workdir / "metrics.jsonl") if record["kind"] == "train"]
     assert steps == list(range(1, 9)) and checkpoint_steps(workdir / "checkpoints")[-1] == 8
+
+
+# Orbax takes some seconds more for the checkpoint of step 10, and says so with a file.
+SLOW = """
+import pathlib, runpy, sys, time
+import orbax.checkpoint as ocp
+said, save = pathlib.Path(sys.argv.pop()), ocp.CheckpointManager.save
+def slow(self, step, *args, **options):
+    started = save(self, step, *args, **options)
+    if step == 10:
+        said.touch()
+        time.sleep(5)
+    return started
+ocp.CheckpointManager.save = slow
+sys.argv[0] = "train.py"
+runpy.run_path("train.py", run_name="__main__")
+"""
+
+
+def test_a_signal_in_a_save_stops_a_resumed_run_on_all(repository, data, tmp_path):
+    """Orbax numbers its saves by the step, which a resumed run's own count of calls has not reached."""
+    workdir, saving = tmp_path / "run", tmp_path / "saving"
+    changes = ["eval.every_steps=0", "checkpoint.every_steps=2", "report.every_steps=1"]
+    command = [*processes.TRAIN, f"--workdir={workdir}", f"--config.data.path={data}"]
+    command += [f"--config.{change}" for change in changes]
+    processes.finish(processes.start(repository, [*command, "--config.train.num_steps=8"], 1))
+    slow = ["-c", SLOW, *command[1:], "--config.train.num_steps=16"]
+    running = processes.start(repository, slow, 2, more=dict.fromkeys((0, 1), [str(saving)]))
+    deadline = time.monotonic() + 200
+    while not saving.exists():
+        assert time.monotonic() < deadline and all(process.poll() is None for process in running)
+        time.sleep(0.02)
+    running[1].send_signal(signal.SIGTERM)
+    told = processes.finish(running, 128 + signal.SIGTERM)
+    assert "stopped by signal 15 after step 10" in told[0] and checkpoint_steps(workdir / "checkpoints")[-1] == 10
