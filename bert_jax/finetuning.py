@@ -3,6 +3,7 @@
 
 import dataclasses
 import time
+from collections.abc import Callable
 
 from jax.sharding import Mesh
 
@@ -132,8 +133,8 @@ def _train(
     def new_state(whole: Pretrained | None) -> TrainState:
         return init_state(objective, config.optimizer, train, mesh, whole and whole.params)
 
-    def evaluation(params: Params, _: object = None) -> dict[str, float]:
-        return evaluate(task, data.evaluation, infer, _eval_rows(config), mesh, params)
+    def evaluation(params: Params, finished: Callable[[], object] = lambda: 0) -> dict[str, float]:
+        return evaluate(task, data.evaluation, infer, _eval_rows(config), mesh, params, finished=finished)
 
     state = run.first_state(new_state)
     first_step = int(state.step)

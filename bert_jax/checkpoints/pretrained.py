@@ -142,12 +142,13 @@ def leave_pretrained(bert: Pretrained, directory: Place, what: str) -> None:
 
 
 def keep_revision(bert: Pretrained, workdir: Place) -> None:
-    """Writes a model as the permanent revision of its step in a work directory, unless it exists.
+    """Writes a model as the permanent revision of its step in a work directory.
 
-    Every process calls this. Raises: InputError, on every process, if it cannot be written.
+    It replaces one that is there: a run that resumes before that step may have other settings from there on. What is
+    not a model stays. Every process calls this. Raises: InputError, on every process, if it cannot be written.
     """
     path = revision_path(workdir, bert.trained["step"])
-    if not cluster.first_says(int(is_taken(path))):
+    if not cluster.first_says(int(cluster.is_first() and is_taken(path) and not (path / SEAL).exists())):
         leave_pretrained(bert, path, f"the revision {path}")
 
 

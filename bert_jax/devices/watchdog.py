@@ -19,7 +19,7 @@ class Watchdog:
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def alive(self) -> None:
-        """Records that a step, an evaluation or a save has finished."""
+        """Records that a step, a batch of an evaluation, or a save has finished."""
         self._finished = time.monotonic()
 
     def __enter__(self) -> "Watchdog":

@@ -118,7 +118,7 @@ class FinetuneTrainConfig:
 
     num_epochs: float = 3.0
     accumulate: int = 1
-    hang_seconds: int = 3600  # end the run if no step, evaluation or save finishes for this many seconds; 0 disables
+    hang_seconds: int = 3600  # end the run if no step, batch of evaluation or save ends for so many seconds; 0 disables
     # steps that the host dispatches in one call, if their batches have the same shape, as packed ones do. Use a divisor
     # of report.every_steps: around a report, an evaluation or a save, steps are dispatched one by one
     steps_per_call: int = 1

@@ -138,7 +138,7 @@ class TrainConfig:
     num_steps: int = 1_000_000
     accumulate: int = 1  # microbatches per step; the result equals that of the whole batch
     next_sentence: bool = True  # train the next sentence head, if the data have labels; False is the paper's "No NSP"
-    hang_seconds: int = 3600  # end the run if no step, evaluation or save finishes for this many seconds; 0 disables
+    hang_seconds: int = 3600  # end the run if no step, batch of evaluation or save ends for so many seconds; 0 disables
     # Shard the optimizer's state, its update and, between steps, the parameters over the "data" axis (ZeRO, stage 1).
     zero1: bool = False
     seed: int = 0  # random seed of the initial parameters and of dropout

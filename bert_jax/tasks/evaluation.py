@@ -76,11 +76,17 @@ def make_inference(model: ModelConfig, task: Task, mesh: Mesh, params: Params, p
 
 
 def predict_split(
-    task: Task, split: Split, infer: Inference, ready: PyTree, batch_size: int, mesh: Mesh
+    task: Task,
+    split: Split,
+    infer: Inference,
+    ready: PyTree,
+    batch_size: int,
+    mesh: Mesh,
+    finished: Callable[[], object] = lambda: None,
 ) -> tuple[list[Prediction], dict[str, float]]:
     """Returns a prediction for every example of a split, and the loss if the labels are known.
 
-    `ready` is the result of `infer.ready` for the parameters.
+    `ready` is the result of `infer.ready` for the parameters. `finished` is called after each batch.
     """
     outputs = [np.zeros(0)] * len(split.rows)
     sums: dict[str, list[float]] = {}
@@ -89,6 +95,7 @@ def predict_split(
     for layout, batch in eval_batches(split.rows, task.head, layouts, mesh):
         losses, logits = jax.device_get(infer.run(ready, batch))
         give_back_freed_memory()
+        finished()
         for numbers, of_row in zip(layout.bins, logits):  # rows beyond the bins are empty
             found = unpadded_outputs([split.rows[number] for number in numbers], of_row, task.head)
             for number, output in zip(numbers, found, strict=True):
@@ -109,15 +116,16 @@ def evaluate(
     mesh: Mesh,
     params: Params,
     keep: Callable[[Split, list[Prediction]], None] = lambda split, predictions: None,
+    finished: Callable[[], object] = lambda: None,
 ) -> dict[str, float]:
     """Returns the task's metrics on every split; from the second split on, names end with that of the split.
 
-    `keep` is called with each split and its predictions.
+    `keep` is called with each split and its predictions, and `finished` after each batch.
     """
     metrics: dict[str, float] = {}
     ready = infer.ready(params)
     for split in splits:
-        predictions, loss = predict_split(task, split, infer, ready, batch_size, mesh)
+        predictions, loss = predict_split(task, split, infer, ready, batch_size, mesh, finished)
         keep(split, predictions)
         metrics |= _named(loss | task.score(split.examples, predictions), split, splits)
     return metrics

@@ -36,7 +36,8 @@ MAX_IN_FLIGHT = 3
 class Evaluation(Protocol):
     """A function from parameters to metrics.
 
-    It returns None if `stopped()` returned a signal, not 0, before the evaluation was complete.
+    It calls `stopped` for each batch, as a sign that it goes on, and returns None if that has returned a signal, not 0,
+    before the evaluation was complete.
     """
 
     def __call__(self, params: Params, stopped: Callable[[], int] = ..., /) -> dict[str, float] | None: ...
@@ -325,9 +326,13 @@ class _Loop:
             return None
         step, params = self.progress.step, self.state.params
         stoppable = self.pace.break_off and step < self.pace.num_steps and not cluster.is_several()
-        evaluate = self.work.evaluation
+
+        def stopped() -> int:
+            self.watchdog.alive()
+            return self.run.preemption.received() if stoppable else 0
+
         with self.run.clock.phase("evaluation"):
-            metrics = evaluate(params, self.run.preemption.received) if stoppable else evaluate(params)
+            metrics = self.work.evaluation(params, stopped)
         self.progress.overdue = metrics is None
         if metrics is None:
             return None

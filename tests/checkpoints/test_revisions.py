@@ -86,7 +86,7 @@ def test_a_stopped_run_keeps_the_same_revisions(kept, toy_data, tmp_path, monkey
         stop_at(patch, 7)
         stopped = train(config, tmp_path / "run")
     assert stopped.signal
-    # A revision that a crash has lost is made again, with the same counts; the others stay as they are.
+    # What a crash has lost is made again, with the same counts; revisions before the checkpoint stay as they are.
     for newer in checkpoint_steps(tmp_path / "run" / "checkpoints")[1:]:
         shutil.rmtree(tmp_path / "run" / "checkpoints" / f"{newer:08d}")
     shutil.rmtree(tmp_path / "run" / "revisions" / "00000005")
@@ -99,6 +99,21 @@ def test_a_stopped_run_keeps_the_same_revisions(kept, toy_data, tmp_path, monkey
         name = f"revisions/{step:08d}"
         assert trained(tmp_path / "run" / name) == trained(kept[0] / name)
     assert seal.stat().st_mtime_ns == before
+
+
+def test_a_run_that_goes_on_otherwise_from_an_older_checkpoint_replaces_what_came_after_it(toy_data, tmp_path):
+    config = tiny_run(toy_data, mesh=ONE_DEVICE, checkpoint=EVERY_FIVE)
+    train(config, tmp_path / "run")
+    for newer in checkpoint_steps(tmp_path / "run" / "checkpoints")[1:]:
+        shutil.rmtree(tmp_path / "run" / "checkpoints" / f"{newer:08d}")
+    shutil.copytree(tmp_path / "run", tmp_path / "fresh", ignore=shutil.ignore_patterns("0000001*"))
+    (other := tmp_path / "run" / "revisions" / "00000015").mkdir()
+    longer = dataclasses.replace(config, train=dataclasses.replace(config.train, num_steps=18))
+    for name in ("run", "fresh"):
+        train(longer, tmp_path / name)
+    ours, theirs = (bert_jax.load_pretrained(f"{tmp_path / name}@10") for name in ("run", "fresh"))
+    assert_same_state(ours.params, theirs.params)
+    assert list(other.iterdir()) == []  # no model, so it is not ours
 
 
 def test_a_run_that_was_begun_without_counts_claims_none(toy_data, tmp_path, monkeypatch):

@@ -84,7 +84,7 @@ def test_a_signal_in_a_save_stops_a_resumed_run_on_all(repository, data, tmp_pat
     command += [f"--config.{change}" for change in changes]
     processes.finish(processes.start(repository, [*command, "--config.train.num_steps=8"], 1))
     slow = ["-c", SLOW, *command[1:], "--config.train.num_steps=16"]
-    running = processes.start(repository, slow, 2, more=dict.fromkeys((0, 1), [str(saving)]))
+    running = processes.start(repository, slow, 2, more={number: [str(saving)] for number in (0, 1)})
     deadline = time.monotonic() + 200
     while not saving.exists():
         assert time.monotonic() < deadline and all(process.poll() is None for process in running)

@@ -73,11 +73,13 @@ def test_every_example_has_a_prediction_whatever_the_batches(tmp_path, devices):
     mesh = make_mesh(MeshConfig(), jax.devices()[:devices])
     with jax.set_mesh(mesh):
         infer, alone = (make_inference(model, task, mesh, params, pack) for pack in ("on", "off"))
+        ends = []
         run = functools.partial(predict_split, task, split, mesh=mesh)
         several, loss = run(infer, infer.ready(params), batch_size=8)
-        one_by_one, same_loss = run(alone, alone.ready(params), batch_size=devices)
+        one_by_one, same_loss = run(alone, alone.ready(params), batch_size=devices, finished=lambda: ends.append(1))
         kept = {}
         scores = evaluate(task, [split], infer, 8, mesh, params, lambda split, found: kept.update({split.name: found}))
+    assert len(ends) == -(-13 // devices)
     assert len(several) == 13 and [each.label for each in several] == [each.label for each in one_by_one]
     for ours, theirs in zip(several, one_by_one):
         assert ours.probabilities == pytest.approx(theirs.probabilities, abs=1e-5)

@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import signal
+import time
 
 import jax
 import jax.numpy as jnp
@@ -47,6 +48,7 @@ def run(
     keep_revision=None,
     batches=None,
     steps=None,
+    evaluation=None,
 ):
     """Returns where the loop ended. `losses` are those of evaluations by their step; `signal_in` are broken off."""
     with Checkpoints(directory / "checkpoints", *keep) as checkpoints:
@@ -55,7 +57,7 @@ def run(
         restored = checkpoints.restore(abstract)
         state = restored.state or state
 
-        def evaluation(params, stopped=lambda: 0):
+        def evaluate(params, stopped=lambda: 0):
             taken = int(params["x"][0])
             if taken in signal_in:
                 os.kill(os.getpid(), signal.SIGTERM)
@@ -69,7 +71,7 @@ def run(
             run = Run(directory, checkpoints, reporter, preemption, restored, None)
             given = iter(batches or itertools.repeat(None))
             kept = keep_revision or (lambda step, params, seen: None)
-            work = Work(mesh, step, given, evaluation, lambda counts, seconds: {}, kept, train_steps=steps)  # type: ignore[arg-type]
+            work = Work(mesh, step, given, evaluation or evaluate, lambda counts, seconds: {}, kept, train_steps=steps)  # type: ignore[arg-type]
             result = train_loop(run, state, pace, work, restored.notes)
         checkpoints.close()
         return result
@@ -87,6 +89,23 @@ def test_every_evaluation_that_is_the_best_so_far_is_kept(mesh, tmp_path):
     kept = seals(tmp_path)
     assert sorted(kept) == [25, 35, 40] and kept[25]["metric"] == 0.5
     assert Checkpoints(tmp_path / "checkpoints").best_step() == 25
+
+
+def test_an_evaluation_that_takes_long_does_not_hang_while_its_batches_end(mesh, tmp_path, monkeypatch):
+    hung = []
+    monkeypatch.setattr("bert_jax.devices.watchdog.cluster.leave_hanging", hung.append)
+
+    def evaluation(params, stopped):
+        for _ in range(25):
+            time.sleep(0.1)
+            assert not stopped()
+        return {"loss": 1.0}
+
+    run(tmp_path, mesh, Pace(2, 1, 0, 0, False, hang_seconds=2), {}, evaluation=evaluation)
+    assert not hung
+    stuck = lambda params, stopped: time.sleep(2.5) or {"loss": 1.0}  # noqa: E731
+    run(tmp_path / "stuck", mesh, Pace(2, 1, 0, 0, False, hang_seconds=1), {}, evaluation=stuck)
+    assert hung
 
 
 def test_two_best_are_kept_where_two_are_asked_for_and_none_where_none_is(mesh, tmp_path):
