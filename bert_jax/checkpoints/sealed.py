@@ -115,6 +115,10 @@ def find_damage(directory: Place) -> str | None:
                 return f"file {name} has another checksum than when it was written"
         except FileNotFoundError:  # deleted meanwhile
             return f"file {name} is missing"
+        except PermissionError:  # of this user: the file may be whole
+            raise
+        except OSError as error:  # a bad sector
+            return f"file {name} cannot be read: {error.strerror or error}"
     return None
 
 

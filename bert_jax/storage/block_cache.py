@@ -53,6 +53,7 @@ class BlockCache:
         self._due: list[tuple[int, int]] = []  # a heap of (due, block)
         self._fetching: set[int] = set()
         self._failed: dict[int, BaseException] = {}
+        self._readers = 0
         self._closed = False
         self.num_slots, self.bytes_fetched = num_slots, 0
         num_threads = max(1, min(8, (256 << 20) // self._slot_bytes))  # each holds a block in memory
@@ -100,10 +101,12 @@ class BlockCache:
         return found
 
     def close(self) -> None:
-        """Ends the threads and gives the disk's space back."""
+        """Ends the threads and gives the disk's space back. Whoever waits for a block gets an error."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+            while self._readers:  # a read of the map beyond the end of the file would kill the process
+                self._changed.wait()
         with contextlib.suppress(OSError):
             os.ftruncate(self._file.fileno(), 0)
 
@@ -114,14 +117,19 @@ class BlockCache:
         try:
             with self._changed:
                 for block in blocks.tolist():
-                    while block not in self._slots:
+                    while block not in self._slots and not self._closed:
                         if block in self._failed:
                             raise self._failed[block]
-                        if self._closed:
-                            raise RuntimeError("the cache was closed")
                         self._changed.wait()
+                if self._closed:
+                    raise RuntimeError("the cache was closed")
+                self._readers += 1
                 slots = np.array([self._slots[block] for block in blocks.tolist()])
-            yield slots
+            try:
+                yield slots
+            finally:
+                with self._changed:
+                    self._readers -= 1
         finally:
             self.release(blocks)
 

@@ -25,6 +25,7 @@ Holder: TypeAlias = dict[str, Any]  # JSON of a lease: name, host, pid, machine,
 LEASE = ".lease"  # name of the object inside a directory
 RENEW_SECONDS = 10.0
 EXPIRE_SECONDS = 60.0
+_LONGEST = 3600.0  # seconds that a lease may ask to be waited for; one that asks for more is damaged
 _SKEW = 10  # a lease older than this many times its life has expired, whatever the clocks of two machines say
 
 _held: dict[str, "Lease"] = {}  # by the prefix that each protects
@@ -175,7 +176,7 @@ def _machine() -> str:
 
 def _began(pid: int) -> str:
     """Returns when a process of this machine began, in clock ticks since the boot; "" if there is no such process."""
-    with contextlib.suppress(OSError, IndexError):
+    with contextlib.suppress(OSError, IndexError, ValueError):
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stream:
             fields = stream.read().rpartition(")")[2].split()
             return "" if fields[0] in "ZX" else fields[19]
@@ -194,7 +195,9 @@ def _patience(other: Holder, age: float) -> float:
     """Returns the seconds to watch a lease before it counts as abandoned."""
     if other.get("machine") and other["machine"] == _machine() and other.get("began") != _began(other.get("pid", 0)):
         return 0.0  # a process of this machine that has ended
-    life = float(other.get("expire_seconds", EXPIRE_SECONDS))
+    life = other.get("expire_seconds")
+    if not isinstance(life, (int, float)) or not 0 < life <= _LONGEST:
+        life = EXPIRE_SECONDS
     return 0.0 if age > _SKEW * life else max(life - age, 1.5 * RENEW_SECONDS)
 
 

@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import os
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from bert_jax.storage import leases, stores
 from bert_jax.storage.places import AnyPath, RemotePath, to_place
 
 LOCK = ".lock"  # name of the lock file inside a directory that is filled in place
+_MOST_VANISHED = 100  # times that the directory of a lock may be gone between its making and its use
 
 
 @contextlib.contextmanager
@@ -75,11 +77,16 @@ def _lease(output: RemotePath, inside: bool) -> contextlib.AbstractContextManage
 
 def _open_and_lock(path: Path, wait: bool) -> tuple[int, str]:
     """Returns the open file, and "" if this process holds its lock, or a description of the process that does."""
+    vanished = 0
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except FileNotFoundError:  # whoever held the lock has just removed the directory
+            vanished += 1
+            if vanished == _MOST_VANISHED:  # no: as where the shell's own directory is gone, or in /proc
+                raise
+            time.sleep(0.001)
             continue
         try:
             holder = _lock(descriptor, wait)

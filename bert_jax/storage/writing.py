@@ -80,20 +80,29 @@ def new_directory(path: AnyPath, replaces: Callable[[Place], bool] = lambda path
             try:
                 if old.exists() and not os.path.lexists(path):  # a kill between the two renames below
                     old.rename(path)
-                shutil.rmtree(old, ignore_errors=True)
+                _remove(old)
                 temporary.mkdir()
                 yield temporary
                 _check_free(path, replaces)  # again: not every program asks for the lock
                 if os.path.lexists(path) and replaces(path):
                     path.rename(old)
                 temporary.rename(path)
-                shutil.rmtree(old, ignore_errors=True)
+                _remove(old)
             finally:
                 shutil.rmtree(temporary, ignore_errors=True)
     except OSError as error:
         raise cannot_write(path, error) from error
     except StoppedError as error:  # of a file in it
         raise StoppedError(str(error).replace(str(temporary), str(path))) from error
+
+
+def _remove(path: Path) -> None:
+    """Removes a directory, or a link to one, as far as that can be done."""
+    if path.is_symlink():
+        with contextlib.suppress(OSError):
+            path.unlink()
+    else:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _check_free(path: Place, replaces: Callable[[Place], bool]) -> None:

@@ -6,6 +6,7 @@ Every second belongs to one phase, so the phases add up to the wall time. The to
 """
 
 import contextlib
+import math
 import os
 import threading
 import time
@@ -99,15 +100,22 @@ class Clock:
 def carried(records: Sequence[Mapping[str, Any]], step: int) -> dict[str, Any] | None:
     """Returns the last goodput record as one of `step`, from which the run resumes; None if there is no record.
 
-    The steps that were recorded after `step` count as lost. It may be applied again to what it returned.
+    Records that lack a number are passed over. The steps that were recorded after `step` count as lost. It may be
+    applied again to what it returned.
     """
-    found = [record for record in records if record["kind"] == KIND]
+    found = [record for record in records if record["kind"] == KIND and _is_whole(record)]
     if not found:
         return None
     last = found[-1]
     useful = [record["steps"] for record in found if record["step"] <= step]
     lost = max(0.0, last["steps"] - (useful[-1] if useful else 0.0))
     return {**last, "step": step, "steps": last["steps"] - lost, "lost": last["lost"] + lost}
+
+
+def _is_whole(record: Mapping[str, Any]) -> bool:
+    needed = ("time", "wall", "steps", "lost", "attempts")
+    numbers = [value for name, value in record.items() if name != "kind"]
+    return all(name in record for name in needed) and all(map(math.isfinite, numbers))
 
 
 def describe(record: Mapping[str, float]) -> str:

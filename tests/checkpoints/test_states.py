@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.checkpoints import remains
+from bert_jax.checkpoints import remains, sealed
 from bert_jax.checkpoints.sealed import SEAL, find_damage, newest_whole, read_newest, seal
 from bert_jax.checkpoints.states import Checkpoints, check_arrays, describe, restore_tree
 from bert_jax.devices.sharding import make_mesh, replicated
@@ -92,6 +92,22 @@ def test_damage_is_named_and_the_one_before_is_used(tmp_path, abstract, damage):
     checkpoints.save(3, make_state(33))
     checkpoints.close()
     assert int(Checkpoints(directory).restore(abstract).state["step"]) == 33
+
+
+def test_a_file_on_a_bad_sector_is_damage_and_one_of_another_user_is_not(tmp_path, abstract, monkeypatch):
+    checkpoints = save_all(tmp_path / "c", {1: None, 2: None})
+
+    def read(path, error):
+        if "00000002" in str(path):
+            raise error
+        return sha256_file(path)
+
+    with monkeypatch.context() as patch, pytest.raises(PermissionError):
+        patch.setattr(sealed, "sha256_file", lambda path: read(path, PermissionError(13, "Permission denied")))
+        checkpoints.restore(abstract)
+    monkeypatch.setattr(sealed, "sha256_file", lambda path: read(path, OSError(5, "Input/output error")))
+    restored = checkpoints.restore(abstract)
+    assert int(restored.state["step"]) == 1 and "cannot be read: Input/output error" in restored.passed_over[0]
 
 
 def test_every_flipped_byte_is_seen(tmp_path):

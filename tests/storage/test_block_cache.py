@@ -168,3 +168,32 @@ def test_who_waits_is_told_that_the_cache_was_closed(cache, source):
     cache.close()
     waiting.join(20)
     assert len(raised) == 1
+
+
+def test_the_file_stays_until_what_is_being_read_has_been_read(cache, monkeypatch):
+    """A read beyond the end of a file that is mapped ends the process."""
+    begun, may_end, found = threading.Event(), threading.Event(), []
+    records = cache._records
+
+    class Slow:
+        def take(self, *arguments, **options):
+            begun.set()
+            may_end.wait()
+            return records.take(*arguments, **options)
+
+    monkeypatch.setattr(cache, "_records", Slow())
+    reading = threading.Thread(target=lambda: found.append(cache.gather(np.array([3]), np.array([4]))))
+    reading.start()
+    assert begun.wait(20)
+    closing = threading.Thread(target=cache.close)
+    closing.start()
+    wait_until(lambda: cache._closed)
+    closing.join(0.2)
+    assert closing.is_alive() and os.fstat(cache._file.fileno()).st_size > 0
+    may_end.set()
+    for thread in (reading, closing):
+        thread.join(20)
+    np.testing.assert_array_equal(found[0], DATA[3, 4][None])
+    assert os.fstat(cache._file.fileno()).st_size == 0
+    with pytest.raises(RuntimeError, match="the cache was closed"):  # of a block that is here, too
+        cache.gather(np.array([3]), np.array([4]))

@@ -75,6 +75,29 @@ def test_what_cannot_be_locked_is_named(tmp_path):
             pass
 
 
+def test_where_no_file_can_be_made_nobody_waits_for_ever(tmp_path, monkeypatch):
+    (tmp_path / locks.LOCK).symlink_to(tmp_path / "gone" / "lock")
+    with pytest.raises(InputError, match=r"cannot write .*: No such file or directory; check the place"):
+        with locks.writing(tmp_path, inside=True):
+            pass
+    (here := tmp_path / "here").mkdir()
+    monkeypatch.chdir(here)
+    here.rmdir()
+    with pytest.raises(InputError, match="cannot write model: No such file or directory"):
+        with writing.new_directory("model"):
+            pass
+
+
+def test_a_link_is_replaced_as_often_as_one_likes(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "model").symlink_to(tmp_path / "elsewhere")
+    for content in ("one", "two", "three"):
+        with writing.new_directory(tmp_path / "model", lambda _: True) as folder:
+            (folder / "file").write_text(content)
+        assert (tmp_path / "model" / "file").read_text() == content
+    assert sorted(os.listdir(tmp_path)) == ["elsewhere", "model"]
+
+
 def test_a_directory_has_one_writer_who_finds_no_remains(tmp_path):
     for remains in (".new.123.tmp", ".new.123-0a1b2c3d.tmp", ".new.tmp"):
         (tmp_path / remains).mkdir()

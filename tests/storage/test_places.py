@@ -173,7 +173,14 @@ def test_a_lease_of_a_process_of_this_machine_that_is_dead_is_taken_over_at_once
         assert holder == "" and time.monotonic() - began < 5
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b"not JSON", b'{"pid": "x", "expire_seconds": 0.1}'])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"[]", b"not JSON", b'{"pid": "x", "expire_seconds": 0.1}', b'{"pid": "\\u0000", "machine": "x"}']
+    + [
+        b'{"expire_seconds": %s}' % wrong
+        for wrong in (b"null", b'"soon"', b'"inf"', b"Infinity", b"NaN", b"-1", b"1e9")
+    ],
+)
 def test_a_damaged_lease_expires_too(root, soon, content):
     (root / leases.LEASE).write_bytes(content)
     with leases.lease(str(root / leases.LEASE), str(root), say=lambda line: None) as holder:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
+import math
 import os
 import signal
 import subprocess
@@ -133,12 +134,16 @@ def test_attempts_that_end_before_their_first_record_lose_nothing_that_was_known
 
 def test_what_is_carried_may_be_carried_again():
     records = [
-        {"step": step, "kind": KIND, "time": step, "wall": step, "steps": step, "lost": 0.0} for step in (2, 4, 6)
+        {"step": step, "kind": KIND, "time": step, "wall": step, "steps": step, "lost": 0.0, "attempts": 1}
+        for step in (2, 4, 6)
     ]
     assert carried([], 4) is None and carried([{"step": 1, "kind": "train"}], 4) is None
     once = carried(records, 4)
     assert once == records[-1] | {"step": 4, "steps": 4, "lost": 2.0}
     assert carried([*records[:2], once], 4) == once
+    for name in ("time", "wall", "steps", "lost", "attempts"):  # damaged, and passed over
+        assert carried([records[0], {**records[1], name: math.nan}], 2) == records[0]
+        assert carried([{key: value for key, value in records[0].items() if key != name}], 2) is None
 
 
 def test_runs_of_earlier_versions_have_no_goodput(tmp_path, now):
