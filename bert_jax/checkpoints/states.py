@@ -7,6 +7,7 @@ array with its shape and dtype. The checksums are needed because Orbax restores 
 
 import contextlib
 import functools
+import json
 import logging
 import math
 import shutil
@@ -204,7 +205,8 @@ class Checkpoints:
         path = self._path(step)
         about = read_json(path / SEAL)
         check_arrays(path, about["arrays"], describe(abstract_state))
-        return Restored(self._restore_step(step, abstract_state), about.get("notes", {}), passed_over)
+        notes = json.loads(cluster.first_tells(json.dumps(about.get("notes", {}))))  # others may see older ones
+        return Restored(self._restore_step(step, abstract_state), notes, passed_over)
 
     def _find_whole(self) -> tuple[int, list[str]]:
         """Returns the newest undamaged step, `_NONE` or `_ALL_DAMAGED`, and a line about each newer one.

@@ -272,6 +272,11 @@ def first_says(value: int) -> int:
     return int(multihost_utils.broadcast_one_to_all(np.int32(value))) if is_several() else value
 
 
+def first_tells(text: str) -> str:
+    """Returns the first process's text, on every process that has joined it by `join`."""
+    return text if _members is None else _members.exchange(text)[0]
+
+
 def anyone_says(value: bool) -> bool:
     """Returns whether `value` is true on any process."""
     return bool(np.max(multihost_utils.process_allgather(np.int32(value)))) if is_several() else value

@@ -338,7 +338,8 @@ class _Loop:
             return None
         self.watchdog.alive()
         self.run.reporter.log(step, "eval", metrics | self.work.labels())
-        return float(self.work.rank(metrics))
+        # All save after it, or none: machines of two kinds may compute the metrics of a task with other last digits.
+        return float(cluster.first_tells(repr(float(self.work.rank(metrics)))))
 
     def save(self, rank: float | None) -> None:
         """Saves the state, with the rank of its evaluation if it has one."""

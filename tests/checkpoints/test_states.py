@@ -403,6 +403,13 @@ def test_a_second_process_goes_by_the_word_of_the_first(tmp_path, abstract, monk
     assert not saved and checkpoints.steps() == [1, 2] and not (tmp_path / "damaged").exists()
 
 
+def test_the_notes_of_a_checkpoint_are_those_that_the_first_process_reads(tmp_path, abstract, monkeypatch):
+    """A seal is replaced when an evaluation was made up for; another host may see the old one for a while."""
+    checkpoints = save_all(tmp_path / "c", {1: None})
+    monkeypatch.setattr("bert_jax.devices.cluster.first_tells", lambda text: text.replace('"from": 1', '"from": 5'))
+    assert checkpoints.restore(abstract).notes == {"from": 5}
+
+
 def test_what_another_process_could_not_write_ends_this_one_too(tmp_path, monkeypatch):
     checkpoints = save_all(tmp_path / "c", {1: None})
     checkpoints.save(2, make_state(2))
