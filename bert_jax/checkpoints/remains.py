@@ -22,7 +22,7 @@ DELETED = ".deleted"
 KEPT_DAMAGED = 2  # to look into, or to rescue by hand
 # The files that a run writes atomically in its work directory, and the directories that it owns. Other commands may be
 # writing other files there, with temporary names of their own.
-_WRITTEN = (
+WRITTEN = (
     "config.json",
     "about.json",
     "metrics.jsonl",
@@ -32,7 +32,7 @@ _WRITTEN = (
     "pretrained",
     "finetuned",
 )
-_DIRECTORIES = ("tokenizer", "predictions", "revisions")
+DIRECTORIES = ("tokenizer", "predictions", "revisions")
 _TEMPORARY = re.compile(r"\.(?P<name>.+?)\.(\d+(-[0-9a-f]+)?\.)?tmp")
 _SIGN = re.compile(r"\.seen-\w+")  # of `cluster.check_shared`
 
@@ -101,9 +101,9 @@ def sweep_temporaries(workdir: Place) -> None:
         return
     for path in [path for path in workdir.iterdir() if path.name.startswith(".")]:
         found = _TEMPORARY.fullmatch(path.name)
-        if _SIGN.fullmatch(path.name) or (found and found["name"] in _WRITTEN):
+        if _SIGN.fullmatch(path.name) or (found and found["name"] in WRITTEN):
             _delete_any(path)
-    for directory in [workdir / name for name in _DIRECTORIES if (workdir / name).is_dir()]:
+    for directory in [workdir / name for name in DIRECTORIES if (workdir / name).is_dir()]:
         for path in [path for path in directory.iterdir() if _TEMPORARY.fullmatch(path.name)]:
             _delete_any(path)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from bert_jax.checkpoints.remains import sweep_temporaries
+from bert_jax.checkpoints.remains import DIRECTORIES, WRITTEN, sweep_temporaries
 from bert_jax.checkpoints.states import checkpoint_steps
 from bert_jax.devices import cluster
 from bert_jax.errors import InputError
@@ -90,7 +90,7 @@ def _changes_of(
 def check_workdir(
     workdir: Place, identity: dict[str, Any], config: PretrainConfig | FinetuneConfig, may_change: tuple[str, ...] = ()
 ) -> None:
-    """Raises: InputError, with the settings that differ, if the work directory belongs to another run.
+    """Raises: InputError, with the settings that differ, if the work directory belongs to another run, or to no run.
 
     Settings with a prefix in `may_change` may differ, and so may those that never affect results.
     """
@@ -99,6 +99,13 @@ def check_workdir(
     if not path.exists():
         if workdir.exists() and workdir.is_file():
             raise InputError(f"workdir {workdir} is a file; give a directory")
+        if workdir.is_dir() and not checkpoint_steps(workdir / "checkpoints"):
+            found = {each.name for each in workdir.iterdir()}
+            for name in (name for name in (*WRITTEN, *DIRECTORIES) if name in found):
+                raise InputError(
+                    f"workdir {workdir} holds {name}, which a run would replace, and no run; give a new or an empty "
+                    "directory"
+                )
         return
     kind = type(config)
     before = read_identity(workdir, kind)
