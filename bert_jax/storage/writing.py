@@ -43,7 +43,7 @@ def atomic_path(path: AnyPath) -> Iterator[Path]:
     except OSError as error:
         raise cannot_write(path, error) from error
     finally:
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):
             temporary.unlink()
 
 
@@ -116,11 +116,34 @@ def _temporary(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
 
 
-def check_file(path: AnyPath) -> None:
-    """Raises: InputError if `path` is a directory of this machine, so that no file can be written there."""
+def check_file(path: AnyPath, *inputs: AnyPath) -> None:
+    """Raises: InputError, before any work, if no file can be written at `path`, or if it is one of the `inputs`."""
     place = to_place(path)
-    if isinstance(place, Path) and place.is_dir():
+    if not isinstance(place, Path):
+        if str(path) in map(str, inputs):
+            raise InputError(f"output {path} is the input too; name another file")
+        return
+    if place.is_dir():
         raise InputError(f"output {path} is a directory; name a file, such as {place / 'output.json'}")
+    if place.exists() and not place.is_file():
+        raise InputError(f"output {path} is a device or a pipe; name a file")
+    for given in inputs:
+        if _is_same(to_place(given), place):
+            raise InputError(f"output {path} is the input too; name another file")
+    temporary = _temporary(place)
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        temporary.touch()
+        temporary.unlink()
+    except OSError as error:
+        raise cannot_write(path, error) from error
+
+
+def _is_same(one: Place, other: Path) -> bool:
+    try:
+        return isinstance(one, Path) and os.path.samefile(one, other)
+    except (OSError, ValueError):  # it is not there, or is no path, such as a pattern
+        return False
 
 
 def check_space(directory: Path, num_bytes: int) -> None:
@@ -137,10 +160,16 @@ def cannot_write(path: AnyPath, error: Exception) -> StoppedError:
     reason = text or one_line(error)[:200]
     if re.fullmatch(r"\d+ requested and \d+ written", reason):  # as NumPy calls a full disk
         reason = "No space left on device"
+    place = to_place(path)
+    above = [each for each in place.parents if each.is_file()] if isinstance(place, Path) else []
+    if number in (errno.EEXIST, errno.ENOTDIR) and above:
+        return StoppedError(f"cannot write {path}: {above[0]} is a file; correct the path")
     if number in (errno.EEXIST, errno.ENOTEMPTY):
         return StoppedError(f"cannot write {path}: something else has made it meanwhile; choose another place")
     if number in (errno.EACCES, errno.EPERM, errno.EROFS):
         return StoppedError(f"cannot write {path}: {reason}; check its permissions or choose another place")
+    if number in (errno.ENOENT, errno.ENOTDIR):
+        return StoppedError(f"cannot write {path}: {reason}; correct the path")
     return StoppedError(f"cannot write {path}: {reason}; free some space or choose another place")
 
 

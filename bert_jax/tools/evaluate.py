@@ -48,7 +48,7 @@ def main() -> None:
     if wrong := [name for name in unused if flags.FLAGS[name].present]:
         raise InputError(f"--{wrong[0]} has no effect with --{given}; leave it out")
     if OUTPUT.value:
-        check_file(OUTPUT.value)
+        check_file(OUTPUT.value, INPUT.value)
     reuse_freed_memory()
     from bert_jax.checkpoints.pretrained import load_pretrained
     from bert_jax.inference.evaluate import evaluate_pretrained, evaluate_text

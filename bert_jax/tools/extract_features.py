@@ -49,7 +49,7 @@ def main() -> None:
         layers = [int(layer) for layer in LAYERS.value.split(",")]
     except ValueError:
         raise InputError(f"--layers {LAYERS.value!r} are not numbers; write like -1,-2,-3,-4") from None
-    check_file(OUTPUT.value)
+    check_file(OUTPUT.value, INPUT.value)
     texts = _read(INPUT.value)
 
     reuse_freed_memory()

@@ -20,7 +20,7 @@ from bert_jax.errors import InputError
 from bert_jax.settings.phases import phase_of
 from bert_jax.settings.pretraining import PretrainConfig
 from bert_jax.settings.rules import from_dict
-from bert_jax.storage.writing import write_json
+from bert_jax.storage.writing import check_file, write_json
 from bert_jax.tools import cli, recipes
 
 if TYPE_CHECKING:
@@ -52,6 +52,8 @@ def main() -> int:
     if SEARCH.value and ROWS.value:
         raise InputError(f"--search holds data.batch_size; leave out --rows_per_chip={ROWS.value}")
     config = from_dict(PretrainConfig, CONFIG.value.to_dict())
+    for path in filter(None, (OUTPUT.value, JSON.value)):
+        check_file(path)
     if OUTPUT.value:
         return keep_compiled(config)
     if TOPOLOGY.value == HERE:

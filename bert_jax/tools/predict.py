@@ -48,7 +48,8 @@ def main() -> None:
     if not CHECKPOINT.value:
         raise InputError("--checkpoint is needed: a work directory, or a model in any format")
     as_json = FORMAT.value == "json" or (not FORMAT.value and OUTPUT.value != "-")
-    check_file(OUTPUT.value)
+    if OUTPUT.value != "-":
+        check_file(OUTPUT.value, INPUT.value)
     reuse_freed_memory()
     with open_lines(INPUT.value) as stream, _writer(OUTPUT.value) as write:
         from bert_jax.checkpoints.pretrained import load_pretrained

@@ -53,7 +53,7 @@ def main() -> None:
     if PAIRS.value and flags.FLAGS["input"].present:
         raise InputError("--input and --pairs are two things to score; give one of them")
     if OUTPUT.value:
-        check_file(OUTPUT.value)
+        check_file(OUTPUT.value, INPUT.value, PAIRS.value, BASELINES.value)
     if PAIRS.value:
         _score_pairs()
     else:

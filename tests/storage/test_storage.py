@@ -14,6 +14,7 @@ import zstandard
 
 from bert_jax.errors import InputError
 from bert_jax.storage import files, urls, writing
+from bert_jax.storage.writing import check_file, write_json
 
 
 def test_globs_are_sorted_and_each_file_comes_once(tmp_path):
@@ -289,3 +290,24 @@ def test_a_kill_while_a_directory_is_replaced_leaves_the_old_one_or_the_new_one(
     with pytest.raises(ZeroDivisionError), writing.new_directory(path, lambda _: True):
         raise ZeroDivisionError
     assert (path / "content").read_text() == "newer"
+
+
+def test_an_output_is_tried_before_any_work_and_replaces_no_input(tmp_path):
+    (text := tmp_path / "text.txt").write_text("mine")
+    (tmp_path / "link").symlink_to(text)
+    for output, inputs in ((text, [str(text)]), (tmp_path / "link", ["-", str(text)]), ("gs://b/x", ["gs://b/x"])):
+        with pytest.raises(InputError, match=f"output {output} is the input too; name another file"):
+            check_file(output, *inputs)
+    check_file(tmp_path / "new" / "out.json", str(text), "", "a*b", "gs://b/x")
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["link", "new", "text.txt"]
+    for output, problem in (
+        (tmp_path, "is a directory; name a file, such as"),
+        ("/dev/null", "is a device or a pipe; name a file"),
+        (text / "out.json", r"cannot write .*/text.txt/out.json: .*text.txt is a file; correct the path"),
+        ("/proc/out.json", "cannot write /proc/out.json: No such file or directory; correct the path"),
+    ):
+        with pytest.raises(InputError, match=problem):
+            check_file(output)
+    with pytest.raises(InputError, match=r"cannot write .*/text.txt/out.json: .*text.txt is a file; correct the path"):
+        write_json(text / "out.json", {})  # the error is not that of the clean-up
+    assert text.read_text() == "mine"
