@@ -16,6 +16,7 @@ import dataclasses
 import functools
 import math
 import random
+import re
 import time
 from dataclasses import dataclass
 from importlib import metadata
@@ -64,6 +65,8 @@ class PrepareOptions:
         for name in ("short_seq_rate", "holdout_rate"):
             if not 0 <= getattr(self, name) < 1:
                 raise InputError(f"{name} {getattr(self, name)} is not in [0, 1); it is a share, such as 0.01")
+        if not re.fullmatch("[a-z]{2,3}", self.language):
+            raise InputError(f"language {self.language!r} is not an ISO 639 code in small letters, such as en or de")
         if self.shards < 0:
             raise InputError(f"shards {self.shards} is negative; 0 chooses by the size of the text")
         if not 0 <= self.pack <= packing.MAX_PER_ROW:

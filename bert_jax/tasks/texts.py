@@ -54,15 +54,15 @@ HIDDEN = "-1"  # what data sets write for a label that they keep to themselves
 
 
 def label_name(value: object, where: str) -> str | None:
-    """Returns a class as text; None if it is missing. Raises: InputError if it is neither text nor a number."""
+    """Returns a class as text; None if it is missing. Raises: InputError if it is no text and no finite number."""
     if value is None or isinstance(value, str):
         return (value or "").strip() or None
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    if not isinstance(value, (int, float)):
-        raise InputError(f"{where}: label {value!r:.60} is not a name or a number; write one")
+    if not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise InputError(f"{where}: label {value!r:.60} is not a name or a finite number; write one")
     return str(value)
 
 
@@ -271,7 +271,8 @@ def write_split(
 
 
 def write_predictions(path: Place, ids: Sequence[int | str], values: Sequence[object]) -> None:
-    """Writes a file in GLUE's format: a header, then the index and the prediction of each example."""
-    lines = [f"{name}\t{' '.join(str(value).split())}\n" for name, value in zip(ids, values)]
+    """Writes a file in GLUE's format: a header, then the index and the prediction of each example, without tabs."""
+    rows = [[" ".join(str(each).split()) for each in row] for row in zip(ids, values)]
+    lines = [f"{name}\t{value}\n" for name, value in rows]
     with writing.atomic_path(path) as temporary:
         temporary.write_text("index\tprediction\n" + "".join(lines), encoding="utf-8")

@@ -4,6 +4,7 @@
 import contextlib
 import difflib
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -34,6 +35,7 @@ def run(main: Callable[[], int | None]) -> None:
         try:
             if len(argv) > 1:
                 raise InputError(f"unexpected argument {argv[1]!r}; options are written --name=value")
+            _check_home()
             _check_output_urls()
             status = main() or 0
             if status > 128:  # a signal has ended the run. Another Ctrl-C, while Python shuts down, changes nothing.
@@ -98,6 +100,14 @@ def _no_device() -> bool:
         return True
 
 
+def _check_home() -> None:
+    """Raises: InputError if a path in an argument begins with ~, which the shell has left as it is."""
+    for argument in sys.argv[1:]:
+        name, _, value = argument.partition("=")
+        if name.startswith("-") and any(re.match(r"~\w*/", path) for path in re.split("[,=]", value)):
+            raise InputError(f"{argument}: a shell replaces ~ only where a word begins; write {name}=$HOME/... instead")
+
+
 def _check_output_urls() -> None:
     """Raises: InputError, before any work, if a flag that names an output is a URL that cannot be written."""
     for name in ("workdir", "output", "json"):
@@ -148,7 +158,11 @@ def _parse(argv: list[str]) -> list[str]:
     try:
         if "config" in flags.FLAGS:
             argv = [argv[0], *recipes.resolve(flags.FLAGS.read_flags_from_files(argv[1:], force_gnu=False))]
-        return flags.FLAGS(argv)
+        rest = flags.FLAGS(argv)
+        config = flags.FLAGS["config"].value if "config" in flags.FLAGS else None
+        if config is not None and (problem := recipes.find_other_value(config)):
+            raise InputError(problem)
+        return rest
     except SystemExit as end:
         if end.code == 1:  # absl ends --help with it
             sys.exit(0)
@@ -157,7 +171,13 @@ def _parse(argv: list[str]) -> list[str]:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.STATUS)
     except (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError) as error:
-        print(f"error: {_unknown_setting(argv) or f'{_reason(error)}; --help lists the options'}", file=sys.stderr)
+        problem = recipes.find_mistake(argv, error) or _unknown_setting(argv)
+        print(f"error: {problem or f'{_reason(error)}; --help lists the options'}", file=sys.stderr)
+        sys.exit(1)
+    except Exception as error:
+        if not (problem := recipes.find_mistake(argv, error)):
+            raise
+        print(f"error: {problem}", file=sys.stderr)
         sys.exit(1)
 
 
@@ -171,6 +191,8 @@ def _unknown_setting(argv: list[str]) -> str:
         flags.FLAGS.unparse_flags()
         flags.FLAGS(sys.argv)  # again, without them
         config: Any = flags.FLAGS["config"].value
+        if problem := recipes.find_other_value(config):
+            return problem
         known = dict(_flat(config.to_dict()))
     except (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError):
         return ""  # other arguments are wrong too

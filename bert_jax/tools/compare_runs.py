@@ -18,13 +18,13 @@ WORKDIRS = flags.DEFINE_list("workdirs", [], "work directories of finetune.py, s
 
 
 def main() -> None:
-    """Prints a table with a line for each work directory, and one for the score of a constant answer."""
+    """Prints a table with a line for each work directory, with the score of a constant answer to its data."""
     if not WORKDIRS.value:
         raise InputError("--workdirs is needed: work directories of finetune.py, with commas between")
 
     from bert_jax.tasks.results import read_results, table
 
-    rows, constants = [], {}
+    rows = []
     for name in WORKDIRS.value:
         place = to_place(name)
         runs = sorted((place / "runs").iterdir()) if (place / "runs").is_dir() else []
@@ -33,13 +33,15 @@ def main() -> None:
             raise InputError(f"{name} has no results.json of a run that was evaluated; let finetune.py finish there")
         metric = results[0].metric
         scores = [result.metrics[metric] for result in results if metric in result.metrics]
-        constants.setdefault(metric, results[0].constant.get(metric))
+        if not scores:
+            known = ", ".join(results[0].metrics)
+            raise InputError(f"{name}: results.json has no {metric!r}, only {known}; give the same command again there")
+        constant = results[0].constant.get(metric)
         figures = (statistics.mean(scores), min(scores), max(scores))
         seconds = sum(result.seconds for result in results)
-        rows.append([name, metric, str(len(results)), *(f"{figure:.3f}" for figure in figures), f"{seconds:.0f}"])
-    for metric, score in constants.items():
-        rows.append(["a constant answer", metric, "", "" if score is None else f"{score:.3f}", "", "", ""])
-    print("\n".join(table([["", "metric", "runs", "mean", "worst", "best", "seconds"], *rows])))
+        shown = [*(f"{figure:.3f}" for figure in figures), "" if constant is None else f"{constant:.3f}"]
+        rows.append([name, metric, str(len(results)), *shown, f"{seconds:.0f}"])
+    print("\n".join(table([["", "metric", "runs", "mean", "worst", "best", "constant", "seconds"], *rows])))
 
 
 if __name__ == "__main__":

@@ -3,12 +3,13 @@
 
 import difflib
 import re
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
 import bert_jax
-from bert_jax.errors import InputError
+from bert_jax.errors import InputError, one_line
 from bert_jax.settings.finetuning import FinetuneConfig
 from bert_jax.settings.pretraining import PretrainConfig
 from bert_jax.settings.rules import from_dict
@@ -61,8 +62,15 @@ def find(value: str) -> str:
 
 
 def resolve(arguments: Sequence[str]) -> list[str]:
-    """Returns a command line in which --config names a file, as `find` says."""
-    resolved = list(arguments)
+    """Returns a command line in which --config names a file, as `find` says.
+
+    Raises: InputError as `find`, and if --config is empty or given twice.
+    """
+    resolved, given = list(arguments), _given(arguments)
+    if "" in given:
+        raise InputError(f"--config is empty; name a recipe: {', '.join(names())}, or a file of your own")
+    if len(given) > 1:
+        raise InputError(f"--config is given {len(given)} times, as {' and as '.join(given)}; give one recipe")
     for place, argument in enumerate(arguments):
         if argument == "--":
             break
@@ -71,6 +79,34 @@ def resolve(arguments: Sequence[str]) -> list[str]:
         elif argument in ("--config", "-config") and place + 1 < len(arguments):
             resolved[place + 1] = find(arguments[place + 1])
     return resolved
+
+
+def _given(arguments: Sequence[str]) -> list[str]:
+    """Returns the values of --config on a command line."""
+    before = list(arguments[: arguments.index("--")] if "--" in arguments else arguments)
+    joined = [argument.partition("=")[2] for argument in before if argument.startswith(("--config=", "-config="))]
+    return joined + [value for name, value in zip(before, before[1:]) if name in ("--config", "-config")]
+
+
+def find_mistake(arguments: Sequence[str], error: BaseException) -> str:
+    """Returns where an error was raised in the recipe that a command line names; "" if it was not raised there."""
+    for path in (value.partition(":")[0] for value in _given(arguments)):
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+        if isinstance(error, SyntaxError) and error.filename == path:
+            lines.append(error.lineno)
+        if lines:
+            return f"recipe {path}, line {lines[-1]}: {type(error).__name__}: {one_line(error)}; correct it"
+    return ""
+
+
+def find_other_value(config: object) -> str:
+    """Returns what is wrong with the value of a recipe's get_config; "" if it is a ConfigDict."""
+    if hasattr(config, "to_dict"):
+        return ""
+    return (
+        f"--config: get_config of the recipe returned {type(config).__name__} {config!r:.40}, not a ConfigDict; return "
+        "ml_collections.ConfigDict(...), as the recipes of bert_jax do"
+    )
 
 
 def read_config(kind: type[Config], values: JsonObject) -> Config:

@@ -315,6 +315,8 @@ def refusal(*arguments, **options) -> str:
         {"duplicates": 0},
         {"shards": -1},
         {"next_sentence": "nps"},
+        {"language": "DE"},
+        {"language": ""},
     ],
 )
 def test_bad_options(tmp_path, text, vocab, options):

@@ -161,11 +161,15 @@ def test_a_grid_of_runs_and_how_runs_compare(repository, trained, start, topics,
     assert "run 2 of 2" in result.stderr and "deviation" in result.stderr
     result = tool(repository, "compare_runs", workdirs=f"{trained[0]},{tmp_path}/grid")
     assert result.returncode == 0, result.stderr
-    header, one, two, constant = (line.split() for line in result.stdout.splitlines())
-    accuracy = json.loads((trained[0] / "results.json").read_text())["metrics"]["accuracy"]
+    header, one, two = (line.split() for line in result.stdout.splitlines())
+    results = json.loads((trained[0] / "results.json").read_text())
+    accuracy, constant = results["metrics"]["accuracy"], results["constant"]["accuracy"]
     assert one[:4] == [str(trained[0]), "accuracy", "1", f"{accuracy:.3f}"]
     assert two[2] == "2" and float(two[4]) <= float(two[3]) <= float(two[5])
-    assert constant[:3] == ["a", "constant", "answer"]
+    assert header[-2] == "constant" and one[-2] == f"{constant:.3f}"
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "results.json").write_text(json.dumps(results | {"metric": "f1"}))
+    assert_one_line(tool(repository, "compare_runs", workdirs=tmp_path / "other"), "has no 'f1', only", "accuracy")
     assert_one_line(tool(repository, "compare_runs", workdirs=tmp_path), "no results.json")
 
 

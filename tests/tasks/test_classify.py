@@ -12,7 +12,7 @@ import pytest
 from bert_jax.errors import InputError
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.tasks.classify import classification_task, regression_task
-from bert_jax.tasks.texts import Classified, ClassifyExample, Scored, pair_lengths
+from bert_jax.tasks.texts import Classified, ClassifyExample, Scored, pair_lengths, write_predictions
 from bert_jax.text.tokenizer import load_tokenizer
 
 
@@ -120,7 +120,8 @@ def test_what_is_wrong_with_columns_is_said(tmp_path, content, settings, problem
     [
         ('{"text": 5, "label": "a"}', ":2: 'text' is 5, not a text"),
         ('{"label": "a"}', ":2: there is no 'text'"),
-        ('{"text": "x", "label": ["a"]}', ":2: label ['a'] is not a name or a number"),
+        ('{"text": "x", "label": ["a"]}', ":2: label ['a'] is not a name or a finite number"),
+        ('{"text": "x", "label": NaN}', ":2: label nan is not a name or a finite number"),
     ],
 )
 def test_a_bad_object_is_named(tmp_path, line, problem):
@@ -324,3 +325,8 @@ def test_a_hundred_thousand_pairs_take_seconds(tokenizer):
     assert len(task.decode([], made.rows, list(outputs))) == 100_000
     assert time.perf_counter() - start < 30
     assert isinstance(task.decode([], made.rows[:1], list(outputs[:1]))[0], Classified)
+
+
+def test_an_id_with_a_tab_or_a_line_end_keeps_the_rows_of_predictions_apart(tmp_path):
+    write_predictions(tmp_path / "dev.tsv", ["x\ty\nz", 2], ["a", "b c\t"])
+    assert (tmp_path / "dev.tsv").read_text() == "index\tprediction\nx y z\ta\n2\tb c\n"

@@ -45,6 +45,44 @@ def test_an_unknown_setting_gets_a_suggestion(repository, tmp_path, script, sett
     assert told.startswith(f"error: --config.{setting} is no setting") and expected in told
 
 
+@pytest.mark.parametrize(
+    ("recipe", "problem"),
+    [
+        ("def get_config(:", "line 1: SyntaxError: invalid syntax"),
+        ("\nimport nowhere", "line 2: ModuleNotFoundError: No module named 'nowhere'; correct it"),
+        ("def get_config():\n    return nothing", "line 2: NameError: name 'nothing' is not defined"),
+        (
+            "def get_config():\n    return {'data': {}}",
+            "get_config of the recipe returned dict {'data': {}}, not a",
+        ),
+        (
+            "def get_config():\n    return 5",
+            "get_config of the recipe returned int 5, not a ConfigDict; return",
+        ),
+    ],
+)
+def test_a_mistake_in_a_recipe_is_one_line_that_tells_where(repository, tmp_path, recipe, problem):
+    (tmp_path / "mine.py").write_text(recipe)
+    command = ["train.py", f"--config={tmp_path}/mine.py", f"--workdir={tmp_path}/run"]
+    for more in ([], ["--config.data.path=x"]):
+        status, _, told = run([*command, *more], repository)
+        assert status == 1 and problem in told and told.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--config="], "--config is empty; name a recipe: ablations, "),
+        (["--config=pretrain:tiny", "--config", "demo"], "is given 2 times, as pretrain:tiny and as demo; give one"),
+        (["--config=demo", "--config.data.path=~/data"], "write --config.data.path=$HOME/... instead"),
+        (["--config=demo", "--config.data.path=x", "--workdir=~me/run"], "write --workdir=$HOME/... instead"),
+    ],
+)
+def test_arguments_that_say_too_little_or_too_much_are_one_line(repository, tmp_path, arguments, problem):
+    status, _, told = run([str(repository / "train.py"), f"--workdir={tmp_path}/run", *arguments], tmp_path)
+    assert status == 1 and problem in told and told.count("\n") == 1 and not list(tmp_path.iterdir())
+
+
 INTERRUPTED = "def __getattr__(name): raise KeyboardInterrupt"
 
 

@@ -36,10 +36,21 @@ def normalize_answer(text: str) -> str:
 
 
 def score_squad1(examples: Sequence[SquadExample], texts: Mapping[str, str]) -> dict[str, float]:
-    """Returns exact match and F1 in percent, and the number of questions."""
+    """Returns exact match and F1 in percent, and the number of questions. Raises: InputError as `check_answered`."""
+    check_answered(examples)
     exact, f1 = _raw_scores(examples, texts, no_answers=False)
     total = len(examples)
     return {"exact_match": _percent(exact.sum(), total), "f1": _percent(f1.sum(), total), "total": total}
+
+
+def check_answered(examples: Sequence[SquadExample]) -> None:
+    """Raises: InputError if a question has no answer, as in v2.0: v1.1's F1 of it would be 0 whatever is said."""
+    without = [example.id for example in examples if not example.answers]
+    if without:
+        raise InputError(
+            f"{len(without)} of {len(examples)} questions have no answer, the first {without[0]!r:.60}; squad1 cannot "
+            "score them, so use squad2"
+        )
 
 
 def score_squad2(

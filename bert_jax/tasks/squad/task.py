@@ -17,7 +17,7 @@ from bert_jax.storage.places import Place
 from bert_jax.tasks.base import Row, Rows, Task
 from bert_jax.tasks.squad.decode import SpanPrediction, decode_spans
 from bert_jax.tasks.squad.read import SquadExample, parse_question, read_squad
-from bert_jax.tasks.squad.score import find_usable_threshold, score_squad1, score_squad2
+from bert_jax.tasks.squad.score import check_answered, find_usable_threshold, score_squad1, score_squad2
 from bert_jax.tasks.squad.windows import make_squad_rows
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -44,7 +44,10 @@ def squad_task(config: TaskConfig) -> Task:
         raise InputError(f"task.metric {config.metric!r} is not one of {config.name}: {', '.join(metrics)}; use one")
 
     def read(source: str, split: str) -> list[SquadExample]:
-        return read_squad(source, split, VERSIONS[config.name])
+        examples = read_squad(source, split, VERSIONS[config.name])
+        if config.name == "squad1" and split == "dev":  # before any training
+            check_answered(examples)
+        return examples
 
     def make_rows(examples: Sequence[SquadExample], tokenizer: Tokenizer, training: bool) -> Rows:
         return make_squad_rows(examples, tokenizer, training, config)

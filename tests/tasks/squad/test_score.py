@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from bert_jax import InputError
+from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.tasks.squad.read import Answer, SquadExample
 from bert_jax.tasks.squad.score import (
     find_threshold,
@@ -16,6 +17,7 @@ from bert_jax.tasks.squad.score import (
     score_squad1,
     score_squad2,
 )
+from bert_jax.tasks.squad.task import squad_task
 
 
 def question(id, *answers):
@@ -86,6 +88,16 @@ def test_no_answer_is_right_or_wrong():
     assert scores["HasAns_exact"] == 50  # "a" is an article, so there is nothing to find
     # v1.1 has no such rule: two empty texts are the same, but have no word in common.
     assert score_squad1([question("4", "a")], {"4": ""}) == {"exact_match": 100, "f1": 0, "total": 1}
+
+
+def test_a_question_without_an_answer_is_not_of_v1(tmp_path):
+    with pytest.raises(InputError, match="1 of 2 questions have no answer, the first 'b'; squad1 cannot score them"):
+        score_squad1([question("a", "x"), question("b")], {"a": "x", "b": ""})
+    paragraph = {"context": "red box", "qas": [{"id": "b", "question": "what", "answers": [], "is_impossible": True}]}
+    path = tmp_path / "dev.json"
+    path.write_text(json.dumps({"data": [{"title": "t", "paragraphs": [paragraph]}]}))
+    with pytest.raises(InputError, match="squad1 cannot score them, so use squad2"):
+        squad_task(TaskConfig(name="squad1", max_seq_length=128)).read(f"dev={path}", "dev")
 
 
 def test_a_missing_prediction_scores_nothing():
