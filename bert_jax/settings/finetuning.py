@@ -54,6 +54,7 @@ class TaskConfig:
         ""  # column of the text in your own tables or JSON lines; "" takes the task's, or the usual names
     )
     second_text_column: str = ""  # column of the second text of a pair
+    num_texts: int = 0  # classification, regression: 1, or 2 for pairs; 0 takes what the training data have
     label_column: str = ""
     labels: str = ""  # the classes in order, separated by commas; "" takes those of the training data, sorted
     metric: str = ""  # metric that selects the best checkpoint; "" takes the task's
@@ -69,6 +70,8 @@ class TaskConfig:
         check_numbers(self)
         check_positive(self, "max_seq_length doc_stride max_query_length max_answer_length num_best")
         self.probe.validate()
+        if self.num_texts not in (0, 1, 2):
+            raise InputError(f"task.num_texts {self.num_texts} is not 1, nor 2 for pairs; 0 takes what the data have")
         if not self.name:
             raise InputError("task.name is empty; give a task, such as --config=configs/finetune.py:sst2")
 

@@ -77,6 +77,8 @@ class Task:
     write: Callable[[Place, str, Sequence[Example], Sequence[Prediction]], None]
     # Training examples -> their labels, in the order for a new classifier.
     find_labels: Callable[[Sequence[Example]], tuple[str, ...]] = lambda examples: ()
+    # Training examples -> the settings for all others. None if they follow from no example.
+    settle: Callable[[Sequence[Example]], TaskConfig] | None = None
     # Examples with labels, and predictions -> the settings for further predictions, such as a threshold. None if the
     # task has nothing to tune.
     tune: Callable[[Sequence[Example], Sequence[Prediction]], TaskConfig] | None = None

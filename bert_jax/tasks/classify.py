@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Classification and regression of texts and pairs, from your own tables, CSV and JSON lines, and from TFDS."""
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -77,6 +78,7 @@ def classification_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
         show=show,
         write=write_split,
         find_labels=(lambda examples: labels) if labels else find_labels,
+        settle=partial(_count_texts, config),
     )
 
 
@@ -102,7 +104,13 @@ def regression_task(config: TaskConfig) -> Task:
         score=score_numbers,
         show=show,
         write=write_split,
+        settle=partial(_count_texts, config),
     )
+
+
+def _count_texts(config: TaskConfig, examples: Sequence[ClassifyExample]) -> TaskConfig:
+    """Returns the settings with `num_texts`, as the training examples have it."""
+    return dataclasses.replace(config, num_texts=1 if examples[0].second_text is None else 2)
 
 
 def _labels_of(config: TaskConfig) -> tuple[str, ...]:
@@ -114,6 +122,8 @@ def _labels_of(config: TaskConfig) -> tuple[str, ...]:
 
 def _is_pair(config: TaskConfig) -> bool | None:
     """Returns whether an input has two texts; None if the data decide."""
+    if config.num_texts:
+        return config.num_texts == 2
     return True if config.second_text_column else False if config.text_column else None
 
 
@@ -147,6 +157,13 @@ def _read(
     if not table.records:
         raise InputError(f"{place} holds no example; give data, a row or object for each")
     text, second = _text_columns(config, table.columns, place)
+    if config.num_texts and config.num_texts != 1 + bool(second):
+        found = f"pairs of {text!r} and {second!r}" if second else f"one text, {text!r}"
+        wanted = "pairs" if config.num_texts == 2 else "one text"
+        raise InputError(
+            f"{place} has {found}, and the task takes {wanted}; give data like the training data, or set "
+            "task.text_column, and for pairs task.second_text_column"
+        )
     label = _find_column(config.label_column, usual_labels, table.columns)
     if not label and split != "test":
         raise InputError(

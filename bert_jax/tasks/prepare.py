@@ -88,8 +88,9 @@ def prepare(config: FinetuneConfig, start: Pretrained) -> tuple[Task, Pretrained
         note = f"its classifier, {about}, is not used"
         params = {name: part for name, part in start.params.items() if name != "classifier"}
         start = dataclasses.replace(start, params=params, notes=(*start.notes, note))
-    if labels != task.labels:
-        task = make_task(config.task, labels)
+    settings = task.settle(examples) if task.settle is not None else config.task
+    if (settings, labels) != (task.config, task.labels):
+        task = make_task(settings, labels)
     train = make_split(task, start.tokenizer, task.splits["train"][0], examples, training=True)
     if not train.rows:
         raise InputError(f"no training example of {source} has a row: {listed(train.counts)}")

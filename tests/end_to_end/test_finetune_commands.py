@@ -219,6 +219,13 @@ def test_prediction_of_pairs(repository, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_table_with_labels_is_no_input_of_a_model_of_one_text(repository, trained, topics):
+    assert json.loads((trained[0] / "finetuned" / "config.json").read_text())["task_settings"]["num_texts"] == 1
+    result = tool(repository, "predict", checkpoint=trained[0], input=topics / "dev.tsv")
+    assert_one_line(result, "dev.tsv:1:", "has 2; the task wants one text, and no second")
+
+
+@pytest.mark.slow
 def test_a_bad_line_is_named_and_no_output_is_left(repository, classifier, tmp_path):
     lines = ["ban ber", '{"sentence": "ban", ']
     (tmp_path / "in.txt").write_text("\n".join(lines))

@@ -254,6 +254,9 @@ def test_what_a_user_gives(settings, value, expected):
         ({}, None),
         ({"second_text_column": "text"}, {"text": "b"}),
         ({"text_column": "x"}, ["a", "b"]),
+        ({"num_texts": 1}, ["a", "b"]),
+        ({"num_texts": 1}, {"premise": "a", "hypothesis": "b"}),
+        ({"num_texts": 2}, "a"),
         ({"text_column": "x", "second_text_column": "y"}, "a"),
         ({"text_column": "x", "second_text_column": "y"}, {"x": "a"}),
     ],
@@ -325,6 +328,19 @@ def test_a_hundred_thousand_pairs_take_seconds(tokenizer):
     assert len(task.decode([], made.rows, list(outputs))) == 100_000
     assert time.perf_counter() - start < 30
     assert isinstance(task.decode([], made.rows[:1], list(outputs[:1]))[0], Classified)
+
+
+def test_all_splits_have_as_many_texts_as_the_training_data(tmp_path):
+    pairs = write(tmp_path / "pairs.tsv", "text1\ttext2\tlabel\na\tb\tx\nc\td\ty\n")
+    single = write(tmp_path / "single.tsv", "text1\tlabel\na\tx\nc\ty\n")
+    for train, other, problem in (
+        (pairs, single, "has one text, 'text1', and the task takes pairs; give data like the training data"),
+        (single, pairs, "has pairs of 'text1' and 'text2', and the task takes one text; give data like"),
+    ):
+        task = classify()
+        settled = classification_task(task.settle(task.read(train, "train")), ("x", "y"))
+        assert len(settled.read(train, "train")) == 2
+        assert problem in message(settled.read, f"{train},{other}", "dev")
 
 
 def test_an_id_with_a_tab_or_a_line_end_keeps_the_rows_of_predictions_apart(tmp_path):
