@@ -239,6 +239,11 @@ def _labels(settings: Mapping[str, object], params: Params, where: Path) -> tupl
             "correct it, or remove it to use numbers as names"
         )
     labels = tuple(str(names[key]) for key in sorted(names, key=int))
+    if len(set(labels)) < len(labels):
+        raise InputError(
+            f"{where}: id2label has two classes of one name, {', '.join(labels)[:80]}; name them differently, or "
+            "remove it to use numbers as names"
+        )
     return () if labels == tuple(f"LABEL_{index}" for index in range(num_classes)) else labels
 
 

@@ -145,6 +145,8 @@ def tpu_devices(topology: str, slices: int = 0) -> tuple[Sequence[Any], str]:
     Raises: InputError if libtpu is not installed or does not know the topology.
     """
     family, _, size = topology.partition(":")
+    if family in GPUS:
+        raise InputError(f"topology {topology!r} is of GPUs; steps are compiled for TPUs, or here, for this machine")
     if family not in TPUS or not re.fullmatch(r"\d+x\d+(x\d+)?", size):
         raise _unknown(topology)
     try:

@@ -170,6 +170,8 @@ def _read(
             f"{place} has no column {config.label_column or ' or '.join(usual_labels[:3])!r} of labels; it has "
             f"{_listed(table.columns)}: set task.label_column to one of them"
         )
+    if label and label in (text, second):
+        raise InputError(f"{place}: column {label!r} would be text and label; set task.text_column, task.label_column")
     number = _find_column("", _IDS, table.columns)
     classes = tfds_classes(place) if place.startswith(tfds_text.PREFIX) else {}
 

@@ -50,6 +50,7 @@ class Scored(NamedTuple):
 
 # Labels
 
+_MOST = float(np.finfo(np.float32).max)  # of a label that is a number
 HIDDEN = "-1"  # what data sets write for a label that they keep to themselves
 
 
@@ -67,14 +68,14 @@ def label_name(value: object, where: str) -> str | None:
 
 
 def label_number(value: object, where: str) -> float | None:
-    """Returns a label as a number; None if it is missing. Raises: InputError if it is not finite."""
+    """Returns a label as a number; None if it is missing. Raises: InputError if it is not finite in float32."""
     if value is None or (isinstance(value, str) and not value.strip()):
         return None
     try:
         number = float(value) if isinstance(value, (str, int, float)) and not isinstance(value, bool) else math.nan
     except (ValueError, OverflowError):
         number = math.nan
-    if not math.isfinite(number):
+    if not abs(number) <= _MOST:
         raise InputError(f"{where}: label {value!r:.60} is not a finite number; for names use the task classification")
     return number
 

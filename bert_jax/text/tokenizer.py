@@ -245,8 +245,10 @@ def _vocabulary_file(directory: Path) -> Path:
     names = (WordPiece.file_name, SentencePieces.file_name)
     found = [directory / name for name in names if (directory / name).exists()]
     if not found:
+        inside = directory / "tokenizer"  # of a data set, and of a work directory
+        hint = f" (did you mean {inside}?)" if any((inside / name).exists() for name in names) else ""
         raise InputError(
-            f"directory {directory} holds no {' and no '.join(names)};"
+            f"directory {directory} holds no {' and no '.join(names)}{hint};"
             " give a vocabulary file, or where build_vocab wrote"
         )
     if len(found) > 1:

@@ -112,6 +112,8 @@ def _check_output_urls() -> None:
     """Raises: InputError, before any work, if a flag that names an output is a URL that cannot be written."""
     for name in ("workdir", "output", "json"):
         value = flags.FLAGS[name].value if name in flags.FLAGS else None
+        if isinstance(value, str) and value.startswith("file://"):
+            raise InputError(f"--{name}={value} is of this machine; write the path alone, {value[7:]}")
         if isinstance(value, str) and is_remote(value) and not value.startswith("hf://"):
             if name == "workdir":
                 check_workdir_place(to_place(value))

@@ -51,7 +51,9 @@ def main() -> int:
         )
     if SEARCH.value and ROWS.value:
         raise InputError(f"--search holds data.batch_size; leave out --rows_per_chip={ROWS.value}")
-    config = from_dict(PretrainConfig, CONFIG.value.to_dict())
+    values = CONFIG.value.to_dict()
+    recipes.check_kind(PretrainConfig, values)
+    config = from_dict(PretrainConfig, values)
     for path in filter(None, (OUTPUT.value, JSON.value)):
         check_file(path)
     if OUTPUT.value:

@@ -110,14 +110,16 @@ def find_other_value(config: object) -> str:
 
 
 def read_config(kind: type[Config], values: JsonObject) -> Config:
-    """Returns the settings of a recipe, checked.
+    """Returns the settings of a recipe, checked. Raises: InputError as `check_kind`, or if they break a rule."""
+    check_kind(kind, values)
+    config = from_dict(kind, values)
+    config.validate()
+    return config
 
-    Raises: InputError if they break a rule, or the recipe is of the other command.
-    """
+
+def check_kind(kind: type[Config], values: JsonObject) -> None:
+    """Raises: InputError if the recipe is of the other command."""
     if kind is PretrainConfig and "task" in values:
         raise InputError("--config is a recipe of fine-tuning; give it to finetune, or take one such as pretrain:base")
     if kind is FinetuneConfig and "masking" in values:
         raise InputError("--config is a recipe of pre-training; give it to train, or take one such as finetune:sst2")
-    config = from_dict(kind, values)
-    config.validate()
-    return config

@@ -444,6 +444,9 @@ def test_labels_keep_their_order_beyond_ten(tmp_path):
     params = random_params(num_classes=12, parts=TASK_PARTS["sequence_classification"])
     save_hf(tmp_path / "out", tiny_model(), params, make_tokenizer(203), "sequence_classification", labels)
     assert load_hf(tmp_path / "out").labels == labels
+    setting(id2label={str(index): name for index, name in enumerate("aacdefghijkl")})(tmp_path / "out")
+    with pytest.raises(InputError, match="id2label has two classes of one name, a, a, c"):
+        load_hf(tmp_path / "out")
     setting(id2label={"0": "a", "1": "b"})(tmp_path / "out")
     with pytest.raises(InputError, match="id2label does not name the 12 classes"):
         load_hf(tmp_path / "out")

@@ -74,12 +74,33 @@ def test_a_mistake_in_a_recipe_is_one_line_that_tells_where(repository, tmp_path
     [
         (["--config="], "--config is empty; name a recipe: ablations, "),
         (["--config=pretrain:tiny", "--config", "demo"], "is given 2 times, as pretrain:tiny and as demo; give one"),
+        (["--config=finetune:sst2", "--config.data.path=x"], "is a recipe of fine-tuning; give it to finetune"),
         (["--config=demo", "--config.data.path=~/data"], "write --config.data.path=$HOME/... instead"),
         (["--config=demo", "--config.data.path=x", "--workdir=~me/run"], "write --workdir=$HOME/... instead"),
     ],
 )
 def test_arguments_that_say_too_little_or_too_much_are_one_line(repository, tmp_path, arguments, problem):
     status, _, told = run([str(repository / "train.py"), f"--workdir={tmp_path}/run", *arguments], tmp_path)
+    assert status == 1 and problem in told and told.count("\n") == 1 and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("command", "problem"),
+    [
+        (
+            ["prepare_corpus", "--input=x", "--tokenizer=x", "--output=file:///x"],
+            "--output=file:///x is of this machine; write the path alone, /x",
+        ),
+        (["plan", "--config=finetune:sst2", "--topology=v5e:4x4"], "is a recipe of fine-tuning; give it to finetune"),
+        (
+            ["plan", "--config=demo", "--topology=h100:8", "--output=o", "--config.data.path=DATA"],
+            "topology 'h100:8' is of GPUs; steps are compiled for TPUs, or here, for this machine",
+        ),
+    ],
+)
+def test_what_a_command_does_not_do_is_one_line(repository, toy_data, tmp_path, command, problem):
+    arguments = [argument.replace("DATA", str(toy_data)) for argument in command]
+    status, _, told = run(["-m", "bert_jax", *arguments], tmp_path, PYTHONPATH=str(repository))
     assert status == 1 and problem in told and told.count("\n") == 1 and not list(tmp_path.iterdir())
 
 
