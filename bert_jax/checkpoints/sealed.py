@@ -5,7 +5,9 @@ On a file system the checksum is a sha256, computed from what was written. In an
 CRC-32C of each object, or its ETag. So neither a seal nor a check reads a checkpoint back from a bucket.
 """
 
+import errno
 import hashlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -52,6 +54,8 @@ _SEAL = schema.record(
 def seal(directory: Place, about: dict[str, object]) -> None:
     """Writes `checksums.json` with `about` and the size and checksum of every file below the directory.
 
+    The files are on the disk before the seal is: if the power fails, a seal has not outlived what it vouches for.
+
     Raises: InputError if there is no file, because something else has moved or deleted the directory.
     """
     if isinstance(directory, RemotePath):
@@ -66,7 +70,22 @@ def seal(directory: Place, about: dict[str, object]) -> None:
         raise InputError(
             f"{directory} has no file to seal, so something else moved it; let one run alone use its workdir"
         )
+    if isinstance(directory, Path):
+        for path in (directory.parent, directory, *directory.rglob("*")):
+            _sync(path)
     write_json(directory / SEAL, about | {"format": 1, "files": files})
+
+
+def _sync(path: Path) -> None:
+    """Waits until a file, or the names in a directory, are on the disk; not all file systems can."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def _objects(directory: RemotePath) -> dict[str, Checksums]:

@@ -2,6 +2,7 @@
 """Checkpoints: whole, named when damaged, and kept as asked."""
 
 import json
+import os
 import shutil
 
 import jax
@@ -257,6 +258,21 @@ def test_a_checkpoint_that_does_not_fit_is_not_begun(tmp_path, monkeypatch):
     with pytest.raises(InputError, match=r"no space for a checkpoint .* 0 MB free; what was saved before"):
         checkpoints.save(2, make_state(2))
     assert [path.name for path in (tmp_path / "c").iterdir()] == ["00000001"]
+
+
+def test_all_files_are_on_the_disk_before_the_seal_is(tmp_path, monkeypatch):
+    synced, fsync = [], os.fsync
+
+    def note(descriptor):
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note)
+    save_all(tmp_path / "c", {1: None})
+    place = tmp_path / "c" / "00000001"
+    (last,) = [number for number, path in enumerate(synced) if path.startswith(f"{place}/.{SEAL}.")]
+    expected = {place, place.parent, *place.rglob("*")} - {place / SEAL}
+    assert set(map(str, expected)) <= set(synced[:last])
 
 
 def test_the_seal_names_every_file(tmp_path):
