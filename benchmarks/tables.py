@@ -221,7 +221,7 @@ def difference_table(
 ) -> list[str]:
     """Returns each group less the baseline, with intervals, and whether the paper's difference has the same sign.
 
-    By Student's interval, where there is one: see `paired`.
+    By all intervals: see `paired`.
     """
     first = next((row.paper for row in rows if row.group == baseline), baseline)
     lines = []
@@ -241,7 +241,8 @@ def difference_table(
             if any(each.paper for each in columns):
                 line += ["" if theirs is None else f"{theirs:+.{column.digits}f}", agreement(ours, theirs)]
             lines.append(line)
-    header = ["less the first", "", "ours", "95 %, bootstrap", "95 %, Student's t", "seeds"]
+    resampled = "seeds and examples" if by == "examples" else "seeds"
+    header = ["less the first", "", "ours", f"95 %, bootstrap of {resampled}", "95 %, Student's t", "seeds"]
     return markdown(header + (["paper", "sign"] if any(each.paper for each in columns) else []), lines)
 
 

@@ -96,18 +96,20 @@ def test_examples_make_the_interval_of_one_seed():
 
 
 @pytest.mark.parametrize(
-    ("ours", "paper", "word"),
+    ("examples", "seeds", "paper", "word"),
     [
-        ((0.1, 0.3), 1.5, "agrees"),
-        ((-0.3, -0.1), -1.5, "agrees"),
-        ((-0.3, -0.1), 1.5, "disagrees"),
-        ((-0.1, 0.3), 1.5, "not told apart"),
-        ((0.1, 0.3), 0.0, "the paper has none"),
-        ((0.1, 0.3), None, ""),
+        ((0.1, 0.3), (0.1, 0.3), 1.5, "agrees"),
+        ((-0.3, -0.1), (-0.4, -0.1), -1.5, "agrees"),
+        ((-0.3, -0.1), (-0.3, -0.1), 1.5, "disagrees"),
+        ((0.1, 0.3), (-0.1, 0.3), 1.5, "not told apart"),
+        ((-0.1, 0.3), (0.1, 0.3), 1.5, "not told apart"),
+        ((0.1, 0.3), None, 1.5, "agrees"),
+        ((0.1, 0.3), (0.1, 0.3), 0.0, "the paper has none"),
+        ((0.1, 0.3), (0.1, 0.3), None, ""),
     ],
 )
-def test_whether_the_sign_is_the_papers(ours, paper, word):
-    assert paired.agreement(paired.Difference(sum(ours) / 2, (-9.0, 9.0), ours, 3), paper) == word
+def test_whether_the_sign_is_the_papers(examples, seeds, paper, word):
+    assert paired.agreement(paired.Difference(0.0, examples, seeds, 3), paper) == word
 
 
 # Records
@@ -387,7 +389,7 @@ def test_a_column_without_scores_is_told(sources, tmp_path, capsys):
 
 def test_differences_are_over_seeds_that_both_have(sources, tmp_path):
     drawn = draw(tmp_path, sources, page("differences", SCORES + 'baseline = "bert"\n'))
-    assert "|  | ours | 95 %, bootstrap | 95 %, Student's t | seeds | paper | sign |" in drawn
+    assert "|  | ours | 95 %, bootstrap of seeds | 95 %, Student's t | seeds | paper | sign |" in drawn
     assert "| No NSP | SST-2 | -8.0 | -10.0 to -6.0 | -33.4 to +17.4 | 2 | -0.1 | not told apart |" in drawn
 
 
