@@ -510,7 +510,7 @@ def test_the_template_can_be_drawn(repository, tmp_path):
     sources = pages.Sources(tmp_path / "records", repository / "benchmarks" / "paper.toml")
     drawn = draw(tmp_path, sources, text)
     assert "80.5 ± 0.7 (2)" in drawn and drawn.count("Paper: ") == 3
-    assert draw(tmp_path, sources, drawn) == drawn and len(list(tmp_path.glob("*.png"))) == 2
+    assert draw(tmp_path, sources, drawn) == drawn and len(list(tmp_path.glob("*.png"))) == 3
 
 
 @pytest.mark.parametrize(
