@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tokenizer files of a Hugging Face directory: vocab.txt or spiece.model, tokenizer.json, tokenizer_config.json.
 
-Where two files speak of one option, tokenizer_config.json is right, as it is to transformers.
+Where two files speak of one option, tokenizer_config.json is right for BERT's own classes, and tokenizer.json for the
+two general ones, as it is to transformers.
 """
 
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ _SPECIAL_NAMES = ("pad", "unk", "cls", "sep", "mask")  # as SPECIAL_TOKENS
 
 # Those of BERT, and those that say nothing; another class splits text in another way.
 _CLASSES = ("", "BertTokenizer", "BertTokenizerFast", "PreTrainedTokenizerFast", "TokenizersBackend", "SentencePiece")
+_GENERAL = ("PreTrainedTokenizerFast", "TokenizersBackend")  # they do what tokenizer.json says
 _OTHER = "what it makes of a text cannot be computed here"
 _OPTIONS = {"lowercase": "do_lower_case", "strip_accents": "strip_accents",
             "handle_chinese_chars": "tokenize_chinese_chars"}  # fmt: skip
@@ -35,7 +37,11 @@ def load_hf_tokenizer(directory: Path) -> tuple[Tokenizer, list[str]]:
         return load_tokenizer(directory), []
     backend = _read_object(directory / _BACKEND)
     options = _backend_options(backend, directory / _BACKEND) if backend else {}
-    options |= {name: settings[name] for name in _OPTIONS.values() if settings.get(name) is not None}
+    is_general = bool(backend) and settings.get("tokenizer_class") in _GENERAL
+    if is_general and "post_processor" in backend and backend["post_processor"] is None:
+        raise InputError(f"{directory / _BACKEND}: post_processor is null, so it adds no [CLS] and [SEP]; {_OTHER}")
+    if not is_general:
+        options |= {name: settings[name] for name in _OPTIONS.values() if settings.get(name) is not None}
     for name, value in options.items():
         if not isinstance(value, bool):
             raise InputError(f"{directory}: the tokenizer's {name} is {shown(value)}; make it true or false")
@@ -48,7 +54,7 @@ def load_hf_tokenizer(directory: Path) -> tuple[Tokenizer, list[str]]:
         path, ids = directory / _BACKEND, _backend_vocab(backend, directory / _BACKEND)
         if sorted(ids.values()) != list(range(len(ids))):
             raise InputError(f"{path}: its vocabulary is not a map to the ids 0, 1, 2, ...; copy it again")
-        vocab = sorted(ids, key=ids.__getitem__)
+        vocab = [token.strip() for token in sorted(ids, key=ids.__getitem__)]  # as the lines of vocab.txt are read
     else:
         raise InputError(
             f"{directory} has no vocab.txt and no tokenizer.json; copy one of them from where it came from"
@@ -159,10 +165,14 @@ def _backend_options(backend: JsonObject, path: Path) -> JsonObject:
         ("normalizer", normalizer.get("type"), "BertNormalizer"),
         ("pre_tokenizer", splitter.get("type"), "BertPreTokenizer"),
         ("continuing_subword_prefix", model.get("continuing_subword_prefix", "##"), "##"),
+        ("unk_token", model.get("unk_token", "[UNK]"), "[UNK]"),
         ("clean_text", normalizer.get("clean_text", True), True),
     ):
         if found != wanted:
             raise InputError(f"{path}: {what} is {shown(found)}, BERT's is {shown(wanted)}; {_OTHER}")
+    longest = model.get("max_input_chars_per_word", MAX_WORD_LENGTH)
+    if longest not in (100, MAX_WORD_LENGTH):
+        raise InputError(f"{path}: max_input_chars_per_word is {shown(longest)}, BERT's is 100 or 200; {_OTHER}")
     return {ours: normalizer[name] for name, ours in _OPTIONS.items() if normalizer.get(name) is not None}
 
 
@@ -204,6 +214,12 @@ def _check_added_tokens(directory: Path, settings: JsonObject, backend: JsonObje
             "they are found in raw text, which this tokenizer does not do: append them to vocab.txt as words, in the "
             "order of their ids, and remove them from the other files"
         )
+    for token, index in ids.items():
+        if token in SPECIAL_TOKENS and vocab[index].strip() != token:
+            raise InputError(
+                f"{directory}: the added token {shown(token)} has the id {index}, in the vocabulary the id of "
+                f"{shown(vocab[index])}; copy the tokenizer's files again"
+            )
     others = sorted(ids.keys() - set(SPECIAL_TOKENS), key=ids.__getitem__)
     if not others:
         return []

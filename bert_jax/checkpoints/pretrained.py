@@ -89,7 +89,7 @@ def make_batch(
 
     Raises: InputError if there is no text or one is longer than `max_length` tokens, [CLS] and [SEP] included.
     """
-    if not texts or isinstance(texts, str):
+    if isinstance(texts, str) or not len(texts):
         raise InputError("there is no text to encode; give a list of texts or of pairs of texts")
     token_ids: list[list[int]] = []
     type_ids: list[list[int]] = []
@@ -115,8 +115,10 @@ def save_pretrained(bert: Pretrained, directory: AnyPath, replace: bool = True) 
 
     The write is atomic. With `replace` it may replace an older model. The directory may be a URL.
 
-    Raises: InputError if the directory holds something else, another command is writing there, or the write fails.
+    Parameters are written as float32. Raises: InputError if the directory holds something else, another command is
+    writing there, or the write fails.
     """
+    params = jax.tree.map(lambda leaf: leaf if leaf.dtype == np.float32 else leaf.astype(np.float32), bert.params)
     with new_directory(directory, lambda there: replace and (there / SEAL).exists()) as temporary:
         about = {"format": 1, "model": to_dict(bert.config), "task": bert.task, "labels": list(bert.labels)}
         about |= {"task_settings": bert.task_settings} if bert.task_settings else {}
@@ -124,10 +126,10 @@ def save_pretrained(bert: Pretrained, directory: AnyPath, replace: bool = True) 
         about |= {"tokenizer": bert.tokenizer.fingerprint}
         write_json(temporary / "config.json", about)
         bert.tokenizer.save(temporary / "tokenizer")
-        num_arrays = len(jax.tree.leaves(bert.params))
-        check_space(temporary, state_bytes(bert.params) + 4096 * (num_arrays + 16))  # and what is written about them
-        save_tree(temporary / "params", bert.params)
-        seal(temporary, {"arrays": describe(bert.params)})
+        num_arrays = len(jax.tree.leaves(params))
+        check_space(temporary, state_bytes(params) + 4096 * (num_arrays + 16))  # and what is written about them
+        save_tree(temporary / "params", params)
+        seal(temporary, {"arrays": describe(params)})
 
 
 def leave_pretrained(bert: Pretrained, directory: Place, what: str) -> None:

@@ -120,7 +120,10 @@ def _rows(
     """Returns the rows of some texts, and whether each was cut."""
     rows, cut = [], []
     for number, text in enumerate(texts):
-        first, second = (text, None) if isinstance(text, str) else text
+        parts = (text,) if isinstance(text, str) else tuple(text) if isinstance(text, (list, tuple)) else ()
+        if len(parts) not in (1, 2) or not all(isinstance(part, str) for part in parts):
+            raise InputError(f"text {number + 1} is {text!r:.60}, not a text and not a pair of them; give strings")
+        first, second = (*parts, None)[:2]
         pieces = [None if part is None else bert.tokenizer.encode(part) for part in (first, second)]
         token_ids, type_ids, was_cut = join(bert.tokenizer, pieces[0] or [], pieces[1], most)
         rows.append(Row(number, token_ids, type_ids, (len(token_ids),)))

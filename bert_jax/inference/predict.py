@@ -64,7 +64,7 @@ class Predictor:
         if isinstance(inputs, str):
             raise InputError("inputs is a single text; give a list of them, such as [text]")
         if self.task is None:
-            return list(fill_masks(self.bert, inputs)) if inputs else []
+            return list(fill_masks(self.bert, inputs)) if len(inputs) else []
         return self.predict([self.task.parse(value, f"input {number}") for number, value in enumerate(inputs, 1)])
 
     def predict(self, examples: Sequence[Example]) -> list[Prediction]:
@@ -124,8 +124,10 @@ def fill_masks(bert: Pretrained, texts: Sequence[str], num_guesses: int = 5) -> 
     has no masked language model.
     """
     check_fills_masks(bert)
-    if not texts or isinstance(texts, str):
+    if isinstance(texts, str) or not len(texts):
         raise InputError("there is no text with a blank to fill; give a list of texts")
+    if num_guesses < 1:
+        raise InputError(f"num_guesses {num_guesses} is below 1; ask for one or more")
     return fill_blanks(bert, [read_blanks(bert, text, f"text {i}") for i, text in enumerate(texts, 1)], num_guesses)
 
 
@@ -174,7 +176,8 @@ def _batch_of_blanks(texts: Sequence[Blanks], size: int, bert: Pretrained) -> Ba
 
 
 def _guesses(bert: Pretrained, probabilities: np.ndarray, count: int) -> list[Filled]:
-    best = np.argsort(-probabilities, kind="stable")[:count]
+    # Rows of the word table beyond the vocabulary belong to no token.
+    best = np.argsort(-probabilities[: bert.tokenizer.vocab_size], kind="stable")[:count]
     return [Filled(str(bert.tokenizer.vocab[token]), float(probabilities[token])) for token in best]
 
 
@@ -191,4 +194,4 @@ def check_fills_masks(bert: Pretrained) -> None:
 @partial(jax.jit, static_argnums=0)
 def _mask_probabilities(config: ModelConfig, params: Params, batch: Batch) -> jax.Array:
     logits = task_forward(config, params, batch, "masked_lm")
-    return jax.nn.softmax(logits, axis=-1)[..., : config.vocab_size]
+    return jax.nn.softmax(logits, axis=-1)

@@ -117,7 +117,7 @@ def encode_sentences(
 
     Raises: InputError if one has no token, or more than the model has positions.
     """
-    flat, counts = bert.tokenizer.encode_arrays(sentences) if sentences else (np.zeros(0), np.zeros(0, np.int64))
+    flat, counts = bert.tokenizer.encode_arrays(sentences) if len(sentences) else (np.zeros(0), np.zeros(0, np.int64))
     most = bert.config.max_positions
     for place in np.flatnonzero((counts == 0) | (counts + 2 > most))[:1]:
         name = names[place] if names else f"sentence {place + 1}"

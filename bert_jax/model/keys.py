@@ -23,7 +23,10 @@ def root_key(seed: int, purpose: str) -> jax.Array:
 
     Always threefry, whatever JAX's default generator: its bits do not depend on vmap, shape or sharding.
     """
-    return jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), PURPOSES[purpose])
+    key = jax.random.key(seed, impl="threefry2x32")  # of the lower 32 bits
+    if seed >= 2**32:
+        key = jax.random.fold_in(key, seed >> 32)
+    return jax.random.fold_in(key, PURPOSES[purpose])
 
 
 def bits_of_rows(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:

@@ -35,6 +35,7 @@ class Objective:
     losses: Callable[[Params, Batch, jax.Array | None], dict[str, Pair]]  # dropout key or None -> losses and metrics
     compute_dtype: str = "float32"  # in which the matrices of layers are multiplied, `ModelConfig.compute_dtype`
     gradient_dtype: str = "float32"  # in which devices add up gradients of matrices, `ModelConfig.gradient_dtype`
+    unused: tuple[str, ...] = ()  # paths of parameters that the loss does not depend on; they are not decayed either
 
 
 def pretraining_objective(
@@ -76,8 +77,15 @@ def pretraining_objective(
             metrics["nsp_accuracy"] = accuracy(output.next_sentence_logits, labels, weights)
         return metrics
 
+    unused = () if next_sentence else ("encoder/pooler", "next_sentence")
     return Objective(
-        lambda key: init_params(model, key), prepare, denominators, losses, model.compute_dtype, model.gradient_dtype
+        lambda key: init_params(model, key),
+        prepare,
+        denominators,
+        losses,
+        model.compute_dtype,
+        model.gradient_dtype,
+        unused,
     )
 
 

@@ -32,6 +32,7 @@ from bert_jax.text.wordpiece import holds_capitals
 if TYPE_CHECKING:
     import sentencepiece
 
+_SURROGATES = re.compile("[\ud800-\udfff]")
 BLANK = "\u2581"  # how a piece writes the blank before a word
 
 _THREADS = 16  # of the trainer. Fixed: floating-point sums depend on it, and so do the bytes of the file.
@@ -83,7 +84,12 @@ class SentencePieces:
         return SentencePieces, (self.content, self.config["do_lower_case"], self.config["strip_accents"])
 
     def __call__(self, text: str) -> list[int]:
-        return self._model.encode(text if self._letters is None else text.translate(self._letters))
+        return self._model.encode(self._prepared(text))
+
+    def _prepared(self, text: str) -> str:
+        """Returns the text that the model gets. It cannot have halves of surrogate pairs, which are dropped."""
+        text = text if text.isascii() else _SURROGATES.sub("", text)
+        return text if self._letters is None else text.translate(self._letters)
 
     def encode_arrays(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """Returns the ids of all texts one after the other, and how many each has."""
@@ -96,17 +102,20 @@ class SentencePieces:
         """Returns the ids of text after a special token; without a leading blank it does not begin a word."""
         if not text or text[0].isspace():
             return self(text)
-        return self._inner_model.encode(text if self._letters is None else text.translate(self._letters))
+        return self._inner_model.encode(self._prepared(text))
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], np.ndarray]:
         """Returns the ids of `text`, and [n, 2] int32 where in it they begin and end; see `Tokenizer`."""
-        traced = trace(text)
+        whole, traced = text, trace(text)
+        if not text.isascii() and (lone := set(_SURROGATES.findall(text))):
+            images = {ord(char): "" if char in lone else char for char in set(text)}
+            traced = traced.translate(images, ())
         if self._letters is not None:
             traced = traced.translate(self._letters, unicode_tables().nonspacing_mark)
         ids, spans = read_piece_spans(self._model.encode(traced.text, out_type="serialized_proto"))
         is_blank = np.array([self.vocab[index] == BLANK for index in ids], bool)
         spans = trim_blanks(traced.text, to_code_points(traced.text, spans), is_blank)
-        if self._letters is not None:
+        if self._letters is not None or traced.text != whole:
             # An empty span stays empty, where the character at it begins.
             starts, ends = np.append(traced.starts, len(text)), np.append(0, traced.ends)
             starts, ends = starts[spans[:, 0]], ends[spans[:, 1]]

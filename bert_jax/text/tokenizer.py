@@ -247,10 +247,12 @@ def _vocabulary_file(directory: Path) -> Path:
     if not found:
         inside = directory / "tokenizer"  # of a data set, and of a work directory
         hint = f" (did you mean {inside}?)" if any((inside / name).exists() for name in names) else ""
-        raise InputError(
-            f"directory {directory} holds no {' and no '.join(names)}{hint};"
-            " give a vocabulary file, or where build_vocab wrote"
-        )
+        fix = "give a vocabulary file, or where build_vocab wrote"
+        if (directory / "tokenizer.json").exists():
+            fix = (
+                "convert_checkpoint --to=bert_jax makes it of tokenizer.json, in tokenizer/; load_pretrained reads both"
+            )
+        raise InputError(f"directory {directory} holds no {' and no '.join(names)}{hint}; {fix}")
     if len(found) > 1:
         raise InputError(f"directory {directory} holds both {' and '.join(names)}; give the one you mean")
     return found[0]

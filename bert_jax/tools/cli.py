@@ -8,7 +8,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from absl import app, flags, logging
 
@@ -17,6 +17,9 @@ from bert_jax.storage.places import check_workdir_place, to_place
 from bert_jax.storage.stores import check_writable, is_remote
 from bert_jax.storage.urls import user_cache
 from bert_jax.tools import recipes, streams
+
+if TYPE_CHECKING:
+    from bert_jax.checkpoints.pretrained import Pretrained
 
 
 def run(main: Callable[[], int | None]) -> None:
@@ -118,6 +121,16 @@ def _check_output_urls() -> None:
             if name == "workdir":
                 check_workdir_place(to_place(value))
             check_writable(value)
+
+
+def load_model(path: str) -> "Pretrained":
+    """Returns the model at a path, and prints what the user should know of it."""
+    from bert_jax.checkpoints.pretrained import load_pretrained
+
+    bert = load_pretrained(path)
+    for note in bert.notes:
+        print(f"note: {note}", file=sys.stderr)
+    return bert
 
 
 def define_cluster_flags() -> Callable[[], contextlib.AbstractContextManager[None]]:

@@ -11,7 +11,6 @@ they are loss, perplexity and accuracy of the next token. All devices of this pr
 
 import dataclasses
 import json
-import sys
 
 from absl import flags
 
@@ -50,12 +49,9 @@ def main() -> None:
     if OUTPUT.value:
         check_file(OUTPUT.value, INPUT.value)
     reuse_freed_memory()
-    from bert_jax.checkpoints.pretrained import load_pretrained
     from bert_jax.inference.evaluate import evaluate_pretrained, evaluate_text
 
-    bert = load_pretrained(CHECKPOINT.value)
-    for note in bert.notes:
-        print(f"note: {note}", file=sys.stderr)
+    bert = cli.load_model(CHECKPOINT.value)
     if DTYPE.value:
         bert = dataclasses.replace(bert, config=bert.config.computing_in(DTYPE.value))
     if DATA.value:

@@ -23,10 +23,9 @@ def main() -> None:
     if unknown or not PLATFORMS.value:
         raise InputError(f"--platforms {','.join(PLATFORMS.value)} is unknown; use some of cpu, cuda, rocm, tpu")
 
-    from bert_jax.checkpoints.pretrained import load_pretrained
     from bert_jax.inference.export import export_model
 
-    export_model(load_pretrained(CHECKPOINT.value), to_place(OUTPUT.value), tuple(PLATFORMS.value))
+    export_model(cli.load_model(CHECKPOINT.value), to_place(OUTPUT.value), tuple(PLATFORMS.value))
     print(f"exported to {OUTPUT.value}; its README.md says how to call it")
 
 

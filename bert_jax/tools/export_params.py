@@ -21,9 +21,9 @@ def main() -> None:
     output = to_place(_OUTPUT.value)
     if is_taken(output):
         raise InputError(f"output {output} exists; give a directory that does not")
-    from bert_jax.checkpoints.pretrained import load_pretrained, save_pretrained
+    from bert_jax.checkpoints.pretrained import save_pretrained
 
-    save_pretrained(load_pretrained(_CHECKPOINT.value), output, replace=False)
+    save_pretrained(cli.load_model(_CHECKPOINT.value), output, replace=False)
     print(f"{output}: config.json, tokenizer/ and params/")
 
 

@@ -53,10 +53,9 @@ def main() -> None:
     texts = _read(INPUT.value)
 
     reuse_freed_memory()
-    from bert_jax.checkpoints.pretrained import load_pretrained
     from bert_jax.inference import features
 
-    bert = load_pretrained(CHECKPOINT.value)
+    bert = cli.load_model(CHECKPOINT.value)
     with atomic_path(to_place(OUTPUT.value)) as temporary:
         if POOLING.value != "none":
             if POOLING.value == "cls":

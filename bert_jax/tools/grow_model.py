@@ -42,9 +42,9 @@ def main() -> None:
         raise InputError("--use_unused is for --add_tokens; give a file of words, or leave it out")
     words = [word for word in read_vocab(_ADD_TOKENS.value) if word] if _ADD_TOKENS.value else []
     from bert_jax.checkpoints.grow import grow
-    from bert_jax.checkpoints.pretrained import load_pretrained, save_pretrained
+    from bert_jax.checkpoints.pretrained import save_pretrained
 
-    bert = load_pretrained(_CHECKPOINT.value)
+    bert = cli.load_model(_CHECKPOINT.value)
     grown = grow(bert, words, _USE_UNUSED.value, _MAX_POSITIONS.value)
     save_pretrained(grown, output, replace=False)
     print(

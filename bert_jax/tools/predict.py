@@ -52,10 +52,9 @@ def main() -> None:
         check_file(OUTPUT.value, INPUT.value)
     reuse_freed_memory()
     with open_lines(INPUT.value) as stream, _writer(OUTPUT.value) as write:
-        from bert_jax.checkpoints.pretrained import load_pretrained
         from bert_jax.inference.predict import Predictor
 
-        predictor = Predictor(load_pretrained(CHECKPOINT.value))
+        predictor = Predictor(cli.load_model(CHECKPOINT.value))
         show = _json_of if as_json else _text_of
         lines = ((where, line) for where, line in read_lines(stream, INPUT.value) if line)
         if stream.isatty():
@@ -81,8 +80,13 @@ def _predictions(predictor: "Predictor", lines: Sequence[tuple[str, str]]) -> It
         return
     inputs = [parse_line(line, where, is_words=task.head == "token_classification") for where, line in lines]
     examples = [task.parse(value, where) for value, (where, _) in zip(inputs, lines)]
-    for value, prediction in zip(inputs, predictor.predict(examples)):
-        yield value, task.show(prediction)
+    for (where, _), value, prediction in zip(lines, inputs, predictor.predict(examples)):
+        shown = task.show(prediction)
+        try:
+            json.dumps(shown, allow_nan=False)
+        except ValueError:
+            raise InputError(f"{where}: the prediction is not finite, so the model's parameters are not") from None
+        yield value, shown
 
 
 def _json_of(value: object, shown: JsonObject) -> str:

@@ -62,11 +62,8 @@ def main() -> None:
 
 def _load() -> "Pretrained":
     reuse_freed_memory()
-    from bert_jax.checkpoints.pretrained import load_pretrained
 
-    bert = load_pretrained(CHECKPOINT.value)
-    for note in bert.notes:
-        print(f"note: {note}", file=sys.stderr)
+    bert = cli.load_model(CHECKPOINT.value)
     if DTYPE.value:
         bert = dataclasses.replace(bert, config=bert.config.computing_in(DTYPE.value))
     return bert

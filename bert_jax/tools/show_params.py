@@ -7,8 +7,6 @@ PATH is anything that convert_checkpoint accepts. Parameters have the paths of b
 leading axis. The norm is the root of the sum of squares.
 """
 
-import sys
-
 from absl import flags
 
 from bert_jax.tools import cli
@@ -21,12 +19,10 @@ def main() -> None:
     import numpy as np
 
     from bert_jax.checkpoints.names import flatten
-    from bert_jax.checkpoints.pretrained import load_pretrained, recognise
+    from bert_jax.checkpoints.pretrained import recognise
     from bert_jax.model.objective import count_parameters
 
-    bert = load_pretrained(_CHECKPOINT.value)
-    for note in bert.notes:
-        print(f"note: {note}", file=sys.stderr)
+    bert = cli.load_model(_CHECKPOINT.value)
     config = bert.config
     print(
         f"{recognise(_CHECKPOINT.value)}: {bert.task}, {config.num_layers} layers, hidden {config.hidden_size}, "

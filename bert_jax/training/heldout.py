@@ -30,7 +30,8 @@ def make_evaluation(
     eval_step = make_eval_step(objective, mesh, params)
     size = config.eval.rows(config.data.batch_size, config.train.accumulate)
     batches = partial(eval_batches, dataset.heldout, size, mesh)
-    baselines = heldout_baselines(objective, dataset.token_counts, batches(), config.train.next_sentence)
+    separator = dataset.load_tokenizer().sep_id if config.model.causal else None
+    baselines = heldout_baselines(objective, dataset.token_counts, batches(), config.train.next_sentence, separator)
 
     def evaluation(params: Params, stopped: Callable[[], int] = lambda: 0) -> dict[str, float] | None:
         metrics = evaluate(eval_step, params, batches(), stopped)
@@ -47,30 +48,33 @@ EVAL_METRICS = ("loss", "mlm_loss", "mlm_accuracy", "mlm_perplexity", "nsp_loss"
 
 
 def heldout_baselines(
-    objective: Objective, token_counts: np.ndarray, batches: Iterable[Batch], next_sentence: bool
+    objective: Objective,
+    token_counts: np.ndarray,
+    batches: Iterable[Batch],
+    next_sentence: bool,
+    separator: int | None = None,
 ) -> dict[str, float]:
     """Returns the scores of a model without context on the predictions of held-out batches.
 
     It predicts tokens from their counts [V] in the training split, plus one each, and every next sentence label as the
-    more frequent one.
+    more frequent one. A causal model predicts `separator` too, which is in no text: its share is that of the labels.
     """
-    counts = token_counts.astype(np.float64) + 1
-    log_probabilities = np.log(counts / counts.sum())
-    commonest = int(np.argmax(counts))
+    seen = np.zeros(len(token_counts))  # how often each token is a label
     mask = jax.jit(objective.prepare)
-    loss = hits = predictions = random_next = sequences = 0.0
+    random_next = sequences = 0.0
     for batch in batches:
         masked = cluster.on_host(mask(batch))
-        labels = masked.mlm_labels[masked.mlm_weights > 0]
-        loss -= log_probabilities[labels].sum()
-        hits += (labels == commonest).sum()
-        predictions += len(labels)
+        seen += np.bincount(masked.mlm_labels[masked.mlm_weights > 0], minlength=len(seen))
         next_labels = masked.next_sentence_labels[np.asarray(next_sentence_weights(masked)) > 0]
         random_next += (next_labels == 1).sum()
         sequences += len(next_labels)
+    predictions = max(1.0, seen.sum())
+    counts = token_counts.astype(np.float64) + 1
+    if separator is not None and seen[separator] < predictions:
+        counts[separator] = counts.sum() * seen[separator] / (predictions - seen[separator]) + 1
     baselines = {
-        "unigram_loss": float(loss / max(1.0, predictions)),
-        "unigram_accuracy": float(hits / max(1.0, predictions)),
+        "unigram_loss": float(-seen @ np.log(counts / counts.sum()) / predictions),
+        "unigram_accuracy": float(seen[np.argmax(counts)] / predictions),
     }
     if next_sentence:
         share = random_next / max(1.0, sequences)

@@ -3,7 +3,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, cast
 
 import jax
 import jax.numpy as jnp
@@ -233,7 +233,12 @@ def _step_function(
 
         if zero1 is not None:
             gradients = jax.lax.with_sharding_constraint(gradients, zero1.divided)
+        if optimizer.freeze_encoder:
+            gradients = _without(gradients, ("encoder",))  # they have no part in the norm
         updates, optimizer_state = transformation.update(gradients, state.optimizer, state.params)
+        updates = _without(
+            cast(Params, updates), objective.unused
+        )  # Google's optimizer passes over what has no gradient
         one = jnp.ones(())
         metrics |= batch_counts(batch)
         metrics |= {
@@ -245,6 +250,16 @@ def _step_function(
         return new_state, Metrics.of(metrics)
 
     return whole_step
+
+
+def _without(tree: Params, paths: tuple[str, ...]) -> Params:
+    """Returns a tree with zeros below some paths."""
+
+    def keep(path: KeyPath, leaf: jax.Array) -> jax.Array:
+        name = path_name(path)
+        return jnp.zeros_like(leaf) if any(name == each or name.startswith(each + "/") for each in paths) else leaf
+
+    return jax.tree_util.tree_map_with_path(keep, tree) if paths else tree
 
 
 def _gather(params: Params, shardings: PyTree, compute_dtype: str) -> Params:

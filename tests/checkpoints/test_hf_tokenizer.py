@@ -43,6 +43,9 @@ def change(path, **values):
         ("tokenizer.json", {"pre_tokenizer": {"type": "Whitespace"}}, 'pre_tokenizer is "Whitespace", BERT\'s is'),
         ("tokenizer.json", {"model": []}, "its vocabulary is not a map to the ids"),
         ("tokenizer.json", {"model": {"type": "WordPiece", "vocab": {"[PAD]": 7}}}, 'disagree about "[PAD]"'),
+        ("tokenizer.json", {"added_tokens": [{"content": "[MASK]", "id": 7}]}, 'token "[MASK]" has the id 7, in the'),
+        ("tokenizer.json", {"model": {"type": "WordPiece", "unk_token": "a"}}, 'unk_token is "a", BERT\'s is "[UNK]"'),
+        ("tokenizer.json", {"model": {"max_input_chars_per_word": 5}}, "max_input_chars_per_word is 5, BERT's is 100"),
         ("tokenizer.json", {"added_tokens": [{"content": "<new>", "id": 10**6}]}, "adds 1 tokens to its vocabulary"),
     ],
 )
@@ -64,3 +67,30 @@ def test_capitals_in_the_vocabulary_decide_where_no_file_does(repository, tmp_pa
 def test_a_directory_without_a_vocabulary_is_named(tmp_path):
     with pytest.raises(InputError, match=r"has no vocab\.txt and no tokenizer\.json; copy one of them"):
         load_hf_tokenizer(tmp_path)
+
+
+def test_a_token_of_blanks_in_tokenizer_json_is_saved_and_read_as_it_is(tokenizer, tmp_path):
+    save_hf_tokenizer(tmp_path, tokenizer, 64)
+    (tmp_path / "vocab.txt").unlink()
+    backend = json.loads((tmp_path / "tokenizer.json").read_text())
+    backend["model"]["vocab"]["\u2028"] = len(backend["model"]["vocab"])
+    (tmp_path / "tokenizer.json").write_text(json.dumps(backend))
+    found, _ = load_hf_tokenizer(tmp_path)
+    found.save(tmp_path / "again")
+    assert load_tokenizer(tmp_path / "again").fingerprint == found.fingerprint
+    with pytest.raises(InputError, match=r"convert_checkpoint --to=bert_jax makes it of tokenizer\.json"):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["PreTrainedTokenizerFast", "TokenizersBackend", "BertTokenizerFast"])
+def test_the_general_classes_do_what_tokenizer_json_says(tokenizer, tmp_path, kind):
+    save_hf_tokenizer(tmp_path, tokenizer, 64)
+    change(tmp_path / "tokenizer_config.json", tokenizer_class=kind, do_lower_case=not tokenizer.lowercase)
+    found, _ = load_hf_tokenizer(tmp_path)
+    assert found.lowercase == (tokenizer.lowercase if kind != "BertTokenizerFast" else not tokenizer.lowercase)
+    change(tmp_path / "tokenizer.json", post_processor=None)
+    if kind == "BertTokenizerFast":
+        load_hf_tokenizer(tmp_path)
+    else:
+        with pytest.raises(InputError, match="post_processor is null, so it adds no"):
+            load_hf_tokenizer(tmp_path)

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table of names: every parameter is in it, and every format comes back bit for bit, by any way."""
 
+import dataclasses
 import itertools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from builders import tiny_model
+from builders import growing_bert, tiny_model
 from hf_models import make_tokenizer, random_params
 
 from bert_jax.checkpoints.hf import load_hf, save_hf
@@ -142,3 +144,11 @@ def test_import_then_export_is_the_identity_for_every_pair(first, second, tmp_pa
             before, after = (tmp_path / f"{task}{number}" / name for number in (0, 2))
             assert before.exists() == after.exists()
             assert not before.exists() or before.read_bytes() == after.read_bytes()
+
+
+def test_parameters_of_another_dtype_are_saved_as_float32(tmp_path):
+    bert = growing_bert()
+    halves = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.bfloat16), bert.params)
+    save_pretrained(dataclasses.replace(bert, params=halves), tmp_path / "model")
+    found = load_pretrained(tmp_path / "model").params
+    jax.tree.map(lambda one, other: np.testing.assert_array_equal(one, np.asarray(other, np.float32)), found, halves)

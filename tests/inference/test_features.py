@@ -6,10 +6,10 @@ import functools
 import jax
 import numpy as np
 import pytest
-from builders import tiny_model
+from builders import make_pretrained, tiny_model
 
 from bert_jax.batch import Batch
-from bert_jax.checkpoints.pretrained import Pretrained
+from bert_jax.checkpoints.pretrained import Pretrained, load_pretrained
 from bert_jax.errors import InputError
 from bert_jax.inference import features as module
 from bert_jax.inference.features import sentence_embeddings, token_features
@@ -106,3 +106,10 @@ def test_pairs_have_a_second_segment(bert):
 def test_what_cannot_be_had_is_said(bert, call, problem):
     with pytest.raises(InputError, match=problem):
         call(bert)
+
+
+@pytest.mark.parametrize("text", [("a", "b", "c"), None, b"abc", ("a", 5)])
+def test_what_is_no_text_and_no_pair_is_named(tmp_path, text):
+    bert = load_pretrained(make_pretrained(tmp_path))
+    with pytest.raises(InputError, match=r"text 2 is .*, not a text and not a pair of them"):
+        sentence_embeddings(bert, ["ban", text])

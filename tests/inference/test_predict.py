@@ -6,7 +6,7 @@ import io
 
 import numpy as np
 import pytest
-from builders import make_pretrained
+from builders import growing_bert, make_pretrained
 
 import bert_jax
 from bert_jax.errors import InputError
@@ -103,3 +103,12 @@ def test_a_conversation_goes_on_after_a_line_that_cannot_be_read(bert, capsys):
     lines = read_lines(io.BytesIO(b"no blank\nthe [MASK] .\n"), "-")
     converse(lines, lambda line: said.append(read_blanks(bert, line[1], line[0]).text))
     assert "error: line 1 has no [MASK]" in capsys.readouterr().err and said == ["the [MASK] ."]
+
+
+def test_rows_of_the_word_table_that_are_no_token_are_no_guess():
+    bert = growing_bert(spare_rows=3)
+    bert.params["mlm"]["output_bias"][bert.tokenizer.vocab_size :] = 100
+    ((guesses,),) = fill_masks(bert, np.array(["the [MASK] ."]), num_guesses=100)
+    assert len(guesses) == bert.tokenizer.vocab_size
+    with pytest.raises(InputError, match="num_guesses 0 is below 1"):
+        fill_masks(bert, ["the [MASK]"], num_guesses=0)

@@ -76,3 +76,8 @@ def test_places_beyond_32_bits_are_counted(size, monkeypatch):
     monkeypatch.setattr(keys, "_in_shard_map", lambda: True)
     bits_of_rows(root_key(0, "dropout"), (size,))
     assert given[0].tolist() == [5 * size + place for place in range(few)]
+
+
+def test_seeds_that_differ_above_32_bits_differ():
+    data = [tuple(jax.random.key_data(root_key(seed, "dropout")).tolist()) for seed in (5, 2**32 + 5, 2**62 + 5)]
+    assert len(set(data)) == 3

@@ -385,3 +385,12 @@ def test_a_pipe_or_a_file_beyond_any_model_is_refused_at_once(tmp_path):
         stream.truncate(1 << 40)  # without a block on the disk
     with pytest.raises(InputError, match="has 1099511627776 bytes; give a file of SentencePiece, of at most 268435456"):
         load_tokenizer(tmp_path / "large.model")
+
+
+def test_half_a_surrogate_pair_is_dropped(english):
+    whole, broken = "the box", "th\ud800e b\udfffox"
+    assert english.encode(broken) == english.encode(whole)
+    ids, spans = english.encode_with_offsets(broken)
+    clean = [broken[start:end].replace("\ud800", "").replace("\udfff", "") for start, end in spans.tolist()]
+    expected = english.encode_with_offsets(whole)
+    assert ids == expected[0] and clean == [whole[start:end] for start, end in expected[1].tolist()]

@@ -28,12 +28,12 @@ def few_rows():
     return rows
 
 
-def baselines(rows, next_sentence=True):
+def baselines(rows, next_sentence=True, separator=None):
     """Returns the baselines in batches of two rows, so that the last batch has an empty one."""
     split = Split(rows.dtype, len(rows), (rows.view(np.uint8).reshape(len(rows), -1),), np.array([len(rows)]))
     objective = SimpleNamespace(prepare=lambda batch: batch)  # masks are in the rows
     batches = eval_batches(split, 2, make_mesh(MeshConfig(), jax.devices()[:1]))
-    return heldout_baselines(objective, np.array(COUNTS), batches, next_sentence)
+    return heldout_baselines(objective, np.array(COUNTS), batches, next_sentence, separator)
 
 
 def test_baselines_are_those_computed_by_hand():
@@ -54,3 +54,14 @@ def test_the_base_rate_is_of_the_more_frequent_label():
     rows["labels"][:, 0] = 0
     assert baselines(rows)["nsp_base_rate"] == 1
     assert "nsp_base_rate" not in baselines(rows, next_sentence=False)
+
+
+def test_the_separator_that_a_causal_model_predicts_is_as_frequent_as_in_the_labels():
+    found = baselines(few_rows(), separator=1)  # it is no label of these
+    assert found == baselines(few_rows())
+    rows = few_rows()
+    rows["mlm_labels"][:, 0] = 1  # three of six labels, so as frequent as the 20 others
+    chances = {1: 21 / 40, 2: 8 / 40, 4: 5 / 40}
+    loss = -math.log(chances[1] ** 3 * chances[2] ** 2 * chances[4]) / 6
+    assert baselines(rows, separator=1)["unigram_loss"] == pytest.approx(loss)
+    assert baselines(rows, separator=1)["unigram_accuracy"] == pytest.approx(0.5)

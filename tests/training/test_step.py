@@ -2,6 +2,7 @@
 """One step: the same on one device and eight, whole and in microbatches."""
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -17,6 +18,7 @@ from bert_jax.model.objective import pretraining_objective
 from bert_jax.plan import flops, hlo
 from bert_jax.plan.memory import gathered_bytes, shard_bytes
 from bert_jax.settings.pretraining import MaskingConfig, MeshConfig, OptimizerConfig, TrainConfig
+from bert_jax.training.optim import Moments
 from bert_jax.training.step import abstract_state, init_state, make_eval_step, make_train_step, make_train_steps
 
 OPTIMIZER = OptimizerConfig(learning_rate=1e-2, warmup_steps=1)
@@ -357,3 +359,47 @@ def test_state_of_a_seed_is_the_same_on_every_mesh():
     ]
     for ours, theirs in zip(*(jax.tree.leaves(jax.device_get(state)) for state in states), strict=True):
         np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("name", ["adamw", "lamb"])
+def test_what_no_loss_depends_on_is_not_decayed(name):
+    """LAMB would take it to zero: its trust ratio makes up for any rate of decay."""
+    objective = pretraining_objective(tiny_model(), MASKING, MASK, (CLS, SEP), next_sentence=False)
+    mesh = make_mesh(MeshConfig(), jax.devices()[:1])
+    train, optimizer = TrainConfig(num_steps=10), dataclasses.replace(OPTIMIZER, name=name, warmup_steps=0)
+    state = init_state(objective, optimizer, train, mesh)
+    before = jax.device_get(state.params)
+    with jax.set_mesh(mesh):
+        state, _ = make_train_step(objective, optimizer, train, mesh, state)(state, random_batch())
+    after = jax.device_get(state.params)
+    for path in (("encoder", "pooler"), ("next_sentence",)):
+        one, other = (functools.reduce(lambda tree, key: tree[key], path, params) for params in (before, after))
+        jax.tree.map(np.testing.assert_array_equal, one, other)
+    assert not np.array_equal(before["mlm"]["output_bias"], after["mlm"]["output_bias"])
+
+
+def test_a_frozen_encoder_has_no_part_in_the_norm():
+    objective = pretraining_objective(tiny_model(), MASKING, MASK, (CLS, SEP))
+    mesh = make_mesh(MeshConfig(), jax.devices()[:1])
+    norms, gradients = [], {}
+    for freeze in (False, True):
+        optimizer, train = (
+            dataclasses.replace(OPTIMIZER, freeze_encoder=freeze, warmup_steps=0),
+            TrainConfig(num_steps=10),
+        )
+        state = init_state(objective, optimizer, train, mesh)
+        params = jax.device_get(state.params)
+        with jax.set_mesh(mesh):
+            state, metrics = make_train_step(objective, optimizer, train, mesh, state)(state, random_batch())
+        norms.append(float(metrics["grad_norm"][0]))
+        # The first mean of Adam is a tenth of the clipped gradient.
+        mean = next(part for part in jax.tree.leaves(state.optimizer, is_leaf=is_moments) if is_moments(part)).mean
+        gradients[freeze] = {name: part for name, part in jax.device_get(mean).items() if name != "encoder"}
+        same = np.array_equal(params["encoder"]["pooler"]["kernel"], state.params["encoder"]["pooler"]["kernel"])
+        assert same == freeze
+    heads = np.sqrt(sum(np.sum(np.square(leaf)) for leaf in jax.tree.leaves(gradients[True]))) / 0.1
+    assert norms[1] < norms[0] and heads == pytest.approx(min(1.0, norms[1]), rel=1e-4)
+
+
+def is_moments(part):
+    return isinstance(part, Moments)

@@ -39,6 +39,8 @@ def squad_task(config: TaskConfig) -> Task:
             f"task.max_seq_length {config.max_seq_length} leaves no room for the context: a question may have "
             f"task.max_query_length {config.max_query_length} tokens, and 3 are special; use 384 and 64"
         )
+    if config.name == "squad2" and config.num_best < 2:
+        raise InputError(f"task.num_best {config.num_best} has no room for an answer beside none; use 20")
     metrics = _METRICS[config.name]
     if config.metric and config.metric not in metrics:
         raise InputError(f"task.metric {config.metric!r} is not one of {config.name}: {', '.join(metrics)}; use one")
