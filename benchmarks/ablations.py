@@ -72,6 +72,7 @@ TOKENS = flags.DEFINE_float("tokens", 20e6, "that each model is trained on", low
 SEEDS = flags.DEFINE_integer("seeds", 3, "of pre-training, from 0 on; the main model has one", lower_bound=1)
 BATCH = flags.DEFINE_integer("batch_size", 64, "rows of a batch of pre-training", lower_bound=1)
 RATE = flags.DEFINE_float("learning_rate", 1e-3, "of pre-training")
+RATES = flags.DEFINE_list("rates", [], "of sizes that want another than --learning_rate, as in --rates=mini=1e-3")
 SAVE = flags.DEFINE_integer("save_every", 500, "steps between checkpoints of pre-training", lower_bound=1)
 TASK_NAMES = flags.DEFINE_list("tasks", [], f"to fine-tune on: {', '.join(TASKS)}")
 TASK_DATA = flags.DEFINE_string("task_data", "", "a directory with glue/SST-2, squad/, wnut17/ and so on")
@@ -204,6 +205,18 @@ def phase_flags(data: str, short_data: str, budget: Budget) -> list[str]:
     ]
 
 
+def rates_of_sizes() -> dict[str, float]:
+    """Returns the learning rates of --rates, by size. Raises: InputError if an entry is not SIZE=RATE."""
+    rates = {}
+    for size, _, rate in (entry.partition("=") for entry in RATES.value):
+        try:
+            rates[size] = float(rate)
+        except ValueError:
+            raise InputError(f"--rates={size}={rate}: {rate!r} is no number; write like mini=1e-3") from None
+        model_size(size)
+    return rates
+
+
 def pretraining_job(name: str, size: str, seed: int, phases: Sequence[str], budget: Budget, workdir: Path) -> Job:
     """Returns the pre-training of an ablation; the seed is that of parameters, dropout, order and masks."""
     recipe = "bert" if name == "long_rows" else name
@@ -211,7 +224,7 @@ def pretraining_job(name: str, size: str, seed: int, phases: Sequence[str], budg
     command = [
         *(sys.executable, "train.py", f"--config={config}", f"--workdir={workdir}", *phases),
         *(f"--config.{section}.seed={seed}" for section in ("train", "data", "masking")),
-        f"--config.optimizer.learning_rate={RATE.value}",
+        f"--config.optimizer.learning_rate={rates_of_sizes().get(size, RATE.value)}",
         *("--config.optimizer.warmup_steps=0", "--config.optimizer.warmup_rate=0.1"),
         f"--config.eval.every_steps={max(1, budget.steps // 20)}",
         f"--config.checkpoint.every_steps={SAVE.value}",
@@ -301,6 +314,7 @@ def status(unit: Unit, is_recorded: bool) -> str:
 
 def check_flags() -> None:
     """Raises: InputError if a flag is missing or names something unknown."""
+    rates_of_sizes()
     for run in RUNS.value:
         if run not in GROUPS:
             raise InputError(f"there is no run {run!r}{suggest(run, GROUPS)}; runs: {', '.join(GROUPS)}")

@@ -334,6 +334,12 @@ def test_what_a_record_has_is_not_run_on_another_machine(repository, toy_data, t
     assert "next pretrain" in lines[0] and not any("recorded" in line for line in lines)
 
 
+def test_a_size_may_have_a_learning_rate_of_its_own(plan):
+    found = planned_settings(plan, "--runs=table6", "--sizes=tiny,mini", "--learning_rate=2e-3", "--rates=mini=1e-3")
+    rates = {name.partition("/")[0]: config.optimizer.learning_rate for name, config in found.items()}
+    assert rates == {"bert-tiny": 2e-3, "bert-mini": 1e-3}
+
+
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
@@ -347,6 +353,8 @@ def test_what_a_record_has_is_not_run_on_another_machine(repository, toy_data, t
             "give --set=--config.phase2.max_predictions too",
         ),
         (["--runs=table5", "--set_task=nre:--config.train.seed=1"], "is neither a flag nor TASK:FLAG"),
+        (["--runs=table5", "--rates=mini"], "--rates=mini=: '' is no number; write like mini=1e-3"),
+        (["--runs=table5", "--rates=min=1e-3"], "there is no model size 'min'"),
         (["--runs=table5", "--pairs=a=x,a=y"], "--pairs has one name twice"),
         (["--runs=table5", "--tasks=sst3"], "there is no task 'sst3'"),
         (["--runs=table5", "--tasks=sst2"], "--tasks needs --task_data"),
