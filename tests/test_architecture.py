@@ -128,7 +128,6 @@ TESTS_ELSEWHERE = {
     "tools.show_params": "tools/test_cli.py",
     "tools.train": "end_to_end/test_commands.py",
     "training.run": "test_pretraining.py",
-    "training.workdir": "test_pretraining.py",
     "version": "test_public_names.py",
 }
 

@@ -77,16 +77,9 @@ def pretraining_objective(
             metrics["nsp_accuracy"] = accuracy(output.next_sentence_logits, labels, weights)
         return metrics
 
+    init = functools.partial(init_params, model)
     unused = () if next_sentence else ("encoder/pooler", "next_sentence")
-    return Objective(
-        lambda key: init_params(model, key),
-        prepare,
-        denominators,
-        losses,
-        model.compute_dtype,
-        model.gradient_dtype,
-        unused,
-    )
+    return Objective(init, prepare, denominators, losses, model.compute_dtype, model.gradient_dtype, unused)
 
 
 def task_objective(model: ModelConfig, task: str, num_classes: int = 0, probe: ProbeConfig | None = None) -> Objective:

@@ -30,7 +30,7 @@ def make_evaluation(
     eval_step = make_eval_step(objective, mesh, params)
     size = config.eval.rows(config.data.batch_size, config.train.accumulate)
     batches = partial(eval_batches, dataset.heldout, size, mesh)
-    separator = dataset.load_tokenizer().sep_id if config.model.causal else None
+    separator = dataset.load_tokenizer().sep_id if config.model.causal else -1
     baselines = heldout_baselines(objective, dataset.token_counts, batches(), config.train.next_sentence, separator)
 
     def evaluation(params: Params, stopped: Callable[[], int] = lambda: 0) -> dict[str, float] | None:
@@ -48,11 +48,7 @@ EVAL_METRICS = ("loss", "mlm_loss", "mlm_accuracy", "mlm_perplexity", "nsp_loss"
 
 
 def heldout_baselines(
-    objective: Objective,
-    token_counts: np.ndarray,
-    batches: Iterable[Batch],
-    next_sentence: bool,
-    separator: int | None = None,
+    objective: Objective, token_counts: np.ndarray, batches: Iterable[Batch], next_sentence: bool, separator: int = -1
 ) -> dict[str, float]:
     """Returns the scores of a model without context on the predictions of held-out batches.
 
@@ -70,7 +66,7 @@ def heldout_baselines(
         sequences += len(next_labels)
     predictions = max(1.0, seen.sum())
     counts = token_counts.astype(np.float64) + 1
-    if separator is not None and seen[separator] < predictions:
+    if 0 <= separator and seen[separator] < predictions:
         counts[separator] = counts.sum() * seen[separator] / (predictions - seen[separator]) + 1
     baselines = {
         "unigram_loss": float(-seen @ np.log(counts / counts.sum()) / predictions),

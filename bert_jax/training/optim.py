@@ -194,17 +194,7 @@ def make_optimizer(config: OptimizerConfig, num_steps: int, first_step: int = 0)
         *([trust_ratio] if config.name == "lamb" else []),
         *([scale_by_depth(config.layer_decay)] if config.layer_decay != 1 else []),
         optax.scale_by_learning_rate(learning_rate_at(config, num_steps, first_step)),
-        *([_keep_encoder()] if config.freeze_encoder else []),
     )
-
-
-def _keep_encoder() -> optax.GradientTransformation:
-    """Returns a transformation that sets the updates of the encoder to zero."""
-
-    def update(updates: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
-        return updates | {"encoder": jax.tree.map(jnp.zeros_like, updates["encoder"])}, state
-
-    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)  # pyright: ignore[reportArgumentType]
 
 
 apply_updates: Callable[[PyTree, PyTree], PyTree] = optax.apply_updates  # pyright: ignore[reportAssignmentType]

@@ -195,6 +195,7 @@ def _step_function(
     transformation = make_optimizer(optimizer, train.num_steps, first_step)
     rate = learning_rate_at(optimizer, train.num_steps, first_step)
     dropout_root = root_key(train.seed, "dropout")
+    kept = (*objective.unused, *(["encoder"] if optimizer.freeze_encoder else []))
 
     def whole_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         batch = objective.prepare(batch)
@@ -233,12 +234,9 @@ def _step_function(
 
         if zero1 is not None:
             gradients = jax.lax.with_sharding_constraint(gradients, zero1.divided)
-        if optimizer.freeze_encoder:
-            gradients = _without(gradients, ("encoder",))  # they have no part in the norm
+        gradients = _without(gradients, kept)  # they have no part in the norm
         updates, optimizer_state = transformation.update(gradients, state.optimizer, state.params)
-        updates = _without(
-            cast(Params, updates), objective.unused
-        )  # Google's optimizer passes over what has no gradient
+        updates = _without(cast(Params, updates), kept)  # nor are they decayed, as by Google's optimizer
         one = jnp.ones(())
         metrics |= batch_counts(batch)
         metrics |= {
@@ -254,12 +252,8 @@ def _step_function(
 
 def _without(tree: Params, paths: tuple[str, ...]) -> Params:
     """Returns a tree with zeros below some paths."""
-
-    def keep(path: KeyPath, leaf: jax.Array) -> jax.Array:
-        name = path_name(path)
-        return jnp.zeros_like(leaf) if any(name == each or name.startswith(each + "/") for each in paths) else leaf
-
-    return jax.tree_util.tree_map_with_path(keep, tree) if paths else tree
+    below = lambda path: any(f"{path_name(path)}/".startswith(f"{each}/") for each in paths)  # noqa: E731
+    return jax.tree_util.tree_map_with_path(lambda path, leaf: jnp.zeros_like(leaf) if below(path) else leaf, tree)
 
 
 def _gather(params: Params, shardings: PyTree, compute_dtype: str) -> Params:

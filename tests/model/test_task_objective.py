@@ -270,12 +270,3 @@ def test_a_scaled_rate_is_another_rate():
     theirs = apply_updates(params, updates(3e-3))
     for one, other in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs)):
         np.testing.assert_allclose(one, other, atol=1e-7)
-
-
-def test_freezing_is_a_setting_of_its_own():
-    config = dataclasses.replace(OptimizerConfig(warmup_steps=0), freeze_encoder=True)
-    params = few_params()
-    optimizer = make_optimizer(config, 10)
-    updates, _ = jax.jit(optimizer.update)(params, optimizer.init(params), params)
-    assert not any(leaf.any() for leaf in jax.tree.leaves(updates["encoder"]))
-    assert updates["classifier"]["kernel"].any()

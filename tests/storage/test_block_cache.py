@@ -148,7 +148,7 @@ def test_a_full_disk_is_named(cache, source, monkeypatch):
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path, source):
     (tmp_path / "file").write_text("x")
-    with pytest.raises(StoppedError, match=r"cannot write .*file/cache: Not a directory"):
+    with pytest.raises(StoppedError, match=r"cannot write .*file/cache: .*/file is a file; correct the path"):
         BlockCache(source.fetch, RECORDS, SIZE, 12, tmp_path / "file" / "cache")
 
 

@@ -28,7 +28,7 @@ def few_rows():
     return rows
 
 
-def baselines(rows, next_sentence=True, separator=None):
+def baselines(rows, next_sentence=True, separator=-1):
     """Returns the baselines in batches of two rows, so that the last batch has an empty one."""
     split = Split(rows.dtype, len(rows), (rows.view(np.uint8).reshape(len(rows), -1),), np.array([len(rows)]))
     objective = SimpleNamespace(prepare=lambda batch: batch)  # masks are in the rows
