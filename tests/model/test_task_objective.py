@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What fine-tuning minimises, against plain numpy; what padding and other rows must not change; who learns."""
 
-import dataclasses
 import functools
 
 import jax
