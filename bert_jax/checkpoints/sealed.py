@@ -78,7 +78,10 @@ def seal(directory: Place, about: dict[str, object]) -> None:
 
 def _sync(path: Path) -> None:
     """Waits until a file, or the names in a directory, are on the disk; not all file systems can."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except PermissionError:  # a directory above, in which others' names may not be listed
+        return
     try:
         os.fsync(descriptor)
     except OSError as error:
