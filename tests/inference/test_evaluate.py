@@ -203,8 +203,10 @@ def test_a_small_cache_reads_twice_and_stays_small(bert, remote, caches, tmp_pat
     (cache,), once = caches, rows.num_rows * rows.dtype.itemsize
     assert cache.num_slots * 450 <= 1900 < once / 5
     assert 2 * once - 1900 <= sum(sent(remote).values()) <= 2 * once + 8 * 450
-    with pytest.raises(InputError, match=r"cache_gb 1e-07 is too small for two blocks of http.*; set it to 9e-07"):
-        evaluate_pretrained(bert, f"{remote.url}/data", mesh=one_device, cache_gb=1e-7)
+    for gigabytes in (1e-7, float("nan")):
+        problem = rf"cache_gb {gigabytes:g} is too small for two blocks of http.*; set it to 9e-07"
+        with pytest.raises(InputError, match=problem):
+            evaluate_pretrained(bert, f"{remote.url}/data", mesh=one_device, cache_gb=gigabytes)
 
 
 def test_remote_data_of_an_earlier_version_are_copied_whole(bert, remote, caches, tmp_path, one_device):
