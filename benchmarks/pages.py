@@ -13,7 +13,7 @@ and within a line `<!-- value RECORD PATH FORMAT -->1.7e-05<!-- end -->`, a numb
 `google_run pretraining.last_loss .3f`, or of `paper.toml` by the name `paper`. Kinds of blocks: `table`, `differences`,
 `pairs`, `runs` (see `tables`), `learning` (see `learning`), `curves` (see `pictures`), `steps` and `peers` (see
 `gpu_records`), `plans` and `speed` (see `speed_tables`). A page is its own template: what is around the blocks is
-written by hand. `templates/` has pages to begin with.
+written by hand. `templates/gpu.md` is one to begin with.
 """
 
 import re

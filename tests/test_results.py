@@ -4,7 +4,6 @@
 import gzip
 import itertools
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -499,18 +498,6 @@ def test_pictures_are_drawn_the_same_each_time(sources, tmp_path):
     spec = 'record = "table5"\nrows = [["bert", "BERT"], ["no_nsp"]]\nfile = "c.png"\nmetric = "mlm_loss"\n'
     draw(tmp_path, sources, page("curves", spec))
     assert (tmp_path / "c.png").stat().st_size > 5000
-
-
-def test_the_template_can_be_drawn(repository, tmp_path):
-    text = (repository / "benchmarks" / "templates" / "ablations.md").read_text()
-    groups = set(re.findall(r'"([a-z_0-9]+-(?:tiny|mini|L2_H256))"', text))
-    directories = [make_unit(tmp_path / "runs", group, seed, 0.8 + 0.01 * seed) for group in groups for seed in (0, 1)]
-    for run in ("table5", "table6", "table8", "later", "rows"):
-        collecting.write_record(collecting.collect(directories), tmp_path / "records" / f"{run}.json.gz")
-    sources = pages.Sources(tmp_path / "records", repository / "benchmarks" / "paper.toml")
-    drawn = draw(tmp_path, sources, text)
-    assert "80.5 ± 0.7 (2)" in drawn and drawn.count("Paper: ") == 3
-    assert draw(tmp_path, sources, drawn) == drawn and len(list(tmp_path.glob("*.png"))) == 3
 
 
 @pytest.mark.parametrize(
