@@ -128,4 +128,5 @@ def agreement(ours: Difference | None, paper: float | None) -> str:
         return "not told apart"
     if paper == 0:
         return "the paper has none"
-    return "agrees" if (paper > 0) == (ours.sign > 0) else "disagrees"
+    word = "agrees" if (paper > 0) == (ours.sign > 0) else "disagrees"
+    return word if ours.seeds > 1 else f"{word}, one seed"  # its interval is over examples alone

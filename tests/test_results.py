@@ -85,7 +85,7 @@ def test_examples_make_the_interval_of_one_seed():
     half = 1.96 * apart.std(ddof=1) / np.sqrt(400)
     assert found is not None and (found.mean, found.student, found.seeds) == (pytest.approx(apart.mean()), None, 1)
     assert found.bootstrap == pytest.approx((apart.mean() - half, apart.mean() + half), abs=0.008)
-    assert found.sign == 1 and paired.agreement(found, 1.0) == "agrees"
+    assert found.sign == 1 and paired.agreement(found, 1.0) == "agrees, one seed"
     two = paired.difference_by_examples({0: one, 1: one[::-1] * 0.5}, {0: other, 1: other})
     assert two is not None and two.seeds == 2 and np.ptp(two.bootstrap) > np.ptp(found.bootstrap)
     of_seeds = paired.difference({0: one.mean(), 1: one.mean() / 2}, dict.fromkeys((0, 1), other.mean()))
