@@ -61,7 +61,7 @@ def open_in_order(path: str | Path, tokenizer_fingerprint: str = "", cache_gb: f
     if not about.url or not all("blocks" in shard for shard in about.shards):
         return records.open_dataset(path, tokenizer_fingerprint)
     remote = {}
-    limit = int(min(2.0**60, cache_gb * 1e9))  # of NaN the first, for the refusal below
+    limit = int(min(2.0**60, cache_gb * 1e9))  # min(x, NaN) is x; the check below refuses NaN
     for name in ("train", "heldout"):
         split = about.manifest["splits"][name]
         blocks = Blocks(split["shards"], about.dtype)
