@@ -25,7 +25,7 @@ from bert_jax.tasks import scores
 from bert_jax.tasks.base import Row, Rows, Task
 from bert_jax.tasks.classify import SPLITS, id_of
 from bert_jax.tasks.readers import Examples, Record, Table, find_split_file, first_row, is_tsv, read_table
-from bert_jax.tasks.texts import check_length, join, softmax, write_predictions
+from bert_jax.tasks.texts import as_number, check_length, join, softmax, write_predictions
 from bert_jax.text.tokenizer import Tokenizer
 
 _CONTEXTS = ("context", "sent1", "premise", "question", "prompt", "ctx", "startphrase")
@@ -162,15 +162,14 @@ def _missing(where: str, key: str, what: str, record: Mapping[str, object]) -> I
 
 
 def _label(value: object, num_choices: int, where: str) -> int | None:
-    if value is None or value in ("", -1, "-1"):
+    number = as_number("" if value is None else str(value).strip())  # 1.0 too, as pandas writes it
+    if number in ("", -1):
         return None
-    if isinstance(value, str) and value.strip().isdecimal() and len(value) < 19:
-        value = int(value.strip())
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < num_choices:
+    if isinstance(number, str) or number not in range(num_choices):
         raise InputError(
             f"{where}: label {value!r:.60} is not the number of a choice, 0 to {num_choices - 1}; correct it"
         )
-    return value
+    return int(number)
 
 
 def _parse(config: TaskConfig, value: object, where: str) -> ChoiceExample:

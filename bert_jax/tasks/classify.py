@@ -16,14 +16,15 @@ from bert_jax.tasks.texts import (
     HIDDEN,
     NUMBER_METRICS,
     ClassifyExample,
+    as_number,
     check_labelled,
-    class_of,
+    classes_of,
     decode_classes,
     decode_numbers,
     find_labels,
     label_name,
     label_number,
-    label_numbers,
+    make_class_rows,
     make_rows,
     number_of,
     score_classes,
@@ -62,7 +63,7 @@ def classification_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
         raise InputError(f"task.metric {metric!r} is not one of {', '.join(CLASS_METRICS)}; use one of them")
     if metric == "f1" and labels and len(labels) != 2:
         raise InputError(f"task.metric f1 is of the second of two classes, there are {len(labels)}; use macro_f1")
-    numbers = label_numbers(labels)
+    classes = classes_of(labels)
     return Task(
         config=config,
         head="sequence_classification",
@@ -70,11 +71,11 @@ def classification_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
         num_outputs=len(labels),
         metric=metric,
         splits=SPLITS,
-        read=partial(_read, config, _CLASSES, label_name, None if HIDDEN in labels else HIDDEN),
+        read=partial(_read, config, _CLASSES, label_name, "" if classes.find(HIDDEN) is not None else HIDDEN),
         parse=partial(parse_texts, _named_columns(config), _is_pair(config)),
-        make_rows=partial(make_rows, config, partial(class_of, numbers)),
+        make_rows=partial(make_class_rows, config, classes),
         decode=partial(decode_classes, labels),
-        score=partial(score_classes, tuple(dict.fromkeys(("accuracy", metric))), numbers),
+        score=partial(score_classes, tuple(dict.fromkeys(("accuracy", metric))), classes),
         show=show,
         write=write_split,
         find_labels=(lambda examples: labels) if labels else find_labels,
@@ -97,7 +98,7 @@ def regression_task(config: TaskConfig) -> Task:
         num_outputs=1,
         metric=metric,
         splits=SPLITS,
-        read=partial(_read, config, _NUMBERS, label_number, None),
+        read=partial(_read, config, _NUMBERS, label_number, ""),
         parse=partial(parse_texts, _named_columns(config), _is_pair(config)),
         make_rows=partial(make_rows, config, number_of),
         decode=decode_numbers,
@@ -142,7 +143,7 @@ def _read(
     config: TaskConfig,
     usual_labels: Sequence[str],
     convert: Callable[[object, str], str | float | None],
-    hidden: str | None,
+    hidden: str,
     source: str,
     split: str,
 ) -> list[ClassifyExample]:
@@ -177,7 +178,7 @@ def _read(
 
     def label_of(record: Record) -> str | float | None:
         value = convert(named_class(record.get(label), classes.get(label)), record.where)
-        return None if split == "test" and value == hidden else value
+        return None if split == "test" and hidden and as_number(str(value)) == as_number(hidden) else value
 
     examples = Examples(
         (

@@ -6,7 +6,10 @@ run_classifier.py.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from decimal import Decimal
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -52,6 +55,7 @@ class Scored(NamedTuple):
 
 _MOST = float(np.finfo(np.float32).max)  # of a label that is a number
 HIDDEN = "-1"  # what data sets write for a label that they keep to themselves
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)", re.ASCII)
 
 
 def label_name(value: object, where: str) -> str | None:
@@ -86,12 +90,20 @@ def check_labelled(examples: Sequence[ClassifyExample]) -> None:
         raise InputError(f"{missing.where} has no label; training and dev examples need one: correct or remove it")
 
 
+def as_number(label: str) -> str | Decimal:
+    """Returns a label as a number, or itself if it is none: "1", "1.0" and "01" are the same."""
+    return Decimal(label) if _NUMBER.fullmatch(label) else label
+
+
 def find_labels(examples: Sequence[ClassifyExample]) -> tuple[str, ...]:
-    """Returns the classes of training examples, sorted; as numbers if all are.
+    """Returns the classes of training examples, sorted; as numbers if all are. Equal numbers are one, spelled shortest.
 
     Raises: InputError if there is only one, or almost as many as examples.
     """
-    found = {str(example.label): example for example in reversed(examples) if example.label is not None}
+    spelled: dict[str | Decimal, list[str]] = {}
+    for label in dict.fromkeys(str(example.label) for example in examples if example.label is not None):
+        spelled.setdefault(as_number(label), []).append(label)
+    found = [min(spellings, key=lambda label: (len(label), label)) for spellings in spelled.values()]
     if len(found) < 2:
         where = examples[0].where if examples else "the training data"
         only = ", ".join(map(repr, found))[:80] or "none"
@@ -99,7 +111,7 @@ def find_labels(examples: Sequence[ClassifyExample]) -> tuple[str, ...]:
     if len(examples) >= 20 and 2 * len(found) > len(examples):
         raise InputError(
             f"{examples[0].where}: {len(examples)} examples have {len(found)} different labels, such as "
-            f"{next(iter(found))[:40]!r}; check task.label_column (numbers are for the task regression)"
+            f"{found[0][:40]!r}; check task.label_column (numbers are for the task regression)"
         )
     if all(_is_integer(label) for label in found):
         return tuple(sorted(found, key=int))
@@ -111,23 +123,52 @@ def _is_integer(label: str) -> bool:
     return digits.isascii() and digits.isdigit() and len(digits) < 19
 
 
-def label_numbers(labels: Sequence[str]) -> dict[str, int]:
-    """Returns the class of each possible label: its name, or its number unless names are numbers."""
-    by_number = {} if any(map(_is_integer, labels)) else {str(index): index for index in range(len(labels))}
-    return by_number | {label: index for index, label in enumerate(labels)}
+class Classes:
+    """The number of each class by its names. A name that is equal as a number is one of them: 1.0 for 1."""
+
+    def __init__(self, numbers: Mapping[str, int]) -> None:
+        self.numbers = numbers
+        self._equal: dict[str | Decimal, int | None] = {}  # None if two classes are equal as numbers
+        for name, number in numbers.items():
+            key = as_number(name)
+            self._equal[key] = number if self._equal.get(key, number) == number else None
+
+    def find(self, label: str) -> int | None:
+        """Returns the number of the class of a label; None if there is none."""
+        return self.numbers[label] if label in self.numbers else self._equal.get(as_number(label))
+
+    def of(self, example: ClassifyExample) -> int | None:
+        """Returns the number of an example's class; None if it is not known. Raises: InputError if there is none."""
+        if example.label is None:
+            return None
+        if (number := self.find(str(example.label))) is None:
+            known = sorted(self.numbers, key=lambda label: (_is_integer(label), self.numbers[label]))
+            raise InputError(
+                f"{example.where}: label {example.label!r:.60} is not one of {', '.join(map(repr, known[:20]))}; "
+                "write one of these (a number is not taken for the place of a class), or set task.labels to the names "
+                "that all of the data have"
+            )
+        return number
+
+    def respelled(self, labels: Iterable[object]) -> dict[str, int]:
+        """Returns counts of the labels that are spelled in another way than their classes, for the log."""
+        others = Counter(str(label) for label in labels if label is not None and label not in self.numbers)
+        names = {number: name for name, number in reversed(self.numbers.items())}
+        found = {label: number for label in others if (number := self.find(label)) is not None}
+        return {
+            f"labels {label!r:.60} read as {names[number]!r:.60}:": others[label] for label, number in found.items()
+        }
 
 
-def class_of(numbers: Mapping[str, int], example: ClassifyExample) -> int | None:
-    """Returns the class number of an example; None if it is not known. Raises: InputError if there is no such class."""
-    if example.label is None:
-        return None
-    if example.label not in numbers:
-        known = sorted(numbers, key=lambda label: (_is_integer(label), numbers[label]))
-        raise InputError(
-            f"{example.where}: label {example.label!r:.60} is not one of {', '.join(map(repr, known[:20]))}; correct it"
-            " or set task.labels"
-        )
-    return numbers[str(example.label)]
+def classes_of(labels: Sequence[str]) -> Classes:
+    """Returns the classes with these labels. A number is the place of one only if they are LABEL_0, LABEL_1, ..."""
+    numbers = {label: index for index, label in enumerate(labels)}
+    places = {str(index): numbers.get(f"LABEL_{index}") for index in range(len(labels))}
+    return Classes(
+        numbers | {place: number for place, number in places.items() if number is not None}
+        if None not in places.values()
+        else numbers
+    )
 
 
 def number_of(example: ClassifyExample) -> float | None:
@@ -163,6 +204,14 @@ def make_rows(
         rows.append(Row(number, token_ids, type_ids, (len(token_ids),), label))
     counts = {"truncated": truncated, "no token": empty, **getattr(examples, "counts", {})}
     return Rows(rows, {reason: count for reason, count in counts.items() if count})
+
+
+def make_class_rows(
+    config: TaskConfig, classes: Classes, examples: Sequence[ClassifyExample], tokenizer: Tokenizer, training: bool
+) -> Rows:
+    """Returns the rows of examples with classes, as `make_rows`."""
+    made = make_rows(config, classes.of, examples, tokenizer, training)
+    return made._replace(counts=made.counts | classes.respelled(example.label for example in examples))
 
 
 def check_length(config: TaskConfig) -> None:
@@ -233,13 +282,13 @@ def decode_numbers(
 
 def score_classes(
     metrics: Sequence[str],
-    numbers: Mapping[str, int],
+    classes: Classes,
     examples: Sequence[ClassifyExample],
     predictions: Sequence[Classified],
 ) -> dict[str, float]:
     """Returns the metrics. Raises: InputError if an example has no label."""
-    truth = [_labelled(class_of(numbers, example), example) for example in examples]
-    said = [numbers[prediction.label] for prediction in predictions]
+    truth = [_labelled(classes.of(example), example) for example in examples]
+    said = [classes.numbers[prediction.label] for prediction in predictions]
     return {metric: CLASS_METRICS[metric](truth, said) for metric in metrics}
 
 

@@ -93,6 +93,7 @@ def test_a_test_split_needs_no_label(tmp_path):
         ('{"context": "a", "choices": "b", "label": 0}', "has no choices, a list of texts"),
         ('{"context": "a", "choices": ["b", 5], "label": 0}', "has no choices, a list of texts"),
         ('{"context": "a", "choices": ["b", "c"], "label": 2}', "label 2 is not the number of a choice, 0 to 1"),
+        ('{"context": "a", "choices": ["b", "c"], "label": 0.5}', "label 0.5 is not the number of a choice"),
         ('{"context": "a", "choices": ["b", "c"], "label": "b"}', "label 'b' is not the number of a choice"),
         ('{"context": "a", "choices": ["b", "c"], "label": true}', "label True is not the number of a choice"),
         ('{"context": "a", "choices": ["b", "c"], "label": [0]}', "label [0] is not the number of a choice"),
@@ -188,3 +189,9 @@ def test_a_column_of_thousands_of_digits_is_a_column_like_any(tmp_path):
     path.write_text(f"sent1\tending0\tending1\tending{'9' * 5000}\tlabel\nThe ban\tran\tsat\tis\t\x1c1\n")
     example = choice_task(TaskConfig(name="choice")).read(str(path), "train")[0]
     assert example.choices == ("ran", "sat") and example.label == 1
+
+
+def test_a_label_with_a_decimal_point_is_the_same_number(tmp_path):
+    line = '{{"context": "a", "choices": ["b", "c"], "label": {}}}\n'
+    found = read(tmp_path, "test.jsonl", "".join(map(line.format, ("1.0", '"1.0"', '" 1 "', "-1.0", '"-1.0"'))), "test")
+    assert [each.label for each in found] == [1, 1, 1, None, None]

@@ -4,6 +4,7 @@
 import json
 import random
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -163,18 +164,51 @@ def test_labels_that_cannot_be_learnt():
     assert "use macro_f1" in message(lambda: classify(("a", "b", "c"), metric="f1"))
 
 
-def test_labels_are_names_or_numbers(tokenizer):
-    def labels(task, *values):
-        return [row.label for row in task.make_rows([example(label=each) for each in values], tokenizer, True).rows]
+def numbers_of(tokenizer, task, *values):
+    return [row.label for row in task.make_rows([example(label=each) for each in values], tokenizer, True).rows]
 
-    assert labels(classify(("no", "yes")), "yes", "0", "1") == [1, 0, 1]
-    assert labels(classify(("2", "1")), "2", "1") == [0, 1]  # numbers are names here
-    unknown = message(labels, classify(("2", "1")), "0")
-    assert "f:1: label '0' is not one of '2', '1'; correct it or set task.labels" in unknown
-    assert "label 'maybe' is not one of 'no', 'yes', '0', '1'" in message(labels, classify(("no", "yes")), "maybe")
+
+def test_a_number_is_a_name_and_not_the_place_of_a_class(tokenizer):
+    labels = partial(numbers_of, tokenizer)
+    assert labels(classify(("2", "1")), "2", "1") == [0, 1]
+    assert "f:1: label '0' is not one of '2', '1'; write one of these" in message(labels, classify(("2", "1")), "0")
+    stars = classify(("1 star", "2 stars", "3 stars"))
+    assert "label '1' is not one of '1 star', '2 stars', '3 stars'" in message(labels, stars, "1")
+    assert "label '0' is not one of 'ham', 'spam'" in message(labels, classify(("ham", "spam")), "0")
+    by_user = classification_task(TaskConfig(name="classification", labels="good,bad,odd"))
+    assert "label '1' is not one of 'good', 'bad', 'odd'" in message(labels, by_user, "1")
+    assert "label 'LABEL_0'" in message(labels, classify(("ham", "spam")), "LABEL_0")
     assert "f:1 has no label; training" in message(labels, classify(("no", "yes")), None)
     rows = classify(("no", "yes")).make_rows([example()], tokenizer, False).rows
     assert rows[0].label is None
+
+
+def test_classes_without_names_are_counted(tokenizer):
+    assert numbers_of(tokenizer, classify(("LABEL_0", "LABEL_1", "LABEL_2")), "2", "LABEL_1", "0.0") == [2, 1, 0]
+    assert numbers_of(tokenizer, classify(("LABEL_1", "LABEL_0")), "1", "0") == [0, 1]
+    assert "label '1'" in message(numbers_of, tokenizer, classify(("LABEL_1", "LABEL_2")), "1")
+
+
+def test_equal_numbers_are_one_class(tokenizer):
+    task = classify(("1.0", "2.0", "3.0"))
+    made = task.make_rows([example(label=each) for each in ("1", "2", "03", "2.0", "+1")], tokenizer, True)
+    assert [row.label for row in made.rows] == [0, 1, 2, 1, 0]
+    assert made.counts["labels '2' read as '2.0':"] == 1 and made.counts["labels '+1' read as '1.0':"] == 1
+    assert "label '1.5'" in message(numbers_of, tokenizer, task, "1.5")
+    assert "label '1e0'" in message(numbers_of, tokenizer, task, "1e0")
+    said = [Classified(each, {}) for each in ("1.0", "2.0", "2.0")]
+    assert task.score([example(label=each) for each in ("1", "2", "3")], said)["accuracy"] == pytest.approx(2 / 3)
+    examples = [example(label=each) for each in ("10.0", "1", "1.0", "2.0", "10", "2.0")]
+    assert classify().find_labels(examples) == ("1", "10", "2.0")
+    assert "all examples have the label '1'" in message(classify().find_labels, examples[1:3])
+    assert numbers_of(tokenizer, classify(("1", "1.0")), "1.0", "1") == [1, 0]  # of an older model
+    assert "label '1.00'" in message(numbers_of, tokenizer, classify(("1", "1.0")), "1.00")
+
+
+def test_a_hidden_label_is_any_spelling_of_minus_one(tmp_path):
+    path = write(tmp_path / "test.csv", "text,label\na,-1.0\nb,1.0\n")
+    assert [each.label for each in classify(("0", "1")).read(path, "test")] == [None, "1.0"]
+    assert [each.label for each in classify(("-1.0", "1.0")).read(path, "test")] == ["-1.0", "1.0"]
 
 
 # Rows
@@ -267,7 +301,7 @@ def test_what_a_user_gives_by_mistake(settings, value):
 
 def test_predictions_of_classes(tmp_path, tokenizer):
     task = classify(("no", "yes"), metric="f1")
-    examples = [example(label="yes")._replace(id=7), example(label="no"), example(label="1")]
+    examples = [example(label="yes")._replace(id=7), example(label="no"), example(label="yes")]
     rows = task.make_rows(examples, tokenizer, False).rows
     outputs = [np.array(each, np.float32) for each in ([0, np.log(3)], [1000, 0], [0, 0])]
     found = task.decode(examples, rows, outputs)

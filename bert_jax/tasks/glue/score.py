@@ -6,9 +6,9 @@ from pathlib import Path
 from bert_jax.errors import InputError
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.tasks.classify import id_of
-from bert_jax.tasks.glue.tasks import TASKS, glue_task, read_place
+from bert_jax.tasks.glue.tasks import TASKS, glue_task, official_classes, read_place
 from bert_jax.tasks.readers import read_table
-from bert_jax.tasks.texts import Classified, ClassifyExample, Scored, class_of, label_name, label_number
+from bert_jax.tasks.texts import Classified, ClassifyExample, Scored, label_name, label_number
 
 
 def score_files(name: str, data: str, predictions: str) -> dict[str, float]:
@@ -53,7 +53,7 @@ def _read_predictions(name: str, predictions: str) -> dict[int | str, Classified
     if {"index", "prediction"} - set(table.columns):
         raise InputError(f"{predictions}:1 is not the header index, prediction (with a tab); add it")
     said: dict[int | str, Classified | Scored] = {}
-    numbers = {spelled: index for index, each in enumerate(classes) for spelled in (each, str(index))}
+    known = official_classes(classes)
     for place, record in enumerate(table.records):
         index = id_of(record["index"], place)
         if index in said:
@@ -61,7 +61,7 @@ def _read_predictions(name: str, predictions: str) -> dict[int | str, Classified
         label = (label_name if classes else label_number)(record["prediction"], record.where)
         if label is None:
             raise InputError(f"{record.where} has no prediction; write one")
-        number = class_of(numbers, ClassifyExample("", None, label, index, record.where)) if classes else None
+        number = known.of(ClassifyExample("", None, label, index, record.where)) if classes else None
         said[index] = (
             Scored(float(label)) if number is None else Classified(classes[number], dict.fromkeys(classes, 0.0))
         )

@@ -40,15 +40,17 @@ from bert_jax.tasks.texts import (
     CLASS_METRICS,
     HIDDEN,
     NUMBER_METRICS,
+    Classes,
     Classified,
     ClassifyExample,
     Scored,
+    as_number,
     check_labelled,
-    class_of,
     decode_classes,
     decode_numbers,
     label_name,
     label_number,
+    make_class_rows,
     make_rows,
     number_of,
     score_classes,
@@ -140,7 +142,7 @@ def glue_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
         raise InputError(f"task.metric f1 is of two classes, {config.name} has {len(glue.classes)}; use macro_f1")
     own = tuple(labels) or tuple(each.strip() for each in config.labels.split(",") if each.strip()) or glue.classes
     order = _own_order(config.name, glue.classes, own)
-    numbers = {spelled: order[index] for index, name in enumerate(glue.classes) for spelled in (str(index), name)}
+    numbers = {spelled: order[number] for spelled, number in official_classes(glue.classes).numbers.items()}
     numbers |= {name: index for index, name in enumerate(own) if name not in numbers}
     metric = config.metric or glue.metrics[0]
     reported = (*glue.metrics, *({metric} - set(glue.metrics)))
@@ -157,7 +159,7 @@ def glue_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
             [(names[0], names[1] if len(names) == 2 else "") for names in glue.texts],
             len(glue.texts[0]) == 2,
         ),
-        make_rows=partial(make_rows, config, partial(class_of, numbers)),
+        make_rows=partial(make_class_rows, config, Classes(numbers)),
         decode=partial(decode_classes, own),
         score=partial(_score, glue.classes, order, reported),
         show=show,
@@ -259,7 +261,7 @@ def read_place(name: str, place: str, json_keys: Sequence[str], labelled: bool) 
     for place_in_data, record in enumerate(table.records):
         value = named_class(record.get(label), classes.get(label))
         value = label_name(value, record.where) if glue.classes else label_number(value, record.where)
-        if value in (_UNAGREED, "hidden", HIDDEN):
+        if value in (_UNAGREED, "hidden") or as_number(str(value)) == as_number(HIDDEN):
             unagreed += labelled
             if labelled:
                 continue
@@ -325,9 +327,13 @@ def _score(
     predictions: Sequence[Classified],
 ) -> dict[str, float]:
     """Returns the metrics, computed with GLUE's class numbers, independent of the order of the model's classes."""
-    numbers = {spelled: index for index, name in enumerate(classes) for spelled in (name, str(index))}
     canonical = [prediction._replace(label=classes[_canonical(order, prediction)]) for prediction in predictions]
-    return score_classes(metrics, numbers, examples, canonical)
+    return score_classes(metrics, official_classes(classes), examples, canonical)
+
+
+def official_classes(classes: Sequence[str]) -> Classes:
+    """Returns the classes of GLUE by their names and by their numbers, as its files have either."""
+    return Classes({spelled: index for index, name in enumerate(classes) for spelled in (name, str(index))})
 
 
 def _canonical(order: Sequence[int], prediction: Classified) -> int:
