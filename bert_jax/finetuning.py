@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from jax.sharding import Mesh
 
+from bert_jax.checkpoints.arrays import check_arrays, describe
 from bert_jax.checkpoints.pretrained import FINETUNED, Pretrained, keep_revision, leave_pretrained
-from bert_jax.checkpoints.states import check_arrays, describe
 from bert_jax.checkpoints.warm_start import complete
 from bert_jax.devices import cluster
 from bert_jax.devices.sharding import Devices, check_divisible, make_mesh

@@ -38,7 +38,7 @@ HOMES = {
     "numpy": "*",
     "flax": "model.*",
     "optax": "training.optim",
-    "orbax": "checkpoints.states",
+    "orbax": "checkpoints.arrays checkpoints.states",
     "grain": "data.pipeline",
     "array_record": "data.records data.sources.corpus tasks.readers",
     "tensorflow_datasets": "data.sources.tfds_text tasks.readers",
@@ -64,6 +64,7 @@ HOMES = {
 # The tests of a module are in the file of its name: of text.vocab in tests/text/test_vocab.py, of a command also in
 # tests/tools. Those of the modules below are elsewhere; a module that has neither is an error.
 TESTS_ELSEWHERE = {
+    "checkpoints.arrays": "checkpoints/test_states.py",
     "checkpoints.compare": "tools/test_convert_checkpoint.py",
     "checkpoints.hf_weights": "checkpoints/test_hf.py",
     "checkpoints.pretrained": "checkpoints/test_revisions.py",

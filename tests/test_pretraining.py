@@ -16,13 +16,16 @@ import sys
 import jax
 import numpy as np
 import pytest
-from builders import make_dataset, tiny_model, tiny_run
+from builders import growing_bert, make_dataset, make_pretrained, make_topics, tiny_model, tiny_run, topics_run
 from whole_runs import ONE_DEVICE, assert_same_state, losses, stop_at, train
 
 import bert_jax
+from bert_jax.checkpoints.arrays import save_tree
+from bert_jax.checkpoints.pretrained import load_pretrained, save_pretrained
 from bert_jax.checkpoints.states import SEAL
 from bert_jax.errors import InputError
-from bert_jax.settings.finetuning import FinetuneConfig
+from bert_jax.finetuning import finetune
+from bert_jax.settings.finetuning import FinetuneConfig, SweepConfig
 from bert_jax.settings.pretraining import (
     CheckpointConfig,
     DataConfig,
@@ -34,6 +37,7 @@ from bert_jax.settings.pretraining import (
 )
 from bert_jax.settings.rules import to_dict
 from bert_jax.storage.locks import LOCK
+from bert_jax.sweep import sweep
 from bert_jax.training import heldout
 from bert_jax.training.loop import evaluate
 from bert_jax.training.report import read_metrics
@@ -274,6 +278,31 @@ def test_a_work_directory_of_another_kind_is_refused_in_one_line(toy_data, tmp_p
     with pytest.raises(InputError, match=r"another kind of run, or its config\.json is damaged; give another workdir"):
         train(tiny_run(toy_data, mesh=ONE_DEVICE), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+
+
+@pytest.mark.parametrize("name", ["run [1]", "a\\b", "run*", "what?", "in [1]/run"])
+def test_a_path_that_orbax_takes_for_a_pattern_is_refused_before_anything_is_written(toy_data, tmp_path, name):
+    """Its arrays could not be found again: Orbax globs the whole path."""
+    (tmp_path / "source").mkdir()
+    fine = topics_run(make_topics(tmp_path / "topics", 32, 16), make_pretrained(tmp_path / "source"))
+    before = sorted(tmp_path.rglob("*"))
+    for write in (
+        lambda: train(tiny_run(toy_data, mesh=ONE_DEVICE), tmp_path / name),
+        lambda: finetune(fine, tmp_path / name, jax.devices()[:1]),
+        lambda: sweep(dataclasses.replace(fine, sweep=SweepConfig(seeds=2)), tmp_path / name, jax.devices()[:1]),
+        lambda: save_pretrained(growing_bert(), tmp_path / name),
+        lambda: save_tree(tmp_path / name, {"a": jax.numpy.ones(3)}),
+    ):
+        with pytest.raises(InputError, match=r"is read as a pattern .*; give a path without .*, or a link to it"):
+            write()
+        assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_link_without_brackets_leads_to_a_directory_with_brackets(tmp_path):
+    (tmp_path / "run [1]").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "run [1]")
+    save_pretrained(growing_bert(), tmp_path / "link" / "model")
+    assert load_pretrained(tmp_path / "run [1]" / "model").config.vocab_size == 20
 
 
 def test_other_data_is_refused(finished, tmp_path):

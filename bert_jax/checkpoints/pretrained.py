@@ -13,11 +13,11 @@ import jax
 import numpy as np
 
 from bert_jax.batch import Batch, pad_rows
+from bert_jax.checkpoints.arrays import ArrayTable, check_arrays, describe, restore_tree, save_tree, state_bytes
 from bert_jax.checkpoints.hf import load_hf
 from bert_jax.checkpoints.names import flatten, part_of, unflatten
 from bert_jax.checkpoints.revisions import find_revision, revision_path
 from bert_jax.checkpoints.sealed import SEAL, find_damage, read_newest, seal
-from bert_jax.checkpoints.states import ArrayTable, check_arrays, describe, restore_tree, save_tree, state_bytes
 from bert_jax.checkpoints.tf1 import checkpoint_prefix, load_tf1
 from bert_jax.devices import cluster
 from bert_jax.errors import InputError
@@ -28,7 +28,7 @@ from bert_jax.settings.model import ModelConfig, check_types
 from bert_jax.settings.rules import Values, from_dict, to_dict
 from bert_jax.storage import schema
 from bert_jax.storage.files import JsonObject, read_json
-from bert_jax.storage.places import AnyPath, Place, RemotePath, is_taken, to_place
+from bert_jax.storage.places import AnyPath, Place, RemotePath, check_no_pattern, is_taken, to_place
 from bert_jax.storage.urls import local_directory, on_this_machine
 from bert_jax.storage.writing import check_space, new_directory, write_json
 from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
@@ -118,6 +118,7 @@ def save_pretrained(bert: Pretrained, directory: AnyPath, replace: bool = True) 
     Parameters are written as float32. Raises: InputError if the directory holds something else, another command is
     writing there, or the write fails.
     """
+    check_no_pattern(to_place(directory))
     params = jax.tree.map(lambda leaf: leaf if leaf.dtype == np.float32 else leaf.astype(np.float32), bert.params)
     with new_directory(directory, lambda there: replace and (there / SEAL).exists()) as temporary:
         about = {"format": 1, "model": to_dict(bert.config), "task": bert.task, "labels": list(bert.labels)}

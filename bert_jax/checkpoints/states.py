@@ -6,34 +6,37 @@ array with its shape and dtype. The checksums are needed because Orbax restores 
 """
 
 import contextlib
-import functools
 import json
-import logging
 import math
 import shutil
-import sys
 import threading
-import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
-import jax
 import orbax.checkpoint as ocp
 
 from bert_jax.batch import PyTree
 from bert_jax.checkpoints import remains
+from bert_jax.checkpoints.arrays import (
+    cannot_write,
+    check_arrays,
+    check_readable,
+    describe,
+    restore_tree,
+    silence_background,
+    state_bytes,
+)
 from bert_jax.checkpoints.sealed import SEAL, checkpoint_steps, find_damage, is_complete, seal
 from bert_jax.devices import cluster
 from bert_jax.errors import InputError
 from bert_jax.storage.files import read_json
 from bert_jax.storage.places import Place, RemotePath
-from bert_jax.storage.stores import check_writable, explain, see_writes_of_others
+from bert_jax.storage.stores import check_writable, see_writes_of_others
 from bert_jax.storage.writing import write_json
 
 _NONE, _ALL_DAMAGED = -1, -2  # in place of a step
 
 Notes: TypeAlias = Mapping[str, Any]  # JSON that is saved with a state; `training.loop.Progress` defines it
-ArrayTable: TypeAlias = dict[str, list]  # {path: [dtype, shape]}
 
 
 class Restored(NamedTuple):
@@ -89,7 +92,7 @@ class Checkpoints:
     def _open(self) -> ocp.CheckpointManager:
         if isinstance(self.directory, RemotePath):
             see_writes_of_others()
-            _silence_background()
+            silence_background()
         if cluster.is_first() and self.directory.is_dir():
             remains.sweep(self.directory, [self._path(step) for step in self.steps()], is_complete)
         cluster.wait_for_all("remains of checkpoints swept")
@@ -112,7 +115,7 @@ class Checkpoints:
         try:
             self._manager.save(step, args=ocp.args.Composite(state=ocp.args.PyTreeSave(state)))
         except _write_errors(self.directory) as error:
-            raise _cannot_write(self.directory, error) from error
+            raise cannot_write(self.directory, error) from error
         about = self._about | {"step": step, "metric": metric, "arrays": describe(state), "notes": notes or {}}
         self._sealing = threading.Thread(target=self._seal, args=(step, about), name="seal")
         self._sealing.start()
@@ -135,10 +138,11 @@ class Checkpoints:
         self.directory.check_writable()
         check_writable(str(self.directory))
 
-    def _seal(self, step: int, about: dict[str, object]) -> None:
+    def _seal(self, step: int, about: dict[str, Any]) -> None:
         try:
             self._manager.wait_until_finished()
             if cluster.is_first():
+                check_readable(self._path(step) / "state", about["arrays"])
                 self.before_seal()
                 seal(self._path(step), about)
         except Exception as error:  # noqa: BLE001 - handed to the main thread by wait()
@@ -165,7 +169,7 @@ class Checkpoints:
         failure, self._failure = self._failure, None
         if cluster.anyone_says(failure is not None):
             if failure is not None:
-                raise _cannot_write(self.directory, failure) from failure
+                raise cannot_write(self.directory, failure) from failure
             raise InputError(
                 f"another process could not write a checkpoint to {self.directory}; its own message says why; what "
                 "was saved before is untouched"
@@ -283,104 +287,6 @@ class Checkpoints:
         return self.directory / f"{step:08d}"
 
 
-def state_bytes(tree: PyTree) -> int:
-    """Returns the bytes of the arrays of a tree; sharded or replicated arrays count once."""
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
-
-
-def describe(tree: PyTree) -> ArrayTable:
-    """Returns {path: [dtype, shape]} of every array of a tree."""
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="/"): [str(leaf.dtype), list(leaf.shape)]
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-    }
-
-
-def check_arrays(where: Place | str, found: ArrayTable, expected: ArrayTable) -> None:
-    """Raises: InputError, naming the first difference, if two descriptions differ. Orbax would cast or drop arrays."""
-    for name in sorted(found.keys() | expected.keys()):
-        if found.get(name) != expected.get(name):
-            raise InputError(
-                f"{where} does not fit this model: {name} is {found.get(name, 'missing')} there and "
-                f"{expected.get(name, 'unknown')} here; use the configuration that it was made with"
-            )
-
-
-def save_tree(path: Place, tree: PyTree) -> None:
-    """Writes a tree of arrays as a new Orbax directory; with several processes only the first calls this."""
-    alone = ocp.options.MultiprocessingOptions(
-        primary_host=0, active_processes={0} if cluster.is_several() else None, barrier_sync_key_prefix="alone"
-    )
-    handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=alone)
-    with _quiet(), contextlib.closing(ocp.Checkpointer(handler, multiprocessing_options=alone)) as checkpointer:
-        try:
-            checkpointer.save(str(path.absolute()), tree)
-        except (OSError, ValueError) as error:  # TensorStore raises ValueError, also for a full disk
-            raise _cannot_write(path, error) from error
-
-
-def restore_tree(path: Place, abstract_tree: PyTree) -> PyTree:
-    """Returns the arrays at `path` with the shardings of `abstract_tree`, which may be a part of the saved tree.
-
-    The caller must have checked shapes and dtypes.
-    """
-    arguments = ocp.args.PyTreeRestore(
-        item=abstract_tree,
-        restore_args=ocp.checkpoint_utils.construct_restore_args(abstract_tree),
-        partial_restore=True,
-    )
-    with contextlib.closing(ocp.PyTreeCheckpointer()) as checkpointer, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            return checkpointer.restore(str(path.absolute()), args=arguments)
-        except MemoryError:
-            raise
-        except Exception as error:  # noqa: BLE001 - Orbax and TensorStore raise errors of many types
-            reason = " ".join(str(error).split())[:200] or type(error).__name__
-            raise InputError(f"{path} cannot be restored ({reason}); copy it again, or take an older one") from None
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Silences the tracebacks that threads of Orbax and TensorStore print for an error that is raised as well."""
-    logger = logging.getLogger("absl")
-    level, hook = logger.level, sys.unraisablehook
-    logger.setLevel(logging.CRITICAL)
-    _ignore_closed_loops()
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-        sys.unraisablehook = hook
-
-
-def _ignore_closed_loops() -> None:
-    hook = sys.unraisablehook
-
-    def no_closed_loops(unraisable: "sys.UnraisableHookArgs") -> None:  # the same error, from other threads
-        if not isinstance(unraisable.exc_value, RuntimeError):
-            hook(unraisable)
-
-    sys.unraisablehook = no_closed_loops
-
-
-@functools.cache
-def _silence_background() -> None:
-    """Silences, from now on, what `_quiet` does: to a bucket Orbax writes in threads that outlive the call."""
-    _ignore_closed_loops()
-    logging.getLogger("absl").addFilter(lambda record: record.levelno < logging.ERROR or "orbax" not in record.pathname)
-
-
 def _write_errors(directory: Place) -> type[Exception]:
     """Returns the errors of a write: TensorStore and the file systems of object stores raise some of many types."""
     return Exception if isinstance(directory, RemotePath) else OSError
-
-
-def _cannot_write(directory: Place, error: Exception) -> InputError:
-    if isinstance(error, InputError):
-        return error
-    if isinstance(directory, RemotePath):
-        return InputError(f"{explain(str(directory), 'write', error)}; what was saved before is untouched")
-    full = isinstance(error, ValueError) and "RESOURCE_EXHAUSTED" in str(error)  # which goes on for many lines
-    reason = "no space left" if full else str(error).splitlines()[0] if str(error) else type(error).__name__
-    return InputError(f"cannot write a checkpoint to {directory}: {reason}; what was saved before is untouched")

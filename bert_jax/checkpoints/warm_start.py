@@ -7,8 +7,8 @@ import hashlib
 import jax
 import numpy as np
 
+from bert_jax.checkpoints.arrays import check_arrays, describe
 from bert_jax.checkpoints.pretrained import Pretrained, load_pretrained
-from bert_jax.checkpoints.states import check_arrays, describe
 from bert_jax.devices import cluster
 from bert_jax.errors import InputError
 from bert_jax.model.keys import root_key

@@ -23,7 +23,7 @@ from jax.experimental import serialize_executable
 from jax.sharding import Mesh
 
 from bert_jax.batch import Batch
-from bert_jax.checkpoints.states import describe
+from bert_jax.checkpoints.arrays import describe
 from bert_jax.data.pipeline import rows_to_batch
 from bert_jax.data.records import Dataset
 from bert_jax.devices.sharding import row_sharding

@@ -137,6 +137,7 @@ def lease(
 
     Raises: InputError if the store cannot be reached or written, or has no conditional writes.
     """
+    stores.check_no_pattern(directory)
     if stores.protocol_of(url) not in stores.WORK_PROTOCOLS:
         raise InputError(
             f"{directory} cannot be locked: only gs:// and s3:// have writes that fail if another was faster; give one "

@@ -127,7 +127,8 @@ class RemotePath:
         stores.put_file(path, self.url)
 
     def check_writable(self) -> None:
-        """Raises: StoppedError if a lease on this place was lost to another run."""
+        """Raises: StoppedError if a lease on this place was lost to another run; InputError if its name cannot be."""
+        stores.check_no_pattern(self.url)
         leases.check_held(self.url)
 
 
@@ -142,8 +143,14 @@ def to_place(path: AnyPath) -> Place:
     return RemotePath(os.fspath(path)) if stores.is_remote(os.fspath(path)) else Path(path)
 
 
+def check_no_pattern(place: Place) -> None:
+    """Raises: InputError if Orbax would take the path for a pattern, and not find again the arrays that it wrote."""
+    stores.check_no_pattern(str(place.absolute()), "or a link to it" if isinstance(place, Path) else "")
+
+
 def check_workdir_place(place: Place) -> None:
-    """Raises: InputError if checkpoints cannot be written to a place with this protocol."""
+    """Raises: InputError if checkpoints cannot be written to a place with this protocol or path."""
+    check_no_pattern(place)
     if isinstance(place, RemotePath) and stores.protocol_of(str(place)) != "gs":
         raise InputError(
             f"workdir {place} cannot hold checkpoints: Orbax writes them to gs:// and to file systems alone; give "

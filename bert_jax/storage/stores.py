@@ -191,8 +191,19 @@ def remove(url: str, below: bool = False) -> None:
             files.rm(path, recursive=below)
 
 
+def check_no_pattern(path: str, remedy: str = "") -> None:
+    """Raises: InputError if libraries would take a path for a pattern: they write there, and then find nothing."""
+    found = next((sign for sign in path if sign in "*?[\\"), "")
+    if found:
+        raise InputError(
+            f"cannot write to {path}: {found} in a path is read as a pattern when files are looked for; give a path "
+            f"without *, ?, [ and \\{remedy and ', ' + remedy}"
+        )
+
+
 def check_writable(url: str) -> None:
     """Raises: StoppedError if an object cannot be made at a URL: no credentials, no bucket, no right, no protocol."""
+    check_no_pattern(url)
     with remote_errors(url, "write"):
         files, path = file_system(f"{url.rstrip('/').rpartition('/')[0]}/.probe-{uuid.uuid4().hex}")
         files.pipe_file(path, b"")

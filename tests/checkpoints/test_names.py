@@ -11,10 +11,10 @@ import pytest
 from builders import growing_bert, tiny_model
 from hf_models import make_tokenizer, random_params
 
+from bert_jax.checkpoints.arrays import describe
 from bert_jax.checkpoints.hf import load_hf, save_hf
 from bert_jax.checkpoints.names import IGNORED, TABLE, flatten, from_params, infer_task, part_of, to_params, unflatten
 from bert_jax.checkpoints.pretrained import Pretrained, load_pretrained, save_pretrained
-from bert_jax.checkpoints.states import describe
 from bert_jax.checkpoints.tf1 import load_tf1, save_tf1
 from bert_jax.errors import InputError
 from bert_jax.model.heads import TASK_PARTS

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from bert_jax.checkpoints import remains, sealed
+from bert_jax.checkpoints.arrays import check_arrays, describe, restore_tree
 from bert_jax.checkpoints.sealed import SEAL, find_damage, newest_whole, read_newest, seal
-from bert_jax.checkpoints.states import Checkpoints, check_arrays, describe, restore_tree
+from bert_jax.checkpoints.states import Checkpoints
 from bert_jax.devices.sharding import make_mesh, replicated
 from bert_jax.errors import InputError
 from bert_jax.settings.pretraining import MeshConfig
@@ -53,6 +54,22 @@ def test_what_is_saved_comes_back(tmp_path, abstract):
     restored = save_all(tmp_path / "c", {1: None, 2: None}).restore(abstract)
     jax.tree.map(np.testing.assert_array_equal, restored.state, make_state(2))
     assert restored.passed_over == [] and restored.notes == {"from": 2}
+
+
+def test_arrays_that_cannot_be_found_again_are_not_sealed(tmp_path, abstract):
+    """Orbax takes such a path for a pattern, and does not merge what it wrote."""
+    directory = tmp_path / "run [1]" / "c"
+    checkpoints = Checkpoints(directory)
+    checkpoints.save(1, make_state(1))
+    with pytest.raises(InputError, match="cannot be restored"):
+        checkpoints.wait()
+    assert not list(directory.rglob(SEAL))
+
+
+def test_a_whole_checkpoint_is_read_where_a_path_has_brackets(tmp_path, abstract):
+    save_all(tmp_path / "c", {1: None}).close()
+    (tmp_path / "c").rename(tmp_path / "c [1]")
+    jax.tree.map(np.testing.assert_array_equal, Checkpoints(tmp_path / "c [1]").restore(abstract).state, make_state(1))
 
 
 def test_nothing_saved_is_none(tmp_path, abstract):

@@ -11,10 +11,11 @@ from builders import tiny_model
 from fuzzing import Reader, make_tests
 from hf_models import make_tokenizer, random_params
 
+from bert_jax.checkpoints.arrays import describe, save_tree
 from bert_jax.checkpoints.hf import load_hf, save_hf
 from bert_jax.checkpoints.hf_tokenizer import load_hf_tokenizer
 from bert_jax.checkpoints.pretrained import Pretrained, load_pretrained, save_pretrained
-from bert_jax.checkpoints.states import SEAL, describe, save_tree, seal
+from bert_jax.checkpoints.sealed import SEAL, seal
 from bert_jax.checkpoints.tf1 import load_tf1, save_tf1
 from bert_jax.storage import files
 from bert_jax.storage.writing import write_json

@@ -275,6 +275,21 @@ def test_a_full_local_disk_is_not_blamed_on_the_bucket():
         raise OSError(28, "No space left on device")
 
 
+@pytest.mark.parametrize("name", ["run [1]", "a\\b", "run*", "what?"])
+def test_a_url_that_is_a_pattern_is_refused_before_anything_is_written(root, name):
+    """Objects with such names are not found when they are to be deleted."""
+    for write in (
+        lambda: writing.write_json(f"{root}/{name}", {}),
+        lambda: stores.check_writable(f"{root}/{name}"),
+        lambda: to_place(f"{root}/{name}/x").touch(),
+        lambda: writing.new_directory(f"{root}/{name}").__enter__(),
+        lambda: leases.lease(f"{root}/{name}/.lease", f"{root}/{name}").__enter__(),
+    ):
+        with pytest.raises(InputError, match="is read as a pattern"):
+            write()
+    assert not list(to_place(root).iterdir())
+
+
 def test_stale_objects_of_a_replaced_directory_are_deleted(root, tmp_path):
     for number, files in enumerate((("a", "b"), ("b", "c"))):
         folder = tmp_path / f"{number}"

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trees of arrays on disk, each an Orbax directory: written, described, compared and read. See `states` for a run's."""
+
+import contextlib
+import functools
+import logging
+import math
+import sys
+import warnings
+from collections.abc import Iterator
+from typing import TypeAlias
+
+import jax
+import orbax.checkpoint as ocp
+
+from bert_jax.batch import PyTree
+from bert_jax.devices import cluster
+from bert_jax.errors import InputError
+from bert_jax.storage.places import Place, RemotePath, check_no_pattern
+from bert_jax.storage.stores import explain
+
+ArrayTable: TypeAlias = dict[str, list]  # {path: [dtype, shape]}
+
+
+def state_bytes(tree: PyTree) -> int:
+    """Returns the bytes of the arrays of a tree; sharded or replicated arrays count once."""
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+def describe(tree: PyTree) -> ArrayTable:
+    """Returns {path: [dtype, shape]} of every array of a tree."""
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): [str(leaf.dtype), list(leaf.shape)]
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
+
+
+def check_arrays(where: Place | str, found: ArrayTable, expected: ArrayTable) -> None:
+    """Raises: InputError, naming the first difference, if two descriptions differ. Orbax would cast or drop arrays."""
+    for name in sorted(found.keys() | expected.keys()):
+        if found.get(name) != expected.get(name):
+            raise InputError(
+                f"{where} does not fit this model: {name} is {found.get(name, 'missing')} there and "
+                f"{expected.get(name, 'unknown')} here; use the configuration that it was made with"
+            )
+
+
+def _by_first_alone() -> ocp.options.MultiprocessingOptions:
+    return ocp.options.MultiprocessingOptions(
+        primary_host=0, active_processes={0} if cluster.is_several() else None, barrier_sync_key_prefix="alone"
+    )
+
+
+def save_tree(path: Place, tree: PyTree) -> None:
+    """Writes a tree of arrays as a new Orbax directory; with several processes only the first calls this."""
+    check_no_pattern(path)
+    alone = _by_first_alone()
+    handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=alone)
+    with _quiet(), contextlib.closing(ocp.Checkpointer(handler, multiprocessing_options=alone)) as checkpointer:
+        try:
+            checkpointer.save(str(path.absolute()), tree)
+        except (OSError, ValueError) as error:  # TensorStore raises ValueError, also for a full disk
+            raise cannot_write(path, error) from error
+    check_readable(path, describe(tree))
+
+
+def restore_tree(path: Place, abstract_tree: PyTree, alone: bool = False) -> PyTree:
+    """Returns the arrays at `path` with the shardings of `abstract_tree`, which may be a part of the saved tree.
+
+    The caller must have checked shapes and dtypes. With `alone` only the first of several processes calls this.
+    """
+    arguments = ocp.args.PyTreeRestore(
+        item=abstract_tree,
+        restore_args=ocp.checkpoint_utils.construct_restore_args(abstract_tree),
+        partial_restore=True,
+    )
+    options = _by_first_alone() if alone else ocp.options.MultiprocessingOptions()
+    handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=options)
+    with (
+        contextlib.closing(ocp.Checkpointer(handler, multiprocessing_options=options)) as checkpointer,
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")
+        try:
+            return checkpointer.restore(str(path.absolute()), args=arguments)
+        except MemoryError:
+            raise
+        except Exception as error:  # noqa: BLE001 - Orbax and TensorStore raise errors of many types
+            reason = " ".join(str(error).split())[:200] or type(error).__name__
+            raise InputError(f"{path} cannot be restored ({reason}); copy it again, or take an older one") from None
+
+
+def check_readable(path: Place, arrays: ArrayTable) -> None:
+    """Reads the smallest of the arrays that were written. Raises: InputError if it cannot be found again."""
+    name = min(arrays, key=lambda name: math.prod(arrays[name][1]))
+    dtype, shape = arrays[name]
+    sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    tree: PyTree = jax.ShapeDtypeStruct(tuple(shape), dtype, sharding=sharding)
+    for key in reversed(name.split("/")):
+        tree = {key: tree}
+    restore_tree(path, tree, alone=True)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Silences the tracebacks that threads of Orbax and TensorStore print for an error that is raised as well."""
+    logger = logging.getLogger("absl")
+    level, hook = logger.level, sys.unraisablehook
+    logger.setLevel(logging.CRITICAL)
+    _ignore_closed_loops()
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        sys.unraisablehook = hook
+
+
+def _ignore_closed_loops() -> None:
+    hook = sys.unraisablehook
+
+    def no_closed_loops(unraisable: "sys.UnraisableHookArgs") -> None:  # the same error, from other threads
+        if not isinstance(unraisable.exc_value, RuntimeError):
+            hook(unraisable)
+
+    sys.unraisablehook = no_closed_loops
+
+
+@functools.cache
+def silence_background() -> None:
+    """Silences, from now on, what `_quiet` does: to a bucket Orbax writes in threads that outlive the call."""
+    _ignore_closed_loops()
+    logging.getLogger("absl").addFilter(lambda record: record.levelno < logging.ERROR or "orbax" not in record.pathname)
+
+
+def cannot_write(directory: Place, error: Exception) -> InputError:
+    """Returns the error to raise after `error` has interrupted the writing of a checkpoint."""
+    if isinstance(error, InputError):
+        return error
+    if isinstance(directory, RemotePath):
+        return InputError(f"{explain(str(directory), 'write', error)}; what was saved before is untouched")
+    full = isinstance(error, ValueError) and "RESOURCE_EXHAUSTED" in str(error)  # which goes on for many lines
+    reason = "no space left" if full else str(error).splitlines()[0] if str(error) else type(error).__name__
+    return InputError(f"cannot write a checkpoint to {directory}: {reason}; what was saved before is untouched")
