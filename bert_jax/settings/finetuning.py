@@ -50,12 +50,12 @@ class TaskConfig:
     # one of cola sst2 mrpc stsb qqp mnli qnli rte wnli ax classification regression squad1 squad2 choice ner
     name: str = ""
     max_seq_length: int = 128  # tokens of a row; longer inputs are truncated, or cut into windows (squad)
-    text_column: str = (
-        ""  # column of the text in your own tables or JSON lines; "" takes the task's, or the usual names
-    )
+    # column of the text in your own tables or JSON lines; of files in columns (ner) its number, from 1; "" takes the
+    # task's, the usual names, or the first
+    text_column: str = ""
     second_text_column: str = ""  # column of the second text of a pair
     num_texts: int = 0  # classification, regression: 1, or 2 for pairs; 0 takes what the training data have
-    label_column: str = ""
+    label_column: str = ""  # column of the label; of files in columns (ner) its number, "" takes the last
     labels: str = ""  # the classes in order, separated by commas; "" takes those of the training data, sorted
     metric: str = ""  # metric that selects the best checkpoint; "" takes the task's
     document_context: bool = False  # ner: fill each row with surrounding sentences, without labels (paper, 5.3)

@@ -13,7 +13,7 @@ Source: paper, section 5.3.
 """
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -28,15 +28,17 @@ from bert_jax.tasks.classify import SPLITS
 from bert_jax.tasks.readers import Record, find_split_file, read_table, tfds_classes
 from bert_jax.tasks.tagging import (
     OUTSIDE,
+    Entity,
+    are_counts,
     entities,
     is_tag,
     read_conll,
     scheme_of,
     score_tags,
+    split_words,
     to_tags,
     write_conll,
 )
-from bert_jax.text.normalize import is_chinese, unicode_tables
 from bert_jax.text.tokenizer import Tokenizer
 
 _WORDS = ("tokens", "words")
@@ -86,9 +88,12 @@ def ner_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
       labels: the tags of a trained model; they take precedence over those of the settings.
     Raises: InputError if a setting cannot be used.
     """
-    labels = tuple(labels) or _labels_of(config)
-    wrong = [label for label in labels if not is_tag(label)]
-    if wrong or (labels and OUTSIDE not in labels):
+    labels = tuple(label.strip() for label in labels) or _labels_of(config)
+    kinds = set(labels) - {OUTSIDE}
+    plain = not any(
+        map(is_tag, kinds)
+    )  # no entities, but parts of speech, or tags without names: predicted as they are
+    if not plain and (OUTSIDE not in labels or not all(map(is_tag, kinds))):
         raise InputError(
             f"labels {', '.join(labels)[:120]} are not O and tags such as B-PER, I-PER; use a model of that task, or "
             "set task.labels"
@@ -105,9 +110,9 @@ def ner_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
         read=partial(_read, config),
         parse=partial(_parse, config),
         make_rows=partial(_make_rows, config, labels),
-        decode=partial(_decode, labels),
+        decode=partial(_decode, labels, plain),
         score=_score,
-        show=_show,
+        show=partial(_show, plain),
         write=_write,
         find_labels=(lambda examples: labels) if labels else find_labels,
     )
@@ -143,12 +148,34 @@ def _read(config: TaskConfig, source: str, split: str) -> list[NerExample]:
     if place.startswith(tfds_text.PREFIX) or name.endswith((".json", ".jsonl", ".ndjson")):
         found = _read_records(config, place)
     else:
-        found = [NerExample(each.words, each.tags, each.document, each.where) for each in read_conll(place)]
+        found = _read_columns(config, place)
     if not found:
         raise InputError(f"{place} holds no sentence; give data, a word and its tag a line")
     if split != "test" and (missing := next((each for each in found if each.tags is None), None)):
-        raise InputError(f"{missing.where} has no tags; write word and tag, with a tab between them")
+        raise InputError(
+            f"{missing.where} has no tags; write word and tag, with a tab between them, or correct task.label_column"
+        )
     return found
+
+
+def _read_columns(config: TaskConfig, place: str) -> list[NerExample]:
+    word_column, tag_column = _number(config.text_column, "text_column"), _number(config.label_column, "label_column")
+    if tag_column == (word_column or 1):
+        raise InputError(f"task.label_column {tag_column} is the column of the words; give that of the tags")
+    sentences = read_conll(place, word_column or 1, tag_column)
+    if not word_column and sentences and sentences[0].tags is not None and are_counts(sentences):
+        raise InputError(
+            f"{sentences[0].where}: the first column counts the words; set task.text_column to the number of the "
+            "column that has them, such as 2 (or 1 if these are the words)"
+        )
+    return [NerExample(each.words, each.tags, each.document, each.where) for each in sentences]
+
+
+def _number(column: str, setting: str) -> int:
+    """Returns the number of a column of a file in columns, from 1; 0 if it is not given."""
+    if column and not (column.isascii() and column.isdigit() and 0 < int(column[:9]) == int(column)):
+        raise InputError(f"task.{setting} {column!r} is not the number of a column, from 1; columns have no names here")
+    return int(column or 0)
 
 
 def _read_records(config: TaskConfig, place: str) -> list[NerExample]:
@@ -164,6 +191,7 @@ def _read_records(config: TaskConfig, place: str) -> list[NerExample]:
             if names and isinstance(values, list):
                 values = [names[tag] if isinstance(tag, int) and 0 <= tag < len(names) else tag for tag in values]
             tags = _strings(Record({tags_key: values}, record.where), tags_key)
+            tags = [tag.strip() for tag in tags]
             wrong = next((tag for tag in tags if not is_tag(tag)), None)
             if wrong is not None or len(tags) != len(words):
                 problem = f"{len(words)} words have {len(tags)} tags" if wrong is None else f"{wrong!r:.60} is no tag"
@@ -182,31 +210,15 @@ def _strings(record: Mapping[str, object], key: str) -> list[str]:
 
 def _parse(config: TaskConfig, value: object, where: str) -> NerExample:
     """Returns the example of a user's input: a text, a list of words, or an object with either."""
-    named = config.text_column or _WORDS[0]
+    named = _WORDS[0] if config.text_column.isdigit() else config.text_column or _WORDS[0]
     if isinstance(value, Mapping):
         value = next((value[key] for key in (named, *_WORDS, "text") if key in value), None)
     if isinstance(value, str):
-        pieces = list(_split_words(value))
+        pieces = list(split_words(value))
         return NerExample([word for word, _ in pieces], None, None, where, value, [start for _, start in pieces])
     if isinstance(value, (list, tuple)) and all(isinstance(word, str) for word in value):
         return NerExample(list(value), None, None, where)
     raise InputError(f'{where}: give a text, a list of words, or {{"text": "..."}} or {{"{named}": ["...", "..."]}}')
-
-
-def _split_words(text: str) -> Iterator[tuple[str, int]]:
-    """Yields words and their start: split at blanks, with punctuation and Chinese characters as separate words."""
-    punctuation, start = unicode_tables().punctuation, -1
-    for place, char in enumerate(text):
-        alone = ord(char) in punctuation or is_chinese(char)
-        if start >= 0 and (alone or char.isspace()):
-            yield text[start:place], start
-            start = -1
-        if alone:
-            yield char, place
-        elif start < 0 and not char.isspace():
-            start = place
-    if start >= 0:
-        yield text[start:], start
 
 
 # Rows
@@ -323,20 +335,23 @@ def _known(tag: str, numbers: Mapping[str, int]) -> int:
 
 
 def _decode(
-    labels: Sequence[str], examples: Sequence[NerExample], rows: Sequence[Row], outputs: Sequence[np.ndarray]
+    labels: Sequence[str],
+    plain: bool,
+    examples: Sequence[NerExample],
+    rows: Sequence[Row],
+    outputs: Sequence[np.ndarray],
 ) -> list[Tagged]:
-    """Returns the tags of each sentence, O for a word without a token, and its entities."""
+    """Returns the tags of each sentence, O for a word without a token, and its entities; none if tags are `plain`."""
     tags = [[OUTSIDE] * len(example.words) for example in examples]
     for row, logits in zip(rows, outputs):
         best = np.asarray(logits)[row.detail.positions].argmax(axis=-1)
         for word, label in zip(row.detail.words.tolist(), best.tolist()):
             tags[row.example][word] = labels[label]
-    return [_tagged(example, each) for example, each in zip(examples, tags)]
+    return [_tagged(example, each, [] if plain else entities(each)) for example, each in zip(examples, tags)]
 
 
-def _tagged(example: NerExample, tags: list[str]) -> Tagged:
+def _tagged(example: NerExample, tags: list[str], found: list[Entity]) -> Tagged:
     words = list(example.words)
-    found = entities(tags)
     text, starts = example.text, example.starts
     if found and not text:
         text = " ".join(words)
@@ -350,16 +365,13 @@ def _score(examples: Sequence[NerExample], predictions: Sequence[Tagged]) -> dic
     for example in examples:
         if example.tags is None:
             raise InputError(f"{example.where} has no tags; predictions are scored where they are known")
-        truth.append(example.tags)
-    return score_tags(truth, [prediction.tags for prediction in predictions])
+        truth.append(_iob2(example.tags))
+    return score_tags(truth, [_iob2(prediction.tags) for prediction in predictions])
 
 
-def _show(prediction: Tagged) -> dict[str, object]:
-    return {
-        "entities": [entity._asdict() for entity in prediction.entities],
-        "words": prediction.words,
-        "tags": prediction.tags,
-    }
+def _show(plain: bool, prediction: Tagged) -> dict[str, object]:
+    found = {} if plain else {"entities": [entity._asdict() for entity in prediction.entities]}
+    return {**found, "words": prediction.words, "tags": prediction.tags}
 
 
 def _write(directory: Place, split: str, examples: Sequence[NerExample], predictions: Sequence[Tagged]) -> None:
@@ -375,23 +387,3 @@ def _write(directory: Place, split: str, examples: Sequence[NerExample], predict
 
 def _iob2(tags: Sequence[str]) -> list[str]:
     return to_tags(entities(tags), len(tags))
-
-
-def score_files(data: str, predictions: str) -> dict[str, float]:
-    """Returns the entity F1 of a file of predictions against a file of true tags; tags are in the last column.
-
-    Raises: InputError, with file and line, if their words are not the same, or there are none.
-    """
-    truth, said = read_conll(data), read_conll(predictions)
-    if not truth:
-        raise InputError(f"{data} holds no sentence; give a file that has some")
-    for wanted, found in itertools.zip_longest(truth, said):
-        if wanted is None or found is None:
-            where, other = (found.where, data) if found else (wanted.where if wanted else "", predictions)
-            raise InputError(f"{where}: this sentence is missing in {other}; both files need the same words")
-        if wanted.words != found.words or wanted.tags is None or found.tags is None:
-            raise InputError(
-                f"{found.where}: the sentence is not that of {wanted.where}, or has no tags; both files need the same "
-                "words, with a tag in the last column"
-            )
-    return score_tags([each.tags or [] for each in truth], [each.tags or [] for each in said])

@@ -8,9 +8,10 @@ at O. So the scheme need not be known, and may change within a file.
 Source: conlleval of CoNLL-2000; the default mode of seqeval is equal.
 """
 
+import itertools
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from bert_jax.errors import InputError
@@ -18,10 +19,11 @@ from bert_jax.storage import writing
 from bert_jax.storage.places import Place
 from bert_jax.tasks.readers import read_lines
 from bert_jax.tasks.scores import precision_recall_f1
+from bert_jax.text.normalize import is_chinese, unicode_tables
 
 OUTSIDE = "O"
 
-_TAG = re.compile(r"O|[BIESLU]-\S.*")
+_TAG = re.compile(r"O|[BIESLU]-\S(.*\S)?")
 _PREFIX = re.compile(r"[a-z]{2,3}(-[a-z]+)?:")  # WikiANN's language before each word
 
 
@@ -92,7 +94,7 @@ def is_tag(tag: str) -> bool:
 def score_tags(truth: Sequence[Sequence[str]], said: Sequence[Sequence[str]]) -> dict[str, float]:
     """Returns precision, recall and F1 of entities over all sentences, the F1 of each type, and the accuracy of words.
 
-    An entity is correct if its words and its type are. 0 / 0 counts as 0.0.
+    An entity is correct if its words and its type are; a word, if its tag is as it is written. 0 / 0 counts as 0.0.
     """
     right, guessed, true = Counter[str](), Counter[str](), Counter[str]()
     num_words = num_right = 0
@@ -101,8 +103,7 @@ def score_tags(truth: Sequence[Sequence[str]], said: Sequence[Sequence[str]]) ->
         true.update(entity.type for entity in wanted)
         guessed.update(entity.type for entity in found)
         right.update(entity.type for entity in wanted & found)
-        pairs = zip(to_tags(sorted(wanted), len(true_tags)), to_tags(sorted(found), len(true_tags)))
-        num_right += sum(first == second for first, second in pairs)
+        num_right += sum(first == second for first, second in zip(true_tags, said_tags, strict=True))
         num_words += len(true_tags)
     precision, recall, f1 = precision_recall_f1(right.total(), guessed.total(), true.total())
     metrics = {"f1": f1, "precision": precision, "recall": recall}
@@ -112,14 +113,32 @@ def score_tags(truth: Sequence[Sequence[str]], said: Sequence[Sequence[str]]) ->
     return metrics
 
 
+def split_words(text: str) -> Iterator[tuple[str, int]]:
+    """Yields words and their start: split at blanks, with punctuation and Chinese characters as separate words."""
+    punctuation, start = unicode_tables().punctuation, -1
+    for place, char in enumerate(text):
+        alone = ord(char) in punctuation or is_chinese(char)
+        if start >= 0 and (alone or char.isspace()):
+            yield text[start:place], start
+            start = -1
+        if alone:
+            yield char, place
+        elif start < 0 and not char.isspace():
+            start = place
+    if start >= 0:
+        yield text[start:], start
+
+
 # Files
 
 
-def read_conll(place: str) -> list[Sentence]:
+def read_conll(place: str, word_column: int = 1, tag_column: int = 0) -> list[Sentence]:
     """Returns the sentences of a file with a word a line and blank lines between sentences.
 
-    Columns are separated by tabs, or by blanks in lines without tabs; the first is the word, the last its tag. A line
-    -DOCSTART- begins a document. A language before every word of the file, as WikiANN has it ("de:Haus"), is removed.
+    Columns are separated by tabs, or by blanks in lines without tabs, and blanks around a tag are none of it. Columns
+    are counted from 1; the word is in the first and its tag in the last (0), if these are not named. Where the word is
+    in another, a line between sentences that begins with # is a comment. A line -DOCSTART- begins a document. A
+    language before every word of the file, as WikiANN has it ("de:Haus"), is removed.
     Raises: InputError, with file and line, if the number of columns changes, or a tag is invalid.
     """
     sentences: list[Sentence] = []
@@ -128,8 +147,7 @@ def read_conll(place: str) -> list[Sentence]:
 
     def finish() -> None:
         if words:
-            tags_there = list(tags) if num_columns > 1 else None
-            sentences.append(Sentence(list(words), tags_there, document, place, start))
+            sentences.append(Sentence(list(words), list(tags) if tags else None, document, place, start))
             words.clear()
             tags.clear()
 
@@ -137,7 +155,12 @@ def read_conll(place: str) -> list[Sentence]:
         if not line.strip(" \t"):  # other blanks may be words
             finish()
             continue
+        if word_column > 1 and not words and line.startswith("#"):
+            continue
+        line = line.rstrip(" \t")
         columns = line.split("\t") if "\t" in line else [part for part in line.split(" ") if part]
+        while len(columns) > 1 and not columns[-1].strip():
+            columns.pop()
         if columns[0] == "-DOCSTART-":
             finish()
             document += 1
@@ -147,17 +170,32 @@ def read_conll(place: str) -> list[Sentence]:
                 f"{place}:{number} has {len(columns)} columns ({line!r:.60}) where the lines before have "
                 f"{num_columns}; correct the line"
             )
-        if len(columns) > 1 and not is_tag(columns[-1]):
-            raise InputError(
-                f"{place}:{number}: tag {columns[-1]!r:.60} of {columns[0]!r:.60} is not O, B-TYPE or I-TYPE "
-                "(nor E-, S-, L-, U-); correct the last column"
-            )
+        if word_column > num_columns:
+            raise InputError(f"{place}:{number} has {num_columns} columns; correct task.text_column {word_column}")
         if not words:
             start = number
-        words.append(columns[0])
-        tags.append(columns[-1])
+        words.append(columns[word_column - 1])
+        if not word_column != (tag_column or num_columns) <= num_columns:
+            continue  # it has no tags
+        tags.append(columns[tag_column - 1].strip())
+        if not is_tag(tags[-1]):
+            raise InputError(
+                f"{place}:{number}: tag {tags[-1]!r:.60} of {words[-1]!r:.60} is not O, B-TYPE or I-TYPE "
+                f"(nor E-, S-, L-, U-); correct {f'column {tag_column}' if tag_column else 'the last column'}"
+            )
     finish()
     return _without_prefix(sentences)
+
+
+def are_counts(sentences: Sequence[Sentence]) -> bool:
+    """Returns whether what was read for words is their numbers, in each sentence or through the file."""
+    words = [word for sentence in sentences for word in sentence.words]
+    places = [place for sentence in sentences for place in range(len(sentence.words))]
+    return len(words) > 1 and any(
+        sum(word == str(place + first) for word, place in zip(words, expected)) > 0.9 * len(words)
+        for expected in (places, range(len(words)))
+        for first in (0, 1)
+    )
 
 
 def _without_prefix(sentences: list[Sentence]) -> list[Sentence]:
@@ -178,3 +216,23 @@ def write_conll(path: Place, sentences: Iterable[Sequence[Sequence[str]]]) -> No
         for rows in sentences:
             stream.writelines("\t".join(re.sub(r"[\t\r\n]", " ", column) for column in row) + "\n" for row in rows)
             stream.write("\n")
+
+
+def score_files(data: str, predictions: str) -> dict[str, float]:
+    """Returns the entity F1 of a file of predictions against a file of true tags; tags are in the last column.
+
+    Raises: InputError, with file and line, if their words are not the same, or there are none.
+    """
+    truth, said = read_conll(data), read_conll(predictions)
+    if not truth:
+        raise InputError(f"{data} holds no sentence; give a file that has some")
+    for wanted, found in itertools.zip_longest(truth, said):
+        if wanted is None or found is None:
+            where, other = (found.where, data) if found else (wanted.where if wanted else "", predictions)
+            raise InputError(f"{where}: this sentence is missing in {other}; both files need the same words")
+        if wanted.words != found.words or wanted.tags is None or found.tags is None:
+            raise InputError(
+                f"{found.where}: the sentence is not that of {wanted.where}, or has no tags; both files need the same "
+                "words, with a tag in the last column"
+            )
+    return score_tags([each.tags or [] for each in truth], [each.tags or [] for each in said])

@@ -48,9 +48,9 @@ def _score() -> dict[str, float]:
 
         return glue_score.score_files(name, DATA.value, PREDICTIONS.value)
     if TASK.value == "ner":
-        from bert_jax.tasks import ner
+        from bert_jax.tasks import tagging
 
-        return ner.score_files(DATA.value, PREDICTIONS.value)
+        return tagging.score_files(DATA.value, PREDICTIONS.value)
     raise InputError(f"--task {TASK.value!r} has no official score; use squad1, squad2, glue:NAME or ner")
 
 

@@ -18,11 +18,11 @@ from bert_jax.finetuning import finetune
 from bert_jax.model.objective import init_params
 from bert_jax.settings.finetuning import FinetuneDataConfig, FinetuneTrainConfig, TaskConfig
 from bert_jax.settings.pretraining import OptimizerConfig
-from bert_jax.tasks.ner import score_files as score_tags
 from bert_jax.tasks.squad.read import read_squad
 from bert_jax.tasks.squad.score import score_files
 from bert_jax.tasks.squad.task import squad_task
 from bert_jax.tasks.tagging import entities, read_conll
+from bert_jax.tasks.tagging import score_files as score_tags
 from bert_jax.text.normalize import Normalizer
 from bert_jax.text.sentencepieces import learn_sentencepieces
 from bert_jax.text.tokenizer import Tokenizer, wordpiece_tokenizer

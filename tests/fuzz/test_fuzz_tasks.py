@@ -11,7 +11,7 @@ from pathlib import Path
 from fuzzing import Reader, make_tests
 
 from bert_jax.settings.finetuning import TaskConfig
-from bert_jax.tasks import ner
+from bert_jax.tasks import tagging
 from bert_jax.tasks.catalog import make_task
 from bert_jax.tasks.glue import score as glue_score
 from bert_jax.tasks.glue.tasks import TASKS
@@ -174,7 +174,7 @@ READERS = [
     Reader(
         "score-ner",
         make_tagged,
-        lambda path: ner.score_files(str(path / "train.conll"), str(path / "said.conll")),
+        lambda path: tagging.score_files(str(path / "train.conll"), str(path / "said.conll")),
         ("*.conll",),
         150,
     ),

@@ -11,8 +11,8 @@ import pytest
 from bert_jax.errors import InputError
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.tasks import ner
-from bert_jax.tasks.ner import FoundEntity, NerExample, Tagged, ner_task, score_files
-from bert_jax.tasks.tagging import Entity, entities, read_conll, score_tags, to_tags
+from bert_jax.tasks.ner import FoundEntity, NerExample, Tagged, ner_task
+from bert_jax.tasks.tagging import Entity, entities, read_conll, score_files, score_tags, to_tags
 from bert_jax.text.tokenizer import load_tokenizer
 
 LABELS = ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
@@ -83,6 +83,14 @@ def test_scores():
     assert score_tags([], [])["accuracy"] == 0.0
 
 
+def test_the_accuracy_is_of_tags_as_they_are_written(tmp_path):
+    # conlleval.pl and seqeval 1.2.2 give 0.75 and F1 1.0: the same entity, begun with I- in one file
+    truth, said = ["I-X O B-Y I-Y".split()], ["B-X O B-Y I-Y".split()]
+    assert score_tags(truth, said)["accuracy"] == 0.75 and score_tags(truth, said)["f1"] == 1.0
+    examples = [NerExample(list("abcd"), truth[0])]
+    assert task(LABELS).score(examples, [Tagged(list("abcd"), said[0], [])])["accuracy"] == 1.0  # of a model: in IOB2
+
+
 # Files
 
 
@@ -113,13 +121,81 @@ def test_the_language_before_every_word_is_removed(tmp_path):
         ("a\tO\nb\n", ":2 has 1 columns ('b') where the lines before have 2"),
         ("a\tO\nb\tX\tO\n", ":2 has 3 columns"),
         ("a\tO\nb\tPER\n", ":2: tag 'PER' of 'b' is not O, B-TYPE or I-TYPE"),
-        ("a\tO\nb\t\n", ":2: tag '' of 'b'"),
+        ("a\tO\nb\t\n", ":2 has 1 columns ('b')"),
         (b"a\tO\nb\xff\tO\n", ":2 is not UTF-8"),
     ],
 )
 def test_what_is_wrong_is_said(tmp_path, content, problem):
     path = write(tmp_path / "a.conll", content)
     assert path + problem in message(task().read, path, "train")
+
+
+@pytest.mark.parametrize("blank", [" ", "\u00a0", "\u3000", "\u202f ", "\t", " \t "])
+def test_blanks_after_a_tag_are_none_of_it(tmp_path, blank):
+    content = f"Ada\tB-PER{blank}\nran\tO{blank}\n\nBo\tB-PER\nran\tO\n"
+    for text in (content, content.replace("Ada\t", "Ada ").replace("ran\tO", "ran O").replace("Bo\t", "Bo ")):
+        found = task().read(write(tmp_path / "train.conll", text), "train")
+        assert [each.tags for each in found] == [["B-PER", "O"]] * 2 and found[0].words == ["Ada", "ran"]
+        assert (
+            score_files(
+                write(tmp_path / "gold.conll", "Ada\tB-PER\nran\tO\n\nBo\tB-PER\nran\tO\n"),
+                str(tmp_path / "train.conll"),
+            )["f1_PER"]
+            == 1
+        )
+    if "\t" not in blank:
+        lines = json.dumps({"tokens": ["Ada"], "ner_tags": [f"B-PER{blank}"]})
+        assert task().read(write(tmp_path / "train.jsonl", lines), "train")[0].tags == ["B-PER"]
+    assert task((f"B-PER{blank}", "I-PER", "O")).labels == ("B-PER", "I-PER", "O")
+
+
+COUNTED = "1 EU NNP I-NP I-ORG\n2 rejects VBZ I-VP O\n\n1 Peter NNP I-NP I-PER\n2 Blackburn NNP I-NP I-PER\n"
+
+
+@pytest.mark.parametrize("change", [{}, {"1": "0", "2": "1"}, {"1 P": "3 P", "2 B": "4 B"}])
+def test_a_column_that_counts_is_not_the_words(tmp_path, change):
+    text = COUNTED
+    for old, new in change.items():
+        text = text.replace(old, new)
+    path = write(tmp_path / "train.conll", text)
+    assert f"{path}:1: the first column counts the words; set task.text_column" in message(task().read, path, "train")
+    assert task(text_column="1").read(path, "train")[1].tags == ["I-PER", "I-PER"]
+    found = task(text_column="2").read(path, "train")
+    assert [each.words for each in found] == [["EU", "rejects"], ["Peter", "Blackburn"]]
+    assert found[0].tags == ["I-ORG", "O"]
+
+
+def test_columns_are_chosen_by_number(tmp_path):
+    germ_eval = "# a page [2009]\n1\tIn\tO\tO\n2\tUlm\tB-LOC\tO\n\n# b\n1\t#\tO\tO\n2\tx\tO\tB-PER\n"
+    path = write(tmp_path / "train.tsv", germ_eval)
+    found = task(text_column="2", label_column="3").read(path, "train")
+    assert [each.words for each in found] == [["In", "Ulm"], ["#", "x"]]
+    assert [each.tags for each in found] == [["O", "B-LOC"], ["O", "O"]]
+    assert task(text_column="2").read(path, "train")[1].tags == ["O", "B-PER"]
+    first = write(tmp_path / "first_test.conll", "O Ulm\nB-LOC x\n")
+    assert task(text_column="2", label_column="1").read(first, "test")[0].tags == ["O", "B-LOC"]
+    assert task(text_column="2").read(write(tmp_path / "test.conll", "1 a\n2 b\n"), "test")[0].tags is None
+    assert task(label_column="4").read(write(tmp_path / "test.txt", "a x\n"), "test")[0].tags is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"text_column": "word"}, "task.text_column 'word' is not the number of a column"),
+        ({"label_column": "0"}, "task.label_column '0' is not the number"),
+        ({"label_column": "-1"}, "task.label_column '-1' is not the number"),
+        ({"text_column": "7"}, ":1 has 5 columns; correct task.text_column 7"),
+        ({"label_column": "9"}, ":1 has no tags; write word and tag, with a tab between them, or correct task.label_"),
+        ({"text_column": "2", "label_column": "2"}, "task.label_column 2 is the column of the words"),
+        (
+            {"text_column": "2", "label_column": "3"},
+            ":1: tag 'NNP' of 'EU' is not O, B-TYPE or I-TYPE (nor E-, S-, L-, U",
+        ),
+    ],
+)
+def test_columns_that_cannot_be_chosen(tmp_path, settings, problem):
+    path = write(tmp_path / "train.conll", COUNTED)
+    assert problem in message(task(**settings).read, path, "train")
 
 
 def test_files_without_sentences_or_tags(tmp_path):
@@ -170,7 +246,7 @@ def test_labels_are_those_of_iob2(tmp_path):
     by_types = ner_task(TaskConfig(name="ner", labels="LOC, PER"))
     assert by_types.labels == LABELS
     assert "no word has a tag other than O" in message(task().find_labels, [NerExample(["a"], ["O"])])
-    assert "are not O and tags such as" in message(task, ("LABEL_0", "LABEL_1"))
+    assert "are not O and tags such as" in message(task, ("O", "B-PER", "PER"))
     assert "are not O and tags such as" in message(task, ("B-X", "I-X"))
     assert "one of f1, precision" in message(lambda: task(metric="mcc"))
 
@@ -392,3 +468,14 @@ def test_wikiann(shared_data):
 def test_found_entities_are_plain_tuples():
     assert FoundEntity("PER", "Ada", 0, 3)._asdict() == {"type": "PER", "text": "Ada", "start": 0, "end": 3}
     assert ner.Asked._fields == ("positions", "words")
+
+
+def test_tags_that_are_no_entities_are_predicted_as_they_are(tokenizer):
+    for labels in (("NOUN", "VERB", "NN-PL"), ("LABEL_0", "LABEL_1", "LABEL_2"), ("O", "B", "I")):
+        tagger = task(labels)
+        examples = [tagger.parse("a b", "f:1")]
+        rows = tagger.make_rows(examples, tokenizer, False).rows
+        outputs = [np.eye(3)[[0] * (len(rows[0].token_ids) - 2) + [2, 2]]]
+        (found,) = tagger.decode(examples, rows, outputs)
+        assert tagger.show(found) == {"words": ["a", "b"], "tags": [labels[0], labels[2]]} and not found.entities
+    assert "are not O and tags such as B-PER" in message(task, ("O", "B-PER", "X"))
