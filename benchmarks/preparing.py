@@ -33,7 +33,7 @@ ROUNDS = flags.DEFINE_integer("rounds", 3, "how often everything is prepared", l
 # Part -> the function that it is, by its module or class. The second tokens part is a part of the first.
 PARTS: dict[str, tuple[Any, str]] = {
     "reading, decompression": (corpus, "read_piece"),
-    "sentences": (pieces, "split_sentences"),
+    "sentences": (pieces, "split_lines"),
     "tokens": (BatchEncoder, "__call__"),
     "of these, words not seen before": (BatchEncoder, "_encode_words"),
     "hashes of documents": (pieces, "document_key"),

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.data import building, pieces, prepare, records
+from bert_jax.data import building, pieces, prepare, records, summary
 from bert_jax.data.prepare import PrepareOptions, Range
 from bert_jax.data.sources import corpus, formats
 from bert_jax.errors import InputError
@@ -38,7 +38,7 @@ except ImportError as error:
 _LINE_SETS = 256  # among which the hashes of lines are divided, to be compared
 Place = tuple[int, int, int]  # of a document: number of the input, of its piece, and place in it
 # Beam checks the annotations of steps as type hints: Any where a step yields tagged outputs too.
-Document = tuple[Place, bytes, bytes, bytes]  # its place, `pieces.DOCUMENT`, sentences and tokens
+Document = tuple[Place, bytes, bytes, bytes]  # a part of one: its place, `pieces.DOCUMENT`, sentences and tokens
 
 
 def prepare_with_beam(
@@ -73,7 +73,7 @@ def prepare_with_beam(
                 building.remove(Path(output))
             raise _unwrap(error) from error
     manifest = files.read_json(urls.local_copy(f"{job.output}/{records.MANIFEST}"))
-    prepare.summarize(manifest, time.monotonic() - started)
+    summary.say_summary(manifest, time.monotonic() - started)
     return manifest
 
 
@@ -183,7 +183,7 @@ def _plan_source(source: tuple[int, str], text_column: str) -> Iterator[Any]:
 
 
 def _encode_piece(task: tuple[tuple[int, int], formats.Piece], job: _Job) -> Iterator[Any]:
-    """Yields (place, `pieces.DOCUMENT`, sentences, tokens) of each document, arrays as bytes.
+    """Yields (place, `pieces.DOCUMENT`, sentences, tokens) of each part of a document, arrays as bytes.
 
     And about the piece (documents, number of lines), and for each set of hashes of lines those in it.
     """
@@ -219,7 +219,7 @@ def _all_documents(abouts: list[tuple[bytes, int]]) -> np.ndarray:
 
 def _find_shard(document: Document, plan: _Plan) -> tuple[int, Any]:
     """Returns the number of a document's shard, and the document."""
-    key = int(np.frombuffer(document[1], pieces.DOCUMENT)["key"][0])
+    key = int(pieces.keys_of(np.frombuffer(document[1], pieces.DOCUMENT), plan.ranges[0].passage)[0])
     return plan.numbers[bisect.bisect_right(plan.firsts, key) - 1], document
 
 
@@ -231,9 +231,8 @@ def _make_shard(group: tuple[int, Iterable[Document]], plan: _Plan, job: _Job) -
     documents = b"".join([document for _, document, _, _ in ordered])
     sentences = b"".join([lengths for _, _, lengths, _ in ordered])
     tokens = b"".join([ids for _, _, _, ids in ordered])
-    bounds, counts = pieces.order_documents(
-        np.frombuffer(documents, pieces.DOCUMENT), np.frombuffer(sentences, np.int32)
-    )
+    united = pieces.unite(np.frombuffer(documents, pieces.DOCUMENT), shard.passage)
+    bounds, counts = pieces.order_documents(united, np.frombuffer(sentences, np.int32))
     ids = np.frombuffer(tokens, np.min_scalar_type(job.tokenizer.vocab_size - 1))
     with _output_folder(job) as folder:
         made, token_counts = prepare.make_shard(folder, shard, job.options, job.tokenizer, ids, bounds, counts)
@@ -268,7 +267,7 @@ def _finish(
     num_lines = sum(lines for _, lines in abouts)
     figures = {
         "inputs": corpus.describe_inputs(job.input_names, contents),
-        "exact_copies": prepare.exact_copies(_all_documents(abouts), num_lines, num_different),
+        **summary.describe_text(_all_documents(abouts), num_lines, num_different, plan.ranges[0].passage),
     }
     results = [result for _, result in sorted(made, key=lambda result: result[0])]
     with _output_folder(job) as folder:

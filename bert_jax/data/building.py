@@ -26,7 +26,10 @@ def finished_manifest(path: Path, identity: JsonObject) -> JsonObject | None:
     if not (path / records.MANIFEST).is_file():
         return None
     manifest = files.read_json(path / records.MANIFEST)
-    _check_identity(path, identity, manifest.get("identity") if isinstance(manifest, dict) else None)
+    found = manifest.get("identity") if isinstance(manifest, dict) else None
+    if isinstance(found, dict) and "splitter" not in found and isinstance(made := manifest.get("made_with"), dict):
+        found = {**found, "splitter": f"sentencex {made.get('sentencex')}"}  # versions up to 0.2 had it there alone
+    _check_identity(path, identity, found)
     shutil.rmtree(path / WORK, ignore_errors=True)
     say(f"{path} is already complete")
     return manifest
@@ -140,4 +143,5 @@ def _check_identity(path: Path, ours: JsonObject, theirs: object) -> None:
             raise InputError(f"{path} was begun with {name} {repr(other)[:80]}, not {value!r}; {remedy}")
     for name, value in ours.items():
         if theirs.get(name) != value:
-            raise InputError(f"{path} was begun with another {name}; {remedy}")
+            other = f"{theirs.get(name)}, not {value}" if name == "splitter" else f"another {name}"
+            raise InputError(f"{path} was begun with {other}; {remedy}")

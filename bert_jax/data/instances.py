@@ -165,6 +165,17 @@ def row_lengths(made: np.ndarray) -> np.ndarray:
     return 2 + first + second + (second > 0)
 
 
+def count_dropped(made: np.ndarray, num_tokens: int) -> int:
+    """Returns how many of the flat tokens are in no instance: longer sentences and pairs than fit are cut."""
+    starts, stops = (
+        np.concatenate([made[f"{side}_{end}"] for side in ("first", "second")]) for end in ("start", "stop")
+    )
+    order = np.argsort(starts)
+    starts, stops = starts[order], stops[order]
+    before = np.append(0, np.maximum.accumulate(stops))[:-1]  # what earlier spans hold
+    return num_tokens - int(np.maximum(stops - np.maximum(starts, before), 0).sum())
+
+
 def make_rows(
     made: np.ndarray, numbers: np.ndarray, tokens: np.ndarray, tokenizer: Tokenizer, dtype: np.dtype
 ) -> np.ndarray:

@@ -92,7 +92,8 @@ def pack_dataset(
             made = run(functools.partial(_pack_shard, job), shards, "shards")
         splits = {split: _describe_split(source, split, row_length, shards, made) for split in SPLITS}
         row = {"length": row_length, "max_sequences": max_per_row}
-        figures = {name: source.manifest[name] for name in ("inputs", "exact_copies") if name in source.manifest}
+        kept = ("inputs", "exact_copies", "lines_not_split", "passage_tokens")
+        figures = {name: source.manifest[name] for name in kept if name in source.manifest}
         manifest = records.finish_dataset(
             path, identity, row, tokenizer, splits, np.array(source.token_counts), {"bert_jax": __version__}, **figures
         )

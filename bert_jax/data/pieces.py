@@ -4,6 +4,9 @@
 A piece becomes three files: `tokens` (flat ids), `sentences` (tokens of each) and `documents` (`DOCUMENT`
 records), in order of the documents' hashes. So the documents of a range are contiguous in every file. A fourth
 file, `lines`, has the sorted hashes of its lines, for counting exact copies.
+
+A long document has several records, one for each part of about `PART_TOKENS`, which ends where a sentence does.
+So it can be cut into passages when all text is known (`unite`): docs/decisions/0037-passages.md.
 """
 
 import hashlib
@@ -14,15 +17,22 @@ from typing import NamedTuple
 import numpy as np
 
 from bert_jax.data.instances import Document
-from bert_jax.data.sentences import split_sentences
+from bert_jax.data.sentences import split_lines
 from bert_jax.data.sources import corpus
 from bert_jax.storage import writing
 from bert_jax.text.tokenizer import Tokenizer
 
-# The hash of a document's text, and how much of the piece's arrays belongs to it.
-DOCUMENT = np.dtype([("key", "<u8"), ("sentences", "<i8"), ("tokens", "<i8"), ("text_bytes", "<i8")])
+PART_TOKENS = 1024  # a part of a document has as many, and fewer than twice as many
+
+# A part of a document: the hash of the document's text, which part it is, how much of the piece's arrays belongs to it,
+# and in how many of its lines the splitter found no sentences because it failed.
+DOCUMENT = np.dtype(
+    [("key", "<u8"), ("part", "<i4"), ("failed", "<i4")]
+    + [(name, "<i8") for name in ("sentences", "tokens", "text_bytes")]
+)
 
 _LINES_AT_ONCE = 4096  # of text, in one call of the tokenizer
+_BYTES_AT_ONCE = 4 << 20  # characters, as lines may be of any length
 
 
 def write_piece(folder: Path, index: int, piece: corpus.Piece, tokenizer: Tokenizer, seed: int, language: str) -> None:
@@ -60,22 +70,53 @@ def encode_documents(documents: Iterable[list[str]], tokenizer: Tokenizer, seed:
     return Encoded(found[order], flat["sentences"], flat["tokens"], np.sort(lines))
 
 
+def keys_of(documents: np.ndarray, passage: int) -> np.ndarray:
+    """Returns the hashes uint64 [D] of the passages of `passage` parts, or with 0 of the documents, of records [D]."""
+    if not passage:
+        return documents["key"]
+    mixed = documents["key"] + (documents["part"] // passage + 1).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):  # splitmix64
+        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
+    return mixed ^ (mixed >> np.uint64(31))
+
+
+def unite(documents: np.ndarray, passage: int) -> np.ndarray:
+    """Returns records of whole documents, or of their passages of `passage` parts, made of records of parts [D]."""
+    keys = keys_of(documents, passage)
+    first = documents["part"] % passage == 0 if passage else documents["part"] == 0
+    first[1:] |= keys[1:] != keys[:-1]
+    first[:1] = True
+    (starts,) = np.nonzero(first)
+    united = documents[starts]
+    united["key"] = keys[starts]
+    if len(starts):
+        for name in ("failed", "sentences", "tokens", "text_bytes"):
+            united[name] = np.add.reduceat(documents[name], starts)
+    return united
+
+
 def read_documents(folder: Path, num_pieces: int) -> np.ndarray:
-    """Returns the documents [D] of all pieces, as records of `DOCUMENT`."""
-    return np.concatenate([_load(folder, "documents", index) for index in range(num_pieces)])
+    """Returns the parts of documents [D] of all pieces, as records of `DOCUMENT`."""
+    return np.concatenate([np.load(_file(folder, "documents", index)) for index in range(num_pieces)])
 
 
-def read_range(folder: Path, num_pieces: int, first_key: int, last_key: int) -> tuple[np.ndarray, list[Document], dict]:
-    """Returns the documents with hashes in first_key..last_key: flat ids [T], bounds in order of hash, and counts."""
+def read_range(
+    folder: Path, num_pieces: int, first_key: int, last_key: int, passage: int = 0
+) -> tuple[np.ndarray, list[Document], dict]:
+    """Returns the documents with hashes in first_key..last_key: flat ids [T], bounds in order of hash, and counts.
+
+    With `passage`, a passage of so many parts is a document; see `unite`.
+    """
     all_documents, all_sentences, all_tokens = [], [], []
     for index in range(num_pieces):
-        documents = _load(folder, "documents", index)
-        first = np.searchsorted(documents["key"], np.uint64(first_key), side="left")
-        last = np.searchsorted(documents["key"], np.uint64(last_key), side="right")
+        documents = unite(np.load(_file(folder, "documents", index)), passage)
+        inside = (documents["key"] >= np.uint64(first_key)) & (documents["key"] <= np.uint64(last_key))
+        edges = np.flatnonzero(np.diff(inside, prepend=False, append=False))
         for name, arrays in (("sentences", all_sentences), ("tokens", all_tokens)):
-            before, inside = documents[name][:first].sum(), documents[name][first:last].sum()
-            arrays.append(np.array(_load(folder, name, index)[before : before + inside]))
-        all_documents.append(documents[first:last])
+            ends, array = np.append(0, np.cumsum(documents[name])), _load(folder, name, index)
+            arrays += [np.array(array[ends[first] : ends[last]]) for first, last in edges.reshape(-1, 2)]
+            arrays.append(np.array(array[:0]))
+        all_documents.append(documents[inside])
     documents, sentences, tokens = map(np.concatenate, (all_documents, all_sentences, all_tokens))
     return tokens, *order_documents(documents, sentences)
 
@@ -105,7 +146,7 @@ def count_different_lines(folder: Path, num_pieces: int, first_hash: int, last_h
         hashes = _load(folder, "lines", index)
         first = np.searchsorted(hashes, np.uint64(first_hash), side="left")
         last = np.searchsorted(hashes, np.uint64(last_hash), side="right")
-        inside.append(hashes[first:last])
+        inside.append(np.array(hashes[first:last]))  # a copy: a view would keep the file open
     hashes = np.concatenate(inside)
     hashes.sort()
     return int(np.count_nonzero(hashes[1:] != hashes[:-1])) + bool(len(hashes))
@@ -118,15 +159,16 @@ def document_key(lines: list[str], seed: int) -> int:
 
 
 def _batches(documents: Iterable[list[str]]) -> Iterator[list[list[str]]]:
-    """Yields the documents in lists of about `_LINES_AT_ONCE` lines, the last of which may be empty."""
+    """Yields the documents in lists of about `_LINES_AT_ONCE` lines or less, the last of which may be empty."""
     batch: list[list[str]] = []
-    num_lines = 0
+    num_lines = num_bytes = 0
     for document in documents:
         batch.append(document)
         num_lines += len(document)
-        if num_lines >= _LINES_AT_ONCE:
+        num_bytes += sum(map(len, document))
+        if num_lines >= _LINES_AT_ONCE or num_bytes >= _BYTES_AT_ONCE:
             yield batch
-            batch, num_lines = [], 0
+            batch, num_lines, num_bytes = [], 0, 0
     yield batch
 
 
@@ -138,20 +180,54 @@ def _encode(
     Empty sentences are dropped.
     """
     sentences: list[str] = []
-    starts = [0]  # of each document's sentences, and the end of the last one's
+    starts, failed = [0], []  # of each document's sentences, and the end of the last one's; its lines that failed
     for lines in documents:
-        for line in lines:
-            sentences.extend(split_sentences(line, language))
+        found, num_failed = split_lines(lines, language)
+        sentences += found
         starts.append(len(sentences))
-    tokens, lengths = tokenizer.encode_arrays(sentences)
-    found = np.zeros(len(documents), DOCUMENT)
-    digests = []
-    for place, (lines, start, end) in enumerate(zip(documents, starts, starts[1:])):
+        failed.append(num_failed)
+    tokens, lengths = _encode_sentences(sentences, tokenizer)
+    records, digests = [np.zeros(0, DOCUMENT)], []
+    for lines, num_failed, start, end in zip(documents, failed, starts, starts[1:]):
         raw = [line.encode() for line in lines]
         digests.extend(hashlib.blake2b(line, digest_size=8).digest() for line in raw)
-        mine, num_bytes = lengths[start:end], sum(map(len, raw)) + len(raw)
-        found[place] = (document_key(lines, seed), np.count_nonzero(mine), mine.sum(), num_bytes)
-    return found, lengths[lengths > 0].astype(np.int32), tokens, np.frombuffer(b"".join(digests), "<u8")
+        parts = _parts(lengths[start:end], sentences[start:end], sum(map(len, raw)) + len(raw))
+        parts["key"], parts["failed"][0] = document_key(lines, seed), num_failed
+        records.append(parts)
+    lines = np.frombuffer(b"".join(digests), "<u8")
+    return np.concatenate(records), lengths[lengths > 0].astype(np.int32), tokens, lines
+
+
+def _encode_sentences(sentences: list[str], tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the flat ids of sentences and the number of each's, of about `_BYTES_AT_ONCE` at a time."""
+    stretches = np.cumsum([0, *map(len, sentences)])[:-1] // _BYTES_AT_ONCE
+    cuts = [0, *(np.flatnonzero(np.diff(stretches)) + 1).tolist(), len(sentences)]
+    encoded = [tokenizer.encode_arrays(sentences[first:last]) for first, last in zip(cuts, cuts[1:])]
+    return np.concatenate([tokens for tokens, _ in encoded]), np.concatenate([lengths for _, lengths in encoded])
+
+
+def _parts(lengths: np.ndarray, sentences: list[str], num_bytes: int) -> np.ndarray:
+    """Returns the `DOCUMENT`s of the parts of a document of sentences with `lengths` [S] tokens, without its key.
+
+    Each part gets a share of the document's bytes, by those of its sentences.
+    """
+    total = int(lengths.sum())
+    count = total // PART_TOKENS
+    cuts = np.array([0, len(lengths)])
+    if count > 1:
+        ends = np.cumsum(lengths)
+        middle = np.unique(np.searchsorted(ends, np.arange(1, count) * total // count)) + 1
+        cuts = np.concatenate([cuts[:1], middle[ends[middle - 1] < total], cuts[1:]])
+    parts = np.zeros(len(cuts) - 1, DOCUMENT)
+    parts["part"] = np.arange(len(parts))
+    if len(parts) == 1:
+        parts["sentences"], parts["tokens"], parts["text_bytes"] = np.count_nonzero(lengths), total, num_bytes
+        return parts
+    sizes = np.cumsum([0, *(len(sentence.encode()) for sentence in sentences)])
+    for name, sums in (("sentences", np.cumsum(lengths > 0)), ("tokens", ends)):
+        parts[name] = np.diff(np.append(0, sums)[cuts])
+    parts["text_bytes"] = np.diff(sizes[cuts] * num_bytes // sizes[-1])
+    return parts
 
 
 def _file(folder: Path, array: str, index: int) -> Path:
@@ -159,4 +235,5 @@ def _file(folder: Path, array: str, index: int) -> Path:
 
 
 def _load(folder: Path, array: str, index: int) -> np.ndarray:
+    """Returns an array as a map, which keeps the file open."""
     return np.load(_file(folder, array, index), mmap_mode="r")

@@ -19,14 +19,14 @@ import random
 import re
 import time
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 
 import numpy as np
 
-from bert_jax.data import instances, packing, pieces, records
+from bert_jax.data import instances, packing, pieces, records, summary
 from bert_jax.data.building import finished_manifest, unfinished, uploaded
-from bert_jax.data.processes import say, task_runner
+from bert_jax.data.processes import task_runner
+from bert_jax.data.sentences import splitter_version
 from bert_jax.data.sources import corpus
 from bert_jax.errors import InputError
 from bert_jax.storage import urls, writing
@@ -36,7 +36,7 @@ from bert_jax.version import __version__
 
 SHARD_TOKENS = 16 << 20  # about 64 MiB of English text, which a process holds in memory
 LINES_AT_ONCE = 8 << 20  # lines that a process compares at a time, by 64 MiB of hashes
-MANY_COPIES = 0.1  # share of copied documents above which a warning is printed
+MOST_HELD_OUT = 2  # times the rate; where more would be, long documents are cut into passages
 _ROWS_AT_ONCE = 1024  # their intermediate arrays fit in a processor's cache
 
 
@@ -48,7 +48,7 @@ class PrepareOptions:
     next_sentence: str = "nsp"  # task of sentence B: nsp, sop (ALBERT's sentence order prediction), or none
     duplicates: int = 10  # passes over the training documents, each cut differently; held-out documents get one
     short_seq_rate: float = 0.1  # share of documents that are cut into sequences of a random shorter length
-    holdout_rate: float = 0.01  # share of documents to hold out, 2 documents at least; 0 holds out no document
+    holdout_rate: float = 0.01  # share of documents or passages to hold out, 2 at least; 0 holds out nothing
     shards: int = 0  # shards of the training split; 0 makes one for every 16 M tokens
     seed: int = 0
     language: str = "en"  # language of the sentence splitter, an ISO 639 code
@@ -112,7 +112,7 @@ def prepare(
         job = _Job(path, work, options, len(plan), loaded.fingerprint)
         described = corpus.describe_inputs(corpus.public_names(inputs), contents)
         manifest = _prepare(job, plan, identity, loaded, described, num_workers)
-    summarize(manifest, time.monotonic() - started)
+    summary.say_summary(manifest, time.monotonic() - started)
     return manifest
 
 
@@ -124,6 +124,7 @@ def identity_of(options: PrepareOptions, input_fingerprint: str, tokenizer: Toke
         "options": options.identity(),
         "input": input_fingerprint,
         "tokenizer": tokenizer.fingerprint,
+        "splitter": splitter_version(),
     }
 
 
@@ -136,6 +137,7 @@ class Range:
     num_shards: int
     first: int
     last: int
+    passage: int = 0  # if not 0, a passage of so many parts of a document is a document
 
     @property
     def name(self) -> str:
@@ -143,21 +145,26 @@ class Range:
         return records.shard_name(self.split, self.index, self.num_shards)
 
 
-def plan_ranges(documents: np.ndarray, options: PrepareOptions) -> list[Range]:
-    """Returns the shards of both splits for the documents [D] of all pieces (records of `pieces.DOCUMENT`).
+def plan_ranges(parts: np.ndarray, options: PrepareOptions) -> list[Range]:
+    """Returns the shards of both splits for the parts [D] of all documents (records of `pieces.DOCUMENT`).
 
     Raises: InputError if there are too few documents to draw a random next sentence from another one.
     """
+    documents = pieces.unite(parts, 0)
+    passage = 0
+    if _holds_out_too_much(documents, options) and parts["part"].any():
+        # Eight passages or more are held out, where the text is long enough for it.
+        wanted = (options.holdout_rate or 1.0) * float(parts["tokens"].sum()) / 8
+        passage = min(max(int(wanted / pieces.PART_TOKENS), 1), 64)
+        documents = pieces.unite(parts, passage)
     keys = np.unique(documents["key"])
-    if options.next_sentence == "none":
-        least, rule = 1, "a split and a shard cannot be empty"
-    else:
-        least, rule = 2, "a random next sentence comes from another document"
+    least, rule = _least(options)
     if not len(keys):
         raise InputError("the input holds no document: no line of it gives a token; give files with text")
     if len(keys) < least:
-        raise InputError(f"the input holds one document, and {rule}; part documents by blank lines, or add text")
-    num_heldout = max(least, round(options.holdout_rate * len(keys))) if options.holdout_rate else 0
+        found = f"{len(documents)} documents, all of the same text" if len(documents) > 1 else "one document"
+        raise InputError(f"the input holds {found}, and {rule}; part documents by blank lines, or add text")
+    num_heldout = _count_heldout(len(keys), options)
     if len(keys) - num_heldout < least:
         raise InputError(
             f"the input holds {len(keys)} different documents, too few to hold out {num_heldout}: each split "
@@ -177,8 +184,31 @@ def plan_ranges(documents: np.ndarray, options: PrepareOptions) -> list[Range]:
         num_shards = min(num_shards, len(split_keys) // least)
         for index in range(num_shards):
             first, last = (len(split_keys) * place // num_shards for place in (index, index + 1))
-            ranges.append(Range(split, index, num_shards, int(split_keys[first]), int(split_keys[last - 1])))
+            ends = int(split_keys[first]), int(split_keys[last - 1])
+            ranges.append(Range(split, index, num_shards, *ends, passage))
     return ranges
+
+
+def _least(options: PrepareOptions) -> tuple[int, str]:
+    """Returns how many documents a split and a shard must have, and why."""
+    if options.next_sentence == "none":
+        return 1, "a split and a shard cannot be empty"
+    return 2, "a random next sentence comes from another document"
+
+
+def _count_heldout(num_documents: int, options: PrepareOptions) -> int:
+    """Returns how many of different documents are held out."""
+    return max(_least(options)[0], round(options.holdout_rate * num_documents)) if options.holdout_rate else 0
+
+
+def _holds_out_too_much(documents: np.ndarray, options: PrepareOptions) -> bool:
+    """Returns whether whole documents are too few, or those held out have far more tokens than the rate says."""
+    keys = np.unique(documents["key"])
+    num_heldout = _count_heldout(len(keys), options)
+    if len(keys) - num_heldout < _least(options)[0] * max(1, options.shards):
+        return True
+    heldout = documents["tokens"][np.isin(documents["key"], keys[:num_heldout])].sum()
+    return bool(heldout > MOST_HELD_OUT * options.holdout_rate * documents["tokens"].sum())
 
 
 def _hash_ranges(num_lines: int) -> list[tuple[int, int]]:
@@ -224,8 +254,7 @@ def _prepare(
     for shard in ranges:
         if shard.split == "train":
             token_counts += np.load(job.work / f"counts-{shard.name}")
-    copies = exact_copies(documents, num_lines, sum(different))
-    figures = {"inputs": inputs, "exact_copies": copies}
+    figures = {"inputs": inputs, **summary.describe_text(documents, num_lines, sum(different), ranges[0].passage)}
     return finish(job.path, identity, job.options, tokenizer, ranges, made, token_counts, figures)
 
 
@@ -249,10 +278,10 @@ def _count_different_lines(job: _Job, hashes: tuple[int, int]) -> int:
 def _make_shard(job: _Job, shard: Range) -> JsonObject:
     """Writes a shard and its counts of tokens, and returns what the manifest says of it."""
     finished = job.work / f"{shard.name}.json"
-    if (made := records.read_part(finished, ("file", "documents", "sequences", "filled"))) is not None:
+    if (made := records.read_part(finished, ("file", "documents", "sequences", "filled", "dropped"))) is not None:
         return made
     tokenizer = job.tokenizer()
-    text = pieces.read_range(job.work, job.num_pieces, shard.first, shard.last)
+    text = pieces.read_range(job.work, job.num_pieces, shard.first, shard.last, shard.passage)
     result, token_counts = make_shard(job.path, shard, job.options, tokenizer, *text)
     writing.write_array(job.work / f"counts-{shard.name}", token_counts)
     writing.write_json(finished, result)
@@ -304,14 +333,17 @@ def make_shard(
     else:
         num_rows, row_dtype = len(made), dtype
         chunks = (single_rows(slice(start, start + _ROWS_AT_ONCE)) for start in range(0, len(made), _ROWS_AT_ONCE))
+    token_counts = np.bincount(tokens, minlength=tokenizer.vocab_size)
     result = {
         "file": records.write_shard(folder / shard.name, row_dtype, num_rows, chunks),
         **counts,
         "sequences": len(made),
         "random_next": int(np.count_nonzero(made["label"] == instances.IS_RANDOM)),
         "filled": int(lengths.sum()),
+        "unknown": int(token_counts[tokenizer.unk_id]),
+        "dropped": instances.count_dropped(made, len(tokens)),
     }
-    return result, np.bincount(tokens, minlength=tokenizer.vocab_size)
+    return result, token_counts
 
 
 # The end
@@ -330,66 +362,10 @@ def finish(
     """Returns the manifest of a directory that has its shards, after writing it.
 
     `made` is what `make_shard` says of each of `ranges`, `token_counts` [V] their sum over the training split, and
-    `figures` what more there is to keep: what `corpus.describe_inputs` and `exact_copies` say.
+    `figures` what more there is to keep: what `corpus.describe_inputs` and `summary.describe_text` say.
     """
     # Eight parameters: in a Beam pipeline each of the results comes from another step.
     row = {"length": options.max_seq_length, "max_sequences": max(1, options.pack)}
-    made_with = {"bert_jax": __version__, "sentencex": metadata.version("sentencex")}
-    splits = _describe_splits(options, ranges, made)
+    made_with = {"bert_jax": __version__, **dict([splitter_version().split()])}
+    splits = summary.describe_splits(options.max_seq_length, ranges, made)
     return records.finish_dataset(path, identity, row, tokenizer, splits, token_counts, made_with, **figures)
-
-
-def _describe_splits(options: PrepareOptions, ranges: list[Range], made: list[JsonObject]) -> dict[str, JsonObject]:
-    """Returns what the manifest says of each split: the sums over its shards, and the shards."""
-    splits = {}
-    for split in ("train", "heldout"):
-        mine = [result for shard, result in zip(ranges, made, strict=True) if shard.split == split]
-        totals = {
-            name: sum(result[name] for result in mine)
-            for name in ("documents", "sentences", "tokens", "text_bytes", "sequences", "random_next", "filled")
-        }
-        num_rows = sum(result["file"]["rows"] for result in mine)
-        filled, random_next = totals.pop("filled"), totals.pop("random_next")
-        splits[split] = {
-            **totals,
-            "rows": num_rows,
-            "fill": round(filled / max(1, num_rows * options.max_seq_length), 4),  # share of positions with a token
-            "random_next_share": round(random_next / max(1, totals["sequences"]), 4),
-            "shards": [result["file"] for result in mine],
-        }
-    return splits
-
-
-def exact_copies(documents: np.ndarray, num_lines: int, num_different_lines: int) -> JsonObject:
-    """Returns how many documents (records of `pieces.DOCUMENT`) and lines occurred before, and their shares."""
-    num_documents = len(documents) - len(np.unique(documents["key"]))
-    num_copies = num_lines - num_different_lines
-    return {
-        "documents": num_documents,
-        "documents_share": round(num_documents / max(1, len(documents)), 4),
-        "lines": num_copies,
-        "lines_share": round(num_copies / max(1, num_lines), 4),
-    }
-
-
-def summarize(manifest: JsonObject, seconds: float) -> None:
-    """Prints the contents of a data set and the time that preparing it took."""
-    megabytes = sum(split["text_bytes"] for split in manifest["splits"].values()) / 1e6
-    for name, split in manifest["splits"].items():
-        say(
-            f"{name}: {split['documents']:,} documents, {split['sentences']:,} sentences, {split['tokens']:,} tokens "
-            f"-> {split['sequences']:,} sequences ({split['random_next_share']:.1%} with a random next sentence) in "
-            f"{split['rows']:,} rows ({split['fill']:.1%} full), {len(split['shards'])} shards"
-        )
-    copies = manifest["exact_copies"]
-    say(
-        f"exact copies: {copies['documents']:,} documents ({copies['documents_share']:.1%}) and {copies['lines']:,} "
-        f"lines ({copies['lines_share']:.1%})"
-    )
-    if copies["documents_share"] > MANY_COPIES:
-        say(
-            f"warning: {copies['documents_share']:.0%} of the documents are exact copies of others, more than "
-            f"{MANY_COPIES:.0%}: the model learns them by heart and its loss sticks; is a text among the inputs twice? "
-            "Remove the copies and prepare again"
-        )
-    say(f"{megabytes:.1f} MB of text in {seconds:.0f} s ({megabytes / max(seconds, 1e-9):.1f} MB/s)")

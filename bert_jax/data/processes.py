@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection
 from typing import TypeVar
 
 from bert_jax.errors import StoppedError
+from bert_jax.storage.files import allow_many_files
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -25,14 +26,15 @@ Result = TypeVar("Result")
 def task_runner(num_workers: int) -> Iterator[Callable[[Callable[[Task], Result], list[Task], str], list[Result]]]:
     """Yields `run(function, tasks, what)`, which returns `function(task)` for each task, in their order.
 
-    `num_workers` processes share the tasks (0 is one for each core); with one, all happens in this process.
-    `function` must be importable by name, or a `functools.partial` of such a one. `what` names the tasks in
-    reports of progress.
+    `num_workers` processes share the tasks (0 is one for each core that this process may use); with one, all happens
+    in this process. `function` must be importable by name, or a `functools.partial` of such a one. `what` names the
+    tasks in reports of progress.
 
     Raises: StoppedError if a process was killed, and whatever a task raises, without waiting for the others. With
     Ctrl-C the processes end at once.
     """
-    num_workers = num_workers or os.cpu_count() or 1
+    allow_many_files()
+    num_workers = num_workers or _count_cores()
     if num_workers == 1:
         yield lambda function, tasks, what: _collect(enumerate(map(function, tasks)), len(tasks), what)
         return
@@ -53,6 +55,12 @@ def task_runner(num_workers: int) -> Iterator[Callable[[Callable[[Task], Result]
             raise
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+def _count_cores() -> int:
+    """Returns on how many cores this process may run: in a job or container often fewer than there are."""
+    affinity = getattr(os, "sched_getaffinity", None)  # not on every system
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def _as_completed(

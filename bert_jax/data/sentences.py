@@ -2,7 +2,9 @@
 """Paragraphs to sentences: the only home of the splitter (docs/decisions/0003-sentence-splitter.md)."""
 
 import functools
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
+from importlib import metadata
 
 from bert_jax.errors import package_needed
 
@@ -11,32 +13,107 @@ from bert_jax.errors import package_needed
 _LONGEST_QUOTATION = 1000  # characters
 _PAIRED_MARKS = str.maketrans(dict.fromkeys("\"'()[]{}«»‹›“”„‟‘’‚‛「」『』《》〈〉（）", " "))
 
+# At each end of a sentence the splitter looks back to the last blank. Where there is none, as in Chinese, its time
+# would grow with the square of the length of a line. Such lines are shown to it in windows.
+_LONGEST_WORD = 1000  # characters between blanks
+_WINDOW = 4 * _LONGEST_QUOTATION  # a quotation that begins in its first half ends in it, or is too long
+
+# sentencex 1.0.32 panics at most full stops after a capital letter and a blank that is not ASCII. Such blanks are
+# shown to it as ASCII ones. The others are only if it panics nevertheless, as that may change where it splits.
+_ASCII_BLANKS = str.maketrans({chr(code): " " for code in range(128, 0x10000) if chr(code).isspace()})
+_BLANKS_BEFORE_STOP = re.compile(r"(?<=[A-Z])\s*[^\S\x00-\x7f](?=\.)")
+
+
+class _PanicError(Exception):
+    """The splitter, which is compiled code, panicked."""
+
+
+def splitter_version() -> str:
+    """Returns the name and version of the splitter, as data sets keep them: another one may split differently."""
+    return f"sentencex {metadata.version('sentencex')}"
+
 
 def split_sentences(paragraph: str, language: str = "en") -> list[str]:
     """Returns the sentences of a paragraph, stripped; what is left between them is white space only.
 
-    A line that is one sentence stays one. `language` is an ISO 639 code; a language without rules of its own
-    gets those of its nearest relative.
+    A line that is one sentence stays one, and so does one at which the splitter fails. `language` is an ISO 639 code; a
+    language without rules of its own gets those of its nearest relative.
     """
+    return split_lines([paragraph], language)[0]
+
+
+def split_lines(lines: Iterable[str], language: str) -> tuple[list[str], int]:
+    """Returns the sentences of all lines, and at how many of the lines the splitter failed."""
     sentences: list[str] = []
-    segment = _splitter()
-    for sentence in segment(language, paragraph):
+    num_failed = 0
+    for line in lines:
+        try:
+            sentences += _split(line, language)
+        except _PanicError:
+            sentences += filter(None, [line.strip()])
+            num_failed += 1
+    return sentences, num_failed
+
+
+def _split(line: str, language: str) -> list[str]:
+    sentences: list[str] = []
+    for sentence in _segment(line, language):
         if len(sentence) > _LONGEST_QUOTATION:
-            sentences.extend(_split_inside_quotations(sentence, language))
+            hidden = _segment(sentence.translate(_PAIRED_MARKS), language)  # the same lengths: nothing is dropped
+            sentences += [part.strip() for part in _cut(sentence, hidden)]
         else:
             sentences.append(sentence.strip())
     return [sentence for sentence in sentences if sentence]
 
 
-def _split_inside_quotations(text: str, language: str) -> list[str]:
-    """Returns the sentences of `text` found as if it had no quotation marks and brackets."""
-    sentences = []
-    segment = _splitter()
-    start = 0
-    for hidden in segment(language, text.translate(_PAIRED_MARKS)):  # the same lengths: nothing is dropped
-        sentences.append(text[start : start + len(hidden)].strip())
-        start += len(hidden)
-    return sentences
+def _segment(text: str, language: str) -> list[str]:
+    """Returns the parts of a text as the splitter finds them."""
+    if text.isascii():
+        return _call(text, language)
+    shown = _BLANKS_BEFORE_STOP.sub(lambda found: found[0].translate(_ASCII_BLANKS), text)
+    if len(text) <= _LONGEST_WORD or max(map(len, text.split()), default=0) <= _LONGEST_WORD:
+        return _cut(text, _call(shown, language))
+    parts: list[str] = []
+    start, window = 0, _WINDOW
+    while start < len(text):
+        found = _call(shown[start : start + window], language)
+        if start + window < len(text):
+            end, whole = 0, []
+            for part in found[:-1]:  # the last one may go on
+                if whole and end + len(part) > window // 2:
+                    break
+                whole.append(part)
+                end += len(part)
+            if not whole:
+                window *= 2
+                continue
+            found = whole
+        parts += found
+        start, window = start + sum(map(len, found)), _WINDOW
+    return _cut(text, parts)
+
+
+def _call(text: str, language: str) -> list[str]:
+    """Returns what the splitter returns. Raises: _PanicError if it panics whatever the blanks are."""
+    for shown in (text, text.translate(_ASCII_BLANKS)):
+        try:
+            parts = _splitter()(language, shown)
+        except BaseException as error:  # a panic is no `Exception`
+            if type(error).__module__ != "pyo3_runtime":
+                raise
+        else:
+            if sum(map(len, parts)) == len(text):
+                return parts
+    raise _PanicError
+
+
+def _cut(text: str, parts: Iterable[str]) -> list[str]:
+    """Returns a text cut into parts of the lengths of these."""
+    found, start = [], 0
+    for part in parts:
+        found.append(text[start : start + len(part)])
+        start += len(part)
+    return found
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 """Opens files, plain or compressed, and computes their checksums."""
 
 import contextlib
+import errno
 import glob
 import gzip
 import hashlib
@@ -19,6 +20,8 @@ from bert_jax.errors import InputError
 from bert_jax.storage.places import AnyPath, RemotePath, to_place
 from bert_jax.storage.urls import is_remote, remote_glob
 from bert_jax.storage.zstd import ZstdError, ZstdFile
+
+TOO_MANY_FILES = "raise the limit, for example with ulimit -n 65536, or join small files"
 
 JsonObject: TypeAlias = dict[str, Any]  # an object as json.loads returns it
 
@@ -53,6 +56,15 @@ def public_name(pattern: str) -> str:
         path = path.partition("?")[0] if protocol.lower() in ("http", "https") else path
         name = f"{protocol}://{host.rpartition('@')[2]}{slash}{path}"
     return name.encode("utf-8", "replace").decode("utf-8")
+
+
+def allow_many_files() -> None:
+    """Raises this process's limit of open files, and that of processes it starts, as far as the system allows."""
+    import resource  # not on every system that can import this module
+
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def is_compressed(path: str) -> bool:
@@ -104,7 +116,8 @@ def reading(name: str) -> Iterator[None]:
     except (EOFError, zlib.error, gzip.BadGzipFile, ZstdError) as error:
         raise InputError(f"{name} is truncated or damaged ({error}); copy it again") from None
     except OSError as error:
-        raise InputError(f"cannot read {name}: {error.strerror or error}; check the path and its permissions") from None
+        fix = TOO_MANY_FILES if error.errno in (errno.EMFILE, errno.ENFILE) else "check the path and its permissions"
+        raise InputError(f"cannot read {name}: {error.strerror or error}; {fix}") from None
 
 
 def _compression(path: str) -> str:

@@ -3,6 +3,7 @@
 
 import contextlib
 import difflib
+import errno
 import os
 import re
 import signal
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from absl import app, flags, logging
 
 from bert_jax.errors import InputError
+from bert_jax.storage import files
 from bert_jax.storage.places import check_workdir_place, to_place
 from bert_jax.storage.stores import check_writable, is_remote
 from bert_jax.storage.urls import user_cache
@@ -28,6 +30,7 @@ def run(main: Callable[[], int | None]) -> None:
     `main` returns the exit status, or None for 0. Output is UTF-8 in every locale.
     """
     streams.prepare()
+    files.allow_many_files()
     _name_the_program()
     # Keep compiled programs, so that the same command starts faster the next time. JAX reads this variable once.
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(user_cache() / "compiled"))
@@ -60,6 +63,8 @@ def run(main: Callable[[], int | None]) -> None:
             raise
         except OSError as error:  # a full disk, a missing right
             reason = error.strerror or " ".join(str(error).split())
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                reason += f"; {files.TOO_MANY_FILES}"
             print(f"error: cannot read or write {error.filename or 'a file'}: {reason}", file=sys.stderr)
             return 1
 

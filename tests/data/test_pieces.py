@@ -2,9 +2,12 @@
 """Documents go to splits and shards by the hash of their text."""
 
 import numpy as np
+import pytest
+from conftest import ROOT
 
 from bert_jax.data import pieces, prepare
 from bert_jax.data.prepare import PrepareOptions
+from bert_jax.text.tokenizer import load_tokenizer
 
 
 def test_the_key_is_of_the_text_and_the_seed():
@@ -27,3 +30,64 @@ def test_shards_are_ranges_of_equally_many_documents_that_cover_all():
     assert len(sizes) == 7 and sum(sizes) == 810 and max(sizes) - min(sizes) <= 1
     heldout, *_ = (shard for shard in ranges if shard.split == "heldout")
     assert heldout.last < min(shard.first for shard in ranges if shard.split == "train")
+
+
+def test_a_long_document_has_parts_that_end_with_sentences(monkeypatch):
+    monkeypatch.setattr(pieces, "PART_TOKENS", 10)
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        lengths = rng.choice([0, 1, 3, 5, 40], rng.integers(1, 60))
+        sentences = ["x" * int(length) for length in lengths]
+        parts = pieces._parts(lengths, sentences, 1000)
+        assert parts["tokens"].sum() == lengths.sum() and parts["sentences"].sum() == np.count_nonzero(lengths)
+        assert parts["part"].tolist() == list(range(len(parts))) and parts["text_bytes"].sum() == 1000
+        ends = np.cumsum(lengths[lengths > 0])
+        assert len(parts) == 1 or set(np.cumsum(parts["tokens"])) <= set(ends)
+        assert len(parts) == 1 or parts["tokens"].min() > 0
+
+
+@pytest.mark.parametrize("passage", [0, 1, 3])
+def test_parts_are_united_to_documents_or_passages(passage):
+    parts = np.zeros(14, pieces.DOCUMENT)
+    parts["key"] = [7] * 5 + [7] * 5 + [9] * 4  # the first two are copies
+    parts["part"] = [*range(5), *range(5), *range(4)]
+    parts["tokens"] = parts["sentences"] = parts["text_bytes"] = 1
+    united = pieces.unite(parts, passage)
+    assert united["tokens"].tolist() == {0: [5, 5, 4], 1: [1] * 14, 3: [3, 2, 3, 2, 3, 1]}[passage]
+    keys = pieces.keys_of(parts, passage)
+    assert len(np.unique(keys)) == {0: 2, 1: 9, 3: 4}[passage]
+    assert keys[:5].tolist() == keys[5:10].tolist()  # copies stay together
+    assert np.unique(united["key"]).tolist() == np.unique(keys).tolist()
+    assert len(pieces.unite(parts[:0], passage)) == 0
+
+
+def test_long_documents_are_cut_where_too_many_tokens_would_be_held_out():
+    parts = np.zeros(6 * 400, pieces.DOCUMENT)
+    parts["key"] = np.repeat(np.random.default_rng(0).integers(0, 1 << 64, 6, np.uint64), 400)
+    parts["part"] = np.tile(np.arange(400), 6)
+    parts["tokens"], parts["sentences"] = pieces.PART_TOKENS, 50
+    for rate in (0.005, 0.01, 0.1):
+        ranges = prepare.plan_ranges(parts, PrepareOptions(holdout_rate=rate))
+        assert 1 <= ranges[0].passage <= 64
+        keys = pieces.keys_of(parts, ranges[0].passage)
+        heldout = [shard for shard in ranges if shard.split == "heldout"]
+        share = sum(np.mean((keys >= shard.first) & (keys <= shard.last)) for shard in heldout)
+        assert rate / 2 < share < 2 * rate
+    assert not prepare.plan_ranges(parts, PrepareOptions(holdout_rate=0.4))[0].passage  # two of six are right
+    assert not prepare.plan_ranges(parts, PrepareOptions(holdout_rate=0))[0].passage
+    assert len(prepare.plan_ranges(parts, PrepareOptions(holdout_rate=0, shards=8))) == 8
+
+
+def test_batches_end_with_many_characters_too(monkeypatch):
+    monkeypatch.setattr(pieces, "_BYTES_AT_ONCE", 100)
+    documents = [["x" * size] * lines for size, lines in ((30, 1), (30, 2), (30, 3), (500, 1), (1, 5), (1, 1))]
+    assert [len(batch) for batch in pieces._batches(documents)] == [3, 1, 2]
+
+
+def test_sentences_are_encoded_some_at_a_time_with_the_same_result(monkeypatch):
+    tokenizer = load_tokenizer(ROOT / "tests/fixtures/tokenizer")
+    documents = [["The ban ran. It sat on " + "and on " * count + "."] * 3 for count in range(20)]
+    whole = pieces.encode_documents(documents, tokenizer, 0, "en")
+    monkeypatch.setattr(pieces, "_BYTES_AT_ONCE", 50)
+    for ours, theirs in zip(pieces.encode_documents(documents, tokenizer, 0, "en"), whole, strict=True):
+        np.testing.assert_array_equal(ours, theirs)

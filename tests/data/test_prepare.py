@@ -4,6 +4,7 @@
 import gzip
 import json
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -215,6 +216,37 @@ def test_a_complete_data_set_is_left_alone(tmp_path, prepared, text, vocab, caps
     assert {path: path.stat().st_mtime_ns for path in prepared.rglob("*")} == before
 
 
+def test_another_splitter_makes_another_data_set(tmp_path, prepared, text, vocab, monkeypatch, capsys):
+    path = tmp_path / "data"
+    shutil.copytree(prepared, path)
+    manifest = json.loads((path / records.MANIFEST).read_text())
+    splitter = manifest["identity"].pop("splitter")  # as of versions that kept it in "made_with" alone
+    (path / records.MANIFEST).write_text(json.dumps(manifest))
+    prepare.prepare(text, vocab, str(path), OPTIONS, num_workers=1)
+    assert "already complete" in capsys.readouterr().err
+    assert records.open_dataset(path).train.num_rows == records.open_dataset(prepared).train.num_rows
+    monkeypatch.setattr(prepare, "splitter_version", lambda: "sentencex 9.9")
+    for place in (path, prepared):
+        assert f"was begun with {splitter}, not sentencex 9.9" in refusal(text, vocab, place, **vars(OPTIONS))
+
+
+def test_a_low_limit_of_open_files_is_enough(tmp_path, vocab):
+    """Pieces are read and closed; the limit cannot be raised here."""
+    folder = tmp_path / "text"
+    folder.mkdir()
+    for number in range(150):
+        (folder / f"{number}.txt").write_text(f"{WORDS[number % 70]} bala.\n{WORDS[number % 69]} balo.\n")
+    command = (
+        "import resource; from bert_jax.data import prepare; resource.setrlimit(resource.RLIMIT_NOFILE, (60, 60)); "
+        f"prepare.prepare({str(folder / '*.txt')!r}, {vocab!r}, {str(tmp_path / 'data')!r}, "
+        "prepare.PrepareOptions(max_seq_length=32, holdout_rate=0.1), num_workers=1)"
+    )
+    subprocess.run([sys.executable, "-c", command], check=True, capture_output=True)
+    assert (
+        sum(split["documents"] for split in records.open_dataset(tmp_path / "data").manifest["splits"].values()) == 150
+    )
+
+
 def test_documents_go_to_one_split_and_identical_ones_stay_together(tmp_path, vocab):
     documents = ["\n".join(f"{word} {other}." for other in WORDS[:9]) for word in WORDS]
     (tmp_path / "text").write_text("\n\n".join(documents * 2))
@@ -345,6 +377,12 @@ def test_a_single_document_will_do_without_pairs(tmp_path, vocab):
     alone = PrepareOptions(next_sentence="none", holdout_rate=0, max_seq_length=32)
     prepare.prepare(str(tmp_path / "text"), vocab, str(tmp_path / "data"), alone, num_workers=1)
     assert sequences(tmp_path / "data")
+
+
+def test_equal_documents_are_one(tmp_path, vocab):
+    (tmp_path / "text").write_text("bala bala.\nbalo balo.\n\n" * 20)
+    message = refusal(tmp_path / "text", vocab, tmp_path / "data")
+    assert "20 documents, all of the same text" in message and "add text" in message
 
 
 def test_too_few_documents_to_hold_out(tmp_path, vocab):

@@ -56,6 +56,24 @@ def test_a_worker_that_is_killed_is_an_input_error():
             run(os._exit, [1], "ends")
 
 
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="a system without it")
+def test_there_are_as_many_workers_as_cores_that_may_be_used(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {3})
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    with processes.task_runner(0) as run:
+        assert run(lambda task: os.getpid(), [0], "tasks") == [os.getpid()]  # one worker is this process
+
+
+def test_the_limit_of_open_files_is_raised():
+    program = (
+        "import resource; from bert_jax.data import processes\n"
+        "_, most = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (64, most))\n"
+        "with processes.task_runner(1): assert resource.getrlimit(resource.RLIMIT_NOFILE) == (most, most)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
 def alive(process: str) -> bool:
     """Returns whether a process runs (an orphan that has ended may wait for its new parent)."""
     try:

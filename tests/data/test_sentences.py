@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Paragraphs to sentences."""
 
+import time
+
 import pytest
 
-from bert_jax.data.sentences import split_sentences
+from bert_jax.data import sentences as module
+from bert_jax.data.sentences import split_lines, split_sentences
 
 
 @pytest.mark.parametrize(
@@ -47,3 +50,77 @@ def test_an_open_quotation_mark_does_not_swallow_the_page():
     page = "She said nothing at all to him. " * 300
     assert len(split_sentences('He said "this. ' + page)) > 290
     assert len(split_sentences("He said (this. " + page)) > 290
+
+
+WIDE_BLANKS = [chr(code) for code in range(128, 0x3001) if chr(code).isspace()]
+
+
+@pytest.mark.parametrize("blank", WIDE_BLANKS, ids=[f"U+{ord(blank):04X}" for blank in WIDE_BLANKS])
+def test_a_blank_that_is_not_ascii_before_a_full_stop(blank):
+    """At these the splitter panics, unless they are shown to it as ASCII."""
+    assert split_sentences(f"It is vitamin C{blank}. Next came B.") == [f"It is vitamin C{blank}.", "Next came B."]
+    assert split_lines([f"The U.S.{blank}\u00a0. It"], "en")[1] == 0
+    assert len(split_sentences(f"C{blank}. He said (this. " + "She said nothing at all to him. " * 300)) > 290
+
+
+class PanicException(BaseException):
+    """What compiled code raises when it panics."""
+
+
+PanicException.__module__ = "pyo3_runtime"
+
+
+def test_a_line_at_which_the_splitter_panics_is_one_sentence_and_counted(monkeypatch):
+    def segment(language: str, text: str) -> list[str]:
+        if "!" in text:
+            raise PanicException("byte index 10 is not a char boundary")
+        return text.split("_")
+
+    monkeypatch.setattr(module, "_splitter", lambda: segment)
+    assert split_lines([" One. Two! ", "  ", " ! ", "Three."], "en") == (["One. Two!", "!", "Three."], 2)
+    assert split_sentences("One. Two!") == ["One. Two!"]
+    assert split_lines(["a_b"], "en") == (["a_b"], 1)  # it lost a character
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, ValueError])
+def test_other_errors_are_raised(monkeypatch, error):
+    def segment(language: str, text: str) -> list[str]:
+        raise error
+
+    monkeypatch.setattr(module, "_splitter", lambda: segment)
+    with pytest.raises(error):
+        split_sentences("One. Two.")
+
+
+@pytest.mark.parametrize(
+    ("language", "parts"), [("zh", "这是一个句子，它很短。"), ("ja", "彼は「そう。」と言った！？"), ("th", "คือ!")]
+)
+def test_the_time_for_a_line_without_blanks_is_in_proportion_to_its_length(language, parts):
+    line = parts * (200_000 // len(parts))
+    started = time.thread_time()
+    found = split_sentences(line, language)
+    assert time.thread_time() - started < 2  # of a whole line it would be 5 to 12 s
+    assert found == split_sentences(parts * 20, language)[: len(found) // (len(line) // len(parts))] * (
+        len(line) // len(parts)
+    )
+
+
+def test_windows_change_no_sentence(monkeypatch):
+    """A line of Japanese is cut as the splitter cuts it whole; quotations may be longer than half a window."""
+    parts = [
+        "吾輩は猫である。",
+        "「名前は。まだ無い。」",
+        "どこで生れたか！？",
+        "（とんと）見当が『つかぬ。」",
+        "A.B",
+        "「" + "何でも。" * 90 + "」",
+    ]
+    line = "".join(parts[number * number % 31 % len(parts)] for number in range(700))
+    found = split_sentences(line, "ja")
+    monkeypatch.setattr(module, "_LONGEST_WORD", len(line))
+    assert found == split_sentences(line, "ja") and len(found) > 300
+
+
+def test_a_line_without_an_end_of_a_sentence_stays_one():
+    line = "これは文です" * 5000
+    assert split_sentences(line, "ja") == [line]

@@ -7,10 +7,14 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 import zstandard
 from builders import write_corpus, write_vocab
-from fuzzing import Reader, make_tests
+from fuzzing import TIMES, Reader, make_tests
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from bert_jax.data.sentences import split_lines
 from bert_jax.data.sources.corpus import fingerprint, iterate_documents
 from bert_jax.text.sentencepieces import learn_sentencepieces
 from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
@@ -100,3 +104,37 @@ READERS = [
 ]
 
 test_some_damage, test_much_damage = make_tests(READERS)
+
+# What splitters of sentences look at: capitals, full stops, marks in pairs, and all that is a blank somewhere.
+_BLANKS = [chr(code) for code in range(0x3001) if chr(code).isspace() and code != ord("\n")]  # a line has no end
+_PARTS = [
+    *"ABZaz09.!?,;:'\"()[]…。！？「」«»“”-ÉéΣДд漢あ😀\u0301\u200b\u00ad\0",
+    *_BLANKS,
+    " ",
+    " ",
+    *"Dr. z.B. U.S. e.g. 3.5 ... ।".split(),
+]
+_LANGUAGES = "en de fr es it ru ja zh hi ar am hy kk bn el pl nl my xx".split()
+
+
+def check_sentences(cases: int) -> None:
+    @settings(max_examples=cases, derandomize=True, database=None, deadline=None)
+    @given(
+        st.lists(st.sampled_from(_PARTS), max_size=20).map("".join), st.integers(1, 400), st.sampled_from(_LANGUAGES)
+    )
+    def any_text_is_split_without_loss(text: str, times: int, language: str) -> None:
+        for line in (text, text * times):
+            sentences, num_failed = split_lines([line], language)
+            assert "".join("".join(sentences).split()) == "".join(line.split())
+            assert num_failed == 0 and all(sentence.strip() == sentence != "" for sentence in sentences)
+
+    any_text_is_split_without_loss()
+
+
+def test_some_sentences() -> None:
+    check_sentences(200)
+
+
+@pytest.mark.slow
+def test_many_sentences() -> None:
+    check_sentences(4000 * TIMES)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files are written whole or not at all."""
 
+import errno
 import gzip
 import os
 import random
@@ -22,6 +23,13 @@ def test_globs_are_sorted_and_each_file_comes_once(tmp_path):
         (tmp_path / name).write_text("x")
     found = files.expand_globs(f"{tmp_path}/c.gz, {tmp_path}/*.txt,{tmp_path}/a*")
     assert [os.path.basename(path) for path in found] == ["c.gz", "a.txt", "b.txt"]
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
+def test_too_many_open_files_are_said_with_what_helps(number):
+    with pytest.raises(InputError, match=r"cannot read x\.txt: .*; raise the limit, for example with ulimit -n 65536"):
+        with files.reading("x.txt"):
+            raise OSError(number, os.strerror(number))
 
 
 def test_compression_is_recognised_by_the_first_bytes(tmp_path):

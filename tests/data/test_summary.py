@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is said of prepared text: passages, and a warning line with its figure for what is probably a mistake."""
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bert_jax.data import pieces, prepare, records, summary
+from bert_jax.data.prepare import PrepareOptions
+
+WORDS = [left + right for left in "ba be bi do du ka ki ko ma mo".split() for right in "la lo ra ro sa ta to".split()]
+
+
+@pytest.fixture
+def vocab(tmp_path) -> str:
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *WORDS]
+    (tmp_path / "vocab.txt").write_text("\n".join(tokens) + "\n")
+    return str(tmp_path / "vocab.txt")
+
+
+def sentences(rng: random.Random, count: int, words: list[str] = WORDS, most: int = 12) -> list[str]:
+    return [" ".join(rng.choices(words, k=rng.randint(3, most))).capitalize() + "." for _ in range(count)]
+
+
+def files_without_blank_lines(folder: Path, count: int = 6) -> str:
+    """Writes files of some thousand sentences each, a line each, as those of BabyLM are, and returns their glob."""
+    rng = random.Random(3)
+    folder.mkdir()
+    for number in range(count):
+        (folder / f"{number}.txt").write_text("\n".join(sentences(rng, rng.randint(12000, 24000) // count)))
+    return f"{folder}/*.txt"
+
+
+def said(capsys, text: object, vocab: str, output: Path, num_workers: int = 1, **options) -> tuple[dict, list[str]]:
+    """Returns the manifest of a data set, and the warnings."""
+    chosen = PrepareOptions(**{"max_seq_length": 32, "duplicates": 1, **options})
+    manifest = prepare.prepare(str(text), vocab, str(output), chosen, num_workers)
+    return manifest, [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning:")]
+
+
+def held_out_share(manifest: dict) -> float:
+    tokens = {name: split["tokens"] for name, split in manifest["splits"].items()}
+    return tokens["heldout"] / sum(tokens.values())
+
+
+@pytest.mark.parametrize(("count", "next_sentence"), [(6, "nsp"), (1, "nsp"), (1, "none"), (2, "sop")])
+def test_files_without_blank_lines_are_cut_into_passages(tmp_path, vocab, capsys, count, next_sentence):
+    text = files_without_blank_lines(tmp_path / "text", count)
+    options = {"holdout_rate": 0.05, "next_sentence": next_sentence}
+    manifest, warnings = said(capsys, text, vocab, tmp_path / "data", **options)
+    assert 0.02 < held_out_share(manifest) < 0.1 and not warnings
+    assert manifest["passage_tokens"] % pieces.PART_TOKENS == 0 < manifest["passage_tokens"]
+    totals = {
+        name: sum(split[name] for split in manifest["splits"].values())
+        for name in ("sentences", "tokens", "text_bytes")
+    }
+    lines = [line for path in sorted((tmp_path / "text").iterdir()) for line in path.read_text().splitlines()]
+    assert totals["sentences"] == len(lines)
+    assert totals["text_bytes"] == sum(len(line) + 1 for line in lines)
+    assert totals["tokens"] == sum(len(line.split()) + 1 for line in lines)
+
+
+def test_a_held_out_passage_is_not_in_training(tmp_path, vocab, capsys):
+    text = files_without_blank_lines(tmp_path / "text")
+    options = {"holdout_rate": 0.05, "next_sentence": "none", "max_seq_length": 512, "short_seq_rate": 0.0}
+    manifest, _ = said(capsys, text, vocab, tmp_path / "data", **options)
+    dataset = records.open_dataset(tmp_path / "data")
+    separator = dataset.manifest["tokenizer"]["sep_id"]
+    found = []
+    for split in (dataset.train, dataset.heldout):
+        ids = split.gather(np.arange(split.num_rows))["token_ids"]
+        rows = [row[1 : row.tolist().index(separator)] for row in ids]
+        found.append({bytes(part) for row in rows for part in np.split(row, np.flatnonzero(row == 5) + 1)})
+        assert len(found[-1]) > 500
+    shared = {part for part in found[0] & found[1] if len(part) > 4}
+    assert not shared  # but for short ones, which are there twice by chance
+
+
+def test_any_number_of_workers_holds_out_the_same_passages(tmp_path, vocab, capsys):
+    text = files_without_blank_lines(tmp_path / "text")
+    made = []
+    for num_workers in (1, 3):
+        said(capsys, text, vocab, tmp_path / f"{num_workers}", num_workers, holdout_rate=0.05, shards=5)
+        made.append({path.name: path.read_bytes() for path in (tmp_path / f"{num_workers}").glob("*.*")})
+    assert made[0] == made[1] and sum(name.startswith("train-") for name in made[0]) == 5
+
+
+def test_too_much_that_is_held_out_is_warned_of(tmp_path, vocab, capsys):
+    text = [" ".join(sentences(random.Random(number), 40)) for number in range(8)]  # too short to be cut
+    (tmp_path / "text").write_text("\n\n".join(text))
+    manifest, warnings = said(capsys, tmp_path / "text", vocab, tmp_path / "data")
+    assert "passage_tokens" not in manifest
+    (warning,) = warnings
+    assert f"{held_out_share(manifest):.1%} of tokens are held out" in warning and "--holdout_rate=0.01" in warning
+    assert not said(capsys, tmp_path / "text", vocab, tmp_path / "other", holdout_rate=0.25)[1]
+    assert not said(capsys, tmp_path / "text", vocab, tmp_path / "none", holdout_rate=0.0)[1]
+
+
+@pytest.mark.parametrize("next_sentence", ["nsp", "sop", "none"])
+def test_documents_of_one_sentence_are_warned_of(tmp_path, vocab, capsys, next_sentence):
+    (tmp_path / "text").write_text("\n\n".join(sentences(random.Random(0), 300)))
+    options = {"holdout_rate": 0.1, "next_sentence": next_sentence}
+    _, warnings = said(capsys, tmp_path / "text", vocab, tmp_path / "data", **options)
+    if next_sentence == "none":
+        assert not warnings
+    else:
+        (warning,) = warnings
+        assert "100.0% of the next sentences are random" in warning and "--next_sentence=none" in warning
+
+
+@pytest.mark.parametrize(("share", "warned"), [(0.02, False), (0.5, True), (1.0, True)])
+def test_text_of_another_language_is_warned_of(tmp_path, vocab, capsys, share, warned):
+    rng = random.Random(0)
+    words = [rng.choice(WORDS) if rng.random() > share else f"zq{number}" for number in range(500)]
+    documents = ["\n".join(sentences(rng, 20, words)) for _ in range(60)]
+    (tmp_path / "text").write_text("\n\n".join(documents))
+    manifest, warnings = said(capsys, tmp_path / "text", vocab, tmp_path / "data", holdout_rate=0.1)
+    assert (share > summary.MANY_UNKNOWN) == warned
+    unknown = manifest["splits"]["train"]["unknown_share"]
+    assert unknown == pytest.approx(share * 0.88, abs=0.06)
+    assert [f"{unknown:.1%} of the tokens are [UNK]" in warning for warning in warnings] == [True] * warned
+
+
+@pytest.mark.parametrize(("most", "warned"), [(8, False), (200, True)])
+def test_text_that_is_in_no_row_is_counted_and_warned_of(tmp_path, vocab, capsys, most, warned):
+    documents = ["\n".join(sentences(random.Random(number), 12, most=most)) for number in range(60)]
+    (tmp_path / "text").write_text("\n\n".join(documents))
+    manifest, warnings = said(capsys, tmp_path / "text", vocab, tmp_path / "data", holdout_rate=0.1)
+    dropped = manifest["splits"]["train"]["dropped_share"]
+    assert (dropped > 0.4) == warned
+    assert any(f"{dropped:.1%} of the tokens are in no row" in warning for warning in warnings) == warned
+    manifest, warnings = said(
+        capsys, tmp_path / "text", vocab, tmp_path / "all", holdout_rate=0.1, next_sentence="none"
+    )
+    assert manifest["splits"]["train"]["dropped_share"] == 0 and not warnings
+
+
+def test_lines_that_could_not_be_split_are_counted(tmp_path, vocab, capsys, monkeypatch):
+    monkeypatch.setattr(pieces, "split_lines", lambda lines, language: (lines, sum("Bala" in line for line in lines)))
+    documents = ["\n".join(sentences(random.Random(number), 12)) for number in range(60)]
+    (tmp_path / "text").write_text("\n\n".join(documents))
+    count = "\n".join(documents).count("Bala")
+    manifest, warnings = said(capsys, tmp_path / "text", vocab, tmp_path / "data", holdout_rate=0.1)
+    assert manifest["lines_not_split"] == count > 0
+    assert warnings == [f"warning: the sentence splitter failed at {count} lines; each of them is one sentence"]
