@@ -29,7 +29,8 @@ TRAIN = (
 def start(repository, arguments, num_processes, devices=1, more=None, script=None):
     """Returns the processes of one job on this machine, with some devices each.
 
-    `more` gives further arguments, by the number of the process, and `script` a program that is given the command.
+    `more` gives further arguments, by the number of the process, and `script` a program, with arguments or without,
+    that is given the command.
     """
     with socket.socket() as free:
         free.bind(("localhost", 0))
@@ -39,7 +40,8 @@ def start(repository, arguments, num_processes, devices=1, more=None, script=Non
     processes = []
     for number in range(num_processes):
         joining = [f"--coordinator=localhost:{port}", f"--num_processes={num_processes}", f"--process_id={number}"]
-        through = [script[number]] if script and number in script else []
+        through = (script or {}).get(number, [])
+        through = [through] if isinstance(through, str) else through
         command = [sys.executable, *through, *arguments, *(joining if num_processes > 1 else ["--distributed=off"])]
         command += (more or {}).get(number, [])
         processes.append(subprocess.Popen(command, cwd=repository, env=environment, text=True, stderr=subprocess.PIPE))

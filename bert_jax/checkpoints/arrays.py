@@ -15,7 +15,7 @@ import orbax.checkpoint as ocp
 
 from bert_jax.batch import PyTree
 from bert_jax.devices import cluster
-from bert_jax.errors import InputError
+from bert_jax.errors import InputError, one_line
 from bert_jax.storage.places import Place, RemotePath, check_no_pattern
 from bert_jax.storage.stores import explain
 
@@ -127,7 +127,7 @@ def _ignore_closed_loops() -> None:
 
 @functools.cache
 def silence_background() -> None:
-    """Silences, from now on, what `_quiet` does: to a bucket Orbax writes in threads that outlive the call."""
+    """Silences, from now on, what `_quiet` does: Orbax writes checkpoints in threads that outlive the call."""
     _ignore_closed_loops()
     logging.getLogger("absl").addFilter(lambda record: record.levelno < logging.ERROR or "orbax" not in record.pathname)
 
@@ -139,5 +139,5 @@ def cannot_write(directory: Place, error: Exception) -> InputError:
     if isinstance(directory, RemotePath):
         return InputError(f"{explain(str(directory), 'write', error)}; what was saved before is untouched")
     full = isinstance(error, ValueError) and "RESOURCE_EXHAUSTED" in str(error)  # which goes on for many lines
-    reason = "no space left" if full else str(error).splitlines()[0] if str(error) else type(error).__name__
+    reason = "no space left" if full else getattr(error, "strerror", None) or one_line(error)[:300]
     return InputError(f"cannot write a checkpoint to {directory}: {reason}; what was saved before is untouched")

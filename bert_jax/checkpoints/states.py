@@ -9,8 +9,9 @@ import contextlib
 import json
 import math
 import shutil
+import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 import orbax.checkpoint as ocp
@@ -30,7 +31,7 @@ from bert_jax.checkpoints.sealed import SEAL, checkpoint_steps, find_damage, is_
 from bert_jax.devices import cluster
 from bert_jax.errors import InputError
 from bert_jax.storage.files import read_json
-from bert_jax.storage.places import Place, RemotePath
+from bert_jax.storage.places import Place, RemotePath, to_place
 from bert_jax.storage.stores import check_writable, see_writes_of_others
 from bert_jax.storage.writing import write_json
 
@@ -48,14 +49,32 @@ class Restored(NamedTuple):
 
 
 class _Manager(ocp.CheckpointManager):
-    """Orbax's manager, which would otherwise ask JAX at every save whether to stop, with the number of the step.
+    """Orbax's manager, which would otherwise wait for ever in two cases.
 
-    JAX lets all processes stop at a number that none has asked with yet. `cluster.Preemption` counts otherwise, and
-    would wait for a number of Orbax's for ever.
+    It would ask JAX at every save whether to stop, with the number of the step. JAX lets all processes stop at a number
+    that none has asked with yet, and `devices.preemption` counts otherwise. And a process that cannot write would wait
+    for the others, which wait for it.
     """
 
     def reached_preemption(self, step: int) -> bool:
         return False
+
+    def _wait_for_checkpointers(self) -> None:
+        with self._ending_all():
+            super()._wait_for_checkpointers()
+
+    def _finalize_checkpoint(self, step: int) -> Any:
+        with self._ending_all():
+            return super()._finalize_checkpoint(step)
+
+    @contextlib.contextmanager
+    def _ending_all(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            if cluster.is_several():
+                cluster.end_job(InputError.STATUS, str(cannot_write(to_place(str(self.directory)), error)))
+            raise
 
 
 class Checkpoints:
@@ -92,7 +111,7 @@ class Checkpoints:
     def _open(self) -> ocp.CheckpointManager:
         if isinstance(self.directory, RemotePath):
             see_writes_of_others()
-            silence_background()
+        silence_background()
         if cluster.is_first() and self.directory.is_dir():
             remains.sweep(self.directory, [self._path(step) for step in self.steps()], is_complete)
         cluster.wait_for_all("remains of checkpoints swept")
@@ -121,7 +140,7 @@ class Checkpoints:
         self._sealing.start()
 
     def _check_writable(self, needed: int) -> None:
-        """Raises: InputError, on every process, if a disk has no room, or if the lease of a work directory was lost."""
+        """Raises: InputError, on every process, if one cannot write, has no room, or if the work directory was lost."""
         if isinstance(self.directory, RemotePath):
             cluster.first_does(f"write to {self.directory}", self._write_probe)
             return
@@ -131,6 +150,15 @@ class Checkpoints:
                 f"no space for a checkpoint of {needed / 1e6:.0f} MB: {self.directory} has {free / 1e6:.0f} MB "
                 "free; what was saved before is untouched, so free some space and give the same command again"
             )
+        try:
+            cluster.all_do(f"write to {self.directory}", self._touch)
+        except OSError as error:
+            raise cannot_write(self.directory, error) from error
+
+    def _touch(self) -> None:
+        """Makes a file and deletes it: the others would wait in Orbax for a process that cannot."""
+        with tempfile.NamedTemporaryFile(dir=self.directory, prefix=".probe-"):
+            pass
 
     def _write_probe(self) -> None:
         """Writes an object and deletes it: TensorStore would try for minutes what this refuses at once."""

@@ -1,18 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training in several processes: how they join, agree and fail together, and work for the first process only.
 
-Only this module uses jax.distributed and multihost_utils. All functions also work in a single process.
+Only this module uses jax.distributed and multihost_utils. All functions also work in a single process. Processes agree
+by the coordination service of JAX, not by collectives of devices, which on CPUs wait for half a minute and then fail.
 """
 
 import atexit
 import contextlib
 import hashlib
-import itertools
 import json
 import os
-import signal
 import time
-import types
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -26,7 +24,7 @@ from jax.experimental import multihost_utils
 from bert_jax.batch import PyTree
 from bert_jax.devices.members import Members, leave
 from bert_jax.devices.tpu_hosts import is_pod
-from bert_jax.errors import InputError
+from bert_jax.errors import InputError, one_line
 from bert_jax.settings.rules import changed_keys
 
 # Variables in which schedulers give the number of processes of a job.
@@ -40,7 +38,6 @@ _HOST_LISTS = ("TPU_WORKER_HOSTNAMES", "TPU_PROCESS_ADDRESSES")
 
 
 _members: Members | None = None  # set once this process has joined others
-_times_asked = itertools.count()  # calls of Preemption.received in this process
 
 
 def join(
@@ -124,6 +121,19 @@ def _failing_calmly() -> Iterator[None]:
         module.get_distributed_runtime_client = make  # type: ignore[union-attr]
 
 
+def _others() -> Members | None:
+    """Returns the other processes of the job; None if there are none.
+
+    A program that has called jax.distributed.initialize itself agrees with the others too. How it ends is its own
+    business, so the others are not watched.
+    """
+    global _members
+    state = distributed.global_state
+    if _members is None and state.client is not None and state.num_processes > 1:
+        _members = Members(state.client, state.process_id, state.num_processes, 0)
+    return _members
+
+
 @contextlib.contextmanager
 def one_fate() -> Iterator[None]:
     """Runs the block; an error in one process ends the block in all, and each reports which process failed.
@@ -136,6 +146,8 @@ def one_fate() -> Iterator[None]:
         return
     try:
         jax.devices()  # starts the backend in all processes now; JAX does not wait for one that starts minutes later
+        _members.exchange("ready")
+        multihost_utils.sync_global_devices("ready")  # CPUs connect in their first collective, for which they wait 30 s
         yield
         _members.exchange("done")
         _members.close()
@@ -154,8 +166,8 @@ def one_fate() -> Iterator[None]:
 
 def leave_hanging(status: int) -> None:
     """Ends this process with an exit status, and then the other processes of the job."""
-    if _members is not None:
-        _members.tell_hang()
+    if others := _others():
+        others.tell_hang()
     leave(status)
 
 
@@ -188,14 +200,20 @@ def check_same(what: Mapping[str, object]) -> None:
 
     Raises: InputError, on every process, with the process that differs, the name and both values.
     """
-    if _members is None:
+    others = _others()
+    if others is None and is_several():
+        raise InputError(
+            f"there are {jax.process_count()} processes, which cannot tell each other what they do; call "
+            "jax.distributed.initialize() before JAX is used"
+        )
+    if others is None:
         return
     what = {"code of bert_jax": _code_digest(), "jax": jax.__version__, **what}
     text = json.dumps(what, sort_keys=True, default=str)
     # Compare digests first: the values of hundreds of processes would be too much for the first process to send.
-    if len(set(_members.exchange(hashlib.sha256(text.encode()).hexdigest()))) == 1:
+    if len(set(others.exchange(hashlib.sha256(text.encode()).hexdigest()))) == 1:
         return
-    said = [json.loads(each) for each in _members.exchange(text)]
+    said = [json.loads(each) for each in others.exchange(text)]
     for number, other in enumerate(said):
         names = changed_keys(said[0], other)
         if names:
@@ -203,7 +221,7 @@ def check_same(what: Mapping[str, object]) -> None:
             theirs, ours = (_at(each, name) for each in (other, said[0]))
             more = f", and {len(names) - 1} more" if len(names) > 1 else ""
             raise InputError(
-                f"{_members.name(number)} has {name} {theirs!r}, and {_members.name(0)} has {ours!r}{more}; run the "
+                f"{others.name(number)} has {name} {theirs!r}, and {others.name(0)} has {ours!r}{more}; run the "
                 "same command with the same code and data on all"
             )
 
@@ -225,23 +243,29 @@ def _at(values: object, name: str) -> object:
 
 
 def check_shared(directory: Any) -> None:
-    """Checks that all processes see the first one's directory. Raises: InputError, on every process, if not."""
-    if _members is None:
+    """Checks that all processes see the first one's directory and can write there.
+
+    Raises: InputError, on every process, with the first process that cannot.
+    """
+    others = _others()
+    if others is None:
         return
-    sign = directory / f".seen-{_members.exchange(uuid.uuid4().hex)[0]}"
-    first_does(f"write into {directory}", sign.touch)
-    deadline = time.monotonic() + 30  # some file systems show a new file late
-    while not sign.exists() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    seen = _members.exchange("yes" if sign.exists() else "")
-    if is_first():
-        sign.unlink(missing_ok=True)
-    for number, answer in enumerate(seen):
-        if not answer:
-            raise InputError(
-                f"{_members.name(number)} does not see what {_members.name(0)} writes into {directory}; give a "
-                "directory that all processes share"
-            )
+    name = f".seen-{others.exchange(uuid.uuid4().hex)[0]}"
+    own, first = (directory / f"{name}_{number}" for number in (others.index, 0))
+    try:
+        all_do(f"write into {directory}", own.touch)
+        deadline = time.monotonic() + 30  # some file systems show a new file late
+        while not (seen := first.exists()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        answers = others.exchange("yes" if seen else "no")
+    finally:
+        with contextlib.suppress(InputError, OSError):
+            own.unlink(missing_ok=True)
+    if "no" in answers:
+        raise InputError(
+            f"{others.name(answers.index('no'))} does not see what {others.name(0)} writes into {directory}; give a "
+            "directory that all processes share"
+        )
 
 
 def is_job(environment: Mapping[str, str]) -> bool:
@@ -263,23 +287,25 @@ def is_first() -> bool:
 
 def wait_for_all(what: str) -> None:
     """Waits until every process has called this; `what` names the barrier."""
-    if is_several():
-        multihost_utils.sync_global_devices(what)
+    if others := _others():
+        others.exchange(what)
 
 
 def first_says(value: int) -> int:
     """Returns the first process's value, on every process."""
-    return int(multihost_utils.broadcast_one_to_all(np.int32(value))) if is_several() else value
+    return int(first_tells(str(int(value))))
 
 
 def first_tells(text: str) -> str:
-    """Returns the first process's text, on every process that has joined it by `join`."""
-    return text if _members is None else _members.exchange(text)[0]
+    """Returns the first process's text, on every process."""
+    others = _others()
+    return text if others is None else others.hear_first(text)
 
 
 def anyone_says(value: bool) -> bool:
     """Returns whether `value` is true on any process."""
-    return bool(np.max(multihost_utils.process_allgather(np.int32(value)))) if is_several() else value
+    others = _others()
+    return value if others is None else "yes" in others.exchange("yes" if value else "no")
 
 
 def first_does(what: str, action: Callable[[], None]) -> None:
@@ -297,55 +323,35 @@ def first_does(what: str, action: Callable[[], None]) -> None:
         raise failure or InputError(f"the first process could not {what}; its own message says why")
 
 
+def all_do(what: str, action: Callable[[], object]) -> None:
+    """Runs `action` on every process, and waits for all.
+
+    `what` completes "process 1 could not ...". Raises: the error, or with several processes InputError on every one,
+    with the first process that failed and its reason.
+    """
+    failure: InputError | OSError | None = None
+    try:
+        action()
+    except (InputError, OSError) as error:
+        failure = error
+    others = _others()
+    if others is None and failure is not None:
+        raise failure
+    reason = "" if failure is None else getattr(failure, "strerror", None) or one_line(failure)
+    for number, problem in enumerate(others.exchange(reason) if others else ()):
+        if problem:
+            raise InputError(
+                f"{others.name(number)} could not {what}: {problem}; all processes write there, so permit it to all"
+            ) from failure
+
+
+def agree_to_stop(count: int) -> bool:
+    """Returns whether a process was asked to end, on all at the same `count`, which grows with every call."""
+    return is_several() and multihost_utils.reached_preemption_sync_point(count)
+
+
 def on_host(tree: PyTree) -> PyTree:
     """Returns a tree of global arrays as whole numpy arrays, on every process."""
     if not is_several():
         return jax.device_get(tree)
     return jax.tree.map(lambda leaf: np.asarray(multihost_utils.process_allgather(leaf, tiled=True)), tree)
-
-
-class Preemption:
-    """Records signals that ask the run to end: SIGTERM, SIGINT or SIGHUP, sent to any process of the job.
-
-    A second SIGINT (Ctrl-C) ends the process at once, without Python's shutdown, because XLA may be compiling. Several
-    processes agree on the step to end at. JAX's handler of SIGTERM tells the other processes, so it stays, and every
-    other signal is sent on as SIGTERM: such a run ends with status 143 whatever the signal was. SIGHUP stays ignored
-    where it is ignored, as with nohup.
-    """
-
-    def __enter__(self) -> "Preemption":
-        self._received = 0
-        self._interrupts = 0
-        numbers = [signal.SIGINT] if is_several() else [signal.SIGINT, signal.SIGTERM]
-        if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
-            numbers.append(signal.SIGHUP)
-        self._previous = {number: signal.signal(number, self._note) for number in numbers}
-        return self
-
-    def _note(self, number: int, _frame: types.FrameType | None) -> None:
-        self._interrupts += number == signal.SIGINT
-        if self._interrupts > 1:
-            leave(128 + signal.SIGINT, "stopped by Ctrl-C twice; what was saved before is untouched")
-        if is_several():
-            os.kill(os.getpid(), signal.SIGTERM)
-        else:
-            self._received = number
-        if self._interrupts:
-            with contextlib.suppress(OSError):  # Ctrl-C has ended the reader too, as in `train.py 2>&1 | tee log`
-                os.write(2, b"\nstopping after the steps under way, with the state saved; Ctrl-C again ends at once\n")
-
-    def received(self) -> int:
-        """Returns the received signal, or 0. If there are several processes, all must call this before every step."""
-        # JAX lets all processes stop at a number that none has reached yet. This number counts calls, not steps: steps
-        # restart in each run of a grid, so a signal in the last step of a run would be missed or noticed too late.
-        if is_several() and multihost_utils.reached_preemption_sync_point(next(_times_asked)):
-            self._received = signal.SIGTERM
-        return self._received
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._previous.items():
-            # The command that was asked to end shuts down now. Another Ctrl-C must still end it at once, and not raise
-            # KeyboardInterrupt somewhere in the shutdown. A program that calls the library has Python's own handler.
-            if number == signal.SIGINT and self._received and handler is not signal.default_int_handler:
-                continue
-            signal.signal(number, handler)

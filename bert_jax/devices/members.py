@@ -39,7 +39,7 @@ class Members:
     """The other processes of the job, as seen by this one. Each process makes one object when it joins."""
 
     def __init__(self, client: Store, index: int, count: int, lost_seconds: float) -> None:
-        """Starts the monitoring threads; `client` is that of JAX's coordination service."""
+        """Starts the monitoring threads, unless `lost_seconds` is 0; `client` is that of JAX's coordination service."""
         self.index, self.count, self.lost_seconds = index, count, lost_seconds
         self._client = client
         self._topics = 0
@@ -53,7 +53,7 @@ class Members:
         self._threads = [
             threading.Thread(target=target, name="members", daemon=True) for target in (self._watch, self._watch_store)
         ]
-        for thread in self._threads:
+        for thread in self._threads if lost_seconds else ():
             thread.start()
 
     def exchange(self, value: str) -> list[str]:
@@ -61,17 +61,25 @@ class Members:
 
         Waits as long as all processes are alive. Raises: InputError if another process fails meanwhile.
         """
+        said = self._hear(value, range(self.count))
+        return [said[number] for number in range(self.count)]
+
+    def hear_first(self, value: str) -> str:
+        """Returns the value of the first process, as `exchange` does. The first does not wait for the others."""
+        return self._hear(value, range(1))[0]
+
+    def _hear(self, value: str, speakers: range) -> dict[int, str]:
         self._topics += 1
         topic = f"exchange/{self._topics}"
-        pause = 0.05 * max(1.0, self.count / 16)  # all of them read all values from the first
-        self._set(f"{topic}/{self.index}", value)
-        while True:
-            said = self._get(topic)
-            if len(said) == self.count:
-                return [said[number] for number in range(self.count)]
+        pause, longest = 0.002, 0.05 * max(1.0, self.count / 16)  # all of them read all values from the first
+        if self.index in speakers:
+            self._set(f"{topic}/{self.index}", value)
+        while len(said := self._get(topic)) < len(speakers):
             if failure := self._failure_of_another():
                 raise failure
             time.sleep(pause)
+            pause = min(2 * pause, longest)
+        return said
 
     def tell_failure(self, line: str, status: int) -> None:
         """Tells the others that this process ends, and why, unless it ends because another has failed."""
@@ -136,7 +144,8 @@ class Members:
         """Ends the monitoring. Call it when all processes have finished."""
         self._ended.set()
         for thread in self._threads:
-            thread.join()
+            if thread.is_alive():
+                thread.join()
 
     def _set(self, key: str, value: str) -> None:
         self._client.key_value_set(f"{_PREFIX}/{key}", value, allow_overwrite=True)

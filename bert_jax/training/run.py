@@ -12,6 +12,7 @@ from bert_jax.checkpoints.model_card import ABOUT
 from bert_jax.checkpoints.pretrained import Pretrained
 from bert_jax.checkpoints.states import Checkpoints, Notes, Restored, checkpoint_steps
 from bert_jax.devices import cluster
+from bert_jax.devices.preemption import Preemption
 from bert_jax.settings.finetuning import FinetuneConfig
 from bert_jax.settings.pretraining import PretrainConfig
 from bert_jax.settings.rules import to_dict
@@ -32,7 +33,7 @@ class Run:
     workdir: Place
     checkpoints: Checkpoints
     reporter: Reporter
-    preemption: cluster.Preemption
+    preemption: Preemption
     restored: Restored  # the state to resume from, if there is one
     start: Pretrained | None  # the model to start from; None if the run resumes or starts from random parameters
     clock: goodput.Clock = field(default_factory=goodput.Clock)
@@ -117,7 +118,7 @@ def open_run(
     identity = {"format": 1, **about, "run": to_dict(config), "tokenizer": tokenizer.fingerprint}
     keep = config.checkpoint.keep_last, max(config.checkpoint.keep_best, int(isinstance(config, FinetuneConfig)))
     with contextlib.ExitStack() as stack:
-        preemption = stack.enter_context(cluster.Preemption())
+        preemption = stack.enter_context(Preemption())
         stack.enter_context(_compilation_counted(clock))
         check_workdir(workdir, identity, config)
         everywhere = {**common(workdir, identity), **(same or {})}

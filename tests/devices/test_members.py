@@ -11,8 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from bert_jax.devices import cluster, members
+from bert_jax.devices import cluster, members, preemption
 from bert_jax.devices.members import Members
+from bert_jax.devices.preemption import Preemption
 from bert_jax.errors import InputError, LostProcessError
 
 
@@ -219,8 +220,8 @@ def test_signals_are_asked_for_with_numbers_that_grow_over_all_runs(monkeypatch)
         cluster.multihost_utils, "reached_preemption_sync_point", lambda number: bool(numbers.append(number))
     )
     for _ in range(2):
-        with cluster.Preemption() as preemption:
-            assert [preemption.received() for _ in range(3)] == [0, 0, 0]
+        with Preemption() as asked:
+            assert [asked.received() for _ in range(3)] == [0, 0, 0]
     assert numbers == list(range(numbers[0], numbers[0] + 6))
 
 
@@ -230,29 +231,47 @@ def test_ctrl_c_is_noted_though_nobody_reads_what_is_said(monkeypatch):
     def broken(*_):
         raise BrokenPipeError
 
-    monkeypatch.setattr(cluster.os, "write", broken)
-    with cluster.Preemption() as preemption:
+    monkeypatch.setattr(preemption.os, "write", broken)
+    with Preemption() as asked:
         signal.raise_signal(signal.SIGINT)
-        assert preemption.received() == signal.SIGINT
+        assert asked.received() == signal.SIGINT
 
 
 def test_ctrl_c_while_a_stopped_command_shuts_down_ends_it_at_once(monkeypatch):
     """It must not raise KeyboardInterrupt in whatever runs then."""
     ends = []
-    monkeypatch.setattr(cluster, "leave", lambda status, line: ends.append(status))
+    monkeypatch.setattr(preemption, "leave", lambda status, line: ends.append(status))
     signal.signal(signal.SIGINT, lambda *_: ends.append("the command's own"))
-    with cluster.Preemption():
+    with Preemption():
         pass
     signal.raise_signal(signal.SIGINT)
-    with cluster.Preemption():
+    with Preemption():
         signal.raise_signal(signal.SIGINT)
     signal.raise_signal(signal.SIGINT)
     assert ends == ["the command's own", 130]
 
 
+def test_a_run_in_another_thread_leaves_signals_alone():
+    before = signal.getsignal(signal.SIGINT)
+
+    def run():
+        with Preemption() as asked:
+            return signal.getsignal(signal.SIGINT), asked.received()
+
+    with ThreadPoolExecutor() as pool:
+        assert pool.submit(run).result() == (before, 0)
+
+
+def test_processes_that_cannot_agree_are_refused(monkeypatch):
+    """There are several, and JAX's coordination service is not there."""
+    monkeypatch.setattr(cluster, "is_several", lambda: True)
+    with pytest.raises(InputError, match=r"cannot tell each other .*; call jax.distributed.initialize\(\) before"):
+        cluster.check_same({})
+
+
 def test_a_program_that_calls_the_library_gets_its_ctrl_c_back():
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    with cluster.Preemption():
+    with Preemption():
         signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 

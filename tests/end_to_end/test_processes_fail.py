@@ -178,6 +178,95 @@ def test_a_work_directory_that_is_not_shared_is_refused(repository, data, tmp_pa
         assert len(lines) == 1 and "process 1 (" in lines[0] and "give a directory that all processes share" in lines[0]
 
 
+# Joins by itself, as a program of its own does, and then trains.
+OWN_PROGRAM = """
+import pathlib, sys
+import jax
+from bert_jax import InputError, PretrainConfig, pretrain
+from bert_jax.settings.pretraining import DataConfig, MaskingConfig, ModelConfig, OptimizerConfig, TrainConfig
+
+data, workdir, seed, *joining = sys.argv[1:]
+address, count, number = (each.partition("=")[2] for each in joining)
+jax.distributed.initialize(address, int(count), int(number))
+config = PretrainConfig(
+    data=DataConfig(path=data, batch_size=16, seed=int(seed) * (1 + int(number))),
+    model=ModelConfig(hidden_size=32, num_heads=4, num_layers=2, intermediate_size=64, max_positions=32),
+    optimizer=OptimizerConfig(warmup_steps=1),
+    masking=MaskingConfig(max_predictions=5),
+    train=TrainConfig(num_steps=2),
+)
+try:
+    print(pretrain(config, pathlib.Path(workdir)).step, file=sys.stderr)
+except InputError as error:
+    print(f"error: {error}", file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_program_that_has_joined_by_itself_agrees_with_the_others_too(repository, data, tmp_path, seed):
+    program = tmp_path / "own.py"
+    program.write_text(OWN_PROGRAM)
+    arguments = [str(program), str(data), str(tmp_path / "run"), str(seed)]
+    errors = finish(processes.start(repository, arguments, 2))
+    if seed:
+        for lines in told(errors):
+            assert len(lines) == 1 and "has run.data.seed 2, and process 0" in lines[0], errors
+        assert not (tmp_path / "run").exists()
+    else:
+        assert all(error.endswith("2\n") for error in errors), errors
+
+
+# Makes the work directory read-only for this process alone, once there are so many records, as a lost mount is.
+READ_ONLY = """
+import ctypes, os, pathlib, runpy, sys, threading, time
+
+place, lines, probes = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "probes"
+sys.argv = sys.argv[4:]
+libc = ctypes.CDLL(None, use_errno=True)
+if libc.unshare(0x20000) or libc.mount(b"none", b"/", None, 0x44000, None):
+    sys.exit(99)  # this user may not mount
+
+def lock_up():
+    records = pathlib.Path(place, "metrics.jsonl")
+    while lines and not (records.exists() and records.read_text().count("\\n") >= lines):
+        time.sleep(0.01)
+    if not probes:
+        from bert_jax.checkpoints import states
+        states.Checkpoints._touch = lambda self: None
+    for options in (4096, 4096 | 32 | 1):  # bind, and again as read-only
+        if libc.mount(place.encode(), place.encode(), None, options, None):
+            os._exit(98)
+
+(threading.Thread(target=lock_up).start if lines else lock_up)()
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize(("lines", "probes"), [(0, True), (12, True), (12, False)])
+def test_one_that_cannot_write_ends_all_at_once_with_its_number(repository, data, tmp_path, lines, probes):
+    """Before the first step; before a save; and in the midst of one, where the others wait in Orbax."""
+    workdir = tmp_path / "run"
+    workdir.mkdir()
+    script = tmp_path / "read_only.py"
+    script.write_text(READ_ONLY)
+    through = [str(script), str(workdir), str(lines), "probes" if probes else "none"]
+    arguments = [*TRAIN, f"--workdir={workdir}", f"--config.data.path={data}", "--config.train.num_steps=100000"]
+    running = processes.start(repository, arguments, 2, script={1: through})
+    try:
+        errors = [process.communicate(timeout=3 * SOON)[1] for process in running]
+    finally:
+        for process in running:
+            process.kill()
+    if running[1].returncode == 99:
+        pytest.skip("no file system can be mounted here")
+    assert [process.returncode for process in running] == [1, 1], "\n\n".join(errors)
+    for lines_of_one in told(errors):
+        assert len(lines_of_one) == 1 and str(workdir) in lines_of_one[0], errors
+        assert "ead-only" in lines_of_one[0] or "ermission" in lines_of_one[0], errors
+    assert "process 1 (" in told(errors)[0][0] and "Traceback" not in "".join(errors), errors
+    assert (workdir / "metrics.jsonl").exists() == (lines > 0)
+
+
 # Stops the loader of one process for good while the process itself goes on, as a dead file server does.
 HANGING = """
 import runpy, sys, time

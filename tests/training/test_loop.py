@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 from bert_jax.checkpoints.states import SEAL, Checkpoints
-from bert_jax.devices.cluster import Preemption
+from bert_jax.devices.preemption import Preemption
 from bert_jax.devices.sharding import make_mesh, replicated
 from bert_jax.errors import DivergedError
 from bert_jax.settings.pretraining import MeshConfig
