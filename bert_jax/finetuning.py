@@ -12,6 +12,7 @@ from bert_jax.checkpoints.pretrained import FINETUNED, Pretrained, keep_revision
 from bert_jax.checkpoints.warm_start import complete
 from bert_jax.devices import cluster
 from bert_jax.devices.sharding import Devices, check_divisible, make_mesh
+from bert_jax.devices.watchdog import beat
 from bert_jax.errors import InputError
 from bert_jax.model.objective import Objective, Params, task_objective
 from bert_jax.plan.describe import make_throughput
@@ -176,17 +177,17 @@ def finish(inputs: Inputs, params: Params, infer: Inference, mesh: Mesh, workdir
     size = _eval_rows(config)
     if task.tune is not None and data.evaluation:
         first = data.evaluation[0]
-        predictions, _ = predict_split(task, first, infer, infer.ready(params), size, mesh)
+        predictions, _ = predict_split(task, first, infer, infer.ready(params), size, mesh, beat)
         task = make_task(task.tune(first.examples, predictions), task.labels)
 
     def keep(split: Split, predictions: list[Prediction]) -> None:
         if cluster.is_first():
             task.write(workdir / "predictions", split.name, split.examples, predictions)
 
-    metrics = evaluate(task, data.evaluation, infer, size, mesh, params, keep)
+    metrics = evaluate(task, data.evaluation, infer, size, mesh, params, keep, beat)
     ready = infer.ready(params)
     for split in data.test:
-        keep(split, predict_split(task, split, infer, ready, size, mesh)[0])
+        keep(split, predict_split(task, split, infer, ready, size, mesh, beat)[0])
     leave_pretrained(finetuned_model(inputs, task, params), workdir / FINETUNED, "the model")
     return metrics
 

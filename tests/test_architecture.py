@@ -28,7 +28,7 @@ RANKS: Sequence[str] = """
 # Text and data preparation run where there is no accelerator, and start fast.
 WITHOUT_JAX: Sequence[str] = """
     __init__ __main__ version errors storage.* settings.* batch devices.allocator text.* data.* tasks.*
-    training.report training.goodput training.curves plan.flops inference.minimal_pairs
+    training.report training.shown training.goodput training.curves plan.flops inference.minimal_pairs
 """.split()
 JAX_ALL_THE_SAME: Sequence[str] = "data.pipeline data.beam tasks.batches tasks.evaluation tasks.results".split()
 
@@ -130,6 +130,7 @@ TESTS_ELSEWHERE = {
     "tools.show_params": "tools/test_cli.py",
     "tools.train": "end_to_end/test_commands.py",
     "training.run": "test_pretraining.py",
+    "training.shown": "training/test_report.py",
     "version": "test_public_names.py",
 }
 
@@ -142,8 +143,16 @@ KERNELS = (
     *("model.attention_kernels", "model.fused_attention", "model.fused_attention_gpu", "model.fused_attention_tpu"),
     *("model.fused_residual", "model.fused_residual_gpu"),
 )
-# Heads for fine-tuning, pictures, profiles, the clock that says where the seconds went, and what cards say of a run.
-BESIDE = ("model.probe", "training.curves", "training.profiling", "training.goodput", "training.about")
+# Heads for fine-tuning, pictures, profiles, the clock that says where the seconds went, what cards say of a run, and
+# how metrics are shown.
+BESIDE = (
+    "model.probe",
+    "training.curves",
+    "training.profiling",
+    "training.goodput",
+    "training.about",
+    "training.shown",
+)
 MAX_CORE_LINES = 4500
 MAX_LINES = {"train.py": 60, "finetune.py": 60}  # and 400 for every file of the package
 SPDX = "# SPDX-License-Identifier: Apache-2.0"

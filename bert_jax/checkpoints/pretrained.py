@@ -19,7 +19,7 @@ from bert_jax.checkpoints.names import flatten, part_of, unflatten
 from bert_jax.checkpoints.revisions import find_revision, revision_path
 from bert_jax.checkpoints.sealed import SEAL, find_damage, read_newest, seal
 from bert_jax.checkpoints.tf1 import checkpoint_prefix, load_tf1
-from bert_jax.devices import cluster
+from bert_jax.devices import cluster, watchdog
 from bert_jax.errors import InputError
 from bert_jax.model.heads import TASK_PARTS
 from bert_jax.model.objective import Params, abstract_params, encode
@@ -140,8 +140,9 @@ def leave_pretrained(bert: Pretrained, directory: Place, what: str) -> None:
 
     Raises: InputError, on every process, as `save_pretrained`.
     """
-    whole = dataclasses.replace(bert, params=cluster.on_host(bert.params))
-    cluster.first_does(f"write {what}", lambda: save_pretrained(whole, directory))
+    with watchdog.slow(state_bytes(bert.params)):
+        whole = dataclasses.replace(bert, params=cluster.on_host(bert.params))
+        cluster.first_does(f"write {what}", lambda: save_pretrained(whole, directory))
 
 
 def keep_revision(bert: Pretrained, workdir: Place) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from bert_jax.devices import watchdog
 from bert_jax.errors import InputError
 from bert_jax.storage import schema
 from bert_jax.storage.files import read_json, sha256_file
@@ -62,7 +63,7 @@ def seal(directory: Place, about: dict[str, object]) -> None:
         files = _objects(directory)
     else:
         files = {
-            str(path.relative_to(directory)): {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
+            str(path.relative_to(directory)): {"bytes": path.stat().st_size, "sha256": _digest(path)}
             for path in sorted(directory.rglob("*"))
             if path.is_file() and path != directory / SEAL
         }
@@ -73,6 +74,7 @@ def seal(directory: Place, about: dict[str, object]) -> None:
     if isinstance(directory, Path):
         for path in (directory.parent, directory, *directory.rglob("*")):
             _sync(path)
+            watchdog.beat()
     write_json(directory / SEAL, about | {"format": 1, "files": files})
 
 
@@ -144,6 +146,12 @@ def find_damage(directory: Place) -> str | None:
     return None
 
 
+def _digest(path: Path) -> str:
+    digest = sha256_file(path)
+    watchdog.beat()
+    return digest
+
+
 def _md5_file(path: Path) -> str:
     with open(path, "rb") as stream:
         return hashlib.file_digest(stream, "md5").hexdigest()
@@ -151,7 +159,7 @@ def _md5_file(path: Path) -> str:
 
 # Of a local file. A checkpoint that was copied from a bucket has the checksums of its store.
 _DIGESTS: dict[str, Callable[[Path], str]] = {
-    "sha256": lambda path: sha256_file(path),
+    "sha256": _digest,
     "crc32c": lambda path: crc32c_of(path),
     "md5": _md5_file,
 }

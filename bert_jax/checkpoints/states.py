@@ -28,7 +28,7 @@ from bert_jax.checkpoints.arrays import (
     state_bytes,
 )
 from bert_jax.checkpoints.sealed import SEAL, checkpoint_steps, find_damage, is_complete, seal
-from bert_jax.devices import cluster
+from bert_jax.devices import cluster, watchdog
 from bert_jax.errors import InputError
 from bert_jax.storage.files import read_json
 from bert_jax.storage.places import Place, RemotePath, to_place
@@ -98,6 +98,7 @@ class Checkpoints:
         self._about = dict(about or {})
         self._sealing: threading.Thread | None = None
         self._failure: Exception | None = None
+        self._bytes = 0  # of the state that is saved
         self._manager = self._open()
 
     def __enter__(self) -> "Checkpoints":
@@ -106,7 +107,8 @@ class Checkpoints:
     def __exit__(self, *_: object) -> None:
         """Waits for the seal in progress, also when the run failed: until then the directory is in use."""
         if self._sealing is not None:
-            self._sealing.join()
+            with watchdog.slow(self._bytes):
+                self._sealing.join()
 
     def _open(self) -> ocp.CheckpointManager:
         if isinstance(self.directory, RemotePath):
@@ -130,9 +132,11 @@ class Checkpoints:
         self.wait()
         if cluster.first_says(int(step in self.steps())):
             return
-        self._check_writable(state_bytes(state))
+        self._bytes = state_bytes(state)
+        self._check_writable(self._bytes)
         try:
-            self._manager.save(step, args=ocp.args.Composite(state=ocp.args.PyTreeSave(state)))
+            with watchdog.slow(self._bytes):
+                self._manager.save(step, args=ocp.args.Composite(state=ocp.args.PyTreeSave(state)))
         except _write_errors(self.directory) as error:
             raise cannot_write(self.directory, error) from error
         about = self._about | {"step": step, "metric": metric, "arrays": describe(state), "notes": notes or {}}
@@ -192,10 +196,12 @@ class Checkpoints:
         """Waits until what was saved is sealed. Raises: InputError, on every process, if it could not be written."""
         if self._sealing is None:
             return
-        self._sealing.join()
-        self._sealing = None
-        failure, self._failure = self._failure, None
-        if cluster.anyone_says(failure is not None):
+        with watchdog.slow(self._bytes):
+            self._sealing.join()
+            self._sealing = None
+            failure, self._failure = self._failure, None
+            failed = cluster.anyone_says(failure is not None)
+        if failed:
             if failure is not None:
                 raise cannot_write(self.directory, failure) from failure
             raise InputError(

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from bert_jax.errors import package_needed
 from bert_jax.storage.places import AnyPath, to_place
 from bert_jax.storage.writing import atomic_path
-from bert_jax.training.report import BASELINES, MetricsRecord, describe, read_metrics
+from bert_jax.training.report import MetricsRecord, read_metrics
+from bert_jax.training.shown import BASELINES, describe
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 
 from bert_jax.batch import Batch, PyTree
 from bert_jax.checkpoints.states import Notes
-from bert_jax.devices import allocator, cluster
+from bert_jax.devices import allocator, cluster, watchdog
 from bert_jax.devices.watchdog import Watchdog
 from bert_jax.errors import DivergedError
 from bert_jax.model.objective import Params
@@ -195,8 +195,8 @@ def train_loop(run: Run, state: TrainState, pace: Pace, work: Work, notes: Notes
     step = int(jax.device_get(state.step))
     in_flight = MAX_IN_FLIGHT * pace.steps_per_call
     batches = profiled(work.batches, step, in_flight, pace.profile, pace.report, run.reporter, run.workdir)
-    with jax.set_mesh(work.mesh), Watchdog(pace.hang_seconds) as watchdog, contextlib.closing(batches):
-        loop = _Loop(run, state, pace, work, Progress.of(step, notes or {}), watchdog)
+    with jax.set_mesh(work.mesh), Watchdog(pace.hang_seconds), contextlib.closing(batches):
+        loop = _Loop(run, state, pace, work, Progress.of(step, notes or {}))
         with run.clock.phase("steps"):
             loop.begin()
             received = 0
@@ -208,14 +208,13 @@ def train_loop(run: Run, state: TrainState, pace: Pace, work: Work, notes: Notes
 class _Loop:
     """The state of the loop, and the actions that it takes."""
 
-    def __init__(
-        self, run: Run, state: TrainState, pace: Pace, work: Work, progress: Progress, watchdog: Watchdog
-    ) -> None:
+    def __init__(self, run: Run, state: TrainState, pace: Pace, work: Work, progress: Progress) -> None:
         self.run, self.state, self.pace, self.work = run, state, pace, work
-        self.progress, self.watchdog = progress, watchdog
+        self.progress = progress
         self.first_step = progress.step
         self.in_flight: deque[tuple[int, Metrics]] = deque()  # the last step of each call, and its metrics
         self.called: set[int] = set()  # the sizes of calls that have been compiled
+        self.evaluated = False
 
     def begin(self) -> None:
         """Evaluates and keeps a revision before the first step, where that is due."""
@@ -259,7 +258,8 @@ class _Loop:
             self.finish_oldest()
         now = due(progress.step, self.pace)
         if any(now) or compiles:
-            self.finish_all()
+            with watchdog.slow(compiles=True) if compiles else contextlib.nullcontext():  # others may still compile
+                self.finish_all()
             if now.keep:
                 self.keep()
             rank = self.evaluate() if now.evaluate else None
@@ -285,7 +285,7 @@ class _Loop:
         last, on_device = self.in_flight.popleft()
         steps = jax.device_get(on_device).of_steps()
         allocator.give_back_freed_memory()
-        self.watchdog.alive()
+        watchdog.beat()
         for step, metrics in enumerate(steps, last - len(steps) + 1):
             self.count(step, metrics)
         if last % self.pace.report == 0:
@@ -328,18 +328,23 @@ class _Loop:
         stoppable = self.pace.break_off and step < self.pace.num_steps and not cluster.is_several()
 
         def stopped() -> int:
-            self.watchdog.alive()
+            watchdog.beat()
             return self.run.preemption.received() if stoppable else 0
 
-        with self.run.clock.phase("evaluation"):
+        with self.run.clock.phase("evaluation"), self.peers_compile():
             metrics = self.work.evaluation(params, stopped)
         self.progress.overdue = metrics is None
         if metrics is None:
             return None
-        self.watchdog.alive()
+        watchdog.beat()
         self.run.reporter.log(step, "eval", metrics | self.work.labels())
         # All save after it, or none: machines of two kinds may compute the metrics of a task with other last digits.
         return float(cluster.first_tells(repr(float(self.work.rank(metrics)))))
+
+    def peers_compile(self) -> contextlib.AbstractContextManager[None]:
+        """Returns a block in which other processes may still compile the first evaluation."""
+        first, self.evaluated = not self.evaluated and cluster.is_several(), True
+        return watchdog.slow(compiles=True) if first else contextlib.nullcontext()
 
     def save(self, rank: float | None) -> None:
         """Saves the state, with the rank of its evaluation if it has one."""
@@ -347,7 +352,7 @@ class _Loop:
             self.check_params()
             self.run.report_goodput()  # before the save, so that a run that resumes from it knows what went before
             self.run.checkpoints.save(self.progress.step, self.state, rank, self.progress.notes())
-        self.watchdog.alive()
+        watchdog.beat()
 
     def keep(self) -> None:
         """Keeps the parameters for good, as a revision."""
@@ -355,7 +360,7 @@ class _Loop:
         with self.run.clock.phase("saving"):
             self.check_params()
             self.work.keep_revision(self.progress.step, self.state.params, seen and dict(seen))
-        self.watchdog.alive()
+        watchdog.beat()
 
     def check_params(self) -> None:
         """Raises: DivergedError if a parameter is not finite."""

@@ -11,7 +11,7 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -20,6 +20,7 @@ from bert_jax.storage import schema
 from bert_jax.storage.places import AnyPath, RemotePath, scratch, to_place
 from bert_jax.storage.writing import atomic_path
 from bert_jax.training import goodput
+from bert_jax.training.shown import ON_THE_BAR, describe, duration
 
 METRICS_FILE = "metrics.jsonl"
 KINDS = ("train", "eval", goodput.KIND)
@@ -155,13 +156,13 @@ class Reporter:
         if self._bar is not None:
             self._bar.update(step - self._bar.n)
             if kind == "train":
-                self._bar.set_postfix_str(describe({name: metrics[name] for name in _ON_THE_BAR if name in metrics}))
+                self._bar.set_postfix_str(describe({name: metrics[name] for name in ON_THE_BAR if name in metrics}))
                 return
         line = f"{kind:5} {step:{len(str(self._total_steps))}}/{self._total_steps}  {describe(metrics)}"
         taken = step - self._start_step
         if kind == "train" and taken:
             left = (time.monotonic() - self._started) / taken * (self._total_steps - step)
-            line += f"  {_duration(left)} left"
+            line += f"  {duration(left)} left"
         self.message(line)
 
 
@@ -228,69 +229,3 @@ def _to_json(value: float | str) -> float | str:
 
 def _from_json(value: float | str) -> float:
     return float(value) if isinstance(value, str) else value
-
-
-def describe(metrics: Mapping[str, float]) -> str:
-    """Returns metrics as one line of text: short names, baselines in parentheses, quantities with their units."""
-    parts = []
-    for name, value in metrics.items():
-        if name in BASELINES or name == "mlm_perplexity" or (name == "flops_per_second" and "mfu" in metrics):
-            continue
-        label, show = _SHOWN.get(name, (name.replace("_", " "), _plain))
-        part = f"{label} {show(value)}" if label else show(value)
-        baseline = next((baseline for baseline, of in BASELINES.items() if of == name and baseline in metrics), None)
-        parts.append(part + (f" (baseline {show(metrics[baseline])})" if baseline else ""))
-    return "  ".join(parts)
-
-
-def _plain(value: float) -> str:
-    return f"{value:.4g}"
-
-
-def _loss(value: float) -> str:
-    return f"{value:.3f}"
-
-
-def _percent(value: float) -> str:
-    return f"{100 * value:.1f}%"
-
-
-def _quantity(unit: str) -> Callable[[float], str]:
-    def show(value: float) -> str:
-        for prefix, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-            if value >= size:
-                return f"{value / size:.3g} {prefix}{unit}"
-        return f"{value:.3g} {unit}"
-
-    return show
-
-
-def _duration(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
-
-
-_SHOWN: dict[str, tuple[str, Callable[[float], str]]] = {
-    "loss": ("loss", _loss),
-    "mlm_loss": ("mlm", _loss),
-    "mlm_accuracy": ("mlm acc", _percent),
-    "nsp_loss": ("nsp", _loss),
-    "nsp_accuracy": ("nsp acc", _percent),
-    "grad_norm": ("grad", _plain),
-    "learning_rate": ("lr", "{:.2e}".format),
-    "sequences_per_second": ("", _quantity("seq/s")),
-    "tokens_per_second": ("", _quantity("tok/s")),
-    "flops_per_second": ("", _quantity("FLOP/s")),
-    "mfu": ("MFU", _percent),
-    "data_wait": ("waiting for data", "{:.2%}".format),
-}
-_ON_THE_BAR = (
-    "loss",
-    "sequences_per_second",
-    "tokens_per_second",
-    "mfu",
-    "flops_per_second",
-)  # the bar has little room
-# Baseline -> the metric to compare it with: the score of a model without context.
-BASELINES = {"unigram_loss": "mlm_loss", "unigram_accuracy": "mlm_accuracy", "nsp_base_rate": "nsp_accuracy"}

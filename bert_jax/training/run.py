@@ -8,11 +8,13 @@ from typing import Any
 
 import jax
 
+from bert_jax.checkpoints.arrays import state_bytes
 from bert_jax.checkpoints.model_card import ABOUT
 from bert_jax.checkpoints.pretrained import Pretrained
 from bert_jax.checkpoints.states import Checkpoints, Notes, Restored, checkpoint_steps
 from bert_jax.devices import cluster
 from bert_jax.devices.preemption import Preemption
+from bert_jax.devices.watchdog import Watchdog, slow
 from bert_jax.settings.finetuning import FinetuneConfig
 from bert_jax.settings.pretraining import PretrainConfig
 from bert_jax.settings.rules import to_dict
@@ -120,6 +122,8 @@ def open_run(
     with contextlib.ExitStack() as stack:
         preemption = stack.enter_context(Preemption())
         stack.enter_context(_compilation_counted(clock))
+        stack.enter_context(Watchdog(config.train.hang_seconds))  # of what comes before and after the training loop
+        stack.enter_context(slow(state_bytes(abstract)))
         check_workdir(workdir, identity, config)
         everywhere = {**common(workdir, identity), **(same or {})}
         cluster.check_same(everywhere)

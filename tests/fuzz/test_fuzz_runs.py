@@ -11,7 +11,8 @@ from bert_jax.settings.pretraining import PretrainConfig
 from bert_jax.settings.rules import to_dict
 from bert_jax.storage.writing import write_json
 from bert_jax.tasks.results import FinetuneResult, read_results
-from bert_jax.training.report import Reporter, describe, read_metrics
+from bert_jax.training.report import Reporter, read_metrics
+from bert_jax.training.shown import describe
 from bert_jax.training.workdir import check_workdir
 
 IDENTITY = {"format": 1, "dataset": "0" * 64, "later_datasets": []}

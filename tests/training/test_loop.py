@@ -11,7 +11,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from bert_jax.checkpoints import states
 from bert_jax.checkpoints.states import SEAL, Checkpoints
+from bert_jax.devices import watchdog
 from bert_jax.devices.preemption import Preemption
 from bert_jax.devices.sharding import make_mesh, replicated
 from bert_jax.errors import DivergedError
@@ -105,6 +107,20 @@ def test_an_evaluation_that_takes_long_does_not_hang_while_its_batches_end(mesh,
     assert not hung
     stuck = lambda params, stopped: time.sleep(2.5) or {"loss": 1.0}  # noqa: E731
     run(tmp_path / "stuck", mesh, Pace(2, 1, 0, 0, False, hang_seconds=1), {}, evaluation=stuck)
+    assert hung
+
+
+def test_a_save_that_takes_long_does_not_hang_and_one_that_stands_still_does(mesh, tmp_path, monkeypatch):
+    """The wait in `end`, and the wait of the next save for the one before it."""
+    hung = []
+    monkeypatch.setattr("bert_jax.devices.watchdog.cluster.leave_hanging", hung.append)
+    seal = states.seal
+    monkeypatch.setattr(states, "seal", lambda *arguments: (time.sleep(3), seal(*arguments)))
+    run(tmp_path / "slow", mesh, Pace(4, 1, 0, 2, False, hang_seconds=1), {4: 1.0})
+    assert not hung and sorted(seals(tmp_path / "slow")) == [2, 4]
+    monkeypatch.setattr(watchdog, "_LEAST", 0.5)
+    monkeypatch.setattr(watchdog, "_TIMES", 1)
+    run(tmp_path / "stuck", mesh, Pace(2, 1, 0, 0, False, hang_seconds=1), {2: 1.0})
     assert hung
 
 

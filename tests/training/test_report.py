@@ -8,7 +8,8 @@ import sys
 import pytest
 
 from bert_jax.errors import InputError
-from bert_jax.training.report import METRICS_FILE, Reporter, describe, read_metrics
+from bert_jax.training.report import METRICS_FILE, Reporter, read_metrics
+from bert_jax.training.shown import describe
 
 EVAL = {"mlm_loss": 5.0, "mlm_accuracy": 0.25, "nsp_accuracy": 0.6, "unigram_loss": 6.5, "nsp_base_rate": 0.5}
 
