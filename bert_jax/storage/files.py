@@ -21,6 +21,10 @@ from bert_jax.storage.places import AnyPath, RemotePath, to_place
 from bert_jax.storage.urls import is_remote, remote_glob
 from bert_jax.storage.zstd import ZstdError, ZstdFile
 
+NOT_UTF8 = (  # the fix; `iconv -t utf-8` alone stops at the very byte
+    "if the file has another encoding, convert it with iconv -f windows-1252 -t utf-8, or what it is; if it is UTF-8 "
+    "with damaged bytes, iconv -c -f utf-8 -t utf-8 leaves them out"
+)
 TOO_MANY_FILES = "raise the limit, for example with ulimit -n 65536, or join small files"
 
 JsonObject: TypeAlias = dict[str, Any]  # an object as json.loads returns it

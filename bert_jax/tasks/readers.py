@@ -320,10 +320,7 @@ def _read_text(place: str) -> str:
         return content.decode("utf-8").removeprefix(_BYTE_ORDER_MARK)
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise InputError(
-            f"{place}:{line} is not UTF-8 (byte 0x{content[error.start]:02x}); convert the file, for example with "
-            "iconv -t utf-8"
-        ) from None
+        raise InputError(f"{place}:{line} is not UTF-8 (byte 0x{content[error.start]:02x}); {files.NOT_UTF8}") from None
 
 
 def _tsv_rows(place: str) -> Iterator[tuple[int, list[str]]]:

@@ -84,8 +84,13 @@ class WordNumbers:
             for skipped, masks in zip((0, 8), _MASKS)
         )
         (long,) = np.nonzero(lengths > _KEY_BYTES)
-        first[long] = second[long] = 0  # as no word has it, and number 0
-        numbers, new = self._look_up_short(first, second)
+        if len(long):
+            (short,) = np.nonzero(lengths <= _KEY_BYTES)
+            numbers = np.zeros(len(lengths), np.int32)
+            numbers[short], new = self._look_up_short(first[short], second[short])
+            new = short[new]
+        else:
+            numbers, new = self._look_up_short(first, second)
         new_long = []
         for place in long.tolist():
             word = words.raw[words.starts[place] : words.stops[place]]

@@ -2,6 +2,7 @@
 """Damaged vocabularies and text: read, or refused in one line."""
 
 import gzip
+import itertools
 import json
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 from builders import write_corpus, write_vocab
+from conftest import ROOT
 from fuzzing import TIMES, Reader, make_tests
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,6 +20,7 @@ from bert_jax.data.sentences import split_lines
 from bert_jax.data.sources.corpus import fingerprint, iterate_documents
 from bert_jax.text.sentencepieces import learn_sentencepieces
 from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
+from bert_jax.text.wordpiece import WordPiece
 from bert_jax.tools.lines import open_lines, parse_line, read_lines
 
 TEXT = 'The "ban" ran [MASK] naïve 漢字 Straße 9.5 ' + "b" * 300
@@ -138,3 +141,51 @@ def test_some_sentences() -> None:
 @pytest.mark.slow
 def test_many_sentences() -> None:
     check_sentences(4000 * TIMES)
+
+
+# Words are looked up by 16 bytes or whole; NUL bytes are what a key is padded with.
+_WORDS = [
+    "a",
+    "bat",
+    "\0",
+    "\0\0\0",
+    "\0" * 17,
+    "a\0",
+    "\0a",
+    "漢字",
+    "é",
+    "a-b",
+    "x" * 16,
+    "x" * 17,
+    "y" * 40,
+    "z" * 300,
+    "\n",
+    "\u00a0",
+]
+
+
+def check_words(cases: int) -> None:
+    tokenizer = load_tokenizer(ROOT / "tests/fixtures/tokenizer")
+    text = st.lists(st.sampled_from(_WORDS), max_size=10).map(" ".join)
+    batches = st.lists(st.tuples(st.lists(text, max_size=4), st.integers(0, 3000), st.integers(1, 10**6)), max_size=4)
+
+    @settings(max_examples=cases, derandomize=True, database=None, deadline=None)
+    @given(batches)
+    def arrays_are_the_ids_of_single_texts(batches: list[tuple[list[str], int, int]]) -> None:
+        encoder = WordPiece(tokenizer.vocab, tokenizer.pieces.normalizer)  # whose table is small
+        for texts, count, factor in batches:
+            texts = [*texts, " ".join(f"{number * factor:x}" for number in range(count))]  # so that the table grows
+            ids, counts = encoder.encode_arrays(texts)
+            expected = tokenizer.encode_batch(texts)
+            assert counts.tolist() == list(map(len, expected)) and ids.tolist() == [*itertools.chain(*expected)]
+
+    arrays_are_the_ids_of_single_texts()
+
+
+def test_some_words() -> None:
+    check_words(60)
+
+
+@pytest.mark.slow
+def test_many_words() -> None:
+    check_words(2000 * TIMES)

@@ -69,6 +69,16 @@ def test_many_texts_at_a_time_are_encoded_as_each_alone(repository, casing, ever
     check_arrays(tokenizer, texts[:20], ids[:20])  # when all are known
 
 
+def test_long_words_do_not_lend_their_ids_to_words_of_nul_bytes(repository):
+    """Whose key is that of a long word; it shows where another word has taken the first place of the table."""
+    tokenizer = load_tokenizer(repository / "tests/fixtures/tokenizer")
+    for size in range(100, 3000, 37):
+        encoder = wordpiece.WordPiece(tokenizer.vocab, tokenizer.pieces.normalizer)
+        encoder.encode_arrays([" ".join(f"{number * size:x}" for number in range(size))])
+        encoder.encode_arrays(["y" * 40])
+        assert encoder.encode_arrays(["\0 a \0\0"])[0].tolist() == tokenizer.encode("a")
+
+
 def test_numbers_of_words_last_while_their_table_grows():
     table, seen = words.WordNumbers(), {}
     for size in (1, 10, 3000, 100, 20000):

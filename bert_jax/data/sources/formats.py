@@ -9,7 +9,8 @@
 
 In the first two formats, a first line that repeats the document's title is dropped, since it is not a sentence.
 
-JSON that is not in lines, and what bzip2, xz and zip have written, is refused.
+JSON that is not in lines, what bzip2, xz, zip and tar have written, UTF-16 and other binary files, and lines that end
+in CR alone are refused.
 """
 
 import html
@@ -31,6 +32,14 @@ _JSON_START = re.compile(rb'\{\s*"([^"\\]|\\.)*"\s*:')
 _OTHER_JSON = re.compile(rb'(\[\s*)?\{\s*"([^"\\]|\\.)*"\s*:')
 _OTHER_JSON_NAME = re.compile(r"\.json(\.gz|\.zst)?$")
 _UNREADABLE = {"bzip2": rb"BZh[1-9]1AY&SY", "xz": rb"\xfd7zXZ\x00", "zip": rb"PK\x03\x04"}  # their first bytes
+_HEAD_BYTES = 1 << 16
+_BINARY_BYTES = 1 << 13  # a NUL byte in so many at the beginning means that a file is not text
+# What begins a file, or where in each four bytes there are zeros, if most letters are Latin.
+_WIDE_MARKS = {"UTF-32": (b"\xff\xfe\0\0", b"\0\0\xfe\xff"), "UTF-16": (b"\xff\xfe", b"\xfe\xff")}
+_WIDE_ZEROS = {
+    "UTF-16LE": [False, True, False, True], "UTF-16BE": [True, False, True, False],
+    "UTF-32LE": [False, True, True, True], "UTF-32BE": [True, True, True, False],
+}  # fmt: skip
 _DOC_START, _DOC_END = "<doc id=", "</doc>"
 _DOC_TITLE = re.compile(r'title="(.*)"')
 _BYTE_ORDER_MARK = "\ufeff"  # some editors begin a file with it
@@ -62,19 +71,43 @@ class Piece:
 
 def detect_format(path: str, source: str) -> str:
     """Returns the format of a file. Raises: InputError if it cannot be read, or is in none of the formats."""
+    with files.reading(source), files.open_binary(path) as stream:
+        _check_text(stream.read(_HEAD_BYTES), source)
     line = b""
     with files.reading(source), files.open_binary(path) as stream:
         while not line and (read := stream.readline(1 << 16)):
             line = read.removeprefix(_BYTE_ORDER_MARK.encode()).strip()
         start = line + b"\n" + stream.read(1 << 12)
-    if name := next((name for name, magic in _UNREADABLE.items() if re.match(magic, start)), ""):
-        raise InputError(f"{source} is compressed by {name}; decompress it, or compress it by gzip or zstd")
     if _JSON_NAME.search(source) or _JSON_START.match(line):
         return JSON_LINES
     if _OTHER_JSON.match(start) or (_OTHER_JSON_NAME.search(source) and line.startswith((b"[", b"{"))):
         what, write = ("array", "'.[]'") if line.startswith(b"[") else ("object over several lines", ".")
         raise InputError(f"{source} is a JSON {what}; write one object a line, for example with jq -c {write}")
     return WIKI_EXTRACTOR if line.startswith(_DOC_START.encode()) else TEXT
+
+
+def _check_text(head: bytes, source: str) -> None:
+    """Raises: InputError if a file that begins with `head` is no text in UTF-8 with ends of lines."""
+    if name := next((name for name, magic in _UNREADABLE.items() if re.match(magic, head)), ""):
+        raise InputError(f"{source} is compressed by {name}; decompress it, or compress it by gzip or zstd")
+    if head[257:262] == b"ustar":
+        raise InputError(f"{source} is a tar archive; extract it, and give the files in it")
+    if head.startswith(b"version https://git-lfs.github.com/spec/"):
+        raise InputError(f"{source} is a pointer of Git LFS in place of the file; fetch it with git lfs pull")
+    wide = next((name for name, mark in _WIDE_MARKS.items() if head.startswith(mark)), "")
+    start = head[:_BINARY_BYTES]
+    nuls = [start[place::4].count(0) > len(start) // 8 for place in range(4)]  # half of the bytes at these places
+    if not wide and b"\0" in start:
+        wide = next((name for name, zeros in _WIDE_ZEROS.items() if nuls == zeros), "")
+    if wide:
+        raise InputError(f"{source} is {wide}, not UTF-8; convert it with iconv -f {wide.lower()} -t utf-8")
+    if b"\0" in start:
+        raise InputError(f"{source} has NUL bytes at its beginning, so it is not text but a binary file; leave it out")
+    if len(re.findall(rb"\r(?!\n|\Z)", head)) > head.count(b"\n"):
+        raise InputError(
+            f"{source} has lines that end in CR alone, as on old Macs, and would be one line; convert it, for example "
+            "with tr '\\r' '\\n' < FILE > OTHER"
+        )
 
 
 def plan_file(path: str, source: str, piece_bytes: int, column: str = TEXT_COLUMN) -> list[Piece]:
@@ -149,8 +182,7 @@ class _Lines:
                     yield line.decode("utf-8").removeprefix(_BYTE_ORDER_MARK).strip()
         except UnicodeDecodeError as error:
             raise InputError(
-                f"{self.place()} is not UTF-8 (byte 0x{error.object[error.start]:02x}); convert the file, "
-                "for example with iconv -t utf-8"
+                f"{self.place()} is not UTF-8 (byte 0x{error.object[error.start]:02x}); {files.NOT_UTF8}"
             ) from None
 
     def hold(self, text: str, num_lines: int = 1) -> None:
@@ -171,7 +203,8 @@ class _Lines:
         number = number or self.number
         if self.piece.start:
             with open(self.piece.path, "rb") as stream:
-                number += stream.read(self.piece.start).count(b"\n")
+                for start in range(0, self.piece.start, _HEAD_BYTES):
+                    number += stream.read(min(_HEAD_BYTES, self.piece.start - start)).count(b"\n")
         return f"{self.piece.source}, line {number}"
 
 

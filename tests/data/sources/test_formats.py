@@ -4,9 +4,14 @@
 import bz2
 import gzip
 import html
+import io
 import json
 import lzma
 import random
+import re
+import subprocess
+import tarfile
+import tracemalloc
 import zipfile
 from pathlib import Path
 
@@ -158,6 +163,85 @@ def test_other_compression_is_refused(tmp_path, name):
     }.items():
         path = write(tmp_path / name, content)
         assert f"{path} is compressed by {kind}; decompress it" in fails(path)
+
+
+TEXT = "A sentence of many letters. " * 20 + "\n\nAnother one.\n"
+
+
+def tar(compression: str) -> bytes:
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode=f"w:{compression}", format=tarfile.USTAR_FORMAT) as stream:
+        info = tarfile.TarInfo("text.txt")
+        info.size = len(TEXT)
+        stream.addfile(info, io.BytesIO(TEXT.encode()))
+    return archive.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("content", "problem", "remedy"),
+    [
+        *((TEXT.encode(name), name.upper(), f"iconv -f {name} -t utf-8") for name in
+          ("utf-16", "utf-16le", "utf-16be", "utf-32", "utf-32le", "utf-32be")),
+        ("日本語の文。\n".encode("utf-16"), "UTF-16", "iconv -f utf-16 -t utf-8"),
+        (b"\xfe\xff\x00a", "UTF-16", "iconv"),
+        (tar(""), "is a tar archive", "extract it"),
+        (tar("gz"), "is a tar archive", "extract it"),
+        (b"\x7fELF\x02\x01\x01\0\0\0\0", "NUL bytes", "leave it out"),
+        (TEXT.encode() + b"\0", "NUL bytes", "leave it out"),
+        (gzip.compress(TEXT.encode() + b"\0"), "NUL bytes", "leave it out"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n", "Git LFS", "git lfs pull"),
+        (b"one\rtwo\r\rthree\r", "CR alone", "tr '\\r' '\\n'"),
+        (b"one\rtwo", "CR alone", "tr"),
+        (b"one\rtwo\rthree\r\n", "CR alone", "tr"),
+        (b"\xef\xbb\xbf" + b"A line.\r" * 20_000, "CR alone", "tr"),
+        (b'{"text": "one"}\r{"text": "two"}\r', "CR alone", "tr"),
+    ],
+)  # fmt: skip
+def test_what_is_not_text_in_lines_of_utf8_is_refused(tmp_path, content, problem, remedy):
+    message = fails(write(tmp_path / "file", content))
+    assert problem in message and remedy in message and str(tmp_path / "file") in message
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"one\r\ntwo\r\n\r\nthree\r\n", [["one", "two"], ["three"]]),
+        (b"one\r", [["one"]]),
+        (b"one\r\r\n\r\r\ntwo\r\r\n", [["one"], ["two"]]),
+        (b"a progress bar 1%\r2%\nof\nlines\n", [["a progress bar 1%\r2%", "of", "lines"]]),
+        (b"x\n" * 5000 + b"a late \0 NUL\n", [["x"] * 5000 + ["a late \0 NUL"]]),
+    ],
+)
+def test_what_is_text_is_read_as_before(tmp_path, content, expected):
+    assert list(corpus.iterate_documents(write(tmp_path / "file", content))) == expected
+
+
+@pytest.mark.parametrize(
+    "content", ["caf\u00e9 \u0153uvre\n".encode("windows-1252", "replace"), b"one\n\xff broken \xc3( byte\n"]
+)
+def test_the_advice_for_other_encodings_works(tmp_path, content):
+    path = write(tmp_path / "file", content)
+    message = fails(path)
+    for command in re.findall(r"iconv[\w -]*-t utf-8", message):
+        done = subprocess.run([*command.split(), path], capture_output=True)
+        (tmp_path / "good").write_bytes(done.stdout)
+        assert next(corpus.iterate_documents(str(tmp_path / "good")))[0][:2] in ("ca", "on")
+    assert len(re.findall("iconv", message)) == 2
+
+
+def test_naming_a_line_takes_no_memory(tmp_path):
+    """What stands before the piece of a line is counted some bytes at a time."""
+    path = write(tmp_path / "file", b"x" * 60 + b"\n\n")
+    with open(path, "ab") as stream:
+        stream.truncate(200 << 20)  # NUL bytes, which take no space on the disk
+        stream.seek(0, 2)
+        stream.write(b"\n\n\xff\n")
+    piece = formats.Piece(path, formats.TEXT, path, (200 << 20) + 2, (200 << 20) + 4)
+    tracemalloc.start()
+    with pytest.raises(InputError, match="line 5 is not UTF-8"):
+        list(formats.read_file(piece))
+    assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    tracemalloc.stop()
 
 
 def test_the_name_says_json_lines_too(tmp_path):
