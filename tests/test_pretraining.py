@@ -85,8 +85,8 @@ def test_the_trained_model_loads_in_three_forms_with_the_same_bits(finished):
 
 def test_encode_refuses_what_it_cannot(finished):
     bert = bert_jax.load_pretrained(finished[0])
-    with pytest.raises(InputError, match=r"text 2 has 82 tokens .* has 64 positions"):
-        bert.encode(["the .", "the " * 80])
+    with pytest.raises(InputError, match=r"text 2 has 82 tokens .* room for 64"):
+        bert.encode(["the .", "the " * 80], "refuse")
     with pytest.raises(InputError, match="no text"):
         bert.encode([])
     assert bert.encode([("the ban .", "the dar .")]).token_ids.shape == (1, 9)

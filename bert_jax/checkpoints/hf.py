@@ -32,6 +32,7 @@ ARCHITECTURES = {
     "question_answering": "BertForQuestionAnswering",
 }
 _TASKS = {architecture: task for task, architecture in ARCHITECTURES.items()}
+_PROBLEMS = ("regression", "single_label_classification", "multi_label_classification")
 _LABELLED = ("sequence_classification", "token_classification")
 
 # Hugging Face's "gelu" is erf, where Google's is tanh.
@@ -94,10 +95,13 @@ def load_hf(path: str | Path) -> Imported:
         )
     if "auto_map" in settings:
         notes.append(f"{where} names code of the model's own (auto_map), which is not run: it is computed as a BERT")
-    if task == "sequence_classification" and (problem := _problem(settings, params)):
-        notes.append(problem)
+    problem = _problem(settings, params) if task == "sequence_classification" else ""
+    if problem:
+        notes.append(
+            f"problem_type {problem} is kept; there are no predictions of it here, where classes exclude others"
+        )
     labels = _labels(settings, params, where) if task in _LABELLED else ()
-    return Imported(config, params, tokenizer, task, labels, tuple(notes))
+    return Imported(config, params, tokenizer, task, labels, tuple(notes), problem)
 
 
 def save_hf(
@@ -109,11 +113,12 @@ def save_hf(
     labels: tuple[str, ...],
     max_shard_bytes: int = 5_000_000_000,
     card: str = "",
+    problem: str = "",
 ) -> list[str]:
     """Writes a directory that transformers loads whole, and returns lines that the user should see.
 
     Parts that the task's architecture lacks are left out, with a note. Tensors of more than `max_shard_bytes` in total
-    are divided into shards. `card` is its README.md, if not empty.
+    are divided into shards. `card` is its README.md, if not empty. `problem` is that of `Imported`.
 
     Raises: InputError, with nothing written, if the model cannot be expressed or the directory exists.
     """
@@ -140,7 +145,7 @@ def save_hf(
         settings["id2label"] = {str(index): label for index, label in enumerate(names)}
         settings["label2id"] = {label: index for index, label in enumerate(names)}
         if task == "sequence_classification":
-            settings["problem_type"] = _usual_problem(params)
+            settings["problem_type"] = problem or _usual_problem(params)
     with writing.new_directory(directory) as temporary:
         write_weights(temporary, arrays, max_shard_bytes)
         writing.write_json(temporary / "config.json", settings)
@@ -212,14 +217,9 @@ def fetch(url: str) -> Path:
 
 
 def _problem(settings: Mapping[str, object], params: Params) -> str:
-    """Returns a note if the declared problem_type is not the one used here; "" otherwise."""
-    problem, usual = settings.get("problem_type"), _usual_problem(params)
-    if problem in (None, usual):
-        return ""
-    return (
-        f"problem_type {shown(problem)} is not kept: the classifier is used as {usual!r} here, because it "
-        f"has {params['classifier']['bias'].shape[0]} outputs; the logits are the same"
-    )
+    """Returns the declared problem_type if it is not the usual one, and one that transformers knows; "" otherwise."""
+    problem = settings.get("problem_type")
+    return str(problem) if problem in _PROBLEMS and problem != _usual_problem(params) else ""
 
 
 def _usual_problem(params: Params) -> str:

@@ -37,6 +37,7 @@ class Imported(NamedTuple):
     task: str  # one of `TASK_PARTS`
     labels: tuple[str, ...]  # the names of a classifier's classes, in their order; () if the source names none
     notes: tuple[str, ...]  # lines that the user should see
+    problem: str = ""  # Hugging Face's problem_type, where it is not what the number of outputs says
 
 
 class Row(NamedTuple):

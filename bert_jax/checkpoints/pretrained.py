@@ -21,6 +21,7 @@ from bert_jax.checkpoints.sealed import SEAL, find_damage, read_newest, seal
 from bert_jax.checkpoints.tf1 import checkpoint_prefix, load_tf1
 from bert_jax.devices import cluster, watchdog
 from bert_jax.errors import InputError
+from bert_jax.model.fused_attention import length_step
 from bert_jax.model.heads import TASK_PARTS
 from bert_jax.model.objective import Params, abstract_params, encode
 from bert_jax.settings.finetuning import TaskConfig
@@ -31,6 +32,7 @@ from bert_jax.storage.files import JsonObject, read_json
 from bert_jax.storage.places import AnyPath, Place, RemotePath, check_no_pattern, is_taken, to_place
 from bert_jax.storage.urls import local_directory, on_this_machine
 from bert_jax.storage.writing import check_space, new_directory, write_json
+from bert_jax.text.fitting import Fitted, fit_texts, padded_length, tell_cut
 from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
 
 FINETUNED = "finetuned"  # the directory of the model inside a work directory of fine-tuning
@@ -60,18 +62,36 @@ class Pretrained:
     notes: tuple[str, ...] = ()  # lines for the user about how it was loaded
     task_settings: Values = field(default_factory=dict)  # settings.finetuning.TaskConfig of a fine-tuned model
     trained: dict[str, int] = field(default_factory=dict)  # if known: step, and the sequences, tokens and words so far
+    problem: str = ""  # Hugging Face's problem_type, where it is not what the number of outputs says
 
-    def encode(self, texts: Sequence[str] | Sequence[tuple[str, str]]) -> Encodings:
+    def encode(self, texts: Sequence[str] | Sequence[tuple[str, str]], long_texts: str = "cut") -> Encodings:
         """Returns the encodings of texts, or of pairs of texts, in one batch as long as the longest.
 
-        Raises: InputError if there is no text or one has more tokens than the model has positions.
+        A text with more tokens than the model has positions is cut, with a warning, or with `long_texts` "refuse" an
+        error. Raises: InputError if there is no text, or one is none.
         """
-        batch = make_batch(self.tokenizer, texts, self.config.max_positions)
-        check_types(self.config, int(np.max(batch.type_ids)), "the input")
-        hidden, pooled = _encode(self.config, self.params, batch)
+        if isinstance(texts, str) or not len(texts):
+            raise InputError("there is no text to encode; give a list of texts or of pairs of texts")
+        most = self.config.max_positions
+        rows = fit_texts(self.tokenizer, texts, most, long_texts)
+        tell_cut(sum(row.was_cut for row in rows), most)
+        check_types(self.config, max(int(row.type_ids.max()) for row in rows), "the input")
+        batch = _batch_of(rows, len(rows), max(len(row.token_ids) for row in rows), self.tokenizer.pad_id)
+        hidden = np.zeros((*batch.token_ids.shape, self.config.hidden_size), np.float32)
+        pooled: list[np.ndarray] = []
+        for first in range(0, len(rows), _ROWS_OF_BATCH[-1]):  # in few shapes, each of which is a program to compile
+            part = rows[first : first + _ROWS_OF_BATCH[-1]]
+            longest = max(len(row.token_ids) for row in part)
+            size = next(size for size in _ROWS_OF_BATCH if size >= len(part))
+            length = padded_length(longest, most, length_step(self.config.attention))
+            found = _encode(self.config, self.params, _batch_of(part, size, length, self.tokenizer.pad_id))
+            hidden[first : first + len(part), :longest] = found[0][: len(part), :longest]
+            pooled += [] if found[1] is None else [np.asarray(found[1][: len(part), 0], np.float32)]
         mask = np.asarray(batch.sequence_ids) > 0
-        pooled = None if pooled is None else np.asarray(pooled[:, 0], np.float32)
-        return Encodings(np.asarray(hidden, np.float32), pooled, batch.token_ids, mask)
+        return Encodings(hidden, np.concatenate(pooled) if pooled else None, batch.token_ids, mask)
+
+
+_ROWS_OF_BATCH = (1, 8, 32)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -80,34 +100,21 @@ def _encode(config: ModelConfig, params: Params, batch: Batch) -> tuple[jax.Arra
     return encoded.hidden, encoded.pooled
 
 
-def make_batch(
-    tokenizer: Tokenizer, texts: Sequence[str] | Sequence[tuple[str, str]], max_length: int, allow_special: bool = False
-) -> Batch:
+def make_batch(tokenizer: Tokenizer, texts: Sequence[str] | Sequence[tuple[str, str]], max_length: int) -> Batch:
     """Returns [CLS] A [SEP] or [CLS] A [SEP] B [SEP] rows of numpy arrays, padded to the longest.
 
-    With `allow_special`, "[MASK]" and its like in a text are taken as those tokens.
-
-    Raises: InputError if there is no text or one is longer than `max_length` tokens, [CLS] and [SEP] included.
+    Raises: InputError if one is longer than `max_length` tokens, [CLS] and [SEP] included.
     """
-    if isinstance(texts, str) or not len(texts):
-        raise InputError("there is no text to encode; give a list of texts or of pairs of texts")
-    token_ids: list[list[int]] = []
-    type_ids: list[list[int]] = []
-    for number, text in enumerate(texts, 1):
-        parts = [text] if isinstance(text, str) else list(text)
-        pieces = [tokenizer.encode(part, allow_special=allow_special) for part in parts]
-        token_ids.append([tokenizer.cls_id])
-        type_ids.append([0])
-        for kind, piece in enumerate(pieces):
-            token_ids[-1] += [*piece, tokenizer.sep_id]
-            type_ids[-1] += [kind] * (len(piece) + 1)
-        if len(token_ids[-1]) > max_length:
-            raise InputError(
-                f"text {number} has {len(token_ids[-1])} tokens with [CLS] and [SEP]; the model has {max_length} "
-                "positions, so shorten or split it"
-            )
-    batch = pad_rows(token_ids, max(map(len, token_ids)), type_ids, pad_id=tokenizer.pad_id)
-    return batch._replace(mlm_positions=np.zeros((len(token_ids), 1), np.int32))
+    rows = fit_texts(tokenizer, texts, max_length, "refuse")
+    return _batch_of(rows, len(rows), max(len(row.token_ids) for row in rows), tokenizer.pad_id)
+
+
+def _batch_of(rows: Sequence[Fitted], size: int, length: int, pad_id: int) -> Batch:
+    """Returns `size` rows of `length` tokens, the last of them empty."""
+    empty = [()] * (size - len(rows))
+    token_ids, type_ids = [row.token_ids for row in rows], [row.type_ids for row in rows]
+    batch = pad_rows([*token_ids, *empty], length, [*type_ids, *empty], pad_id=pad_id)
+    return batch._replace(mlm_positions=np.zeros((size, 1), np.int32))
 
 
 def save_pretrained(bert: Pretrained, directory: AnyPath, replace: bool = True) -> None:
@@ -124,6 +131,7 @@ def save_pretrained(bert: Pretrained, directory: AnyPath, replace: bool = True) 
         about = {"format": 1, "model": to_dict(bert.config), "task": bert.task, "labels": list(bert.labels)}
         about |= {"task_settings": bert.task_settings} if bert.task_settings else {}
         about |= {"trained": bert.trained} if bert.trained else {}
+        about |= {"problem": bert.problem} if bert.problem else {}
         about |= {"tokenizer": bert.tokenizer.fingerprint}
         write_json(temporary / "config.json", about)
         bert.tokenizer.save(temporary / "tokenizer")
@@ -226,6 +234,7 @@ _ABOUT = schema.record(
         "task_settings": schema.settings(TaskConfig),
         "trained": schema.map_of(schema.whole()),
         "tokenizer": schema.text(),
+        "problem": schema.text(),
     },
 )
 
@@ -280,8 +289,8 @@ def _load_own(path: Path, workdir: RemotePath | None = None) -> Pretrained:
         raise InputError(
             f"{path / 'config.json'} names {len(labels)} classes, and the classifier has {num_classes}; correct labels"
         )
-    settings = about.get("task_settings", {})
-    return Pretrained(config, params, tokenizer, task, tuple(labels), task_settings=settings, trained=trained)
+    rest = {"task_settings": about.get("task_settings", {}), "trained": trained, "problem": about.get("problem", "")}
+    return Pretrained(config, params, tokenizer, task, tuple(labels), **rest)
 
 
 def _read_checkpoint(config: ModelConfig, path: Place) -> tuple[Params, JsonObject]:

@@ -16,13 +16,14 @@ from bert_jax.batch import Batch
 from bert_jax.checkpoints.pretrained import Pretrained
 from bert_jax.devices.allocator import give_back_freed_memory
 from bert_jax.errors import InputError
+from bert_jax.model.fused_attention import length_step
 from bert_jax.model.objective import Params, encode
 from bert_jax.model.probe import mean_of_sequences
 from bert_jax.settings.model import ModelConfig, check_types
 from bert_jax.tasks.base import Row, largest_type
-from bert_jax.tasks.batches import length_step, make_batch
+from bert_jax.tasks.batches import make_batch
 from bert_jax.tasks.layouts import Layout, eval_layouts, packed_layouts, sizes_of
-from bert_jax.tasks.texts import join
+from bert_jax.text.fitting import fit_texts, tell_cut
 
 _ROWS_AT_ONCE = 32
 _TEXTS_AT_ONCE = 8192  # that are tokenized before the first of their vectors are given back
@@ -43,18 +44,20 @@ def token_features(
     texts: Sequence[str] | Sequence[tuple[str, str]],
     layers: Sequence[int] = (-1, -2, -3, -4),
     max_seq_length: int = 0,
+    long_texts: str = "cut",
 ) -> Iterator[TokenFeatures]:
     """Yields the vectors of each text, or pair of texts, in the order of the texts.
 
-    Layer 0 is the embeddings, 1 the first layer; -1 is the last. A text longer than `max_seq_length` tokens is
-    cut; 0 is 128, or as many as the model has positions for.
+    Layer 0 is the embeddings, 1 the first layer; -1 is the last. A text with more than `max_seq_length` tokens is cut,
+    with a warning at the end, or with `long_texts` "refuse" an error; 0 is as many as the model has positions for.
 
     Raises: InputError if there is no such layer, or no room for so many tokens.
     """
     chosen = tuple(layers)
-    max_seq_length = _check(bert, chosen, max_seq_length)
+    max_seq_length, num_cut = _check(bert, chosen, max_seq_length), 0
     for first in range(0, len(texts), _TEXTS_AT_ONCE):
-        rows, cut = _rows(bert, texts[first : first + _TEXTS_AT_ONCE], max_seq_length)
+        rows, cut = _rows(bert, texts[first : first + _TEXTS_AT_ONCE], max_seq_length, long_texts, first)
+        num_cut += sum(cut)
         for stretch, layouts in _stretches(bert.config, rows):
             found: dict[int, np.ndarray] = {}
             for bins, batch in _batches(stretch, layouts):
@@ -65,6 +68,7 @@ def token_features(
                         found[row.example] = of_text
             for row in stretch:
                 yield TokenFeatures(bert.tokenizer.tokens(row.token_ids), found[row.example], cut[row.example])
+    tell_cut(num_cut, max_seq_length)
 
 
 def sentence_embeddings(
@@ -73,11 +77,13 @@ def sentence_embeddings(
     pooling: str = "mean",
     layer: int = -1,
     max_seq_length: int = 0,
+    long_texts: str = "cut",
 ) -> np.ndarray:
     """Returns a vector for each text, [number of texts, H] float32.
 
     `pooling` "mean" is the mean over the tokens of a text, [CLS] and [SEP] too; "cls" is the vector of [CLS]. That of a
     model that was not trained to compare sentences says little of how alike two are, and [CLS] less than the mean.
+    `max_seq_length` and `long_texts` are those of `token_features`.
 
     Raises: InputError as `token_features`, or if there is no such pooling.
     """
@@ -87,7 +93,8 @@ def sentence_embeddings(
         raise InputError(f"pooling {pooling!r} is unknown; use mean or cls")
     max_seq_length = _check(bert, (layer,), max_seq_length)
     embeddings = np.zeros((len(texts), bert.config.hidden_size), np.float32)
-    rows, _ = _rows(bert, texts, max_seq_length)
+    rows, cut = _rows(bert, texts, max_seq_length, long_texts)
+    tell_cut(sum(cut), max_seq_length)
     for bins, batch in _batches(rows, _layouts(bert.config, rows, "auto")):
         pooled = np.asarray(_pooled(bert.config, layer, pooling == "mean", bert.params, batch))  # [B, M, H]
         for line, members in enumerate(bins):
@@ -105,7 +112,7 @@ def _check(bert: Pretrained, layers: tuple[int, ...], max_seq_length: int) -> in
             )
     if not layers:
         raise InputError("there is no layer to extract; give some, such as -1,-2,-3,-4")
-    length = max_seq_length or min(128, bert.config.max_positions)
+    length = max_seq_length or bert.config.max_positions
     if not 5 <= length <= bert.config.max_positions:
         raise InputError(
             f"max_seq_length {length} is not from 5 to the model's {bert.config.max_positions} positions; use like "
@@ -115,21 +122,13 @@ def _check(bert: Pretrained, layers: tuple[int, ...], max_seq_length: int) -> in
 
 
 def _rows(
-    bert: Pretrained, texts: Sequence[str] | Sequence[tuple[str, str]], most: int
+    bert: Pretrained, texts: Sequence[str] | Sequence[tuple[str, str]], most: int, long_texts: str, before: int = 0
 ) -> tuple[list[Row], list[bool]]:
-    """Returns the rows of some texts, and whether each was cut."""
-    rows, cut = [], []
-    for number, text in enumerate(texts):
-        parts = (text,) if isinstance(text, str) else tuple(text) if isinstance(text, (list, tuple)) else ()
-        if len(parts) not in (1, 2) or not all(isinstance(part, str) for part in parts):
-            raise InputError(f"text {number + 1} is {text!r:.60}, not a text and not a pair of them; give strings")
-        first, second = (*parts, None)[:2]
-        pieces = [None if part is None else bert.tokenizer.encode(part) for part in (first, second)]
-        token_ids, type_ids, was_cut = join(bert.tokenizer, pieces[0] or [], pieces[1], most)
-        rows.append(Row(number, token_ids, type_ids, (len(token_ids),)))
-        cut.append(was_cut)
+    """Returns the rows of some texts, and whether each was cut; so many texts were `before` them."""
+    fitted = fit_texts(bert.tokenizer, texts, most, long_texts, before)
+    rows = [Row(number, each.token_ids, each.type_ids, (len(each.token_ids),)) for number, each in enumerate(fitted)]
     check_types(bert.config, largest_type(rows), "the input")
-    return rows, cut
+    return rows, [each.was_cut for each in fitted]
 
 
 def _layouts(model: ModelConfig, rows: Sequence[Row], pack: str) -> list[Layout]:

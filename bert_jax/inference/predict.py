@@ -14,26 +14,27 @@ from bert_jax.checkpoints.pretrained import Pretrained, load_pretrained
 from bert_jax.devices.allocator import give_back_freed_memory
 from bert_jax.devices.sharding import make_mesh
 from bert_jax.errors import InputError
+from bert_jax.model.fused_attention import length_step
 from bert_jax.model.objective import Params, task_forward
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.settings.model import ModelConfig, check_types
 from bert_jax.settings.pretraining import MeshConfig
 from bert_jax.settings.rules import from_dict
-from bert_jax.tasks.base import Example, Prediction, Task, largest_type
-from bert_jax.tasks.batches import length_step
+from bert_jax.tasks.base import Example, Prediction, Rows, Task, largest_type
 from bert_jax.tasks.catalog import make_task
 from bert_jax.tasks.evaluation import make_inference, make_split, predict_split
-from bert_jax.tasks.layouts import padded_length
+from bert_jax.text.fitting import check_long_texts, padded_length, tell_cut, too_long
 
 BATCH_SIZES = (1, 8, 32)  # rows of a batch: each is a program to compile for each length
 
 
-def load_predictor(path: str | Path) -> "Predictor":
+def load_predictor(path: str | Path, long_texts: str = "cut") -> "Predictor":
     """Returns a predictor for the model at `path`, in any format that `load_pretrained` knows.
 
-    Raises: InputError as `load_pretrained`, or if the model has no head to predict with.
+    An input with more tokens than the model was fine-tuned with is cut, with a warning, or with `long_texts` "refuse"
+    an error. Raises: InputError as `load_pretrained`, or if the model has no head to predict with.
     """
-    return Predictor(load_pretrained(path))
+    return Predictor(load_pretrained(path), long_texts)
 
 
 class Predictor:
@@ -43,8 +44,9 @@ class Predictor:
     such as one from Hugging Face, uses the default settings of its head's task.
     """
 
-    def __init__(self, bert: Pretrained) -> None:
-        self.bert = bert
+    def __init__(self, bert: Pretrained, long_texts: str = "cut") -> None:
+        check_long_texts(long_texts)
+        self.bert, self.long_texts = bert, long_texts
         self.task = task_of(bert)
         if self.task is None:
             check_fills_masks(bert)
@@ -64,16 +66,32 @@ class Predictor:
         if isinstance(inputs, str):
             raise InputError("inputs is a single text; give a list of them, such as [text]")
         if self.task is None:
-            return list(fill_masks(self.bert, inputs)) if len(inputs) else []
-        return self.predict([self.task.parse(value, f"input {number}") for number, value in enumerate(inputs, 1)])
+            return list(fill_masks(self.bert, inputs, long_texts=self.long_texts)) if len(inputs) else []
+        return self.predict([self.parse(value, f"input {number}") for number, value in enumerate(inputs, 1)])
+
+    def parse(self, value: object, where: str) -> Example:
+        """Returns the task's example of an input. Raises: InputError if it is none, or too long and not to be cut."""
+        assert self.task is not None
+        example = self.task.parse(value, where)
+        if self.long_texts == "refuse" and self.task.make_rows([example], self.bert.tokenizer, False).num_cut():
+            raise too_long(where, "more", self._most)
+        return example
 
     def predict(self, examples: Sequence[Example]) -> list[Prediction]:
         """Returns a prediction for each of the task's examples."""
         assert self.task is not None
         split = make_split(self.task, self.bert.tokenizer, "input", list(examples))
+        tell_cut(Rows(split.rows, split.counts).num_cut(), self._most)
         check_types(self.bert.config, largest_type(split.rows), "the input")
         size = next((size for size in BATCH_SIZES if size >= len(split.rows)), BATCH_SIZES[-1])
         return predict_split(self.task, split, self._infer, self._ready, size, self._mesh)[0]
+
+    @property
+    def _most(self) -> int:
+        """The tokens that there is room for, of a question where long contexts have several windows."""
+        assert self.task is not None
+        config = self.task.config
+        return config.max_query_length if self.task.head == "question_answering" else config.max_seq_length
 
 
 def task_of(bert: Pretrained) -> Task | None:
@@ -84,11 +102,17 @@ def task_of(bert: Pretrained) -> Task | None:
         return make_task(settings, bert.labels)
     if bert.task not in _USUAL:
         return None
+    if bert.problem:
+        raise InputError(
+            f"this model's problem_type is {bert.problem}, and what is predicted here is one class of several, or a "
+            "single number; use it in transformers (convert_checkpoint --to=hf keeps it), or bert.encode for vectors"
+        )
     num_classes = bert.params["classifier"]["bias"].shape[0] if "classifier" in bert.params else 0
     name = "regression" if (bert.task, num_classes) == ("sequence_classification", 1) else _USUAL[bert.task]
     has_classes = bert.task in ("sequence_classification", "token_classification")
     labels = bert.labels or tuple(f"LABEL_{index}" for index in range(num_classes)) if has_classes else ()
-    length = min(384, bert.config.max_positions)
+    has_windows = bert.task in ("token_classification", "question_answering")  # of whatever is longer; others are cut
+    length = min(384 if has_windows else bert.config.max_positions, bert.config.max_positions)
     settings = TaskConfig(name=name, max_seq_length=length, max_query_length=max(1, min(64, length // 2)))
     return make_task(settings, labels)
 
@@ -115,42 +139,52 @@ class Blanks(NamedTuple):
     text: str
     token_ids: list[int]  # with [CLS] and [SEP]
     places: list[int]  # of [MASK]
+    was_cut: bool = False
 
 
-def fill_masks(bert: Pretrained, texts: Sequence[str], num_guesses: int = 5) -> list[list[list[Filled]]]:
+def fill_masks(
+    bert: Pretrained, texts: Sequence[str], num_guesses: int = 5, long_texts: str = "cut"
+) -> list[list[list[Filled]]]:
     """Returns the likeliest tokens, best first: for every text, for every [MASK] in it, `num_guesses` of them.
 
-    Raises: InputError if a text has no [MASK] or is longer than the model's positions, or if the model is causal or
-    has no masked language model.
+    A text with more tokens than the model has positions is cut, with a warning, or with `long_texts` "refuse" an error.
+    Raises: InputError if a text has no [MASK] in what is left, or if the model is causal or has no masked language
+    model.
     """
     check_fills_masks(bert)
+    check_long_texts(long_texts)
     if isinstance(texts, str) or not len(texts):
         raise InputError("there is no text with a blank to fill; give a list of texts")
     if num_guesses < 1:
         raise InputError(f"num_guesses {num_guesses} is below 1; ask for one or more")
-    return fill_blanks(bert, [read_blanks(bert, text, f"text {i}") for i, text in enumerate(texts, 1)], num_guesses)
+    blanks = [read_blanks(bert, text, f"text {number}", long_texts) for number, text in enumerate(texts, 1)]
+    return fill_blanks(bert, blanks, num_guesses)
 
 
-def read_blanks(bert: Pretrained, text: str, where: str) -> Blanks:
-    """Returns the tokens of a text, and where it has [MASK]. Raises: InputError if nowhere, or if it is too long."""
-    tokenizer = bert.tokenizer
-    token_ids = [tokenizer.cls_id, *tokenizer.encode(text, allow_special=True), tokenizer.sep_id]
+def read_blanks(bert: Pretrained, text: str, where: str, long_texts: str = "cut", needed: bool = True) -> Blanks:
+    """Returns the tokens of a text, and where it has [MASK].
+
+    Raises: InputError if it has none and one is `needed`, or if it is too long and not to be cut.
+    """
+    tokenizer, most = bert.tokenizer, bert.config.max_positions
+    pieces = tokenizer.encode(text, allow_special=True)
+    if was_cut := len(pieces) + 2 > most:
+        if long_texts == "refuse":
+            raise too_long(where, len(pieces) + 2, most)
+    token_ids = [tokenizer.cls_id, *pieces[: most - 2], tokenizer.sep_id]
     places = [place for place, token in enumerate(token_ids) if token == tokenizer.mask_id]
-    if not places:
+    if needed and not places:
         mask_token = tokenizer.vocab[tokenizer.mask_id]
-        raise InputError(f"{where} has no {mask_token}: {text!r:.200}; write it where a word is missing")
-    if len(token_ids) > bert.config.max_positions:
-        raise InputError(
-            f"{where} has {len(token_ids)} tokens with [CLS] and [SEP]; the model has {bert.config.max_positions} "
-            "positions, so shorten or split it"
-        )
-    return Blanks(text, token_ids, places)
+        cut = f" in its first {most} tokens, all that the model has positions for" if was_cut else ""
+        raise InputError(f"{where} has no {mask_token}{cut}: {text!r:.200}; write it where a word is missing")
+    return Blanks(text, token_ids, places, was_cut)
 
 
 def fill_blanks(bert: Pretrained, texts: Sequence[Blanks], num_guesses: int) -> list[list[list[Filled]]]:
     """Returns the guesses for every blank of every text, in their order; texts of like lengths share a batch."""
-    found: dict[int, list[list[Filled]]] = {}
-    by_length = sorted(range(len(texts)), key=lambda index: len(texts[index].token_ids))
+    tell_cut(sum(text.was_cut for text in texts), bert.config.max_positions)
+    found: dict[int, list[list[Filled]]] = {index: [] for index, text in enumerate(texts) if not text.places}
+    by_length = sorted(set(range(len(texts))) - set(found), key=lambda index: len(texts[index].token_ids))
     while by_length:
         size = next((size for size in BATCH_SIZES if size >= len(by_length)), BATCH_SIZES[-1])
         chosen, by_length = by_length[:size], by_length[size:]

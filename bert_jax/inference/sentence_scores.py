@@ -17,11 +17,11 @@ from bert_jax.batch import Batch, pad_rows
 from bert_jax.checkpoints.pretrained import Pretrained
 from bert_jax.devices.allocator import give_back_freed_memory
 from bert_jax.errors import InputError
+from bert_jax.model.fused_attention import length_step
 from bert_jax.model.objective import Params, task_forward
 from bert_jax.model.on_cpu import unstack
 from bert_jax.settings.model import ModelConfig
-from bert_jax.tasks.batches import length_step
-from bert_jax.tasks.layouts import padded_length
+from bert_jax.text.fitting import check_long_texts, padded_length, tell_cut, too_long
 
 METHODS = ("original", "within_word_l2r")  # of a masked language model; the first is the default
 LOG_LIKELIHOOD = "log_likelihood"  # of a causal model, which has one only
@@ -44,6 +44,7 @@ def score_sentences(
     method: str = "",
     names: Sequence[str] | None = None,
     progress: Progress = lambda done, total: None,
+    long_texts: str = "cut",
 ) -> np.ndarray:
     """Returns the score of each sentence, [number of sentences] float64 in nats; more is likelier.
 
@@ -51,7 +52,7 @@ def score_sentences(
 
     Raises: InputError as `token_scores`.
     """
-    scores = token_scores(bert, sentences, method, names, progress)
+    scores = token_scores(bert, sentences, method, names, progress, long_texts)
     return np.array([each.sum(dtype=np.float64) for each in scores], np.float64)
 
 
@@ -61,6 +62,7 @@ def token_scores(
     method: str = "",
     names: Sequence[str] | None = None,
     progress: Progress = lambda done, total: None,
+    long_texts: str = "cut",
 ) -> list[np.ndarray]:
     """Returns the log-probability of every token of every sentence: for each an array [tokens] float32, in nats.
 
@@ -74,14 +76,17 @@ def token_scores(
       method: one of `METHODS`; "" is the first of them, or the log-likelihood of a causal model.
       names: what messages call each sentence, such as "file.txt:3".
       progress: is called with the numbers of rows that are done, and of all.
+      long_texts: a sentence with more tokens than the model has positions is cut, with a warning ("cut"), or an error
+        ("refuse").
 
-    Raises: InputError if the model does not predict words, if it has no such method, if a sentence has no token or
-    more than the model has positions, or if a score is not finite.
+    Raises: InputError if the model does not predict words, if it has no such method, if a sentence has no token, or if
+    a score is not finite.
     """
     if isinstance(sentences, str):
         raise InputError("sentences is a single text; give a list of them, such as [text]")
     method = check_method(bert, method)
-    token_ids = encode_sentences(bert, sentences, names)
+    token_ids, num_cut = _encode_sentences(bert, sentences, names, long_texts)
+    tell_cut(num_cut, bert.config.max_positions)
     places: dict[bytes, int] = {}  # of the different sentences
     place_of = [places.setdefault(ids.tobytes(), len(places)) for ids in token_ids]
     different = [np.frombuffer(key, np.int32) for key in places]
@@ -110,24 +115,26 @@ def check_method(bert: Pretrained, method: str) -> str:
     return method or METHODS[0]
 
 
-def encode_sentences(
-    bert: Pretrained, sentences: Sequence[str], names: Sequence[str] | None = None
-) -> list[np.ndarray]:
-    """Returns the token ids of each sentence, [tokens] int32, without [CLS] and [SEP].
+def encode_sentences(bert: Pretrained, sentences: Sequence[str]) -> list[np.ndarray]:
+    """Returns the token ids of each sentence that are scored, [tokens] int32, without [CLS] and [SEP]."""
+    return _encode_sentences(bert, sentences, None, "cut")[0]
 
-    Raises: InputError if one has no token, or more than the model has positions.
-    """
+
+def _encode_sentences(
+    bert: Pretrained, sentences: Sequence[str], names: Sequence[str] | None, long_texts: str
+) -> tuple[list[np.ndarray], int]:
+    """Returns the token ids of each sentence, and how many were cut. Raises: InputError if one has no token."""
+    check_long_texts(long_texts)
     flat, counts = bert.tokenizer.encode_arrays(sentences) if len(sentences) else (np.zeros(0), np.zeros(0, np.int64))
     most = bert.config.max_positions
-    for place in np.flatnonzero((counts == 0) | (counts + 2 > most))[:1]:
+    long = counts + 2 > most
+    for place in np.flatnonzero((counts == 0) | (long & (long_texts == "refuse")))[:1]:
         name = names[place] if names else f"sentence {place + 1}"
         if not counts[place]:
             raise InputError(f"{name} has no token: {sentences[place]!r:.200}; write a sentence, or leave it out")
-        raise InputError(
-            f"{name} has {counts[place] + 2} tokens with [CLS] and [SEP]; the model has {most} positions, so shorten "
-            "or split it"
-        )
-    return np.split(flat.astype(np.int32), np.cumsum(counts)[:-1]) if len(counts) else []
+        raise too_long(name, int(counts[place]) + 2, most)
+    found = np.split(flat.astype(np.int32), np.cumsum(counts)[:-1]) if len(counts) else []
+    return [ids[: most - 2] for ids in found], int(long.sum())
 
 
 class _Bucket(NamedTuple):

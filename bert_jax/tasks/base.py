@@ -37,11 +37,18 @@ def largest_type(rows: Sequence[Row]) -> int:
     return max((int(row.type_ids.max(initial=0)) for row in rows), default=0)
 
 
+CUT, CUT_WORDS, CUT_QUESTIONS = "truncated", "words truncated", "questions truncated"  # counts of what was cut
+
+
 class Rows(NamedTuple):
     """The rows of a list of examples, in order, and counts of truncated and skipped examples."""
 
     rows: list[Row]
     counts: dict[str, int]  # such as {"truncated": 12, "skipped: no token": 1}; zeros are left out
+
+    def num_cut(self) -> int:
+        """Returns how many texts, words or questions were cut."""
+        return sum(self.counts.get(reason, 0) for reason in (CUT, CUT_WORDS, CUT_QUESTIONS))
 
 
 @dataclass(frozen=True)

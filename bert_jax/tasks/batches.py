@@ -5,13 +5,13 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 
-import jax
 import numpy as np
 from jax.sharding import Mesh
 
 from bert_jax.batch import Batch, pad_rows
 from bert_jax.data.pipeline import made_ahead, on_mesh
 from bert_jax.devices.sharding import ROW_AXES
+from bert_jax.model.fused_attention import length_step
 from bert_jax.settings.finetuning import FinetuneDataConfig
 from bert_jax.settings.model import ModelConfig
 from bert_jax.tasks.base import Row
@@ -28,13 +28,6 @@ from bert_jax.tasks.layouts import (
     steps_per_epoch,
     train_length,
 )
-
-
-def length_step(attention: str = "plain") -> int:
-    """Returns what short lengths are multiples of: 8 on a CPU, 16 elsewhere, 32 for the kernel of fused attention."""
-    if jax.default_backend() == "cpu":
-        return 8
-    return 32 if attention == "fused" else 16
 
 
 def row_group(mesh: Mesh, accumulate: int = 1) -> int:

@@ -22,10 +22,11 @@ from bert_jax.errors import InputError
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.storage.places import Place
 from bert_jax.tasks import scores
-from bert_jax.tasks.base import Row, Rows, Task
+from bert_jax.tasks.base import CUT, Row, Rows, Task
 from bert_jax.tasks.classify import SPLITS, id_of
 from bert_jax.tasks.readers import Examples, Record, Table, find_split_file, first_row, is_tsv, read_table
-from bert_jax.tasks.texts import as_number, check_length, join, softmax, write_predictions
+from bert_jax.tasks.texts import as_number, check_length, softmax, write_predictions
+from bert_jax.text.fitting import join
 from bert_jax.text.tokenizer import Tokenizer
 
 _CONTEXTS = ("context", "sent1", "premise", "question", "prompt", "ctx", "startphrase")
@@ -203,7 +204,7 @@ def _make_rows(config: TaskConfig, examples: Sequence[ChoiceExample], tokenizer:
         token_ids = np.concatenate([ids for ids, _, _ in sequences])
         type_ids = np.concatenate([types for _, types, _ in sequences])
         rows.append(Row(number, token_ids, type_ids, tuple(len(ids) for ids, _, _ in sequences), example.label))
-    counts = {"truncated": truncated, "no token": empty}
+    counts = {CUT: truncated, "no token": empty}
     return Rows(rows, {reason: count for reason, count in counts.items() if count})
 
 

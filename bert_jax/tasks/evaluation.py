@@ -12,12 +12,13 @@ from jax.sharding import Mesh
 from bert_jax.batch import Batch, PyTree
 from bert_jax.devices.allocator import give_back_freed_memory
 from bert_jax.devices.sharding import gathered, replicated, row_sharding, tree_shardings
+from bert_jax.model.fused_attention import length_step
 from bert_jax.model.losses import Pair
 from bert_jax.model.objective import Params, task_forward, task_losses
 from bert_jax.model.on_cpu import unstack
 from bert_jax.settings.model import ModelConfig
 from bert_jax.tasks.base import Example, Prediction, Row, Task
-from bert_jax.tasks.batches import eval_batches, length_step, row_group, unpadded_outputs
+from bert_jax.tasks.batches import eval_batches, row_group, unpadded_outputs
 from bert_jax.tasks.layouts import eval_layouts, sizes_of
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.window import mean_metrics

@@ -14,6 +14,7 @@ import numpy as np
 from bert_jax.plan.flops import forward_flops
 from bert_jax.settings.model import ModelConfig
 from bert_jax.tasks.base import Row
+from bert_jax.text.fitting import padded_length
 
 _CHUNK = 50  # batches of a shuffled stretch of the data that are sorted by length together
 _ROW_LENGTHS = (32, 64, 96, 128, 192, 256, 384, 512)  # of packed rows, beside that of the longest row of the task
@@ -55,17 +56,6 @@ def sizes_of(rows: Sequence[Row]) -> Sizes:
     """Returns the sizes of rows."""
     tokens = np.array([len(row.token_ids) for row in rows], np.int64)
     return Sizes(tokens, np.array([len(row.lengths) for row in rows], np.int64))
-
-
-def padded_length(length: int, most: int, multiple: int) -> int:
-    """Returns the length that a row is padded to, at most `most`.
-
-    Each length is a program to compile, and padding costs time. So lengths are multiples of `multiple` (`length_step`)
-    up to 128, of twice that up to 256, of four times that up to 512, and of 256 beyond: about as much is padding in
-    long rows as in short ones.
-    """
-    multiple = next((multiple * times for end, times in ((128, 1), (256, 2), (512, 4)) if length <= end), 256)
-    return min(-(-length // multiple) * multiple, most)
 
 
 # The batches of an epoch

@@ -23,7 +23,7 @@ from bert_jax.data.sources import tfds_text
 from bert_jax.errors import InputError
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.storage.places import Place
-from bert_jax.tasks.base import Row, Rows, Task
+from bert_jax.tasks.base import CUT_WORDS, Row, Rows, Task
 from bert_jax.tasks.classify import SPLITS
 from bert_jax.tasks.readers import Record, find_split_file, read_table, tfds_classes
 from bert_jax.tasks.tagging import (
@@ -233,7 +233,7 @@ def _make_rows(
     room = config.max_seq_length - 2
     numbers = {label: index for index, label in enumerate(labels)}
     rows: list[Row] = []
-    counts = dict.fromkeys(("words without token", "words truncated", "cut into windows", "skipped: no token"), 0)
+    counts = dict.fromkeys(("words without token", CUT_WORDS, "cut into windows", "skipped: no token"), 0)
     memo: dict[str, list[int]] = {}
 
     def pieces_of(word: str) -> list[int]:
@@ -248,7 +248,7 @@ def _make_rows(
         members = list(members)
         pieces = [pieces_of(word) for _, example in members for word in example.words]
         counts["words without token"] += sum(not each for each in pieces)
-        counts["words truncated"] += sum(len(each) > room for each in pieces)
+        counts[CUT_WORDS] += sum(len(each) > room for each in pieces)
         pieces = [each[:room] for each in pieces]
         offsets = np.cumsum([0, *map(len, pieces)])  # of each word's tokens in those of the document
         tokens = np.fromiter(itertools.chain.from_iterable(pieces), np.int32, offsets[-1])

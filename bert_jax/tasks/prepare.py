@@ -79,6 +79,7 @@ def prepare(config: FinetuneConfig, start: Pretrained) -> tuple[Task, Pretrained
     if (
         known is not None
         and start.task == task.head
+        and not start.problem
         and sorted(start.labels) == sorted(labels)
         and known["bias"].shape[0] == num_outputs
     ):

@@ -19,7 +19,8 @@ from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.storage import writing
 from bert_jax.storage.places import Place
 from bert_jax.tasks import scores
-from bert_jax.tasks.base import Row, Rows
+from bert_jax.tasks.base import CUT, Row, Rows
+from bert_jax.text.fitting import join
 from bert_jax.text.tokenizer import Tokenizer
 
 Label = TypeVar("Label")
@@ -202,7 +203,7 @@ def make_rows(
         token_ids, type_ids, cut = join(tokenizer, first, second, config.max_seq_length)
         truncated += cut
         rows.append(Row(number, token_ids, type_ids, (len(token_ids),), label))
-    counts = {"truncated": truncated, "no token": empty, **getattr(examples, "counts", {})}
+    counts = {CUT: truncated, "no token": empty, **getattr(examples, "counts", {})}
     return Rows(rows, {reason: count for reason, count in counts.items() if count})
 
 
@@ -218,37 +219,6 @@ def check_length(config: TaskConfig) -> None:
     """Raises: InputError if a row has no room for a token of each text."""
     if config.max_seq_length < 5:
         raise InputError(f"task.max_seq_length {config.max_seq_length} is below 5, [CLS] A [SEP] B [SEP]; use like 128")
-
-
-def join(
-    tokenizer: Tokenizer, first: list[int], second: list[int] | None, max_length: int
-) -> tuple[np.ndarray, np.ndarray, bool]:
-    """Returns the token ids and types of [CLS] A [SEP] or [CLS] A [SEP] B [SEP], and whether tokens were cut off.
-
-    Tokens are removed from the end of the longer text one at a time, from B if both have the same length.
-    Source: google-research/bert run_classifier.py, _truncate_seq_pair.
-    """
-    if second is None:
-        cut = len(first) > max_length - 2
-        ids = [tokenizer.cls_id, *first[: max_length - 2], tokenizer.sep_id]
-        return np.array(ids, np.int32), np.zeros(len(ids), np.uint8), cut
-    first_length, second_length = pair_lengths(len(first), len(second), max_length - 3)
-    cut = first_length + second_length < len(first) + len(second)
-    ids = [tokenizer.cls_id, *first[:first_length], tokenizer.sep_id, *second[:second_length], tokenizer.sep_id]
-    type_ids = np.zeros(len(ids), np.uint8)
-    type_ids[first_length + 2 :] = 1
-    return np.array(ids, np.int32), type_ids, cut
-
-
-def pair_lengths(first: int, second: int, room: int) -> tuple[int, int]:
-    """Returns two lengths reduced to fit, by taking 1 from the larger, or from the second if equal."""
-    excess = first + second - room
-    if excess <= 0:
-        return first, second
-    cut = min(excess, abs(first - second))
-    first, second = (first - cut, second) if first > second else (first, second - cut)
-    excess -= cut
-    return first - excess // 2, second - (excess + 1) // 2
 
 
 # Predictions

@@ -18,6 +18,7 @@ from bert_jax.storage import files
 from bert_jax.storage.places import check_workdir_place, to_place
 from bert_jax.storage.stores import check_writable, is_remote
 from bert_jax.storage.urls import user_cache
+from bert_jax.text.fitting import cuts_in_one_line
 from bert_jax.tools import recipes, streams
 
 if TYPE_CHECKING:
@@ -43,7 +44,8 @@ def run(main: Callable[[], int | None]) -> None:
                 raise InputError(f"unexpected argument {argv[1]!r}; options are written --name=value")
             _check_home()
             _check_output_urls()
-            status = main() or 0
+            with cuts_in_one_line():
+                status = main() or 0
             if status > 128:  # a signal has ended the run. Another Ctrl-C, while Python shuts down, changes nothing.
                 signal.signal(signal.SIGINT, signal.SIG_IGN)
             return status

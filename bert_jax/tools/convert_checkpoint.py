@@ -104,10 +104,15 @@ def _convert(output: Place, shown: str) -> "Pretrained":
         save_pretrained(bert, output, replace=False)
     elif to == "tf1":
         notes += save_tf1(output, bert.config, bert.params, bert.tokenizer, bert.task, bert.labels)
+        notes += [f"problem_type {bert.problem} is not kept: these checkpoints have no place for it"] * bool(
+            bert.problem
+        )
     else:
         about = to_dict(bert.config), bert.task, count_parameters(bert.params), bert.labels, bert.trained
         card = model_card(read_records(_INPUT.value, *about), shown.removeprefix("hf://").rpartition("/")[2])
-        notes += save_hf(output, bert.config, bert.params, bert.tokenizer, bert.task, bert.labels, card=card)
+        notes += save_hf(
+            output, bert.config, bert.params, bert.tokenizer, bert.task, bert.labels, card=card, problem=bert.problem
+        )
     if _VERIFY.value:
         notes += _without_checksums(recognise(_INPUT.value), to)
     for note in notes:

@@ -22,7 +22,7 @@ from bert_jax.errors import InputError
 from bert_jax.storage.places import to_place
 from bert_jax.storage.writing import atomic_path, check_file
 from bert_jax.tools import cli
-from bert_jax.tools.lines import open_lines, read_lines
+from bert_jax.tools.lines import define_long_texts, open_lines, read_lines
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,8 +37,9 @@ POOLING = flags.DEFINE_enum(
     "pooling", "none", ["none", "mean", "cls"], "how to make one vector per text, from the first of --layers"
 )
 MAX_SEQ_LENGTH = flags.DEFINE_integer(
-    "max_seq_length", 0, "maximum tokens per text; longer texts are cut; 0 takes 128, or the model's maximum if smaller"
+    "max_seq_length", 0, "maximum tokens per text; 0 takes as many as the model has positions for"
 )
+LONG_TEXTS = define_long_texts()
 
 
 def main() -> None:
@@ -60,13 +61,13 @@ def main() -> None:
         if POOLING.value != "none":
             if POOLING.value == "cls":
                 print("note: the [CLS] vector of a model not trained to compare sentences says little", file=sys.stderr)
-            vectors = features.sentence_embeddings(bert, texts, POOLING.value, layers[0], MAX_SEQ_LENGTH.value)
+            vectors = features.sentence_embeddings(
+                bert, texts, POOLING.value, layers[0], MAX_SEQ_LENGTH.value, LONG_TEXTS.value
+            )
             _write_pooled(temporary, vectors)
             return
-        found = features.token_features(bert, texts, layers, MAX_SEQ_LENGTH.value)
-        num_cut = (_write_npz if OUTPUT.value.endswith(".npz") else _write_json)(temporary, found, layers)
-    if num_cut:
-        print(f"{num_cut:,} texts were cut; --max_seq_length says how many tokens they may have", file=sys.stderr)
+        found = features.token_features(bert, texts, layers, MAX_SEQ_LENGTH.value, LONG_TEXTS.value)
+        (_write_npz if OUTPUT.value.endswith(".npz") else _write_json)(temporary, found, layers)
 
 
 def _read(path: str) -> list[Any]:
@@ -78,12 +79,9 @@ def _read(path: str) -> list[Any]:
     return [tuple(part) if len(part) == 2 else part[0] for part in parts]
 
 
-def _write_json(path: Path, found: "Iterator[TokenFeatures]", layers: Sequence[int]) -> int:
-    """Returns how many texts were cut."""
-    num_cut = 0
+def _write_json(path: Path, found: "Iterator[TokenFeatures]", layers: Sequence[int]) -> None:
     with open(path, "w", encoding="utf-8") as stream:
         for number, text in enumerate(found):
-            num_cut += text.truncated
             vectors = text.layers.astype("float64").round(6).tolist()
             record = {
                 "linex_index": number,  # as Google's tool spells it
@@ -98,11 +96,9 @@ def _write_json(path: Path, found: "Iterator[TokenFeatures]", layers: Sequence[i
                 ],
             }
             stream.write(json.dumps(record, ensure_ascii=False) + "\n")
-    return num_cut
 
 
-def _write_npz(path: Path, found: "Iterator[TokenFeatures]", layers: Sequence[int]) -> int:
-    """Returns how many texts were cut."""
+def _write_npz(path: Path, found: "Iterator[TokenFeatures]", layers: Sequence[int]) -> None:
     import numpy as np
 
     texts = list(found)
@@ -111,7 +107,6 @@ def _write_npz(path: Path, found: "Iterator[TokenFeatures]", layers: Sequence[in
     vectors = np.concatenate([text.layers for text in texts], axis=1)
     with open(path, "wb") as stream:
         np.savez(stream, vectors=vectors, starts=starts, tokens=tokens, layers=np.array(layers))
-    return sum(text.truncated for text in texts)
 
 
 def _write_pooled(path: Path, vectors: "np.ndarray") -> None:

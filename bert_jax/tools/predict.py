@@ -7,14 +7,15 @@ A fine-tuned model does its task: it prints labels with probabilities, answers, 
 model that is only pre-trained predicts the words for each [MASK] in a text.
 
 A line is a text; two texts (a question and its context, or two sentences) separated by a tab; or JSON, either an object
-with the field names of the task's data, or a list.
+with the field names of the task's data, or a list. With --lines=text it is a text, whatever is in it. As JSON, every
+line of the input has one line of output, and a blank one has no prediction. Output ends before a line that is wrong.
 """
 
 import contextlib
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from absl import flags
 
@@ -24,7 +25,7 @@ from bert_jax.storage.files import JsonObject
 from bert_jax.storage.places import to_place
 from bert_jax.storage.writing import atomic_path, check_file
 from bert_jax.tools import cli
-from bert_jax.tools.lines import converse, open_lines, parse_line, read_lines
+from bert_jax.tools.lines import converse, define_long_texts, open_lines, parse_line, read_lines
 
 if TYPE_CHECKING:
     from bert_jax.inference.predict import Predictor
@@ -37,6 +38,13 @@ OUTPUT = flags.DEFINE_string("output", "-", "file to write predictions to; - is 
 FORMAT = flags.DEFINE_enum(
     "format", "", ["", "text", "json"], "text for people, or a JSON object per line; empty is json for files, else text"
 )
+LINES = flags.DEFINE_enum(
+    "lines",
+    "auto",
+    ["auto", "text"],
+    "what a line is: by what it looks like, or always one text, also with a tab or { in it",
+)
+LONG_TEXTS = define_long_texts()
 GUESSES = flags.DEFINE_integer("guesses", 5, "words to print for each [MASK]", lower_bound=1)
 
 _ANSWERS_SHOWN = 4  # to people, beside the best
@@ -54,14 +62,14 @@ def main() -> None:
     with open_lines(INPUT.value) as stream, _writer(OUTPUT.value) as write:
         from bert_jax.inference.predict import Predictor
 
-        predictor = Predictor(cli.load_model(CHECKPOINT.value))
+        predictor = Predictor(cli.load_model(CHECKPOINT.value), LONG_TEXTS.value)
         show = _json_of if as_json else _text_of
-        lines = ((where, line) for where, line in read_lines(stream, INPUT.value) if line)
+        lines = read_lines(stream, INPUT.value)
         if stream.isatty():
             task = predictor.task
             wanted = "a text with [MASK] in it" if task is None else f"an input for {task.config.name}"
             print(f"Write {wanted}; end with Ctrl-D.", file=sys.stderr)
-            converse(lines, lambda line: [write(show(*each)) for each in _predictions(predictor, [line])])
+            converse(lines, lambda line: [write(show(*each)) for each in _predictions(predictor, [line]) if line[1]])
             return
         for chunk in _chunks(lines, _LINES_AT_ONCE):
             for value, shown in _predictions(predictor, chunk):
@@ -69,24 +77,58 @@ def main() -> None:
 
 
 def _predictions(predictor: "Predictor", lines: Sequence[tuple[str, str]]) -> Iterator[tuple[object, JsonObject]]:
-    """Yields each parsed input and the model's prediction for it."""
-    from bert_jax.inference.predict import fill_blanks, read_blanks
+    """Yields each input and the model's prediction for it, {} for a blank line.
 
-    task = predictor.task
-    if task is None:
-        blanks = [read_blanks(predictor.bert, line, where) for where, line in lines]
-        for one, guesses in zip(blanks, fill_blanks(predictor.bert, blanks, GUESSES.value)):
-            yield one.text, {"masks": [[guess._asdict() for guess in place] for place in guesses]}
-        return
-    inputs = [parse_line(line, where, is_words=task.head == "token_classification") for where, line in lines]
-    examples = [task.parse(value, where) for value, (where, _) in zip(inputs, lines)]
-    for (where, _), value, prediction in zip(lines, inputs, predictor.predict(examples)):
-        shown = task.show(prediction)
+    Raises: InputError at the first line that is wrong, after those before it.
+    """
+    inputs: list[tuple[object, Any]] = []
+    wrong = None
+    for where, line in lines:
+        try:
+            inputs.append(_read(predictor, line, where, LINES.value == "text") if line else (line, None))
+        except InputError as error:
+            wrong = InputError(f"{error}{_advice(predictor, line, where)}")
+            break
+    found = iter(_predict(predictor, [each for _, each in inputs if each is not None]))
+    for (where, _), (value, each) in zip(lines, inputs):
+        shown = {} if each is None else next(found)
         try:
             json.dumps(shown, allow_nan=False)
         except ValueError:
             raise InputError(f"{where}: the prediction is not finite, so the model's parameters are not") from None
         yield value, shown
+    if wrong is not None:
+        raise wrong
+
+
+def _read(predictor: "Predictor", line: str, where: str, is_text: bool) -> tuple[object, Any]:
+    """Returns a line as the user gave it, and as the model reads it."""
+    from bert_jax.inference.predict import read_blanks
+
+    if predictor.task is None:
+        return line, read_blanks(predictor.bert, line, where, LONG_TEXTS.value, needed=not is_text)
+    is_words = predictor.task.head == "token_classification"
+    if is_text:
+        return line, predictor.parse(line if is_words else (line,), where)
+    value = parse_line(line, where, is_words)
+    return value, predictor.parse(value, where)
+
+
+def _advice(predictor: "Predictor", line: str, where: str) -> str:
+    """Returns how a line that is wrong can be taken for a text; "" if it cannot, or is."""
+    with contextlib.suppress(InputError):
+        if LINES.value != "text" and _read(predictor, line, where, is_text=True):
+            return "; or give --lines=text, and every line is one text, whatever is in it"
+    return ""
+
+
+def _predict(predictor: "Predictor", inputs: Sequence[Any]) -> list[JsonObject]:
+    from bert_jax.inference.predict import fill_blanks
+
+    if predictor.task is not None:
+        return [predictor.task.show(each) for each in predictor.predict(inputs)] if inputs else []
+    found = fill_blanks(predictor.bert, inputs, GUESSES.value)
+    return [{"masks": [[guess._asdict() for guess in place] for place in guesses]} for guesses in found]
 
 
 def _json_of(value: object, shown: JsonObject) -> str:
@@ -132,14 +174,20 @@ def _writer(path: str) -> Iterator[Callable[[str], None]]:
 
 
 def _chunks(items: Iterator[Item], size: int) -> Iterator[list[Item]]:
-    chunk = []
-    for item in items:
-        chunk.append(item)
-        if len(chunk) == size:
-            yield chunk
-            chunk = []
+    """Yields `size` items at a time, and the last of them, also before an error."""
+    chunk, wrong = [], None
+    try:
+        for item in items:
+            chunk.append(item)
+            if len(chunk) == size:
+                yield chunk
+                chunk = []
+    except InputError as error:
+        wrong = error
     if chunk:
         yield chunk
+    if wrong is not None:
+        raise wrong
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from bert_jax.storage.files import JsonObject
 from bert_jax.storage.places import to_place
 from bert_jax.storage.writing import atomic_path, check_file, write_json
 from bert_jax.tools import cli
-from bert_jax.tools.lines import open_lines, read_lines
+from bert_jax.tools.lines import define_long_texts, open_lines, read_lines
 
 if TYPE_CHECKING:
     from bert_jax.checkpoints.pretrained import Pretrained
@@ -39,6 +39,7 @@ METHOD = flags.DEFINE_enum(
     "method", "", ["", "original", "within_word_l2r"], "scoring method of a masked language model; empty is original"
 )
 DTYPE = flags.DEFINE_enum("compute_dtype", "", ["", "float32", "bfloat16"], "computation dtype; empty is the model's")
+LONG_TEXTS = define_long_texts()
 OUTPUT = flags.DEFINE_string("output", "", "JSON file for the results: one line per sentence, or one object for pairs")
 
 _SECONDS_BETWEEN_REPORTS = 20.0
@@ -80,7 +81,7 @@ def _score_pairs() -> None:
     sentences = [text for pair in pairs for text in (pair.good, pair.bad)]
     names = [pair.where for pair in pairs for _ in range(2)]
     started = time.monotonic()
-    scores = score_sentences(bert, sentences, method, names, _report_progress())
+    scores = score_sentences(bert, sentences, method, names, _report_progress(), LONG_TEXTS.value)
     seconds = time.monotonic() - started
     table = minimal_pairs.accuracies(pairs, scores[::2], scores[1::2], baselines)
     unknown = sum(bert.tokenizer.unk_id in ids for ids in encode_sentences(bert, sentences))
@@ -107,20 +108,25 @@ def _score_lines() -> None:
     with open_lines(INPUT.value) as stream:
         if stream.isatty():
             print("Write a sentence a line; end with Ctrl-D.", file=sys.stderr)
-        lines = [(where, line) for where, line in read_lines(stream, INPUT.value) if line]
-    if not lines:
+        lines = list(read_lines(stream, INPUT.value))
+    names, sentences = [where for where, line in lines if line], [line for _, line in lines if line]
+    if not sentences:
         raise InputError(f"input {INPUT.value} has no sentence; write one a line")
     from bert_jax.inference.sentence_scores import check_method, encode_sentences, token_scores
 
     bert = _load()
     method = check_method(bert, METHOD.value)
-    names, sentences = [where for where, _ in lines], [line for _, line in lines]
     started = time.monotonic()
-    scores = token_scores(bert, sentences, method, names, _report_progress())
+    scores = token_scores(bert, sentences, method, names, _report_progress(), LONG_TEXTS.value)
     seconds = time.monotonic() - started
     token_ids = encode_sentences(bert, sentences)
     with _writer(OUTPUT.value) as write:
-        for sentence, ids, each in zip(sentences, token_ids, scores, strict=True):
+        found = zip(token_ids, scores, strict=True)
+        for _, sentence in lines:
+            if not sentence:  # a line for every line
+                write(json.dumps({"sentence": ""}) if OUTPUT.value else "")
+                continue
+            ids, each = next(found)
             total = float(each.sum(dtype="float64"))
             if OUTPUT.value:
                 tokens = bert.tokenizer.tokens(ids)

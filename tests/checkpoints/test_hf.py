@@ -16,9 +16,10 @@ from builders import tiny_model
 from hf_models import golden_batch, make_tokenizer, random_params, unpack, write_golden
 from safetensors.numpy import load_file, save_file
 
-from bert_jax import InputError, load_pretrained
+from bert_jax import InputError, load_predictor, load_pretrained
 from bert_jax.checkpoints.hf import ARCHITECTURES, load_hf, save_hf
 from bert_jax.checkpoints.names import from_params
+from bert_jax.checkpoints.pretrained import save_pretrained
 from bert_jax.model.heads import TASK_PARTS
 from bert_jax.model.losses import cross_entropy
 from bert_jax.model.objective import encode, pretraining_objective, task_forward
@@ -411,8 +412,25 @@ def test_what_a_classifier_is_for_is_kept_or_said(tmp_path):
         assert json.loads((out / "config.json").read_text())["problem_type"] == problem
         assert load_hf(out).notes == ()
         setting(problem_type="multi_label_classification")(out)
-        (note,) = load_hf(out).notes
-        assert 'problem_type "multi_label_classification" is not kept' in note and f"used as '{problem}' here" in note
+        found = load_hf(out)
+        assert found.problem == "multi_label_classification" and "no predictions of it here" in found.notes[0]
+
+
+@pytest.mark.parametrize("problem", ["multi_label_classification", "regression"])
+def test_several_labels_are_kept_and_not_predicted_as_one(tmp_path, problem):
+    params = random_params(num_classes=3, parts=TASK_PARTS["sequence_classification"])
+    model = tiny_model(), params, make_tokenizer(203), "sequence_classification", ("a", "b", "c")
+    save_hf(tmp_path / "hf", *model, problem=problem)
+    bert = load_pretrained(tmp_path / "hf")
+    save_pretrained(bert, tmp_path / "own")
+    own = load_pretrained(tmp_path / "own")
+    for found in (bert, own):
+        assert found.problem == problem
+        with pytest.raises(InputError, match=f"problem_type is {problem}, and what is predicted here is one class"):
+            load_predictor(tmp_path / ("hf" if found is bert else "own"))
+        assert found.encode(["word1"]).hidden.shape[0] == 1
+    save_hf(tmp_path / "again", *model, problem=own.problem)
+    assert json.loads((tmp_path / "again" / "config.json").read_text())["problem_type"] == problem
 
 
 def test_a_table_rounded_up_is_taken(copy):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The commands as a user types them: raw text to filled blanks, and what they say when something is wrong."""
 
+import json
 import os
 import signal
 import subprocess
@@ -92,8 +93,15 @@ def test_text_to_filled_blanks(repository, trained, tmp_path):
     result = run(repository, "-m", "bert_jax.tools.predict", *arguments)
     assert result.returncode == 0, result.stderr
     lines = result.stdout.splitlines()
-    assert lines[0] == "the [MASK] ." and len(lines) == 5
-    assert all(line.count("%") == 3 for line in (lines[1], lines[3], lines[4]))
+    assert lines[0] == "the [MASK] ." and lines[2] == "" and len(lines) == 6
+    assert all(line.count("%") == 3 for line in (lines[1], lines[4], lines[5]))
+    (tmp_path / "texts.txt").write_text("the [MASK] .\n{hello}\n" + "the [MASK] ." * 60 + "\nthe ban\nthe [MASK]\n")
+    result = run(repository, "-m", "bert_jax.tools.predict", *arguments, "--format=json")
+    assert_one_line(result, "texts.txt:2 has no [MASK]: '{hello}'", "or give --lines=text")
+    assert [json.loads(line)["input"] for line in result.stdout.splitlines()] == ["the [MASK] ."]
+    result = run(repository, "-m", "bert_jax.tools.predict", *arguments, "--format=json", "--lines=text")
+    assert result.returncode == 0 and result.stderr.count("warning: 1 text has more than 64 tokens") == 1
+    assert [len(json.loads(line)["masks"]) for line in result.stdout.splitlines()] == [1, 0, 20, 0, 1]
 
 
 @pytest.mark.slow

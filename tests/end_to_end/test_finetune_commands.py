@@ -184,7 +184,9 @@ def test_prediction_of_lines_from_a_file_or_a_pipe(repository, trained, tmp_path
     result = tool(repository, "predict", checkpoint=workdir, input=tmp_path / "in.txt", output=tmp_path / "out.jsonl")
     assert (result.returncode, result.stdout) == (0, ""), result.stderr
     records = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-    assert [record["input"] for record in records] == SENTENCES
+    assert [record["input"] for record in records] == ["", *"\n\n".join(SENTENCES).split("\n")][1:]
+    assert records[1] == {"input": ""}  # a line for every line
+    records = records[::2]
     for record, prediction in zip(records, expected, strict=True):
         assert record["label"] == prediction.label
         assert record["probabilities"] == pytest.approx(prediction.probabilities, abs=1e-5)
@@ -247,7 +249,13 @@ def test_a_bad_line_is_named_and_no_output_is_left(repository, classifier, tmp_p
     ],
 )
 def test_other_bad_lines_are_named(repository, classifier, line, parts):
-    assert_one_line(tool(repository, "predict", checkpoint=classifier, text=f"ban\n\n{line}\n"), "line 3", *parts)
+    result = tool(repository, "predict", checkpoint=classifier, text=f"ban\n\n{line}\nber\n", format="json")
+    assert_one_line(result, "line 3", *parts, "or give --lines=text, and every line is one text")
+    assert [json.loads(each)["input"] for each in result.stdout.splitlines()] == ["ban", ""]
+    options = {"text": f"ban\n\n{line}\nber\n", "format": "json", "lines": "text"}
+    result = tool(repository, "predict", checkpoint=classifier, **options)
+    assert result.returncode == 0, result.stderr
+    assert [json.loads(each)["input"] for each in result.stdout.splitlines()] == ["ban", "", line, "ber"]
 
 
 @pytest.mark.slow

@@ -34,8 +34,11 @@ def test_texts_together_have_the_guesses_of_each_alone(bert):
 def test_blanks_that_cannot_be_read_are_named(bert):
     with pytest.raises(InputError, match=r"text 2 has no .MASK.: 'ban'"):
         fill_masks(bert, ["[MASK]", "ban"])
-    with pytest.raises(InputError, match=r"in.txt:7 has 102 tokens .* positions, so shorten or split it"):
-        read_blanks(bert, "[MASK] " * 100, "in.txt:7")
+    with pytest.raises(InputError, match=r"in.txt:7 has 102 tokens .* there is room for 64; shorten or split it"):
+        read_blanks(bert, "[MASK] " * 100, "in.txt:7", "refuse")
+    with pytest.raises(InputError, match=r"in.txt:7 has no .MASK. in its first 64 tokens, all that"):
+        read_blanks(bert, "ban " * 62 + "[MASK]", "in.txt:7")
+    assert len(read_blanks(bert, "[MASK] " * 100, "in.txt:7").places) == 62
     with pytest.raises(InputError, match="no text with a blank"):
         fill_masks(bert, [])
 

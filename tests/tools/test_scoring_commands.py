@@ -25,14 +25,21 @@ def model(tmp_path_factory):
 def test_sentences(repository, model, tmp_path):
     done = run(repository, "score_sentences", f"--checkpoint={model}", text="ban ber .\n\nthe zebra .\n")
     assert done.returncode == 0, done.stderr
-    lines = [line.split("\t") for line in done.stdout.splitlines()]
+    first, blank, last = done.stdout.splitlines()
+    lines = [first.split("\t"), last.split("\t")]
+    assert blank == ""  # a line for every line
     expected = score_sentences(load_pretrained(model), ["ban ber .", "the zebra ."])
     assert [float(line[0]) for line in lines] == pytest.approx(expected.tolist(), abs=1e-3)
     assert [line[1:] for line in lines] == [["3", "ban ber ."], ["3", "the zebra ."]]
     assert "2 sentences in" in done.stderr and "1 have unknown words" in done.stderr
     (tmp_path / "in.txt").write_text("ban ber .\n" + "ban " * 70)
-    done = run(repository, "score_sentences", f"--checkpoint={model}", f"--input={tmp_path / 'in.txt'}")
+    done = run(
+        repository, "score_sentences", f"--checkpoint={model}", f"--input={tmp_path / 'in.txt'}", "--long_texts=refuse"
+    )
     assert done.returncode == 1 and "in.txt:2 has 72 tokens" in done.stderr and done.stderr.count("\n") == 1
+    done = run(repository, "score_sentences", f"--checkpoint={model}", f"--input={tmp_path / 'in.txt'}")
+    assert done.returncode == 0 and done.stderr.count("warning: 1 text has more than 64 tokens") == 1
+    assert "--long_texts=refuse" in done.stderr and done.stdout.splitlines()[1].split("\t")[1] == "62"
 
 
 @pytest.mark.slow
@@ -63,7 +70,7 @@ def test_evaluate(repository, tmp_path, toy_data, model):
     ("tool", "arguments", "message"),
     [
         ("evaluate", ["--data=nowhere"], "error: nowhere"),
-        ("score_sentences", ["--input=-"], "line 1 has 72 tokens"),
+        ("score_sentences", ["--input=-", "--long_texts=refuse"], "line 1 has 72 tokens"),
     ],
 )
 def test_a_model_trained_in_bfloat16_is_computed_in_float32(repository, tmp_path, tool, arguments, message):

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from bert_jax.settings.finetuning import TaskConfig
-from bert_jax.tasks.base import Row, Rows
+from bert_jax.tasks.base import CUT_QUESTIONS, Row, Rows
 from bert_jax.tasks.squad.decode import Window
 from bert_jax.tasks.squad.read import SquadExample
 from bert_jax.text.tokenizer import Tokenizer
@@ -43,7 +43,7 @@ def make_squad_rows(examples: Sequence[SquadExample], tokenizer: Tokenizer, trai
             continue
         question = tokenizer.encode(example.question)
         counts["questions without tokens"] += not question
-        counts["questions truncated"] += len(question) > config.max_query_length
+        counts[CUT_QUESTIONS] += len(question) > config.max_query_length
         head = [tokenizer.cls_id, *question[: config.max_query_length], tokenizer.sep_id]
         num_rows = len(rows)
         for start, end, is_max_context in _windows(len(context_ids), config.max_seq_length - len(head) - 1, config):

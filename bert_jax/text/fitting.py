@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Texts as [CLS] A [SEP] or [CLS] A [SEP] B [SEP], within the tokens that there is room for.
+
+A text that is longer is cut, and whoever asked is told how many were: a warning in Python, a line of a command. Or it
+is refused.
+"""
+
+import contextlib
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from bert_jax.errors import InputError
+from bert_jax.text.tokenizer import Tokenizer
+
+LONG_TEXTS = ("cut", "refuse")  # what becomes of texts that are too long; the first is the default
+
+
+class Fitted(NamedTuple):
+    """The tokens of a text or a pair of texts."""
+
+    token_ids: np.ndarray  # [L] int32
+    type_ids: np.ndarray  # [L] uint8
+    was_cut: bool
+
+
+class CutWarning(UserWarning):
+    """Some texts were longer than there is room for, and were cut."""
+
+    def __init__(self, count: int, most: int) -> None:
+        super().__init__(
+            f"{count:,} {'text has' if count == 1 else 'texts have'} more than {most} tokens with [CLS] and [SEP]; the "
+            "rest was cut off: split them, or refuse such with long_texts='refuse'"
+        )
+        self.count, self.most = count, most
+
+
+def tell_cut(count: int, most: int) -> None:
+    """Warns of texts that were cut, if there are any."""
+    if count:
+        warnings.warn(CutWarning(count, most), stacklevel=3)
+
+
+def check_long_texts(long_texts: str) -> None:
+    """Raises: InputError if it is not one of `LONG_TEXTS`."""
+    if long_texts not in LONG_TEXTS:
+        raise InputError(f"long_texts {long_texts!r} is not one of {', '.join(LONG_TEXTS)}; use one of them")
+
+
+def too_long(where: str, count: int | str, most: int) -> InputError:
+    """Returns the error for a text of `count` tokens that shall not be cut."""
+    return InputError(
+        f"{where} has {count} tokens with [CLS] and [SEP], and there is room for {most}; shorten or split it, or have "
+        "it cut (long_texts=cut)"
+    )
+
+
+@contextlib.contextmanager
+def cuts_in_one_line() -> Iterator[None]:
+    """Prints how many texts were cut to stderr, once at the end, in place of warnings."""
+    counts = Counter[int]()
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", CutWarning)
+        show = warnings.showwarning
+
+        def note(message: Warning | str, *about, **named) -> None:
+            if isinstance(message, CutWarning):
+                counts[message.most] += message.count
+            else:
+                show(message, *about, **named)
+
+        warnings.showwarning = note
+        try:
+            yield
+        finally:
+            for most, count in counts.items():
+                said = str(CutWarning(count, most)).replace("long_texts='refuse'", "--long_texts=refuse")
+                print(f"warning: {said}", file=sys.stderr)
+
+
+def fit_texts(
+    tokenizer: Tokenizer,
+    texts: Sequence[str] | Sequence[tuple[str, str]],
+    most: int,
+    long_texts: str = "cut",
+    before: int = 0,
+) -> list[Fitted]:
+    """Returns the tokens of texts, or of pairs of texts, at most `most` of each. So many texts were `before` them.
+
+    Raises: InputError if one is no text and no pair, or is too long and not to be cut.
+    """
+    check_long_texts(long_texts)
+    found = []
+    for number, text in enumerate(texts, before + 1):
+        parts = (text,) if isinstance(text, str) else text
+        if isinstance(text, list) and all(isinstance(part, str) for part in text):
+            raise InputError(
+                f"text {number} is {text!r:.60}, a list, which may be words or a pair; give words as one string with "
+                "blanks between them, and a pair as a tuple"
+            )
+        if not isinstance(parts, tuple) or len(parts) not in (1, 2) or not all(isinstance(part, str) for part in parts):
+            raise InputError(f"text {number} is {text!r:.60}, not a text and not a pair of them; give strings")
+        first, *second = (tokenizer.encode(part) for part in parts)
+        fitted = join(tokenizer, first, second[0] if second else None, most)
+        if fitted.was_cut and long_texts == "refuse":
+            count = len(first) + sum(map(len, second)) + 1 + len(parts)
+            raise too_long(f"text {number}", count, most)
+        found.append(fitted)
+    return found
+
+
+def join(tokenizer: Tokenizer, first: list[int], second: list[int] | None, max_length: int) -> Fitted:
+    """Returns [CLS] A [SEP] or [CLS] A [SEP] B [SEP].
+
+    Tokens are removed from the end of the longer text one at a time, from B if both have the same length.
+    Source: google-research/bert run_classifier.py, _truncate_seq_pair.
+    """
+    if second is None:
+        cut = len(first) > max_length - 2
+        ids = [tokenizer.cls_id, *first[: max_length - 2], tokenizer.sep_id]
+        return Fitted(np.array(ids, np.int32), np.zeros(len(ids), np.uint8), cut)
+    first_length, second_length = pair_lengths(len(first), len(second), max_length - 3)
+    cut = first_length + second_length < len(first) + len(second)
+    ids = [tokenizer.cls_id, *first[:first_length], tokenizer.sep_id, *second[:second_length], tokenizer.sep_id]
+    type_ids = np.zeros(len(ids), np.uint8)
+    type_ids[first_length + 2 :] = 1
+    return Fitted(np.array(ids, np.int32), type_ids, cut)
+
+
+def pair_lengths(first: int, second: int, room: int) -> tuple[int, int]:
+    """Returns two lengths reduced to fit, by taking 1 from the larger, or from the second if equal."""
+    excess = first + second - room
+    if excess <= 0:
+        return first, second
+    cut = min(excess, abs(first - second))
+    first, second = (first - cut, second) if first > second else (first, second - cut)
+    excess -= cut
+    return first - excess // 2, second - (excess + 1) // 2
+
+
+def padded_length(length: int, most: int, multiple: int) -> int:
+    """Returns the length that a row is padded to, at most `most`.
+
+    Each length is a program to compile, and padding costs time. So lengths are multiples of `multiple` (`length_step`)
+    up to 128, of twice that up to 256, of four times that up to 512, and of 256 beyond: about as much is padding in
+    long rows as in short ones.
+    """
+    multiple = next((multiple * times for end, times in ((128, 1), (256, 2), (512, 4)) if length <= end), 256)
+    return min(-(-length // multiple) * multiple, most)

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Texts that are too long: one rule for all that reads them. They are cut and told of, or refused."""
+
+import dataclasses
+import warnings
+
+import jax
+import numpy as np
+import pytest
+from builders import make_pretrained
+
+import bert_jax
+from bert_jax.checkpoints import pretrained
+from bert_jax.errors import InputError
+from bert_jax.inference.features import sentence_embeddings, token_features
+from bert_jax.inference.predict import Predictor, fill_masks
+from bert_jax.inference.sentence_scores import score_sentences, token_scores
+from bert_jax.settings.finetuning import TaskConfig
+from bert_jax.settings.rules import to_dict
+from bert_jax.text.fitting import CutWarning, cuts_in_one_line, fit_texts, tell_cut
+
+LONG = "ban ber [MASK] bis " * 40  # of a model with 64 positions
+TEXTS = ["the ban .", LONG, "dan [MASK] der", LONG]
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory):
+    return bert_jax.load_pretrained(make_pretrained(tmp_path_factory.mktemp("fitting")))
+
+
+def classifier(bert, **settings):
+    """Returns the model with an untrained head of two classes; fine-tuned, if it has settings."""
+    head = {"kernel": np.zeros((32, 2), np.float32), "bias": np.zeros(2, np.float32)}
+    task_settings = to_dict(TaskConfig(name="classification", **settings)) if settings else {}
+    params = bert.params | {"classifier": head}
+    about = {"task": "sequence_classification", "labels": ("no", "yes"), "task_settings": task_settings}
+    return dataclasses.replace(bert, params=params, **about)
+
+
+READERS = {
+    "encode": lambda bert, **rest: bert.encode(TEXTS, **rest).hidden,
+    "token_features": lambda bert, **rest: list(token_features(bert, TEXTS, (-1,), **rest)),
+    "sentence_embeddings": lambda bert, **rest: sentence_embeddings(bert, TEXTS, **rest),
+    "score_sentences": lambda bert, **rest: score_sentences(bert, TEXTS, **rest),
+    "token_scores": lambda bert, **rest: token_scores(bert, TEXTS, **rest),
+    "predict": lambda bert, **rest: Predictor(classifier(bert), **rest)(TEXTS),
+    "fill_masks": lambda bert, **rest: fill_masks(bert, [f"[MASK] {text}" for text in TEXTS], **rest),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_long_texts_are_cut_to_the_positions_and_counted_once(bert, name):
+    with pytest.warns(CutWarning) as told:
+        found = READERS[name](bert)
+    assert len(found) == 4
+    assert [(each.message.count, each.message.most) for each in told] == [(2, 64)]
+    assert "2 texts have more than 64 tokens with [CLS] and [SEP]; the rest was cut off" in str(told[0].message)
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_long_texts_are_refused_by_name(bert, name):
+    with pytest.raises(InputError, match=r"(text|sentence|input) 2 has .* tokens with .CLS. .*room for 64; shorten"):
+        READERS[name](bert, long_texts="refuse")
+    with pytest.raises(InputError, match="long_texts 'drop' is not one of cut, refuse"):
+        READERS[name](bert, long_texts="drop")
+
+
+def test_a_text_as_long_as_the_model_is_not_cut(bert):
+    text = "ban " * 62
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert bert.encode([text]).hidden.shape == (1, 64, 32)
+        assert len(next(token_features(bert, [text], (-1,), long_texts="refuse")).tokens) == 64
+        assert sentence_embeddings(bert, [text], long_texts="refuse").shape == (1, 32)
+        assert len(token_scores(bert, [text], long_texts="refuse")[0]) == 62
+        assert len(Predictor(classifier(bert), "refuse")([text])) == 1
+
+
+def test_a_fine_tuned_model_cuts_to_its_own_length(bert):
+    model = classifier(bert, max_seq_length=8)
+    with pytest.warns(CutWarning, match="1 text has more than 8 tokens"):
+        Predictor(model)(["ban ber bis", "ban ber bis dan der dir ban ber"])
+    with pytest.raises(InputError, match=r"input 2 has more tokens with .* there is room for 8"):
+        Predictor(model, "refuse")(["ban ber bis", "ban ber bis dan der dir ban ber"])
+    with pytest.warns(CutWarning, match="1 text has more than 5 tokens"):
+        sentence_embeddings(bert, ["ban ber bis dan", "ban"], max_seq_length=5)
+
+
+def test_pairs_are_cut_from_the_longer(bert):
+    (found,) = fit_texts(bert.tokenizer, [("ban " * 70, "ber bis")], 64)
+    assert found.was_cut and len(found.token_ids) == 64 and found.type_ids.sum() == 3
+    with pytest.raises(InputError, match=r"text 8 has 75 tokens"):
+        fit_texts(bert.tokenizer, [("ban " * 70, "ber bis")], 64, "refuse", 7)
+
+
+def test_a_list_of_words_is_no_pair(bert):
+    for texts in (["ban", ["the", "ban"]], ["ban", ["the", "ban", "bis"]]):
+        with pytest.raises(InputError, match=r"text 2 is \['the', 'ban'.*, a list, which may be words or a pair; give"):
+            bert.encode(texts)
+        with pytest.raises(InputError, match=r"text 2 is \['the', 'ban'.*, a list"):
+            sentence_embeddings(bert, texts)
+
+
+def test_commands_say_it_once_at_the_end(capsys):
+    with pytest.warns(UserWarning, match="another"), cuts_in_one_line():
+        for _ in range(3):
+            tell_cut(2, 64)
+        tell_cut(0, 64)
+        warnings.warn("another", stacklevel=1)
+        assert not capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert said.startswith("warning: 6 texts have more than 64 tokens") and said.count("\n") == 1
+    assert "--long_texts=refuse" in said
+
+
+def test_encode_compiles_few_programs(bert):
+    before = pretrained._encode._cache_size()
+    for count in (1, 2, 5, 7, 40):
+        for length in range(1, 50, 3):
+            found = bert.encode(["ban " * length] * count)
+            assert found.hidden.shape == (count, length + 2, 32) and found.mask.all()
+    assert pretrained._encode._cache_size() - before <= 3 * 7
+    texts = [f"ban {'ber ' * (number % 9)}" for number in range(40)]
+    together = bert.encode(texts)
+    assert together.pooled.shape == (40, 32) and (together.token_ids[~together.mask] == bert.tokenizer.pad_id).all()
+    for number in (0, 8, 31, 32, 39):
+        alone = bert.encode([texts[number]])
+        np.testing.assert_allclose(together.hidden[number][together.mask[number]], alone.hidden[0], atol=1e-5)
+        np.testing.assert_allclose(together.pooled[number], alone.pooled[0], atol=1e-5)
+    assert jax.tree.leaves(together)[0].dtype == np.float32
