@@ -213,7 +213,7 @@ class _Loop:
         self.progress = progress
         self.first_step = progress.step
         self.in_flight: deque[tuple[int, Metrics]] = deque()  # the last step of each call, and its metrics
-        self.called: set[int] = set()  # the sizes of calls that have been compiled
+        self.called: set[object] = set()  # the sizes and shapes of calls that have been compiled
         self.evaluated = False
 
     def begin(self) -> None:
@@ -243,10 +243,11 @@ class _Loop:
     def dispatch(self, call: list[Batch]) -> None:
         """Dispatches one call, and takes the actions that are due after it."""
         progress, clock, work = self.progress, self.run.clock, self.work
-        compiles = len(call) not in self.called  # a call that compiles is not timed
+        program = len(call), _shapes(call[0])
+        compiles = program not in self.called  # a call that compiles is not timed
         if compiles:
             self.finish_all()
-            self.called.add(len(call))
+            self.called.add(program)
         with clock.phase("compilation") if compiles else contextlib.nullcontext():
             if work.train_steps is not None and len(call) > 1:
                 self.state, metrics = work.train_steps(self.state, tuple(call))
@@ -380,7 +381,11 @@ class _Loop:
 
 def _are_alike(batches: Sequence[Batch]) -> bool:
     """Returns whether all batches have the same shapes."""
-    return len({tuple(leaf.shape for leaf in jax.tree.leaves(batch)) for batch in batches}) == 1
+    return len(set(map(_shapes, batches))) == 1
+
+
+def _shapes(batch: Batch) -> tuple[tuple[int, ...], ...]:
+    return tuple(leaf.shape for leaf in jax.tree.leaves(batch))
 
 
 @jax.jit

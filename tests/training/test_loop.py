@@ -51,6 +51,7 @@ def run(
     batches=None,
     steps=None,
     evaluation=None,
+    throughput=lambda counts, seconds: {},
 ):
     """Returns where the loop ended. `losses` are those of evaluations by their step; `signal_in` are broken off."""
     with Checkpoints(directory / "checkpoints", *keep) as checkpoints:
@@ -73,7 +74,7 @@ def run(
             run = Run(directory, checkpoints, reporter, preemption, restored, None)
             given = iter(batches or itertools.repeat(None))
             kept = keep_revision or (lambda step, params, seen: None)
-            work = Work(mesh, step, given, evaluation or evaluate, lambda counts, seconds: {}, kept, train_steps=steps)  # type: ignore[arg-type]
+            work = Work(mesh, step, given, evaluation or evaluate, throughput, kept, train_steps=steps)  # type: ignore[arg-type]
             result = train_loop(run, state, pace, work, restored.notes)
         checkpoints.close()
         return result
@@ -262,6 +263,21 @@ def test_batches_of_different_shapes_are_not_taken_in_one_call(mesh, tmp_path):
     pace = Pace(8, 100, 0, 0, steps_per_call=4)
     run(tmp_path, mesh, pace, {8: 1.0}, step=calls.one, steps=calls.several, batches=batches)
     assert calls.sizes == [1, 1, 1, 1, 4]
+
+
+def test_the_time_of_a_new_shape_is_no_speed(mesh, tmp_path):
+    seen, timed = set(), []
+
+    def step(state, batch):
+        time.sleep(0 if batch.shape in seen else 0.5)  # as long as a program takes to compile
+        seen.add(batch.shape)
+        return train_step(state, batch)
+
+    lengths = [8, 8, 16, 8, 16, 24, 8, 16, 24, 32, 8, 8]
+    batches = [jnp.zeros(length) for length in lengths]
+    measure = lambda counts, seconds: timed.append(seconds) or {}  # noqa: E731
+    run(tmp_path, mesh, Pace(12, 3, 0, 0, False), {12: 1.0}, step=step, batches=batches, throughput=measure)
+    assert len(seen) == 4 and len(timed) == 4 and max(timed) < 0.4
 
 
 def test_a_loss_that_is_not_finite_inside_a_call_is_named_with_its_step(mesh, tmp_path):
