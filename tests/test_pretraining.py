@@ -298,6 +298,32 @@ def test_a_path_that_orbax_takes_for_a_pattern_is_refused_before_anything_is_wri
         assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.parametrize("half", [True, False])
+def test_a_damaged_config_of_a_run_is_deleted_and_written_again(finished, toy_data, tmp_path, half):
+    shutil.copytree(finished[0], workdir := tmp_path / "run")
+    path = workdir / "config.json"
+    content = path.read_text()
+    path.write_text(content[: len(content) // 2] if half else content.replace('"seed": 0', '"seed": "0"'))
+    with pytest.raises(InputError, match=r"config\.json.*damaged.*delete it, and the next run here writes it again"):
+        train(tiny_run(toy_data, mesh=ONE_DEVICE), workdir)
+    path.unlink()
+    train(tiny_run(toy_data, mesh=ONE_DEVICE), workdir)
+    assert json.loads(path.read_text()) == json.loads(content)
+
+
+@pytest.mark.parametrize("name", ["pretrained", "finetuned"])
+def test_a_model_without_its_seal_is_named_before_the_run_trains_on(finished, toy_data, tmp_path, name):
+    shutil.copytree(finished[0], workdir := tmp_path / "run")
+    if name == "finetuned":
+        (workdir / "pretrained").rename(workdir / name)
+    (workdir / name / SEAL).unlink()
+    records = (workdir / "metrics.jsonl").read_bytes()
+    more = tiny_run(toy_data, mesh=ONE_DEVICE, train=TrainConfig(num_steps=30))
+    with pytest.raises(InputError, match=rf"{name} lacks its checksums.json, .*; delete it, or move it away"):
+        train(more, workdir)
+    assert (workdir / "metrics.jsonl").read_bytes() == records
+
+
 def test_a_link_without_brackets_leads_to_a_directory_with_brackets(tmp_path):
     (tmp_path / "run [1]").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "run [1]")

@@ -7,15 +7,16 @@ CRC-32C of each object, or its ETag. So neither a seal nor a check reads a check
 
 import errno
 import hashlib
+import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
 from bert_jax.devices import watchdog
 from bert_jax.errors import InputError
 from bert_jax.storage import schema
-from bert_jax.storage.files import read_json, sha256_file
+from bert_jax.storage.files import JsonObject, read_json, sha256_file
 from bert_jax.storage.places import Place, RemotePath, scratch
 from bert_jax.storage.stores import Checksums, crc32c_of
 from bert_jax.storage.writing import write_json
@@ -75,7 +76,37 @@ def seal(directory: Place, about: dict[str, object]) -> None:
         for path in (directory.parent, directory, *directory.rglob("*")):
             _sync(path)
             watchdog.beat()
-    write_json(directory / SEAL, about | {"format": 1, "files": files})
+    write_seal(directory, about | {"files": files})
+
+
+def write_seal(directory: Place, content: Mapping[str, object]) -> None:
+    """Writes or replaces a seal, with a digest of itself."""
+    content = {**content, "format": 2}
+    write_json(directory / SEAL, {**content, "digest": _digest_of(content)})
+
+
+def read_seal(directory: Place) -> JsonObject:
+    """Returns the content of a seal.
+
+    Those of format 1 have no digest. Raises: InputError if it cannot be read or is not as it was written.
+    """
+    content = read_json(directory / SEAL)
+    schema.check(content, _SEAL, directory / SEAL, "it is damaged")
+    if content.get("format", 1) == 1 and "digest" not in content:
+        return content
+    try:
+        same = content["digest"] == _digest_of(content)
+    except (KeyError, RecursionError):  # something is nested too deep
+        same = False
+    if not same:
+        raise InputError(f"{directory / SEAL} is damaged: it has another digest than when it was written")
+    return content
+
+
+def _digest_of(content: Mapping[str, object]) -> str:
+    """Returns the sha256 of the content of a seal, without its digest, as JSON gives it back."""
+    text = json.dumps({name: value for name, value in content.items() if name != "digest"})
+    return hashlib.sha256(json.dumps(json.loads(text), sort_keys=True).encode()).hexdigest()
 
 
 def _sync(path: Path) -> None:
@@ -115,12 +146,9 @@ def find_damage(directory: Place) -> str | None:
     if not (directory / SEAL).exists():
         return f"{SEAL} is missing, so it was never finished"
     try:
-        content = read_json(directory / SEAL)
-        _SEAL(content, "")
-    except InputError:
-        return f"{SEAL} is damaged"
-    except schema.Mismatch as mismatch:
-        return f"{SEAL} is damaged: {mismatch}"
+        content = read_seal(directory)
+    except InputError as error:
+        return str(error).removeprefix(f"{directory}/")
     if not content["arrays"]:
         return f"{SEAL} names no arrays"
     if not content["files"]:

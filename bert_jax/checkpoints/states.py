@@ -27,13 +27,19 @@ from bert_jax.checkpoints.arrays import (
     silence_background,
     state_bytes,
 )
-from bert_jax.checkpoints.sealed import SEAL, checkpoint_steps, find_damage, is_complete, seal
+from bert_jax.checkpoints.sealed import (
+    SEAL,
+    checkpoint_steps,
+    find_damage,
+    is_complete,
+    read_seal,
+    seal,
+    write_seal,
+)
 from bert_jax.devices import cluster, watchdog
 from bert_jax.errors import InputError
-from bert_jax.storage.files import read_json
 from bert_jax.storage.places import Place, RemotePath, to_place
 from bert_jax.storage.stores import check_writable, see_writes_of_others
-from bert_jax.storage.writing import write_json
 
 _NONE, _ALL_DAMAGED = -1, -2  # in place of a step
 
@@ -189,8 +195,7 @@ class Checkpoints:
         self.wait()
         if cluster.is_first():
             self.before_seal()
-            about = read_json(self._path(step) / SEAL)
-            write_json(self._path(step) / SEAL, about | {"metric": metric, "notes": notes})
+            write_seal(self._path(step), read_seal(self._path(step)) | {"metric": metric, "notes": notes})
 
     def wait(self) -> None:
         """Waits until what was saved is sealed. Raises: InputError, on every process, if it could not be written."""
@@ -241,7 +246,7 @@ class Checkpoints:
             self._set_aside(_NONE)
             return Restored(None, {}, passed_over)
         path = self._path(step)
-        about = read_json(path / SEAL)
+        about = read_seal(path)
         check_arrays(path, about["arrays"], describe(abstract_state))
         notes = json.loads(cluster.first_tells(json.dumps(about.get("notes", {}))))  # others may see older ones
         return Restored(self._restore_step(step, abstract_state), notes, passed_over)
@@ -305,7 +310,7 @@ class Checkpoints:
         metrics = {}
         for step in self._sealed():
             with contextlib.suppress(InputError, KeyError, TypeError):
-                metrics[step] = read_json(self._path(step) / SEAL)["metric"]
+                metrics[step] = read_seal(self._path(step))["metric"]
         numbers = {step: metric for step, metric in metrics.items() if isinstance(metric, (int, float))}
         return {step: metric for step, metric in numbers.items() if math.isfinite(metric)}
 

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from bert_jax.checkpoints.remains import DIRECTORIES, WRITTEN, sweep_temporaries
-from bert_jax.checkpoints.states import checkpoint_steps
+from bert_jax.checkpoints.sealed import SEAL, checkpoint_steps
 from bert_jax.devices import cluster
 from bert_jax.errors import InputError
 from bert_jax.settings.finetuning import FINETUNE_RESUMABLE_CHANGES, FinetuneConfig
@@ -20,7 +20,7 @@ from bert_jax.storage import schema
 from bert_jax.storage.files import read_json
 from bert_jax.storage.leases import LEASE, lease
 from bert_jax.storage.locks import LOCK, lock_file
-from bert_jax.storage.places import Place, RemotePath, check_workdir_place
+from bert_jax.storage.places import Place, RemotePath, check_workdir_place, is_taken
 
 
 @contextlib.contextmanager
@@ -96,6 +96,12 @@ def check_workdir(
     """
     check_workdir_place(workdir)
     path = workdir / "config.json"
+    for model in (workdir / "pretrained", workdir / "finetuned"):
+        if path.exists() and is_taken(model) and not (model / SEAL).exists():
+            raise InputError(
+                f"{model} lacks its {SEAL}, so it is not a whole model, and this run would not replace it when it is "
+                "trained; delete it, or move it away"
+            )
     if not path.exists():
         if workdir.exists() and workdir.is_file():
             raise InputError(f"workdir {workdir} is a file; give a directory")
@@ -162,18 +168,23 @@ def read_identity(workdir: Place, kind: type) -> dict[str, Any]:
     Raises: InputError if its "run" does not hold settings of the dataclass `kind`, or one has another type.
     """
     path = workdir / "config.json"
-    before = read_json(path)
+    remedy = "delete it, and the next run here writes it again, or give another workdir"
+    try:
+        before = read_json(path)
+    except InputError as error:
+        raise InputError(f"{error}; {remedy}") from None
     run = before.get("run") if isinstance(before, dict) else None
     sections = {field.name for field in dataclasses.fields(kind)}
     if not isinstance(run, dict) or not isinstance(run.get("train"), dict) or not run.keys() <= sections:
         raise InputError(
-            f"workdir {workdir} belongs to another kind of run, or its config.json is damaged; give another workdir"
+            f"workdir {workdir} belongs to another kind of run, or its config.json is damaged; give another workdir, "
+            "or delete the file if it is damaged: the next run here writes it again"
         )
     for section, name in _REMOVED:
         if isinstance(run.get(section), dict):
             run[section].pop(name, None)
     form = schema.record({"run": schema.settings(kind)})
-    schema.check(before, form, path, "it is damaged, so give another workdir, or correct the file")
+    schema.check(before, form, path, f"it is damaged, so {remedy}")
     return before
 
 

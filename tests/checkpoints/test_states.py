@@ -56,6 +56,35 @@ def test_what_is_saved_comes_back(tmp_path, abstract):
     assert restored.passed_over == [] and restored.notes == {"from": 2}
 
 
+def test_every_flipped_bit_of_a_seal_is_damage_and_an_older_checkpoint_is_used(tmp_path, abstract):
+    """Also those in the metric, the notes, the step, the shapes, and the digest itself."""
+    save_all(tmp_path / "c", {1: 0.25, 2: 0.5}).close()
+    path = tmp_path / "c" / "00000002"
+    content, whole = (path / SEAL).read_bytes(), json.loads((path / SEAL).read_text())
+    for place in range(len(content)):
+        changed = bytearray(content)
+        changed[place] ^= 1 << place % 8
+        (path / SEAL).write_bytes(changed)
+        assert find_damage(path) or json.loads(changed) == whole, (place, bytes(changed[place - 20 : place + 20]))
+    (path / SEAL).write_bytes(content.replace(b'"metric": 0.5', b'"metric": 0.1'))
+    checkpoints = Checkpoints(tmp_path / "c")
+    assert checkpoints.best_step() == 1
+    (path / SEAL).write_bytes(content.replace(b"64", b"65"))
+    restored = checkpoints.restore(abstract)
+    jax.tree.map(np.testing.assert_array_equal, restored.state, make_state(1))
+    assert len(restored.passed_over) == 1 and "checksums.json is damaged: it has another" in restored.passed_over[0]
+
+
+def test_a_seal_of_an_earlier_version_has_no_digest_and_is_read(tmp_path, abstract):
+    save_all(tmp_path / "c", {1: 0.25}).close()
+    path = tmp_path / "c" / "00000001" / SEAL
+    about = json.loads(path.read_text())
+    path.write_text(json.dumps({name: of for name, of in about.items() if name != "digest"} | {"format": 1}))
+    restored = Checkpoints(tmp_path / "c").restore(abstract)
+    jax.tree.map(np.testing.assert_array_equal, restored.state, make_state(1))
+    assert Checkpoints(tmp_path / "c").best_step() == 1
+
+
 def test_arrays_that_cannot_be_found_again_are_not_sealed(tmp_path, abstract):
     """Orbax takes such a path for a pattern, and does not merge what it wrote."""
     directory = tmp_path / "run [1]" / "c"
