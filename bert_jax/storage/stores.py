@@ -229,6 +229,10 @@ def list_below(url: str) -> dict[str, Checksums]:
 
 def checksum_in(info: Info) -> Checksums:
     """Returns "bytes" and the checksum of an object from what its file system knows of it."""
+    if info.get("size") is None:  # as of the links of a page behind http
+        raise InputError(
+            f"{info.get('name')}: the server says no sizes; copy the directory to this machine, and give that"
+        )
     about: Checksums = {"bytes": int(info["size"])}
     if info.get("crc32c"):
         about["crc32c"] = base64.b64decode(info["crc32c"]).hex()

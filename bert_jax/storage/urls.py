@@ -9,6 +9,9 @@ import glob
 import hashlib
 import json
 import os
+import shutil
+import threading
+import time
 from pathlib import Path
 
 from bert_jax.errors import InputError
@@ -33,19 +36,51 @@ def local_copy(path: str) -> str:
     """Returns the path itself, or for a URL the path of a copy in the cache, with the same file name.
 
     The cache key is made of the URL and of the version that its file system reports (checksum, size, times), so a
-    changed file is copied again. Copies are atomic. If several processes ask for a file at once, one copies it and
+    changed file is copied again. A file without a version, as some web servers have, is copied by every process that
+    asks for it. Copies are atomic. If several processes ask for a file at once, one copies it and
     the others wait.
 
     Raises: InputError if the file cannot be read, or if the cache cannot be written.
     """
     if not is_remote(path):
         return path
+    version = _version(path)
+    name = path.rstrip("/").rpartition("/")[2]
+    if version.keys() <= {"size"}:
+        return _copy_of_no_version(path, name)
+    return str(_copy(path, _folder(path, version) / name))
+
+
+def _version(path: str) -> dict[str, str]:
+    """Returns what a file system says of a file at a URL that changes when the file does."""
     with remote_errors(path):
         files, remote = file_system(path)
         info = files.info(remote)
-    version = {name: str(info[name]) for name in _VERSION_FIELDS if info.get(name) is not None}
-    key = hashlib.sha256(json.dumps([path, version], sort_keys=True).encode()).hexdigest()[:32]
-    return str(_copy(path, user_cache() / key / path.rstrip("/").rpartition("/")[2]))
+    return {name: str(info[name]) for name in _VERSION_FIELDS if info.get(name) is not None}
+
+
+def _folder(path: str, version: dict[str, str]) -> Path:
+    """Returns the directory of the cache for a version of a URL."""
+    return user_cache() / hashlib.sha256(json.dumps([path, version], sort_keys=True).encode()).hexdigest()[:32]
+
+
+_copied: dict[tuple[str, Path], str] = {}  # by this process: URLs without versions, and where their copies are
+_copying = threading.Lock()
+
+
+def _copy_of_no_version(path: str, name: str) -> str:
+    """Returns the path of a copy that this process has made. Its version is its content."""
+    with _copying:
+        known = (path, user_cache())
+        if known not in _copied or not os.path.isfile(_copied[known]):
+            new = _copy(path, _folder(path, {"process": f"{os.getpid()}-{time.time_ns()}"}) / name)
+            with open(new, "rb") as stream:
+                target = _folder(path, {"sha256": hashlib.file_digest(stream, "sha256").hexdigest()}) / name
+            target.parent.mkdir(exist_ok=True)
+            os.replace(new, target)
+            shutil.rmtree(new.parent, ignore_errors=True)
+            _copied[known] = str(target)
+        return _copied[known]
 
 
 def local_copies(paths: list[str]) -> list[str]:
@@ -84,7 +119,9 @@ def local_directory(path: RemotePath, names: tuple[str, ...] = ()) -> Path:
               or name in names]  # fmt: skip
     if not wanted:
         raise InputError(f"{path} does not exist or is empty; check the address")
-    version = json.dumps([str(path), {name: found[name] for name in wanted}], sort_keys=True)
+    # Where the listing has no checksums, the size alone would not tell of every change.
+    versions = {name: found[name] if len(found[name]) > 1 else _version(str(path / name)) for name in wanted}
+    version = json.dumps([str(path), versions], sort_keys=True)
     folder = user_cache() / hashlib.sha256(version.encode()).hexdigest()[:32] / path.name
     list(at_once(lambda name: _copy(str(path / name), _inside(folder, name, str(path))), wanted))
     return folder
@@ -127,7 +164,8 @@ def upload(path: str | os.PathLike, url: str) -> None:
 
 # What file systems call the fields that change when a file does.
 _VERSION_FIELDS = ("size", "crc32c", "md5Hash", "generation", "etag", "ETag", "blob_id", "VersionId", "content_md5",
-                   "mtime", "LastModified", "last_modified", "updated", "created")  # fmt: skip
+                   "mtime", "LastModified", "last_modified", "Last-Modified", "Content-MD5", "Digest", "modify", "sha",
+                   "updated", "created")  # fmt: skip
 
 
 def user_cache() -> Path:

@@ -7,6 +7,8 @@ import os
 import random
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import fsspec
@@ -15,6 +17,7 @@ import zstandard
 
 from bert_jax.errors import InputError
 from bert_jax.storage import files, urls, writing
+from bert_jax.storage.places import RemotePath
 from bert_jax.storage.writing import check_file, write_json
 
 
@@ -163,6 +166,75 @@ def test_a_copy_is_kept_until_the_file_changes(bucket, cache, monkeypatch):
     bucket.pipe("/b/text.txt", b"other")
     assert Path(urls.local_copy("memory://b/text.txt")).read_bytes() == b"other"
     assert urls.local_copy("/some/path") == "/some/path"
+
+
+def test_a_directory_whose_files_have_no_checksums_is_copied_again_when_one_changed(tmp_path, monkeypatch):
+    monkeypatch.setenv("BERT_JAX_CACHE", str(tmp_path / "cache"))
+    for content in (b"one", b"two"):
+        fsspec.filesystem("memory").pipe("/b/model/vocab.txt", content)
+        assert (urls.local_directory(RemotePath("memory://b/model")) / "vocab.txt").read_bytes() == content
+
+
+@pytest.fixture
+def web():
+    """Yields the files of a web server by their paths, the headers that it sends with each, and its address."""
+    contents: dict[str, bytes] = {}
+    headers: dict[str, str] = {}
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            content = contents.get(self.path)
+            self.send_response(404 if content is None else 200)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(len(content or b"")))
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(content or b"")
+
+        do_HEAD = do_GET
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield contents, headers, f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.mark.parametrize("field", ["Last-Modified", "ETag", "Content-MD5"])
+def test_a_file_behind_http_that_changed_is_copied_again(tmp_path, monkeypatch, web, field):
+    monkeypatch.setenv("BERT_JAX_CACHE", str(tmp_path / "cache"))
+    contents, headers, url = web
+    for version, content in (("Mon, 01 Jan 2024 00:00:00 GMT", b"one"), ("Tue, 02 Jan 2024 00:00:00 GMT", b"two")):
+        contents["/text.txt"], headers[field] = content, version
+        path = urls.local_copy(f"{url}/text.txt")
+        assert Path(path).read_bytes() == content
+    contents["/text.txt"] = b"new"  # which the server does not tell
+    assert urls.local_copy(f"{url}/text.txt") == path
+
+
+def test_a_directory_behind_http_is_refused_in_one_line(web):
+    contents, headers, url = web
+    headers["Content-Type"] = "text/html"
+    contents["/model"] = contents["/model/"] = b'<a href="vocab.txt">vocab.txt</a>'
+    with pytest.raises(InputError, match="says no sizes; copy the directory to this machine"):
+        urls.local_directory(RemotePath(f"{url}/model"))
+
+
+def test_a_file_behind_http_without_a_version_is_copied_by_each_process(tmp_path, monkeypatch, web):
+    monkeypatch.setenv("BERT_JAX_CACHE", str(tmp_path / "cache"))
+    contents, _, url = web
+    contents["/text.txt"] = b"one"
+    path = urls.local_copy(f"{url}/text.txt")
+    assert Path(path).read_bytes() == b"one"
+    contents["/text.txt"] = b"two"
+    assert urls.local_copy(f"{url}/text.txt") == path  # this process goes on with what it has begun with
+    program = f"from bert_jax.storage import urls; print(urls.local_copy('{url}/text.txt'))"
+    other = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.strip()
+    assert Path(other).read_bytes() == b"two" and Path(path).read_bytes() == b"one"
+    assert files_below(tmp_path / "cache") == ["text.txt", "text.txt"]
 
 
 def test_a_file_url_is_cached_too(cache, tmp_path):
