@@ -23,7 +23,7 @@ import numpy as np
 
 from bert_jax.errors import InputError, package_needed
 from bert_jax.storage.files import JsonObject
-from bert_jax.storage.protobuf import DELIMITED, FIXED32, parse_fields
+from bert_jax.storage.protobuf import DELIMITED, FIXED32, parse_fields, parse_message
 from bert_jax.text.normalize import is_chinese, letter_images, unicode_tables
 from bert_jax.text.offsets import read_piece_spans, to_code_points, trace, trim_blanks
 from bert_jax.text.vocab import SPECIAL_TOKENS
@@ -69,6 +69,7 @@ class SentencePieces:
         """Raises: InputError if `content` is no whole model, or cannot be used with these options."""
         self.content = content
         self._model = _open_model(content)
+        _check_blanks(content)
         folds = self._model.normalize("Aa").strip(BLANK) == "aa"
         if folds and not lowercase:
             raise InputError("the model lower-cases text itself; it cannot be used cased")
@@ -204,7 +205,8 @@ def _open_model(content: bytes) -> "sentencepiece.SentencePieceProcessor":
 
 
 _NO_MODEL = "it is no whole SentencePiece model, but damaged or another kind of file; copy it again"
-_PIECES, _NORMALIZER, _ADD_DUMMY_PREFIX = 1, 3, 3  # numbers of fields in a model's file, the last in the second
+_PIECES, _TRAINER, _NORMALIZER = 1, 2, 3  # numbers of fields in a model's file
+_BLANK_AS_SUFFIX, _ADD_DUMMY_PREFIX = 24, 3  # in the second and third of these
 _TEXT, _SCORE = 1 << 3 | DELIMITED, 2 << 3 | FIXED32  # the tags of a piece's fields
 
 
@@ -233,6 +235,21 @@ def _check_model(content: bytes) -> None:
                     raise InputError(f"piece {number} is not UTF-8; it is damaged, so copy it again") from None
             elif tag == _SCORE and not math.isfinite(struct.unpack_from("<f", content, first)[0]):
                 raise InputError(f"piece {number} has a score that is not finite; it is damaged, so copy it again")
+
+
+def _check_blanks(content: bytes) -> None:
+    """Raises: InputError if pieces do not say whether a blank is before them, which is where words begin."""
+    fields = parse_fields(content, 0, len(content))
+    trainer = b"".join(content[first:last] for tag, first, last in fields if tag >> 3 == _TRAINER)
+    try:
+        suffix = parse_message(trainer).get(_BLANK_AS_SUFFIX, [0])[-1]
+    except ValueError:
+        raise InputError(_NO_MODEL) from None
+    if suffix:
+        raise InputError(
+            "its pieces end with blanks (treat_whitespace_as_suffix), so they do not say where words begin; train a "
+            "model without that option"
+        )
 
 
 def _vocab(model: "sentencepiece.SentencePieceProcessor") -> tuple[str, ...]:

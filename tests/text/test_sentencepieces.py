@@ -307,6 +307,16 @@ def test_a_model_that_folds_case_cannot_be_cased(tmp_path):
         load_tokenizer(tmp_path / "some.model", lowercase=False)
 
 
+@pytest.mark.parametrize("model_type", ["unigram", "bpe"])
+@pytest.mark.parametrize("more", [{}, {"add_dummy_prefix": False}])
+def test_a_model_whose_pieces_end_with_blanks_is_refused(tmp_path, model_type, more):
+    """Which piece begins a word would depend on the piece before it: whole words could not be masked."""
+    content = foreign_model(**ALBERT, model_type=model_type, treat_whitespace_as_suffix=True, **more)
+    (tmp_path / "some.model").write_bytes(content)
+    with pytest.raises(InputError, match=r"some\.model: its pieces end with blanks .*; train a model without"):
+        load_tokenizer(tmp_path / "some.model")
+
+
 # A data set
 
 
