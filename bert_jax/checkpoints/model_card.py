@@ -37,6 +37,12 @@ _MOST_NAMES = 20  # of inputs that a card lists
 _PERCENT = ("mlm_accuracy", "nsp_accuracy")
 
 
+_TOKENS = (  # where tokenizer.json has no way to say what Google's code does
+    "those of training, but for upper-case Greek that ends in sigma, which uncased models see as another letter there, "
+    "and for characters of private use, such as bullets of PDFs, which are dropped there"
+)
+
+
 @dataclass(frozen=True)
 class Records:
     """What is known of a model. Every part may be empty."""
@@ -176,7 +182,7 @@ def _model(records: Records) -> list[tuple[str, object]]:
     if length := _trained_positions(records):
         rows.append(("positions that were trained", f"the first {length:,}, the length of a row"))
     labels = ", ".join(records.labels[:50]) + (", ..." if len(records.labels) > 50 else "")
-    return [("parameters", records.parameters), *rows, ("labels", labels)]
+    return [("parameters", records.parameters), *rows, ("labels", labels), ("tokens in transformers", _TOKENS)]
 
 
 def _trained_positions(records: Records) -> int:

@@ -107,6 +107,11 @@ def test_a_model_without_records_has_a_short_card():
     assert "licence" in card and "None" not in card
 
 
+def test_a_card_says_where_transformers_has_other_tokens():
+    said = rows(model_card(Records(MODEL, "encoder", 7)))["tokens in transformers"]
+    assert "ends in sigma" in said and "private use" in said
+
+
 def test_a_fine_tuned_model_has_its_scores():
     results = {"task": "sst2", "metrics": {"accuracy": 0.912345}, "step": 40}
     records = Records(
