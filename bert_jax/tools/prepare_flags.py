@@ -25,7 +25,9 @@ def define_options() -> Callable[[], PrepareOptions]:
         flags.DEFINE_integer("duplicates", defaults.duplicates, "Passes over the text, each cut into new sequences."),
         flags.DEFINE_float("short_seq_rate", defaults.short_seq_rate, "Share of documents cut into shorter sequences."),
         flags.DEFINE_float(
-            "holdout_rate", defaults.holdout_rate, "Share of documents held out for evaluation; 0 holds out none."
+            "holdout_rate",
+            defaults.holdout_rate,
+            "Share of documents held out for evaluation, or of passages where documents are few and long; 0 is none.",
         ),
         flags.DEFINE_integer("shards", defaults.shards, "Files of the training split; 0 writes one per 16 M tokens."),
         flags.DEFINE_integer("seed", defaults.seed, "Random seed of the held-out documents and of the sequences."),
