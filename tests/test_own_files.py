@@ -52,7 +52,7 @@ def edit(path, change) -> None:
 @pytest.mark.parametrize(
     ("path", "wrong", "expected"),
     [
-        (("model", "hidden_size"), "x", 'config.json: model.hidden_size is "x", a str; use a int'),
+        (("model", "hidden_size"), "x", 'config.json: model.hidden_size is "x", a text; use a whole number'),
         (("model", "num_layers"), 2**63, "config.json: model.num_layers 9223372036854775808 is beyond"),
         (("model", "vocab_size"), 10**300, "is beyond 16777216"),
         (("model", "layer_norm_epsilon"), float("inf"), "layer_norm_epsilon inf is not above 0 and below 1"),

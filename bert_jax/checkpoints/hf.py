@@ -73,6 +73,7 @@ def load_hf(path: str | Path) -> Imported:
     where = directory / "config.json"
     if not where.exists():
         raise InputError(f"{directory} has no config.json, which says what its tensors mean; copy it as well")
+    files.check_fetched(directory)
     settings = files.read_json(where)
     if not isinstance(settings, dict):
         raise InputError(f"{where} is not a JSON object, so it describes no model; copy it again")

@@ -28,7 +28,7 @@ from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.settings.model import ModelConfig, check_types
 from bert_jax.settings.rules import Values, from_dict, to_dict
 from bert_jax.storage import schema
-from bert_jax.storage.files import JsonObject, read_json
+from bert_jax.storage.files import JsonObject, check_fetched, read_json
 from bert_jax.storage.places import AnyPath, Place, RemotePath, check_no_pattern, is_taken, to_place
 from bert_jax.storage.urls import local_directory, on_this_machine
 from bert_jax.storage.writing import check_space, new_directory, write_json
@@ -180,6 +180,8 @@ def load_pretrained(path: AnyPath) -> Pretrained:
         place = to_place(path)
         return _load_remote(place) if isinstance(place, RemotePath) else _load_own(place)
     path = str(path) if str(path).startswith("hf://") else on_this_machine(path)
+    if form == "tf1":
+        check_fetched(Path(path) if Path(path).is_dir() else Path(path).parent)
     imported = load_hf(path) if form == "hf" else load_tf1(path)
     return Pretrained(**imported._asdict() | {"params": jax.tree.map(jax.numpy.asarray, imported.params)})
 

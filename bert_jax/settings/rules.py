@@ -21,6 +21,16 @@ Config = TypeVar("Config", bound=Section)
 Values: TypeAlias = dict[str, Any]  # settings as plain dicts: by name, numbers, texts, booleans and nested sections
 
 
+# What types are called in messages.
+_KINDS = {
+    int: "a whole number",
+    float: "a number with a fraction",
+    str: "a text",
+    bool: "True or False",
+    type(None): "None",
+}
+
+
 def to_dict(config: Section) -> Values:
     """Returns the configuration as nested plain dicts."""
     return dataclasses.asdict(config)
@@ -49,8 +59,8 @@ def from_dict(kind: type[Config], values: typing.Mapping[str, object], where: st
                 raise InputError(f"{where}.{key} is {shown(value)}, beyond what a float holds; use a smaller one")
             arguments[key] = float(value)
         elif type(value) is not expected:
-            found, wanted = type(value).__name__, expected.__name__
-            raise InputError(f"{where}.{key} is {shown(value)}, a {found}; use a {wanted}")
+            found, wanted = (_KINDS.get(each, each.__name__) for each in (type(value), expected))
+            raise InputError(f"{where}.{key} is {shown(value)}, {found}; use {wanted}")
         else:
             arguments[key] = value
     return kind(**arguments)

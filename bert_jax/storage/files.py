@@ -11,6 +11,7 @@ import json
 import os
 import zlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import IO, Any, TypeAlias
 
 import google_crc32c
@@ -25,9 +26,27 @@ NOT_UTF8 = (  # the fix; `iconv -t utf-8` alone stops at the very byte
     "if the file has another encoding, convert it with iconv -f windows-1252 -t utf-8, or what it is; if it is UTF-8 "
     "with damaged bytes, iconv -c -f utf-8 -t utf-8 leaves them out"
 )
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"  # how a file of it begins
 TOO_MANY_FILES = "raise the limit, for example with ulimit -n 65536, or join small files"
 
 JsonObject: TypeAlias = dict[str, Any]  # an object as json.loads returns it
+
+
+def split_places(places: str) -> list[str]:
+    """Returns the places of a list with commas, without blanks. A comma in the name of what exists parts no places."""
+    parts, found = places.split(","), []
+    while parts:
+        count = next((n for n in range(min(len(parts), 8), 1, -1) if os.path.exists(",".join(parts[:n]).strip())), 1)
+        found.append(",".join(parts[:count]).strip())
+        del parts[:count]
+    return found
+
+
+def check_fetched(directory: Path) -> None:
+    """Raises: InputError if a file of a directory is a pointer that Git LFS has not replaced by the file."""
+    for path in sorted(directory.iterdir()):
+        if path.is_file() and path.stat().st_size < 1024 and path.read_bytes().startswith(LFS_POINTER):
+            raise InputError(f"{path} is a pointer of Git LFS in place of the file; fetch it with git lfs pull")
 
 
 def expand_globs(patterns: str) -> list[str]:
@@ -36,8 +55,9 @@ def expand_globs(patterns: str) -> list[str]:
     The files of a URL pattern are URLs. Raises: InputError if a pattern matches no file.
     """
     paths: dict[str, None] = {}
-    for pattern in filter(None, (part.strip() for part in patterns.split(","))):
+    for pattern in filter(None, split_places(patterns)):
         matches = remote_glob(pattern) if is_remote(pattern) else glob.glob(pattern, recursive=True)
+        matches = [pattern] if os.path.isfile(pattern) else matches  # its name may have what globs are made of
         matches = sorted(path for path in matches if is_remote(path) or os.path.isfile(path))
         if not matches:
             raise InputError(f"input {pattern!r} matches no file; give a path or a quoted glob such as 'text/*.txt.gz'")

@@ -25,6 +25,7 @@ import numpy as np
 from bert_jax.data.sources import tfds_text
 from bert_jax.errors import InputError
 from bert_jax.storage import files, urls
+from bert_jax.tasks import not_tables
 from bert_jax.tasks.json_values import check_characters, not_json, parse_json
 
 # What splits are called, in file names and in TFDS. A source with commas gives them in this order.
@@ -86,7 +87,7 @@ def find_split_file(source: str, split: str, names: Mapping[str, Sequence[str]] 
     """
     if split not in names:
         return ""
-    places = [place.strip() for place in source.split(",")]
+    places = files.split_places(source)
     if len(places) == 1:
         first = next(iter(names))
         if not _is_one_place(source):
@@ -135,6 +136,7 @@ def _find_file(directory: str, split: str, names: Mapping[str, Sequence[str]]) -
     found = _named(paths, names[split])
     if not found and not any(_named(paths, stems) for stems in names.values()):
         wanted = ", ".join(f"{stems[0]}.tsv" for stems in names.values() if stems)
+        not_tables.check_names(paths)
         raise InputError(
             f"directory {directory} has no file such as {wanted} (or .csv, .jsonl, .json, .txt, .conll); name the "
             "files so, or give TRAIN_FILE,DEV_FILE"
@@ -216,6 +218,7 @@ def read_lines(place: str) -> list[str]:
     lines = _read_text(place).split("\n")
     if lines[-1] == "":
         lines.pop()
+    not_tables.check_line_ends(lines, place)
     return [line.removesuffix("\r") for line in lines]
 
 
@@ -316,6 +319,7 @@ def _read_text(place: str) -> str:
     if not os.path.isfile(path):
         raise InputError(f"{place} is no file; check the path")
     content = files.read_whole(path, place)
+    not_tables.check_content(content, place)
     try:
         return content.decode("utf-8").removeprefix(_BYTE_ORDER_MARK)
     except UnicodeDecodeError as error:
@@ -352,7 +356,9 @@ def _rows_table(
     place: str, rows: Iterable[tuple[int, list[str]]], columns: Sequence[str], lenient: bool, more: bool = False
 ) -> Table:
     rows = iter(rows)
-    columns = tuple(columns) or tuple(name.strip() for name in next(rows, (1, []))[1])
+    if not columns:
+        columns = tuple(name.strip() for name in next(rows, (1, []))[1])
+        not_tables.check_separator(columns, place, not is_tsv(place))
     twice = {name for name in columns if name and columns.count(name) > 1}
     if twice:
         raise InputError(f"{place}:1 names the column {sorted(twice)[0]!r} twice; a name stands for one column")

@@ -9,6 +9,7 @@ from typing import BinaryIO
 from absl import flags
 
 from bert_jax.errors import InputError
+from bert_jax.storage.files import NOT_UTF8
 from bert_jax.storage.urls import local_copy
 from bert_jax.tasks.json_values import parse_json
 from bert_jax.text.fitting import LONG_TEXTS
@@ -44,7 +45,7 @@ def read_lines(stream: BinaryIO, path: str) -> Iterator[tuple[str, str]]:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
             raise InputError(
-                f"{name}{number} is not UTF-8 ({error.reason} at byte {error.start + 1} of the line); convert it"
+                f"{name}{number} is not UTF-8 ({error.reason} at byte {error.start + 1} of the line); {NOT_UTF8}"
             ) from None
         yield f"{name}{number}", text.strip()
 

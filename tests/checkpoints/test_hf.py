@@ -433,6 +433,13 @@ def test_several_labels_are_kept_and_not_predicted_as_one(tmp_path, problem):
     assert json.loads((tmp_path / "again" / "config.json").read_text())["problem_type"] == problem
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "vocab.txt", "config.json"])
+def test_a_directory_without_its_large_files_is_named(copy, name):
+    (copy / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4665a5\nsize 440449768\n")
+    with pytest.raises(InputError, match=rf"{name} is a pointer of Git LFS in place of the file; .* git lfs pull"):
+        load_pretrained(copy)
+
+
 def test_a_table_rounded_up_is_taken(copy):
     """Many tables have more rows than there are tokens."""
     setting(vocab_size=48)(copy)

@@ -451,7 +451,7 @@ def test_settings_that_are_not_given_are_googles_defaults(saved):
         ({"hidden_act": "relu"}, 'hidden_act is "relu", which this BERT cannot compute; it can with gelu'),
         ({"hidden_act": None}, "hidden_act is null"),
         ({"vocab_size": ...}, "has no vocab_size"),
-        ({"hidden_size": "32"}, 'model.hidden_size is "32", a str; use a int'),
+        ({"hidden_size": "32"}, 'model.hidden_size is "32", a text; use a whole number'),
         ({"num_attention_heads": 5}, "is not divisible by model.num_heads 5"),
         ({"vocab_size": 999}, "167 tokens and the table of words 999 rows"),
         ({"num_hidden_layers": 3}, "lacks 16 tensors of this model: bert/encoder/layer_2/"),

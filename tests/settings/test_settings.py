@@ -61,9 +61,9 @@ def test_padded_vocabulary():
     [
         ({"optimizer": {"learnin_rate": 1.0}}, "did you mean 'learning_rate'"),
         ({"modle": {}}, "did you mean 'model'"),
-        ({"train": {"num_steps": 1.5}}, "use a int"),
+        ({"train": {"num_steps": 1.5}}, "a number with a fraction; use a whole number"),
         ({"train": 3}, "not a section"),
-        ({"data": {"verify": 1}}, "use a bool"),
+        ({"data": {"verify": 1}}, "use True or False"),
     ],
 )
 def test_wrong_keys_and_types_are_one_clear_line(values, expected):

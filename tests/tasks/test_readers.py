@@ -13,6 +13,7 @@ import pytest
 import zstandard
 
 from bert_jax.errors import InputError
+from bert_jax.storage.files import expand_globs
 from bert_jax.tasks import readers
 from bert_jax.tasks.readers import SPLITS, find_split_file, read_table
 
@@ -229,6 +230,19 @@ def test_files_with_commas(tmp_path):
     assert find_split_file(f"{one},{folder}", "dev_mismatched", names) == mismatched
     assert "is not train,dev,test in this order" in message(find_split_file, "a,b,c,d", "train")
     assert "is no file and no directory" in message(find_split_file, f"{one},{tmp_path}/none", "dev")
+
+
+def test_commas_and_brackets_in_names_that_exist(tmp_path):
+    (tmp_path / "a,b [1]").mkdir()
+    for name in ("mail, all.csv", "dev[2].csv", "a,b [1]/train.tsv"):
+        write(tmp_path / name, "text,label\n")
+    train, dev = str(tmp_path / "mail, all.csv"), str(tmp_path / "dev[2].csv")
+    assert find_split_file(train, "train") == train
+    assert [find_split_file(f"{train},{dev}", split) for split in SPLITS] == [train, dev, ""]
+    assert [find_split_file(f"{dev}, {train} ", split) for split in SPLITS] == [dev, train, ""]
+    assert find_split_file(f"{tmp_path}/a,b [1]", "train") == f"{tmp_path}/a,b [1]/train.tsv"
+    assert expand_globs(f"{train},{dev}") == [train, dev]
+    assert expand_globs(f"{tmp_path}/*.csv") == [dev, train]
 
 
 # TFDS

@@ -129,7 +129,7 @@ def join_fingerprints(contents: list[Content]) -> str:
 
 def public_names(inputs: str) -> list[str]:
     """Returns the inputs as they were given, each once, files and URLs as `files.public_name` says."""
-    parts = filter(None, (part.strip() for part in inputs.split(",")))
+    parts = filter(None, files.split_places(inputs))
     return list(dict.fromkeys(files.public_name(part) if _is_file(part) else part for part in parts))
 
 
@@ -142,7 +142,7 @@ def describe_inputs(names: list[str], contents: list[Content]) -> JsonObject:
 def list_sources(inputs: str) -> list[str]:
     """Returns the single inputs, each once: the globs among them as the files that they match."""
     sources: dict[str, None] = {}
-    for part in filter(None, (part.strip() for part in inputs.split(","))):
+    for part in filter(None, files.split_places(inputs)):
         sources.update(dict.fromkeys(files.expand_globs(part) if _is_file(part) else [part]))
     return list(sources) or files.expand_globs(inputs)  # which raises the error for no input at all
 

@@ -92,7 +92,7 @@ def _check_text(head: bytes, source: str) -> None:
         raise InputError(f"{source} is compressed by {name}; decompress it, or compress it by gzip or zstd")
     if head[257:262] == b"ustar":
         raise InputError(f"{source} is a tar archive; extract it, and give the files in it")
-    if head.startswith(b"version https://git-lfs.github.com/spec/"):
+    if head.startswith(files.LFS_POINTER):
         raise InputError(f"{source} is a pointer of Git LFS in place of the file; fetch it with git lfs pull")
     wide = next((name for name, mark in _WIDE_MARKS.items() if head.startswith(mark)), "")
     start = head[:_BINARY_BYTES]

@@ -20,6 +20,7 @@ import numpy as np
 from bert_jax.data.sources import tfds_text
 from bert_jax.errors import InputError
 from bert_jax.settings.finetuning import TaskConfig
+from bert_jax.storage.files import split_places
 from bert_jax.storage.places import Place
 from bert_jax.tasks.base import Task
 from bert_jax.tasks.classify import id_of, named_class, parse_texts, text_of
@@ -198,7 +199,7 @@ def _own_order(name: str, classes: Sequence[str], own: Sequence[str]) -> list[in
 def _read(name: str, source: str, split: str) -> list[ClassifyExample]:
     """Returns the examples of a split; [] if it is not there."""
     names = _NAMES.get(name, SPLITS)
-    if "," not in source:
+    if len(split_places(source)) == 1:
         source = _own_folder(name, source)
     place = find_split_file(source, split, names)
     if not place and split == "dev_mismatched":

@@ -99,7 +99,9 @@ def read_json_file(path: str) -> Any:
         return json.loads(content.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise InputError(f"{path}, line {line}: byte 0x{content[error.start]:02x} is not UTF-8; convert it") from None
+        raise InputError(
+            f"{path}, line {line}: byte 0x{content[error.start]:02x} is not UTF-8; {files.NOT_UTF8}"
+        ) from None
     except json.JSONDecodeError as error:
         raise InputError(
             f"{path}, line {error.lineno}: no JSON ({error.msg}, column {error.colno}); the file is cut off or another "
@@ -138,7 +140,7 @@ def _place_in_list(source: str, split: str) -> str:
 
     Raises: InputError if it is not such a list.
     """
-    places = [place.strip() for place in source.split(",")]
+    places = files.split_places(source)
     if len(places) > len(_SPLITS) or not all(places) or any(re.match(r"(train|dev|test)=", each) for each in places):
         raise InputError(f"data {source!r} is not TRAIN,DEV,TEST in this order; write it so, or train=FILE,dev=FILE")
     return next((place for name, place in zip(_SPLITS, places) if name == split), "")

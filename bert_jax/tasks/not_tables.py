@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files that are taken for tables and are none, or tables as other programs write them: what they are, and the fix."""
+
+from collections.abc import Sequence
+
+from bert_jax.errors import InputError
+from bert_jax.storage import files
+
+_NAMES = {".parquet": "Parquet", ".arrow": "Arrow", ".xlsx": "Excel", ".xls": "Excel"}
+_MAGIC = {b"PAR1": "Parquet", b"ARROW1": "Arrow", b"PK\x03\x04": "Excel or a zip", b"\xd0\xcf\x11\xe0": "Excel"}
+
+
+def check_names(paths: Sequence[str]) -> None:
+    """Raises: InputError if one of these files has the name of something that is not read as a table."""
+    for path in paths:
+        if kind := _NAMES.get("." + path.rpartition(".")[2].lower()):
+            raise _no_table(path, kind)
+
+
+def check_content(content: bytes, place: str) -> None:
+    """Raises: InputError if a file with this content is no text."""
+    if kind := next((kind for magic, kind in _MAGIC.items() if content.startswith(magic)), ""):
+        raise _no_table(place, kind)
+    if content.startswith(files.LFS_POINTER):
+        raise InputError(f"{place} is a pointer of Git LFS in place of the file; fetch it with git lfs pull")
+
+
+def check_line_ends(lines: Sequence[str], place: str) -> None:
+    r"""Raises: InputError if the lines of a file, as \n ends them, are a single one that others are in."""
+    if len(lines) == 1 and "\r" in lines[0].rstrip("\r"):
+        raise InputError(
+            f"{place} has lines that end in CR alone, as on old Macs, and would be one line; convert it, for example "
+            "with tr '\\r' '\\n' < FILE > OTHER"
+        )
+
+
+def check_separator(columns: Sequence[str], place: str, is_csv: bool) -> None:
+    """Raises: InputError if the only column of a header is several that another character parts."""
+    for char, what in ((";", "semicolons"), ("\t", "tabs") if is_csv else (",", "commas")):
+        if len(columns) == 1 and len(names := columns[0].split(char)) > 1 and all(map(str.strip, names)):
+            fix = "with commas, or as .tsv with tabs" if is_csv else "with tabs, or as .csv with commas"
+            raise InputError(f"{place}:1 is one column, {columns[0]!r:.60}, parted by {what}; save the table {fix}")
+
+
+def _no_table(place: str, kind: str) -> InputError:
+    return InputError(
+        f"{place} is {kind}, which is not read as a table; write JSON lines, with the names of classes and not their "
+        "numbers, for example by pandas' to_json(FILE, orient='records', lines=True)"
+    )

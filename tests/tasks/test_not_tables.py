@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables as other programs write them, and what is none: each with its own line and the fix."""
+
+from pathlib import Path
+
+import pytest
+
+from bert_jax.errors import InputError
+from bert_jax.tasks import not_tables
+from bert_jax.tasks.readers import find_split_file, read_table
+
+
+def write(path: Path, content: str | bytes) -> str:
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return str(path)
+
+
+def message(function, *arguments) -> str:
+    """Returns the message of the error that a call ends with: one line."""
+    with pytest.raises(InputError) as caught:
+        function(*arguments)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("a.csv", "text;label\ngood, really;pos\n", "a.csv:1 is one column, 'text;label', parted by semicolons; save"),
+        ("a.csv", "text;label\n", "parted by semicolons; save the table with commas, or as .tsv with tabs"),
+        ("a.csv", "text\tlabel\nx\ty\n", "parted by tabs; save the table with commas"),
+        ("a.tsv", "text,label\nx,y\n", "parted by commas; save the table with tabs, or as .csv with commas"),
+        ("a.tsv", "text;label\nx;y\n", "parted by semicolons"),
+        ("a.tsv", "text\tlabel\rgood\tpos\rbad\tneg", "a.tsv has lines that end in CR alone, as on old Macs"),
+        ("a.jsonl", '{"text": "a"}\r{"text": "b"}\r', "a.jsonl has lines that end in CR alone"),
+        ("a.parquet", b"PAR1\x15\x04\x15", "a.parquet is Parquet, which is not read as a table; write JSON lines"),
+        ("a.csv", b"PK\x03\x04\x14\x00", "a.csv is Excel or a zip, which is not read as a table"),
+        (
+            "a.tsv",
+            "version https://git-lfs.github.com/spec/v1\noid sha256:4\n",
+            "a.tsv is a pointer of Git LFS in place",
+        ),
+    ],
+)
+def test_tables_of_other_programs_are_named_with_the_fix(tmp_path, name, content, problem):
+    assert problem in message(read_table, write(tmp_path / name, content))
+
+
+def test_a_folder_of_parquet_is_named(tmp_path):
+    write(tmp_path / "train-00000-of-00001.parquet", b"PAR1")
+    assert "train-00000-of-00001.parquet is Parquet" in message(find_split_file, str(tmp_path), "train")
+
+
+def rows_of(path):
+    return [dict(record) for record in read_table(path).records]
+
+
+def test_odd_line_ends_that_are_read(tmp_path):
+    """The csv module ends rows at CR alone, and to JSON it is a blank."""
+    assert rows_of(write(tmp_path / "a.csv", "text,label\ra,x\r"))[0] == {"text": "a", "label": "x"}
+    assert rows_of(write(tmp_path / "a.json", '[{"text":\r"a"}]\r'))[0] == {"text": "a"}
+    assert rows_of(write(tmp_path / "a.tsv", "text\r")) == []
+
+
+def test_a_header_of_one_column_is_no_mistake():
+    for name in ("text", "a, ", ";", "label,"):
+        not_tables.check_separator([name], "a.tsv", False)
