@@ -17,7 +17,7 @@ from bert_jax.checkpoints.arrays import ArrayTable, check_arrays, describe, rest
 from bert_jax.checkpoints.hf import load_hf
 from bert_jax.checkpoints.names import flatten, part_of, unflatten
 from bert_jax.checkpoints.revisions import find_revision, revision_path
-from bert_jax.checkpoints.sealed import SEAL, find_damage, read_newest, seal
+from bert_jax.checkpoints.sealed import SEAL, find_damage, read_newest, seal, state_place
 from bert_jax.checkpoints.tf1 import checkpoint_prefix, load_tf1
 from bert_jax.devices import cluster, watchdog
 from bert_jax.errors import InputError
@@ -299,7 +299,7 @@ def _read_checkpoint(config: ModelConfig, path: Place) -> tuple[Params, JsonObje
     """Returns the parameters and the seal of a checkpoint."""
     sealed = read_json(path / SEAL)
     found = {name.removeprefix("params/"): of for name, of in sealed["arrays"].items() if name.startswith("params/")}
-    return restore_tree(path / "state", {"params": _abstract(path, config, found)})["params"], sealed
+    return restore_tree(state_place(path, sealed), {"params": _abstract(path, config, found)})["params"], sealed
 
 
 def _check_tokenizer(path: Path, tokenizer: Tokenizer, fingerprint: str | None) -> None:

@@ -48,20 +48,23 @@ _SEAL = schema.record(
             },
         ),
         "step": schema.whole(),
+        "state": schema.text(r"state(-\w+)?", "the name of a state"),
         "tokenizer": schema.text(),
     },
 )
 
 
-def seal(directory: Place, about: dict[str, object]) -> None:
+def seal(directory: Place, about: dict[str, object], below: str = "") -> None:
     """Writes `checksums.json` with `about` and the size and checksum of every file below the directory.
+
+    In a bucket only of objects whose names begin with `below`: a predecessor may write others yet.
 
     The files are on the disk before the seal is: if the power fails, a seal has not outlived what it vouches for.
 
     Raises: InputError if there is no file, because something else has moved or deleted the directory.
     """
     if isinstance(directory, RemotePath):
-        files = _objects(directory)
+        files = _objects(directory, below)
     else:
         files = {
             str(path.relative_to(directory)): {"bytes": path.stat().st_size, "sha256": _digest(path)}
@@ -103,6 +106,11 @@ def read_seal(directory: Place) -> JsonObject:
     return content
 
 
+def state_place(directory: Place, sealed: JsonObject) -> Place:
+    """Returns where the arrays of a sealed checkpoint are."""
+    return directory / sealed.get("state", "state")
+
+
 def _digest_of(content: Mapping[str, object]) -> str:
     """Returns the sha256 of the content of a seal, without its digest, as JSON gives it back."""
     text = json.dumps({name: value for name, value in content.items() if name != "digest"})
@@ -124,9 +132,9 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _objects(directory: RemotePath) -> dict[str, Checksums]:
+def _objects(directory: RemotePath, below: str) -> dict[str, Checksums]:
     """Returns the objects below a prefix with the store's checksums, for a seal; computed where the store has none."""
-    objects = {name: about for name, about in directory.listing().items() if name != SEAL}
+    objects = {name: about for name, about in directory.listing().items() if name != SEAL and name.startswith(below)}
     for name, about in objects.items():
         if about.keys() == {"bytes"}:
             about["sha256"] = hashlib.sha256((directory / name).read_bytes()).hexdigest()

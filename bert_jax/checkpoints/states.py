@@ -11,6 +11,7 @@ import math
 import shutil
 import tempfile
 import threading
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
@@ -34,6 +35,7 @@ from bert_jax.checkpoints.sealed import (
     is_complete,
     read_seal,
     seal,
+    state_place,
     write_seal,
 )
 from bert_jax.devices import cluster, watchdog
@@ -105,6 +107,9 @@ class Checkpoints:
         self._sealing: threading.Thread | None = None
         self._failure: Exception | None = None
         self._bytes = 0  # of the state that is saved
+        # A run that lost its lease while it was suspended may still be writing a save: to names that are not ours.
+        own = f"state-{cluster.first_tells(uuid.uuid4().hex[:8])}"
+        self._name = own if isinstance(directory, RemotePath) else "state"
         self._manager = self._open()
 
     def __enter__(self) -> "Checkpoints":
@@ -136,18 +141,27 @@ class Checkpoints:
         `metric` is the held-out loss at that step, if known; `restore` returns the `notes`.
         """
         self.wait()
-        if cluster.first_says(int(step in self.steps())):
+        if cluster.first_says(int(cluster.is_first() and self._is_saved(step))):
             return
         self._bytes = state_bytes(state)
         self._check_writable(self._bytes)
         try:
             with watchdog.slow(self._bytes):
-                self._manager.save(step, args=ocp.args.Composite(state=ocp.args.PyTreeSave(state)))
+                self._manager.save(step, args=ocp.args.Composite(**{self._name: ocp.args.PyTreeSave(state)}))
         except _write_errors(self.directory) as error:
             raise cannot_write(self.directory, error) from error
         about = self._about | {"step": step, "metric": metric, "arrays": describe(state), "notes": notes or {}}
+        about |= {"state": self._name}
         self._sealing = threading.Thread(target=self._seal, args=(step, about), name="seal")
         self._sealing.start()
+
+    def _is_saved(self, step: int) -> bool:
+        """Returns whether a step is sealed; deletes what a run that lost its lease may have written of it since."""
+        there = step in self.steps()
+        if there and not (self._path(step) / SEAL).exists():
+            remains.delete(self._path(step))
+            return False
+        return there
 
     def _check_writable(self, needed: int) -> None:
         """Raises: InputError, on every process, if one cannot write, has no room, or if the work directory was lost."""
@@ -180,9 +194,9 @@ class Checkpoints:
         try:
             self._manager.wait_until_finished()
             if cluster.is_first():
-                check_readable(self._path(step) / "state", about["arrays"])
+                check_readable(state_place(self._path(step), about), about["arrays"])
                 self.before_seal()
-                seal(self._path(step), about)
+                seal(self._path(step), about, self._name + "/")
         except Exception as error:  # noqa: BLE001 - handed to the main thread by wait()
             self._failure = error
             return
@@ -285,11 +299,15 @@ class Checkpoints:
         if cluster.first_says(int(problem is not None)):
             problem = problem or "the first process tells what"
             raise InputError(f"checkpoint {self._path(step)} is damaged: {problem}; train again in another workdir")
-        return restore_tree(self._path(step) / "state", abstract_state)
+        return self._read(step, abstract_state)
 
     def _restore_step(self, step: int, abstract_state: PyTree) -> PyTree:
         self._set_aside(step)
-        return restore_tree(self._path(step) / "state", abstract_state)
+        return self._read(step, abstract_state)
+
+    def _read(self, step: int, abstract_state: PyTree) -> PyTree:
+        with watchdog.slow(state_bytes(abstract_state)):
+            return restore_tree(state_place(self._path(step), read_seal(self._path(step))), abstract_state)
 
     def _set_aside(self, newest_whole: int) -> None:
         """Moves every checkpoint that is newer than the newest undamaged one to "damaged/"."""

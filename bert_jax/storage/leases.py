@@ -26,7 +26,6 @@ LEASE = ".lease"  # name of the object inside a directory
 RENEW_SECONDS = 10.0
 EXPIRE_SECONDS = 60.0
 _LONGEST = 3600.0  # seconds that a lease may ask to be waited for; one that asks for more is damaged
-_SKEW = 10  # a lease older than this many times its life has expired, whatever the clocks of two machines say
 
 _held: dict[str, "Lease"] = {}  # by the prefix that each protects
 
@@ -40,7 +39,7 @@ class Lease:
         self._renewals = 0
         self._token, self._lost = "", ""
         self._changing = threading.Lock()
-        self._renewed_at = time.monotonic()
+        self._renewed_at = _now()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._keep_renewing, name="lease", daemon=True)
 
@@ -49,7 +48,7 @@ class Lease:
 
         Waits while it is open whether the holder is alive: until it renews the lease, or the lease expires.
         """
-        first, began, wait = "", time.monotonic(), 0.0
+        first, began, wait = "", _now(), 0.0
         while True:
             found = stores.read_version(self.url)
             if found is None:
@@ -64,22 +63,22 @@ class Lease:
             if first and found.token != first:
                 return _describe(other, found.age)
             if not first:
-                first, began, wait = found.token, time.monotonic(), _patience(other, found.age)
+                first, began, wait = found.token, _now(), _patience(other, found.age)
                 if wait > RENEW_SECONDS / 2:
                     say(f"{self.url} is held by {_describe(other, found.age)}; waiting {wait:.0f} s at most to see "
                         "whether it is renewed")  # fmt: skip
-            if time.monotonic() - began >= wait:
+            if _now() - began >= wait:
                 self._token = stores.write_if(self.url, self._content(), found.token)
                 if self._token:
                     break
             time.sleep(min(1.0, max(0.05, wait / 10)))
-        self._renewed_at = time.monotonic()
+        self._renewed_at = _now()
         self._thread.start()
         return ""
 
     def check(self) -> None:
         """Raises: StoppedError if this process holds the lease no more. Renews it first if that is overdue."""
-        if not self._lost and time.monotonic() - self._renewed_at > EXPIRE_SECONDS / 2:  # suspended, or no network
+        if not self._lost and _now() - self._renewed_at > EXPIRE_SECONDS / 2:  # suspended, or no network
             self._renew()
         if self._lost:
             raise StoppedError(self._lost)
@@ -118,7 +117,7 @@ class Lease:
                         "that one run alone uses the place"
                     )
                     return
-            self._token, self._renewed_at = token, time.monotonic()
+            self._token, self._renewed_at = token, _now()
 
     def _content(self) -> bytes:
         self._renewals += 1
@@ -163,6 +162,11 @@ def check_held(url: str) -> None:
             held.check()
 
 
+def _now() -> float:
+    """Returns seconds of a clock that goes on while the machine is suspended, where there is one."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
 def _this_process() -> Holder:
     return {"host": socket.gethostname(), "pid": os.getpid(), "machine": _machine(), "began": _began(os.getpid())}
 
@@ -199,7 +203,7 @@ def _patience(other: Holder, age: float) -> float:
     life = other.get("expire_seconds")
     if not isinstance(life, (int, float)) or not 0 < life <= _LONGEST:
         life = EXPIRE_SECONDS
-    return 0.0 if age > _SKEW * life else max(life - age, 1.5 * RENEW_SECONDS)
+    return max(life - age, 1.5 * RENEW_SECONDS)  # the clocks of two machines may differ by any time
 
 
 def _describe(other: Holder, age: float) -> str:

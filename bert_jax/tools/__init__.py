@@ -4,7 +4,10 @@
 import signal
 import sys
 import threading
+import time
 from types import FrameType, TracebackType
+
+_held_since: list[float] = []  # when Ctrl-C came, and when it was raised again
 
 
 def _say_interrupted(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -16,17 +19,29 @@ def _say_interrupted(kind: type[BaseException], error: BaseException, trace: Tra
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Raises KeyboardInterrupt as Python's own handler does, but not within the import system.
+    """Raises KeyboardInterrupt as Python's own handler does, but not while a module is imported.
 
-    Some of it runs in callbacks, where Python prints an exception with its traceback and goes on. So the signal is
-    raised again a moment later.
+    Libraries swallow it then, or C++ code aborts the process; and parts of the import system run in callbacks, where
+    Python prints an exception with its traceback and goes on. So the signal is raised again a moment later, for a
+    minute at most: a program may do all its work in a module that it imports.
     """
-    if frame is not None and frame.f_code.co_filename.startswith("<frozen importlib"):
-        again = threading.Timer(0.01, signal.raise_signal, (number,))
+    _held_since.append(time.monotonic())
+    if _is_importing(frame) and time.monotonic() - _held_since[0] < 60:
+        again = threading.Timer(0.05, signal.raise_signal, (number,))
         again.daemon = True
         again.start()
     else:
+        _held_since.clear()
         signal.default_int_handler(number, frame)
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    """Returns whether an import is among the calls that led to a frame."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 if sys.excepthook is sys.__excepthook__:  # not in a notebook, which has one of its own

@@ -25,6 +25,29 @@ def state_of(value):
 
 
 @pytest.mark.slow
+def test_a_save_that_a_predecessor_goes_on_writing_harms_nothing(bucket_server, bucket):
+    """It was suspended in a save, lost its lease, and wakes: Orbax writes the rest without asking."""
+    with variables(bucket_server.environment):
+        url = f"{bucket}/run/checkpoints"
+        late = ("_CHECKPOINT_METADATA", "state/_METADATA", "state/manifest.ocdbt", "state/d/0", "commit_success.txt")
+        with Checkpoints(to_place(url)) as checkpoints:
+            checkpoints.save(1, state_of(1))
+            checkpoints.wait()
+            for name in late:
+                bucket_server.write(f"{url}/00000002/{name}", b"late")
+            checkpoints.save(2, state_of(2))
+            for name in late:
+                bucket_server.write(f"{url}/00000002/{name}", b"later")
+            checkpoints.close()
+            for name in late:
+                bucket_server.write(f"{url}/00000002/{name}", b"latest")
+        with Checkpoints(to_place(url)) as checkpoints:
+            restored = checkpoints.restore(jax.eval_shape(lambda: state_of(0)))
+            assert not restored.passed_over
+            np.testing.assert_array_equal(restored.state["a"], state_of(2)["a"])
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("answer", "expected"),
     [
@@ -41,7 +64,7 @@ def test_a_refused_save_is_one_line_and_what_was_saved_stays(bucket_server, buck
         with Checkpoints(directory) as checkpoints:
             checkpoints.save(1, state_of(1))
             checkpoints.wait()
-            refused = "/state/" if answer[0] == 403 else "checkpoints"  # in the midst of it, or before it begins
+            refused = "/state-" if answer[0] == 403 else "checkpoints"  # in the midst of it, or before it begins
             front.rule = lambda method, asked: answer if "/upload/" in asked and refused in asked else None
             capfd.readouterr()
             with pytest.raises(InputError, match=expected) as caught:

@@ -16,7 +16,7 @@ from builders import make_dataset, tiny_run
 from whole_runs import ONE_DEVICE, assert_same_state, losses, train
 
 import bert_jax
-from bert_jax.checkpoints.sealed import SEAL
+from bert_jax.checkpoints.sealed import SEAL, read_seal, state_place
 from bert_jax.checkpoints.states import Checkpoints
 from bert_jax.errors import InputError
 from bert_jax.settings.pretraining import CheckpointConfig, EvalConfig, ReportConfig, TrainConfig
@@ -59,7 +59,8 @@ def kill_at(front, what, number, running):
 
 def state_at(run, step):
     """Returns a saved state, optimizer and all, as NumPy arrays: also that of devices of other processes."""
-    path = f"{run}/checkpoints/{step:08d}/state"
+    directory = to_place(f"{run}/checkpoints/{step:08d}")
+    path = str(state_place(directory, read_seal(directory)))
     with contextlib.closing(ocp.PyTreeCheckpointer()) as checkpointer:
         saved = checkpointer.metadata(path).item_metadata.tree
         as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), saved)
@@ -187,7 +188,7 @@ def test_a_flipped_byte_is_found_and_the_checkpoint_before_it_used(data, bucket_
         (
             name
             for name in bucket_server.names(str(workdir))
-            if name.startswith("checkpoints/00000012/state/") and "/d/" in name
+            if name.startswith("checkpoints/00000012/state-") and "/d/" in name
         ),
         key=lambda name: len(bucket_server.read(f"{workdir}/{name}")),
     )
@@ -209,13 +210,18 @@ def test_all_damaged_is_an_error_and_a_first_save_that_was_stopped_is_a_new_star
     workdir = to_place(f"{bucket}/run")
     config = run_of(data, 4)
     train(config, workdir)
-    bucket_server.flip_byte(f"{workdir}/checkpoints/00000004/state/manifest.ocdbt")
+    (manifest,) = (
+        name
+        for name in bucket_server.names(f"{workdir}/checkpoints/00000004")
+        if name.endswith("/manifest.ocdbt") and name.count("/") == 1
+    )
+    bucket_server.flip_byte(f"{workdir}/checkpoints/00000004/{manifest}")
     with pytest.raises(InputError, match=r"manifest.ocdbt has another checksum .* no whole checkpoint is left"):
         train(config, workdir)
     bucket_server.delete(f"{workdir}/checkpoints/00000004/{SEAL}")
     train(config, workdir)
     names = bucket_server.names(str(workdir))
-    assert f"checkpoints/00000004/{SEAL}" in names and "damaged/00000004/state/manifest.ocdbt" in names
+    assert f"checkpoints/00000004/{SEAL}" in names and f"damaged/00000004/{manifest}" in names
 
 
 def test_old_checkpoints_are_deleted_and_the_best_is_kept(data, bucket_server, bucket):

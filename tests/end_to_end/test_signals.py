@@ -47,6 +47,23 @@ def test_a_run_goes_on_when_nobody_reads_what_it_says(repository, command, tmp_p
     assert max(record["step"] for record in read_metrics(tmp_path / "run" / "metrics.jsonl")) == 24
 
 
+@pytest.mark.parametrize("number", range(12))
+def test_ctrl_c_while_jax_is_imported_is_one_line(repository, command, tmp_path, number):
+    environment = os.environ | {"PYTHONPATH": str(repository)}
+    code = "import bert_jax.tools, sys; print(flush=True); from bert_jax.tools.main import launch; "
+    code += "launch('train', 'train.py', sys.argv[1:])"
+    arguments = [sys.executable, "-c", code, *command[1:], f"--workdir={tmp_path / 'run'}"]
+    process = subprocess.Popen(
+        arguments, cwd=repository, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None and process.stdout.readline() == "\n"
+    time.sleep(0.25 * number)
+    process.send_signal(signal.SIGINT)
+    error = process.communicate(timeout=300)[1]
+    assert process.returncode in (130, -signal.SIGINT), (process.returncode, error)
+    assert "Traceback" not in error and len(error.splitlines()) < 12, error
+
+
 @pytest.mark.parametrize("times", [1, 2])
 @pytest.mark.parametrize("seconds", [0.0, 0.7, 1.4, 2.1, 2.8, 3.5])
 def test_ctrl_c_while_the_first_programs_compile_is_no_crash(repository, command, tmp_path, seconds, times):

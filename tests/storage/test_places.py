@@ -164,6 +164,40 @@ def test_a_lease_of_another_machine_is_taken_over_when_it_expires(root, soon):
     assert "is held by process 7 on elsewhere, renewed 0 s ago; waiting 1 s at most" in said[0]
 
 
+@pytest.mark.parametrize("ahead", [-3600, 11 * 60, 365 * 86400])
+def test_a_live_lease_is_not_taken_whatever_the_clocks_say(root, soon, monkeypatch, ahead):
+    """The other machine's clock is ahead of the store's, or behind it."""
+    url = str(root / leases.LEASE)
+    with leases.lease(url, str(root)):
+        monkeypatch.setattr(stores.time, "time", lambda now=time.time: now() + ahead)
+        about = leases._this_process()
+        monkeypatch.setattr(leases, "_this_process", lambda: about | {"host": "another"})
+        with leases.lease(url, str(root), say=lambda line: None) as second:
+            assert f"process {os.getpid()} on " in second
+        leases.check_held(str(root / "x"))
+
+
+def test_a_lease_that_is_very_old_is_watched_before_it_is_taken(root, soon, monkeypatch):
+    about = {"name": "other", "pid": 7, "host": "elsewhere", "machine": "another", "expire_seconds": 0.6}
+    (root / leases.LEASE).write_bytes(json.dumps(about).encode())
+    monkeypatch.setattr(stores, "_age", lambda info: 1e9)
+    began = time.monotonic()
+    with leases.lease(str(root / leases.LEASE), str(root), say=lambda line: None) as holder:
+        assert holder == "" and time.monotonic() - began >= 0.15
+
+
+def test_the_clock_of_a_lease_goes_on_in_a_suspended_machine(root, monkeypatch):
+    """CLOCK_MONOTONIC stands still then: the holder would write without asking whether it still has the lease."""
+    monkeypatch.setattr(leases, "RENEW_SECONDS", 100.0)
+    with leases.lease(str(root / leases.LEASE), str(root)):
+        (root / leases.LEASE).write_bytes(b'{"name": "other"}')
+        before = time.clock_gettime
+        asleep = {time.CLOCK_BOOTTIME: 3600.0}
+        monkeypatch.setattr(leases.time, "clock_gettime", lambda clock: before(clock) + asleep.get(clock, 0.0))
+        with pytest.raises(StoppedError, match="is now held by"):
+            (root / "x").write_bytes(b"2")
+
+
 def test_a_lease_of_a_process_of_this_machine_that_is_dead_is_taken_over_at_once(root):
     code = "from bert_jax.storage import leases; print(leases.json.dumps(leases._this_process()))"
     about = json.loads(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)

@@ -209,6 +209,27 @@ def test_ctrl_c_in_a_callback_of_the_import_system_is_not_lost(repository):
     assert (done.stdout, done.stderr, done.returncode) == ("", "stopped by Ctrl-C\n", -signal.SIGINT)
 
 
+SWALLOWING = """
+import os, signal, time
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+    for _ in range(100):
+        time.sleep(0.01)
+except BaseException:
+    print("raised in the middle of an import")
+"""
+
+
+def test_ctrl_c_in_an_import_waits_for_its_end(repository, tmp_path):
+    """Libraries swallow it in the middle of their import, or abort."""
+    (tmp_path / "outer.py").write_text("import swallowing\n")
+    (tmp_path / "swallowing.py").write_text(SWALLOWING)
+    code = "import bert_jax.tools, time, outer; time.sleep(10); print('the Ctrl-C was lost')"
+    environment = os.environ | {"PYTHONPATH": f"{repository}:{tmp_path}"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=60)
+    assert (done.stdout, done.stderr, done.returncode) == ("", "stopped by Ctrl-C\n", -signal.SIGINT)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="sends a signal to a group of processes, as a terminal does")
 def test_ctrl_c_in_the_preparation_of_text_is_one_line(repository, tmp_path):
