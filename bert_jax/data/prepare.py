@@ -36,7 +36,9 @@ from bert_jax.version import __version__
 
 SHARD_TOKENS = 16 << 20  # about 64 MiB of English text, which a process holds in memory
 LINES_AT_ONCE = 8 << 20  # lines that a process compares at a time, by 64 MiB of hashes
-MOST_HELD_OUT = 2  # times the rate; where more would be, long documents are cut into passages
+# Where so many times the rate would be held out, and this share of all tokens, long documents are cut into passages.
+# Less is by chance: a few of hundreds of documents are held out, and some are longer than others.
+MOST_HELD_OUT, MUCH_TEXT = 2, 0.05
 _ROWS_AT_ONCE = 1024  # their intermediate arrays fit in a processor's cache
 
 
@@ -208,7 +210,7 @@ def _holds_out_too_much(documents: np.ndarray, options: PrepareOptions) -> bool:
     if len(keys) - num_heldout < _least(options)[0] * max(1, options.shards):
         return True
     heldout = documents["tokens"][np.isin(documents["key"], keys[:num_heldout])].sum()
-    return bool(heldout > MOST_HELD_OUT * options.holdout_rate * documents["tokens"].sum())
+    return bool(heldout > max(MOST_HELD_OUT * options.holdout_rate, MUCH_TEXT) * documents["tokens"].sum())
 
 
 def _hash_ranges(num_lines: int) -> list[tuple[int, int]]:

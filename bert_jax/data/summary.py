@@ -112,7 +112,7 @@ def _warnings(manifest: JsonObject) -> Iterator[str]:
     if (share := _share(heldout, heldout + train["tokens"])) > 2 * options["holdout_rate"]:
         yield (
             f"{share:.1%} of tokens are held out, more than twice --holdout_rate={options['holdout_rate']}: "
-            "documents are few and cannot be cut; add text, or hold out none (--holdout_rate=0)"
+            "documents are few, or some are far longer; add text, or hold out none (--holdout_rate=0)"
         )
     if (share := train["unknown_share"]) > MANY_UNKNOWN:
         yield (

@@ -78,6 +78,17 @@ def test_long_documents_are_cut_where_too_many_tokens_would_be_held_out():
     assert len(prepare.plan_ranges(parts, PrepareOptions(holdout_rate=0, shards=8))) == 8
 
 
+def test_what_chance_holds_out_does_not_cut_documents():
+    """Of hundreds of documents five are held out; those may be long ones."""
+    parts = np.zeros(500 + 9, pieces.DOCUMENT)
+    parts["key"] = np.minimum(np.arange(509), 499)
+    parts["part"][499:] = np.arange(10)
+    parts["tokens"] = parts["sentences"] = 100
+    parts["tokens"][:5] = 400
+    ranges = prepare.plan_ranges(parts, PrepareOptions(holdout_rate=0.01))
+    assert not ranges[0].passage and ranges[-1].last == 4  # 3.8 % of the tokens: a warning tells
+
+
 def test_batches_end_with_many_characters_too(monkeypatch):
     monkeypatch.setattr(pieces, "_BYTES_AT_ONCE", 100)
     documents = [["x" * size] * lines for size, lines in ((30, 1), (30, 2), (30, 3), (500, 1), (1, 5), (1, 1))]
