@@ -11,14 +11,14 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from bert_jax.errors import InputError, package_needed
+from bert_jax.errors import InputError, one_line, package_needed
 from bert_jax.storage import schema
 from bert_jax.storage.places import AnyPath, RemotePath, scratch, to_place
-from bert_jax.storage.writing import atomic_path
+from bert_jax.storage.writing import atomic_path, cannot_write
 from bert_jax.training import goodput
 from bert_jax.training.shown import ON_THE_BAR, describe, duration
 
@@ -83,6 +83,7 @@ class Reporter:
             # The same for TensorBoard: it hides earlier records from this step on.
             purge_step = start_step + 1 if start_step else 0
             self._board = SummaryWriter(str(path.parent / "tensorboard"), purge_step=purge_step, flush_secs=30)
+            self._forgive(self._board.file_writer.event_writer._ev_writer)
         if progress and sys.stderr.isatty():
             from tqdm import tqdm
 
@@ -96,12 +97,37 @@ class Reporter:
         record = {"step": step, "kind": kind, "time": round(time.time(), 3)}
         record |= {name: _to_json(float(value)) for name, value in metrics.items()}
         if step != self._start_step or kind not in self._known:
-            self._file.write(json.dumps(record, allow_nan=False) + "\n")
-            self._file.flush()
+            try:
+                self._file.write(json.dumps(record, allow_nan=False) + "\n")
+                self._file.flush()
+            except OSError as error:
+                raise cannot_write(self._file.name, error) from error
         if self._board is not None:
             for name, value in metrics.items():
                 self._board.add_scalar(f"{kind}/{name}", float(value), step)
         self._show(step, kind, metrics)
+
+    def _forgive(self, events: Any) -> None:
+        """Makes TensorBoard's writer warn once that it cannot write, and then write no more.
+
+        Its thread would end with a traceback, and whoever writes to its queue would wait for it for ever.
+        """
+        failed = False
+
+        def forgiving(method: Callable[..., object]) -> Callable[..., object]:
+            def call(*arguments: object) -> object:
+                nonlocal failed
+                try:
+                    return None if failed else method(*arguments)
+                except (OSError, ValueError) as error:
+                    failed = True
+                    self.message(f"warning: TensorBoard's records end here ({one_line(error)}); metrics.jsonl has all")
+                    return None
+
+            return call
+
+        for name in ("write_event", "flush", "close"):
+            setattr(events, name, forgiving(getattr(events, name)))
 
     def message(self, text: str) -> None:
         """Prints a line, above the progress bar if there is one."""
@@ -131,12 +157,15 @@ class Reporter:
 
     def close(self) -> None:
         """Flushes, publishes and closes all outputs. It may be called twice."""
-        for stream in (self._bar, self._board, self._file):
-            if stream is not None:
-                stream.close()
+        bar, board, file = self._bar, self._board, self._file
         self._file = self._board = self._bar = None
         try:
+            for stream in (bar, board, file):
+                if stream is not None:
+                    stream.close()
             self.publish()
+        except OSError as error:
+            raise cannot_write(file.name if file is not None else METRICS_FILE, error) from error
         finally:
             self._store = None
             if self._spool is not None:

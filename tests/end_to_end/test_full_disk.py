@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jax
+import processes
 import pytest
 from builders import growing_bert, make_pretrained, make_topics, tiny_run, topics_run
 from whole_runs import ONE_DEVICE, train
@@ -96,6 +97,27 @@ def test_a_disk_that_fills_up_while_orbax_writes_is_one_line(disk, monkeypatch, 
         save_pretrained(growing_bert(), disk.path / "new", replace=False)
     assert "\n" not in str(caught.value) and "_SignalingThread" not in capfd.readouterr().err
     assert not os.listdir(disk.path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_disk_that_another_program_fills_ends_a_run_with_one_line_at_the_end(repository, disk, toy_data, count):
+    """The record of a step, TensorBoard's, or the save fails first."""
+    workdir = disk.path / "run"
+    changes = ("train.num_steps=100000", "eval.every_steps=0", "checkpoint.every_steps=3", "report.tensorboard=True")
+    arguments = [*processes.TRAIN, f"--workdir={workdir}", f"--config.data.path={toy_data}"]
+    running = processes.start(repository, [*arguments, *(f"--config.{change}" for change in changes)], count)
+    processes.wait_for_lines(workdir / "metrics.jsonl", 6, running)
+    with contextlib.suppress(OSError), open(disk.path / "filler", "wb") as stream:
+        while True:
+            stream.write(bytes(PAGE))
+            stream.flush()
+    errors = processes.finish(running, expected=1)
+    lines = errors[0].splitlines()
+    assert lines[-1].startswith("error: ") and str(workdir) in lines[-1], lines[-20:]
+    assert "space" in lines[-1]
+    assert "Traceback" not in "".join(errors), errors
+    assert sum(not line.startswith(("train", "eval")) for line in lines) < 16, lines
 
 
 @pytest.mark.slow
