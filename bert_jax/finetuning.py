@@ -139,16 +139,16 @@ def _train(
 
     state = run.first_state(new_state)
     first_step = int(state.step)
-    step = make_train_step(objective, config.optimizer, train, mesh, abstract)
+    of_step = (objective, config.optimizer, train, mesh, abstract)
     work = Work(
         mesh,
-        step,
+        make_train_step(*of_step),
         train_batches(data.train.rows, task.head, first_step, batching, mesh),
         evaluation if data.evaluation else None,
         make_throughput(model, mesh),
         keep,
         rank=lambda metrics: -metrics[task.metric],
-        train_steps=make_train_steps(step, mesh, abstract) if train.steps_per_call > 1 else None,
+        train_steps=make_train_steps(*of_step) if train.steps_per_call > 1 else None,
     )
     pace = Pace(
         train.num_steps,

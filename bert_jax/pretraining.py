@@ -26,7 +26,7 @@ from bert_jax.training.inputs import Inputs, Part, open_inputs
 from bert_jax.training.loop import LoopResult, Pace, Work, train_loop
 from bert_jax.training.optim import reset_moments
 from bert_jax.training.run import Run, open_run
-from bert_jax.training.step import TrainState, TrainStep, abstract_state, init_state, make_train_steps
+from bert_jax.training.step import TrainState, TrainStep, abstract_state, init_state
 
 
 def pretrain(
@@ -108,7 +108,7 @@ def train_phase(
         throughput,
         keep,
         phase=phase.number if len(inputs.parts) > 1 else 0,
-        train_steps=make_train_steps(step, mesh, abstract) if config.train.steps_per_call > 1 else None,
+        train_steps=part.make_steps(abstract, mesh),
     )
     pace = Pace(
         phase.last_step,

@@ -147,31 +147,35 @@ def make_train_step(
     `state` gives the shapes and shardings of the training state (`init_state`, `abstract_state`). The batch is global,
     with rows sharded over data x fsdp. The learning rate schedule begins at `first_step` and has train.num_steps.
     """
-    rows, whole = row_sharding(mesh), replicated(mesh)
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
-    zero1 = Zero1(shardings.params, tree_shardings(mesh, state.params)) if train.zero1 else None
-    return jax.jit(
-        _step_function(objective, optimizer, train, zero1, first_step),
-        in_shardings=(shardings, rows),
-        out_shardings=(shardings, whole),
-        donate_argnums=0,
-        compiler_options=_compiler_options(mesh),
-    )
+    return _compile(_step_function(objective, optimizer, train, mesh, state, first_step), mesh, state)
 
 
-def make_train_steps(step: TrainStep, mesh: Mesh, state: TrainState) -> TrainSteps:
+def make_train_steps(
+    objective: Objective,
+    optimizer: OptimizerConfig,
+    train: TrainConfig,
+    mesh: Mesh,
+    state: TrainState,
+    first_step: int = 0,
+) -> TrainSteps:
     """Returns the compiled function that takes a step with each of several batches of the same shapes.
 
-    One call costs the host as much as one step. The result is that of single steps within rounding. `step` is that of
-    `make_train_step`, and `state` gives the shardings of the training state.
+    One call costs the host as much as one step. The result is that of single steps within rounding. The arguments are
+    those of `make_train_step`.
     """
+    step = _step_function(objective, optimizer, train, mesh, state, first_step)
 
     def steps(state: TrainState, batches: tuple[Batch, ...]) -> tuple[TrainState, Metrics]:
         return jax.lax.scan(step, state, jax.tree.map(lambda *leaves: jnp.stack(leaves), *batches))
 
+    return _compile(steps, mesh, state)
+
+
+def _compile(function: Callable[..., tuple[TrainState, Metrics]], mesh: Mesh, state: TrainState) -> LowerableStep:
+    """Returns the compiled function of (state, rows). Only this outermost jit may have compiler options."""
     shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
     return jax.jit(
-        steps,
+        function,
         in_shardings=(shardings, row_sharding(mesh)),
         out_shardings=(shardings, replicated(mesh)),
         donate_argnums=0,
@@ -184,14 +188,16 @@ def _compiler_options(mesh: Mesh) -> dict[str, bool | str] | None:
 
 
 def _step_function(
-    objective: Objective, optimizer: OptimizerConfig, train: TrainConfig, zero1: Zero1 | None, first_step: int
+    objective: Objective, optimizer: OptimizerConfig, train: TrainConfig, mesh: Mesh, state: TrainState, first_step: int
 ) -> TrainStep:
     """Returns the step (state, batch) -> (state, metrics), not yet compiled.
 
-    With `zero1` a step begins with an all-gather of the parameters, and reduce-scatters the gradients. The matrices of
+    With train.zero1 a step begins with an all-gather of the parameters, and reduce-scatters the gradients. The matrices of
     the layers are gathered in the compute dtype, in which they are multiplied.
     Source: Rajbhandari et al. 2020, stage 1; Xu et al. 2020.
     """
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, state.params)
+    zero1 = Zero1(shardings, tree_shardings(mesh, state.params)) if train.zero1 else None
     transformation = make_optimizer(optimizer, train.num_steps, first_step)
     rate = learning_rate_at(optimizer, train.num_steps, first_step)
     dropout_root = root_key(train.seed, "dropout")

@@ -19,6 +19,7 @@ from bert_jax.plan import flops, hlo
 from bert_jax.plan.memory import gathered_bytes, shard_bytes
 from bert_jax.settings.pretraining import MaskingConfig, MeshConfig, OptimizerConfig, TrainConfig
 from bert_jax.training.optim import Moments
+from bert_jax.training import step as step_module
 from bert_jax.training.step import abstract_state, init_state, make_eval_step, make_train_step, make_train_steps
 
 OPTIMIZER = OptimizerConfig(learning_rate=1e-2, warmup_steps=1)
@@ -257,14 +258,15 @@ def test_lamb_and_runs_of_words_do_not_depend_on_the_mesh():
         pytest.param({"data": 8}, {"zero1": True, "accumulate": 2}, marks=pytest.mark.slow),
     ],
 )
-def test_steps_of_one_call_are_single_steps(sizes, more):
-    """With other rows in every step, and dropout."""
+def test_steps_of_one_call_are_single_steps(sizes, more, monkeypatch):
+    """With other rows in every step, dropout, and compiler options, which GPUs have."""
+    monkeypatch.setattr(step_module, "_compiler_options", lambda mesh: {"xla_cpu_enable_fast_math": False})
     mesh = make_mesh(MeshConfig(**(sizes or {})), jax.devices() if sizes else jax.devices()[:1])
     objective = pretraining_objective(tiny_model(hidden_dropout_rate=0.1), MASKING, MASK, (CLS, SEP))
     train = TrainConfig(num_steps=10, **more)
     first = init_state(objective, OPTIMIZER, train, mesh)
     one = make_train_step(objective, OPTIMIZER, train, mesh, first)
-    several = make_train_steps(one, mesh, first)
+    several = make_train_steps(objective, OPTIMIZER, train, mesh, first)
     batches = [jax.device_put(random_batch(seed=seed), row_sharding(mesh)) for seed in range(3)]
     with jax.set_mesh(mesh):
         state, history = jax.tree.map(jnp.copy, first), []
