@@ -80,8 +80,8 @@ def finetune(
             "heldout": {"rows": sum(len(s.rows) for s in data.evaluation)},
         }
         run.note_data([{"splits": splits}], [config.task.name])
-        # Results of fewer epochs, or of another evaluation, must not be taken for those of this run.
-        cluster.first_does("delete results.json", lambda: (workdir / "results.json").unlink(missing_ok=True))
+        if run.step < train.num_steps:  # results of fewer epochs must not be taken for those of this run
+            cluster.first_does("delete results.json", lambda: (workdir / "results.json").unlink(missing_ok=True))
         infer = make_inference(model, task, mesh, abstract.params, config.data.pack)
         result = _train(run, inputs, objective, abstract, infer, batching, mesh)
         if run.was_stopped(result.signal, result.step):

@@ -51,7 +51,8 @@ def plan(config: FinetuneConfig) -> dict[str, FinetuneConfig]:
     for rate in config.sweep.rates() or (config.optimizer.learning_rate,):
         for seed in seeds:
             data_seed = seed if config.sweep.seeds else config.data.seed
-            runs[f"rate{rate:g}_seed{seed}"] = dataclasses.replace(
+            shown = f"{rate:g}" if float(f"{rate:g}") == rate else repr(rate)
+            runs[f"rate{shown}_seed{seed}"] = dataclasses.replace(
                 config,
                 optimizer=dataclasses.replace(config.optimizer, learning_rate=rate),
                 train=dataclasses.replace(config.train, seed=seed),
@@ -132,7 +133,7 @@ def _finished(workdir: Place, config: FinetuneConfig) -> FinetuneResult | None:
     def is_finished() -> bool:
         if read_results(workdir) is None:
             return False
-        changed = changed_keys(settings_of(workdir, FinetuneConfig), to_dict(config))
+        changed = changed_keys(settings_of(workdir, FinetuneConfig), to_dict(config.resolved()))
         return all(name.startswith(_WITHOUT_EFFECT) for name in changed)
 
     if not cluster.first_says(int(cluster.is_first() and is_finished())):

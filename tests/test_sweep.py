@@ -15,7 +15,7 @@ import bert_jax
 from bert_jax.checkpoints.states import seal
 from bert_jax.errors import DivergedError, InputError
 from bert_jax.finetuning import finetune
-from bert_jax.settings.finetuning import FinetuneTrainConfig, SweepConfig
+from bert_jax.settings.finetuning import FinetuneTrainConfig, ProbeConfig, SweepConfig
 from bert_jax.sweep import describe, plan, sweep
 from bert_jax.tasks.results import FinetuneResult
 from bert_jax.training.loop import LoopResult
@@ -43,6 +43,43 @@ def test_the_grid_is_every_rate_with_every_seed(topics, start):
     assert (one.optimizer.learning_rate, one.train.seed, one.data.seed) == (1e-3, 1, 1)
     assert one.sweep == SweepConfig()
     assert list(plan(grid(topics, start, seeds=0))) == ["rate0.003_seed0", "rate0.001_seed0"]
+
+
+def test_rates_that_are_equal_in_six_digits_have_runs_of_their_own(topics, start):
+    runs = plan(grid(topics, start, seeds=0, learning_rates="1e-3,1.0000001e-3,0.00123456789,1.5e-5"))
+    assert list(runs) == ["rate0.001_seed0", "rate0.0010000001_seed0", "rate0.00123456789_seed0", "rate1.5e-05_seed0"]
+
+
+@pytest.mark.slow
+def test_a_grid_of_probes_is_trained_once(topics, start, tmp_path, monkeypatch):
+    """A probe freezes the encoder, which the settings of a run say after it has begun."""
+    config = dataclasses.replace(
+        grid(topics, start, seeds=1, learning_rates=""), train=FinetuneTrainConfig(num_epochs=1.0)
+    )
+    probe = ProbeConfig(features="last", kind="linear")
+    config = dataclasses.replace(config, task=dataclasses.replace(config.task, probe=probe))
+    told = sweep(config, tmp_path / "grid", jax.devices()[:1])
+    monkeypatch.setattr("bert_jax.sweep.finetune", None)
+    assert sweep(config, tmp_path / "grid", jax.devices()[:1]).outcomes == told.outcomes
+
+
+@pytest.mark.slow
+def test_results_of_a_finished_run_stay_while_the_command_is_given_again(topics, start, tmp_path, monkeypatch):
+    config = topics_run(topics, start, train=FinetuneTrainConfig(num_epochs=1.0))
+    finetune(config, tmp_path / "run", jax.devices()[:1])
+    before = json.loads((tmp_path / "run" / "results.json").read_text())
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    for epochs, stay in ((1.0, True), (2.0, False)):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr("bert_jax.finetuning.finish", killed)
+            longer = dataclasses.replace(config, train=FinetuneTrainConfig(num_epochs=epochs))
+            finetune(longer, tmp_path / "run", jax.devices()[:1])
+        assert (tmp_path / "run" / "results.json").exists() == stay
+        if stay:
+            assert json.loads((tmp_path / "run" / "results.json").read_text()) == before
 
 
 @pytest.mark.parametrize("rates", ["fast", "1e-3,-1", "0"])

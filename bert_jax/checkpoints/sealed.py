@@ -47,6 +47,7 @@ _SEAL = schema.record(
                 "best": schema.list_of(schema.number(finite=False)),
             },
         ),
+        "phase": schema.whole(),
         "step": schema.whole(),
         "state": schema.text(r"state(-\w+)?", "the name of a state"),
         "tokenizer": schema.text(),

@@ -135,10 +135,13 @@ class Checkpoints:
         )
         return _Manager(str(self.directory), options=options)
 
-    def save(self, step: int, state: PyTree, metric: float | None = None, notes: Notes | None = None) -> None:
+    def save(
+        self, step: int, state: PyTree, metric: float | None = None, notes: Notes | None = None, phase: int = 0
+    ) -> None:
         """Starts saving the state after `step` steps.
 
-        `metric` is the held-out loss at that step, if known; `restore` returns the `notes`.
+        `metric` is the held-out loss at that step, if known. Metrics of different phases are not compared: any of a
+        later phase is better. `restore` returns the `notes`.
         """
         self.wait()
         if cluster.first_says(int(cluster.is_first() and self._is_saved(step))):
@@ -152,6 +155,7 @@ class Checkpoints:
             raise cannot_write(self.directory, error) from error
         about = self._about | {"step": step, "metric": metric, "arrays": describe(state), "notes": notes or {}}
         about |= {"state": self._name}
+        about |= {"phase": phase} if phase else {}
         self._sealing = threading.Thread(target=self._seal, args=(step, about), name="seal")
         self._sealing.start()
 
@@ -285,7 +289,7 @@ class Checkpoints:
         """
         self.wait()
         metrics = self._metrics() if cluster.is_first() else {}
-        best = cluster.first_says(min(((metric, step) for step, metric in metrics.items()), default=(0.0, _NONE))[1])
+        best = cluster.first_says(min(((rank, step) for step, rank in metrics.items()), default=(None, _NONE))[1])
         if best == _NONE:
             raise InputError(
                 f"no checkpoint of {self.directory} has a metric that can be read; train in another workdir"
@@ -323,18 +327,20 @@ class Checkpoints:
     def _sealed(self) -> list[int]:
         return [step for step in self.steps() if (self._path(step) / SEAL).exists()]
 
-    def _metrics(self) -> dict[int, float]:
-        """Returns the metric of every sealed checkpoint that has one and whose seal can be read."""
-        metrics = {}
+    def _metrics(self) -> dict[int, tuple[int, float]]:
+        """Returns (-phase, metric) of every sealed checkpoint that has a metric and whose seal can be read."""
+        ranks = {}
         for step in self._sealed():
-            with contextlib.suppress(InputError, KeyError, TypeError):
-                metrics[step] = read_seal(self._path(step))["metric"]
-        numbers = {step: metric for step, metric in metrics.items() if isinstance(metric, (int, float))}
-        return {step: metric for step, metric in numbers.items() if math.isfinite(metric)}
+            with contextlib.suppress(InputError, AttributeError, KeyError, TypeError, ValueError):
+                about = read_seal(self._path(step))
+                phase, metric = about.get("phase", 0), about["metric"]
+                if isinstance(metric, (int, float)) and math.isfinite(metric):
+                    ranks[step] = (-int(phase), metric)
+        return ranks
 
     def _delete_surplus(self) -> None:
         sealed = self._sealed()
-        best = sorted((metric, step) for step, metric in self._metrics().items())[: self.keep_best]
+        best = sorted((rank, step) for step, rank in self._metrics().items())[: self.keep_best]
         keep = set(sealed[-self.keep_last :]) | {step for _, step in best}
         for step in sealed:
             if step not in keep:

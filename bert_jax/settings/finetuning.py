@@ -188,6 +188,13 @@ class FinetuneConfig:
     sweep: SweepConfig = field(default_factory=SweepConfig)
     init_checkpoint: str = ""  # a pre-trained model in any format; random:PATH takes only its shape and tokenizer
 
+    def resolved(self) -> "FinetuneConfig":
+        """Returns the settings with those that follow from others: a probe freezes the encoder, unless it trains it."""
+        probe = self.task.probe
+        if not probe.features or probe.train_encoder or self.optimizer.freeze_encoder:
+            return self
+        return dataclasses.replace(self, optimizer=dataclasses.replace(self.optimizer, freeze_encoder=True))
+
     def validate(self) -> None:
         """Raises: InputError at the first setting that breaks a rule."""
         sections = (self.task, self.model, self.data, self.optimizer, self.train, self.eval)

@@ -41,7 +41,8 @@ def open_inputs(config: FinetuneConfig) -> Inputs:
     task, start, data = prepare(config, load_start(config.init_checkpoint))
     model = dataclasses.replace(start.config.computing_in(config.model.compute_dtype), **to_dict(config.model))
     model.validate()
-    return Inputs(check_probe(config, task, model), task, start, data, model, train_config(config, data))
+    check_probe(config, task, model)
+    return Inputs(config.resolved(), task, start, data, model, train_config(config, data))
 
 
 def load_start(init_checkpoint: str) -> Pretrained:
@@ -108,13 +109,10 @@ def prepare(config: FinetuneConfig, start: Pretrained) -> tuple[Task, Pretrained
     return task, start, Data(train, others["eval"], others["test"])
 
 
-def check_probe(config: FinetuneConfig, task: Task, model: ModelConfig) -> FinetuneConfig:
-    """Returns the configuration, with a frozen encoder if the task has a probe that does not train it.
-
-    Raises: InputError if the task supports no probe or the model has too few layers.
-    """
+def check_probe(config: FinetuneConfig, task: Task, model: ModelConfig) -> None:
+    """Raises: InputError if the settings have a probe that the task does not support, or too few layers for it."""
     if task.probe is None:
-        return config
+        return
     if task.head == "multiple_choice":
         raise InputError(
             f"task.probe.features {task.probe.features} with task {config.task.name}: probes tag tokens, find spans "
@@ -125,9 +123,6 @@ def check_probe(config: FinetuneConfig, task: Task, model: ModelConfig) -> Finet
             f"task.probe.features {task.probe.features} needs 4 layers and the model has {model.num_layers}; use last, "
             "second_to_last or weighted_all"
         )
-    if task.probe.train_encoder:
-        return config
-    return dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, freeze_encoder=True))
 
 
 def train_config(config: FinetuneConfig, data: Data) -> TrainConfig:

@@ -212,6 +212,7 @@ class _Loop:
         self.run, self.state, self.pace, self.work = run, state, pace, work
         self.progress = progress
         self.first_step = progress.step
+        self.learning_rate = 0.0  # of the last finished step
         self.in_flight: deque[tuple[int, Metrics]] = deque()  # the last step of each call, and its metrics
         self.called: set[object] = set()  # the sizes and shapes of calls that have been compiled
         self.evaluated = False
@@ -261,6 +262,8 @@ class _Loop:
         if any(now) or compiles:
             with watchdog.slow(compiles=True) if compiles else contextlib.nullcontext():  # others may still compile
                 self.finish_all()
+            if progress.step == self.pace.num_steps and progress.step % self.pace.report:
+                self.report(progress.step)  # the last steps, which fill no interval
             if now.keep:
                 self.keep()
             rank = self.evaluate() if now.evaluate else None
@@ -289,8 +292,9 @@ class _Loop:
         watchdog.beat()
         for step, metrics in enumerate(steps, last - len(steps) + 1):
             self.count(step, metrics)
+        self.learning_rate = float(steps[-1]["learning_rate"][0])
         if last % self.pace.report == 0:
-            self.report(last, float(steps[-1]["learning_rate"][0]))
+            self.report(last)
         elif self.run.clock.is_due():
             self.run.report_goodput()
 
@@ -309,13 +313,13 @@ class _Loop:
             self.finish_oldest()
         self.progress.window.stop_clock()
 
-    def report(self, step: int, learning_rate: float) -> None:
+    def report(self, step: int) -> None:
         """Reports the steps since the last report."""
         window = self.progress.window
         window.stop_clock()
         rates = self.work.throughput(window.counts(), window.seconds) if window.seconds else {}
         rates |= {"data_wait": window.waited / window.seconds} if window.seconds else {}
-        metrics = window.means() | {"learning_rate": learning_rate} | rates | self.work.labels()
+        metrics = window.means() | {"learning_rate": self.learning_rate} | rates | self.work.labels()
         self.run.reporter.log(step, "train", metrics)
         self.run.report_goodput()
         self.progress.window = Window()
@@ -352,7 +356,7 @@ class _Loop:
         with self.run.clock.phase("saving"):
             self.check_params()
             self.run.report_goodput()  # before the save, so that a run that resumes from it knows what went before
-            self.run.checkpoints.save(self.progress.step, self.state, rank, self.progress.notes())
+            self.run.checkpoints.save(self.progress.step, self.state, rank, self.progress.notes(), self.work.phase)
         watchdog.beat()
 
     def keep(self) -> None:

@@ -192,8 +192,8 @@ def _step_function(
 ) -> TrainStep:
     """Returns the step (state, batch) -> (state, metrics), not yet compiled.
 
-    With train.zero1 a step begins with an all-gather of the parameters, and reduce-scatters the gradients. The matrices of
-    the layers are gathered in the compute dtype, in which they are multiplied.
+    With train.zero1 a step begins with an all-gather of the parameters, and reduce-scatters the gradients. The matrices
+    of the layers are gathered in the compute dtype, in which they are multiplied.
     Source: Rajbhandari et al. 2020, stage 1; Xu et al. 2020.
     """
     shardings = jax.tree.map(lambda leaf: leaf.sharding, state.params)

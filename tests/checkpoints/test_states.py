@@ -110,6 +110,16 @@ def test_last_and_best_are_kept_together(tmp_path):
     assert checkpoints.steps() == [2, 4, 5]
 
 
+def test_losses_of_different_phases_are_not_compared(tmp_path):
+    """A second phase on longer rows may have higher losses; its best is kept all the same."""
+    checkpoints = Checkpoints(tmp_path / "c", keep_last=2, keep_best=1)
+    for step, (metric, phase) in enumerate([(0.5, 1), (2.0, 2), (1.5, 2), (1.8, 2), (1.9, 2)], 1):
+        checkpoints.save(step, make_state(step), metric, {}, phase)
+    assert checkpoints.best_step() == 3
+    checkpoints.close()
+    assert checkpoints.steps() == [3, 4, 5]
+
+
 def test_a_bad_newest_one_is_kept_and_an_unmeasured_one_is_never_best(tmp_path):
     assert save_all(tmp_path / "c", {1: 1.0, 2: 2.0, 3: None, 4: 9.0}, keep_last=2, keep_best=1).steps() == [1, 3, 4]
     assert save_all(tmp_path / "d", {1: 1.0, 2: 2.0, 3: 3.0}, keep_last=2, keep_best=0).steps() == [2, 3]

@@ -152,14 +152,15 @@ def test_a_checkpoint_counts_the_steps_before_it_and_no_later_ones(mesh, tmp_pat
     saved = []
     save = Checkpoints.save
 
-    def note(self, step, state, metric=None, notes=None):
-        save(self, step, state, metric, notes)
+    def note(self, step, state, metric=None, notes=None, phase=0):
+        save(self, step, state, metric, notes, phase)
         saved.append((step, notes))
 
     monkeypatch.setattr(Checkpoints, "save", note)
     run(tmp_path, mesh, Pace(20, 100, 0, 4, False), {20: 1.0})
-    assert [(step, notes["unreported"]["loss"]) for step, notes in saved] == [
-        (step, [step, step]) for step in (4, 8, 12, 16, 20)
+    assert [(step, notes["unreported"].get("loss")) for step, notes in saved] == [
+        *((step, [step, step]) for step in (4, 8, 12, 16)),
+        (20, None),  # the last steps are reported before they are saved
     ]
 
 
@@ -242,11 +243,19 @@ def test_several_steps_a_call_end_where_something_is_due(mesh, tmp_path):
     pace = Pace(23, 12, 0, 16, steps_per_call=4)
     assert run(tmp_path, mesh, pace, {23: 1.0}, step=calls.one, steps=calls.several).step == 23
     assert calls.sizes == [4, 4, 4, 4, 4, 1, 1, 1]
-    assert reports(tmp_path) == {12: 6.5}  # the mean of 1 to 12
+    assert reports(tmp_path) == {12: 6.5, 23: 18.0}  # the means of 1 to 12, and of the rest
     calls = Calls()  # a report inside of every second call
     run(tmp_path / "other", mesh, Pace(12, 6, 0, 0, steps_per_call=4), {12: 1.0}, step=calls.one, steps=calls.several)
     assert calls.sizes == [4, 1, 1, 1, 1, 4]
     assert reports(tmp_path / "other") == {6: 3.5, 12: 9.5}
+
+
+def test_the_last_steps_are_reported_once(mesh, tmp_path):
+    """Also if the run ends before its first report, is given again, and goes on."""
+    for steps in (3, 3, 7):
+        calls = Calls()
+        run(tmp_path, mesh, Pace(steps, 5, 0, 0), {steps: 1.0}, step=calls.one)
+        assert reports(tmp_path) == {3: 2.0, **({5: 4.5, 7: 6.5} if steps == 7 else {})}
 
 
 def test_a_run_that_goes_on_divides_its_steps_into_the_same_calls(mesh, tmp_path):

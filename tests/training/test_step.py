@@ -18,8 +18,8 @@ from bert_jax.model.objective import pretraining_objective
 from bert_jax.plan import flops, hlo
 from bert_jax.plan.memory import gathered_bytes, shard_bytes
 from bert_jax.settings.pretraining import MaskingConfig, MeshConfig, OptimizerConfig, TrainConfig
-from bert_jax.training.optim import Moments
 from bert_jax.training import step as step_module
+from bert_jax.training.optim import Moments
 from bert_jax.training.step import abstract_state, init_state, make_eval_step, make_train_step, make_train_steps
 
 OPTIMIZER = OptimizerConfig(learning_rate=1e-2, warmup_steps=1)
