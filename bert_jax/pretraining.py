@@ -14,7 +14,6 @@ from bert_jax.data.pipeline import train_batches
 from bert_jax.devices import cluster
 from bert_jax.devices.sharding import Devices, check_divisible, make_mesh
 from bert_jax.model.objective import Params
-from bert_jax.plan.compiled import load_compiled
 from bert_jax.plan.describe import describe_phase, describe_run, describe_start, make_throughput
 from bert_jax.settings.phases import Phase
 from bert_jax.settings.pretraining import PretrainConfig
@@ -26,7 +25,7 @@ from bert_jax.training.inputs import Inputs, Part, open_inputs
 from bert_jax.training.loop import LoopResult, Pace, Work, train_loop
 from bert_jax.training.optim import reset_moments
 from bert_jax.training.run import Run, open_run
-from bert_jax.training.step import TrainState, TrainStep, abstract_state, init_state
+from bert_jax.training.step import TrainState, abstract_state, init_state
 
 
 def pretrain(
@@ -50,7 +49,6 @@ def pretrain(
     objective = parts[0].objective
     abstract = abstract_state(objective, config.optimizer, config.train, mesh)
     load = partial(load_start, config, objective, tokenizer, abstract.params)
-    compiled = load_compiled(config.train.compiled, parts, abstract, mesh)
     last_step = parts[-1].phase.last_step
 
     with open_run(config, workdir, about, tokenizer, abstract, load, last_step, started=started) as run:
@@ -69,7 +67,7 @@ def pretrain(
         del state  # or its memory could not be reused
         begun = sum(result.step >= part.phase.last_step for part in parts[:-1])
         for part in parts[begun:]:
-            result = train_phase(run, inputs, part, result, abstract, mesh, compiled.get(part.phase.number))
+            result = train_phase(run, inputs, part, result, abstract, mesh)
             if run.was_stopped(result.signal, result.step):
                 return result
         with run.clock.phase("saving"):
@@ -84,9 +82,8 @@ def train_phase(
     so_far: LoopResult,
     abstract: TrainState,
     mesh: Mesh,
-    step: TrainStep | None = None,
 ) -> LoopResult:
-    """Trains from where the run stands, `so_far`, to the end of a phase; `step` is its step, if it has been loaded."""
+    """Trains from where the run stands, `so_far`, to the end of a phase."""
     phase, dataset, objective, rows_taken = part
     config = phase.config
     taken = so_far.step - phase.first_step
@@ -95,14 +92,13 @@ def train_phase(
     for line in describe_phase(phase, dataset, len(inputs.parts), mesh, abstract):
         run.reporter.message(line)
     throughput = make_throughput(config.model, mesh)
-    step = step or part.make_step(abstract, mesh)
 
     def keep(step: int, params: Params, seen: dict[str, int] | None) -> None:
         keep_revision(inputs.trained_model(step, params, seen), run.workdir)
 
     work = Work(
         mesh,
-        step,
+        part.make_step(abstract, mesh),
         train_batches(dataset.train, taken, config.data.batch_size, config.data.seed, mesh, rows_taken),
         make_evaluation(config, objective, dataset, mesh, abstract.params),
         throughput,

@@ -145,20 +145,12 @@ class TrainConfig:
     # steps that the host dispatches in one call, for models whose steps take less time than the host's work for them.
     # Use a divisor of report.every_steps: around a report, an evaluation or a save, steps are dispatched one by one
     steps_per_call: int = 1
-    compiled: str = (
-        ""  # file of the compiled step, written by plan --output=FILE; it is code, so trust its author; "" compiles
-    )
 
     def validate(self) -> None:
         check_numbers(self)
         check_positive(self, "num_steps accumulate")
         check_positive(self, "steps_per_call", most=MOST_STEPS_PER_CALL)
         check_not_negative(self, "hang_seconds")
-        if self.compiled and self.steps_per_call > 1:
-            raise InputError(
-                f"train.compiled has one step and train.steps_per_call is {self.steps_per_call}; set "
-                "train.steps_per_call=1, or leave out train.compiled"
-            )
 
 
 @dataclass(frozen=True)
@@ -315,5 +307,5 @@ class PretrainConfig:
 # The number of steps may change too; Google's schedule then decays to the new end.
 RESUMABLE_CHANGES = (
     "mesh", "report", "checkpoint", "eval", "train.num_steps", "train.hang_seconds", "data.path", "data.verify",
-    "data.cache_gb", "model.remat", "model.unroll", "train.zero1", "train.steps_per_call", "train.compiled",
+    "data.cache_gb", "model.remat", "model.unroll", "train.zero1", "train.steps_per_call",
 )  # fmt: skip

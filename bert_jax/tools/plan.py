@@ -10,7 +10,6 @@ install 'bert_jax[gpu-plan]'). Without the latter, GPU plans are estimated by ar
 import dataclasses
 import os
 import sys
-import time
 from typing import TYPE_CHECKING
 
 from absl import flags
@@ -27,20 +26,13 @@ if TYPE_CHECKING:
     from bert_jax.plan.planner import Plan
 
 CONFIG = config_flags.DEFINE_config_file("config", None, recipes.HELP)
-TOPOLOGY = flags.DEFINE_string(
-    "topology", "", "devices, such as v5e:4x4, v4:4x4x8, v6e:16x16, h100:64; with --output also here (this machine)"
-)
+TOPOLOGY = flags.DEFINE_string("topology", "", "devices, such as v5e:4x4, v4:4x4x8, v6e:16x16 or h100:64")
 ROW_LENGTH = flags.DEFINE_integer("row_length", 0, "tokens per row; 0 derives them from masking.max_predictions")
 ROWS = flags.DEFINE_integer("rows_per_chip", 0, "rows per chip and step; 0 divides data.batch_size", lower_bound=0)
 VOCAB_SIZE = flags.DEFINE_integer("vocab_size", 30522, "vocabulary size if model.vocab_size is 0", lower_bound=10)
 PHASE = flags.DEFINE_integer("phase", 1, "phase to plan, if the run has two as in configs/lamb.py", lower_bound=1)
 SEARCH = flags.DEFINE_boolean("search", False, "find the fastest mesh and settings for data.batch_size")
 JSON = flags.DEFINE_string("json", "", "file to write all figures to, as JSON")
-OUTPUT = flags.DEFINE_string(
-    "output", "", "file to write the compiled step to; train.py loads it with --config.train.compiled=FILE"
-)
-
-HERE = "here"  # the devices of this machine, in place of a topology
 
 
 def main() -> int:
@@ -54,12 +46,8 @@ def main() -> int:
     values = CONFIG.value.to_dict()
     recipes.check_kind(PretrainConfig, values)
     config = from_dict(PretrainConfig, values)
-    for path in filter(None, (OUTPUT.value, JSON.value)):
-        check_file(path)
-    if OUTPUT.value:
-        return keep_compiled(config)
-    if TOPOLOGY.value == HERE:
-        raise InputError(f"--topology={HERE} only compiles, for --output=FILE; give a topology to plan for")
+    if JSON.value:
+        check_file(JSON.value)
     config = dataclasses.replace(
         config,
         model=dataclasses.replace(config.model, vocab_size=config.model.vocab_size or VOCAB_SIZE.value),
@@ -86,57 +74,6 @@ def main() -> int:
     if JSON.value:
         write_json(JSON.value, {"plans": [dataclasses.asdict(plan) for plan in plans]})
     return 0 if any(plan.fits for plan in plans) else 1
-
-
-def keep_compiled(config: PretrainConfig) -> int:
-    """Writes the compiled step of a run on its own data, and returns 0.
-
-    Raises: InputError if the data cannot be read, or the step does not fit or cannot be written.
-    """
-    if SEARCH.value or ROW_LENGTH.value or ROWS.value:
-        raise InputError(
-            "--output takes the step of a run as it is; leave out --search, --row_length and --rows_per_chip"
-        )
-    if not config.data.path:
-        raise InputError("--output needs the data of the run, for the shapes of its rows; add --config.data.path=DIR")
-    config = dataclasses.replace(config, train=dataclasses.replace(config.train, compiled=""))
-    config.validate()
-    here = TOPOLOGY.value == HERE
-    if not here:
-        os.environ["JAX_PLATFORMS"] = "cpu"
-        unroll = config.model.layers_at_once("tpu")  # what 0 means depends on the platform, and here that is a CPU
-        config = dataclasses.replace(config, model=dataclasses.replace(config.model, unroll=unroll))
-    import jax  # here, and not before: --help and bad settings answer at once
-
-    from bert_jax.devices.sharding import check_divisible, make_mesh
-    from bert_jax.plan import planner
-    from bert_jax.plan.compiled import lower_phase, write_step
-    from bert_jax.plan.memory import memory_problem
-    from bert_jax.training.inputs import open_inputs
-    from bert_jax.training.step import abstract_state
-
-    config, _, parts = open_inputs(config)
-    if PHASE.value > len(parts):
-        raise InputError(f"--phase={PHASE.value} of a run that has {len(parts)}; use 1 to {len(parts)}")
-    part = parts[PHASE.value - 1]
-    mesh = make_mesh(config.mesh, None if here else planner.tpu_devices(TOPOLOGY.value, config.mesh.dcn)[0])
-    check_divisible(mesh, config.model, *part.phase.batches)
-    state = abstract_state(parts[0].objective, config.optimizer, config.train, mesh)
-    lowered, about = lower_phase(part, state, mesh)
-    started = time.perf_counter()
-    try:
-        compiled = lowered.compile()
-    except jax.errors.JaxRuntimeError as error:
-        needed, available = planner.out_of_memory(str(error))
-        raise InputError(memory_problem(part.phase.config, dict(mesh.shape), needed, available)) from None
-    seconds = time.perf_counter() - started
-    size = write_step(OUTPUT.value, compiled, about)
-    devices = about["devices"]
-    print(
-        f"compiled in {seconds:.1f} s for {mesh.size} x {devices['kind']}: {size / 1e6:.1f} MB in {OUTPUT.value}; "
-        f"train.py starts from it by --config.train.compiled={OUTPUT.value}"
-    )
-    return 0
 
 
 def _tell(plan: "Plan") -> None:

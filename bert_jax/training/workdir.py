@@ -159,7 +159,7 @@ def was_packed(workdir: Place) -> bool | None:
     return answers[cluster.first_says(answers.index(packed))]
 
 
-_REMOVED = (("sweep", "together"),)  # settings of earlier versions, without effect on results
+_REMOVED = (("sweep", "together"), ("train", "compiled"))  # settings of earlier versions, without effect on results
 
 
 def read_identity(workdir: Place, kind: type) -> dict[str, Any]:

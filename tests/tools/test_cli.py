@@ -92,10 +92,6 @@ def test_arguments_that_say_too_little_or_too_much_are_one_line(repository, tmp_
             "--output=file:///x is of this machine; write the path alone, /x",
         ),
         (["plan", "--config=finetune:sst2", "--topology=v5e:4x4"], "is a recipe of fine-tuning; give it to finetune"),
-        (
-            ["plan", "--config=demo", "--topology=h100:8", "--output=o", "--config.data.path=DATA"],
-            "topology 'h100:8' is of GPUs; steps are compiled for TPUs, or here, for this machine",
-        ),
     ],
 )
 def test_what_a_command_does_not_do_is_one_line(repository, toy_data, tmp_path, command, problem):
