@@ -191,7 +191,7 @@ def phase_flags(data: str, short_data: str, budget: Budget) -> list[str]:
     short, long = (open_dataset(path, verify=False).manifest["row"]["length"] for path in (short_data, data))
     if short >= long:
         raise InputError(f"the rows of {short_data} have {short} tokens, and those of {data} {long}; give shorter ones")
-    most = MaskingConfig().max_predictions
+    most = MaskingConfig().limit(long)
     return [
         f"--config.data.path={short_data}",
         f"--config.data.batch_size={budget.short_rows}",

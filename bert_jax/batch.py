@@ -48,6 +48,15 @@ class Batch(NamedTuple):
     labels: Array = None
 
 
+class RowShape(NamedTuple):
+    """The sizes of a row that memory, FLOPs and plans depend on. `Objective.row_shape` reads them from a batch."""
+
+    length: int  # L
+    sequences: int  # M
+    predictions: int  # P
+    bytes: int  # of all fields, before masking
+
+
 def pad_rows(
     token_ids: Sequence[np.ndarray | Sequence[int]],
     row_length: int,

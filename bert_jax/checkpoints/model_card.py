@@ -234,10 +234,11 @@ def _objective(records: Records) -> str:
     if masking.get("max_ngram", 1) > 1:
         unit = f"n-grams of up to {masking['max_ngram']} words"
     how = "the same in every epoch" if masking.get("static") else "drawn anew in every epoch"
-    line = (
-        f"masked language model: {masking.get('rate', 0):.0%} of tokens, {unit} masked, {how}, at most "
-        f"{masking.get('max_predictions')} a sequence"
-    )
+    rate, limit = masking.get("rate", 0), masking.get("max_predictions", 0)
+    length = next((data.get("row", {}).get("length", 0) for data in records.about.get("data", [])), 0)
+    share = f"{limit / length:.1%}" if 0 < limit < round(rate * length) else f"{rate:.0%}"
+    line = f"masked language model: {share} of tokens, {unit} masked, {how}"
+    line += f", at most {limit} a sequence" if limit else ""
     return line + ("; next sentence prediction" if train.get("next_sentence") else "; no next sentence prediction")
 
 

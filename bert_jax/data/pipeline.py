@@ -77,6 +77,15 @@ def rows_to_batch(rows: np.ndarray, epochs: np.ndarray) -> Batch:
     )
 
 
+def abstract_batch(row: np.dtype, batch_size: int = 1, mesh: Mesh | None = None) -> Batch:
+    """Returns the shapes and dtypes of a batch of rows of a record (`row_dtype`), and on a mesh its shardings."""
+    sharding = None if mesh is None else row_sharding(mesh)
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct((batch_size, *leaf.shape[1:]), leaf.dtype, sharding=sharding),
+        rows_to_batch(np.zeros(1, row), np.zeros(1, np.int32)),
+    )
+
+
 def on_mesh(mesh: Mesh, batch_size: int, make_rows: Callable[[np.ndarray], PyTree]) -> PyTree:
     """Returns the global batch with the rows of `make_rows(places)`; each host makes only its own rows."""
     sharding = row_sharding(mesh)

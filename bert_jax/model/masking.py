@@ -21,7 +21,8 @@ def prediction_budgets(config: MaskingConfig, max_length: int) -> np.ndarray:
     Source: google-research/bert create_pretraining_data.py: min(most, max(1, round(length x rate))), with
     [CLS] and [SEP] counted in and Python 3's rounding of halves to even.
     """
-    budgets = [min(config.max_predictions, max(1, round(length * config.rate))) for length in range(max_length + 1)]
+    most = config.most(max_length)
+    budgets = [min(most, max(1, round(length * config.rate))) for length in range(max_length + 1)]
     return np.array([0, *budgets[1:]], np.int32) * (config.rate > 0)
 
 
@@ -29,7 +30,7 @@ def predictions_per_row(config: MaskingConfig, row_length: int, num_sequences: i
     """Returns P, the largest number of predictions in a row of M sequences."""
     if num_sequences == 1:
         return max(1, int(prediction_budgets(config, row_length)[-1]))
-    most = min(int(config.rate * row_length) + num_sequences, num_sequences * config.max_predictions)
+    most = min(int(config.rate * row_length) + num_sequences, num_sequences * config.limit(row_length))
     return max(1, most)
 
 

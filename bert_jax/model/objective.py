@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import jax
 import jax.numpy as jnp
 
-from bert_jax.batch import Batch, PyTree
+from bert_jax.batch import Batch, PyTree, RowShape
 from bert_jax.model.attention import MASKED_SCORE
 from bert_jax.model.encoder import Encoded, Encoder
 from bert_jax.model.heads import PretrainingModel, PretrainingOutput, TaskModel
@@ -36,6 +36,13 @@ class Objective:
     compute_dtype: str = "float32"  # in which the matrices of layers are multiplied, `ModelConfig.compute_dtype`
     gradient_dtype: str = "float32"  # in which devices add up gradients of matrices, `ModelConfig.gradient_dtype`
     unused: tuple[str, ...] = ()  # paths of parameters that the loss does not depend on; they are not decayed either
+
+    def row_shape(self, batch: Batch) -> RowShape:
+        """Returns the sizes of the rows of a batch of arrays or of shapes, with the predictions of `prepare`."""
+        (num_rows, length), sequences = batch.token_ids.shape, batch.cls_positions.shape[1]
+        size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(batch)) // num_rows
+        positions = jax.eval_shape(self.prepare, batch).mlm_positions
+        return RowShape(length, sequences, positions.shape[1], size)
 
 
 def pretraining_objective(

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lines that describe a pre-training run before it begins, and the throughput of a run."""
 
+import dataclasses
 from typing import Protocol
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from bert_jax.batch import RowShape
 from bert_jax.checkpoints.pretrained import Pretrained
 from bert_jax.data.records import Dataset
 from bert_jax.data.streamed import StreamedSplit
@@ -17,6 +19,7 @@ from bert_jax.plan.memory import describe_memory
 from bert_jax.settings.model import ModelConfig
 from bert_jax.settings.phases import Phase
 from bert_jax.settings.pretraining import PretrainConfig
+from bert_jax.training.optim import schedule_warnings
 from bert_jax.training.step import TrainState
 
 
@@ -62,11 +65,14 @@ def describe_start(config: PretrainConfig, start: Pretrained | None) -> str:
     return "; ".join([line, *start.notes])
 
 
-def describe_phase(phase: Phase, dataset: Dataset, num_phases: int, mesh: Mesh, state: TrainState) -> list[str]:
+def describe_phase(
+    phase: Phase, dataset: Dataset, num_phases: int, mesh: Mesh, state: TrainState, row: RowShape
+) -> list[str]:
     """Returns lines that describe the data, the task and the estimated memory of a phase."""
     config = phase.config
     lines = [describe_data(config, dataset), f"task: {_describe_task(config, dataset)}"]
-    lines.append(describe_memory(config, state, mesh, dataset.row_length))
+    lines.append(describe_memory(config, state, mesh, row))
+    lines += schedule_warnings(config.optimizer, phase.schedule_steps)
     if num_phases == 1:
         return lines
     moments = "" if phase.number == 1 else "; Adam's means " + ("at zero" if phase.resets_moments else "are kept")
@@ -99,9 +105,19 @@ def _describe_task(config: PretrainConfig, dataset: Dataset) -> str:
     else:
         units = "tokens" if not masking.whole_word else "whole words"
         units += f" in runs of up to {masking.max_ngram}" if masking.max_ngram > 1 else ""
-        tokens = (
-            f"{masking.rate:.0%} of the tokens, masked as {units}, {'once' if masking.static else 'anew each epoch'}"
-        )
+        tokens = f"{_share(config, dataset)}, masked as {units}, {'once' if masking.static else 'anew each epoch'}"
     kind = {"nsp": "next sentence", "sop": "order of sentences"}
     labels = dataset.manifest["identity"]["options"].get("next_sentence", "nsp")
     return tokens + (f"; {kind[labels]}" if config.train.next_sentence else "; no next sentence")
+
+
+def _share(config: PretrainConfig, dataset: Dataset) -> str:
+    """Returns the share of the tokens that is predicted, and why it is below the rate if it is."""
+    masking, length = config.masking, dataset.row_length
+    wanted = dataclasses.replace(masking, max_predictions=0).most(length)
+    if masking.most(length) == wanted:
+        return f"{masking.rate:.0%} of the tokens"
+    return (
+        f"{masking.most(length) / length:.1%} of the tokens of a full row (masking.max_predictions "
+        f"{masking.max_predictions} is below masking.rate {masking.rate:g} x {length} = {wanted}; 0 lifts the limit)"
+    )

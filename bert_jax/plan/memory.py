@@ -6,10 +6,9 @@ import math
 import jax
 from jax.sharding import Mesh
 
-from bert_jax.batch import PyTree
-from bert_jax.model.masking import predictions_per_row
+from bert_jax.batch import PyTree, RowShape
 from bert_jax.settings.model import ModelConfig
-from bert_jax.settings.pretraining import MaskingConfig, PretrainConfig
+from bert_jax.settings.pretraining import PretrainConfig
 from bert_jax.training.step import TrainState
 
 # Numbers of the hidden size that the backward pass reads, for each token and layer, by model.remat: in the compute
@@ -24,12 +23,12 @@ _WORKING_OF_SCORES = 12
 
 
 def estimate_memory(
-    config: PretrainConfig, state: TrainState, mesh_shape: dict[str, int], row_length: int
+    config: PretrainConfig, state: TrainState, mesh_shape: dict[str, int], row: RowShape
 ) -> dict[str, int]:
     """Returns bytes per device by kind, and their total.
 
-    `state` is a training state of arrays or of shapes with shardings (`step.abstract_state`). Rows are full and hold
-    one sequence each. An estimate: `docs/pods.md` compares it with what the compiler says.
+    `state` is a training state of arrays or of shapes with shardings (`step.abstract_state`). An estimate:
+    `docs/pods.md` compares it with what the compiler says.
     """
     model, accumulate = config.model, config.train.accumulate
     rows = config.data.batch_size // (mesh_shape["data"] * mesh_shape["fsdp"])
@@ -42,16 +41,16 @@ def estimate_memory(
         "gradients": params * (2 if accumulate > 1 else 1),
         # Parameters in the compute dtype, and of the word table the two gradients that are added and what is read.
         "copies of parameters": (params // 2 if model.compute_dtype == "bfloat16" else 0) + 3 * table,
-        "activations": at_once * activation_bytes(model, row_length, mesh_shape["tensor"]),
-        "logits": at_once * logit_bytes(model, config.masking, row_length, mesh_shape["tensor"]),
-        "batch": rows * batch_row_bytes(row_length),
+        "activations": at_once * activation_bytes(model, row.length, mesh_shape["tensor"]),
+        "logits": at_once * logit_bytes(model, row.predictions, mesh_shape["tensor"]),
+        "batch": rows * row.bytes,
     }
     return kinds | {"total": sum(kinds.values())}
 
 
-def describe_memory(config: PretrainConfig, state: TrainState, mesh: Mesh, row_length: int) -> str:
+def describe_memory(config: PretrainConfig, state: TrainState, mesh: Mesh, row: RowShape) -> str:
     """Returns a line with the estimated memory of a step on each device, and the memory of the device if known."""
-    kinds = estimate_memory(config, state, dict(mesh.shape), row_length)
+    kinds = estimate_memory(config, state, dict(mesh.shape), row)
     total = kinds.pop("total")
     parts = ", ".join(f"{kind} {in_units(size)}" for kind, size in kinds.items())
     figures = mesh.local_devices[0].memory_stats() or {} if mesh.local_devices else {}  # a CPU has none
@@ -129,12 +128,7 @@ def _of_scores(model: ModelConfig, size: int) -> int:
     return kept - (0 if model.attention_dropout_rate else 1) + size if kept else 0
 
 
-def logit_bytes(model: ModelConfig, masking: MaskingConfig, row_length: int, tensor: int = 1) -> int:
+def logit_bytes(model: ModelConfig, predictions: int, tensor: int = 1) -> int:
     """Returns the bytes of the float32 logits of one row and of their gradient in the compute dtype."""
     size = 2 if model.compute_dtype == "bfloat16" else 4
-    return predictions_per_row(masking, row_length, 1) * model.padded_vocab_size * (4 + size) // tensor
-
-
-def batch_row_bytes(row_length: int) -> int:
-    """Returns the bytes of one row of a batch that is to be masked: uint16 ids, three bytes a token, 20 a sequence."""
-    return 5 * row_length + 20
+    return predictions * model.padded_vocab_size * (4 + size) // tensor

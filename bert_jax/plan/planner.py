@@ -18,14 +18,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
-from bert_jax.batch import Batch
+from bert_jax.batch import RowShape
+from bert_jax.data.pipeline import abstract_batch
+from bert_jax.data.records import row_dtype
 from bert_jax.devices.chips import GPUS, TPUS, Chip, peak_flops
-from bert_jax.devices.sharding import check_divisible, make_mesh, mesh_sizes, row_sharding
+from bert_jax.devices.sharding import check_divisible, make_mesh, mesh_sizes
 from bert_jax.errors import InputError
-from bert_jax.model.masking import predictions_per_row
 from bert_jax.model.objective import Objective, pretraining_objective
 from bert_jax.plan import hlo
 from bert_jax.plan.gpus import OPTIONS, compiler_version, gpu_devices
@@ -78,15 +79,15 @@ class Plan:
         return self.batch_size // (self.mesh["data"] * self.mesh["fsdp"])
 
 
-def plan(config: PretrainConfig, topology: str, row_length: int = 0) -> Plan:
+def plan(config: PretrainConfig, topology: str, row: np.dtype | None = None) -> Plan:
     """Returns the plan of the training step of `config` on a topology such as "v5e:16x16" or "h100:8".
 
-    Rows are full; `row_length` 0 is `default_row_length`. `config.model.vocab_size` must be set.
+    `row` is the record of a row of the data; None is that of `row_of`. `config.model.vocab_size` must be set.
 
     Raises: InputError if the topology is unknown, libtpu is missing, or the model does not divide over the mesh.
     """
-    row_length = row_length or default_row_length(config)
-    if row_length > config.model.max_positions:
+    row = row_of(config) if row is None else row
+    if (row_length := row["token_ids"].shape[0]) > config.model.max_positions:
         raise InputError(
             f"rows of {row_length} are longer than model.max_positions {config.model.max_positions}; plan shorter rows"
         )
@@ -94,21 +95,22 @@ def plan(config: PretrainConfig, topology: str, row_length: int = 0) -> Plan:
     if family in GPUS:
         num_gpus, version = _gpu_count(topology, size), compiler_version()
         if not version:
-            return plan_by_arithmetic(config, topology, num_gpus, row_length)
-        return _plan_by_compiler(config, topology, row_length, gpu_devices(topology, num_gpus), f"XLA, {version}")
-    return _plan_by_compiler(config, topology, row_length, *tpu_devices(topology, config.mesh.dcn))
+            return plan_by_arithmetic(config, topology, num_gpus, row)
+        return _plan_by_compiler(config, topology, row, gpu_devices(topology, num_gpus), f"XLA, {version}")
+    return _plan_by_compiler(config, topology, row, *tpu_devices(topology, config.mesh.dcn))
 
 
 def _plan_by_compiler(
-    config: PretrainConfig, topology: str, row_length: int, devices: Sequence[Any], version: str
+    config: PretrainConfig, topology: str, row: np.dtype, devices: Sequence[Any], version: str
 ) -> Plan:
     """Returns the plan for devices that are there for compiling only; `version` is that of their compiler."""
     mesh = make_mesh(config.mesh, devices)
     check_divisible(mesh, config.model, (config.data.batch_size, config.train.accumulate))
     state = _state(config, mesh)
     chip = (TPUS | GPUS)[topology.partition(":")[0]]
-    common = _common(config, topology, chip, dict(mesh.shape), row_length, state)
-    lowered = lower_train_step(config, mesh, row_length)
+    shape = _row_shape(config, row, mesh)
+    common = _common(config, topology, chip, dict(mesh.shape), shape, state)
+    lowered = lower_train_step(config, mesh, row)
     started = time.perf_counter()
     try:
         compiled = lowered.compile(compiler_options=None if chip.is_tpu else OPTIONS)
@@ -116,26 +118,26 @@ def _plan_by_compiler(
         needed, available = out_of_memory(str(error))
         seconds = time.perf_counter() - started
         problem = memory_problem(config, dict(mesh.shape), needed, available)
-        return _finish(common, chip, config, (), compile_seconds=seconds, source=version, fits=False, problem=problem,
+        return _finish(common, chip, config, shape, (), compile_seconds=seconds, source=version, fits=False, problem=problem,
                        hbm_bytes=available, bytes={"temporaries": round(needed)})  # fmt: skip
     seconds = time.perf_counter() - started
     module = hlo.parse(compiled.as_text() or "")
-    kinds = compiled_bytes(compiled, state, config, mesh, row_length)
+    kinds = compiled_bytes(compiled, state, config, mesh, row)
     # libtpu refuses what does not fit; XLA's GPU compiler does not know what is free.
     available = math.inf if chip.is_tpu else usable_bytes(chip)
     needed = kinds["held at once"] or kinds["total"]
     problem = "" if needed < available else memory_problem(config, dict(mesh.shape), needed, available)
     return _finish(
-        common, chip, config, summarize(hlo.collectives(module)), compile_seconds=seconds, source=version,
+        common, chip, config, shape, summarize(hlo.collectives(module)), compile_seconds=seconds, source=version,
         fits=not problem, problem=problem, bytes=kinds, compiled_flops=float(hlo.flops(module)),
         moved_bytes=float(moved_bytes(module)),
     )  # fmt: skip
 
 
 def default_row_length(config: PretrainConfig) -> int:
-    """Returns the multiple of 128 whose tokens the predictions come from: 128 for 20 of them, 512 for 80."""
+    """Returns the multiple of 128 whose tokens the predictions come from: 128 for 20 or 0 of them, 512 for 80."""
     masking = config.masking
-    length = 128 * round(masking.max_predictions / max(masking.rate, 0.01) / 128)
+    length = 128 * round(masking.max_predictions / max(masking.rate, 0.01) / 128)  # 0 predictions say nothing
     return min(max(length, 128), config.model.max_positions)
 
 
@@ -204,46 +206,35 @@ def _state_of(config: PretrainConfig, mesh: Mesh | AbstractMesh) -> TrainState:
     return abstract_state(_objective(config, mesh), config.optimizer, config.train, mesh)
 
 
-def abstract_batch(mesh: Mesh, batch_size: int, row_length: int) -> Batch:
-    """Returns the shapes of a global batch of one sequence a row, as `data.pipeline` makes it."""
-    sharding = row_sharding(mesh)
-
-    def array(dtype: jax.typing.DTypeLike, *shape: int) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((batch_size, *shape), dtype, sharding=sharding)
-
-    return Batch(
-        token_ids=array(jnp.uint16, row_length),
-        type_ids=array(jnp.uint8, row_length),
-        sequence_ids=array(jnp.uint8, row_length),
-        cls_positions=array(jnp.int32, 1),
-        sequence_weights=array(jnp.float32, 1),
-        next_sentence_labels=array(jnp.int32, 1),
-        sequence_numbers=array(jnp.uint32, 1),
-        epochs=array(jnp.int32),
-        word_starts=array(jnp.bool_, row_length),
-    )
+def row_of(config: PretrainConfig, row_length: int = 0, num_sequences: int = 1) -> np.dtype:
+    """Returns the record of a row of `row_length` tokens; 0 is `default_row_length`."""
+    return row_dtype(row_length or default_row_length(config), num_sequences, config.model.vocab_size)
 
 
-def lower_train_step(config: PretrainConfig, mesh: Mesh, row_length: int) -> jax.stages.Lowered:
+def _row_shape(config: PretrainConfig, row: np.dtype, mesh: Mesh | AbstractMesh) -> RowShape:
+    return _objective(config, mesh).row_shape(abstract_batch(row))
+
+
+def lower_train_step(config: PretrainConfig, mesh: Mesh, row: np.dtype) -> jax.stages.Lowered:
     """Returns the training step that `train.py` would run, traced for the mesh and not yet compiled."""
     objective = _objective(config, mesh)
     state = _state(config, mesh)
     step = make_train_step(objective, config.optimizer, config.train, mesh, state)
     with jax.set_mesh(mesh):
-        return step.lower(state, abstract_batch(mesh, config.data.batch_size, row_length))
+        return step.lower(state, abstract_batch(row, config.data.batch_size, mesh))
 
 
-def lower_eval_step(config: PretrainConfig, mesh: Mesh, row_length: int) -> jax.stages.Lowered:
+def lower_eval_step(config: PretrainConfig, mesh: Mesh, row: np.dtype) -> jax.stages.Lowered:
     """Returns the evaluation step, which is the forward pass, traced for the mesh and not yet compiled."""
     objective = _objective(config, mesh)
     params = _state(config, mesh).params
     step = make_eval_step(objective, mesh, params)
     with jax.set_mesh(mesh):
-        return step.lower(params, abstract_batch(mesh, config.data.batch_size, row_length))
+        return step.lower(params, abstract_batch(row, config.data.batch_size, mesh))
 
 
 def compiled_bytes(
-    compiled: jax.stages.Compiled, state: TrainState, config: PretrainConfig, mesh: Mesh, row_length: int
+    compiled: jax.stages.Compiled, state: TrainState, config: PretrainConfig, mesh: Mesh, row: np.dtype
 ) -> dict[str, int]:
     """Returns bytes per chip by kind, as compiled, their total, and the peak ("held at once").
 
@@ -255,7 +246,7 @@ def compiled_bytes(
     kinds = {
         "params": params,
         "optimizer": optimizer,
-        "batch": shard_bytes(abstract_batch(mesh, config.data.batch_size, row_length)),
+        "batch": shard_bytes(abstract_batch(row, config.data.batch_size, mesh)),
     }
     kinds["padding of arguments"] = max(0, memory.argument_size_in_bytes - sum(kinds.values()))
     kinds |= {
@@ -294,7 +285,7 @@ def summarize(found: list[hlo.Collective]) -> tuple[Traffic, ...]:
 
 
 def _common(
-    config: PretrainConfig, topology: str, chip: Chip, mesh_shape: dict[str, int], row_length: int, state: TrainState
+    config: PretrainConfig, topology: str, chip: Chip, mesh_shape: dict[str, int], row: RowShape, state: TrainState
 ) -> dict[str, Any]:
     """Returns the fields of a plan that do not depend on the compiler."""
     num_chips = math.prod(mesh_shape.values())
@@ -304,20 +295,25 @@ def _common(
         "num_chips": num_chips,
         "mesh": mesh_shape,
         "batch_size": config.data.batch_size,
-        "row_length": row_length,
-        "predictions": predictions_per_row(config.masking, row_length, 1),
-        "estimate": estimate_memory(config, state, mesh_shape, row_length),
-        "model_flops": model_flops(config, num_chips, row_length),
+        "row_length": row.length,
+        "predictions": row.predictions,
+        "estimate": estimate_memory(config, state, mesh_shape, row),
+        "model_flops": model_flops(config, num_chips, row),
         "hbm_bytes": chip.hbm_bytes,
     }
 
 
 def _finish(
-    common: dict[str, Any], chip: Chip, config: PretrainConfig, collectives: tuple[Traffic, ...], **rest: Any
+    common: dict[str, Any],
+    chip: Chip,
+    config: PretrainConfig,
+    row: RowShape,
+    collectives: tuple[Traffic, ...],
+    **rest: Any,
 ) -> Plan:
     """Returns the plan with its model of time."""
     moved = rest.get("moved_bytes", 0.0)
-    seconds = step_seconds(config, chip, common["mesh"], common["row_length"], collectives, moved)
+    seconds = step_seconds(config, chip, common["mesh"], row, collectives, moved)
     peak = peak_flops(chip.device_kind, config.model.compute_dtype)
     mfu = common["model_flops"] / seconds["step"] / peak
     values = {"problem": "", "compiled_flops": 0.0, "moved_bytes": 0.0, "compile_seconds": 0.0} | common | rest
@@ -326,7 +322,7 @@ def _finish(
     )
 
 
-def plan_by_arithmetic(config: PretrainConfig, topology: str, num_chips: int, row_length: int) -> Plan:
+def plan_by_arithmetic(config: PretrainConfig, topology: str, num_chips: int, row: np.dtype) -> Plan:
     """Returns the plan by arithmetic alone, as for GPUs where their compiler is not installed.
 
     Raises: InputError if the model or the batch does not divide over the mesh.
@@ -336,13 +332,22 @@ def plan_by_arithmetic(config: PretrainConfig, topology: str, num_chips: int, ro
     mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes))
     check_divisible(mesh, config.model, (config.data.batch_size, config.train.accumulate))
     state = _state(config, mesh)
-    common = _common(config, topology, chip, sizes, row_length, state)
+    shape = _row_shape(config, row, mesh)
+    common = _common(config, topology, chip, sizes, shape, state)
     needed = common["estimate"]["total"]
     available = usable_bytes(chip)
     problem = "" if needed < available else memory_problem(config, sizes, needed, available)
-    traffic = expected_traffic(config, sizes, row_length, gathered_bytes(state.params))
+    traffic = expected_traffic(config, sizes, shape.length, gathered_bytes(state.params))
     return _finish(
-        common, chip, config, traffic, source="arithmetic", fits=not problem, problem=problem, bytes=common["estimate"]
+        common,
+        chip,
+        config,
+        shape,
+        traffic,
+        source="arithmetic",
+        fits=not problem,
+        problem=problem,
+        bytes=common["estimate"],
     )
 
 

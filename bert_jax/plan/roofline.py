@@ -3,9 +3,9 @@
 
 from dataclasses import dataclass
 
+from bert_jax.batch import RowShape
 from bert_jax.devices.chips import GPUS_PER_HOST, Chip, peak_flops
 from bert_jax.devices.sharding import is_data_alone
-from bert_jax.model.masking import predictions_per_row
 from bert_jax.plan import flops
 from bert_jax.settings.pretraining import PretrainConfig
 
@@ -35,7 +35,7 @@ def step_seconds(
     config: PretrainConfig,
     chip: Chip,
     mesh_shape: dict[str, int],
-    row_length: int,
+    row: RowShape,
     collectives: tuple[Traffic, ...],
     moved_bytes: float = 0.0,
     elementwise_bytes: float = 0.0,
@@ -50,12 +50,12 @@ def step_seconds(
     """
     model = config.model
     num_chips = mesh_shape["data"] * mesh_shape["fsdp"] * mesh_shape["tensor"]
-    tokens = config.data.batch_size * row_length / num_chips
+    tokens = config.data.batch_size * row.length / num_chips
     peak = peak_flops(chip.device_kind, model.compute_dtype) * chip.matrix_efficiency
-    attention = 3 * model.num_layers * 4 * model.hidden_size * tokens * row_length
+    attention = 3 * model.num_layers * 4 * model.hidden_size * tokens * row.length  # between sequences too
     elementwise = (elementwise_bytes or _elementwise_bytes(config, chip)) * model.hidden_size
-    elementwise += _score_bytes(config, chip) * model.num_heads * row_length
-    others = model_flops(config, num_chips, row_length) - attention
+    elementwise += _score_bytes(config, chip) * model.num_heads * row.length
+    others = model_flops(config, num_chips, row) - attention / row.sequences
     again = 2 * (model.remat == "full") + (model.attention == "fused" or model.remat == "dots")
     again += 2 * (model.attention == "fused" and not chip.is_tpu)
     attention *= 1 + again / 6
@@ -91,11 +91,11 @@ def _score_bytes(config: PretrainConfig, chip: Chip) -> int:
     return 0 if config.model.attention == "fused" else SCORE_BYTES[chip.platform]
 
 
-def model_flops(config: PretrainConfig, num_chips: int, row_length: int) -> float:
-    """Returns the FLOPs of one chip and step that the model needs, for full rows of one sequence."""
+def model_flops(config: PretrainConfig, num_chips: int, row: RowShape) -> float:
+    """Returns the FLOPs of one chip and step that the model needs, for full rows of sequences of equal length."""
     rows = config.data.batch_size / num_chips
-    places = predictions_per_row(config.masking, row_length, 1)
-    return flops.train_flops(config.model, rows * row_length, rows * row_length**2, rows * places, rows)
+    counts = (row.length, row.length**2 / row.sequences, row.predictions, row.sequences)
+    return flops.train_flops(config.model, *(rows * count for count in counts))
 
 
 def assumptions(config: PretrainConfig, chip: Chip, moved_bytes: float = 0.0) -> tuple[str, ...]:

@@ -5,10 +5,12 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Iterator
 
+import numpy as np
+
 from bert_jax.devices.chips import GPUS
 from bert_jax.errors import InputError
 from bert_jax.plan.gpus import compiler_version
-from bert_jax.plan.planner import Plan, default_row_length, num_chips_of, plan, plan_by_arithmetic
+from bert_jax.plan.planner import Plan, num_chips_of, plan, plan_by_arithmetic, row_of
 from bert_jax.settings.pretraining import MeshConfig, PretrainConfig
 from bert_jax.settings.rules import to_dict
 
@@ -19,7 +21,7 @@ MOST_COMPILED = 8  # programs, of which each takes minutes
 def search(
     config: PretrainConfig,
     topology: str,
-    row_length: int = 0,
+    row: np.dtype | None = None,
     on_plan: Callable[[Plan], object] = lambda plan: None,
     on_refusal: Callable[[str], object] = lambda line: None,
 ) -> list[Plan]:
@@ -32,12 +34,12 @@ def search(
 
     Raises: as `plan`; InputError also if the batch divides over no mesh.
     """
-    row_length = row_length or default_row_length(config)
+    row = row_of(config) if row is None else row
     num_chips = num_chips_of(topology, config.mesh.dcn)
     found: list[tuple[Plan, PretrainConfig]] = []
     for mesh in meshes(num_chips, config.mesh.dcn):
         try:
-            found += _candidates(dataclasses.replace(config, mesh=mesh), topology, num_chips, row_length)
+            found += _candidates(dataclasses.replace(config, mesh=mesh), topology, num_chips, row)
         except InputError as error:  # the model or the batch does not divide so; other meshes may do
             on_refusal(f"left out: {error}")
     if not found:
@@ -47,7 +49,7 @@ def search(
         return [_with_flags(made, config, its) for made, its in found]
     compiled: list[Plan] = []
     for _, its in found[:MOST_COMPILED]:
-        compiled.append(_with_flags(plan(its, topology, row_length), config, its))
+        compiled.append(_with_flags(plan(its, topology, row), config, its))
         on_plan(compiled[-1])
         if sum(made.fits for made in compiled) == BEST:
             break
@@ -63,7 +65,7 @@ def meshes(num_chips: int, slices: int) -> list[MeshConfig]:
 
 
 def _candidates(
-    config: PretrainConfig, topology: str, num_chips: int, row_length: int
+    config: PretrainConfig, topology: str, num_chips: int, row: np.dtype
 ) -> list[tuple[Plan, PretrainConfig]]:
     """Returns for each combination of settings on a mesh the plan, by arithmetic, of the most rows at once that fit."""
     found = []
@@ -71,7 +73,7 @@ def _candidates(
         for accumulate in range(1, config.data.batch_size + 1):
             its = dataclasses.replace(settings, train=dataclasses.replace(settings.train, accumulate=accumulate))
             try:
-                made = plan_by_arithmetic(its, topology, num_chips, row_length)
+                made = plan_by_arithmetic(its, topology, num_chips, row)
             except InputError:
                 if accumulate == 1:
                     raise

@@ -68,11 +68,11 @@ def check_rows(config: PretrainConfig, row_lengths: Sequence[int]) -> None:
     """Raises: InputError if the phases have rows of different length and phase2.max_predictions is not set."""
     first, length = config.masking.max_predictions, row_lengths[0]
     for row_length in row_lengths[1:]:
-        if row_length != length and not config.phase2.max_predictions:
+        if row_length != length and first and not config.phase2.max_predictions:
             raise InputError(
                 f"rows of {config.phase2.path} have {row_length} tokens, those of {config.data.path} {length}, and "
                 f"masking.max_predictions is {first} for both; set phase2.max_predictions, to "
-                f"{round(first * row_length / length)} for as large a share"
+                f"{round(first * row_length / length)} for as large a share, or masking.max_predictions=0"
             )
 
 

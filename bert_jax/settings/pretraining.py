@@ -6,6 +6,7 @@ changes; `--config.section.key=value` changes one more setting. Sizes are global
 the global batch, on any number of devices.
 """
 
+import math
 from dataclasses import dataclass, field
 
 from bert_jax.errors import InputError
@@ -58,7 +59,9 @@ class MaskingConfig:
     """How tokens are masked: which are predicted, and what replaces them. Source: paper, section 3.1 and Table 8."""
 
     rate: float = 0.15  # share of the tokens of a sequence to predict; [CLS] and [SEP] count as tokens
-    max_predictions: int = 20  # upper limit of predictions per sequence; the paper has 20 for 128 tokens, 80 for 512
+    # upper limit of predictions per sequence; 0 is as many as the rate asks for, rate x row length rounded up: 20 of
+    # 128 tokens and 77 of 512 (the paper has 20 and 80)
+    max_predictions: int = 0
     mask_rate: float = 0.8  # share of the chosen tokens that become [MASK]
     random_rate: float = 0.1  # share of the chosen tokens that become a random token; the rest are kept
     static: bool = False  # True gives a sequence the same mask in every epoch, as the paper's duplicates do
@@ -68,10 +71,19 @@ class MaskingConfig:
     )
     seed: int = 0
 
+    def limit(self, row_length: int) -> int:
+        """Returns the upper limit of predictions per sequence in rows of `row_length` tokens."""
+        return self.max_predictions or math.ceil(round(self.rate * row_length, 6))
+
+    def most(self, row_length: int) -> int:
+        """Returns the number of predictions of the longest sequence. Masks of one rate and one such number are equal."""
+        return min(self.limit(row_length), max(1, round(self.rate * row_length)))
+
     def validate(self) -> None:
         check_numbers(self)
         check_rates(self, "rate mask_rate random_rate", most=1.0)
-        check_positive(self, "max_predictions max_ngram")
+        check_not_negative(self, "max_predictions")
+        check_positive(self, "max_ngram")
         if self.max_ngram > 1 and not self.whole_word:
             raise InputError(
                 f"masking.max_ngram {self.max_ngram} masks runs of whole words; set masking.whole_word=True with it"
@@ -161,7 +173,9 @@ class Phase2Config:
     path: str = ""  # data made by prepare_corpus; if the path is the first phase's, this phase takes the next rows
     batch_size: int = 0  # rows of the global batch; 0 takes data.batch_size
     accumulate: int = 0  # microbatches per step; 0 takes train.accumulate
-    max_predictions: int = 0  # predictions per sequence; 0 takes masking.max_predictions, if rows have the same length
+    max_predictions: int = (
+        0  # predictions per sequence; 0 takes masking.max_predictions, if that is 0 or rows have the same length
+    )
     # "restart" has a warm-up and a decay of its own; "continue" uses the schedule of `optimizer` for both phases
     schedule: str = "restart"
     learning_rate: float = 0.0  # learning rate at the start of this phase's decay; 0 takes optimizer.learning_rate

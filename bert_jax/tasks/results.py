@@ -17,6 +17,7 @@ from bert_jax.tasks.base import Row, Task
 from bert_jax.tasks.batches import Batching, flops_of_epoch
 from bert_jax.tasks.evaluation import Data
 from bert_jax.tasks.layouts import needed_flops, sizes_of
+from bert_jax.training.optim import schedule_warnings
 from bert_jax.training.report import read_metrics
 
 
@@ -55,6 +56,7 @@ def describe_run(
             f"{len(split.rows):,} rows of {np.mean(lengths):.0f} tokens on average, {max(lengths)} at most"
             + (f"; {listed(split.counts)}" if split.counts else "")
         )
+    lines += schedule_warnings(config.optimizer, num_steps)
     if same := [split.name for split in (*data.evaluation, *data.test) if split.examples == data.train.examples]:
         lines.append(
             f"warning: {' and '.join(same)} {'is' if len(same) == 1 else 'are'} the training data, so the metrics say "

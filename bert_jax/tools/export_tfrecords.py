@@ -37,7 +37,11 @@ _EPOCHS = flags.DEFINE_integer("epochs", 1, "Number of times that each row is wr
 _NUM_FILES = flags.DEFINE_integer("num_files", 1, "Number of files to write.")
 _MASKING = [
     flags.DEFINE_float("rate", _DEFAULTS.rate, "Share of the tokens to predict."),
-    flags.DEFINE_integer("max_predictions", _DEFAULTS.max_predictions, "Maximum number of predictions per example."),
+    flags.DEFINE_integer(
+        "max_predictions",
+        _DEFAULTS.max_predictions,
+        "Maximum number of predictions per example; 0 follows from the rate.",
+    ),
     flags.DEFINE_float("mask_rate", _DEFAULTS.mask_rate, "Share of the predicted tokens that become [MASK]."),
     flags.DEFINE_float("random_rate", _DEFAULTS.random_rate, "Share of predicted tokens that become a random token."),
     flags.DEFINE_bool("whole_word", _DEFAULTS.whole_word, "Mask whole words."),
@@ -119,7 +123,7 @@ def _examples(
         batch = rows_to_batch(rows.gather(indices), epochs)
         if batch.mlm_positions is None:
             batch = jax.device_get(mask(batch))
-            missing = max(0, masking.max_predictions - batch.mlm_positions.shape[1])
+            missing = max(0, masking.limit(batch.token_ids.shape[1]) - batch.mlm_positions.shape[1])
         else:
             missing = 0
         predictions = (batch.mlm_positions, batch.mlm_labels, batch.mlm_weights)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from absl import flags
 from ml_collections import config_flags
 
+from bert_jax.data.records import open_about
 from bert_jax.errors import InputError
 from bert_jax.settings.phases import phase_of
 from bert_jax.settings.pretraining import PretrainConfig
@@ -27,9 +28,13 @@ if TYPE_CHECKING:
 
 CONFIG = config_flags.DEFINE_config_file("config", None, recipes.HELP)
 TOPOLOGY = flags.DEFINE_string("topology", "", "devices, such as v5e:4x4, v4:4x4x8, v6e:16x16 or h100:64")
-ROW_LENGTH = flags.DEFINE_integer("row_length", 0, "tokens per row; 0 derives them from masking.max_predictions")
+ROW_LENGTH = flags.DEFINE_integer(
+    "row_length", 0, "tokens per row; 0 takes the rows of data.path, or derives them from masking.max_predictions"
+)
 ROWS = flags.DEFINE_integer("rows_per_chip", 0, "rows per chip and step; 0 divides data.batch_size", lower_bound=0)
-VOCAB_SIZE = flags.DEFINE_integer("vocab_size", 30522, "vocabulary size if model.vocab_size is 0", lower_bound=10)
+VOCAB_SIZE = flags.DEFINE_integer(
+    "vocab_size", 30522, "vocabulary size if model.vocab_size is 0 and no data are given", lower_bound=10
+)
 PHASE = flags.DEFINE_integer("phase", 1, "phase to plan, if the run has two as in configs/lamb.py", lower_bound=1)
 SEARCH = flags.DEFINE_boolean("search", False, "find the fastest mesh and settings for data.batch_size")
 JSON = flags.DEFINE_string("json", "", "file to write all figures to, as JSON")
@@ -48,10 +53,13 @@ def main() -> int:
     config = from_dict(PretrainConfig, values)
     if JSON.value:
         check_file(JSON.value)
+    given = phase_of(config, PHASE.value).data.path
+    about = open_about(given, verify=False) if given and not ROW_LENGTH.value else None
+    vocab_size = config.model.vocab_size or (len(about.token_counts) if about else VOCAB_SIZE.value)
     config = dataclasses.replace(
         config,
-        model=dataclasses.replace(config.model, vocab_size=config.model.vocab_size or VOCAB_SIZE.value),
-        data=dataclasses.replace(config.data, path=config.data.path or "none"),  # nothing is read
+        model=dataclasses.replace(config.model, vocab_size=vocab_size),
+        data=dataclasses.replace(config.data, path=config.data.path or "none"),
         phase2=dataclasses.replace(config.phase2, path=config.phase2.path or "none"),
     )
     config.validate()
@@ -62,13 +70,14 @@ def main() -> int:
     from bert_jax.plan.search import search
     from bert_jax.plan.tables import plan_table, search_table
 
+    row = about.dtype if about else planner.row_of(config, ROW_LENGTH.value)
     if SEARCH.value:
-        plans = search(config, TOPOLOGY.value, ROW_LENGTH.value, _tell, lambda line: print(line, file=sys.stderr))
+        plans = search(config, TOPOLOGY.value, row, _tell, lambda line: print(line, file=sys.stderr))
         lines = search_table(plans)
     else:
         if ROWS.value:
             config = planner.with_rows(config, TOPOLOGY.value, ROWS.value)
-        plans = [planner.plan(config, TOPOLOGY.value, ROW_LENGTH.value)]
+        plans = [planner.plan(config, TOPOLOGY.value, row)]
         lines = plan_table(plans[0])
     print("\n".join(lines))
     if JSON.value:

@@ -7,7 +7,9 @@ from typing import NamedTuple
 
 from jax.sharding import Mesh
 
+from bert_jax.batch import RowShape
 from bert_jax.checkpoints.pretrained import Pretrained
+from bert_jax.data.pipeline import abstract_batch
 from bert_jax.data.records import Dataset
 from bert_jax.data.streamed import open_for_training
 from bert_jax.errors import InputError
@@ -26,6 +28,10 @@ class Part(NamedTuple):
     dataset: Dataset
     objective: Objective  # phases differ in their masks only; the parameters are the same
     rows_before: int  # rows of its data that earlier phases used
+
+    def row_shape(self) -> RowShape:
+        """Returns the sizes of a row of the phase's batches."""
+        return self.objective.row_shape(abstract_batch(self.dataset.train.dtype))
 
     def make_step(self, abstract: TrainState, mesh: Mesh) -> LowerableStep:
         """Returns the training step of the phase. `abstract` gives the shapes and shardings of the state."""

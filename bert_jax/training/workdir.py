@@ -14,7 +14,7 @@ from bert_jax.devices import cluster
 from bert_jax.errors import InputError
 from bert_jax.settings.finetuning import FINETUNE_RESUMABLE_CHANGES, FinetuneConfig
 from bert_jax.settings.phases import may_change as may_change_in_phases
-from bert_jax.settings.pretraining import PretrainConfig
+from bert_jax.settings.pretraining import MaskingConfig, PretrainConfig
 from bert_jax.settings.rules import changed_keys, to_dict
 from bert_jax.storage import schema
 from bert_jax.storage.files import read_json
@@ -79,6 +79,9 @@ def _changes_of(
     """
     run_before = _with_defaults(before["run"], PretrainConfig)
     allowed = may_change_in_phases(run_before, config, max(checkpoint_steps(workdir / "checkpoints"), default=0))
+    masked = MaskingConfig(**run_before["masking"])
+    if all(masked.most(length) == config.masking.most(length) for length in identity.get("row_lengths", [0])):
+        allowed = (*allowed, "masking.max_predictions")  # a limit that no sequence reaches, as 20 of 128 tokens
     if "phase2" not in allowed and before.get("later_datasets") != identity["later_datasets"]:
         raise InputError(
             f"workdir {workdir} is in its second phase, on other data than {config.phase2.path}; give "

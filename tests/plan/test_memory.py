@@ -7,16 +7,46 @@ import jax
 import pytest
 from builders import CLS, MASK, SEP, tiny_model, tiny_run
 
+from bert_jax.data.pipeline import abstract_batch
+from bert_jax.data.records import row_dtype
 from bert_jax.devices.sharding import make_mesh
 from bert_jax.model.objective import pretraining_objective
 from bert_jax.plan.memory import describe_memory, estimate_memory, in_units
-from bert_jax.settings.pretraining import MeshConfig
+from bert_jax.settings.pretraining import MaskingConfig, MeshConfig
 from bert_jax.training.step import abstract_state
 
 
-def state_of(config, mesh):
+def of_objective(config, mesh, *, length=32, sequences=1):
+    """Returns the state of a run, and the shape of its rows."""
     objective = pretraining_objective(config.model, config.masking, MASK, (CLS, SEP))
-    return abstract_state(objective, config.optimizer, config.train, mesh)
+    row = objective.row_shape(abstract_batch(row_dtype(length, sequences, config.model.vocab_size)))
+    return abstract_state(objective, config.optimizer, config.train, mesh), row
+
+
+def memory_of(config, mesh, **sizes):
+    state, row = of_objective(config, mesh, **sizes)
+    return estimate_memory(config, state, dict(mesh.shape), row)
+
+
+@pytest.mark.parametrize(
+    ("causal", "length", "sequences", "limit", "predictions"),
+    [
+        (False, 128, 1, 20, 19),
+        (False, 512, 1, 0, 77),
+        (False, 512, 4, 20, 80),
+        (True, 512, 1, 20, 511),
+        (True, 128, 3, 0, 127),
+    ],
+)
+def test_logits_are_those_of_the_rows_themselves(causal, length, sequences, limit, predictions):
+    """Rows hold several sequences, and a model that reads from left to right predicts at every position but one."""
+    mesh = make_mesh(MeshConfig(), jax.devices()[:1])
+    model = tiny_model(causal=causal, max_positions=512)
+    config = tiny_run("data", model=model, masking=MaskingConfig(max_predictions=limit))
+    _, row = of_objective(config, mesh, length=length, sequences=sequences)
+    assert (row.length, row.sequences, row.predictions) == (length, sequences, predictions)
+    logits = memory_of(config, mesh, length=length, sequences=sequences)["logits"]
+    assert logits == config.data.batch_size * predictions * model.padded_vocab_size * 8
 
 
 @pytest.mark.parametrize("bias_correction", [False, True])
@@ -27,7 +57,7 @@ def test_a_mean_in_bfloat16_takes_two_bytes_less_for_each_parameter(bias_correct
         config = tiny_run("data", model=tiny_model())
         optimizer = dataclasses.replace(config.optimizer, state_dtype=dtype, bias_correction=bias_correction)
         config = dataclasses.replace(config, optimizer=optimizer)
-        estimates.append(estimate_memory(config, state_of(config, mesh), dict(mesh.shape), 32))
+        estimates.append(memory_of(config, mesh))
     wide, narrow = estimates
     assert wide["optimizer"] == pytest.approx(2 * wide["params"], abs=8)  # and counts of steps
     assert narrow["optimizer"] == pytest.approx(1.5 * wide["params"], abs=8)
@@ -37,9 +67,9 @@ def test_a_mean_in_bfloat16_takes_two_bytes_less_for_each_parameter(bias_correct
 def test_the_line_names_every_kind_and_the_total():
     mesh = make_mesh(MeshConfig(data=2, fsdp=4), jax.devices())
     config = tiny_run("data", model=tiny_model())
-    state = state_of(config, mesh)
-    kinds = estimate_memory(config, state, dict(mesh.shape), 32)
-    line = describe_memory(config, state, mesh, 32)
+    state, row = of_objective(config, mesh)
+    kinds = estimate_memory(config, state, dict(mesh.shape), row)
+    line = describe_memory(config, state, mesh, row)
     assert line.startswith(f"memory of a device, estimated: {in_units(kinds['total'])}: params ")
     for kind in ("params", "optimizer", "activations", "batch"):
         assert f"{kind} {in_units(kinds[kind])}" in line

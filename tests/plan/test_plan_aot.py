@@ -154,7 +154,9 @@ def test_no_float32_matrix_product_in_bfloat16(size, phase):
     """
     config = configuration(size, phase, "v5e:4x4", 8)
     mesh = make_mesh(config.mesh, planner.tpu_devices("v5e:4x4")[0])
-    found = hlo.stablehlo_products(planner.lower_train_step(config, mesh, 128 if phase == 1 else 512).as_text())
+    found = hlo.stablehlo_products(
+        planner.lower_train_step(config, mesh, planner.row_of(config, 128 if phase == 1 else 512)).as_text()
+    )
     assert {(product.lhs, product.rhs) for product in found if product.is_matrix} == {("bf16", "bf16")}
     assert len([product for product in found if product.is_matrix]) == 3 * (8 + 4) + 2
 
@@ -162,7 +164,9 @@ def test_no_float32_matrix_product_in_bfloat16(size, phase):
 def test_the_forward_pass_moves_nothing_but_sums():
     config = configuration("large", 1, "v5e:4x4", 16)
     mesh = make_mesh(config.mesh, planner.tpu_devices("v5e:4x4")[0])
-    found = hlo.collectives(planner.lower_eval_step(config, mesh, 128).compile().as_text() or "")
+    found = hlo.collectives(
+        planner.lower_eval_step(config, mesh, planner.row_of(config, 128)).compile().as_text() or ""
+    )
     assert found and all(collective.bytes <= 1024 for collective in found)
 
 

@@ -4,14 +4,10 @@
 import dataclasses
 import sys
 
-import numpy as np
 import pytest
 from builders import tiny_model, tiny_run
 
-from bert_jax.data.pipeline import rows_to_batch
-from bert_jax.data.records import row_dtype
 from bert_jax.devices.chips import GIB
-from bert_jax.devices.sharding import make_mesh
 from bert_jax.errors import InputError
 from bert_jax.plan import planner as planner
 from bert_jax.plan.flops import num_parameters
@@ -36,7 +32,7 @@ def plans(tmp_path_factory):
     """By arithmetic, also where XLA's GPU compiler is installed."""
     config = tiny_config(tmp_path_factory.mktemp("plan"))
     mixed = dataclasses.replace(config, mesh=MeshConfig(2, 2, 2))
-    return [planner.plan_by_arithmetic(each, "h100:8", 8, 32) for each in (config, mixed)]
+    return [planner.plan_by_arithmetic(each, "h100:8", 8, planner.row_of(each, 32)) for each in (config, mixed)]
 
 
 def test_gpus_are_planned_by_arithmetic_and_it_says_so(plans):
@@ -50,15 +46,6 @@ def test_gpus_are_planned_by_arithmetic_and_it_says_so(plans):
     assert data.model_flops == mixed.model_flops and 0 < data.mfu < 1
 
 
-def test_the_batch_is_that_of_the_pipeline():
-    rows = np.zeros(8, row_dtype(32, 1, 30522))
-    made = rows_to_batch(rows, np.zeros(8, np.int32))
-    planned = planner.abstract_batch(make_mesh(MeshConfig()), 8, 32)
-    for name, ours, theirs in zip(made._fields, made, planned):
-        assert (ours is None) == (theirs is None), name
-        assert ours is None or (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype), name
-
-
 def test_what_is_kept_for_the_backward_pass_shrinks_with_remat():
     large = dataclasses.replace(model_size("large"), vocab_size=30522, compute_dtype="bfloat16")
     kept = {remat: activation_bytes(dataclasses.replace(large, remat=remat), 512) for remat in ("none", "dots", "full")}
@@ -67,7 +54,7 @@ def test_what_is_kept_for_the_backward_pass_shrinks_with_remat():
 
 
 @pytest.mark.parametrize(
-    ("predictions", "length"), [(20, 128), (40, 256), (76, 512), (80, 512), (5, 128), (400, 512)]
+    ("predictions", "length"), [(20, 128), (40, 256), (76, 512), (80, 512), (5, 128), (0, 128), (400, 512)]
 )  # at most max_positions
 def test_rows_are_as_long_as_the_predictions_say(tmp_path, predictions, length):
     config = dataclasses.replace(
@@ -111,18 +98,18 @@ def test_another_error_of_the_compiler_is_told():
 )
 def test_an_unknown_topology_is_refused_with_those_there_are(tmp_path, topology, expected):
     with pytest.raises(InputError, match=expected):
-        planner.plan(tiny_config(tmp_path), topology, 32)
+        planner.plan(tiny_config(tmp_path), topology)
 
 
 def test_without_libtpu_one_line_says_how_to_install_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "libtpu", None)
     with pytest.raises(InputError, match=r"libtpu is not installed.*pip install 'bert_jax\[tpu\]'"):
-        planner.plan(tiny_config(tmp_path), "v5e:4x4", 32)
+        planner.plan(tiny_config(tmp_path), "v5e:4x4")
 
 
 def test_rows_longer_than_the_positions_are_refused(tmp_path):
     with pytest.raises(InputError, match=r"rows of 128 are longer than model.max_positions 64"):
-        planner.plan(tiny_config(tmp_path), "h100:8", 128)
+        planner.plan(tiny_config(tmp_path), "h100:8", planner.row_of(tiny_config(tmp_path), 128))
 
 
 @pytest.mark.parametrize(
@@ -143,7 +130,7 @@ def test_the_model_of_time_knows_what_is_divided_and_what_is_computed_again(tmp_
             model=dataclasses.replace(model_size("large"), vocab_size=30522, **(model or {})),
             data=dataclasses.replace(config.data, batch_size=256),
         )
-        return planner.plan(config, "h100:8", 128)
+        return planner.plan(config, "h100:8", planner.row_of(config, 128))
 
     plain, zero1, full, four = plan(), plan(zero1=True), plan({"remat": "full"}), plan(accumulate=4)
     assert zero1.seconds["memory"] < plain.seconds["memory"] and zero1.seconds["products"] == plain.seconds["products"]

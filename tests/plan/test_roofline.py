@@ -5,6 +5,7 @@ import dataclasses
 
 import pytest
 
+from bert_jax.batch import RowShape
 from bert_jax.devices.chips import GPUS, TPUS
 from bert_jax.plan import flops
 from bert_jax.plan.roofline import Traffic, expected_traffic, model_flops, step_seconds
@@ -17,11 +18,12 @@ CONFIG = PretrainConfig(
     data=DataConfig(batch_size=64),
     masking=MaskingConfig(max_predictions=76),
 )
+ROW = RowShape(512, 1, 76, 2580)
 ONE = {"data": 1, "fsdp": 1, "tensor": 1}
 
 
 def seconds(config=CONFIG, mesh=ONE, collectives=(), chip=CHIP):
-    return step_seconds(config, chip, mesh, 512, collectives)
+    return step_seconds(config, chip, mesh, ROW, collectives)
 
 
 def test_a_step_is_the_sum_of_its_parts():
@@ -34,8 +36,8 @@ def test_products_take_the_models_flops_at_the_share_of_the_peak():
     parts = seconds()
     attention = parts["attention"] / 2 * CHIP.bfloat16 * CHIP.matrix_efficiency
     products = parts["products"] * CHIP.bfloat16 * CHIP.matrix_efficiency
-    assert products + attention == pytest.approx(model_flops(CONFIG, 1, 512))
-    assert model_flops(CONFIG, 4, 512) == pytest.approx(model_flops(CONFIG, 1, 512) / 4)
+    assert products + attention == pytest.approx(model_flops(CONFIG, 1, ROW))
+    assert model_flops(CONFIG, 4, ROW) == pytest.approx(model_flops(CONFIG, 1, ROW) / 4)
 
 
 def test_a_kernel_on_a_tpu_moves_no_scores_and_computes_them_again():
@@ -96,16 +98,16 @@ def test_the_model_of_time_gives_what_google_measured_on_v4():
     mesh = ONE | {"data": 64}
     theirs = dataclasses.replace(config, model=dataclasses.replace(config.model, compute_dtype="float32"))
     traffic = expected_traffic(theirs, mesh, 512, 4 * flops.num_parameters(config.model))
-    step = step_seconds(config, CHIP, mesh, 512, traffic, elementwise_bytes=106)["step"]
+    step = step_seconds(config, CHIP, mesh, ROW, traffic, elementwise_bytes=106)["step"]
     assert 7 / step == pytest.approx(145, rel=0.02)
-    assert model_flops(config, 64, 512) / step / CHIP.bfloat16 == pytest.approx(0.538, rel=0.02)
-    ours = step_seconds(config, CHIP, mesh, 512, traffic)["step"]
+    assert model_flops(config, 64, ROW) / step / CHIP.bfloat16 == pytest.approx(0.538, rel=0.02)
+    ours = step_seconds(config, CHIP, mesh, ROW, traffic)["step"]
     unrolled = dataclasses.replace(config, model=dataclasses.replace(config.model, unroll=24))
-    assert step < step_seconds(unrolled, CHIP, mesh, 512, traffic)["step"] < ours
+    assert step < step_seconds(unrolled, CHIP, mesh, ROW, traffic)["step"] < ours
 
 
 def test_compiled_bytes_take_the_place_of_estimated_ones():
-    assert step_seconds(CONFIG, CHIP, ONE, 512, (), 108e9)["memory"] == pytest.approx(108e9 / (0.9 * 1.2e12))
+    assert step_seconds(CONFIG, CHIP, ONE, ROW, (), 108e9)["memory"] == pytest.approx(108e9 / (0.9 * 1.2e12))
 
 
 def test_the_kernels_for_gpus_compute_more_scores_again_and_move_none():

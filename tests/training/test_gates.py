@@ -15,7 +15,7 @@ from bert_jax.data import pipeline
 from bert_jax.devices.sharding import make_mesh
 from bert_jax.model.masking import predictions_per_row
 from bert_jax.plan import flops, hlo
-from bert_jax.plan.planner import lower_train_step
+from bert_jax.plan.planner import lower_train_step, row_of
 from bert_jax.pretraining import pretrain
 from bert_jax.settings.model import model_size
 from bert_jax.settings.pretraining import CheckpointConfig, EvalConfig, MaskingConfig, MeshConfig, PretrainConfig
@@ -133,7 +133,7 @@ def test_waiting_for_data_is_told(monkeypatch):
 
 
 def lowered(config: PretrainConfig, row_length: int):
-    return lower_train_step(config, make_mesh(MeshConfig(), jax.devices()[:1]), row_length)
+    return lower_train_step(config, make_mesh(MeshConfig(), jax.devices()[:1]), row_of(config, row_length))
 
 
 @pytest.mark.slow
