@@ -224,7 +224,7 @@ def test_a_limit_of_predictions_that_no_sequence_reaches_may_change(finished, to
         (20, "task: 15% of the tokens, masked"),
         (
             2,
-            "task: 6.2% of the tokens of a full row (masking.max_predictions 2 is below masking.rate 0.15 x 32 = 5; 0 lifts",
+            "task: 6.2% of the tokens of a full row (masking.max_predictions 2 is below masking.rate 0.15 x 32 = 5; 0",
         ),
     ],
 )

@@ -113,7 +113,7 @@ def test_both_phases_in_one_run_are_the_papers_decay():
     together, alone = configuration("pretrain", "base,phases"), configuration("pretrain", "base")
     steps = (0, 9_999, 10_000, 899_999, 900_000, 999_999)
     assert rates(together, steps) == rates(alone, steps)
-    assert [phase.config.masking.max_predictions for phase in phases_of(together)] == [20, 80]
+    assert [phase.config.masking.max_predictions for phase in phases_of(together)] == [0, 80]
     assert not any(phase.resets_moments for phase in phases_of(together))
 
 
@@ -150,7 +150,7 @@ def test_steps_times_batch_are_the_recipes_sequences(name, argument):
 def test_the_planner_takes_either_phase_as_a_run_of_its_own():
     phases = [phase_of(configuration("lamb"), number) for number in (1, 2)]
     assert [(c.data.batch_size, c.train.accumulate, c.masking.max_predictions) for c in phases] == [
-        (65_536, 64, 20),
+        (65_536, 64, 0),
         (32_768, 128, 80),
     ]
     alone = configuration("pretrain", "large,phase=2")

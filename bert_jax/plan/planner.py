@@ -118,8 +118,8 @@ def _plan_by_compiler(
         needed, available = out_of_memory(str(error))
         seconds = time.perf_counter() - started
         problem = memory_problem(config, dict(mesh.shape), needed, available)
-        return _finish(common, chip, config, shape, (), compile_seconds=seconds, source=version, fits=False, problem=problem,
-                       hbm_bytes=available, bytes={"temporaries": round(needed)})  # fmt: skip
+        return _finish(common, chip, config, shape, (), compile_seconds=seconds, source=version, fits=False,
+                       problem=problem, hbm_bytes=available, bytes={"temporaries": round(needed)})  # fmt: skip
     seconds = time.perf_counter() - started
     module = hlo.parse(compiled.as_text() or "")
     kinds = compiled_bytes(compiled, state, config, mesh, row)

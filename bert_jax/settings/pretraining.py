@@ -76,7 +76,7 @@ class MaskingConfig:
         return self.max_predictions or math.ceil(round(self.rate * row_length, 6))
 
     def most(self, row_length: int) -> int:
-        """Returns the number of predictions of the longest sequence. Masks of one rate and one such number are equal."""
+        """Returns the predictions of the longest sequence. Masks of one rate and one such number are equal."""
         return min(self.limit(row_length), max(1, round(self.rate * row_length)))
 
     def validate(self) -> None:

@@ -57,8 +57,8 @@ def schedule_warnings(config: OptimizerConfig, num_steps: int) -> list[str]:
         return []
     share = (num_steps - 1) / warmup_steps
     return [
-        f"warning: warm-up takes {warmup_steps:,} steps and the schedule ends after {num_steps:,}, so the rate rises to "
-        f"{share:.1%} of {config.learning_rate:g} at most; lower optimizer.warmup_steps, such as to {num_steps // 10}"
+        f"warning: warm-up takes {warmup_steps:,} steps and the schedule ends after {num_steps:,}, so the rate rises "
+        f"to {share:.1%} of {config.learning_rate:g} at most; use optimizer.warmup_rate=0.1"
     ]
 
 
