@@ -18,13 +18,6 @@ SCORERS := scikit-learn==1.9.1 scipy==1.17.1 seqeval==1.2.2
 REFERENCE := .venv-reference
 REFERENCE_INSTALL := $(if $(UV),uv pip install --python $(REFERENCE)/bin/python,$(REFERENCE)/bin/python -m pip install)
 
-# What a machine with a GPU has, as far as a CPU can rehearse it: make gpu-rehearse runs the GPU's stages there.
-GPU_PYTHON := python3.12
-GPU_JAX := 0.11.2
-GPU_TORCH := 2.11.0
-GPU_TRANSFORMERS := 5.17.0
-GPU := .venv-gpu
-
 # jax[tpu] brings the libtpu that fits the jax of constraints.txt.
 TPU_AOT := .venv-tpu
 TPU_AOT_INSTALL := $(if $(UV),uv pip install --python $(TPU_AOT)/bin/python,$(TPU_AOT)/bin/python -m pip install)
@@ -39,20 +32,19 @@ DEMO := runs/demo
 # mkdocs-material prints advice about other versions of MkDocs, unless told not to.
 DOCS := NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs
 
-# pyenv answers to the versions that are switched on; for PYTHON=... and GPU_PYTHON any that is installed may be named.
+# pyenv answers to the versions that are switched on; for PYTHON=... any that is installed may be named.
 ifneq ($(shell command -v pyenv 2>/dev/null),)
 ALL_VERSIONS = $(shell pyenv version-name):$(shell pyenv versions --bare | paste -sd : -)
 ifneq ($(PYTHON),python3)
 export PYENV_VERSION := $(ALL_VERSIONS)
 endif
-$(GPU)/.installed: export PYENV_VERSION = $(ALL_VERSIONS)
 endif
 
 export UV_PYTHON_DOWNLOADS = never
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-all test-wheel test-reference test-tpu-aot test-gpu-aot lint format types docs docs-serve results gpu-kit gpu-rehearse clean
+.PHONY: help setup demo test test-all test-wheel test-reference test-tpu-aot test-gpu-aot lint format types docs docs-serve clean
 
 help:  ## this list of targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1	\2/p' Makefile | expand -t 16
@@ -176,26 +168,6 @@ docs: $(READY)  ## builds the documentation site in site/; fails on dead links a
 
 docs-serve: $(READY)  ## serves the site at http://127.0.0.1:8000 and rebuilds it on changes
 	$(DOCS) serve
-
-results: $(READY)  ## regenerates the pages of docs/results from benchmarks/records
-	$(PY) -m benchmarks.results draw
-
-gpu-kit: $(READY)  ## packs what an offline GPU machine lacks into gpu_kit/: DATA=DIR PRETRAIN=DIR (docs/howto/borrowed_gpu.md)
-	$(PY) -m benchmarks.gpu_kit --output=gpu_kit --data='$(DATA)' --pretrain='$(PRETRAIN)'
-
-gpu-rehearse: $(GPU)/.installed  ## kills and resumes the stages of benchmarks/gpu.sh on a CPU, tiny, offline, from gpu_kit/
-	test -f gpu_kit/kit.json || $(MAKE) gpu-kit
-	PIP_NO_INDEX=1 PYTHON=$(GPU)/bin/python benchmarks/gpu_rehearse.sh
-
-# Without the libraries that the kit brings: a wheel that is missing from it is found here. torch is the CPU build where
-# the package index has it.
-$(GPU)/.installed:
-	@echo 'Installing into $(GPU), with torch; this takes some minutes.'
-	test -x $(GPU)/bin/python || $(GPU_PYTHON) -m venv $(GPU)
-	$(GPU)/bin/python -m pip install --quiet jax==$(GPU_JAX) flax optax orbax-checkpoint safetensors sentencepiece pyarrow \
-	  matplotlib absl-py tqdm fsspec flatbuffers pyyaml packaging protobuf pytest transformers==$(GPU_TRANSFORMERS)
-	$(GPU)/bin/python -m pip install --quiet 'torch==$(GPU_TORCH)+cpu' || $(GPU)/bin/python -m pip install --quiet 'torch==$(GPU_TORCH)'
-	@touch $@
 
 clean:  ## removes environments, caches and builds, but not runs/
 	rm -rf .venv .venv-* build dist site *.egg-info .pytest_cache .ruff_cache

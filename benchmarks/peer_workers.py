@@ -8,8 +8,11 @@ and answers with seconds, CPU seconds and the most memory used so far, or with a
 
 import dataclasses
 import json
+import os
 import shutil
+import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,12 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.jobs import tied
 from benchmarks.timing import CHECKOUT, Contender, Round, num_cores
 from bert_jax.errors import InputError
 from bert_jax.settings.model import ModelConfig
 from bert_jax.settings.pretraining import OptimizerConfig
 
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 WORKER = CHECKOUT / "benchmarks" / "peers" / "worker.py"
 PRECISIONS = ("float32", "bfloat16")
 # What "transformers" stands for. Torch computes bfloat16 by its autocast; ONNX Runtime infers only.
@@ -71,6 +74,19 @@ def describe_work(
         "threads": num_cores(),
         "platform": platform,
     }
+
+
+def tied(command: Sequence[str]) -> list[str]:
+    """Returns a command that gets SIGTERM when the process that starts it is killed; the same one without prctl."""
+    if not sys.platform.startswith("linux"):
+        return list(command)
+    code = (
+        "import ctypes, os, sys; "
+        f"ctypes.CDLL(None).prctl({_PR_SET_PDEATHSIG}, {int(signal.SIGTERM)}); "
+        f"os.getppid() == {os.getpid()} or sys.exit(1); "  # it was killed before that
+        "os.execvp(sys.argv[1], sys.argv[1:])"
+    )
+    return [sys.executable, "-c", code, *command]
 
 
 def save_batches(path: Path, batches: Sequence[dict[str, np.ndarray]]) -> None:

@@ -1,342 +1,194 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of Markdown from records: scores by group, differences to a baseline, minimal pairs, the runs themselves."""
+"""Tables of Markdown from records of runs: a record is one small file that can be committed.
 
+    python -m benchmarks.tables --collect='runs/recipe/*' --record=recipe.json.gz
+    python -m benchmarks.tables --record=recipe.json.gz --columns=evaluation:heldout.mlm_loss,pairs:blimp,task:sst2
+    python -m benchmarks.tables --record=recipe.json.gz --columns=pairs:blimp --baseline=short_rows_first
+
+A record is {"format": 1, "units": [unit, ...]}. A unit is a model of one seed and what was measured with it, read from
+a directory GROUP/seedN, or GROUP for seed 0. There are, as far as they exist: the settings and the last evaluation of
+pretrain/ (or of the directory itself), tasks/NAME/results.json, tasks/NAME/runs/*_seedN/results.json, and the JSON that
+`evaluate` and `score_sentences --pairs` wrote with --output to evaluations/NAME.json and pairs/NAME.json.
+
+A cell is the mean over the seeds of pre-training, with the standard deviation and their number. A difference to the
+baseline is over the seeds that both have, in pairs, with the interval of Student's t at 95 %.
+"""
+
+import glob
+import gzip
+import json
+import math
+import re
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
-from benchmarks.paired import Difference, Interval, Summary, agreement, difference, difference_by_examples, summarise
+from absl import flags
+
 from bert_jax.errors import InputError, shown
 from bert_jax.settings.rules import suggest
+from bert_jax.storage.files import read_json
+from bert_jax.storage.writing import atomic_path
+from bert_jax.tools import cli
+from bert_jax.training.report import METRICS_FILE, read_metrics
 
 Record = dict[str, Any]
-Scores = dict[Any, float]  # by seed
+
+COLLECT = flags.DEFINE_string("collect", "", "directories of units, as a pattern, to add to --record")
+RECORD = flags.DEFINE_string("record", "", "the record, a .json.gz file")
+COLUMNS = flags.DEFINE_list("columns", [], "evaluation:NAME.METRIC, pairs:NAME, task:NAME[.METRIC] or heldout:METRIC")
+ROWS = flags.DEFINE_list("rows", [], "groups in the order of the table; all, in the record's order, if not given")
+BASELINE = flags.DEFINE_string("baseline", "", "a group: shows the differences of the others to it instead")
+
+# Student's t at 97.5 %, by degrees of freedom from 1 on; beyond, the normal distribution is used.
+_STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
 
 
-class Column(NamedTuple):
-    """A metric of a table."""
-
-    metric: str  # see `scores`
-    label: str
-    scale: float = 100.0
-    digits: int = 1
-    paper: str = ""  # what the paper's table calls it
-
-
-class Row(NamedTuple):
-    """A group of a table."""
-
-    group: str
-    label: str
-    paper: str  # what the paper's table calls it
+def read_record(path: Path) -> Record:
+    """Returns a record. Raises: InputError if it is missing or damaged."""
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            record = json.load(file)
+    except (OSError, ValueError, EOFError) as error:
+        raise InputError(f"{path} is not a record ({type(error).__name__}); make one with --collect") from None
+    if not isinstance(record, dict) or record.get("format") != 1 or not isinstance(record.get("units"), list):
+        raise InputError(f"{path} is not a record of format 1; make one with --collect")
+    return record
 
 
-def row_of(spec: Sequence[str]) -> Row:
-    """Returns a row from [group], [group, label] or [group, label, the paper's name]."""
-    group = spec[0]
-    return Row(group, spec[1] if len(spec) > 1 else group, spec[2] if len(spec) > 2 else group)
+def collect(directories: Sequence[Path], record: Record) -> Record:
+    """Returns a record with the units of some directories in place of those of the same group and seed.
 
-
-def column_of(spec: object, paper: Mapping[str, Any]) -> Column:
-    """Returns a column from what a page says of it. Raises: InputError if it says too much, too little or what is not.
-
-    `paper` is the paper's table, which has to have what the column wants of it.
+    Raises: InputError if a directory has nothing to collect.
     """
-    if not isinstance(spec, dict) or set(spec) - set(Column._fields) or not {"metric", "label"} <= set(spec):
-        raise InputError(f"a column is {shown(spec)}; it has metric and label, and may have scale, digits and paper")
-    for name, value in spec.items():
-        kinds = {"scale": (int, float), "digits": (int,)}.get(name, (str,))
-        if type(value) not in kinds or (name == "digits" and not 0 <= value <= 9):
-            wanted = {"scale": "a number", "digits": "a whole number from 0 to 9"}.get(name, "a string")
-            raise InputError(f"a column has {name} = {shown(value)}; give {wanted}")
-    column = Column(**spec)
-    known = {name for row in paper.values() if isinstance(row, dict) for name in row}
-    if column.paper and column.paper not in known:
-        there = f"it has {', '.join(sorted(known))}" if known else "name the paper's table: paper = ..."
-        raise InputError(f"the paper's table has no {column.paper!r}{suggest(column.paper, known)}; {there}")
-    return column
+    units = {(unit["group"], unit["seed"]): unit for unit in record["units"]}
+    for directory in directories:
+        unit = collect_unit(directory)
+        units[unit["group"], unit["seed"]] = unit
+    return {"format": 1, "units": [units[key] for key in sorted(units)]}
 
 
-def _figure(paper: Mapping[str, Any], row: str, column: Column) -> float | None:
-    """Returns the paper's figure; None if it has none."""
-    return paper.get(row, {}).get(column.paper)
+def collect_unit(directory: Path) -> dict[str, Any]:
+    """Returns what was measured in a directory. Raises: InputError if that is nothing."""
+    seed = re.fullmatch(r"seed(\d+)", directory.name)
+    group = directory.parent.name if seed else directory.name
+    unit: dict[str, Any] = {"group": group, "seed": int(seed[1]) if seed else 0}
+    pretrain = directory / "pretrain" if (directory / "pretrain").is_dir() else directory
+    if (pretrain / METRICS_FILE).is_file():
+        records = read_metrics(pretrain / METRICS_FILE)
+        evaluations = [each for each in records if each["kind"] == "eval"]
+        unit["settings"] = read_json(pretrain / "config.json")["run"]
+        unit["heldout"] = {name: [each.get(name) for each in evaluations] for name in (evaluations or [{}])[-1]}
+    for kind in ("evaluations", "pairs"):
+        if files := sorted((directory / kind).glob("*.json")):
+            unit[kind] = {path.stem: read_json(path) for path in files}
+    tasks = {path.name: scores for path in sorted((directory / "tasks").glob("*/")) if (scores := _task(path))}
+    if tasks:
+        unit["tasks"] = tasks
+    if not unit.keys() - {"group", "seed"}:
+        raise InputError(f"{directory} has nothing to collect: no {METRICS_FILE}, evaluations/, pairs/ or tasks/")
+    return unit
 
 
-def scores(record: Record, group: str, metric: str, by: str = "pretraining") -> Scores:
-    """Returns {seed: score} of the units of a group that have a metric.
+def _task(directory: Path) -> dict[str, Any]:
+    """Returns {"metric": name, "runs": {seed: metrics}} of a fine-tuning run or of a grid; {} without results."""
+    results = {}
+    for path in (*sorted(directory.glob("runs/*/results.json")), directory / "results.json"):
+        if path.is_file():
+            seed = re.search(r"_seed(\d+)$", path.parent.name)
+            results[seed[1] if seed else "0"] = read_json(path)
+    if not results:
+        return {}
+    metric = next(iter(results.values()))["metric"]
+    return {"metric": metric, "runs": {seed: result["metrics"] for seed, result in results.items()}}
 
-    Metrics: "task:NAME", the one by which the task chooses, or "task:NAME.METRIC"; "heldout:METRIC", of the run's last
-    evaluation; "evaluation:NAME.METRIC"; "pairs:NAME", the accuracy of all, or "pairs:NAME.PHENOMENON". Of a task that
-    was fine-tuned from several seeds the mean counts; or with `by` "finetuning" each of them, and its seed pairs it.
+
+def value_of(unit: Mapping[str, Any], column: str) -> float | None:
+    """Returns a metric of a unit, None if it was not measured; of a task the mean over the seeds of fine-tuning.
+
+    Raises: InputError if the column is misspelled, or what was measured has no such metric.
     """
-    found: Scores = {}
-    for unit in record["units"]:
-        if unit["group"] != group:
-            continue
-        kind, _, name = metric.partition(":")
-        if kind == "task":
-            name, _, wanted = name.partition(".")
-            task = unit.get("tasks", {}).get(name)
-            runs = {
-                int(seed): values[wanted or task["metric"]]
-                for seed, values in (task["runs"] if task else {}).items()
-                if values.get(wanted or task["metric"]) is not None
-            }
-            if by == "finetuning":
-                found |= {(unit["seed"], seed): value for seed, value in runs.items()}
-            elif runs:
-                found[unit["seed"]] = sum(runs.values()) / len(runs)
-        elif (value := _score(unit, kind, name)) is not None:
-            found[unit["seed"]] = value
-    return found
-
-
-def right_answers(record: Record, group: str, metric: str) -> dict[int, list[float]]:
-    """Returns {seed: [how often each example was right]} of the units of a group, the mean over fine-tunings of each.
-
-    Raises: InputError if the metric is not the accuracy of a task: "task:NAME" if it chooses by that, or
-      "task:NAME.accuracy".
-    """
-    kind, _, name = metric.partition(":")
-    name, _, wanted = name.partition(".")
-    found = {}
-    for unit in record["units"]:
-        task = unit.get("tasks", {}).get(name, {}) if unit["group"] == group else {}
-        if kind != "task" or (wanted or task.get("metric", "accuracy")) != "accuracy":
-            raise InputError(f"by = 'examples' resamples right answers, which {metric} is not; give task:NAME.accuracy")
-        if task.get("right"):
-            rows = [[float(digit) for digit in each] for each in task["right"].values()]
-            found[unit["seed"]] = [sum(column) / len(rows) for column in zip(*rows, strict=True)]
-    return found
-
-
-def apart(record: Record, group: str, baseline: str, metric: str, by: str) -> Difference | None:
-    """Returns one group less another: over their seeds, or by "examples" over seeds and examples of the accuracy."""
-    if by == "examples":
-        return difference_by_examples(right_answers(record, group, metric), right_answers(record, baseline, metric))
-    one, other = scores(record, group, metric, by), scores(record, baseline, metric, by)
-    shared = sorted(set(one) & set(other))
-    return difference(
-        independent({seed: one[seed] for seed in shared}), independent({seed: other[seed] for seed in shared})
-    )
-
-
-def independent(found: Scores) -> Scores:
-    """Returns the mean over the fine-tunings of each pre-training, if there are several of these.
-
-    Fine-tunings of one pre-training share its luck, so they say nothing of another one. Those of a single one count.
-    """
-    models: dict[Any, list[float]] = {}
-    for seed, value in found.items():
-        models.setdefault(seed[0] if isinstance(seed, tuple) else seed, []).append(value)
-    return {seed: statistics.fmean(values) for seed, values in models.items()} if len(models) > 1 else found
-
-
-def _score(unit: Mapping[str, Any], kind: str, name: str) -> float | None:
+    kind, _, name = column.partition(":")
+    name, _, metric = name.partition(".")
     if kind == "heldout":
-        return next(reversed(unit.get("heldout", {}).get(name, [])), None)
-    first, _, rest = name.partition(".")
-    if kind == "evaluation":
-        return unit.get("evaluations", {}).get(first, {}).get("metrics", {}).get(rest)
+        values = unit.get("heldout", {}).get(name)
+        return values[-1] if values else None
     if kind == "pairs":
-        table = unit.get("pairs", {}).get(first)
-        if table is None:
-            return None
-        return next((line["accuracy"] for line in _lines(table) if line["name"] == (rest or "overall")), None)
-    raise InputError(f"metric {kind}:{name} is of no kind there is; they are task, heldout, evaluation and pairs")
+        return unit["pairs"][name]["overall"]["accuracy"] if name in unit.get("pairs", {}) else None
+    if kind not in ("evaluation", "task"):
+        raise InputError(f"column {shown(column)} is not evaluation:NAME.METRIC, pairs:NAME, task:NAME, heldout:METRIC")
+    found = unit.get("evaluations" if kind == "evaluation" else "tasks", {}).get(name)
+    if found is None:
+        return None
+    runs = [found["metrics"]] if kind == "evaluation" else list(found["runs"].values())
+    metric = metric or found.get("metric", "")
+    if missing := [run for run in runs if metric not in run]:
+        raise InputError(f"column {shown(column)}: {name} has no metric {metric!r}{suggest(metric, missing[0])}")
+    return statistics.mean(run[metric] for run in runs)
 
 
-def check_groups(record: Record, groups: Sequence[str], where: str) -> None:
-    """Raises: InputError if a record has no unit of a group that a page wants."""
-    known = {unit["group"] for unit in record["units"]}
-    for group in groups:
-        if group not in known:
-            raise InputError(
-                f"{where}: the record has no group {group!r}{suggest(group, known)}; it has {sorted(known)}"
-            )
+def values_of(record: Record, group: str, column: str) -> dict[int, float]:
+    """Returns the values of a group by seed."""
+    found = {unit["seed"]: value_of(unit, column) for unit in record["units"] if unit["group"] == group}
+    return {seed: value for seed, value in found.items() if value is not None}
 
 
-def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Returns the lines of a table."""
-    return [f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *rows)]
+def table(record: Record, columns: Sequence[str], rows: Sequence[str] = (), baseline: str = "") -> list[str]:
+    """Returns the lines of a table. Raises: InputError if a group or a metric is unknown."""
+    groups = list(dict.fromkeys(unit["group"] for unit in record["units"]))
+    for name in (*rows, *([baseline] if baseline else [])):
+        if name not in groups:
+            raise InputError(f"the record has no group {name!r}{suggest(name, groups)}; it has {', '.join(groups)}")
+    lines = [["", *columns], ["---"] * (len(columns) + 1)]
+    for group in rows or groups:
+        values = [values_of(record, group, column) for column in columns]
+        if baseline and group != baseline:
+            lines.append([group, *(difference(own, values_of(record, baseline, c)) for own, c in zip(values, columns))])
+        elif not baseline:
+            lines.append([group, *map(cell, values)])
+    return [f"| {' | '.join(line)} |" for line in lines]
 
 
-def _number(value: float, column: Column, sign: bool = False) -> str:
-    return f"{value * column.scale:{'+' if sign else ''}.{column.digits}f}"
-
-
-def show(summary: Summary | None, column: Column, missing: int = 0) -> str:
-    """Returns "mean ± deviation (seeds)"; without a deviation for one seed, and "" for none.
-
-    Of `missing` runs, which diverged or have not finished, it tells the number: "mean ± deviation (seeds, 1 missing)".
-    """
-    if summary is None:
+def cell(values: Mapping[int, float]) -> str:
+    """Returns a mean, with the standard deviation and the number of seeds if there are several."""
+    if not values:
         return ""
-    mean, absent = _number(summary.mean, column), [f"{missing} missing"] if missing else []
-    if summary.deviation is None:
-        return f"{mean} ({absent[0]})" if absent else mean
-    return f"{mean} ± {_number(summary.deviation, column)} ({', '.join([str(summary.seeds), *absent])})"
+    mean = f"{statistics.mean(values.values()):.4g}"
+    return f"{mean} ± {statistics.stdev(values.values()):.2g} ({len(values)})" if len(values) > 1 else mean
 
 
-def missing_runs(record: Record, group: str, metric: str) -> int:
-    """Returns how many units of a group have no score, and how many fine-tunings of the others have none."""
-    found = scores(record, group, metric)
-    units = [unit for unit in record["units"] if unit["group"] == group]
-    task = metric.removeprefix("task:").partition(".")[0] if metric.startswith("task:") else None
-    finetunings = sum(unit.get("tasks", {}).get(task, {}).get("missing", 0) for unit in units)
-    return sum(unit["seed"] not in found for unit in units) + finetunings
-
-
-def score_table(
-    record: Record, rows: Sequence[Row], columns: Sequence[Column], paper: Mapping[str, Any], by: str
-) -> list[str]:
-    """Returns the scores of groups, and the paper's beside them with their source where it has some."""
-    header, lines, figures = [""], [], []
-    for column in columns:
-        header += [column.label, *(["paper"] if column.paper else [])]
-    for group, label, paper_row in rows:
-        line = [label]
-        for column in columns:
-            found = summarise(independent(scores(record, group, column.metric, by)))
-            line.append(show(found, column, missing_runs(record, group, column.metric)))
-            if column.paper:
-                figure = _figure(paper, paper_row, column)
-                line.append("" if figure is None else f"{figure:g}")
-                figures += [] if figure is None else [figure]
-        lines.append(line)
-    for column in columns:
-        if not any(scores(record, row.group, column.metric, by) for row in rows):
-            print(f"note: no group of the table has {column.metric}; its column is empty", file=sys.stderr)
-    return markdown(header, lines) + (["", f"Paper: {paper['source']}."] if figures else [])
-
-
-def difference_table(
-    record: Record,
-    rows: Sequence[Row],
-    baseline: str,
-    columns: Sequence[Column],
-    paper: Mapping[str, Any],
-    by: str,
-) -> list[str]:
-    """Returns each group less the baseline, with intervals, and whether the paper's difference has the same sign.
-
-    By all intervals: see `paired`.
-    """
-    first = next((row.paper for row in rows if row.group == baseline), baseline)
-    lines = []
-    for group, label, paper_row in rows:
-        if group == baseline:
-            continue
-        for column in columns:
-            ours = apart(record, group, baseline, column.metric, by)
-            theirs = _paper_difference(paper, paper_row, first, column)
-            if ours is None:
-                print(
-                    f"note: {group} and {baseline} share no seed of {column.metric}; no row is drawn", file=sys.stderr
-                )
-                continue
-            intervals = [_range(interval, column) for interval in (ours.bootstrap, ours.student)]
-            line = [label, column.label, _number(ours.mean, column, True), *intervals, str(ours.seeds)]
-            if any(each.paper for each in columns):
-                line += ["" if theirs is None else f"{theirs:+.{column.digits}f}", agreement(ours, theirs)]
-            lines.append(line)
-    resampled = "seeds and examples" if by == "examples" else "seeds"
-    header = ["less the first", "", "ours", f"95 %, bootstrap of {resampled}", "95 %, Student's t", "seeds"]
-    return markdown(header + (["paper", "sign"] if any(each.paper for each in columns) else []), lines)
-
-
-def _range(interval: Interval | None, column: Column) -> str:
-    return " to ".join(_number(value, column, True) for value in interval or ())
-
-
-def _paper_difference(paper: Mapping[str, Any], row: str, first: str, column: Column) -> float | None:
-    one, other = (_figure(paper, name, column) for name in (row, first))
-    return None if one is None or other is None else one - other
-
-
-def pairs_table(record: Record, groups: Sequence[Row], pairs: str, paradigms: bool = False) -> list[str]:
-    """Returns accuracies by phenomenon, or by paradigm too, of each group; and of others who have published theirs.
-
-    Raises: InputError if no unit has these pairs, or two were scored on different numbers of them.
-    """
-    units = [
-        unit
-        for group, _, _ in groups
-        for unit in record["units"]
-        if unit["group"] == group and pairs in unit.get("pairs", {})
-    ]
-    if not units:
-        raise InputError(f"no unit of {[group for group, _, _ in groups]} has pairs {pairs!r}; collect them first")
-    first, counts = units[0], _counts(units[0], pairs)
-    for unit in units[1:]:
-        other = _counts(unit, pairs)
-        for name in (name for name in {**counts, **other} if counts.get(name) != other.get(name)):
-            told = [f"{each.get(name, 0):,} pairs of {pairs} {name}" for each in (counts, other)]
-            raise InputError(
-                f"{first['group']} seed {first['seed']} has {told[0]} and {unit['group']} seed {unit['seed']} has "
-                f"{told[1]}; score both with the same file and --limit"
-            )
-    baselines: dict[str, dict[str, float]] = {}
-    for line in (line for unit in units for line in _lines(unit["pairs"][pairs])):
-        baselines[line["name"]] = line["baselines"] | baselines.get(line["name"], {})
-    table = first["pairs"][pairs]
-    lines_of = [table["overall"], *table["phenomena"], *(table["paradigms"] if paradigms else [])]
-    others = list(dict.fromkeys(name for line in lines_of for name in baselines[line["name"]]))
-    column = Column("", "")
-    body = []
-    for line in lines_of:
-        cells = [line["name"].replace("_", " "), f"{line['pairs']:,}"]
-        for group, _, _ in groups:
-            name = "" if line["name"] == "overall" else f".{line['name']}"
-            found = scores(record, group, f"pairs:{pairs}{name}")
-            tables = [unit["pairs"][pairs] for unit in units if unit["group"] == group]
-            cells.append(show(summarise(found), column) + _interval_of_one(tables, line["name"], found))
-        body.append([*cells, *(_percent(baselines[line["name"]].get(name)) for name in others)])
-    return markdown(["", "pairs", *(label for _, label, _ in groups), *others], body)
-
-
-def _lines(table: Mapping[str, Any]) -> list[Any]:
-    return [table["overall"], *table["phenomena"], *table["paradigms"]]
-
-
-def _counts(unit: Mapping[str, Any], pairs: str) -> dict[str, int]:
-    return {line["name"]: line["pairs"] for line in _lines(unit["pairs"][pairs])}
-
-
-def _interval_of_one(tables: Sequence[Mapping[str, Any]], name: str, found: Scores) -> str:
-    """Returns the interval over pairs of the only seed there is; "" of several."""
-    if len(found) != 1 or not tables:
+def difference(values: Mapping[int, float], baseline: Mapping[int, float]) -> str:
+    """Returns the mean difference over the seeds that both have, with its interval if these are two or more."""
+    seeds = values.keys() & baseline.keys()
+    if not seeds:
         return ""
-    low, high = next(line["interval"] for line in _lines(tables[0]) if line["name"] == name)
-    return f" [{100 * low:.1f}, {100 * high:.1f}]"
+    differences = [values[seed] - baseline[seed] for seed in seeds]
+    mean = statistics.mean(differences)
+    if len(seeds) == 1:
+        return f"{mean:+.4g} (one seed)"
+    student = _STUDENT[len(seeds) - 2] if len(seeds) - 2 < len(_STUDENT) else 1.96
+    half = student * statistics.stdev(differences) / math.sqrt(len(seeds))
+    return f"{mean:+.4g} [{mean - half:+.4g}, {mean + half:+.4g}] ({len(seeds)})"
 
 
-def _percent(value: float | None) -> str:
-    return "" if value is None else f"{100 * value:.1f}"
+def main() -> None:
+    """Collects, or prints a table."""
+    if not RECORD.value or not (COLLECT.value or COLUMNS.value):
+        raise InputError("--record is needed, with --collect=PATTERN or --columns=NAME,...")
+    path = Path(RECORD.value)
+    if COLLECT.value:
+        directories = [Path(each) for each in sorted(glob.glob(COLLECT.value)) if Path(each).is_dir()]
+        if not directories:
+            raise InputError(f"--collect={COLLECT.value} names no directory; quote a pattern of units")
+        record = collect(directories, read_record(path) if path.exists() else {"format": 1, "units": []})
+        with atomic_path(path) as temporary:
+            temporary.write_bytes(gzip.compress(json.dumps(record, sort_keys=True).encode(), mtime=0))
+        print(f"{len(record['units'])} units in {path}", file=sys.stderr)
+    if COLUMNS.value:
+        print("\n".join(table(read_record(path), COLUMNS.value, ROWS.value, BASELINE.value)))
 
 
-def runs_table(record: Record, groups: Sequence[Row]) -> list[str]:
-    """Returns each unit: how much it was trained on, where, by which commit, and how often it was started again."""
-    body = []
-    for group, label, _ in groups:
-        for unit in (each for each in record["units"] if each["group"] == group):
-            starts = unit.get("starts", [])
-            trained = unit.get("trained") or {}
-            model = unit.get("model") or {}
-            size = f"{model['num_layers']} x {model['hidden_size']}" if model else ""
-            machines = dict.fromkeys(str(start.get("machine", "")) for start in starts)
-            commits = dict.fromkeys(_short(str(start.get("commit", ""))) for start in starts)
-            tokens = f"{trained['tokens'] / 1e6:,.2f}" if trained.get("tokens") else ""
-            restarts = str(len(starts) - 1) if starts else ""
-            steps = f"{unit['steps']:,}" if "steps" in unit else ""
-            hours = f"{unit['seconds'] / 3600:.1f}" if "seconds" in unit else ""
-            where = [restarts, ", ".join(commits), "; ".join(machines)]
-            body.append([label, str(unit["seed"]), size, steps, tokens, hours, *where])
-    header = ["", "seed", "layers x width", "steps", "M tokens", "hours of steps", "restarts", "commit", "machine"]
-    return markdown(header, body)
-
-
-def _short(commit: str) -> str:
-    """Returns the first digits of a commit, and the "+" that says that files were changed since."""
-    return commit[:8] + "+" * commit.endswith("+")
+if __name__ == "__main__":
+    cli.run(main)

@@ -30,7 +30,7 @@ from bert_jax.tasks.results import FinetuneResult, curves, describe_batches, des
 from bert_jax.training.curves import draw_curves
 from bert_jax.training.loop import LoopResult, Pace, Work, train_loop
 from bert_jax.training.run import Run, open_run
-from bert_jax.training.step import TrainState, abstract_state, init_state, make_train_step, make_train_steps
+from bert_jax.training.step import TrainState, abstract_state, init_state, make_train_step
 from bert_jax.training.workdir import common, was_packed
 
 
@@ -148,7 +148,7 @@ def _train(
         make_throughput(model, mesh),
         keep,
         rank=lambda metrics: -metrics[task.metric],
-        train_steps=make_train_steps(*of_step) if train.steps_per_call > 1 else None,
+        train_steps=make_train_step(*of_step, several=True),
     )
     pace = Pace(
         train.num_steps,

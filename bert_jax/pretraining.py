@@ -109,7 +109,7 @@ def train_phase(
         throughput,
         keep,
         phase=phase.number if len(inputs.parts) > 1 else 0,
-        train_steps=part.make_steps(abstract, mesh),
+        train_steps=part.make_step(abstract, mesh, several=True),
     )
     pace = Pace(
         phase.last_step,

@@ -83,7 +83,6 @@ TESTS_ELSEWHERE = {
     "model.attention_kernels": "model/test_fused_attention.py",
     "model.fused_attention_gpu": "model/test_fused_attention.py",
     "model.fused_attention_tpu": "model/test_fused_attention.py",
-    "model.fused_residual_gpu": "model/test_fused_residual.py",
     "model.heads": "checkpoints/test_names.py",
     "model.layers": "model/test_model.py",
     "plan.tables": "plan/test_planner.py",
@@ -139,10 +138,7 @@ CORE: Sequence[str] = """
     settings.model settings.pretraining settings.phases batch devices.sharding data.pipeline
     model.* training.* pretraining
 """.split()
-KERNELS = (
-    *("model.attention_kernels", "model.fused_attention", "model.fused_attention_gpu", "model.fused_attention_tpu"),
-    *("model.fused_residual", "model.fused_residual_gpu"),
-)
+KERNELS = ("model.attention_kernels", "model.fused_attention", "model.fused_attention_gpu", "model.fused_attention_tpu")
 # Heads for fine-tuning, pictures, profiles, the clock that says where the seconds went, what cards say of a run, and
 # how metrics are shown.
 BESIDE = (

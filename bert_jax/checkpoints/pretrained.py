@@ -26,7 +26,7 @@ from bert_jax.model.heads import TASK_PARTS
 from bert_jax.model.objective import Params, abstract_params, encode
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.settings.model import ModelConfig, check_types
-from bert_jax.settings.rules import Values, from_dict, to_dict
+from bert_jax.settings.rules import Values, drop_removed, from_dict, to_dict
 from bert_jax.storage import schema
 from bert_jax.storage.files import JsonObject, check_fetched, read_json
 from bert_jax.storage.places import AnyPath, Place, RemotePath, check_no_pattern, is_taken, to_place
@@ -261,6 +261,7 @@ def _load_own(path: Path, workdir: RemotePath | None = None) -> Pretrained:
         raise InputError(f"{path} has no config.json or no tokenizer/; it is no work directory and no exported model")
     about = schema.read_record(path / "config.json", _ABOUT, "it is damaged, or was not written here")
     try:
+        drop_removed("model", about["model"])
         config = from_dict(ModelConfig, about["model"], "model")
         config.validate()
         if not config.vocab_size:

@@ -217,35 +217,11 @@ class Layer(nn.Module):
         return FeedForward(self.config, name="mlp")(hidden, deterministic)
 
 
-class NormParameters(nn.Module):
-    """The parameters of layer norm, by the names that `nn.LayerNorm` gives them."""
-
-    features: int
-
-    @nn.compact
-    def __call__(self) -> tuple[jax.Array, jax.Array]:
-        """Returns scale and bias, [features]."""
-        shape = (self.features,)
-        return self.param("scale", nn.initializers.ones, shape), self.param("bias", nn.initializers.zeros, shape)
-
-
 def residual(module: Attention | FeedForward, hidden: jax.Array, inputs: jax.Array, deterministic: bool) -> jax.Array:
     """Returns LN(hidden + dropout(output(inputs))) in the compute dtype; `output` is a dense layer.
 
     Call it inside the module that has this layer and the norm.
     """
     config, rate = module.config, module.config.hidden_dropout_rate
-    if config.residual == "fused":
-        from bert_jax.model.fused_residual import fused_residual  # importing Pallas is slow
-
-        draws = rate > 0 and not deterministic
-        multiplied, bias = Dense(config, config.hidden_size, add=False, name="output")(inputs)
-        norm_scale, norm_bias = NormParameters(config.hidden_size, name="norm")()
-        return fused_residual(
-            *(hidden, multiplied, bias, norm_scale, norm_bias),
-            epsilon=config.layer_norm_epsilon,
-            rate=rate if draws else 0.0,
-            dropout_key=module.make_rng("dropout") if draws else None,
-        )
     update = Dropout(rate)(Dense(config, config.hidden_size, name="output")(inputs), deterministic)
     return layer_norm(config)(hidden + update).astype(config.compute_dtype)

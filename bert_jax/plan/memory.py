@@ -12,9 +12,9 @@ from bert_jax.settings.pretraining import PretrainConfig
 from bert_jax.training.step import TrainState
 
 # Numbers of the hidden size that the backward pass reads, for each token and layer, by model.remat: in the compute
-# dtype, and of dropout in bytes, which model.residual=fused draws again. "none" keeps the inputs of all products
-# (hidden twice, query, key, value, context, 4 of the feed-forward block), of the activation (4) and of both norms.
-# "dots" keeps the outputs of the products (11 with the layer's input), "full" the layer's input alone.
+# dtype, and of dropout in bytes. "none" keeps the inputs of all products (hidden twice, query, key, value, context, 4
+# of the feed-forward block), of the activation (4) and of both norms. "dots" keeps the outputs of the products (11 with
+# the layer's input), "full" the layer's input alone.
 _KEPT_OF_TOKENS = {"none": (16.0, 2.0), "dots": (11.0, 0.0), "full": (1.0, 0.0)}
 # Bytes kept for each score of attention: softmax in float32, and a bit of dropout in a byte; and one in the compute
 # dtype. The scores of one layer and their gradients are always there, whatever is kept.
@@ -111,7 +111,7 @@ def activation_bytes(model: ModelConfig, row_length: int, tensor: int = 1) -> in
     `tensor` is how many devices share the heads and the feed-forward block.
     """
     size = 2 if model.compute_dtype == "bfloat16" else 4
-    dropout = model.hidden_dropout_rate > 0 and model.residual == "plain"
+    dropout = model.hidden_dropout_rate > 0
 
     def of_tokens(numbers: float, masks: float) -> float:
         return model.hidden_size * (numbers * size + masks * dropout)

@@ -15,7 +15,6 @@ HBM_EFFICIENCY = 0.9
 # loop stacks what the backward pass reads, and so moves it once more. Read from BERT-Large as compiled: for v5e by
 # libtpu 0.0.42.1, which keeps much of it on the chip, and for H200 by XLA.
 LAYER_BYTES = {"tpu": (228, 162), "gpu": (500, 337)}
-FUSED_RESIDUAL_BYTES = 57  # of these, what model.residual=fused does not move on a GPU; 67 unrolled
 SCORE_BYTES = {"tpu": 25, "gpu": 41}  # per score of attention, both passes, where attention is not one kernel
 OPTIMIZER_BYTES = 34  # per parameter and step
 
@@ -82,8 +81,7 @@ def _elementwise_bytes(config: PretrainConfig, chip: Chip) -> int:
     """Returns the bytes per hidden unit, token and layer of this project's programs."""
     model = config.model
     in_loop, unrolled = LAYER_BYTES[chip.platform]
-    moved = in_loop if model.layers_at_once(chip.platform) < model.num_layers else unrolled
-    return moved - (FUSED_RESIDUAL_BYTES if model.residual == "fused" and not chip.is_tpu else 0)
+    return in_loop if model.layers_at_once(chip.platform) < model.num_layers else unrolled
 
 
 def _score_bytes(config: PretrainConfig, chip: Chip) -> int:

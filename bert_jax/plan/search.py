@@ -27,7 +27,7 @@ def search(
 ) -> list[Plan]:
     """Returns plans of the global batch `config.data.batch_size`, those that fit first and of these the fastest first.
 
-    Searched are mesh, attention, residual connections (on GPUs), rematerialization, unrolling, ZeRO-1, the dtype of
+    Searched are mesh, attention, rematerialization, unrolling, ZeRO-1, the dtype of
     gradients, and accumulation and so the rows at once. Candidates are ranked by arithmetic. Then the best are compiled
     in turn, where the topology has a compiler, until `BEST` of them fit, and ranked by what the compiler says.
     `on_plan` is called with every compiled plan, `on_refusal` with the reason why a mesh is left out.
@@ -69,7 +69,7 @@ def _candidates(
 ) -> list[tuple[Plan, PretrainConfig]]:
     """Returns for each combination of settings on a mesh the plan, by arithmetic, of the most rows at once that fit."""
     found = []
-    for settings in _settings(config, num_chips, is_gpu=topology.partition(":")[0] in GPUS):
+    for settings in _settings(config, num_chips):
         for accumulate in range(1, config.data.batch_size + 1):
             its = dataclasses.replace(settings, train=dataclasses.replace(settings.train, accumulate=accumulate))
             try:
@@ -84,20 +84,15 @@ def _candidates(
     return found
 
 
-def _settings(config: PretrainConfig, num_chips: int, is_gpu: bool) -> Iterator[PretrainConfig]:
+def _settings(config: PretrainConfig, num_chips: int) -> Iterator[PretrainConfig]:
     """Returns the combinations of settings that a mesh allows."""
     model, several = config.model, num_chips > 1
     attention, remat = ("fused", "plain"), ("none", "dots", "full")
-    residuals = ("fused", "plain") if is_gpu else (model.residual,)
     unrolls = (model.num_layers, 1) if model.num_layers > 1 else (1,)
     zero1s = (True, False) if several and config.mesh.data != 1 else (False,)
     gradients = ("bfloat16", "float32") if several and model.compute_dtype == "bfloat16" else ("float32",)
-    for kind, residual, again, unroll, zero1, dtype in itertools.product(
-        attention, residuals, remat, unrolls, zero1s, gradients
-    ):
-        changed = dataclasses.replace(
-            model, attention=kind, residual=residual, remat=again, unroll=unroll, gradient_dtype=dtype
-        )
+    for kind, again, unroll, zero1, dtype in itertools.product(attention, remat, unrolls, zero1s, gradients):
+        changed = dataclasses.replace(model, attention=kind, remat=again, unroll=unroll, gradient_dtype=dtype)
         yield dataclasses.replace(config, model=changed, train=dataclasses.replace(config.train, zero1=zero1))
 
 

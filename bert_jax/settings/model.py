@@ -53,10 +53,6 @@ class ModelConfig:
     # "plain" or "fused"; "fused" uses a kernel on TPUs and on NVIDIA GPUs (Ampere or newer) that does not store the
     # attention scores, and computes the same function without the kernel elsewhere.
     attention: str = "plain"
-    # "plain" or "fused"; "fused" uses a kernel on NVIDIA GPUs (Ampere or newer) for dropout, residual connection and
-    # layer norm, and computes the same function without the kernel elsewhere. Its dropout draws other random bits than
-    # "plain". On a TPU it gains nothing.
-    residual: str = "plain"
     remat: str = "none"  # what the backward pass recomputes: "none", "dots" (all but matmuls) or "full"
     # Layers per iteration of the scan. Unrolling all layers moves fewer bytes, but takes longer to compile.
     # 0 takes all, on a TPU up to 12 layers and on a GPU up to 24; for more, and with rematerialization, it takes 1.
@@ -117,7 +113,6 @@ class ModelConfig:
                 f"{self.compute_dtype}; set model.compute_dtype=float32, or model.matmul_precision=default"
             )
         check_choice(self, "attention", ("plain", "fused"))
-        check_choice(self, "residual", ("plain", "fused"))
         check_choice(self, "remat", ("none", "dots", "full"))
         if self.hidden_size % self.num_heads:
             raise InputError(

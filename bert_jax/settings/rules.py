@@ -66,6 +66,20 @@ def from_dict(kind: type[Config], values: typing.Mapping[str, object], where: st
     return kind(**arguments)
 
 
+# Settings of earlier versions, with the values that had no effect on results; None is any value.
+_REMOVED = {"sweep.together": None, "train.compiled": None, "model.residual": ("plain",)}
+
+
+def drop_removed(section: str, values: Values) -> list[str]:
+    """Deletes settings of earlier versions from a section, and returns those that had an effect, as "NAME=VALUE"."""
+    effective = []
+    for name in [name for name in values if f"{section}.{name}" in _REMOVED]:
+        value, harmless = values.pop(name), _REMOVED[f"{section}.{name}"]
+        if harmless is not None and value not in harmless:
+            effective.append(f"{section}.{name}={shown(value)}")
+    return effective
+
+
 def changed_keys(old: typing.Mapping[str, object], new: typing.Mapping[str, object], prefix: str = "") -> list[str]:
     """Returns the dotted names of the settings that differ between two configurations as dicts."""
     names: list[str] = []

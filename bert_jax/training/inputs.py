@@ -16,9 +16,9 @@ from bert_jax.errors import InputError
 from bert_jax.model.objective import Objective, Params, pretraining_objective
 from bert_jax.settings.model import check_types
 from bert_jax.settings.phases import Phase, check_rows, phases_of, rows_before
-from bert_jax.settings.pretraining import OptimizerConfig, PretrainConfig, TrainConfig
+from bert_jax.settings.pretraining import PretrainConfig
 from bert_jax.text.tokenizer import Tokenizer
-from bert_jax.training.step import LowerableStep, TrainState, TrainSteps, make_train_step, make_train_steps
+from bert_jax.training.step import TrainState, TrainStep, make_train_step
 
 
 class Part(NamedTuple):
@@ -33,18 +33,10 @@ class Part(NamedTuple):
         """Returns the sizes of a row of the phase's batches."""
         return self.objective.row_shape(abstract_batch(self.dataset.train.dtype))
 
-    def make_step(self, abstract: TrainState, mesh: Mesh) -> LowerableStep:
-        """Returns the training step of the phase. `abstract` gives the shapes and shardings of the state."""
-        return make_train_step(*self._of_step(), mesh, abstract, self.phase.schedule_start)
-
-    def make_steps(self, abstract: TrainState, mesh: Mesh) -> TrainSteps | None:
-        """Returns several training steps in one call; None if train.steps_per_call is 1."""
-        if self.phase.train.steps_per_call == 1:
-            return None
-        return make_train_steps(*self._of_step(), mesh, abstract, self.phase.schedule_start)
-
-    def _of_step(self) -> tuple[Objective, OptimizerConfig, TrainConfig]:
-        return self.objective, self.phase.config.optimizer, self.phase.train
+    def make_step(self, abstract: TrainState, mesh: Mesh, several: bool = False) -> TrainStep:
+        """Returns the training step of the phase, or several in one call; `abstract` is as in `make_train_step`."""
+        optimizer, start = self.phase.config.optimizer, self.phase.schedule_start
+        return make_train_step(self.objective, optimizer, self.phase.train, mesh, abstract, start, several)
 
 
 class Inputs(NamedTuple):

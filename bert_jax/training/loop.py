@@ -24,7 +24,7 @@ from bert_jax.errors import DivergedError
 from bert_jax.model.objective import Params
 from bert_jax.training.profiling import profiled
 from bert_jax.training.run import Run
-from bert_jax.training.step import EvalStep, Metrics, TrainState, TrainStep, TrainSteps
+from bert_jax.training.step import EvalStep, Metrics, TrainState, TrainStep
 from bert_jax.training.window import COUNTS, SEEN, Window
 
 # Calls of the training step that may be dispatched and unfinished. With more than one, the device need not wait for
@@ -70,7 +70,7 @@ class Work(NamedTuple):
     keep_revision: Callable[[int, Params, dict[str, int] | None], None]  # of (step, parameters, counts seen)
     rank: Callable[[dict[str, float]], float] = lambda metrics: metrics["loss"]  # lower is better
     phase: int = 0  # the number of the phase; 0 if there is one only
-    train_steps: TrainSteps | None = None  # several steps in one call; None if pace.steps_per_call is 1
+    train_steps: TrainStep | None = None  # several steps in one call; needed if pace.steps_per_call is above 1
 
     def labels(self) -> dict[str, float]:
         """Returns the values that are added to the metrics of every record."""

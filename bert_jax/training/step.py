@@ -20,13 +20,6 @@ from bert_jax.training.accumulate import sum_over_microbatches
 from bert_jax.training.optim import apply_updates, global_norm, learning_rate_at, make_optimizer
 
 
-class Zero1(NamedTuple):
-    """The shardings of parameters under ZeRO, stage 1."""
-
-    divided: PyTree  # between two steps, with the optimizer's state: each device updates its own part
-    whole: PyTree  # within a step
-
-
 class TrainState(NamedTuple):
     """The state of training. It has no random keys: they follow from the step."""
 
@@ -75,19 +68,9 @@ _GPU_OPTIONS: dict[str, bool | str] = {"xla_gpu_exclude_nondeterministic_ops": T
 
 
 class TrainStep(Protocol):
-    """A compiled training step. It donates the state that it is given: do not use that again."""
+    """A compiled training step, or several in one call. It donates the given state: do not use that again."""
 
-    def __call__(self, state: TrainState, batch: Batch, /) -> tuple[TrainState, Metrics]: ...
-
-
-class TrainSteps(Protocol):
-    """Several training steps in one call. It donates the state that it is given: do not use that again."""
-
-    def __call__(self, state: TrainState, batches: tuple[Batch, ...], /) -> tuple[TrainState, Metrics]: ...
-
-
-class LowerableStep(TrainStep, Protocol):
-    """A training step that is compiled when it is first called."""
+    def __call__(self, state: TrainState, batch: Batch | tuple[Batch, ...], /) -> tuple[TrainState, Metrics]: ...
 
     def lower(self, state: TrainState, batch: Batch, /) -> jax.stages.Lowered: ...
 
@@ -141,41 +124,24 @@ def make_train_step(
     mesh: Mesh,
     state: TrainState,
     first_step: int = 0,
-) -> LowerableStep:
+    several: bool = False,
+) -> TrainStep:
     """Returns the compiled step (state, batch) -> (state, metrics). The given state is donated.
+
+    With `several` the function takes a step with each of a tuple of batches of the same shapes. One call costs the host
+    as much as one step. The result is that of single steps within rounding.
 
     `state` gives the shapes and shardings of the training state (`init_state`, `abstract_state`). The batch is global,
     with rows sharded over data x fsdp. The learning rate schedule begins at `first_step` and has train.num_steps.
-    """
-    return _compile(_step_function(objective, optimizer, train, mesh, state, first_step), mesh, state)
-
-
-def make_train_steps(
-    objective: Objective,
-    optimizer: OptimizerConfig,
-    train: TrainConfig,
-    mesh: Mesh,
-    state: TrainState,
-    first_step: int = 0,
-) -> TrainSteps:
-    """Returns the compiled function that takes a step with each of several batches of the same shapes.
-
-    One call costs the host as much as one step. The result is that of single steps within rounding. The arguments are
-    those of `make_train_step`.
     """
     step = _step_function(objective, optimizer, train, mesh, state, first_step)
 
     def steps(state: TrainState, batches: tuple[Batch, ...]) -> tuple[TrainState, Metrics]:
         return jax.lax.scan(step, state, jax.tree.map(lambda *leaves: jnp.stack(leaves), *batches))
 
-    return _compile(steps, mesh, state)
-
-
-def _compile(function: Callable[..., tuple[TrainState, Metrics]], mesh: Mesh, state: TrainState) -> LowerableStep:
-    """Returns the compiled function of (state, rows). Only this outermost jit may have compiler options."""
     shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
-    return jax.jit(
-        function,
+    return jax.jit(  # here alone: what is inside may have no compiler options
+        steps if several else step,
         in_shardings=(shardings, row_sharding(mesh)),
         out_shardings=(shardings, replicated(mesh)),
         donate_argnums=0,
@@ -189,15 +155,15 @@ def _compiler_options(mesh: Mesh) -> dict[str, bool | str] | None:
 
 def _step_function(
     objective: Objective, optimizer: OptimizerConfig, train: TrainConfig, mesh: Mesh, state: TrainState, first_step: int
-) -> TrainStep:
+) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
     """Returns the step (state, batch) -> (state, metrics), not yet compiled.
 
     With train.zero1 a step begins with an all-gather of the parameters, and reduce-scatters the gradients. The matrices
     of the layers are gathered in the compute dtype, in which they are multiplied.
     Source: Rajbhandari et al. 2020, stage 1; Xu et al. 2020.
     """
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, state.params)
-    zero1 = Zero1(shardings, tree_shardings(mesh, state.params)) if train.zero1 else None
+    # Between steps each device holds and updates its own part of the parameters, and within a step all of them.
+    divided = jax.tree.map(lambda leaf: leaf.sharding, state.params) if train.zero1 else None
     transformation = make_optimizer(optimizer, train.num_steps, first_step)
     rate = learning_rate_at(optimizer, train.num_steps, first_step)
     dropout_root = root_key(train.seed, "dropout")
@@ -208,26 +174,21 @@ def _step_function(
         denominators = objective.denominators(batch)
         step_key = jax.random.fold_in(dropout_root, state.step)
 
-        def loss_and_metrics(
-            params: Params, batch: Batch, key: jax.Array, denominators: dict[str, jax.Array]
-        ) -> tuple[jax.Array, _Pairs]:
-            metrics = objective.losses(params, batch, key)
-            terms = [metrics[name][0] / denominator for name, denominator in denominators.items()]
-            return jnp.sum(jnp.stack(terms)), metrics
-
         def gradients_of(
-            params: Params,
-            batch: Batch,
-            step_key: jax.Array,
-            denominators: dict[str, jax.Array],
-            index: jax.Array | int,
+            params: Params, batch: Batch, key: jax.Array, denominators: dict[str, jax.Array], index: jax.Array | int
         ) -> tuple[tuple[jax.Array, _Pairs], Params]:
-            key = jax.random.fold_in(step_key, index)
-            return jax.value_and_grad(loss_and_metrics, has_aux=True)(params, batch, key, denominators)
+            def loss_and_metrics(params: Params) -> tuple[jax.Array, _Pairs]:
+                metrics = objective.losses(params, batch, jax.random.fold_in(key, index))
+                terms = [metrics[name][0] / denominator for name, denominator in denominators.items()]
+                return jnp.sum(jnp.stack(terms)), metrics
 
-        params = _gather(state.params, zero1.whole, objective.compute_dtype) if zero1 else state.params
+            return jax.value_and_grad(loss_and_metrics, has_aux=True)(params)
+
+        params = state.params
+        if divided is not None:
+            params = _gather(params, tree_shardings(mesh, params), objective.compute_dtype)
         given = (params, batch, step_key, denominators)
-        if train.accumulate == 1 and zero1 is None:
+        if train.accumulate == 1 and divided is None:
             (loss, metrics), gradients = gradients_of(*given, 0)
         else:
             (loss, metrics), gradients = sum_over_microbatches(
@@ -235,11 +196,11 @@ def _step_function(
                 train.accumulate,
                 *given,
                 gradient_dtype=objective.gradient_dtype,
-                shardings=zero1 and zero1.divided,
+                shardings=divided,
             )
 
-        if zero1 is not None:
-            gradients = jax.lax.with_sharding_constraint(gradients, zero1.divided)
+        if divided is not None:
+            gradients = jax.lax.with_sharding_constraint(gradients, divided)
         gradients = _without(gradients, kept)  # they have no part in the norm
         updates, optimizer_state = transformation.update(gradients, state.optimizer, state.params)
         updates = _without(cast(Params, updates), kept)  # nor are they decayed, as by Google's optimizer

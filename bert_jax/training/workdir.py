@@ -15,7 +15,7 @@ from bert_jax.errors import InputError
 from bert_jax.settings.finetuning import FINETUNE_RESUMABLE_CHANGES, FinetuneConfig
 from bert_jax.settings.phases import may_change as may_change_in_phases
 from bert_jax.settings.pretraining import MaskingConfig, PretrainConfig
-from bert_jax.settings.rules import changed_keys, to_dict
+from bert_jax.settings.rules import changed_keys, drop_removed, to_dict
 from bert_jax.storage import schema
 from bert_jax.storage.files import read_json
 from bert_jax.storage.leases import LEASE, lease
@@ -79,7 +79,7 @@ def _changes_of(
     """
     run_before = _with_defaults(before["run"], PretrainConfig)
     allowed = may_change_in_phases(run_before, config, max(checkpoint_steps(workdir / "checkpoints"), default=0))
-    masked = MaskingConfig(**run_before["masking"])
+    masked = MaskingConfig(run_before["masking"]["rate"], run_before["masking"]["max_predictions"])
     if all(masked.most(length) == config.masking.most(length) for length in identity.get("row_lengths", [0])):
         allowed = (*allowed, "masking.max_predictions")  # a limit that no sequence reaches, as 20 of 128 tokens
     if "phase2" not in allowed and before.get("later_datasets") != identity["later_datasets"]:
@@ -162,9 +162,6 @@ def was_packed(workdir: Place) -> bool | None:
     return answers[cluster.first_says(answers.index(packed))]
 
 
-_REMOVED = (("sweep", "together"), ("train", "compiled"))  # settings of earlier versions, without effect on results
-
-
 def read_identity(workdir: Place, kind: type) -> dict[str, Any]:
     """Returns the config.json of a work directory.
 
@@ -183,9 +180,12 @@ def read_identity(workdir: Place, kind: type) -> dict[str, Any]:
             f"workdir {workdir} belongs to another kind of run, or its config.json is damaged; give another workdir, "
             "or delete the file if it is damaged: the next run here writes it again"
         )
-    for section, name in _REMOVED:
-        if isinstance(run.get(section), dict):
-            run[section].pop(name, None)
+    sections_of = ((name, values) for name, values in run.items() if isinstance(values, dict))
+    if removed := [setting for name, values in sections_of for setting in drop_removed(name, values)]:
+        raise InputError(
+            f"workdir {workdir} belongs to a run with {', '.join(removed)}, which this version cannot compute; go on "
+            "with the version that began it, or give another workdir"
+        )
     form = schema.record({"run": schema.settings(kind)})
     schema.check(before, form, path, f"it is damaged, so {remedy}")
     return before

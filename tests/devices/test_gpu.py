@@ -32,8 +32,8 @@ pytestmark = pytest.mark.gpu
 PLATFORM = os.environ.get("BERT_JAX_GPU_TESTS_ON", "cuda").partition(",")[0].replace("cuda", "gpu")
 # Two layers with heads of 64, as BERT's, in rows of 128: what a kernel for a GPU is made for.
 MODEL = tiny_model(hidden_size=256, intermediate_size=512, max_positions=128)
-# What is computed by a kernel: nothing, attention, or dropout with the residual connection and layer norm.
-FUSED = {"plain": {}, "fused": {"attention": "fused"}, "residual": {"residual": "fused"}}
+# What is computed by a kernel: nothing or attention.
+FUSED = {"plain": {}, "fused": {"attention": "fused"}}
 OPTIMIZER = OptimizerConfig(learning_rate=1e-3, warmup_steps=1)
 TRAIN_CONFIG = TrainConfig(num_steps=10)
 # XLA may order sums differently from run to run, unless it is told not to.
@@ -82,8 +82,6 @@ def assert_close(ours, theirs, tolerance):
     [
         ("fused", "float32", 2e-4),
         ("fused", "bfloat16", 4e-2),
-        ("residual", "float32", 2e-4),
-        ("residual", "bfloat16", 8e-2),  # rounds at other places; on a CPU, which has no kernel, by up to 4.3e-2
     ],
 )
 def test_a_kernel_computes_what_is_computed_plainly(device, dtype, tolerance, kernel):

@@ -15,9 +15,7 @@ from jax.sharding import SingleDeviceSharding
 
 from bert_jax.devices.chips import GPUS
 from bert_jax.model import fused_attention as fused
-from bert_jax.model import fused_residual
 from bert_jax.model.attention_kernels import PRODUCTS_OF_KERNELS, AttentionShape
-from bert_jax.model.fused_residual import ResidualShape
 from bert_jax.plan import planner
 from bert_jax.plan.gpus import OPTIONS, gpu_devices
 from bert_jax.settings.model import model_size
@@ -32,8 +30,6 @@ MOST_REGISTERS = {
     "h200": {"attention_forward": 168, "attention_queries": 200, "attention_keys": 200},
     "a100": {"attention_forward": 232, "attention_queries": 240, "attention_keys": 255},
 }
-# The same of the residual connection; six programs and more fit a core.
-RESIDUAL_KERNELS = {"residual_forward": 64, "residual_backward": 80}
 
 
 def ptxas() -> Path:
@@ -54,23 +50,6 @@ def kernels_of_attention(gpu, size, head_size, rate, causal, dump):
 
     given = (array, array, array, struct((2, size), jnp.int32), struct((2, 2, 2), jnp.int32), array)
     return kernels(gpu, gradients, given, PRODUCTS_OF_KERNELS, dump)
-
-
-def kernels_of_residual(gpu, size, hidden, rate, dump):
-    """As `kernels_of_attention`, of the residual connection."""
-    shape = ResidualShape(1e-12, round((1 - rate) * 2**16))
-    sharding = SingleDeviceSharding(gpu_devices(f"{gpu}:1", 1)[0])
-    struct = functools.partial(jax.ShapeDtypeStruct, sharding=sharding)
-    wide, narrow = struct((4, size, hidden), jnp.bfloat16), struct((hidden,), jnp.float32)
-
-    def both(*arrays):
-        *floats, keys, gradient = arrays
-        residual = functools.partial(fused_residual._residual, shape, False)
-        result, pull_back = jax.vjp(lambda *floats: residual(*floats, keys), *floats)
-        return result, pull_back(gradient)
-
-    given = (wide, wide, narrow, narrow, narrow, struct((4, 2), jnp.int32), wide)
-    return kernels(gpu, both, given, RESIDUAL_KERNELS, dump)
 
 
 def kernels(gpu, function, given, names, dump):
@@ -108,17 +87,6 @@ def test_kernels_spill_nothing_and_fit_a_core(gpu, size, head_size, rate, causal
         assert all("wgmma.mma_async" in figures["ptx"] for figures in found.values())
 
 
-@pytest.mark.parametrize("gpu", ARCHITECTURES)
-@pytest.mark.parametrize("size, hidden, rate", [(128, 1024, 0.1), (512, 1024, 0.1), (128, 768, 0.1), (512, 1024, 0.0)])
-def test_kernels_of_the_residual_connection_spill_nothing(gpu, size, hidden, rate, tmp_path):
-    found = kernels_of_residual(gpu, size, hidden, rate, tmp_path)
-    assert set(found) == set(RESIDUAL_KERNELS)
-    for name, figures in found.items():
-        print(gpu, size, hidden, rate, name, {key: figures[key] for key in figures if key != "ptx"})
-        assert figures["spilled"] == 0, name
-        assert figures["registers"] <= RESIDUAL_KERNELS[name], name
-
-
 def configuration(rows, num_gpus=1, **changes):
     """Returns two layers of BERT-Base, rows of 512."""
     model = {"vocab_size": 30522, "compute_dtype": "bfloat16", "num_layers": 2} | changes.pop("model", {})
@@ -131,8 +99,8 @@ def configuration(rows, num_gpus=1, **changes):
 
 
 @functools.cache
-def plan_of(attention, num_gpus=1, unroll=1, residual="plain"):
-    model = {"attention": attention, "unroll": unroll, "residual": residual}
+def plan_of(attention, num_gpus=1, unroll=1):
+    model = {"attention": attention, "unroll": unroll}
     return planner.plan(configuration(8, num_gpus, model=model), f"h200:{num_gpus}")
 
 
@@ -147,21 +115,11 @@ def test_fused_attention_moves_fewer_bytes_and_keeps_fewer(unroll):
     assert fused_plan.bytes["temporaries"] < 0.75 * plain.bytes["temporaries"]
 
 
-def test_a_fused_residual_connection_moves_fewer_bytes():
-    plain, fused_plan = (plan_of("fused", unroll=2, residual=residual) for residual in ("plain", "fused"))
-    for plan in (plain, fused_plan):
-        print(plan.moved_bytes / 1e9, plan.bytes, plan.compiled_flops / plan.model_flops, plan.compile_seconds)
-    # Two places a layer, of which each moves 15 arrays [tokens, H] fewer (entry 31 of the log).
-    assert fused_plan.moved_bytes <= plain.moved_bytes - 4 * 15 * (8 * 512 * 768 * 2)
-    assert fused_plan.bytes["temporaries"] <= plain.bytes["temporaries"]
-    assert fused_plan.compiled_flops == plain.compiled_flops
-
-
 def test_cublas_writes_products_in_bfloat16(monkeypatch):
     """A GPU may time cuBLAS as the fastest. XLA fuses nothing with it, so float32 results are read once more."""
-    by_triton = plan_of("fused", unroll=2, residual="fused")
+    by_triton = plan_of("fused", unroll=2)
     monkeypatch.setitem(OPTIONS, "xla_gpu_enable_triton_gemm", False)
-    by_cublas = planner.plan(configuration(8, model={"attention": "fused", "unroll": 2, "residual": "fused"}), "h200:1")
+    by_cublas = planner.plan(configuration(8, model={"attention": "fused", "unroll": 2}), "h200:1")
     print(by_triton.moved_bytes / 1e9, by_cublas.moved_bytes / 1e9)
     assert by_cublas.moved_bytes <= 1.05 * by_triton.moved_bytes
 

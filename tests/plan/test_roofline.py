@@ -115,9 +115,3 @@ def test_the_kernels_for_gpus_compute_more_scores_again_and_move_none():
     fused = dataclasses.replace(CONFIG, model=dataclasses.replace(CONFIG.model, attention="fused"))
     assert seconds(fused, chip=gpu)["memory"] < seconds(chip=gpu)["memory"]
     assert seconds(fused, chip=gpu)["attention"] == pytest.approx(seconds(chip=gpu)["attention"] * 9 / 6)
-
-
-def test_a_fused_residual_moves_less_on_a_gpu_alone():
-    fused = dataclasses.replace(CONFIG, model=dataclasses.replace(CONFIG.model, residual="fused"))
-    assert seconds(fused, chip=GPUS["h200"])["memory"] < seconds(chip=GPUS["h200"])["memory"]
-    assert seconds(fused) == seconds()

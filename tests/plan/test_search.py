@@ -42,7 +42,7 @@ def test_the_winner_has_the_batch_and_flags_that_make_its_settings(tmp_path):
     assert times == sorted(times) and len(times) > 20
     winner = found[0]
     flags = dict(flag.removeprefix("--config.").split("=") for flag in winner.flags)
-    assert flags["model.attention"] == flags["model.residual"] == "fused"
+    assert flags["model.attention"] == "fused"
     assert "model.remat" not in flags  # 64 rows of a chip fit as they are
     changed = dataclasses.replace(
         config,
@@ -50,7 +50,6 @@ def test_the_winner_has_the_batch_and_flags_that_make_its_settings(tmp_path):
             config.model,
             unroll=int(flags["model.unroll"]),
             attention="fused",
-            residual=flags["model.residual"],
             gradient_dtype="bfloat16",
         ),
         train=dataclasses.replace(config.train, zero1=flags.get("train.zero1") == "True"),

@@ -20,7 +20,7 @@ from bert_jax.plan.memory import gathered_bytes, shard_bytes
 from bert_jax.settings.pretraining import MaskingConfig, MeshConfig, OptimizerConfig, TrainConfig
 from bert_jax.training import step as step_module
 from bert_jax.training.optim import Moments
-from bert_jax.training.step import abstract_state, init_state, make_eval_step, make_train_step, make_train_steps
+from bert_jax.training.step import abstract_state, init_state, make_eval_step, make_train_step
 
 OPTIMIZER = OptimizerConfig(learning_rate=1e-2, warmup_steps=1)
 MASKING = MaskingConfig()
@@ -266,7 +266,7 @@ def test_steps_of_one_call_are_single_steps(sizes, more, monkeypatch):
     train = TrainConfig(num_steps=10, **more)
     first = init_state(objective, OPTIMIZER, train, mesh)
     one = make_train_step(objective, OPTIMIZER, train, mesh, first)
-    several = make_train_steps(objective, OPTIMIZER, train, mesh, first)
+    several = make_train_step(objective, OPTIMIZER, train, mesh, first, several=True)
     batches = [jax.device_put(random_batch(seed=seed), row_sharding(mesh)) for seed in range(3)]
     with jax.set_mesh(mesh):
         state, history = jax.tree.map(jnp.copy, first), []
