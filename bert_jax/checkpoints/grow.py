@@ -11,7 +11,7 @@ import numpy as np
 from bert_jax.checkpoints.pretrained import Pretrained
 from bert_jax.errors import InputError
 from bert_jax.text.tokenizer import Tokenizer
-from bert_jax.text.vocab import CONTINUATION, MAX_WORD_LENGTH
+from bert_jax.text.vocab import CONTINUATION
 from bert_jax.text.wordpiece import WordPiece
 
 _UNUSED = re.compile(r"\[unused\d+\]")
@@ -95,7 +95,7 @@ def _grow_vocab(tokenizer: Tokenizer, words: Sequence[str], use_unused: bool) ->
     vocab += [""] * (max(places) + 1 - len(vocab))
     for place, word in zip(places, words, strict=True):
         vocab[place] = word
-    return Tokenizer(WordPiece(vocab, pieces.normalizer)), np.array(places)
+    return Tokenizer(WordPiece(vocab, pieces.normalizer, pieces.longest)), np.array(places)
 
 
 def _check_word(word: str, pieces: WordPiece, seen: set[str]) -> None:
@@ -112,5 +112,5 @@ def _check_word(word: str, pieces: WordPiece, seen: set[str]) -> None:
             f"token {word!r} is {normal} to this tokenizer ({'un' if pieces.normalizer.lowercase else ''}cased), so "
             "text would never give it; give single words as the tokenizer writes them"
         )
-    if len(word) > MAX_WORD_LENGTH:
-        raise InputError(f"token {word[:20]!r}... has {len(word)} characters; longer than {MAX_WORD_LENGTH} is [UNK]")
+    if len(word) > pieces.longest:
+        raise InputError(f"token {word[:20]!r}... has {len(word)} characters; longer than {pieces.longest} is [UNK]")

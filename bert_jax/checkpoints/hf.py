@@ -8,6 +8,7 @@ Source: transformers' configuration_bert.py and modeling_bert.py for what the op
 from collections.abc import Mapping
 from pathlib import Path
 
+from bert_jax.checkpoints.hf_extras import EXTRAS, check_prefix, check_whole, find_extras
 from bert_jax.checkpoints.hf_tokenizer import load_hf_tokenizer, save_hf_tokenizer
 from bert_jax.checkpoints.hf_weights import INDEX, PICKLE, WEIGHTS, import_torch, open_weights, write_weights
 from bert_jax.checkpoints.names import Imported, check_vocabulary, find_not_finite, from_params, infer_task, to_params
@@ -61,7 +62,7 @@ _SETTINGS = {
 }
 
 _FILES = ["config.json", "model*.safetensors", INDEX, "vocab.txt", "spiece.model", "tokenizer.json",
-          "tokenizer_config.json", "added_tokens.json"]  # fmt: skip
+          "tokenizer_config.json", "added_tokens.json", *EXTRAS]  # fmt: skip
 
 
 def load_hf(path: str | Path) -> Imported:
@@ -71,6 +72,7 @@ def load_hf(path: str | Path) -> Imported:
     """
     directory = fetch(str(path)) if str(path).startswith("hf://") else Path(path)
     where = directory / "config.json"
+    check_whole(directory)
     if not where.exists():
         raise InputError(f"{directory} has no config.json, which says what its tensors mean; copy it as well")
     files.check_fetched(directory)
@@ -80,7 +82,9 @@ def load_hf(path: str | Path) -> Imported:
     config = model_config(settings, where)
     tokenizer, notes = load_hf_tokenizer(directory)
     check_vocabulary(tokenizer, config.vocab_size, where)
+    notes += find_extras(directory)
     with open_weights(directory) as (name, shapes, read):
+        check_prefix(shapes, name)
         params = to_params(read, shapes, "hf", config, name)
     present = parts_of(params)
     architectures = settings.get("architectures")

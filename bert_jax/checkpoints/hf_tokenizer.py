@@ -5,6 +5,7 @@ Where two files speak of one option, tokenizer_config.json is right for BERT's o
 two general ones, as it is to transformers.
 """
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,13 +14,17 @@ from bert_jax.storage.files import JsonObject, read_json
 from bert_jax.storage.writing import write_json
 from bert_jax.text.tokenizer import Tokenizer, load_tokenizer, wordpiece_tokenizer
 from bert_jax.text.vocab import CONTINUATION, MAX_WORD_LENGTH, SPECIAL_TOKENS, read_vocab
-from bert_jax.text.wordpiece import holds_capitals
+from bert_jax.text.wordpiece import LONGEST_WORD, WordPiece, holds_capitals
 
 _SETTINGS, _BACKEND = "tokenizer_config.json", "tokenizer.json"
 _SPECIAL_NAMES = ("pad", "unk", "cls", "sep", "mask")  # as SPECIAL_TOKENS
 
 # Those of BERT, and those that say nothing; another class splits text in another way.
-_CLASSES = ("", "BertTokenizer", "BertTokenizerFast", "PreTrainedTokenizerFast", "TokenizersBackend", "SentencePiece")
+_OF_BERT = ("Bert", "DistilBert", "MobileBert", "Electra", "ConvBert")  # whose tokenizers are the same
+_CLASSES = (
+    *("", "AutoTokenizer", "PreTrainedTokenizerFast", "TokenizersBackend", "SentencePiece"),
+    *(f"{model}Tokenizer{fast}" for model in _OF_BERT for fast in ("", "Fast")),
+)
 _GENERAL = ("PreTrainedTokenizerFast", "TokenizersBackend")  # they do what tokenizer.json says
 _OTHER = "what it makes of a text cannot be computed here"
 _OPTIONS = {"lowercase": "do_lower_case", "strip_accents": "strip_accents",
@@ -59,7 +64,6 @@ def load_hf_tokenizer(directory: Path) -> tuple[Tokenizer, list[str]]:
         raise InputError(
             f"{directory} has no vocab.txt and no tokenizer.json; copy one of them from where it came from"
         )
-    notes = _check_added_tokens(directory, settings, backend, vocab)
     if "do_lower_case" not in options:  # nobody says: capitals in the vocabulary do
         options["do_lower_case"] = not holds_capitals(vocab)
     try:
@@ -68,10 +72,11 @@ def load_hf_tokenizer(directory: Path) -> tuple[Tokenizer, list[str]]:
             options["do_lower_case"],
             options.get("strip_accents"),
             options.get("tokenize_chinese_chars", True),
+            _longest_word(backend, directory / _BACKEND),
         )
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
-    return tokenizer, notes
+    return tokenizer, _check_added_tokens(directory, settings, backend, tokenizer)
 
 
 def save_hf_tokenizer(directory: Path, tokenizer: Tokenizer, max_positions: int) -> list[str]:
@@ -126,7 +131,7 @@ def _make_backend(tokenizer: Tokenizer) -> JsonObject:
             "type": "WordPiece",
             "unk_token": "[UNK]",
             "continuing_subword_prefix": CONTINUATION,
-            "max_input_chars_per_word": MAX_WORD_LENGTH,
+            LONGEST_WORD: tokenizer.config.get(LONGEST_WORD, MAX_WORD_LENGTH),
             "vocab": {token: index for index, token in enumerate(tokenizer.vocab)},
         },
     }
@@ -156,7 +161,7 @@ def _check_settings(settings: JsonObject, path: Path) -> None:
 
 def _backend_options(backend: JsonObject, path: Path) -> JsonObject:
     """Returns the options of tokenizer.json under the names of tokenizer_config.json."""
-    parts = [backend.get(name) or {} for name in ("model", "normalizer", "pre_tokenizer")]
+    parts = [_only_one(backend.get(name) or {}) for name in ("model", "normalizer", "pre_tokenizer")]
     if not all(isinstance(part, dict) for part in parts):
         raise InputError(f"{path}: model, normalizer and pre_tokenizer are not objects; copy it again")
     model, normalizer, splitter = parts
@@ -170,10 +175,25 @@ def _backend_options(backend: JsonObject, path: Path) -> JsonObject:
     ):
         if found != wanted:
             raise InputError(f"{path}: {what} is {shown(found)}, BERT's is {shown(wanted)}; {_OTHER}")
-    longest = model.get("max_input_chars_per_word", MAX_WORD_LENGTH)
-    if longest not in (100, MAX_WORD_LENGTH):
-        raise InputError(f"{path}: max_input_chars_per_word is {shown(longest)}, BERT's is 100 or 200; {_OTHER}")
     return {ours: normalizer[name] for name, ours in _OPTIONS.items() if normalizer.get(name) is not None}
+
+
+def _only_one(part: object) -> object:
+    """Returns the member of a Sequence that has no other, such as {"type": "Sequence", "normalizers": [...]}."""
+    while isinstance(part, dict) and part.get("type") == "Sequence":
+        members = part.get("normalizers", part.get("pretokenizers"))
+        if not isinstance(members, list) or len(members) != 1:
+            break
+        part = members[0]
+    return part
+
+
+def _longest_word(backend: JsonObject, path: Path) -> int:
+    """Returns the most characters of a word that is not [UNK]: as tokenizer.json says, or as Google's code has it."""
+    longest = (backend.get("model") or {}).get(LONGEST_WORD, MAX_WORD_LENGTH)
+    if type(longest) is not int or longest < 1:
+        raise InputError(f"{path}: {LONGEST_WORD} is {shown(longest)}; make it a number of characters, such as 100")
+    return longest
 
 
 def _backend_vocab(backend: JsonObject, path: Path) -> dict[str, int]:
@@ -194,8 +214,12 @@ def _check_same(vocab: Sequence[str], ids: dict[str, int], directory: Path) -> N
             )
 
 
-def _check_added_tokens(directory: Path, settings: JsonObject, backend: JsonObject, vocab: Sequence[str]) -> list[str]:
-    """Returns a line about tokens that are found in raw text. Raises: InputError if the vocabulary lacks one."""
+def _check_added_tokens(directory: Path, settings: JsonObject, backend: JsonObject, tokenizer: Tokenizer) -> list[str]:
+    """Returns a line about tokens that are found in raw text.
+
+    Raises: InputError if the vocabulary lacks one, or if text would never give it here.
+    """
+    vocab = tokenizer.vocab
     decoder = settings.get("added_tokens_decoder") or {}
     try:
         pairs = [*_read_object(directory / "added_tokens.json").items()]
@@ -207,12 +231,15 @@ def _check_added_tokens(directory: Path, settings: JsonObject, backend: JsonObje
             f"{directory}: what its tokenizer files say of added tokens is no list of tokens and ids; copy them again"
         ) from None
     beyond = sorted((index, token) for token, index in ids.items() if not 0 <= index < len(vocab))
+    never = [token for token in ids if not _is_word(token, tokenizer)]
     if beyond:
+        where = "tokenizer.json (model.vocab)" if backend else "vocab.txt"
+        fix = f"add them to {where} as words, with their ids, and remove them from what is added"
+        if of_these := [token for _, token in beyond if token in never]:
+            fix = f"{shown(of_these[0])} is no word, which no text would give here, so this model cannot be used"
         raise InputError(
             f"{directory} adds {len(beyond)} tokens to its vocabulary of {len(vocab)}, "
-            f"{shown(beyond[0][1])} the first; "
-            "they are found in raw text, which this tokenizer does not do: append them to vocab.txt as words, in the "
-            "order of their ids, and remove them from the other files"
+            f"{shown(beyond[0][1])} the first; they are found in raw text, which this tokenizer does not do: {fix}"
         )
     for token, index in ids.items():
         if token in SPECIAL_TOKENS and vocab[index].strip() != token:
@@ -223,7 +250,18 @@ def _check_added_tokens(directory: Path, settings: JsonObject, backend: JsonObje
     others = sorted(ids.keys() - set(SPECIAL_TOKENS), key=ids.__getitem__)
     if not others:
         return []
+    if unreachable := [token for token in others if token in never and not re.fullmatch(r"\[unused\d+\]", token)]:
+        raise InputError(
+            f"{directory} has the added token {shown(unreachable[0])}, which transformers finds in raw text and no "
+            "text gives here; if yours have none, remove it from the added tokens of tokenizer.json and the other files"
+        )
     return [
         f"{len(others)} tokens, {shown(others[0])} the first, are found in raw text by transformers, and are words "
         "like others here"
     ]
+
+
+def _is_word(token: str, tokenizer: Tokenizer) -> bool:
+    """Returns whether text that is a token, or would be if it were in the vocabulary, gives this token."""
+    assert isinstance(tokenizer.pieces, WordPiece)
+    return token.split() == [token] == tokenizer.pieces.normalizer(token) and len(token) <= tokenizer.pieces.longest

@@ -15,6 +15,7 @@ import numpy as np
 from bert_jax.batch import Batch, pad_rows
 from bert_jax.checkpoints.arrays import ArrayTable, check_arrays, describe, restore_tree, save_tree, state_bytes
 from bert_jax.checkpoints.hf import load_hf
+from bert_jax.checkpoints.hf_extras import check_whole
 from bert_jax.checkpoints.names import flatten, part_of, unflatten
 from bert_jax.checkpoints.revisions import find_revision, revision_path
 from bert_jax.checkpoints.sealed import SEAL, find_damage, read_newest, seal, state_place
@@ -220,6 +221,8 @@ def recognise(path: AnyPath) -> str:
             "give each a directory of its own"
         )
     if not forms:
+        if isinstance(path, Path):
+            check_whole(path)
         others = [name for name in ("tf_model.h5", "flax_model.msgpack", "model.onnx") if (path / name).exists()]
         raise InputError(
             f"{path} holds no model: no params/ or checkpoints/ as written here, no model.safetensors and no "

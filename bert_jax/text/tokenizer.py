@@ -22,12 +22,14 @@ from bert_jax.storage.places import AnyPath, to_place
 from bert_jax.storage.urls import on_this_machine
 from bert_jax.text.normalize import Normalizer
 from bert_jax.text.sentencepieces import SentencePieces, read_sentencepieces
-from bert_jax.text.vocab import SPECIAL_TOKENS
-from bert_jax.text.wordpiece import WordPiece, read_wordpiece
+from bert_jax.text.vocab import MAX_WORD_LENGTH, SPECIAL_TOKENS
+from bert_jax.text.wordpiece import LONGEST_WORD, WordPiece, read_wordpiece
 
 _CONFIG_NAME = "tokenizer_config.json"
 _NAMES = ("do_lower_case", "strip_accents", "tokenize_chinese_chars", "keep_accents")
-_OPTIONS = schema.record({}, dict.fromkeys(_NAMES, schema.or_null(schema.true_or_false)))
+_OPTIONS = schema.record(
+    {}, dict.fromkeys(_NAMES, schema.or_null(schema.true_or_false)) | {LONGEST_WORD: schema.or_null(schema.whole())}
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,8 +120,13 @@ class Tokenizer:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Returns a sha256 of vocabulary, options and algorithm, which together determine the ids of a text."""
-        options = json.dumps([self.kind, self.config], sort_keys=True)
+        """Returns a sha256 of vocabulary, options and algorithm, which together determine the ids of a text.
+
+        Google's limit of the length of a word, 200, and Hugging Face's, 100, have the same one, so that the data of a
+        vocab.txt go with a model of its tokenizer.json.
+        """
+        config = {name: value for name, value in self.config.items() if (name, value) != (LONGEST_WORD, 100)}
+        options = json.dumps([self.kind, config], sort_keys=True)
         return hashlib.sha256(options.encode() + b"\n" + self.pieces.content).hexdigest()
 
     def encode(self, text: str, allow_special: bool = False) -> list[int]:
@@ -196,7 +203,11 @@ class Tokenizer:
 
 
 def wordpiece_tokenizer(
-    vocab: Sequence[str], lowercase: bool, strip_accents: bool | None = None, split_chinese: bool = True
+    vocab: Sequence[str],
+    lowercase: bool,
+    strip_accents: bool | None = None,
+    split_chinese: bool = True,
+    longest: int = MAX_WORD_LENGTH,
 ) -> Tokenizer:
     """Returns the tokenizer of a WordPiece vocabulary.
 
@@ -205,9 +216,10 @@ def wordpiece_tokenizer(
       lowercase: whether text is lower-cased.
       strip_accents: whether accents are dropped; None follows `lowercase`.
       split_chinese: whether each Chinese character is a word.
+      longest: characters of a word; a longer one is [UNK].
     Raises: InputError if a special token is missing.
     """
-    return Tokenizer(WordPiece(vocab, Normalizer(lowercase, strip_accents, split_chinese)))
+    return Tokenizer(WordPiece(vocab, Normalizer(lowercase, strip_accents, split_chinese), longest))
 
 
 def load_tokenizer(path: AnyPath, lowercase: bool | None = None, strip_accents: bool | None = None) -> Tokenizer:

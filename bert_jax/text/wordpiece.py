@@ -16,6 +16,7 @@ from bert_jax.text.offsets import move_spans
 from bert_jax.text.vocab import CONTINUATION, MAX_WORD_LENGTH, read_vocab, vocab_bytes
 from bert_jax.text.words import BatchEncoder
 
+LONGEST_WORD = "max_input_chars_per_word"  # Hugging Face's name of the option
 _CACHED_WORDS = 500_000  # about 150 MB; as many different words as there are in 50 MB of English text
 
 _FIRST_LETTERS = 4  # of a word, by which it is known how long a token that begins it can be
@@ -34,9 +35,10 @@ class WordPiece:
     file_name = "vocab.txt"
     class_name = "BertTokenizer"  # Hugging Face's, which reads both files
 
-    def __init__(self, vocab: Sequence[str], normalizer: Normalizer):
+    def __init__(self, vocab: Sequence[str], normalizer: Normalizer, longest: int = MAX_WORD_LENGTH):
         self.vocab = tuple(vocab)
         self.normalizer = normalizer
+        self.longest = longest  # characters; a longer word is [UNK]
         self.ids = {token: index for index, token in enumerate(vocab)}  # of duplicate tokens the last counts
         self._heads = _Pieces(self.ids)
         self._tails = _Pieces(
@@ -51,7 +53,7 @@ class WordPiece:
         self._spans = _Memo(self._spans_between_blanks)
 
     def __reduce__(self) -> tuple:
-        return WordPiece, (self.vocab, self.normalizer)  # without the words seen so far
+        return WordPiece, (self.vocab, self.normalizer, self.longest)  # without the words seen so far
 
     def __call__(self, text: str) -> list[int]:
         return list(itertools.chain.from_iterable(map(self._words.__getitem__, blank_separated(text))))
@@ -82,9 +84,10 @@ class WordPiece:
         return BatchEncoder(self.normalizer, self._pieces_of_word, len(self.vocab))
 
     @property
-    def config(self) -> dict[str, bool | str]:
+    def config(self) -> JsonObject:
         """Returns the options, under Hugging Face's names."""
-        return {
+        own = {LONGEST_WORD: self.longest} if self.longest != MAX_WORD_LENGTH else {}
+        return own | {
             "do_lower_case": self.normalizer.lowercase,
             "strip_accents": self.normalizer.strip_accents,
             "tokenize_chinese_chars": self.normalizer.split_chinese,
@@ -120,7 +123,7 @@ class WordPiece:
 
     def _pieces_of_word(self, word: str) -> tuple[int, ...]:
         """Returns the ids of a normalised word, or [UNK] if a part of it has no token."""
-        if len(word) > MAX_WORD_LENGTH:
+        if len(word) > self.longest:
             return (self.ids["[UNK]"],)
         ids, pieces = [], self._heads
         while word:
@@ -168,7 +171,8 @@ def read_wordpiece(
         strip_accents = config.get("strip_accents")
     if not config.get("do_basic_tokenize", True):
         raise InputError(f"tokenizer_config.json beside {path} does not describe a BERT tokenizer; give {path} itself")
-    return WordPiece(vocab, Normalizer(lowercase, strip_accents, config.get("tokenize_chinese_chars", True)))
+    normalizer = Normalizer(lowercase, strip_accents, config.get("tokenize_chinese_chars", True))
+    return WordPiece(vocab, normalizer, config.get(LONGEST_WORD) or MAX_WORD_LENGTH)
 
 
 def holds_capitals(vocab: Sequence[str]) -> bool:

@@ -45,8 +45,18 @@ def change(path, **values):
         ("tokenizer.json", {"model": {"type": "WordPiece", "vocab": {"[PAD]": 7}}}, 'disagree about "[PAD]"'),
         ("tokenizer.json", {"added_tokens": [{"content": "[MASK]", "id": 7}]}, 'token "[MASK]" has the id 7, in the'),
         ("tokenizer.json", {"model": {"type": "WordPiece", "unk_token": "a"}}, 'unk_token is "a", BERT\'s is "[UNK]"'),
-        ("tokenizer.json", {"model": {"max_input_chars_per_word": 5}}, "max_input_chars_per_word is 5, BERT's is 100"),
-        ("tokenizer.json", {"added_tokens": [{"content": "<new>", "id": 10**6}]}, "adds 1 tokens to its vocabulary"),
+        ("tokenizer.json", {"added_tokens": [{"content": "<new>", "id": 10**6}]}, '"<new>" is no word, which no text'),
+        (
+            "tokenizer.json",
+            {"added_tokens": [{"content": "word", "id": 10**6}]},
+            "add them to tokenizer.json (model.vocab)",
+        ),
+        (
+            "tokenizer.json",
+            {"added_tokens": [{"content": "##s", "id": 9}]},
+            'the added token "##s", which transformers',
+        ),
+        ("tokenizer.json", {"normalizer": {"type": "Sequence", "normalizers": []}}, 'normalizer is "Sequence", BERT'),
     ],
 )
 def test_what_is_not_berts_is_refused(repository, tmp_path, file, values, problem):
@@ -94,3 +104,57 @@ def test_the_general_classes_do_what_tokenizer_json_says(tokenizer, tmp_path, ki
     else:
         with pytest.raises(InputError, match="post_processor is null, so it adds no"):
             load_hf_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "kind", ["DistilBertTokenizer", "DistilBertTokenizerFast", "AutoTokenizer", "ElectraTokenizer"]
+)
+def test_names_of_the_same_tokenizer(tokenizer, tmp_path, kind):
+    save_hf_tokenizer(tmp_path, tokenizer, 64)
+    change(tmp_path / "tokenizer_config.json", tokenizer_class=kind)
+    found, notes = load_hf_tokenizer(tmp_path)
+    assert found.fingerprint == tokenizer.fingerprint and not notes
+
+
+def test_a_sequence_of_one_is_that_one(tokenizer, tmp_path):
+    save_hf_tokenizer(tmp_path, tokenizer, 64)
+    backend = json.loads((tmp_path / "tokenizer.json").read_text())
+    nested = {"type": "Sequence", "normalizers": [{"type": "Sequence", "normalizers": [backend["normalizer"]]}]}
+    splitter = {"type": "Sequence", "pretokenizers": [backend["pre_tokenizer"]]}
+    change(tmp_path / "tokenizer.json", normalizer=nested, pre_tokenizer=splitter)
+    assert load_hf_tokenizer(tmp_path)[0].fingerprint == tokenizer.fingerprint
+    nested["normalizers"].append({"type": "NFC"})
+    change(tmp_path / "tokenizer.json", normalizer=nested)
+    with pytest.raises(InputError, match='normalizer is "Sequence"'):
+        load_hf_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("longest", [5, 100, 200, 300])
+def test_the_longest_word_of_tokenizer_json_is_kept(tokenizer, tmp_path, longest):
+    save_hf_tokenizer(tmp_path, tokenizer, 64)
+    backend = json.loads((tmp_path / "tokenizer.json").read_text())
+    backend["model"]["max_input_chars_per_word"] = longest
+    change(tmp_path / "tokenizer.json", model=backend["model"])
+    found, notes = load_hf_tokenizer(tmp_path)
+    found.save(tmp_path / "own")
+    save_hf_tokenizer(tmp_path / "again", found, 64)
+    again = json.loads((tmp_path / "again" / "tokenizer.json").read_text())
+    assert again["model"]["max_input_chars_per_word"] == longest and not notes
+    for each in (found, load_tokenizer(tmp_path / "own"), load_hf_tokenizer(tmp_path / "again")[0]):
+        assert each.encode("a" * longest) != [each.unk_id] == each.encode("a" * (longest + 1))
+        assert each.encode_arrays(["a" * (longest + 1)])[0].tolist() == [each.unk_id]
+        assert each.fingerprint == found.fingerprint
+    assert (found.fingerprint == tokenizer.fingerprint) == (longest in (100, 200))  # data of vocab.txt fit the model
+    for wrong in (0, "100", 1.5, True):
+        change(tmp_path / "tokenizer.json", model=backend["model"] | {"max_input_chars_per_word": wrong})
+        with pytest.raises(InputError, match=r"max_input_chars_per_word is .*; make it a number of characters"):
+            load_hf_tokenizer(tmp_path)
+
+
+def test_added_tokens_that_are_words_are_words(tokenizer, tmp_path):
+    save_hf_tokenizer(tmp_path, tokenizer, 64)
+    vocab = {token: index for index, token in enumerate(tokenizer.vocab)}
+    word = next(token for token in vocab if token.isalpha() and token.islower() and len(token) > 2)
+    change(tmp_path / "tokenizer.json", added_tokens=[{"content": word, "id": vocab[word]}])
+    (note,) = load_hf_tokenizer(tmp_path)[1]
+    assert f'1 tokens, "{word}" the first, are found in raw text by transformers' in note

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is no model, or more than one, in a directory of Hugging Face's: named for what it is."""
+
+import json
+
+import pytest
+from builders import tiny_model
+from hf_models import make_tokenizer, random_params
+from safetensors.numpy import load_file, save_file
+
+from bert_jax import InputError, load_pretrained
+from bert_jax.checkpoints.hf import save_hf
+from bert_jax.checkpoints.hf_extras import check_prefix, find_extras
+
+
+@pytest.fixture
+def model(tmp_path):
+    """Returns a directory of an encoder."""
+    save_hf(tmp_path / "model", tiny_model(), random_params(parts=("pooler",)), make_tokenizer(203), "encoder", ())
+    return tmp_path / "model"
+
+
+def write(path, content):
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(content))
+
+
+def test_an_adapter_is_no_model(model):
+    write(model / "adapter_config.json", {"peft_type": "LORA", "base_model_name_or_path": "org/base"})
+    (note,) = load_pretrained(model).notes
+    assert "adapter_config.json: an adapter of PEFT lies beside the model, and is not applied" in note
+    (model / "model.safetensors").rename(model / "adapter_model.safetensors")
+    for kept in (True, False):
+        if not kept:
+            (model / "config.json").unlink()
+        with pytest.raises(InputError, match=r"is an adapter of PEFT, which changes the model .org/base.; merge them"):
+            load_pretrained(model)
+    (model / "adapter_model.safetensors").rename(model / "adapter_model.bin")
+    with pytest.raises(InputError, match="is an adapter of PEFT"):
+        load_pretrained(model)
+
+
+@pytest.mark.parametrize(
+    "name", ["model.fp16.safetensors", "pytorch_model.fp16.bin", "model.fp16-00001-of-2.safetensors"]
+)
+def test_a_variant_is_named(model, name):
+    (model / "model.safetensors").rename(model / name)
+    with pytest.raises(InputError, match=r"has .*, the variant fp16 of a model, and no model.safetensors; rename it"):
+        load_pretrained(model)
+
+
+def test_a_model_beside_its_variant_is_loaded(model):
+    (model / "model.fp16.safetensors").write_bytes((model / "model.safetensors").read_bytes())
+    assert load_pretrained(model).notes == ()
+
+
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "base_model.model.", "module.bert."])
+def test_names_that_another_program_put_before_are_named(model, prefix):
+    tensors = load_file(model / "model.safetensors")
+    save_file({prefix + name: array for name, array in tensors.items()}, model / "model.safetensors")
+    begins = next(each for each in ("module.", "_orig_mod.", "base_model.model.") if prefix.startswith(each))
+    with pytest.raises(InputError, match=rf"the names of its tensors begin with '{begins}', as .*; save"):
+        load_pretrained(model)
+    check_prefix(["module.a", "bert.b"], model)
+
+
+def test_what_sentence_transformers_does_with_a_model_is_said(model):
+    steps = [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Dense", "Dense"), ("3_Normalize", "Normalize")]
+    types = [{"idx": 0, "path": path, "type": f"sentence_transformers.models.{kind}"} for path, kind in steps]
+    write(model / "modules.json", types[:2])
+    write(model / "1_Pooling" / "config.json", {"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True})
+    (note,) = load_pretrained(model).notes
+    assert "modules.json: sentence-transformers pools" in note and "sentence_embeddings(pooling='mean') does so" in note
+    write(model / "sentence_bert_config.json", {"max_seq_length": 256})
+    write(model / "1_Pooling" / "config.json", {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False})
+    write(model / "modules.json", types)
+    (note,) = find_extras(model)
+    assert "(pooling='cls', max_seq_length=256)" in note and 'without its ["Dense", "Normalize"]' in note
+    write(model / "modules.json", {"odd": 1})
+    assert "pooling='unknown'" in find_extras(model)[0]
+
+
+def test_the_model_in_a_folder_of_sentence_transformers(model, tmp_path):
+    (tmp_path / "st").mkdir()
+    model.rename(tmp_path / "st" / "0_Transformer")
+    write(
+        tmp_path / "st" / "modules.json",
+        [{"path": "0_Transformer", "type": "sentence_transformers.models.Transformer"}],
+    )
+    with pytest.raises(
+        InputError, match=r"is of sentence-transformers, with the model in a folder; give .*0_Transformer"
+    ):
+        load_pretrained(tmp_path / "st")
+    (note,) = load_pretrained(tmp_path / "st" / "0_Transformer").notes
+    assert "modules.json: sentence-transformers pools" in note
