@@ -187,15 +187,16 @@ def _encode(
         starts.append(len(sentences))
         failed.append(num_failed)
     tokens, lengths = _encode_sentences(sentences, tokenizer)
-    records, digests = [np.zeros(0, DOCUMENT)], []
+    records: list[tuple[int, ...]] = []
+    digests = []
     for lines, num_failed, start, end in zip(documents, failed, starts, starts[1:]):
         raw = [line.encode() for line in lines]
         digests.extend(hashlib.blake2b(line, digest_size=8).digest() for line in raw)
-        parts = _parts(lengths[start:end], sentences[start:end], sum(map(len, raw)) + len(raw))
-        parts["key"], parts["failed"][0] = document_key(lines, seed), num_failed
-        records.append(parts)
+        key, num_bytes = document_key(lines, seed), sum(map(len, raw)) + len(raw)
+        for part, counts in enumerate(_parts(lengths[start:end], sentences[start:end], num_bytes)):
+            records.append((key, part, 0 if part else num_failed, *counts))
     lines = np.frombuffer(b"".join(digests), "<u8")
-    return np.concatenate(records), lengths[lengths > 0].astype(np.int32), tokens, lines
+    return np.array(records, DOCUMENT), lengths[lengths > 0].astype(np.int32), tokens, lines
 
 
 def _encode_sentences(sentences: list[str], tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
@@ -206,28 +207,20 @@ def _encode_sentences(sentences: list[str], tokenizer: Tokenizer) -> tuple[np.nd
     return np.concatenate([tokens for tokens, _ in encoded]), np.concatenate([lengths for _, lengths in encoded])
 
 
-def _parts(lengths: np.ndarray, sentences: list[str], num_bytes: int) -> np.ndarray:
-    """Returns the `DOCUMENT`s of the parts of a document of sentences with `lengths` [S] tokens, without its key.
+def _parts(lengths: np.ndarray, sentences: list[str], num_bytes: int) -> list[tuple[int, int, int]]:
+    """Returns the sentences, tokens and bytes of each part of a document of sentences with `lengths` [S] tokens.
 
-    Each part gets a share of the document's bytes, by those of its sentences.
+    Each part gets a share of the document's bytes, by the characters of its sentences.
     """
     total = int(lengths.sum())
-    count = total // PART_TOKENS
-    cuts = np.array([0, len(lengths)])
-    if count > 1:
-        ends = np.cumsum(lengths)
-        middle = np.unique(np.searchsorted(ends, np.arange(1, count) * total // count)) + 1
-        cuts = np.concatenate([cuts[:1], middle[ends[middle - 1] < total], cuts[1:]])
-    parts = np.zeros(len(cuts) - 1, DOCUMENT)
-    parts["part"] = np.arange(len(parts))
-    if len(parts) == 1:
-        parts["sentences"], parts["tokens"], parts["text_bytes"] = np.count_nonzero(lengths), total, num_bytes
-        return parts
-    sizes = np.cumsum([0, *(len(sentence.encode()) for sentence in sentences)])
-    for name, sums in (("sentences", np.cumsum(lengths > 0)), ("tokens", ends)):
-        parts[name] = np.diff(np.append(0, sums)[cuts])
-    parts["text_bytes"] = np.diff(sizes[cuts] * num_bytes // sizes[-1])
-    return parts
+    if (count := total // PART_TOKENS) < 2:
+        return [(np.count_nonzero(lengths), total, num_bytes)]
+    ends = np.cumsum(lengths)
+    middle = np.unique(np.searchsorted(ends, np.arange(1, count) * total // count)) + 1
+    cuts = np.array([0, *middle[ends[middle - 1] < total], len(lengths)])
+    sizes = np.cumsum([0, *map(len, sentences)])
+    sums = np.append(0, np.cumsum(lengths > 0))[cuts], np.append(0, ends)[cuts], sizes[cuts] * num_bytes // sizes[-1]
+    return list(zip(*(np.diff(each).tolist() for each in sums)))
 
 
 def _file(folder: Path, array: str, index: int) -> Path:

@@ -20,7 +20,8 @@ _WINDOW = 4 * _LONGEST_QUOTATION  # a quotation that begins in its first half en
 
 # sentencex 1.0.32 panics at most full stops after a capital letter and a blank that is not ASCII. Such blanks are
 # shown to it as ASCII ones. The others are only if it panics nevertheless, as that may change where it splits.
-_ASCII_BLANKS = str.maketrans({chr(code): " " for code in range(128, 0x10000) if chr(code).isspace()})
+_WIDE_BLANKS = [chr(code) for code in range(128, 0x10000) if chr(code).isspace()]
+_ASCII_BLANKS = str.maketrans(dict.fromkeys(_WIDE_BLANKS, " "))
 _BLANKS_BEFORE_STOP = re.compile(r"(?<=[A-Z])\s*[^\S\x00-\x7f](?=\.)")
 
 
@@ -57,20 +58,20 @@ def split_lines(lines: Iterable[str], language: str) -> tuple[list[str], int]:
 
 def _split(line: str, language: str) -> list[str]:
     sentences: list[str] = []
-    for sentence in _segment(line, language):
+    for sentence in _call(line, language) if line.isascii() else _segment(line, language):
         if len(sentence) > _LONGEST_QUOTATION:
             hidden = _segment(sentence.translate(_PAIRED_MARKS), language)  # the same lengths: nothing is dropped
-            sentences += [part.strip() for part in _cut(sentence, hidden)]
-        else:
-            sentences.append(sentence.strip())
-    return [sentence for sentence in sentences if sentence]
+            sentences += filter(None, (part.strip() for part in _cut(sentence, hidden)))
+        elif stripped := sentence.strip():
+            sentences.append(stripped)
+    return sentences
 
 
 def _segment(text: str, language: str) -> list[str]:
     """Returns the parts of a text as the splitter finds them."""
-    if text.isascii():
-        return _call(text, language)
-    shown = _BLANKS_BEFORE_STOP.sub(lambda found: found[0].translate(_ASCII_BLANKS), text)
+    shown = text
+    if any(blank in text for blank in _WIDE_BLANKS):
+        shown = _BLANKS_BEFORE_STOP.sub(lambda found: found[0].translate(_ASCII_BLANKS), text)
     if len(text) <= _LONGEST_WORD or max(map(len, text.split()), default=0) <= _LONGEST_WORD:
         return _cut(text, _call(shown, language))
     parts: list[str] = []
@@ -95,7 +96,8 @@ def _segment(text: str, language: str) -> list[str]:
 
 def _call(text: str, language: str) -> list[str]:
     """Returns what the splitter returns. Raises: _PanicError if it panics whatever the blanks are."""
-    for shown in (text, text.translate(_ASCII_BLANKS)):
+    shown = text
+    for _ in range(2):
         try:
             parts = _splitter()(language, shown)
         except BaseException as error:  # a panic is no `Exception`
@@ -104,6 +106,7 @@ def _call(text: str, language: str) -> list[str]:
         else:
             if sum(map(len, parts)) == len(text):
                 return parts
+        shown = text.translate(_ASCII_BLANKS)
     raise _PanicError
 
 
