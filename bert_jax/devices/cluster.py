@@ -7,6 +7,7 @@ by the coordination service of JAX, not by collectives of devices, which on CPUs
 
 import atexit
 import contextlib
+import ctypes
 import hashlib
 import json
 import os
@@ -94,6 +95,22 @@ def join(
         assert state.client is not None  # initialize() has made it
         global _members
         _members = Members(state.client, state.process_id, state.num_processes, lost_seconds)
+        _end_where_jax_aborts(_members)
+
+
+def _end_where_jax_aborts(members: Members) -> None:
+    """Ends this process with a line where JAX's client learns first that the coordination service is gone.
+
+    So it is when this process was suspended until the others had ended. The client wants to call the function that
+    `_failing_calmly` gave it, cannot convert the error for Python, and ends by std::terminate.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # another C++ library: JAX aborts, with a dump
+        handler = ctypes.CFUNCTYPE(None)(members.leave_lost)
+        ctypes.CDLL("libstdc++.so.6")._ZSt13set_terminatePFvvE(handler)
+        _kept.append(handler)
+
+
+_kept: list[object] = []  # C++ has no reference to it
 
 
 @contextlib.contextmanager

@@ -225,6 +225,14 @@ class Members:
             self.outlast()
         leave(status, line)
 
+    def leave_lost(self) -> None:
+        """Ends this process because the first one is gone."""
+        leave(
+            self._status if self._failed_at else LostProcessError.STATUS,
+            "process 0 is gone, or this process was suspended until the others had ended; the same command on all "
+            "resumes from the last checkpoint",
+        )
+
     def _watch_store(self) -> None:
         """Checks that the first process answers at all. A separate thread, since a read from one that hangs blocks."""
         looked = time.monotonic()

@@ -33,6 +33,9 @@ Checksums: TypeAlias = dict[str, Any]  # of an object: its "bytes", and some of 
 WORK_PROTOCOLS = ("gs", "gcs", "s3", "memory")  # with conditional writes; memory is that of one process, for tests
 
 
+_UPLOADS = 3  # attempts at one upload whose answers are lost
+
+
 class Version(NamedTuple):
     """An object's content, and the token of this version for `write_if`."""
 
@@ -176,11 +179,23 @@ def put_file(path: Path, url: str) -> None:
     """
     with remote_errors(url, "write"):
         files, target = file_system(url)
-        files.put_file(str(path), target)
-        about = checksum_in(files.info(target))
-        size = path.stat().st_size
-        if about["bytes"] != size or about.get("crc32c", crc := crc32c_of(path)) != crc:
+        for attempt in range(_UPLOADS):
+            try:
+                files.put_file(str(path), target)
+            except FileNotFoundError:  # no bucket; or an answer was lost, and gcsfs asked for an upload that has ended
+                if attempt == _UPLOADS - 1:
+                    raise
+            else:
+                break
+            if info_of(url) is not None and _has_arrived(files, path, target):
+                return
+        if not _has_arrived(files, path, target):
             raise StoppedError(f"cannot write {url}: what arrived is not what was sent; give the command again")
+
+
+def _has_arrived(files: FileSystem, path: Path, target: str) -> bool:
+    about = checksum_in(files.info(target))
+    return about["bytes"] == path.stat().st_size and about.get("crc32c", crc := crc32c_of(path)) == crc
 
 
 def remove(url: str, below: bool = False) -> None:

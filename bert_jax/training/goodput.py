@@ -29,6 +29,15 @@ PHASES = (
 )
 
 
+def _steady() -> float:
+    """Returns seconds since the epoch, by a clock that nobody sets while this process runs."""
+    return _EPOCH + time.clock_gettime(_CLOCK)
+
+
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # the first goes on while a machine is suspended
+_EPOCH = time.time() - time.clock_gettime(_CLOCK)
+
+
 class Clock:
     """The seconds of a run in each phase. It begins in the phase "start".
 
@@ -36,10 +45,11 @@ class Clock:
     since the epoch, because attempts may run on different hosts.
     """
 
-    def __init__(self, started: float = 0.0, now: Callable[[], float] = time.time) -> None:
+    def __init__(self, started: float = 0.0, now: Callable[[], float] = _steady) -> None:
         """`started` is when this attempt began, in seconds since the epoch; 0 is now."""
         self._now = now
-        self._since = self._first = started or now()
+        self._since = started or now()
+        self._wall = 0.0
         self._recorded = 0.0
         self._phase = "start"
         self._thread = threading.get_ident()
@@ -51,9 +61,11 @@ class Clock:
         for phase in PHASES:
             self.seconds[phase] += record.get(phase, 0.0)
         self.attempts += int(record["attempts"])
-        # A negative time, from hosts that disagree, still lets the phases add up.
-        self.seconds["between"] += self._since - record["time"]
-        self._first = record["time"] - record["wall"]
+        # An attempt may begin before the last one has ended. A record of the future is of a clock that was set back, or
+        # of another host.
+        between = self._since - record["time"] if record["time"] <= self._now() else 0.0
+        self.seconds["between"] += between
+        self._wall += record["wall"] + between
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -84,7 +96,7 @@ class Clock:
         """Returns the totals: seconds of all phases, "wall", "attempts", and the share of "steps" as "goodput"."""
         self._switch(self._phase)
         self._recorded = self._since
-        wall = self._since - self._first
+        wall = self._wall
         goodput = self.seconds["steps"] / wall if wall > 0 else 0.0
         seconds = {name: round(value, 3) for name, value in self.seconds.items()}
         return {"goodput": round(goodput, 5), "wall": round(wall, 3), **seconds, "attempts": self.attempts}
@@ -92,7 +104,9 @@ class Clock:
     def _switch(self, name: str) -> str:
         """Begins a phase, and returns the one that it follows."""
         now, before = self._now(), self._phase
-        self.seconds[before] += now - self._since
+        elapsed = max(0.0, now - self._since)
+        self.seconds[before] += elapsed
+        self._wall += elapsed
         self._since, self._phase = now, name
         return before
 

@@ -27,6 +27,11 @@ from bert_jax.training.report import Reporter
 from bert_jax.training.step import TrainState
 from bert_jax.training.workdir import check_workdir, common, locked
 
+_BEFORE_ABOUT = (
+    f"warning: this run has no {ABOUT}, as version 0.1 left it: from here on it draws other masks and dropout for its "
+    "seed, so that it does not end with the same bits as without a stop"
+)
+
 
 @dataclass
 class Run:
@@ -60,6 +65,8 @@ class Run:
         state = self.restored.state
         if state is not None:
             start = f"resume from step {int(state.step)}: parameters, optimizer and data order"
+            if cluster.is_first() and not (self.workdir / ABOUT).exists():
+                lines = (*lines, _BEFORE_ABOUT)
         for line in (*lines, *self.restored.passed_over, start):
             self.reporter.message(line)
 
@@ -146,6 +153,8 @@ def open_run(
             clock.resume(reporter.carried)
         run = Run(workdir, checkpoints, reporter, preemption, restored, start, clock, first_step)
         checkpoints.before_seal = reporter.publish  # so that the bucket's records reach to each checkpoint
+        run.report_goodput()  # an attempt counts, also one that is killed before its first report
+        reporter.publish()
         yield run
         with clock.phase("saving"):
             checkpoints.close()

@@ -144,6 +144,19 @@ def test_a_job_that_is_stopped_as_a_whole_goes_on_later(repository, data, tmp_pa
     assert "trained to step 60" in finish(running)[0]
 
 
+def test_one_that_wakes_when_the_others_have_ended_says_so(repository, data, tmp_path):
+    running = start(repository, data, tmp_path / "run", common=["--config.train.num_steps=100000", "--lost_seconds=10"])
+    wait_for_lines(tmp_path / "run" / "metrics.jsonl", 12, running)
+    running[1].send_signal(signal.SIGSTOP)
+    assert running[0].communicate(timeout=SOON) and running[0].returncode == 75
+    running[1].send_signal(signal.SIGCONT)
+    error = running[1].communicate(timeout=SOON)[1]
+    assert running[1].returncode == 75, error
+    lines = [line for line in error.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1 and "process 0" in lines[0] and "resumes from the last checkpoint" in lines[0], error
+    assert "Fatal" not in error and "Traceback" not in error, error
+
+
 def test_one_of_two_alone_says_so_in_one_line(repository, data, tmp_path):
     running = start(repository, data, tmp_path / "run", common=["--join_seconds=10"])
     running[1].kill()

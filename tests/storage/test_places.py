@@ -324,6 +324,25 @@ def test_a_url_that_is_a_pattern_is_refused_before_anything_is_written(root, nam
     assert not list(to_place(root).iterdir())
 
 
+@pytest.mark.parametrize("arrives", [True, False])
+def test_an_upload_whose_answer_was_lost_is_not_a_missing_bucket(root, tmp_path, monkeypatch, arrives):
+    """gcsfs asks again for an upload in parts that has ended, and the store does not know it any more."""
+    (tmp_path / "file").write_bytes(b"content")
+    files, _ = stores.file_system(str(root))
+    put, calls = type(files).put_file, []
+
+    def forgetful(self, *arguments, **options):
+        calls.append(arguments)
+        if arrives or len(calls) > 1:
+            put(self, *arguments, **options)
+        if len(calls) == 1:
+            raise FileNotFoundError("upload_id=7")
+
+    monkeypatch.setattr(type(files), "put_file", forgetful)
+    (root / "file").put(tmp_path / "file")
+    assert (root / "file").read_bytes() == b"content" and len(calls) == (1 if arrives else 2)
+
+
 def test_stale_objects_of_a_replaced_directory_are_deleted(root, tmp_path):
     for number, files in enumerate((("a", "b"), ("b", "c"))):
         folder = tmp_path / f"{number}"

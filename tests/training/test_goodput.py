@@ -60,6 +60,27 @@ def test_a_phase_ends_with_its_block_also_in_an_error():
     assert (clock.record()["saving"], clock.record()["start"]) == (2, 3)
 
 
+def test_a_clock_that_is_set_back_takes_nothing_away():
+    now = Time()
+    clock = Clock(0.0, now)
+    clock.resume({"time": 5e5, "wall": 100.0, "steps": 60.0, "start": 40.0, "attempts": 2})  # by a host that is ahead
+    with clock.phase("steps"):
+        now.now += 10
+        clock.record()
+        now.now -= 3e5
+        clock.record()
+        now.now += 10
+    record = clock.record()
+    assert (record["steps"], record["start"], record["between"], record["wall"]) == (80, 40, 0, 120)
+    assert record["goodput"] == round(80 / 120, 5) and record["attempts"] == 3
+
+
+def test_the_clock_of_a_run_is_not_that_of_the_day(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr("bert_jax.training.goodput.time.time", lambda: 0.0)
+    assert 0 <= clock.record()["wall"] < 60
+
+
 def test_no_more_is_moved_than_there_is():
     now = Time()
     clock = Clock(0.0, now)
