@@ -8,6 +8,7 @@ two general ones, as it is to transformers.
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from bert_jax.errors import InputError, shown
 from bert_jax.storage.files import JsonObject, read_json
@@ -178,7 +179,7 @@ def _backend_options(backend: JsonObject, path: Path) -> JsonObject:
     return {ours: normalizer[name] for name, ours in _OPTIONS.items() if normalizer.get(name) is not None}
 
 
-def _only_one(part: object) -> object:
+def _only_one(part: Any) -> Any:
     """Returns the member of a Sequence that has no other, such as {"type": "Sequence", "normalizers": [...]}."""
     while isinstance(part, dict) and part.get("type") == "Sequence":
         members = part.get("normalizers", part.get("pretokenizers"))

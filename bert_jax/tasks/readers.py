@@ -356,6 +356,7 @@ def _rows_table(
     place: str, rows: Iterable[tuple[int, list[str]]], columns: Sequence[str], lenient: bool, more: bool = False
 ) -> Table:
     rows = iter(rows)
+    columns = tuple(columns)
     if not columns:
         columns = tuple(name.strip() for name in next(rows, (1, []))[1])
         not_tables.check_separator(columns, place, not is_tsv(place))

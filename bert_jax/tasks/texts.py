@@ -154,7 +154,7 @@ class Classes:
     def respelled(self, labels: Iterable[object]) -> dict[str, int]:
         """Returns counts of the labels that are spelled in another way than their classes, for the log."""
         others = Counter(str(label) for label in labels if label is not None and label not in self.numbers)
-        names = {number: name for name, number in reversed(self.numbers.items())}
+        names = {number: name for name, number in reversed(list(self.numbers.items()))}
         found = {label: number for label in others if (number := self.find(label)) is not None}
         return {
             f"labels {label!r:.60} read as {names[number]!r:.60}:": others[label] for label, number in found.items()
