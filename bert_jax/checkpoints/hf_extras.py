@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from bert_jax.errors import InputError, shown
-from bert_jax.storage.files import read_json
+from bert_jax.storage.files import JsonObject, read_json
 
 EXTRAS = ["modules.json", "sentence_bert_config.json", "*_Pooling/config.json", "adapter_config.json"]
 _ADAPTER, _MODULES = "adapter_config.json", "modules.json"
@@ -25,8 +25,7 @@ def check_whole(directory: Path) -> None:
         if re.fullmatch(r"(pytorch_)?model[^.]*\.(safetensors|bin)", path.name)
     ]
     if (directory / _ADAPTER).exists() and not whole:
-        about = read_json(directory / _ADAPTER)
-        base = about.get("base_model_name_or_path") if isinstance(about, dict) else None
+        base = _object(directory / _ADAPTER).get("base_model_name_or_path")
         raise InputError(
             f"{directory} is an adapter of PEFT, which changes the model {shown(base)}; merge them, in Python "
             "AutoPeftModel.from_pretrained(DIR).merge_and_unload().save_pretrained(OTHER), and give OTHER"
@@ -64,12 +63,8 @@ def find_extras(directory: Path) -> list[str]:
     paths = [str(each.get("path")) for each, kind in zip(found, kinds) if kind == "Pooling"]
     pooling = _pooling(home / paths[0] / "config.json") if paths else "unknown"
     others = [kind for kind in kinds if kind not in ("Transformer", "Pooling")]
-    limit = (
-        home / "sentence_bert_config.json"
-        if (home / "sentence_bert_config.json").exists()
-        else directory / "sentence_bert_config.json"
-    )
-    length = read_json(limit).get("max_seq_length") if limit.exists() else None
+    limits = [_object(each / "sentence_bert_config.json").get("max_seq_length") for each in (home, directory)]
+    length = next((limit for limit in limits if limit), None)
     use = f"pooling={pooling!r}" + (f", max_seq_length={shown(length)}" if length else "")
     return [
         *notes,
@@ -80,7 +75,13 @@ def find_extras(directory: Path) -> list[str]:
 
 def _pooling(path: Path) -> str:
     """Returns how vectors are pooled, as `sentence_embeddings` calls it where it can do it."""
-    about = read_json(path) if path.exists() else {}
+    about = _object(path)
     modes = [name for name, chosen in about.items() if name.startswith("pooling_mode") and chosen is True]
     known = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
-    return ", ".join(known.get(mode, mode) for mode in modes) or str(about.get("pooling_mode", "unknown"))
+    return ", ".join(known.get(mode) or mode for mode in modes) or str(about.get("pooling_mode", "unknown"))
+
+
+def _object(path: Path) -> JsonObject:
+    """Returns the object in a JSON file, {} if there is none."""
+    content = read_json(path) if path.exists() else {}
+    return content if isinstance(content, dict) else {}

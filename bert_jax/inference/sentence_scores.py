@@ -128,8 +128,8 @@ def _encode_sentences(
     flat, counts = bert.tokenizer.encode_arrays(sentences) if len(sentences) else (np.zeros(0), np.zeros(0, np.int64))
     most = bert.config.max_positions
     long = counts + 2 > most
-    for place in np.flatnonzero((counts == 0) | (long & (long_texts == "refuse")))[:1].tolist():
-        name = names[place] if names else f"sentence {place + 1}"
+    for place in np.flatnonzero((counts == 0) | (long & (long_texts == "refuse")))[:1]:
+        name = str(names[place]) if names else f"sentence {place + 1}"
         if not counts[place]:
             raise InputError(f"{name} has no token: {sentences[place]!r:.200}; write a sentence, or leave it out")
         raise too_long(name, int(counts[place]) + 2, most)

@@ -76,7 +76,10 @@ def test_what_sentence_transformers_does_with_a_model_is_said(model):
     write(model / "modules.json", types)
     (note,) = find_extras(model)
     assert "(pooling='cls', max_seq_length=256)" in note and 'without its ["Dense", "Normalize"]' in note
-    write(model / "modules.json", {"odd": 1})
+    for name in ("modules.json", "1_Pooling/config.json", "sentence_bert_config.json"):
+        for odd in ([], {"odd": 1}, 5, [None]):
+            write(model / name, odd)
+            assert len(find_extras(model)) == 1
     assert "pooling='unknown'" in find_extras(model)[0]
 
 
