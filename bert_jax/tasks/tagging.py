@@ -178,6 +178,11 @@ def read_conll(place: str, word_column: int = 1, tag_column: int = 0) -> list[Se
         if not word_column != (tag_column or num_columns) <= num_columns:
             continue  # it has no tags
         tags.append(columns[tag_column - 1].strip())
+        if tags[-1] in tuple("BIESLU"):
+            raise InputError(
+                f"{place}:{number}: tag {tags[-1]!r} of {words[-1]!r:.60} has no type; write one, such as "
+                f"{tags[-1]}-ENTITY, for example with sed -E 's/([[:blank:]][BIESLU])$/\\1-ENTITY/'"
+            )
         if not is_tag(tags[-1]):
             raise InputError(
                 f"{place}:{number}: tag {tags[-1]!r:.60} of {words[-1]!r:.60} is not O, B-TYPE or I-TYPE "

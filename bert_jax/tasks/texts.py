@@ -68,7 +68,7 @@ def label_name(value: object, where: str) -> str | None:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise InputError(f"{where}: label {value!r:.60} is not a name or a finite number; write one")
+        raise InputError(f"{where}: label {value!r:.60} is not a name or a finite number; write one, and not several")
     return str(value)
 
 

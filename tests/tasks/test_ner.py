@@ -120,6 +120,7 @@ def test_the_language_before_every_word_is_removed(tmp_path):
     [
         ("a\tO\nb\n", ":2 has 1 columns ('b') where the lines before have 2"),
         ("a\tO\nb\tX\tO\n", ":2 has 3 columns"),
+        ("a\tO\nb\tB\n", ":2: tag 'B' of 'b' has no type; write one, such as B-ENTITY, for example with sed"),
         ("a\tO\nb\tPER\n", ":2: tag 'PER' of 'b' is not O, B-TYPE or I-TYPE"),
         ("a\tO\nb\t\n", ":2 has 1 columns ('b')"),
         (b"a\tO\nb\xff\tO\n", ":2 is not UTF-8"),
