@@ -323,7 +323,7 @@ def tokenizer_setting(**changes):
         (setting(vocab_size=200), r"the vocabulary has 43 tokens and the table of words 200 rows; .*add the missing"),
         (setting(vocab_size=42), r"the vocabulary has 43 tokens and the table of words 42 rows; take both"),
         (setting(vocab_size=48), r"word_embeddings.weight has shape \(43, 12\) where .* asks for \(48, 12\)"),
-        (setting(vocab_size="43"), r'config.json: model.vocab_size is "43", a str'),
+        (setting(vocab_size="43"), r'config.json: model.vocab_size is "43", a text'),
         (setting(position_embedding_type="relative_key"), r'position_embedding_type is "relative_key".*with absolute'),
         (setting(hidden_act="relu"), r'hidden_act is "relu", which this BERT cannot compute; it can with gelu, '),
         (setting(is_decoder=True), "is_decoder is true"),
