@@ -3,7 +3,28 @@
 
 import contextlib
 import json
+import re
 from collections.abc import Iterator
+from typing import TypeVar
+
+Value = TypeVar("Value")
+
+_USER = re.compile(r"(?<=://)[^/\s?#'\"]*:[^/\s?#'\"]*@|(?<=https://)[^/\s?#'\"]*@|(?<=http://)[^/\s?#'\"]*@")
+_QUERY = re.compile(r"(\w://[^\s?#'\"]*[?#])[^\s'\"]*=[^\s'\"]*?(?=[;,:.)\]}>]*(?:[\s'\"]|$))")
+
+
+def without_secrets(value: Value) -> Value:
+    """Returns a text with "..." for what is secret in its URLs: user:password@, and all of ?token=... and #token=...
+
+    Of dicts and lists, those of their values. Every message of an `InputError` passes here.
+    """
+    if isinstance(value, str):
+        return _QUERY.sub(r"\1...", _USER.sub("...@", value))  # type: ignore[return-value]
+    if isinstance(value, dict):
+        return {name: without_secrets(each) for name, each in value.items()}  # type: ignore[return-value]
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(without_secrets, value))  # type: ignore[return-value,call-arg]
+    return value
 
 
 class InputError(ValueError):
@@ -11,13 +32,14 @@ class InputError(ValueError):
 
     The message is one line with the value, the rule it breaks and the fix. Command-line tools print it
     without a traceback and exit with `STATUS`; nothing has been lost or overwritten when it is raised.
-    Characters of a value that would break the line, or that no terminal can show, are written as escapes.
+    Characters of a value that would break the line, or that no terminal can show, are written as escapes, and secrets
+    of URLs as "...".
     """
 
     STATUS = 1
 
     def __init__(self, message: object = "") -> None:
-        text = str(message)
+        text = without_secrets(str(message))
         if not text.isprintable():
             text = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
         super().__init__(text)

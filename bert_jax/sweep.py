@@ -13,7 +13,7 @@ from bert_jax.checkpoints.pretrained import FINETUNED
 from bert_jax.checkpoints.states import find_damage
 from bert_jax.devices import cluster
 from bert_jax.devices.sharding import Devices
-from bert_jax.errors import DivergedError, InputError
+from bert_jax.errors import DivergedError, InputError, without_secrets
 from bert_jax.finetuning import finetune
 from bert_jax.settings.finetuning import FinetuneConfig, SweepConfig
 from bert_jax.settings.rules import changed_keys, to_dict
@@ -72,7 +72,7 @@ def sweep(config: FinetuneConfig, workdir: Place, devices: Devices | None = None
     Raises: InputError as `finetune`.
     """
     config.validate()
-    identity = {"dataset": None, "run": to_dict(config)}
+    identity = {"dataset": None, "run": without_secrets(to_dict(config))}
     check_workdir(workdir, identity, config, ("sweep",))
     cluster.check_same(common(workdir, identity))
     runs = plan(config)

@@ -91,6 +91,7 @@ TESTS_ELSEWHERE = {
     "settings.model": "settings/test_settings.py",
     "settings.pretraining": "settings/test_settings.py",
     "settings.rules": "settings/test_settings.py",
+    "storage.answers": "storage/test_places.py",
     "storage.files": "storage/test_storage.py",
     "storage.leases": "storage/test_places.py",
     "storage.schema": "test_own_files.py",

@@ -17,6 +17,7 @@ import jax
 import numpy as np
 import pytest
 from builders import growing_bert, make_dataset, make_pretrained, make_topics, tiny_model, tiny_run, topics_run
+from object_server import serving
 from whole_runs import ONE_DEVICE, assert_same_state, losses, stop_at, train
 
 import bert_jax
@@ -352,6 +353,19 @@ def test_a_model_without_its_seal_is_named_before_the_run_trains_on(finished, to
     with pytest.raises(InputError, match=rf"{name} lacks its checksums.json, .*; delete it, or move it away"):
         train(more, workdir)
     assert (workdir / "metrics.jsonl").read_bytes() == records
+
+
+def test_the_password_of_a_url_is_in_no_file_and_no_line_of_a_run(toy_data, tmp_path, monkeypatch, capfd):
+    monkeypatch.setenv("BERT_JAX_CACHE", str(tmp_path / "cache"))
+    with serving(toy_data.parent) as server:
+        url = server.url.replace("://", "://me:let-me-in@") + f"/{toy_data.name}"
+        config = tiny_run(url, mesh=ONE_DEVICE, train=TrainConfig(num_steps=1))  # type: ignore[arg-type]
+        for steps in (1, 2):
+            train(dataclasses.replace(config, train=TrainConfig(num_steps=steps)), tmp_path / "run")
+        said = capfd.readouterr()
+    assert not [line for line in (said.out + said.err).splitlines() if "let-me-in" in line]
+    for path in (tmp_path / "run").rglob("*"):
+        assert not path.is_file() or b"let-me-in" not in path.read_bytes(), path
 
 
 def test_a_link_without_brackets_leads_to_a_directory_with_brackets(tmp_path):

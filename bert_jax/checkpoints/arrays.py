@@ -16,8 +16,8 @@ import orbax.checkpoint as ocp
 from bert_jax.batch import PyTree
 from bert_jax.devices import cluster
 from bert_jax.errors import InputError, one_line
+from bert_jax.storage.answers import explain
 from bert_jax.storage.places import Place, RemotePath, check_no_pattern
-from bert_jax.storage.stores import explain
 
 ArrayTable: TypeAlias = dict[str, list]  # {path: [dtype, shape]}
 

@@ -5,10 +5,8 @@ On a file system the checksum is a sha256, computed from what was written. In an
 CRC-32C of each object, or its ETag. So neither a seal nor a check reads a checkpoint back from a bucket.
 """
 
-import errno
 import hashlib
 import json
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
@@ -19,7 +17,7 @@ from bert_jax.storage import schema
 from bert_jax.storage.files import JsonObject, read_json, sha256_file
 from bert_jax.storage.places import Place, RemotePath, scratch
 from bert_jax.storage.stores import Checksums, crc32c_of
-from bert_jax.storage.writing import write_json
+from bert_jax.storage.writing import sync, write_json
 
 Read = TypeVar("Read")
 
@@ -78,7 +76,7 @@ def seal(directory: Place, about: dict[str, object], below: str = "") -> None:
         )
     if isinstance(directory, Path):
         for path in (directory.parent, directory, *directory.rglob("*")):
-            _sync(path)
+            sync(path)
             watchdog.beat()
     write_seal(directory, about | {"files": files})
 
@@ -116,21 +114,6 @@ def _digest_of(content: Mapping[str, object]) -> str:
     """Returns the sha256 of the content of a seal, without its digest, as JSON gives it back."""
     text = json.dumps({name: value for name, value in content.items() if name != "digest"})
     return hashlib.sha256(json.dumps(json.loads(text), sort_keys=True).encode()).hexdigest()
-
-
-def _sync(path: Path) -> None:
-    """Waits until a file, or the names in a directory, are on the disk; not all file systems can."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except PermissionError:  # a directory above, in which others' names may not be listed
-        return
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
-            raise
-    finally:
-        os.close(descriptor)
 
 
 def _objects(directory: RemotePath, below: str) -> dict[str, Checksums]:

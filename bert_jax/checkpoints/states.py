@@ -40,6 +40,7 @@ from bert_jax.checkpoints.sealed import (
 )
 from bert_jax.devices import cluster, watchdog
 from bert_jax.errors import InputError
+from bert_jax.storage.answers import told_if_slow
 from bert_jax.storage.places import Place, RemotePath, to_place
 from bert_jax.storage.stores import check_writable, see_writes_of_others
 
@@ -196,7 +197,8 @@ class Checkpoints:
 
     def _seal(self, step: int, about: dict[str, Any]) -> None:
         try:
-            self._manager.wait_until_finished()
+            with told_if_slow(str(self.directory)):
+                self._manager.wait_until_finished()
             if cluster.is_first():
                 check_readable(state_place(self._path(step), about), about["arrays"])
                 self.before_seal()

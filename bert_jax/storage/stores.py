@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import google_crc32c
 
 from bert_jax.errors import InputError, StoppedError, one_line
+from bert_jax.storage.answers import explain, is_absent, told_if_slow
 
 Argument = TypeVar("Argument")
 Result = TypeVar("Result")
@@ -77,10 +78,12 @@ def see_writes_of_others() -> None:
 def remote_errors(url: str, verb: str = "read") -> Iterator[None]:
     """Turns any error of a file system into an `InputError` with the URL, except that of a full local disk.
 
-    Errors of writing are `StoppedError`: the same command goes on once the reason is gone.
+    Errors of writing are `StoppedError`: the same command goes on once the reason is gone. A line is printed if it
+    takes long.
     """
     try:
-        yield
+        with told_if_slow(url):
+            yield
     except InputError:
         raise
     except ImportError as error:
@@ -94,46 +97,6 @@ def remote_errors(url: str, verb: str = "read") -> Iterator[None]:
 
 
 _DONE = {"read": "read", "write": "written"}
-
-
-def explain(url: str, verb: str, error: Exception) -> str:
-    """Returns the message for an error of a file system or of TensorStore: the URL, the reason and the fix."""
-    whole = one_line(error)
-    text = whole.partition(" [http_response")[0].partition(" [tensorstore_spec")[0][:300]
-    bucket = "://".join((url.partition("://")[0], url.partition("://")[2].partition("/")[0]))
-    code = str(getattr(error, "code", "") or _first(r"(?:http_response_code='|, |\()(\d{3})\b", whole))
-    kind = type(error).__name__
-    no_key = ("NoCredentials", "DefaultCredentials", "RefreshError")
-    if code == "401" or any(name in kind or name in text for name in no_key) or "Anonymous caller" in text:
-        remedy = (
-            "aws configure, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
-            if protocol_of(url) == "s3"
-            else "gcloud auth application-default login, or on a VM give its service account access to the bucket"
-        )
-        return f"cannot {verb} {url}: there are no valid credentials for {bucket} ({text}); {remedy}"
-    if re.search(
-        r"quota|507|429|insufficient storage|rate ?limit|slow ?down|resource_exhausted", f"{code} {text}", re.I
-    ):
-        return (
-            f"cannot {verb} {url}: a quota of {bucket} is used up ({text}); raise it, delete what is not needed, or "
-            "try again later"
-        )
-    if code == "403" or isinstance(error, PermissionError) or re.search("forbidden|permission_denied", text, re.I):
-        role = "User" if verb == "write" else "Viewer"
-        return (
-            f"cannot {verb} {url}: the credentials do not permit it ({text}); give this account the right to {verb} "
-            f"objects of {bucket}, such as roles/storage.object{role} on Google Cloud"
-        )
-    if verb == "write" and (isinstance(error, FileNotFoundError) or code == "404"):
-        return f"cannot write {url}: there is no bucket {bucket}; check its name, or make it first"
-    if isinstance(error, FileNotFoundError):
-        return f"{url} does not exist; check the address"
-    return f"cannot {verb} {url}: {text}; check the address, your rights and the network"
-
-
-def _first(pattern: str, text: str) -> str:
-    found = re.search(pattern, text)
-    return found[1] if found else ""
 
 
 def at_once(function: Callable[[Argument], Result], arguments: Iterable[Argument]) -> Iterator[Result]:
@@ -154,7 +117,9 @@ def info_of(url: str) -> Info | None:
         files, path = file_system(url)
         try:
             return files.info(path)
-        except FileNotFoundError:
+        except FileNotFoundError as error:
+            if not is_absent(error):
+                raise
             return None
 
 

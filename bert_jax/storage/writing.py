@@ -40,6 +40,7 @@ def atomic_path(path: AnyPath) -> Iterator[Path]:
         with open(temporary, "rb") as stream:
             os.fsync(stream.fileno())
         os.replace(temporary, path)
+        sync(path.parent)
     except OSError as error:
         raise cannot_write(path, error) from error
     finally:
@@ -83,10 +84,13 @@ def new_directory(path: AnyPath, replaces: Callable[[Place], bool] = lambda path
                 _remove(old)
                 temporary.mkdir()
                 yield temporary
+                for written in (*temporary.rglob("*"), temporary):
+                    sync(written)  # before the name: if the power fails, the directory is whole or not there
                 _check_free(path, replaces)  # again: not every program asks for the lock
                 if os.path.lexists(path) and replaces(path):
                     path.rename(old)
                 temporary.rename(path)
+                sync(path.parent)
                 _remove(old)
             finally:
                 shutil.rmtree(temporary, ignore_errors=True)
@@ -94,6 +98,21 @@ def new_directory(path: AnyPath, replaces: Callable[[Place], bool] = lambda path
         raise cannot_write(path, error) from error
     except StoppedError as error:  # of a file in it
         raise StoppedError(str(error).replace(str(temporary), str(path))) from error
+
+
+def sync(path: Path) -> None:
+    """Waits until a file, or the names in a directory, are on the disk; not all file systems can."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except PermissionError:  # a directory above, in which others' names may not be listed
+        return
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def _remove(path: Path) -> None:

@@ -11,16 +11,16 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from bert_jax.errors import InputError, one_line, package_needed
+from bert_jax.errors import InputError, package_needed, without_secrets
 from bert_jax.storage import schema
 from bert_jax.storage.places import AnyPath, RemotePath, scratch, to_place
 from bert_jax.storage.writing import atomic_path, cannot_write
 from bert_jax.training import goodput
-from bert_jax.training.shown import ON_THE_BAR, describe, duration
+from bert_jax.training.shown import ON_THE_BAR, describe, duration, forgive
 
 METRICS_FILE = "metrics.jsonl"
 KINDS = ("train", "eval", goodput.KIND)
@@ -83,7 +83,7 @@ class Reporter:
             # The same for TensorBoard: it hides earlier records from this step on.
             purge_step = start_step + 1 if start_step else 0
             self._board = SummaryWriter(str(path.parent / "tensorboard"), purge_step=purge_step, flush_secs=30)
-            self._forgive(self._board.file_writer.event_writer._ev_writer)
+            forgive(self._board.file_writer.event_writer._ev_writer, self.message)
         if progress and sys.stderr.isatty():
             from tqdm import tqdm
 
@@ -107,30 +107,9 @@ class Reporter:
                 self._board.add_scalar(f"{kind}/{name}", float(value), step)
         self._show(step, kind, metrics)
 
-    def _forgive(self, events: Any) -> None:
-        """Makes TensorBoard's writer warn once that it cannot write, and then write no more.
-
-        Its thread would end with a traceback, and whoever writes to its queue would wait for it for ever.
-        """
-        failed = False
-
-        def forgiving(method: Callable[..., object]) -> Callable[..., object]:
-            def call(*arguments: object) -> object:
-                nonlocal failed
-                try:
-                    return None if failed else method(*arguments)
-                except (OSError, ValueError) as error:
-                    failed = True
-                    self.message(f"warning: TensorBoard's records end here ({one_line(error)}); metrics.jsonl has all")
-                    return None
-
-            return call
-
-        for name in ("write_event", "flush", "close"):
-            setattr(events, name, forgiving(getattr(events, name)))
-
     def message(self, text: str) -> None:
         """Prints a line, above the progress bar if there is one."""
+        text = without_secrets(text)
         if self._bar is not None:
             self._bar.write(text, file=sys.stderr)
         elif self._enabled:

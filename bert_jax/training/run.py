@@ -15,6 +15,7 @@ from bert_jax.checkpoints.states import Checkpoints, Notes, Restored, checkpoint
 from bert_jax.devices import cluster
 from bert_jax.devices.preemption import Preemption
 from bert_jax.devices.watchdog import Watchdog, slow
+from bert_jax.errors import without_secrets
 from bert_jax.settings.finetuning import FinetuneConfig
 from bert_jax.settings.pretraining import PretrainConfig
 from bert_jax.settings.rules import to_dict
@@ -76,6 +77,7 @@ class Run:
         Raises: InputError, on every process, if it cannot be written.
         """
         devices = jax.devices()
+        names = without_secrets(list(names))
         about = describe_run(manifests, names, f"{len(devices)} x {devices[0].device_kind}")
         cluster.first_does(f"write {ABOUT}", lambda: write_json(self.workdir / ABOUT, about))
 
@@ -124,7 +126,7 @@ def open_run(
       checkpoint is undamaged.
     """
     clock = goodput.Clock(started)
-    identity = {"format": 1, **about, "run": to_dict(config), "tokenizer": tokenizer.fingerprint}
+    identity = {"format": 1, **about, "run": without_secrets(to_dict(config)), "tokenizer": tokenizer.fingerprint}
     keep = config.checkpoint.keep_last, max(config.checkpoint.keep_best, int(isinstance(config, FinetuneConfig)))
     with contextlib.ExitStack() as stack:
         preemption = stack.enter_context(Preemption())

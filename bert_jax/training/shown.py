@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics as people read them: short names, units, baselines beside what they are compared with."""
+"""Metrics as people read them: short names, units, baselines beside what they are compared with; and in TensorBoard."""
 
 from collections.abc import Callable, Mapping
+from typing import Any
+
+from bert_jax.errors import one_line
 
 
 def describe(metrics: Mapping[str, float]) -> str:
@@ -69,3 +72,26 @@ ON_THE_BAR = (
 )  # the bar has little room
 # Baseline -> the metric to compare it with: the score of a model without context.
 BASELINES = {"unigram_loss": "mlm_loss", "unigram_accuracy": "mlm_accuracy", "nsp_base_rate": "nsp_accuracy"}
+
+
+def forgive(events: Any, say: Callable[[str], object]) -> None:
+    """Makes TensorBoard's writer warn once that it cannot write, and then write no more.
+
+    Its thread would end with a traceback, and whoever writes to its queue would wait for it for ever.
+    """
+    failed = False
+
+    def forgiving(method: Callable[..., object]) -> Callable[..., object]:
+        def call(*arguments: object) -> object:
+            nonlocal failed
+            try:
+                return None if failed else method(*arguments)
+            except (OSError, ValueError) as error:
+                failed = True
+                say(f"warning: TensorBoard's records end here ({one_line(error)}); metrics.jsonl has all")
+                return None
+
+        return call
+
+    for name in ("write_event", "flush", "close"):
+        setattr(events, name, forgiving(getattr(events, name)))

@@ -11,7 +11,7 @@ from typing import Any
 from bert_jax.checkpoints.remains import DIRECTORIES, WRITTEN, sweep_temporaries
 from bert_jax.checkpoints.sealed import SEAL, checkpoint_steps
 from bert_jax.devices import cluster
-from bert_jax.errors import InputError
+from bert_jax.errors import InputError, without_secrets
 from bert_jax.settings.finetuning import FINETUNE_RESUMABLE_CHANGES, FinetuneConfig
 from bert_jax.settings.phases import may_change as may_change_in_phases
 from bert_jax.settings.pretraining import MaskingConfig, PretrainConfig
@@ -170,7 +170,7 @@ def read_identity(workdir: Place, kind: type) -> dict[str, Any]:
     path = workdir / "config.json"
     remedy = "delete it, and the next run here writes it again, or give another workdir"
     try:
-        before = read_json(path)
+        before = without_secrets(read_json(path))  # versions up to 0.2 left them in
     except InputError as error:
         raise InputError(f"{error}; {remedy}") from None
     run = before.get("run") if isinstance(before, dict) else None

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Places in an object store, leases and uploads; fsspec's file system in memory stands for the store."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -11,8 +12,8 @@ import time
 import fsspec
 import pytest
 
-from bert_jax.errors import InputError, StoppedError
-from bert_jax.storage import leases, stores, writing
+from bert_jax.errors import InputError, StoppedError, without_secrets
+from bert_jax.storage import answers, leases, stores, writing
 from bert_jax.storage.files import read_json
 from bert_jax.storage.locks import writing as locked
 from bert_jax.storage.places import UNFINISHED, RemotePath, is_taken, to_place, upload_directory
@@ -324,9 +325,61 @@ def test_a_url_that_is_a_pattern_is_refused_before_anything_is_written(root, nam
     assert not list(to_place(root).iterdir())
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("https://user:p@ss@host/a.txt?token=abc&x=1; check", "https://...@host/a.txt?...; check"),
+        ("'https://TOKEN@host/x' (http://host/p#token=zz)", "'https://...@host/x' (http://host/p#...)"),
+        ("s3://KEY:SECRET@bucket/x", "s3://...@bucket/x"),
+        ("https://h/a?X-Amz-Signature=ab%20c&X-Amz-Date=5. Next", "https://h/a?.... Next"),
+        ("URL('http://u:p@h:80/x?sig=a')", "URL('http://...@h:80/x?...')"),
+        ("gs://bucket@100, hf://ORG/NAME@rev, gs://b/file?.txt, http://localhost:80/a: no, a:b@c, x?y=z", ""),
+    ],
+)
+def test_secrets_of_urls_are_in_no_message(text, expected):
+    said = str(InputError(text))
+    assert said == (text if expected == "" else expected)
+    assert "abc" not in said
+    assert without_secrets({"a": [text, 1, None], "b": (2.0, True)}) == {"a": [said, 1, None], "b": (2.0, True)}
+
+
+def test_a_web_server_that_refuses_is_not_a_file_that_is_not_there():
+    url = "http://user:hidden@127.0.0.1:1/model"
+    for read in (stores.info_of, stores.read_bytes, lambda url: to_place(url).exists()):
+        with pytest.raises(InputError, match="check the address, your rights and the network") as caught:
+            read(url)
+        assert "does not exist" not in str(caught.value) and "hidden" not in str(caught.value)
+
+
+def test_a_store_that_lets_wait_is_told_of_once_a_minute(root, capsys, monkeypatch):
+    monkeypatch.setattr(answers, "_WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(answers, "_told", {})
+    for url in ("gs://bucket/a?token=abc", "gs://bucket/b", "/a/file"):
+        with contextlib.suppress(InputError), answers.told_if_slow(url):
+            time.sleep(0.2)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("still waiting for gs://bucket/a") and "(429, 503)" in line and "abc" not in line
+    with answers.told_if_slow("gs://other/b"):
+        pass
+    time.sleep(0.2)
+    assert not capsys.readouterr().err
+
+
+def test_a_directory_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    """If the power fails, it is whole or not there."""
+    synced, sync = [], writing.sync
+    monkeypatch.setattr(writing, "sync", lambda path: (synced.append((path.name, goal.exists())), sync(path)))
+    goal = tmp_path / "goal"
+    with writing.new_directory(goal) as temporary:
+        (temporary / "a").mkdir()
+        (temporary / "a" / "file").write_bytes(b"x")
+    before = {name for name, there in synced if not there}
+    assert before >= {"a", "file", temporary.name} and (tmp_path.name, True) in synced
+
+
 @pytest.mark.parametrize("arrives", [True, False])
 def test_an_upload_whose_answer_was_lost_is_not_a_missing_bucket(root, tmp_path, monkeypatch, arrives):
-    """gcsfs asks again for an upload in parts that has ended, and the store does not know it any more."""
+    """Gcsfs asks again for an upload in parts that has ended, and the store does not know it any more."""
     (tmp_path / "file").write_bytes(b"content")
     files, _ = stores.file_system(str(root))
     put, calls = type(files).put_file, []
