@@ -12,6 +12,7 @@ from bert_jax.errors import InputError
 from bert_jax.storage.files import NOT_UTF8
 from bert_jax.storage.urls import local_copy
 from bert_jax.tasks.json_values import parse_json
+from bert_jax.tasks.not_tables import check_line_ends
 from bert_jax.text.fitting import LONG_TEXTS
 
 
@@ -47,6 +48,8 @@ def read_lines(stream: BinaryIO, path: str) -> Iterator[tuple[str, str]]:
             raise InputError(
                 f"{name}{number} is not UTF-8 ({error.reason} at byte {error.start + 1} of the line); {NOT_UTF8}"
             ) from None
+        if number == 1 and not line.endswith(b"\n"):
+            check_line_ends([text], path)
         yield f"{name}{number}", text.strip()
 
 

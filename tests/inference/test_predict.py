@@ -97,6 +97,9 @@ def test_lines_of_bytes(tmp_path):
         assert [next(lines) for _ in range(3)] == [("in.txt:1", "one"), ("in.txt:2", ""), ("in.txt:3", "two")]
         with pytest.raises(InputError, match=r"in.txt:4 is not UTF-8 .*at byte 9001 of the line"):
             next(lines)
+    with pytest.raises(InputError, match=r"in.txt has lines that end in CR alone, as on old Macs"):
+        next(read_lines(io.BytesIO(b"one\rtwo\r"), "in.txt"))
+    assert [text for _, text in read_lines(io.BytesIO(b"one\r"), "-")] == ["one"]
     with pytest.raises(InputError, match="cannot be read"), open_lines(str(tmp_path / "none")):
         pass
 
