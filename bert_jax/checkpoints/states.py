@@ -186,7 +186,7 @@ class Checkpoints:
 
     def _touch(self) -> None:
         """Makes a file and deletes it: the others would wait in Orbax for a process that cannot."""
-        with tempfile.NamedTemporaryFile(dir=self.directory, prefix=".probe-"):
+        with tempfile.NamedTemporaryFile(dir=str(self.directory), prefix=".probe-"):
             pass
 
     def _write_probe(self) -> None:
@@ -313,7 +313,11 @@ class Checkpoints:
 
     def _read(self, step: int, abstract_state: PyTree) -> PyTree:
         with watchdog.slow(state_bytes(abstract_state)):
-            return restore_tree(state_place(self._path(step), read_seal(self._path(step))), abstract_state)
+            place = self._path(step) / "state"
+            if isinstance(place, RemotePath):  # others may see the seal late
+                place = state_place(self._path(step), read_seal(self._path(step))) if cluster.is_first() else place
+                place = RemotePath(cluster.first_tells(str(place)))
+            return restore_tree(place, abstract_state)
 
     def _set_aside(self, newest_whole: int) -> None:
         """Moves every checkpoint that is newer than the newest undamaged one to "damaged/"."""

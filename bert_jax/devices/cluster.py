@@ -352,10 +352,12 @@ def all_do(what: str, action: Callable[[], object]) -> None:
     except (InputError, OSError) as error:
         failure = error
     others = _others()
-    if others is None and failure is not None:
-        raise failure
+    if others is None:
+        if failure is not None:
+            raise failure
+        return
     reason = "" if failure is None else getattr(failure, "strerror", None) or one_line(failure)
-    for number, problem in enumerate(others.exchange(reason) if others else ()):
+    for number, problem in enumerate(others.exchange(reason)):
         if problem:
             raise InputError(
                 f"{others.name(number)} could not {what}: {problem}; all processes write there, so permit it to all"

@@ -83,7 +83,8 @@ class Reporter:
             # The same for TensorBoard: it hides earlier records from this step on.
             purge_step = start_step + 1 if start_step else 0
             self._board = SummaryWriter(str(path.parent / "tensorboard"), purge_step=purge_step, flush_secs=30)
-            forgive(self._board.file_writer.event_writer._ev_writer, self.message)
+            writer: Any = self._board.file_writer
+            forgive(writer.event_writer._ev_writer, self.message)
         if progress and sys.stderr.isatty():
             from tqdm import tqdm
 
