@@ -111,6 +111,8 @@ def read_range(
     for index in range(num_pieces):
         documents = unite(np.load(_file(folder, "documents", index)), passage)
         inside = (documents["key"] >= np.uint64(first_key)) & (documents["key"] <= np.uint64(last_key))
+        if not inside.any() and index + 1 < num_pieces:
+            continue
         edges = np.flatnonzero(np.diff(inside, prepend=False, append=False))
         for name, arrays in (("sentences", all_sentences), ("tokens", all_tokens)):
             ends, array = np.append(0, np.cumsum(documents[name])), _load(folder, name, index)

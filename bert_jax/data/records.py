@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bert_jax.data.blocks import BlockSums, Rows, block_rows
-from bert_jax.errors import InputError, shown
+from bert_jax.errors import InputError, one_line, shown
 from bert_jax.storage import files, schema, urls, writing
 from bert_jax.storage.files import JsonObject
 from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
@@ -299,13 +299,13 @@ class About(NamedTuple):
 def open_dataset(path: str | Path, tokenizer_fingerprint: str = "", verify: bool = True) -> Dataset:
     """Returns the data set in a directory, after checking that it is whole.
 
-    The directory may be a URL, such as gs://bucket/data: its files are then read from copies in `storage`'s cache.
-    `tokenizer_fingerprint` must be that of the data if given. Sizes and headers are always checked; `verify`
-    also reads all files (about a second per gigabyte) and compares their checksums.
+    The directory may be a URL, whose files are copied to the cache. `tokenizer_fingerprint` must be that of the data if
+    given. Sizes and headers are always checked; `verify` also compares all checksums, about a second per gigabyte.
 
     Raises: InputError if there is no data set, or one of another format, tokenizer or version, or a damaged one.
     """
     about = open_about(path, tokenizer_fingerprint, verify)
+    files.allow_many_files()  # each shard is one
     if about.url:
         urls.copy_beside(str(about.path / MANIFEST), about.url, [shard["name"] for shard in about.shards])
     for shard in about.shards:
@@ -396,5 +396,5 @@ def _load(path: Path) -> np.ndarray:
     try:
         return np.lib.format.open_memmap(path, mode="r")
     except (ValueError, OSError, OverflowError, SyntaxError, tokenize.TokenError) as error:  # its header is Python
-        reason = " ".join(str(error).split())[:100]
-        raise InputError(f"{path} is not a .npy file ({reason}); prepare the data set again") from None
+        remedy = files.TOO_MANY_FILES if files.are_too_many(error) else "prepare the data set again"
+        raise InputError(f"{path} is not a .npy file ({one_line(error)[:100]}); {remedy}") from None

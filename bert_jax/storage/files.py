@@ -91,6 +91,11 @@ def allow_many_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
+def are_too_many(error: Exception) -> bool:
+    """Returns whether an error says that too many files are open."""
+    return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
+
+
 def is_compressed(path: str) -> bool:
     """Returns whether `open_binary` decompresses the file.
 
@@ -140,7 +145,7 @@ def reading(name: str) -> Iterator[None]:
     except (EOFError, zlib.error, gzip.BadGzipFile, ZstdError) as error:
         raise InputError(f"{name} is truncated or damaged ({error}); copy it again") from None
     except OSError as error:
-        fix = TOO_MANY_FILES if error.errno in (errno.EMFILE, errno.ENFILE) else "check the path and its permissions"
+        fix = TOO_MANY_FILES if are_too_many(error) else "check the path and its permissions"
         raise InputError(f"cannot read {name}: {error.strerror or error}; {fix}") from None
 
 

@@ -3,7 +3,6 @@
 
 import contextlib
 import difflib
-import errno
 import os
 import re
 import signal
@@ -65,7 +64,7 @@ def run(main: Callable[[], int | None]) -> None:
             raise
         except OSError as error:  # a full disk, a missing right
             reason = error.strerror or " ".join(str(error).split())
-            if error.errno in (errno.EMFILE, errno.ENFILE):
+            if files.are_too_many(error):
                 reason += f"; {files.TOO_MANY_FILES}"
             print(f"error: cannot read or write {error.filename or 'a file'}: {reason}", file=sys.stderr)
             return 1

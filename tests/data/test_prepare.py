@@ -239,9 +239,15 @@ def test_a_low_limit_of_open_files_is_enough(tmp_path, vocab):
     command = (
         "import resource; from bert_jax.data import prepare; resource.setrlimit(resource.RLIMIT_NOFILE, (60, 60)); "
         f"prepare.prepare({str(folder / '*.txt')!r}, {vocab!r}, {str(tmp_path / 'data')!r}, "
-        "prepare.PrepareOptions(max_seq_length=32, holdout_rate=0.1), num_workers=1)"
+        "prepare.PrepareOptions(max_seq_length=32, holdout_rate=0.1, shards=8), num_workers=1)"
     )
     subprocess.run([sys.executable, "-c", command], check=True, capture_output=True)
+    command = (
+        "import resource; from bert_jax.data import records; resource.setrlimit(resource.RLIMIT_NOFILE, (7, 7)); "
+        f"records.open_dataset({str(tmp_path / 'data')!r})"
+    )
+    done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True)
+    assert "raise the limit, for example with ulimit -n 65536" in done.stderr
     assert (
         sum(split["documents"] for split in records.open_dataset(tmp_path / "data").manifest["splits"].values()) == 150
     )
