@@ -8,7 +8,7 @@ Source: transformers' configuration_bert.py and modeling_bert.py for what the op
 from collections.abc import Mapping
 from pathlib import Path
 
-from bert_jax.checkpoints.hf_extras import EXTRAS, check_prefix, check_whole, find_extras
+from bert_jax.checkpoints.hf_extras import ADAPTER, EXTRAS, check_prefix, check_whole, find_extras
 from bert_jax.checkpoints.hf_tokenizer import load_hf_tokenizer, save_hf_tokenizer
 from bert_jax.checkpoints.hf_weights import INDEX, PICKLE, WEIGHTS, import_torch, open_weights, write_weights
 from bert_jax.checkpoints.names import Imported, check_vocabulary, find_not_finite, from_params, infer_task, to_params
@@ -208,6 +208,8 @@ def fetch(url: str) -> Path:
     try:
         directory = Path(huggingface_hub.snapshot_download(name, revision=revision or None, allow_patterns=_FILES))
         if not any((directory / file).exists() for file in (WEIGHTS, INDEX)):
+            if (directory / ADAPTER).exists():
+                check_whole(directory)
             import_torch(url)
             patterns = [*_FILES, "pytorch_model*.bin", f"{PICKLE}.index.json"]
             directory = Path(

@@ -9,7 +9,7 @@ from bert_jax.errors import InputError, shown
 from bert_jax.storage.files import JsonObject, read_json
 
 EXTRAS = ["modules.json", "sentence_bert_config.json", "*_Pooling/config.json", "adapter_config.json"]
-_ADAPTER, _MODULES = "adapter_config.json", "modules.json"
+ADAPTER, _MODULES = "adapter_config.json", "modules.json"
 _PREFIXES = {
     "module.": "torch's DataParallel writes them; save model.module",
     "_orig_mod.": "torch.compile writes them; save model._orig_mod",
@@ -24,8 +24,8 @@ def check_whole(directory: Path) -> None:
         for path in directory.glob("*")
         if re.fullmatch(r"(pytorch_)?model[^.]*\.(safetensors|bin)", path.name)
     ]
-    if (directory / _ADAPTER).exists() and not whole:
-        base = _object(directory / _ADAPTER).get("base_model_name_or_path")
+    if (directory / ADAPTER).exists() and not whole:
+        base = _object(directory / ADAPTER).get("base_model_name_or_path")
         raise InputError(
             f"{directory} is an adapter of PEFT, which changes the model {shown(base)}; merge them, in Python "
             "AutoPeftModel.from_pretrained(DIR).merge_and_unload().save_pretrained(OTHER), and give OTHER"
@@ -52,8 +52,8 @@ def check_prefix(names: Iterable[str], where: Path) -> None:
 def find_extras(directory: Path) -> list[str]:
     """Returns lines about what is not computed here: the modules of sentence-transformers, an adapter."""
     notes = []
-    if (directory / _ADAPTER).exists():
-        notes.append(f"{directory / _ADAPTER}: an adapter of PEFT lies beside the model, and is not applied")
+    if (directory / ADAPTER).exists():
+        notes.append(f"{directory / ADAPTER}: an adapter of PEFT lies beside the model, and is not applied")
     home = directory.parent if re.fullmatch(r"\d+_Transformer", directory.name) else directory
     if not (home / _MODULES).exists():
         return notes

@@ -579,6 +579,10 @@ def test_hub_names_are_fetched_through_huggingface_hub(written, copy, monkeypatc
     jax.tree.map(np.testing.assert_array_equal, model.params, load_hf(written["pretraining_erf"]).params)
     load_pretrained("hf://org/name")
     assert asked == [("org/name", "v1"), ("org/name", None)]
+    (copy / "model.safetensors").rename(copy / "adapter_model.safetensors")
+    (copy / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base"}')
+    with pytest.raises(InputError, match="is an adapter of PEFT, which changes the model"):
+        load_pretrained("hf://org/name")
 
     def no_network(*_args, **_options):
         raise huggingface_hub.errors.LocalEntryNotFoundError("no route to the host\nat length")
