@@ -216,7 +216,7 @@ def _parts(lengths: np.ndarray, sentences: list[str], num_bytes: int) -> list[tu
     """
     total = int(lengths.sum())
     if (count := total // PART_TOKENS) < 2:
-        return [(np.count_nonzero(lengths), total, num_bytes)]
+        return [(int(np.count_nonzero(lengths)), total, num_bytes)]
     ends = np.cumsum(lengths)
     middle = np.unique(np.searchsorted(ends, np.arange(1, count) * total // count)) + 1
     cuts = np.array([0, *middle[ends[middle - 1] < total], len(lengths)])
