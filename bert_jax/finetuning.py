@@ -18,7 +18,7 @@ from bert_jax.model.objective import Objective, Params, task_objective
 from bert_jax.plan.describe import make_throughput
 from bert_jax.settings.finetuning import FinetuneConfig
 from bert_jax.settings.rules import to_dict
-from bert_jax.storage.places import Place
+from bert_jax.storage.places import AnyPath, Place, to_place
 from bert_jax.storage.writing import write_json
 from bert_jax.tasks.base import Prediction, Task
 from bert_jax.tasks.batches import Batching, choose_batching, row_group, train_batches
@@ -35,7 +35,7 @@ from bert_jax.training.workdir import common, was_packed
 
 
 def finetune(
-    config: FinetuneConfig, workdir: Place, devices: Devices | None = None, started: float = 0.0
+    config: FinetuneConfig, workdir: AnyPath, devices: Devices | None = None, started: float = 0.0
 ) -> FinetuneResult:
     """Fine-tunes until config.train.num_epochs, from `init_checkpoint` or from where `workdir` stands.
 
@@ -44,12 +44,13 @@ def finetune(
 
     Raises: InputError if a setting, the data or the work directory cannot be used; before anything is written.
     """
-    began, started = time.monotonic(), started or time.time()
+    workdir, began, started = to_place(workdir), time.monotonic(), started or time.time()
     config.validate()
     if config.sweep.is_grid:
         raise InputError("sweep.seeds and sweep.learning_rates ask for a grid of runs; call bert_jax.sweep.sweep")
     inputs = open_inputs(config)
     config, task, start, data, model, train = inputs
+    inputs = inputs._replace(start=dataclasses.replace(start, params={}))  # the state of the run has them
     mesh = make_mesh(config.mesh, devices)
     check_divisible(mesh, model, (config.data.batch_size, config.train.accumulate), (_eval_rows(config), 1))
     pack = _how_to_pack(config, task, workdir)
@@ -66,15 +67,20 @@ def finetune(
     objective = task_objective(model, task.head, task.num_outputs, task.probe)
     abstract = abstract_state(objective, config.optimizer, train, mesh)
 
+    unused = [start]  # until it is known whether the run needs it
+    del start
+
     def load() -> Pretrained:
-        whole = complete(start, objective, train.seed)
+        whole = complete(unused.pop(), objective, train.seed)
         check_arrays(config.init_checkpoint, describe(whole.params), describe(abstract.params))
         return whole
 
-    with open_run(config, workdir, about, start.tokenizer, abstract, load, train.num_steps, same, started) as run:
+    tokenizer, last_step = inputs.start.tokenizer, train.num_steps
+    with open_run(config, workdir, about, tokenizer, abstract, load, last_step, same, started) as run:
         lines = describe_run(config, task, data, model, mesh, train.num_steps)
         lines.append(describe_batches(batching, data.train.rows, model))
-        run.announce(lines, describe_start(config, run.start or start))
+        unused.clear()
+        run.announce(lines, describe_start(config, run.start or inputs.start))
         splits = {
             "train": {"rows": len(data.train.rows)},
             "heldout": {"rows": sum(len(s.rows) for s in data.evaluation)},
@@ -89,10 +95,13 @@ def finetune(
 
         # Write the best model, its predictions and its metrics.
         best_step = run.checkpoints.best_step() if data.evaluation else result.step
-        state = result.state if best_step == result.step else run.checkpoints.restore_at(best_step, abstract)
+        params = result.state.params if best_step == result.step else None
+        result = result._replace(state=None)  # of which the parameters are needed, and another's in most cases
+        if params is None:
+            params = run.checkpoints.restore_at(best_step, {"params": abstract.params})["params"]
         run.checkpoints.close()
         with run.clock.phase("evaluation"):
-            metrics = finish(inputs, state.params, infer, mesh, workdir)
+            metrics = finish(inputs, params, infer, mesh, workdir)
         constant = constant_scores(task, data.train, data.evaluation)
         outcome = FinetuneResult(metrics, task.metric, constant, best_step, 0, time.monotonic() - began)
         if cluster.is_first():

@@ -18,7 +18,7 @@ from bert_jax.plan.describe import describe_phase, describe_run, describe_start,
 from bert_jax.settings.phases import Phase
 from bert_jax.settings.pretraining import PretrainConfig
 from bert_jax.settings.rules import to_dict
-from bert_jax.storage.places import Place
+from bert_jax.storage.places import AnyPath, to_place
 from bert_jax.training.curves import draw_curves
 from bert_jax.training.heldout import make_evaluation
 from bert_jax.training.inputs import Inputs, Part, open_inputs
@@ -29,16 +29,16 @@ from bert_jax.training.step import TrainState, abstract_state, init_state
 
 
 def pretrain(
-    config: PretrainConfig, workdir: Place, devices: Devices | None = None, started: float = 0.0
+    config: PretrainConfig, workdir: AnyPath, devices: Devices | None = None, started: float = 0.0
 ) -> LoopResult:
     """Trains through all phases: from random parameters, from `init_checkpoint`, or from where `workdir` stands.
 
-    The model is left in `workdir`/pretrained. Uses all devices if none are given. `started` is when the command began,
-    in seconds since the epoch, for the goodput; 0 is now.
+    The model is left in `workdir`/pretrained; `workdir` may be on a disk or at gs://. Uses all devices if none are
+    given. `started` is when the command began, in seconds since the epoch, for the goodput; 0 is now.
 
     Raises: InputError if a setting, the data or the work directory cannot be used; before anything is written.
     """
-    started = started or time.time()
+    workdir, started = to_place(workdir), started or time.time()
     config.validate()
     inputs = open_inputs(config)
     config, tokenizer, parts = inputs

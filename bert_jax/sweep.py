@@ -17,7 +17,7 @@ from bert_jax.errors import DivergedError, InputError, without_secrets
 from bert_jax.finetuning import finetune
 from bert_jax.settings.finetuning import FinetuneConfig, SweepConfig
 from bert_jax.settings.rules import changed_keys, to_dict
-from bert_jax.storage.places import Place, RemotePath
+from bert_jax.storage.places import AnyPath, Place, RemotePath, to_place
 from bert_jax.storage.urls import local_directory
 from bert_jax.storage.writing import new_directory, write_json
 from bert_jax.tasks.results import FinetuneResult, read_results, table
@@ -62,7 +62,7 @@ def plan(config: FinetuneConfig) -> dict[str, FinetuneConfig]:
     return runs
 
 
-def sweep(config: FinetuneConfig, workdir: Place, devices: Devices | None = None) -> SweepResult:
+def sweep(config: FinetuneConfig, workdir: AnyPath, devices: Devices | None = None) -> SweepResult:
     """Trains every run of the grid, reports them all, and keeps the model of the best in `finetuned/`.
 
     Runs are below `runs/`. When the command is given again, finished runs are not repeated; the grid may have grown.
@@ -71,6 +71,7 @@ def sweep(config: FinetuneConfig, workdir: Place, devices: Devices | None = None
 
     Raises: InputError as `finetune`.
     """
+    workdir = to_place(workdir)
     config.validate()
     identity = {"dataset": None, "run": without_secrets(to_dict(config))}
     check_workdir(workdir, identity, config, ("sweep",))

@@ -2,6 +2,7 @@
 """Whole fine-tuning runs on a toy language: they learn, keep the best, predict, resume, refuse what does not fit."""
 
 import dataclasses
+import gc
 import json
 import shutil
 import signal
@@ -15,7 +16,8 @@ from whole_runs import stop_at
 import bert_jax
 from bert_jax.devices.sharding import make_mesh
 from bert_jax.errors import InputError
-from bert_jax.finetuning import finetune
+from bert_jax.finetuning import finetune, finish
+from bert_jax.model.objective import count_parameters
 from bert_jax.settings.finetuning import (
     FinetuneDataConfig,
     FinetuneModelConfig,
@@ -26,6 +28,7 @@ from bert_jax.settings.finetuning import (
 from bert_jax.settings.pretraining import EvalConfig, MeshConfig, OptimizerConfig
 from bert_jax.tasks.prepare import open_inputs, prepare
 from bert_jax.tasks.results import describe_run
+from bert_jax.training.loop import train_loop
 from bert_jax.training.report import read_metrics
 
 
@@ -140,6 +143,34 @@ def test_a_finished_run_is_not_trained_again(finished, topics, start):
     again = train(topics_run(topics, start), finished[0])
     assert again.metrics == finished[1].metrics
     assert read_metrics(finished[0] / "metrics.jsonl") == before
+
+
+@pytest.mark.parametrize("sizes", [{"data": 1}, {"data": 1, "fsdp": 4}])
+def test_parameters_are_held_once(topics, start, tmp_path, monkeypatch, sizes):
+    """With Adam's two means while it trains, and alone at the end: the start, copies and other states are dropped."""
+    held = {}
+
+    def bytes_of_arrays():
+        gc.collect()
+        shards = [shard.data for array in jax.live_arrays() for shard in array.addressable_shards]
+        return sum({shard.unsafe_buffer_pointer(): shard.nbytes for shard in shards}.values())  # some are one buffer
+
+    def at(name, function):
+        def measured(*arguments, **more):
+            held.setdefault(name, bytes_of_arrays() - before)
+            return function(*arguments, **more)
+
+        return measured
+
+    monkeypatch.setattr("bert_jax.finetuning.train_loop", at("first step", train_loop))
+    monkeypatch.setattr("bert_jax.finetuning.finish", at("end", finish))
+    config = topics_run(topics, start, mesh=MeshConfig(**sizes), train=FinetuneTrainConfig(num_epochs=1.0))
+    size = 4 * count_parameters(bert_jax.load_pretrained(start).params["encoder"])  # a classifier is small
+    before = bytes_of_arrays()
+    finetune(config, tmp_path / "run", jax.devices()[: sizes.get("fsdp", 1)])
+    small = 0.5 * (len(sizes) - 1)  # norms and biases are on each device
+    assert 2.9 * size < held["first step"] < (3.1 + small) * size
+    assert 0.9 * size < held["end"] < (1.1 + small) * size
 
 
 @pytest.mark.slow

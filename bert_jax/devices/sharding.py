@@ -226,10 +226,12 @@ def replicated(mesh: Mesh) -> NamedSharding:
 def row_axes() -> tuple[str, ...]:
     """Returns the axes over which rows are divided, of the mesh that is traced under; () without one.
 
-    Inside a `shard_map` over them there are none: rows are those of one device.
+    Inside a `shard_map` over them there are none: rows are those of one device. Nor are there in a user's own mesh: how
+    rows are divided there is the user's choice.
     """
     mesh = jax.sharding.get_abstract_mesh()
-    return () if mesh.empty else tuple(axis for axis in ROW_AXES if axis not in mesh.manual_axes)
+    is_own = {*ROW_AXES, "tensor"} <= set(mesh.axis_names) and AxisType.Explicit not in mesh.axis_types
+    return tuple(axis for axis in ROW_AXES if axis not in mesh.manual_axes) if is_own else ()
 
 
 def num_row_shards() -> int:

@@ -65,7 +65,9 @@ def export_model(bert: Pretrained, directory: Place, platforms: tuple[str, ...] 
         params = unflatten(flat)
         rows = token_ids.shape[0]
         first = jnp.zeros((rows, 1), jnp.int32)
-        batch = Batch(token_ids, type_ids, mask, first, jnp.ones((rows, 1)), mlm_positions=more[0] if more else None)
+        batch = Batch(
+            token_ids, type_ids, mask, first, jnp.ones((rows, 1), jnp.float32), mlm_positions=more[0] if more else None
+        )
         if task is None:
             encoded = encode(bert.config, params, batch)
             outputs = {"hidden": encoded.hidden.astype(jnp.float32)}

@@ -59,9 +59,13 @@ def fused_attention(
     arrays = (query, key, value, sequence_ids.astype(jnp.int32), keys)
     mesh, tensor = jax.sharding.get_abstract_mesh(), MESH_AXES["heads"]
     divided = num_row_shards() * mesh.shape.get(tensor, 1)
-    if (interpret or jax.device_count() == 1) if mesh.empty else divided == 1:
+    if mesh.empty:
+        alone = interpret or jax.device_count() == 1
+    else:
+        alone = (divided if tensor in mesh.shape else mesh.size) == 1  # a user's mesh may have no such axis
+    if alone:
         return _attention(shape, interpret, *arrays)
-    if mesh.empty or rows % num_row_shards():
+    if tensor not in mesh.shape or rows % num_row_shards():
         return _plain(shape, *arrays)  # a kernel can only be sharded by rows and heads
     of_device = shape._replace(num_heads=num_heads // mesh.shape[tensor])
     columns, ids, heads = (PartitionSpec(row_axes(), *rest) for rest in ((None, tensor), (None,), (tensor, None)))

@@ -44,7 +44,7 @@ class MaskedLanguageModel(nn.Module):
         dense = Dense(config, config.hidden_size, add=False, name="transform")
         hidden = activate(config.activation, *dense(hidden))
         hidden = layer_norm(config)(hidden).astype(config.compute_dtype)
-        bias = self.param("output_bias", nn.initializers.zeros, (config.padded_vocab_size,))
+        bias = self.param("output_bias", nn.initializers.zeros, (config.padded_vocab_size,), jnp.float32)
         if word_table.shape[0] == 1:
             rows = hidden.reshape(-1, hidden.shape[-1])
             logits = product("RH,VH->RV", rows, word_table[0], precision=config.matmul_precision)
@@ -58,7 +58,7 @@ class MaskedLanguageModel(nn.Module):
         is_word = jnp.arange(config.padded_vocab_size) < config.vocab_size
         bias = jnp.where(is_word, bias, MASKED_SCORE)
         precision = matmul_precision(config.matmul_precision)
-        return logits + jnp.einsum("BP,V->BPV", jnp.ones(hidden.shape[:2]), bias, precision=precision)
+        return logits + jnp.einsum("BP,V->BPV", jnp.ones(hidden.shape[:2], jnp.float32), bias, precision=precision)
 
 
 def logits_of(config: ModelConfig, num_classes: int, name: str) -> Dense:

@@ -45,8 +45,8 @@ class Dense(nn.Module):
     def __call__(self, inputs: jax.Array) -> Any:
         """Returns [..., features] of inputs [..., in]."""
         config, dtype = self.config, jnp.dtype(self.config.compute_dtype)
-        kernel = self.param("kernel", truncated_normal(config), (inputs.shape[-1], self.features))
-        bias = self.param("bias", nn.initializers.zeros, (self.features,))
+        kernel = self.param("kernel", truncated_normal(config), (inputs.shape[-1], self.features), jnp.float32)
+        bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
         rows = inputs.astype(dtype).reshape(-1, inputs.shape[-1])
         result = self.result_dtype or config.compute_dtype
         multiplied = product("ri,io->ro", rows, kernel, config.gradient_dtype, config.matmul_precision, result)

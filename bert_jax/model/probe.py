@@ -68,7 +68,7 @@ class Probe(nn.Module):
         if kind == "concat_last4":
             return jnp.concatenate(list(layers[-4:]), axis=-1)
         chosen = layers[-4:] if kind == "weighted_last4" else layers[1:]
-        weights = jax.nn.softmax(self.param("layer_weights", nn.initializers.zeros, (chosen.shape[0],)))
+        weights = jax.nn.softmax(self.param("layer_weights", nn.initializers.zeros, (chosen.shape[0],), jnp.float32))
         return jnp.einsum("W,WBLH->BLH", weights, chosen)
 
 

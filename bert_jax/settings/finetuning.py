@@ -17,6 +17,7 @@ from bert_jax.settings.rules import (
     check_not_negative,
     check_numbers,
     check_positive,
+    check_types,
     nearest_multiples,
 )
 
@@ -197,6 +198,7 @@ class FinetuneConfig:
 
     def validate(self) -> None:
         """Raises: InputError at the first setting that breaks a rule."""
+        check_types(self)
         sections = (self.task, self.model, self.data, self.optimizer, self.train, self.eval)
         for section in (*sections, self.mesh, self.checkpoint, self.report, self.sweep):
             section.validate()

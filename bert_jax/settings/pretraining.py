@@ -19,6 +19,7 @@ from bert_jax.settings.rules import (
     check_numbers,
     check_positive,
     check_rates,
+    check_types,
     nearest_multiples,
     step_range,
 )
@@ -296,6 +297,7 @@ class PretrainConfig:
 
     def validate(self) -> None:
         """Raises: InputError at the first setting that breaks a rule."""
+        check_types(self)
         sections = (self.model, self.data, self.masking, self.optimizer, self.train, self.phase2, self.eval)
         for section in (*sections, self.mesh, self.checkpoint, self.report):
             section.validate()

@@ -66,6 +66,11 @@ def from_dict(kind: type[Config], values: typing.Mapping[str, object], where: st
     return kind(**arguments)
 
 
+def check_types(config: Section) -> None:
+    """Raises: InputError if a setting has another type than its field, which Python lets pass."""
+    from_dict(type(config), to_dict(config))
+
+
 # Settings of earlier versions, with the values that had no effect on results; None is any value.
 _REMOVED = {"sweep.together": None, "train.compiled": None, "model.residual": ("plain",)}
 

@@ -317,7 +317,8 @@ class _Loop:
         """Reports the steps since the last report."""
         window = self.progress.window
         window.stop_clock()
-        rates = self.work.throughput(window.counts(), window.seconds) if window.seconds else {}
+        counts = window.counts()  # none if every call has compiled
+        rates = self.work.throughput(counts, window.seconds) if counts and window.seconds else {}
         rates |= {"data_wait": window.waited / window.seconds} if window.seconds else {}
         metrics = window.means() | {"learning_rate": self.learning_rate} | rates | self.work.labels()
         self.run.reporter.log(step, "train", metrics)

@@ -55,11 +55,11 @@ class Run:
     def first_state(self, make: Callable[[Pretrained | None], TrainState]) -> TrainState:
         """Returns the restored state, or the one that `make` returns for the model to start from.
 
-        The run keeps no reference to it, so that the first step can reuse its memory. Call it once.
+        The run keeps no reference to either, so that the first step can reuse their memory. Call it once.
         """
-        state = self.restored.state
-        self.restored = self.restored._replace(state=None)
-        return make(self.start) if state is None else state
+        state, start = self.restored.state, self.start
+        self.restored, self.start = self.restored._replace(state=None), None
+        return make(start) if state is None else state
 
     def announce(self, lines: Sequence[str], start: str) -> None:
         """Prints lines about the run, and a last one: the checkpoint that it resumes from, or else `start`."""
@@ -154,6 +154,7 @@ def open_run(
         if reporter.carried is not None:
             clock.resume(reporter.carried)
         run = Run(workdir, checkpoints, reporter, preemption, restored, start, clock, first_step)
+        del restored, start  # the run gives them away
         checkpoints.before_seal = reporter.publish  # so that the bucket's records reach to each checkpoint
         run.report_goodput()  # an attempt counts, also one that is killed before its first report
         reporter.publish()

@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.tree_util import KeyPath
 
@@ -89,16 +90,29 @@ def init_state(
     """Returns the state of step 0 on the mesh, from random parameters or from the given ones.
 
     Parameters are initialized whole on every device and sharded afterwards. How a function of random bits rounds
-    depends on the sharding of its array, and a seed must give the same state on every mesh.
+    depends on the sharding of its array, and a seed must give the same state on every mesh. Each device gets its part
+    of given parameters alone.
     """
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(objective, optimizer, train, mesh))
     with jax.set_mesh(mesh):
         if params is None:
             params = jax.jit(objective.init, out_shardings=replicated(mesh))(root_key(train.seed, "parameters"))
-        else:
-            # By way of the host: arrays on one device cannot be put on the devices of other processes.
-            params = jax.device_put(jax.device_get(params), replicated(mesh))
-        return jax.jit(_fresh_state(optimizer, train), out_shardings=shardings)(params)
+            return jax.jit(_fresh_state(optimizer, train), out_shardings=shardings)(params)
+        params = jax.tree.map(_divide, params, shardings.params)
+        moments = make_optimizer(optimizer, train.num_steps).init
+        return TrainState(
+            _divide(np.zeros((), np.int32), shardings.step),
+            params,
+            jax.jit(moments, out_shardings=shardings.optimizer)(params),
+        )
+
+
+def _divide(leaf: jax.Array | np.ndarray, sharding: NamedSharding) -> jax.Array:
+    """Returns an array that every process has, in parts on the devices of all. Nothing refers to the given one."""
+    if sharding.is_fully_addressable:
+        return jax.device_put(leaf, sharding, may_alias=False)
+    host = np.array(leaf)
+    return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
 
 
 def abstract_state(
@@ -204,7 +218,7 @@ def _step_function(
         gradients = _without(gradients, kept)  # they have no part in the norm
         updates, optimizer_state = transformation.update(gradients, state.optimizer, state.params)
         updates = _without(cast(Params, updates), kept)  # nor are they decayed, as by Google's optimizer
-        one = jnp.ones(())
+        one = jnp.ones((), jnp.float32)
         metrics |= batch_counts(batch)
         metrics |= {
             "loss": (loss, one),
@@ -266,10 +280,10 @@ def batch_counts(batch: Batch) -> _Pairs:
         "sequences": jnp.sum(batch.sequence_weights),
         "tokens": jnp.sum(lengths),
         "squared_lengths": jnp.sum(lengths**2),
-        "predictions": jnp.sum(batch.mlm_weights) if batch.mlm_weights is not None else jnp.zeros(()),
+        "predictions": jnp.sum(batch.mlm_weights) if batch.mlm_weights is not None else jnp.zeros((), jnp.float32),
     }
     if batch.word_starts is not None:
         pairs = jnp.any(inside & (batch.type_ids == 1)[:, None, :], axis=-1)  # [B, M]: [CLS] A [SEP] B [SEP]
         special = jnp.sum(batch.sequence_weights * (2.0 + pairs))
         counts["words"] = jnp.sum(batch.word_starts & (batch.sequence_ids > 0)).astype(jnp.float32) - special
-    return {name: (count, jnp.ones(())) for name, count in counts.items()}
+    return {name: (count, jnp.ones((), jnp.float32)) for name, count in counts.items()}
