@@ -11,7 +11,7 @@ from bert_jax.checkpoints.arrays import check_arrays, describe
 from bert_jax.checkpoints.pretrained import FINETUNED, Pretrained, keep_revision, leave_pretrained
 from bert_jax.checkpoints.warm_start import complete
 from bert_jax.devices import cluster
-from bert_jax.devices.sharding import Devices, check_divisible, make_mesh
+from bert_jax.devices.sharding import Devices, check_divisible, in_no_mesh, make_mesh
 from bert_jax.devices.watchdog import beat
 from bert_jax.errors import InputError
 from bert_jax.model.objective import Objective, Params, task_objective
@@ -34,6 +34,7 @@ from bert_jax.training.step import TrainState, abstract_state, init_state, make_
 from bert_jax.training.workdir import common, was_packed
 
 
+@in_no_mesh
 def finetune(
     config: FinetuneConfig, workdir: AnyPath, devices: Devices | None = None, started: float = 0.0
 ) -> FinetuneResult:

@@ -12,7 +12,7 @@ from bert_jax.checkpoints.pretrained import Pretrained, keep_revision, leave_pre
 from bert_jax.checkpoints.warm_start import load_start
 from bert_jax.data.pipeline import train_batches
 from bert_jax.devices import cluster
-from bert_jax.devices.sharding import Devices, check_divisible, make_mesh
+from bert_jax.devices.sharding import Devices, check_divisible, in_no_mesh, make_mesh
 from bert_jax.model.objective import Params
 from bert_jax.plan.describe import describe_phase, describe_run, describe_start, make_throughput
 from bert_jax.settings.phases import Phase
@@ -28,6 +28,7 @@ from bert_jax.training.run import Run, open_run
 from bert_jax.training.step import TrainState, abstract_state, init_state
 
 
+@in_no_mesh
 def pretrain(
     config: PretrainConfig, workdir: AnyPath, devices: Devices | None = None, started: float = 0.0
 ) -> LoopResult:

@@ -21,6 +21,7 @@ from bert_jax.checkpoints.revisions import find_revision, revision_path
 from bert_jax.checkpoints.sealed import SEAL, find_damage, read_newest, seal, state_place
 from bert_jax.checkpoints.tf1 import checkpoint_prefix, load_tf1
 from bert_jax.devices import cluster, watchdog
+from bert_jax.devices.sharding import in_no_mesh
 from bert_jax.errors import InputError
 from bert_jax.model.fused_attention import length_step
 from bert_jax.model.heads import TASK_PARTS
@@ -65,6 +66,7 @@ class Pretrained:
     trained: dict[str, int] = field(default_factory=dict)  # if known: step, and the sequences, tokens and words so far
     problem: str = ""  # Hugging Face's problem_type, where it is not what the number of outputs says
 
+    @in_no_mesh
     def encode(self, texts: Sequence[str] | Sequence[tuple[str, str]], long_texts: str = "cut") -> Encodings:
         """Returns the encodings of texts, or of pairs of texts, in one batch as long as the longest.
 

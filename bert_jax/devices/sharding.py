@@ -6,10 +6,11 @@ divided) and "tensor" (heads, feed-forward and vocabulary divided). One device i
 so the same program runs on any number of devices.
 """
 
+import functools
 import math
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import jax
 import numpy as np
@@ -24,6 +25,8 @@ from bert_jax.settings.pretraining import MeshConfig
 from bert_jax.settings.rules import nearest_multiples
 
 Value = TypeVar("Value")
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
 Devices: TypeAlias = Sequence[Any]  # of `jax.Device`, which type checkers take for a variable
 
 ROW_AXES = ("data", "fsdp")  # the axes over which the rows of a batch are divided
@@ -83,6 +86,17 @@ def make_mesh(config: MeshConfig, devices: Devices | None = None) -> Mesh:
         return jax.make_mesh(tuple(sizes.values()), axes, axis_types=types, devices=devices)
     of_slice = (sizes["data"] // slices, sizes["fsdp"], sizes["tensor"])
     return Mesh(mesh_utils.create_hybrid_device_mesh(of_slice, (slices, 1, 1), devices), axes, axis_types=types)
+
+
+def in_no_mesh(function: Callable[Given, Result]) -> Callable[Given, Result]:
+    """Returns the function, which then computes as if its caller had set no mesh."""
+
+    @functools.wraps(function)
+    def call(*arguments: Given.args, **options: Given.kwargs) -> Result:
+        with jax.set_mesh(Mesh(np.empty((), object), ())):
+            return function(*arguments, **options)
+
+    return call
 
 
 def mesh_sizes(config: MeshConfig, num_devices: int) -> dict[str, int]:

@@ -22,7 +22,7 @@ from bert_jax.data.pipeline import eval_batches
 from bert_jax.data.prepare import PrepareOptions, prepare
 from bert_jax.data.records import Dataset
 from bert_jax.data.streamed import open_in_order
-from bert_jax.devices.sharding import make_mesh, tree_shardings
+from bert_jax.devices.sharding import in_no_mesh, make_mesh, tree_shardings
 from bert_jax.errors import InputError
 from bert_jax.model.losses import Pair, accuracy, cross_entropy
 from bert_jax.model.objective import Objective, Params, pretraining_objective, task_forward
@@ -37,6 +37,7 @@ _TOKENS_AT_ONCE = 8192  # of a batch on each device
 _TEXT_LENGTH = 128  # of the rows of text that is prepared here, where the model has so many positions
 
 
+@in_no_mesh
 def evaluate_pretrained(
     bert: Pretrained,
     data: str | Path,

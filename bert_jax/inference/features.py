@@ -15,6 +15,7 @@ import numpy as np
 from bert_jax.batch import Batch
 from bert_jax.checkpoints.pretrained import Pretrained
 from bert_jax.devices.allocator import give_back_freed_memory
+from bert_jax.devices.sharding import in_no_mesh
 from bert_jax.errors import InputError
 from bert_jax.model.fused_attention import length_step
 from bert_jax.model.objective import Params, encode
@@ -39,6 +40,7 @@ class TokenFeatures(NamedTuple):
     truncated: bool
 
 
+@in_no_mesh
 def token_features(
     bert: Pretrained,
     texts: Sequence[str] | Sequence[tuple[str, str]],
@@ -71,6 +73,7 @@ def token_features(
     tell_cut(num_cut, max_seq_length)
 
 
+@in_no_mesh
 def sentence_embeddings(
     bert: Pretrained,
     texts: Sequence[str] | Sequence[tuple[str, str]],

@@ -12,7 +12,7 @@ import numpy as np
 from bert_jax.batch import Batch, pad_rows
 from bert_jax.checkpoints.pretrained import Pretrained, load_pretrained
 from bert_jax.devices.allocator import give_back_freed_memory
-from bert_jax.devices.sharding import make_mesh
+from bert_jax.devices.sharding import in_no_mesh, make_mesh
 from bert_jax.errors import InputError
 from bert_jax.model.fused_attention import length_step
 from bert_jax.model.objective import Params, task_forward
@@ -77,6 +77,7 @@ class Predictor:
             raise too_long(where, "more", self._most)
         return example
 
+    @in_no_mesh
     def predict(self, examples: Sequence[Example]) -> list[Prediction]:
         """Returns a prediction for each of the task's examples."""
         assert self.task is not None
@@ -180,6 +181,7 @@ def read_blanks(bert: Pretrained, text: str, where: str, long_texts: str = "cut"
     return Blanks(text, token_ids, places, was_cut)
 
 
+@in_no_mesh
 def fill_blanks(bert: Pretrained, texts: Sequence[Blanks], num_guesses: int) -> list[list[list[Filled]]]:
     """Returns the guesses for every blank of every text, in their order; texts of like lengths share a batch."""
     tell_cut(sum(text.was_cut for text in texts), bert.config.max_positions)

@@ -16,6 +16,7 @@ import numpy as np
 from bert_jax.batch import Batch, pad_rows
 from bert_jax.checkpoints.pretrained import Pretrained
 from bert_jax.devices.allocator import give_back_freed_memory
+from bert_jax.devices.sharding import in_no_mesh
 from bert_jax.errors import InputError
 from bert_jax.model.fused_attention import length_step
 from bert_jax.model.objective import Params, task_forward
@@ -56,6 +57,7 @@ def score_sentences(
     return np.array([each.sum(dtype=np.float64) for each in scores], np.float64)
 
 
+@in_no_mesh
 def token_scores(
     bert: Pretrained,
     sentences: Sequence[str],

@@ -18,8 +18,7 @@ from bert_jax.plan import flops
 from bert_jax.plan.memory import describe_memory
 from bert_jax.settings.model import ModelConfig
 from bert_jax.settings.phases import Phase
-from bert_jax.settings.pretraining import PretrainConfig
-from bert_jax.training.optim import schedule_warnings
+from bert_jax.settings.pretraining import OptimizerConfig, PretrainConfig
 from bert_jax.training.step import TrainState
 
 
@@ -121,3 +120,15 @@ def _share(config: PretrainConfig, dataset: Dataset) -> str:
         f"{masking.most(length) / length:.1%} of the tokens of a full row (masking.max_predictions "
         f"{masking.max_predictions} is below masking.rate {masking.rate:g} x {length} = {wanted}; 0 lifts the limit)"
     )
+
+
+def schedule_warnings(config: OptimizerConfig, num_steps: int) -> list[str]:
+    """Returns a line if warm-up is as long as the schedule or longer, so that the learning rate is never reached."""
+    warmup_steps = config.warmup_of(num_steps)
+    if not 0 < num_steps <= warmup_steps:
+        return []
+    share = (num_steps - 1) / warmup_steps
+    return [
+        f"warning: warm-up takes {warmup_steps:,} steps and the schedule ends after {num_steps:,}, so the rate rises "
+        f"to {share:.1%} of {config.learning_rate:g} at most; use optimizer.warmup_rate=0.1"
+    ]

@@ -128,6 +128,10 @@ class OptimizerConfig:
     layer_decay: float = 1.0  # ratio of a layer's learning rate to that of the one above; embeddings are below layer 0
     freeze_encoder: bool = False  # train only the heads
 
+    def warmup_of(self, num_steps: int) -> int:
+        """Returns the steps of warm-up in a schedule of `num_steps`."""
+        return self.warmup_steps or round(self.warmup_rate * num_steps)
+
     def validate(self) -> None:
         check_numbers(self)
         check_rates(self, "beta1 beta2")

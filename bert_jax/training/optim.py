@@ -34,7 +34,7 @@ def learning_rate_at(config: OptimizerConfig, num_steps: int, first_step: int = 
     rate x (1 - step / num_steps) ** decay_power: the decay counts from step 0, so the rate drops at the end of warm-up.
     Source: google-research/bert optimization.py.
     """
-    warmup_steps = _warmup_steps(config, num_steps)
+    warmup_steps = config.warmup_of(num_steps)
 
     def rate(step: Step) -> jax.Array:
         step = jnp.asarray(jnp.asarray(step) - first_step, jnp.float32)
@@ -44,22 +44,6 @@ def learning_rate_at(config: OptimizerConfig, num_steps: int, first_step: int = 
         return jnp.where(step < warmup_steps, warming, decayed)
 
     return rate
-
-
-def _warmup_steps(config: OptimizerConfig, num_steps: int) -> int:
-    return config.warmup_steps or round(config.warmup_rate * num_steps)
-
-
-def schedule_warnings(config: OptimizerConfig, num_steps: int) -> list[str]:
-    """Returns a line if warm-up is as long as the schedule or longer, so that the learning rate is never reached."""
-    warmup_steps = _warmup_steps(config, num_steps)
-    if not 0 < num_steps <= warmup_steps:
-        return []
-    share = (num_steps - 1) / warmup_steps
-    return [
-        f"warning: warm-up takes {warmup_steps:,} steps and the schedule ends after {num_steps:,}, so the rate rises "
-        f"to {share:.1%} of {config.learning_rate:g} at most; use optimizer.warmup_rate=0.1"
-    ]
 
 
 class Moments(NamedTuple):

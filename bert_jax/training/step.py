@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.tree_util import KeyPath
 
-from bert_jax.batch import Batch, PyTree
+from bert_jax.batch import Array, Batch, PyTree
 from bert_jax.devices.sharding import is_stacked, path_name, replicated, row_sharding, tree_shardings
 from bert_jax.model.keys import root_key
 from bert_jax.model.losses import Pair
@@ -98,16 +98,12 @@ def init_state(
         if params is None:
             params = jax.jit(objective.init, out_shardings=replicated(mesh))(root_key(train.seed, "parameters"))
             return jax.jit(_fresh_state(optimizer, train), out_shardings=shardings)(params)
-        params = jax.tree.map(_divide, params, shardings.params)
-        moments = make_optimizer(optimizer, train.num_steps).init
-        return TrainState(
-            _divide(np.zeros((), np.int32), shardings.step),
-            params,
-            jax.jit(moments, out_shardings=shardings.optimizer)(params),
-        )
+        step, divided = jax.tree.map(_divide, (np.int32(0), params), (shardings.step, shardings.params))
+        moments = jax.jit(make_optimizer(optimizer, train.num_steps).init, out_shardings=shardings.optimizer)
+        return TrainState(step, divided, moments(divided))
 
 
-def _divide(leaf: jax.Array | np.ndarray, sharding: NamedSharding) -> jax.Array:
+def _divide(leaf: Array, sharding: NamedSharding) -> jax.Array:
     """Returns an array that every process has, in parts on the devices of all. Nothing refers to the given one."""
     if sharding.is_fully_addressable:
         return jax.device_put(leaf, sharding, may_alias=False)

@@ -18,6 +18,7 @@ from bert_jax.checkpoints import warm_start
 from bert_jax.checkpoints.compare import differences
 from bert_jax.checkpoints.hf import save_hf
 from bert_jax.checkpoints.pretrained import Pretrained, recognise, save_pretrained
+from bert_jax.checkpoints.sealed import SEAL
 from bert_jax.checkpoints.tf1 import save_tf1
 from bert_jax.errors import StoppedError
 from bert_jax.inference.predict import fill_masks
@@ -159,6 +160,8 @@ def change_json(path, change):
 def test_an_own_directory_with_odd_files_is_one_clear_line(copies, file, change, expected):
     path = copies("bert_jax")
     change_json(path / file, change)
+    if file == SEAL:  # as of version 0.2, which wrote no digest of the seal itself
+        change_json(path / file, lambda seal: {name: seal[name] for name in seal if name != "digest"} | {"format": 1})
     with pytest.raises(InputError, match=expected):
         load_pretrained(path)
 
