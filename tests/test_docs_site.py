@@ -25,7 +25,7 @@ every |= {"recipes": pages.recipes(), "api": pages.api(), "modules": pages.modul
 every |= {"decisions": pages.decisions_page()}
 every |= {path: page for path, page in pages.notebooks().items() if isinstance(page, str)}
 print(json.dumps({"pages": every, "roots": [root for _, _, root, _ in paths.SETTINGS],
-                  "described": [*settings.DESCRIPTIONS], "hidden": paths.HIDDEN_COMMANDS,
+                  "described": [*settings.DESCRIPTIONS],
                   "names": {root: [[setting.name, setting.rules] for section in settings.sections(root, free)
                                    for setting in section.settings] for _, _, root, free in paths.SETTINGS}}))
 """

@@ -19,8 +19,8 @@ from bert_jax.settings.pretraining import PretrainConfig
 from bert_jax.tools import main, recipes
 
 TOOLS = Path(bert_jax.tools.__file__).parent
-# What the tools share, and one that only we need.
-INTERNAL = {"__init__", "cli", "lines", "main", "prepare_flags", "recipes", "streams", "make_unicode_tables"}
+# What the tools share.
+INTERNAL = {"__init__", "cli", "lines", "main", "prepare_flags", "recipes", "streams"}
 
 
 def run(*arguments: str, folder: Path | None = None) -> tuple[int, str, str]:
@@ -82,7 +82,6 @@ def test_help_of_a_command_is_its_own():
         (["train.py", "--help"], 1, "(did you mean train?)"),
         (["xyzzy"], 1, "error: bert_jax has no command 'xyzzy'; bert_jax --help lists them\n"),
         (["two\nlines"], 1, r"error: bert_jax has no command 'two\nlines'; bert_jax --help lists them"),
-        (["make_unicode_tables"], 1, "error: bert_jax has no command 'make_unicode_tables'"),
         (
             ["--workdir=x", "train"],
             1,

@@ -36,7 +36,6 @@ COMMANDS = {
     },
     "Convert a model": {
         "convert_checkpoint": "from and to Hugging Face's and Google's formats",
-        "export_params": "the model of a run, without its optimizer",
         "export": "StableHLO, to serve it without this package",
         "grow_model": "add words or positions to a trained model",
         "show_params": "every parameter with its shape, type and norm",

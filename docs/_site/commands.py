@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from absl import app, flags, logging  # app and logging define flags of their own, here and not in a command
-from paths import HIDDEN_COMMANDS, PACKAGE, ROOT, SCRIPTS, TOOLS, in_markdown, sentence
+from paths import PACKAGE, ROOT, SCRIPTS, TOOLS, in_markdown, sentence
 
 OVERVIEW = """# Commands
 
@@ -51,7 +51,7 @@ def commands() -> tuple[Command, ...]:
     entry = _entry_point()
     found = {}
     for path in sorted((ROOT / TOOLS).glob("*.py")):
-        if _can_be_run(path) and path.stem not in HIDDEN_COMMANDS:
+        if _can_be_run(path):
             module = f"{TOOLS.replace('/', '.')}.{path.stem}"
             calls = (f"python -m {module}",)
             found[path.stem] = Command(path.stem, calls, _docstring(path), _flags_of(path, module))

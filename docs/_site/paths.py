@@ -26,7 +26,6 @@ SETTINGS = (
 PACKAGE = "bert_jax"
 TOOLS = "bert_jax/tools"  # every file here that can be run is a command
 SCRIPTS = ("train.py", "finetune.py")  # and so are these; a tool of the same name stands for the script
-HIDDEN_COMMANDS = ("make_unicode_tables",)  # for this project's own use
 
 RECIPES = "configs"
 NOTEBOOKS = "notebooks"

@@ -107,7 +107,8 @@ def test_text_to_filled_blanks(repository, trained, tmp_path):
 
 @pytest.mark.slow
 def test_export_is_the_model_of_the_run_without_its_optimizer(repository, trained, tmp_path):
-    export = ("-m", "bert_jax.tools.export_params", f"--checkpoint={trained}", f"--output={tmp_path}/model")
+    paths = (f"--input={trained}", f"--output={tmp_path}/model")
+    export = ("-m", "bert_jax.tools.convert_checkpoint", *paths, "--to=bert_jax")
     assert run(repository, *export).returncode == 0
     assert_one_line(run(repository, *export), "exists")
     ours, theirs = (bert_jax.load_pretrained(path).params for path in (trained, tmp_path / "model"))

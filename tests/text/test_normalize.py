@@ -8,10 +8,10 @@ import sys
 import unicodedata
 
 import pytest
+from golden import make_unicode_tables
 
 from bert_jax.text import normalize
 from bert_jax.text.normalize import Normalizer
-from bert_jax.tools import make_unicode_tables
 from tests.reference.make_tokenizer_goldens import character_texts, fuzz_texts, hashes, sigma_texts
 
 CASINGS = ("uncased", "cased")

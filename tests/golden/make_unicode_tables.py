@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes the tables of Unicode 14.0 that text normalisation uses to `bert_jax/text/unicode_14.json`.
 
-    python3.11 -m bert_jax.tools.make_unicode_tables
+    python3.11 tests/golden/make_unicode_tables.py
 
 Each Python release brings newer Unicode tables, so a tokenizer that asked the interpreter would split the
 same text differently on different machines. The file is written once, by Python 3.11, and read everywhere.
