@@ -313,11 +313,9 @@ class Checkpoints:
 
     def _read(self, step: int, abstract_state: PyTree) -> PyTree:
         with watchdog.slow(state_bytes(abstract_state)):
-            place = self._path(step) / "state"
-            if isinstance(place, RemotePath):  # others may see the seal late
-                place = state_place(self._path(step), read_seal(self._path(step))) if cluster.is_first() else place
-                place = RemotePath(cluster.first_tells(str(place)))
-            return restore_tree(place, abstract_state)
+            path = self._path(step)
+            place = state_place(path, read_seal(path) if cluster.is_first() else {})  # others may see the seal late
+            return restore_tree(path / cluster.first_tells(place.name), abstract_state)
 
     def _set_aside(self, newest_whole: int) -> None:
         """Moves every checkpoint that is newer than the newest undamaged one to "damaged/"."""

@@ -104,9 +104,13 @@ def init_state(
 
 
 def _divide(leaf: Array, sharding: NamedSharding) -> jax.Array:
-    """Returns an array that every process has, in parts on the devices of all. Nothing refers to the given one."""
+    """Returns an array that every process has, in parts on the devices of all. Nothing refers to the given one.
+
+    From a JAX array the first of several devices would take its buffer, whatever `may_alias` says (jax 0.10.2), and the
+    first step would delete it.
+    """
     if sharding.is_fully_addressable:
-        return jax.device_put(leaf, sharding, may_alias=False)
+        return jax.device_put(np.asarray(leaf), sharding, may_alias=False)
     host = np.array(leaf)
     return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
 

@@ -475,6 +475,17 @@ def test_a_second_process_goes_by_the_word_of_the_first(tmp_path, abstract, monk
     assert not saved and checkpoints.steps() == [1, 2] and not (tmp_path / "damaged").exists()
 
 
+def test_a_checkpoint_that_was_copied_from_a_bucket_is_restored(tmp_path, abstract):
+    """There a run's own name is in that of the state; see `test_bucket_states`."""
+    with Checkpoints(tmp_path / "c") as checkpoints:
+        checkpoints._name = "state-0123abcd"
+        checkpoints.save(1, make_state(1))
+        checkpoints.close()
+    with Checkpoints(tmp_path / "c") as checkpoints:
+        assert int(checkpoints.restore(abstract).state["step"]) == 1
+        assert int(checkpoints.restore_at(1, {"step": abstract["step"]})["step"]) == 1
+
+
 def test_the_notes_of_a_checkpoint_are_those_that_the_first_process_reads(tmp_path, abstract, monkeypatch):
     """A seal is replaced when an evaluation was made up for; another host may see the old one for a while."""
     checkpoints = save_all(tmp_path / "c", {1: None})

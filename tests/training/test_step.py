@@ -350,6 +350,18 @@ def test_loss_weighs_every_prediction_of_the_global_batch_the_same():
     np.testing.assert_allclose([float(x) for x in whole], [total, weight], rtol=1e-5)
 
 
+@pytest.mark.parametrize("num_devices", [1, 2])
+def test_given_parameters_outlive_the_first_step(num_devices):
+    mesh = make_mesh(MeshConfig(), jax.devices()[:num_devices])
+    objective = pretraining_objective(tiny_model(), MaskingConfig(), MASK, (CLS, SEP))
+    params = jax.jit(objective.init)(jax.random.key(0))
+    state = init_state(objective, OPTIMIZER, TrainConfig(), mesh, params)
+    before = jax.tree.map(np.array, params)
+    jax.jit(lambda state: jax.tree.map(lambda leaf: leaf + 1, state), donate_argnums=0)(state)  # as a step does
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state.params))
+    jax.tree.map(np.testing.assert_array_equal, before, jax.device_get(params))
+
+
 @pytest.mark.slow
 def test_state_of_a_seed_is_the_same_on_every_mesh():
     objective = pretraining_objective(tiny_model(), MaskingConfig(), MASK, (CLS, SEP))
