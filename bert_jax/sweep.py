@@ -16,7 +16,7 @@ from bert_jax.devices.sharding import Devices
 from bert_jax.errors import DivergedError, InputError, without_secrets
 from bert_jax.finetuning import finetune
 from bert_jax.settings.finetuning import FinetuneConfig, SweepConfig
-from bert_jax.settings.rules import changed_keys, to_dict
+from bert_jax.settings.rules import affecting, changed_keys, is_among, to_dict
 from bert_jax.storage.places import AnyPath, Place, RemotePath, to_place
 from bert_jax.storage.urls import local_directory
 from bert_jax.storage.writing import new_directory, write_json
@@ -123,11 +123,6 @@ def _copy_model(source: Place, target: Place) -> None:
         shutil.copytree(files, temporary, dirs_exist_ok=True)
 
 
-# Settings that do not affect the results of a run.
-_WITHOUT_EFFECT = ("mesh.", "report.", "checkpoint.", "eval.batch_size", "train.hang_seconds", "train.steps_per_call",
-                   "model.remat", "model.unroll", "sweep.")  # fmt: skip
-
-
 def _finished(workdir: Place, config: FinetuneConfig) -> FinetuneResult | None:
     """Returns the results of this run if it has finished, else None. The first process decides."""
 
@@ -135,7 +130,7 @@ def _finished(workdir: Place, config: FinetuneConfig) -> FinetuneResult | None:
         if read_results(workdir) is None:
             return False
         changed = changed_keys(settings_of(workdir, FinetuneConfig), to_dict(config.resolved()))
-        return all(name.startswith(_WITHOUT_EFFECT) for name in changed)
+        return all(is_among(name, affecting(FinetuneConfig, "work", "nothing")) for name in changed)
 
     if not cluster.first_says(int(cluster.is_first() and is_finished())):
         return None

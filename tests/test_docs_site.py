@@ -24,10 +24,10 @@ every = settings.pages() | commands.pages()
 every |= {"recipes": pages.recipes(), "api": pages.api(), "modules": pages.modules()}
 every |= {"decisions": pages.decisions_page()}
 every |= {path: page for path, page in pages.notebooks().items() if isinstance(page, str)}
-print(json.dumps({"pages": every, "roots": [root for _, _, root, _ in paths.SETTINGS],
+print(json.dumps({"pages": every, "roots": [root for _, _, root in paths.SETTINGS],
                   "described": [*settings.DESCRIPTIONS],
-                  "names": {root: [[setting.name, setting.rules] for section in settings.sections(root, free)
-                                   for setting in section.settings] for _, _, root, free in paths.SETTINGS}}))
+                  "names": {root: [[setting.name, setting.rules] for section in settings.sections(root)
+                                   for setting in section.settings] for _, _, root in paths.SETTINGS}}))
 """
 
 ENTRY = re.compile(r"^### `(?P<name>[^`]+)` .*\n\n(?P<facts>.*)\n\{ \.facts \}\n\n(?P<text>.*)$", re.MULTILINE)

@@ -13,12 +13,10 @@ from bert_jax.devices import cluster
 from bert_jax.errors import InputError
 from bert_jax.model.keys import root_key
 from bert_jax.model.objective import Objective, Params, parts_of
+from bert_jax.settings.model import ModelConfig
 from bert_jax.settings.pretraining import PretrainConfig
+from bert_jax.settings.rules import affecting
 from bert_jax.text.tokenizer import Tokenizer
-
-# Settings that must equal those of the loaded model; array shapes do not show all of them.
-_SAME_IN_START = ("vocab_size", "hidden_size", "num_layers", "num_heads", "intermediate_size", "max_positions",
-                  "type_vocab_size", "activation", "layer_norm_epsilon", "vocab_multiple")  # fmt: skip
 
 
 def load_start(config: PretrainConfig, objective: Objective, tokenizer: Tokenizer, params: Params) -> Pretrained | None:
@@ -46,7 +44,7 @@ def check_start(config: PretrainConfig, start: Pretrained, tokenizer: Tokenizer)
         )
     changes = [
         f"--config.model.{name}={getattr(start.config, name)}"
-        for name in _SAME_IN_START
+        for name in affecting(ModelConfig, "model")  # array shapes do not show all of them
         if getattr(start.config, name) != getattr(config.model, name)
     ]
     if changes:

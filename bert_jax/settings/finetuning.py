@@ -19,6 +19,7 @@ from bert_jax.settings.rules import (
     check_positive,
     check_types,
     nearest_multiples,
+    setting,
 )
 
 
@@ -86,8 +87,8 @@ class FinetuneModelConfig:
     compute_dtype: str = "float32"
     matmul_precision: str = "default"  # "default" or "highest", as in pre-training
     attention: str = "plain"  # "plain" or "fused", as in pre-training
-    remat: str = "none"
-    unroll: int = 0
+    remat: str = setting("none", "work")
+    unroll: int = setting(0, "work")
 
     def validate(self) -> None:
         check_numbers(self)
@@ -98,8 +99,8 @@ class FinetuneModelConfig:
 class FinetuneDataConfig:
     """The data of the task: a directory or file in the task's format, or tfds:NAME."""
 
-    source: str = ""
-    path: str = ""  # another name for source
+    source: str = setting("", "place")
+    path: str = setting("", "place")  # another name for source
     batch_size: int = 32  # examples (squad: windows) of the global batch
     seed: int = 0  # random seed of the order of the examples
     pack: str = "auto"  # several examples per row, in random batches: "on", "off", or "auto" (if it takes fewer FLOPs)
@@ -120,12 +121,13 @@ class FinetuneDataConfig:
 class FinetuneTrainConfig:
     """The length of training, and how a step is computed."""
 
-    num_epochs: float = 3.0
+    num_epochs: float = setting(3.0, "end")
     accumulate: int = 1
-    hang_seconds: int = 3600  # end the run if no step, batch of evaluation or save ends for so many seconds; 0 disables
+    # end the run if no step, batch of evaluation or save ends for so many seconds; 0 disables
+    hang_seconds: int = setting(3600, "nothing")
     # steps that the host dispatches in one call, if their batches have the same shape, as packed ones do. Use a divisor
     # of report.every_steps: around a report, an evaluation or a save, steps are dispatched one by one
-    steps_per_call: int = 1
+    steps_per_call: int = setting(1, "work")
     seed: int = 0  # random seed of the new head's parameters and of dropout
 
     def validate(self) -> None:
@@ -183,10 +185,12 @@ class FinetuneConfig:
     )
     train: FinetuneTrainConfig = field(default_factory=FinetuneTrainConfig)
     eval: EvalConfig = field(default_factory=lambda: EvalConfig(every_steps=0))  # 0 evaluates after each epoch
-    mesh: MeshConfig = field(default_factory=MeshConfig)
-    checkpoint: CheckpointConfig = field(default_factory=lambda: CheckpointConfig(every_steps=0))  # 0: with evaluation
-    report: ReportConfig = field(default_factory=ReportConfig)
-    sweep: SweepConfig = field(default_factory=SweepConfig)
+    mesh: MeshConfig = field(default_factory=MeshConfig, metadata={"affects": "work"})
+    checkpoint: CheckpointConfig = field(
+        default_factory=lambda: CheckpointConfig(every_steps=0), metadata={"affects": "nothing"}
+    )  # 0: with evaluation
+    report: ReportConfig = field(default_factory=ReportConfig, metadata={"affects": "nothing"})
+    sweep: SweepConfig = field(default_factory=SweepConfig, metadata={"affects": "nothing"})
     init_checkpoint: str = ""  # a pre-trained model in any format; random:PATH takes only its shape and tokenizer
 
     def resolved(self) -> "FinetuneConfig":
@@ -216,10 +220,3 @@ class FinetuneConfig:
                 f"data.batch_size {self.data.batch_size} is not divisible by train.accumulate {self.train.accumulate}; "
                 f"use {nearest_multiples(self.data.batch_size, self.train.accumulate)}"
             )
-
-
-# Settings that may differ when a run is resumed, as in `pretraining.RESUMABLE_CHANGES`.
-FINETUNE_RESUMABLE_CHANGES = (
-    "mesh", "report", "checkpoint", "eval", "train.num_epochs", "train.hang_seconds", "train.steps_per_call",
-    "data.path", "data.source", "model.remat", "model.unroll",
-)  # fmt: skip

@@ -13,6 +13,7 @@ from bert_jax.settings.rules import (
     check_positive,
     check_rates,
     nearest_multiples,
+    setting,
     suggest,
 )
 
@@ -26,21 +27,20 @@ MOST_ROWS = 2**24  # along any axis of a parameter: far larger than any model in
 class ModelConfig:
     """The shape of a BERT. Source: Devlin et al. 2018, section 3; google-research/bert modeling.py."""
 
-    vocab_size: int = 0  # number of tokens; 0 takes the size of the data's tokenizer
-    hidden_size: int = 768
-    num_layers: int = 12
-    num_heads: int = 12
-    intermediate_size: int = 3072
-    max_positions: int = 512
-    type_vocab_size: int = 2
-    activation: str = (
-        "gelu_tanh"  # "gelu_tanh", as in Google's released code, or "gelu_exact" (erf), as in its first version
-    )
+    vocab_size: int = setting(0, "model")  # number of tokens; 0 takes the size of the data's tokenizer
+    hidden_size: int = setting(768, "model")
+    num_layers: int = setting(12, "model")
+    num_heads: int = setting(12, "model")
+    intermediate_size: int = setting(3072, "model")
+    max_positions: int = setting(512, "model")
+    type_vocab_size: int = setting(2, "model")
+    # "gelu_tanh", as in Google's released code, or "gelu_exact" (erf), as in its first version
+    activation: str = setting("gelu_tanh", "model")
     hidden_dropout_rate: float = 0.1
     attention_dropout_rate: float = 0.1
     initializer_stddev: float = 0.02
-    layer_norm_epsilon: float = 1e-12
-    vocab_multiple: int = 128  # the embedding table is padded with zero rows to a multiple of this
+    layer_norm_epsilon: float = setting(1e-12, "model")
+    vocab_multiple: int = setting(128, "model")  # the embedding table is padded with zero rows to a multiple of this
     # "float32" or "bfloat16", the type of activations and matrix products. Parameters, norms, softmax and losses stay
     # float32.
     compute_dtype: str = "float32"
@@ -53,10 +53,11 @@ class ModelConfig:
     # "plain" or "fused"; "fused" uses a kernel on TPUs and on NVIDIA GPUs (Ampere or newer) that does not store the
     # attention scores, and computes the same function without the kernel elsewhere.
     attention: str = "plain"
-    remat: str = "none"  # what the backward pass recomputes: "none", "dots" (all but matmuls) or "full"
+    # what the backward pass recomputes: "none", "dots" (all but matmuls) or "full"
+    remat: str = setting("none", "work")
     # Layers per iteration of the scan. Unrolling all layers moves fewer bytes, but takes longer to compile.
     # 0 takes all, on a TPU up to 12 layers and on a GPU up to 24; for more, and with rematerialization, it takes 1.
-    unroll: int = 0
+    unroll: int = setting(0, "work")
     causal: bool = (
         False  # the paper's left-to-right model: a token sees only itself and earlier ones, and predicts the next
     )

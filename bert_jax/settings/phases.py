@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from bert_jax.errors import InputError
-from bert_jax.settings.pretraining import RESUMABLE_CHANGES, Phase2Config, PretrainConfig, TrainConfig
-from bert_jax.settings.rules import Values
+from bert_jax.settings.pretraining import Phase2Config, PretrainConfig, TrainConfig
+from bert_jax.settings.rules import Values, affecting
 
 
 class Phase(NamedTuple):
@@ -94,6 +94,7 @@ def may_change(before: Mapping[str, Values], config: PretrainConfig, steps_taken
 
     Raises: InputError if the first phase would end before the current step, or if it has ended and its end is moved.
     """
+    allowed = affecting(PretrainConfig, "end", "place", "work", "nothing")
     boundary = before["train"]["num_steps"]
     has_second = bool(before.get("phase2", {}).get("num_steps"))
     if not has_second or steps_taken <= boundary:
@@ -102,14 +103,14 @@ def may_change(before: Mapping[str, Values], config: PretrainConfig, steps_taken
                 f"the run has taken {steps_taken} steps of its first phase and train.num_steps is "
                 f"{config.train.num_steps}; use {steps_taken} or more, so that the second begins after them"
             )
-        return (*RESUMABLE_CHANGES, "phase2")
+        return (*allowed, "phase2")
     if config.train.num_steps != boundary or not config.phase2.num_steps:
         raise InputError(
             f"the second phase has begun after step {boundary}, so train.num_steps {config.train.num_steps} with "
             f"phase2.num_steps {config.phase2.num_steps} would undo it; keep train.num_steps={boundary}, and set "
             "phase2.num_steps, 1 or more, for another total"
         )
-    return (*(name for name in RESUMABLE_CHANGES if name != "train.num_steps"), "phase2.num_steps", "phase2.path")
+    return tuple(name for name in allowed if name != "train.num_steps")
 
 
 def phase_of(config: PretrainConfig, number: int) -> PretrainConfig:

@@ -21,6 +21,7 @@ from bert_jax.settings.rules import (
     check_rates,
     check_types,
     nearest_multiples,
+    setting,
     step_range,
 )
 
@@ -29,16 +30,18 @@ from bert_jax.settings.rules import (
 class DataConfig:
     """The training data, a directory made by prepare_corpus."""
 
-    path: str = ""
+    path: str = setting("", "place")
     batch_size: int = 256  # rows of the global batch
     seed: int = 0  # random seed of the order of the rows
-    verify: bool = True  # check the checksum of every shard before the first step, or of each block when it is read
+    # check the checksum of every shard before the first step, or of each block when it is read
+    verify: bool = setting(True, "nothing")
     # "on" reads rows in blocks during training, in an order made for streaming; "off" copies data behind a URL before
     # training; "auto" is "on" for data behind a URL that are larger than the cache (docs/decisions/0031-streaming.md)
     stream: str = "auto"
     streams: int = 256  # maximum number of streams per batch; at least the number of processes that will ever be used
     window_mb: float = 1024.0  # megabytes of rows that are shuffled together, over all streams
-    cache_gb: float = 16.0  # gigabytes of the local disk that each process may use for streamed rows
+    # gigabytes of the local disk that each process may use for streamed rows
+    cache_gb: float = setting(16.0, "nothing")
 
     def validate(self) -> None:
         check_numbers(self)
@@ -152,16 +155,17 @@ class OptimizerConfig:
 class TrainConfig:
     """The length of training, and how a step is computed."""
 
-    num_steps: int = 1_000_000
+    num_steps: int = setting(1_000_000, "end")
     accumulate: int = 1  # microbatches per step; the result equals that of the whole batch
     next_sentence: bool = True  # train the next sentence head, if the data have labels; False is the paper's "No NSP"
-    hang_seconds: int = 3600  # end the run if no step, batch of evaluation or save ends for so many seconds; 0 disables
+    # end the run if no step, batch of evaluation or save ends for so many seconds; 0 disables
+    hang_seconds: int = setting(3600, "nothing")
     # Shard the optimizer's state, its update and, between steps, the parameters over the "data" axis (ZeRO, stage 1).
-    zero1: bool = False
+    zero1: bool = setting(False, "work")
     seed: int = 0  # random seed of the initial parameters and of dropout
     # steps that the host dispatches in one call, for models whose steps take less time than the host's work for them.
     # Use a divisor of report.every_steps: around a report, an evaluation or a save, steps are dispatched one by one
-    steps_per_call: int = 1
+    steps_per_call: int = setting(1, "work")
 
     def validate(self) -> None:
         check_numbers(self)
@@ -174,8 +178,9 @@ class TrainConfig:
 class Phase2Config:
     """A second phase after `train.num_steps`, and the settings that it changes (docs/decisions/0019-phases.md)."""
 
-    num_steps: int = 0  # steps of this phase; 0 disables it, and the settings below are not used
-    path: str = ""  # data made by prepare_corpus; if the path is the first phase's, this phase takes the next rows
+    num_steps: int = setting(0, "end")  # steps of this phase; 0 disables it, and the settings below are not used
+    # data made by prepare_corpus; if the path is the first phase's, this phase takes the next rows
+    path: str = setting("", "place")
     batch_size: int = 0  # rows of the global batch; 0 takes data.batch_size
     accumulate: int = 0  # microbatches per step; 0 takes train.accumulate
     max_predictions: int = (
@@ -210,8 +215,9 @@ class Phase2Config:
 class EvalConfig:
     """When to evaluate. Each evaluation uses the whole held-out split."""
 
-    every_steps: int = 10_000  # steps between evaluations; 0 evaluates at the end only
-    batch_size: int = 0  # rows of the global evaluation batch; 0 takes as many as in a training microbatch
+    every_steps: int = setting(10_000, "end")  # steps between evaluations; 0 evaluates at the end only
+    # rows of the global evaluation batch; 0 takes as many as in a training microbatch
+    batch_size: int = setting(0, "work")
 
     def rows(self, batch_size: int, accumulate: int) -> int:
         """Returns the rows of an evaluation batch; training splits `batch_size` rows into `accumulate` microbatches."""
@@ -289,9 +295,9 @@ class PretrainConfig:
     train: TrainConfig = field(default_factory=TrainConfig)
     phase2: Phase2Config = field(default_factory=Phase2Config)
     eval: EvalConfig = field(default_factory=EvalConfig)
-    mesh: MeshConfig = field(default_factory=MeshConfig)
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    report: ReportConfig = field(default_factory=ReportConfig)
+    mesh: MeshConfig = field(default_factory=MeshConfig, metadata={"affects": "work"})
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig, metadata={"affects": "nothing"})
+    report: ReportConfig = field(default_factory=ReportConfig, metadata={"affects": "nothing"})
     init_checkpoint: str = ""  # model to start from, with a new optimizer at step 0; "" initializes at random
 
     @property
@@ -321,11 +327,3 @@ class PretrainConfig:
                 f"the second phase's batch_size {size} is not divisible by its accumulate {pieces}; use "
                 f"{nearest_multiples(size, pieces)} for phase2.batch_size, or another phase2.accumulate"
             )
-
-
-# Settings that may differ when a run is resumed. They change where and when work is done, not what is computed.
-# The number of steps may change too; Google's schedule then decays to the new end.
-RESUMABLE_CHANGES = (
-    "mesh", "report", "checkpoint", "eval", "train.num_steps", "train.hang_seconds", "data.path", "data.verify",
-    "data.cache_gb", "model.remat", "model.unroll", "train.zero1", "train.steps_per_call",
-)  # fmt: skip

@@ -31,6 +31,38 @@ _KINDS = {
 }
 
 
+# What a setting affects, as its field says. "results", if it says nothing: it may not change within a run. "model": the
+# results, and the model, which must be the same when it is trained further. "end": where a run ends, or which of its
+# models is the best; it may change. "place": where the data are; it may also differ between hosts. "work": where and in
+# what order the same is computed. "nothing": what is shown and kept, and how long is waited.
+Affects: TypeAlias = typing.Literal["results", "model", "end", "place", "work", "nothing"]
+
+
+def setting(default: Any, affects: Affects) -> Any:
+    """Returns the field of a setting that says what it affects; so may the field of a section, in its metadata."""
+    return dataclasses.field(default=default, metadata={"affects": affects})
+
+
+def affecting(kind: type, *affects: Affects) -> tuple[str, ...]:
+    """Returns the names of the settings of a configuration, such as "train.seed", that affect one of these.
+
+    A section whose settings all do is named in their place.
+    """
+    names: list[str] = []
+    for item in dataclasses.fields(kind):
+        of_section = typing.get_type_hints(kind)[item.name]
+        if "affects" in item.metadata or not dataclasses.is_dataclass(of_section):
+            names += [item.name] if item.metadata.get("affects", "results") in affects else []
+        else:
+            names += [f"{item.name}.{name}" for name in affecting(typing.cast(type, of_section), *affects)]
+    return tuple(names)
+
+
+def is_among(name: str, names: typing.Iterable[str]) -> bool:
+    """Returns whether a setting is one of `affecting`'s names, or in a section that is."""
+    return any(name == each or name.startswith(f"{each}.") for each in names)
+
+
 def to_dict(config: Section) -> Values:
     """Returns the configuration as nested plain dicts."""
     return dataclasses.asdict(config)

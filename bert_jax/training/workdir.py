@@ -12,15 +12,17 @@ from bert_jax.checkpoints.remains import DIRECTORIES, WRITTEN, sweep_temporaries
 from bert_jax.checkpoints.sealed import SEAL, checkpoint_steps
 from bert_jax.devices import cluster
 from bert_jax.errors import InputError, without_secrets
-from bert_jax.settings.finetuning import FINETUNE_RESUMABLE_CHANGES, FinetuneConfig
+from bert_jax.settings.finetuning import FinetuneConfig
 from bert_jax.settings.phases import may_change as may_change_in_phases
 from bert_jax.settings.pretraining import MaskingConfig, PretrainConfig
-from bert_jax.settings.rules import changed_keys, drop_removed, to_dict
+from bert_jax.settings.rules import affecting, changed_keys, drop_removed, is_among, to_dict
 from bert_jax.storage import schema
 from bert_jax.storage.files import read_json
 from bert_jax.storage.leases import LEASE, lease
 from bert_jax.storage.locks import LOCK, lock_file
 from bert_jax.storage.places import Place, RemotePath, check_workdir_place, is_taken
+
+_KINDS = (PretrainConfig, FinetuneConfig)
 
 
 @contextlib.contextmanager
@@ -63,10 +65,8 @@ def common(workdir: Place, identity: Mapping[str, Any]) -> dict[str, object]:
     run = {
         section: dict(values) if isinstance(values, Mapping) else values for section, values in identity["run"].items()
     }
-    for section in ("data", "phase2"):
-        if section in run:
-            for name in ("path", "source"):
-                run[section].pop(name, None)
+    for section, _, name in (name.partition(".") for kind in _KINDS for name in affecting(kind, "place")):
+        run.get(section, {}).pop(name, None)
     return {"workdir": str(workdir), **identity, "run": run}
 
 
@@ -121,13 +121,13 @@ def check_workdir(
     if isinstance(config, PretrainConfig):
         may_change = (*may_change, *_changes_of(workdir, before, identity, config))
     else:
-        may_change = (*may_change, *FINETUNE_RESUMABLE_CHANGES)
+        may_change = (*may_change, *affecting(FinetuneConfig, "end", "place", "work", "nothing"))
     if before.get("dataset") != identity["dataset"]:
         raise InputError(f"workdir {workdir} was trained on other data; give another workdir or the data it began with")
     changed = [
         name
         for name in changed_keys(_with_defaults(before["run"], kind), identity["run"])
-        if not any(name == allowed or name.startswith(allowed + ".") for allowed in may_change)
+        if not is_among(name, may_change)
     ]
     if changed:
         raise InputError(

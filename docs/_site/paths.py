@@ -12,15 +12,10 @@ ROOT = Path(__file__).resolve().parents[2]
 PRETRAINING = "bert_jax.settings.pretraining"
 FINETUNING = "bert_jax.settings.finetuning"
 
-# The settings: page, title, the dataclass that holds all sections, and the names of what may change when a run resumes.
+# The settings: page, title, and the dataclass that holds all sections.
 SETTINGS = (
-    ("pretraining", "Settings of pre-training", f"{PRETRAINING}:PretrainConfig", f"{PRETRAINING}:RESUMABLE_CHANGES"),
-    (
-        "finetuning",
-        "Settings of fine-tuning",
-        f"{FINETUNING}:FinetuneConfig",
-        f"{FINETUNING}:FINETUNE_RESUMABLE_CHANGES",
-    ),
+    ("pretraining", "Settings of pre-training", f"{PRETRAINING}:PretrainConfig"),
+    ("finetuning", "Settings of fine-tuning", f"{FINETUNING}:FinetuneConfig"),
 )
 
 PACKAGE = "bert_jax"

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 from paths import SETTINGS, in_markdown, load, sentence
 
+from bert_jax.settings.rules import affecting, is_among
+
 TYPES = {"int": "whole number", "float": "number", "str": "text", "bool": "True or False"}
 
 # For fields that have no comment in the code.
@@ -73,10 +75,10 @@ class Section(NamedTuple):
     messages: tuple[str, ...]  # of the rules that are more than a range or a choice
 
 
-def sections(root: str, resumable: str) -> list[Section]:
+def sections(root: str) -> list[Section]:
     """Returns the sections of the configuration "module:class", those within sections after them."""
-    kind, free = load(root), load(resumable)
-    config = kind()
+    kind = load(root)
+    config, free = kind(), affecting(kind, "end", "place", "work", "nothing")
     return [_section(section, name, free) for name, section in _walk(config, "")]
 
 
@@ -104,7 +106,7 @@ def _section(config: Any, name: str, free: tuple[str, ...]) -> Section:
                 shown(value),
                 sentence(description),
                 tuple(dict.fromkeys([*_choices(hints[field.name]), *found.ranges.get(field.name, ())])),
-                any(full == place or full.startswith(f"{place}.") for place in free),
+                is_among(full, free),
             )
         )
     return Section(name, inspect.getdoc(kind) or "", tuple(settings), tuple(dict.fromkeys(found.messages)))
@@ -243,11 +245,11 @@ where work is done, and not what is computed.
 BROKEN = "**A run that breaks a rule of this section ends before it begins**, with one of these lines:"
 
 
-def page(title: str, root: str, resumable: str) -> str:
+def page(title: str, root: str) -> str:
     """Returns the reference page of a configuration as Markdown."""
     name = root.partition(":")[2]
     lines = [INTRODUCTION.format(title=title, name=name)]
-    for section in sections(root, resumable):
+    for section in sections(root):
         if not section.settings:
             continue
         lines += [f"## {section.name or 'In no section'}", ""]
@@ -276,4 +278,4 @@ def _entry(setting: Setting) -> list[str]:
 
 def pages() -> dict[str, str]:
     """Returns the pages by their paths on the site."""
-    return {f"reference/{place}.md": page(title, root, free) for place, title, root, free in SETTINGS}
+    return {f"reference/{place}.md": page(title, root) for place, title, root in SETTINGS}

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import contextlib
 import dataclasses
+import typing
 
 import jax
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 
 from bert_jax.errors import InputError
 from bert_jax.model.layers import Dropout
-from bert_jax.settings.finetuning import FinetuneDataConfig, FinetuneModelConfig, FinetuneTrainConfig
+from bert_jax.settings.finetuning import FinetuneConfig, FinetuneDataConfig, FinetuneModelConfig, FinetuneTrainConfig
 from bert_jax.settings.model import MODEL_SIZES, MOST_DROPOUT, ModelConfig, check_types, model_size
 from bert_jax.settings.pretraining import (
     CheckpointConfig,
@@ -21,7 +22,7 @@ from bert_jax.settings.pretraining import (
     PretrainConfig,
     TrainConfig,
 )
-from bert_jax.settings.rules import changed_keys, from_dict, to_dict
+from bert_jax.settings.rules import Affects, affecting, changed_keys, from_dict, is_among, to_dict
 
 
 def test_dict_and_back_is_the_same():
@@ -168,3 +169,24 @@ def test_all_layers_are_unrolled_where_they_compile_in_time(platform, num_layers
     assert dataclasses.replace(model, remat="full").layers_at_once(platform) == 1
     assert dataclasses.replace(model, unroll=2).layers_at_once(platform) == 2
     assert dataclasses.replace(model, unroll=99).layers_at_once(platform) == num_layers
+
+
+def test_what_a_setting_affects_decides_what_may_change():
+    resumable = ("end", "place", "work", "nothing")
+    both = {"mesh", "report", "checkpoint", "eval.every_steps", "eval.batch_size", "train.hang_seconds"}
+    both |= {"train.steps_per_call", "data.path", "model.remat", "model.unroll"}
+    own = {"train.num_steps", "train.zero1", "data.verify", "data.cache_gb", "phase2.num_steps", "phase2.path"}
+    assert set(affecting(PretrainConfig, *resumable)) == both | own
+    assert set(affecting(FinetuneConfig, *resumable)) == both | {"train.num_epochs", "data.source", "sweep"}
+    assert affecting(PretrainConfig, "place") == ("data.path", "phase2.path")
+    assert is_among("mesh.data", both) and is_among("data.path", both) and not is_among("data.paths", both)
+
+
+@pytest.mark.parametrize("kind", [PretrainConfig, FinetuneConfig])
+def test_settings_affect_what_is_known(kind):
+    """And every setting of a configuration affects one of them, or results."""
+    known = typing.get_args(Affects)
+    names = [name for each in known for name in affecting(kind, each)]
+    assert len(names) == len(set(names)) and set(affecting(kind, *known)) == set(names)
+    flat = changed_keys(to_dict(kind()), {}) + changed_keys({}, to_dict(kind()))
+    assert all(any(is_among(leaf, names) or name.startswith(f"{leaf}.") for name in names) for leaf in flat)
