@@ -395,6 +395,28 @@ def test_warm_start_takes_parameters_and_nothing_else(finished, toy_data, tmp_pa
     )
 
 
+def test_a_run_that_version_0_1_began_is_told_of_its_masks(finished, toy_data, tmp_path, capsys):
+    shutil.copytree(finished[0], tmp_path / "run")
+    (tmp_path / "run" / "about.json").unlink()
+    config, told = tiny_run(toy_data, mesh=ONE_DEVICE), []
+    for _ in range(2):  # it writes the file itself
+        train(config, tmp_path / "run")
+        told.append("from here on it draws other masks" in capsys.readouterr().err)
+    assert told == [True, False]
+
+
+def test_an_attempt_that_is_killed_before_its_first_step_counts(toy_data, tmp_path, monkeypatch):
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("bert_jax.pretraining.init_state", killed)
+    for attempt in (1, 2):
+        with pytest.raises(KeyboardInterrupt):
+            train(tiny_run(toy_data, mesh=ONE_DEVICE), tmp_path / "run")
+        last = read_metrics(tmp_path / "run" / "metrics.jsonl", ["goodput"])[-1]
+        assert (last["step"], last["attempts"]) == (0, attempt)
+
+
 def test_a_resume_needs_nothing_of_the_model_that_the_run_started_from(finished, toy_data, tmp_path, capsys):
     workdir, gone = tmp_path / "run", str(tmp_path / "gone")
     shutil.copytree(finished[0], workdir)

@@ -217,6 +217,11 @@ class Checkpoints:
             self.before_seal()
             write_seal(self._path(step), read_seal(self._path(step)) | {"metric": metric, "notes": notes})
 
+    def check(self) -> None:
+        """Raises: InputError, on the process that failed, if what was saved could not be written or sealed."""
+        if self._failure is not None:
+            raise cannot_write(self.directory, self._failure) from self._failure
+
     def wait(self) -> None:
         """Waits until what was saved is sealed. Raises: InputError, on every process, if it could not be written."""
         if self._sealing is None:

@@ -9,6 +9,7 @@ import glob
 import hashlib
 import json
 import os
+import re
 import shutil
 import threading
 import time
@@ -33,7 +34,7 @@ def remote_glob(url: str) -> list[str]:
 
 
 def local_copy(path: str) -> str:
-    """Returns the path itself, or for a URL the path of a copy in the cache, with the same file name.
+    """Returns the path itself, or for a URL the path of a copy in the cache, with its file name.
 
     The cache key is made of the URL and of the version that its file system reports (checksum, size, times), so a
     changed file is copied again. A file without a version, as some web servers have, is copied by every process that
@@ -44,11 +45,18 @@ def local_copy(path: str) -> str:
     """
     if not is_remote(path):
         return path
-    version = _version(path)
-    name = path.rstrip("/").rpartition("/")[2]
+    version, name = _version(path), _file_name(path)
     if version.keys() <= {"size"}:
         return _copy_of_no_version(path, name)
     return str(_copy(path, _folder(path, version) / name))
+
+
+def _file_name(url: str) -> str:
+    """Returns the last part of a URL, without user, password and what follows "?" over HTTP, which may be secret."""
+    if re.match("https?://", url, re.IGNORECASE):
+        parts = re.split("[?#]", url)[0].rstrip("/").split("/")
+        return parts[-1] if len(parts) > 3 else "file"
+    return url.rstrip("/").rpartition("/")[2]
 
 
 def _version(path: str) -> dict[str, str]:

@@ -315,6 +315,7 @@ class _Loop:
 
     def report(self, step: int) -> None:
         """Reports the steps since the last report."""
+        self.run.checkpoints.check()  # the next save may be hours away
         window = self.progress.window
         window.stop_clock()
         counts = window.counts()  # none if every call has compiled

@@ -215,6 +215,15 @@ def test_a_file_behind_http_that_changed_is_copied_again(tmp_path, monkeypatch, 
     assert urls.local_copy(f"{url}/text.txt") == path
 
 
+def test_the_name_of_a_copy_holds_no_secret(tmp_path, monkeypatch, web):
+    monkeypatch.setenv("BERT_JAX_CACHE", str(tmp_path))
+    contents, _, address = web
+    contents["/a/b.txt?token=secret/x"] = contents["/?token=secret"] = b"text"
+    for asked, name in (("/a/b.txt?token=secret/x", "b.txt"), ("/?token=secret", "file")):
+        copy = Path(urls.local_copy(address + asked))
+        assert copy.name == name and copy.read_bytes() == b"text" and "secret" not in str(copy)
+
+
 def test_a_directory_behind_http_is_refused_in_one_line(web):
     contents, headers, url = web
     headers["Content-Type"] = "text/html"

@@ -152,8 +152,16 @@ def change_json(path, change):
         ("config.json", lambda about: about | {"model": 5}, "config.json: model is 5, not an object"),
         ("config.json", lambda about: about | {"task": "sorting"}, 'task is "sorting", not one of encoder,'),
         ("config.json", lambda about: about | {"labels": 3}, "labels is 3, not a list"),
-        ("checksums.json", lambda sealed: sealed | {"arrays": [1]}, r"is damaged: checksums.json: arrays is \[1\], not"),
-        ("checksums.json", lambda sealed: sealed | {"files": {"config.json": 5}}, "checksums.json: files.config.json is 5"),
+        (
+            "checksums.json",
+            lambda sealed: sealed | {"arrays": [1]},
+            r"is damaged: checksums.json: arrays is \[1\], not",
+        ),
+        (
+            "checksums.json",
+            lambda sealed: sealed | {"files": {"config.json": 5}},
+            "checksums.json: files.config.json is 5",
+        ),
         ("checksums.json", lambda sealed: sealed | {"arrays": {}}, "checksums.json names no arrays"),
     ],
 )

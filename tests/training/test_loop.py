@@ -16,7 +16,7 @@ from bert_jax.checkpoints.states import SEAL, Checkpoints
 from bert_jax.devices import watchdog
 from bert_jax.devices.preemption import Preemption
 from bert_jax.devices.sharding import make_mesh, replicated
-from bert_jax.errors import DivergedError
+from bert_jax.errors import DivergedError, InputError
 from bert_jax.settings.pretraining import MeshConfig
 from bert_jax.training.loop import Due, Pace, Work, due, train_loop
 from bert_jax.training.report import Reporter, read_metrics
@@ -256,6 +256,19 @@ def test_the_last_steps_are_reported_once(mesh, tmp_path):
         calls = Calls()
         run(tmp_path, mesh, Pace(steps, 5, 0, 0), {steps: 1.0}, step=calls.one)
         assert reports(tmp_path) == {3: 2.0, **({5: 4.5, 7: 6.5} if steps == 7 else {})}
+
+
+def test_a_seal_that_fails_is_told_at_the_next_report(mesh, tmp_path, monkeypatch):
+    """The next save may be hours away."""
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(states, "seal", full)
+    calls, wait = Calls(), itertools.chain(itertools.repeat(0.0, 200), itertools.repeat(0.05))
+    with pytest.raises(InputError, match="cannot write a checkpoint to .*: No space left on device"):
+        run(tmp_path, mesh, Pace(400, 1, 0, 200), {}, step=calls.one, batches=(time.sleep(each) for each in wait))
+    assert 200 <= len(calls.sizes) < 399
 
 
 def test_a_run_that_goes_on_divides_its_steps_into_the_same_calls(mesh, tmp_path):
