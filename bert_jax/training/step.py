@@ -104,12 +104,8 @@ def init_state(
 
 
 def _divide(leaf: Array, sharding: NamedSharding) -> jax.Array:
-    """Returns an array that every process has, in parts on the devices of all. Nothing refers to the given one.
-
-    From a JAX array the first of several devices would take its buffer, whatever `may_alias` says (jax 0.10.2), and the
-    first step would delete it.
-    """
-    if sharding.is_fully_addressable:
+    """Returns an array that every process has, in parts on the devices of all. Nothing refers to the given one."""
+    if sharding.is_fully_addressable:  # of a JAX array the first of several devices would take the buffer (jax 0.10.2)
         return jax.device_put(np.asarray(leaf), sharding, may_alias=False)
     host = np.array(leaf)
     return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])

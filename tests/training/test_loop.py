@@ -266,7 +266,7 @@ def test_a_seal_that_fails_is_told_at_the_next_report(mesh, tmp_path, monkeypatc
 
     monkeypatch.setattr(states, "seal", full)
     calls, wait = Calls(), itertools.chain(itertools.repeat(0.0, 200), itertools.repeat(0.05))
-    with pytest.raises(InputError, match="cannot write a checkpoint to .*: No space left on device"):
+    with pytest.raises(InputError, match=r"cannot write a checkpoint to .*: No space left on device"):
         run(tmp_path, mesh, Pace(400, 1, 0, 200), {}, step=calls.one, batches=(time.sleep(each) for each in wait))
     assert 200 <= len(calls.sizes) < 399
 
