@@ -273,7 +273,8 @@ def parse_texts(columns: Sequence[tuple[str, str]], pair: bool | None, value: ob
                 texts = [value[key] for key in keys]
                 break
         else:
-            wanted = " and ".join(repr(name) for name in columns[0] if name)
+            fitting = (names for names in columns if pair is None or bool(names[1]) == pair)
+            wanted = " and ".join(repr(name) for name in next(fitting, columns[0]) if name)
             raise InputError(f"{where}: the object has no {wanted}, but {_listed(list(map(str, value)))}; add them")
     elif isinstance(value, (list, tuple)):
         texts = list(value)

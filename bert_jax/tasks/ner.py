@@ -13,6 +13,7 @@ Source: paper, section 5.3.
 """
 
 import itertools
+import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -90,9 +91,7 @@ def ner_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
     """
     labels = tuple(label.strip() for label in labels) or _labels_of(config)
     kinds = set(labels) - {OUTSIDE}
-    plain = not any(
-        map(is_tag, kinds)
-    )  # no entities, but parts of speech, or tags without names: predicted as they are
+    plain = not any(map(is_tag, kinds))  # but parts of speech, or tags without names: predicted as they are
     if not plain and (OUTSIDE not in labels or not all(map(is_tag, kinds))):
         raise InputError(
             f"labels {', '.join(labels)[:120]} are not O and tags such as B-PER, I-PER; use a model of that task, or "
@@ -173,8 +172,10 @@ def _read_columns(config: TaskConfig, place: str) -> list[NerExample]:
 
 def _number(column: str, setting: str) -> int:
     """Returns the number of a column of a file in columns, from 1; 0 if it is not given."""
-    if column and not (column.isascii() and column.isdigit() and 0 < int(column[:9]) == int(column)):
-        raise InputError(f"task.{setting} {column!r} is not the number of a column, from 1; columns have no names here")
+    if column and not re.fullmatch("0*[1-9][0-9]{,8}", column):
+        raise InputError(
+            f"task.{setting} {column!r:.60} is not the number of a column, from 1; columns have no names here"
+        )
     return int(column or 0)
 
 

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files that are taken for tables and are none, or tables as other programs write them: what they are, and the fix."""
 
+import re
 from collections.abc import Sequence
 
+from bert_jax.data.sources.formats import check_encoding
 from bert_jax.errors import InputError
-from bert_jax.storage import files
 
 _NAMES = {".parquet": "Parquet", ".arrow": "Arrow", ".xlsx": "Excel", ".xls": "Excel"}
 _MAGIC = {b"PAR1": "Parquet", b"ARROW1": "Arrow", b"PK\x03\x04": "Excel or a zip", b"\xd0\xcf\x11\xe0": "Excel"}
@@ -21,24 +22,19 @@ def check_content(content: bytes, place: str) -> None:
     """Raises: InputError if a file with this content is no text."""
     if kind := next((kind for magic, kind in _MAGIC.items() if content.startswith(magic)), ""):
         raise _no_table(place, kind)
-    if content.startswith(files.LFS_POINTER):
-        raise InputError(f"{place} is a pointer of Git LFS in place of the file; fetch it with git lfs pull")
+    check_encoding(content, place)
 
 
-def check_line_ends(lines: Sequence[str], place: str) -> None:
-    r"""Raises: InputError if the lines of a file, as \n ends them, are a single one that others are in."""
-    if len(lines) == 1 and "\r" in lines[0].rstrip("\r"):
+def check_header(columns: Sequence[str], place: str, is_csv: bool) -> None:
+    """Raises: InputError if the only column of a header is several that another character parts, or is for Excel."""
+    fix = "with commas, or as .tsv with tabs" if is_csv else "with tabs, or as .csv with commas"
+    if columns and re.fullmatch("sep=.?", columns[0]):
         raise InputError(
-            f"{place} has lines that end in CR alone, as on old Macs, and would be one line; convert it, for example "
-            "with tr '\\r' '\\n' < FILE > OTHER"
+            f"{place}:1 is {columns[0]}, which only Excel reads; remove the line, and save the table {fix}"
         )
-
-
-def check_separator(columns: Sequence[str], place: str, is_csv: bool) -> None:
-    """Raises: InputError if the only column of a header is several that another character parts."""
-    for char, what in ((";", "semicolons"), ("\t", "tabs") if is_csv else (",", "commas")):
-        if len(columns) == 1 and len(names := columns[0].split(char)) > 1 and all(map(str.strip, names)):
-            fix = "with commas, or as .tsv with tabs" if is_csv else "with tabs, or as .csv with commas"
+    for char, what in ((";", "semicolons"), ("|", "bars"), ("\t", "tabs") if is_csv else (",", "commas")):
+        names = columns[0].split(char) if len(columns) == 1 else []
+        if sum(bool(name.strip(' "')) for name in names) > 1:
             raise InputError(f"{place}:1 is one column, {columns[0]!r:.60}, parted by {what}; save the table {fix}")
 
 

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bert_jax.data.sources import tfds_text
+from bert_jax.data.sources.formats import check_line_ends
 from bert_jax.errors import InputError
 from bert_jax.storage import files, urls
 from bert_jax.tasks import not_tables
@@ -218,7 +219,8 @@ def read_lines(place: str) -> list[str]:
     lines = _read_text(place).split("\n")
     if lines[-1] == "":
         lines.pop()
-    not_tables.check_line_ends(lines, place)
+    if lines and "\r" in lines[0].rstrip("\r"):
+        check_line_ends("\n".join(lines).encode(), place)
     return [line.removesuffix("\r") for line in lines]
 
 
@@ -335,12 +337,15 @@ def _tsv_rows(place: str) -> Iterator[tuple[int, list[str]]]:
 
 def _csv_rows(place: str) -> Iterator[tuple[int, list[str]]]:
     csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_FIELD))  # of the whole process: csv knows no other
-    rows = csv.reader(io.StringIO(_read_text(place), newline=""), strict=True)
+    text = _read_text(place)
+    rows = csv.reader(io.StringIO(text, newline=""), strict=True)
     number = 1
     while True:
         try:
             row = next(rows, None)
         except csv.Error as error:
+            if number == 1:
+                not_tables.check_header(text.splitlines()[:1], place, is_csv=True)
             raise InputError(
                 f"{place}:{number} is no row of CSV ({error}); a value with a quote or comma stands in quotes, its own "
                 'quotes doubled ("")'
@@ -359,7 +364,7 @@ def _rows_table(
     columns = tuple(columns)
     if not columns:
         columns = tuple(name.strip() for name in next(rows, (1, []))[1])
-        not_tables.check_separator(columns, place, not is_tsv(place))
+        not_tables.check_header(columns, place, not is_tsv(place))
     twice = {name for name in columns if name and columns.count(name) > 1}
     if twice:
         raise InputError(f"{place}:1 names the column {sorted(twice)[0]!r} twice; a name stands for one column")

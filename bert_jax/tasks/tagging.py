@@ -24,6 +24,7 @@ from bert_jax.text.normalize import is_chinese, unicode_tables
 OUTSIDE = "O"
 
 _TAG = re.compile(r"O|[BIESLU]-\S(.*\S)?")
+_COUNT = re.compile(r"(\d{1,9})([-.]\d{1,9})?", re.ASCII)  # of a word, or as in CoNLL-U "3-4" of two, "3.1" of none
 _PREFIX = re.compile(r"[a-z]{2,3}(-[a-z]+)?:")  # WikiANN's language before each word
 
 
@@ -87,8 +88,8 @@ def scheme_of(labels: Iterable[str]) -> str:
 
 
 def is_tag(tag: str) -> bool:
-    """Returns whether a tag is O, or a prefix and a type."""
-    return _TAG.fullmatch(tag) is not None
+    """Returns whether a tag is O, or a prefix and a type, without characters that nobody sees."""
+    return _TAG.fullmatch(tag) is not None and tag.isprintable()
 
 
 def score_tags(truth: Sequence[Sequence[str]], said: Sequence[Sequence[str]]) -> dict[str, float]:
@@ -136,9 +137,9 @@ def read_conll(place: str, word_column: int = 1, tag_column: int = 0) -> list[Se
     """Returns the sentences of a file with a word a line and blank lines between sentences.
 
     Columns are separated by tabs, or by blanks in lines without tabs, and blanks around a tag are none of it. Columns
-    are counted from 1; the word is in the first and its tag in the last (0), if these are not named. Where the word is
-    in another, a line between sentences that begins with # is a comment. A line -DOCSTART- begins a document. A
-    language before every word of the file, as WikiANN has it ("de:Haus"), is removed.
+    are counted from 1; the word is in the first and its tag in the last (0), if these are not named. A line between
+    sentences that begins with # and has no tag, or no word in the first column, is a comment. A line -DOCSTART- begins
+    a document. A language before every word of the file, as WikiANN has it ("de:Haus"), is removed.
     Raises: InputError, with file and line, if the number of columns changes, or a tag is invalid.
     """
     sentences: list[Sentence] = []
@@ -155,12 +156,13 @@ def read_conll(place: str, word_column: int = 1, tag_column: int = 0) -> list[Se
         if not line.strip(" \t"):  # other blanks may be words
             finish()
             continue
-        if word_column > 1 and not words and line.startswith("#"):
-            continue
         line = line.rstrip(" \t")
         columns = line.split("\t") if "\t" in line else [part for part in line.split(" ") if part]
         while len(columns) > 1 and not columns[-1].strip():
             columns.pop()
+        tag = columns[(tag_column or len(columns)) - 1] if 1 < len(columns) >= tag_column else OUTSIDE
+        if not words and line.startswith("#") and (word_column > 1 or not is_tag(tag.strip())):
+            continue
         if columns[0] == "-DOCSTART-":
             finish()
             document += 1
@@ -194,13 +196,14 @@ def read_conll(place: str, word_column: int = 1, tag_column: int = 0) -> list[Se
 
 def are_counts(sentences: Sequence[Sentence]) -> bool:
     """Returns whether what was read for words is their numbers, in each sentence or through the file."""
-    words = [word for sentence in sentences for word in sentence.words]
-    places = [place for sentence in sentences for place in range(len(sentence.words))]
-    return len(words) > 1 and any(
-        sum(word == str(place + first) for word, place in zip(words, expected)) > 0.9 * len(words)
-        for expected in (places, range(len(words)))
-        for first in (0, 1)
-    )
+    num_words = num_counts = last = 0
+    for sentence in sentences:
+        for place, word in enumerate(sentence.words):
+            found = _COUNT.fullmatch(word)
+            number = int(found[1]) if found else -1
+            num_counts += number in ((0, 1, last + 1) if not place else (last, last + 1))
+            num_words, last = num_words + 1, number
+    return num_words > 1 and num_counts > 0.9 * num_words
 
 
 def _without_prefix(sentences: list[Sentence]) -> list[Sentence]:

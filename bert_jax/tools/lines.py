@@ -8,11 +8,11 @@ from typing import BinaryIO
 
 from absl import flags
 
+from bert_jax.data.sources.formats import check_encoding, check_line_ends
 from bert_jax.errors import InputError
 from bert_jax.storage.files import NOT_UTF8
 from bert_jax.storage.urls import local_copy
 from bert_jax.tasks.json_values import parse_json
-from bert_jax.tasks.not_tables import check_line_ends
 from bert_jax.text.fitting import LONG_TEXTS
 
 
@@ -41,15 +41,18 @@ def open_lines(path: str) -> Iterator[BinaryIO]:
 def read_lines(stream: BinaryIO, path: str) -> Iterator[tuple[str, str]]:
     """Yields the place and the stripped text of each line. Raises: InputError if a line is not UTF-8."""
     name = "line " if path == "-" else f"{path}:"
+    path = "standard input" if path == "-" else path
     for number, line in enumerate(stream, 1):
+        if number == 1:
+            check_encoding(line, path)
+            if not line.endswith(b"\n"):
+                check_line_ends(line, path)
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
             raise InputError(
                 f"{name}{number} is not UTF-8 ({error.reason} at byte {error.start + 1} of the line); {NOT_UTF8}"
             ) from None
-        if number == 1 and not line.endswith(b"\n"):
-            check_line_ends([text], path)
         yield f"{name}{number}", text.strip()
 
 

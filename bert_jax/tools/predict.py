@@ -63,6 +63,8 @@ def main() -> None:
         from bert_jax.inference.predict import Predictor
 
         predictor = Predictor(cli.load_model(CHECKPOINT.value), LONG_TEXTS.value)
+        if LINES.value == "text":
+            _check_one_text(predictor)
         show = _json_of if as_json else _text_of
         lines = read_lines(stream, INPUT.value)
         if stream.isatty():
@@ -114,6 +116,17 @@ def _read(predictor: "Predictor", line: str, where: str, is_text: bool) -> tuple
     return value, predictor.parse(value, where)
 
 
+def _check_one_text(predictor: "Predictor") -> None:
+    """Raises: InputError if a text alone is not an input of the model's task."""
+    try:
+        _read(predictor, "a", "", is_text=True)
+    except InputError:
+        raise InputError(
+            "--lines=text is for models that read one text, and this one reads several; leave it out, and write them "
+            "in a line with tabs between them"
+        ) from None
+
+
 def _advice(predictor: "Predictor", line: str, where: str) -> str:
     """Returns how a line that is wrong can be taken for a text; "" if it cannot, or is."""
     with contextlib.suppress(InputError):
@@ -142,7 +155,9 @@ def _text_of(value: object, shown: JsonObject) -> str:
     if "masks" in shown:
         lines += ["  ".join(f"{one['token']} {one['probability']:.0%}" for one in place) for place in shown["masks"]]
     elif "probabilities" in shown:
-        ordered = sorted(shown["probabilities"].items(), key=lambda item: -item[1])
+        found = shown["probabilities"]  # of classes by name, or of choices in their order
+        named = found.items() if isinstance(found, dict) else enumerate(found)
+        ordered = sorted(named, key=lambda item: -item[1])
         lines.append("  ".join(f"{label} {probability:.1%}" for label, probability in ordered))
     elif "entities" in shown:
         lines += [f"{one['type']}  {one['text']!r}  {one['start']}-{one['end']}" for one in shown["entities"]]

