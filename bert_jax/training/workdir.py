@@ -80,7 +80,8 @@ def _changes_of(
     run_before = _with_defaults(before["run"], PretrainConfig)
     allowed = may_change_in_phases(run_before, config, max(checkpoint_steps(workdir / "checkpoints"), default=0))
     masked = MaskingConfig(run_before["masking"]["rate"], run_before["masking"]["max_predictions"])
-    if all(masked.most(length) == config.masking.most(length) for length in identity.get("row_lengths", [0])):
+    lengths = identity.get("row_lengths", [0])[: 1 if config.phase2.max_predictions else None]  # has one of its own
+    if all(masked.most(length) == config.masking.most(length) for length in lengths):
         allowed = (*allowed, "masking.max_predictions")  # a limit that no sequence reaches, as 20 of 128 tokens
     if "phase2" not in allowed and before.get("later_datasets") != identity["later_datasets"]:
         raise InputError(
@@ -180,8 +181,7 @@ def read_identity(workdir: Place, kind: type) -> dict[str, Any]:
             f"workdir {workdir} belongs to another kind of run, or its config.json is damaged; give another workdir, "
             "or delete the file if it is damaged: the next run here writes it again"
         )
-    sections_of = ((name, values) for name, values in run.items() if isinstance(values, dict))
-    if removed := [setting for name, values in sections_of for setting in drop_removed(name, values)]:
+    if removed := [s for name, values in run.items() if isinstance(values, dict) for s in drop_removed(name, values)]:
         raise InputError(
             f"workdir {workdir} belongs to a run with {', '.join(removed)}, which this version cannot compute; go on "
             "with the version that began it, or give another workdir"

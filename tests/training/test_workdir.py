@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Work directories: a run replaces nothing that is not its own."""
 
+import dataclasses
+import json
+
 import pytest
 
 from bert_jax.errors import InputError
 from bert_jax.settings.finetuning import FinetuneConfig
-from bert_jax.settings.pretraining import PretrainConfig
+from bert_jax.settings.pretraining import MaskingConfig, Phase2Config, PretrainConfig
+from bert_jax.settings.rules import to_dict
 from bert_jax.training.workdir import check_workdir
 
 
@@ -26,3 +30,17 @@ def test_a_directory_with_other_files_or_with_what_a_kill_leaves_is_not(tmp_path
     (tmp_path / "checkpoints" / "00000010").mkdir()
     (tmp_path / "tokenizer").mkdir()
     check_workdir(tmp_path, {}, PretrainConfig())
+
+
+def test_a_run_of_two_phases_that_version_0_2_began_goes_on(tmp_path):
+    """It wrote a limit of 20, which no sequence of 128 tokens reaches, and the second phase had one of its own."""
+    config = PretrainConfig(phase2=Phase2Config(num_steps=10, max_predictions=80))
+    identity = {"dataset": "a", "later_datasets": ["b"], "row_lengths": [128, 512], "run": to_dict(config)}
+    before = to_dict(dataclasses.replace(config, masking=MaskingConfig(max_predictions=20)))
+    (tmp_path / "config.json").write_text(json.dumps(identity | {"run": before}))
+    check_workdir(tmp_path, identity, config)
+    config = dataclasses.replace(config, phase2=Phase2Config(num_steps=10))
+    before["phase2"]["max_predictions"] = 0
+    (tmp_path / "config.json").write_text(json.dumps(identity | {"run": before}))
+    with pytest.raises(InputError, match=r"another masking\.max_predictions"):  # 20 of 512 were masked
+        check_workdir(tmp_path, identity | {"run": to_dict(config)}, config)
