@@ -214,7 +214,9 @@ def test_a_limit_of_predictions_that_no_sequence_reaches_may_change(finished, to
     workdir, _ = finished
     for limit in (20, 0, 5):
         assert train(tiny_run(toy_data, mesh=ONE_DEVICE, masking=MaskingConfig(max_predictions=limit)), workdir).step
-    with pytest.raises(InputError, match=r"another masking.max_predictions"):
+    with pytest.raises(
+        InputError, match=r"another masking.max_predictions; .* resume with --config.masking.max_predictions=5 "
+    ):
         train(tiny_run(toy_data, mesh=ONE_DEVICE, masking=MaskingConfig(max_predictions=3)), workdir)
 
 

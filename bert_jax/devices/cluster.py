@@ -26,7 +26,7 @@ from bert_jax.batch import PyTree
 from bert_jax.devices.members import Members, leave
 from bert_jax.devices.tpu_hosts import is_pod
 from bert_jax.errors import InputError, one_line
-from bert_jax.settings.rules import changed_keys
+from bert_jax.settings.rules import changed_keys, value_at
 
 # Variables in which schedulers give the number of processes of a job.
 _JOB_SIZES = (
@@ -235,7 +235,7 @@ def check_same(what: Mapping[str, object]) -> None:
         names = changed_keys(said[0], other)
         if names:
             name = names[0]
-            theirs, ours = (_at(each, name) for each in (other, said[0]))
+            theirs, ours = (value_at(each, name) for each in (other, said[0]))
             more = f", and {len(names) - 1} more" if len(names) > 1 else ""
             raise InputError(
                 f"{others.name(number)} has {name} {theirs!r}, and {others.name(0)} has {ours!r}{more}; run the "
@@ -250,13 +250,6 @@ def _code_digest() -> str:
     for path in sorted(package.rglob("*.py")):
         digest.update(str(path.relative_to(package)).encode() + path.read_bytes())
     return digest.hexdigest()[:12]
-
-
-def _at(values: object, name: str) -> object:
-    """Returns the value of a dotted name."""
-    for key in name.split("."):
-        values = values.get(key, "nothing") if isinstance(values, Mapping) else "nothing"
-    return values
 
 
 def check_shared(directory: Any) -> None:

@@ -117,6 +117,13 @@ def drop_removed(section: str, values: Values) -> list[str]:
     return effective
 
 
+def value_at(values: object, name: str) -> object:
+    """Returns the value of a dotted name in nested dicts; "nothing" if there is none."""
+    for key in name.split("."):
+        values = values.get(key, "nothing") if isinstance(values, typing.Mapping) else "nothing"
+    return values
+
+
 def changed_keys(old: typing.Mapping[str, object], new: typing.Mapping[str, object], prefix: str = "") -> list[str]:
     """Returns the dotted names of the settings that differ between two configurations as dicts."""
     names: list[str] = []

@@ -15,7 +15,7 @@ from bert_jax.errors import InputError, without_secrets
 from bert_jax.settings.finetuning import FinetuneConfig
 from bert_jax.settings.phases import may_change as may_change_in_phases
 from bert_jax.settings.pretraining import MaskingConfig, PretrainConfig
-from bert_jax.settings.rules import affecting, changed_keys, drop_removed, is_among, to_dict
+from bert_jax.settings.rules import affecting, changed_keys, drop_removed, is_among, to_dict, value_at
 from bert_jax.storage import schema
 from bert_jax.storage.files import read_json
 from bert_jax.storage.leases import LEASE, lease
@@ -125,15 +125,13 @@ def check_workdir(
         may_change = (*may_change, *affecting(FinetuneConfig, "end", "place", "work", "nothing"))
     if before.get("dataset") != identity["dataset"]:
         raise InputError(f"workdir {workdir} was trained on other data; give another workdir or the data it began with")
-    changed = [
-        name
-        for name in changed_keys(_with_defaults(before["run"], kind), identity["run"])
-        if not is_among(name, may_change)
-    ]
+    run = _with_defaults(before["run"], kind)
+    changed = [name for name in changed_keys(run, identity["run"]) if not is_among(name, may_change)]
     if changed:
+        theirs = " ".join(f"--config.{name}={value_at(run, name)}" for name in changed)
         raise InputError(
-            f"workdir {workdir} belongs to a run with another {', '.join(changed)}; give another workdir, or the same "
-            f"settings to resume (only {', '.join(may_change)} may change)"
+            f"workdir {workdir} belongs to a run with another {', '.join(changed)}; give another workdir, or resume "
+            f"with {theirs} (only {', '.join(may_change)} may change)"
         )
 
 
