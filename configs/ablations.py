@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ablations of BERT: Tables 5 and 8 of the paper, and later ones.
 
-Command:   python train.py --config=configs/ablations.py:no_nsp --config.data.path=DIR --workdir=DIR
+Command:   bert_jax train --config=ablations:no_nsp --config.data.path=DIR --workdir=DIR
            (for a size other than base, add it after a comma: no_nsp,tiny)
 Data:      prepare_corpus --max_seq_length=128 --duplicates=10, with --next_sentence=sop for sop and otherwise nsp;
            for ablations without next sentence prediction, --next_sentence=none gives rows of running text

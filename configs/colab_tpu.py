@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A small BERT in an afternoon on Colab's TPU: four layers of width 512, bfloat16, 25.6 M sequences.
 
-Command:   python train.py --config=configs/colab_tpu.py --config.data.path=DIR --workdir=DIR
+Command:   bert_jax train --config=colab_tpu --config.data.path=DIR --workdir=DIR
            (with --workdir on a mounted drive, the same command resumes the run after Colab disconnects)
 Data:      prepare_corpus --max_seq_length=128 --duplicates=5, of a gigabyte of text or more
 Hardware:  one TPU v5e or v6e chip, or a v2-8; all devices are used, and 256 rows divide over 1, 2, 4 or 8

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A tiny BERT on the documentation inside Python: the third step of `make demo`.
 
-Command:   python train.py --config=configs/demo.py --workdir=runs/demo/pretrain
+Command:   bert_jax train --config=demo --workdir=runs/demo/pretrain
 Data:      prepare_corpus --input=python-docs --max_seq_length=64 --duplicates=5 --holdout_rate=0.05
 Hardware:  2 CPU cores, about 5 minutes
 Expect:    held-out MLM loss more than 1.2 nats below the unigram baseline

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fine-tuning of the demo's model: which area of Python's library does a docstring describe? A step of `make demo`.
 
-Command:   python finetune.py --config=configs/demo_finetune.py --workdir=runs/demo/finetune
-           python finetune.py --config=configs/demo_finetune.py --workdir=runs/demo/scratch
+Command:   bert_jax finetune --config=demo_finetune --workdir=runs/demo/finetune
+           bert_jax finetune --config=demo_finetune --workdir=runs/demo/scratch
            --config.init_checkpoint=random:runs/demo/pretrain
 Data:      make_docs_task --output=runs/demo/areas: 366 docstrings to train on, 288 of other modules to evaluate on.
            Pre-training has read most of these modules too, without their areas.

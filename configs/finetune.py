@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fine-tuning for any task, with the paper's settings.
 
-Command:   python finetune.py --config=configs/finetune.py:sst2 --config.init_checkpoint=PATH --config.data.path=DIR
+Command:   bert_jax finetune --config=finetune:sst2 --config.init_checkpoint=PATH --config.data.path=DIR
            --workdir=DIR
            (tasks: cola sst2 mrpc stsb qqp mnli qnli rte wnli, squad1 squad2, choice, ner, and for your own tables
            classification and regression)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Large batches: NVIDIA's LAMB recipe for BERT-Large, 65,536 rows of 128 tokens, then 32,768 of 512, in one run.
 
-Command:   python train.py --config=configs/lamb.py:large --config.data.path=DIR128 --config.phase2.path=DIR512
+Command:   bert_jax train --config=lamb:large --config.data.path=DIR128 --config.phase2.path=DIR512
                --workdir=DIR
            (train.accumulate and phase2.accumulate divide a batch into microbatches of 1,024 and 256 rows: with 64
            devices, 16 and 4 rows per device; choose them so that a microbatch is a multiple of the number of devices

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Google's 24 miniatures: the paper's recipe for L layers of width H, with H / 64 heads.
 
-Command:   python train.py --config=configs/miniatures.py:L4_H256 --config.data.path=DIR --workdir=DIR
+Command:   bert_jax train --config=miniatures:L4_H256 --config.data.path=DIR --workdir=DIR
            (L in 2 4 6 8 10 12, H in 128 256 512 768; tiny is L2_H128, mini L4_H256, small L4_H512, medium L8_H512)
 Data:      prepare_corpus --max_seq_length=128 --duplicates=10, uncased, Google's vocabulary of 30,522
 Hardware:  not published. By arithmetic (flops.py), 1,000,000 steps of 256 x 128 tokens are 0.2 to 18 x 10^18 FLOP:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """MLPerf's BERT: continues BERT-Large from MLPerf's checkpoint, at 512 tokens, to a masked accuracy of 0.720.
 
-Command:   python train.py --config=configs/mlperf.py --config.data.path=DIR --workdir=DIR
+Command:   bert_jax train --config=mlperf --config.data.path=DIR --workdir=DIR
                --config.init_checkpoint=DIR
            (the checkpoint is MLPerf's model.ckpt-28252 with its vocabulary, as Google's TensorFlow 1 files; for rows
            that are not packed: --config.data.batch_size=768)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """BERT-Base in a day on one GPU: batches of 4,096, a high learning rate, more masks, no next sentence prediction.
 
-Command:   python train.py --config=configs/one_gpu_day.py --config.data.path=DIR --workdir=DIR
+Command:   bert_jax train --config=one_gpu_day --config.data.path=DIR --workdir=DIR
            (if it runs out of memory: --config.train.accumulate=32; with memory to spare: 8)
 Data:      prepare_corpus --max_seq_length=128 --next_sentence=none --duplicates=1 on ten gigabytes of text or more:
            102 M sequences are 13 billion tokens, and masks are drawn anew in each pass

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The paper's pre-training for a model of any size: rows of one length or, with ",phases", of 128 tokens and then 512.
 
-Command:   python train.py --config=configs/pretrain.py:base --config.data.path=DIR --workdir=DIR
+Command:   bert_jax train --config=pretrain:base --config.data.path=DIR --workdir=DIR
            (sizes: tiny mini small medium base large, and L2_H128 ... L12_H768 for the 24 miniatures)
-           python train.py --config=configs/pretrain.py:base,phases --config.data.path=DIR128
+           bert_jax train --config=pretrain:base,phases --config.data.path=DIR128
                --config.phase2.path=DIR512 --workdir=DIR
            or the second phase as a run of its own:
-           python train.py --config=configs/pretrain.py:base,phase=2 --config.data.path=DIR512 --workdir=DIR2
+           bert_jax train --config=pretrain:base,phase=2 --config.data.path=DIR512 --workdir=DIR2
                --config.init_checkpoint=DIR
 Data:      prepare_corpus --max_seq_length=128 --duplicates=10; for the second phase 512, with 80 predictions per row
 Hardware:  BERT-Base took 4 days on 4 Cloud TPUs (16 chips), BERT-Large 4 days on 16 (64 chips)

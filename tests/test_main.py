@@ -70,7 +70,7 @@ def test_help_of_a_command_is_its_own():
     tool = subprocess.run(
         [sys.executable, "-m", "bert_jax.tools.prepare_corpus", "--help"], capture_output=True, text=True
     )
-    assert tool.returncode == 0 and "\n    python -m bert_jax.tools.prepare_corpus --input=" in tool.stdout
+    assert tool.returncode == 0 and "\n    bert_jax prepare_corpus --input=" in tool.stdout
 
 
 @pytest.mark.parametrize(

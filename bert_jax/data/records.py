@@ -325,9 +325,7 @@ def open_about(path: str | Path, tokenizer_fingerprint: str = "", verify: bool =
     url = str(path).rstrip("/") if urls.is_remote(path) else ""
     path = Path(urls.local_copy(f"{url}/{MANIFEST}")).parent if url else Path(path)
     if not (path / MANIFEST).is_file():
-        raise InputError(
-            f"{path} holds no {MANIFEST}, so no finished data set; make one with bert_jax.tools.prepare_corpus"
-        )
+        raise InputError(f"{path} holds no {MANIFEST}, so no finished data set; make one with bert_jax prepare_corpus")
     manifest = _read_manifest(path)
     made_by = manifest["tokenizer"]["fingerprint"]
     if tokenizer_fingerprint and tokenizer_fingerprint != made_by:

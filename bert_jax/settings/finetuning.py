@@ -75,7 +75,7 @@ class TaskConfig:
         if self.num_texts not in (0, 1, 2):
             raise InputError(f"task.num_texts {self.num_texts} is not 1, nor 2 for pairs; 0 takes what the data have")
         if not self.name:
-            raise InputError("task.name is empty; give a task, such as --config=configs/finetune.py:sst2")
+            raise InputError("task.name is empty; give a task, such as --config=finetune:sst2")
 
 
 @dataclass(frozen=True)
@@ -123,8 +123,7 @@ class FinetuneTrainConfig:
 
     num_epochs: float = setting(3.0, "end")
     accumulate: int = 1
-    # end the run if no step, batch of evaluation or save ends for so many seconds; 0 disables
-    hang_seconds: int = setting(3600, "nothing")
+    hang_seconds: int = setting(3600, "nothing")  # seconds without progress after which the run ends; 0 disables
     # steps that the host dispatches in one call, if their batches have the same shape, as packed ones do. Use a divisor
     # of report.every_steps: around a report, an evaluation or a save, steps are dispatched one by one
     steps_per_call: int = setting(1, "work")

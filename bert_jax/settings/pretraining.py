@@ -40,8 +40,7 @@ class DataConfig:
     stream: str = "auto"
     streams: int = 256  # maximum number of streams per batch; at least the number of processes that will ever be used
     window_mb: float = 1024.0  # megabytes of rows that are shuffled together, over all streams
-    # gigabytes of the local disk that each process may use for streamed rows
-    cache_gb: float = setting(16.0, "nothing")
+    cache_gb: float = setting(16.0, "nothing")  # gigabytes of the local disk of each process for streamed rows
 
     def validate(self) -> None:
         check_numbers(self)
@@ -158,8 +157,7 @@ class TrainConfig:
     num_steps: int = setting(1_000_000, "end")
     accumulate: int = 1  # microbatches per step; the result equals that of the whole batch
     next_sentence: bool = True  # train the next sentence head, if the data have labels; False is the paper's "No NSP"
-    # end the run if no step, batch of evaluation or save ends for so many seconds; 0 disables
-    hang_seconds: int = setting(3600, "nothing")
+    hang_seconds: int = setting(3600, "nothing")  # seconds without progress after which the run ends; 0 disables
     # Shard the optimizer's state, its update and, between steps, the parameters over the "data" axis (ZeRO, stage 1).
     zero1: bool = setting(False, "work")
     seed: int = 0  # random seed of the initial parameters and of dropout
@@ -216,8 +214,7 @@ class EvalConfig:
     """When to evaluate. Each evaluation uses the whole held-out split."""
 
     every_steps: int = setting(10_000, "end")  # steps between evaluations; 0 evaluates at the end only
-    # rows of the global evaluation batch; 0 takes as many as in a training microbatch
-    batch_size: int = setting(0, "work")
+    batch_size: int = setting(0, "work")  # rows of the global evaluation batch; 0 takes those of a microbatch
 
     def rows(self, batch_size: int, accumulate: int) -> int:
         """Returns the rows of an evaluation batch; training splits `batch_size` rows into `accumulate` microbatches."""

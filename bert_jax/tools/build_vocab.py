@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Learns a vocabulary from text: the same text and flags give the same bytes, on every run.
 
-    python -m bert_jax.tools.build_vocab --input='wiki/*.txt.gz' --output=vocab --vocab_size=30522
-    python -m bert_jax.tools.build_vocab --input=python-docs --output=/tmp/vocab --vocab_size=8000 --cased
-    python -m bert_jax.tools.build_vocab --input=ja.txt.gz --output=ja --vocab_size=8000 --kind=sentencepiece --cased
+    bert_jax build_vocab --input='wiki/*.txt.gz' --output=vocab --vocab_size=30522
+    bert_jax build_vocab --input=python-docs --output=/tmp/vocab --vocab_size=8000 --cased
+    bert_jax build_vocab --input=ja.txt.gz --output=ja --vocab_size=8000 --kind=sentencepiece --cased
 
 Writes vocab.txt (WordPiece) or spiece.model (SentencePiece) and tokenizer_config.json into the output directory. It
 needs about 1 GB of memory, however long the text is. SentencePiece learns from a random sample of the lines, at most

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prints the results of fine-tuning runs side by side.
 
-python -m bert_jax.tools.compare_runs --workdirs=DIR,DIR
+bert_jax compare_runs --workdirs=DIR,DIR
 
 If a work directory holds a grid of seeds or learning rates, the mean, the worst and the best of its runs are shown.
 """

@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 r"""Converts a BERT between the formats of bert_jax, Hugging Face and Google (TensorFlow 1).
 
-    python -m bert_jax.tools.convert_checkpoint --input=PATH --output=DIR --to=bert_jax|hf|tf1 [--verify]
+    bert_jax convert_checkpoint --input=PATH --output=DIR --to=bert_jax|hf|tf1 [--verify]
 
 PATH is a work directory of train.py, or a model exported from one; a directory written by transformers, or
 hf://ORG/NAME; or a directory with Google's bert_config.json, vocab.txt and bert_model.ckpt.*, or the checkpoint in it.
 The format is recognised from the files. Neither PyTorch nor TensorFlow is needed.
 
-    python -m bert_jax.tools.convert_checkpoint --input=hf://google-bert/bert-base-uncased --output=base --to=bert_jax
-    python -m bert_jax.tools.convert_checkpoint --input=uncased_L-12_H-768_A-12 --output=base --to=bert_jax
-    python -m bert_jax.tools.convert_checkpoint --input=runs/base --output=for_transformers --to=hf --verify
+    bert_jax convert_checkpoint --input=hf://google-bert/bert-base-uncased --output=base --to=bert_jax
+    bert_jax convert_checkpoint --input=uncased_L-12_H-768_A-12 --output=base --to=bert_jax
+    bert_jax convert_checkpoint --input=runs/base --output=for_transformers --to=hf --verify
 
 --output=hf://ORG/NAME uploads to the Hugging Face hub, to the branch --revision=BRANCH if given. The access token is
 that of `hf auth login`, or HF_TOKEN. The model card, README.md, is made from the records of the run.
 
-    python -m bert_jax.tools.convert_checkpoint --input=runs/base@20000 --output=hf://ORG/NAME --revision=step20000
+    bert_jax convert_checkpoint --input=runs/base@20000 --output=hf://ORG/NAME --revision=step20000
 """
 
 import dataclasses

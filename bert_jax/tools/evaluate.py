@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Evaluates a checkpoint on held-out text, with metrics that can be compared between runs.
 
-    python -m bert_jax.tools.evaluate --checkpoint=DIR --data=DATA
-    python -m bert_jax.tools.evaluate --checkpoint=DIR --input='text/*.txt'
+    bert_jax evaluate --checkpoint=DIR --data=DATA
+    bert_jax evaluate --checkpoint=DIR --input='text/*.txt'
 
 Prints one JSON object: loss, perplexity and accuracy of masked language modelling, with the same masks for every model;
 the same metrics of next sentence prediction, if data and model have it; and bits per byte of text. For a causal model,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exports a model for serving: StableHLO, parameters, tokenizer and labels, to run without this package.
 
-python -m bert_jax.tools.export --checkpoint=DIR --output=NEW
+bert_jax export --checkpoint=DIR --output=NEW
 """
 
 from absl import flags

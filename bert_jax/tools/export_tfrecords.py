@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exports a data set as TFRecords of pre-training examples, as run_pretraining.py of google-research/bert reads them.
 
-    python -m bert_jax.tools.export_tfrecords --data=data128 --output=examples --epochs=5 --num_files=10
+    bert_jax export_tfrecords --data=data128 --output=examples --epochs=5 --num_files=10
 
 The order and the masks are those of training with --seed as data.seed and masking.seed, for the given number of epochs.
 Examples are distributed over the files in turn. Masks that are in the data set already are written unchanged. The

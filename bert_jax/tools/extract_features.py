@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes the encoder's vectors for every line of the input.
 
-python -m bert_jax.tools.extract_features --checkpoint=DIR --input=FILE --output=FILE.jsonl --layers=-1,-2,-3,-4
+bert_jax extract_features --checkpoint=DIR --input=FILE --output=FILE.jsonl --layers=-1,-2,-3,-4
 
 An output file that ends in .npz holds arrays: `vectors` [layers, all tokens, H], `starts` (where each text's tokens
 begin, and where the last ones end) and `tokens`; with --pooling, `embeddings` [texts, H]. Any other file holds JSON

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 r"""Adds words or positions to a trained model, for further pre-training.
 
-    python -m bert_jax.tools.grow_model --checkpoint=DIR --output=DIR --add_tokens=FILE [--use_unused]
-    python -m bert_jax.tools.grow_model --checkpoint=DIR --output=DIR --max_positions=1024
+    bert_jax grow_model --checkpoint=DIR --output=DIR --add_tokens=FILE [--use_unused]
+    bert_jax grow_model --checkpoint=DIR --output=DIR --max_positions=1024
 
 A new word starts as the mean of the pieces that it was split into. A new position starts as a copy of an old one. All
 other parameters stay the same. FILE has one word per line.
@@ -10,11 +10,11 @@ other parameters stay the same. FILE has one word per line.
 Further pre-training on text of another field, such as medicine, takes four commands. Give train.py the shape of the
 model that it starts from, here that of base:
 
-    python -m bert_jax.tools.grow_model --checkpoint=runs/base --output=medbase --add_tokens=medical_words.txt
-    python -m bert_jax.tools.prepare_corpus --input='medical/*.txt.gz' --tokenizer=medbase/tokenizer --output=meddata
-    python train.py --config=configs/pretrain.py:base --config.data.path=meddata --workdir=runs/med \
+    bert_jax grow_model --checkpoint=runs/base --output=medbase --add_tokens=medical_words.txt
+    bert_jax prepare_corpus --input='medical/*.txt.gz' --tokenizer=medbase/tokenizer --output=meddata
+    bert_jax train --config=pretrain:base --config.data.path=meddata --workdir=runs/med \
         --config.init_checkpoint=medbase --config.optimizer.learning_rate=2e-5 --config.train.num_steps=100000
-    echo 'The patient was given [MASK].' | python -m bert_jax.tools.predict --checkpoint=runs/med
+    echo 'The patient was given [MASK].' | bert_jax predict --checkpoint=runs/med
 """
 
 from absl import flags

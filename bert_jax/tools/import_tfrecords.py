@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Imports Google's TFRecords of pre-training examples into a data set.
 
-    python -m bert_jax.tools.import_tfrecords --input='examples/*.tfrecord' --tokenizer=vocab.txt --output=data128
+    bert_jax import_tfrecords --input='examples/*.tfrecord' --tokenizer=vocab.txt --output=data128
 
 The files are made by create_pretraining_data.py of google-research/bert: plain, gzip or zstd. With --masks=keep,
 training uses the masks in the files, the same in every epoch. With --masks=redraw, the original words are restored, and

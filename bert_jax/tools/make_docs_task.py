@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes a classification task from Python's documentation: which area of the library does a docstring describe?
 
-python -m bert_jax.tools.make_docs_task --output=DIR
+bert_jax make_docs_task --output=DIR
 
 Writes train.tsv, dev.tsv and test.tsv with columns text and area; no module is in two of them.
 """

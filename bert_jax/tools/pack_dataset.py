@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Packs several sequences of a prepared data set into each row, so that rows have less padding.
 
-    python -m bert_jax.tools.pack_dataset --data=data512 --output=packed512 --max_per_row=3
+    bert_jax pack_dataset --data=data512 --output=packed512 --max_per_row=3
 
 Rows may become longer: with --row_length=512, four or more sequences of up to 128 tokens fit in a row. Sequences keep
 their numbers, and so their masks; they do not attend to each other. `prepare_corpus --pack=3` gives the same rows in

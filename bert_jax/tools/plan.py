@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Predicts memory, communication, FLOPs and time of a training step on a TPU pod or on GPUs. Needs no such device.
 
-python -m bert_jax.tools.plan --config=configs/pretrain.py:large,phase=2 --topology=v5e:16x16 --rows_per_chip=8
+bert_jax plan --config=pretrain:large,phase=2 --topology=v5e:16x16 --rows_per_chip=8
 
 The compiler for the device makes the plan, in minutes: libtpu for TPUs (pip install 'bert_jax[tpu]'), XLA for GPUs (pip
 install 'bert_jax[gpu-plan]'). Without the latter, GPU plans are estimated by arithmetic; the output says which it is.
@@ -44,7 +44,7 @@ def main() -> int:
     """Prints the plan; returns 0 if it fits, 1 if not."""
     if CONFIG.value is None or not TOPOLOGY.value:
         raise InputError(
-            "--config and --topology are needed, as in --config=configs/pretrain.py:large,phase=2 --topology=v5e:16x16"
+            "--config and --topology are needed, as in --config=pretrain:large,phase=2 --topology=v5e:16x16"
         )
     if SEARCH.value and ROWS.value:
         raise InputError(f"--search holds data.batch_size; leave out --rows_per_chip={ROWS.value}")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prints the predictions of a model for every line of the input.
 
-python -m bert_jax.tools.predict --checkpoint=DIR --input=FILE|- --output=FILE|-
+bert_jax predict --checkpoint=DIR --input=FILE|- --output=FILE|-
 
 A fine-tuned model does its task: it prints labels with probabilities, answers, or entities with their positions. A
 model that is only pre-trained predicts the words for each [MASK] in a text.

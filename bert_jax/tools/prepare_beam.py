@@ -2,9 +2,9 @@
 r"""Prepares text as a data set for pre-training on many machines, as `prepare_corpus` does, with Apache Beam.
 
     pip install 'bert_jax[beam]'
-    python -m bert_jax.tools.prepare_beam --input='text/*.txt.gz' --tokenizer=vocab --output=data128 \
+    bert_jax prepare_beam --input='text/*.txt.gz' --tokenizer=vocab --output=data128 \
         --pipeline_options='--direct_num_workers=2 --direct_running_mode=multi_processing'
-    python -m bert_jax.tools.prepare_beam --input='gs://bucket/text/*.txt.gz' --tokenizer=vocab \
+    bert_jax prepare_beam --input='gs://bucket/text/*.txt.gz' --tokenizer=vocab \
         --output=gs://bucket/data128 --pipeline_options='--runner=DataflowRunner --project=P --region=R \
         --temp_location=gs://bucket/temp --sdk_container_image=IMAGE'
 

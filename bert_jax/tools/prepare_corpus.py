@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prepares text as a data set for pre-training.
 
-    python -m bert_jax.tools.prepare_corpus --input='text/*.txt.gz' --tokenizer=vocab --output=data128
+    bert_jax prepare_corpus --input='text/*.txt.gz' --tokenizer=vocab --output=data128
 
 Input files are text (a sentence or a paragraph per line, blank lines between documents), JSON lines with a field
 "text", or WikiExtractor's output, plain or compressed by gzip or zstd; or Parquet with a column "text" (--text_column
 names another), here or behind a URL such as gs://bucket/*.gz or hf://datasets/ORG/NAME/*.parquet (the Hugging Face
 hub). tfds:NAME[:VERSION][:SPLIT[:FEATURE]] is a prepared text data set of TensorFlow Datasets, and python-docs is the
 documentation inside Python. The output depends only on the text and the options, not on --workers. The same command
-continues a run that was stopped. If one machine is not enough, use bert_jax.tools.prepare_beam.
+continues a run that was stopped. If one machine is not enough, use `bert_jax prepare_beam`.
 """
 
 from absl import flags

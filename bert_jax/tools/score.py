@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prints the official scores of a file of predictions, as JSON.
 
-python -m bert_jax.tools.score --task=squad1 --data=dev-v1.1.json --predictions=predictions.json
+bert_jax score --task=squad1 --data=dev-v1.1.json --predictions=predictions.json
 """
 
 import json

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scores sentences by their likelihood under a model, or measures its accuracy on minimal pairs.
 
-    python -m bert_jax.tools.score_sentences --checkpoint=DIR --input=FILE|-
-    python -m bert_jax.tools.score_sentences --checkpoint=DIR --pairs=blimp.jsonl.gz --baselines=baselines.tsv
+    bert_jax score_sentences --checkpoint=DIR --input=FILE|-
+    bert_jax score_sentences --checkpoint=DIR --pairs=blimp.jsonl.gz --baselines=baselines.tsv
 
 A masked language model gives the pseudo-log-likelihood, in nats: each token is masked in turn, alone ("original") or
 with the rest of its word ("within_word_l2r"). A causal model gives the log-likelihood. Pairs are JSON lines of BLiMP, a

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lists the parameters of a checkpoint in any format: path, shape, type and norm of each, and the total number.
 
-    python -m bert_jax.tools.show_params --checkpoint=PATH
+    bert_jax show_params --checkpoint=PATH
 
 PATH is anything that convert_checkpoint accepts. Parameters have the paths of bert_jax, with layers stacked along the
 leading axis. The norm is the root of the sum of squares.

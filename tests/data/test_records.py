@@ -152,7 +152,7 @@ def test_a_good_data_set_opens(dataset):
 def test_missing_directory_or_manifest(tmp_path, dataset):
     assert "holds no manifest.json" in refusal(tmp_path / "nothing")
     (dataset / records.MANIFEST).unlink()
-    assert "make one with bert_jax.tools.prepare_corpus" in refusal(dataset)
+    assert "make one with bert_jax prepare_corpus" in refusal(dataset)
 
 
 def test_damaged_or_foreign_manifest(dataset):
