@@ -33,6 +33,11 @@ def first_state(mesh):
     return jax.device_put(TrainState(jnp.int32(0), {"x": jnp.zeros(4)}, ()), replicated(mesh))
 
 
+def counted_step(state, batch):
+    state, metrics = train_step(state, batch)
+    return state, Metrics.of({**metrics, "sequences": (jnp.float32(4), jnp.float32(1))})
+
+
 def train_step(state, batch):
     step = state.step + 1
     pairs = {name: (jnp.float32(1), jnp.float32(1)) for name in ("loss", "grad_norm", "learning_rate")}
@@ -293,13 +298,23 @@ def test_the_time_of_a_new_shape_is_no_speed(mesh, tmp_path):
     def step(state, batch):
         time.sleep(0 if batch.shape in seen else 0.5)  # as long as a program takes to compile
         seen.add(batch.shape)
-        return train_step(state, batch)
+        return counted_step(state, batch)
 
     lengths = [8, 8, 16, 8, 16, 24, 8, 16, 24, 32, 8, 8]
     batches = [jnp.zeros(length) for length in lengths]
     measure = lambda counts, seconds: timed.append(seconds) or {}  # noqa: E731
     run(tmp_path, mesh, Pace(12, 3, 0, 0, False), {12: 1.0}, step=step, batches=batches, throughput=measure)
     assert len(seen) == 4 and len(timed) == 4 and max(timed) < 0.4
+
+
+def test_a_report_of_calls_that_all_compile_has_no_speed(mesh, tmp_path):
+    def throughput(counts, seconds):
+        return {"sequences_per_second": counts["sequences"] / seconds}
+
+    batches = [jnp.zeros(length) for length in (1, 2, 2)]
+    run(tmp_path, mesh, Pace(3, 1, 0, 0, False), {3: 1.0}, batches=batches, throughput=throughput, step=counted_step)
+    found = [record for record in read_metrics(tmp_path / "metrics.jsonl") if record["kind"] == "train"]
+    assert ["sequences_per_second" in record for record in found] == [False, False, True]
 
 
 def test_a_loss_that_is_not_finite_inside_a_call_is_named_with_its_step(mesh, tmp_path):
