@@ -13,6 +13,8 @@ ADAPTER, _MODULES = "adapter_config.json", "modules.json"
 _PREFIXES = {
     "module.": "torch's DataParallel writes them; save model.module",
     "_orig_mod.": "torch.compile writes them; save model._orig_mod",
+    "model.": "PyTorch Lightning writes them; save the model in it with model.save_pretrained",
+    "0.auto_model.": "sentence-transformers writes them; save model[0].auto_model",
     "base_model.model.": "PEFT writes them; save the model after merge_and_unload()",
 }
 

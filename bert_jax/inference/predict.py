@@ -74,7 +74,7 @@ class Predictor:
         assert self.task is not None
         example = self.task.parse(value, where)
         if self.long_texts == "refuse" and self.task.make_rows([example], self.bert.tokenizer, False).num_cut():
-            raise too_long(where, "more", self._most)
+            raise too_long(where, self._most)
         return example
 
     @in_no_mesh
@@ -171,7 +171,7 @@ def read_blanks(bert: Pretrained, text: str, where: str, long_texts: str = "cut"
     pieces = tokenizer.encode(text, allow_special=True)
     if was_cut := len(pieces) + 2 > most:
         if long_texts == "refuse":
-            raise too_long(where, len(pieces) + 2, most)
+            raise too_long(where, most, len(pieces) + 2)
     token_ids = [tokenizer.cls_id, *pieces[: most - 2], tokenizer.sep_id]
     places = [place for place, token in enumerate(token_ids) if token == tokenizer.mask_id]
     if needed and not places:

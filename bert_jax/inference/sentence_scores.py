@@ -134,7 +134,7 @@ def _encode_sentences(
         name = str(names[place]) if names else f"sentence {place + 1}"
         if not counts[place]:
             raise InputError(f"{name} has no token: {sentences[place]!r:.200}; write a sentence, or leave it out")
-        raise too_long(name, int(counts[place]) + 2, most)
+        raise too_long(name, most, int(counts[place]) + 2)
     found = np.split(flat.astype(np.int32), np.cumsum(counts)[:-1]) if len(counts) else []
     return [ids[: most - 2] for ids in found], int(long.sum())
 

@@ -228,7 +228,7 @@ def _find_column(name: str, usual: Sequence[str], columns: Sequence[str]) -> str
 
 
 def _listed(columns: Sequence[str]) -> str:
-    return ", ".join(repr(name[:40]) for name in columns[:20])
+    return ", ".join(repr(name[:40]) for name in columns[:20]) or "nothing"
 
 
 def text_of(record: Record, column: str) -> str:

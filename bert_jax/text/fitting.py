@@ -51,11 +51,12 @@ def check_long_texts(long_texts: str) -> None:
         raise InputError(f"long_texts {long_texts!r} is not one of {', '.join(LONG_TEXTS)}; use one of them")
 
 
-def too_long(where: str, count: int | str, most: int) -> InputError:
-    """Returns the error for a text of `count` tokens that shall not be cut."""
+def too_long(where: str, most: int, count: int = 0) -> InputError:
+    """Returns the error for a text that shall not be cut, of `count` tokens if that is known."""
+    tokens = f"{count} tokens" if count else f"more than {most} tokens"
     return InputError(
-        f"{where} has {count} tokens with [CLS] and [SEP], and there is room for {most}; shorten or split it, or have "
-        "it cut (long_texts=cut)"
+        f"{where} has {tokens} with [CLS] and [SEP], and there is room for {most}; shorten or split it, or have it cut "
+        "(long_texts=cut)"
     )
 
 
@@ -108,7 +109,7 @@ def fit_texts(
         fitted = join(tokenizer, first, second[0] if second else None, most)
         if fitted.was_cut and long_texts == "refuse":
             count = len(first) + sum(map(len, second)) + 1 + len(parts)
-            raise too_long(f"text {number}", count, most)
+            raise too_long(f"text {number}", most, count)
         found.append(fitted)
     return found
 

@@ -54,11 +54,14 @@ def test_a_model_beside_its_variant_is_loaded(model):
     assert load_pretrained(model).notes == ()
 
 
-@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "base_model.model.", "module.bert."])
+PREFIXES = ("module.", "_orig_mod.", "base_model.model.", "model.", "0.auto_model.")
+
+
+@pytest.mark.parametrize("prefix", [*PREFIXES, "module.bert."])
 def test_names_that_another_program_put_before_are_named(model, prefix):
     tensors = load_file(model / "model.safetensors")
     save_file({prefix + name: array for name, array in tensors.items()}, model / "model.safetensors")
-    begins = next(each for each in ("module.", "_orig_mod.", "base_model.model.") if prefix.startswith(each))
+    begins = next(each for each in PREFIXES if prefix.startswith(each))
     with pytest.raises(InputError, match=rf"the names of its tensors begin with '{begins}', as .*; save"):
         load_pretrained(model)
     check_prefix(["module.a", "bert.b"], model)

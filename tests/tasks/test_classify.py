@@ -386,3 +386,4 @@ def test_an_id_with_a_tab_or_a_line_end_keeps_the_rows_of_predictions_apart(tmp_
 def test_an_object_without_a_text_is_told_the_names_that_the_task_has():
     assert "the object has no 'text', but 'foo'" in message(classify(num_texts=1).parse, {"foo": "x"}, "f:1")
     assert "has no 'sentence1' and 'sentence2', but" in message(classify(num_texts=2).parse, {"foo": "x"}, "f:1")
+    assert message(classify(num_texts=1).parse, {}, "f:1") == "f:1: the object has no 'text', but nothing; add them"

@@ -80,7 +80,7 @@ def test_a_fine_tuned_model_cuts_to_its_own_length(bert):
     model = classifier(bert, max_seq_length=8)
     with pytest.warns(CutWarning, match="1 text has more than 8 tokens"):
         Predictor(model)(["ban ber bis", "ban ber bis dan der dir ban ber"])
-    with pytest.raises(InputError, match=r"input 2 has more tokens with .* there is room for 8"):
+    with pytest.raises(InputError, match=r"input 2 has more than 8 tokens with .* there is room for 8"):
         Predictor(model, "refuse")(["ban ber bis", "ban ber bis dan der dir ban ber"])
     with pytest.warns(CutWarning, match="1 text has more than 5 tokens"):
         sentence_embeddings(bert, ["ban ber bis dan", "ban"], max_seq_length=5)
