@@ -2,6 +2,7 @@
 """A grid of fine-tuning runs in one command: every seed with every learning rate, and a report of all."""
 
 import dataclasses
+import json
 import math
 import shutil
 import statistics
@@ -124,22 +125,14 @@ def _copy_model(source: Place, target: Place) -> None:
 
 
 def _finished(workdir: Place, config: FinetuneConfig) -> FinetuneResult | None:
-    """Returns the results of this run if it has finished, else None. The first process decides."""
-
-    def is_finished() -> bool:
-        if read_results(workdir) is None:
-            return False
+    """Returns the results of this run if it has finished, else None. The first process tells the others."""
+    result = read_results(workdir) if cluster.is_first() else None
+    if result is not None:
         changed = changed_keys(settings_of(workdir, FinetuneConfig), to_dict(config.resolved()))
-        return all(is_among(name, affecting(FinetuneConfig, "work", "nothing")) for name in changed)
-
-    if not cluster.first_says(int(cluster.is_first() and is_finished())):
-        return None
-    result = read_results(workdir)
-    if result is None:
-        raise InputError(
-            f"{workdir} has results on the first process and none here; give a workdir that all processes share"
-        )
-    return result
+        if not all(is_among(name, affecting(FinetuneConfig, "work", "nothing")) for name in changed):
+            result = None
+    told = json.loads(cluster.first_tells(json.dumps(result)))
+    return told and FinetuneResult(*told)
 
 
 def _train(workdir: Place, config: FinetuneConfig, devices: Devices | None) -> FinetuneResult:

@@ -271,9 +271,10 @@ class Checkpoints:
             self._set_aside(_NONE)
             return Restored(None, {}, passed_over)
         path = self._path(step)
-        about = read_seal(path)
-        check_arrays(path, about["arrays"], describe(abstract_state))
-        notes = json.loads(cluster.first_tells(json.dumps(about.get("notes", {}))))  # others may see older ones
+        sealed = read_seal(path) if cluster.is_first() else {}  # others may see an older one, or none yet
+        told = [sealed.get("arrays"), sealed.get("notes", {})]
+        arrays, notes = json.loads(cluster.first_tells(json.dumps(told)))
+        check_arrays(path, arrays, describe(abstract_state))
         return Restored(self._restore_step(step, abstract_state), notes, passed_over)
 
     def _find_whole(self) -> tuple[int, list[str]]:

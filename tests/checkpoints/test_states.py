@@ -489,7 +489,13 @@ def test_a_checkpoint_that_was_copied_from_a_bucket_is_restored(tmp_path, abstra
 def test_the_notes_of_a_checkpoint_are_those_that_the_first_process_reads(tmp_path, abstract, monkeypatch):
     """A seal is replaced when an evaluation was made up for; another host may see the old one for a while."""
     checkpoints = save_all(tmp_path / "c", {1: None})
-    monkeypatch.setattr("bert_jax.devices.cluster.first_tells", lambda text: text.replace('"from": 1', '"from": 5'))
+    arrays = sealed.read_seal(tmp_path / "c" / "00000001")["arrays"]
+    (tmp_path / "c" / "00000001" / SEAL).unlink()  # or none yet
+    told = iter([json.dumps([arrays, {"from": 5}]), "state"])
+    monkeypatch.setattr("bert_jax.devices.cluster.is_first", lambda: False)
+    monkeypatch.setattr("bert_jax.devices.cluster.first_says", lambda value: 1)  # the step
+    monkeypatch.setattr("bert_jax.devices.cluster.first_tells", lambda text: next(told))
+    monkeypatch.setattr(checkpoints, "_set_aside", lambda step: None)
     assert checkpoints.restore(abstract).notes == {"from": 5}
 
 
