@@ -144,10 +144,13 @@ class Classes:
             return None
         if (number := self.find(str(example.label))) is None:
             known = sorted(self.numbers, key=lambda label: (_is_integer(label), self.numbers[label]))
+            is_number, *are_numbers = (
+                isinstance(each, Decimal) for each in (as_number(str(example.label)), *self._equal)
+            )
+            rule = " (a number is not taken for the place of a class)" if is_number and not any(are_numbers) else ""
             raise InputError(
                 f"{example.where}: label {example.label!r:.60} is not one of {', '.join(map(repr, known[:20]))}; "
-                "write one of these (a number is not taken for the place of a class), or set task.labels to the names "
-                "that all of the data have"
+                f"write one of these{rule}, or set task.labels to the names that all of the data have"
             )
         return number
 

@@ -104,9 +104,8 @@ def _convert(output: Place, shown: str) -> "Pretrained":
         save_pretrained(bert, output, replace=False)
     elif to == "tf1":
         notes += save_tf1(output, bert.config, bert.params, bert.tokenizer, bert.task, bert.labels)
-        notes += [f"problem_type {bert.problem} is not kept: these checkpoints have no place for it"] * bool(
-            bert.problem
-        )
+        if bert.problem:
+            notes.append(f"problem_type {bert.problem} is not kept: these checkpoints have no place for it")
     else:
         about = to_dict(bert.config), bert.task, count_parameters(bert.params), bert.labels, bert.trained
         card = model_card(read_records(_INPUT.value, *about), shown.removeprefix("hf://").rpartition("/")[2])

@@ -13,7 +13,7 @@ import pytest
 from bert_jax.errors import InputError
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.tasks.classify import classification_task, regression_task
-from bert_jax.tasks.texts import Classified, ClassifyExample, Scored, write_predictions
+from bert_jax.tasks.texts import Classified, ClassifyExample, Scored, classes_of, write_predictions
 from bert_jax.text.fitting import pair_lengths
 from bert_jax.text.tokenizer import load_tokenizer
 
@@ -387,3 +387,10 @@ def test_an_object_without_a_text_is_told_the_names_that_the_task_has():
     assert "the object has no 'text', but 'foo'" in message(classify(num_texts=1).parse, {"foo": "x"}, "f:1")
     assert "has no 'sentence1' and 'sentence2', but" in message(classify(num_texts=2).parse, {"foo": "x"}, "f:1")
     assert message(classify(num_texts=1).parse, {}, "f:1") == "f:1: the object has no 'text', but nothing; add them"
+
+
+def test_only_who_wrote_a_number_is_told_that_it_is_no_place():
+    told = "(a number is not taken for the place of a class)"
+    assert told in message(classes_of(("ham", "spam")).of, example(label="1"))
+    assert told not in message(classes_of(("ham", "spam")).of, example(label="egg"))
+    assert told not in message(classes_of(("0", "1")).of, example(label="2"))
