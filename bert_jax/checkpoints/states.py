@@ -219,7 +219,7 @@ class Checkpoints:
 
     def check(self) -> None:
         """Raises: InputError, on the process that failed, if what was saved could not be written or sealed."""
-        if self._failure is not None:
+        if self._failure is not None and cluster.ends_all():
             raise cannot_write(self.directory, self._failure) from self._failure
 
     def wait(self) -> None:

@@ -181,6 +181,12 @@ def one_fate() -> Iterator[None]:
         raise
 
 
+def ends_all() -> bool:
+    """Returns whether an error in this process ends the others, if there are any: not where a program joined them."""
+    others = _others()
+    return others is None or others.lost_seconds > 0
+
+
 def leave_hanging(status: int) -> None:
     """Ends this process with an exit status, and then the other processes of the job."""
     if others := _others():

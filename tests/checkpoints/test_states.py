@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints: whole, named when damaged, and kept as asked."""
 
+import contextlib
 import json
 import os
 import shutil
+import types
 
 import jax
 import jax.numpy as jnp
@@ -505,3 +507,14 @@ def test_what_another_process_could_not_write_ends_this_one_too(tmp_path, monkey
     monkeypatch.setattr("bert_jax.devices.cluster.anyone_says", lambda value: True)
     with pytest.raises(InputError, match=r"another process could not write a checkpoint to .* its own message"):
         checkpoints.wait()
+
+
+@pytest.mark.parametrize("lost_seconds", [0, 60])
+def test_a_failure_is_told_before_the_next_save_where_it_ends_all(tmp_path, monkeypatch, lost_seconds):
+    """In a program that has joined the processes itself, the others would wait for this one in the next step."""
+    checkpoints = Checkpoints(tmp_path / "c")
+    monkeypatch.setattr("bert_jax.devices.cluster._others", lambda: types.SimpleNamespace(lost_seconds=lost_seconds))
+    checkpoints.check()
+    checkpoints._failure = OSError(28, "No space left on device")
+    with pytest.raises(InputError, match="No space left") if lost_seconds else contextlib.nullcontext():
+        checkpoints.check()
