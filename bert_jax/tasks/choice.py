@@ -158,7 +158,9 @@ def _example(
 
 
 def _missing(where: str, key: str, what: str, record: Mapping[str, object]) -> InputError:
-    keys = ", ".join(repr(str(each)[:40]) for each in list(record)[:20])
+    if key in record:
+        return InputError(f"{where}: {key!r} is {record[key]!r:.60}, not {what}; correct it")
+    keys = ", ".join(repr(str(each)[:40]) for each in list(record)[:20]) or "nothing"
     return InputError(f"{where} has no {key}, {what}, but {keys}; add it, or name its column in the settings of task")
 
 
