@@ -149,13 +149,14 @@ class Checkpoints:
             return
         self._bytes = state_bytes(state)
         self._check_writable(self._bytes)
+        errors = Exception if isinstance(self.directory, RemotePath) else OSError  # stores raise some of many types
         try:
             with watchdog.slow(self._bytes):
                 self._manager.save(step, args=ocp.args.Composite(**{self._name: ocp.args.PyTreeSave(state)}))
-        except _write_errors(self.directory) as error:
+        except errors as error:
             raise cannot_write(self.directory, error) from error
-        about = self._about | {"step": step, "metric": metric, "arrays": describe(state), "notes": notes or {}}
-        about |= {"state": self._name}
+        about = {"step": step, "metric": metric, "arrays": describe(state), "notes": notes or {}, "state": self._name}
+        about |= self._about
         about |= {"phase": phase} if phase else {}
         self._sealing = threading.Thread(target=self._seal, args=(step, about), name="seal")
         self._sealing.start()
@@ -275,7 +276,8 @@ class Checkpoints:
         told = [sealed.get("arrays"), sealed.get("notes", {})]
         arrays, notes = json.loads(cluster.first_tells(json.dumps(told)))
         check_arrays(path, arrays, describe(abstract_state))
-        return Restored(self._restore_step(step, abstract_state), notes, passed_over)
+        self._set_aside(step)
+        return Restored(self._read(step, abstract_state), notes, passed_over)
 
     def _find_whole(self) -> tuple[int, list[str]]:
         """Returns the newest undamaged step, `_NONE` or `_ALL_DAMAGED`, and a line about each newer one.
@@ -313,10 +315,6 @@ class Checkpoints:
             raise InputError(f"checkpoint {self._path(step)} is damaged: {problem}; train again in another workdir")
         return self._read(step, abstract_state)
 
-    def _restore_step(self, step: int, abstract_state: PyTree) -> PyTree:
-        self._set_aside(step)
-        return self._read(step, abstract_state)
-
     def _read(self, step: int, abstract_state: PyTree) -> PyTree:
         with watchdog.slow(state_bytes(abstract_state)):
             path = self._path(step)
@@ -328,9 +326,7 @@ class Checkpoints:
         damaged = [later for later in self.steps() if later > newest_whole] if cluster.is_first() else []
         for later in damaged:
             remains.set_aside(self._path(later))
-        if cluster.first_says(
-            len(damaged)
-        ):  # Orbax remembers what it has seen, and would refuse to save those steps again
+        if cluster.first_says(len(damaged)):  # Orbax remembers what it has seen, and would not save those steps again
             self._manager.close()
             self._manager = self._open()
 
@@ -358,8 +354,3 @@ class Checkpoints:
 
     def _path(self, step: int) -> Place:
         return self.directory / f"{step:08d}"
-
-
-def _write_errors(directory: Place) -> type[Exception]:
-    """Returns the errors of a write: TensorStore and the file systems of object stores raise some of many types."""
-    return Exception if isinstance(directory, RemotePath) else OSError
