@@ -22,9 +22,6 @@ _CALLED = re.compile(rf"\b(?:calls|to_apply|body|true_computation|false_computat
 _BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
 _KERNEL = re.compile(r'custom_call_target="(?:__gpu\$xla\.gpu\.triton|triton_kernel_call\w*)"')
 _CUBLAS = re.compile(r'custom_call_target="__cublas\$')
-_STABLEHLO_PRODUCT = re.compile(
-    r"stablehlo\.(?:dot_general|dot|convolution)\b(.*)\((tensor<[^>]*>), (tensor<[^>]*>)\) -> (tensor<[^>]*>)"
-)
 
 
 class Array(NamedTuple):
@@ -336,31 +333,6 @@ def _taps(size: int, kernel: int, output: int, stride: int, low: int, lhs_dilate
         else:
             found += sum(0 <= place <= end and place % lhs_dilate == 0 for place in places)
     return found
-
-
-def stablehlo_products(text: str) -> list[Product]:
-    """Returns the matrix products of a program in StableHLO, before it is compiled; each counts once.
-
-    `text` is that of `jax.stages.Lowered.as_text()`. Dtypes are those of the JAX program.
-    """
-    found = []
-    for options, *types in _STABLEHLO_PRODUCT.findall(text):
-        lhs, rhs, result = (_tensor(part) for part in types)
-        contracting = re.search(r"contracting_dims = \[([\d, ]*)\]", options)
-        batching = re.search(r"batching_dims = \[([\d, ]*)\]", options)
-        contracted, batch = (
-            math.prod(lhs.shape[int(axis)] for axis in part[1].split(",") if axis.strip()) if part else 1
-            for part in (contracting, batching)
-        )
-        own = [math.prod(array.shape) // max(1, contracted * batch) for array in (lhs, rhs)]
-        work = 2 * math.prod(result.shape) * contracted
-        found.append(Product(lhs.dtype, rhs.dtype, result.dtype, work, 1, min(*own, contracted) > 1))
-    return found
-
-
-def _tensor(text: str) -> Array:
-    *sizes, dtype = re.sub(r"^tensor<|>$", "", text).split("x")
-    return Array(dtype, tuple(int(size) for size in sizes))
 
 
 def collectives(text: str | Module) -> list[Collective]:

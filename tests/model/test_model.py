@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from builders import CLS, MASK, SEP, random_batch, tiny_model
+from stablehlo import stablehlo_products
 
 from bert_jax.batch import pad_rows
 from bert_jax.model.attention import attention_mask
@@ -27,7 +28,6 @@ from bert_jax.model.objective import (
 )
 from bert_jax.model.on_cpu import unstack
 from bert_jax.model.product import product
-from bert_jax.plan import hlo
 from bert_jax.settings.pretraining import MaskingConfig
 
 forward = jax.jit(pretraining_forward, static_argnums=0)
@@ -292,7 +292,7 @@ def test_in_bfloat16_no_matrix_product_is_float32_in_either_pass():
         return sum(total for total, _ in objective.losses(params, batch, key).values())
 
     traced = jax.jit(jax.grad(loss)).trace(params)
-    found = hlo.stablehlo_products(traced.lower(lowering_platforms=("tpu",)).as_text())
+    found = stablehlo_products(traced.lower(lowering_platforms=("tpu",)).as_text())
     matrices = [product for product in found if product.is_matrix]
     # A layer's, those of pooler, both heads and the word table; and the gradients of positions and types.
     assert len(matrices) == 3 * (8 + 4) + 2

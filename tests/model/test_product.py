@@ -6,13 +6,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from builders import CLS, MASK, SEP, random_batch, tiny_model
+from stablehlo import stablehlo_products
 
 from bert_jax.errors import InputError
 from bert_jax.model.attention import attention_mask
 from bert_jax.model.layers import Layer
 from bert_jax.model.objective import pretraining_objective, task_objective
 from bert_jax.model.product import add_bias, product
-from bert_jax.plan import hlo
 from bert_jax.settings.finetuning import ProbeConfig
 from bert_jax.settings.pretraining import MaskingConfig
 
@@ -32,7 +32,7 @@ def test_gradients_in_bfloat16_are_products_of_bfloat16(equation, left, right):
         gradients = jax.jit(jax.grad(loss, argnums=(0, 1)))
         lowered = gradients.lower(lhs.astype(jnp.bfloat16), rhs)
         found = gradients(lhs.astype(jnp.bfloat16), rhs)
-    products = hlo.stablehlo_products(lowered.as_text())
+    products = stablehlo_products(lowered.as_text())
     assert [(one.lhs, one.rhs, one.result) for one in products] == [("bf16", "bf16", "f32")] * 3
     for ours, exact in zip(found, jax.grad(loss, argnums=(0, 1))(lhs, rhs)):
         np.testing.assert_allclose(ours.astype(jnp.float32), exact, atol=0.05 * float(jnp.abs(exact).max()))
@@ -47,7 +47,7 @@ def test_on_gpus_a_product_is_written_in_the_dtype_of_its_result(platform, resul
         return jnp.sum(jnp.tanh(product("ri,io->ro", lhs, rhs, result="bfloat16")), dtype=jnp.float32)
 
     traced = jax.jit(jax.grad(loss, argnums=(0, 1))).trace(lhs, rhs)
-    products = hlo.stablehlo_products(traced.lower(lowering_platforms=(platform,)).as_text())
+    products = stablehlo_products(traced.lower(lowering_platforms=(platform,)).as_text())
     assert sorted(one.result for one in products) == sorted([result, result, "f32"])
 
 

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
+from stablehlo import stablehlo_products
 
 from bert_jax.devices.sharding import make_mesh
 from bert_jax.model import fused_attention_tpu as on_tpu
@@ -154,7 +155,7 @@ def test_no_float32_matrix_product_in_bfloat16(size, phase):
     """
     config = configuration(size, phase, "v5e:4x4", 8)
     mesh = make_mesh(config.mesh, planner.tpu_devices("v5e:4x4")[0])
-    found = hlo.stablehlo_products(
+    found = stablehlo_products(
         planner.lower_train_step(config, mesh, planner.row_of(config, 128 if phase == 1 else 512)).as_text()
     )
     assert {(product.lhs, product.rhs) for product in found if product.is_matrix} == {("bf16", "bf16")}
