@@ -169,12 +169,6 @@ def is_stacked(name: str) -> bool:
     return any(re.fullmatch(pattern, name) and axes[0] == "layers" for pattern, axes in RULES)
 
 
-def unused_rules(rules: tuple[tuple[str, object], ...], names: list[str]) -> list[str]:
-    """Returns the patterns that are the first match of no name."""
-    used = {next((pattern for pattern, _ in rules if re.fullmatch(pattern, name)), None) for name in names}
-    return [pattern for pattern, _ in rules if pattern not in used]
-
-
 def tree_shardings(mesh: Mesh | AbstractMesh, tree: PyTree, over_data: bool = False) -> PyTree:
     """Returns the sharding of every leaf of a tree of parameters or of a training state.
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import dataclasses
 import json
+import re
 
 import jax
 import pytest
@@ -8,7 +9,7 @@ from builders import tiny_model
 from jax.sharding import PartitionSpec
 
 from bert_jax.devices import sharding
-from bert_jax.devices.sharding import RULES, check_divisible, make_mesh, path_name, tree_shardings, unused_rules
+from bert_jax.devices.sharding import RULES, check_divisible, make_mesh, path_name, tree_shardings
 from bert_jax.errors import InputError
 from bert_jax.model.objective import abstract_params, init_params
 from bert_jax.settings.finetuning import ProbeConfig
@@ -41,7 +42,9 @@ def test_resolved_table_is_the_golden_one(params, repository):
 
 
 def test_every_rule_is_used(names):
-    assert unused_rules(RULES, names) == unused_rules(DECAY_RULES, names) == []
+    for rules in (RULES, DECAY_RULES):
+        used = {next((pattern for pattern, _ in rules if re.fullmatch(pattern, name)), None) for name in names}
+        assert used >= {pattern for pattern, _ in rules}
 
 
 def test_moments_lie_where_their_parameters_lie(params):
