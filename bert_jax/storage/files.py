@@ -42,9 +42,9 @@ def split_places(places: str) -> list[str]:
     return found
 
 
-def check_fetched(directory: Path) -> None:
-    """Raises: InputError if a file of a directory is a pointer that Git LFS has not replaced by the file."""
-    for path in sorted(directory.iterdir()):
+def check_fetched(place: Path) -> None:
+    """Raises: InputError if a file, or one of a directory, is a pointer that Git LFS has not replaced by the file."""
+    for path in sorted(place.iterdir()) if place.is_dir() else [place]:
         if path.is_file() and path.stat().st_size < 1024 and path.read_bytes().startswith(LFS_POINTER):
             raise InputError(f"{path} is a pointer of Git LFS in place of the file; fetch it with git lfs pull")
 

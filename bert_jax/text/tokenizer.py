@@ -245,6 +245,7 @@ def load_tokenizer(path: AnyPath, lowercase: bool | None = None, strip_accents: 
             raise InputError(f"{path / _CONFIG_NAME} is {found}, not the options of a tokenizer; remove it")
         schema.check(config, _OPTIONS, path / _CONFIG_NAME, "correct it, or remove the file")
         path = _vocabulary_file(path)
+    files.check_fetched(path)
     read = read_sentencepieces if path.suffix == ".model" else read_wordpiece
     pieces = read(path, config, lowercase, strip_accents)
     try:

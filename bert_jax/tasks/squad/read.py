@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from bert_jax.data.sources.formats import check_encoding
 from bert_jax.errors import InputError
 from bert_jax.storage import files, urls
 
@@ -95,6 +96,7 @@ def read_json_file(path: str) -> Any:
     Raises: InputError with the line at which it is not UTF-8 or no JSON.
     """
     content = files.read_whole(urls.local_copy(path), path)
+    check_encoding(content[: 1 << 16], path)
     try:
         return json.loads(content.decode("utf-8-sig"))
     except UnicodeDecodeError as error:

@@ -175,6 +175,9 @@ def test_what_is_no_squad_file(tmp_path, text, message):
 def test_a_file_that_is_not_there_or_not_text(tmp_path):
     with pytest.raises(InputError, match=r"none.json"):
         read_squad_file(str(tmp_path / "none.json"))
+    (tmp_path / "x.json").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4\nsize 9\n")
+    with pytest.raises(InputError, match=r"x.json is a pointer of Git LFS in place of the file"):
+        read_squad_file(str(tmp_path / "x.json"))
     (tmp_path / "x.json").write_bytes(b'{"data":\n "\xe9"}')
     with pytest.raises(InputError, match=r"x.json, line 2: byte 0xe9 is not UTF-8"):
         read_squad_file(str(tmp_path / "x.json"))
