@@ -42,6 +42,9 @@ COLUMNS = flags.DEFINE_list("columns", [], "evaluation:NAME.METRIC, pairs:NAME, 
 ROWS = flags.DEFINE_list("rows", [], "groups in the order of the table; all, in the record's order, if not given")
 BASELINE = flags.DEFINE_string("baseline", "", "a group: shows the differences of the others to it instead")
 
+# Directories of an absolute path, within a flag or a pattern too: a record says what was read, not where it lay.
+_DIRECTORIES = re.compile(r"(?<![\w.~/-])/(?:[^\s/,=:]+/)*(?=[^\s/])")
+
 # Student's t at 97.5 %, by degrees of freedom from 1 on; beyond, the normal distribution is used.
 _STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
 
@@ -89,7 +92,16 @@ def collect_unit(directory: Path) -> dict[str, Any]:
         unit["tasks"] = tasks
     if not unit.keys() - {"group", "seed"}:
         raise InputError(f"{directory} has nothing to collect: no {METRICS_FILE}, evaluations/, pairs/ or tasks/")
-    return unit
+    return _without_directories(unit)
+
+
+def _without_directories(value: Any) -> Any:
+    """Returns JSON values with the last parts of paths alone."""
+    if isinstance(value, dict):
+        return {name: _without_directories(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_without_directories(each) for each in value]
+    return _DIRECTORIES.sub("", value) if isinstance(value, str) else value
 
 
 def _task(directory: Path) -> dict[str, Any]:
