@@ -89,7 +89,7 @@ def join(
             where = f"at {coordinator} " if coordinator else ""
             others = f"of {num_processes} processes " if num_processes else ""
             reason = f"not all {others}came together {where}within {join_seconds} s (--join_seconds)"
-        raise InputError(f"the processes cannot join: {reason}; see docs/pods.md, or --distributed=off") from None
+        raise InputError(f"the processes cannot join: {reason}; see docs/launching.md, or --distributed=off") from None
     state = distributed.global_state
     if state.num_processes > 1:
         assert state.client is not None  # initialize() has made it

@@ -28,7 +28,7 @@ def estimate_memory(
     """Returns bytes per device by kind, and their total.
 
     `state` is a training state of arrays or of shapes with shardings (`step.abstract_state`). An estimate:
-    `docs/pods.md` compares it with what the compiler says.
+    `docs/planner.md` compares it with what the compiler says.
     """
     model, accumulate = config.model, config.train.accumulate
     rows = config.data.batch_size // (mesh_shape["data"] * mesh_shape["fsdp"])
