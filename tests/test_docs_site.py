@@ -265,4 +265,6 @@ def test_links_to_code_are_told_from_links_between_pages(hooks):
     assert hooks.pages.source_of("decisions/0004-row-format.md", "../../train.py") == "train.py"
     assert hooks.pages.source_of("decisions/0004-row-format.md", "../benchmarks.md") == ""
     assert hooks.pages.source_of("architecture.md", "../no_such_file.py") == ""
-    assert hooks.pages.LINK.findall("[a](../train.py#L3) [b](https://x/y.py) [c](planner.md)") == [("../train.py", "#L3")]
+    assert hooks.pages.LINK.findall("[a](../train.py#L3) [b](https://x/y.py) [c](planner.md)") == [
+        ("../train.py", "#L3")
+    ]

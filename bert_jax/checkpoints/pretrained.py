@@ -3,6 +3,7 @@
 
 import dataclasses
 import sys
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -173,10 +174,23 @@ def load_pretrained(path: AnyPath) -> Pretrained:
     A work directory of pre-training gives its newest undamaged checkpoint, one of fine-tuning its best model;
     WORKDIR@STEP is the revision of that step (`checkpoint.keep_every`). A path may be a URL, such as gs://BUCKET/RUN:
     the parameters of a checkpoint are read from there, and a model's files are copied to the cache. The parameters are
-    float32 and on one device.
+    float32 and on one device. `notes` of the result say what is not as in its source; of a classifier whose outputs
+    are not those of one class, Python warns.
 
     Raises: InputError if there is no model, a file is damaged, or the model is not a BERT that can be computed here.
     """
+    bert = read_pretrained(path)
+    if bert.problem:
+        warnings.warn(
+            f"{path} has the problem_type {bert.problem}: its outputs are not the scores of classes that exclude each "
+            "other, so take no softmax of them; load_predictor refuses it",
+            stacklevel=2,
+        )
+    return bert
+
+
+def read_pretrained(path: AnyPath) -> Pretrained:
+    """Returns what `load_pretrained` does, without a warning: for callers that show the notes, or predict."""
     path = find_revision(path)
     form = recognise(path)
     if form == "bert_jax":

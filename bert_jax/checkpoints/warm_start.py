@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from bert_jax.checkpoints.arrays import check_arrays, describe
-from bert_jax.checkpoints.pretrained import Pretrained, load_pretrained
+from bert_jax.checkpoints.pretrained import Pretrained, read_pretrained
 from bert_jax.devices import cluster
 from bert_jax.errors import InputError
 from bert_jax.model.keys import root_key
@@ -26,7 +26,7 @@ def load_start(config: PretrainConfig, objective: Objective, tokenizer: Tokenize
     """
     if not config.init_checkpoint:
         return None
-    start = load_pretrained(config.init_checkpoint)
+    start = read_pretrained(config.init_checkpoint)
     check_start(config, start, tokenizer)
     start = complete(start, objective, config.train.seed)
     check_arrays(config.init_checkpoint, describe(start.params), describe(params))

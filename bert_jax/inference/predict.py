@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from bert_jax.batch import Batch, pad_rows
-from bert_jax.checkpoints.pretrained import Pretrained, load_pretrained
+from bert_jax.checkpoints.pretrained import Pretrained, read_pretrained
 from bert_jax.devices.allocator import give_back_freed_memory
 from bert_jax.devices.sharding import in_no_mesh, make_mesh
 from bert_jax.errors import InputError
@@ -34,7 +34,7 @@ def load_predictor(path: str | Path, long_texts: str = "cut") -> "Predictor":
     An input with more tokens than the model was fine-tuned with is cut, with a warning, or with `long_texts` "refuse"
     an error. Raises: InputError as `load_pretrained`, or if the model has no head to predict with.
     """
-    return Predictor(load_pretrained(path), long_texts)
+    return Predictor(read_pretrained(path), long_texts)
 
 
 class Predictor:

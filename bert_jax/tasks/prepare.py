@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bert_jax.checkpoints.pretrained import Pretrained, load_pretrained
+from bert_jax.checkpoints.pretrained import Pretrained, read_pretrained
 from bert_jax.checkpoints.warm_start import params_digest
 from bert_jax.errors import InputError
 from bert_jax.settings.finetuning import FinetuneConfig
@@ -48,8 +48,8 @@ def open_inputs(config: FinetuneConfig) -> Inputs:
 def load_start(init_checkpoint: str) -> Pretrained:
     """Returns the model to start from; "random:PATH" is one of its shape that has learnt nothing."""
     if not init_checkpoint.startswith("random:"):
-        return load_pretrained(init_checkpoint)
-    like = load_pretrained(init_checkpoint.removeprefix("random:"))
+        return read_pretrained(init_checkpoint)
+    like = read_pretrained(init_checkpoint.removeprefix("random:"))
     notes = ("every parameter starts at random",)
     return dataclasses.replace(like, params={"encoder": {}}, task="pretraining", labels=(), notes=notes)
 

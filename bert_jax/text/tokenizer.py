@@ -244,6 +244,7 @@ def load_tokenizer(path: AnyPath, lowercase: bool | None = None, strip_accents: 
             found = shown(config)
             raise InputError(f"{path / _CONFIG_NAME} is {found}, not the options of a tokenizer; remove it")
         schema.check(config, _OPTIONS, path / _CONFIG_NAME, "correct it, or remove the file")
+        config = _limit_of(path / "tokenizer.json") | config
         path = _vocabulary_file(path)
     files.check_fetched(path)
     read = read_sentencepieces if path.suffix == ".model" else read_wordpiece
@@ -252,6 +253,14 @@ def load_tokenizer(path: AnyPath, lowercase: bool | None = None, strip_accents: 
         return Tokenizer(pieces)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
+
+
+def _limit_of(path: Path) -> dict[str, int]:
+    """Returns the option that a directory of Hugging Face has in tokenizer.json alone: characters of a word."""
+    backend = files.read_json(path) if path.exists() else None
+    model = backend.get("model") if isinstance(backend, dict) else None
+    longest = model.get(LONGEST_WORD) if isinstance(model, dict) else None
+    return {LONGEST_WORD: longest} if type(longest) is int and longest > 0 else {}
 
 
 def _vocabulary_file(directory: Path) -> Path:

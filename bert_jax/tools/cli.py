@@ -131,9 +131,9 @@ def _check_output_urls() -> None:
 
 def load_model(path: str) -> "Pretrained":
     """Returns the model at a path, and prints what the user should know of it."""
-    from bert_jax.checkpoints.pretrained import load_pretrained
+    from bert_jax.checkpoints.pretrained import read_pretrained
 
-    bert = load_pretrained(path)
+    bert = read_pretrained(path)
     for note in bert.notes:
         print(f"note: {note}", file=sys.stderr)
     return bert

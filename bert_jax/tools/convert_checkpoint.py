@@ -91,12 +91,12 @@ def _convert(output: Place, shown: str) -> "Pretrained":
     from bert_jax.checkpoints.compare import differences
     from bert_jax.checkpoints.hf import save_hf
     from bert_jax.checkpoints.model_card import model_card, read_records
-    from bert_jax.checkpoints.pretrained import load_pretrained, recognise, save_pretrained
+    from bert_jax.checkpoints.pretrained import read_pretrained, recognise, save_pretrained
     from bert_jax.checkpoints.tf1 import save_tf1
     from bert_jax.model.objective import count_parameters
     from bert_jax.settings.rules import to_dict
 
-    bert = load_pretrained(_INPUT.value)
+    bert = read_pretrained(_INPUT.value)
     if _ACTIVATION.value:
         bert = dataclasses.replace(bert, config=dataclasses.replace(bert.config, activation=_ACTIVATION.value))
     notes = list(bert.notes)
@@ -122,7 +122,7 @@ def _convert(output: Place, shown: str) -> "Pretrained":
         f"{to}"
     )
     if _VERIFY.value:
-        found = differences(bert, load_pretrained(output))
+        found = differences(bert, read_pretrained(output))
         for name, difference in found.items():
             print(f"largest difference of {name}: {difference:.3g}")
         left_out = [name for name, difference in found.items() if not difference <= MOST]

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prints the official scores of a file of predictions, as JSON.
+r"""Prints the official scores of a file of predictions, as JSON.
 
 bert_jax score --task=squad1 --data=dev-v1.1.json --predictions=predictions.json
+
+Files of ner are those of conlleval, with tabs between columns: `conlleval -d '\t'` reads what `finetune` wrote.
 """
 
 import json

@@ -421,9 +421,11 @@ def test_several_labels_are_kept_and_not_predicted_as_one(tmp_path, problem):
     params = random_params(num_classes=3, parts=TASK_PARTS["sequence_classification"])
     model = tiny_model(), params, make_tokenizer(203), "sequence_classification", ("a", "b", "c")
     save_hf(tmp_path / "hf", *model, problem=problem)
-    bert = load_pretrained(tmp_path / "hf")
+    with pytest.warns(UserWarning, match=f"hf has the problem_type {problem}: its outputs are not the scores"):
+        bert = load_pretrained(tmp_path / "hf")
     save_pretrained(bert, tmp_path / "own")
-    own = load_pretrained(tmp_path / "own")
+    with pytest.warns(UserWarning, match=f"own has the problem_type {problem}"):
+        own = load_pretrained(tmp_path / "own")
     for found in (bert, own):
         assert found.problem == problem
         with pytest.raises(InputError, match=f"problem_type is {problem}, and what is predicted here is one class"):

@@ -140,7 +140,8 @@ def test_the_longest_word_of_tokenizer_json_is_kept(tokenizer, tmp_path, longest
     save_hf_tokenizer(tmp_path / "again", found, 64)
     again = json.loads((tmp_path / "again" / "tokenizer.json").read_text())
     assert again["model"]["max_input_chars_per_word"] == longest and not notes
-    for each in (found, load_tokenizer(tmp_path / "own"), load_hf_tokenizer(tmp_path / "again")[0]):
+    loaded = (load_tokenizer(tmp_path / "own"), load_tokenizer(tmp_path), load_hf_tokenizer(tmp_path / "again")[0])
+    for each in (found, *loaded):
         assert each.encode("a" * longest) != [each.unk_id] == each.encode("a" * (longest + 1))
         assert each.encode_arrays(["a" * (longest + 1)])[0].tolist() == [each.unk_id]
         assert each.fingerprint == found.fingerprint
