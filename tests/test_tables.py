@@ -29,7 +29,7 @@ def runs(tmp_path):
                 for number, score in enumerate((0.5, 0.7)):
                     result = {"metric": "f1", "metrics": {"f1": score + seed / 10, "accuracy": 1.0}}
                     write(unit / "tasks" / "mrpc" / "runs" / f"rate0.001_seed{number}" / "results.json", result)
-    write(tmp_path / "c" / "config.json", {"run": {"data": {"path": "/home/me/data128"}, "train": {"seed": 0}}})
+    write(tmp_path / "c" / "config.json", {"run": {"data": {"path": f"{tmp_path}/data128"}, "train": {"seed": 0}}})
     lines = [{"kind": "eval", "step": step, "time": 0.0, "loss": 9.0 - step} for step in (1, 2)]
     (tmp_path / "c" / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return tmp_path
