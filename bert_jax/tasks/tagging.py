@@ -199,10 +199,11 @@ def are_counts(sentences: Sequence[Sentence]) -> bool:
     num_words = num_counts = last = 0
     for sentence in sentences:
         for place, word in enumerate(sentence.words):
-            found = _COUNT.fullmatch(word)
-            number = int(found[1]) if found else -1
-            num_counts += number in ((0, 1, last + 1) if not place else (last, last + 1))
-            num_words, last = num_words + 1, number
+            num_words += 1
+            if count := _COUNT.fullmatch(word):
+                number = int(count[1])
+                num_counts += number in ((0, 1, last + 1) if not place else (last, last + 1))
+                last = number
     return num_words > 1 and num_counts > 0.9 * num_words
 
 

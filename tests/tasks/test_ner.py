@@ -172,6 +172,12 @@ def test_a_column_that_counts_is_not_the_words(tmp_path, change):
     assert found[0].tags[0] == "I-ORG"
 
 
+@pytest.mark.parametrize("word", ["the", "2nd", "-"])
+def test_a_long_sentence_of_no_numbers_is_words(tmp_path, word):
+    path = write(tmp_path / "train.conll", f"{word} O\n" * 40 + "Rome B-LOC\n")
+    assert task().read(path, "train")[0].words == [word] * 40 + ["Rome"]
+
+
 def test_a_line_without_a_tag_that_begins_with_a_hash_is_a_comment(tmp_path):
     content = "# id 1f\tdomain=en\n#\tO\nb\tB-PER\n\n# a comment\nc\tO\n"
     assert [each.words for each in read_conll(write(tmp_path / "a", content))] == [["#", "b"], ["c"]]
