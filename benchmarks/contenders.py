@@ -28,7 +28,7 @@ from bert_jax.devices.allocator import give_back_freed_memory
 from bert_jax.devices.sharding import check_divisible, make_mesh, row_sharding
 from bert_jax.errors import InputError
 from bert_jax.model.objective import Objective, init_params, pretraining_objective, task_objective
-from bert_jax.plan import flops, hlo
+from bert_jax.plan import hlo
 from bert_jax.settings.finetuning import FinetuneDataConfig, TaskConfig
 from bert_jax.settings.model import ModelConfig
 from bert_jax.settings.phases import phases_of
@@ -40,6 +40,7 @@ from bert_jax.tasks.catalog import make_task
 from bert_jax.tasks.evaluation import Split, make_inference, make_split, predict_split
 from bert_jax.tasks.layouts import eval_layouts, sizes_of
 from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
+from bert_jax.training import flops
 from bert_jax.training.inputs import resolve
 from bert_jax.training.step import init_state, make_train_step
 

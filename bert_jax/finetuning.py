@@ -15,7 +15,6 @@ from bert_jax.devices.sharding import Devices, check_divisible, in_no_mesh, make
 from bert_jax.devices.watchdog import beat
 from bert_jax.errors import InputError
 from bert_jax.model.objective import Objective, Params, task_objective
-from bert_jax.plan.describe import make_throughput
 from bert_jax.settings.finetuning import FinetuneConfig
 from bert_jax.settings.rules import to_dict
 from bert_jax.storage.places import AnyPath, Place, to_place
@@ -28,6 +27,7 @@ from bert_jax.tasks.layouts import steps_per_epoch
 from bert_jax.tasks.prepare import Inputs, compared, fingerprint, open_inputs
 from bert_jax.tasks.results import FinetuneResult, curves, describe_batches, describe_run, describe_start, summarise
 from bert_jax.training.curves import draw_curves
+from bert_jax.training.describe import make_throughput
 from bert_jax.training.loop import LoopResult, Pace, Work, train_loop
 from bert_jax.training.run import Run, open_run
 from bert_jax.training.step import TrainState, abstract_state, init_state, make_train_step

@@ -14,12 +14,12 @@ from bert_jax.data.pipeline import train_batches
 from bert_jax.devices import cluster
 from bert_jax.devices.sharding import Devices, check_divisible, in_no_mesh, make_mesh
 from bert_jax.model.objective import Params
-from bert_jax.plan.describe import describe_phase, describe_run, describe_start, make_throughput
 from bert_jax.settings.phases import Phase
 from bert_jax.settings.pretraining import PretrainConfig
 from bert_jax.settings.rules import to_dict
 from bert_jax.storage.places import AnyPath, to_place
 from bert_jax.training.curves import draw_curves
+from bert_jax.training.describe import describe_phase, describe_run, describe_start, make_throughput
 from bert_jax.training.heldout import make_evaluation
 from bert_jax.training.inputs import Inputs, Part, open_inputs
 from bert_jax.training.loop import LoopResult, Pace, Work, train_loop

@@ -20,15 +20,15 @@ import pytest
 RANKS: Sequence[str] = """
     version errors storage.* settings.* batch devices.*
     text.* data.* data.pipeline data.beam
-    model.* checkpoints.* training.* plan.* tasks.*
-    pretraining finetuning inference.* sweep
+    model.* checkpoints.* training.* tasks.*
+    pretraining finetuning inference.* sweep plan.*
     tools.* __main__ train.py finetune.py
 """.split()
 
 # Text and data preparation run where there is no accelerator, and start fast.
 WITHOUT_JAX: Sequence[str] = """
     __init__ __main__ version errors storage.* settings.* batch devices.allocator text.* data.* tasks.*
-    training.report training.shown training.goodput training.curves plan.flops inference.minimal_pairs
+    training.report training.shown training.goodput training.curves training.flops inference.minimal_pairs
 """.split()
 JAX_ALL_THE_SAME: Sequence[str] = "data.pipeline data.beam tasks.batches tasks.evaluation tasks.results".split()
 
@@ -84,7 +84,7 @@ TESTS_ELSEWHERE = {
     "model.heads": "checkpoints/test_names.py",
     "model.layers": "model/test_model.py",
     "plan.tables": "plan/test_planner.py",
-    "plan.describe": "training/test_packed_training.py",
+    "training.describe": "training/test_packed_training.py",
     "settings.finetuning": "settings/test_settings.py",
     "settings.model": "settings/test_settings.py",
     "settings.pretraining": "settings/test_settings.py",
@@ -141,6 +141,9 @@ KERNELS = ("model.attention_kernels", "model.fused_attention", "model.fused_atte
 BESIDE = (
     "model.probe",
     "training.curves",
+    "training.describe",
+    "training.flops",
+    "training.memory",
     "training.profiling",
     "training.goodput",
     "training.about",

@@ -31,10 +31,10 @@ from bert_jax.model.objective import Objective, pretraining_objective
 from bert_jax.plan import hlo
 from bert_jax.plan.gpus import OPTIONS, compiler_version, gpu_devices
 from bert_jax.plan.hbm import moved_bytes
-from bert_jax.plan.memory import estimate_memory, gathered_bytes, memory_problem, shard_bytes
 from bert_jax.plan.roofline import Traffic, assumptions, expected_traffic, model_flops, step_seconds
 from bert_jax.settings.pretraining import DataConfig, PretrainConfig, TrainConfig
 from bert_jax.settings.rules import suggest
+from bert_jax.training.memory import estimate_memory, gathered_bytes, memory_problem, shard_bytes
 from bert_jax.training.step import TrainState, abstract_state, make_eval_step, make_train_step
 
 USABLE_OF_GPU = 0.92  # of its memory, for the program's arrays; the rest is the runtime's and the libraries'

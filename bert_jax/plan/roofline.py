@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from bert_jax.batch import RowShape
 from bert_jax.devices.chips import GPUS_PER_HOST, Chip, peak_flops
 from bert_jax.devices.sharding import is_data_alone
-from bert_jax.plan import flops
 from bert_jax.settings.pretraining import PretrainConfig
+from bert_jax.training import flops
 
 # The model of time. Sources: performance notes of this project; all of it is assumption until measured on the device.
 HBM_EFFICIENCY = 0.9

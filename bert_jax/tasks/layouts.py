@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bert_jax.plan.flops import forward_flops
 from bert_jax.settings.model import ModelConfig
 from bert_jax.tasks.base import Row
 from bert_jax.text.fitting import padded_length
+from bert_jax.training.flops import forward_flops
 
 _CHUNK = 50  # batches of a shuffled stretch of the data that are sorted by length together
 _ROW_LENGTHS = (32, 64, 96, 128, 192, 256, 384, 512)  # of packed rows, beside that of the longest row of the task

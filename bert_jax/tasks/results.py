@@ -9,7 +9,6 @@ import numpy as np
 from jax.sharding import Mesh
 
 from bert_jax.checkpoints.pretrained import FINETUNED, Pretrained
-from bert_jax.plan.describe import schedule_warnings
 from bert_jax.settings.finetuning import FinetuneConfig
 from bert_jax.settings.model import ModelConfig
 from bert_jax.storage import schema
@@ -18,6 +17,7 @@ from bert_jax.tasks.base import Row, Task
 from bert_jax.tasks.batches import Batching, flops_of_epoch
 from bert_jax.tasks.evaluation import Data
 from bert_jax.tasks.layouts import needed_flops, sizes_of
+from bert_jax.training.describe import schedule_warnings
 from bert_jax.training.report import read_metrics
 
 

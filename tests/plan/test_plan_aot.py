@@ -20,9 +20,9 @@ from bert_jax.model import fused_attention_tpu as on_tpu
 from bert_jax.model.attention_kernels import AttentionShape
 from bert_jax.plan import hlo
 from bert_jax.plan import planner as planner
-from bert_jax.plan.flops import num_parameters
 from bert_jax.settings.model import model_size
 from bert_jax.settings.pretraining import DataConfig, MaskingConfig, MeshConfig, PretrainConfig, TrainConfig
+from bert_jax.training.flops import num_parameters
 
 pytestmark = pytest.mark.tpu_aot
 

@@ -10,11 +10,11 @@ from builders import tiny_model, tiny_run
 from bert_jax.devices.chips import GIB
 from bert_jax.errors import InputError
 from bert_jax.plan import planner as planner
-from bert_jax.plan.flops import num_parameters
-from bert_jax.plan.memory import activation_bytes, memory_problem
 from bert_jax.plan.tables import plan_table
 from bert_jax.settings.model import model_size
 from bert_jax.settings.pretraining import DataConfig, MaskingConfig, MeshConfig, TrainConfig
+from bert_jax.training.flops import num_parameters
+from bert_jax.training.memory import activation_bytes, memory_problem
 
 
 def tiny_config(path, **sections):

@@ -7,10 +7,10 @@ import pytest
 
 from bert_jax.batch import RowShape
 from bert_jax.devices.chips import GPUS, TPUS
-from bert_jax.plan import flops
 from bert_jax.plan.roofline import Traffic, expected_traffic, model_flops, step_seconds
 from bert_jax.settings.model import model_size
 from bert_jax.settings.pretraining import DataConfig, MaskingConfig, PretrainConfig, TrainConfig
+from bert_jax.training import flops
 
 CHIP = TPUS["v4"]
 CONFIG = PretrainConfig(

@@ -13,9 +13,9 @@ from jax.sharding import PartitionSpec
 from bert_jax.devices.sharding import is_data_alone, make_mesh, row_sharding, tree_shardings
 from bert_jax.model.objective import pretraining_objective
 from bert_jax.plan import hlo
-from bert_jax.plan.memory import gathered_bytes
 from bert_jax.settings.pretraining import MaskingConfig, MeshConfig, OptimizerConfig, TrainConfig
 from bert_jax.training.accumulate import _own_part, sum_over_microbatches
+from bert_jax.training.memory import gathered_bytes
 from bert_jax.training.step import abstract_state, make_train_step
 
 KERNEL = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)

@@ -14,12 +14,12 @@ from bert_jax import pretraining
 from bert_jax.data import pipeline
 from bert_jax.devices.sharding import make_mesh
 from bert_jax.model.masking import predictions_per_row
-from bert_jax.plan import flops, hlo
+from bert_jax.plan import hlo
 from bert_jax.plan.planner import lower_train_step, row_of
 from bert_jax.pretraining import pretrain
 from bert_jax.settings.model import model_size
 from bert_jax.settings.pretraining import CheckpointConfig, EvalConfig, MaskingConfig, MeshConfig, PretrainConfig
-from bert_jax.training import loop
+from bert_jax.training import flops, loop
 from bert_jax.training.report import read_metrics
 from bert_jax.training.step import Metrics
 from bert_jax.training.window import Window

@@ -11,8 +11,8 @@ from bert_jax.data.pipeline import abstract_batch
 from bert_jax.data.records import row_dtype
 from bert_jax.devices.sharding import make_mesh
 from bert_jax.model.objective import pretraining_objective
-from bert_jax.plan.memory import describe_memory, estimate_memory, in_units
 from bert_jax.settings.pretraining import MaskingConfig, MeshConfig
+from bert_jax.training.memory import describe_memory, estimate_memory, in_units
 from bert_jax.training.step import abstract_state
 
 

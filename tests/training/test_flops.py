@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
 
-from bert_jax.plan.flops import forward_flops, num_parameters, train_flops
 from bert_jax.settings.model import ModelConfig
+from bert_jax.training.flops import forward_flops, num_parameters, train_flops
 
 BASE = ModelConfig(vocab_size=30522)
 LARGE = ModelConfig(vocab_size=30522, hidden_size=1024, num_layers=24, num_heads=16, intermediate_size=4096)
