@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from bert_jax.checkpoints.arrays import check_arrays, describe
 from bert_jax.checkpoints.pretrained import FINETUNED, Pretrained, keep_revision, leave_pretrained
 from bert_jax.checkpoints.warm_start import complete
-from bert_jax.devices import cluster
+from bert_jax.devices.job import this_job
 from bert_jax.devices.sharding import Devices, check_divisible, in_no_mesh, make_mesh
 from bert_jax.devices.watchdog import beat
 from bert_jax.errors import InputError
@@ -64,7 +64,7 @@ def finetune(
         "dataset": fingerprint(data.train.rows),
         "packed": batching.shape is not None,
     }
-    same = compared(start, data) if cluster.is_several() else {}
+    same = compared(start, data) if this_job().is_several else {}
     objective = task_objective(model, task.head, task.num_outputs, task.probe)
     abstract = abstract_state(objective, config.optimizer, train, mesh)
 
@@ -88,10 +88,10 @@ def finetune(
         }
         run.note_data([{"splits": splits}], [config.task.name])
         if run.step < train.num_steps:  # results of fewer epochs must not be taken for those of this run
-            cluster.first_does("delete results.json", lambda: (workdir / "results.json").unlink(missing_ok=True))
+            this_job().first_does("delete results.json", lambda: (workdir / "results.json").unlink(missing_ok=True))
         infer = make_inference(model, task, mesh, abstract.params, config.data.pack)
         result = _train(run, inputs, objective, abstract, infer, batching, mesh)
-        if run.was_stopped(result.signal, result.step):
+        if run.report_stop(result.signal, result.step):
             return FinetuneResult({}, task.metric, {}, result.step, result.signal, time.monotonic() - began)
 
         # Write the best model, its predictions and its metrics.
@@ -105,7 +105,7 @@ def finetune(
             metrics = finish(inputs, params, infer, mesh, workdir)
         constant = constant_scores(task, data.train, data.evaluation)
         outcome = FinetuneResult(metrics, task.metric, constant, best_step, 0, time.monotonic() - began)
-        if cluster.is_first():
+        if this_job().is_first:
             run.reporter.publish()
             write_json(workdir / "results.json", {"task": config.task.name} | outcome._asdict())
             draw_curves(workdir / "metrics.jsonl", workdir / "curves.png", curves(task))
@@ -117,7 +117,7 @@ def finetune(
 
 def _how_to_pack(config: FinetuneConfig, task: Task, workdir: Place) -> str:
     """Returns data.pack, which a run that is resumed has settled. Raises: InputError as `was_packed`."""
-    cluster.check_same(common(workdir, {"run": to_dict(config)}))  # so that all of them ask, or none
+    this_job().check_same(common(workdir, {"run": to_dict(config)}))  # so that all of them ask, or none
     if not task.can_be_packed:
         return "off"
     before = was_packed(workdir) if config.data.pack == "auto" else None
@@ -191,7 +191,7 @@ def finish(inputs: Inputs, params: Params, infer: Inference, mesh: Mesh, workdir
         task = make_task(task.tune(first.examples, predictions), task.labels)
 
     def keep(split: Split, predictions: list[Prediction]) -> None:
-        if cluster.is_first():
+        if this_job().is_first:
             task.write(workdir / "predictions", split.name, split.examples, predictions)
 
     metrics = evaluate(task, data.evaluation, infer, size, mesh, params, keep, beat)

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from bert_jax.checkpoints.pretrained import Pretrained, keep_revision, leave_pretrained
 from bert_jax.checkpoints.warm_start import load_start
 from bert_jax.data.pipeline import train_batches
-from bert_jax.devices import cluster
+from bert_jax.devices.job import this_job
 from bert_jax.devices.sharding import Devices, check_divisible, in_no_mesh, make_mesh
 from bert_jax.model.objective import Params
 from bert_jax.settings.phases import Phase
@@ -74,7 +74,7 @@ def pretrain(
         begun = sum(result.step >= part.phase.last_step for part in parts[:-1])
         for part in parts[begun:]:
             result = train_phase(run, inputs, part, result, abstract, mesh)
-            if run.was_stopped(result.signal, result.step):
+            if run.report_stop(result.signal, result.step):
                 return result
         with run.clock.phase("saving"):
             leave_model(run, inputs, result)
@@ -141,7 +141,7 @@ def leave_model(run: Run, inputs: Inputs, result: LoopResult) -> None:
     run.checkpoints.close()
     where = run.workdir / "pretrained"
     leave_pretrained(inputs.trained_model(result.step, result.state.params, result.seen), where, "the model")
-    if cluster.is_first():
+    if this_job().is_first:
         run.reporter.publish()
         draw_curves(run.workdir / "metrics.jsonl", run.workdir / "curves.png")
     run.reporter.message(f"trained to step {result.step}: model in {where}, curves in {run.workdir}")

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from bert_jax.checkpoints.pretrained import FINETUNED
 from bert_jax.checkpoints.states import find_damage
-from bert_jax.devices import cluster
+from bert_jax.devices.job import this_job
 from bert_jax.devices.sharding import Devices
 from bert_jax.errors import DivergedError, InputError, without_secrets
 from bert_jax.finetuning import finetune
@@ -76,7 +76,7 @@ def sweep(config: FinetuneConfig, workdir: AnyPath, devices: Devices | None = No
     config.validate()
     identity = {"dataset": None, "run": without_secrets(to_dict(config))}
     check_workdir(workdir, identity, config, ("sweep",))
-    cluster.check_same(common(workdir, identity))
+    this_job().check_same(common(workdir, identity))
     runs = plan(config)
     with locked(workdir):
         results: dict[str, FinetuneResult] = {}
@@ -101,14 +101,14 @@ def sweep(config: FinetuneConfig, workdir: AnyPath, devices: Devices | None = No
                 best = max(finite, key=lambda outcome: outcome.score)
                 _copy_model(workdir / "runs" / best.name / FINETUNED, workdir / FINETUNED)
 
-        cluster.first_does("write what the grid came to", leave)
+        this_job().first_does("write what the grid came to", leave)
         for line in [*describe(outcomes, metric), *([f"its model is in {workdir / FINETUNED}"] if finite else [])]:
             _say(line)
         return SweepResult(outcomes, metric, 0)
 
 
 def _say(line: str) -> None:
-    if cluster.is_first():
+    if this_job().is_first:
         print(line, file=sys.stderr, flush=True)
 
 
@@ -126,12 +126,12 @@ def _copy_model(source: Place, target: Place) -> None:
 
 def _finished(workdir: Place, config: FinetuneConfig) -> FinetuneResult | None:
     """Returns the results of this run if it has finished, else None. The first process tells the others."""
-    result = read_results(workdir) if cluster.is_first() else None
+    result = read_results(workdir) if this_job().is_first else None
     if result is not None:
         changed = changed_keys(settings_of(workdir, FinetuneConfig), to_dict(config.resolved()))
         if not all(is_among(name, affecting(FinetuneConfig, "work", "nothing")) for name in changed):
             result = None
-    told = json.loads(cluster.first_tells(json.dumps(result)))
+    told = json.loads(this_job().broadcast_text("result of a run", json.dumps(result)))
     return told and FinetuneResult(*told)
 
 
@@ -146,7 +146,7 @@ def _train(workdir: Place, config: FinetuneConfig, devices: Devices | None) -> F
 
 def _delete_states(workdir: Place) -> None:
     """Deletes the training states of a run that has finished."""
-    if not cluster.is_first():
+    if not this_job().is_first:
         return
     if isinstance(workdir, RemotePath):
         (workdir / "checkpoints").delete_all()
@@ -166,7 +166,7 @@ def _check_data(first: Place, other: Place) -> None:
                 "run on the old ones, or give another workdir"
             )
 
-    cluster.first_does("compare the data of the runs", compare)
+    this_job().first_does("compare the data of the runs", compare)
 
 
 def _judge(name: str, config: FinetuneConfig, result: FinetuneResult) -> Outcome:

@@ -73,3 +73,23 @@ def wait_for_lines(path, count, processes, timeout=300):
 def told(errors):
     """Returns the lines that begin with "error: " of each process."""
     return [[line for line in text.splitlines() if line.startswith("error: ")] for text in errors]
+
+
+class Store:
+    """A key-value store as JAX's client has it, of which `gone` makes every call fail."""
+
+    def __init__(self):
+        self.values, self.gone = {}, False
+
+    def key_value_set(self, key, value, allow_overwrite=False):
+        self._check()
+        assert allow_overwrite or key not in self.values
+        self.values[key] = value
+
+    def key_value_dir_get(self, prefix):
+        self._check()
+        return [(key, value) for key, value in list(self.values.items()) if key.startswith(prefix)]
+
+    def _check(self):
+        if self.gone:
+            raise RuntimeError("UNAVAILABLE: failed to connect\nto all addresses")

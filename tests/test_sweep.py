@@ -131,11 +131,11 @@ def test_the_report_has_every_run_and_the_usual_figures(topics, start, tmp_path,
 def test_a_grid_is_compared_over_all_processes_before_anything_is_written(topics, start, tmp_path, monkeypatch):
     compared = []
 
-    def check_same(what):
+    def check_same(job, what):
         compared.append(what)
         raise InputError("process 1 has another one")
 
-    monkeypatch.setattr("bert_jax.devices.cluster.check_same", check_same)
+    monkeypatch.setattr("bert_jax.devices.job.Job.check_same", check_same)
     with pytest.raises(InputError, match="process 1 has another one"):
         sweep(grid(topics, start), tmp_path / "grid")
     assert compared[0]["run"]["sweep"] == {"seeds": 2, "learning_rates": "3e-3,1e-3"}

@@ -14,7 +14,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from bert_jax.batch import PyTree
-from bert_jax.devices import cluster
+from bert_jax.devices.job import this_job
 from bert_jax.errors import InputError, one_line
 from bert_jax.storage.answers import explain
 from bert_jax.storage.places import Place, RemotePath, check_no_pattern
@@ -47,7 +47,7 @@ def check_arrays(where: Place | str, found: ArrayTable, expected: ArrayTable) ->
 
 def _by_first_alone() -> ocp.options.MultiprocessingOptions:
     return ocp.options.MultiprocessingOptions(
-        primary_host=0, active_processes={0} if cluster.is_several() else None, barrier_sync_key_prefix="alone"
+        primary_host=0, active_processes={0} if this_job().is_several else None, barrier_sync_key_prefix="alone"
     )
 
 

@@ -21,8 +21,9 @@ from bert_jax.checkpoints.names import flatten, part_of, unflatten
 from bert_jax.checkpoints.revisions import find_revision, revision_path
 from bert_jax.checkpoints.sealed import SEAL, find_damage, read_newest, seal, state_place
 from bert_jax.checkpoints.tf1 import checkpoint_prefix, load_tf1
-from bert_jax.devices import cluster, watchdog
-from bert_jax.devices.sharding import in_no_mesh
+from bert_jax.devices import watchdog
+from bert_jax.devices.job import this_job
+from bert_jax.devices.sharding import in_no_mesh, on_host
 from bert_jax.errors import InputError
 from bert_jax.model.fused_attention import length_step
 from bert_jax.model.heads import TASK_PARTS
@@ -153,8 +154,8 @@ def leave_pretrained(bert: Pretrained, directory: Place, what: str) -> None:
     Raises: InputError, on every process, as `save_pretrained`.
     """
     with watchdog.slow(state_bytes(bert.params)):
-        whole = dataclasses.replace(bert, params=cluster.on_host(bert.params))
-        cluster.first_does(f"write {what}", lambda: save_pretrained(whole, directory))
+        whole = dataclasses.replace(bert, params=on_host(bert.params))
+        this_job().first_does(f"write {what}", lambda: save_pretrained(whole, directory))
 
 
 def keep_revision(bert: Pretrained, workdir: Place) -> None:
@@ -164,7 +165,9 @@ def keep_revision(bert: Pretrained, workdir: Place) -> None:
     not a model stays. Every process calls this. Raises: InputError, on every process, if it cannot be written.
     """
     path = revision_path(workdir, bert.trained["step"])
-    if not cluster.first_says(int(cluster.is_first() and is_taken(path) and not (path / SEAL).exists())):
+    if not this_job().broadcast_int(
+        "revision is taken", this_job().is_first and is_taken(path) and not (path / SEAL).exists()
+    ):
         leave_pretrained(bert, path, f"the revision {path}")
 
 

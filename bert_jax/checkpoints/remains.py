@@ -34,7 +34,7 @@ WRITTEN = (
 )
 DIRECTORIES = ("tokenizer", "predictions", "revisions")
 _TEMPORARY = re.compile(r"\.(?P<name>.+?)\.(\d+(-[0-9a-f]+)?\.)?tmp")
-_SIGN = re.compile(r"\.seen-\w+")  # of `cluster.check_shared`
+_SIGN = re.compile(r"\.seen-\w+")  # of `Job.check_shared`
 
 
 _COMMITTED = "commit_success.txt"  # Orbax's own last object, where there is no rename

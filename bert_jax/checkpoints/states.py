@@ -38,7 +38,8 @@ from bert_jax.checkpoints.sealed import (
     state_place,
     write_seal,
 )
-from bert_jax.devices import cluster, watchdog
+from bert_jax.devices import watchdog
+from bert_jax.devices.job import this_job
 from bert_jax.errors import InputError
 from bert_jax.storage.answers import told_if_slow
 from bert_jax.storage.places import Place, RemotePath, to_place
@@ -81,8 +82,8 @@ class _Manager(ocp.CheckpointManager):
         try:
             yield
         except Exception as error:
-            if cluster.is_several():
-                cluster.end_job(InputError.STATUS, str(cannot_write(to_place(str(self.directory)), error)))
+            if this_job().is_several:
+                this_job().end(InputError.STATUS, str(cannot_write(to_place(str(self.directory)), error)))
             raise
 
 
@@ -109,7 +110,7 @@ class Checkpoints:
         self._failure: Exception | None = None
         self._bytes = 0  # of the state that is saved
         # A run that lost its lease while it was suspended may still be writing a save: to names that are not ours.
-        own = f"state-{cluster.first_tells(uuid.uuid4().hex[:8])}"
+        own = f"state-{this_job().broadcast_text('name of states', uuid.uuid4().hex[:8])}"
         self._name = own if isinstance(directory, RemotePath) else "state"
         self._manager = self._open()
 
@@ -126,9 +127,9 @@ class Checkpoints:
         if isinstance(self.directory, RemotePath):
             see_writes_of_others()
         silence_background()
-        if cluster.is_first() and self.directory.is_dir():
+        if this_job().is_first and self.directory.is_dir():
             remains.sweep(self.directory, [self._path(step) for step in self.steps()], is_complete)
-        cluster.wait_for_all("remains of checkpoints swept")
+        this_job().exchange("remains of checkpoints swept")
         options = ocp.CheckpointManagerOptions(
             step_format_fixed_length=8,
             cleanup_tmp_directories=True,
@@ -145,7 +146,7 @@ class Checkpoints:
         later phase is better. `restore` returns the `notes`.
         """
         self.wait()
-        if cluster.first_says(int(cluster.is_first() and self._is_saved(step))):
+        if this_job().broadcast_int("step is saved", this_job().is_first and self._is_saved(step)):
             return
         self._bytes = state_bytes(state)
         self._check_writable(self._bytes)
@@ -172,16 +173,16 @@ class Checkpoints:
     def _check_writable(self, needed: int) -> None:
         """Raises: InputError, on every process, if one cannot write, has no room, or if the work directory was lost."""
         if isinstance(self.directory, RemotePath):
-            cluster.first_does(f"write to {self.directory}", self._write_probe)
+            this_job().first_does(f"write to {self.directory}", self._write_probe)
             return
         free = shutil.disk_usage(self.directory).free
-        if cluster.anyone_says(free < needed):  # Orbax would fill the disk before it fails
+        if this_job().any_process("disk is full", free < needed):  # Orbax would fill the disk before it fails
             raise InputError(
                 f"no space for a checkpoint of {needed / 1e6:.0f} MB: {self.directory} has {free / 1e6:.0f} MB "
                 "free; what was saved before is untouched, so free some space and give the same command again"
             )
         try:
-            cluster.all_do(f"write to {self.directory}", self._touch)
+            this_job().all_do(f"write to {self.directory}", self._touch)
         except OSError as error:
             raise cannot_write(self.directory, error) from error
 
@@ -200,27 +201,27 @@ class Checkpoints:
         try:
             with told_if_slow(str(self.directory)):
                 self._manager.wait_until_finished()
-            if cluster.is_first():
+            if this_job().is_first:
                 check_readable(state_place(self._path(step), about), about["arrays"])
                 self.before_seal()
                 seal(self._path(step), about, self._name + "/")
         except Exception as error:  # noqa: BLE001 - handed to the main thread by wait()
             self._failure = error
             return
-        if cluster.is_first():
+        if this_job().is_first:
             with contextlib.suppress(Exception):  # what could not be deleted is tried again after the next save
                 self._delete_surplus()
 
     def add_metric(self, step: int, metric: float, notes: Notes) -> None:
         """Adds a metric that was computed after the save to a sealed checkpoint, and replaces its notes."""
         self.wait()
-        if cluster.is_first():
+        if this_job().is_first:
             self.before_seal()
             write_seal(self._path(step), read_seal(self._path(step)) | {"metric": metric, "notes": notes})
 
     def check(self) -> None:
         """Raises: InputError, on the process that failed, if what was saved could not be written or sealed."""
-        if self._failure is not None and cluster.ends_all():
+        if self._failure is not None and this_job().ends_all:
             raise cannot_write(self.directory, self._failure) from self._failure
 
     def wait(self) -> None:
@@ -231,7 +232,7 @@ class Checkpoints:
             self._sealing.join()
             self._sealing = None
             failure, self._failure = self._failure, None
-            failed = cluster.anyone_says(failure is not None)
+            failed = this_job().any_process("save failed", failure is not None)
         if failed:
             if failure is not None:
                 raise cannot_write(self.directory, failure) from failure
@@ -243,7 +244,7 @@ class Checkpoints:
     def close(self) -> None:
         """Waits for the last save and closes the directory."""
         self.wait()
-        if cluster.is_first():  # again: a run may have been killed between its last save and this
+        if this_job().is_first:  # again: a run may have been killed between its last save and this
             with contextlib.suppress(Exception):  # what could not be deleted is tried again by the next run
                 self._delete_surplus()
         self._manager.close()
@@ -261,8 +262,8 @@ class Checkpoints:
         Raises: InputError if there are sealed checkpoints and all are damaged, or if shapes differ.
         """
         self.wait()
-        step, passed_over = self._find_whole() if cluster.is_first() else (0, [])
-        step = cluster.first_says(step)
+        step, passed_over = self._find_whole() if this_job().is_first else (0, [])
+        step = this_job().broadcast_int("newest whole step", step)
         if step == _ALL_DAMAGED:
             passed_over = passed_over or ["the first process tells which checkpoints are not whole"]
             raise InputError(
@@ -272,9 +273,9 @@ class Checkpoints:
             self._set_aside(_NONE)
             return Restored(None, {}, passed_over)
         path = self._path(step)
-        sealed = read_seal(path) if cluster.is_first() else {}  # others may see an older one, or none yet
+        sealed = read_seal(path) if this_job().is_first else {}  # others may see an older one, or none yet
         told = [sealed.get("arrays"), sealed.get("notes", {})]
-        arrays, notes = json.loads(cluster.first_tells(json.dumps(told)))
+        arrays, notes = json.loads(this_job().broadcast_text("arrays and notes", json.dumps(told)))
         check_arrays(path, arrays, describe(abstract_state))
         self._set_aside(step)
         return Restored(self._read(step, abstract_state), notes, passed_over)
@@ -298,8 +299,10 @@ class Checkpoints:
         Raises: InputError if no checkpoint has a metric that can be read.
         """
         self.wait()
-        metrics = self._metrics() if cluster.is_first() else {}
-        best = cluster.first_says(min(((rank, step) for step, rank in metrics.items()), default=(None, _NONE))[1])
+        metrics = self._metrics() if this_job().is_first else {}
+        best = this_job().broadcast_int(
+            "best step", min(((rank, step) for step, rank in metrics.items()), default=(None, _NONE))[1]
+        )
         if best == _NONE:
             raise InputError(
                 f"no checkpoint of {self.directory} has a metric that can be read; train in another workdir"
@@ -309,8 +312,8 @@ class Checkpoints:
     def restore_at(self, step: int, abstract_state: PyTree) -> PyTree:
         """Returns the state of a step that has a checkpoint. Raises: InputError, on every process, if it is damaged."""
         self.wait()
-        problem = find_damage(self._path(step)) if cluster.is_first() else None
-        if cluster.first_says(int(problem is not None)):
+        problem = find_damage(self._path(step)) if this_job().is_first else None
+        if this_job().broadcast_int("step is damaged", problem is not None):
             problem = problem or "the first process tells what"
             raise InputError(f"checkpoint {self._path(step)} is damaged: {problem}; train again in another workdir")
         return self._read(step, abstract_state)
@@ -318,15 +321,17 @@ class Checkpoints:
     def _read(self, step: int, abstract_state: PyTree) -> PyTree:
         with watchdog.slow(state_bytes(abstract_state)):
             path = self._path(step)
-            place = state_place(path, read_seal(path) if cluster.is_first() else {})  # others may see the seal late
-            return restore_tree(path / cluster.first_tells(place.name), abstract_state)
+            place = state_place(path, read_seal(path) if this_job().is_first else {})  # others may see the seal late
+            return restore_tree(path / this_job().broadcast_text("place of a state", place.name), abstract_state)
 
     def _set_aside(self, newest_whole: int) -> None:
         """Moves every checkpoint that is newer than the newest undamaged one to "damaged/"."""
-        damaged = [later for later in self.steps() if later > newest_whole] if cluster.is_first() else []
+        damaged = [later for later in self.steps() if later > newest_whole] if this_job().is_first else []
         for later in damaged:
             remains.set_aside(self._path(later))
-        if cluster.first_says(len(damaged)):  # Orbax remembers what it has seen, and would not save those steps again
+        if this_job().broadcast_int(
+            "steps set aside", len(damaged)
+        ):  # Orbax remembers what it has seen, and would not save those steps again
             self._manager.close()
             self._manager = self._open()
 

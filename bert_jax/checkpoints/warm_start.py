@@ -9,7 +9,7 @@ import numpy as np
 
 from bert_jax.checkpoints.arrays import check_arrays, describe
 from bert_jax.checkpoints.pretrained import Pretrained, read_pretrained
-from bert_jax.devices import cluster
+from bert_jax.devices.job import this_job
 from bert_jax.errors import InputError
 from bert_jax.model.keys import root_key
 from bert_jax.model.objective import Objective, Params, parts_of
@@ -30,7 +30,7 @@ def load_start(config: PretrainConfig, objective: Objective, tokenizer: Tokenize
     check_start(config, start, tokenizer)
     start = complete(start, objective, config.train.seed)
     check_arrays(config.init_checkpoint, describe(start.params), describe(params))
-    cluster.check_same({"parameters of init_checkpoint": params_digest(start.params)})
+    this_job().check_same({"parameters of init_checkpoint": params_digest(start.params)})
     return start
 
 
@@ -64,7 +64,7 @@ def complete(start: Pretrained, objective: Objective, seed: int) -> Pretrained:
 
 def params_digest(params: Params) -> str:
     """Returns a sha256 of parameters, for several processes to compare; "" where there is one."""
-    if not cluster.is_several():
+    if not this_job().is_several:
         return ""
     digest = hashlib.sha256()
     for leaf in jax.tree.leaves(params):

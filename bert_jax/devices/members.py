@@ -42,13 +42,12 @@ class Members:
         """Starts the monitoring threads, unless `lost_seconds` is 0; `client` is that of JAX's coordination service."""
         self.index, self.count, self.lost_seconds = index, count, lost_seconds
         self._client = client
-        self._topics = 0
         self.pause = _BEAT_SECONDS * max(1.0, count / 64)  # seconds between two looks at the others
         others = [number for number in range(count) if number != index]
         self._beats: dict[int, tuple[float, str]] = dict.fromkeys(others, (0.0, ""))  # {process: (when, beat)}
         self._failed_at, self._status = 0.0, 1  # when this process failed itself, and its exit status then
         self._ended = threading.Event()
-        self._set(f"name/{index}", socket.gethostname())
+        self.set(f"name/{index}", socket.gethostname())
         self._answered = time.monotonic()  # when the store did
         self._threads = [
             threading.Thread(target=target, name="members", daemon=True) for target in (self._watch, self._watch_store)
@@ -56,42 +55,17 @@ class Members:
         for thread in self._threads if lost_seconds else ():
             thread.start()
 
-    def exchange(self, value: str) -> list[str]:
-        """Returns the values of all processes, by process number. All must make these calls in the same order.
-
-        Waits as long as all processes are alive. Raises: InputError if another process fails meanwhile.
-        """
-        said = self._hear(value, range(self.count))
-        return [said[number] for number in range(self.count)]
-
-    def hear_first(self, value: str) -> str:
-        """Returns the value of the first process, as `exchange` does. The first does not wait for the others."""
-        return self._hear(value, range(1))[0]
-
-    def _hear(self, value: str, speakers: range) -> dict[int, str]:
-        self._topics += 1
-        topic = f"exchange/{self._topics}"
-        pause, longest = 0.002, 0.05 * max(1.0, self.count / 16)  # all of them read all values from the first
-        if self.index in speakers:
-            self._set(f"{topic}/{self.index}", value)
-        while len(said := self._get(topic)) < len(speakers):
-            if failure := self._failure_of_another():
-                raise failure
-            time.sleep(pause)
-            pause = min(2 * pause, longest)
-        return said
-
     def tell_failure(self, line: str, status: int) -> None:
         """Tells the others that this process ends, and why, unless it ends because another has failed."""
         self._failed_at, self._status = time.monotonic(), status
         with contextlib.suppress(Exception):  # of JAX's client, without a type: the first process is gone
-            if not self._failure_of_another():
-                self._set(f"failed/{self.index}", f"{status} {line[:1000] or 'an error'}")
+            if not self.failure_of_another():
+                self.set(f"failed/{self.index}", f"{status} {line[:1000] or 'an error'}")
 
     def tell_hang(self) -> None:
         """Tells the others that this process ends because it hangs, and waits until they have read it."""
         with contextlib.suppress(Exception):  # of JAX's client, without a type: the first process is gone
-            self._set(f"hang/{self.index}", "hangs")
+            self.set(f"hang/{self.index}", "hangs")
             time.sleep(_HANG_PAUSES * self.pause)
 
     def outlast(self) -> None:
@@ -105,7 +79,7 @@ class Members:
         last, changed = {self.index: ""}, time.monotonic()
         deadline = changed + 2 * _GRACE_SECONDS + 5 * self.pause
         while time.monotonic() < min(deadline, changed + 5 * self.pause):
-            beats = self._get("beat") | {self.index: ""}
+            beats = self.get("beat") | {self.index: ""}
             self._answered = time.monotonic()  # the watch may be what waits here
             if beats != last:
                 last, changed = beats, time.monotonic()
@@ -128,7 +102,7 @@ class Members:
 
     def _look_for_cause(self) -> InputError | None:
         try:
-            if failure := self._failure_of_another():
+            if failure := self.failure_of_another():
                 return failure
             silences = self._silences()
         except Exception as error:  # noqa: BLE001 - of JAX's client, whose errors have no type of their own
@@ -138,7 +112,7 @@ class Members:
 
     def name(self, number: int) -> str:
         """Returns "process 1 (its host)"."""
-        return f"process {number} ({self._get('name').get(number, 'unknown host')})"
+        return f"process {number} ({self.get('name').get(number, 'unknown host')})"
 
     def close(self) -> None:
         """Ends the monitoring. Call it when all processes have finished."""
@@ -147,17 +121,17 @@ class Members:
             if thread.is_alive():
                 thread.join()
 
-    def _set(self, key: str, value: str) -> None:
+    def set(self, key: str, value: str) -> None:
         self._client.key_value_set(f"{_PREFIX}/{key}", value, allow_overwrite=True)
 
-    def _get(self, topic: str) -> dict[int, str]:
+    def get(self, topic: str) -> dict[int, str]:
         """Returns {process: value} of a topic."""
         pairs = self._client.key_value_dir_get(f"{_PREFIX}/{topic}/")
         return {int(key.rpartition("/")[2]): value for key, value in pairs}
 
-    def _failure_of_another(self) -> InputError | None:
+    def failure_of_another(self) -> InputError | None:
         """Returns the error of another process that has failed, with the exit status of that process."""
-        failed = {number: told for number, told in self._get("failed").items() if number != self.index}
+        failed = {number: told for number, told in self.get("failed").items() if number != self.index}
         if not failed:
             return None
         number = min(failed)
@@ -168,7 +142,7 @@ class Members:
 
     def _silences(self) -> dict[int, float]:
         """Returns the seconds since the last new heartbeat of each other process."""
-        now, beats = time.monotonic(), self._get("beat")
+        now, beats = time.monotonic(), self.get("beat")
         for number, (_, before) in self._beats.items():
             if beats.get(number, "") != before or not self._beats[number][0]:
                 self._beats[number] = (now, beats.get(number, ""))
@@ -194,10 +168,10 @@ class Members:
             if self._failed_at and now - self._failed_at > _LEAVE_SECONDS:
                 leave(self._status)
             try:
-                self._set(f"beat/{self.index}", str(beat))
-                failure = self._failure_of_another()
+                self.set(f"beat/{self.index}", str(beat))
+                failure = self.failure_of_another()
                 silences = self._silences()
-                hanging = min(self._get("hang"), default=self.index)
+                hanging = min(self.get("hang"), default=self.index)
                 name = self.name(hanging) if hanging != self.index else ""
             except Exception as error:  # noqa: BLE001 - of JAX's client, whose errors have no type of their own
                 if self._failed_at or self._ended.is_set():

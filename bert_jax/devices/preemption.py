@@ -2,16 +2,13 @@
 """Signals that ask a run to end, in one process or in several."""
 
 import contextlib
-import itertools
 import os
 import signal
 import threading
 import types
 
-from bert_jax.devices import cluster
+from bert_jax.devices.job import this_job
 from bert_jax.devices.members import leave
-
-_times_asked = itertools.count()  # calls of Preemption.received in this process
 
 
 class Preemption:
@@ -30,7 +27,7 @@ class Preemption:
         if threading.current_thread() is not threading.main_thread():
             self._previous = {}
             return self
-        numbers = [signal.SIGINT] if cluster.is_several() else [signal.SIGINT, signal.SIGTERM]
+        numbers = [signal.SIGINT] if this_job().is_several else [signal.SIGINT, signal.SIGTERM]
         if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
             numbers.append(signal.SIGHUP)
         self._previous = {number: signal.signal(number, self._note) for number in numbers}
@@ -40,7 +37,7 @@ class Preemption:
         self._interrupts += number == signal.SIGINT
         if self._interrupts > 1:
             leave(128 + signal.SIGINT, "stopped by Ctrl-C twice; what was saved before is untouched")
-        if cluster.is_several():
+        if this_job().is_several:
             os.kill(os.getpid(), signal.SIGTERM)
         else:
             self._received = number
@@ -50,9 +47,7 @@ class Preemption:
 
     def received(self) -> int:
         """Returns the received signal, or 0. If there are several processes, all must call this before every step."""
-        # JAX lets all processes stop at a number that none has reached yet. This number counts calls, not steps: steps
-        # restart in each run of a grid, so a signal in the last step of a run would be missed or noticed too late.
-        if cluster.agree_to_stop(next(_times_asked)):
+        if this_job().should_stop():
             self._received = signal.SIGTERM
         return self._received
 

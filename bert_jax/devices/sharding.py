@@ -221,6 +221,17 @@ def _divided_over_data(
     return (*spec[:chosen], "data", *spec[chosen + 1 :])
 
 
+def on_host(tree: PyTree) -> PyTree:
+    """Returns a tree of arrays as whole numpy arrays. All processes call this, also for what is divided over them."""
+
+    def fetch(leaf: Any) -> Any:
+        if getattr(leaf, "is_fully_addressable", True):
+            return jax.device_get(leaf)
+        return np.asarray(jax.jit(_same, out_shardings=replicated(leaf.sharding.mesh))(leaf).addressable_data(0))
+
+    return jax.tree.map(fetch, tree)
+
+
 def row_sharding(mesh: Mesh) -> NamedSharding:
     """Returns the sharding of a batch: the leading axis over data x fsdp."""
     return NamedSharding(mesh, PartitionSpec(ROW_AXES))

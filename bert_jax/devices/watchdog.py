@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import jax
 
-from bert_jax.devices import cluster
+from bert_jax.devices.job import this_job
 from bert_jax.devices.members import HANG_STATUS, say_stacks
 
 # How long slow work may say nothing: so many times the limit of a step, and no less than so many seconds.
@@ -61,7 +61,7 @@ class Watchdog:
                     f"nothing was finished for {silence:.0f} s (train.hang_seconds {self.seconds:g}{here}), so this "
                     "run ends; the same command resumes. What its threads were doing:"
                 )
-                cluster.leave_hanging(HANG_STATUS)
+                this_job().leave_hanging(HANG_STATUS)
 
 
 def beat() -> None:

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from bert_jax.batch import Batch
 from bert_jax.data.pipeline import eval_batches
 from bert_jax.data.records import Dataset
-from bert_jax.devices import cluster
+from bert_jax.devices.sharding import on_host
 from bert_jax.model.objective import Objective, Params, next_sentence_weights
 from bert_jax.settings.pretraining import PretrainConfig
 from bert_jax.training.loop import Evaluation, evaluate
@@ -59,7 +59,7 @@ def heldout_baselines(
     mask = jax.jit(objective.prepare)
     random_next = sequences = 0.0
     for batch in batches:
-        masked = cluster.on_host(mask(batch))
+        masked = on_host(mask(batch))
         seen += np.bincount(masked.mlm_labels[masked.mlm_weights > 0], minlength=len(seen))
         next_labels = masked.next_sentence_labels[np.asarray(next_sentence_weights(masked)) > 0]
         random_next += (next_labels == 1).sum()

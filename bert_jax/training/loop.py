@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The training loop of pre-training and of every task.
 
-`train_loop` takes steps. After each, `due` decides whether to evaluate, to save, or to keep a revision. `Progress`
-holds the position of a run.
+`train_loop` takes steps. After each, `due` decides whether to evaluate, to save, or to keep a revision.
 """
 
 import contextlib
@@ -18,7 +17,8 @@ from jax.sharding import Mesh
 
 from bert_jax.batch import Batch, PyTree
 from bert_jax.checkpoints.states import Notes
-from bert_jax.devices import allocator, cluster, watchdog
+from bert_jax.devices import allocator, watchdog
+from bert_jax.devices.job import this_job
 from bert_jax.devices.watchdog import Watchdog
 from bert_jax.errors import DivergedError
 from bert_jax.model.objective import Params
@@ -153,8 +153,8 @@ class Progress:
         if self.seen is not None:
             self.seen |= {name: self.seen.get(name, 0) + int(metrics[name][0]) for name in SEEN if name in metrics}
 
-    def is_among_best(self, rank: float | None, how_many: int) -> bool:
-        """Returns whether an evaluation is one of the best so far, and remembers it."""
+    def note_rank(self, rank: float | None, how_many: int) -> bool:
+        """Remembers the rank of an evaluation if it is one of the best so far, and returns whether it is."""
         if rank is None or not math.isfinite(rank):
             return False
         before, self.best = self.best, sorted([*self.best, rank])[:how_many]
@@ -223,7 +223,7 @@ class _Loop:
         if progress.overdue:
             rank = self.evaluate()
             if rank is not None:
-                progress.is_among_best(rank, self.run.checkpoints.keep_best)
+                progress.note_rank(rank, self.run.checkpoints.keep_best)
                 self.run.checkpoints.add_metric(progress.step, rank, progress.notes())
         elif self.first_step == 0 and self.pace.evaluate and self.pace.evaluate_first:
             self.evaluate()
@@ -267,7 +267,7 @@ class _Loop:
             if now.keep:
                 self.keep()
             rank = self.evaluate() if now.evaluate else None
-            if progress.is_among_best(rank, self.run.checkpoints.keep_best) or now.save:
+            if progress.note_rank(rank, self.run.checkpoints.keep_best) or now.save:
                 self.save(rank)
             progress.window.start_clock()
 
@@ -324,15 +324,15 @@ class _Loop:
         metrics = window.means() | {"learning_rate": self.learning_rate} | rates | self.work.labels()
         self.run.reporter.log(step, "train", metrics)
         self.run.report_goodput()
-        self.progress.window = Window()
-        self.progress.window.start_clock()
+        self.progress.window = window = Window()
+        window.start_clock()
 
     def evaluate(self) -> float | None:
         """Evaluates the parameters and returns their rank; None if interrupted, or if there is no evaluation."""
         if self.work.evaluation is None:
             return None
         step, params = self.progress.step, self.state.params
-        stoppable = self.pace.break_off and step < self.pace.num_steps and not cluster.is_several()
+        stoppable = self.pace.break_off and step < self.pace.num_steps and not this_job().is_several
 
         def stopped() -> int:
             watchdog.beat()
@@ -346,11 +346,11 @@ class _Loop:
         watchdog.beat()
         self.run.reporter.log(step, "eval", metrics | self.work.labels())
         # All save after it, or none: machines of two kinds may compute the metrics of a task with other last digits.
-        return float(cluster.first_tells(repr(float(self.work.rank(metrics)))))
+        return float(this_job().broadcast_text("rank", repr(float(self.work.rank(metrics)))))
 
     def peers_compile(self) -> contextlib.AbstractContextManager[None]:
         """Returns a block in which other processes may still compile the first evaluation."""
-        first, self.evaluated = not self.evaluated and cluster.is_several(), True
+        first, self.evaluated = not self.evaluated and this_job().is_several, True
         return watchdog.slow(compiles=True) if first else contextlib.nullcontext()
 
     def save(self, rank: float | None) -> None:

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import jax
 
-from bert_jax.devices import cluster
+from bert_jax.devices.job import this_job
 from bert_jax.settings.rules import step_range
 from bert_jax.storage.places import Place, RemotePath, scratch
 from bert_jax.training.report import Reporter
@@ -41,7 +41,7 @@ def profiled(
             for batch in batches:
                 if until and step >= until:
                     until = _stop(reporter, Path(folder), workdir)
-                asked = not until and step % every == 0 and cluster.is_first() and (workdir / ASK).exists()
+                asked = not until and step % every == 0 and this_job().is_first and (workdir / ASK).exists()
                 if not until and step == first < last:
                     until = _start(Path(folder), last + in_flight)
                 elif asked:

@@ -12,7 +12,7 @@ from bert_jax.checkpoints.arrays import state_bytes
 from bert_jax.checkpoints.model_card import ABOUT
 from bert_jax.checkpoints.pretrained import Pretrained
 from bert_jax.checkpoints.states import Checkpoints, Notes, Restored, checkpoint_steps
-from bert_jax.devices import cluster
+from bert_jax.devices.job import this_job
 from bert_jax.devices.preemption import Preemption
 from bert_jax.devices.watchdog import Watchdog, slow
 from bert_jax.errors import without_secrets
@@ -66,7 +66,7 @@ class Run:
         state = self.restored.state
         if state is not None:
             start = f"resume from step {int(state.step)}: parameters, optimizer and data order"
-            if cluster.is_first() and not (self.workdir / ABOUT).exists():
+            if this_job().is_first and not (self.workdir / ABOUT).exists():
                 lines = (*lines, _BEFORE_ABOUT)
         for line in (*lines, *self.restored.passed_over, start):
             self.reporter.message(line)
@@ -79,7 +79,7 @@ class Run:
         devices = jax.devices()
         names = without_secrets(list(names))
         about = describe_run(manifests, names, f"{len(devices)} x {devices[0].device_kind}")
-        cluster.first_does(f"write {ABOUT}", lambda: write_json(self.workdir / ABOUT, about))
+        this_job().first_does(f"write {ABOUT}", lambda: write_json(self.workdir / ABOUT, about))
 
     def report_goodput(self) -> dict[str, float]:
         """Records the seconds of the run in each phase until now, and returns them."""
@@ -87,8 +87,8 @@ class Run:
         self.reporter.log(self.step, goodput.KIND, record)
         return record
 
-    def was_stopped(self, signal: int, step: int) -> bool:
-        """Returns whether a signal ended the run at this step, and prints a line if so."""
+    def report_stop(self, signal: int, step: int) -> bool:
+        """Prints a line if a signal ended the run at this step, and returns whether one did."""
         if signal:
             self.reporter.message(f"stopped by signal {signal} after step {step}; the same command resumes")
         return bool(signal)
@@ -135,8 +135,8 @@ def open_run(
         stack.enter_context(slow(state_bytes(abstract)))
         check_workdir(workdir, identity, config)
         everywhere = {**common(workdir, identity), **(same or {})}
-        cluster.check_same(everywhere)
-        resumes = cluster.first_says(len(checkpoint_steps(workdir / "checkpoints"))) > 0
+        this_job().check_same(everywhere)
+        resumes = this_job().broadcast_int("number of checkpoints", len(checkpoint_steps(workdir / "checkpoints"))) > 0
         start = None if resumes else load()
         stack.enter_context(locked(workdir))
         sealed = {"tokenizer": tokenizer.fingerprint}
@@ -144,12 +144,12 @@ def open_run(
         restored = checkpoints.restore(abstract)
         if resumes and restored.state is None:  # killed in its first save
             start = load()
-        if cluster.is_first():
+        if this_job().is_first:
             write_json(workdir / "config.json", identity)
             tokenizer.save(workdir / "tokenizer")
         first_step = 0 if restored.state is None else int(restored.state.step)
         shown = {"progress": config.report.progress, "tensorboard": config.report.tensorboard}
-        reporter = Reporter(workdir, last_step, first_step, **shown, enabled=cluster.is_first())
+        reporter = Reporter(workdir, last_step, first_step, **shown, enabled=this_job().is_first)
         stack.enter_context(reporter)
         if reporter.carried is not None:
             clock.resume(reporter.carried)
@@ -162,7 +162,7 @@ def open_run(
         with clock.phase("saving"):
             checkpoints.close()
         line = goodput.describe(run.report_goodput())
-        reporter.message(line + ("; by the first process's clock" if cluster.is_several() else ""))
+        reporter.message(line + ("; by the first process's clock" if this_job().is_several else ""))
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from typing import Any
 
 from bert_jax.checkpoints.remains import DIRECTORIES, WRITTEN, sweep_temporaries
 from bert_jax.checkpoints.sealed import SEAL, checkpoint_steps
-from bert_jax.devices import cluster
+from bert_jax.devices.job import this_job
 from bert_jax.errors import InputError, without_secrets
 from bert_jax.settings.finetuning import FinetuneConfig
 from bert_jax.settings.phases import may_change as may_change_in_phases
@@ -42,23 +42,23 @@ def locked(workdir: Place) -> Iterator[None]:
         def hold() -> None:
             nonlocal holder
             if isinstance(workdir, RemotePath):
-                lost = partial(cluster.end_job, InputError.STATUS)
+                lost = partial(this_job().end, InputError.STATUS)
                 holder = stack.enter_context(lease(str(workdir / LEASE), str(workdir), lost))
             else:
                 holder = stack.enter_context(lock_file(workdir / LOCK, keep=True))
 
-        cluster.first_does(f"lock {workdir}", hold)
-        if cluster.first_says(int(bool(holder))):
+        this_job().first_does(f"lock {workdir}", hold)
+        if this_job().broadcast_int("lock is held", bool(holder)):
             who = holder or "the first process tells which"
             raise InputError(f"workdir {workdir} is in use by another run ({who}); wait for it or give another workdir")
-        cluster.check_shared(workdir)
-        if cluster.is_first():
+        this_job().check_shared(workdir)
+        if this_job().is_first:
             sweep_temporaries(workdir)
         yield
 
 
 def common(workdir: Place, identity: Mapping[str, Any]) -> dict[str, object]:
-    """Returns the values that must be equal on all processes of a run, for `cluster.check_same`.
+    """Returns the values that must be equal on all processes of a run, for `Job.check_same`.
 
     The paths of the data may differ: `identity` has their checksums.
     """
@@ -156,9 +156,9 @@ def was_packed(workdir: Place) -> bool | None:
         if (workdir / "config.json").exists():
             packed = read_identity(workdir, FinetuneConfig).get("packed") is True
 
-    cluster.first_does(f"read {workdir / 'config.json'}", read)
+    this_job().first_does(f"read {workdir / 'config.json'}", read)
     answers = (None, False, True)
-    return answers[cluster.first_says(answers.index(packed))]
+    return answers[this_job().broadcast_int("run packs", answers.index(packed))]
 
 
 def read_identity(workdir: Place, kind: type) -> dict[str, Any]:

@@ -5,7 +5,6 @@ import contextlib
 import json
 import os
 import shutil
-import types
 
 import jax
 import jax.numpy as jnp
@@ -457,21 +456,21 @@ def test_a_second_process_goes_by_the_word_of_the_first(tmp_path, abstract, monk
     saved = []
     monkeypatch.setattr(checkpoints._manager, "save", lambda *args, **_: saved.append(args))
     with monkeypatch.context() as patch:
-        patch.setattr("bert_jax.devices.cluster.is_first", lambda: False)
+        patch.setattr("bert_jax.devices.job.Job.is_first", False)
         for answer, ask, expected in (
             (3, checkpoints.best_step, 3),
             (1, lambda: checkpoints.save(9, make_state(9)), None),
         ):
-            patch.setattr("bert_jax.devices.cluster.first_says", lambda value, answer=answer: answer)
+            patch.setattr("bert_jax.devices.job.Job.broadcast_int", lambda job, topic, value, answer=answer: answer)
             assert ask() == expected
-        patch.setattr("bert_jax.devices.cluster.first_says", lambda value: -1)  # there is none
+        patch.setattr("bert_jax.devices.job.Job.broadcast_int", lambda job, topic, value: -1)  # there is none
         with pytest.raises(InputError, match="has a metric that can be read"):
             checkpoints.best_step()
-        patch.setattr("bert_jax.devices.cluster.first_says", lambda value: 1)
+        patch.setattr("bert_jax.devices.job.Job.broadcast_int", lambda job, topic, value: 1)
         checkpoints._set_aside(0)
         with pytest.raises(InputError, match="is damaged: the first process tells what"):
             checkpoints.restore_at(2, abstract)
-        patch.setattr("bert_jax.devices.cluster.first_says", lambda value: 0)
+        patch.setattr("bert_jax.devices.job.Job.broadcast_int", lambda job, topic, value: 0)
         (checkpoints._path(2) / SEAL).unlink()  # which a file system may show late
         assert int(checkpoints.restore_at(2, abstract)["step"]) == 2
     assert not saved and checkpoints.steps() == [1, 2] and not (tmp_path / "damaged").exists()
@@ -494,9 +493,9 @@ def test_the_notes_of_a_checkpoint_are_those_that_the_first_process_reads(tmp_pa
     arrays = sealed.read_seal(tmp_path / "c" / "00000001")["arrays"]
     (tmp_path / "c" / "00000001" / SEAL).unlink()  # or none yet
     told = iter([json.dumps([arrays, {"from": 5}]), "state"])
-    monkeypatch.setattr("bert_jax.devices.cluster.is_first", lambda: False)
-    monkeypatch.setattr("bert_jax.devices.cluster.first_says", lambda value: 1)  # the step
-    monkeypatch.setattr("bert_jax.devices.cluster.first_tells", lambda text: next(told))
+    monkeypatch.setattr("bert_jax.devices.job.Job.is_first", False)
+    monkeypatch.setattr("bert_jax.devices.job.Job.broadcast_int", lambda job, topic, value: 1)  # the step
+    monkeypatch.setattr("bert_jax.devices.job.Job.broadcast_text", lambda job, topic, text: next(told))
     monkeypatch.setattr(checkpoints, "_set_aside", lambda step: None)
     assert checkpoints.restore(abstract).notes == {"from": 5}
 
@@ -504,17 +503,17 @@ def test_the_notes_of_a_checkpoint_are_those_that_the_first_process_reads(tmp_pa
 def test_what_another_process_could_not_write_ends_this_one_too(tmp_path, monkeypatch):
     checkpoints = save_all(tmp_path / "c", {1: None})
     checkpoints.save(2, make_state(2))
-    monkeypatch.setattr("bert_jax.devices.cluster.anyone_says", lambda value: True)
+    monkeypatch.setattr("bert_jax.devices.job.Job.any_process", lambda job, topic, value: True)
     with pytest.raises(InputError, match=r"another process could not write a checkpoint to .* its own message"):
         checkpoints.wait()
 
 
-@pytest.mark.parametrize("lost_seconds", [0, 60])
-def test_a_failure_is_told_before_the_next_save_where_it_ends_all(tmp_path, monkeypatch, lost_seconds):
+@pytest.mark.parametrize("ends_all", [False, True])
+def test_a_failure_is_told_before_the_next_save_where_it_ends_all(tmp_path, monkeypatch, ends_all):
     """In a program that has joined the processes itself, the others would wait for this one in the next step."""
     checkpoints = Checkpoints(tmp_path / "c")
-    monkeypatch.setattr("bert_jax.devices.cluster._others", lambda: types.SimpleNamespace(lost_seconds=lost_seconds))
+    monkeypatch.setattr("bert_jax.devices.job.Job.ends_all", ends_all)
     checkpoints.check()
     checkpoints._failure = OSError(28, "No space left on device")
-    with pytest.raises(InputError, match="No space left") if lost_seconds else contextlib.nullcontext():
+    with pytest.raises(InputError, match="No space left") if ends_all else contextlib.nullcontext():
         checkpoints.check()

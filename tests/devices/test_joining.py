@@ -12,8 +12,10 @@ import sys
 import time
 
 import pytest
+from jax._src import distributed
 from metadata_server import serve
 
+from bert_jax.devices import cluster
 from bert_jax.devices.tpu_hosts import count_hosts
 
 # JAX believes to be on a TPU VM by JAX_FORCE_TPU_INIT, and without a chip it would not ask the metadata server.
@@ -23,9 +25,12 @@ import jax
 if os.environ.get("GCE_METADATA_IP"):
     os.environ.pop("TPU_SKIP_MDS_QUERY", None)
 from bert_jax.devices import cluster
+from bert_jax.devices import cluster
+from bert_jax.devices.job import this_job
 cluster.join("auto", join_seconds=100)
 with cluster.one_fate():
-    print("joined", jax.process_index(), jax.process_count(), cluster.first_says(7 - jax.process_index()), flush=True)
+    said = this_job().broadcast_int("x", 7 - jax.process_index())
+    print("joined", jax.process_index(), jax.process_count(), said, flush=True)
 """
 
 
@@ -124,3 +129,24 @@ def test_no_metadata_server_is_no_tpu_vm():
     assert count_hosts({}) == 0
     assert count_hosts({"TPU_ML_PLATFORM": "JAX", "GCE_METADATA_IP": f"127.0.0.1:{free_port()}"}) == 0
     assert time.monotonic() - started < 5
+
+
+@pytest.mark.parametrize("missing", ["_jax", "get_distributed_runtime_client"])
+def test_a_version_of_jax_without_its_inner_names_is_joined_as_it_is(monkeypatch, missing):
+    if missing == "_jax":
+        monkeypatch.delattr(distributed, missing)
+    else:
+        monkeypatch.setattr(distributed, "_jax", object())
+    inner = getattr(distributed, "_jax", None)
+    with cluster._failing_calmly():  # it changes nothing, and does not fail
+        assert getattr(distributed, "_jax", None) is inner
+        assert not hasattr(inner, "get_distributed_runtime_client")
+
+
+def test_the_errors_of_a_client_are_made_calm_for_the_time_of_joining():
+    inner = distributed._jax
+    before = inner.get_distributed_runtime_client
+    with contextlib.suppress(ZeroDivisionError), cluster._failing_calmly():
+        assert inner.get_distributed_runtime_client is not before
+        raise ZeroDivisionError
+    assert inner.get_distributed_runtime_client is before

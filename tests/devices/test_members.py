@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What processes of one job tell each other, with a store in place of JAX's; real ones are in end_to_end/."""
 
-import contextlib
 import signal
 import subprocess
 import sys
@@ -10,31 +9,12 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from processes import Store
 
-from bert_jax.devices import cluster, members, preemption
+from bert_jax.devices import members, preemption
 from bert_jax.devices.members import Members
 from bert_jax.devices.preemption import Preemption
 from bert_jax.errors import InputError, LostProcessError
-
-
-class Store:
-    """A key-value store as JAX's client has it, of which `gone` makes every call fail."""
-
-    def __init__(self):
-        self.values, self.gone = {}, False
-
-    def key_value_set(self, key, value, allow_overwrite=False):
-        self._check()
-        assert allow_overwrite or key not in self.values
-        self.values[key] = value
-
-    def key_value_dir_get(self, prefix):
-        self._check()
-        return [(key, value) for key, value in list(self.values.items()) if key.startswith(prefix)]
-
-    def _check(self):
-        if self.gone:
-            raise RuntimeError("UNAVAILABLE: failed to connect\nto all addresses")
 
 
 @pytest.fixture
@@ -59,24 +39,6 @@ def job(left, monkeypatch):
     yield make
     for one in made:
         one.close()
-
-
-def test_all_hear_what_each_has_said_in_turn(job):
-    several = job(3)
-    with ThreadPoolExecutor(3) as pool:
-        for topic in ("a", "b"):
-            said = list(pool.map(lambda one, topic=topic: one.exchange(f"{topic}{one.index}"), several))
-            assert said == [[f"{topic}0", f"{topic}1", f"{topic}2"]] * 3
-
-
-def test_who_waits_for_a_process_that_failed_gets_its_line_and_does_not_tell_it_again(job):
-    several = job(3)
-    several[1].tell_failure("the disk is full", 1)
-    with pytest.raises(InputError, match=r"^process 1 \(.+\) ended: the disk is full$") as caught:
-        several[0].exchange("here")
-    several[0].tell_failure(str(caught.value), 1)
-    with pytest.raises(InputError, match=r"^process 1 \(.+\) ended: the disk is full$"):
-        several[2].exchange("here")
 
 
 def test_an_error_in_a_collective_has_the_status_of_its_cause(job):
@@ -124,8 +86,7 @@ def test_all_end_with_the_status_and_the_line_of_the_one_that_found_a_process_lo
     while not left and time.monotonic() < deadline:
         time.sleep(0.05)
     assert left[0] == (LostProcessError.STATUS, "process 2 (there) has not been heard of")
-    with pytest.raises(LostProcessError, match=r"^process 2 \(there\) has not been heard of$"):
-        several[1].exchange("here")
+    assert str(several[1].failure_of_another()) == "process 2 (there) has not been heard of"
 
 
 def test_the_first_process_ends_last(job, monkeypatch):
@@ -175,56 +136,6 @@ def test_the_first_process_does_not_wait_for_ever(job, monkeypatch):
     assert 0.9 < time.monotonic() - started < 10
 
 
-def agree(monkeypatch, theirs):
-    """Makes this process the first of two, returns what it says; `theirs` turns that into what the other says."""
-    said = []
-
-    class Two:
-        index = 0
-
-        def exchange(self, value):
-            said.append(value)
-            return [value, theirs(value)]
-
-        def name(self, number):
-            return f"process {number} (there)"
-
-    monkeypatch.setattr(cluster, "_members", Two())
-    return said
-
-
-def test_equal_values_are_exchanged_as_a_digest_alone(monkeypatch):
-    said = agree(monkeypatch, lambda value: value)
-    cluster.check_same({"run": {"train": {"seed": 3, "notes": "x" * 10_000}}})
-    assert len(said) == 1 and len(said[0]) == 64
-
-
-def test_other_values_are_named_with_their_process(monkeypatch):
-    agree(monkeypatch, lambda value: value.replace('"seed": 3', '"seed": 4') if value[0] == "{" else "0" * 64)
-    with pytest.raises(InputError, match=r"process 1 \(there\) has run.train.seed 4, and process 0 \(there\) has 3"):
-        cluster.check_same({"run": {"train": {"seed": 3}}})
-
-
-def test_other_code_is_named(monkeypatch):
-    code = cluster._code_digest()
-    agree(monkeypatch, lambda value: value.replace(code, "0123456789ab") if value[0] == "{" else "0" * 64)
-    with pytest.raises(InputError, match=r"process 1 \(there\) has code of bert_jax '0123456789ab', and process 0"):
-        cluster.check_same({})
-
-
-def test_signals_are_asked_for_with_numbers_that_grow_over_all_runs(monkeypatch):
-    """A run of a grid begins at step 0 again: JAX waits for a number that is larger than all before."""
-    numbers = []
-    monkeypatch.setattr(cluster, "is_several", lambda: True)
-    monkeypatch.setattr(
-        cluster.multihost_utils, "reached_preemption_sync_point", lambda number: bool(numbers.append(number))
-    )
-    for _ in range(2):
-        with Preemption() as asked:
-            assert [asked.received() for _ in range(3)] == [0, 0, 0]
-    assert numbers == list(range(numbers[0], numbers[0] + 6))
-
-
 def test_ctrl_c_is_noted_though_nobody_reads_what_is_said(monkeypatch):
     """As `train.py 2>&1 | tee log` has it: Ctrl-C ends the reader too."""
 
@@ -262,13 +173,6 @@ def test_a_run_in_another_thread_leaves_signals_alone():
         assert pool.submit(run).result() == (before, 0)
 
 
-def test_processes_that_cannot_agree_are_refused(monkeypatch):
-    """There are several, and JAX's coordination service is not there."""
-    monkeypatch.setattr(cluster, "is_several", lambda: True)
-    with pytest.raises(InputError, match=r"cannot tell each other .*; call jax.distributed.initialize\(\) before"):
-        cluster.check_same({})
-
-
 def test_a_program_that_calls_the_library_gets_its_ctrl_c_back():
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with Preemption():
@@ -288,24 +192,3 @@ sys.stdout = sys.stderr = {streams}
 leave(75, "process 1 is lost")
 """
     assert subprocess.run([sys.executable, "-c", program], cwd=repository, timeout=60).returncode == 75
-
-
-@pytest.mark.parametrize("missing", ["_jax", "get_distributed_runtime_client"])
-def test_a_version_of_jax_without_its_inner_names_is_joined_as_it_is(monkeypatch, missing):
-    if missing == "_jax":
-        monkeypatch.delattr(cluster.distributed, missing)
-    else:
-        monkeypatch.setattr(cluster.distributed, "_jax", object())
-    inner = getattr(cluster.distributed, "_jax", None)
-    with cluster._failing_calmly():  # it changes nothing, and does not fail
-        assert getattr(cluster.distributed, "_jax", None) is inner
-        assert not hasattr(inner, "get_distributed_runtime_client")
-
-
-def test_the_errors_of_a_client_are_made_calm_for_the_time_of_joining():
-    inner = cluster.distributed._jax
-    before = inner.get_distributed_runtime_client
-    with contextlib.suppress(ZeroDivisionError), cluster._failing_calmly():
-        assert inner.get_distributed_runtime_client is not before
-        raise ZeroDivisionError
-    assert inner.get_distributed_runtime_client is before

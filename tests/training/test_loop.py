@@ -101,7 +101,7 @@ def test_every_evaluation_that_is_the_best_so_far_is_kept(mesh, tmp_path):
 
 def test_an_evaluation_that_takes_long_does_not_hang_while_its_batches_end(mesh, tmp_path, monkeypatch):
     hung = []
-    monkeypatch.setattr("bert_jax.devices.watchdog.cluster.leave_hanging", hung.append)
+    monkeypatch.setattr("bert_jax.devices.job.Job.leave_hanging", lambda job, status: hung.append(status))
 
     def evaluation(params, stopped):
         for _ in range(25):
@@ -119,7 +119,7 @@ def test_an_evaluation_that_takes_long_does_not_hang_while_its_batches_end(mesh,
 def test_a_save_that_takes_long_does_not_hang_and_one_that_stands_still_does(mesh, tmp_path, monkeypatch):
     """The wait in `end`, and the wait of the next save for the one before it."""
     hung = []
-    monkeypatch.setattr("bert_jax.devices.watchdog.cluster.leave_hanging", hung.append)
+    monkeypatch.setattr("bert_jax.devices.job.Job.leave_hanging", lambda job, status: hung.append(status))
     seal = states.seal
     monkeypatch.setattr(states, "seal", lambda *arguments: (time.sleep(3), seal(*arguments)))
     run(tmp_path / "slow", mesh, Pace(4, 1, 0, 2, False, hang_seconds=1), {4: 1.0})
@@ -131,7 +131,9 @@ def test_a_save_that_takes_long_does_not_hang_and_one_that_stands_still_does(mes
 
 
 def test_what_the_first_process_found_decides_what_is_best(mesh, tmp_path, monkeypatch):
-    monkeypatch.setattr("bert_jax.devices.cluster.first_tells", lambda text: {"2.0": "0.5"}.get(text, text))
+    monkeypatch.setattr(
+        "bert_jax.devices.job.Job.broadcast_text", lambda job, topic, text: {"2.0": "0.5"}.get(text, text)
+    )
     run(tmp_path, mesh, Pace(8, 40, 2, 0, False), {2: 3.0, 4: 2.0, 6: 1.0, 8: 1.5}, keep=(1, 1))
     assert sorted(seals(tmp_path)) == [4, 8]
 

@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The job: the processes that train together, and what they agree on.
+
+`this_job()` returns it. Every agreement has a topic, such as "free disk", and agreements on a topic are numbered. They
+go through the key-value store of JAX's coordination service, not through devices, whose collectives wait for half a
+minute on CPUs and for ever elsewhere. Who waits for a process that waits for it on another topic gets an error with
+both topics.
+"""
+
+import contextlib
+import hashlib
+import itertools
+import json
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import jax
+
+from bert_jax.devices.members import Members, Store, leave
+from bert_jax.errors import InputError, one_line
+from bert_jax.settings.rules import changed_keys, value_at
+
+
+class Job:
+    """A process by itself, which agrees with itself: the null job. `Several` is a job of several processes."""
+
+    index, count = 0, 1
+    ends_all = True  # whether an error in one process ends the others
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the first process, which writes all files that are written once."""
+        return self.index == 0
+
+    @property
+    def is_several(self) -> bool:
+        """Whether there are other processes."""
+        return self.count > 1
+
+    def exchange(self, topic: str, value: str = "") -> list[str]:
+        """Returns the values of all processes, by process number, once all have given theirs.
+
+        Raises: InputError if another process fails meanwhile, or agrees on other topics than this one.
+        """
+        self._refuse_several()
+        return [value]
+
+    def broadcast_text(self, topic: str, text: str) -> str:
+        """Returns the first process's text, on every process. The first does not wait for the others."""
+        self._refuse_several()
+        return text
+
+    def name(self, number: int) -> str:
+        """Returns "process 1 (its host)"."""
+        return f"process {number}"
+
+    def should_stop(self) -> bool:
+        """Returns whether a process was asked to end; with several, on all of them at the same call."""
+        return False
+
+    def leave_hanging(self, status: int) -> None:
+        """Ends this process with an exit status, and then the other processes of the job."""
+        leave(status)
+
+    def end(self, status: int, line: str) -> None:
+        """Ends this process with an error line and an exit status, from any thread; the other processes end too."""
+        leave(status, line)
+
+    def broadcast_int(self, topic: str, value: int) -> int:
+        """Returns the first process's value, on every process."""
+        return int(self.broadcast_text(topic, str(int(value))))
+
+    def any_process(self, topic: str, value: bool) -> bool:
+        """Returns whether `value` is true on any process."""
+        return "yes" in self.exchange(topic, "yes" if value else "no")
+
+    def first_does(self, what: str, action: Callable[[], None]) -> None:
+        """Runs `action` on the first process; every process waits until it is done.
+
+        `what` completes "the first process could not ..."; it is the topic. Raises: InputError, on every process, if
+        the action failed.
+        """
+        failure: InputError | OSError | None = None
+        if self.is_first:
+            try:
+                action()
+            except (InputError, OSError) as error:
+                failure = error
+        if self.broadcast_int(what, failure is not None):
+            raise failure or InputError(f"the first process could not {what}; its own message says why")
+
+    def all_do(self, what: str, action: Callable[[], object]) -> None:
+        """Runs `action` on every process, and waits for all.
+
+        `what` completes "process 1 could not ..."; it is the topic. Raises: the error, or with several processes
+        InputError on every one, with the first process that failed and its reason.
+        """
+        failure: InputError | OSError | None = None
+        try:
+            action()
+        except (InputError, OSError) as error:
+            failure = error
+        reason = "" if failure is None else getattr(failure, "strerror", None) or one_line(failure)
+        problems = self.exchange(what, reason)
+        if failure is not None and not self.is_several:
+            raise failure
+        for number, problem in enumerate(problems):
+            if problem:
+                raise InputError(
+                    f"{self.name(number)} could not {what}: {problem}; all processes write there, so permit it to all"
+                ) from failure
+
+    def check_same(self, what: Mapping[str, object]) -> None:
+        """Checks that all processes have the same code and the same values. `what` maps names to values, also nested.
+
+        Raises: InputError, on every process, with the process that differs, the name and both values.
+        """
+        what = {"code of bert_jax": _code_digest(), "jax": jax.__version__, **what}
+        text = json.dumps(what, sort_keys=True, default=str)
+        # Compare digests first: the values of hundreds of processes would be too much for the first process to send.
+        if len(set(self.exchange("digest of what is the same", hashlib.sha256(text.encode()).hexdigest()))) == 1:
+            return
+        said = [json.loads(each) for each in self.exchange("what is the same", text)]
+        for number, other in enumerate(said):
+            names = changed_keys(said[0], other)
+            if names:
+                theirs, ours = (value_at(each, names[0]) for each in (other, said[0]))
+                more = f", and {len(names) - 1} more" if len(names) > 1 else ""
+                raise InputError(
+                    f"{self.name(number)} has {names[0]} {theirs!r}, and {self.name(0)} has {ours!r}{more}; run the "
+                    "same command with the same code and data on all"
+                )
+
+    def check_shared(self, directory: Any) -> None:
+        """Checks that all processes see the first one's directory and can write there.
+
+        Raises: InputError, on every process, with the first process that cannot.
+        """
+        if not self.is_several:
+            return
+        name = f".seen-{self.broadcast_text('name of a sign', uuid.uuid4().hex)}"
+        own, first = (directory / f"{name}_{number}" for number in (self.index, 0))
+        try:
+            self.all_do(f"write into {directory}", own.touch)
+            deadline = time.monotonic() + 30  # some file systems show a new file late
+            while not (seen := first.exists()) and time.monotonic() < deadline:
+                time.sleep(0.1)
+            answers = self.exchange("sign is seen", "yes" if seen else "no")
+        finally:
+            with contextlib.suppress(InputError, OSError):
+                own.unlink(missing_ok=True)
+        if "no" in answers:
+            raise InputError(
+                f"{self.name(answers.index('no'))} does not see what {self.name(0)} writes into {directory}; give a "
+                "directory that all processes share"
+            )
+
+    def _refuse_several(self) -> None:
+        if jax.process_count() > 1:
+            raise InputError(
+                f"there are {jax.process_count()} processes, which cannot tell each other what they do; call "
+                "jax.distributed.initialize() before JAX is used"
+            )
+
+
+class Several(Job):
+    """A job of several processes, as seen by this one."""
+
+    def __init__(self, store: Store, index: int, count: int, lost_seconds: float = 0) -> None:
+        """`store` is the client of JAX's coordination service; without `lost_seconds` nobody watches the others."""
+        self.index, self.count, self.ends_all = index, count, lost_seconds > 0
+        self.members = Members(store, index, count, lost_seconds)
+        self._times: Counter[str] = Counter()  # agreements of this process on each topic
+        self._asked = itertools.count()
+
+    def exchange(self, topic: str, value: str = "") -> list[str]:
+        said = self._hear(topic, value, range(self.count))
+        return [said[number] for number in range(self.count)]
+
+    def broadcast_text(self, topic: str, text: str) -> str:
+        return self._hear(topic, text, range(1))[0]
+
+    def name(self, number: int) -> str:
+        return self.members.name(number)
+
+    def should_stop(self) -> bool:
+        from jax.experimental import multihost_utils
+
+        # JAX lets all processes stop at a number that none has reached yet. This number counts calls, not steps: steps
+        # restart in each run of a grid, so a signal in the last step of a run would be missed or noticed too late.
+        return multihost_utils.reached_preemption_sync_point(next(self._asked))
+
+    def leave_hanging(self, status: int) -> None:
+        self.members.tell_hang()
+        leave(status)
+
+    def end(self, status: int, line: str) -> None:
+        if self.ends_all:
+            self.members.tell_failure(line, status)
+            with contextlib.suppress(Exception):  # of JAX's client, without a type
+                self.members.outlast()
+        leave(status, line)
+
+    def _hear(self, topic: str, value: str, speakers: range) -> dict[int, str]:
+        """Returns {process: value} of the speakers, of which this process may be one."""
+        self._times[topic] += 1
+        number = self._times[topic]
+        place = f"topic/{quote(topic, safe='')}/{number}"
+        pause, longest = 0.002, 0.05 * max(1.0, self.count / 16)  # all of them read all values from the first
+        if self.index in speakers:
+            self.members.set(f"{place}/{self.index}", value)
+        if len(said := self.members.get(place)) < len(speakers):
+            self.members.set(f"waits/{self.index}", f"{number} {topic}")
+        while len(said := self.members.get(place)) < len(speakers):
+            if failure := self.members.failure_of_another():
+                raise failure
+            if pause == longest:
+                self._check_order(topic, [each for each in speakers if each not in said])
+            time.sleep(pause)
+            pause = min(2 * pause, longest)
+        return said
+
+    def _check_order(self, topic: str, missing: list[int]) -> None:
+        """Raises: InputError if a process that has not said what this one waits for waits for this one itself."""
+        for number, told in self.members.get("waits").items():
+            times, _, other = told.partition(" ")
+            if number in missing and int(times) > self._times[other]:
+                raise InputError(
+                    f"{self.name(self.index)} waits for {self.name(number)} to agree on {topic!r}, and that one waits "
+                    f"for this one on {other!r}: they do different things; run the same code on all"
+                )
+
+
+_ALONE = Job()
+_job: Several | None = None
+_making = threading.Lock()
+
+
+def this_job() -> Job:
+    """Returns the job that this process belongs to.
+
+    A program that has called jax.distributed.initialize itself agrees with the others too. How it ends is its own
+    business, so the others are not watched.
+    """
+    return _job or open_job(0) or _ALONE
+
+
+def open_job(lost_seconds: float) -> Several | None:
+    """Returns the job of the processes that JAX has joined; None if it has not joined any.
+
+    With `lost_seconds` the processes watch each other, and end if one gives no sign of life for so long.
+    """
+    global _job
+    try:
+        from jax._src.distributed import global_state as state  # has no public name: Orbax takes it from here too
+    except ImportError:
+        return None
+    with _making:
+        if _job is None and state.client is not None and state.num_processes > 1:
+            _job = Several(state.client, state.process_id, state.num_processes, lost_seconds)
+    return _job
+
+
+def _code_digest() -> str:
+    """Returns a digest of the source files of this package."""
+    digest = hashlib.sha256()
+    package = Path(__file__).parents[1]
+    for path in sorted(package.rglob("*.py")):
+        digest.update(str(path.relative_to(package)).encode() + path.read_bytes())
+    return digest.hexdigest()[:12]
