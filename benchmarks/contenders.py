@@ -41,7 +41,7 @@ from bert_jax.tasks.evaluation import Split, make_inference, make_split, predict
 from bert_jax.tasks.layouts import eval_layouts, sizes_of
 from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
 from bert_jax.training import flops
-from bert_jax.training.inputs import resolve
+from bert_jax.training.phases import resolve
 from bert_jax.training.step import init_state, make_train_step
 
 CLS, SEP, MASK = 101, 102, 103  # of random rows, as in Google's vocabularies

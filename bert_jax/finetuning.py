@@ -8,29 +8,28 @@ from collections.abc import Callable
 from jax.sharding import Mesh
 
 from bert_jax.checkpoints.arrays import check_arrays, describe
-from bert_jax.checkpoints.pretrained import FINETUNED, Pretrained, keep_revision, leave_pretrained
+from bert_jax.checkpoints.pretrained import FINETUNED, Pretrained, leave_pretrained
 from bert_jax.checkpoints.warm_start import complete
 from bert_jax.devices.job import this_job
 from bert_jax.devices.sharding import Devices, check_divisible, in_no_mesh, make_mesh
 from bert_jax.devices.watchdog import beat
 from bert_jax.errors import InputError
-from bert_jax.model.objective import Objective, Params, task_objective
+from bert_jax.model.objective import Params, task_objective
 from bert_jax.settings.finetuning import FinetuneConfig
 from bert_jax.settings.rules import to_dict
 from bert_jax.storage.places import AnyPath, Place, to_place
 from bert_jax.storage.writing import write_json
 from bert_jax.tasks.base import Prediction, Task
-from bert_jax.tasks.batches import Batching, choose_batching, row_group, train_batches
+from bert_jax.tasks.batches import choose_batching, row_group, train_batches
 from bert_jax.tasks.catalog import make_task
 from bert_jax.tasks.evaluation import Inference, Split, constant_scores, evaluate, make_inference, predict_split
 from bert_jax.tasks.layouts import steps_per_epoch
-from bert_jax.tasks.prepare import Inputs, compared, fingerprint, open_inputs
-from bert_jax.tasks.results import FinetuneResult, curves, describe_batches, describe_run, describe_start, summarise
+from bert_jax.tasks.prepare import TaskInputs, compared, fingerprint, open_task
+from bert_jax.tasks.results import FinetuneResult, curves, describe_batches, describe_start, describe_task, summarise
 from bert_jax.training.curves import draw_curves
-from bert_jax.training.describe import make_throughput
-from bert_jax.training.loop import LoopResult, Pace, Work, train_loop
-from bert_jax.training.run import Run, open_run
-from bert_jax.training.step import TrainState, abstract_state, init_state, make_train_step
+from bert_jax.training.describe import describe_devices, describe_model
+from bert_jax.training.stages import Stage, Training, open_training, pace_of, run_stages
+from bert_jax.training.step import abstract_state
 from bert_jax.training.workdir import common, was_packed
 
 
@@ -49,49 +48,26 @@ def finetune(
     config.validate()
     if config.sweep.is_grid:
         raise InputError("sweep.seeds and sweep.learning_rates ask for a grid of runs; call bert_jax.sweep.sweep")
-    inputs = open_inputs(config)
-    config, task, start, data, model, train = inputs
-    inputs = inputs._replace(start=dataclasses.replace(start, params={}))  # the state of the run has them
+    inputs = open_task(config)
+    start, inputs = inputs.start, inputs.without_params()  # the state of the run has them
     mesh = make_mesh(config.mesh, devices)
-    check_divisible(mesh, model, (config.data.batch_size, config.train.accumulate), (_eval_rows(config), 1))
-    pack = _how_to_pack(config, task, workdir)
-    batching = choose_batching(data.train.rows, config.data, model, row_group(mesh, train.accumulate), pack)
-    about = {
-        "model": to_dict(model),
-        "task": task.head,
-        "labels": list(task.labels),
-        "task_settings": to_dict(config.task),
-        "dataset": fingerprint(data.train.rows),
-        "packed": batching.shape is not None,
-    }
-    same = compared(start, data) if this_job().is_several else {}
-    objective = task_objective(model, task.head, task.num_outputs, task.probe)
-    abstract = abstract_state(objective, config.optimizer, train, mesh)
+    training, infer = describe_finetuning(inputs, start, mesh, workdir)
+    config, task, _, data, _, train = inputs
 
     unused = [start]  # until it is known whether the run needs it
     del start
 
     def load() -> Pretrained:
-        whole = complete(unused.pop(), objective, train.seed)
-        check_arrays(config.init_checkpoint, describe(whole.params), describe(abstract.params))
+        whole = complete(unused.pop(), training.stages[0].objective, train.seed)
+        check_arrays(config.init_checkpoint, describe(whole.params), describe(training.abstract.params))
         return whole
 
-    tokenizer, last_step = inputs.start.tokenizer, train.num_steps
-    with open_run(config, workdir, about, tokenizer, abstract, load, last_step, same, started) as run:
-        lines = describe_run(config, task, data, model, mesh, train.num_steps)
-        lines.append(describe_batches(batching, data.train.rows, model))
+    with open_training(training, workdir, load, started) as run:
         unused.clear()
-        run.announce(lines, describe_start(config, run.start or inputs.start))
-        splits = {
-            "train": {"rows": len(data.train.rows)},
-            "heldout": {"rows": sum(len(s.rows) for s in data.evaluation)},
-        }
-        run.note_data([{"splits": splits}], [config.task.name])
         if run.step < train.num_steps:  # results of fewer epochs must not be taken for those of this run
             this_job().first_does("delete results.json", lambda: (workdir / "results.json").unlink(missing_ok=True))
-        infer = make_inference(model, task, mesh, abstract.params, config.data.pack)
-        result = _train(run, inputs, objective, abstract, infer, batching, mesh)
-        if run.report_stop(result.signal, result.step):
+        result = run_stages(run, training)
+        if result.signal:
             return FinetuneResult({}, task.metric, {}, result.step, result.signal, time.monotonic() - began)
 
         # Write the best model, its predictions and its metrics.
@@ -99,7 +75,7 @@ def finetune(
         params = result.state.params if best_step == result.step else None
         result = result._replace(state=None)  # of which the parameters are needed, and another's in most cases
         if params is None:
-            params = run.checkpoints.restore_at(best_step, {"params": abstract.params})["params"]
+            params = run.checkpoints.restore_at(best_step, {"params": training.abstract.params})["params"]
         run.checkpoints.close()
         with run.clock.phase("evaluation"):
             metrics = finish(inputs, params, infer, mesh, workdir)
@@ -124,61 +100,69 @@ def _how_to_pack(config: FinetuneConfig, task: Task, workdir: Place) -> str:
     return config.data.pack if before is None else "on" if before else "off"
 
 
-def _train(
-    run: Run,
-    inputs: Inputs,
-    objective: Objective,
-    abstract: TrainState,
-    infer: Inference,
-    batching: Batching,
-    mesh: Mesh,
-) -> LoopResult:
-    """Takes the steps of a run, from its first state to the last step."""
-    config, task, start, data, model, train = inputs
-    every = config.eval.every_steps or steps_per_epoch(len(data.train.rows), batching.batch_size)
+def describe_finetuning(
+    inputs: TaskInputs, start: Pretrained, mesh: Mesh, workdir: Place
+) -> tuple[Training, Inference]:
+    """Returns what a run of fine-tuning trains, and the compiled model that it evaluates and predicts with.
 
-    def keep(step: int, params: Params, seen: dict[str, int] | None) -> None:
-        trained = {"step": step, **(seen or {})}
-        keep_revision(dataclasses.replace(finetuned_model(inputs, task, params), trained=trained), run.workdir)
-
-    def new_state(whole: Pretrained | None) -> TrainState:
-        return init_state(objective, config.optimizer, train, mesh, whole and whole.params)
+    Raises: InputError if the batches do not divide over the mesh.
+    """
+    config, task, _, data, model, train = inputs
+    check_divisible(mesh, model, (config.data.batch_size, config.train.accumulate), (_eval_rows(config), 1))
+    rows = data.train.rows
+    pack = _how_to_pack(config, task, workdir)
+    batching = choose_batching(rows, config.data, model, row_group(mesh, train.accumulate), pack)
+    objective = task_objective(model, task.head, task.num_outputs, task.probe)
+    abstract = abstract_state(objective, config.optimizer, train, mesh)
+    infer = make_inference(model, task, mesh, abstract.params, config.data.pack)
 
     def evaluation(params: Params, finished: Callable[[], object] = lambda: 0) -> dict[str, float]:
         return evaluate(task, data.evaluation, infer, _eval_rows(config), mesh, params, finished=finished)
 
-    state = run.first_state(new_state)
-    first_step = int(state.step)
-    of_step = (objective, config.optimizer, train, mesh, abstract)
-    work = Work(
-        mesh,
-        make_train_step(*of_step),
-        train_batches(data.train.rows, task.head, first_step, batching, mesh),
-        evaluation if data.evaluation else None,
-        make_throughput(model, mesh),
-        keep,
+    def trained_model(step: int, params: Params, seen: dict[str, int] | None) -> Pretrained:
+        return dataclasses.replace(finetuned_model(inputs, task, params), trained={"step": step, **(seen or {})})
+
+    epoch_steps = steps_per_epoch(len(rows), batching.batch_size)
+    stage = Stage(
+        objective,
+        config.optimizer,
+        train,
+        pace_of(config, train.num_steps, epoch_steps, evaluate_first=False),
+        lambda taken: train_batches(rows, task.head, taken, batching, mesh),
+        lambda: evaluation if data.evaluation else None,
         rank=lambda metrics: -metrics[task.metric],
-        train_steps=make_train_step(*of_step, several=True),
     )
-    pace = Pace(
-        train.num_steps,
-        config.report.every_steps,
-        every,
-        config.checkpoint.every_steps or every,
-        evaluate_first=False,
-        keep=config.checkpoint.keep_every,
-        steps_per_call=train.steps_per_call,
-        hang_seconds=config.train.hang_seconds,
-        profile=config.report.profile_steps,
+    lines = [*describe_task(config, task, data, train.num_steps), describe_batches(batching, rows, model)]
+    splits = {"train": {"rows": len(rows)}, "heldout": {"rows": sum(len(s.rows) for s in data.evaluation)}}
+    training = Training(
+        config,
+        model,
+        inputs.start.tokenizer,
+        mesh,
+        abstract,
+        [stage],
+        {
+            "model": to_dict(model),
+            "task": task.head,
+            "labels": list(task.labels),
+            "task_settings": to_dict(config.task),
+            "dataset": fingerprint(rows),
+            "packed": batching.shape is not None,
+        },
+        trained_model,
+        [*lines, describe_model(model, abstract.params), describe_devices(mesh)],
+        lambda start: describe_start(config, start or inputs.start),
+        [(config.task.name, {"splits": splits})],
+        compared(start, data) if this_job().is_several else {},
     )
-    return train_loop(run, state, pace, work, run.notes)
+    return training, infer
 
 
 def _eval_rows(config: FinetuneConfig) -> int:
     return config.eval.rows(config.data.batch_size, config.train.accumulate)
 
 
-def finish(inputs: Inputs, params: Params, infer: Inference, mesh: Mesh, workdir: Place) -> dict[str, float]:
+def finish(inputs: TaskInputs, params: Params, infer: Inference, mesh: Mesh, workdir: Place) -> dict[str, float]:
     """Writes the model and its predictions, and returns the metrics.
 
     If the task tunes settings, such as a threshold, the metrics are those after tuning.
@@ -202,7 +186,7 @@ def finish(inputs: Inputs, params: Params, infer: Inference, mesh: Mesh, workdir
     return metrics
 
 
-def finetuned_model(inputs: Inputs, task: Task, params: Params) -> Pretrained:
+def finetuned_model(inputs: TaskInputs, task: Task, params: Params) -> Pretrained:
     """Returns the model of a task, with tokenizer, labels and settings for prediction."""
     tokenizer, settings = inputs.start.tokenizer, to_dict(task.config)
     return Pretrained(inputs.model, params, tokenizer, task.head, tuple(task.labels), task_settings=settings)

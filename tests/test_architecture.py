@@ -125,7 +125,9 @@ TESTS_ELSEWHERE = {
     "tools.score_sentences": "tools/test_scoring_commands.py",
     "tools.show_params": "tools/test_cli.py",
     "tools.train": "end_to_end/test_commands.py",
+    "training.phases": "training/test_open_phases.py",
     "training.run": "test_pretraining.py",
+    "training.stages": "settings/test_phases.py",
     "training.shown": "training/test_report.py",
     "version": "test_public_names.py",
 }
@@ -149,7 +151,7 @@ BESIDE = (
     "training.about",
     "training.shown",
 )
-MAX_CORE_LINES = 4500
+MAX_CORE_LINES = 4600
 MAX_LINES = {"train.py": 60, "finetune.py": 60}  # and 400 for every file of the package
 SPDX = "# SPDX-License-Identifier: Apache-2.0"
 

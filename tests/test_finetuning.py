@@ -14,7 +14,6 @@ from builders import make_pretrained, make_topics, topics_run
 from whole_runs import stop_at
 
 import bert_jax
-from bert_jax.devices.sharding import make_mesh
 from bert_jax.errors import InputError
 from bert_jax.finetuning import finetune, finish
 from bert_jax.model.objective import count_parameters
@@ -26,8 +25,8 @@ from bert_jax.settings.finetuning import (
     TaskConfig,
 )
 from bert_jax.settings.pretraining import EvalConfig, MeshConfig, OptimizerConfig
-from bert_jax.tasks.prepare import open_inputs, prepare
-from bert_jax.tasks.results import describe_run
+from bert_jax.tasks.prepare import open_task, prepare
+from bert_jax.tasks.results import describe_task
 from bert_jax.training.loop import train_loop
 from bert_jax.training.report import read_metrics
 
@@ -162,7 +161,7 @@ def test_parameters_are_held_once(topics, start, tmp_path, monkeypatch, sizes):
 
         return measured
 
-    monkeypatch.setattr("bert_jax.finetuning.train_loop", at("first step", train_loop))
+    monkeypatch.setattr("bert_jax.training.stages.train_loop", at("first step", train_loop))
     monkeypatch.setattr("bert_jax.finetuning.finish", at("end", finish))
     config = topics_run(topics, start, mesh=MeshConfig(**sizes), train=FinetuneTrainConfig(num_epochs=1.0))
     size = 4 * count_parameters(bert_jax.load_pretrained(start).params["encoder"])  # a classifier is small
@@ -300,7 +299,7 @@ def test_a_dev_row_without_a_label_is_found_before_training(topics, start, tmp_p
 )
 def test_the_model_of_a_run_may_be_computed_in_another_dtype(topics, tmp_path, trained, changes, expected):
     narrow = make_pretrained(tmp_path, compute_dtype="bfloat16", **trained)
-    model = open_inputs(topics_run(topics, narrow, model=FinetuneModelConfig(**changes))).model
+    model = open_task(topics_run(topics, narrow, model=FinetuneModelConfig(**changes))).model
     model.validate()  # as when it is loaded
     assert (model.compute_dtype, model.gradient_dtype, model.matmul_precision) == expected
 
@@ -323,8 +322,7 @@ def test_evaluating_on_the_training_data_is_told(topics, start):
     def lines(source):
         config = topics_run(source, start)
         task, bert, data = prepare(config, bert_jax.load_pretrained(start))
-        mesh = make_mesh(config.mesh, jax.devices()[:1])
-        return describe_run(config, task, data, bert.config, mesh, 1)
+        return describe_task(config, task, data, 1)
 
     train_file = topics / "train.tsv"
     warnings = [line for line in lines(f"{train_file},{train_file}") if line.startswith("warning")]

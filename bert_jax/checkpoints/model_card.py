@@ -53,7 +53,7 @@ class Records:
     labels: Sequence[str] = ()
     trained: Mapping[str, int] = field(default_factory=dict)  # step, sequences, tokens, words
     run: Values = field(default_factory=dict)  # the settings of the run
-    about: JsonObject = field(default_factory=dict)  # as `training.about.describe_run` returns it
+    about: JsonObject = field(default_factory=dict)  # as `training.about.record_of_run` returns it
     heldout: Mapping[str, float] = field(default_factory=dict)  # metrics of the last evaluation, with its step
     results: JsonObject = field(default_factory=dict)  # results.json of fine-tuning
 

@@ -22,7 +22,7 @@ from bert_jax.tasks.layouts import steps_per_epoch
 from bert_jax.tasks.results import listed
 
 
-class Inputs(NamedTuple):
+class TaskInputs(NamedTuple):
     """The settings of a run with all that its data decide, and what they name."""
 
     config: FinetuneConfig
@@ -32,8 +32,12 @@ class Inputs(NamedTuple):
     model: ModelConfig
     train: TrainConfig  # epochs in steps
 
+    def without_params(self) -> "TaskInputs":
+        """Returns the same, without the parameters to start from."""
+        return self._replace(start=dataclasses.replace(self.start, params={}))
 
-def open_inputs(config: FinetuneConfig) -> Inputs:
+
+def open_task(config: FinetuneConfig) -> TaskInputs:
     """Returns what a run reads, and its settings with what the data decide.
 
     Raises: InputError if the model or the data cannot be read, or do not fit each other or the task.
@@ -42,7 +46,7 @@ def open_inputs(config: FinetuneConfig) -> Inputs:
     model = dataclasses.replace(start.config.computing_in(config.model.compute_dtype), **to_dict(config.model))
     model.validate()
     check_probe(config, task, model)
-    return Inputs(config.resolved(), task, start, data, model, train_config(config, data))
+    return TaskInputs(config.resolved(), task, start, data, model, train_config(config, data))
 
 
 def load_start(init_checkpoint: str) -> Pretrained:

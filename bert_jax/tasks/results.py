@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from jax.sharding import Mesh
 
 from bert_jax.checkpoints.pretrained import FINETUNED, Pretrained
 from bert_jax.settings.finetuning import FinetuneConfig
@@ -37,17 +36,10 @@ def curves(task: Task) -> list[tuple[str, str, float]]:
     return [("loss", "Loss", 1.0), (task.metric, task.metric.replace("_", " ").capitalize(), 1.0)]
 
 
-def describe_run(
-    config: FinetuneConfig, task: Task, data: Data, model: ModelConfig, mesh: Mesh, num_steps: int
-) -> list[str]:
-    """Returns lines that describe the task, the model, the data and the devices."""
+def describe_task(config: FinetuneConfig, task: Task, data: Data, num_steps: int) -> list[str]:
+    """Returns lines that describe the task and the data."""
     kinds = f", {len(task.labels)} classes ({', '.join(task.labels[:12])})" if task.labels else ""
-    axes = " x ".join(f"{name} {count}" for name, count in mesh.shape.items())
-    lines = [
-        f"task: {config.task.name}, {task.head.replace('_', ' ')}{kinds}; the best is chosen by {task.metric}",
-        f"model: {model.num_layers} layers, hidden {model.hidden_size}, {model.num_heads} heads, vocabulary "
-        f"{model.vocab_size}, {model.compute_dtype}",
-    ]
+    lines = [f"task: {config.task.name}, {task.head.replace('_', ' ')}{kinds}; the best is chosen by {task.metric}"]
     for split in (data.train, *data.evaluation, *data.test):
         lengths = [len(row.token_ids) for row in split.rows] or [0]
         columns = ", ".join(getattr(split.examples, "columns", ()))
@@ -64,11 +56,7 @@ def describe_run(
         )
     if not data.evaluation:
         lines.append("there is nothing to evaluate on: the last model is kept")
-    return [
-        *lines,
-        f"{num_steps:,} steps of {config.data.batch_size} rows are {config.train.num_epochs:g} epochs",
-        f"devices: {mesh.size} ({mesh.devices.flat[0].device_kind}), {axes}",
-    ]
+    return [*lines, f"{num_steps:,} steps of {config.data.batch_size} rows are {config.train.num_epochs:g} epochs"]
 
 
 def describe_batches(batching: Batching, rows: Sequence[Row], model: ModelConfig) -> str:

@@ -12,7 +12,7 @@ from bert_jax.version import __version__
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
 
 
-def describe_run(manifests: Sequence[Mapping[str, Any]], names: Sequence[str], devices: str) -> JsonObject:
+def record_of_run(manifests: Sequence[Mapping[str, Any]], names: Sequence[str], devices: str) -> JsonObject:
     """Returns what a run should remember of its data and software, as JSON.
 
     Args:

@@ -2,10 +2,10 @@
 """Lines that describe a pre-training run before it begins, and the throughput of a run."""
 
 import dataclasses
+import math
 from typing import Protocol
 
 import jax
-import numpy as np
 from jax.sharding import Mesh
 
 from bert_jax.batch import RowShape
@@ -44,16 +44,19 @@ def make_throughput(model: ModelConfig, mesh: Mesh) -> Throughput:
     return rates
 
 
-def describe_run(config: PretrainConfig, mesh: Mesh, params: Params) -> list[str]:
-    """Returns lines that describe the model and the devices."""
-    model = config.model
-    size = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params))
-    axes = " x ".join(f"{name} {count}" for name, count in mesh.shape.items())
-    return [
+def describe_model(model: ModelConfig, params: Params) -> str:
+    """Returns a line about the model; `params` gives the shapes."""
+    size = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
+    return (
         f"model: {model.num_layers} layers, hidden {model.hidden_size}, {model.num_heads} heads, vocabulary "
-        f"{model.vocab_size}, {size:,} parameters, {model.compute_dtype}",
-        f"devices: {mesh.size} ({mesh.devices.flat[0].device_kind}), {axes}",
-    ]
+        f"{model.vocab_size}, {size:,} parameters, {model.compute_dtype}"
+    )
+
+
+def describe_devices(mesh: Mesh) -> str:
+    """Returns a line about the devices and the mesh."""
+    axes = " x ".join(f"{name} {count}" for name, count in mesh.shape.items())
+    return f"devices: {mesh.size} ({mesh.devices.flat[0].device_kind}), {axes}"
 
 
 def describe_start(config: PretrainConfig, start: Pretrained | None) -> str:

@@ -23,7 +23,7 @@ from bert_jax.storage.places import Place
 from bert_jax.storage.writing import write_json
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training import goodput
-from bert_jax.training.about import describe_run
+from bert_jax.training.about import record_of_run
 from bert_jax.training.report import Reporter
 from bert_jax.training.step import TrainState
 from bert_jax.training.workdir import check_workdir, common, locked
@@ -78,7 +78,7 @@ class Run:
         """
         devices = jax.devices()
         names = without_secrets(list(names))
-        about = describe_run(manifests, names, f"{len(devices)} x {devices[0].device_kind}")
+        about = record_of_run(manifests, names, f"{len(devices)} x {devices[0].device_kind}")
         this_job().first_does(f"write {ABOUT}", lambda: write_json(self.workdir / ABOUT, about))
 
     def report_goodput(self) -> dict[str, float]:

@@ -17,7 +17,7 @@ from bert_jax.inference.predict import Predictor
 from bert_jax.pretraining import pretrain
 from bert_jax.settings.rules import to_dict
 from bert_jax.text.tokenizer import load_tokenizer
-from bert_jax.training.inputs import resolve
+from bert_jax.training.phases import resolve
 
 
 def test_pretraining_on_pairs(toy_data, tmp_path):

@@ -11,12 +11,12 @@ from whole_runs import ONE_DEVICE, assert_same_state, losses, stop_at, train
 
 from bert_jax.data.pipeline import train_rows
 from bert_jax.errors import InputError
-from bert_jax.pretraining import begin_phase
 from bert_jax.settings.phases import may_change, phases_of, rows_before
 from bert_jax.settings.pretraining import MaskingConfig, MeshConfig, OptimizerConfig, Phase2Config, TrainConfig
 from bert_jax.settings.rules import to_dict
 from bert_jax.training.optim import learning_rate_at
 from bert_jax.training.report import read_metrics
+from bert_jax.training.stages import begin_stage
 
 SECOND = Phase2Config(num_steps=5, batch_size=8, max_predictions=9, learning_rate=5e-4, warmup_steps=2)
 
@@ -103,10 +103,10 @@ def test_what_may_change_follows_from_where_the_run_is():
 def test_moments_are_reset_at_the_first_step_of_their_phase_alone(moments_state):
     phase = phases_of(two_phases("data", second=dataclasses.replace(SECOND, keep_moments=False)))[1]
     inside = moments_state._replace(step=np.int32(8))
-    assert begin_phase(phase, inside, inside) is inside
+    assert begin_stage(phase, inside, inside) is inside
     kept = phases_of(two_phases("data"))[1]
-    assert begin_phase(kept, moments_state, moments_state) is moments_state
-    reset = begin_phase(phase, moments_state, moments_state)
+    assert begin_stage(kept, moments_state, moments_state) is moments_state
+    reset = begin_stage(phase, moments_state, moments_state)
     assert reset.params is moments_state.params and int(reset.step) == 7
     counts = [int(leaf) for leaf in jax.tree.leaves(reset.optimizer) if not leaf.shape]
     assert sorted(counts) == [0, 7]  # the one that corrects the bias, and the one that the rate follows

@@ -4,7 +4,7 @@ import platform
 
 import pytest
 
-from bert_jax.training.about import describe_run
+from bert_jax.training.about import record_of_run
 from bert_jax.version import __version__
 
 
@@ -15,7 +15,7 @@ def test_it_keeps_what_a_card_needs_and_leaves_the_shards():
         "splits": {"train": {"rows": 3, "shards": [{"name": "x"}]}},
         "tokenizer": {"vocab_size": 167},
     }
-    about = describe_run([manifest, {}], ["wiki", "empty"], "8 x TPU v5 lite")
+    about = record_of_run([manifest, {}], ["wiki", "empty"], "8 x TPU v5 lite")
     first, second = about["data"]
     assert first["splits"] == {"train": {"rows": 3}} and first["vocab_size"] == 167
     assert (first["name"], first["input"], first["inputs"]) == ("wiki", "abc", manifest["inputs"])
@@ -26,4 +26,4 @@ def test_it_keeps_what_a_card_needs_and_leaves_the_shards():
 
 def test_every_data_set_has_a_name():
     with pytest.raises(ValueError, match="shorter"):
-        describe_run([{}, {}], ["wiki"], "1")
+        record_of_run([{}, {}], ["wiki"], "1")

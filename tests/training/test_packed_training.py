@@ -14,9 +14,9 @@ from bert_jax.data.pipeline import rows_to_batch
 from bert_jax.data.records import open_dataset
 from bert_jax.model.masking import mask_tokens, prediction_budgets, predictions_per_row
 from bert_jax.model.objective import pretraining_objective
-from bert_jax.plan import describe
 from bert_jax.pretraining import pretrain
 from bert_jax.settings.pretraining import MaskingConfig, MeshConfig, TrainConfig
+from bert_jax.training import describe
 from bert_jax.training.report import read_metrics
 from bert_jax.training.step import batch_counts
 

@@ -1,27 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From settings to all that a pre-training run reads: its tokenizer, and its phases with their data and objectives."""
+"""From settings to all that pre-training reads: its tokenizer, and its phases with their data and objectives."""
 
 import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from jax.sharding import Mesh
-
 from bert_jax.batch import RowShape
-from bert_jax.checkpoints.pretrained import Pretrained
 from bert_jax.data.pipeline import abstract_batch
 from bert_jax.data.records import Dataset
 from bert_jax.data.streamed import open_for_training
 from bert_jax.errors import InputError
-from bert_jax.model.objective import Objective, Params, pretraining_objective
+from bert_jax.model.objective import Objective, pretraining_objective
 from bert_jax.settings.model import check_types
 from bert_jax.settings.phases import Phase, check_rows, phases_of, rows_before
 from bert_jax.settings.pretraining import PretrainConfig
 from bert_jax.text.tokenizer import Tokenizer
-from bert_jax.training.step import TrainState, TrainStep, make_train_step
 
 
-class Part(NamedTuple):
+class OpenPhase(NamedTuple):
     """A phase with its data and objective."""
 
     phase: Phase
@@ -33,26 +29,17 @@ class Part(NamedTuple):
         """Returns the sizes of a row of the phase's batches."""
         return self.objective.row_shape(abstract_batch(self.dataset.train.dtype))
 
-    def make_step(self, abstract: TrainState, mesh: Mesh, several: bool = False) -> TrainStep:
-        """Returns the training step of the phase, or several in one call; `abstract` is as in `make_train_step`."""
-        optimizer, start = self.phase.config.optimizer, self.phase.schedule_start
-        return make_train_step(self.objective, optimizer, self.phase.train, mesh, abstract, start, several)
 
-
-class Inputs(NamedTuple):
-    """The resolved settings of a run, its tokenizer and its phases."""
+class Corpora(NamedTuple):
+    """The resolved settings of a run, its tokenizer, and its phases with their data."""
 
     config: PretrainConfig
     tokenizer: Tokenizer
-    parts: list[Part]  # one for each phase
-
-    def trained_model(self, step: int, params: Params, seen: dict[str, int] | None) -> Pretrained:
-        """Returns the model of a step, with the counts of its training data if they are known."""
-        return Pretrained(self.config.model, params, self.tokenizer, trained={"step": step, **(seen or {})})
+    phases: list[OpenPhase]
 
 
-def open_inputs(config: PretrainConfig) -> Inputs:
-    """Returns the inputs of a run, with settings that follow from the data filled in.
+def open_corpora(config: PretrainConfig) -> Corpora:
+    """Returns what a run reads, with settings that follow from the data filled in.
 
     Raises: InputError if the data cannot be read, do not fit the model, or differ between phases.
     """
@@ -70,7 +57,7 @@ def open_inputs(config: PretrainConfig) -> Inputs:
         )
         for phase in phases
     ]
-    return Inputs(config, tokenizer, list(map(Part, phases, datasets, objectives, taken)))
+    return Corpora(config, tokenizer, list(map(OpenPhase, phases, datasets, objectives, taken)))
 
 
 def resolve(config: PretrainConfig, datasets: Sequence[Dataset], tokenizer: Tokenizer) -> PretrainConfig:

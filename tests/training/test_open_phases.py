@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The inputs of a pre-training run: settings that follow from the data, and a part for each phase."""
+"""What a pre-training run reads: settings that follow from the data, and the data of each phase."""
 
 import dataclasses
 
@@ -12,50 +12,54 @@ from bert_jax.data.pipeline import train_batches
 from bert_jax.data.records import open_dataset
 from bert_jax.devices.sharding import make_mesh
 from bert_jax.errors import InputError
+from bert_jax.pretraining import describe_pretraining, stage_of
 from bert_jax.settings.pretraining import MeshConfig, Phase2Config, TrainConfig
-from bert_jax.training.inputs import open_inputs, resolve
-from bert_jax.training.step import abstract_state, init_state
+from bert_jax.training.phases import open_corpora, resolve
+from bert_jax.training.step import abstract_state, init_state, make_train_step
 
 
 def test_what_the_data_decide_is_filled_in(toy_data):
     config = tiny_run(toy_data)
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=0))
-    inputs = open_inputs(config)
-    assert inputs.config.model.vocab_size == inputs.tokenizer.vocab_size > 0
-    assert len(inputs.parts) == 1 and inputs.parts[0].dataset.path.samefile(toy_data)
+    corpora = open_corpora(config)
+    assert corpora.config.model.vocab_size == corpora.tokenizer.vocab_size > 0
+    assert len(corpora.phases) == 1 and corpora.phases[0].dataset.path.samefile(toy_data)
 
 
 def test_data_without_labels_switch_the_next_sentence_loss_off(toy_data):
-    inputs = open_inputs(tiny_run(toy_data))
+    corpora = open_corpora(tiny_run(toy_data))
     dataset = open_dataset(toy_data)
-    assert inputs.config.train.next_sentence
+    assert corpora.config.train.next_sentence
     dataset.manifest["identity"]["options"]["next_sentence"] = "none"
-    assert not resolve(inputs.config, [dataset], inputs.tokenizer).train.next_sentence
+    assert not resolve(corpora.config, [dataset], corpora.tokenizer).train.next_sentence
     other = open_dataset(toy_data)
-    config = dataclasses.replace(inputs.config, phase2=Phase2Config(num_steps=4, path=str(toy_data)))
+    config = dataclasses.replace(corpora.config, phase2=Phase2Config(num_steps=4, path=str(toy_data)))
     with pytest.raises(InputError, match=r"--next_sentence=none and .* with nsp; prepare both alike"):
-        resolve(config, [dataset, other], inputs.tokenizer)
+        resolve(config, [dataset, other], corpora.tokenizer)
 
 
 def test_each_phase_goes_on_in_the_rows_and_has_a_schedule_of_its_own(toy_data):
     config = tiny_run(toy_data, train=TrainConfig(num_steps=8), phase2=Phase2Config(num_steps=4, path=str(toy_data)))
-    inputs = open_inputs(config)
-    first, second = inputs.parts
+    corpora = open_corpora(config)
+    first, second = corpora.phases
     assert (first.rows_before, second.rows_before) == (0, first.phase.last_step * config.data.batch_size)
     mesh = make_mesh(MeshConfig(), jax.devices()[:1])
-    settings = inputs.config.optimizer, inputs.config.train
+    settings = corpora.config.optimizer, corpora.config.train
     abstract = abstract_state(first.objective, *settings, mesh)
     rates = []
-    for part in inputs.parts:
+    for part in corpora.phases:
         state = init_state(first.objective, *settings, mesh)._replace(step=np.int32(first.phase.last_step))
         batch = next(train_batches(part.dataset.train, 0, part.phase.config.data.batch_size, 0, mesh))
-        metrics = part.make_step(abstract, mesh)(state, batch)[1]
+        stage = stage_of(part, corpora, mesh, abstract)
+        step = make_train_step(part.objective, stage.optimizer, stage.train, mesh, abstract, stage.schedule_start)
+        metrics = step(state, batch)[1]
         rates.append(float(metrics["learning_rate"][0]))
     assert rates[0] == 0 < rates[1]  # the first phase's schedule has ended where the second's begins
 
 
 def test_a_model_carries_the_counts_of_its_data(toy_data):
-    inputs = open_inputs(tiny_run(toy_data))
-    model = inputs.trained_model(7, {"encoder": {}}, {"tokens": 99})
-    assert model.trained == {"step": 7, "tokens": 99} and model.config == inputs.config.model
-    assert inputs.trained_model(7, {}, None).trained == {"step": 7}
+    corpora = open_corpora(tiny_run(toy_data))
+    trained_model = describe_pretraining(corpora, make_mesh(MeshConfig(), jax.devices()[:1])).trained_model
+    model = trained_model(7, {"encoder": {}}, {"tokens": 99})
+    assert model.trained == {"step": 7, "tokens": 99} and model.config == corpora.config.model
+    assert trained_model(7, {}, None).trained == {"step": 7}
