@@ -224,12 +224,12 @@ def _divided_over_data(
 def on_host(tree: PyTree) -> PyTree:
     """Returns a tree of arrays as whole numpy arrays. All processes call this, also for what is divided over them."""
 
-    def fetch(leaf: Any) -> Any:
+    def replicate(leaf: Any) -> Any:  # and fetch, one after the other: all of them would take much memory
         if getattr(leaf, "is_fully_addressable", True):
-            return jax.device_get(leaf)
+            return leaf
         return np.asarray(jax.jit(_same, out_shardings=replicated(leaf.sharding.mesh))(leaf).addressable_data(0))
 
-    return jax.tree.map(fetch, tree)
+    return jax.device_get(jax.tree.map(replicate, tree))
 
 
 def row_sharding(mesh: Mesh) -> NamedSharding:

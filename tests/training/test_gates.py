@@ -38,8 +38,7 @@ class Watch:
         real_get, real_make = jax.device_get, jax.make_array_from_callback
 
         def device_get(tree):
-            if self._watching:
-                self.read.append((self.step, isinstance(tree, Metrics), len(jax.tree.leaves(tree))))
+            self.read.append((self.step, isinstance(tree, Metrics), len(jax.tree.leaves(tree))))
             return real_get(tree)
 
         def make(*args, **kwargs):
