@@ -8,7 +8,7 @@ from collections.abc import Callable
 from jax.sharding import Mesh
 
 from bert_jax.checkpoints.arrays import check_arrays, describe
-from bert_jax.checkpoints.pretrained import FINETUNED, Pretrained, leave_pretrained
+from bert_jax.checkpoints.pretrained import Pretrained, leave_pretrained
 from bert_jax.checkpoints.warm_start import complete
 from bert_jax.devices.job import this_job
 from bert_jax.devices.sharding import Devices, check_divisible, in_no_mesh, make_mesh
@@ -18,6 +18,7 @@ from bert_jax.model.objective import Params, task_objective
 from bert_jax.settings.finetuning import FinetuneConfig
 from bert_jax.settings.rules import to_dict
 from bert_jax.storage.places import AnyPath, Place, to_place
+from bert_jax.storage.resolve import FINETUNED
 from bert_jax.storage.writing import write_json
 from bert_jax.tasks.base import Prediction, Task
 from bert_jax.tasks.batches import choose_batching, row_group, train_batches

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from bert_jax.checkpoints.pretrained import FINETUNED
 from bert_jax.checkpoints.states import find_damage
 from bert_jax.devices.job import this_job
 from bert_jax.devices.sharding import Devices
@@ -19,6 +18,7 @@ from bert_jax.finetuning import finetune
 from bert_jax.settings.finetuning import FinetuneConfig, SweepConfig
 from bert_jax.settings.rules import affecting, changed_keys, is_among, to_dict
 from bert_jax.storage.places import AnyPath, Place, RemotePath, to_place
+from bert_jax.storage.resolve import FINETUNED
 from bert_jax.storage.urls import local_directory
 from bert_jax.storage.writing import new_directory, write_json
 from bert_jax.tasks.results import FinetuneResult, read_results, table

@@ -65,12 +65,11 @@ _FILES = ["config.json", "model*.safetensors", INDEX, "vocab.txt", "spiece.model
           "tokenizer_config.json", "added_tokens.json", *EXTRAS]  # fmt: skip
 
 
-def load_hf(path: str | Path) -> Imported:
-    """Returns the BERT in a directory of Hugging Face's, or at hf://ORG/NAME or hf://ORG/NAME@REVISION.
+def load_hf(directory: Path) -> Imported:
+    """Returns the BERT in a directory of Hugging Face's.
 
     Raises: InputError if a file is missing or damaged, or if the model is not one that can be computed here.
     """
-    directory = fetch(str(path)) if str(path).startswith("hf://") else Path(path)
     where = directory / "config.json"
     check_whole(directory)
     if not where.exists():

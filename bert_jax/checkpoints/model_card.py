@@ -6,7 +6,6 @@ text of them and reads nothing. What no record tells is left to the user, the li
 """
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 from bert_jax.errors import InputError
 from bert_jax.settings.rules import Values
 from bert_jax.storage.files import JsonObject, read_json
+from bert_jax.storage.resolve import Resolved, is_hub
 from bert_jax.storage.urls import local_copy
 
 ABOUT = "about.json"  # in a work directory: data and software of the run
@@ -59,18 +59,18 @@ class Records:
 
 
 def read_records(
-    path: str | Path,
+    source: Resolved,
     model: Values,
     task: str,
     parameters: int,
     labels: Sequence[str],
     trained: Mapping[str, int],
 ) -> Records:
-    """Returns the records of the model at `path`: a work directory, its revision WORKDIR@STEP, or a model inside it.
+    """Returns the records of a model: a work directory, its revision WORKDIR@STEP, or a model inside it.
 
     A model that is not in a work directory has no records beside its own. Neither has a record that cannot be read.
     """
-    workdir = _workdir_of(os.fspath(path))
+    workdir = _workdir_of(str(source.place))
     if not workdir:
         return Records(model, task, parameters, labels, trained)
     read = {name: _read(f"{workdir}/{name}") for name in ("config.json", ABOUT, "results.json")}
@@ -81,9 +81,8 @@ def read_records(
 
 def _workdir_of(path: str) -> str:
     """Returns the work directory that a model is in, which may be a URL; "" if it is in none."""
-    workdir, _, step = path.rpartition("@")
-    place = (workdir if workdir and step.isdecimal() else path).rstrip("/")
-    for _ in range(3):
+    place = "" if is_hub(path) else path
+    for _ in range(3 if place else 0):
         if isinstance(_read(f"{place}/config.json").get("run"), dict):
             return place
         place = place.rpartition("/")[0]
@@ -93,7 +92,7 @@ def _workdir_of(path: str) -> str:
 def _read(path: str) -> JsonObject:
     """Returns a file of JSON; {} if it is missing or holds something else."""
     try:
-        found = {} if path.startswith("hf://") else read_json(local_copy(path))
+        found = read_json(local_copy(path))
     except InputError:
         return {}
     return found if isinstance(found, dict) else {}

@@ -15,12 +15,10 @@ import numpy as np
 
 from bert_jax.batch import Batch, pad_rows
 from bert_jax.checkpoints.arrays import ArrayTable, check_arrays, describe, restore_tree, save_tree, state_bytes
-from bert_jax.checkpoints.hf import load_hf
-from bert_jax.checkpoints.hf_extras import check_whole
+from bert_jax.checkpoints.hf import fetch, load_hf
 from bert_jax.checkpoints.names import flatten, part_of, unflatten
-from bert_jax.checkpoints.revisions import find_revision, revision_path
 from bert_jax.checkpoints.sealed import SEAL, find_damage, read_newest, seal, state_place
-from bert_jax.checkpoints.tf1 import checkpoint_prefix, load_tf1
+from bert_jax.checkpoints.tf1 import load_tf1
 from bert_jax.devices import watchdog
 from bert_jax.devices.job import this_job
 from bert_jax.devices.sharding import in_no_mesh, on_host
@@ -33,13 +31,12 @@ from bert_jax.settings.model import ModelConfig, check_types
 from bert_jax.settings.rules import Values, drop_removed, from_dict, to_dict
 from bert_jax.storage import schema
 from bert_jax.storage.files import JsonObject, check_fetched, read_json
-from bert_jax.storage.places import AnyPath, Place, RemotePath, check_no_pattern, is_taken, to_place
-from bert_jax.storage.urls import local_directory, on_this_machine
+from bert_jax.storage.places import AnyPath, Place, check_no_pattern, is_taken, to_place
+from bert_jax.storage.resolve import Resolved, is_hub, resolve, revision_path
+from bert_jax.storage.urls import local_directory
 from bert_jax.storage.writing import check_space, new_directory, write_json
 from bert_jax.text.fitting import Fitted, fit_texts, padded_length, tell_cut
 from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
-
-FINETUNED = "finetuned"  # the directory of the model inside a work directory of fine-tuning
 
 
 class Encodings(NamedTuple):
@@ -172,7 +169,11 @@ def keep_revision(bert: Pretrained, workdir: Place) -> None:
 
 
 def load_pretrained(path: AnyPath) -> Pretrained:
-    """Returns the pre-trained BERT at `path`, in any of the formats that `recognise` knows.
+    """Returns the pre-trained BERT at `path`, in one of three formats.
+
+    Ours is a directory that `save_pretrained` wrote, or a work directory; Hugging Face's is a directory as transformers
+    writes it, or hf://ORG/NAME; Google's a directory with bert_config.json and bert_model.ckpt.*, or a prefix such as
+    DIR/bert_model.ckpt.
 
     A work directory of pre-training gives its newest undamaged checkpoint, one of fine-tuning its best model;
     WORKDIR@STEP is the revision of that step (`checkpoint.keep_every`). A path may be a URL, such as gs://BUCKET/RUN:
@@ -182,7 +183,7 @@ def load_pretrained(path: AnyPath) -> Pretrained:
 
     Raises: InputError if there is no model, a file is damaged, or the model is not a BERT that can be computed here.
     """
-    bert = read_pretrained(path)
+    bert = read_pretrained(resolve(path))
     if bert.problem:
         warnings.warn(
             f"{path} has the problem_type {bert.problem}: its outputs are not the scores of classes that exclude each "
@@ -192,62 +193,15 @@ def load_pretrained(path: AnyPath) -> Pretrained:
     return bert
 
 
-def read_pretrained(path: AnyPath) -> Pretrained:
+def read_pretrained(source: Resolved) -> Pretrained:
     """Returns what `load_pretrained` does, without a warning: for callers that show the notes, or predict."""
-    path = find_revision(path)
-    form = recognise(path)
-    if form == "bert_jax":
-        place = to_place(path)
-        return _load_remote(place) if isinstance(place, RemotePath) else _load_own(place)
-    path = str(path) if str(path).startswith("hf://") else on_this_machine(path)
-    if form == "tf1":
-        check_fetched(Path(path) if Path(path).is_dir() else Path(path).parent)
-    imported = load_hf(path) if form == "hf" else load_tf1(path)
+    if source.format == "bert_jax":
+        return _load_own(source)
+    directory = fetch(source.given) if is_hub(source.given) else source.on_this_machine()
+    if source.format == "tf1":
+        check_fetched(directory if directory.is_dir() else directory.parent)
+    imported = load_hf(directory) if source.format == "hf" else load_tf1(directory)
     return Pretrained(**imported._asdict() | {"params": jax.tree.map(jax.numpy.asarray, imported.params)})
-
-
-def recognise(path: AnyPath) -> str:
-    """Returns the format of the model at `path`: "bert_jax", "hf" or "tf1".
-
-    "bert_jax" is a directory that `save_pretrained` wrote, or a work directory of train.py; "hf" a directory as
-    transformers writes it, or hf://ORG/NAME; "tf1" a directory with Google's bert_config.json and bert_model.ckpt.*,
-    or a prefix such as DIR/bert_model.ckpt.
-
-    Raises: InputError if it has none of these formats, or several.
-    """
-    path = find_revision(path)
-    if str(path).startswith("hf://"):
-        return "hf"
-    path = to_place(path)
-    if isinstance(path, Path) and checkpoint_prefix(path) is not None:
-        return "tf1"
-    if not path.is_dir():
-        what = "is a file" if path.exists() else "does not exist"
-        raise InputError(f"{path} {what}; give a work directory of train.py or the directory of a model")
-    signs: dict[str, list[str]] = {
-        "bert_jax": ["params", "checkpoints", FINETUNED],
-        "hf": ["*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin"],
-        "tf1": ["*.index"],
-    }
-    found: dict[str, list[str]] = {
-        form: sorted(file.name for pattern in patterns for file in path.glob(pattern))
-        for form, patterns in signs.items()
-    }
-    forms = [form for form, files in found.items() if files]
-    if len(forms) > 1:
-        raise InputError(
-            f"{path} holds models in two formats: {' and '.join(f'{found[form][0]} ({form})' for form in forms[:2])}; "
-            "give each a directory of its own"
-        )
-    if not forms:
-        if isinstance(path, Path):
-            check_whole(path)
-        others = [name for name in ("tf_model.h5", "flax_model.msgpack", "model.onnx") if (path / name).exists()]
-        raise InputError(
-            f"{path} holds no model: no params/ or checkpoints/ as written here, no model.safetensors and no "
-            "bert_model.ckpt.index" + (f"; {others[0]} is not read: save it as model.safetensors" if others else "")
-        )
-    return forms[0]
 
 
 _ABOUT = schema.record(
@@ -263,24 +217,20 @@ _ABOUT = schema.record(
 )
 
 
-def _load_remote(path: RemotePath) -> Pretrained:
-    """Returns the model at a URL. Of a work directory only what is small is copied here."""
-    if (path / FINETUNED).is_dir():
-        path = path / FINETUNED
-    is_model = (path / "params").is_dir()
-    folder = local_directory(path, () if is_model else ("config.json", "tokenizer/"))
+def _load_own(source: Resolved) -> Pretrained:
+    """Returns a model of ours. Of a work directory in an object store only what is small is copied here."""
+    is_model = source.expect("model") == "model"
+    if isinstance(source.place, Path):
+        return _load_directory(source.place, None if is_model else source.place)
+    folder = local_directory(source.place, () if is_model else ("config.json", "tokenizer/"))
     try:
-        return _load_own(folder, None if is_model else path)
+        return _load_directory(folder, None if is_model else source.place)
     except InputError as error:
-        raise type(error)(str(error).replace(str(folder), str(path))) from None
+        raise type(error)(str(error).replace(str(folder), str(source.place))) from None
 
 
-def _load_own(path: Path, workdir: RemotePath | None = None) -> Pretrained:
-    """Returns the model in a directory; `workdir` is where its checkpoints are, if they are in an object store."""
-    if (path / FINETUNED).is_dir():
-        path = path / FINETUNED
-    if not (path / "config.json").is_file() or not (path / "tokenizer").is_dir():
-        raise InputError(f"{path} has no config.json or no tokenizer/; it is no work directory and no exported model")
+def _load_directory(path: Path, workdir: Place | None) -> Pretrained:
+    """Returns the model in a directory, or with its parameters from the newest checkpoint of a work directory."""
     about = schema.read_record(path / "config.json", _ABOUT, "it is damaged, or was not written here")
     try:
         drop_removed("model", about["model"])
@@ -293,7 +243,7 @@ def _load_own(path: Path, workdir: RemotePath | None = None) -> Pretrained:
     task, labels = about.get("task", "pretraining"), about.get("labels", [])
     tokenizer = load_tokenizer(path / "tokenizer")
     _check_tokenizer(path, tokenizer, about.get("tokenizer"))
-    if (path / "params").is_dir():
+    if workdir is None:
         problem = find_damage(path)
         if problem:
             raise InputError(f"{path} is damaged: {problem}; copy or export it again")
@@ -302,9 +252,7 @@ def _load_own(path: Path, workdir: RemotePath | None = None) -> Pretrained:
         params = restore_tree(path / "params", abstract)
         trained = about.get("trained", {})
     else:
-        (params, sealed), passed_over = read_newest(
-            (workdir or path) / "checkpoints", partial(_read_checkpoint, config)
-        )
+        (params, sealed), passed_over = read_newest(workdir / "checkpoints", partial(_read_checkpoint, config))
         for line in passed_over:
             print(f"warning: {line}", file=sys.stderr)
         _check_tokenizer(path, tokenizer, sealed.get("tokenizer"))

@@ -45,21 +45,20 @@ _IDLE = r"directionality|pooler_(fc_size|num_attention_heads|num_fc_layers|size_
 _LOWER, _CASED = re.compile(r"uncased|(chinese|multilingual)_L-\d"), re.compile("cased")
 
 
-def load_tf1(path: str | Path, activation: str = "", lowercase: bool | None = None) -> Imported:
+def load_tf1(path: Path) -> Imported:
     """Returns the BERT of a directory of Google's, or of a checkpoint in one: DIR/bert_model.ckpt, DIR/model.ckpt-20.
 
-    Args:
-      path: of several checkpoints in a directory, the one that its file `checkpoint` names is taken.
-      activation: overrides the source: "gelu_exact" for the checkpoints that Google trained before 2019-02-07.
-      lowercase: overrides the source: tokenizer_config.json, or else a directory that is called cased, uncased,
-        chinese_L-... or multilingual_L-... as Google's are, or else whether the vocabulary holds capital letters.
+    Of several checkpoints in a directory, the one that its file `checkpoint` names is taken. Whether text is
+    lower-cased says tokenizer_config.json, or else a directory that is called cased, uncased, chinese_L-... or
+    multilingual_L-... as Google's are, or else whether the vocabulary holds capital letters.
+
     Raises: InputError if a file is missing or damaged, or if the model is not one that can be computed here.
     """
-    prefix = find_checkpoint(path)
+    prefix = find_checkpoint(path) if path.is_dir() else path
     where = prefix.parent / _CONFIG_NAME
     settings = _read_settings(where)
-    config, notes = _model_config(settings, where, activation)
-    tokenizer, casing = _load_tokenizer(prefix.parent, lowercase)
+    config, notes = _model_config(settings, where)
+    tokenizer, casing = _load_tokenizer(prefix.parent)
     check_vocabulary(tokenizer, config.vocab_size, where)
     bundle = Bundle(prefix)
     if "_CHECKPOINTABLE_OBJECT_GRAPH" in bundle.entries:
@@ -126,35 +125,10 @@ def save_tf1(
     return notes
 
 
-def checkpoint_prefix(path: str | Path) -> Path | None:
-    """Returns the prefix of the checkpoint that is given by it or by one of its files; None if there is no such."""
-    for prefix in (Path(path), Path(re.sub(r"\.(index|meta|data-\d{5}-of-\d{5})$", "", str(path)))):
-        if index_path(prefix).is_file():
-            return prefix
-    return None
-
-
-def find_checkpoint(path: str | Path) -> Path:
-    """Returns the prefix of the checkpoint that a path means: a directory, a prefix or one of a checkpoint's files.
-
-    Raises: InputError if there is none, or if it is not clear which.
-    """
-    path = Path(path)
-    if prefix := checkpoint_prefix(path):
-        return prefix
-    if not path.is_dir():
-        if path.is_file():
-            raise InputError(
-                f"{path} is no checkpoint of TensorFlow's format since 2016, which has a file {path.name}.index; save"
-                " it again with a newer TensorFlow"
-            )
-        raise InputError(f"{path} does not exist, nor does {index_path(path)}; give a directory or a checkpoint in one")
+def find_checkpoint(path: Path) -> Path:
+    """Returns the prefix of the checkpoint in a directory. Raises: InputError if it is not clear which is meant."""
     found = sorted(index.with_suffix("") for index in path.glob("*.index"))
     names = [prefix.name for prefix in found]
-    if not found:
-        raise InputError(
-            f"{path} has no checkpoint, such as {_CHECKPOINT_NAME}.index; copy that and its data beside it"
-        )
     if len(found) == 1:
         return found[0]
     state = path / _STATE_NAME
@@ -181,7 +155,7 @@ def _read_settings(where: Path) -> JsonObject:
     return settings
 
 
-def _model_config(settings: JsonObject, where: Path, activation: str) -> tuple[ModelConfig, list[str]]:
+def _model_config(settings: JsonObject, where: Path) -> tuple[ModelConfig, list[str]]:
     """Returns the model that a configuration of Google's describes, and lines that the user should see.
 
     Raises: InputError, with the name of the setting, if it is not a BERT as it is computed here.
@@ -192,12 +166,12 @@ def _model_config(settings: JsonObject, where: Path, activation: str) -> tuple[M
     given, ours, notes = settings.get("hidden_act", "gelu"), settings.get(_OURS, {}), []
     if not isinstance(given, str) or given.lower() != "gelu":
         raise InputError(f"{where}: hidden_act is {shown(given)}, which this BERT cannot compute; it can with gelu")
-    if not activation and "activation" not in ours:
+    if "activation" not in ours:
         notes.append(
             f"{where.name}: gelu is the tanh form, as in Google's code since 2019-02-07; of a model trained with older"
             ' code, which has erf, add "bert_jax": {"activation": "gelu_exact"} to the file'
         )
-    values["activation"] = activation or ours.get("activation", "gelu_tanh")
+    values["activation"] = ours.get("activation", "gelu_tanh")
     if "layer_norm_epsilon" in ours:
         values["layer_norm_epsilon"] = ours["layer_norm_epsilon"]
     known = {theirs for theirs, _ in _SETTINGS.values()} | {"hidden_act", _OURS}
@@ -212,12 +186,12 @@ def _model_config(settings: JsonObject, where: Path, activation: str) -> tuple[M
     return config, notes
 
 
-def _load_tokenizer(directory: Path, lowercase: bool | None) -> tuple[Tokenizer, list[str]]:
+def _load_tokenizer(directory: Path) -> tuple[Tokenizer, list[str]]:
     """Returns the tokenizer of a directory, and lines that the user should see."""
     if not (directory / _VOCAB_NAME).is_file():
         raise InputError(f"{directory} has no {_VOCAB_NAME}; copy the one that the model was trained with there")
-    if lowercase is not None or (directory / "tokenizer_config.json").exists():
-        return load_tokenizer(directory, lowercase=lowercase), []
+    if (directory / "tokenizer_config.json").exists():
+        return load_tokenizer(directory), []
     name = directory.resolve().name
     named = True if _LOWER.search(name) else False if _CASED.search(name) else None
     tokenizer = load_tokenizer(directory / _VOCAB_NAME, lowercase=named)

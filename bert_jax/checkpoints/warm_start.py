@@ -16,6 +16,7 @@ from bert_jax.model.objective import Objective, Params, parts_of
 from bert_jax.settings.model import ModelConfig
 from bert_jax.settings.pretraining import PretrainConfig
 from bert_jax.settings.rules import affecting
+from bert_jax.storage.resolve import resolve
 from bert_jax.text.tokenizer import Tokenizer
 
 
@@ -26,7 +27,7 @@ def load_start(config: PretrainConfig, objective: Objective, tokenizer: Tokenize
     """
     if not config.init_checkpoint:
         return None
-    start = read_pretrained(config.init_checkpoint)
+    start = read_pretrained(resolve(config.init_checkpoint))
     check_start(config, start, tokenizer)
     start = complete(start, objective, config.train.seed)
     check_arrays(config.init_checkpoint, describe(start.params), describe(params))

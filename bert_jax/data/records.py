@@ -21,10 +21,11 @@ from bert_jax.data.blocks import BlockSums, Rows, block_rows
 from bert_jax.errors import InputError, one_line, shown
 from bert_jax.storage import files, schema, urls, writing
 from bert_jax.storage.files import JsonObject
+from bert_jax.storage.resolve import MANIFEST, Resolved, resolve
 from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
 
 FORMAT, VERSION = "bert_jax rows", 1
-MANIFEST, TOKENIZER, TOKEN_COUNTS = "manifest.json", "tokenizer", "token_counts.npy"
+TOKENIZER, TOKEN_COUNTS = "tokenizer", "token_counts.npy"
 NO_LABEL = -1
 
 _FILE = {"name": schema.file_name, "bytes": schema.whole(), "sha256": schema.SHA256}
@@ -304,28 +305,27 @@ def open_dataset(path: str | Path, tokenizer_fingerprint: str = "", verify: bool
 
     Raises: InputError if there is no data set, or one of another format, tokenizer or version, or a damaged one.
     """
-    about = open_about(path, tokenizer_fingerprint, verify)
+    return open_rows(open_about(resolve(path), tokenizer_fingerprint, verify), verify)
+
+
+def open_rows(about: About, verify: bool = True) -> Dataset:
+    """Returns the data set with its rows, which are copied if they are at a URL; see `open_dataset`."""
     files.allow_many_files()  # each shard is one
     if about.url:
         urls.copy_beside(str(about.path / MANIFEST), about.url, [shard["name"] for shard in about.shards])
     for shard in about.shards:
         _check_file(about.path / shard["name"], shard, verify)
     splits = about.manifest["splits"]
-    return Dataset(
-        path=about.path,
-        manifest=about.manifest,
-        train=_open_split(about.path, splits["train"], about.dtype),
-        heldout=_open_split(about.path, splits["heldout"], about.dtype),
-        token_counts=about.token_counts,
-    )
+    train, heldout = (_open_split(about.path, splits[name], about.dtype) for name in ("train", "heldout"))
+    return Dataset(about.path, about.manifest, train, heldout, about.token_counts)
 
 
-def open_about(path: str | Path, tokenizer_fingerprint: str = "", verify: bool = True) -> About:
-    """Returns all of the data set in a directory or at a URL but its rows; see `open_dataset`."""
-    url = str(path).rstrip("/") if urls.is_remote(path) else ""
-    path = Path(urls.local_copy(f"{url}/{MANIFEST}")).parent if url else Path(path)
-    if not (path / MANIFEST).is_file():
-        raise InputError(f"{path} holds no {MANIFEST}, so no finished data set; make one with bert_jax prepare_corpus")
+def open_about(source: Resolved, tokenizer_fingerprint: str = "", verify: bool = True) -> About:
+    """Returns all of a data set but its rows; see `open_dataset`."""
+    source.expect("data")
+    path, url = source.place, ""
+    if not isinstance(path, Path):
+        path, url = Path(urls.local_copy(f"{path}/{MANIFEST}")).parent, str(path)
     manifest = _read_manifest(path)
     made_by = manifest["tokenizer"]["fingerprint"]
     if tokenizer_fingerprint and tokenizer_fingerprint != made_by:

@@ -5,6 +5,7 @@ The order of the rows is that of `order.StreamOrder`. The rows of the windows at
 ones, are in a `block_cache.BlockCache` (docs/decisions/0031-streaming.md).
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ from bert_jax.settings.pretraining import DataConfig
 from bert_jax.storage import urls
 from bert_jax.storage.block_cache import BlockCache
 from bert_jax.storage.ranges import RangeReader
+from bert_jax.storage.resolve import resolve
 
 _HELDOUT_SHARE = 8  # of the cache, the held-out split gets one part in so many at most
 _BLOCKS_AHEAD = 16  # of a split that is read in order
@@ -35,16 +37,16 @@ def open_for_training(
 
     Raises: InputError if a data set cannot be read, or cannot be streamed as the settings ask for.
     """
-    abouts = [records.open_about(path, verify=config.verify) for path in paths]
+    abouts = [records.open_about(resolve(path), verify=config.verify) for path in paths]
     large = any(about.url and about.num_bytes > config.cache_gb * 1e9 for about in abouts)
     if config.stream == "off" or (config.stream == "auto" and not large):
-        return [records.open_dataset(path, verify=config.verify) for path in paths], config.stream
+        return [records.open_rows(about, config.verify) for about in abouts], config.stream
     datasets = []
     streams: dict[str, int] = {}  # of each data set, so that a second phase goes on in the order of the first
-    for path, about, batch_size in zip(paths, abouts, batch_sizes, strict=True):
+    for about, batch_size in zip(abouts, batch_sizes, strict=True):
         contents = " ".join(shard["sha256"] for shard in about.shards)
         num_streams = streams.setdefault(contents, choose_streams(config.streams, batch_size))
-        datasets.append(_open(path, about, config, num_streams))
+        datasets.append(_open(about, config, num_streams))
     return datasets, "on"
 
 
@@ -57,9 +59,9 @@ def open_in_order(path: str | Path, tokenizer_fingerprint: str = "", cache_gb: f
 
     Raises: InputError as `records.open_dataset`, or if `cache_gb` is too small for two blocks.
     """
-    about = records.open_about(path, tokenizer_fingerprint)
+    about = records.open_about(resolve(path), tokenizer_fingerprint)
     if not about.url or not all("blocks" in shard for shard in about.shards):
-        return records.open_dataset(path, tokenizer_fingerprint)
+        return records.open_rows(about)
     remote = {}
     limit = int(min(2.0**60, cache_gb * 1e9))  # min(x, NaN) is x; the check below refuses NaN
     for name in ("train", "heldout"):
@@ -72,21 +74,15 @@ def open_in_order(path: str | Path, tokenizer_fingerprint: str = "", cache_gb: f
     return Dataset(about.path, about.manifest, remote["train"], remote["heldout"], about.token_counts)
 
 
-def _open(path: str, about: About, config: DataConfig, num_streams: int) -> Dataset:
+def _open(about: About, config: DataConfig, num_streams: int) -> Dataset:
     """Returns a data set, at a URL or on this machine, with the order of streams."""
     splits, itemsize = about.manifest["splits"], about.dtype.itemsize
     blocks = {name: Blocks(splits[name]["shards"], about.dtype) for name in ("train", "heldout")}
     window_rows = max(int(config.window_mb * 2**20) // (itemsize * num_streams), blocks["train"].most_rows, 1)
     order = StreamOrder(blocks["train"].rows, num_streams, window_rows, config.seed)
     if not about.url:
-        local = records.open_dataset(path, verify=config.verify)
-        return Dataset(
-            local.path,
-            local.manifest,
-            StreamedSplit(local.train, order, blocks["train"]),
-            local.heldout,
-            local.token_counts,
-        )
+        local = records.open_rows(about, config.verify)
+        return dataclasses.replace(local, train=StreamedSplit(local.train, order, blocks["train"]))
     if config.verify and not all("blocks" in shard for shard in about.shards):
         raise InputError(
             f"{about.url} was made by an earlier version: its blocks have no checksums, so they cannot be checked when "

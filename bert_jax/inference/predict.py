@@ -20,6 +20,7 @@ from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.settings.model import ModelConfig, check_types
 from bert_jax.settings.pretraining import MeshConfig
 from bert_jax.settings.rules import from_dict
+from bert_jax.storage.resolve import resolve
 from bert_jax.tasks.base import Example, Prediction, Rows, Task, largest_type
 from bert_jax.tasks.catalog import make_task
 from bert_jax.tasks.evaluation import make_inference, make_split, predict_split
@@ -34,7 +35,7 @@ def load_predictor(path: str | Path, long_texts: str = "cut") -> "Predictor":
     An input with more tokens than the model was fine-tuned with is cut, with a warning, or with `long_texts` "refuse"
     an error. Raises: InputError as `load_pretrained`, or if the model has no head to predict with.
     """
-    return Predictor(read_pretrained(path), long_texts)
+    return Predictor(read_pretrained(resolve(path)), long_texts)
 
 
 class Predictor:

@@ -18,7 +18,7 @@ from pathlib import Path
 from bert_jax.errors import InputError
 from bert_jax.storage.leases import LEASE
 from bert_jax.storage.locks import lock_file
-from bert_jax.storage.places import UNFINISHED, AnyPath, RemotePath, to_place
+from bert_jax.storage.places import UNFINISHED, RemotePath
 from bert_jax.storage.stores import at_once, file_system, is_remote, remote_errors
 from bert_jax.storage.writing import atomic_path
 
@@ -133,17 +133,6 @@ def local_directory(path: RemotePath, names: tuple[str, ...] = ()) -> Path:
     folder = user_cache() / hashlib.sha256(version.encode()).hexdigest()[:32] / path.name
     list(at_once(lambda name: _copy(str(path / name), _inside(folder, name, str(path))), wanted))
     return folder
-
-
-def on_this_machine(path: AnyPath) -> Path:
-    """Returns a path of this machine: the path itself, or the copy of the file or directory at a URL.
-
-    Raises: InputError if there is nothing at the URL, or if it cannot be read.
-    """
-    place = to_place(path)
-    if not isinstance(place, RemotePath):
-        return place
-    return Path(local_copy(str(place))) if place.is_file() else local_directory(place)
 
 
 def _inside(folder: Path, name: str, url: str) -> Path:

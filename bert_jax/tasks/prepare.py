@@ -15,6 +15,7 @@ from bert_jax.settings.finetuning import FinetuneConfig
 from bert_jax.settings.model import ModelConfig, check_types
 from bert_jax.settings.pretraining import TrainConfig
 from bert_jax.settings.rules import to_dict
+from bert_jax.storage.resolve import resolve
 from bert_jax.tasks.base import Row, Task, largest_type
 from bert_jax.tasks.catalog import make_task
 from bert_jax.tasks.evaluation import Data, make_split
@@ -52,8 +53,8 @@ def open_task(config: FinetuneConfig) -> TaskInputs:
 def load_start(init_checkpoint: str) -> Pretrained:
     """Returns the model to start from; "random:PATH" is one of its shape that has learnt nothing."""
     if not init_checkpoint.startswith("random:"):
-        return read_pretrained(init_checkpoint)
-    like = read_pretrained(init_checkpoint.removeprefix("random:"))
+        return read_pretrained(resolve(init_checkpoint))
+    like = read_pretrained(resolve(init_checkpoint.removeprefix("random:")))
     notes = ("every parameter starts at random",)
     return dataclasses.replace(like, params={"encoder": {}}, task="pretraining", labels=(), notes=notes)
 

@@ -7,11 +7,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bert_jax.checkpoints.pretrained import FINETUNED, Pretrained
+from bert_jax.checkpoints.pretrained import Pretrained
 from bert_jax.settings.finetuning import FinetuneConfig
 from bert_jax.settings.model import ModelConfig
 from bert_jax.storage import schema
 from bert_jax.storage.places import Place
+from bert_jax.storage.resolve import FINETUNED
 from bert_jax.tasks.base import Row, Task
 from bert_jax.tasks.batches import Batching, flops_of_epoch
 from bert_jax.tasks.evaluation import Data

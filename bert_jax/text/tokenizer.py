@@ -19,7 +19,7 @@ from bert_jax.errors import InputError, shown
 from bert_jax.storage import files, schema, writing
 from bert_jax.storage.files import JsonObject
 from bert_jax.storage.places import AnyPath, to_place
-from bert_jax.storage.urls import on_this_machine
+from bert_jax.storage.resolve import resolve
 from bert_jax.text.normalize import Normalizer
 from bert_jax.text.sentencepieces import SentencePieces, read_sentencepieces
 from bert_jax.text.vocab import MAX_WORD_LENGTH, SPECIAL_TOKENS
@@ -236,7 +236,7 @@ def load_tokenizer(path: AnyPath, lowercase: bool | None = None, strip_accents: 
         accents stay.
     Raises: InputError if there is no vocabulary, or an unusable one.
     """
-    path, config = on_this_machine(path), {}
+    path, config = resolve(path).on_this_machine(), {}
     if path.is_dir():
         if (path / _CONFIG_NAME).exists():
             config = files.read_json(path / _CONFIG_NAME)

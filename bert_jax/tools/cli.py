@@ -15,6 +15,7 @@ from absl import app, flags, logging
 from bert_jax.errors import InputError
 from bert_jax.storage import files
 from bert_jax.storage.places import check_workdir_place, to_place
+from bert_jax.storage.resolve import is_hub, resolve
 from bert_jax.storage.stores import check_writable, is_remote
 from bert_jax.storage.urls import user_cache
 from bert_jax.text.fitting import cuts_in_one_line
@@ -123,7 +124,7 @@ def _check_output_urls() -> None:
         value = flags.FLAGS[name].value if name in flags.FLAGS else None
         if isinstance(value, str) and value.startswith("file://"):
             raise InputError(f"--{name}={value} is of this machine; write the path alone, {value[7:]}")
-        if isinstance(value, str) and is_remote(value) and not value.startswith("hf://"):
+        if isinstance(value, str) and is_remote(value) and not is_hub(value):
             if name == "workdir":
                 check_workdir_place(to_place(value))
             check_writable(value)
@@ -133,7 +134,7 @@ def load_model(path: str) -> "Pretrained":
     """Returns the model at a path, and prints what the user should know of it."""
     from bert_jax.checkpoints.pretrained import read_pretrained
 
-    bert = read_pretrained(path)
+    bert = read_pretrained(resolve(path))
     for note in bert.notes:
         print(f"note: {note}", file=sys.stderr)
     return bert

@@ -27,6 +27,7 @@ from absl import flags
 
 from bert_jax.errors import InputError
 from bert_jax.storage.places import Place, is_taken, to_place
+from bert_jax.storage.resolve import HUB, is_hub, resolve
 from bert_jax.tools import cli
 
 _INPUT = flags.DEFINE_string("input", None, "The model to convert; its format is recognised.", required=True)
@@ -51,7 +52,7 @@ MOST = 1e-5  # larger differences are not from rounding
 
 def main() -> None:
     """Writes the output, whole or not at all, and says what was read, left out and found."""
-    url = _OUTPUT.value if _OUTPUT.value.startswith("hf://") else ""
+    url = _OUTPUT.value if is_hub(_OUTPUT.value) else ""
     _check_flags(url)
     if not url:
         output = to_place(_OUTPUT.value)
@@ -91,12 +92,13 @@ def _convert(output: Place, shown: str) -> "Pretrained":
     from bert_jax.checkpoints.compare import differences
     from bert_jax.checkpoints.hf import save_hf
     from bert_jax.checkpoints.model_card import model_card, read_records
-    from bert_jax.checkpoints.pretrained import read_pretrained, recognise, save_pretrained
+    from bert_jax.checkpoints.pretrained import read_pretrained, save_pretrained
     from bert_jax.checkpoints.tf1 import save_tf1
     from bert_jax.model.objective import count_parameters
     from bert_jax.settings.rules import to_dict
 
-    bert = read_pretrained(_INPUT.value)
+    source = resolve(_INPUT.value)
+    bert = read_pretrained(source)
     if _ACTIVATION.value:
         bert = dataclasses.replace(bert, config=dataclasses.replace(bert.config, activation=_ACTIVATION.value))
     notes = list(bert.notes)
@@ -108,21 +110,20 @@ def _convert(output: Place, shown: str) -> "Pretrained":
             notes.append(f"problem_type {bert.problem} is not kept: these checkpoints have no place for it")
     else:
         about = to_dict(bert.config), bert.task, count_parameters(bert.params), bert.labels, bert.trained
-        card = model_card(read_records(_INPUT.value, *about), shown.removeprefix("hf://").rpartition("/")[2])
+        card = model_card(read_records(source, *about), shown.removeprefix(HUB).rpartition("/")[2])
         notes += save_hf(
             output, bert.config, bert.params, bert.tokenizer, bert.task, bert.labels, card=card, problem=bert.problem
         )
     if _VERIFY.value:
-        notes += _without_checksums(recognise(_INPUT.value), to)
+        notes += _without_checksums(source.format, to)
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
     print(
         f"{shown}: {bert.task}, {bert.config.num_layers} layers, hidden {bert.config.hidden_size}, "
-        f"{bert.config.activation}, {count_parameters(bert.params):,} parameters, from {recognise(_INPUT.value)} to "
-        f"{to}"
+        f"{bert.config.activation}, {count_parameters(bert.params):,} parameters, from {source.format} to {to}"
     )
     if _VERIFY.value:
-        found = differences(bert, read_pretrained(output))
+        found = differences(bert, read_pretrained(resolve(output)))
         for name, difference in found.items():
             print(f"largest difference of {name}: {difference:.3g}")
         left_out = [name for name, difference in found.items() if not difference <= MOST]

@@ -20,6 +20,7 @@ from bert_jax.errors import InputError
 from bert_jax.settings.phases import phase_of
 from bert_jax.settings.pretraining import PretrainConfig
 from bert_jax.settings.rules import from_dict
+from bert_jax.storage.resolve import resolve
 from bert_jax.storage.writing import check_file, write_json
 from bert_jax.tools import cli, recipes
 
@@ -54,7 +55,7 @@ def main() -> int:
     if JSON.value:
         check_file(JSON.value)
     given = phase_of(config, PHASE.value).data.path
-    about = open_about(given, verify=False) if given and not ROW_LENGTH.value else None
+    about = open_about(resolve(given), verify=False) if given and not ROW_LENGTH.value else None
     vocab_size = config.model.vocab_size or (len(about.token_counts) if about else VOCAB_SIZE.value)
     config = dataclasses.replace(
         config,

@@ -9,6 +9,7 @@ leading axis. The norm is the root of the sum of squares.
 
 from absl import flags
 
+from bert_jax.storage.resolve import resolve
 from bert_jax.tools import cli
 
 _CHECKPOINT = flags.DEFINE_string("checkpoint", None, "A model in any format.", required=True)
@@ -19,13 +20,12 @@ def main() -> None:
     import numpy as np
 
     from bert_jax.checkpoints.names import flatten
-    from bert_jax.checkpoints.pretrained import recognise
     from bert_jax.model.objective import count_parameters
 
     bert = cli.load_model(_CHECKPOINT.value)
     config = bert.config
     print(
-        f"{recognise(_CHECKPOINT.value)}: {bert.task}, {config.num_layers} layers, hidden {config.hidden_size}, "
+        f"{resolve(_CHECKPOINT.value).format}: {bert.task}, {config.num_layers} layers, hidden {config.hidden_size}, "
         f"{config.num_heads} heads, {config.activation}, vocabulary {config.vocab_size} "
         f"({'un' if bert.tokenizer.lowercase else ''}cased), {config.max_positions} positions"
     )

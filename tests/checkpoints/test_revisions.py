@@ -11,12 +11,12 @@ from builders import tiny_run
 from whole_runs import ONE_DEVICE, assert_same_state, stop_at, train
 
 import bert_jax
-from bert_jax.checkpoints.pretrained import recognise
 from bert_jax.checkpoints.states import checkpoint_steps
 from bert_jax.data.pipeline import rows_to_batch, train_rows
 from bert_jax.data.records import open_dataset
 from bert_jax.errors import InputError
 from bert_jax.settings.pretraining import CheckpointConfig
+from bert_jax.storage.resolve import resolve
 from bert_jax.text.tokenizer import load_tokenizer
 
 EVERY_FIVE = CheckpointConfig(every_steps=4, keep_every=5, keep_last=9)
@@ -63,7 +63,7 @@ def test_revisions_are_kept_with_what_they_were_trained_on(kept, toy_data):
 def test_a_revision_is_named_by_its_step(kept):
     workdir, result = kept
     ten, start = bert_jax.load_pretrained(f"{workdir}@10"), bert_jax.load_pretrained(f"{workdir}@0")
-    assert recognise(f"{workdir}@10") == "bert_jax"
+    assert resolve(f"{workdir}@10").place == workdir / "revisions" / "00000010"
     for one, other in ((ten, start.params), (ten, result.state.params)):
         with pytest.raises(AssertionError):
             assert_same_state(one.params, other)
@@ -75,7 +75,7 @@ def test_a_revision_is_named_by_its_step(kept):
 
 def test_a_directory_with_an_at_sign_in_its_name_is_itself(kept, tmp_path):
     shutil.copytree(kept[0] / "pretrained", tmp_path / "model@10")
-    assert recognise(tmp_path / "model@10") == "bert_jax"
+    assert resolve(tmp_path / "model@10").place == tmp_path / "model@10"
     with pytest.raises(InputError, match="no revision of step 3; it has none"):
         bert_jax.load_pretrained(f"{tmp_path / 'model@10'}@3")
 

@@ -150,9 +150,9 @@ def test_a_good_data_set_opens(dataset):
 
 
 def test_missing_directory_or_manifest(tmp_path, dataset):
-    assert "holds no manifest.json" in refusal(tmp_path / "nothing")
+    assert "nothing does not exist; give a data set, as bert_jax prepare_corpus makes it" in refusal(tmp_path / "nothing")
     (dataset / records.MANIFEST).unlink()
-    assert "make one with bert_jax prepare_corpus" in refusal(dataset)
+    assert "holds no manifest.json, so no finished data set; give" in refusal(dataset)
 
 
 def test_damaged_or_foreign_manifest(dataset):

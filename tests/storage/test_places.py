@@ -17,7 +17,8 @@ from bert_jax.storage import answers, leases, stores, writing
 from bert_jax.storage.files import read_json
 from bert_jax.storage.locks import writing as locked
 from bert_jax.storage.places import UNFINISHED, RemotePath, is_taken, to_place, upload_directory
-from bert_jax.storage.urls import local_directory, on_this_machine
+from bert_jax.storage.resolve import resolve
+from bert_jax.storage.urls import local_directory
 
 
 @pytest.fixture
@@ -114,13 +115,13 @@ def test_a_directory_is_uploaded_with_its_checksums_last_and_half_of_one_may_be_
 def test_a_directory_is_copied_here_once_and_again_when_it_changes(root, monkeypatch):
     for name in ("vocab.txt", "deep/er.txt"):
         (root / "m" / name).write_bytes(b"1")
-    folder = on_this_machine(root / "m")
+    folder = resolve(root / "m").on_this_machine()
     assert folder.name == "m" and (folder / "deep" / "er.txt").read_text() == "1"
-    assert on_this_machine(root / "m") == folder
+    assert resolve(root / "m").on_this_machine() == folder
     (root / "m" / "vocab.txt").write_bytes(b"22")
-    assert (on_this_machine(root / "m") / "vocab.txt").read_text() == "22"
-    assert on_this_machine(root / "m" / "vocab.txt").read_text() == "22"
-    assert on_this_machine(folder) == folder
+    assert (resolve(root / "m").on_this_machine() / "vocab.txt").read_text() == "22"
+    assert resolve(root / "m" / "vocab.txt").on_this_machine().read_text() == "22"
+    assert resolve(folder).on_this_machine() == folder
     with pytest.raises(InputError, match="does not exist or is empty"):
         local_directory(root / "nothing")
 

@@ -17,7 +17,7 @@ from bert_jax import InputError, load_pretrained, load_tokenizer
 from bert_jax.checkpoints import warm_start
 from bert_jax.checkpoints.compare import differences
 from bert_jax.checkpoints.hf import save_hf
-from bert_jax.checkpoints.pretrained import Pretrained, recognise, save_pretrained
+from bert_jax.checkpoints.pretrained import Pretrained, save_pretrained
 from bert_jax.checkpoints.sealed import SEAL
 from bert_jax.checkpoints.tf1 import save_tf1
 from bert_jax.errors import StoppedError
@@ -26,6 +26,7 @@ from bert_jax.model.heads import TASK_PARTS
 from bert_jax.model.objective import parts_of, pretraining_objective
 from bert_jax.pretraining import pretrain
 from bert_jax.settings.pretraining import MaskingConfig, MeshConfig, TrainConfig
+from bert_jax.storage.resolve import resolve
 
 
 def save_own(directory, config, params, tokenizer, task, labels):
@@ -61,7 +62,7 @@ def command(repository, name, *flags):
 
 @pytest.mark.parametrize("form", SAVERS)
 def test_every_format_is_recognised_and_computes_the_same(models, form):
-    assert recognise(models / form) == form
+    assert resolve(models / form).format == form
     bert = load_pretrained(models / form)
     assert (bert.task, bert.labels) == ("sequence_classification", LABELS)
     assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(bert.params))
@@ -87,11 +88,6 @@ def test_differences_are_seen(models):
     assert np.isnan(differences(bert, bare)["classifier"]) and np.isnan(differences(bare, bert)["classifier"])
     cased = dataclasses.replace(bert, tokenizer=make_tokenizer(203, lowercase=False))
     assert differences(bert, cased)["hidden"] == np.inf or differences(bert, cased)["hidden"] > 1e-3
-
-
-def test_a_prefix_of_google_is_recognised(models):
-    assert recognise(models / "tf1" / "bert_model.ckpt") == "tf1"
-    assert recognise("hf://org/name") == "hf"
 
 
 @pytest.mark.parametrize(

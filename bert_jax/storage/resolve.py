@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a path means: the one place that asks what is there. Public functions and commands call it first.
+
+What is to be read is resolved here, and the functions below take a `Resolved`. What is to be written, and need not be
+there yet, is a place (`places.to_place`).
+"""
+
+import contextlib
+import fnmatch
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from bert_jax.errors import InputError
+from bert_jax.storage import files, stores, urls
+from bert_jax.storage.places import AnyPath, Place, RemotePath, to_place
+
+# "run" is a work directory of pre-training, "unfinished" one without a model; "model" is a directory that this program
+# wrote, also inside a work directory of fine-tuning; "hf" is Hugging Face's format, "tf1" Google's.
+Kind: TypeAlias = Literal["run", "unfinished", "model", "hf", "tf1", "data", "file", "nothing"]
+Needed: TypeAlias = Literal["model", "data"]
+
+FINETUNED = "finetuned"  # the directory of the model inside a work directory of fine-tuning
+REVISIONS = "revisions"  # of the models of some steps of a run, which are kept and named WORKDIR@STEP
+MANIFEST = "manifest.json"  # of a data set
+HUB = "hf://"
+
+_SIGNS: Mapping[Kind, tuple[str, ...]] = {
+    "model": (FINETUNED, "params"),
+    "run": ("checkpoints",),
+    "hf": ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin"),
+    "tf1": ("*.index",),
+    "data": (MANIFEST,),
+}
+# Of a directory with no sign above: models of Hugging Face's that its reader refuses with the fix.
+_IN_PARTS = ("adapter_config.json", "*model.*.safetensors", "*model.*.bin", "0_Transformer")
+_UNREAD = ("tf_model.h5", "flax_model.msgpack", "model.onnx")
+
+FORMATS: Mapping[Kind, str] = {"run": "bert_jax", "model": "bert_jax", "hf": "hf", "tf1": "tf1"}
+_IS: Mapping[Kind, str] = {
+    "run": "is a work directory",
+    "unfinished": "has no config.json or no tokenizer/; it is no work directory with a model and no exported model",
+    "model": "is a model",
+    "hf": "is a model",
+    "tf1": "is a model",
+    "data": "is a data set",
+    "file": "is a file",
+    "nothing": "does not exist",
+}
+_NEEDS: Mapping[Needed, tuple[tuple[Kind, ...], str, str]] = {  # what serves, what a directory lacks, and the fix
+    "model": (
+        tuple(FORMATS),
+        "holds no model: no params/ or checkpoints/ as written here, no model.safetensors and no bert_model.ckpt.index",
+        "give a work directory of train.py or the directory of a model",
+    ),
+    "data": (
+        ("data",),
+        f"holds no {MANIFEST}, so no finished data set",
+        "give a data set, as bert_jax prepare_corpus makes it",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A path and what is there.
+
+    Attributes:
+      given: the path as it was given, for messages.
+      place: where it is: of WORKDIR@STEP the directory of the revision, of a finished fine-tuning that of its model, of
+        a file of Google's checkpoint the checkpoint's prefix. hf://ORG/NAME is a place that nothing but the reader of
+        Hugging Face's models opens.
+      kinds: what is there, with the name of what shows it; empty for a directory of something else.
+    """
+
+    given: str
+    place: Place
+    kinds: Mapping[Kind, str]
+
+    def expect(self, needed: Needed) -> Kind:
+        """Returns the kind of the model or data set. Raises: InputError if there is none, or models of two formats."""
+        kinds, lacking, fix = _NEEDS[needed]
+        there: dict[str, Kind] = {FORMATS.get(kind, kind): kind for kind in kinds if kind in self.kinds}
+        if len(there) > 1:
+            signs = [f"{self.kinds[there[form]]} ({form})" for form in there]
+            raise InputError(
+                f"{self.given} holds models in two formats: {' and '.join(signs[:2])}; give each a directory of its own"
+            )
+        if there:
+            return next(iter(there.values()))
+        for kind, what in _IS.items():
+            if kind in self.kinds:
+                raise InputError(f"{self.given} {what}; {fix}")
+        if needed == "model" and (unread := [name for name in _UNREAD if (self.place / name).exists()]):
+            fix = f"{unread[0]} is not read: save it as model.safetensors"
+        raise InputError(f"{self.given} {lacking}; {fix}")
+
+    @property
+    def format(self) -> str:
+        """Returns the format of the model: "bert_jax", "hf" or "tf1". Raises: InputError as `expect`."""
+        return FORMATS[self.expect("model")]
+
+    def on_this_machine(self) -> Path:
+        """Returns the place, or the copy of the file or directory at a URL.
+
+        Raises: InputError if there is nothing at the URL, or if it cannot be read.
+        """
+        if isinstance(self.place, Path):
+            return self.place
+        return Path(urls.local_copy(str(self.place))) if "file" in self.kinds else urls.local_directory(self.place)
+
+
+def resolve(path: AnyPath) -> Resolved:
+    """Returns what is at a path: a str, a Path, gs://..., hf://ORG/NAME or WORKDIR@STEP.
+
+    Raises: InputError if the file system cannot be asked, or a work directory has no revision of that step.
+    """
+    given, place = str(path), to_place(path)
+    if is_hub(path):
+        return Resolved(given, place, {"hf": given})
+    if isinstance(place, Path):
+        for prefix in (place, Path(re.sub(r"\.(index|meta|data-\d{5}-of-\d{5})$", "", given))):
+            if os.path.isfile(f"{prefix}.index"):
+                return Resolved(given, prefix, {"tf1": f"{prefix.name}.index"})
+    kinds = _kinds_of(place)
+    if "nothing" in kinds and (revision := _revision(given)):
+        place = revision
+        kinds = _kinds_of(place)
+    if kinds.get("model") == FINETUNED:
+        place = place / FINETUNED
+    return Resolved(given, place, kinds)
+
+
+def is_hub(path: AnyPath) -> bool:
+    """Returns whether a path is a model of the Hugging Face hub, hf://ORG/NAME, and not a file there."""
+    return str(path).startswith(HUB) and not str(path).startswith((f"{HUB}datasets/", f"{HUB}spaces/"))
+
+
+def revision_path(workdir: Place, step: int) -> Place:
+    """Returns the path of the revision of a step."""
+    return workdir / REVISIONS / f"{step:08d}"
+
+
+def _kinds_of(place: Place) -> dict[Kind, str]:
+    """Returns what is at a place, with the name of what shows it."""
+    if isinstance(place, RemotePath) and stores.protocol_of(str(place)) in ("http", "https"):  # it has no directories
+        with contextlib.suppress(InputError):  # it may forbid to ask for it
+            if (place / MANIFEST).exists():
+                return {"data": MANIFEST}
+        return {"file" if place.exists() else "nothing": ""}
+    with files.reading(str(place)):
+        names = sorted(child.name for child in place.iterdir()) if place.is_dir() else None
+    if names is None:
+        return {"file" if place.exists() else "nothing": ""}
+    kinds: dict[Kind, str] = {}
+    for kind, patterns in _SIGNS.items():
+        if found := [name for pattern in patterns for name in fnmatch.filter(names, pattern)]:
+            kinds[kind] = found[0]
+    if "model" in kinds:  # then nobody asks for the checkpoints
+        kinds.pop("run", "")
+    if kinds.get("model") != FINETUNED and not {"config.json", "tokenizer"} <= set(names):
+        if own := kinds.pop("model", "") or kinds.pop("run", ""):
+            kinds["unfinished"] = own
+    if not kinds and (found := [name for pattern in _IN_PARTS for name in fnmatch.filter(names, pattern)]):
+        kinds["hf"] = found[0]
+    return kinds
+
+
+def _revision(path: str) -> Place | None:
+    """Returns the directory that WORKDIR@STEP names; None if the path is not such a name.
+
+    Raises: InputError, with the steps that there are, if the work directory has no revision of this step.
+    """
+    workdir, _, step = path.rpartition("@")
+    if not (workdir and step.isdecimal() and len(step) < 19) or not to_place(workdir).is_dir():
+        return None
+    found = revision_path(to_place(workdir), int(step))
+    if not found.is_dir():
+        kept = found.parent.iterdir() if found.parent.is_dir() else ()
+        steps = sorted(int(path.name) for path in kept if path.name.isdecimal())
+        there = f"it has those of steps {', '.join(map(str, steps))}" if steps else "it has none"
+        raise InputError(
+            f"{workdir} has no revision of step {step}; {there}: checkpoint.keep_every says which are kept"
+        )
+    return found
