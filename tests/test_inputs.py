@@ -212,7 +212,7 @@ def test_a_changed_data_set_behind_a_url_is_copied_again(tmp_path, prepared, voc
 
 
 def test_what_a_data_set_behind_a_url_lacks_is_said(prepared, bucket):
-    with pytest.raises(InputError, match=r"memory://b/data/manifest.json does not exist"):
+    with pytest.raises(InputError, match=r"memory://b/data does not exist; give a data set"):
         records.open_dataset("memory://b/data")
     bucket.pipe(at("/b/data", prepared))
     bucket.rm("/b/data/train-00001-of-00002.npy")

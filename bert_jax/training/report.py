@@ -175,13 +175,9 @@ class Reporter:
         self.message(line)
 
 
-def _metric(value: object, place: str) -> None:
-    """Checks a metric: a number, or one of the strings that `_to_json` writes."""
-    if value not in ("nan", "inf", "-inf"):
-        schema.number()(value, place)
-
-
-_RECORD = schema.record({"step": schema.whole(), "kind": schema.one_of(*KINDS)}, others=_metric)
+# Metrics are numbers, or the strings that `_to_json` writes.
+_METRIC = schema.number(True, "nan", "inf", "-inf")
+_RECORD = schema.record({"step": schema.whole(), "kind": schema.one_of(*KINDS)}, others=_METRIC)
 
 
 def read_metrics(path: AnyPath, kinds: Sequence[str] = ("train", "eval")) -> list[MetricsRecord]:

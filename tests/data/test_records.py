@@ -150,7 +150,7 @@ def test_a_good_data_set_opens(dataset):
 
 
 def test_missing_directory_or_manifest(tmp_path, dataset):
-    assert "nothing does not exist; give a data set, as bert_jax prepare_corpus makes it" in refusal(tmp_path / "nothing")
+    assert "nothing does not exist; give a data set, as bert_jax prepare_corpus" in refusal(tmp_path / "nothing")
     (dataset / records.MANIFEST).unlink()
     assert "holds no manifest.json, so no finished data set; give" in refusal(dataset)
 
