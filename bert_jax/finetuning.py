@@ -12,7 +12,7 @@ from bert_jax.checkpoints.pretrained import Pretrained, leave_pretrained
 from bert_jax.checkpoints.warm_start import complete
 from bert_jax.devices.job import this_job
 from bert_jax.devices.sharding import Devices, check_divisible, in_no_mesh, make_mesh
-from bert_jax.devices.watchdog import beat
+from bert_jax.devices.work import beat
 from bert_jax.errors import InputError
 from bert_jax.model.objective import Params, task_objective
 from bert_jax.settings.finetuning import FinetuneConfig

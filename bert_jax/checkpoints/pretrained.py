@@ -19,9 +19,9 @@ from bert_jax.checkpoints.hf import fetch, load_hf
 from bert_jax.checkpoints.names import flatten, part_of, unflatten
 from bert_jax.checkpoints.sealed import SEAL, find_damage, read_newest, seal, state_place
 from bert_jax.checkpoints.tf1 import load_tf1
-from bert_jax.devices import watchdog
 from bert_jax.devices.job import this_job
 from bert_jax.devices.sharding import in_no_mesh, on_host
+from bert_jax.devices.work import under_way
 from bert_jax.errors import InputError
 from bert_jax.model.fused_attention import length_step
 from bert_jax.model.heads import TASK_PARTS
@@ -150,7 +150,7 @@ def leave_pretrained(bert: Pretrained, directory: Place, what: str) -> None:
 
     Raises: InputError, on every process, as `save_pretrained`.
     """
-    with watchdog.slow(state_bytes(bert.params)):
+    with under_way("saving", state_bytes(bert.params)):
         whole = dataclasses.replace(bert, params=on_host(bert.params))
         this_job().first_does(f"write {what}", lambda: save_pretrained(whole, directory))
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
-from bert_jax.devices import watchdog
+from bert_jax.devices.work import beat
 from bert_jax.errors import InputError
 from bert_jax.storage import schema
 from bert_jax.storage.files import JsonObject, read_json, sha256_file
@@ -77,7 +77,7 @@ def seal(directory: Place, about: dict[str, object], below: str = "") -> None:
     if isinstance(directory, Path):
         for path in (directory.parent, directory, *directory.rglob("*")):
             sync(path)
-            watchdog.beat()
+            beat()
     write_seal(directory, about | {"files": files})
 
 
@@ -168,7 +168,7 @@ def find_damage(directory: Place) -> str | None:
 
 def _digest(path: Path) -> str:
     digest = sha256_file(path)
-    watchdog.beat()
+    beat()
     return digest
 
 

@@ -38,8 +38,8 @@ from bert_jax.checkpoints.sealed import (
     state_place,
     write_seal,
 )
-from bert_jax.devices import watchdog
 from bert_jax.devices.job import this_job
+from bert_jax.devices.work import under_way
 from bert_jax.errors import InputError
 from bert_jax.storage.answers import told_if_slow
 from bert_jax.storage.places import Place, RemotePath, to_place
@@ -120,7 +120,7 @@ class Checkpoints:
     def __exit__(self, *_: object) -> None:
         """Waits for the seal in progress, also when the run failed: until then the directory is in use."""
         if self._sealing is not None:
-            with watchdog.slow(self._bytes):
+            with under_way("saving", self._bytes, waits_for=self._sealing):
                 self._sealing.join()
 
     def _open(self) -> ocp.CheckpointManager:
@@ -152,7 +152,7 @@ class Checkpoints:
         self._check_writable(self._bytes)
         errors = Exception if isinstance(self.directory, RemotePath) else OSError  # stores raise some of many types
         try:
-            with watchdog.slow(self._bytes):
+            with under_way("saving", self._bytes):
                 self._manager.save(step, args=ocp.args.Composite(**{self._name: ocp.args.PyTreeSave(state)}))
         except errors as error:
             raise cannot_write(self.directory, error) from error
@@ -198,19 +198,20 @@ class Checkpoints:
         check_writable(str(self.directory))
 
     def _seal(self, step: int, about: dict[str, Any]) -> None:
-        try:
-            with told_if_slow(str(self.directory)):
-                self._manager.wait_until_finished()
+        with under_way("sealing", self._bytes):
+            try:
+                with told_if_slow(str(self.directory)):
+                    self._manager.wait_until_finished()
+                if this_job().is_first:
+                    check_readable(state_place(self._path(step), about), about["arrays"])
+                    self.before_seal()
+                    seal(self._path(step), about, self._name + "/")
+            except Exception as error:  # noqa: BLE001 - handed to the main thread by wait()
+                self._failure = error
+                return
             if this_job().is_first:
-                check_readable(state_place(self._path(step), about), about["arrays"])
-                self.before_seal()
-                seal(self._path(step), about, self._name + "/")
-        except Exception as error:  # noqa: BLE001 - handed to the main thread by wait()
-            self._failure = error
-            return
-        if this_job().is_first:
-            with contextlib.suppress(Exception):  # what could not be deleted is tried again after the next save
-                self._delete_surplus()
+                with contextlib.suppress(Exception):  # what could not be deleted is tried again after the next save
+                    self._delete_surplus()
 
     def add_metric(self, step: int, metric: float, notes: Notes) -> None:
         """Adds a metric that was computed after the save to a sealed checkpoint, and replaces its notes."""
@@ -228,7 +229,7 @@ class Checkpoints:
         """Waits until what was saved is sealed. Raises: InputError, on every process, if it could not be written."""
         if self._sealing is None:
             return
-        with watchdog.slow(self._bytes):
+        with under_way("saving", self._bytes, waits_for=self._sealing):
             self._sealing.join()
             self._sealing = None
             failure, self._failure = self._failure, None
@@ -319,7 +320,7 @@ class Checkpoints:
         return self._read(step, abstract_state)
 
     def _read(self, step: int, abstract_state: PyTree) -> PyTree:
-        with watchdog.slow(state_bytes(abstract_state)):
+        with under_way("restoring", state_bytes(abstract_state)):
             path = self._path(step)
             place = state_place(path, read_seal(path) if this_job().is_first else {})  # others may see the seal late
             return restore_tree(path / this_job().broadcast_text("place of a state", place.name), abstract_state)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from bert_jax.devices.job import Several, open_job, this_job
+from bert_jax.devices.job import AGREE_SECONDS, Several, open_job, this_job
 from bert_jax.devices.members import Members, leave
 from bert_jax.devices.tpu_hosts import is_pod
 from bert_jax.errors import InputError
@@ -35,20 +35,23 @@ def join(
     process_id: int = -1,
     join_seconds: int = 60,
     lost_seconds: int = 60,
+    agree_seconds: int = int(AGREE_SECONDS),
 ) -> None:
     """Joins the processes of a job. Call it before any other use of JAX, in each process; all run the same command.
 
     `how` is "off", "on" (JAX finds the other processes through the scheduler or the TPU) or "auto": on if variables of
     a scheduler or the metadata of a TPU VM name several processes. If `coordinator` (HOST:PORT of the first process),
     `num_processes` and `process_id` are given, they are used instead. Joining fails after `join_seconds`. Afterwards
-    the job ends if one process gives no sign of life for `lost_seconds`.
+    the job ends if one process gives no sign of life for `lost_seconds`, or if the others wait `agree_seconds` for one
+    that works on nothing.
 
     Raises: InputError if only some of the three are given, or if the other processes cannot be reached.
     """
     given = (bool(coordinator), num_processes > 0, process_id >= 0)
     if any(given) != all(given):
         raise InputError("--coordinator, --num_processes and --process_id go together; give all three or none")
-    for name, seconds in (("join_seconds", join_seconds), ("lost_seconds", lost_seconds)):
+    limits = {"join_seconds": join_seconds, "lost_seconds": lost_seconds, "agree_seconds": agree_seconds}
+    for name, seconds in limits.items():
         if seconds < 1:
             raise InputError(f"--{name} {seconds} is below 1; use 1 or more")
     if not any(given) and (how == "off" or (how == "auto" and not is_job(os.environ) and not is_pod())):
@@ -60,7 +63,7 @@ def join(
         "num_processes": num_processes,
         "process_id": process_id,
     }
-    limits: dict[str, Any] = {
+    options: dict[str, Any] = {
         "initialization_timeout": join_seconds,
         # `Members` notices a lost process first, and reports more. JAX's heartbeat is for a process that is frozen.
         "heartbeat_timeout_seconds": max(100, 10 * lost_seconds),
@@ -68,7 +71,7 @@ def join(
     }
     try:
         with _failing_calmly():
-            jax.distributed.initialize(**(asked if any(given) else {}), **limits)
+            jax.distributed.initialize(**(asked if any(given) else {}), **options)
     except (ValueError, RuntimeError, OSError) as error:  # the last is of a metadata server that does not answer
         _leave_at_exit(1)
         reason = " ".join(str(error).split())[:300]
@@ -77,7 +80,7 @@ def join(
             others = f"of {num_processes} processes " if num_processes else ""
             reason = f"not all {others}came together {where}within {join_seconds} s (--join_seconds)"
         raise InputError(f"the processes cannot join: {reason}; see docs/launching.md, or --distributed=off") from None
-    if job := open_job(lost_seconds):
+    if job := open_job(lost_seconds, agree_seconds):
         _end_where_jax_aborts(job.members)
 
 

@@ -26,6 +26,9 @@ from bert_jax.devices.members import Members, Store, leave
 from bert_jax.errors import InputError, one_line
 from bert_jax.settings.rules import changed_keys, value_at
 
+AGREE_SECONDS = 1800.0  # so long do processes wait for one that has nothing to do
+_LOST_SECONDS = 60.0  # without a sign of life, in programs that have joined by themselves
+
 
 class Job:
     """A process by itself, which agrees with itself: the null job. `Several` is a job of several processes."""
@@ -64,8 +67,8 @@ class Job:
         """Returns whether a process was asked to end; with several, on all of them at the same call."""
         return False
 
-    def leave_hanging(self, status: int) -> None:
-        """Ends this process with an exit status, and then the other processes of the job."""
+    def leave_hanging(self, status: int, line: str) -> None:
+        """Ends this process with an exit status, and then the other processes of the job, which print the line."""
         leave(status)
 
     def end(self, status: int, line: str) -> None:
@@ -172,9 +175,15 @@ class Job:
 class Several(Job):
     """A job of several processes, as seen by this one."""
 
-    def __init__(self, store: Store, index: int, count: int, lost_seconds: float = 0) -> None:
-        """`store` is the client of JAX's coordination service; without `lost_seconds` nobody watches the others."""
+    def __init__(
+        self, store: Store, index: int, count: int, lost_seconds: float = 0, agree_seconds: float = AGREE_SECONDS
+    ) -> None:
+        """`store` is the client of JAX's coordination service; without `lost_seconds` nobody watches the others.
+
+        After `agree_seconds` nobody waits any longer for a process where no work is under way.
+        """
         self.index, self.count, self.ends_all = index, count, lost_seconds > 0
+        self.agree_seconds = agree_seconds
         self.members = Members(store, index, count, lost_seconds)
         self._times: Counter[str] = Counter()  # agreements of this process on each topic
         self._asked = itertools.count()
@@ -196,8 +205,8 @@ class Several(Job):
         # restart in each run of a grid, so a signal in the last step of a run would be missed or noticed too late.
         return multihost_utils.reached_preemption_sync_point(next(self._asked))
 
-    def leave_hanging(self, status: int) -> None:
-        self.members.tell_hang()
+    def leave_hanging(self, status: int, line: str) -> None:
+        self.members.tell_hang(line)
         leave(status)
 
     def end(self, status: int, line: str) -> None:
@@ -210,18 +219,21 @@ class Several(Job):
     def _hear(self, topic: str, value: str, speakers: range) -> dict[int, str]:
         """Returns {process: value} of the speakers, of which this process may be one."""
         self._times[topic] += 1
-        number = self._times[topic]
-        place = f"topic/{quote(topic, safe='')}/{number}"
+        place = f"topic/{quote(topic, safe='')}/{self._times[topic]}"
         pause, longest = 0.002, 0.05 * max(1.0, self.count / 16)  # all of them read all values from the first
         if self.index in speakers:
             self.members.set(f"{place}/{self.index}", value)
         if len(said := self.members.get(place)) < len(speakers):
-            self.members.set(f"waits/{self.index}", f"{number} {topic}")
+            self.members.set(f"waits/{self.index}", f"{self._times[topic]} {topic}")
+        worked = looked = time.monotonic()  # when the others last worked
         while len(said := self.members.get(place)) < len(speakers):
             if failure := self.members.failure_of_another():
                 raise failure
-            if pause == longest:
-                self._check_order(topic, [each for each in speakers if each not in said])
+            if time.monotonic() - looked > self.members.pause:
+                looked = time.monotonic()
+                missing = [number for number in speakers if number not in said]
+                self._check_order(topic, missing)
+                worked = self._check_alive(topic, missing, worked)
             time.sleep(pause)
             pause = min(2 * pause, longest)
         return said
@@ -235,6 +247,24 @@ class Several(Job):
                     f"{self.name(self.index)} waits for {self.name(number)} to agree on {topic!r}, and that one waits "
                     f"for this one on {other!r}: they do different things; run the same code on all"
                 )
+
+    def _check_alive(self, topic: str, missing: list[int], worked: float) -> float:
+        """Returns when each missing process last had work under way, in which it may take as long as its limit.
+
+        Raises: LostProcessError if one is dead; InputError if one has had nothing to do for `agree_seconds`.
+        """
+        doing = self.members.doing()
+        idle = [number for number in missing if not doing.get(number)]
+        silences = {} if self.ends_all else self.members.silences()  # the watch does that elsewhere
+        for number in missing:
+            if number in doing and silences.get(number, 0) > _LOST_SECONDS:
+                raise self.members.lost(number, silences[number])
+        if idle and time.monotonic() - worked > self.agree_seconds:
+            raise InputError(
+                f"{self.name(idle[0])} has not come to agree on {topic!r} within {self.agree_seconds:g} s, and no work "
+                "is under way there; see its own messages, and run the same command on all"
+            )
+        return worked if idle else time.monotonic()
 
 
 _ALONE = Job()
@@ -251,7 +281,7 @@ def this_job() -> Job:
     return _job or open_job(0) or _ALONE
 
 
-def open_job(lost_seconds: float) -> Several | None:
+def open_job(lost_seconds: float, agree_seconds: float = AGREE_SECONDS) -> Several | None:
     """Returns the job of the processes that JAX has joined; None if it has not joined any.
 
     With `lost_seconds` the processes watch each other, and end if one gives no sign of life for so long.
@@ -263,7 +293,7 @@ def open_job(lost_seconds: float) -> Several | None:
         return None
     with _making:
         if _job is None and state.client is not None and state.num_processes > 1:
-            _job = Several(state.client, state.process_id, state.num_processes, lost_seconds)
+            _job = Several(state.client, state.process_id, state.num_processes, lost_seconds, agree_seconds)
     return _job
 
 

@@ -6,6 +6,7 @@ counter (its heartbeat) into the key-value store of JAX's coordination service, 
 The store also carries error messages, and values that processes exchange before any device is used.
 """
 
+import atexit
 import contextlib
 import faulthandler
 import os
@@ -15,6 +16,7 @@ import threading
 import time
 from typing import NoReturn, Protocol
 
+from bert_jax.devices.work import describe
 from bert_jax.errors import InputError, LostProcessError
 
 _PREFIX = "bert_jax"
@@ -39,7 +41,10 @@ class Members:
     """The other processes of the job, as seen by this one. Each process makes one object when it joins."""
 
     def __init__(self, client: Store, index: int, count: int, lost_seconds: float) -> None:
-        """Starts the monitoring threads, unless `lost_seconds` is 0; `client` is that of JAX's coordination service."""
+        """Starts the threads; `client` is that of JAX's coordination service.
+
+        If `lost_seconds` is 0 this process says what it is doing, and watches nobody.
+        """
         self.index, self.count, self.lost_seconds = index, count, lost_seconds
         self._client = client
         self.pause = _BEAT_SECONDS * max(1.0, count / 64)  # seconds between two looks at the others
@@ -50,10 +55,12 @@ class Members:
         self.set(f"name/{index}", socket.gethostname())
         self._answered = time.monotonic()  # when the store did
         self._threads = [
-            threading.Thread(target=target, name="members", daemon=True) for target in (self._watch, self._watch_store)
+            threading.Thread(target=target, name="members", daemon=True)
+            for target in ((self._watch, self._watch_store) if lost_seconds else (self._say,))
         ]
-        for thread in self._threads if lost_seconds else ():
+        for thread in self._threads:
             thread.start()
+        atexit.register(self.close)  # before JAX closes its client
 
     def tell_failure(self, line: str, status: int) -> None:
         """Tells the others that this process ends, and why, unless it ends because another has failed."""
@@ -62,10 +69,10 @@ class Members:
             if not self.failure_of_another():
                 self.set(f"failed/{self.index}", f"{status} {line[:1000] or 'an error'}")
 
-    def tell_hang(self) -> None:
-        """Tells the others that this process ends because it hangs, and waits until they have read it."""
+    def tell_hang(self, line: str) -> None:
+        """Tells the others that this process ends because it hangs, and where; waits until they have read it."""
         with contextlib.suppress(Exception):  # of JAX's client, without a type: the first process is gone
-            self.set(f"hang/{self.index}", "hangs")
+            self.set(f"hang/{self.index}", line)
             time.sleep(_HANG_PAUSES * self.pause)
 
     def outlast(self) -> None:
@@ -104,11 +111,11 @@ class Members:
         try:
             if failure := self.failure_of_another():
                 return failure
-            silences = self._silences()
+            silences = self.silences()
         except Exception as error:  # noqa: BLE001 - of JAX's client, whose errors have no type of their own
             return LostProcessError(_unreachable(error))
         lost = [number for number, silence in silences.items() if silence > 6 * self.pause]
-        return LostProcessError(self._lost(lost[0], silences[lost[0]])) if lost else None
+        return self.lost(lost[0], silences[lost[0]]) if lost else None
 
     def name(self, number: int) -> str:
         """Returns "process 1 (its host)"."""
@@ -140,7 +147,11 @@ class Members:
             return LostProcessError(line)  # it names the process that is lost
         return InputError(f"{self.name(number)} ended: {line}")
 
-    def _silences(self) -> dict[int, float]:
+    def doing(self) -> dict[int, str]:
+        """Returns what each process was doing at its last heartbeat, "" if nothing; not those that never had one."""
+        return {number: beat.partition(" ")[2] for number, beat in self.get("beat").items()}
+
+    def silences(self) -> dict[int, float]:
         """Returns the seconds since the last new heartbeat of each other process."""
         now, beats = time.monotonic(), self.get("beat")
         for number, (_, before) in self._beats.items():
@@ -148,11 +159,21 @@ class Members:
                 self._beats[number] = (now, beats.get(number, ""))
         return {number: now - when for number, (when, _) in self._beats.items()}
 
-    def _lost(self, number: int, seconds: float) -> str:
-        return (
-            f"{self.name(number)} has not been heard of for {seconds:.0f} s: it died, hangs, or cannot be reached; the "
-            "same command on all resumes from the last checkpoint"
+    def lost(self, number: int, seconds: float) -> LostProcessError:
+        """Returns the error for a process that gives no sign of life."""
+        doing = self._beats[number][1].partition(" ")[2]
+        return LostProcessError(
+            f"{self.name(number)} has not been heard of for {seconds:.0f} s{doing and f', last in {doing}'}: it died, "
+            "hangs, or cannot be reached; the same command on all resumes from the last checkpoint"
         )
+
+    def _say(self) -> None:
+        """Says what this process is doing, with a number that grows."""
+        beat = 0
+        while not self._ended.wait(self.pause):
+            beat += 1
+            with contextlib.suppress(Exception):  # of JAX's client, without a type: the first process is gone
+                self.set(f"beat/{self.index}", f"{beat} {describe()}")
 
     def _watch(self) -> None:
         failed_since = 0.0
@@ -168,18 +189,18 @@ class Members:
             if self._failed_at and now - self._failed_at > _LEAVE_SECONDS:
                 leave(self._status)
             try:
-                self.set(f"beat/{self.index}", str(beat))
+                self.set(f"beat/{self.index}", f"{beat} {describe()}")
                 failure = self.failure_of_another()
-                silences = self._silences()
-                hanging = min(self.get("hang"), default=self.index)
-                name = self.name(hanging) if hanging != self.index else ""
+                silences = self.silences()
+                told = {number: line for number, line in self.get("hang").items() if number != self.index}
+                hanging = [f"{self.name(number)} hangs: {line}" for number, line in told.items()]
             except Exception as error:  # noqa: BLE001 - of JAX's client, whose errors have no type of their own
                 if self._failed_at or self._ended.is_set():
                     continue
                 leave(LostProcessError.STATUS, _unreachable(error))
             self._answered = time.monotonic()
-            if name:
-                say_stacks(f"{name} hangs. What the threads here were doing:")
+            if hanging:
+                say_stacks(f"{hanging[0]}. What the threads here were doing:")
                 if self.index == 0:  # JAX aborts those that outlive the store, such as the one that waits in tell_hang
                     time.sleep(_HANG_PAUSES * 1.5 * self.pause)
                 leave(HANG_STATUS)
@@ -189,7 +210,7 @@ class Members:
                     self._leave_last(failure.STATUS, str(failure))
             for number, silence in silences.items() if not failure and not self._failed_at else ():
                 if silence > self.lost_seconds:
-                    line = self._lost(number, silence)
+                    line = str(self.lost(number, silence))
                     self.tell_failure(line, LostProcessError.STATUS)
                     self._leave_last(LostProcessError.STATUS, line)
 

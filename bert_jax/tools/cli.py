@@ -158,6 +158,9 @@ def define_cluster_flags() -> Callable[[], contextlib.AbstractContextManager[Non
     lost_seconds = flags.DEFINE_integer(
         "lost_seconds", 60, "seconds without a heartbeat from one process after which the others end the job"
     )
+    agree_seconds = flags.DEFINE_integer(
+        "agree_seconds", 1800, "seconds that processes wait for one that works on nothing, before they end the job"
+    )
 
     def join() -> contextlib.AbstractContextManager[None]:
         from bert_jax.devices import cluster
@@ -169,6 +172,7 @@ def define_cluster_flags() -> Callable[[], contextlib.AbstractContextManager[Non
             process_id.value,
             join_seconds.value,
             lost_seconds.value,
+            agree_seconds.value,
         )
         return cluster.one_fate()
 

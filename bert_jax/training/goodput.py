@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from bert_jax.devices.work import under_way
+
 KIND = "goodput"
 EVERY_SECONDS = 60  # the longest time between two records while steps are taken
 
@@ -69,10 +71,11 @@ class Clock:
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Counts the time of the block for a phase, without the phases inside it."""
+        """Registers the block as work under way, and counts its time for a phase, without the phases inside it."""
         before = self._switch(name)
         try:
-            yield
+            with under_way(name):
+                yield
         finally:
             self._switch(before)
 
@@ -83,9 +86,9 @@ class Clock:
         self.seconds[current] -= moved
         self.seconds[name] += moved
 
-    def compiled(self, event: str, seconds: float, **_: object) -> None:
-        """Counts a compilation, wherever it was needed; for `jax.monitoring`."""
-        if event.endswith("backend_compile_duration") and threading.get_ident() == self._thread:
+    def compiled(self, seconds: float) -> None:
+        """Counts a compilation, wherever it was needed; for `work.on_compiled`."""
+        if threading.get_ident() == self._thread:
             self.move("compilation", seconds)
 
     def is_due(self) -> bool:

@@ -17,9 +17,9 @@ from jax.sharding import Mesh
 
 from bert_jax.batch import Batch, PyTree
 from bert_jax.checkpoints.states import Notes
-from bert_jax.devices import allocator, watchdog
+from bert_jax.devices import allocator
 from bert_jax.devices.job import this_job
-from bert_jax.devices.watchdog import Watchdog
+from bert_jax.devices.work import beat, under_way
 from bert_jax.errors import DivergedError
 from bert_jax.model.objective import Params
 from bert_jax.training.profiling import profiled
@@ -53,7 +53,6 @@ class Pace(NamedTuple):
     evaluate_first: bool = True  # before the first step as well
     final: bool = True  # False if another phase follows: a signal at the last step then stops the run too
     break_off: bool = False  # whether a signal interrupts evaluations, except the last one
-    hang_seconds: int = 0  # end the run after this time without a finished step, evaluation or save; 0 is never
     profile: str = ""  # steps to profile, such as "100:105"
     keep: int = 0  # steps between revisions, from step 0 on; 0 keeps none
     steps_per_call: int = 1  # steps that are dispatched in one call
@@ -195,7 +194,7 @@ def train_loop(run: Run, state: TrainState, pace: Pace, work: Work, notes: Notes
     step = int(jax.device_get(state.step))
     in_flight = MAX_IN_FLIGHT * pace.steps_per_call
     batches = profiled(work.batches, step, in_flight, pace.profile, pace.report, run.reporter, run.workdir)
-    with jax.set_mesh(work.mesh), Watchdog(pace.hang_seconds), contextlib.closing(batches):
+    with jax.set_mesh(work.mesh), contextlib.closing(batches):
         loop = _Loop(run, state, pace, work, Progress.of(step, notes or {}))
         with run.clock.phase("steps"):
             loop.begin()
@@ -260,7 +259,7 @@ class _Loop:
             self.finish_oldest()
         now = due(progress.step, self.pace)
         if any(now) or compiles:
-            with watchdog.slow(compiles=True) if compiles else contextlib.nullcontext():  # others may still compile
+            with under_way("compilation") if compiles else contextlib.nullcontext():  # others may still compile
                 self.finish_all()
             if progress.step == self.pace.num_steps and progress.step % self.pace.report:
                 self.report(progress.step)  # the last steps, which fill no interval
@@ -289,7 +288,7 @@ class _Loop:
         last, on_device = self.in_flight.popleft()
         steps = jax.device_get(on_device).of_steps()
         allocator.give_back_freed_memory()
-        watchdog.beat()
+        beat()
         for step, metrics in enumerate(steps, last - len(steps) + 1):
             self.count(step, metrics)
         self.learning_rate = float(steps[-1]["learning_rate"][0])
@@ -335,7 +334,7 @@ class _Loop:
         stoppable = self.pace.break_off and step < self.pace.num_steps and not this_job().is_several
 
         def stopped() -> int:
-            watchdog.beat()
+            beat()
             return self.run.preemption.received() if stoppable else 0
 
         with self.run.clock.phase("evaluation"), self.peers_compile():
@@ -343,7 +342,7 @@ class _Loop:
         self.progress.overdue = metrics is None
         if metrics is None:
             return None
-        watchdog.beat()
+        beat()
         self.run.reporter.log(step, "eval", metrics | self.work.labels())
         # All save after it, or none: machines of two kinds may compute the metrics of a task with other last digits.
         return float(this_job().broadcast_text("rank", repr(float(self.work.rank(metrics)))))
@@ -351,7 +350,7 @@ class _Loop:
     def peers_compile(self) -> contextlib.AbstractContextManager[None]:
         """Returns a block in which other processes may still compile the first evaluation."""
         first, self.evaluated = not self.evaluated and this_job().is_several, True
-        return watchdog.slow(compiles=True) if first else contextlib.nullcontext()
+        return under_way("compilation") if first else contextlib.nullcontext()
 
     def save(self, rank: float | None) -> None:
         """Saves the state, with the rank of its evaluation if it has one."""
@@ -359,7 +358,7 @@ class _Loop:
             self.check_params()
             self.run.report_goodput()  # before the save, so that a run that resumes from it knows what went before
             self.run.checkpoints.save(self.progress.step, self.state, rank, self.progress.notes(), self.work.phase)
-        watchdog.beat()
+        beat()
 
     def keep(self) -> None:
         """Keeps the parameters for good, as a revision."""
@@ -367,7 +366,7 @@ class _Loop:
         with self.run.clock.phase("saving"):
             self.check_params()
             self.work.keep_revision(self.progress.step, self.state.params, seen and dict(seen))
-        watchdog.beat()
+        beat()
 
     def check_params(self) -> None:
         """Raises: DivergedError if a parameter is not finite."""

@@ -12,9 +12,10 @@ from bert_jax.checkpoints.arrays import state_bytes
 from bert_jax.checkpoints.model_card import ABOUT
 from bert_jax.checkpoints.pretrained import Pretrained
 from bert_jax.checkpoints.states import Checkpoints, Notes, Restored, checkpoint_steps
+from bert_jax.devices import work
 from bert_jax.devices.job import this_job
 from bert_jax.devices.preemption import Preemption
-from bert_jax.devices.watchdog import Watchdog, slow
+from bert_jax.devices.watchdog import Watchdog
 from bert_jax.errors import without_secrets
 from bert_jax.settings.finetuning import FinetuneConfig
 from bert_jax.settings.pretraining import PretrainConfig
@@ -130,9 +131,10 @@ def open_run(
     keep = config.checkpoint.keep_last, max(config.checkpoint.keep_best, int(isinstance(config, FinetuneConfig)))
     with contextlib.ExitStack() as stack:
         preemption = stack.enter_context(Preemption())
-        stack.enter_context(_compilation_counted(clock))
-        stack.enter_context(Watchdog(config.train.hang_seconds))  # of what comes before and after the training loop
-        stack.enter_context(slow(state_bytes(abstract)))
+        work.on_compiled.append(clock.compiled)
+        stack.callback(work.on_compiled.remove, clock.compiled)
+        stack.enter_context(Watchdog(config.train.hang_seconds))
+        stack.enter_context(work.under_way("start", state_bytes(abstract)))  # and what comes after the training loop
         check_workdir(workdir, identity, config)
         everywhere = {**common(workdir, identity), **(same or {})}
         this_job().check_same(everywhere)
@@ -163,22 +165,3 @@ def open_run(
             checkpoints.close()
         line = goodput.describe(run.report_goodput())
         reporter.message(line + ("; by the first process's clock" if this_job().is_several else ""))
-
-
-@contextlib.contextmanager
-def _compilation_counted(clock: goodput.Clock) -> Iterator[None]:
-    """Counts what JAX compiles in the block as the clock's compilation."""
-    before, _listening[:] = _listening[:], [clock]
-    try:
-        yield
-    finally:
-        _listening[:] = before
-
-
-def _hear(event: str, duration_secs: float, **_: object) -> None:
-    for clock in _listening:
-        clock.compiled(event, duration_secs)
-
-
-_listening: list[goodput.Clock] = []  # the clock of the run that is open, if one is
-jax.monitoring.register_event_duration_secs_listener(_hear)  # JAX has no public function to remove it again

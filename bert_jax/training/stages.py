@@ -76,7 +76,6 @@ def pace_of(config: PretrainConfig | FinetuneConfig, num_steps: int, epoch_steps
         config.checkpoint.every_steps or (epoch_steps and evaluate),
         keep=config.checkpoint.keep_every,
         steps_per_call=config.train.steps_per_call,
-        hang_seconds=config.train.hang_seconds,
         profile=config.report.profile_steps,
         **rest,
     )

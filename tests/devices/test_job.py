@@ -4,6 +4,7 @@
 import subprocess
 import sys
 import textwrap
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
@@ -13,18 +14,24 @@ from processes import Store
 from bert_jax.devices import job
 from bert_jax.devices.job import Job, Several, this_job
 from bert_jax.devices.preemption import Preemption
-from bert_jax.errors import InputError
+from bert_jax.devices.work import under_way
+from bert_jax.errors import InputError, LostProcessError
 
 
 @pytest.fixture
-def several():
+def several(monkeypatch):
     """Returns what makes the processes of a job, none of which watches the others."""
+    monkeypatch.setattr("bert_jax.devices.members._BEAT_SECONDS", 0.1)
+    made = []
 
-    def make(count=2):
+    def make(count=2, agree_seconds=30.0):
         store = Store()
-        return [Several(store, index, count) for index in range(count)]
+        made.extend(Several(store, index, count, agree_seconds=agree_seconds) for index in range(count))
+        return made[-count:]
 
-    return make
+    yield make
+    for one in made:
+        one.members.close()
 
 
 def test_all_hear_what_each_has_said_in_turn(several):
@@ -60,6 +67,28 @@ def test_who_waits_for_a_process_that_failed_gets_its_line_and_does_not_tell_it_
     jobs[0].members.tell_failure(str(caught.value), 1)
     with pytest.raises(InputError, match=r"^process 1 \(.+\) ended: the disk is full$"):
         jobs[2].exchange("here")
+
+
+def test_a_process_that_works_is_waited_for_and_one_that_does_not_is_named(several):
+    first = several(2, agree_seconds=0.5)[0]
+    with ThreadPoolExecutor(1) as pool:
+        with under_way("saving"):
+            asked = pool.submit(first.exchange, "free disk")
+            time.sleep(2)
+            assert not asked.done()
+        with pytest.raises(InputError, match=r"^process 1 \(.+\) has not come to agree on 'free disk' within 0.5 s"):
+            asked.result(timeout=20)
+
+
+def test_a_process_that_died_is_named_with_what_it_did_last(several, monkeypatch):
+    """As in a program that has joined the processes itself, where no watch ends the others."""
+    monkeypatch.setattr(job, "_LOST_SECONDS", 1.0)
+    first, second = several(2)
+    with under_way("saving"):
+        time.sleep(0.5)
+        second.members.close()
+    with pytest.raises(LostProcessError, match=r"process 1 \(.+\) has not been heard of for 1 s, last in saving"):
+        first.exchange("free disk")
 
 
 def first_of_two(theirs):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The watchdog ends a process whose work stands still, and no other."""
+"""The watchdog ends a process whose work is overdue, and no other."""
 
 import subprocess
 import sys
@@ -8,21 +8,24 @@ import time
 
 import jax
 import numpy as np
+import pytest
 
-from bert_jax.devices import watchdog
+from bert_jax.devices import work
 from bert_jax.devices.members import HANG_STATUS
 from bert_jax.devices.watchdog import Watchdog
+from bert_jax.devices.work import under_way
 
 
-def run(repository, work, seconds):
+def run(repository, block, seconds):
     script = f"""
         import time
-        from bert_jax.devices import watchdog
+        from bert_jax.devices import work
         from bert_jax.devices.watchdog import Watchdog
         def waits_for_ever():
             time.sleep(60)
-        with Watchdog({seconds}):
-            {work}
+        work._OF_DISKS = 2, 1.5
+        with Watchdog({seconds}), work.under_way("steps"):
+            {block}
     """
     return subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script)], cwd=repository, capture_output=True, text=True, timeout=50
@@ -32,35 +35,29 @@ def run(repository, work, seconds):
 def test_a_hang_ends_the_process_and_shows_where(repository):
     done = run(repository, "waits_for_ever()", 0.5)
     assert done.returncode == HANG_STATUS
-    assert "train.hang_seconds 0.5" in done.stderr and "waits_for_ever" in done.stderr
+    assert "steps in thread MainThread for " in done.stderr and "its limit is 0.5 s" in done.stderr
+    assert "(train.hang_seconds 0.5)" in done.stderr and "waits_for_ever" in done.stderr
 
 
 def test_slow_work_that_goes_on_is_left_alone(repository):
-    done = run(repository, "[(time.sleep(0.2), watchdog.beat()) for _ in range(10)]", 1.5)
+    done = run(repository, "[(time.sleep(0.2), work.beat()) for _ in range(10)]", 1.5)
     assert done.returncode == 0, done.stderr
 
 
 def test_slow_work_has_more_time_and_not_for_ever(repository):
-    limits = "watchdog._LEAST, watchdog._TIMES, watchdog._SLOWEST = 1.5, 2, 1e9"
-    wait = "import contextlib\n            with watchdog.slow(): time.sleep({})"
-    done = run(repository, f"{limits}; " + wait.format(1.2), 0.5)
+    wait = "with work.under_way('saving'): time.sleep({})"
+    done = run(repository, wait.format(1.2), 0.5)
     assert done.returncode == 0, done.stderr
-    done = run(repository, f"{limits}; " + wait.format(60), 0.5)
-    assert done.returncode == HANG_STATUS and "(train.hang_seconds 0.5; 1.5 s for what is done now)" in done.stderr
-    done = run(repository, f"{limits}; " + wait.format(1) + "\n            waits_for_ever()", 0.5)
-    assert done.returncode == HANG_STATUS and "(train.hang_seconds 0.5)" in done.stderr
-
-
-def test_much_to_write_has_much_time():
-    with Watchdog(1000) as one:
-        with watchdog.slow(1e10):
-            assert one.limit() == 10_000
-        assert one.limit() == 1000
+    done = run(repository, wait.format(60), 0.5)
+    assert done.returncode == HANG_STATUS
+    assert "saving in thread MainThread" in done.stderr and "its limit is 1.5 s" in done.stderr
+    done = run(repository, wait.format(1) + "\n            waits_for_ever()", 0.5)
+    assert done.returncode == HANG_STATUS and "its limit is 0.5 s" in done.stderr
 
 
 def test_the_compiler_has_a_limit_of_its_own():
     """XLA may take minutes for a large program, and JAX tells of its end alone."""
-    limits = []
+    seen, compiled = [], []
 
     @jax.jit
     def program(x):
@@ -68,12 +65,28 @@ def test_the_compiler_has_a_limit_of_its_own():
 
     def listen(event, *_, **__):
         if event.endswith("jaxpr_to_mlir_module_duration"):
-            limits.append(one.limit())
+            seen.extend((entry.name, entry.limit(10)) for entry in work.current())
 
     jax.monitoring.register_event_duration_secs_listener(listen)
-    with Watchdog(10) as one:
+    work.on_compiled.append(compiled.append)
+    with under_way("steps"):
         program(np.ones((3, 3)))
-        assert limits and set(limits) == {3600.0} and one.limit() == 10
+        assert set(seen) == {("compilation", 3600.0)} and [entry.name for entry in work.current()] == ["steps"]
+    work.on_compiled.remove(compiled.append)
+    assert compiled
+
+
+def test_a_compilation_that_fails_does_not_keep_its_limit(monkeypatch):
+    def fail(*_, **__):
+        seen.extend(entry.name for entry in work.current())
+        raise ValueError("no memory for the compiler")
+
+    seen = []
+    monkeypatch.setattr("jax._src.compiler.backend_compile_and_load", fail)
+    with under_way("steps"):
+        with pytest.raises(ValueError, match="no memory for the compiler"), under_way("evaluation"):
+            jax.jit(lambda x: x @ x + 3)(np.ones((5, 5)))
+        assert seen == ["compilation"] and [entry.name for entry in work.current()] == ["steps"]
 
 
 def test_zero_seconds_is_off():

@@ -13,9 +13,10 @@ import pytest
 
 from bert_jax.checkpoints import states
 from bert_jax.checkpoints.states import SEAL, Checkpoints
-from bert_jax.devices import watchdog
+from bert_jax.devices import work
 from bert_jax.devices.preemption import Preemption
 from bert_jax.devices.sharding import make_mesh, replicated
+from bert_jax.devices.watchdog import Watchdog
 from bert_jax.errors import DivergedError, InputError
 from bert_jax.settings.pretraining import MeshConfig
 from bert_jax.training.loop import Due, Pace, Work, due, train_loop
@@ -101,7 +102,7 @@ def test_every_evaluation_that_is_the_best_so_far_is_kept(mesh, tmp_path):
 
 def test_an_evaluation_that_takes_long_does_not_hang_while_its_batches_end(mesh, tmp_path, monkeypatch):
     hung = []
-    monkeypatch.setattr("bert_jax.devices.job.Job.leave_hanging", lambda job, status: hung.append(status))
+    monkeypatch.setattr("bert_jax.devices.job.Job.leave_hanging", lambda job, status, line: hung.append(line))
 
     def evaluation(params, stopped):
         for _ in range(25):
@@ -109,25 +110,28 @@ def test_an_evaluation_that_takes_long_does_not_hang_while_its_batches_end(mesh,
             assert not stopped()
         return {"loss": 1.0}
 
-    run(tmp_path, mesh, Pace(2, 1, 0, 0, False, hang_seconds=2), {}, evaluation=evaluation)
+    with Watchdog(2):
+        run(tmp_path, mesh, Pace(2, 1, 0, 0, False), {}, evaluation=evaluation)
     assert not hung
     stuck = lambda params, stopped: time.sleep(2.5) or {"loss": 1.0}  # noqa: E731
-    run(tmp_path / "stuck", mesh, Pace(2, 1, 0, 0, False, hang_seconds=1), {}, evaluation=stuck)
-    assert hung
+    with Watchdog(1):
+        run(tmp_path / "stuck", mesh, Pace(2, 1, 0, 0, False), {}, evaluation=stuck)
+    assert hung[0].startswith("evaluation in thread MainThread for ")
 
 
 def test_a_save_that_takes_long_does_not_hang_and_one_that_stands_still_does(mesh, tmp_path, monkeypatch):
     """The wait in `end`, and the wait of the next save for the one before it."""
     hung = []
-    monkeypatch.setattr("bert_jax.devices.job.Job.leave_hanging", lambda job, status: hung.append(status))
+    monkeypatch.setattr("bert_jax.devices.job.Job.leave_hanging", lambda job, status, line: hung.append(line))
     seal = states.seal
     monkeypatch.setattr(states, "seal", lambda *arguments: (time.sleep(3), seal(*arguments)))
-    run(tmp_path / "slow", mesh, Pace(4, 1, 0, 2, False, hang_seconds=1), {4: 1.0})
+    with Watchdog(1):
+        run(tmp_path / "slow", mesh, Pace(4, 1, 0, 2, False), {4: 1.0})
     assert not hung and sorted(seals(tmp_path / "slow")) == [2, 4]
-    monkeypatch.setattr(watchdog, "_LEAST", 0.5)
-    monkeypatch.setattr(watchdog, "_TIMES", 1)
-    run(tmp_path / "stuck", mesh, Pace(2, 1, 0, 0, False, hang_seconds=1), {2: 1.0})
-    assert hung
+    monkeypatch.setattr(work, "_OF_DISKS", (1, 0.5))
+    with Watchdog(1):
+        run(tmp_path / "stuck", mesh, Pace(2, 1, 0, 0, False), {2: 1.0})
+    assert hung[0].startswith("sealing in thread seal for ")
 
 
 def test_what_the_first_process_found_decides_what_is_best(mesh, tmp_path, monkeypatch):
