@@ -183,7 +183,7 @@ from bert_jax.data.sources import corpus, tfds_text
 from bert_jax.training.report import Reporter
 from bert_jax.text.sentencepieces import learn_sentencepieces
 for attempt in (
-    lambda: sentences.split_sentences("One. Two."),
+    lambda: sentences.split_lines(["One. Two."], "en"),
     lambda: learn_sentencepieces(["one two"], 20),
     lambda: Reporter(sys.argv[2], 10),
     lambda: tfds_text.fingerprint("tfds:lm1b"),

@@ -25,6 +25,8 @@ from bert_jax.data.sources import corpus, formats
 from bert_jax.errors import InputError
 from bert_jax.storage import files, urls
 from bert_jax.storage.files import JsonObject
+from bert_jax.storage.places import RemotePath, to_place, upload_directory
+from bert_jax.storage.writing import WRITTEN_LAST
 from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
 
 try:
@@ -58,7 +60,7 @@ def prepare_with_beam(
     """
     options.validate()
     remote = urls.is_remote(output)
-    if urls.exists(output):
+    if to_place(output).exists():
         raise InputError(f"output {output} exists; a pipeline does not go on from what is there: choose a new place")
     loaded = load_tokenizer(tokenizer)
     started = time.monotonic()
@@ -282,8 +284,5 @@ def _output_folder(job: _Job) -> Iterator[Path]:
         yield Path(job.output)
         return
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        yield folder
-        files = [path for path in folder.rglob("*") if path.is_file()]
-        for path in sorted(files, key=lambda path: path.name == records.MANIFEST):
-            urls.upload(path, f"{job.output}/{path.relative_to(folder).as_posix()}")
+        yield Path(temporary)
+        upload_directory(Path(temporary), RemotePath(job.output), WRITTEN_LAST)

@@ -34,17 +34,13 @@ def splitter_version() -> str:
     return f"sentencex {metadata.version('sentencex')}"
 
 
-def split_sentences(paragraph: str, language: str = "en") -> list[str]:
-    """Returns the sentences of a paragraph, stripped; what is left between them is white space only.
-
-    A line that is one sentence stays one, and so does one at which the splitter fails. `language` is an ISO 639 code; a
-    language without rules of its own gets those of its nearest relative.
-    """
-    return split_lines([paragraph], language)[0]
-
-
 def split_lines(lines: Iterable[str], language: str) -> tuple[list[str], int]:
-    """Returns the sentences of all lines, and at how many of the lines the splitter failed."""
+    """Returns the sentences of all lines, and at how many of the lines the splitter failed.
+
+    Sentences are stripped; what is left between them is white space only. A line that is one sentence stays one, and so
+    does one at which the splitter fails. `language` is an ISO 639 code; one without rules of its own gets those of its
+    nearest relative.
+    """
     sentences: list[str] = []
     num_failed = 0
     for line in lines:

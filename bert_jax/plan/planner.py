@@ -35,7 +35,7 @@ from bert_jax.plan.roofline import Traffic, assumptions, expected_traffic, model
 from bert_jax.settings.pretraining import DataConfig, PretrainConfig, TrainConfig
 from bert_jax.settings.rules import suggest
 from bert_jax.training.memory import estimate_memory, gathered_bytes, memory_problem, shard_bytes
-from bert_jax.training.step import TrainState, abstract_state, make_eval_step, make_train_step
+from bert_jax.training.step import TrainState, abstract_state, make_train_step
 
 USABLE_OF_GPU = 0.92  # of its memory, for the program's arrays; the rest is the runtime's and the libraries'
 
@@ -222,15 +222,6 @@ def lower_train_step(config: PretrainConfig, mesh: Mesh, row: np.dtype) -> jax.s
     step = make_train_step(objective, config.optimizer, config.train, mesh, state)
     with jax.set_mesh(mesh):
         return step.lower(state, abstract_batch(row, config.data.batch_size, mesh))
-
-
-def lower_eval_step(config: PretrainConfig, mesh: Mesh, row: np.dtype) -> jax.stages.Lowered:
-    """Returns the evaluation step, which is the forward pass, traced for the mesh and not yet compiled."""
-    objective = _objective(config, mesh)
-    params = _state(config, mesh).params
-    step = make_eval_step(objective, mesh, params)
-    with jax.set_mesh(mesh):
-        return step.lower(params, abstract_batch(row, config.data.batch_size, mesh))
 
 
 def compiled_bytes(

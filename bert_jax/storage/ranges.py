@@ -10,6 +10,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from bert_jax.errors import InputError, StoppedError, one_line
+from bert_jax.storage.answers import explain
+from bert_jax.storage.stores import file_system, remote_errors
 
 TRIES = 8
 TIMEOUT = 30.0  # seconds for a request of `_PART_BYTES` at most
@@ -24,13 +26,9 @@ class RangeReader:
 
     def __init__(self, root: str):
         """Raises: InputError if the package for the URL's protocol is not installed."""
-        import fsspec.core  # slow, and seldom needed
-
         self._root = root.rstrip("/")
-        try:
-            self._files, self._path = fsspec.core.url_to_fs(self._root)
-        except (ImportError, ValueError) as error:
-            raise InputError(f"{root} cannot be read: {one_line(error)}; install that package") from None
+        with remote_errors(self._root):
+            self._files, self._path = file_system(self._root)
 
     def read(self, name: str, start: int, end: int, find_damage: Callable[[bytes], str]) -> bytes:
         """Returns the bytes start..end of the file `name`.
@@ -89,14 +87,11 @@ class RangeReader:
                 return attempt()
             except InputError:
                 raise
-            except FileNotFoundError:
-                raise InputError(f"{url} does not exist; check the address, or copy the data set there again") from None
-            except PermissionError as error:
-                raise InputError(f"cannot read {url}: {one_line(error)}; check your rights") from None
             except Exception as error:  # noqa: BLE001 - every file system has errors of its own
                 reason, status = _describe(error), _status(error)
-                if status is not None and 400 <= status < 500 and status not in _AGAIN:
-                    raise InputError(f"cannot read {url}: {reason}; check the address and your rights") from None
+                refused = status is not None and 400 <= status < 500 and status not in _AGAIN
+                if refused or isinstance(error, (FileNotFoundError, PermissionError)):
+                    raise InputError(explain(url, "read", error)) from None
                 if number + 1 < TRIES:
                     time.sleep(_pause(number, error))
         raise StoppedError(

@@ -142,23 +142,6 @@ def _inside(folder: Path, name: str, url: str) -> Path:
     return folder / name
 
 
-def exists(path: str) -> bool:
-    """Returns whether a path or URL exists. Raises: InputError if its file system cannot be reached."""
-    if not is_remote(path):
-        return os.path.exists(path)
-    with remote_errors(path):
-        files, remote = file_system(path)
-        return files.exists(remote)
-
-
-def upload(path: str | os.PathLike, url: str) -> None:
-    """Copies a file of this machine to a URL. Raises: InputError if it cannot be written."""
-    with remote_errors(url, "write"):
-        files, remote = file_system(url)
-        files.makedirs(remote.rpartition("/")[0], exist_ok=True)
-        files.put_file(os.fspath(path), remote)
-
-
 # What file systems call the fields that change when a file does.
 _VERSION_FIELDS = ("size", "crc32c", "md5Hash", "generation", "etag", "ETag", "blob_id", "VersionId", "content_md5",
                    "mtime", "LastModified", "last_modified", "Last-Modified", "Content-MD5", "Digest", "modify", "sha",

@@ -2,6 +2,7 @@
 """Start and error handling that all commands share."""
 
 import contextlib
+import dataclasses
 import difflib
 import os
 import re
@@ -130,13 +131,34 @@ def _check_output_urls() -> None:
             check_writable(value)
 
 
-def load_model(path: str) -> "Pretrained":
-    """Returns the model at a path, and prints what the user should know of it."""
+def check_given(*needed: flags.FlagHolder[Any]) -> None:
+    """Raises: InputError, with what the flag is, if one of these is not given."""
+    for flag in needed:
+        if not flag.value:
+            raise InputError(f"--{flag.name} is needed: {flags.FLAGS[flag.name].help}")
+
+
+def define_checkpoint() -> flags.FlagHolder[str]:
+    """Defines the flag of the commands that use a model."""
+    return flags.DEFINE_string("checkpoint", "", "a work directory, WORKDIR@STEP, or a model in any format")
+
+
+def define_compute_dtype() -> flags.FlagHolder[str]:
+    """Defines the flag that says what a model computes in."""
+    return flags.DEFINE_enum(
+        "compute_dtype", "", ["", "float32", "bfloat16"], "computation dtype; empty is the model's"
+    )
+
+
+def load_model(path: str, compute_dtype: str = "") -> "Pretrained":
+    """Returns the model at a path, and prints what the user should know of it; "" computes as the model says."""
     from bert_jax.checkpoints.pretrained import read_pretrained
 
     bert = read_pretrained(resolve(path))
     for note in bert.notes:
         print(f"note: {note}", file=sys.stderr)
+    if compute_dtype:
+        bert = dataclasses.replace(bert, config=bert.config.computing_in(compute_dtype))
     return bert
 
 

@@ -19,8 +19,7 @@ WORKDIRS = flags.DEFINE_list("workdirs", [], "work directories of finetune.py, s
 
 def main() -> None:
     """Prints a table with a line for each work directory, with the score of a constant answer to its data."""
-    if not WORKDIRS.value:
-        raise InputError("--workdirs is needed: work directories of finetune.py, with commas between")
+    cli.check_given(WORKDIRS)
 
     from bert_jax.tasks.results import read_results, table
 

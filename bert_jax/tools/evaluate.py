@@ -9,7 +9,6 @@ the same metrics of next sentence prediction, if data and model have it; and bit
 they are loss, perplexity and accuracy of the next token. All devices of this process are used.
 """
 
-import dataclasses
 import json
 
 from absl import flags
@@ -20,7 +19,7 @@ from bert_jax.storage.places import to_place
 from bert_jax.storage.writing import check_file, write_json
 from bert_jax.tools import cli
 
-CHECKPOINT = flags.DEFINE_string("checkpoint", "", "a work directory, WORKDIR@STEP, or a model in any format")
+CHECKPOINT = cli.define_checkpoint()
 DATA = flags.DEFINE_string("data", "", "a directory made by prepare_corpus with the tokenizer of the model, or its URL")
 SPLIT = flags.DEFINE_enum("split", "heldout", ["heldout", "train"], "split of --data to evaluate on")
 INPUT = flags.DEFINE_string("input", "", "text instead of --data, in any format of prepare_corpus; all of it is read")
@@ -33,14 +32,13 @@ MAX_SEQ_LENGTH = flags.DEFINE_integer(
 CACHE_GB = flags.DEFINE_float(
     "cache_gb", 16.0, "with --data=URL: maximum gigabytes of rows kept on the local disk", lower_bound=0.0
 )
-DTYPE = flags.DEFINE_enum("compute_dtype", "", ["", "float32", "bfloat16"], "computation dtype; empty is the model's")
+DTYPE = cli.define_compute_dtype()
 OUTPUT = flags.DEFINE_string("output", "", "file to write the same JSON to")
 
 
 def main() -> None:
     """Prints the metrics."""
-    if not CHECKPOINT.value:
-        raise InputError("--checkpoint is needed: a work directory, or a model in any format")
+    cli.check_given(CHECKPOINT)
     if bool(DATA.value) == bool(INPUT.value):
         raise InputError("give --data, a prepared data set, or --input, text; one of them")
     given, unused = ("data", ("next_sentence", "max_seq_length")) if DATA.value else ("input", ("split", "cache_gb"))
@@ -51,9 +49,7 @@ def main() -> None:
     reuse_freed_memory()
     from bert_jax.inference.evaluate import evaluate_pretrained, evaluate_text
 
-    bert = cli.load_model(CHECKPOINT.value)
-    if DTYPE.value:
-        bert = dataclasses.replace(bert, config=bert.config.computing_in(DTYPE.value))
+    bert = cli.load_model(CHECKPOINT.value, DTYPE.value)
     if DATA.value:
         found = evaluate_pretrained(bert, DATA.value, SPLIT.value, cache_gb=CACHE_GB.value)
     else:

@@ -10,15 +10,14 @@ from bert_jax.errors import InputError
 from bert_jax.storage.places import to_place
 from bert_jax.tools import cli
 
-CHECKPOINT = flags.DEFINE_string("checkpoint", "", "a work directory, or a model in any format")
+CHECKPOINT = cli.define_checkpoint()
 OUTPUT = flags.DEFINE_string("output", "", "the directory to write; it must not exist")
 PLATFORMS = flags.DEFINE_list("platforms", ["cpu", "cuda", "tpu"], "platforms that the exported model will run on")
 
 
 def main() -> None:
     """Writes the exported model."""
-    if not (CHECKPOINT.value and OUTPUT.value):
-        raise InputError("--checkpoint and --output are needed")
+    cli.check_given(CHECKPOINT, OUTPUT)
     unknown = [platform for platform in PLATFORMS.value if platform not in ("cpu", "cuda", "rocm", "tpu")]
     if unknown or not PLATFORMS.value:
         raise InputError(f"--platforms {','.join(PLATFORMS.value)} is unknown; use some of cpu, cuda, rocm, tpu")

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from bert_jax.inference.features import TokenFeatures
 
-CHECKPOINT = flags.DEFINE_string("checkpoint", "", "a work directory, or a model in any format")
+CHECKPOINT = cli.define_checkpoint()
 INPUT = flags.DEFINE_string("input", "", "file with one text per line; - is standard input")
 OUTPUT = flags.DEFINE_string("output", "", "file to write the vectors to: .npz, or JSON lines")
 LAYERS = flags.DEFINE_string("layers", "-1,-2,-3,-4", "layers to extract; 0 is the embeddings, -1 the last layer")
@@ -44,8 +44,7 @@ LONG_TEXTS = define_long_texts()
 
 def main() -> None:
     """Writes the vectors of every line of the input."""
-    if not (CHECKPOINT.value and INPUT.value and OUTPUT.value):
-        raise InputError("--checkpoint, --input and --output are needed")
+    cli.check_given(CHECKPOINT, INPUT, OUTPUT)
     try:
         layers = [int(layer) for layer in LAYERS.value.split(",")]
     except ValueError:

@@ -24,9 +24,7 @@ from bert_jax.storage.places import is_taken, to_place
 from bert_jax.text.vocab import read_vocab
 from bert_jax.tools import cli
 
-_CHECKPOINT = flags.DEFINE_string(
-    "checkpoint", None, "A work directory of train.py, or an exported model.", required=True
-)
+_CHECKPOINT = cli.define_checkpoint()
 _OUTPUT = flags.DEFINE_string("output", None, "Directory to create; it must not exist.", required=True)
 _ADD_TOKENS = flags.DEFINE_string("add_tokens", "", "File of new words, one per line, as the tokenizer writes them.")
 _USE_UNUSED = flags.DEFINE_boolean("use_unused", False, "Replace [unused..] tokens with the new words.")
@@ -35,6 +33,7 @@ _MAX_POSITIONS = flags.DEFINE_integer("max_positions", 0, "New number of positio
 
 def main() -> None:
     """Writes the grown model, a directory that `bert_jax.load_pretrained` reads."""
+    cli.check_given(_CHECKPOINT)
     output = to_place(_OUTPUT.value)
     if is_taken(output):
         raise InputError(f"output {output} exists; give a directory that does not")

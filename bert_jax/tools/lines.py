@@ -11,7 +11,9 @@ from absl import flags
 from bert_jax.data.sources.formats import check_encoding, check_line_ends
 from bert_jax.errors import InputError
 from bert_jax.storage.files import NOT_UTF8
+from bert_jax.storage.places import to_place
 from bert_jax.storage.urls import local_copy
+from bert_jax.storage.writing import atomic_path
 from bert_jax.tasks.json_values import parse_json
 from bert_jax.text.fitting import LONG_TEXTS
 
@@ -36,6 +38,16 @@ def open_lines(path: str) -> Iterator[BinaryIO]:
         raise InputError(f"input {path} cannot be read: {error.strerror}") from None
     with stream:
         yield stream
+
+
+@contextlib.contextmanager
+def open_writer(path: str) -> Iterator[Callable[[str], None]]:
+    """Yields a function that writes a line: to standard output for "-", or to a file that appears whole at the end."""
+    if path == "-":
+        yield lambda line: print(line, flush=True)
+        return
+    with atomic_path(to_place(path)) as temporary, open(temporary, "w", encoding="utf-8") as stream:
+        yield lambda line: print(line, file=stream)
 
 
 def read_lines(stream: BinaryIO, path: str) -> Iterator[tuple[str, str]]:

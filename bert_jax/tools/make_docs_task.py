@@ -8,7 +8,6 @@ Writes train.tsv, dev.tsv and test.tsv with columns text and area; no module is 
 
 from absl import flags
 
-from bert_jax.errors import InputError
 from bert_jax.storage.places import to_place
 from bert_jax.tasks.docs_task import AREAS, make_docs_task
 from bert_jax.tools import cli
@@ -18,8 +17,7 @@ OUTPUT = flags.DEFINE_string("output", "", "the directory to write; a task that 
 
 def main() -> None:
     """Writes the task and says how large it is."""
-    if not OUTPUT.value:
-        raise InputError("--output is needed: the directory to write")
+    cli.check_given(OUTPUT)
     if (to_place(OUTPUT.value) / "train.tsv").exists():
         print(f"{OUTPUT.value}: it was there already")
         return

@@ -14,7 +14,7 @@ line of the input has one line of output, and a blank one has no prediction. Out
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from absl import flags
@@ -22,17 +22,16 @@ from absl import flags
 from bert_jax.devices.allocator import reuse_freed_memory
 from bert_jax.errors import InputError
 from bert_jax.storage.files import JsonObject
-from bert_jax.storage.places import to_place
-from bert_jax.storage.writing import atomic_path, check_file
+from bert_jax.storage.writing import check_file
 from bert_jax.tools import cli
-from bert_jax.tools.lines import converse, define_long_texts, open_lines, parse_line, read_lines
+from bert_jax.tools.lines import converse, define_long_texts, open_lines, open_writer, parse_line, read_lines
 
 if TYPE_CHECKING:
     from bert_jax.inference.predict import Predictor
 
 Item = TypeVar("Item")
 
-CHECKPOINT = flags.DEFINE_string("checkpoint", "", "a work directory, or a model in any format")
+CHECKPOINT = cli.define_checkpoint()
 INPUT = flags.DEFINE_string("input", "-", "file with one input per line; - is standard input")
 OUTPUT = flags.DEFINE_string("output", "-", "file to write predictions to; - is standard output")
 FORMAT = flags.DEFINE_enum(
@@ -53,13 +52,12 @@ _LINES_AT_ONCE = 512  # are read before the first of them is answered, unless so
 
 def main() -> None:
     """Prints a prediction for every line of the input."""
-    if not CHECKPOINT.value:
-        raise InputError("--checkpoint is needed: a work directory, or a model in any format")
+    cli.check_given(CHECKPOINT)
     as_json = FORMAT.value == "json" or (not FORMAT.value and OUTPUT.value != "-")
     if OUTPUT.value != "-":
         check_file(OUTPUT.value, INPUT.value)
     reuse_freed_memory()
-    with open_lines(INPUT.value) as stream, _writer(OUTPUT.value) as write:
+    with open_lines(INPUT.value) as stream, open_writer(OUTPUT.value) as write:
         from bert_jax.inference.predict import Predictor
 
         predictor = Predictor(cli.load_model(CHECKPOINT.value), LONG_TEXTS.value)
@@ -176,16 +174,6 @@ def _answers(shown: JsonObject) -> list[JsonObject]:
 
 def _place(answer: JsonObject) -> str:
     return "no answer" if answer["start"] is None else f"{answer['start']}-{answer['end']}"
-
-
-@contextlib.contextmanager
-def _writer(path: str) -> Iterator[Callable[[str], None]]:
-    """Yields a function that writes a line; a file appears when all of it is written."""
-    if path == "-":
-        yield lambda line: print(line, flush=True)
-        return
-    with atomic_path(to_place(path)) as temporary, open(temporary, "w", encoding="utf-8") as stream:
-        yield lambda line: print(line, file=stream)
 
 
 def _chunks(items: Iterator[Item], size: int) -> Iterator[list[Item]]:

@@ -23,9 +23,7 @@ THRESHOLD = flags.DEFINE_float("na_prob_thresh", 1.0, "squad2: with --na_prob_fi
 
 def main() -> None:
     """Prints the scores."""
-    for name, value in {"task": TASK.value, "data": DATA.value, "predictions": PREDICTIONS.value}.items():
-        if not value:
-            raise InputError(f"--{name} is needed; --help lists the options")
+    cli.check_given(TASK, DATA, PREDICTIONS)
     print(json.dumps(_score(), indent=1))
 
 

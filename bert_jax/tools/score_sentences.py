@@ -9,12 +9,10 @@ with the rest of its word ("within_word_l2r"). A causal model gives the log-like
 file or a directory of Zorro, or a table of good and bad sentences separated by tabs.
 """
 
-import contextlib
-import dataclasses
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from absl import flags
@@ -23,14 +21,14 @@ from bert_jax.devices.allocator import reuse_freed_memory
 from bert_jax.errors import InputError
 from bert_jax.storage.files import JsonObject
 from bert_jax.storage.places import to_place
-from bert_jax.storage.writing import atomic_path, check_file, write_json
+from bert_jax.storage.writing import check_file, write_json
 from bert_jax.tools import cli
-from bert_jax.tools.lines import define_long_texts, open_lines, read_lines
+from bert_jax.tools.lines import define_long_texts, open_lines, open_writer, read_lines
 
 if TYPE_CHECKING:
     from bert_jax.checkpoints.pretrained import Pretrained
 
-CHECKPOINT = flags.DEFINE_string("checkpoint", "", "a work directory, WORKDIR@STEP, or a model in any format")
+CHECKPOINT = cli.define_checkpoint()
 INPUT = flags.DEFINE_string("input", "-", "file with one sentence per line; - is standard input")
 PAIRS = flags.DEFINE_string("pairs", "", "minimal pairs to score instead of --input: a file, or Zorro's directory")
 BASELINES = flags.DEFINE_string("baselines", "", "with --pairs: a table of published accuracies by paradigm")
@@ -38,7 +36,7 @@ LIMIT = flags.DEFINE_integer("limit", 0, "with --pairs: take the first N of each
 METHOD = flags.DEFINE_enum(
     "method", "", ["", "original", "within_word_l2r"], "scoring method of a masked language model; empty is original"
 )
-DTYPE = flags.DEFINE_enum("compute_dtype", "", ["", "float32", "bfloat16"], "computation dtype; empty is the model's")
+DTYPE = cli.define_compute_dtype()
 LONG_TEXTS = define_long_texts()
 OUTPUT = flags.DEFINE_string("output", "", "JSON file for the results: one line per sentence, or one object for pairs")
 
@@ -47,27 +45,18 @@ _SECONDS_BETWEEN_REPORTS = 20.0
 
 def main() -> None:
     """Scores the sentences or the pairs that the flags name."""
-    if not CHECKPOINT.value:
-        raise InputError("--checkpoint is needed: a work directory, or a model in any format")
+    cli.check_given(CHECKPOINT)
     if (BASELINES.value or LIMIT.value) and not PAIRS.value:
         raise InputError("--baselines and --limit are of minimal pairs; give --pairs=FILE too, or leave them out")
     if PAIRS.value and flags.FLAGS["input"].present:
         raise InputError("--input and --pairs are two things to score; give one of them")
     if OUTPUT.value:
         check_file(OUTPUT.value, INPUT.value, PAIRS.value, BASELINES.value)
+    reuse_freed_memory()
     if PAIRS.value:
         _score_pairs()
     else:
         _score_lines()
-
-
-def _load() -> "Pretrained":
-    reuse_freed_memory()
-
-    bert = cli.load_model(CHECKPOINT.value)
-    if DTYPE.value:
-        bert = dataclasses.replace(bert, config=bert.config.computing_in(DTYPE.value))
-    return bert
 
 
 def _score_pairs() -> None:
@@ -76,7 +65,7 @@ def _score_pairs() -> None:
 
     pairs = minimal_pairs.read_pairs(PAIRS.value, LIMIT.value)
     baselines = minimal_pairs.read_baselines(BASELINES.value) if BASELINES.value else {}
-    bert = _load()
+    bert = cli.load_model(CHECKPOINT.value, DTYPE.value)
     method = check_method(bert, METHOD.value)
     sentences = [text for pair in pairs for text in (pair.good, pair.bad)]
     names = [pair.where for pair in pairs for _ in range(2)]
@@ -114,13 +103,13 @@ def _score_lines() -> None:
         raise InputError(f"input {INPUT.value} has no sentence; write one a line")
     from bert_jax.inference.sentence_scores import check_method, encode_sentences, token_scores
 
-    bert = _load()
+    bert = cli.load_model(CHECKPOINT.value, DTYPE.value)
     method = check_method(bert, METHOD.value)
     started = time.monotonic()
     scores = token_scores(bert, sentences, method, names, _report_progress(), LONG_TEXTS.value)
     seconds = time.monotonic() - started
     token_ids = encode_sentences(bert, sentences)
-    with _writer(OUTPUT.value) as write:
+    with open_writer(OUTPUT.value or "-") as write:
         found = zip(token_ids, scores, strict=True)
         for _, sentence in lines:
             if not sentence:  # a line for every line
@@ -135,16 +124,6 @@ def _score_lines() -> None:
             else:
                 write(f"{total:.4f}\t{len(ids)}\t{sentence}")
     _say_speed(len(sentences), seconds, sum(bert.tokenizer.unk_id in ids for ids in token_ids))
-
-
-@contextlib.contextmanager
-def _writer(path: str) -> Iterator[Callable[[str], object]]:
-    """Yields a function that writes a line to standard output, or to a file that appears whole at the end."""
-    if not path:
-        yield print
-        return
-    with atomic_path(to_place(path)) as temporary, open(temporary, "w", encoding="utf-8") as stream:
-        yield lambda line: stream.write(line + "\n")
 
 
 def _report_progress() -> Callable[[int, int], None]:

@@ -7,16 +7,15 @@ PATH is anything that convert_checkpoint accepts. Parameters have the paths of b
 leading axis. The norm is the root of the sum of squares.
 """
 
-from absl import flags
-
 from bert_jax.storage.resolve import resolve
 from bert_jax.tools import cli
 
-_CHECKPOINT = flags.DEFINE_string("checkpoint", None, "A model in any format.", required=True)
+_CHECKPOINT = cli.define_checkpoint()
 
 
 def main() -> None:
     """Prints a line for the model, one for each parameter and one for their sum."""
+    cli.check_given(_CHECKPOINT)
     import numpy as np
 
     from bert_jax.checkpoints.names import flatten

@@ -6,7 +6,11 @@ import time
 import pytest
 
 from bert_jax.data import sentences as module
-from bert_jax.data.sentences import split_lines, split_sentences
+from bert_jax.data.sentences import split_lines
+
+
+def split_sentences(paragraph: str, language: str = "en") -> list[str]:
+    return split_lines([paragraph], language)[0]
 
 
 @pytest.mark.parametrize(

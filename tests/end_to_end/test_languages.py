@@ -15,7 +15,7 @@ from builders import tiny_model, tiny_run
 from bert_jax import load_pretrained, load_tokenizer
 from bert_jax.data.prepare import PrepareOptions, prepare
 from bert_jax.data.records import open_dataset
-from bert_jax.data.sentences import split_sentences
+from bert_jax.data.sentences import split_lines
 from bert_jax.data.sources.corpus import iterate_documents
 from bert_jax.inference.predict import fill_masks
 from bert_jax.pretraining import pretrain
@@ -121,7 +121,7 @@ def test_36_languages_in_one_cased_vocabulary(shared_data, tmp_path, flags):
 
 def test_japanese_is_split_into_sentences(shared_data):
     paragraphs = [line for document in iterate_documents(str(shared_data / JAPANESE)) for line in document][:300]
-    sentences = [split_sentences(paragraph, "ja") for paragraph in paragraphs]
+    sentences = [split_lines([paragraph], "ja")[0] for paragraph in paragraphs]
     assert ["".join("".join(part).split()) for part in sentences] == ["".join(line.split()) for line in paragraphs]
     flat = [sentence for part in sentences for sentence in part]
     assert len(flat) > 4 * len(paragraphs)

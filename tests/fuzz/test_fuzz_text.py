@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_jax.data.sentences import split_lines
-from bert_jax.data.sources.corpus import fingerprint, iterate_documents
+from bert_jax.data.sources.corpus import contents_of, iterate_documents
 from bert_jax.text.sentencepieces import learn_sentencepieces
 from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
 from bert_jax.text.wordpiece import WordPiece
@@ -59,7 +59,7 @@ def write_sentencepiece(directory: Path) -> None:
 
 def use_text(path: Path) -> None:
     assert sum(len(document) for document in iterate_documents(str(path)))
-    assert fingerprint(str(path))
+    assert contents_of(str(path))
 
 
 def use_lines(path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 from stablehlo import stablehlo_products
 
+from bert_jax.data.pipeline import abstract_batch
 from bert_jax.devices.sharding import make_mesh
 from bert_jax.model import fused_attention_tpu as on_tpu
 from bert_jax.model.attention_kernels import AttentionShape
@@ -23,6 +24,7 @@ from bert_jax.plan import planner as planner
 from bert_jax.settings.model import model_size
 from bert_jax.settings.pretraining import DataConfig, MaskingConfig, MeshConfig, PretrainConfig, TrainConfig
 from bert_jax.training.flops import num_parameters
+from bert_jax.training.step import make_eval_step
 
 pytestmark = pytest.mark.tpu_aot
 
@@ -165,9 +167,11 @@ def test_no_float32_matrix_product_in_bfloat16(size, phase):
 def test_the_forward_pass_moves_nothing_but_sums():
     config = configuration("large", 1, "v5e:4x4", 16)
     mesh = make_mesh(config.mesh, planner.tpu_devices("v5e:4x4")[0])
-    found = hlo.collectives(
-        planner.lower_eval_step(config, mesh, planner.row_of(config, 128)).compile().as_text() or ""
-    )
+    params = planner._state(config, mesh).params
+    step = make_eval_step(planner._objective(config, mesh), mesh, params)
+    with jax.set_mesh(mesh):
+        lowered = step.lower(params, abstract_batch(planner.row_of(config, 128), config.data.batch_size, mesh))
+    found = hlo.collectives(lowered.compile().as_text() or "")
     assert found and all(collective.bytes <= 1024 for collective in found)
 
 

@@ -149,5 +149,5 @@ def test_a_file_that_is_shorter_than_it_should_be_is_named(tmp_path, monkeypatch
 
 
 def test_an_unknown_protocol_is_refused():
-    with pytest.raises(InputError, match=r"^nowhere://bucket cannot be read: Protocol not known: nowhere"):
+    with pytest.raises(InputError, match=r"^cannot read nowhere://bucket: Protocol not known: nowhere"):
         ranges.RangeReader("nowhere://bucket")

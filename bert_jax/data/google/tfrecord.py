@@ -151,17 +151,6 @@ def _parse_list(data: bytes, start: int, stop: int, kind: int) -> list[bytes]:
     return parts
 
 
-def decode_example(data: bytes) -> dict[str, np.ndarray | list[bytes]]:
-    """Returns the values of an example: int64 [n] or float32 [n] arrays, or lists of bytes; without a kind, [].
-
-    Raises: ValueError, saying why, if it is no tf.train.Example.
-    """
-    values: dict[str, np.ndarray | list[bytes]] = {}
-    for name, (kind, payload) in parse_example(data).items():
-        values[name] = decode_numbers(kind, [payload])[0] if isinstance(payload, bytes) and kind else list(payload)  # type: ignore
-    return values
-
-
 def decode_numbers(kind: int, payloads: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
     """Returns all numbers of the payloads, int64 or float32, and how many each payload has, [number of payloads].
 

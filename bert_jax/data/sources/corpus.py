@@ -87,11 +87,6 @@ def read_piece(piece: Piece) -> Iterator[list[str]]:
     return tfds_text.read_examples(piece) if piece.kind == tfds_text.TFDS else formats.read_file(piece)
 
 
-def fingerprint(inputs: str, text_column: str = TEXT_COLUMN) -> str:
-    """Returns a sha256 of the contents of the inputs, whatever their paths; see `tfds_text` for that of a data set."""
-    return join_fingerprints(contents_of(inputs, text_column))
-
-
 def contents_of(inputs: str, text_column: str = TEXT_COLUMN) -> list[Content]:
     """Returns what `fingerprint_source` says of each of the inputs."""
     sources = list_sources(inputs)
@@ -102,8 +97,8 @@ def contents_of(inputs: str, text_column: str = TEXT_COLUMN) -> list[Content]:
 def fingerprint_source(source: str, path: str, text_column: str = TEXT_COLUMN) -> Content:
     """Returns a single input, a sha256 of its contents, and the bytes of its file, which is at `path`.
 
-    Another column than the usual one changes the sha256, as it changes which text is read. The bytes are -1 for what is
-    no file.
+    Another column than the usual one changes the sha256, as it changes which text is read; see `tfds_text` for that of
+    a data set. The bytes are -1 for what is no file.
     """
     if source == PYTHON_DOCS:
         return source, python_docs.fingerprint(), -1

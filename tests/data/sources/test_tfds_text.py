@@ -103,15 +103,15 @@ def test_it_stands_beside_other_inputs(tmp_path):
 
 def test_the_fingerprint_is_of_data_split_and_feature(tmp_path, data_dir, monkeypatch):
     sources = ["tfds:poems", "tfds:poems:test", "tfds:poems:train:comment", "tfds:letters"]
-    fingerprints = [corpus.fingerprint(source) for source in sources]
+    fingerprints = [corpus.contents_of(source)[0][1] for source in sources]
     assert len(set(fingerprints)) == 4
-    assert corpus.fingerprint("tfds:poems:1.2.0:train:text") == fingerprints[0]
+    assert corpus.contents_of("tfds:poems:1.2.0:train:text")[0][1] == fingerprints[0]
     shutil.copytree(data_dir, tmp_path / "moved")
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "moved"))
-    assert corpus.fingerprint("tfds:poems") == fingerprints[0]
+    assert corpus.contents_of("tfds:poems")[0][1] == fingerprints[0]
     shutil.rmtree(tmp_path / "moved" / "poems")
     build(tmp_path / "moved", "poems", ["text", "comment"], num_examples=59)
-    assert corpus.fingerprint("tfds:poems") != fingerprints[0]
+    assert corpus.contents_of("tfds:poems")[0][1] != fingerprints[0]
 
 
 def test_no_tensorflow_is_imported():
