@@ -133,14 +133,14 @@ def test_recipes_are_found_by_name_and_files_by_path(repository, tmp_path, monke
 
 @pytest.mark.parametrize("given", [["--config=demo"], ["-config=demo"], ["--config", "demo"], ["-config", "demo"]])
 def test_every_form_of_the_flag(given):
-    resolved = recipes.resolve([*given, "--config.data.path=demo", "--output=demo"])
+    resolved = recipes.resolve_recipe([*given, "--config.data.path=demo", "--output=demo"])
     assert resolved[:-2] != given and resolved[-2:] == ["--config.data.path=demo", "--output=demo"]
     assert "".join(resolved[:-2]) == "".join(given).replace("demo", str(recipes.directory() / "demo.py"))
 
 
 def test_what_follows_two_dashes_is_no_flag():
-    assert recipes.resolve(["--", "--config=demo"]) == ["--", "--config=demo"]
-    assert recipes.resolve(["--config"]) == ["--config"]
+    assert recipes.resolve_recipe(["--", "--config=demo"]) == ["--", "--config=demo"]
+    assert recipes.resolve_recipe(["--config"]) == ["--config"]
 
 
 def test_a_recipe_in_a_flag_file(tmp_path):

@@ -186,7 +186,7 @@ for attempt in (
     lambda: sentences.split_lines(["One. Two."], "en"),
     lambda: learn_sentencepieces(["one two"], 20),
     lambda: Reporter(sys.argv[2], 10),
-    lambda: tfds_text.fingerprint("tfds:lm1b"),
+    lambda: tfds_text.examples_fingerprint("tfds:lm1b"),
 ):
     try:
         attempt()

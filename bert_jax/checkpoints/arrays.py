@@ -60,7 +60,7 @@ def save_tree(path: Place, tree: PyTree) -> None:
         try:
             checkpointer.save(str(path.absolute()), tree)
         except (OSError, ValueError) as error:  # TensorStore raises ValueError, also for a full disk
-            raise cannot_write(path, error) from error
+            raise cannot_write_checkpoint(path, error) from error
     check_readable(path, describe(tree))
 
 
@@ -132,7 +132,7 @@ def silence_background() -> None:
     logging.getLogger("absl").addFilter(lambda record: record.levelno < logging.ERROR or "orbax" not in record.pathname)
 
 
-def cannot_write(directory: Place, error: Exception) -> InputError:
+def cannot_write_checkpoint(directory: Place, error: Exception) -> InputError:
     """Returns the error to raise after `error` has interrupted the writing of a checkpoint."""
     if isinstance(error, InputError):
         return error

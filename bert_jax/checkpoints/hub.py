@@ -22,7 +22,7 @@ def parse_url(url: str, revision: str = "") -> tuple[str, str]:
     return name, inside or revision
 
 
-def check(url: str, revision: str) -> None:
+def check_upload(url: str, revision: str) -> None:
     """Checks what can be known before a model is converted.
 
     Raises: InputError if the URL names no repository, huggingface_hub is not installed, or there is no token.
@@ -39,14 +39,14 @@ def check(url: str, revision: str) -> None:
         )
 
 
-def upload(directory: Path, url: str, revision: str, message: str, private: bool) -> str:
+def upload_model(directory: Path, url: str, revision: str, message: str, private: bool) -> str:
     """Uploads the files of a directory in one commit, and returns its address.
 
     The repository is created if it is missing, private or not, and so is the branch `revision`, from the main branch.
 
     Raises: InputError if huggingface_hub is not installed, the hub cannot be reached, or it refuses.
     """
-    check(url, revision)
+    check_upload(url, revision)
     name, revision = parse_url(url, revision)
     import huggingface_hub
     from huggingface_hub import errors

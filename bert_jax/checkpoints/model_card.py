@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Model cards: what a run's own records say of its model, as the README.md of a Hugging Face repository.
 
-`read_records` gathers config.json, about.json, metrics.jsonl and results.json of a work directory; `model_card` makes
+`gather_records` gathers config.json, about.json, metrics.jsonl and results.json of a work directory; `model_card` makes
 text of them and reads nothing. What no record tells is left to the user, the licence first of all.
 """
 
@@ -58,7 +58,7 @@ class Records:
     results: JsonObject = field(default_factory=dict)  # results.json of fine-tuning
 
 
-def read_records(
+def gather_records(
     source: Resolved,
     model: Values,
     task: str,

@@ -40,7 +40,7 @@ class Imported(NamedTuple):
     problem: str = ""  # Hugging Face's problem_type, where it is not what the number of outputs says
 
 
-class Row(NamedTuple):
+class Parameter(NamedTuple):
     """One parameter. `{i}` stands for the number of the layer."""
 
     ours: str
@@ -90,12 +90,12 @@ _MODULES: tuple[tuple[str, ...], ...] = (
 )
 
 
-def _rows() -> Iterator[Row]:
+def _rows() -> Iterator[Parameter]:
     for leaves, ours, hf, *differs in _MODULES:
         tf1 = differs[0] if differs else hf.replace("layer.{i}", "layer_{i}").replace(".", "/")
         for our_leaf, hf_leaf, tf1_leaf, kind in _LEAVES[leaves]:
-            yield Row(ours + our_leaf, hf + hf_leaf, tf1 + tf1_leaf, kind)
-    yield Row("mlm/output_bias", "cls.predictions.bias", "cls/predictions/output_bias", "vocab")
+            yield Parameter(ours + our_leaf, hf + hf_leaf, tf1 + tf1_leaf, kind)
+    yield Parameter("mlm/output_bias", "cls.predictions.bias", "cls/predictions/output_bias", "vocab")
 
 
 TABLE = tuple(_rows())
@@ -263,12 +263,12 @@ def unflatten(flat: Mapping[str, PyTree]) -> Params:
     return params
 
 
-def _names_of(row: Row, form: Form, config: ModelConfig) -> list[str]:
+def _names_of(row: Parameter, form: Form, config: ModelConfig) -> list[str]:
     layers = range(config.num_layers) if is_stacked(row.ours) else [None]
     return [row.name(form, layer) for layer in layers]
 
 
-def _their_shape(row: Row, form: Form, shape: tuple[int, ...], config: ModelConfig) -> tuple[int, ...]:
+def _their_shape(row: Parameter, form: Form, shape: tuple[int, ...], config: ModelConfig) -> tuple[int, ...]:
     shape = shape[1:] if is_stacked(row.ours) else shape
     shape = (config.vocab_size, *shape[1:]) if row.kind == "vocab" else shape
     return shape[::-1] if row.is_flipped(form) else shape

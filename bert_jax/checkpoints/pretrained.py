@@ -27,7 +27,7 @@ from bert_jax.model.fused_attention import length_step
 from bert_jax.model.heads import TASK_PARTS
 from bert_jax.model.objective import Params, abstract_params, encode
 from bert_jax.settings.finetuning import TaskConfig
-from bert_jax.settings.model import ModelConfig, check_types
+from bert_jax.settings.model import ModelConfig, check_type_ids
 from bert_jax.settings.rules import Values, drop_removed, from_dict, to_dict
 from bert_jax.storage import schema
 from bert_jax.storage.files import JsonObject, check_fetched, read_json
@@ -77,7 +77,7 @@ class Pretrained:
         most = self.config.max_positions
         rows = fit_texts(self.tokenizer, texts, most, long_texts)
         tell_cut(sum(row.was_cut for row in rows), most)
-        check_types(self.config, max(int(row.type_ids.max()) for row in rows), "the input")
+        check_type_ids(self.config, max(int(row.type_ids.max()) for row in rows), "the input")
         batch = _batch_of(rows, len(rows), max(len(row.token_ids) for row in rows), self.tokenizer.pad_id)
         hidden = np.zeros((*batch.token_ids.shape, self.config.hidden_size), np.float32)
         pooled: list[np.ndarray] = []
@@ -210,7 +210,7 @@ _ABOUT = schema.record(
         "task": schema.one_of(*TASK_PARTS),
         "labels": schema.list_of(schema.text()),
         "task_settings": schema.settings(TaskConfig),
-        "trained": schema.map_of(schema.whole()),
+        "trained": schema.map_of(schema.integer()),
         "tokenizer": schema.text(),
         "problem": schema.text(),
     },

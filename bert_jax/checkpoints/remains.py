@@ -41,7 +41,7 @@ _COMMITTED = "commit_success.txt"  # Orbax's own last object, where there is no 
 
 
 def delete(path: Place) -> None:
-    """Deletes a directory. Readers lose it at once; `sweep` deletes what is left if this process is killed."""
+    """Deletes a directory. Readers lose it at once; `sweep_checkpoints` deletes what a killed process leaves."""
     if isinstance(path, RemotePath):
         path.delete_all(first=(SEAL, _COMMITTED))
         return
@@ -76,7 +76,7 @@ def _set_aside_remote(path: RemotePath) -> None:
             older.delete_all()
 
 
-def sweep(directory: Place, checkpoints: Sequence[Place], is_complete: Callable[[Place], bool]) -> None:
+def sweep_checkpoints(directory: Place, checkpoints: Sequence[Place], is_complete: Callable[[Place], bool]) -> None:
     """Finishes the deletion of checkpoints that a killed run was deleting.
 
     `checkpoints` are those of the directory, oldest first. An incomplete one that is older than a complete one was

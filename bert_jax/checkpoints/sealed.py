@@ -26,27 +26,27 @@ _ATTEMPTS = 5  # to read checkpoints while a run deletes old ones
 
 # "md5" is an ETag that was found to be the MD5 of its object; other ETags say only that an object is the same one.
 _FILE = schema.record(
-    {"bytes": schema.whole()},
+    {"bytes": schema.integer()},
     {"sha256": schema.SHA256, "crc32c": schema.text(), "md5": schema.text(), "etag": schema.text()},
 )
 _SUMS = schema.map_of(schema.tuple_of(schema.number(finite=False), schema.number(finite=False)))
 _SEAL = schema.record(
     {
         "files": schema.map_of(_FILE, key=schema.file_name),
-        "arrays": schema.map_of(schema.tuple_of(schema.text(), schema.list_of(schema.whole(0, 2**31 - 1)))),
+        "arrays": schema.map_of(schema.tuple_of(schema.text(), schema.list_of(schema.integer(0, 2**31 - 1)))),
     },
     {
         "notes": schema.record(
             {},
             {
                 "unreported": _SUMS,
-                "seen": schema.or_null(schema.map_of(schema.whole())),
+                "seen": schema.or_null(schema.map_of(schema.integer())),
                 "overdue": schema.true_or_false,
                 "best": schema.list_of(schema.number(finite=False)),
             },
         ),
-        "phase": schema.whole(),
-        "step": schema.whole(),
+        "phase": schema.integer(),
+        "step": schema.integer(),
         "state": schema.text(r"state(-\w+)?", "the name of a state"),
         "tokenizer": schema.text(),
     },

@@ -20,7 +20,7 @@ import orbax.checkpoint as ocp
 from bert_jax.batch import PyTree
 from bert_jax.checkpoints import remains
 from bert_jax.checkpoints.arrays import (
-    cannot_write,
+    cannot_write_checkpoint,
     check_arrays,
     check_readable,
     describe,
@@ -83,7 +83,7 @@ class _Manager(ocp.CheckpointManager):
             yield
         except Exception as error:
             if this_job().is_several:
-                this_job().end(InputError.STATUS, str(cannot_write(to_place(str(self.directory)), error)))
+                this_job().end(InputError.STATUS, str(cannot_write_checkpoint(to_place(str(self.directory)), error)))
             raise
 
 
@@ -128,7 +128,7 @@ class Checkpoints:
             see_writes_of_others()
         silence_background()
         if this_job().is_first and self.directory.is_dir():
-            remains.sweep(self.directory, [self._path(step) for step in self.steps()], is_complete)
+            remains.sweep_checkpoints(self.directory, [self._path(step) for step in self.steps()], is_complete)
         this_job().exchange("remains of checkpoints swept")
         options = ocp.CheckpointManagerOptions(
             step_format_fixed_length=8,
@@ -155,7 +155,7 @@ class Checkpoints:
             with under_way("saving", self._bytes):
                 self._manager.save(step, args=ocp.args.Composite(**{self._name: ocp.args.PyTreeSave(state)}))
         except errors as error:
-            raise cannot_write(self.directory, error) from error
+            raise cannot_write_checkpoint(self.directory, error) from error
         about = {"step": step, "metric": metric, "arrays": describe(state), "notes": notes or {}, "state": self._name}
         about |= self._about
         about |= {"phase": phase} if phase else {}
@@ -184,7 +184,7 @@ class Checkpoints:
         try:
             this_job().all_do(f"write to {self.directory}", self._touch)
         except OSError as error:
-            raise cannot_write(self.directory, error) from error
+            raise cannot_write_checkpoint(self.directory, error) from error
 
     def _touch(self) -> None:
         """Makes a file and deletes it: the others would wait in Orbax for a process that cannot."""
@@ -223,7 +223,7 @@ class Checkpoints:
     def check(self) -> None:
         """Raises: InputError, on the process that failed, if what was saved could not be written or sealed."""
         if self._failure is not None and this_job().ends_all:
-            raise cannot_write(self.directory, self._failure) from self._failure
+            raise cannot_write_checkpoint(self.directory, self._failure) from self._failure
 
     def wait(self) -> None:
         """Waits until what was saved is sealed. Raises: InputError, on every process, if it could not be written."""
@@ -236,7 +236,7 @@ class Checkpoints:
             failed = this_job().any_process("save failed", failure is not None)
         if failed:
             if failure is not None:
-                raise cannot_write(self.directory, failure) from failure
+                raise cannot_write_checkpoint(self.directory, failure) from failure
             raise InputError(
                 f"another process could not write a checkpoint to {self.directory}; its own message says why; what "
                 "was saved before is untouched"

@@ -72,7 +72,7 @@ def prepare_with_beam(
                 _build(pipeline, corpus.list_sources(inputs), job)
         except Exception as error:  # runners wrap what a step raises in errors of their own
             if not remote:
-                building.remove(Path(output))
+                building.remove_unfinished(Path(output))
             raise _unwrap(error) from error
     manifest = files.read_json(urls.local_copy(f"{job.output}/{records.MANIFEST}"))
     summary.say_summary(manifest, time.monotonic() - started)

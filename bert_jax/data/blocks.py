@@ -14,7 +14,7 @@ from bert_jax.storage.ranges import RangeReader
 BLOCK_BYTES = 1 << 20  # a block has about so many
 
 
-class Rows(Protocol):
+class RowSource(Protocol):
     """The rows of a split, wherever they are."""
 
     @property

@@ -59,7 +59,7 @@ def unfinished(path: Path, identity: JsonObject, tokenizer: Tokenizer) -> Iterat
         except StoppedError:
             raise
         except InputError:
-            remove(path)
+            remove_unfinished(path)
             raise
         shutil.rmtree(path / WORK, ignore_errors=True)
 
@@ -122,7 +122,7 @@ def _check_place(path: Path) -> None:
         raise InputError(f"output {path} exists and is not a data set of this program; choose a new directory")
 
 
-def remove(path: Path) -> None:
+def remove_unfinished(path: Path) -> None:
     """Removes all files of an unfinished data set, and the directory if it is empty then."""
     for made in (*path.glob("train-*.npy"), *path.glob("heldout-*.npy"), path / records.TOKEN_COUNTS):
         made.unlink(missing_ok=True)

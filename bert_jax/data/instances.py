@@ -159,7 +159,7 @@ def _other_document(documents: list[Document], index: int, rng: random.Random) -
     return documents[other]
 
 
-def row_lengths(made: np.ndarray) -> np.ndarray:
+def sequence_lengths(made: np.ndarray) -> np.ndarray:
     """Returns how many tokens the sequences [n] of instances have with [CLS] and [SEP]s, int64."""
     first, second = (made[f"{side}_stop"] - made[f"{side}_start"] for side in ("first", "second"))
     return 2 + first + second + (second > 0)

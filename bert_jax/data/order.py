@@ -60,7 +60,7 @@ def choose_streams(most: int, batch_size: int) -> int:
     return max(divisor for divisor in range(1, min(most, batch_size) + 1) if batch_size % divisor == 0)
 
 
-class Window(NamedTuple):
+class StreamWindow(NamedTuple):
     """One window of a stream."""
 
     stream: int
@@ -68,10 +68,10 @@ class Window(NamedTuple):
     number: int
 
 
-class Part(NamedTuple):
+class Turns(NamedTuple):
     """Some turns of a stream, one after the other, that lie in one window."""
 
-    window: Window
+    window: StreamWindow
     places: slice  # in the batch's places that were asked for
     first: int  # the first row's place in the window
 
@@ -94,7 +94,7 @@ class StreamOrder:
         """N, the rows of an epoch."""
         return int(self.block_rows.sum())
 
-    def parts(self, step: int, places: np.ndarray, batch_size: int, rows_before: int = 0) -> list[Part]:
+    def parts(self, step: int, places: np.ndarray, batch_size: int, rows_before: int = 0) -> list[Turns]:
         """Returns the windows with the rows of some places [n], ascending, of the batch at a step.
 
         The places of a batch are in order of streams. Batches start after `rows_before` rows, which an earlier phase
@@ -111,7 +111,7 @@ class StreamOrder:
             for part in self._parts(stream, turns[stream] + places[begin:end] - starts[stream], begin)
         ]
 
-    def _parts(self, stream: int, turns: np.ndarray, begin: int) -> list[Part]:
+    def _parts(self, stream: int, turns: np.ndarray, begin: int) -> list[Turns]:
         """Returns the windows of some turns of a stream, ascending; `begin` is the place of the first one."""
         epochs = (turns * self.num_streams + stream) // self.num_rows
         numbers = turns - self._first_turn(stream, epochs)  # in the epoch
@@ -122,8 +122,8 @@ class StreamOrder:
         cuts = (np.diff(epochs) != 0) | (np.diff(windows) != 0) | (np.diff(turns) != 1)
         edges = [0, *(np.flatnonzero(cuts) + 1).tolist(), len(turns)]
         return [
-            Part(
-                Window(stream, int(epochs[start]), int(windows[start])),
+            Turns(
+                StreamWindow(stream, int(epochs[start]), int(windows[start])),
                 slice(begin + start, begin + end),
                 int(inside[start]),
             )
@@ -134,7 +134,7 @@ class StreamOrder:
         """Returns by how many rows the first window of a stream is shorter, so that windows do not all end at once."""
         return self.window_rows * stream // self.num_streams
 
-    def rows(self, window: Window) -> np.ndarray:
+    def rows(self, window: StreamWindow) -> np.ndarray:
         """Returns the rows of a window, int64, in the order of training."""
         stretches = self.stretches(window)
         ends = np.cumsum(stretches[:, 1])
@@ -144,7 +144,7 @@ class StreamOrder:
         key = (self.seed, window.epoch, window.stream, window.number + 2)
         return rows[shuffled(numbers, len(rows), *key)]
 
-    def stretches(self, window: Window) -> np.ndarray:
+    def stretches(self, window: StreamWindow) -> np.ndarray:
         """Returns the first row and the number of rows of each stretch of rows in a window, int64 [S, 2].
 
         A stretch lies inside one block.
@@ -155,11 +155,11 @@ class StreamOrder:
         first, last = np.searchsorted(ends, begin, side="right"), np.searchsorted(ends, end, side="left")
         return _cut(pieces[first : last + 1], begin - int(ends[first] - pieces[first, 1]), end - begin)
 
-    def blocks(self, window: Window) -> np.ndarray:
+    def blocks(self, window: StreamWindow) -> np.ndarray:
         """Returns the numbers of the blocks that have rows of a window, int64."""
         return np.unique(np.searchsorted(self._block_ends, self.stretches(window)[:, 0], side="right"))
 
-    def next(self, window: Window) -> Window:
+    def next(self, window: StreamWindow) -> StreamWindow:
         """Returns the window that a stream comes to after this one."""
         length = self._length(window.stream, window.epoch)
         if (window.number + 1) * self.window_rows - self.shift(window.stream) < length:
@@ -169,7 +169,7 @@ class StreamOrder:
             after = after._replace(epoch=after.epoch + 1)
         return after
 
-    def first_turn(self, window: Window) -> int:
+    def first_turn(self, window: StreamWindow) -> int:
         """Returns the turn of its stream with which a window begins."""
         inside = max(0, window.number * self.window_rows - self.shift(window.stream))
         return int(self._first_turn(window.stream, np.int64(window.epoch))) + inside

@@ -97,14 +97,14 @@ def pack_dataset(
         manifest = records.finish_dataset(
             path, identity, row, tokenizer, splits, np.array(source.token_counts), {"bert_jax": __version__}, **figures
         )
-    summarize(manifest)
+    say_packed(manifest)
     seconds = max(time.monotonic() - started, 1e-9)
     megabytes = sum(shard["bytes"] for split in splits.values() for shard in split["shards"]) / 1e6
     say(f"{megabytes:.1f} MB of rows in {seconds:.1f} s ({megabytes / seconds:.1f} MB/s)")
     return manifest
 
 
-def summarize(manifest: JsonObject) -> None:
+def say_packed(manifest: JsonObject) -> None:
     """Prints how full the rows of a packed data set are."""
     for name, split in manifest["splits"].items():
         if split["rows"]:

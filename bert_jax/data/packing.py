@@ -23,7 +23,7 @@ _PLENTY = np.int64(1) << 40  # of "nothing", the sequence of length 0
 
 
 @dataclass(frozen=True)
-class Plan:
+class PackingPlan:
     """How many rows there are to be of each combination of lengths."""
 
     combinations: np.ndarray  # int64 [K, M]: lengths, the longest first, then zeros
@@ -50,7 +50,7 @@ def check_packing(row_length: int, max_per_row: int, longest: int) -> None:
         )
 
 
-def plan_packing(length_histogram: np.ndarray, row_length: int, max_per_row: int) -> Plan:
+def plan_packing(length_histogram: np.ndarray, row_length: int, max_per_row: int) -> PackingPlan:
     """Returns combinations of lengths that use every sequence once and leave little of the rows empty.
 
     `length_histogram` [up to L + 1] int says how many sequences have each length; those of length 0 do not count.
@@ -74,14 +74,14 @@ def plan_packing(length_histogram: np.ndarray, row_length: int, max_per_row: int
         plan = _plan_at_once(np.ceil(left * share).astype(np.int64), row_length, max_per_row)
         if share < 1:
             full = plan.combinations.sum(axis=1) == row_length
-            plan = Plan(plan.combinations[full], plan.counts[full])
+            plan = PackingPlan(plan.combinations[full], plan.counts[full])
         np.subtract.at(left, plan.combinations, plan.counts[:, None])
         left[0] = 0
         plans.append(plan)
     return _merged(plans, max_per_row)
 
 
-def _plan_at_once(left: np.ndarray, row_length: int, max_per_row: int) -> Plan:
+def _plan_at_once(left: np.ndarray, row_length: int, max_per_row: int) -> PackingPlan:
     """Returns a plan for all of a histogram [L + 1], which is used up."""
     num_left, tokens_left = int(left.sum()), int(left @ np.arange(row_length + 1))
     plans = []
@@ -94,11 +94,11 @@ def _plan_at_once(left: np.ndarray, row_length: int, max_per_row: int) -> Plan:
             left[0] = 0
             num_left -= int((used > 0).sum(axis=1) @ times)
             tokens_left -= int(used.sum(axis=1) @ times)
-            plans.append(Plan(used, times))
+            plans.append(PackingPlan(used, times))
     return _merged(plans, max_per_row)
 
 
-def _merged(plans: list[Plan], max_per_row: int) -> Plan:
+def _merged(plans: list[PackingPlan], max_per_row: int) -> PackingPlan:
     """Returns all rows of some plans, each combination once."""
     widths = [max_per_row - plan.combinations.shape[1] for plan in plans]
     rows = [np.pad(plan.combinations, ((0, 0), (0, width))) for plan, width in zip(plans, widths, strict=True)]
@@ -106,7 +106,7 @@ def _merged(plans: list[Plan], max_per_row: int) -> Plan:
     different, which = np.unique(every, axis=0, return_inverse=True)
     counts = np.zeros(len(different), np.int64)
     np.add.at(counts, which.reshape(-1), np.concatenate([np.zeros(0, np.int64), *(plan.counts for plan in plans)]))
-    return Plan(different, counts)
+    return PackingPlan(different, counts)
 
 
 def _complete(
@@ -211,7 +211,7 @@ def shard_seed(seed: int, split: str, index: int) -> list[int]:
     return [seed % (1 << 64), int(split != "train"), index]
 
 
-def assign(lengths: np.ndarray, plan: Plan, seed: int | list[int]) -> np.ndarray:
+def assign(lengths: np.ndarray, plan: PackingPlan, seed: int | list[int]) -> np.ndarray:
     """Returns the sequences of each row of a plan, int64 [R, M]: indices into `lengths` [N], `EMPTY` after the last.
 
     Which sequences of a length go where is drawn at random, and so is the order of the rows: what stands together in a

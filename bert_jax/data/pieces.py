@@ -47,7 +47,7 @@ def write_piece(folder: Path, index: int, piece: corpus.Piece, tokenizer: Tokeni
         writing.write_array(_file(folder, name, index), getattr(encoded, name))
 
 
-class Encoded(NamedTuple):
+class EncodedPiece(NamedTuple):
     """The encoded text of a piece."""
 
     documents: np.ndarray  # [D] records of `DOCUMENT`, in order of their hashes, ties as in the text
@@ -56,7 +56,7 @@ class Encoded(NamedTuple):
     lines: np.ndarray  # uint64: the sorted hashes of all lines
 
 
-def encode_documents(documents: Iterable[list[str]], tokenizer: Tokenizer, seed: int, language: str) -> Encoded:
+def encode_documents(documents: Iterable[list[str]], tokenizer: Tokenizer, seed: int, language: str) -> EncodedPiece:
     """Returns the documents that give a token, and the hashes of all lines."""
     batches = [_encode(batch, tokenizer, seed, language) for batch in _batches(documents)]
     found, sentences, tokens, lines = (np.concatenate(arrays) for arrays in zip(*batches))
@@ -67,7 +67,7 @@ def encode_documents(documents: Iterable[list[str]], tokenizer: Tokenizer, seed:
         ends = np.cumsum(found[name])
         parts = [array[ends[place] - found[name][place] : ends[place]] for place in order]
         flat[name] = np.concatenate([array[:0], *parts])
-    return Encoded(found[order], flat["sentences"], flat["tokens"], np.sort(lines))
+    return EncodedPiece(found[order], flat["sentences"], flat["tokens"], np.sort(lines))
 
 
 def keys_of(documents: np.ndarray, passage: int) -> np.ndarray:

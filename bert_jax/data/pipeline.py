@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 
 from bert_jax.batch import Batch, PyTree
 from bert_jax.data.order import shuffled
-from bert_jax.data.records import Rows
+from bert_jax.data.records import RowSource
 from bert_jax.data.streamed import StreamedSplit
 from bert_jax.devices.sharding import row_sharding
 
@@ -113,7 +113,7 @@ def _rows_of(index: Index | None, batch_size: int) -> tuple[int, int]:
     return start, stop
 
 
-def train_batch(split: Rows, step: int, batch_size: int, seed: int, mesh: Mesh, rows_before: int = 0) -> Batch:
+def train_batch(split: RowSource, step: int, batch_size: int, seed: int, mesh: Mesh, rows_before: int = 0) -> Batch:
     """Returns the global training batch at a step, on the mesh."""
 
     def make_rows(places: np.ndarray) -> Batch:
@@ -127,7 +127,7 @@ def train_batch(split: Rows, step: int, batch_size: int, seed: int, mesh: Mesh, 
 
 
 def train_batches(
-    split: Rows, first_step: int, batch_size: int, seed: int, mesh: Mesh, rows_before: int = 0
+    split: RowSource, first_step: int, batch_size: int, seed: int, mesh: Mesh, rows_before: int = 0
 ) -> Iterator[Batch]:
     """Yields the batches at first_step, first_step + 1, ... for ever."""
     return made_ahead(lambda step: train_batch(split, step, batch_size, seed, mesh, rows_before), first_step)
@@ -144,7 +144,7 @@ def made_ahead(make: Callable[[int], Made], first_step: int) -> Iterator[Made]:
             step += 1
 
 
-def eval_batches(split: Rows, batch_size: int, mesh: Mesh) -> Iterator[Batch]:
+def eval_batches(split: RowSource, batch_size: int, mesh: Mesh) -> Iterator[Batch]:
     """Yields all rows of a split once, in order; places left over in the last batch have weight 0."""
     for first in range(0, split.num_rows, batch_size):
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bert_jax.data.blocks import BlockSums, Rows, block_rows
+from bert_jax.data.blocks import BlockSums, RowSource, block_rows
 from bert_jax.errors import InputError, one_line, shown
 from bert_jax.storage import files, schema, urls, writing
 from bert_jax.storage.files import JsonObject
@@ -28,23 +28,23 @@ FORMAT, VERSION = "bert_jax rows", 1
 TOKENIZER, TOKEN_COUNTS = "tokenizer", "token_counts.npy"
 NO_LABEL = -1
 
-_FILE = {"name": schema.file_name, "bytes": schema.whole(), "sha256": schema.SHA256}
-_BLOCKS = schema.record({"rows": schema.whole(1), "crc32c": schema.text(r"([0-9a-f]{8})*", "checksums of 8 digits")})
-_SHARD = schema.record({**_FILE, "rows": schema.whole()}, {"blocks": _BLOCKS})
-_SPLIT = schema.record({"sequences": schema.whole(), "shards": schema.list_of(_SHARD)})
+_FILE = {"name": schema.file_name, "bytes": schema.integer(), "sha256": schema.SHA256}
+_BLOCKS = schema.record({"rows": schema.integer(1), "crc32c": schema.text(r"([0-9a-f]{8})*", "checksums of 8 digits")})
+_SHARD = schema.record({**_FILE, "rows": schema.integer()}, {"blocks": _BLOCKS})
+_SPLIT = schema.record({"sequences": schema.integer(), "shards": schema.list_of(_SHARD)})
 _SPECIAL_IDS = ("pad_id", "unk_id", "cls_id", "sep_id", "mask_id")
-_COUNT = schema.whole(1, 65535)
-_INPUTS = schema.record({"names": schema.list_of(schema.text()), "files": schema.whole(), "bytes": schema.whole()})
+_COUNT = schema.integer(1, 65535)
+_INPUTS = schema.record({"names": schema.list_of(schema.text()), "files": schema.integer(), "bytes": schema.integer()})
 # What is read of a manifest. It has more: figures for people, and what the data set was made with.
 _MANIFEST = schema.record(
     {
         "identity": schema.record(
             {"options": schema.record({}, {"next_sentence": schema.one_of("nsp", "sop", "none")})}
         ),
-        "row": schema.record({"length": _COUNT, "max_sequences": _COUNT}, {"predictions": schema.whole(0, 65535)}),
+        "row": schema.record({"length": _COUNT, "max_sequences": _COUNT}, {"predictions": schema.integer(0, 65535)}),
         "tokenizer": schema.record(
-            {"fingerprint": schema.text(), "vocab_size": schema.whole(1, 2**31 - 1)}
-            | dict.fromkeys(_SPECIAL_IDS, schema.whole())
+            {"fingerprint": schema.text(), "vocab_size": schema.integer(1, 2**31 - 1)}
+            | dict.fromkeys(_SPECIAL_IDS, schema.integer())
         ),
         "splits": schema.record({"train": _SPLIT, "heldout": _SPLIT}, others=_SPLIT),
         "token_counts": schema.record(_FILE),
@@ -181,7 +181,7 @@ def finish_dataset(
 
 
 @dataclass(frozen=True)
-class Split:
+class LocalRows:
     """The rows of all shards of a split, numbered through, on the local disk."""
 
     dtype: np.dtype
@@ -227,8 +227,8 @@ class Dataset:
 
     path: Path
     manifest: JsonObject
-    train: Rows
-    heldout: Rows  # without rows if nothing was held out
+    train: RowSource
+    heldout: RowSource  # without rows if nothing was held out
     token_counts: np.ndarray  # int64 [V]: how often each id occurs in the text of the training documents
 
     @property
@@ -268,7 +268,7 @@ class Dataset:
     def rows_of(self, split: str, index: int) -> np.ndarray:
         """Returns the rows of one shard of a split, "train" or "heldout": a memory map of records."""
         part = getattr(self, split)
-        assert isinstance(part, Split)  # on the local disk
+        assert isinstance(part, LocalRows)  # on the local disk
         return part.shards[index].view(part.dtype)[:, 0]
 
     def close(self) -> None:
@@ -374,7 +374,7 @@ def _check_file(path: Path, file: JsonObject, checksum: bool) -> None:
         raise InputError(f"{path} is damaged: its sha256 is not the manifest's; {remedy}")
 
 
-def _open_split(path: Path, split: JsonObject, dtype: np.dtype) -> Split:
+def _open_split(path: Path, split: JsonObject, dtype: np.dtype) -> LocalRows:
     """Returns the split that the manifest describes."""
     shards = []
     for shard in split["shards"]:
@@ -386,7 +386,7 @@ def _open_split(path: Path, split: JsonObject, dtype: np.dtype) -> Split:
             )
         shards.append(records.view(np.uint8).reshape(len(records), dtype.itemsize))
     ends = np.cumsum([len(shard) for shard in shards], dtype=np.int64)
-    return Split(dtype=dtype, num_sequences=split["sequences"], shards=tuple(shards), ends=ends)
+    return LocalRows(dtype=dtype, num_sequences=split["sequences"], shards=tuple(shards), ends=ends)
 
 
 def _load(path: Path) -> np.ndarray:

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from bert_jax.data import records
-from bert_jax.data.blocks import Blocks, Rows
-from bert_jax.data.order import StreamOrder, Window, choose_streams
+from bert_jax.data.blocks import Blocks, RowSource
+from bert_jax.data.order import StreamOrder, StreamWindow, choose_streams
 from bert_jax.data.records import About, Dataset
 from bert_jax.errors import InputError
 from bert_jax.settings.pretraining import DataConfig
@@ -157,18 +157,18 @@ class RemoteRows:
 class _Held:
     """The windows of a stream that are kept: the one it is at, and the next."""
 
-    window: Window
+    window: StreamWindow
     blocks: np.ndarray
 
 
 class StreamedSplit:
     """The rows of a training split in the order of streams."""
 
-    def __init__(self, source: Rows, order: StreamOrder, blocks: Blocks, config: DataConfig | None = None):
+    def __init__(self, source: RowSource, order: StreamOrder, blocks: Blocks, config: DataConfig | None = None):
         self.dtype, self.num_sequences, self.num_shards = source.dtype, source.num_sequences, source.num_shards
         self.num_rows = source.num_rows
         self.source, self.order, self._blocks, self._config = source, order, blocks, config
-        self._windows: dict[Window, np.ndarray] = {}  # the rows of those that the last step was at
+        self._windows: dict[StreamWindow, np.ndarray] = {}  # the rows of those that the last step was at
         self._held: dict[int, _Held] = {}
 
     def train_rows(
@@ -181,7 +181,7 @@ class StreamedSplit:
         """
         parts = self.order.parts(step, places, batch_size, rows_before)
         rows, epochs = np.empty(len(places), np.int64), np.empty(len(places), np.int32)
-        windows: dict[Window, np.ndarray] = {}
+        windows: dict[StreamWindow, np.ndarray] = {}
         for window, where, first in parts:
             found = windows[window] = self._windows[window] if window in self._windows else self.order.rows(window)
             rows[where], epochs[where] = found[first : first + where.stop - where.start], window.epoch
@@ -209,7 +209,7 @@ class StreamedSplit:
         """Ends the reading ahead."""
         self.source.close()
 
-    def _hold(self, windows: dict[int, Window], cache: BlockCache) -> None:
+    def _hold(self, windows: dict[int, StreamWindow], cache: BlockCache) -> None:
         """Keeps the blocks of these windows, by stream, and of the next ones; lets others go.
 
         Raises: InputError if the cache is too small for them.

@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 
 from bert_jax.batch import Batch
 from bert_jax.checkpoints.pretrained import Pretrained
-from bert_jax.data.blocks import Rows
+from bert_jax.data.blocks import RowSource
 from bert_jax.data.pipeline import eval_batches
 from bert_jax.data.prepare import PrepareOptions, prepare
 from bert_jax.data.records import Dataset
@@ -26,7 +26,7 @@ from bert_jax.devices.sharding import in_no_mesh, make_mesh, tree_shardings
 from bert_jax.errors import InputError
 from bert_jax.model.losses import Pair, accuracy, cross_entropy
 from bert_jax.model.objective import Objective, Params, pretraining_objective, task_forward
-from bert_jax.settings.model import check_types
+from bert_jax.settings.model import check_type_ids
 from bert_jax.settings.pretraining import DataConfig, MaskingConfig, MeshConfig
 from bert_jax.settings.rules import to_dict
 from bert_jax.training.loop import evaluate
@@ -158,7 +158,7 @@ def predicts_next_sentence(bert: Pretrained) -> bool:
     return head is not None and "pooler" in bert.params["encoder"] and bool(np.any(np.asarray(head["bias"])))
 
 
-def _rows_of(dataset: Dataset, split: str) -> Rows:
+def _rows_of(dataset: Dataset, split: str) -> RowSource:
     if split not in ("heldout", "train"):
         raise InputError(f"split {split!r} is unknown; use heldout or train")
     rows = dataset.heldout if split == "heldout" else dataset.train
@@ -182,7 +182,7 @@ def check_fits(bert: Pretrained, dataset: Dataset) -> None:
             f"{dataset.path} has masks of its own, and here all models get the same ones; import it with --masks=redraw"
         )
     label = dataset.manifest["identity"]["options"].get("next_sentence", "nsp")
-    check_types(bert.config, int(label != "none"), str(dataset.path))
+    check_type_ids(bert.config, int(label != "none"), str(dataset.path))
 
 
 def _batch_size(row_length: int, num_rows: int, mesh: Mesh) -> int:

@@ -20,7 +20,7 @@ from bert_jax.errors import InputError
 from bert_jax.model.fused_attention import length_step
 from bert_jax.model.objective import Params, encode
 from bert_jax.model.probe import mean_of_sequences
-from bert_jax.settings.model import ModelConfig, check_types
+from bert_jax.settings.model import ModelConfig, check_type_ids
 from bert_jax.tasks.base import Row, largest_type
 from bert_jax.tasks.batches import make_batch
 from bert_jax.tasks.layouts import Layout, eval_layouts, packed_layouts, sizes_of
@@ -130,7 +130,7 @@ def _rows(
     """Returns the rows of some texts, and whether each was cut; so many texts were `before` them."""
     fitted = fit_texts(bert.tokenizer, texts, most, long_texts, before)
     rows = [Row(number, each.token_ids, each.type_ids, (len(each.token_ids),)) for number, each in enumerate(fitted)]
-    check_types(bert.config, largest_type(rows), "the input")
+    check_type_ids(bert.config, largest_type(rows), "the input")
     return rows, [each.was_cut for each in fitted]
 
 

@@ -154,7 +154,7 @@ class Accuracy(NamedTuple):
     baselines: dict[str, float]  # accuracies of others, by their names; those that are known for all that is counted
 
 
-class Table(NamedTuple):
+class AccuracyTable(NamedTuple):
     """Accuracies by paradigm and by phenomenon; those of several paradigms are the means of theirs."""
 
     paradigms: list[Accuracy]
@@ -173,7 +173,7 @@ def accuracies(
     good: Sequence[float] | np.ndarray,
     bad: Sequence[float] | np.ndarray,
     baselines: Mapping[str, Mapping[str, float]] | None = None,
-) -> Table:
+) -> AccuracyTable:
     """Returns how often the score of the good sentence is above that of the bad one; a tie is wrong.
 
     `good` and `bad` are the scores of the sentences of each pair, and `baselines` what `read_baselines` returns.
@@ -204,7 +204,7 @@ def accuracies(
     for each in paradigms:
         by_phenomenon.setdefault(each.phenomenon, []).append(each)
     phenomena = [_mean(name, name, members) for name, members in by_phenomenon.items()]
-    return Table(paradigms, phenomena, _mean(_OVERALL, _OVERALL, paradigms))
+    return AccuracyTable(paradigms, phenomena, _mean(_OVERALL, _OVERALL, paradigms))
 
 
 def wilson(right: int, total: int) -> tuple[float, float]:
@@ -278,7 +278,7 @@ def _is_number(text: str) -> bool:
         return False
 
 
-def format_table(table: Table) -> list[str]:
+def format_table(table: AccuracyTable) -> list[str]:
     """Returns lines for people: paradigms below their phenomenon, then the mean of all paradigms, in per cent."""
     rows: list[tuple[str, Accuracy]] = []
     for phenomenon in table.phenomena:

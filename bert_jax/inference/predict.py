@@ -17,7 +17,7 @@ from bert_jax.errors import InputError
 from bert_jax.model.fused_attention import length_step
 from bert_jax.model.objective import Params, task_forward
 from bert_jax.settings.finetuning import TaskConfig
-from bert_jax.settings.model import ModelConfig, check_types
+from bert_jax.settings.model import ModelConfig, check_type_ids
 from bert_jax.settings.pretraining import MeshConfig
 from bert_jax.settings.rules import from_dict
 from bert_jax.storage.resolve import resolve
@@ -84,7 +84,7 @@ class Predictor:
         assert self.task is not None
         split = make_split(self.task, self.bert.tokenizer, "input", list(examples))
         tell_cut(Rows(split.rows, split.counts).num_cut(), self._most)
-        check_types(self.bert.config, largest_type(split.rows), "the input")
+        check_type_ids(self.bert.config, largest_type(split.rows), "the input")
         size = next((size for size in BATCH_SIZES if size >= len(split.rows)), BATCH_SIZES[-1])
         return predict_split(self.task, split, self._infer, self._ready, size, self._mesh)[0]
 

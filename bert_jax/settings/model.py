@@ -133,7 +133,7 @@ class ModelConfig:
         check_numbers(self)
 
 
-def check_types(model: ModelConfig, largest: int, what: str) -> None:
+def check_type_ids(model: ModelConfig, largest: int, what: str) -> None:
     """Raises: InputError if `largest`, the largest type id in `what`, is not below the model's type_vocab_size."""
     if largest >= model.type_vocab_size:
         raise InputError(

@@ -62,7 +62,7 @@ def check(value: object, schema: Schema, where: AnyPath, remedy: str) -> None:
         raise InputError(f"{where}: {mismatch}; {remedy}") from None
 
 
-def whole(least: int = 0, most: int = MOST) -> Schema:
+def integer(least: int = 0, most: int = MOST) -> Schema:
     """Returns the schema of a whole number in a range."""
     wanted = f"a whole number from {least} to {most}" if most < MOST else f"a whole number, {least} or more"
     return Schema(wanted, lambda value: type(value) is int and least <= value <= most)
@@ -168,7 +168,7 @@ def record(
     return Schema("an object", lambda value: isinstance(value, dict), parts)
 
 
-_OF_SETTINGS = {bool: true_or_false, int: whole(-(2**63), 2**63 - 1), float: number(False), str: text()}
+_OF_SETTINGS = {bool: true_or_false, int: integer(-(2**63), 2**63 - 1), float: number(False), str: text()}
 
 
 def settings(kind: type) -> Schema:

@@ -26,7 +26,7 @@ from bert_jax.tasks.base import CUT, Row, Rows, Task
 from bert_jax.tasks.classify import SPLITS, id_of
 from bert_jax.tasks.readers import Examples, Record, Table, find_split_file, first_row, is_tsv, read_table
 from bert_jax.tasks.texts import as_number, check_length, softmax, write_predictions
-from bert_jax.text.fitting import join
+from bert_jax.text.fitting import join_texts
 from bert_jax.text.tokenizer import Tokenizer
 
 _CONTEXTS = ("context", "sent1", "premise", "question", "prompt", "ctx", "startphrase")
@@ -200,7 +200,7 @@ def _make_rows(config: TaskConfig, examples: Sequence[ChoiceExample], tokenizer:
             raise InputError(f"{example.where} has no label; training examples need one: correct or remove it")
         context = tokenizer.encode(example.context)
         endings = tokenizer.encode_batch(example.choices)
-        sequences = [join(tokenizer, context, ending, config.max_seq_length) for ending in endings]
+        sequences = [join_texts(tokenizer, context, ending, config.max_seq_length) for ending in endings]
         truncated += any(cut for _, _, cut in sequences)
         empty += not all(endings)
         token_ids = np.concatenate([ids for ids, _, _ in sequences])

@@ -12,7 +12,7 @@ from bert_jax.checkpoints.pretrained import Pretrained, read_pretrained
 from bert_jax.checkpoints.warm_start import params_digest
 from bert_jax.errors import InputError
 from bert_jax.settings.finetuning import FinetuneConfig
-from bert_jax.settings.model import ModelConfig, check_types
+from bert_jax.settings.model import ModelConfig, check_type_ids
 from bert_jax.settings.pretraining import TrainConfig
 from bert_jax.settings.rules import to_dict
 from bert_jax.storage.resolve import resolve
@@ -110,7 +110,7 @@ def prepare(config: FinetuneConfig, start: Pretrained) -> tuple[Task, Pretrained
         for kind in ("eval", "test")
     }
     for split in (train, *others["eval"], *others["test"]):
-        check_types(start.config, largest_type(split.rows), f"{split.name} of {source}")
+        check_type_ids(start.config, largest_type(split.rows), f"{split.name} of {source}")
     return task, start, Data(train, others["eval"], others["test"])
 
 

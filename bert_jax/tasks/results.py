@@ -114,8 +114,8 @@ _RESULTS = schema.record(
         "metrics": _SCORES,
         "metric": schema.text(),
         "constant": _SCORES,
-        "step": schema.whole(),
-        "signal": schema.whole(),
+        "step": schema.integer(),
+        "signal": schema.integer(),
         "seconds": schema.number(),
     }
 )

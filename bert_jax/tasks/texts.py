@@ -20,7 +20,7 @@ from bert_jax.storage import writing
 from bert_jax.storage.places import Place
 from bert_jax.tasks import scores
 from bert_jax.tasks.base import CUT, Row, Rows
-from bert_jax.text.fitting import join
+from bert_jax.text.fitting import join_texts
 from bert_jax.text.tokenizer import Tokenizer
 
 Label = TypeVar("Label")
@@ -203,7 +203,7 @@ def make_rows(
         first = tokenizer.encode(example.text)
         second = None if example.second_text is None else tokenizer.encode(example.second_text)
         empty += not first or second == []
-        token_ids, type_ids, cut = join(tokenizer, first, second, config.max_seq_length)
+        token_ids, type_ids, cut = join_texts(tokenizer, first, second, config.max_seq_length)
         truncated += cut
         rows.append(Row(number, token_ids, type_ids, (len(token_ids),), label))
     counts = {CUT: truncated, "no token": empty, **getattr(examples, "counts", {})}

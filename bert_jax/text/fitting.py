@@ -106,7 +106,7 @@ def fit_texts(
         if not isinstance(parts, tuple) or len(parts) not in (1, 2) or not all(isinstance(part, str) for part in parts):
             raise InputError(f"text {number} is {text!r:.60}, not a text and not a pair of them; give strings")
         first, *second = (tokenizer.encode(part) for part in parts)
-        fitted = join(tokenizer, first, second[0] if second else None, most)
+        fitted = join_texts(tokenizer, first, second[0] if second else None, most)
         if fitted.was_cut and long_texts == "refuse":
             count = len(first) + sum(map(len, second)) + 1 + len(parts)
             raise too_long(f"text {number}", most, count)
@@ -114,7 +114,7 @@ def fit_texts(
     return found
 
 
-def join(tokenizer: Tokenizer, first: list[int], second: list[int] | None, max_length: int) -> Fitted:
+def join_texts(tokenizer: Tokenizer, first: list[int], second: list[int] | None, max_length: int) -> Fitted:
     """Returns [CLS] A [SEP] or [CLS] A [SEP] B [SEP].
 
     Tokens are removed from the end of the longer text one at a time, from B if both have the same length.

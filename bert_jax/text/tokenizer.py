@@ -28,7 +28,7 @@ from bert_jax.text.wordpiece import LONGEST_WORD, WordPiece, read_wordpiece
 _CONFIG_NAME = "tokenizer_config.json"
 _NAMES = ("do_lower_case", "strip_accents", "tokenize_chinese_chars", "keep_accents")
 _OPTIONS = schema.record(
-    {}, dict.fromkeys(_NAMES, schema.or_null(schema.true_or_false)) | {LONGEST_WORD: schema.or_null(schema.whole())}
+    {}, dict.fromkeys(_NAMES, schema.or_null(schema.true_or_false)) | {LONGEST_WORD: schema.or_null(schema.integer())}
 )
 
 

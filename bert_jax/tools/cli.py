@@ -31,7 +31,7 @@ def run(main: Callable[[], int | None]) -> None:
 
     `main` returns the exit status, or None for 0. Output is UTF-8 in every locale.
     """
-    streams.prepare()
+    streams.prepare_streams()
     files.allow_many_files()
     _name_the_program()
     # Keep compiled programs, so that the same command starts faster the next time. JAX reads this variable once.
@@ -205,7 +205,7 @@ def _parse(argv: list[str]) -> list[str]:
     """Returns the arguments that are not flags; an invalid flag gives one line, not a traceback."""
     try:
         if "config" in flags.FLAGS:
-            argv = [argv[0], *recipes.resolve(flags.FLAGS.read_flags_from_files(argv[1:], force_gnu=False))]
+            argv = [argv[0], *recipes.resolve_recipe(flags.FLAGS.read_flags_from_files(argv[1:], force_gnu=False))]
         rest = flags.FLAGS(argv)
         config = flags.FLAGS["config"].value if "config" in flags.FLAGS else None
         if config is not None and (problem := recipes.find_other_value(config)):

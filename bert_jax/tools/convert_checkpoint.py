@@ -58,25 +58,26 @@ def main() -> None:
         output = to_place(_OUTPUT.value)
         _convert(output, str(output))
         return
-    from bert_jax.checkpoints.hub import upload
+
+    from bert_jax.checkpoints.hub import upload_model
 
     with tempfile.TemporaryDirectory(prefix="bert_jax_hub_") as temporary:
         directory = Path(temporary) / "model"
         step = _convert(directory, url).trained.get("step")
         message = f"Upload by bert_jax{f', step {step}' if step is not None else ''}"
-        print(f"uploaded to {upload(directory, url, _REVISION.value, message, _PRIVATE.value)}")
+        print(f"uploaded to {upload_model(directory, url, _REVISION.value, message, _PRIVATE.value)}")
 
 
 def _check_flags(url: str) -> None:
     """Raises: InputError if the flags do not fit each other or the output exists; `url` is the hub's or ""."""
     if url:
-        from bert_jax.checkpoints.hub import check
+        from bert_jax.checkpoints.hub import check_upload
 
         if _TO.value not in (None, "hf"):
             raise InputError(
                 f"--to={_TO.value} cannot be uploaded; the hub's models are --to=hf, which may be left out"
             )
-        check(url, _REVISION.value)
+        check_upload(url, _REVISION.value)
         return
     if _TO.value is None:
         raise InputError("--to is needed: bert_jax, hf or tf1")
@@ -91,7 +92,7 @@ def _convert(output: Place, shown: str) -> "Pretrained":
     to = _TO.value or "hf"
     from bert_jax.checkpoints.compare import differences
     from bert_jax.checkpoints.hf import save_hf
-    from bert_jax.checkpoints.model_card import model_card, read_records
+    from bert_jax.checkpoints.model_card import gather_records, model_card
     from bert_jax.checkpoints.pretrained import read_pretrained, save_pretrained
     from bert_jax.checkpoints.tf1 import save_tf1
     from bert_jax.model.objective import count_parameters
@@ -110,7 +111,7 @@ def _convert(output: Place, shown: str) -> "Pretrained":
             notes.append(f"problem_type {bert.problem} is not kept: these checkpoints have no place for it")
     else:
         about = to_dict(bert.config), bert.task, count_parameters(bert.params), bert.labels, bert.trained
-        card = model_card(read_records(source, *about), shown.removeprefix(HUB).rpartition("/")[2])
+        card = model_card(gather_records(source, *about), shown.removeprefix(HUB).rpartition("/")[2])
         notes += save_hf(
             output, bert.config, bert.params, bert.tokenizer, bert.task, bert.labels, card=card, problem=bert.problem
         )

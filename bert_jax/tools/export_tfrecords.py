@@ -15,7 +15,7 @@ import numpy as np
 from absl import flags
 
 from bert_jax.batch import Batch
-from bert_jax.data.blocks import Rows
+from bert_jax.data.blocks import RowSource
 from bert_jax.data.google.examples import LABELS, Columns, write_examples
 from bert_jax.data.pipeline import rows_to_batch, train_rows
 from bert_jax.data.processes import say
@@ -91,7 +91,7 @@ def _is_empty(path: Place) -> bool:
     return path.is_dir() and not any(path.iterdir())
 
 
-def _check(data: str, dataset: Dataset, rows: Rows, split: str, masking: MaskingConfig, epochs: int) -> None:
+def _check(data: str, dataset: Dataset, rows: RowSource, split: str, masking: MaskingConfig, epochs: int) -> None:
     """Raises: InputError if the rows cannot be written as examples."""
     row = dataset.manifest["row"]
     if row["max_sequences"] > 1:
@@ -113,7 +113,7 @@ def _check(data: str, dataset: Dataset, rows: Rows, split: str, masking: Masking
 
 
 def _examples(
-    rows: Rows, places: np.ndarray, masking: MaskingConfig, mask: Callable[[Batch], Batch]
+    rows: RowSource, places: np.ndarray, masking: MaskingConfig, mask: Callable[[Batch], Batch]
 ) -> Iterator[Columns]:
     """Yields the examples at some places of a training, in their order."""
     for start in range(0, len(places), _ROWS_AT_ONCE):

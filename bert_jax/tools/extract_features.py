@@ -22,7 +22,7 @@ from bert_jax.errors import InputError
 from bert_jax.storage.places import to_place
 from bert_jax.storage.writing import atomic_path, check_file
 from bert_jax.tools import cli
-from bert_jax.tools.lines import define_long_texts, open_lines, read_lines
+from bert_jax.tools.lines import define_long_texts, open_lines, read_input
 
 if TYPE_CHECKING:
     import numpy as np
@@ -71,7 +71,7 @@ def main() -> None:
 
 def _read(path: str) -> list[Any]:
     with open_lines(path) as stream:
-        lines = [line for _, line in read_lines(stream, path)]
+        lines = [line for _, line in read_input(stream, path)]
     if not lines:
         raise InputError(f"input {path} is empty; write a text a line")
     parts = [line.rsplit(" ||| ", 1) for line in lines]  # at the last one, as Google's tool does

@@ -50,7 +50,7 @@ def open_writer(path: str) -> Iterator[Callable[[str], None]]:
         yield lambda line: print(line, file=stream)
 
 
-def read_lines(stream: BinaryIO, path: str) -> Iterator[tuple[str, str]]:
+def read_input(stream: BinaryIO, path: str) -> Iterator[tuple[str, str]]:
     """Yields the place and the stripped text of each line. Raises: InputError if a line is not UTF-8."""
     name = "line " if path == "-" else f"{path}:"
     path = "standard input" if path == "-" else path

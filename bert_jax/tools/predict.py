@@ -24,7 +24,7 @@ from bert_jax.errors import InputError
 from bert_jax.storage.files import JsonObject
 from bert_jax.storage.writing import check_file
 from bert_jax.tools import cli
-from bert_jax.tools.lines import converse, define_long_texts, open_lines, open_writer, parse_line, read_lines
+from bert_jax.tools.lines import converse, define_long_texts, open_lines, open_writer, parse_line, read_input
 
 if TYPE_CHECKING:
     from bert_jax.inference.predict import Predictor
@@ -64,7 +64,7 @@ def main() -> None:
         if LINES.value == "text":
             _check_one_text(predictor)
         show = _json_of if as_json else _text_of
-        lines = read_lines(stream, INPUT.value)
+        lines = read_input(stream, INPUT.value)
         if stream.isatty():
             task = predictor.task
             wanted = "a text with [MASK] in it" if task is None else f"an input for {task.config.name}"

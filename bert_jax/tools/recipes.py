@@ -61,7 +61,7 @@ def find(value: str) -> str:
     return value
 
 
-def resolve(arguments: Sequence[str]) -> list[str]:
+def resolve_recipe(arguments: Sequence[str]) -> list[str]:
     """Returns a command line in which --config names a file, as `find` says.
 
     Raises: InputError as `find`, and if --config is empty or given twice.

@@ -23,7 +23,7 @@ from bert_jax.storage.files import JsonObject
 from bert_jax.storage.places import to_place
 from bert_jax.storage.writing import check_file, write_json
 from bert_jax.tools import cli
-from bert_jax.tools.lines import define_long_texts, open_lines, open_writer, read_lines
+from bert_jax.tools.lines import define_long_texts, open_lines, open_writer, read_input
 
 if TYPE_CHECKING:
     from bert_jax.checkpoints.pretrained import Pretrained
@@ -97,7 +97,7 @@ def _score_lines() -> None:
     with open_lines(INPUT.value) as stream:
         if stream.isatty():
             print("Write a sentence a line; end with Ctrl-D.", file=sys.stderr)
-        lines = list(read_lines(stream, INPUT.value))
+        lines = list(read_input(stream, INPUT.value))
     names, sentences = [where for where, line in lines if line], [line for _, line in lines if line]
     if not sentences:
         raise InputError(f"input {INPUT.value} has no sentence; write one a line")

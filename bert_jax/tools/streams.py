@@ -19,7 +19,7 @@ class _Lasting(io.FileIO):
             return len(content)
 
 
-def prepare() -> None:
+def prepare_streams() -> None:
     """Makes stdout and stderr UTF-8. Errors in writing to stderr are ignored, since it carries only messages.
 
     A stream that was closed before the start is None, and stays None.

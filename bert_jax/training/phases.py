@@ -11,7 +11,7 @@ from bert_jax.data.records import Dataset
 from bert_jax.data.streamed import open_for_training
 from bert_jax.errors import InputError
 from bert_jax.model.objective import Objective, pretraining_objective
-from bert_jax.settings.model import check_types
+from bert_jax.settings.model import check_type_ids
 from bert_jax.settings.phases import Phase, check_rows, phases_of, rows_before
 from bert_jax.settings.pretraining import PretrainConfig
 from bert_jax.text.tokenizer import Tokenizer
@@ -96,7 +96,7 @@ def resolve(config: PretrainConfig, datasets: Sequence[Dataset], tokenizer: Toke
     check_rows(config, [dataset.row_length for dataset in datasets])
     labels = [dataset.manifest["identity"]["options"].get("next_sentence", "nsp") for dataset in datasets]
     for dataset, label in zip(datasets, labels):
-        check_types(model, int(label != "none"), str(dataset.path))
+        check_type_ids(model, int(label != "none"), str(dataset.path))
     if config.train.next_sentence and len(set(labels)) > 1:
         raise InputError(
             f"{config.data.path} was prepared with --next_sentence={labels[0]} and {config.phase2.path} with "

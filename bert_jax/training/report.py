@@ -177,7 +177,7 @@ class Reporter:
 
 # Metrics are numbers, or the strings that `_to_json` writes.
 _METRIC = schema.number(True, "nan", "inf", "-inf")
-_RECORD = schema.record({"step": schema.whole(), "kind": schema.one_of(*KINDS)}, others=_METRIC)
+_RECORD = schema.record({"step": schema.integer(), "kind": schema.one_of(*KINDS)}, others=_METRIC)
 
 
 def read_metrics(path: AnyPath, kinds: Sequence[str] = ("train", "eval")) -> list[MetricsRecord]:

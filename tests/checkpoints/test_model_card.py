@@ -5,7 +5,7 @@ import json
 import pytest
 from builders import tiny_run
 
-from bert_jax.checkpoints.model_card import ABOUT, Records, model_card, read_records
+from bert_jax.checkpoints.model_card import ABOUT, Records, gather_records, model_card
 from bert_jax.settings.pretraining import MaskingConfig, Phase2Config
 from bert_jax.settings.rules import to_dict
 from bert_jax.storage.resolve import resolve
@@ -140,17 +140,17 @@ def test_records_are_found_from_a_work_directory_and_what_is_in_it(tmp_path, ins
     evaluations = [{"step": step, "kind": "eval", "time": 1.0, "mlm_loss": 9.0 - step} for step in (0, 4, 8)]
     evaluations.insert(2, {"step": 4, "kind": "train", "loss": 1.0})
     (workdir / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in evaluations) + '{"step": 12, "k')
-    found = read_records(resolve(f"{workdir}{inside}"), MODEL, "pretraining", 1, (), {"step": 5})
+    found = gather_records(resolve(f"{workdir}{inside}"), MODEL, "pretraining", 1, (), {"step": 5})
     assert found.heldout == {"step": 4, "mlm_loss": 5.0}  # not what came after the revision
     assert found.run == {"train": {"seed": 3}} and found.about == {"devices": "2 x cpu"}
-    latest = read_records(resolve(f"{workdir}{inside}"), MODEL, "pretraining", 1, (), {})
+    latest = gather_records(resolve(f"{workdir}{inside}"), MODEL, "pretraining", 1, (), {})
     assert latest.heldout["step"] == 8
 
 
 def test_other_models_have_no_records(tmp_path):
     (tmp_path / "config.json").write_text("[]")
-    found = read_records(resolve(tmp_path), MODEL, "encoder", 1, (), {})
+    found = gather_records(resolve(tmp_path), MODEL, "encoder", 1, (), {})
     assert found == Records(MODEL, "encoder", 1)
-    assert dataclasses.replace(found, parameters=2) == read_records(
+    assert dataclasses.replace(found, parameters=2) == gather_records(
         resolve("hf://me/bert"), MODEL, "encoder", 2, (), {}
     )

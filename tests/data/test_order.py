@@ -6,7 +6,7 @@ import itertools
 import numpy as np
 import pytest
 
-from bert_jax.data.order import StreamOrder, Window, choose_streams, shuffled
+from bert_jax.data.order import StreamOrder, StreamWindow, choose_streams, shuffled
 
 
 def take(order: StreamOrder, step: int, places: np.ndarray, batch_size: int, rows_before: int = 0):
@@ -87,7 +87,7 @@ def test_a_stream_reads_the_same_blocks_in_every_epoch():
     order = StreamOrder(np.full(400, 10), 8, 50, 0)
     blocks = []
     for epoch in range(3):
-        window, mine = Window(3, epoch, 0), set()
+        window, mine = StreamWindow(3, epoch, 0), set()
         while window.epoch == epoch:
             mine |= set(order.blocks(window).tolist())
             window = order.next(window)
@@ -100,7 +100,7 @@ def test_a_stream_reads_the_same_blocks_in_every_epoch():
 def test_windows_follow_each_other(num_blocks, num_streams, window_rows, batch_size):
     order = make_order(num_blocks, num_streams, window_rows)
     for stream in range(min(num_streams, order.num_rows)):
-        window, turn = Window(stream, 0, 0), 0
+        window, turn = StreamWindow(stream, 0, 0), 0
         while window.epoch < 3:
             rows = order.rows(window)
             assert order.first_turn(window) == turn and 0 < len(rows) <= window_rows
@@ -123,7 +123,7 @@ def test_orders_differ_by_seed_and_epoch_and_look_random():
 
 def test_windows_of_streams_do_not_end_together():
     order = StreamOrder(np.full(1000, 10), 10, 100, 0)
-    ends = [order.first_turn(order.next(Window(stream, 0, 0))) for stream in range(10)]
+    ends = [order.first_turn(order.next(StreamWindow(stream, 0, 0))) for stream in range(10)]
     assert sorted(ends) == list(range(10, 101, 10))
 
 

@@ -261,7 +261,7 @@ def test_bad_input_is_refused_in_one_line(unpacked, packed, tmp_path):
     assert "is packed already, up to 3 sequences in a row; give the data set" in refusal(packed, output)
     assert "workers -1 is negative" in refusal(unpacked, output, num_workers=-1)
     assert "is the data set itself; choose a new directory" in refusal(unpacked, unpacked)
-    assert "holds no manifest.json" in refusal(tmp_path / "nothing", output)
+    assert "nothing does not exist; give a data set" in refusal(tmp_path / "nothing", output)
     assert "was begun with max_per_row 3, not 4; choose another output directory" in refusal(unpacked, packed, 4)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("mine")

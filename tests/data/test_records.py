@@ -101,7 +101,7 @@ def test_gather_is_fast_enough_for_every_device(tmp_path):
     dtype = records.row_dtype(128, 1, 30522)
     assert dtype.itemsize == 281
     shards = tuple(np.zeros((50_000, dtype.itemsize), np.uint8) for _ in range(4))
-    split = records.Split(dtype, 200_000, shards, np.cumsum([50_000] * 4))
+    split = records.LocalRows(dtype, 200_000, shards, np.cumsum([50_000] * 4))
     indices = np.random.default_rng(0).integers(0, split.num_rows, 100_000)
     started = time.process_time()
     for batch in indices.reshape(-1, 1000):

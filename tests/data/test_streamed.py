@@ -241,7 +241,7 @@ def test_data_behind_a_url_are_streamed_if_they_do_not_fit(server, stream, cache
 def test_local_data_are_streamed_only_if_asked_for(local):
     config = dataclasses.replace(CONFIG, stream="auto", cache_gb=1e-6)
     (dataset,), found = open_for_training(config, [str(local)], [SIZE])
-    assert found == "auto" and isinstance(dataset.train, records.Split)
+    assert found == "auto" and isinstance(dataset.train, records.LocalRows)
 
 
 def test_phases_with_the_same_data_have_one_order(local, tmp_path):

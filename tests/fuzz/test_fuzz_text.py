@@ -21,7 +21,7 @@ from bert_jax.data.sources.corpus import contents_of, iterate_documents
 from bert_jax.text.sentencepieces import learn_sentencepieces
 from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
 from bert_jax.text.wordpiece import WordPiece
-from bert_jax.tools.lines import open_lines, parse_line, read_lines
+from bert_jax.tools.lines import open_lines, parse_line, read_input
 
 TEXT = 'The "ban" ran [MASK] naïve 漢字 Straße 9.5 ' + "b" * 300
 WIKI = "".join(
@@ -64,7 +64,7 @@ def use_text(path: Path) -> None:
 
 def use_lines(path: Path) -> None:
     with open_lines(str(path)) as stream:
-        for where, line in read_lines(stream, str(path)):
+        for where, line in read_input(stream, str(path)):
             parse_line(line, where, False)
 
 

@@ -11,7 +11,7 @@ from builders import growing_bert, make_pretrained
 import bert_jax
 from bert_jax.errors import InputError
 from bert_jax.inference.predict import Predictor, fill_masks, read_blanks, task_of
-from bert_jax.tools.lines import converse, open_lines, parse_line, read_lines
+from bert_jax.tools.lines import converse, open_lines, parse_line, read_input
 
 TEXTS = ["the [MASK] .", "ban [MASK] [MASK] [MASK] bas dar dir ban ber bis .", "[MASK]", "ban ber bis dan [MASK] der ."]
 
@@ -93,22 +93,22 @@ def test_lines_of_bytes(tmp_path):
     """A mark of the byte order is no text, and a bad byte is found where it stands."""
     (tmp_path / "in.txt").write_bytes(b"\xef\xbb\xbfone\r\n\n  two \n" + b"x" * 9000 + b"\xff\n")
     with open_lines(str(tmp_path / "in.txt")) as stream:
-        lines = read_lines(stream, "in.txt")
+        lines = read_input(stream, "in.txt")
         assert [next(lines) for _ in range(3)] == [("in.txt:1", "one"), ("in.txt:2", ""), ("in.txt:3", "two")]
         with pytest.raises(InputError, match=r"in.txt:4 is not UTF-8 .*at byte 9001 of the line"):
             next(lines)
     with pytest.raises(InputError, match=r"in.txt has lines that end in CR alone, as on old Macs"):
-        next(read_lines(io.BytesIO(b"one\rtwo\r"), "in.txt"))
+        next(read_input(io.BytesIO(b"one\rtwo\r"), "in.txt"))
     with pytest.raises(InputError, match=r"standard input is UTF-16LE, not UTF-8; convert it with iconv"):
-        next(read_lines(io.BytesIO("one two\nthree\n".encode("utf-16-le")), "-"))
-    assert [text for _, text in read_lines(io.BytesIO(b"one\r"), "-")] == ["one"]
+        next(read_input(io.BytesIO("one two\nthree\n".encode("utf-16-le")), "-"))
+    assert [text for _, text in read_input(io.BytesIO(b"one\r"), "-")] == ["one"]
     with pytest.raises(InputError, match="cannot be read"), open_lines(str(tmp_path / "none")):
         pass
 
 
 def test_a_conversation_goes_on_after_a_line_that_cannot_be_read(bert, capsys):
     said = []
-    lines = read_lines(io.BytesIO(b"no blank\nthe [MASK] .\n"), "-")
+    lines = read_input(io.BytesIO(b"no blank\nthe [MASK] .\n"), "-")
     converse(lines, lambda line: said.append(read_blanks(bert, line[1], line[0]).text))
     assert "error: line 1 has no [MASK]" in capsys.readouterr().err and said == ["the [MASK] ."]
 

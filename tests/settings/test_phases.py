@@ -129,7 +129,7 @@ def moments_state():
     ("change", "expected"),
     [
         ({"path": ""}, "phase2.path is empty and phase2.num_steps is 5; give --config.phase2.path=DIR"),
-        ({"path": "nowhere"}, "nowhere holds no manifest.json"),
+        ({"path": "nowhere"}, "nowhere does not exist; give a data set"),
         ({"max_predictions": 0}, r"have 48 tokens, those of .* 32, .* is 5 for both; set phase2.max_predictions, to 8"),
         ({"batch_size": 10, "accumulate": 4}, "batch_size 10 is not divisible by its accumulate 4; use 8 or 12"),
         ({"schedule": "continue"}, "'continue' takes rate and warm-up from optimizer"),

@@ -10,7 +10,7 @@ import pytest
 from bert_jax.errors import InputError
 from bert_jax.model.layers import Dropout
 from bert_jax.settings.finetuning import FinetuneConfig, FinetuneDataConfig, FinetuneModelConfig, FinetuneTrainConfig
-from bert_jax.settings.model import MODEL_SIZES, MOST_DROPOUT, ModelConfig, check_types, model_size
+from bert_jax.settings.model import MODEL_SIZES, MOST_DROPOUT, ModelConfig, check_type_ids, model_size
 from bert_jax.settings.pretraining import (
     CheckpointConfig,
     DataConfig,
@@ -149,7 +149,7 @@ def test_a_float_that_is_too_large_is_one_short_line():
 def test_pairs_need_types(types, largest, refused):
     config = dataclasses.replace(ModelConfig(), type_vocab_size=types)
     with pytest.raises(InputError, match="it has pairs of texts") if refused else contextlib.nullcontext():
-        check_types(config, largest, "it")
+        check_type_ids(config, largest, "it")
 
 
 def test_changed_keys_are_named_in_full():

@@ -7,7 +7,7 @@ import sys
 PROGRAM = """
 import sys
 from bert_jax.tools import streams
-streams.prepare()
+streams.prepare_streams()
 sys.stdin.readline()  # by now the reader is gone
 print("lost", file=sys.stderr)
 print("lost too", file=sys.stderr)
@@ -30,6 +30,7 @@ def test_messages_without_a_reader_are_dropped(repository, tmp_path):
 
 
 def test_a_character_that_is_none_is_written_escaped(repository):
-    code = 'import sys; from bert_jax.tools import streams; streams.prepare(); print("\\udcff\\ud800", file=sys.stderr)'
+    code = "import sys; from bert_jax.tools.streams import prepare_streams; prepare_streams(); "
+    code += 'print("\\udcff\\ud800", file=sys.stderr)'
     done = subprocess.run([sys.executable, "-c", code], cwd=repository, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "\\udcff\\ud800\n")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bert_jax.data.pipeline import eval_batches
-from bert_jax.data.records import Split, row_dtype
+from bert_jax.data.records import LocalRows, row_dtype
 from bert_jax.devices.sharding import make_mesh
 from bert_jax.settings.pretraining import MeshConfig
 from bert_jax.training.heldout import heldout_baselines
@@ -30,7 +30,7 @@ def few_rows():
 
 def baselines(rows, next_sentence=True, separator=-1):
     """Returns the baselines in batches of two rows, so that the last batch has an empty one."""
-    split = Split(rows.dtype, len(rows), (rows.view(np.uint8).reshape(len(rows), -1),), np.array([len(rows)]))
+    split = LocalRows(rows.dtype, len(rows), (rows.view(np.uint8).reshape(len(rows), -1),), np.array([len(rows)]))
     objective = SimpleNamespace(prepare=lambda batch: batch)  # masks are in the rows
     batches = eval_batches(split, 2, make_mesh(MeshConfig(), jax.devices()[:1]))
     return heldout_baselines(objective, np.array(COUNTS), batches, next_sentence, separator)

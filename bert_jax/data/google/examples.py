@@ -86,11 +86,11 @@ def _columns(path: str, first: int, data: list[bytes], lengths: dict[str, int]) 
 def _decode(path: str, first: int, name: str, kind: int, payloads: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
     """Returns all values of a feature, and how many each record has."""
     try:
-        return tfrecord.decode_numbers(kind, payloads)
+        return tfrecord.decode_payloads(kind, payloads)
     except ValueError:
         for number, payload in enumerate(payloads, first):  # which of them is it?
             try:
-                tfrecord.decode_numbers(kind, [payload])
+                tfrecord.decode_payloads(kind, [payload])
             except ValueError as error:
                 raise refusal(path, number, f"feature {name}: {error}", "make the file again") from None
         raise
@@ -105,7 +105,7 @@ def write_examples(path: str | os.PathLike, batches: Iterable[Columns]) -> int:
 
     def encoded() -> Iterator[bytes]:
         for columns in batches:
-            features = [tfrecord.encode_numbers(columns[name]) for name in names]
+            features = [tfrecord.encode_payloads(columns[name]) for name in names]
             for values in zip(*features, strict=True):
                 yield tfrecord.encode_example(dict(zip(names, values, strict=True)))
 

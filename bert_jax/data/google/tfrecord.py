@@ -151,7 +151,7 @@ def _parse_list(data: bytes, start: int, stop: int, kind: int) -> list[bytes]:
     return parts
 
 
-def decode_numbers(kind: int, payloads: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
+def decode_payloads(kind: int, payloads: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
     """Returns all numbers of the payloads, int64 or float32, and how many each payload has, [number of payloads].
 
     Raises: ValueError if an integer has more than ten bytes.
@@ -177,7 +177,7 @@ def decode_numbers(kind: int, payloads: Sequence[bytes]) -> tuple[np.ndarray, np
     return values.view(np.int64), counts
 
 
-def encode_numbers(values: np.ndarray) -> list[Feature]:
+def encode_payloads(values: np.ndarray) -> list[Feature]:
     """Returns a feature for each row of numbers [R, n], floats or integers."""
     if values.dtype.kind == "f":
         return [Feature(FLOATS, row.tobytes()) for row in values.astype("<f4")]

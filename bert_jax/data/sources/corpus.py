@@ -84,7 +84,7 @@ def read_piece(piece: Piece) -> Iterator[list[str]]:
         return python_docs.read_python_docs()
     if piece.kind == parquet.PARQUET:
         return parquet.read_row_groups(piece)
-    return tfds_text.read_examples(piece) if piece.kind == tfds_text.TFDS else formats.read_file(piece)
+    return tfds_text.read_texts(piece) if piece.kind == tfds_text.TFDS else formats.read_file(piece)
 
 
 def contents_of(inputs: str, text_column: str = TEXT_COLUMN) -> list[Content]:
@@ -101,9 +101,9 @@ def fingerprint_source(source: str, path: str, text_column: str = TEXT_COLUMN) -
     a data set. The bytes are -1 for what is no file.
     """
     if source == PYTHON_DOCS:
-        return source, python_docs.fingerprint(), -1
+        return source, python_docs.python_fingerprint(), -1
     if source.startswith(tfds_text.PREFIX):
-        return source, tfds_text.fingerprint(source), -1
+        return source, tfds_text.examples_fingerprint(source), -1
     content, num_bytes = files.sha256_file(path), os.path.getsize(path)
     if text_column == TEXT_COLUMN or not _has_columns(path, source):
         return source, content, num_bytes

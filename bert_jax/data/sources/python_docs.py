@@ -55,7 +55,7 @@ def read_modules() -> Iterator[tuple[str, Iterator[list[str]]]]:
             yield ".".join(parts).removesuffix(".__init__"), map(_prose_paragraphs, _docstrings(path))
 
 
-def fingerprint() -> str:
+def python_fingerprint() -> str:
     """Returns a sha256 that changes with the version of Python."""
     return hashlib.sha256(f"{PYTHON_DOCS} {sys.version}".encode()).hexdigest()
 

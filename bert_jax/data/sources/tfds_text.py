@@ -48,7 +48,7 @@ def plan_examples(source: str, piece_bytes: int) -> list[Piece]:
     ]
 
 
-def read_examples(piece: Piece) -> Iterator[list[str]]:
+def read_texts(piece: Piece) -> Iterator[list[str]]:
     """Yields the documents of a piece, without those that are blank.
 
     Raises: InputError if an example is not UTF-8 or cannot be read.
@@ -71,7 +71,7 @@ def read_examples(piece: Piece) -> Iterator[list[str]]:
                 yield document
 
 
-def fingerprint(source: str) -> str:
+def examples_fingerprint(source: str) -> str:
     """Returns a sha256 of what an input is: its full name with the version, split, feature, and TFDS's own metadata.
 
     The metadata hold the number of examples and bytes of every shard; the shards themselves are not read.

@@ -270,10 +270,10 @@ def test_features_that_are_missing_or_of_another_kind_or_length(google_file, voc
         return refusal(change_record(google_file, path, 7, change), vocab, output)
 
     assert f"{path}, record 7: feature masked_lm_ids is missing" in message(lambda x: x.pop("masked_lm_ids"))
-    floats = tfrecord.encode_numbers(np.zeros((1, L), np.float32))[0]
+    floats = tfrecord.encode_payloads(np.zeros((1, L), np.float32))[0]
     reason = "record 7: feature input_ids is of another kind, and a pre-training example has it as a list of integers"
     assert reason in message(lambda x: x.update(input_ids=floats))
-    short = tfrecord.encode_numbers(np.ones((1, 13), np.int64))[0]
+    short = tfrecord.encode_payloads(np.ones((1, 13), np.int64))[0]
     assert "record 7: input_mask has 13 values, and 64 is" in message(lambda x: x.update(input_mask=short))
     assert "record 7: masked_lm_ids has 13 values, and 12 is" in message(lambda x: x.update(masked_lm_ids=short))
     assert "record 7: next_sentence_labels has 13 values, and 1 is" in message(lambda x: x.update({LABELS: short}))
@@ -295,7 +295,7 @@ def test_files_of_another_shape_and_files_of_nothing(google_file, golden, vocab,
     write_examples(other, [cut])
     message = refusal(f"{google_file},{other}", vocab, str(tmp_path / "data"))
     assert f"{other}, record 1: masked_lm_ids has 11 values, and the first file has 12" in message
-    with pytest.raises(InputError, match="holds no manifest"):
+    with pytest.raises(InputError, match="data does not exist"):
         records.open_dataset(tmp_path / "data")
     redrawn = import_examples(f"{google_file},{other}", vocab, str(tmp_path / "redrawn"), masks="redraw", num_workers=1)
     assert redrawn["splits"]["train"]["rows"] == 108  # places for predictions do not matter then

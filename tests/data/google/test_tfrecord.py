@@ -73,7 +73,7 @@ def library_values(example) -> dict:
 def decode_example(data: bytes) -> dict:
     """Returns the values of an example: int64 [n] or float32 [n] arrays, or lists of bytes; without a kind, []."""
     return {
-        name: tfrecord.decode_numbers(kind, [payload])[0] if isinstance(payload, bytes) and kind else list(payload)
+        name: tfrecord.decode_payloads(kind, [payload])[0] if isinstance(payload, bytes) and kind else list(payload)
         for name, (kind, payload) in tfrecord.parse_example(data).items()
     }
 
@@ -139,7 +139,7 @@ def test_examples_are_written_as_the_protobuf_library_reads_them():
     rng = np.random.default_rng(1)
     integers = rng.integers(-(2**63), 2**63 - 1, (3, 5)) >> rng.integers(0, 63, (3, 5))
     floats = rng.normal(size=(3, 4)).astype(np.float32)
-    features = zip(tfrecord.encode_numbers(integers), tfrecord.encode_numbers(floats), strict=True)
+    features = zip(tfrecord.encode_payloads(integers), tfrecord.encode_payloads(floats), strict=True)
     for row, (ints, reals) in enumerate(features):
         given = {"ints": ints, "floats": reals, "strings": Feature(BYTES, [b"a", b"\xff" * 200, b""])}
         read = library_values(EXAMPLE.FromString(tfrecord.encode_example(given)))
@@ -152,8 +152,8 @@ def test_examples_are_written_as_the_protobuf_library_reads_them():
 @pytest.mark.parametrize("dtype", ["u1", "u2", "i8", "f4"])
 def test_numbers_survive(shape, dtype):
     values = np.random.default_rng(2).integers(0, 256, shape).astype(dtype)
-    features = tfrecord.encode_numbers(values)
-    numbers, counts = tfrecord.decode_numbers(features[0].kind, [feature.payload for feature in features])
+    features = tfrecord.encode_payloads(values)
+    numbers, counts = tfrecord.decode_payloads(features[0].kind, [feature.payload for feature in features])
     assert counts.tolist() == [shape[1]] * shape[0]
     np.testing.assert_array_equal(numbers.reshape(shape), values)
 

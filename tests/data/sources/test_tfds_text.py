@@ -169,11 +169,11 @@ def test_an_import_of_tensorflow_that_fails_names_the_extra(monkeypatch):
 
     monkeypatch.setattr("tensorflow_datasets.core.read_only_builder.builder_from_files", needs_tensorflow)
     with pytest.raises(InputError, match=r"^tfds:poems: TFDS needs TensorFlow .*; pip install 'bert_jax\[tf\]'$"):
-        tfds_text.fingerprint("tfds:poems")
+        tfds_text.examples_fingerprint("tfds:poems")
 
 
 def test_without_tfds_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
     expected = "tfds:poems needs the package tensorflow_datasets, which is not installed: pip install 'bert_jax[tfds]'"
     with pytest.raises(InputError, match=f"^{re.escape(expected)}$"):
-        tfds_text.fingerprint("tfds:poems")
+        tfds_text.examples_fingerprint("tfds:poems")
