@@ -120,7 +120,7 @@ TESTS_ELSEWHERE = {
     "tools.predict": "end_to_end/test_finetune_commands.py",
     "tools.prepare_beam": "data/test_beam.py",
     "tools.prepare_corpus": "data/test_prepare.py",
-    "tools.recipes": "test_recipes.py",
+    "tools.recipes": "test_main.py",
     "tools.score": "tools/test_score_tool.py",
     "tools.score_sentences": "tools/test_scoring_commands.py",
     "tools.show_params": "tools/test_cli.py",
