@@ -27,6 +27,7 @@ from bert_jax.data.records import open_dataset
 from bert_jax.devices.allocator import give_back_freed_memory
 from bert_jax.devices.sharding import check_divisible, make_mesh, row_sharding
 from bert_jax.errors import InputError
+from bert_jax.model.heads.sequence import SEQUENCES
 from bert_jax.model.objective import Objective, init_params, pretraining_objective, task_objective
 from bert_jax.plan import hlo
 from bert_jax.settings.finetuning import FinetuneDataConfig, TaskConfig
@@ -46,7 +47,6 @@ from bert_jax.training.step import init_state, make_train_step
 
 CLS, SEP, MASK = 101, 102, 103  # of random rows, as in Google's vocabularies
 NO_LABEL = -100  # as transformers writes it
-HEAD = "sequence_classification"
 
 
 class Bench(NamedTuple):
@@ -248,7 +248,7 @@ def make_classifier(length: int, name: str = "classification") -> Task:
     Raises: InputError if the task of that name is another kind of task.
     """
     task = make_task(TaskConfig(name=name, max_seq_length=length), ("0", "1") if name == "classification" else ())
-    if task.head != HEAD or task.num_outputs != 2:
+    if task.head != SEQUENCES or task.num_outputs != 2:
         raise InputError(f"--task={name} has no two classes; use one that has, such as sst2, cola, mrpc, qqp, rte")
     return task
 

@@ -12,10 +12,15 @@ from bert_jax.version import __version__
 # Public name -> "module:attribute" below bert_jax. No public name may also be the name of a module of bert_jax: whoever
 # imports the module would replace the public name by it.
 _HOMES = {
+    "HEADS": "model.heads.table:HEADS",
     "FinetuneConfig": "settings.finetuning:FinetuneConfig",
+    "Head": "model.heads.base:Head",
     "InputError": "errors:InputError",
     "PretrainConfig": "settings.pretraining:PretrainConfig",
     "Pretrained": "checkpoints.pretrained:Pretrained",
+    "Row": "tasks.base:Row",
+    "Rows": "tasks.base:Rows",
+    "Task": "tasks.base:Task",
     "Tokenizer": "text.tokenizer:Tokenizer",
     "evaluate_pretrained": "inference.evaluate:evaluate_pretrained",
     "finetune": "finetuning:finetune",
@@ -30,10 +35,15 @@ _HOMES = {
 }
 
 __all__ = [
+    "HEADS",
     "FinetuneConfig",
+    "Head",
     "InputError",
     "PretrainConfig",
     "Pretrained",
+    "Row",
+    "Rows",
+    "Task",
     "Tokenizer",
     "__version__",
     "evaluate_pretrained",
@@ -56,9 +66,12 @@ if TYPE_CHECKING:  # the same, for type checkers and editors
     from bert_jax.inference.features import sentence_embeddings
     from bert_jax.inference.predict import fill_masks, load_predictor
     from bert_jax.inference.sentence_scores import score_sentences
+    from bert_jax.model.heads.base import Head
+    from bert_jax.model.heads.table import HEADS
     from bert_jax.pretraining import pretrain
     from bert_jax.settings.finetuning import FinetuneConfig
     from bert_jax.settings.pretraining import PretrainConfig
+    from bert_jax.tasks.base import Row, Rows, Task
     from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
 else:  # hidden from type checkers: a module with __getattr__ has every name to them, misspelt ones too
 

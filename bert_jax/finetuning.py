@@ -14,6 +14,7 @@ from bert_jax.devices.job import this_job
 from bert_jax.devices.sharding import Devices, check_divisible, in_no_mesh, make_mesh
 from bert_jax.devices.work import beat
 from bert_jax.errors import InputError
+from bert_jax.model.heads.base import Head
 from bert_jax.model.objective import Params, task_objective
 from bert_jax.settings.finetuning import FinetuneConfig
 from bert_jax.settings.rules import to_dict
@@ -22,7 +23,7 @@ from bert_jax.storage.resolve import FINETUNED
 from bert_jax.storage.writing import write_json
 from bert_jax.tasks.base import Prediction, Task
 from bert_jax.tasks.batches import choose_batching, row_group, train_batches
-from bert_jax.tasks.catalog import make_task
+from bert_jax.tasks.catalog import MakeTask, Own, make_task
 from bert_jax.tasks.evaluation import Inference, Split, constant_scores, evaluate, make_inference, predict_split
 from bert_jax.tasks.layouts import steps_per_epoch
 from bert_jax.tasks.prepare import TaskInputs, compared, fingerprint, open_task
@@ -36,12 +37,18 @@ from bert_jax.training.workdir import common, was_packed
 
 @in_no_mesh
 def finetune(
-    config: FinetuneConfig, workdir: AnyPath, devices: Devices | None = None, started: float = 0.0
+    config: FinetuneConfig,
+    workdir: AnyPath,
+    devices: Devices | None = None,
+    started: float = 0.0,
+    task: MakeTask | None = None,
+    head: Head | None = None,
 ) -> FinetuneResult:
     """Fine-tunes until config.train.num_epochs, from `init_checkpoint` or from where `workdir` stands.
 
     Leaves the model of the best evaluation in `finetuned/`, its predictions in `predictions/`, and `results.json`.
-    `started` is when the command began, in seconds since the epoch, for the goodput; 0 is now.
+    `started` is when the command began, in seconds since the epoch, for the goodput; 0 is now. `task` makes a task of
+    one's own from its settings and labels, and `head` is one's own, in place of that of the task.
 
     Raises: InputError if a setting, the data or the work directory cannot be used; before anything is written.
     """
@@ -49,11 +56,11 @@ def finetune(
     config.validate()
     if config.sweep.is_grid:
         raise InputError("sweep.seeds and sweep.learning_rates ask for a grid of runs; call bert_jax.sweep.sweep")
-    inputs = open_task(config)
+    inputs = open_task(config, Own(task, head))
     start, inputs = inputs.start, inputs.without_params()  # the state of the run has them
     mesh = make_mesh(config.mesh, devices)
     training, infer = describe_finetuning(inputs, start, mesh, workdir)
-    config, task, _, data, _, train = inputs
+    config, made, _, data, _, train, _ = inputs
 
     unused = [start]  # until it is known whether the run needs it
     del start
@@ -69,7 +76,7 @@ def finetune(
             this_job().first_does("delete results.json", lambda: (workdir / "results.json").unlink(missing_ok=True))
         result = run_stages(run, training)
         if result.signal:
-            return FinetuneResult({}, task.metric, {}, result.step, result.signal, time.monotonic() - began)
+            return FinetuneResult({}, made.metric, {}, result.step, result.signal, time.monotonic() - began)
 
         # Write the best model, its predictions and its metrics.
         best_step = run.checkpoints.best_step() if data.evaluation else result.step
@@ -80,14 +87,14 @@ def finetune(
         run.checkpoints.close()
         with run.clock.phase("evaluation"):
             metrics = finish(inputs, params, infer, mesh, workdir)
-        constant = constant_scores(task, data.train, data.evaluation)
-        outcome = FinetuneResult(metrics, task.metric, constant, best_step, 0, time.monotonic() - began)
+        constant = constant_scores(made, data.train, data.evaluation)
+        outcome = FinetuneResult(metrics, made.metric, constant, best_step, 0, time.monotonic() - began)
         if this_job().is_first:
             run.reporter.publish()
             write_json(workdir / "results.json", {"task": config.task.name} | outcome._asdict())
-            draw_curves(workdir / "metrics.jsonl", workdir / "curves.png", curves(task))
+            draw_curves(workdir / "metrics.jsonl", workdir / "curves.png", curves(made))
             epoch_steps = steps_per_epoch(len(data.train.rows), config.data.batch_size)
-            for line in summarise(workdir, task, best_step, epoch_steps, constant):
+            for line in summarise(workdir, made, best_step, epoch_steps, constant):
                 run.reporter.message(line)
     return outcome
 
@@ -95,7 +102,7 @@ def finetune(
 def _how_to_pack(config: FinetuneConfig, task: Task, workdir: Place) -> str:
     """Returns data.pack, which a run that is resumed has settled. Raises: InputError as `was_packed`."""
     this_job().check_same(common(workdir, {"run": to_dict(config)}))  # so that all of them ask, or none
-    if not task.can_be_packed:
+    if not task.head.can_be_packed:
         return "off"
     before = was_packed(workdir) if config.data.pack == "auto" else None
     return config.data.pack if before is None else "on" if before else "off"
@@ -108,12 +115,12 @@ def describe_finetuning(
 
     Raises: InputError if the batches do not divide over the mesh.
     """
-    config, task, _, data, model, train = inputs
+    config, task, _, data, model, train, _ = inputs
     check_divisible(mesh, model, (config.data.batch_size, config.train.accumulate), (_eval_rows(config), 1))
     rows = data.train.rows
     pack = _how_to_pack(config, task, workdir)
     batching = choose_batching(rows, config.data, model, row_group(mesh, train.accumulate), pack)
-    objective = task_objective(model, task.head, task.num_outputs, task.probe)
+    objective = task_objective(model, task.head, task.num_outputs)
     abstract = abstract_state(objective, config.optimizer, train, mesh)
     infer = make_inference(model, task, mesh, abstract.params, config.data.pack)
 
@@ -144,7 +151,7 @@ def describe_finetuning(
         [stage],
         {
             "model": to_dict(model),
-            "task": task.head,
+            "task": task.head.name,
             "labels": list(task.labels),
             "task_settings": to_dict(config.task),
             "dataset": fingerprint(rows),
@@ -168,12 +175,12 @@ def finish(inputs: TaskInputs, params: Params, infer: Inference, mesh: Mesh, wor
 
     If the task tunes settings, such as a threshold, the metrics are those after tuning.
     """
-    config, task, start, data, model, _ = inputs
+    config, task, _, data, _, _, own = inputs
     size = _eval_rows(config)
     if task.tune is not None and data.evaluation:
         first = data.evaluation[0]
         predictions, _ = predict_split(task, first, infer, infer.ready(params), size, mesh, beat)
-        task = make_task(task.tune(first.examples, predictions), task.labels)
+        task = make_task(task.tune(first.examples, predictions), task.labels, own)
 
     def keep(split: Split, predictions: list[Prediction]) -> None:
         if this_job().is_first:
@@ -190,4 +197,4 @@ def finish(inputs: TaskInputs, params: Params, infer: Inference, mesh: Mesh, wor
 def finetuned_model(inputs: TaskInputs, task: Task, params: Params) -> Pretrained:
     """Returns the model of a task, with tokenizer, labels and settings for prediction."""
     tokenizer, settings = inputs.start.tokenizer, to_dict(task.config)
-    return Pretrained(inputs.model, params, tokenizer, task.head, tuple(task.labels), task_settings=settings)
+    return Pretrained(inputs.model, params, tokenizer, task.head.name, tuple(task.labels), task_settings=settings)

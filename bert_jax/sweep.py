@@ -21,6 +21,7 @@ from bert_jax.storage.places import AnyPath, Place, RemotePath, to_place
 from bert_jax.storage.resolve import FINETUNED
 from bert_jax.storage.urls import local_directory
 from bert_jax.storage.writing import new_directory, write_json
+from bert_jax.tasks.catalog import USUAL, Own
 from bert_jax.tasks.results import FinetuneResult, read_results, table
 from bert_jax.training.workdir import check_workdir, common, locked, read_identity, settings_of
 
@@ -63,7 +64,7 @@ def plan(config: FinetuneConfig) -> dict[str, FinetuneConfig]:
     return runs
 
 
-def sweep(config: FinetuneConfig, workdir: AnyPath, devices: Devices | None = None) -> SweepResult:
+def sweep(config: FinetuneConfig, workdir: AnyPath, devices: Devices | None = None, own: Own = USUAL) -> SweepResult:
     """Trains every run of the grid, reports them all, and keeps the model of the best in `finetuned/`.
 
     Runs are below `runs/`. When the command is given again, finished runs are not repeated; the grid may have grown.
@@ -82,7 +83,9 @@ def sweep(config: FinetuneConfig, workdir: AnyPath, devices: Devices | None = No
         results: dict[str, FinetuneResult] = {}
         for number, (name, one) in enumerate(runs.items(), 1):
             _say(f"run {number} of {len(runs)}: {name}")
-            results[name] = _finished(workdir / "runs" / name, one) or _train(workdir / "runs" / name, one, devices)
+            results[name] = _finished(workdir / "runs" / name, one) or _train(
+                workdir / "runs" / name, one, devices, own
+            )
             if signal := results[name].signal:
                 return SweepResult([], results[name].metric, signal)
             _delete_states(workdir / "runs" / name)
@@ -135,10 +138,10 @@ def _finished(workdir: Place, config: FinetuneConfig) -> FinetuneResult | None:
     return told and FinetuneResult(*told)
 
 
-def _train(workdir: Place, config: FinetuneConfig, devices: Devices | None) -> FinetuneResult:
+def _train(workdir: Place, config: FinetuneConfig, devices: Devices | None, own: Own) -> FinetuneResult:
     """Trains the run and returns its result."""
     try:
-        return finetune(config, workdir, devices)
+        return finetune(config, workdir, devices, task=own.task, head=own.head)
     except DivergedError as error:
         _say(f"{workdir.name} failed: {error}")
         return FinetuneResult({}, config.task.metric or "score", {}, 0, 0, 0.0)

@@ -12,6 +12,7 @@ import numpy as np
 from bert_jax.batch import Batch
 from bert_jax.checkpoints.pretrained import Pretrained, save_pretrained
 from bert_jax.data.prepare import PrepareOptions, prepare
+from bert_jax.model.heads.table import HEADS
 from bert_jax.model.objective import init_params
 from bert_jax.settings.finetuning import (
     FinetuneConfig,
@@ -55,7 +56,9 @@ def tiny_model(**changes) -> ModelConfig:
 @functools.lru_cache
 def task_params(task: str, num_classes: int = 0):
     """Returns random parameters of `tiny_model()` for a task; shared, so not to be changed."""
-    return jax.jit(functools.partial(init_params, tiny_model(), task=task, num_classes=num_classes))(jax.random.key(0))
+    return jax.jit(functools.partial(init_params, tiny_model(), head=HEADS[task], num_outputs=num_classes))(
+        jax.random.key(0)
+    )
 
 
 def random_batch(

@@ -6,6 +6,7 @@ A change of design changes the tables below, with a decision record in docs/deci
 
 import ast
 import graphlib
+import itertools
 import re
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+from bert_jax.model.heads.table import HEADS
 
 # A room imports only from the rooms before it, and a file of it from the others of it; "room.*" is what no other entry
 # of that room names. The order within a line counts too.
@@ -81,7 +84,15 @@ TESTS_ELSEWHERE = {
     "model.attention_kernels": "model/test_fused_attention.py",
     "model.fused_attention_gpu": "model/test_fused_attention.py",
     "model.fused_attention_tpu": "model/test_fused_attention.py",
-    "model.heads": "checkpoints/test_names.py",
+    "model.heads.base": "model/heads/test_own_head.py",
+    "model.heads.choice": "tasks/test_batches.py",
+    "model.heads.encoder": "checkpoints/test_names.py",
+    "model.heads.labels": "tasks/test_evaluation.py",
+    "model.heads.pretraining": "model/test_model.py",
+    "model.heads.sequence": "tasks/test_batches.py",
+    "model.heads.spans": "tasks/test_batches.py",
+    "model.heads.table": "checkpoints/test_names.py",
+    "model.heads.tokens": "tasks/test_batches.py",
     "model.layers": "model/test_model.py",
     "plan.tables": "plan/test_planner.py",
     "training.describe": "training/test_packed_training.py",
@@ -98,6 +109,7 @@ TESTS_ELSEWHERE = {
     "storage.writing": "storage/test_storage.py",
     "storage.zstd": "storage/test_storage.py",
     "tasks.base": "model/test_task_objective.py",
+    "tasks.glue.read": "tasks/glue/test_tasks.py",
     "tasks.glue.score": "tasks/glue/test_tasks.py",
     "tasks.prepare": "test_finetuning.py",
     "tasks.results": "test_finetuning.py",
@@ -141,7 +153,14 @@ KERNELS = ("model.attention_kernels", "model.fused_attention", "model.fused_atte
 # Heads for fine-tuning, pictures, profiles, the clock that says where the seconds went, what cards say of a run, and
 # how metrics are shown.
 BESIDE = (
-    "model.probe",
+    "model.heads.probe",
+    "model.heads.choice",
+    "model.heads.encoder",
+    "model.heads.labels",
+    "model.heads.sequence",
+    "model.heads.spans",
+    "model.heads.table",
+    "model.heads.tokens",
     "training.curves",
     "training.describe",
     "training.flops",
@@ -383,6 +402,9 @@ def test_the_design_holds(repository):
         "tools.import_tfrecords",
         "tools.pack_dataset",
         "training.report",
+        "tasks.glue.score",
+        "tasks.squad.score",
+        "tasks.tagging",
     ],
 )
 def test_no_jax_in_text_and_data_preparation(repository, module):
@@ -390,6 +412,44 @@ def test_no_jax_in_text_and_data_preparation(repository, module):
     code = f"import sys, {name}; print(sorted({{'jax', 'flax', 'tensorflow'}} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, cwd=repository)
     assert (done.stdout, done.returncode) == ("[]\n", 0), f"import {name}: {done.stdout}{done.stderr}"
+
+
+def asked_by_name(source: Source, names: set[str]) -> list[str]:
+    """Returns the lines that compare with one of the names, by ==, != , in or match, or look it up in a dict."""
+    found = []
+    for node in ast.walk(ast.parse(source.text)):
+        if isinstance(node, ast.Compare):
+            operands = [node.left, *node.comparators]
+        elif isinstance(node, ast.Dict):
+            operands = [key for key in node.keys if key is not None]
+        else:
+            operands = [node.value] if isinstance(node, ast.MatchValue) else []
+        inside = [getattr(operand, "elts", [operand]) for operand in operands]
+        if names & {each.value for each in itertools.chain(*inside) if isinstance(each, ast.Constant)}:
+            found.append(f"{source.name}:{node.lineno}")
+    return found
+
+
+def test_no_head_is_asked_for_by_name(repository):
+    """All that is asked of a head is in its file; `encoder` and `next_sentence` are names of parameters too."""
+    names = set(HEADS) - {"encoder", "next_sentence"}
+    sources = [source for source in read_sources(repository) if not source.name.startswith("model.heads")]
+    assert [line for source in sources for line in asked_by_name(source, names)] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ('head == "masked_lm"', 1),
+        ('"masked_lm" != head', 1),
+        ('if head in ("x", "masked_lm"): pass', 1),
+        ('table = {"masked_lm": 1, "x": 2}', 1),
+        ('match head:\n    case "masked_lm": pass', 1),
+        ('head = "masked_lm"; HEADS["masked_lm"]; f("masked_lm") == 1', 0),
+    ],
+)
+def test_questions_by_name_are_found(tmp_path, text, count):
+    assert len(asked_by_name(Source("x", tmp_path, text), {"masked_lm"})) == count
 
 
 GOOD = {
@@ -462,7 +522,7 @@ def test_the_checker_accepts_a_good_tree(tmp_path):
         ("bert_jax/training/step.py", "from flax import linen", "flax lives in model.*, and nowhere else"),
         ("bert_jax/training/step.py", "import torch", "torch lives in checkpoints.hf_weights, and nowhere else"),
         ("bert_jax/training/step.py", "import scipy", "scipy has no home"),
-        ("bert_jax/model/heads.py", "import bert_jax.training.step", "model.* imports bert_jax.training.step"),
+        ("bert_jax/model/layers.py", "import bert_jax.training.step", "model.* imports bert_jax.training.step"),
         ("bert_jax/extra.py", "", "extra.py: has no rank"),
         ("bert_jax/data/utils.py", "", "utils is not a subject"),
         ("bert_jax/training/loop.py", "\n" * 400, "401 lines; 400 is the most"),

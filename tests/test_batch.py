@@ -7,7 +7,8 @@ import pytest
 from builders import task_params, tiny_model
 
 from bert_jax.batch import pad_rows
-from bert_jax.model.objective import task_forward, task_losses
+from bert_jax.model.heads.sequence import SEQUENCES
+from bert_jax.model.objective import forward
 
 
 def test_rows_are_padded_at_their_ends():
@@ -43,8 +44,8 @@ def test_the_id_at_padding_changes_no_output_and_no_gradient():
 
     @jax.jit
     def loss(params, batch):
-        logits = task_forward(tiny_model(), params, batch, task="sequence_classification")
-        total, weight = task_losses(logits, batch, "sequence_classification")["loss"]
+        logits = forward(tiny_model(), params, batch, SEQUENCES)
+        total, weight = SEQUENCES.losses(logits, batch, SEQUENCES.weights(batch))["loss"]
         return total / weight, logits
 
     rows = [np.arange(20, 29), np.arange(40, 45), ()]

@@ -10,7 +10,8 @@ import numpy as np
 
 from bert_jax.batch import Batch
 from bert_jax.checkpoints.pretrained import Pretrained, make_batch
-from bert_jax.model.objective import Params, encode, parts_of, task_forward
+from bert_jax.model.heads.table import HEADS, has_parts
+from bert_jax.model.objective import Params, encode, forward, parts_of
 from bert_jax.settings.model import ModelConfig
 
 _SAMPLE = (
@@ -54,22 +55,14 @@ def _all_outputs(config: ModelConfig, params: Params, batch: Batch) -> dict[str,
     """Returns hidden states, pooled outputs if any, and the logits of every head that there is."""
     encoded = encode(config, params, batch)
     outputs = {"hidden": encoded.hidden} | ({} if encoded.pooled is None else {"pooled": encoded.pooled})
-    for part in parts_of(params):
-        if part in _TASK_OF_PART:
-            task = _TASK_OF_PART[part]
-            task = "token_classification" if part == "classifier" and encoded.pooled is None else task
-            outputs[part] = task_forward(config, params, batch, task)
+    parts = parts_of(params)
+    for part in parts:
+        head = next((head for head in HEADS.values() if head.own_parts == {part} and has_parts(head, parts)), None)
+        if head is not None:
+            outputs[part] = forward(config, params, batch, head)
     if "mlm" in outputs:
         outputs["mlm"] = outputs["mlm"][..., : config.vocab_size]
     return outputs
-
-
-_TASK_OF_PART = {
-    "mlm": "masked_lm",
-    "next_sentence": "next_sentence",
-    "classifier": "sequence_classification",
-    "span": "question_answering",
-}
 
 
 def _largest(one: jax.Array | None, other: jax.Array | None) -> float:

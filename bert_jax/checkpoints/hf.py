@@ -11,9 +11,9 @@ from pathlib import Path
 from bert_jax.checkpoints.hf_extras import ADAPTER, EXTRAS, check_prefix, check_whole, find_extras
 from bert_jax.checkpoints.hf_tokenizer import load_hf_tokenizer, save_hf_tokenizer
 from bert_jax.checkpoints.hf_weights import INDEX, PICKLE, WEIGHTS, import_torch, open_weights, write_weights
-from bert_jax.checkpoints.names import Imported, check_vocabulary, find_not_finite, from_params, infer_task, to_params
+from bert_jax.checkpoints.names import Imported, check_vocabulary, find_not_finite, from_params, to_params
 from bert_jax.errors import InputError, shown
-from bert_jax.model.heads import TASK_PARTS
+from bert_jax.model.heads.table import HEADS, has_parts, head_of, infer_head
 from bert_jax.model.objective import Params, parts_of
 from bert_jax.settings.model import ModelConfig
 from bert_jax.settings.rules import from_dict
@@ -22,19 +22,7 @@ from bert_jax.storage.files import JsonObject
 from bert_jax.storage.places import AnyPath
 from bert_jax.text.tokenizer import Tokenizer
 
-ARCHITECTURES = {
-    "encoder": "BertModel",
-    "pretraining": "BertForPreTraining",
-    "masked_lm": "BertForMaskedLM",
-    "next_sentence": "BertForNextSentencePrediction",
-    "sequence_classification": "BertForSequenceClassification",
-    "token_classification": "BertForTokenClassification",
-    "multiple_choice": "BertForMultipleChoice",
-    "question_answering": "BertForQuestionAnswering",
-}
-_TASKS = {architecture: task for task, architecture in ARCHITECTURES.items()}
 _PROBLEMS = ("regression", "single_label_classification", "multi_label_classification")
-_LABELLED = ("sequence_classification", "token_classification")
 
 # Hugging Face's "gelu" is erf, where Google's is tanh.
 _ACTIVATIONS = {
@@ -87,11 +75,12 @@ def load_hf(directory: Path) -> Imported:
         params = to_params(read, shapes, "hf", config, name)
     present = parts_of(params)
     architectures = settings.get("architectures")
-    declared = next((_TASKS[kind] for kind in _TASKS if isinstance(architectures, list) and kind in architectures), "")
-    missing = [part for part in TASK_PARTS.get(declared, ()) if part not in present]
+    known = architectures if isinstance(architectures, list) else []
+    declared = next((head for head in HEADS.values() if head.architecture in known), None)
+    missing = [part for part in (declared.parts if declared else ()) if part not in present]
     notes += [f"{name} has no {part}, which its architecture asks for" for part in missing]
     notes += find_not_finite(params, name)
-    task = declared if declared and not missing else infer_task(present)
+    head = declared if declared and not missing else infer_head(present)
     if settings.get("classifier_dropout") not in (None, config.hidden_dropout_rate):
         notes.append(
             f"classifier_dropout {shown(settings['classifier_dropout'])} is not kept; dropout before a classifier is "
@@ -99,13 +88,13 @@ def load_hf(directory: Path) -> Imported:
         )
     if "auto_map" in settings:
         notes.append(f"{where} names code of the model's own (auto_map), which is not run: it is computed as a BERT")
-    problem = _problem(settings, params) if task == "sequence_classification" else ""
+    problem = _problem(settings, params) if head.has_problem_type else ""
     if problem:
         notes.append(
             f"problem_type {problem} is kept; there are no predictions of it here, where classes exclude others"
         )
-    labels = _labels(settings, params, where) if task in _LABELLED else ()
-    return Imported(config, params, tokenizer, task, labels, tuple(notes), problem)
+    labels = _labels(settings, params, where) if head.has_labels else ()
+    return Imported(config, params, tokenizer, head.name, labels, tuple(notes), problem)
 
 
 def save_hf(
@@ -129,26 +118,27 @@ def save_hf(
     if config.causal:
         raise InputError("a left-to-right model (causal) has no counterpart among Hugging Face's BERTs; it stays here")
     present = parts_of(params)
-    task = task if set(TASK_PARTS[task]) <= set(present) else infer_task(present)
-    left_out = [part for part in present if part not in TASK_PARTS[task]]
-    notes = [f"{part} is left out: {ARCHITECTURES[task]} has none" for part in left_out]
-    if task == "encoder" and "pooler" not in present:
+    known = present if task in HEADS else set(present) & {"pooler"}  # nothing is known of a user's own head
+    head = head_of(task, known)
+    left_out = [part for part in present if part not in head.parts]
+    notes = [f"{part} is left out: {head.architecture} has none" for part in left_out]
+    if not has_parts(head, known):
         notes.append("there is no pooler: load it with BertModel.from_pretrained(..., add_pooling_layer=False)")
-    arrays = from_params(_only(params, TASK_PARTS[task]), "hf", config)
-    if task == "encoder":  # the bare encoder's names begin further on
+    arrays = from_params(_only(params, head.parts), "hf", config)
+    if not head.own_parts:  # the bare encoder's names begin further on
         arrays = {name.removeprefix("bert."): array for name, array in arrays.items()}
     settings = {theirs: getattr(config, ours) for ours, theirs in _SETTINGS.items()} | {
-        "architectures": [ARCHITECTURES[task]],
+        "architectures": [head.architecture],
         "model_type": "bert",
         "hidden_act": _ACTIVATION_NAMES[config.activation],
         "pad_token_id": tokenizer.pad_id,
         "tie_word_embeddings": True,
     }
-    if task in _LABELLED:
+    if head.has_labels:
         names = labels or tuple(f"LABEL_{index}" for index in range(params["classifier"]["bias"].shape[0]))
         settings["id2label"] = {str(index): label for index, label in enumerate(names)}
         settings["label2id"] = {label: index for index, label in enumerate(names)}
-        if task == "sequence_classification":
+        if head.has_problem_type:
             settings["problem_type"] = problem or _usual_problem(params)
     with writing.new_directory(directory) as temporary:
         write_weights(temporary, arrays, max_shard_bytes)

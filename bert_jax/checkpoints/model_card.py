@@ -11,21 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bert_jax.errors import InputError
+from bert_jax.model.heads.table import HEADS
 from bert_jax.settings.rules import Values
 from bert_jax.storage.files import JsonObject, read_json
 from bert_jax.storage.resolve import Resolved, is_hub
 from bert_jax.storage.urls import local_copy
 
 ABOUT = "about.json"  # in a work directory: data and software of the run
-_PIPELINES = {
-    "pretraining": "fill-mask",
-    "masked_lm": "fill-mask",
-    "encoder": "feature-extraction",
-    "sequence_classification": "text-classification",
-    "token_classification": "token-classification",
-    "question_answering": "question-answering",
-    "multiple_choice": "multiple-choice",
-}
 _SCORES = {  # of a held-out evaluation -> how the card names it
     "mlm_loss": "masked-token loss, nats",
     "mlm_accuracy": "masked-token accuracy",
@@ -133,10 +125,11 @@ def model_card(records: Records, name: str = "") -> str:
 
 
 def _metadata(records: Records) -> str:
-    tags = ["bert", "bert_jax", *({"fill-mask"} if _PIPELINES.get(records.task) == "fill-mask" else ())]
+    pipeline = HEADS[records.task].pipeline if records.task in HEADS else ""
+    tags = ["bert", "bert_jax", *({pipeline} & {"fill-mask"})]
     lines = ["---", "# license: choose one, and remove the # before it", "library_name: transformers"]
-    if records.task in _PIPELINES:
-        lines.append(f"pipeline_tag: {_PIPELINES[records.task]}")
+    if pipeline:
+        lines.append(f"pipeline_tag: {pipeline}")
     languages = sorted(
         {str(data.get("options", {}).get("language", "")) for data in records.about.get("data", [])} - {""}
     )

@@ -18,7 +18,6 @@ import numpy as np
 from bert_jax.batch import PyTree
 from bert_jax.devices.sharding import is_stacked, path_name
 from bert_jax.errors import InputError
-from bert_jax.model.heads import TASK_PARTS
 from bert_jax.model.objective import Params, abstract_params
 from bert_jax.settings.model import ModelConfig
 from bert_jax.text.tokenizer import Tokenizer
@@ -34,7 +33,7 @@ class Imported(NamedTuple):
     config: ModelConfig
     params: Params  # float32 on the host; the parts that the source has, and no others
     tokenizer: Tokenizer
-    task: str  # one of `TASK_PARTS`
+    task: str  # of the head, one of `HEADS`
     labels: tuple[str, ...]  # the names of a classifier's classes, in their order; () if the source names none
     notes: tuple[str, ...]  # lines that the user should see
     problem: str = ""  # Hugging Face's problem_type, where it is not what the number of outputs says
@@ -204,6 +203,8 @@ def from_params(params: Params, form: Form, config: ModelConfig) -> Arrays:
     rows = {row.ours: row for row in TABLE}
     arrays = {}
     for ours, array in flat.items():
+        if ours not in rows:
+            raise InputError(f"{ours} is a parameter of an own head or a probe, which has no name there; it stays here")
         row, array = rows[ours], np.asarray(array, np.float32)
         for part, name in zip(array if is_stacked(ours) else [array], _names_of(row, form, config), strict=True):
             part = part[: config.vocab_size] if row.kind == "vocab" else part
@@ -234,16 +235,6 @@ def find_not_finite(params: Params, where: Where) -> list[str]:
 def part_of(ours: str) -> str:
     """Returns the part that a parameter belongs to: "encoder", "pooler" or the name of a head."""
     return "pooler" if ours.startswith("encoder/pooler/") else ours.partition("/")[0]
-
-
-def infer_task(parts: Sequence[str]) -> str:
-    """Returns the task of a model with these parts; classifiers without a pooler classify tokens."""
-    if "span" in parts:
-        return "question_answering"
-    if "classifier" in parts:
-        return "sequence_classification" if "pooler" in parts else "token_classification"
-    exact = [task for task, there in TASK_PARTS.items() if sorted(there) == sorted(parts)]
-    return exact[0] if exact else "masked_lm" if "mlm" in parts else "encoder"
 
 
 def flatten(params: Params) -> dict[str, PyTree]:

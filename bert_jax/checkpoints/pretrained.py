@@ -24,7 +24,7 @@ from bert_jax.devices.sharding import in_no_mesh, on_host
 from bert_jax.devices.work import under_way
 from bert_jax.errors import InputError
 from bert_jax.model.fused_attention import length_step
-from bert_jax.model.heads import TASK_PARTS
+from bert_jax.model.heads.table import HEADS
 from bert_jax.model.objective import Params, abstract_params, encode
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.settings.model import ModelConfig, check_type_ids
@@ -58,7 +58,7 @@ class Pretrained:
     config: ModelConfig
     params: Params
     tokenizer: Tokenizer
-    task: str = "pretraining"  # one of model.heads.TASK_PARTS
+    task: str = "pretraining"  # name of the head, one of model.heads.table.HEADS or a user's own
     labels: tuple[str, ...] = ()  # of a classifier, in the order of its classes; () where they have no names
     notes: tuple[str, ...] = ()  # lines for the user about how it was loaded
     task_settings: Values = field(default_factory=dict)  # settings.finetuning.TaskConfig of a fine-tuned model
@@ -207,7 +207,7 @@ def read_pretrained(source: Resolved) -> Pretrained:
 _ABOUT = schema.record(
     {"model": schema.record({})},
     {
-        "task": schema.one_of(*TASK_PARTS),
+        "task": schema.text(),
         "labels": schema.list_of(schema.text()),
         "task_settings": schema.settings(TaskConfig),
         "trained": schema.map_of(schema.integer()),
@@ -248,16 +248,16 @@ def _load_directory(path: Path, workdir: Place | None) -> Pretrained:
         if problem:
             raise InputError(f"{path} is damaged: {problem}; copy or export it again")
         arrays = read_json(path / SEAL)["arrays"]
-        abstract = _abstract(path, config, arrays)
+        abstract = _abstract(path, config, task, arrays)
         params = restore_tree(path / "params", abstract)
         trained = about.get("trained", {})
     else:
-        (params, sealed), passed_over = read_newest(workdir / "checkpoints", partial(_read_checkpoint, config))
+        (params, sealed), passed_over = read_newest(workdir / "checkpoints", partial(_read_checkpoint, config, task))
         for line in passed_over:
             print(f"warning: {line}", file=sys.stderr)
         _check_tokenizer(path, tokenizer, sealed.get("tokenizer"))
         trained = {"step": sealed.get("step", 0)} | (sealed.get("notes", {}).get("seen") or {})
-    num_classes = len(params["classifier"]["bias"]) if "classifier" in params else len(labels)
+    num_classes = len(params["classifier"]["bias"]) if "classifier" in params and task in HEADS else len(labels)
     if labels and len(labels) != num_classes:
         raise InputError(
             f"{path / 'config.json'} names {len(labels)} classes, and the classifier has {num_classes}; correct labels"
@@ -266,11 +266,11 @@ def _load_directory(path: Path, workdir: Place | None) -> Pretrained:
     return Pretrained(config, params, tokenizer, task, tuple(labels), **rest)
 
 
-def _read_checkpoint(config: ModelConfig, path: Place) -> tuple[Params, JsonObject]:
+def _read_checkpoint(config: ModelConfig, task: str, path: Place) -> tuple[Params, JsonObject]:
     """Returns the parameters and the seal of a checkpoint."""
     sealed = read_json(path / SEAL)
     found = {name.removeprefix("params/"): of for name, of in sealed["arrays"].items() if name.startswith("params/")}
-    return restore_tree(state_place(path, sealed), {"params": _abstract(path, config, found)})["params"], sealed
+    return restore_tree(state_place(path, sealed), {"params": _abstract(path, config, task, found)})["params"], sealed
 
 
 def _check_tokenizer(path: Path, tokenizer: Tokenizer, fingerprint: str | None) -> None:
@@ -282,14 +282,17 @@ def _check_tokenizer(path: Path, tokenizer: Tokenizer, fingerprint: str | None) 
         )
 
 
-def _abstract(where: Place, config: ModelConfig, arrays: ArrayTable) -> Params:
+def _abstract(where: Place, config: ModelConfig, task: str, arrays: ArrayTable) -> Params:
     """Returns shapes, dtypes and shardings of the stored parts. Raises: InputError if they do not fit the model."""
     num_classes = next(iter(arrays.get("classifier/bias", ["float32", [1]])[1]), 1)
     parts = {part_of(name) for name in arrays} | {"encoder"}
     every = flatten(abstract_params(config, num_classes))
-    # The parameters of a probe depend on its settings, so their shapes are taken from the checkpoint itself.
-    probe = {name: about for name, about in arrays.items() if part_of(name) == "probe"}
-    every |= {name: jax.ShapeDtypeStruct(tuple(shape), dtype) for name, (dtype, shape) in probe.items()}
+    # The parameters of a probe depend on its settings, and those of a user's own head are not known here: their shapes
+    # are taken from the checkpoint itself.
+    own = parts & {"probe"} if task in HEADS else parts - {"encoder", "pooler"}
+    every = {name: leaf for name, leaf in every.items() if part_of(name) not in own}
+    unknown = {name: about for name, about in arrays.items() if part_of(name) in own}
+    every |= {name: jax.ShapeDtypeStruct(tuple(shape), dtype) for name, (dtype, shape) in unknown.items()}
     abstract = unflatten({name: leaf for name, leaf in every.items() if part_of(name) in parts})
     check_arrays(where, arrays, describe(abstract))
     return _on_one_device(abstract)

@@ -12,9 +12,9 @@ import re
 from pathlib import Path
 
 from bert_jax.checkpoints.bundle import Bundle, index_path, write_bundle
-from bert_jax.checkpoints.names import Imported, check_vocabulary, find_not_finite, from_params, infer_task, to_params
+from bert_jax.checkpoints.names import Imported, check_vocabulary, find_not_finite, from_params, to_params
 from bert_jax.errors import InputError, shown
-from bert_jax.model.heads import TASK_PARTS
+from bert_jax.model.heads.table import head_of, infer_head
 from bert_jax.model.objective import Params, parts_of
 from bert_jax.settings.model import ModelConfig
 from bert_jax.settings.rules import from_dict
@@ -70,9 +70,7 @@ def load_tf1(path: Path) -> Imported:
     params = to_params(bundle.read, shapes, "tf1", config, index_path(prefix))
     notes += find_not_finite(params, index_path(prefix))
     ours, present = settings.get(_OURS, {}), parts_of(params)
-    task = str(ours.get("task", ""))
-    if task not in TASK_PARTS or not set(TASK_PARTS[task]) <= set(present):
-        task = infer_task(present)
+    task = head_of(str(ours.get("task", "")), present).name
     labels = tuple(map(str, ours.get("labels", ())))
     if labels and len(labels) != len(params.get("classifier", {}).get("bias", ())):
         raise InputError(f"{where} names {len(labels)} classes, and the classifier has another number; remove labels")
@@ -109,7 +107,7 @@ def save_tf1(
         notes.append("the tokenizer's options are not Google's, whose code strips accents if it lower-cases")
     if "pooler" not in present:
         notes.append("there is no pooler; Google's code makes a random one, which its classifiers read")
-    if task != infer_task(present):
+    if task != infer_head(present).name:
         ours["task"] = task
     if labels:
         ours["labels"] = list(labels)

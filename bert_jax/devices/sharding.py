@@ -62,6 +62,7 @@ RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     (r"(next_sentence|classifier|span)/bias", (None,)),
     (r"probe/.*/kernel", (None, None)),
     (r"probe/(.*/bias|layer_weights)", (None,)),
+    (r"(?!encoder/).*", ()),  # of a user's own head: whole on every device
 )
 
 
@@ -166,7 +167,7 @@ def match_rules(rules: tuple[tuple[str, Value], ...], names: list[str]) -> dict[
 
 def is_stacked(name: str) -> bool:
     """Returns whether the parameter has a leading axis of layers; False if its path matches no rule."""
-    return any(re.fullmatch(pattern, name) and axes[0] == "layers" for pattern, axes in RULES)
+    return any(re.fullmatch(pattern, name) and axes[:1] == ("layers",) for pattern, axes in RULES)
 
 
 def tree_shardings(mesh: Mesh | AbstractMesh, tree: PyTree, over_data: bool = False) -> PyTree:
@@ -179,7 +180,7 @@ def tree_shardings(mesh: Mesh | AbstractMesh, tree: PyTree, over_data: bool = Fa
     def place(path: tuple[object, ...], leaf: "jax.Array | jax.ShapeDtypeStruct") -> NamedSharding:
         name = path_name(path)
         axes = match_rules(RULES, [name])[name] if name else ()
-        assert len(axes) == len(leaf.shape) or not name, f"rule {axes} for {name} of shape {leaf.shape}"
+        assert len(axes) in (0, len(leaf.shape)), f"rule {axes} for {name} of shape {leaf.shape}"
         spec = tuple(MESH_AXES[axis] for axis in axes)
         return NamedSharding(mesh, PartitionSpec(*(_divided_over_data(mesh, spec, leaf.shape) if over_data else spec)))
 

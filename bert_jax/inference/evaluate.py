@@ -24,8 +24,9 @@ from bert_jax.data.records import Dataset
 from bert_jax.data.streamed import open_in_order
 from bert_jax.devices.sharding import in_no_mesh, make_mesh, tree_shardings
 from bert_jax.errors import InputError
+from bert_jax.model.heads.pretraining import MASKED_LM
 from bert_jax.model.losses import Pair, accuracy, cross_entropy
-from bert_jax.model.objective import Objective, Params, pretraining_objective, task_forward
+from bert_jax.model.objective import Objective, Params, forward, pretraining_objective
 from bert_jax.settings.model import check_type_ids
 from bert_jax.settings.pretraining import DataConfig, MaskingConfig, MeshConfig
 from bert_jax.settings.rules import to_dict
@@ -205,7 +206,7 @@ def _objective(bert: Pretrained, masking: MaskingConfig, next_sentence: bool) ->
         return full
 
     def losses(params: Params, batch: Batch, _: jax.Array | None) -> dict[str, Pair]:
-        logits = task_forward(bert.config, params, batch, "masked_lm")
+        logits = forward(bert.config, params, batch, MASKED_LM)
         labels, weights = batch.mlm_labels, batch.mlm_weights
         found = {
             "mlm_loss": cross_entropy(logits, labels, weights),

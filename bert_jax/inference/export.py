@@ -13,10 +13,12 @@ from bert_jax.batch import Batch
 from bert_jax.checkpoints.names import flatten, unflatten
 from bert_jax.checkpoints.pretrained import Pretrained
 from bert_jax.inference.predict import task_of
-from bert_jax.model.objective import encode, task_forward
+from bert_jax.model.heads.pretraining import MASKED_LM
+from bert_jax.model.objective import encode, forward
 from bert_jax.settings.rules import to_dict
 from bert_jax.storage.places import Place
 from bert_jax.storage.writing import new_directory, write_json
+from bert_jax.tasks.catalog import USUAL, Own
 from bert_jax.text.wordpiece import WordPiece
 
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -41,22 +43,15 @@ _SETTINGS = """
 `task_settings` of `labels.json` are the settings of the task: for squad2, there is no answer where the two logits of
 [CLS] add up to more than those of the best answer by over `null_threshold`.
 """
-_OUTPUTS = {
-    "sequence_classification": "logits [B, K], in the order of the labels; of a regression [B, 1], the number.",
-    "token_classification": "logits [B, L, K], in the order of the labels; those of a word are at its first token.",
-    "multiple_choice": "logits [B], one for each row; the rows of a question's choices compete with each other.",
-    "question_answering": "logits [B, L, 2], for the answer to begin and to end at a token.",
-    "": "hidden [B, L, H]; pooled [B, H] if the model has a pooler; logits [B, P, V] of the words at mask_positions.",
-}
+_OUTPUTS = "hidden [B, L, H]; pooled [B, H] if the model has a pooler; logits [B, P, V] of the words at mask_positions."
 
 
-def export_model(bert: Pretrained, directory: Place, platforms: tuple[str, ...] = PLATFORMS) -> None:
+def export_model(bert: Pretrained, directory: Place, platforms: tuple[str, ...] = PLATFORMS, own: Own = USUAL) -> None:
     """Writes a directory with all that prediction needs but JAX itself; the batch size and the length are free.
 
     Raises: InputError if the directory exists.
     """
-    task = task_of(bert)
-    head = task.head if task is not None else ""
+    task = task_of(bert, own)
     most = bert.config.max_positions
 
     def call(
@@ -73,14 +68,10 @@ def export_model(bert: Pretrained, directory: Place, platforms: tuple[str, ...] 
             outputs = {"hidden": encoded.hidden.astype(jnp.float32)}
             outputs |= {} if encoded.pooled is None else {"pooled": encoded.pooled[:, 0].astype(jnp.float32)}
             if more:
-                outputs["logits"] = task_forward(bert.config, params, batch, "masked_lm")[..., : bert.config.vocab_size]
+                outputs["logits"] = forward(bert.config, params, batch, MASKED_LM)[..., : bert.config.vocab_size]
             return outputs
-        logits = task_forward(bert.config, params, batch, head, None, task.num_outputs, task.probe)
-        if head == "sequence_classification":
-            logits = logits[:, 0]
-        elif head == "multiple_choice":
-            logits = logits[:, 0, 0]
-        return {"logits": logits}
+        logits = forward(bert.config, params, batch, task.head, None, task.num_outputs)
+        return {"logits": task.head.exported(logits)}
 
     flat: dict[str, Any] = {name: np.asarray(value) for name, value in flatten(bert.params).items()}
     has_masks = task is None and "mlm" in bert.params
@@ -93,7 +84,7 @@ def export_model(bert: Pretrained, directory: Place, platforms: tuple[str, ...] 
     about = {
         "format": 1,
         "task": task.config.name if task is not None else "",
-        "head": head,
+        "head": task.head.name if task is not None else "",
         "labels": list(task.labels) if task is not None else [],
         "task_settings": to_dict(task.config) if task is not None else {},
         "max_length": most,
@@ -110,7 +101,7 @@ def export_model(bert: Pretrained, directory: Place, platforms: tuple[str, ...] 
             platforms=", ".join(platforms),
             length=most,
             more=", mask_positions" if has_masks else "",
-            outputs=_OUTPUTS[head],
+            outputs=task.head.about_exported if task is not None else _OUTPUTS,
             settings=_SETTINGS if task is not None else "",
             transformers=" or transformers' BertTokenizer" if bert.tokenizer.kind == WordPiece.kind else "",
         )

@@ -18,8 +18,9 @@ from bert_jax.devices.allocator import give_back_freed_memory
 from bert_jax.devices.sharding import in_no_mesh
 from bert_jax.errors import InputError
 from bert_jax.model.fused_attention import length_step
+from bert_jax.model.heads.encoder import ENCODER
+from bert_jax.model.heads.probe import mean_of_sequences
 from bert_jax.model.objective import Params, encode
-from bert_jax.model.probe import mean_of_sequences
 from bert_jax.settings.model import ModelConfig, check_type_ids
 from bert_jax.tasks.base import Row, largest_type
 from bert_jax.tasks.batches import make_batch
@@ -166,7 +167,7 @@ def _batches(rows: Sequence[Row], layouts: Sequence[Layout]) -> Iterator[tuple[l
     for layout in layouts:
         bins = [[rows[number] for number in members] for members in layout.bins]
         empty = [[]] * (layout.num_rows - len(bins))
-        yield bins, make_batch([*bins, *empty], layout.length, layout.num_places, "encoder")
+        yield bins, make_batch([*bins, *empty], layout.length, layout.num_places, ENCODER)
         give_back_freed_memory()
 
 

@@ -15,27 +15,33 @@ from bert_jax.devices.allocator import give_back_freed_memory
 from bert_jax.devices.sharding import in_no_mesh, make_mesh
 from bert_jax.errors import InputError
 from bert_jax.model.fused_attention import length_step
-from bert_jax.model.objective import Params, task_forward
+from bert_jax.model.heads.base import Head
+from bert_jax.model.heads.pretraining import MASKED_LM
+from bert_jax.model.heads.table import HEADS
+from bert_jax.model.objective import Params, forward
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.settings.model import ModelConfig, check_type_ids
 from bert_jax.settings.pretraining import MeshConfig
 from bert_jax.settings.rules import from_dict
 from bert_jax.storage.resolve import resolve
 from bert_jax.tasks.base import Example, Prediction, Rows, Task, largest_type
-from bert_jax.tasks.catalog import make_task
+from bert_jax.tasks.catalog import NAMES, USUAL, MakeTask, Own, make_task
 from bert_jax.tasks.evaluation import make_inference, make_split, predict_split
 from bert_jax.text.fitting import check_long_texts, padded_length, tell_cut, too_long
 
 BATCH_SIZES = (1, 8, 32)  # rows of a batch: each is a program to compile for each length
 
 
-def load_predictor(path: str | Path, long_texts: str = "cut") -> "Predictor":
+def load_predictor(
+    path: str | Path, long_texts: str = "cut", task: MakeTask | None = None, head: Head | None = None
+) -> "Predictor":
     """Returns a predictor for the model at `path`, in any format that `load_pretrained` knows.
 
     An input with more tokens than the model was fine-tuned with is cut, with a warning, or with `long_texts` "refuse"
-    an error. Raises: InputError as `load_pretrained`, or if the model has no head to predict with.
+    an error. A model of one's own task or head needs them again, as `finetune` took them: a directory runs no code.
+    Raises: InputError as `load_pretrained`, or if the model has no head to predict with.
     """
-    return Predictor(read_pretrained(resolve(path)), long_texts)
+    return Predictor(read_pretrained(resolve(path)), long_texts, Own(task, head))
 
 
 class Predictor:
@@ -45,10 +51,10 @@ class Predictor:
     such as one from Hugging Face, uses the default settings of its head's task.
     """
 
-    def __init__(self, bert: Pretrained, long_texts: str = "cut") -> None:
+    def __init__(self, bert: Pretrained, long_texts: str = "cut", own: Own = USUAL) -> None:
         check_long_texts(long_texts)
         self.bert, self.long_texts = bert, long_texts
-        self.task = task_of(bert)
+        self.task = task_of(bert, own)
         if self.task is None:
             check_fills_masks(bert)
             return
@@ -92,40 +98,44 @@ class Predictor:
     def _most(self) -> int:
         """The tokens that there is room for, of a question where long contexts have several windows."""
         assert self.task is not None
-        config = self.task.config
-        return config.max_query_length if self.task.head == "question_answering" else config.max_seq_length
+        return getattr(self.task.config, self.task.head.most_tokens)
 
 
-def task_of(bert: Pretrained) -> Task | None:
+def task_of(bert: Pretrained, own: Own = USUAL) -> Task | None:
     """Returns the task that a model was fine-tuned for, or the usual task of its head; None without a task head."""
     if bert.task_settings:
         settings = from_dict(TaskConfig, bert.task_settings, "task_settings")
         settings.validate()
-        return make_task(settings, bert.labels)
-    if bert.task not in _USUAL:
+        if own.task is None and settings.name not in NAMES:
+            raise _named_again("task", settings.name, "task=get_task")
+        task = make_task(settings, bert.labels, own)
+        if task.head.name != bert.task:
+            raise _named_again("head", bert.task, "head=get_head()")
+        return task
+    if bert.task not in HEADS:
+        raise _named_again("head", bert.task, "head=get_head()")
+    head = HEADS[bert.task]
+    if head.usual_task is None:
         return None
     if bert.problem:
         raise InputError(
             f"this model's problem_type is {bert.problem}, and what is predicted here is one class of several, or a "
             "single number; use it in transformers (convert_checkpoint --to=hf keeps it), or bert.encode for vectors"
         )
-    num_classes = bert.params["classifier"]["bias"].shape[0] if "classifier" in bert.params else 0
-    name = "regression" if (bert.task, num_classes) == ("sequence_classification", 1) else _USUAL[bert.task]
-    has_classes = bert.task in ("sequence_classification", "token_classification")
-    labels = bert.labels or tuple(f"LABEL_{index}" for index in range(num_classes)) if has_classes else ()
-    has_windows = bert.task in ("token_classification", "question_answering")  # of whatever is longer; others are cut
-    length = min(384 if has_windows else bert.config.max_positions, bert.config.max_positions)
-    settings = TaskConfig(name=name, max_seq_length=length, max_query_length=max(1, min(64, length // 2)))
-    return make_task(settings, labels)
+    num_classes = bert.params["classifier"]["bias"].shape[0] if head.has_labels else 0
+    labels = bert.labels or tuple(f"LABEL_{index}" for index in range(num_classes)) if head.has_labels else ()
+    length = min(384 if head.has_windows else bert.config.max_positions, bert.config.max_positions)
+    most_of_a_question = max(1, min(64, length // 2))
+    name = head.usual_task(num_classes)
+    return make_task(TaskConfig(name=name, max_seq_length=length, max_query_length=most_of_a_question), labels)
 
 
-# The task of a head for models without task settings.
-_USUAL = {
-    "sequence_classification": "classification",
-    "token_classification": "ner",
-    "multiple_choice": "choice",
-    "question_answering": "squad1",
-}
+def _named_again(kind: str, name: str, argument: str) -> InputError:
+    """Returns the error for a model whose task or head no code is known for."""
+    return InputError(
+        f"this model has the {kind} {name!r} of a recipe, and a model directory runs no code; name the recipe again, "
+        f"with --recipe=PATH.py, or load_predictor(path, {argument})"
+    )
 
 
 class Filled(NamedTuple):
@@ -230,5 +240,5 @@ def check_fills_masks(bert: Pretrained) -> None:
 
 @partial(jax.jit, static_argnums=0)
 def _mask_probabilities(config: ModelConfig, params: Params, batch: Batch) -> jax.Array:
-    logits = task_forward(config, params, batch, "masked_lm")
+    logits = forward(config, params, batch, MASKED_LM)
     return jax.nn.softmax(logits, axis=-1)

@@ -19,7 +19,8 @@ from bert_jax.devices.allocator import give_back_freed_memory
 from bert_jax.devices.sharding import in_no_mesh
 from bert_jax.errors import InputError
 from bert_jax.model.fused_attention import length_step
-from bert_jax.model.objective import Params, task_forward
+from bert_jax.model.heads.pretraining import MASKED_LM
+from bert_jax.model.objective import Params, forward
 from bert_jax.model.on_cpu import unstack
 from bert_jax.settings.model import ModelConfig
 from bert_jax.text.fitting import check_long_texts, padded_length, tell_cut, too_long
@@ -272,6 +273,6 @@ def _make_batch(bert: Pretrained, bucket: _Bucket, work: _Work, method: str, siz
 @partial(jax.jit, static_argnums=0)
 def _log_probabilities(config: ModelConfig, params: Params, batch: Batch) -> jax.Array:
     """Returns the log-probabilities of the labels, [B, P] float32."""
-    logits = task_forward(config, params, batch, "masked_lm")
+    logits = forward(config, params, batch, MASKED_LM)
     chosen = jnp.take_along_axis(logits, batch.mlm_labels[..., None], axis=-1)[..., 0]
     return chosen - jax.nn.logsumexp(logits, axis=-1)

@@ -188,7 +188,9 @@ class Attention(nn.Module):
             drop = functools.partial(Dropout(rate), deterministic=deterministic)
             context = attend(query, key, value, attends, drop, config.matmul_precision)
             context = checkpoint_name(context.reshape(hidden.shape), SAVED)
-        return residual(self, hidden, context, deterministic)
+        update = Dense(config, config.hidden_size, name="output")(context)
+        update = Dropout(config.hidden_dropout_rate)(update, deterministic)
+        return layer_norm(config)(hidden + update).astype(config.compute_dtype)
 
 
 class FeedForward(nn.Module):
@@ -202,7 +204,9 @@ class FeedForward(nn.Module):
         config = self.config
         dense = Dense(config, config.intermediate_size, add=False, name="intermediate")
         widened = activate(config.activation, *dense(hidden))
-        return residual(self, hidden, widened, deterministic)  # pyright: ignore[reportArgumentType]
+        update = Dense(config, config.hidden_size, name="output")(widened)
+        update = Dropout(config.hidden_dropout_rate)(update, deterministic)
+        return layer_norm(config)(hidden + update).astype(config.compute_dtype)
 
 
 class Layer(nn.Module):
@@ -215,13 +219,3 @@ class Layer(nn.Module):
         """Returns [B, L, H] in the compute dtype."""
         hidden = Attention(self.config, name="attention")(hidden, attends, deterministic)
         return FeedForward(self.config, name="mlp")(hidden, deterministic)
-
-
-def residual(module: Attention | FeedForward, hidden: jax.Array, inputs: jax.Array, deterministic: bool) -> jax.Array:
-    """Returns LN(hidden + dropout(output(inputs))) in the compute dtype; `output` is a dense layer.
-
-    Call it inside the module that has this layer and the norm.
-    """
-    config, rate = module.config, module.config.hidden_dropout_rate
-    update = Dropout(rate)(Dense(config, config.hidden_size, name="output")(inputs), deterministic)
-    return layer_norm(config)(hidden + update).astype(config.compute_dtype)

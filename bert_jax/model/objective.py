@@ -4,17 +4,18 @@
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from bert_jax.batch import Batch, PyTree, RowShape
-from bert_jax.model.attention import MASKED_SCORE
 from bert_jax.model.encoder import Encoded, Encoder
-from bert_jax.model.heads import PretrainingModel, PretrainingOutput, TaskModel
-from bert_jax.model.losses import Pair, accuracy, cross_entropy, squared_error
+from bert_jax.model.heads.base import Head, Model
+from bert_jax.model.heads.pretraining import PRETRAINING
+from bert_jax.model.heads.table import HEADS
+from bert_jax.model.losses import Pair, accuracy, cross_entropy
 from bert_jax.model.masking import mask_tokens, next_tokens
-from bert_jax.settings.finetuning import ProbeConfig
 from bert_jax.settings.model import ModelConfig
 from bert_jax.settings.pretraining import MaskingConfig
 
@@ -73,7 +74,7 @@ def pretraining_objective(
         return counts
 
     def losses(params: Params, batch: Batch, dropout_key: jax.Array | None) -> dict[str, Pair]:
-        output = pretraining_forward(model, params, batch, dropout_key)
+        output = forward(model, params, batch, PRETRAINING, dropout_key)
         metrics = {
             "mlm_loss": cross_entropy(output.mlm_logits, batch.mlm_labels, batch.mlm_weights),
             "mlm_accuracy": accuracy(output.mlm_logits, batch.mlm_labels, batch.mlm_weights),
@@ -89,76 +90,28 @@ def pretraining_objective(
     return Objective(init, prepare, denominators, losses, model.compute_dtype, model.gradient_dtype, unused)
 
 
-def task_objective(model: ModelConfig, task: str, num_classes: int = 0, probe: ProbeConfig | None = None) -> Objective:
-    """Returns the objective of fine-tuning for a task; see `task_losses`.
+def task_objective(model: ModelConfig, head: Head, num_outputs: int = 0) -> Objective:
+    """Returns the objective of fine-tuning with a head of `num_outputs`, where the head does not say how many.
 
-    Tokens without a label and rows that pad the batch have weight 0; the reference's token loss counts them.
-    Source: google-research/bert run_classifier.py and run_squad.py.
+    Rows that pad the batch have weight 0. Source: google-research/bert run_classifier.py and run_squad.py.
     """
 
     def denominators(batch: Batch) -> dict[str, jax.Array]:
         # The number of labels in the whole batch; at least 1, so that the loss of none is 0 and not NaN.
-        weights = label_weights(batch, task)
-        return {"loss": jnp.maximum(jnp.sum(weights) * (2 if task == "question_answering" else 1), 1.0)}
+        return {"loss": jnp.maximum(jnp.sum(head.weights(batch)) * head.answers, 1.0)}
 
     def losses(params: Params, batch: Batch, dropout_key: jax.Array | None) -> dict[str, Pair]:
-        return task_losses(task_forward(model, params, batch, task, dropout_key, num_classes, probe), batch, task)
+        return head.losses(forward(model, params, batch, head, dropout_key, num_outputs), batch, head.weights(batch))
 
     def init(key: jax.Array) -> Params:
-        return init_params(model, key, task, num_classes, probe)
+        return init_params(model, key, head, num_outputs)
 
     return Objective(init, lambda batch: batch, denominators, losses, model.compute_dtype, model.gradient_dtype)
-
-
-def task_losses(logits: jax.Array, batch: Batch, task: str) -> dict[str, Pair]:
-    """Returns the loss, and the accuracy where there are classes, of `task_forward`'s logits.
-
-    Cross entropy over the classes, or over the choices of an example; squared error where there is a single class,
-    which is a regression. Of spans, that of the start and of the end each count once, over the tokens of the sequence.
-    """
-    weights = label_weights(batch, task)
-    if task == "question_answering":
-        inside = tokens_of_sequences(batch)[:, :, None]  # [B, M, 1, L]
-        logits = jnp.where(inside, jnp.swapaxes(logits, 1, 2)[:, None], MASKED_SCORE)  # [B, M, 2, L]
-        weights = jnp.broadcast_to(weights[..., None], batch.labels.shape)
-    elif task == "multiple_choice":
-        example = jnp.cumsum(batch.labels >= 0, axis=1)  # [B, M]: labels stand at the first choice of each
-        same = (example[:, :, None] == example[:, None, :]) & (batch.sequence_weights > 0)[:, None, :]
-        logits = jnp.where(same, logits[:, None, :, 0], MASKED_SCORE)  # [B, M, M]
-    elif logits.shape[-1] == 1:
-        return {"loss": squared_error(logits[..., 0], batch.labels, weights)}
-    labels = jnp.maximum(batch.labels, 0).astype(jnp.int32)
-    return {
-        "loss": cross_entropy(logits, labels, weights),
-        "accuracy": accuracy(logits, labels, weights),
-    }
-
-
-def label_weights(batch: Batch, task: str) -> jax.Array:
-    """Returns 1 for an answer that counts, and 0 for any other place: [B, M] of sequences, or [B, L] of words."""
-    if task == "token_classification":
-        return (batch.labels >= 0).astype(jnp.float32) * (batch.sequence_ids > 0)
-    return batch.sequence_weights * (batch.labels >= 0) if task == "multiple_choice" else batch.sequence_weights
-
-
-def tokens_of_sequences(batch: Batch) -> jax.Array:
-    """Returns [B, M, L] bool: whether the token is one of the sequence."""
-    places = jnp.arange(1, batch.cls_positions.shape[1] + 1)
-    return batch.sequence_ids[:, None, :] == places[:, None]
 
 
 def next_sentence_weights(batch: Batch) -> jax.Array:
     """Returns [B, M] float: 1 for a sequence with a next sentence label, 0 for any other place."""
     return batch.sequence_weights * (batch.next_sentence_labels >= 0)
-
-
-def pretraining_forward(
-    model: ModelConfig, params: Params, batch: Batch, dropout_key: jax.Array | None = None
-) -> PretrainingOutput:
-    """Returns encodings and both heads' logits; dropout is off without a key."""
-    rngs = {} if dropout_key is None else {"dropout": dropout_key}
-    output = PretrainingModel(model).apply({"params": params}, batch, deterministic=dropout_key is None, rngs=rngs)
-    return output  # type: ignore[return-value]
 
 
 def encode(model: ModelConfig, params: Params, batch: Batch, keep_layers: bool = False) -> Encoded:
@@ -169,44 +122,27 @@ def encode(model: ModelConfig, params: Params, batch: Batch, keep_layers: bool =
     return encoded  # type: ignore[return-value]
 
 
-def task_forward(
-    model: ModelConfig,
-    params: Params,
-    batch: Batch,
-    task: str,
-    dropout_key: jax.Array | None = None,
-    num_classes: int = 0,
-    probe: ProbeConfig | None = None,
-) -> jax.Array:
-    """Returns the float32 logits of one of `TASK_PARTS` other than "pretraining"; no dropout without a key.
+def forward(
+    model: ModelConfig, params: Params, batch: Batch, head: Head, dropout_key: jax.Array | None = None, num_outputs=0
+) -> Any:
+    """Returns what the head's module makes of a batch; no dropout without a key.
 
-    Shapes: "encoder", which has no logits, its pooled outputs [B, M, H]; "masked_lm" [B, P, V padded];
-    "next_sentence" [B, M, 2]; "sequence_classification" [B, M, K]; "multiple_choice" [B, M, 1], one for each choice;
-    "token_classification" [B, L, K]; "question_answering" [B, L, 2], of the start and of the end.
+    `num_outputs` is needed where neither the head nor a part "classifier" says how many there are.
     """
-    if "classifier" in params:
-        num_classes = params["classifier"]["bias"].shape[0]
+    if not num_outputs and "classifier" in params:
+        num_outputs = params["classifier"]["bias"].shape[0]
     rngs = {} if dropout_key is None else {"dropout": dropout_key}
-    logits = TaskModel(model, task, num_classes, probe).apply(
-        {"params": params}, batch, deterministic=dropout_key is None, rngs=rngs
-    )
-    return logits  # type: ignore[return-value]
+    module = Model(model, head, num_outputs)
+    return module.apply({"params": params}, batch, deterministic=dropout_key is None, rngs=rngs)
 
 
-def init_params(
-    model: ModelConfig,
-    key: jax.Array,
-    task: str = "pretraining",
-    num_classes: int = 0,
-    probe: ProbeConfig | None = None,
-) -> Params:
-    """Returns random parameters of the encoder and the heads of a task, float32."""
+def init_params(model: ModelConfig, key: jax.Array, head: Head = PRETRAINING, num_outputs: int = 0) -> Params:
+    """Returns random parameters of the encoder and a head, float32."""
     model = replace(model, unroll=1)  # the same numbers from a program that does not grow with the layers
     row = jnp.zeros((1, 2), jnp.int32)
     place = jnp.zeros((1, 1), jnp.int32)
     batch = Batch(row, row, row, place, place, mlm_positions=place)
-    module = PretrainingModel(model) if task == "pretraining" else TaskModel(model, task, num_classes, probe)
-    return dict(module.init(key, batch)["params"])
+    return dict(Model(model, head, num_outputs).init(key, batch)["params"])
 
 
 def parts_of(params: Params) -> tuple[str, ...]:
@@ -222,8 +158,11 @@ def abstract_params(model: ModelConfig, num_classes: int = 1) -> Params:
     """
 
     def every_part(key: jax.Array) -> Params:
-        heads = [init_params(model, key, task, num_classes) for task in ("question_answering", "multiple_choice")]
-        return {name: part for params in heads for name, part in params.items()} | init_params(model, key)
+        params = init_params(model, key)
+        for head in HEADS.values():
+            if not head.own_parts <= set(params):
+                params = init_params(model, key, head, num_classes) | params
+        return params
 
     return jax.eval_shape(every_part, jax.random.key(0))
 

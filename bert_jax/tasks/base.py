@@ -7,13 +7,16 @@ predictions have the task's own types, which other modules pass on without looki
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from bert_jax.settings.finetuning import ProbeConfig, TaskConfig
+from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.storage.places import Place
 from bert_jax.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:  # scores need no JAX
+    from bert_jax.model.heads.base import Head
 
 Example: TypeAlias = Any  # the task's own type of examples
 Prediction: TypeAlias = Any  # the task's own type of predictions
@@ -60,9 +63,8 @@ class Task:
     """
 
     config: TaskConfig  # its settings; with `labels` they suffice to make the task again
-    head: str  # one of model.heads.TASK_PARTS
+    head: "Head"  # one of model.heads.table.HEADS, or one's own
     labels: tuple[str, ...]  # of the classes, in the order of the logits; () for a regression and for spans
-    num_outputs: int  # of the classifier: len(labels), 1 for a regression or a choice, 0 for spans
     metric: str  # the one by which the best checkpoint is chosen; larger is better
     splits: Mapping[str, tuple[str, ...]]
 
@@ -73,8 +75,7 @@ class Task:
     # Examples, tokenizer, "is this for training?" -> rows. Examples that have no row are counted.
     make_rows: Callable[[Sequence[Example], Tokenizer, bool], Rows]
     # Examples, their rows, and for each row the model's float32 outputs without padding -> a prediction per example,
-    # also for one without rows. Outputs: [K] of a classifier (K = num_outputs), [M] of a choice, [L, K] of tokens,
-    # [L, 2] of spans.
+    # also for one without rows. Outputs: [K] of a classifier, [M] of a choice, [L, K] of tokens, [L, 2] of spans.
     decode: Callable[[Sequence[Example], Sequence[Row], Sequence[np.ndarray]], list[Prediction]]
     # Examples with labels, and predictions -> metrics.
     score: Callable[[Sequence[Example], Sequence[Prediction]], dict[str, float]]
@@ -91,11 +92,6 @@ class Task:
     tune: Callable[[Sequence[Example], Sequence[Prediction]], TaskConfig] | None = None
 
     @property
-    def can_be_packed(self) -> bool:
-        """Whether several examples may share a row: a BiLSTM would run from one into the next."""
-        return self.probe is None or self.probe.kind != "bilstm"
-
-    @property
-    def probe(self) -> ProbeConfig | None:
-        """The settings of the probe; None for the usual head."""
-        return self.config.probe if self.config.probe.features else None
+    def num_outputs(self) -> int:
+        """K: what the head says, or as many as there are classes; 1 for a regression."""
+        return self.head.num_outputs or len(self.labels) or 1

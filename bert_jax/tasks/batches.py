@@ -2,7 +2,6 @@
 """Rows of a task to global batches. The batch at a step is a pure function of (seed, step)."""
 
 import dataclasses
-import itertools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -12,6 +11,8 @@ from bert_jax.batch import Batch, pad_rows
 from bert_jax.data.pipeline import made_ahead, on_mesh
 from bert_jax.devices.sharding import ROW_AXES
 from bert_jax.model.fused_attention import length_step
+from bert_jax.model.heads.base import Head
+from bert_jax.model.heads.labels import Spot
 from bert_jax.settings.finetuning import FinetuneDataConfig
 from bert_jax.settings.model import ModelConfig
 from bert_jax.tasks.base import Row
@@ -72,7 +73,7 @@ def flops_of_epoch(sizes: Sizes, batching: Batching, model: ModelConfig) -> floa
     return epoch_flops(sizes, batching.batch_size, model, batching.bucket, batching.multiple, batching.shape)
 
 
-def train_batches(rows: Sequence[Row], head: str, first_step: int, batching: Batching, mesh: Mesh) -> Iterator[Batch]:
+def train_batches(rows: Sequence[Row], head: Head, first_step: int, batching: Batching, mesh: Mesh) -> Iterator[Batch]:
     """Yields the batches at first_step, first_step + 1, ... without end.
 
     Packed batches have the same rows of the task at each step as those without `bucket` that are not packed.
@@ -98,14 +99,14 @@ def train_batches(rows: Sequence[Row], head: str, first_step: int, batching: Bat
 
 
 def eval_batches(
-    rows: Sequence[Row], head: str, layouts: Sequence[Layout], mesh: Mesh
+    rows: Sequence[Row], head: Head, layouts: Sequence[Layout], mesh: Mesh
 ) -> Iterator[tuple[Layout, Batch]]:
     """Yields the batch of each layout."""
     for layout in layouts:
         yield layout, _on_mesh(rows, layout, head, mesh)
 
 
-def _on_mesh(rows: Sequence[Row], layout: Layout, head: str, mesh: Mesh) -> Batch:
+def _on_mesh(rows: Sequence[Row], layout: Layout, head: Head, mesh: Mesh) -> Batch:
     bins = [[rows[number] for number in members] for members in layout.bins]
 
     def make(places: np.ndarray) -> Batch:
@@ -119,7 +120,7 @@ def make_batch(
     bins: Sequence[Sequence[Row]],
     length: int,
     num_places: int,
-    head: str,
+    head: Head,
     whole: Sequence[Sequence[Row]] | None = None,
 ) -> Batch:
     """Returns a batch as numpy arrays, padded to `length` tokens and `num_places` sequences.
@@ -141,12 +142,12 @@ def make_batch(
         num_places,
     )
     known = [row.label for members in (bins if whole is None else whole) for row in members]
-    labels = _no_labels(len(bins), length, num_places, head, known)
-    if labels is None:
+    if not known or any(label is None for label in known):
         return batch
+    labels = head.no_labels(len(bins), length, num_places, known[0])
     for line, members in enumerate(bins):
-        for row, start, place in _places(members):
-            _write_label(labels[line], row, start, place, head)
+        for row, spot in _spots(members):
+            head.write_label(labels[line], row.label, spot)
     return batch._replace(labels=labels)
 
 
@@ -154,44 +155,15 @@ def _joined(parts: Sequence[np.ndarray]) -> np.ndarray | tuple[()]:
     return np.concatenate(parts) if parts else ()
 
 
-def _places(members: Sequence[Row]) -> Iterator[tuple[Row, int, int]]:
-    """Yields each row of the task that is in a row, its first token there, and its place among the sequences there."""
-    starts = itertools.accumulate((len(row.token_ids) for row in members), initial=0)
-    places = itertools.accumulate((len(row.lengths) for row in members), initial=0)
-    yield from zip(members, starts, places)
+def _spots(members: Sequence[Row]) -> Iterator[tuple[Row, Spot]]:
+    """Yields each row of the task that is in a row, and where it is there."""
+    start = place = 0
+    for row in members:
+        end, last = start + len(row.token_ids), place + len(row.lengths)
+        yield row, Spot(slice(start, end), slice(place, last))
+        start, place = end, last
 
 
-def _no_labels(num_rows: int, length: int, num_places: int, head: str, known: Sequence[object]) -> np.ndarray | None:
-    """Returns an array of empty labels for a batch, or None if a row of the task has no label."""
-    if any(label is None for label in known) or not known:
-        return None
-    if head == "token_classification":
-        return np.full((num_rows, length), -1, np.int32)
-    if head == "multiple_choice":
-        return np.full((num_rows, num_places), -1, np.int32)
-    if head == "question_answering":
-        return np.zeros((num_rows, num_places, 2), np.int32)
-    return np.zeros((num_rows, num_places), np.float32 if isinstance(known[0], float) else np.int32)
-
-
-def _write_label(labels: np.ndarray, row: Row, start: int, place: int, head: str) -> None:
-    """Writes the label of a row of the task into those of a row; see `Batch.labels`."""
-    if head == "token_classification":
-        labels[start : start + len(row.token_ids)] = row.label
-    elif head == "question_answering":
-        labels[place] = np.add(row.label, start)
-    else:
-        labels[place] = row.label + place if head == "multiple_choice" else row.label
-
-
-def unpadded_outputs(members: Sequence[Row], outputs: np.ndarray, head: str) -> list[np.ndarray]:
+def unpadded_outputs(members: Sequence[Row], outputs: np.ndarray, head: Head) -> list[np.ndarray]:
     """Returns the outputs of each row of the task that is in a row, without padding, as `Task.decode` takes them."""
-    found = []
-    for row, start, place in _places(members):
-        if head == "sequence_classification":
-            found.append(outputs[place])
-        elif head == "multiple_choice":
-            found.append(outputs[place : place + len(row.lengths), 0])
-        else:
-            found.append(outputs[start : start + len(row.token_ids)])
-    return found
+    return [head.outputs(outputs, spot) for _, spot in _spots(members)]

@@ -1,15 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every task by its name."""
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeAlias
 
 from bert_jax.errors import InputError
+from bert_jax.model.heads.base import Head
+from bert_jax.model.heads.probe import probed
+from bert_jax.model.heads.table import HEADS
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.settings.rules import suggest
 from bert_jax.tasks.base import Task
 from bert_jax.tasks.choice import choice_task
 from bert_jax.tasks.classify import classification_task, regression_task
-from bert_jax.tasks.glue.tasks import TASKS as GLUE
+from bert_jax.tasks.glue.read import TASKS as GLUE
 from bert_jax.tasks.glue.tasks import glue_task
 from bert_jax.tasks.ner import ner_task
 from bert_jax.tasks.squad.task import squad_task
@@ -17,12 +22,37 @@ from bert_jax.tasks.squad.task import squad_task
 NAMES = (*GLUE, "classification", "regression", "squad1", "squad2", "choice", "ner")
 
 
-def make_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
-    """Returns the task of that name; `labels` are the classes of a model, where they are known.
+MakeTask: TypeAlias = Callable[[TaskConfig, tuple[str, ...]], Task]  # settings, labels of a model or () -> its task
 
-    Raises: InputError if there is no such task, with the names there are.
+
+class Own(NamedTuple):
+    """A user's own task and head, as a recipe defines them; None takes those of bert_jax."""
+
+    task: MakeTask | None = None
+    head: Head | None = None
+
+
+USUAL = Own()
+
+
+def make_task(config: TaskConfig, labels: Sequence[str] = (), own: Own = USUAL) -> Task:
+    """Returns the task of that name, or one's own; `labels` are the classes of a model, where they are known.
+
+    Raises: InputError if there is no such task, with the names there are, or no probe for it, or if an own task or head
+    is not one.
     """
-    labels = tuple(labels)
+    task = (own.task or _make_task)(config, tuple(labels))
+    if not isinstance(task, Task):
+        raise InputError(f"get_task returned {task!r:.60}, not a Task; return bert_jax.Task(...)")
+    task = task if own.head is None else dataclasses.replace(task, head=own.head)
+    if not isinstance(task.head, Head):
+        raise InputError(f"head {task.head!r:.60} is not a Head; give bert_jax.Head(...) or one of bert_jax.HEADS")
+    if task.head.name in HEADS and task.head != HEADS[task.head.name]:
+        raise InputError(f"an own head has the name {task.head.name}, which is one of bert_jax's; give it another")
+    return dataclasses.replace(task, head=probed(task.head, config.probe)) if config.probe.features else task
+
+
+def _make_task(config: TaskConfig, labels: tuple[str, ...]) -> Task:
     if config.name in GLUE:
         return glue_task(config, labels)
     if config.name in ("squad1", "squad2"):

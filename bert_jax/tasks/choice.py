@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bert_jax.errors import InputError
+from bert_jax.model.heads.choice import CHOICES
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.storage.places import Place
 from bert_jax.tasks import scores
@@ -72,9 +73,8 @@ def choice_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
         raise InputError("task.labels are for classes; choices are counted from 0: leave it empty")
     return Task(
         config=config,
-        head="multiple_choice",
+        head=CHOICES,
         labels=(),
-        num_outputs=1,
         metric="accuracy",
         splits=SPLITS,
         read=partial(_read, config),

@@ -8,6 +8,7 @@ from typing import Any
 
 from bert_jax.data.sources import tfds_text
 from bert_jax.errors import InputError
+from bert_jax.model.heads.sequence import SEQUENCES
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.tasks.base import Task
 from bert_jax.tasks.readers import Examples, Record, find_split_file, read_table, tfds_classes
@@ -22,14 +23,17 @@ from bert_jax.tasks.texts import (
     decode_classes,
     decode_numbers,
     find_labels,
+    id_of,
     label_name,
     label_number,
     make_class_rows,
     make_rows,
+    named_class,
     number_of,
     score_classes,
     score_numbers,
     show,
+    text_of,
     write_split,
 )
 
@@ -66,9 +70,8 @@ def classification_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
     classes = classes_of(labels)
     return Task(
         config=config,
-        head="sequence_classification",
+        head=SEQUENCES,
         labels=labels,
-        num_outputs=len(labels),
         metric=metric,
         splits=SPLITS,
         read=partial(_read, config, _CLASSES, label_name, "" if classes.find(HIDDEN) is not None else HIDDEN),
@@ -93,9 +96,8 @@ def regression_task(config: TaskConfig) -> Task:
         raise InputError(f"task.metric {metric!r} is not one of {', '.join(NUMBER_METRICS)}; use one of them")
     return Task(
         config=config,
-        head="sequence_classification",
+        head=SEQUENCES,
         labels=(),
-        num_outputs=1,
         metric=metric,
         splits=SPLITS,
         read=partial(_read, config, _NUMBERS, label_number, ""),
@@ -229,29 +231,6 @@ def _find_column(name: str, usual: Sequence[str], columns: Sequence[str]) -> str
 
 def _listed(columns: Sequence[str]) -> str:
     return ", ".join(repr(name[:40]) for name in columns[:20]) or "nothing"
-
-
-def text_of(record: Record, column: str) -> str:
-    """Returns the text of a record. Raises: InputError if it is missing or not a string."""
-    text = record.get(column)
-    if not isinstance(text, str):
-        problem = f"{column!r} is {text!r:.60}, not a text" if column in record else f"there is no {column!r}"
-        raise InputError(f"{record.where}: {problem}; write it as a string")
-    return text
-
-
-def named_class(value: object, classes: Sequence[str] | None) -> object:
-    """Returns the name of a class that TFDS stores as a number; None if the number is hidden (-1)."""
-    if not classes or not isinstance(value, int):
-        return value
-    return classes[value] if 0 <= value < len(classes) else None
-
-
-def id_of(value: object, place: int) -> int | str:
-    """Returns the id that the data give an example, as an integer if it is written like one, or else its position."""
-    if isinstance(value, str) and (text := value.strip()):  # blanks to it are more than to int()
-        return int(text) if text.isdecimal() and len(text) < 19 and str(int(text)) == text else text
-    return value if isinstance(value, int) and not isinstance(value, bool) else place
 
 
 def parse_texts(columns: Sequence[tuple[str, str]], pair: bool | None, value: object, where: str) -> ClassifyExample:

@@ -14,7 +14,7 @@ from bert_jax.devices.allocator import give_back_freed_memory
 from bert_jax.devices.sharding import gathered, replicated, row_sharding, tree_shardings
 from bert_jax.model.fused_attention import length_step
 from bert_jax.model.losses import Pair
-from bert_jax.model.objective import Params, task_forward, task_losses
+from bert_jax.model.objective import Params, forward
 from bert_jax.model.on_cpu import unstack
 from bert_jax.settings.model import ModelConfig
 from bert_jax.tasks.base import Example, Prediction, Row, Task
@@ -59,15 +59,16 @@ class Inference(NamedTuple):
 def make_inference(model: ModelConfig, task: Task, mesh: Mesh, params: Params, pack: str = "auto") -> Inference:
     """Returns the compiled model of a task, with outputs replicated on every host.
 
-    `params` gives the shapes. `pack` is as `eval_layouts` takes it; a task that cannot be packed is not.
+    `params` gives the shapes. `pack` is as `eval_layouts` takes it; a head that cannot be packed is not.
     """
-    pack = pack if task.can_be_packed else "off"
+    head, num_outputs = task.head, task.num_outputs
+    pack = pack if head.can_be_packed else "off"
 
     def infer(params: Params, batch: Batch) -> tuple[dict[str, Pair], jax.Array]:
-        logits = task_forward(model, params, batch, task.head, None, task.num_outputs, task.probe)
-        return {} if batch.labels is None else task_losses(logits, batch, task.head), logits
+        logits = forward(model, params, batch, head, None, num_outputs)
+        return {} if batch.labels is None else head.losses(logits, batch, head.weights(batch)), logits
 
-    if mesh.size > 1 or mesh.devices.flat[0].platform != "cpu" or task.probe:
+    if mesh.size > 1 or mesh.devices.flat[0].platform != "cpu" or head.all_layers:
         shardings = tree_shardings(mesh, params), row_sharding(mesh)
         run = jax.jit(infer, in_shardings=shardings, out_shardings=replicated(mesh))
         return Inference(model, pack, functools.partial(gathered, mesh), run)
@@ -137,25 +138,12 @@ def constant_scores(task: Task, train: Split, splits: Sequence[Split]) -> dict[s
 
     For a regression it is the mean, for choices the first, and for spans the first token, which is no answer.
     """
-    constant = np.zeros(max(1, task.num_outputs), np.float32)
-    labels = [np.ravel(row.label) for row in train.rows if row.label is not None]
-    if task.labels and task.head != "multiple_choice":
-        known = np.concatenate(labels)
-        constant[np.bincount(known[known >= 0].astype(np.int64), minlength=len(constant)).argmax()] = 1
-    elif task.head == "sequence_classification":
-        constant[0] = np.concatenate(labels).mean()
-
-    def output(row: Row) -> np.ndarray:
-        if task.head == "sequence_classification":
-            return constant
-        if task.head == "multiple_choice":
-            return np.zeros(len(row.lengths), np.float32)
-        width = constant if task.head == "token_classification" else np.zeros(2, np.float32)
-        return np.tile(width, (len(row.token_ids), 1))
-
+    constant = task.head.constant([row.label for row in train.rows if row.label is not None], task.num_outputs)
     metrics: dict[str, float] = {}
     for split in splits:
-        predictions = task.decode(split.examples, split.rows, [output(row) for row in split.rows])
+        tiled = [np.tile(constant, (len(row.token_ids), 1)) for row in split.rows]
+        outputs = [unpadded_outputs([row], each, task.head)[0] for row, each in zip(split.rows, tiled)]
+        predictions = task.decode(split.examples, split.rows, outputs)
         metrics |= _named(task.score(split.examples, predictions), split, splits)
     return metrics
 

@@ -22,6 +22,7 @@ import numpy as np
 
 from bert_jax.data.sources import tfds_text
 from bert_jax.errors import InputError
+from bert_jax.model.heads.tokens import TOKENS
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.storage.places import Place
 from bert_jax.tasks.base import CUT_WORDS, Row, Rows, Task
@@ -101,9 +102,8 @@ def ner_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
         raise InputError(f"task.metric {config.metric!r} is not one of f1, precision, recall, accuracy; use one")
     return Task(
         config=config,
-        head="token_classification",
+        head=TOKENS,
         labels=labels,
-        num_outputs=len(labels),
         metric=config.metric or "f1",
         splits=SPLITS,
         read=partial(_read, config),

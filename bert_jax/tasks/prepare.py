@@ -11,13 +11,14 @@ import numpy as np
 from bert_jax.checkpoints.pretrained import Pretrained, read_pretrained
 from bert_jax.checkpoints.warm_start import params_digest
 from bert_jax.errors import InputError
+from bert_jax.model.heads.table import HEADS
 from bert_jax.settings.finetuning import FinetuneConfig
 from bert_jax.settings.model import ModelConfig, check_type_ids
 from bert_jax.settings.pretraining import TrainConfig
 from bert_jax.settings.rules import to_dict
 from bert_jax.storage.resolve import resolve
 from bert_jax.tasks.base import Row, Task, largest_type
-from bert_jax.tasks.catalog import make_task
+from bert_jax.tasks.catalog import USUAL, Own, make_task
 from bert_jax.tasks.evaluation import Data, make_split
 from bert_jax.tasks.layouts import steps_per_epoch
 from bert_jax.tasks.results import listed
@@ -32,22 +33,23 @@ class TaskInputs(NamedTuple):
     data: Data
     model: ModelConfig
     train: TrainConfig  # epochs in steps
+    own: Own  # the user's task and head
 
     def without_params(self) -> "TaskInputs":
         """Returns the same, without the parameters to start from."""
         return self._replace(start=dataclasses.replace(self.start, params={}))
 
 
-def open_task(config: FinetuneConfig) -> TaskInputs:
+def open_task(config: FinetuneConfig, own: Own = USUAL) -> TaskInputs:
     """Returns what a run reads, and its settings with what the data decide.
 
     Raises: InputError if the model or the data cannot be read, or do not fit each other or the task.
     """
-    task, start, data = prepare(config, load_start(config.init_checkpoint))
+    task, start, data = prepare(config, load_start(config.init_checkpoint), own)
     model = dataclasses.replace(start.config.computing_in(config.model.compute_dtype), **to_dict(config.model))
     model.validate()
-    check_probe(config, task, model)
-    return TaskInputs(config.resolved(), task, start, data, model, train_config(config, data))
+    check_layers(config, model)
+    return TaskInputs(config.resolved(), task, start, data, model, train_config(config, data), own)
 
 
 def load_start(init_checkpoint: str) -> Pretrained:
@@ -59,12 +61,12 @@ def load_start(init_checkpoint: str) -> Pretrained:
     return dataclasses.replace(like, params={"encoder": {}}, task="pretraining", labels=(), notes=notes)
 
 
-def prepare(config: FinetuneConfig, start: Pretrained) -> tuple[Task, Pretrained, Data]:
+def prepare(config: FinetuneConfig, start: Pretrained, own: Own = USUAL) -> tuple[Task, Pretrained, Data]:
     """Returns the task, the model to start from without a head of another task, and the data.
 
     Raises: InputError if the data cannot be read, fits no task, or the model is none that can be fine-tuned.
     """
-    task = make_task(config.task)
+    task = make_task(config.task, own=own)
     if not task.splits.get("train"):
         raise InputError(
             f"task {config.task.name} has no training data, only a test; fine-tune mnli, which predicts it too where "
@@ -80,24 +82,20 @@ def prepare(config: FinetuneConfig, start: Pretrained) -> tuple[Task, Pretrained
     if not examples:
         raise InputError(f"{source} has no training examples for task {config.task.name}; give data that has some")
     labels = task.labels or task.find_labels(examples)
-    known = start.params.get("classifier")
-    num_outputs = len(labels) or task.num_outputs
-    if (
-        known is not None
-        and start.task == task.head
-        and not start.problem
-        and sorted(start.labels) == sorted(labels)
-        and known["bias"].shape[0] == num_outputs
-    ):
+    is_own = start.task not in HEADS  # whose parts are not known here
+    known = start.params.keys() & {"classifier"} if not is_own else start.params.keys() - {"encoder"}
+    classes = 0 if is_own or not known else start.params["classifier"]["bias"].shape[0]
+    is_same = start.task == task.head.name and not start.problem and sorted(start.labels) == sorted(labels)
+    if known and is_same and classes in (0, len(labels) or task.num_outputs):
         labels = start.labels  # the head is kept, so its order is too
-    elif known is not None:
-        about = f"of {', '.join(start.labels)}" if start.labels else f"of {known['bias'].shape[0]} classes"
-        note = f"its classifier, {about}, is not used"
-        params = {name: part for name, part in start.params.items() if name != "classifier"}
+    elif known:
+        about = f"of {', '.join(start.labels)}" if start.labels else f"of {classes} classes"
+        note = f"its {start.task if is_own else f'classifier, {about},'} is not used"
+        params = {name: part for name, part in start.params.items() if name not in known}
         start = dataclasses.replace(start, params=params, notes=(*start.notes, note))
     settings = task.settle(examples) if task.settle is not None else config.task
     if (settings, labels) != (task.config, task.labels):
-        task = make_task(settings, labels)
+        task = make_task(settings, labels, own)
     train = make_split(task, start.tokenizer, task.splits["train"][0], examples, training=True)
     if not train.rows:
         raise InputError(f"no training example of {source} has a row: {listed(train.counts)}")
@@ -114,19 +112,12 @@ def prepare(config: FinetuneConfig, start: Pretrained) -> tuple[Task, Pretrained
     return task, start, Data(train, others["eval"], others["test"])
 
 
-def check_probe(config: FinetuneConfig, task: Task, model: ModelConfig) -> None:
-    """Raises: InputError if the settings have a probe that the task does not support, or too few layers for it."""
-    if task.probe is None:
-        return
-    if task.head == "multiple_choice":
+def check_layers(config: FinetuneConfig, model: ModelConfig) -> None:
+    """Raises: InputError if the model has too few layers for the probe."""
+    if config.task.probe.features in ("weighted_last4", "concat_last4") and model.num_layers < 4:
         raise InputError(
-            f"task.probe.features {task.probe.features} with task {config.task.name}: probes tag tokens, find spans "
-            "and classify sequences; use another task, or fine-tune"
-        )
-    if task.probe.features in ("weighted_last4", "concat_last4") and model.num_layers < 4:
-        raise InputError(
-            f"task.probe.features {task.probe.features} needs 4 layers and the model has {model.num_layers}; use last, "
-            "second_to_last or weighted_all"
+            f"task.probe.features {config.task.probe.features} needs 4 layers and the model has {model.num_layers}; "
+            "use last, second_to_last or weighted_all"
         )
 
 

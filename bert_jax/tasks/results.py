@@ -40,7 +40,9 @@ def curves(task: Task) -> list[tuple[str, str, float]]:
 def describe_task(config: FinetuneConfig, task: Task, data: Data, num_steps: int) -> list[str]:
     """Returns lines that describe the task and the data."""
     kinds = f", {len(task.labels)} classes ({', '.join(task.labels[:12])})" if task.labels else ""
-    lines = [f"task: {config.task.name}, {task.head.replace('_', ' ')}{kinds}; the best is chosen by {task.metric}"]
+    lines = [
+        f"task: {config.task.name}, {task.head.name.replace('_', ' ')}{kinds}; the best is chosen by {task.metric}"
+    ]
     for split in (data.train, *data.evaluation, *data.test):
         lengths = [len(row.token_ids) for row in split.rows] or [0]
         columns = ", ".join(getattr(split.examples, "columns", ()))

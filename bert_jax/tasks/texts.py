@@ -20,6 +20,7 @@ from bert_jax.storage import writing
 from bert_jax.storage.places import Place
 from bert_jax.tasks import scores
 from bert_jax.tasks.base import CUT, Row, Rows
+from bert_jax.tasks.readers import Record
 from bert_jax.text.fitting import join_texts
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -178,6 +179,32 @@ def classes_of(labels: Sequence[str]) -> Classes:
 def number_of(example: ClassifyExample) -> float | None:
     """Returns the target of a regression; None if it is not known."""
     return None if example.label is None else float(example.label)
+
+
+# Values of records
+
+
+def text_of(record: Record, column: str) -> str:
+    """Returns the text of a record. Raises: InputError if it is missing or not a string."""
+    text = record.get(column)
+    if not isinstance(text, str):
+        problem = f"{column!r} is {text!r:.60}, not a text" if column in record else f"there is no {column!r}"
+        raise InputError(f"{record.where}: {problem}; write it as a string")
+    return text
+
+
+def named_class(value: object, classes: Sequence[str] | None) -> object:
+    """Returns the name of a class that TFDS stores as a number; None if the number is hidden (-1)."""
+    if not classes or not isinstance(value, int):
+        return value
+    return classes[value] if 0 <= value < len(classes) else None
+
+
+def id_of(value: object, place: int) -> int | str:
+    """Returns the id that the data give an example, as an integer if it is written like one, or else its position."""
+    if isinstance(value, str) and (text := value.strip()):  # blanks to it are more than to int()
+        return int(text) if text.isdecimal() and len(text) < 19 and str(int(text)) == text else text
+    return value if isinstance(value, int) and not isinstance(value, bool) else place
 
 
 # Rows

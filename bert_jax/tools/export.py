@@ -8,11 +8,12 @@ from absl import flags
 
 from bert_jax.errors import InputError
 from bert_jax.storage.places import to_place
-from bert_jax.tools import cli
+from bert_jax.tools import cli, recipes
 
 CHECKPOINT = cli.define_checkpoint()
 OUTPUT = flags.DEFINE_string("output", "", "the directory to write; it must not exist")
 PLATFORMS = flags.DEFINE_list("platforms", ["cpu", "cuda", "tpu"], "platforms that the exported model will run on")
+RECIPE = recipes.define_recipe()
 
 
 def main() -> None:
@@ -24,7 +25,8 @@ def main() -> None:
 
     from bert_jax.inference.export import export_model
 
-    export_model(cli.load_model(CHECKPOINT.value), to_place(OUTPUT.value), tuple(PLATFORMS.value))
+    own = recipes.read_own(RECIPE.value)
+    export_model(cli.load_model(CHECKPOINT.value), to_place(OUTPUT.value), tuple(PLATFORMS.value), own)
     print(f"exported to {OUTPUT.value}; its README.md says how to call it")
 
 

@@ -35,10 +35,11 @@ def main() -> int:
 
     workdir = to_place(WORKDIR.value)
     with JOIN():
+        own = recipes.read_own(config_flags.get_config_filename(flags.FLAGS["config"]))
         if config.sweep.is_grid:
-            signal = sweep(config, workdir).signal
+            signal = sweep(config, workdir, own=own).signal
         else:
-            signal = finetune(config, workdir, started=process_started()).signal
+            signal = finetune(config, workdir, None, process_started(), *own).signal
     return 128 + signal if signal else 0
 
 

@@ -23,7 +23,7 @@ from bert_jax.devices.allocator import reuse_freed_memory
 from bert_jax.errors import InputError
 from bert_jax.storage.files import JsonObject
 from bert_jax.storage.writing import check_file
-from bert_jax.tools import cli
+from bert_jax.tools import cli, recipes
 from bert_jax.tools.lines import converse, define_long_texts, open_lines, open_writer, parse_line, read_input
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ LINES = flags.DEFINE_enum(
     "what a line is: by what it looks like, or always one text, also with a tab or { in it",
 )
 LONG_TEXTS = define_long_texts()
+RECIPE = recipes.define_recipe()
 GUESSES = flags.DEFINE_integer("guesses", 5, "words to print for each [MASK]", lower_bound=1)
 
 _ANSWERS_SHOWN = 4  # to people, beside the best
@@ -60,7 +61,8 @@ def main() -> None:
     with open_lines(INPUT.value) as stream, open_writer(OUTPUT.value) as write:
         from bert_jax.inference.predict import Predictor
 
-        predictor = Predictor(cli.load_model(CHECKPOINT.value), LONG_TEXTS.value)
+        own = recipes.read_own(RECIPE.value)
+        predictor = Predictor(cli.load_model(CHECKPOINT.value), LONG_TEXTS.value, own)
         if LINES.value == "text":
             _check_one_text(predictor)
         show = _json_of if as_json else _text_of
@@ -107,7 +109,7 @@ def _read(predictor: "Predictor", line: str, where: str, is_text: bool) -> tuple
 
     if predictor.task is None:
         return line, read_blanks(predictor.bert, line, where, LONG_TEXTS.value, needed=not is_text)
-    is_words = predictor.task.head == "token_classification"
+    is_words = predictor.task.head.takes_words
     if is_text:
         return line, predictor.parse(line if is_words else (line,), where)
     value = parse_line(line, where, is_words)

@@ -2,11 +2,15 @@
 """Finds the recipes of `configs/` by name, as in --config=pretrain:base, in every installation of bert_jax."""
 
 import difflib
+import importlib.util
 import re
+import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+from absl import flags
 
 import bert_jax
 from bert_jax.errors import InputError, one_line
@@ -15,6 +19,9 @@ from bert_jax.settings.pretraining import PretrainConfig
 from bert_jax.settings.rules import from_dict
 from bert_jax.storage.files import JsonObject
 
+if TYPE_CHECKING:
+    from bert_jax.tasks.catalog import Own
+
 Config = TypeVar("Config", PretrainConfig, FinetuneConfig)
 
 # What --help says of --config.
@@ -22,6 +29,11 @@ HELP = (
     "a recipe of bert_jax, such as pretrain:base or finetune:mnli, or a Python file with get_config, such as "
     "my/recipe.py; the text after a colon is its argument"
 )
+
+
+def define_recipe() -> flags.FlagHolder[str | None]:
+    """Defines the flag that names a recipe where a model is used."""
+    return flags.DEFINE_string("recipe", "", "the recipe of a model with an own task or head; its code is run")
 
 
 def directory() -> Path:
@@ -107,6 +119,32 @@ def find_other_value(config: object) -> str:
         f"--config: get_config of the recipe returned {type(config).__name__} {config!r:.40}, not a ConfigDict; return "
         "ml_collections.ConfigDict(...), as the recipes of bert_jax do"
     )
+
+
+def read_own(path: str) -> "Own":
+    """Returns what a recipe's get_task and get_head define, if it has them; "" is no recipe.
+
+    Raises: InputError if there is no such file, or it fails.
+    """
+    from bert_jax.tasks.catalog import Own  # JAX starts here
+
+    path = find(path).partition(":")[0]
+    if not path:
+        return Own()
+    if not Path(path).is_file():
+        raise InputError(f"the recipe {path} does not exist; give the path of a Python file")
+    spec = importlib.util.spec_from_file_location("bert_jax_recipe", path)
+    assert spec is not None and spec.loader is not None
+    recipe = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(recipe)
+        get_head = getattr(recipe, "get_head", None)
+        return Own(getattr(recipe, "get_task", None), get_head and get_head())
+    except InputError:
+        raise
+    except Exception as error:
+        mistake = find_mistake([f"--config={path}"], error)
+        raise InputError(mistake or f"recipe {path}: {type(error).__name__}: {one_line(error)}; correct it") from error
 
 
 def read_config(kind: type[Config], values: JsonObject) -> Config:

@@ -20,7 +20,7 @@ DECAY_RULES: tuple[tuple[str, bool], ...] = (
     (r".*/(bias|output_bias)", False),
     (r"encoder/embeddings/(word|position|type)/embedding", True),
     (r".*/kernel", True),
-    (r"probe/layer_weights", False),
+    (r"(?!encoder/).*", False),  # the weights of a probe's layers, and what else a user's own head has
 )
 
 

@@ -14,7 +14,8 @@ from bert_jax import InputError, load_pretrained, load_tokenizer
 from bert_jax.checkpoints.grow import grow
 from bert_jax.checkpoints.pretrained import Pretrained, make_batch, save_pretrained
 from bert_jax.data.prepare import PrepareOptions, prepare
-from bert_jax.model.objective import init_params, pretraining_forward
+from bert_jax.model.heads.pretraining import PRETRAINING
+from bert_jax.model.objective import forward, init_params
 from bert_jax.pretraining import pretrain
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.settings.pretraining import EvalConfig, MeshConfig, OptimizerConfig, TrainConfig
@@ -34,7 +35,7 @@ def bert():
 def logits_at_first(bert: Pretrained, text: str) -> np.ndarray:
     """Returns the logits [V] over the vocabulary at [CLS]."""
     batch = make_batch(bert.tokenizer, [text], bert.config.max_positions)
-    logits = pretraining_forward(bert.config, bert.params, batch).mlm_logits
+    logits = forward(bert.config, bert.params, batch, PRETRAINING).mlm_logits
     return np.asarray(logits[0, 0, : bert.config.vocab_size])
 
 

@@ -17,15 +17,15 @@ from hf_models import golden_batch, make_tokenizer, random_params, unpack, write
 from safetensors.numpy import load_file, save_file
 
 from bert_jax import InputError, load_predictor, load_pretrained
-from bert_jax.checkpoints.hf import ARCHITECTURES, load_hf, save_hf
+from bert_jax.checkpoints.hf import load_hf, save_hf
 from bert_jax.checkpoints.names import from_params
 from bert_jax.checkpoints.pretrained import save_pretrained
-from bert_jax.model.heads import TASK_PARTS
+from bert_jax.model.heads.table import HEADS
 from bert_jax.model.losses import cross_entropy
-from bert_jax.model.objective import encode, pretraining_objective, task_forward
+from bert_jax.model.objective import encode, forward, pretraining_objective
 from bert_jax.settings.pretraining import MaskingConfig
 
-MODELS = ("pretraining_erf", "pretraining_tanh", *(task for task in ARCHITECTURES if task != "pretraining"))
+MODELS = ("pretraining_erf", "pretraining_tanh", *(task for task in HEADS if task != "pretraining"))
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def test_hidden_states_and_logits_are_those_of_transformers(written, golden, nam
         np.testing.assert_allclose(encoded.pooled[:, 0], golden[f"{name}/pooler_output"], atol=1e-5)
 
     def logits(task):
-        return np.asarray(jax.jit(lambda params: task_forward(model.config, params, batch, task))(model.params))
+        return np.asarray(jax.jit(lambda params: forward(model.config, params, batch, HEADS[task]))(model.params))
 
     if model.task == "question_answering":
         expected = np.stack([golden[f"{name}/start_logits"], golden[f"{name}/end_logits"]], axis=-1)
@@ -124,7 +124,7 @@ LABELS = ("labels", "tags", "spans", "classes", "next_sentence_label")
     "task",
     [
         task if task in FAST else pytest.param(task, marks=pytest.mark.slow)
-        for task in TASK_PARTS
+        for task in HEADS
         if task not in ("encoder", "pretraining")
     ],
 )
@@ -132,7 +132,7 @@ def test_loss_and_gradients_of_every_head_are_those_of_transformers(written, gol
     model, batch = load_hf(written[task]), golden_batch(golden)
 
     def loss(params):
-        return task_loss(task, task_forward(model.config, params, batch, task), golden)
+        return task_loss(task, forward(model.config, params, batch, HEADS[task]), golden)
 
     value, gradients = jax.jit(jax.value_and_grad(loss))(model.params)
     np.testing.assert_allclose(value, golden[f"{task}/loss"], rtol=2e-6)
@@ -173,10 +173,10 @@ def test_import_then_export_is_the_identity(written, name, tmp_path):
     assert load_hf(tmp_path / "out").tokenizer.fingerprint == model.tokenizer.fingerprint
 
 
-@pytest.mark.parametrize("task", TASK_PARTS)
+@pytest.mark.parametrize("task", HEADS)
 def test_export_then_import_is_the_identity(task, tmp_path):
     config, labels = tiny_model(layer_norm_epsilon=1e-6), ("no", "maybe", "yes")
-    params = random_params(config, 1 if task == "multiple_choice" else 3, parts=TASK_PARTS[task])
+    params = random_params(config, 1 if task == "multiple_choice" else 3, parts=HEADS[task].parts)
     labels = labels if task in ("sequence_classification", "token_classification") else ()
     save_hf(tmp_path / "out", config, params, make_tokenizer(203, lowercase=False), task, labels)
     model = load_hf(tmp_path / "out")
@@ -406,7 +406,7 @@ def test_large_models_are_written_in_shards(written, tmp_path):
 
 def test_what_a_classifier_is_for_is_kept_or_said(tmp_path):
     for count, problem in ((1, "regression"), (3, "single_label_classification")):
-        params = random_params(num_classes=count, parts=TASK_PARTS["sequence_classification"])
+        params = random_params(num_classes=count, parts=HEADS["sequence_classification"].parts)
         out = tmp_path / problem
         save_hf(out, tiny_model(), params, make_tokenizer(203), "sequence_classification", ())
         assert json.loads((out / "config.json").read_text())["problem_type"] == problem
@@ -418,7 +418,7 @@ def test_what_a_classifier_is_for_is_kept_or_said(tmp_path):
 
 @pytest.mark.parametrize("problem", ["multi_label_classification", "regression"])
 def test_several_labels_are_kept_and_not_predicted_as_one(tmp_path, problem):
-    params = random_params(num_classes=3, parts=TASK_PARTS["sequence_classification"])
+    params = random_params(num_classes=3, parts=HEADS["sequence_classification"].parts)
     model = tiny_model(), params, make_tokenizer(203), "sequence_classification", ("a", "b", "c")
     save_hf(tmp_path / "hf", *model, problem=problem)
     with pytest.warns(UserWarning, match=f"hf has the problem_type {problem}: its outputs are not the scores"):
@@ -468,7 +468,7 @@ def test_a_declared_head_that_is_not_there_is_said_and_not_made_up(copy):
 
 def test_labels_keep_their_order_beyond_ten(tmp_path):
     labels = tuple(f"class {index}" for index in range(12))
-    params = random_params(num_classes=12, parts=TASK_PARTS["sequence_classification"])
+    params = random_params(num_classes=12, parts=HEADS["sequence_classification"].parts)
     save_hf(tmp_path / "out", tiny_model(), params, make_tokenizer(203), "sequence_classification", labels)
     assert load_hf(tmp_path / "out").labels == labels
     setting(id2label={str(index): name for index, name in enumerate("aacdefghijkl")})(tmp_path / "out")

@@ -13,11 +13,11 @@ from hf_models import make_tokenizer, random_params
 
 from bert_jax.checkpoints.arrays import describe
 from bert_jax.checkpoints.hf import load_hf, save_hf
-from bert_jax.checkpoints.names import IGNORED, TABLE, flatten, from_params, infer_task, part_of, to_params, unflatten
+from bert_jax.checkpoints.names import IGNORED, TABLE, flatten, from_params, part_of, to_params, unflatten
 from bert_jax.checkpoints.pretrained import Pretrained, load_pretrained, save_pretrained
 from bert_jax.checkpoints.tf1 import load_tf1, save_tf1
 from bert_jax.errors import InputError
-from bert_jax.model.heads import TASK_PARTS
+from bert_jax.model.heads.table import HEADS, infer_head
 from bert_jax.model.objective import abstract_params, init_params, parts_of
 
 CONFIG = tiny_model(num_layers=3, vocab_size=131)
@@ -41,11 +41,11 @@ def test_no_two_parameters_have_one_name(form):
     ) - (256 - 131) * (CONFIG.hidden_size + 1)
 
 
-@pytest.mark.parametrize("task", TASK_PARTS)
+@pytest.mark.parametrize("task", HEADS)
 def test_the_parts_of_every_task_are_those_of_its_model(task):
-    params = jax.eval_shape(lambda key: init_params(CONFIG, key, task, 1), jax.random.key(0))
-    assert sorted(parts_of(params)) == sorted(TASK_PARTS[task])
-    assert infer_task(parts_of(params)) == task or task == "multiple_choice"  # no array tells it from a classifier
+    params = jax.eval_shape(lambda key: init_params(CONFIG, key, HEADS[task], 1), jax.random.key(0))
+    assert sorted(parts_of(params)) == sorted(HEADS[task].parts)
+    assert infer_head(parts_of(params)).name == task or task == "multiple_choice"  # no array tells it from a classifier
 
 
 def test_kernels_are_turned_where_the_format_has_them_so():
@@ -129,7 +129,7 @@ def test_import_then_export_is_the_identity_for_every_pair(first, second, tmp_pa
     """First -> ours -> second -> ours -> first: the same model, and the same bytes of tensors in the files."""
     for task in ("pretraining", "sequence_classification", "question_answering"):
         labels = ("a", "b", "c") if task == "sequence_classification" else ()
-        params = random_params(CONFIG, parts=TASK_PARTS[task])
+        params = random_params(CONFIG, parts=HEADS[task].parts)
         model = (CONFIG, params, make_tokenizer(131), task, labels)
         for number, form in enumerate((first, second, first)):
             save, load = FORMATS[form]

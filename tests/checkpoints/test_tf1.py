@@ -23,7 +23,8 @@ from bert_jax.checkpoints.names import TABLE, to_params
 from bert_jax.checkpoints.pretrained import load_pretrained
 from bert_jax.checkpoints.tf1 import find_checkpoint, load_tf1, save_tf1
 from bert_jax.errors import InputError
-from bert_jax.model.objective import abstract_params, encode, pretraining_forward
+from bert_jax.model.heads.pretraining import PRETRAINING
+from bert_jax.model.objective import abstract_params, encode, forward
 from bert_jax.text.tokenizer import load_tokenizer, wordpiece_tokenizer
 from tests.model.test_model import numpy_bert
 
@@ -136,7 +137,7 @@ def test_googles_checkpoint_computes_what_googles_code_computes(google, reposito
         sequence_weights=np.ones((3, 1), np.float32),
         mlm_positions=golden["inputs/masked_lm_positions"],
     )
-    output = jax.jit(pretraining_forward, static_argnums=0)(loaded.config, loaded.params, batch)
+    output = jax.jit(forward, static_argnums=(0, 3))(loaded.config, loaded.params, batch, PRETRAINING)
     layers = jax.jit(encode, static_argnums=(0, 3))(loaded.config, loaded.params, batch, True).layers
     there = golden["inputs/input_mask"] > 0
     np.testing.assert_allclose(layers[0][there], golden["embedding_output"][there], atol=2e-6)
@@ -163,7 +164,7 @@ def test_googles_checkpoint_with_erf_computes_what_a_numpy_sketch_does(google):
     loaded = loaded._replace(config=dataclasses.replace(loaded.config, activation="gelu_exact"))
     batch = random_batch(num_rows=4, row_length=16, vocab_size=15)
     batch = batch._replace(mlm_positions=np.tile(np.arange(4), (4, 1)))
-    output = jax.jit(pretraining_forward, static_argnums=0)(loaded.config, loaded.params, batch)
+    output = jax.jit(forward, static_argnums=(0, 3))(loaded.config, loaded.params, batch, PRETRAINING)
     for row, (hidden, pooled, mlm, sentences) in enumerate(numpy_bert(loaded.config, loaded.params, batch)):
         np.testing.assert_allclose(output.encoded.hidden[row, : len(hidden)], hidden, atol=1e-5)
         np.testing.assert_allclose(output.encoded.pooled[row, 0], pooled, atol=1e-5)

@@ -11,6 +11,8 @@ from jax.sharding import PartitionSpec
 from bert_jax.devices import sharding
 from bert_jax.devices.sharding import RULES, check_divisible, make_mesh, path_name, tree_shardings
 from bert_jax.errors import InputError
+from bert_jax.model.heads.probe import probed
+from bert_jax.model.heads.tokens import TOKENS
 from bert_jax.model.objective import abstract_params, init_params
 from bert_jax.settings.finetuning import ProbeConfig
 from bert_jax.settings.pretraining import MeshConfig, OptimizerConfig
@@ -25,9 +27,7 @@ def params():
 @pytest.fixture(scope="module")
 def names(params):
     probe = ProbeConfig(features="weighted_all", hidden_size=8)
-    with_probe = jax.eval_shape(
-        lambda key: init_params(tiny_model(), key, "token_classification", 3, probe), jax.random.key(0)
-    )
+    with_probe = jax.eval_shape(lambda key: init_params(tiny_model(), key, probed(TOKENS, probe), 3), jax.random.key(0))
     return [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(params | {"probe": with_probe["probe"]})]
 
 
@@ -43,7 +43,8 @@ def test_resolved_table_is_the_golden_one(params, repository):
 
 def test_every_rule_is_used(names):
     for rules in (RULES, DECAY_RULES):
-        used = {next((pattern for pattern, _ in rules if re.fullmatch(pattern, name)), None) for name in names}
+        every = [*names, "own/table"]  # of a user's own head
+        used = {next((pattern for pattern, _ in rules if re.fullmatch(pattern, name)), None) for name in every}
         assert used >= {pattern for pattern, _ in rules}
 
 

@@ -17,6 +17,7 @@ from builders import make_pretrained, make_topics, tiny_model
 
 import bert_jax
 from bert_jax.checkpoints.pretrained import Pretrained, save_pretrained
+from bert_jax.model.heads.table import HEADS
 from bert_jax.model.objective import init_params
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.settings.rules import to_dict
@@ -63,7 +64,9 @@ def make_model(directory: Path, task: str, head: str, labels=(), **settings) -> 
     pretrained = bert_jax.load_pretrained(make_pretrained(directory))
     config = tiny_model(vocab_size=pretrained.tokenizer.vocab_size, initializer_stddev=0.5)
     num_outputs = 1 if task in ("regression", "choice") else len(labels)
-    params = jax.jit(functools.partial(init_params, config, task=head, num_classes=num_outputs))(jax.random.key(3))
+    params = jax.jit(functools.partial(init_params, config, head=HEADS[head], num_outputs=num_outputs))(
+        jax.random.key(3)
+    )
     about = to_dict(TaskConfig(name=task, max_seq_length=32, **settings))
     bert = Pretrained(config, params, pretrained.tokenizer, head, tuple(labels), task_settings=about)
     save_pretrained(bert, directory / "model")

@@ -14,7 +14,8 @@ from bert_jax.errors import InputError
 from bert_jax.inference import sentence_scores
 from bert_jax.inference.minimal_pairs import Pair, accuracies
 from bert_jax.inference.sentence_scores import LOG_LIKELIHOOD, METHODS, score_sentences, token_scores
-from bert_jax.model.objective import task_forward
+from bert_jax.model.heads.pretraining import MASKED_LM
+from bert_jax.model.objective import forward as forward_of
 
 # corona is co ##ro ##na, and banana ban ##a ##na; the first sentence and the last have the same tokens.
 SENTENCES = ["the corona .", "ban banana di bas the banana .", "dar", "banana corona", "the  CORONA."]
@@ -42,7 +43,7 @@ def forward():
         batch = Batch(ids, zeros, zeros + 1, place, place + 1.0, mlm_positions=np.arange(length, dtype=np.int32)[None])
         key = bert.config, length
         if key not in compiled:
-            compiled[key] = jax.jit(lambda params, batch: task_forward(bert.config, params, batch, "masked_lm"))
+            compiled[key] = jax.jit(lambda params, batch: forward_of(bert.config, params, batch, MASKED_LM))
         logits = np.asarray(compiled[key](bert.params, batch), np.float64)[0, :, : bert.config.vocab_size]
         return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
 

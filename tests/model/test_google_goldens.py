@@ -18,7 +18,8 @@ import pytest
 from bert_jax.batch import Batch
 from bert_jax.devices.sharding import path_name
 from bert_jax.model.encoder import Encoder
-from bert_jax.model.objective import init_params, pretraining_forward, pretraining_objective
+from bert_jax.model.heads.pretraining import PRETRAINING
+from bert_jax.model.objective import forward, init_params, pretraining_objective
 from bert_jax.settings.model import ModelConfig
 from bert_jax.settings.pretraining import MaskingConfig, OptimizerConfig
 from bert_jax.training import optim
@@ -162,7 +163,7 @@ def computed(params, batch):
             )(params)
             inputs = (batch.token_ids, batch.type_ids, batch.sequence_ids, batch.cls_positions)
             encoded: Any = Encoder(model).apply({"params": params["encoder"]}, *inputs, keep_layers=True)
-            output = pretraining_forward(model, params, batch)
+            output = forward(model, params, batch, PRETRAINING)
             return {
                 "layers": encoded.layers,
                 "sequence_output": output.encoded.hidden,

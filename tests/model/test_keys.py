@@ -12,6 +12,7 @@ import bert_jax
 from bert_jax.checkpoints.warm_start import complete
 from bert_jax.devices.sharding import make_mesh
 from bert_jax.model import keys
+from bert_jax.model.heads.table import HEADS
 from bert_jax.model.keys import PURPOSES, bits_of_rows, root_key
 from bert_jax.model.masking import _token_bits
 from bert_jax.model.objective import task_objective
@@ -40,7 +41,7 @@ def test_a_mask_is_drawn_from_no_key_of_another_purpose(purpose):
 
 def test_a_missing_head_is_that_of_the_seed(tmp_path):
     start = bert_jax.load_pretrained(make_pretrained(tmp_path))
-    objective = task_objective(start.config, "sequence_classification", 3)
+    objective = task_objective(start.config, HEADS["sequence_classification"], 3)
     mesh = make_mesh(MeshConfig(data=1), jax.devices()[:1])
     fresh = init_state(objective, OptimizerConfig(), TrainConfig(seed=5), mesh).params["classifier"]
     jax.tree.map(np.testing.assert_array_equal, complete(start, objective, 5).params["classifier"], fresh)

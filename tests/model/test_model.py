@@ -13,8 +13,11 @@ from builders import CLS, MASK, SEP, random_batch, tiny_model
 from stablehlo import stablehlo_products
 
 from bert_jax.batch import pad_rows
+from bert_jax.model import objective as objectives
 from bert_jax.model.attention import attention_mask
 from bert_jax.model.encoder import positions_in_sequence
+from bert_jax.model.heads.pretraining import PRETRAINING
+from bert_jax.model.heads.table import HEADS
 from bert_jax.model.layers import ACTIVATIONS, Dropout, activate
 from bert_jax.model.masking import mask_tokens
 from bert_jax.model.objective import (
@@ -22,15 +25,13 @@ from bert_jax.model.objective import (
     encode,
     init_params,
     next_sentence_weights,
-    pretraining_forward,
     pretraining_objective,
-    task_forward,
 )
 from bert_jax.model.on_cpu import unstack
 from bert_jax.model.product import product
 from bert_jax.settings.pretraining import MaskingConfig
 
-forward = jax.jit(pretraining_forward, static_argnums=0)
+forward = jax.jit(functools.partial(objectives.forward, head=PRETRAINING), static_argnums=0)
 
 
 @jax.jit
@@ -249,8 +250,8 @@ def test_dropout_of_bfloat16_scales_by_what_is_not_rounded(rate):
 def test_logits_of_bfloat16_are_not_rounded(task, num_classes):
     """They are ranked: of 4,096 spans that differ, no two are to tie for a lack of bits."""
     model = tiny_model(compute_dtype="bfloat16")
-    params = jax.jit(init_params, static_argnums=(0, 2, 3))(model, jax.random.key(0), task, num_classes)
-    logits = jax.jit(task_forward, static_argnums=(0, 3))(model, params, random_batch(num_rows=16), task)
+    params = jax.jit(init_params, static_argnums=(0, 2, 3))(model, jax.random.key(0), HEADS[task], num_classes)
+    logits = jax.jit(objectives.forward, static_argnums=(0, 3))(model, params, random_batch(num_rows=16), HEADS[task])
     assert logits.dtype == jnp.float32
     rounded = logits.astype(jnp.bfloat16).astype(jnp.float32)
     assert np.mean(np.asarray(logits != rounded)) > 0.9

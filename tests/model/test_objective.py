@@ -2,6 +2,7 @@
 """The objectives beside the paper's: left to right, no next sentence, order of sentences, masks that data bring."""
 
 import dataclasses
+import functools
 import math
 
 import jax
@@ -12,8 +13,10 @@ from builders import CLS, MASK, SEP, make_dataset, random_batch, tiny_model, tin
 import bert_jax
 from bert_jax.errors import InputError
 from bert_jax.inference.predict import fill_masks
+from bert_jax.model.heads.pretraining import PRETRAINING
 from bert_jax.model.masking import next_tokens
-from bert_jax.model.objective import init_params, pretraining_forward, pretraining_objective
+from bert_jax.model.objective import forward as forward_of
+from bert_jax.model.objective import init_params, pretraining_objective
 from bert_jax.pretraining import pretrain
 from bert_jax.settings.pretraining import MaskingConfig, MeshConfig, PretrainConfig, TrainConfig
 from bert_jax.settings.rules import to_dict
@@ -22,7 +25,7 @@ from bert_jax.storage.writing import write_json
 from bert_jax.training.report import read_metrics
 from bert_jax.training.workdir import check_workdir
 
-forward = jax.jit(pretraining_forward, static_argnums=0)
+forward = jax.jit(functools.partial(forward_of, head=PRETRAINING), static_argnums=0)
 
 
 def run(data, workdir, **sections):

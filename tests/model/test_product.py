@@ -10,6 +10,8 @@ from stablehlo import stablehlo_products
 
 from bert_jax.errors import InputError
 from bert_jax.model.attention import attention_mask
+from bert_jax.model.heads.probe import probed
+from bert_jax.model.heads.sequence import SEQUENCES
 from bert_jax.model.layers import Layer
 from bert_jax.model.objective import pretraining_objective, task_objective
 from bert_jax.model.product import add_bias, product
@@ -93,7 +95,7 @@ def test_the_precision_is_that_of_every_product(precision, attention):
 def test_the_precision_is_that_of_a_probe_too(precision):
     batch = random_batch()._replace(labels=np.zeros((16, 1), np.int32))
     probe = ProbeConfig(features="weighted_all", num_layers=1, hidden_size=8)
-    objective = task_objective(tiny_model(matmul_precision=precision), "sequence_classification", 3, probe)
+    objective = task_objective(tiny_model(matmul_precision=precision), probed(SEQUENCES, probe), 3)
     assert precisions(objective, batch) == {precision.upper()}
 
 

@@ -11,7 +11,10 @@ from builders import task_params, tiny_model
 
 from bert_jax.batch import Batch
 from bert_jax.devices.sharding import make_mesh
-from bert_jax.model.objective import init_params, task_forward, task_losses, task_objective
+from bert_jax.model.heads.probe import probed
+from bert_jax.model.heads.table import HEADS
+from bert_jax.model.objective import forward as forward_of
+from bert_jax.model.objective import init_params, task_objective
 from bert_jax.settings.finetuning import ProbeConfig
 from bert_jax.settings.pretraining import MeshConfig, OptimizerConfig, TrainConfig
 from bert_jax.tasks.base import Row
@@ -28,7 +31,7 @@ def log_softmax(logits):
 
 
 def blank(num_rows, length, lengths, num_places=1, **fields):
-    batch = make_batch([[]] * num_rows, length, num_places, "sequence_classification")
+    batch = make_batch([[]] * num_rows, length, num_places, HEADS["sequence_classification"])
     for row, each in enumerate(lengths):
         batch.sequence_ids[row, :each] = 1
     weights = np.zeros((num_rows, num_places), np.float32)
@@ -36,8 +39,12 @@ def blank(num_rows, length, lengths, num_places=1, **fields):
     return batch._replace(**{"sequence_weights": weights} | fields)
 
 
+def losses_of(logits, batch, task):
+    return HEADS[task].losses(logits, batch, HEADS[task].weights(batch))
+
+
 def loss_of(logits, batch, task):
-    total, weight = task_losses(jax.numpy.asarray(logits, jax.numpy.float32), batch, task)["loss"]
+    total, weight = losses_of(jax.numpy.asarray(logits, jax.numpy.float32), batch, task)["loss"]
     return float(total), float(weight)
 
 
@@ -53,7 +60,7 @@ def test_one_output_is_a_regression():
     batch = blank(3, 6, [6, 3], labels=np.array([[1.5], [-2.0], [9.0]], np.float32))
     expected = (logits[0, 0, 0] - 1.5) ** 2 + (logits[1, 0, 0] + 2.0) ** 2
     assert loss_of(logits, batch, "sequence_classification") == pytest.approx((expected, 2))
-    assert "accuracy" not in task_losses(jax.numpy.asarray(logits), batch, "sequence_classification")
+    assert "accuracy" not in losses_of(jax.numpy.asarray(logits), batch, "sequence_classification")
 
 
 def test_words_that_are_not_asked_about_weigh_nothing():
@@ -70,7 +77,7 @@ def test_spans_are_start_and_end_over_the_tokens_of_the_row():
     expected = -log_softmax(logits[0, :, 0])[1] - log_softmax(logits[0, :, 1])[5]
     expected += -log_softmax(logits[1, :4, 0])[0] - log_softmax(logits[1, :4, 1])[0]
     assert loss_of(logits, batch, "question_answering") == pytest.approx((expected, 4))
-    objective = task_objective(tiny_model(), "question_answering")
+    objective = task_objective(tiny_model(), HEADS["question_answering"])
     assert float(objective.denominators(batch)["loss"]) == 4
 
 
@@ -84,7 +91,7 @@ def test_choices_compete_within_a_row_and_empty_places_do_not():
 
 def test_a_batch_with_nothing_to_say_has_no_loss():
     batch = blank(2, 6, [], labels=np.zeros((2, 1), np.int32))
-    assert float(task_objective(tiny_model(), "sequence_classification", 2).denominators(batch)["loss"]) == 1
+    assert float(task_objective(tiny_model(), HEADS["sequence_classification"], 2).denominators(batch)["loss"]) == 1
     assert loss_of(np.ones((2, 1, 2)), batch, "sequence_classification") == (0, 0)
 
 
@@ -98,7 +105,7 @@ def alone(rows):
 
 
 def forward(task, params, batch):
-    return jax.jit(functools.partial(task_forward, tiny_model(), task=task))(params, batch)
+    return jax.jit(functools.partial(forward_of, tiny_model(), head=HEADS[task]))(params, batch)
 
 
 @pytest.mark.parametrize(
@@ -111,8 +118,8 @@ def forward(task, params, batch):
 )
 def test_padding_changes_no_loss(task, label):
     rows = [row(9, label), row(9, label)]
-    short, long = make_batch(alone(rows), 9, 1, task), make_batch([*alone(rows), []], 16, 1, task)
-    losses = [task_losses(forward(task, task_params(task, 3), batch), batch, task) for batch in (short, long)]
+    short, long = make_batch(alone(rows), 9, 1, HEADS[task]), make_batch([*alone(rows), []], 16, 1, HEADS[task])
+    losses = [losses_of(forward(task, task_params(task, 3), batch), batch, task) for batch in (short, long)]
     np.testing.assert_allclose(losses[0]["loss"][0], losses[1]["loss"][0], rtol=1e-6)
     assert losses[0]["loss"][1] == losses[1]["loss"][1]
 
@@ -134,17 +141,17 @@ def test_packed_examples_have_the_losses_gradients_and_outputs_of_rows_of_their_
     lengths = [9, 7, 12, 5, 8, 6]
     rows = [row(n, PACKED[kind](n), (n // 2, n - n // 2) if kind == "multiple_choice" else None) for n in lengths]
     widest = len(rows[0].lengths)
-    single = make_batch(alone(rows), 12, widest, task)
+    single = make_batch(alone(rows), 12, widest, HEADS[task])
     bins = [[2, 3, 5], [0, 4], [1], []]  # any packing, with an empty row
-    packed = make_batch([[rows[number] for number in members] for members in bins], 24, 3 * widest, task)
+    packed = make_batch([[rows[number] for number in members] for members in bins], 24, 3 * widest, HEADS[task])
     params = task_params(task, {"regression": 1, "question_answering": 0, "multiple_choice": 1}.get(kind, 3))
-    objective = task_objective(tiny_model(causal=causal), task)
+    objective = task_objective(tiny_model(causal=causal), HEADS[task])
 
     @jax.jit
     def results(params, batch):
         def loss(params):
-            logits = task_forward(tiny_model(causal=causal), params, batch, task)
-            found = task_losses(logits, batch, task)
+            logits = forward_of(tiny_model(causal=causal), params, batch, HEADS[task])
+            found = losses_of(logits, batch, task)
             return found["loss"][0] / objective.denominators(batch)["loss"], (found, logits)
 
         return jax.value_and_grad(loss, has_aux=True)(params)
@@ -159,25 +166,28 @@ def test_packed_examples_have_the_losses_gradients_and_outputs_of_rows_of_their_
         )
     jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, atol=2e-6), gradients, their_gradients)
     for members, line in zip(bins, np.asarray(logits)):
-        outputs = unpadded_outputs([rows[number] for number in members], line, task)
+        outputs = unpadded_outputs([rows[number] for number in members], line, HEADS[task])
         for number, output in zip(members, outputs, strict=True):
-            (expected,) = unpadded_outputs([rows[number]], np.asarray(their_logits)[number], task)
+            (expected,) = unpadded_outputs([rows[number]], np.asarray(their_logits)[number], HEADS[task])
             np.testing.assert_allclose(output, expected, atol=2e-6)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["sequence_classification", "token_classification", "question_answering"])
 def test_a_linear_probe_of_packed_rows_is_that_of_rows_of_their_own(task):
-    probe = ProbeConfig(features="weighted_all", kind="linear")
+    head = probed(HEADS[task], ProbeConfig(features="weighted_all", kind="linear"))
     rows = [row(length, None) for length in (9, 7, 12)]
-    init = jax.jit(functools.partial(init_params, tiny_model(), task=task, num_classes=3, probe=probe))
-    run = jax.jit(functools.partial(task_forward, tiny_model(), task=task, num_classes=3, probe=probe))
+    init = jax.jit(functools.partial(init_params, tiny_model(), head=head, num_outputs=3))
+    run = jax.jit(functools.partial(forward_of, tiny_model(), head=head, num_outputs=3))
     params = init(jax.random.key(0))
-    single = np.asarray(run(params, make_batch(alone(rows), 12, 1, task)))
-    packed = np.asarray(run(params, make_batch([[rows[2], rows[0]], [rows[1]]], 24, 2, task)))
-    found = [*unpadded_outputs([rows[2], rows[0]], packed[0], task), *unpadded_outputs([rows[1]], packed[1], task)]
+    single = np.asarray(run(params, make_batch(alone(rows), 12, 1, HEADS[task])))
+    packed = np.asarray(run(params, make_batch([[rows[2], rows[0]], [rows[1]]], 24, 2, HEADS[task])))
+    found = [
+        *unpadded_outputs([rows[2], rows[0]], packed[0], HEADS[task]),
+        *unpadded_outputs([rows[1]], packed[1], HEADS[task]),
+    ]
     for number, output in zip((2, 0, 1), found, strict=True):
-        (expected,) = unpadded_outputs([rows[number]], single[number], task)
+        (expected,) = unpadded_outputs([rows[number]], single[number], HEADS[task])
         np.testing.assert_allclose(output, expected, atol=2e-6)
 
 
@@ -189,8 +199,8 @@ def test_choices_in_one_row_are_as_in_rows_of_their_own():
         Row(0, together.token_ids[end - length : end], together.type_ids[:length], (length,), 0)
         for end, length in zip(ends, together.lengths)
     ]
-    packed = forward("multiple_choice", params, make_batch([[together]], 16, 3, "multiple_choice"))
-    single = forward("multiple_choice", params, make_batch(alone(single_rows), 6, 1, "multiple_choice"))
+    packed = forward("multiple_choice", params, make_batch([[together]], 16, 3, HEADS["multiple_choice"]))
+    single = forward("multiple_choice", params, make_batch(alone(single_rows), 6, 1, HEADS["multiple_choice"]))
     np.testing.assert_allclose(packed[0, :, 0], single[:, 0, 0], atol=1e-6)
 
 
@@ -236,7 +246,7 @@ def test_a_probe_learns_and_its_encoder_does_not(features):
     probe = ProbeConfig(
         features=features, kind="linear" if features == "last" else "bilstm", num_layers=1, hidden_size=8
     )
-    objective = task_objective(model, "token_classification", 3, probe)
+    objective = task_objective(model, probed(HEADS["token_classification"], probe), 3)
     mesh = make_mesh(MeshConfig(), jax.devices()[:1])
     optimizer, train = (
         OptimizerConfig(learning_rate=1e-2, warmup_steps=0, freeze_encoder=True),
@@ -246,7 +256,7 @@ def test_a_probe_learns_and_its_encoder_does_not(features):
     before = jax.device_get(state.params)
     step = make_train_step(objective, optimizer, train, mesh, abstract_state(objective, optimizer, train, mesh))
     rows = [row(7, np.array([-1, 0, 1, 2, 0, 1, -1])), row(5, np.array([-1, 2, 0, 1, -1]))]
-    batch = make_batch(alone(rows), 8, 1, "token_classification")
+    batch = make_batch(alone(rows), 8, 1, HEADS["token_classification"])
     losses = []
     for _ in range(30):
         state, metrics = step(state, Batch(*(None if field is None else jax.numpy.asarray(field) for field in batch)))

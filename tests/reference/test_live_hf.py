@@ -17,10 +17,10 @@ from hf_models import make_tokenizer, random_params
 
 from bert_jax import load_pretrained
 from bert_jax.batch import Batch
-from bert_jax.checkpoints.hf import ARCHITECTURES, load_hf, save_hf
+from bert_jax.checkpoints.hf import load_hf, save_hf
 from bert_jax.checkpoints.pretrained import make_batch
-from bert_jax.model.heads import TASK_PARTS
-from bert_jax.model.objective import encode, task_forward
+from bert_jax.model.heads.table import HEADS
+from bert_jax.model.objective import encode, forward
 from bert_jax.settings.model import ModelConfig
 
 torch = pytest.importorskip("torch")
@@ -38,7 +38,7 @@ ATOL = 1e-5
 def random_case(seed):
     """Returns an architecture and a random configuration of transformers: odd sizes, either GELU, any epsilon."""
     rng = np.random.default_rng(seed)
-    task = list(ARCHITECTURES)[seed % len(ARCHITECTURES)]
+    task = list(HEADS)[seed % len(HEADS)]
     heads = int(rng.integers(1, 7))
     config = transformers.BertConfig(
         vocab_size=int(rng.integers(30, 300)),
@@ -97,7 +97,7 @@ def assert_same(model, theirs, task, inputs, report):
     pairs = []
 
     def logits(task):
-        return np.asarray(jax.jit(lambda params: task_forward(model.config, params, batch, task))(model.params))
+        return np.asarray(jax.jit(lambda params: forward(model.config, params, batch, HEADS[task]))(model.params))
 
     if task == "encoder":
         pairs.append((found.pooled[:, 0], expected.pooler_output))
@@ -134,7 +134,7 @@ def report():
 def test_what_transformers_wrote_is_computed_and_written_again(tmp_path, report, seed):
     task, config = random_case(seed)
     torch.manual_seed(seed)
-    theirs = getattr(transformers, ARCHITECTURES[task])(config).eval()
+    theirs = getattr(transformers, HEADS[task].architecture)(config).eval()
     with torch.no_grad():
         for name, parameter in theirs.named_parameters():
             parameter.normal_(1.0 if name.endswith("LayerNorm.weight") else 0.0, 0.15)
@@ -156,10 +156,10 @@ def test_what_transformers_wrote_is_computed_and_written_again(tmp_path, report,
 
 def load_whole(directory, task):
     """Returns what transformers loads. Fails if a key is missing, unexpected or misshapen."""
-    kind = getattr(transformers, ARCHITECTURES[task])
+    kind = getattr(transformers, HEADS[task].architecture)
     model, info = kind.from_pretrained(directory, output_loading_info=True)
     assert not any(info[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")), info
-    assert model.config.architectures == [ARCHITECTURES[task]]
+    assert model.config.architectures == [HEADS[task].architecture]
     return model.eval(), model.config
 
 
@@ -179,7 +179,7 @@ def test_what_was_written_here_is_computed_by_transformers(tmp_path, report, see
     )
     labelled = "classification" in task
     num_classes = 1 if task == "multiple_choice" else len(theirs.id2label)
-    params = random_params(config, num_classes, seed, TASK_PARTS[task])
+    params = random_params(config, num_classes, seed, HEADS[task].parts)
     labels = tuple(theirs.id2label.values()) if labelled else ()
     tokenizer = make_tokenizer(config.vocab_size, lowercase=bool(seed % 2))
     shard_bytes = 20_000 if seed % 3 == 0 else 1 << 30

@@ -8,6 +8,10 @@ import numpy as np
 import pytest
 
 from bert_jax.devices.sharding import make_mesh
+from bert_jax.model.heads.choice import CHOICES
+from bert_jax.model.heads.sequence import SEQUENCES
+from bert_jax.model.heads.spans import SPANS
+from bert_jax.model.heads.tokens import TOKENS
 from bert_jax.settings.finetuning import FinetuneDataConfig
 from bert_jax.settings.model import ModelConfig
 from bert_jax.settings.pretraining import MeshConfig
@@ -52,8 +56,8 @@ def test_batches_go_on_from_any_step(devices, packed):
     mesh = make_mesh(MeshConfig(), jax.devices()[:devices])
     rows = make_rows(LENGTHS[:50])
     how = batching(rows, packed, devices)
-    whole = list(itertools.islice(train_batches(rows, "sequence_classification", 0, how, mesh), 6))
-    rest = list(itertools.islice(train_batches(rows, "sequence_classification", 4, how, mesh), 2))
+    whole = list(itertools.islice(train_batches(rows, SEQUENCES, 0, how, mesh), 6))
+    rest = list(itertools.islice(train_batches(rows, SEQUENCES, 4, how, mesh), 2))
     for ours, theirs in zip(rest, whole[4:]):  # steps 4 and 5 are in the second epoch of 4 steps
         jax.tree.map(np.testing.assert_array_equal, ours, theirs)
     counts = [int(np.asarray(batch.sequence_weights).sum()) for batch in whole]
@@ -77,11 +81,7 @@ def test_packed_batches_have_the_examples_of_random_ones():
     mesh = make_mesh(MeshConfig(), jax.devices()[:1])
     rows = make_rows(LENGTHS[:70])
     packed, alone = (
-        list(
-            itertools.islice(
-                train_batches(rows, "sequence_classification", 0, batching(rows, shape, 1, 16, False), mesh), 10
-            )
-        )
+        list(itertools.islice(train_batches(rows, SEQUENCES, 0, batching(rows, shape, 1, 16, False), mesh), 10))
         for shape in (True, False)
     )
     for ours, theirs in zip(packed, alone, strict=True):
@@ -95,7 +95,7 @@ def test_evaluation_covers_every_row_once_and_fills_up_with_nothing(pack):
     rows = make_rows(LENGTHS[:50])
     seen, weight = [], 0.0
     layouts = eval_layouts(sizes_of(rows), 16, ModelConfig(), 8, 1, pack)
-    for layout, batch in eval_batches(rows, "sequence_classification", layouts, mesh):
+    for layout, batch in eval_batches(rows, SEQUENCES, layouts, mesh):
         weight += float(np.asarray(batch.sequence_weights).sum())
         for line, numbers in enumerate(layout.bins):
             seen += numbers
@@ -111,43 +111,43 @@ def test_labels_of_every_head():
     def labels(rows, length, head, num_places=1):
         return make_batch([[row] if row else [] for row in rows], length, num_places, head).labels
 
-    numbers = labels(make_rows([4, 6], lambda index, length: 0.5), 8, "sequence_classification")
+    numbers = labels(make_rows([4, 6], lambda index, length: 0.5), 8, SEQUENCES)
     assert numbers.tolist() == [[0.5], [0.5]] and numbers.dtype == np.float32
-    classes = labels([*make_rows([4]), None], 8, "sequence_classification")
+    classes = labels([*make_rows([4]), None], 8, SEQUENCES)
     assert classes.tolist() == [[0], [0]] and classes.dtype == np.int32
-    spans = labels(make_rows([4], lambda index, length: (1, 3)), 8, "question_answering")
+    spans = labels(make_rows([4], lambda index, length: (1, 3)), 8, SPANS)
     assert spans.tolist() == [[[1, 3]]]
-    tags = labels(make_rows([3], lambda index, length: np.array([-1, 2, -1])), 5, "token_classification")
+    tags = labels(make_rows([3], lambda index, length: np.array([-1, 2, -1])), 5, TOKENS)
     assert tags.tolist() == [[-1, 2, -1, -1, -1]]
-    assert labels(make_rows([4], lambda index, length: None), 8, "sequence_classification") is None
+    assert labels(make_rows([4], lambda index, length: None), 8, SEQUENCES) is None
 
 
 def test_labels_of_packed_rows_are_where_their_examples_are():
     spans = make_rows([4, 3], lambda index, length: (1, 2))
-    batch = make_batch([spans, []], 8, 3, "question_answering")
+    batch = make_batch([spans, []], 8, 3, SPANS)
     assert batch.labels.tolist() == [[[1, 2], [5, 6], [0, 0]], [[0, 0]] * 3]
     tags = make_rows([3, 2], lambda index, length: np.arange(length) - 1)
-    assert make_batch([tags], 6, 2, "token_classification").labels.tolist() == [[-1, 0, 1, -1, 0, -1]]
-    classes = make_batch([make_rows([3, 2, 4])], 10, 4, "sequence_classification")
+    assert make_batch([tags], 6, 2, TOKENS).labels.tolist() == [[-1, 0, 1, -1, 0, -1]]
+    classes = make_batch([make_rows([3, 2, 4])], 10, 4, SEQUENCES)
     assert classes.labels.tolist() == [[0, 1, 2, 0]] and classes.sequence_weights.tolist() == [[1, 1, 1, 0]]
 
 
 def test_choices_lie_one_after_the_other():
     row = Row(0, np.arange(1, 10, dtype=np.int32), np.zeros(9, np.uint8), (4, 2, 3), 2)
     other = Row(1, np.arange(11, 15, dtype=np.int32), np.zeros(4, np.uint8), (2, 2), 0)
-    batch = make_batch([[row, other]], 14, 6, "multiple_choice")
+    batch = make_batch([[row, other]], 14, 6, CHOICES)
     assert batch.sequence_ids.tolist() == [[1, 1, 1, 1, 2, 2, 3, 3, 3, 4, 4, 5, 5, 0]]
     assert batch.cls_positions.tolist() == [[0, 4, 6, 9, 11, 0]]
     assert batch.sequence_weights.tolist() == [[1, 1, 1, 1, 1, 0]] and batch.labels.tolist() == [[2, -1, -1, 3, -1, -1]]
-    first, second = unpadded_outputs([row, other], np.arange(6.0)[:, None], "multiple_choice")
+    first, second = unpadded_outputs([row, other], np.arange(6.0)[:, None], CHOICES)
     assert first.tolist() == [0, 1, 2] and second.tolist() == [3, 4]
 
 
 def test_outputs_go_back_to_their_rows():
     rows = make_rows([3, 2])
-    first, second = unpadded_outputs(rows, np.arange(12.0).reshape(6, 2), "token_classification")
+    first, second = unpadded_outputs(rows, np.arange(12.0).reshape(6, 2), TOKENS)
     assert first[:, 0].tolist() == [0, 2, 4] and second[:, 0].tolist() == [6, 8]
-    first, second = unpadded_outputs(rows, np.arange(6.0).reshape(3, 2), "sequence_classification")
+    first, second = unpadded_outputs(rows, np.arange(6.0).reshape(3, 2), SEQUENCES)
     assert first.tolist() == [0, 1] and second.tolist() == [2, 3]
 
 

@@ -4,7 +4,7 @@
 import pytest
 
 from bert_jax.errors import InputError
-from bert_jax.model.heads import TASK_PARTS
+from bert_jax.model.heads.table import HEADS
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.tasks.catalog import NAMES, make_task
 
@@ -12,9 +12,9 @@ from bert_jax.tasks.catalog import NAMES, make_task
 @pytest.mark.parametrize("name", NAMES)
 def test_a_task_has_the_parts_that_training_needs(name):
     task = make_task(TaskConfig(name=name))
-    assert task.config.name == name and task.head in TASK_PARTS and task.metric
+    assert task.config.name == name and task.head in HEADS.values() and task.metric
     assert set(task.splits) == {"train", "eval", "test"} and all(task.splits["eval"])
-    assert task.probe is None
+    assert not task.head.all_layers
 
 
 def test_a_name_that_is_nearly_right_is_suggested():

@@ -10,6 +10,7 @@ from builders import make_pretrained, make_topics, task_params, tiny_model
 
 from bert_jax.checkpoints.pretrained import load_pretrained
 from bert_jax.devices.sharding import make_mesh
+from bert_jax.model.heads.table import HEADS
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.settings.pretraining import MeshConfig
 from bert_jax.tasks.base import Row, Rows, Task
@@ -17,7 +18,7 @@ from bert_jax.tasks.classify import classification_task
 from bert_jax.tasks.evaluation import Split, constant_scores, evaluate, make_inference, make_split, predict_split
 
 
-def constant_of(head, labels, train, num_outputs, lengths=(1,)):
+def constant_of(head, labels, train, lengths=(1,)):
     """Returns what `constant_scores` predicts for a row of each of some lengths, trained on rows with some labels."""
     seen = []
 
@@ -26,7 +27,7 @@ def constant_of(head, labels, train, num_outputs, lengths=(1,)):
         return outputs
 
     task = Task(
-        TaskConfig(), head, labels, num_outputs, "metric", {}, None, None, None, decode,
+        TaskConfig(), HEADS[head], labels, "metric", {}, None, None, None, decode,
         lambda examples, predictions: {"metric": float(len(predictions))}, None, None,
     )  # fmt: skip
     row = lambda label, length=1: Row(0, np.zeros(length, np.int32), np.zeros(length, np.uint8), (length,), label)  # noqa: E731
@@ -39,23 +40,23 @@ def constant_of(head, labels, train, num_outputs, lengths=(1,)):
 
 
 def test_the_most_frequent_class_is_predicted():
-    (output,) = constant_of("sequence_classification", ("a", "b", "c"), [1, 2, 2, 0], 3)
+    (output,) = constant_of("sequence_classification", ("a", "b", "c"), [1, 2, 2, 0])
     assert output.tolist() == [0, 0, 1]
 
 
 def test_the_mean_of_a_regression_is_predicted():
-    (output,) = constant_of("sequence_classification", (), [1.0, 2.0, 6.0], 1)
+    (output,) = constant_of("sequence_classification", (), [1.0, 2.0, 6.0])
     assert output.tolist() == [3.0]
 
 
 def test_the_most_frequent_label_of_tokens_is_predicted_for_each_token():
     labels = [np.array([-1, 0, 1, -1]), np.array([-1, 1, -1, -1])]  # -1 is no word's first piece
-    short, long = constant_of("token_classification", ("O", "B"), labels, 2, lengths=(2, 4))
+    short, long = constant_of("token_classification", ("O", "B"), labels, lengths=(2, 4))
     assert short.tolist() == [[0, 1]] * 2 and long.tolist() == [[0, 1]] * 4
 
 
 def test_spans_begin_and_end_nowhere():
-    (output,) = constant_of("span", (), [np.array([3, 4])], 0, lengths=(3,))
+    (output,) = constant_of("question_answering", (), [np.array([3, 4])], lengths=(3,))
     assert not output.any() and output.shape == (3, 2)
 
 

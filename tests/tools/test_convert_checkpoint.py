@@ -22,7 +22,7 @@ from bert_jax.checkpoints.sealed import SEAL
 from bert_jax.checkpoints.tf1 import save_tf1
 from bert_jax.errors import StoppedError
 from bert_jax.inference.predict import fill_masks
-from bert_jax.model.heads import TASK_PARTS
+from bert_jax.model.heads.table import HEADS
 from bert_jax.model.objective import parts_of, pretraining_objective
 from bert_jax.pretraining import pretrain
 from bert_jax.settings.pretraining import MaskingConfig, MeshConfig, TrainConfig
@@ -129,7 +129,7 @@ def test_a_masked_lm_fills_masks_and_encodes_without_a_pooler(tmp_path):
 def test_an_own_directory_keeps_parts_task_and_labels(tmp_path):
     for task in ("token_classification", "masked_lm", "question_answering", "encoder"):
         labels = ("O", "B") if task == "token_classification" else ()
-        params = random_params(num_classes=2, parts=TASK_PARTS[task])
+        params = random_params(num_classes=2, parts=HEADS[task].parts)
         save_pretrained(Pretrained(tiny_model(), params, make_tokenizer(203), task, tuple(labels)), tmp_path / task)
         bert = load_pretrained(tmp_path / task)
         assert (bert.task, bert.labels) == (task, labels)

@@ -145,8 +145,8 @@ def test_decay_table_is_googles_for_every_parameter():
 
 
 def test_a_parameter_that_no_rule_knows_is_an_error():
-    with pytest.raises(InputError, match="'strange/thing' matches no rule"):
-        decay_mask({"strange": {"thing": jnp.ones(1)}})
+    with pytest.raises(InputError, match="'encoder/strange' matches no rule"):
+        decay_mask({"encoder": {"strange": jnp.ones(1)}})
 
 
 @pytest.mark.parametrize("bias_correction", [False, True])

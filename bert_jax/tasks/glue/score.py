@@ -4,11 +4,18 @@
 from pathlib import Path
 
 from bert_jax.errors import InputError
-from bert_jax.settings.finetuning import TaskConfig
-from bert_jax.tasks.classify import id_of
-from bert_jax.tasks.glue.tasks import TASKS, glue_task, official_classes, read_place
+from bert_jax.tasks.glue.read import TASKS, find_glue, official_classes, read_place, read_split, splits_of
 from bert_jax.tasks.readers import read_table
-from bert_jax.tasks.texts import Classified, ClassifyExample, Scored, label_name, label_number
+from bert_jax.tasks.texts import (
+    Classified,
+    ClassifyExample,
+    Scored,
+    id_of,
+    label_name,
+    label_number,
+    score_classes,
+    score_numbers,
+)
 
 
 def score_files(name: str, data: str, predictions: str) -> dict[str, float]:
@@ -21,9 +28,9 @@ def score_files(name: str, data: str, predictions: str) -> dict[str, float]:
         the data, or where it counts 0, 1, 2 .. the place there.
     Raises: InputError, with file and line, if an example has no prediction, two, or one that is no class.
     """
-    task = glue_task(TaskConfig(name=name))
-    split = (*task.splits["eval"], *task.splits["test"])[0]
-    examples = task.read(data, split) if Path(data).is_dir() else list(read_place(name, data, ("mnli",), True))
+    glue, splits = find_glue(name), splits_of(name)
+    split = (*splits["eval"], *splits["test"])[0]
+    examples = read_split(name, data, split) if Path(data).is_dir() else list(read_place(name, data, ("mnli",), True))
     if not examples:
         raise InputError(f"data {data!r} has no file of dev with labels; give that file")
     said = _read_predictions(name, predictions)
@@ -43,7 +50,10 @@ def score_files(name: str, data: str, predictions: str) -> dict[str, float]:
     if len(said) != len(ids):
         extra = next(index for index in said if index not in set(ids))
         raise InputError(f"{predictions} has a prediction for index {extra}, which {data} lacks; is it of that file?")
-    return task.score(examples, [said[index] for index in ids])
+    found = [said[index] for index in ids]
+    if not glue.classes:
+        return score_numbers(examples, found)  # type: ignore[arg-type]
+    return score_classes(glue.metrics, official_classes(glue.classes), examples, found)  # type: ignore[arg-type]
 
 
 def _read_predictions(name: str, predictions: str) -> dict[int | str, Classified | Scored]:

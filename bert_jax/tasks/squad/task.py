@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from bert_jax.errors import InputError
+from bert_jax.model.heads.spans import SPANS
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.storage import writing
 from bert_jax.storage.places import Place
@@ -65,9 +66,8 @@ def squad_task(config: TaskConfig) -> Task:
 
     return Task(
         config=config,
-        head="question_answering",
+        head=SPANS,
         labels=(),
-        num_outputs=0,
         metric=config.metric or metrics[-1],
         splits={"train": ("train",), "eval": ("dev",), "test": ("test",)},
         read=read,

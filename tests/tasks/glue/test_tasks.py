@@ -11,9 +11,10 @@ import pytest
 from bert_jax.errors import InputError
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.tasks import readers, scores
-from bert_jax.tasks.glue import tasks as glue
+from bert_jax.tasks.glue import read as glue
+from bert_jax.tasks.glue.read import TASKS
 from bert_jax.tasks.glue.score import score_files
-from bert_jax.tasks.glue.tasks import TASKS, glue_task
+from bert_jax.tasks.glue.tasks import glue_task
 from bert_jax.tasks.texts import Scored
 from bert_jax.text.tokenizer import load_tokenizer
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from bert_jax import InputError
+from bert_jax.model.heads.spans import SPANS
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.tasks.squad.read import Answer, SquadExample
 from bert_jax.tasks.squad.task import squad_task
@@ -36,7 +37,7 @@ def outputs_for(task, examples, peaks):
 
 def test_squad1(tmp_path):
     task = squad_task(TaskConfig(name="squad1", max_seq_length=100))
-    assert (task.head, task.labels, task.num_outputs, task.metric) == ("question_answering", (), 0, "f1")
+    assert (task.head, task.labels, task.num_outputs, task.metric) == (SPANS, (), 2, "f1")
     assert task.tune is None
     rows, outputs = outputs_for(task, EXAMPLES[:2], [("rome", 5), ("capital", 5)])
     predictions = task.decode(EXAMPLES[:2], rows, outputs)

@@ -4,12 +4,18 @@
 Source: paper, section 5.3 and Table 7; section 5.1 and Table 5 for a BiLSTM that is trained with its encoder.
 """
 
+import dataclasses
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from bert_jax.batch import Batch
+from bert_jax.errors import InputError
+from bert_jax.model.encoder import Encoded
+from bert_jax.model.heads.base import Head
 from bert_jax.model.layers import Dense, Dropout
 from bert_jax.model.product import in_precision, matmul_precision
 from bert_jax.settings.finetuning import ProbeConfig
@@ -70,6 +76,38 @@ class Probe(nn.Module):
         chosen = layers[-4:] if kind == "weighted_last4" else layers[1:]
         weights = jax.nn.softmax(self.param("layer_weights", nn.initializers.zeros, (chosen.shape[0],), jnp.float32))
         return jnp.einsum("W,WBLH->BLH", weights, chosen)
+
+
+class _InPlaceOfAHead(nn.Module):
+    """The module of a head that a probe stands for."""
+
+    model: ModelConfig
+    num_outputs: int
+    config: ProbeConfig
+    pool: bool
+
+    @nn.compact
+    def __call__(self, encoded: Encoded, batch: Batch, deterministic: bool) -> jax.Array:
+        assert encoded.layers is not None
+        probe = Probe(self.model, self.config, self.num_outputs, self.pool, name="probe")
+        return probe(encoded.layers, batch.sequence_ids, deterministic, batch.cls_positions.shape[1])
+
+
+def probed(head: Head, config: ProbeConfig) -> Head:
+    """Returns the head with a probe for its parts. Raises: InputError if there are no probes for this head."""
+    if not head.probe:
+        raise InputError(
+            f"task.probe.features {config.features} with the head {head.name}: probes tag tokens, find spans "
+            "and classify sequences; use another task, or fine-tune"
+        )
+    return dataclasses.replace(
+        head,
+        parts=("probe",),
+        module=partial(_InPlaceOfAHead, config=config, pool=head.probe == "sequences"),
+        all_layers=True,
+        is_frozen=not config.train_encoder,
+        can_be_packed=config.kind != "bilstm",  # it would run from one example into the next
+    )
 
 
 def mean_of_sequences(

@@ -8,8 +8,9 @@ import pytest
 from builders import tiny_model
 
 from bert_jax.batch import Batch
-from bert_jax.model.objective import init_params, task_forward
-from bert_jax.model.probe import Probe
+from bert_jax.model.heads.probe import Probe, probed
+from bert_jax.model.heads.spans import SPANS
+from bert_jax.model.objective import forward, init_params
 from bert_jax.settings.finetuning import ProbeConfig
 
 MODEL = tiny_model(num_layers=5)
@@ -87,12 +88,13 @@ def test_spans_are_found_by_a_bilstm(train_encoder):
     config = ProbeConfig(features="last", num_layers=1, hidden_size=6, train_encoder=train_encoder)
     row = np.arange(14, dtype=np.int32).reshape(2, 7)
     batch = Batch(row, row * 0, np.asarray(INSIDE), np.zeros((2, 1), np.int32), np.ones((2, 1), np.float32))
-    params = init_params(model, jax.random.key(0), "question_answering", 0, config)
-    logits = task_forward(model, params, batch, "question_answering", None, 0, config)
+    head = probed(SPANS, config)
+    params = init_params(model, jax.random.key(0), head)
+    logits = forward(model, params, batch, head)
     assert logits.shape == (2, 7, 2) and set(params) == {"encoder", "probe"}
 
     def loss(params, key):
-        return jnp.sum(jnp.square(task_forward(model, params, batch, "question_answering", key, 0, config)))
+        return jnp.sum(jnp.square(forward(model, params, batch, head, key)))
 
     gradient = jax.grad(loss)(params, jax.random.key(1))["encoder"]["layers"]["mlp"]["output"]["kernel"]
     assert np.any(gradient) == train_encoder

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The type of a head, and the model that it makes with the encoder.
+
+Where no other function is given, a head gives each sequence a class, or a number if there is a single output.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from flax import linen as nn
+
+from bert_jax.batch import Batch
+from bert_jax.model.encoder import Encoder
+from bert_jax.model.heads.labels import (
+    Spot,
+    class_losses,
+    constant_class,
+    no_sequence_labels,
+    sequence_outputs,
+    write_sequence_label,
+)
+from bert_jax.model.layers import Dense
+from bert_jax.model.losses import Pair
+from bert_jax.settings.model import ModelConfig
+
+
+@dataclass(frozen=True)
+class Head:
+    """A head: its parameters, what it computes, how its labels and outputs stand in a batch, its names elsewhere.
+
+    Own heads need a name, parts and a module; the rest is that of a classifier of sequences.
+    """
+
+    name: str  # in saved models
+    parts: tuple[str, ...]  # of parameters, beside embeddings and layers: "pooler", and modules of the head
+    # Model, number of outputs -> Linen module, called with (Encoded, Batch, deterministic). Its submodules are those of
+    # the model: `parts` are their names.
+    module: Callable[[ModelConfig, int], nn.Module]
+    num_outputs: int = 0  # K; 0 is as many as there are classes, or 1
+    all_layers: bool = False  # whether the module reads `Encoded.layers`
+    is_frozen: bool = False  # whether the encoder is not trained, and has no dropout
+    can_be_packed: bool = True  # whether several examples may share a row
+
+    # Training. Batch -> 1 for each label that counts; the loss is a mean over labels, or over the `answers` in each.
+    weights: Callable[[Batch], jax.Array] = lambda batch: batch.sequence_weights
+    answers: int = 1
+    # Outputs of the module, batch, weights -> sums and weights of "loss" and of metrics.
+    losses: Callable[[Any, Batch, jax.Array], dict[str, Pair]] = class_losses
+    # B, L, M, the label of an example -> `Batch.labels` before any is written.
+    no_labels: Callable[[int, int, int, Any], np.ndarray] = no_sequence_labels
+    write_label: Callable[[np.ndarray, Any, Spot], None] = write_sequence_label  # into those of its row
+    # Prediction. Outputs of a row -> those of an example, as `Task.decode` takes them.
+    outputs: Callable[[np.ndarray, Spot], np.ndarray] = sequence_outputs
+    # Labels of training, K -> the outputs [K] of a constant answer.
+    constant: Callable[[Sequence[Any], int], np.ndarray] = constant_class
+    usual_task: Callable[[int], str] | None = None  # K -> the task of a model that was saved without one
+    has_windows: bool = False  # whether longer inputs are read in windows, and not cut
+    most_tokens: str = "max_seq_length"  # the setting of the task that says what is cut
+    takes_words: bool = False  # whether a tab in an input parts no texts
+    probe: str = ""  # what a probe in its place classifies: "sequences", "tokens", or "" if there is none
+    # Export. Outputs of rows with one sequence -> what is exported, and what it is.
+    exported: Callable[[jax.Array], jax.Array] = lambda logits: logits
+    about_exported: str = "logits, as the head makes them."
+    # Hugging Face: the class of a model, its pipeline, whether it names classes, and whether it has a problem_type.
+    architecture: str = ""
+    pipeline: str = ""
+    has_labels: bool = False
+    has_problem_type: bool = False
+
+    @property
+    def own_parts(self) -> set[str]:
+        """The parts without the pooler, which is the encoder's."""
+        return set(self.parts) - {"pooler"}
+
+
+class Model(nn.Module):
+    """The encoder and a head. The head's submodules stand beside the encoder."""
+
+    config: ModelConfig
+    head: Head
+    num_outputs: int = 0  # K, where the head does not say it
+
+    @nn.compact
+    def __call__(self, batch: Batch, deterministic: bool = True) -> Any:
+        """Returns what the head's module returns: float32 logits, for most."""
+        config, head = self.config, self.head
+        encoder = Encoder(config, pool="pooler" in head.parts, name="encoder")
+        inputs = (batch.token_ids, batch.type_ids, batch.sequence_ids, batch.cls_positions)
+        encoded = encoder(*inputs, head.is_frozen or deterministic, keep_layers=head.all_layers)
+        module = head.module(config, head.num_outputs or self.num_outputs)
+        nn.share_scope(self, module)
+        return module(encoded, batch, deterministic)
+
+
+def logits_of(config: ModelConfig, num_classes: int, name: str) -> Dense:
+    """Returns the layer of that name that makes float32 logits; a part of the module that calls it."""
+    return Dense(config, num_classes, "float32", name=name)

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One of several sequences: each has a number, and the softmax over the choices of an example decides."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bert_jax.batch import Batch
+from bert_jax.model.attention import MASKED_SCORE
+from bert_jax.model.heads.base import Head
+from bert_jax.model.heads.labels import Spot, constant_zeros, label_losses
+from bert_jax.model.heads.sequence import SequenceClassifier
+from bert_jax.model.losses import Pair
+
+
+def _weights(batch: Batch) -> jax.Array:
+    """Returns [B, M]: 1 at the first choice of each example, where its label stands."""
+    return batch.sequence_weights * (batch.labels >= 0)
+
+
+def _losses(logits: jax.Array, batch: Batch, weights: jax.Array) -> dict[str, Pair]:
+    """Returns cross entropy and accuracy over the choices of an example."""
+    example = jnp.cumsum(batch.labels >= 0, axis=1)  # [B, M]
+    same = (example[:, :, None] == example[:, None, :]) & (batch.sequence_weights > 0)[:, None, :]
+    return label_losses(jnp.where(same, logits[:, None, :, 0], MASKED_SCORE), batch, weights)  # [B, M, M]
+
+
+def _no_labels(num_rows: int, length: int, num_places: int, label: Any) -> np.ndarray:
+    return np.full((num_rows, num_places), -1, np.int32)
+
+
+def _write_label(labels: np.ndarray, label: Any, spot: Spot) -> None:
+    labels[spot.places.start] = label + spot.places.start
+
+
+def _outputs(outputs: np.ndarray, spot: Spot) -> np.ndarray:
+    """Returns the number of each choice, [M]."""
+    return outputs[spot.places, 0]
+
+
+CHOICES = Head(
+    "multiple_choice",
+    ("pooler", "classifier"),
+    SequenceClassifier,
+    num_outputs=1,
+    weights=_weights,
+    losses=_losses,
+    no_labels=_no_labels,
+    write_label=_write_label,
+    outputs=_outputs,
+    constant=constant_zeros,
+    usual_task=lambda num_outputs: "choice",
+    exported=lambda logits: logits[:, 0, 0],
+    about_exported="logits [B], one for each row; the rows of a question's choices compete with each other.",
+    architecture="BertForMultipleChoice",
+    pipeline="multiple-choice",
+)

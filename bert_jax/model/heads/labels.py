@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Labels and outputs in a batch, as several heads have them: where they stand, their losses, constant answers."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bert_jax.batch import Batch
+from bert_jax.model.losses import Pair, accuracy, cross_entropy, squared_error
+
+
+class Spot(NamedTuple):
+    """Where an example is in a row of a batch."""
+
+    tokens: slice  # of the L positions
+    places: slice  # of the M sequences: one, or as many as there are choices
+
+
+def class_losses(logits: jax.Array, batch: Batch, weights: jax.Array) -> dict[str, Pair]:
+    """Returns cross entropy and accuracy of logits [..., K]; the squared error, if K is 1, which is a regression."""
+    if logits.shape[-1] == 1:
+        return {"loss": squared_error(logits[..., 0], batch.labels, weights)}
+    return label_losses(logits, batch, weights)
+
+
+def label_losses(logits: jax.Array, batch: Batch, weights: jax.Array) -> dict[str, Pair]:
+    """Returns cross entropy and accuracy of logits [..., K] for the labels [...]; -1 is no label."""
+    labels = jnp.maximum(batch.labels, 0).astype(jnp.int32)
+    return {"loss": cross_entropy(logits, labels, weights), "accuracy": accuracy(logits, labels, weights)}
+
+
+def no_sequence_labels(num_rows: int, length: int, num_places: int, label: Any) -> np.ndarray:
+    """Returns zeros [B, M], float32 if labels are like `label`, a float, and int32 otherwise."""
+    return np.zeros((num_rows, num_places), np.float32 if isinstance(label, float) else np.int32)
+
+
+def write_sequence_label(labels: np.ndarray, label: Any, spot: Spot) -> None:
+    """Writes the label of a sequence into those of its row, [M]."""
+    labels[spot.places] = label
+
+
+def sequence_outputs(outputs: np.ndarray, spot: Spot) -> np.ndarray:
+    """Returns the outputs [K] of a sequence, of those of its row, [M, K]."""
+    return outputs[spot.places.start]
+
+
+def token_outputs(outputs: np.ndarray, spot: Spot) -> np.ndarray:
+    """Returns the outputs [L, K] of the tokens of an example, of those of its row."""
+    return outputs[spot.tokens]
+
+
+def constant_class(labels: Sequence[Any], num_outputs: int) -> np.ndarray:
+    """Returns outputs [K] with the most frequent class first; of a regression the mean of the labels."""
+    known = np.concatenate([np.ravel(label) for label in labels])
+    if num_outputs == 1:
+        return np.array([known.mean()], np.float32)
+    return most_frequent(known, num_outputs)
+
+
+def constant_zeros(labels: Sequence[Any], num_outputs: int) -> np.ndarray:
+    """Returns outputs that prefer nothing: decoded, the first choice or an empty span."""
+    return np.zeros(num_outputs, np.float32)
+
+
+def most_frequent(classes: np.ndarray, num_outputs: int) -> np.ndarray:
+    """Returns outputs [K], 1 for the most frequent of the classes and 0 for the others; -1 is no class."""
+    counts = np.bincount(classes[classes >= 0].astype(np.int64), minlength=num_outputs)
+    return (np.arange(num_outputs) == counts.argmax()).astype(np.float32)

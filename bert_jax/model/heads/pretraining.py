@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The heads of pre-training, together and each alone: masked language model, next sentence."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from bert_jax.batch import Batch
+from bert_jax.model.attention import MASKED_SCORE
+from bert_jax.model.encoder import Encoded
+from bert_jax.model.heads.base import Head, logits_of
+from bert_jax.model.layers import Dense, activate, layer_norm
+from bert_jax.model.product import matmul_precision, product
+from bert_jax.settings.model import ModelConfig
+
+
+class MaskedLanguageModel(nn.Module):
+    """Dense, activation, layer norm, then the word table transposed and a bias.
+
+    Source: google-research/bert run_pretraining.py, get_masked_lm_output.
+    """
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(self, hidden: jax.Array, word_table: jax.Array) -> jax.Array:
+        """Returns float32 logits [B, P, V padded] of hidden vectors [B, P, H]; padded entries are MASKED_SCORE."""
+        config = self.config
+        dense = Dense(config, config.hidden_size, add=False, name="transform")
+        hidden = activate(config.activation, *dense(hidden))
+        hidden = layer_norm(config)(hidden).astype(config.compute_dtype)
+        bias = self.param("output_bias", nn.initializers.zeros, (config.padded_vocab_size,), jnp.float32)
+        if word_table.shape[0] == 1:
+            rows = hidden.reshape(-1, hidden.shape[-1])
+            logits = product("RH,VH->RV", rows, word_table[0], precision=config.matmul_precision)
+        else:  # rows of the devices that share a copy
+            rows = hidden.reshape(word_table.shape[0], -1, hidden.shape[-1])
+            logits = product("DRH,DVH->DRV", rows, word_table, precision=config.matmul_precision)
+        logits = logits.reshape(*hidden.shape[:2], -1)
+        # The rows that pad the vocabulary are zero, so masking the bias masks their logits. The bias is added as a
+        # product with ones, because its gradient is then a matrix product too: only products and the loss itself make
+        # passes over B x P x V numbers.
+        is_word = jnp.arange(config.padded_vocab_size) < config.vocab_size
+        bias = jnp.where(is_word, bias, MASKED_SCORE)
+        precision = matmul_precision(config.matmul_precision)
+        return logits + jnp.einsum("BP,V->BPV", jnp.ones(hidden.shape[:2], jnp.float32), bias, precision=precision)
+
+
+class PretrainingOutput(NamedTuple):
+    """The outputs of pre-training. Logits are float32."""
+
+    encoded: Encoded
+    mlm_logits: jax.Array  # [B, P, V padded]
+    next_sentence_logits: jax.Array  # [B, M, 2]: 0 the true next sentence, 1 a random one
+
+
+class Words(nn.Module):
+    """The logits [B, P, V padded] of words at the positions to predict. Only these reach the vocabulary."""
+
+    config: ModelConfig
+    num_outputs: int
+
+    @nn.compact
+    def __call__(self, encoded: Encoded, batch: Batch, deterministic: bool) -> jax.Array:
+        assert batch.mlm_positions is not None
+        predicted = jnp.take_along_axis(encoded.hidden, batch.mlm_positions.astype(jnp.int32)[..., None], axis=1)
+        return MaskedLanguageModel(self.config, name="mlm")(predicted, encoded.word_table)
+
+
+class NextSentence(nn.Module):
+    """The logits [B, M, 2] of the next sentence: true or random."""
+
+    config: ModelConfig
+    num_outputs: int
+
+    @nn.compact
+    def __call__(self, encoded: Encoded, batch: Batch, deterministic: bool) -> jax.Array:
+        return logits_of(self.config, self.num_outputs, "next_sentence")(encoded.pooled)
+
+
+class Pretraining(nn.Module):
+    """Both."""
+
+    config: ModelConfig
+    num_outputs: int
+
+    @nn.compact
+    def __call__(self, encoded: Encoded, batch: Batch, deterministic: bool) -> PretrainingOutput:
+        assert encoded.pooled is not None
+        words, next_sentence = (kind(self.config, self.num_outputs) for kind in (Words, NextSentence))
+        nn.share_scope(self, words)
+        nn.share_scope(self, next_sentence)
+        inputs = (encoded, batch, deterministic)
+        return PretrainingOutput(encoded, words(*inputs), next_sentence(*inputs))
+
+
+PARTS = ("pooler", "mlm", "next_sentence")
+PRETRAINING = Head("pretraining", PARTS, Pretraining, 2, architecture="BertForPreTraining", pipeline="fill-mask")
+MASKED_LM = Head("masked_lm", ("mlm",), Words, architecture="BertForMaskedLM", pipeline="fill-mask")
+NEXT_SENTENCE = Head("next_sentence", PARTS[::2], NextSentence, 2, architecture="BertForNextSentencePrediction")

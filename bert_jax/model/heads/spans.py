@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Spans of tokens that answer a question. Source: google-research/bert run_squad.py, create_model."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+
+from bert_jax.batch import Batch
+from bert_jax.model.attention import MASKED_SCORE
+from bert_jax.model.encoder import Encoded
+from bert_jax.model.heads.base import Head, logits_of
+from bert_jax.model.heads.labels import Spot, constant_zeros, label_losses, token_outputs
+from bert_jax.model.losses import Pair
+from bert_jax.settings.model import ModelConfig
+
+
+class SpanClassifier(nn.Module):
+    """A dense layer on the last layer's vector of each token, without dropout."""
+
+    config: ModelConfig
+    num_outputs: int
+
+    @nn.compact
+    def __call__(self, encoded: Encoded, batch: Batch, deterministic: bool) -> jax.Array:
+        """Returns float32 logits [B, L, 2], of the start and of the end."""
+        return logits_of(self.config, self.num_outputs, "span")(encoded.hidden)
+
+
+def _losses(logits: jax.Array, batch: Batch, weights: jax.Array) -> dict[str, Pair]:
+    """Returns cross entropy and accuracy of the start and of the end, over the tokens of the sequence."""
+    places = jnp.arange(1, batch.cls_positions.shape[1] + 1)
+    inside = (batch.sequence_ids[:, None, :] == places[:, None])[:, :, None]  # [B, M, 1, L]
+    of_sequences = jnp.where(inside, jnp.swapaxes(logits, 1, 2)[:, None], MASKED_SCORE)  # [B, M, 2, L]
+    return label_losses(of_sequences, batch, jnp.broadcast_to(weights[..., None], batch.labels.shape))
+
+
+def _no_labels(num_rows: int, length: int, num_places: int, label: Any) -> np.ndarray:
+    return np.zeros((num_rows, num_places, 2), np.int32)
+
+
+def _write_label(labels: np.ndarray, label: Any, spot: Spot) -> None:
+    labels[spot.places] = np.add(label, spot.tokens.start)
+
+
+SPANS = Head(
+    "question_answering",
+    ("span",),
+    SpanClassifier,
+    num_outputs=2,
+    answers=2,
+    losses=_losses,
+    no_labels=_no_labels,
+    write_label=_write_label,
+    outputs=token_outputs,
+    constant=constant_zeros,
+    usual_task=lambda num_outputs: "squad1",
+    has_windows=True,
+    most_tokens="max_query_length",
+    probe="tokens",
+    about_exported="logits [B, L, 2], for the answer to begin and to end at a token.",
+    architecture="BertForQuestionAnswering",
+    pipeline="question-answering",
+)

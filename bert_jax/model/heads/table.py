@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The heads by name, and which of them a model has."""
+
+from collections.abc import Iterable
+
+from bert_jax.model.heads.base import Head
+from bert_jax.model.heads.choice import CHOICES
+from bert_jax.model.heads.encoder import ENCODER
+from bert_jax.model.heads.pretraining import MASKED_LM, NEXT_SENTENCE, PRETRAINING
+from bert_jax.model.heads.sequence import SEQUENCES
+from bert_jax.model.heads.spans import SPANS
+from bert_jax.model.heads.tokens import TOKENS
+
+# Of heads with the same parts, the one that parameters alone stand for comes first.
+_ALL = (SPANS, SEQUENCES, TOKENS, CHOICES, PRETRAINING, MASKED_LM, NEXT_SENTENCE, ENCODER)
+HEADS: dict[str, Head] = {head.name: head for head in _ALL}
+
+
+def has_parts(head: Head, parts: Iterable[str]) -> bool:
+    """Returns whether a model with these parts has all of the head's."""
+    return set(head.parts) <= set(parts)
+
+
+def infer_head(parts: Iterable[str]) -> Head:
+    """Returns the head of a model with these parts; classifiers without a pooler classify tokens."""
+    return next((head for head in HEADS.values() if has_parts(head, parts)), ENCODER)
+
+
+def head_of(name: str, parts: Iterable[str]) -> Head:
+    """Returns the head of that name if a model has its parts, and otherwise the one that the parts stand for."""
+    head = HEADS.get(name)
+    return head if head is not None and has_parts(head, parts) else infer_head(parts)

@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The data of GLUE: the files of its zip, or TFDS.
+
+Classes are in the order of TFDS and Hugging Face; numbers in data files refer to it. Google's code has another order
+for MNLI, contradiction first.
+
+Source: Wang et al. 2018, arXiv 1804.07461.
+"""
+
+import contextlib
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from bert_jax.data.sources import tfds_text
+from bert_jax.errors import InputError
+from bert_jax.storage.files import split_places
+from bert_jax.tasks.readers import (
+    SPLITS,
+    Examples,
+    Record,
+    Table,
+    find_split_file,
+    first_row,
+    is_tsv,
+    read_json,
+    read_table,
+    read_wide_tsv,
+    tfds_classes,
+)
+from bert_jax.tasks.texts import (
+    HIDDEN,
+    Classes,
+    ClassifyExample,
+    as_number,
+    check_labelled,
+    id_of,
+    label_name,
+    label_number,
+    named_class,
+    text_of,
+)
+
+
+class GlueTask(NamedTuple):
+    """The columns, classes and metrics of one GLUE task."""
+
+    folder: str  # in GLUE's zip, and the name of the submission's file
+    texts: tuple[tuple[str, ...], ...]  # the columns of the texts, in the files and elsewhere
+    label: tuple[str, ...]  # the column of the label likewise
+    classes: tuple[str, ...]  # by number; () for a regression
+    metrics: tuple[str, ...]  # that GLUE reports; the best checkpoint is chosen by the first
+    names_in_files: bool = False  # whether files have the names of classes, not their numbers
+
+
+_PAIR = (("sentence1", "sentence2"),)
+_MNLI_TEXTS = (*_PAIR, ("premise", "hypothesis"), ("Premise", "Hypothesis"))
+_MNLI_CLASSES = ("entailment", "neutral", "contradiction")
+_ENTAILED = ("entailment", "not_entailment")
+
+TASKS: Mapping[str, GlueTask] = {
+    "cola": GlueTask("CoLA", (("sentence",),), ("label",), ("unacceptable", "acceptable"), ("mcc",)),
+    "sst2": GlueTask("SST-2", (("sentence",),), ("label",), ("negative", "positive"), ("accuracy",)),
+    "mrpc": GlueTask(
+        "MRPC", (("#1 String", "#2 String"), *_PAIR), ("Quality", "label"), ("not_equivalent", "equivalent"),
+        ("f1", "accuracy"),
+    ),
+    "stsb": GlueTask("STS-B", _PAIR, ("score", "label"), (), ("pearson", "spearman")),
+    "qqp": GlueTask(
+        "QQP", (("question1", "question2"),), ("is_duplicate", "label"), ("not_duplicate", "duplicate"),
+        ("f1", "accuracy"),
+    ),
+    "mnli": GlueTask("MNLI", _MNLI_TEXTS, ("gold_label", "label"), _MNLI_CLASSES, ("accuracy",), True),
+    "qnli": GlueTask("QNLI", (("question", "sentence"), *_PAIR), ("label",), _ENTAILED, ("accuracy",), True),
+    "rte": GlueTask("RTE", _PAIR, ("label",), _ENTAILED, ("accuracy",), True),
+    "wnli": GlueTask("WNLI", _PAIR, ("label",), ("not_entailment", "entailment"), ("accuracy",)),
+    "ax": GlueTask("AX", _MNLI_TEXTS, ("Label", "label", "gold_label"), _MNLI_CLASSES, ("mcc", "accuracy"), True),
+}  # fmt: skip
+
+# The splits of a task, and what their files are called, best first; TFDS has a split for each, or a data set.
+_USUAL = {"train": ("train",), "eval": ("dev",), "test": ("test",)}
+_SPLITS = {
+    "mnli": {
+        "train": ("train",),
+        "eval": ("dev_matched", "dev_mismatched"),
+        "test": ("test_matched", "test_mismatched", "test_ax"),
+    },
+    "ax": {"train": (), "eval": (), "test": ("test",)},
+}
+_MNLI_NAMES = {
+    "train": ("train",),
+    "dev_matched": ("dev_matched", "validation_matched", "dev", "validation"),
+    "dev_mismatched": ("dev_mismatched", "validation_mismatched"),
+    "test_matched": ("test_matched", "test"),
+    "test_mismatched": ("test_mismatched",),
+    "test_ax": ("diagnostic", "ax", "diagnostic-full"),
+}
+_AX_NAMES = {"test": ("test", "diagnostic", "ax", "diagnostic-full")}  # the last has no index
+_NAMES = {"mnli": _MNLI_NAMES, "ax": _AX_NAMES}
+# Adversarial GLUE has the parts of dev in one JSON file.
+_JSON_KEYS = {"dev_matched": ("mnli",), "dev_mismatched": ("mnli-mm",)}
+_FOLDERS = {"ax": ("AX", "diagnostic")}
+_UNAGREED = "-"  # MNLI's annotators did not agree
+# The columns of the STS benchmark's own files, which have no header; their index counts anew for each year.
+_STS_COLUMNS = ("genre", "filename", "year", "old_index", "score", "sentence1", "sentence2")
+
+
+def find_glue(name: str) -> GlueTask:
+    """Returns the task of that name. Raises: InputError if there is none."""
+    if name not in TASKS:
+        raise InputError(f"task {name!r} is not one of GLUE's: {', '.join(TASKS)}")
+    return TASKS[name]
+
+
+def splits_of(name: str) -> Mapping[str, tuple[str, ...]]:
+    """Returns the splits of a task, as `Task.splits`."""
+    return _SPLITS.get(name, _USUAL)
+
+
+def read_split(name: str, source: str, split: str) -> list[ClassifyExample]:
+    """Returns the examples of a split; [] if it is not there."""
+    names = _NAMES.get(name, SPLITS)
+    if len(split_places(source)) == 1:
+        source = _own_folder(name, source)
+    place = find_split_file(source, split, names)
+    if not place and split == "dev_mismatched":
+        place = find_split_file(source, "dev_matched", names)
+        place = place if _is_json(place) else ""
+    if not place and split == "test_ax":
+        place = _find_diagnostic(source)
+    if not place:
+        return []
+    examples = read_place(name, place, _JSON_KEYS.get(split, ()), split == "train" or split.startswith("dev"))
+    if not examples and not _is_json(place):
+        raise InputError(f"{place} holds no example; copy it again from GLUE's zip")
+    return examples
+
+
+def _is_json(place: str) -> bool:
+    return place.lower().removesuffix(".gz").removesuffix(".zst").endswith(".json")
+
+
+def _own_folder(name: str, source: str) -> str:
+    """Returns the folder of the task inside GLUE's zip folder, or `source` itself."""
+    folders = [Path(source) / folder for folder in _FOLDERS.get(name, (TASKS[name].folder,))]
+    return next((str(folder) for folder in folders if folder.is_dir()), source)
+
+
+def _find_diagnostic(source: str) -> str:
+    """Returns the diagnostic set for MNLI data: its folder in or beside theirs, or that of TFDS; "" if not found."""
+    places = []
+    if of_tfds := re.fullmatch(r"tfds:glue/mnli(:[\d.]+)?", source):
+        places = [f"tfds:glue/ax{of_tfds[1] or ''}"]
+    elif Path(source).is_dir():
+        folders = (Path(source), Path(source).absolute().parent)
+        places = [str(folder / name) for folder in folders for name in _FOLDERS["ax"] if (folder / name).is_dir()]
+    for place in places:
+        with contextlib.suppress(InputError):  # it is not prepared, or the folder is of something else
+            if found := find_split_file(place, "test", _AX_NAMES):
+                return found
+    return ""
+
+
+def read_place(name: str, place: str, json_keys: Sequence[str], labelled: bool) -> Examples:
+    """Returns the examples of a file, or of a split of TFDS.
+
+    Rows with too few columns are skipped and counted where labels are known, as GLUE's own readers do; where they
+    are to be predicted, a submission would lack them, so there they are an error.
+    """
+    glue = TASKS[name]
+    table = _json_table(place, json_keys) if _is_json(place) else _table(name, place, labelled)
+    classes = tfds_classes(place) if place.startswith(tfds_text.PREFIX) else {}
+    texts = next((list(names) for names in glue.texts if set(names) <= set(table.columns)), [])
+    label = next((column for column in glue.label if column in table.columns), "")
+    if table.records and (not texts or (labelled and not label)):
+        wanted = glue.texts[0] if not texts else glue.label[:1]
+        raise InputError(
+            f"{place} has no column {' and no '.join(map(repr, wanted))}; it has "
+            f"{', '.join(repr(each[:40]) for each in table.columns[:20])}: is it a file of {glue.folder}?"
+        )
+    number = next((column for column in ("index", "idx") if column in table.columns), "")
+    examples, unagreed = [], 0
+    for place_in_data, record in enumerate(table.records):
+        value = named_class(record.get(label), classes.get(label))
+        value = label_name(value, record.where) if glue.classes else label_number(value, record.where)
+        if value in (_UNAGREED, "hidden") or as_number(str(value)) == as_number(HIDDEN):
+            unagreed += labelled
+            if labelled:
+                continue
+            value = None
+        examples.append(
+            ClassifyExample(
+                text_of(record, texts[0]),
+                text_of(record, texts[1]) if len(texts) == 2 else None,
+                value,
+                id_of(record.get(number), place_in_data),
+                record.where,
+            )
+        )
+    if labelled:
+        check_labelled(examples)
+    skipped = {"skipped: too few columns": table.skipped, "skipped: no agreed label": unagreed}
+    return Examples(examples, skipped, (*texts, label))
+
+
+def _json_table(place: str, keys: Sequence[str]) -> Table:
+    records = read_json(place, keys)
+    return Table(tuple(dict.fromkeys(key for record in records for key in record)), records)
+
+
+def _table(name: str, place: str, lenient: bool) -> Table:
+    """Returns the table of a file. Files without a header, or with other column names, are recognised."""
+    if name == "cola" and is_tsv(place) and "sentence" not in (row := first_row(place)):
+        if row and len(row) != 4:
+            raise InputError(f"{place}:1 has {len(row)} columns; a file of CoLA has a header, or four columns")
+        return read_table(place, ("source", "label", "mark", "sentence"))
+    if name == "stsb" and not place.startswith(tfds_text.PREFIX) and _is_sts_benchmark(first_row(place)):
+        return read_wide_tsv(place, _STS_COLUMNS, lenient)
+    table = read_table(place, (), lenient)
+    if name == "mnli" and len(table.columns) >= 10 and "sentence1" not in table.columns:
+        columns = [f"column {index}" for index in range(len(table.columns))]  # by their places, as Google's code does
+        columns[8:10], columns[-1] = ["sentence1", "sentence2"], "gold_label"
+        if table.columns[-1] in TASKS[name].classes:
+            return read_table(place, columns, lenient)  # there is no header
+        return table._replace(
+            columns=tuple(columns), records=[Record(zip(columns, each.values()), each.where) for each in table.records]
+        )
+    return table
+
+
+def _is_sts_benchmark(row: Sequence[str]) -> bool:
+    """Returns whether a first line is a row of the STS benchmark: seven or nine columns with the score in the fifth.
+
+    GLUE's own rows without their header begin with an index.
+    """
+    with contextlib.suppress(InputError):
+        return 7 <= len(row) <= 9 and label_number(row[4], "") is not None and not row[0].strip().isdecimal()
+    return False
+
+
+def official_classes(classes: Sequence[str]) -> Classes:
+    """Returns the classes of GLUE by their names and by their numbers, as its files have either."""
+    return Classes({spelled: index for index, name in enumerate(classes) for spelled in (name, str(index))})

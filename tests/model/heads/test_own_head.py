@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A head of one's own: its parameters stand beside the encoder, and what is not said is as of a classifier."""
+
+import jax
+import numpy as np
+from builders import tiny_model
+from flax import linen as nn
+
+from bert_jax.model.heads.base import Head
+from bert_jax.model.objective import init_params, task_objective
+from bert_jax.tasks.base import Row
+from bert_jax.tasks.batches import make_batch
+
+
+class Largest(nn.Module):
+    """A dense layer on the largest number of each feature over the row."""
+
+    config: object
+    num_outputs: int
+
+    @nn.compact
+    def __call__(self, encoded, batch, deterministic):
+        return nn.Dense(self.num_outputs, name="largest")(encoded.hidden.max(axis=1, keepdims=True))
+
+
+def test_an_own_head_has_a_loss_and_gradients():
+    head = Head("largest", ("largest",), Largest)
+    params = init_params(tiny_model(), jax.random.key(0), head, 3)
+    assert set(params) == {"encoder", "largest"} and "pooler" not in params["encoder"]
+    row = Row(0, np.arange(5, 9, dtype=np.int32), np.zeros(4, np.uint8), (4,), 2)
+    batch = make_batch([[row]], 6, 1, head)
+    objective = task_objective(tiny_model(), head, 3)
+    loss, gradients = jax.value_and_grad(lambda params: objective.losses(params, batch, None)["loss"][0])(params)
+    assert loss > 0 and np.any(gradients["largest"]["kernel"]) and objective.denominators(batch)["loss"] == 1

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The how-to pages: their Python blocks run, and their recipes work with the commands."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import pytest
+from builders import tiny_model
+
+from bert_jax.checkpoints.pretrained import Pretrained, save_pretrained
+from bert_jax.model.objective import init_params
+from bert_jax.text.tokenizer import wordpiece_tokenizer
+
+HOWTO = Path(__file__).resolve().parents[1] / "docs" / "howto"
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+def blocks(page: Path) -> list[str]:
+    """Returns the Python blocks of a page."""
+    return re.findall(r"^```python\n(.*?)^```$", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture
+def place(tmp_path, repository, monkeypatch):
+    """Returns an empty directory with an untrained model under the names that pages use."""
+    tokenizer = wordpiece_tokenizer(
+        [*"[PAD] [UNK] [CLS] [SEP] [MASK] . ?".split(), *LETTERS, *(f"##{letter}" for letter in LETTERS)],
+        lowercase=True,
+    )
+    model = tiny_model(vocab_size=tokenizer.vocab_size, initializer_stddev=0.1)
+    bert = Pretrained(model, init_params(model, jax.random.key(0)), tokenizer)
+    for name in ("runs/base", "runs/demo/pretrain"):
+        save_pretrained(bert, tmp_path / name)
+    monkeypatch.setenv("PYTHONPATH", str(repository))
+    return tmp_path
+
+
+def run(place: Path, *command: str, **options) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, *command], cwd=place, text=True, capture_output=True, **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [page.stem for page in sorted(HOWTO.glob("*.md")) if blocks(page)])
+def test_the_programs_of_a_page_run(place, page):
+    done = run(place, "-c", "\n".join(blocks(HOWTO / f"{page}.md")))
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.slow
+def test_an_own_head_trains_resumes_and_predicts_by_the_commands(place):
+    (place / "my_head.py").write_text(blocks(HOWTO / "own_head.md")[0])
+    rows = "".join(f"{'open' if number % 2 else 'shut'} it\t{number % 2}\n" for number in range(64))
+    for name in ("train.tsv", "dev.tsv"):
+        (place / name).write_text("text\tlabel\n" + rows)
+    command = ["-m", "bert_jax", "finetune", "--config=my_head.py", "--config.checkpoint.every_steps=2"]
+    whole = run(place, *command, "--workdir=whole")
+    assert whole.returncode == 0, whole.stderr[-2000:]
+    child = subprocess.Popen([sys.executable, *command, "--workdir=killed"], cwd=place, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 300
+    while not list(place.glob("killed/checkpoints/*")) and child.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.kill(child.pid, signal.SIGKILL)
+    child.wait()
+    again = run(place, *command, "--workdir=killed")
+    assert again.returncode == 0, again.stderr[-2000:]
+    predict = ["-m", "bert_jax", "predict", "--recipe=my_head.py", "--format=json"]
+    answers = [run(place, *predict, f"--checkpoint={name}", input="open it\nshut it\n") for name in ("whole", "killed")]
+    assert answers[0].stdout == answers[1].stdout and len(answers[0].stdout.splitlines()) == 2, answers[0].stderr
+    refused = run(place, *predict[:3], "--checkpoint=whole", input="open it\n")
+    assert refused.returncode == 1 and refused.stderr == (
+        "error: this model has the head 'mean_and_largest' of a recipe, and a model directory runs no code; name the "
+        "recipe again, with --recipe=PATH.py, or load_predictor(path, head=get_head())\n"
+    )
+    encoder = run(place, "-c", "import bert_jax; print(bert_jax.load_pretrained('whole').encode(['it']).hidden.shape)")
+    assert encoder.stdout == "(1, 4, 32)\n", encoder.stderr
