@@ -57,7 +57,7 @@ def test_one_line_of_what_is_wrong(repository, files, arguments, message):
 
 def test_no_jax(repository, files):
     code = (
-        "import sys; from bert_jax.tools import score; from bert_jax.tasks.squad import score, task;"
+        "import sys; from bert_jax.tools import score; from bert_jax.tasks.squad import score;"
         "print(sorted({'jax', 'flax', 'tensorflow'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, cwd=repository)
