@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 from bert_jax.errors import InputError, StoppedError
 from bert_jax.storage import stores
 
-Holder: TypeAlias = dict[str, Any]  # JSON of a lease: name, host, pid, machine, began, expire_seconds
+Holder: TypeAlias = dict[str, Any]  # JSON of a lease: name, host, pid, machine, began, expire_seconds, doing
 
 LEASE = ".lease"  # name of the object inside a directory
 RENEW_SECONDS = 10.0
@@ -33,8 +33,10 @@ _held: dict[str, "Lease"] = {}  # by the prefix that each protects
 class Lease:
     """A lease that this process holds, renewed by a thread until `release`. `take` makes it."""
 
-    def __init__(self, url: str, on_loss: Callable[[str], object] | None = None) -> None:
-        self.url, self._on_loss = url, on_loss
+    def __init__(
+        self, url: str, on_loss: Callable[[str], object] | None = None, doing: Callable[[], str] = lambda: ""
+    ) -> None:
+        self.url, self._on_loss, self._doing = url, on_loss, doing
         self._name = uuid.uuid4().hex
         self._renewals = 0
         self._token, self._lost = "", ""
@@ -121,18 +123,23 @@ class Lease:
 
     def _content(self) -> bytes:
         self._renewals += 1
-        about = {"name": self._name, "renewals": self._renewals, "expire_seconds": EXPIRE_SECONDS} | _this_process()
+        about = {"name": self._name, "renewals": self._renewals, "expire_seconds": EXPIRE_SECONDS}
+        about |= {"doing": self._doing()} | _this_process()
         return json.dumps(about, sort_keys=True).encode()
 
 
 @contextlib.contextmanager
 def lease(
-    url: str, directory: str, on_loss: Callable[[str], object] | None = None, say: Callable[[str], object] | None = None
+    url: str,
+    directory: str,
+    on_loss: Callable[[str], object] | None = None,
+    say: Callable[[str], object] | None = None,
+    doing: Callable[[], str] = lambda: "",
 ) -> Iterator[str]:
     """Yields "" while this process holds the lease at `url`, or a description of the run that holds it.
 
     Until the block ends, `check_held` guards writes below `directory`. `on_loss` is called, from another thread, with a
-    message if another run has taken the lease.
+    message if another run has taken the lease. `doing` says what is under way, for those who find the lease held.
 
     Raises: InputError if the store cannot be reached or written, or has no conditional writes.
     """
@@ -142,7 +149,7 @@ def lease(
             f"{directory} cannot be locked: only gs:// and s3:// have writes that fail if another was faster; give one "
             "of these, or a directory of this machine"
         )
-    held = Lease(url, on_loss)
+    held = Lease(url, on_loss, doing)
     holder = held.take(say or (lambda line: print(line, file=sys.stderr, flush=True)))
     if holder:
         yield holder
@@ -207,4 +214,5 @@ def _patience(other: Holder, age: float) -> float:
 
 
 def _describe(other: Holder, age: float) -> str:
-    return f"process {other.get('pid', '?')} on {other.get('host', 'an unknown host')}, renewed {age:.0f} s ago"
+    doing = f", {str(other['doing'])[:200]}" if other.get("doing") else ""
+    return f"process {other.get('pid', '?')} on {other.get('host', 'an unknown host')}, renewed {age:.0f} s ago{doing}"

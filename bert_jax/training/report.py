@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from bert_jax.devices.work import under_way
 from bert_jax.errors import InputError, package_needed, without_secrets
 from bert_jax.storage import schema
 from bert_jax.storage.places import AnyPath, RemotePath, scratch, to_place
@@ -124,7 +125,7 @@ class Reporter:
         if self._store is None or self._spool is None:
             return
         folder = Path(self._spool.name)
-        with self._publishing:
+        with self._publishing, under_way("uploading"):
             if self._board is not None:
                 self._board.flush()
             for path in sorted(path for path in folder.rglob("*") if path.is_file()):

@@ -11,6 +11,7 @@ from typing import Any
 from bert_jax.checkpoints.remains import DIRECTORIES, WRITTEN, sweep_temporaries
 from bert_jax.checkpoints.sealed import SEAL, checkpoint_steps
 from bert_jax.devices.job import this_job
+from bert_jax.devices.work import describe
 from bert_jax.errors import InputError, without_secrets
 from bert_jax.settings.finetuning import FinetuneConfig
 from bert_jax.settings.phases import may_change as may_change_in_phases
@@ -43,7 +44,7 @@ def locked(workdir: Place) -> Iterator[None]:
             nonlocal holder
             if isinstance(workdir, RemotePath):
                 lost = partial(this_job().end, InputError.STATUS)
-                holder = stack.enter_context(lease(str(workdir / LEASE), str(workdir), lost))
+                holder = stack.enter_context(lease(str(workdir / LEASE), str(workdir), lost, doing=describe))
             else:
                 holder = stack.enter_context(lock_file(workdir / LOCK, keep=True))
 

@@ -229,6 +229,32 @@ def test_a_program_that_has_joined_by_itself_agrees_with_the_others_too(reposito
         assert all(error.endswith("2\n") for error in errors), errors
 
 
+# Fails on the second process, in the first save, when the first one waits for it.
+FAILING = """
+from bert_jax.checkpoints import states
+from bert_jax.devices import job
+
+def fail(self, needed):
+    raise ZeroDivisionError("of this process alone")
+
+job._LOST_SECONDS = 5.0
+if "1" in sys.argv[-1].partition("=")[2]:
+    states.Checkpoints._check_writable = fail
+"""
+
+
+def test_a_program_that_has_joined_by_itself_learns_which_process_failed(repository, data, tmp_path):
+    program = tmp_path / "own.py"
+    program.write_text(OWN_PROGRAM.replace("data, workdir, seed", FAILING + "data, workdir, seed"))
+    running = processes.start(repository, [str(program), str(data), str(tmp_path / "run"), "0"], 2)
+    began = time.monotonic()
+    first = running[0].communicate(timeout=200)[1]
+    running[1].kill()  # it may wait for the first one at its end
+    assert "ZeroDivisionError: of this process alone" in running[1].communicate()[1]
+    assert "error: process 1 (" in first and "has not been heard of for " in first, first
+    assert time.monotonic() - began < 150
+
+
 # Makes the work directory read-only for this process alone, once there are so many records, as a lost mount is.
 READ_ONLY = """
 import ctypes, os, pathlib, runpy, sys, threading, time

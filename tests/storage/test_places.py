@@ -146,11 +146,11 @@ def test_a_conditional_write_succeeds_once(root):
 
 def test_a_live_lease_refuses_and_a_released_one_does_not(root, soon):
     url = str(root / leases.LEASE)
-    with leases.lease(url, str(root)) as holder:
+    with leases.lease(url, str(root), doing=lambda: "saving for 3 s") as holder:
         assert holder == "" and json.loads((root / leases.LEASE).read_bytes())["pid"] == os.getpid()
         began = time.monotonic()
         with leases.lease(url, str(root), say=lambda line: None) as second:
-            assert f"process {os.getpid()} on " in second and "renewed 0 s ago" in second
+            assert f"process {os.getpid()} on " in second and "renewed 0 s ago, saving for 3 s" in second
         assert time.monotonic() - began < 0.6
         time.sleep(0.8)  # renewed meanwhile
         leases.check_held(str(root / "x"))
