@@ -86,9 +86,9 @@ class Store:
         assert allow_overwrite or key not in self.values
         self.values[key] = value
 
-    def key_value_dir_get(self, prefix):
+    def key_value_dir_get(self, key):
         self._check()
-        return [(key, value) for key, value in list(self.values.items()) if key.startswith(prefix)]
+        return [(name, value) for name, value in list(self.values.items()) if name.startswith(key)]
 
     def _check(self):
         if self.gone:

@@ -105,10 +105,11 @@ def _failing_calmly() -> Iterator[None]:
 
     jax.distributed has no argument for that, but its client has one. With versions of JAX without it, JAX aborts.
     """
-    try:
-        from jax._src.distributed import _jax as module
-    except ImportError:
-        module = None
+    module: Any = None
+    with contextlib.suppress(ImportError):
+        from jax._src import distributed
+
+        module = getattr(distributed, "_jax", None)
     make = getattr(module, "get_distributed_runtime_client", None)
 
     def make_calm(*arguments: object, **options: object) -> object:
@@ -120,11 +121,11 @@ def _failing_calmly() -> Iterator[None]:
     if make is None:
         yield
         return
-    module.get_distributed_runtime_client = make_calm  # type: ignore[union-attr]
+    module.get_distributed_runtime_client = make_calm
     try:
         yield
     finally:
-        module.get_distributed_runtime_client = make  # type: ignore[union-attr]
+        module.get_distributed_runtime_client = make
 
 
 @contextlib.contextmanager

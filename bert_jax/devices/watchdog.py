@@ -40,10 +40,10 @@ class Watchdog:
                 this_job().leave_hanging(HANG_STATUS, line)
 
 
-def _hear(event: str, seconds: float, **_: object) -> None:
+def _hear(event: str, duration_secs: float, **_: object) -> None:
     """Notes what JAX tells of its compiler: after a program is lowered it is compiled, which may take very long."""
     if event.endswith("backend_compile_duration"):
-        work.end_compilation(seconds)
+        work.end_compilation(duration_secs)
     elif event.endswith("jaxpr_to_mlir_module_duration"):
         work.begin_compilation()
     else:
