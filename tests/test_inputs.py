@@ -14,12 +14,12 @@ from pathlib import Path
 import fsspec
 import numpy as np
 import pytest
-import zstandard
 
 from bert_jax.data import pieces, prepare, records
 from bert_jax.data.prepare import PrepareOptions
 from bert_jax.data.sources import corpus
 from bert_jax.errors import InputError
+from bert_jax.storage.files import zstd
 from bert_jax.text.tokenizer import load_tokenizer
 
 WORDS = [left + right for left in "ba be bi do du ka".split() for right in "la lo ra ro sa ta".split()]
@@ -82,7 +82,7 @@ def contents(path: Path, manifest: bool = True) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("write", [as_json_lines, as_wikiextractor])
-@pytest.mark.parametrize("compress", [bytes, gzip.compress, zstandard.compress])
+@pytest.mark.parametrize("compress", [bytes, gzip.compress, zstd.compress])
 def test_every_format_gives_the_same_data_set(tmp_path, prepared, vocab, monkeypatch, write, compress):
     (tmp_path / "input").write_bytes(compress(write(DOCUMENTS)))
     if compress is bytes:
@@ -248,7 +248,7 @@ def test_a_data_set_is_written_behind_a_url_as_to_a_disk(tmp_path, prepared, voc
     ("tool", "name", "content", "problem"),
     [
         ("prepare_corpus", "json", b'{"text": "a"}\n{"text": 1}\n', "json, line 2: 'text' is 1, not a string"),
-        ("build_vocab", "text.zst", zstandard.compress(as_text(DOCUMENTS))[:-4], "text.zst is truncated or damaged"),
+        ("build_vocab", "text.zst", zstd.compress(as_text(DOCUMENTS))[:-4], "text.zst is truncated or damaged"),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_nothing_half_written(tmp_path, vocab, tool, name, content, problem):

@@ -9,6 +9,7 @@ import hashlib
 import io
 import json
 import os
+import sys
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +21,11 @@ import numpy as np
 from bert_jax.errors import InputError
 from bert_jax.storage.places import AnyPath, RemotePath, to_place
 from bert_jax.storage.urls import is_remote, remote_glob
-from bert_jax.storage.zstd import ZstdError, ZstdFile
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 NOT_UTF8 = (  # the fix; `iconv -t utf-8` alone stops at the very byte
     "if the file has another encoding, convert it with iconv -f windows-1252 -t utf-8, or what it is; if it is UTF-8 "
@@ -114,7 +119,8 @@ def open_binary(path: str) -> IO[bytes]:
     if compression == "gzip":
         return io.BufferedReader(gzip.open(path, "rb"), 1 << 17)  # GzipFile splits lines in Python, slowly
     if compression == "zstd":
-        return io.BufferedReader(ZstdFile(path), 1 << 17)
+        longest = {zstd.DecompressionParameter.window_log_max: 31}  # as zstd --long=31 writes
+        return io.BufferedReader(zstd.ZstdFile(path, options=longest), 1 << 17)  # type: ignore[arg-type]
     return open(path, "rb")
 
 
@@ -142,7 +148,7 @@ def reading(name: str) -> Iterator[None]:
     """Turns errors of damaged or unreadable files into an `InputError` that calls the file `name`."""
     try:
         yield
-    except (EOFError, zlib.error, gzip.BadGzipFile, ZstdError) as error:
+    except (EOFError, zlib.error, gzip.BadGzipFile, zstd.ZstdError) as error:
         raise InputError(f"{name} is truncated or damaged ({error}); copy it again") from None
     except OSError as error:
         fix = TOO_MANY_FILES if are_too_many(error) else "check the path and its permissions"

@@ -10,12 +10,12 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
-from bert_jax.errors import InputError, shown
+from bert_jax.errors import InputError
 from bert_jax.storage import files, schema, writing
 from bert_jax.storage.files import JsonObject
 from bert_jax.storage.places import AnyPath, to_place
@@ -32,86 +32,54 @@ _OPTIONS = schema.record(
 )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Tokenizer:
     """A vocabulary and the function that turns text into its ids.
 
     Attributes:
       pieces: text -> ids, without special tokens; a special token written in the text is ordinary text. It also has
-        the vocabulary, the options and the content of the vocabulary file.
+        the content of the vocabulary file.
+      vocab: the tokens, in the order of their ids.
+      vocab_size: V, the number of ids.
+      config: the options of `pieces`, under Hugging Face's names; `save` writes them beside the vocabulary.
+      kind: the algorithm of `pieces`: "wordpiece" or "sentencepiece".
+      lowercase: whether text is lower-cased.
+      strip_accents: whether accents are dropped.
+      pad_id, unk_id, cls_id, sep_id, mask_id: the ids of [PAD], [UNK], [CLS], [SEP] and [MASK].
+      special_ids: all of these, in this order.
 
     Raises: InputError if the vocabulary lacks a special token.
     """
 
     pieces: WordPiece | SentencePieces
+    vocab: Sequence[str] = field(init=False)
+    vocab_size: int = field(init=False)
+    config: JsonObject = field(init=False)
+    kind: str = field(init=False)
+    lowercase: bool = field(init=False)
+    strip_accents: bool = field(init=False)
+    pad_id: int = field(init=False)
+    unk_id: int = field(init=False)
+    cls_id: int = field(init=False)
+    sep_id: int = field(init=False)
+    mask_id: int = field(init=False)
+    special_ids: tuple[int, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        missing = [token for token in SPECIAL_TOKENS if token not in self.pieces.ids]
-        if missing:
+        ids, options, vocab = self.pieces.ids, self.pieces.config, self.pieces.vocab
+        if missing := [token for token in SPECIAL_TOKENS if token not in ids]:
             raise InputError(
-                f"the vocabulary of {self.vocab_size} tokens lacks {', '.join(missing)};"
+                f"the vocabulary of {len(vocab)} tokens lacks {', '.join(missing)};"
                 f" each of {', '.join(SPECIAL_TOKENS)} must be in it"
             )
+        values = {f"{token[1:-1].lower()}_id": ids[token] for token in SPECIAL_TOKENS}
+        values |= {"vocab": vocab, "vocab_size": len(vocab), "config": options, "kind": self.pieces.kind}
+        values |= {"lowercase": options["do_lower_case"], "strip_accents": options["strip_accents"]}
+        for name, value in {**values, "special_ids": tuple(ids[token] for token in SPECIAL_TOKENS)}.items():
+            object.__setattr__(self, name, value)
 
-    @property
-    def vocab(self) -> Sequence[str]:
-        """Returns the tokens, in the order of their ids."""
-        return self.pieces.vocab
-
-    @property
-    def config(self) -> JsonObject:
-        """Returns the options of `pieces`, under Hugging Face's names; `save` writes them beside the vocabulary."""
-        return self.pieces.config
-
-    @property
-    def kind(self) -> str:
-        """Returns the algorithm of `pieces`: "wordpiece" or "sentencepiece"."""
-        return self.pieces.kind
-
-    @property
-    def vocab_size(self) -> int:
-        """Returns V, the number of ids."""
-        return len(self.vocab)
-
-    @property
-    def lowercase(self) -> bool:
-        """Returns whether text is lower-cased."""
-        return self.config["do_lower_case"]
-
-    @property
-    def strip_accents(self) -> bool:
-        """Returns whether accents are dropped."""
-        return self.config["strip_accents"]
-
-    @property
-    def pad_id(self) -> int:
-        """Returns the id of [PAD]."""
-        return self.pieces.ids["[PAD]"]
-
-    @property
-    def unk_id(self) -> int:
-        """Returns the id of [UNK]."""
-        return self.pieces.ids["[UNK]"]
-
-    @property
-    def cls_id(self) -> int:
-        """Returns the id of [CLS]."""
-        return self.pieces.ids["[CLS]"]
-
-    @property
-    def sep_id(self) -> int:
-        """Returns the id of [SEP]."""
-        return self.pieces.ids["[SEP]"]
-
-    @property
-    def mask_id(self) -> int:
-        """Returns the id of [MASK]."""
-        return self.pieces.ids["[MASK]"]
-
-    @property
-    def special_ids(self) -> tuple[int, ...]:
-        """Returns the ids of [PAD], [UNK], [CLS], [SEP] and [MASK], in this order."""
-        return tuple(self.pieces.ids[token] for token in SPECIAL_TOKENS)
+    def __reduce__(self) -> tuple:
+        return Tokenizer, (self.pieces,)
 
     @functools.cached_property
     def word_starts(self) -> np.ndarray:
@@ -240,9 +208,6 @@ def load_tokenizer(path: AnyPath, lowercase: bool | None = None, strip_accents: 
     if path.is_dir():
         if (path / _CONFIG_NAME).exists():
             config = files.read_json(path / _CONFIG_NAME)
-        if not isinstance(config, dict):
-            found = shown(config)
-            raise InputError(f"{path / _CONFIG_NAME} is {found}, not the options of a tokenizer; remove it")
         schema.check(config, _OPTIONS, path / _CONFIG_NAME, "correct it, or remove the file")
         config = _limit_of(path / "tokenizer.json") | config
         path = _vocabulary_file(path)

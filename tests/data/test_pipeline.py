@@ -79,7 +79,7 @@ LOAD = """
 import json, sys
 import jax, numpy as np
 from bert_jax.data.pipeline import train_batch
-from bert_jax.data.records import Split, open_dataset
+from bert_jax.data.records import LocalRows, open_dataset
 from bert_jax.devices.sharding import make_mesh
 from bert_jax.settings.pretraining import MeshConfig
 
@@ -87,10 +87,10 @@ data, output, *joining = sys.argv[1:]
 flags = dict(flag.removeprefix("--").split("=") for flag in joining)
 jax.distributed.initialize(flags["coordinator"], int(flags["num_processes"]), int(flags["process_id"]))
 found = {}
-gather = Split.gather
+gather = LocalRows.gather
 for sizes in ({"data": 4}, {"data": 2, "tensor": 2}, {"data": 1, "tensor": 4}):
     read = []
-    Split.gather = lambda split, rows: read.append(rows.tolist()) or gather(split, rows)
+    LocalRows.gather = lambda split, rows: read.append(rows.tolist()) or gather(split, rows)
     batch = train_batch(open_dataset(data).train, 3, 8, 0, make_mesh(MeshConfig(**sizes)))
     shards = [np.asarray(shard.data)[:, 0].tolist() for shard in batch.sequence_numbers.addressable_shards]
     found[str(list(sizes.values()))] = {"read": read, "shards": shards}

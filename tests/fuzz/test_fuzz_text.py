@@ -9,7 +9,6 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import zstandard
 from builders import write_corpus, write_vocab
 from conftest import ROOT
 from fuzzing import TIMES, Reader, make_tests
@@ -18,6 +17,7 @@ from hypothesis import strategies as st
 
 from bert_jax.data.sentences import split_lines
 from bert_jax.data.sources.corpus import contents_of, iterate_documents
+from bert_jax.storage.files import zstd
 from bert_jax.text.sentencepieces import learn_sentencepieces
 from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
 from bert_jax.text.wordpiece import WordPiece
@@ -91,7 +91,7 @@ READERS = [
     Reader("gzip", write("x.gz", gzip.compress(WIKI.encode())), lambda path: use_text(path / "x.gz"), ("x.gz",), 300),
     Reader(
         "zstd",
-        write("x.zst", zstandard.compress(WIKI.encode())),
+        write("x.zst", zstd.compress(WIKI.encode())),
         lambda path: use_text(path / "x.zst"),
         ("x.zst",),
         300,

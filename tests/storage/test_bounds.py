@@ -10,13 +10,13 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-import zstandard
 from builders import write_vocab
 
 from bert_jax.checkpoints.hf_tokenizer import load_hf_tokenizer
 from bert_jax.data.sources import corpus, formats
 from bert_jax.errors import InputError
 from bert_jax.storage import files
+from bert_jax.storage.files import zstd
 from bert_jax.tasks import readers
 from bert_jax.tasks.squad import read as squad_read
 from bert_jax.text.sentencepieces import SentencePieces, learn_sentencepieces
@@ -27,7 +27,7 @@ MIB = 1 << 20
 
 def write_zstd(path: Path, unit: bytes, count: int) -> str:
     """Writes `unit` `count` times over, compressed, without holding it all in memory."""
-    with open(path, "wb") as stream, zstandard.ZstdCompressor().stream_writer(stream) as writer:
+    with zstd.ZstdFile(path, "w") as writer:
         for _ in range(count):
             writer.write(unit)
     return str(path)
@@ -51,8 +51,8 @@ def documents(path: str) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize("start", [b"", b"text\n\n", b'{"text": "', b'<doc id="1">\n'])
 def test_a_line_has_a_bound(tmp_path, start):
-    (tmp_path / "x.zst").write_bytes(zstandard.compress(start))
-    with open(tmp_path / "x.zst", "ab") as stream, zstandard.ZstdCompressor().stream_writer(stream) as writer:
+    (tmp_path / "x.zst").write_bytes(zstd.compress(start))
+    with zstd.ZstdFile(tmp_path / "x.zst", "a") as writer:
         for _ in range(200):
             writer.write(b"word " * (MIB // 5))
     message, peak = peak_of(documents, str(tmp_path / "x.zst"))
@@ -66,7 +66,7 @@ def test_a_line_has_a_bound(tmp_path, start):
 def test_a_document_has_a_bound(tmp_path, monkeypatch, start, line):
     monkeypatch.setattr(formats, "LONGEST_DOCUMENT", MIB)
     write_zstd(tmp_path / "lines.zst", line * (MIB // 64 // len(line)), 64)
-    (tmp_path / "x.zst").write_bytes(zstandard.compress(start) + (tmp_path / "lines.zst").read_bytes())
+    (tmp_path / "x.zst").write_bytes(zstd.compress(start) + (tmp_path / "lines.zst").read_bytes())
     message, peak = peak_of(documents, str(tmp_path / "x.zst"))
     assert "the document that ends here or later has more than 1 MiB; part documents by blank lines" in message
     assert peak < 4 * MIB
@@ -131,7 +131,7 @@ def test_a_few_compressed_bytes_are_decompressed_in_parts(tmp_path):
 
 
 def test_text_that_compresses_well_is_read(tmp_path):
-    (tmp_path / "x").write_bytes(zstandard.compress(b"a\tb\n" * MIB))
+    (tmp_path / "x").write_bytes(zstd.compress(b"a\tb\n" * MIB))
     assert len(files.read_whole(str(tmp_path / "x"), "x")) == 4 * MIB
 
 

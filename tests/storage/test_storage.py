@@ -13,10 +13,10 @@ from pathlib import Path
 
 import fsspec
 import pytest
-import zstandard
 
 from bert_jax.errors import InputError
 from bert_jax.storage import files, urls, writing
+from bert_jax.storage.files import zstd
 from bert_jax.storage.places import RemotePath
 from bert_jax.storage.writing import check_file, write_json
 
@@ -38,9 +38,9 @@ def test_too_many_open_files_are_said_with_what_helps(number):
 def test_compression_is_recognised_by_the_first_bytes(tmp_path):
     (tmp_path / "zipped").write_bytes(gzip.compress(b"text"))
     (tmp_path / "plain.gz").write_bytes(b"text")
-    (tmp_path / "zstandard").write_bytes(zstandard.compress(b"text"))
+    (tmp_path / "zstd").write_bytes(zstd.compress(b"text"))
     (tmp_path / "plain.zst").write_bytes(b"text")
-    for name, compressed in (("zipped", True), ("plain.gz", False), ("zstandard", True), ("plain.zst", False)):
+    for name, compressed in (("zipped", True), ("plain.gz", False), ("zstd", True), ("plain.zst", False)):
         path = str(tmp_path / name)
         assert files.is_compressed(path) == compressed
         with files.open_binary(path) as stream:
@@ -51,10 +51,9 @@ def test_zstd_of_many_frames_is_read_whole_and_by_lines(tmp_path):
     rng = random.Random(0)
     lines = [bytes(rng.choices(b"abcdef", k=rng.randint(0, 300))) + b"\n" for _ in range(5000)]
     data = b"".join(lines)
-    compressor = zstandard.ZstdCompressor(write_content_size=False)
     cuts = sorted({0, 1, 2, len(data), *(rng.randrange(len(data)) for _ in range(50))})
-    frames = [compressor.compress(data[start:end]) for start, end in zip(cuts, cuts[1:])]
-    (tmp_path / "frames").write_bytes(b"".join([*frames, compressor.compress(b"")]))
+    frames = [zstd.compress(data[start:end]) for start, end in zip(cuts, cuts[1:])]
+    (tmp_path / "frames").write_bytes(b"".join([*frames, zstd.compress(b"")]))
     with files.open_binary(str(tmp_path / "frames")) as stream:
         assert list(stream) == lines
     with files.open_binary(str(tmp_path / "frames")) as stream:
@@ -63,13 +62,35 @@ def test_zstd_of_many_frames_is_read_whole_and_by_lines(tmp_path):
 
 @pytest.mark.parametrize("num_bytes", [5, 8, 20, 1000, -1])
 def test_zstd_that_was_cut_off_is_an_error(tmp_path, num_bytes):
-    """The library's own reader ends without a word there."""
-    whole = zstandard.compress(bytes(random.Random(0).choices(b"abcdef \n", k=100_000)))
+    whole = zstd.compress(bytes(random.Random(0).choices(b"abcdef \n", k=100_000)))
     path = tmp_path / "short"
     for content in (whole[:num_bytes], whole + whole[:num_bytes]):
         path.write_bytes(content)
-        with pytest.raises(InputError, match=r"text.zst is truncated or damaged \(the last zstd frame is not complete"):
+        with pytest.raises(
+            InputError,
+            match=r"text.zst is truncated or damaged \(Compressed file ended",
+        ):
             with files.reading("text.zst"), files.open_binary(str(path)) as stream:
+                stream.read()
+
+
+def test_zstd_with_a_long_window_and_skippable_frames(tmp_path):
+    text = bytes(random.Random(0).choices(b"abcdef \n", k=3 << 20))
+    skippable = b"\x5a\x2a\x4d\x18" + (70_000).to_bytes(4, "little") + bytes(70_000)
+    (tmp_path / "long").write_bytes(skippable)
+    options = {zstd.CompressionParameter.window_log: 31, zstd.CompressionParameter.enable_long_distance_matching: 1}
+    with zstd.ZstdFile(tmp_path / "long", "a", options=options) as writer:
+        writer.write(text)  # in parts, so that the frame does not say how long it is
+        writer.write(text)
+    with pytest.raises(zstd.ZstdError, match="too much memory"), zstd.ZstdFile(tmp_path / "long") as stream:
+        stream.read()  # what is read without the option
+    (tmp_path / "long").write_bytes((tmp_path / "long").read_bytes() + skippable)
+    with files.open_binary(str(tmp_path / "long")) as stream:
+        assert stream.read() == text + text
+    for end in (b"x", bytes(4), b"no frame at all"):
+        (tmp_path / "more").write_bytes((tmp_path / "long").read_bytes() + end)
+        with pytest.raises(InputError, match=r"text.zst is truncated or damaged \(Unable to decompress"):
+            with files.reading("text.zst"), files.open_binary(str(tmp_path / "more")) as stream:
                 stream.read()
 
 

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import zstandard
 
 from bert_jax.errors import InputError
-from bert_jax.storage.files import expand_globs
+from bert_jax.storage.files import expand_globs, zstd
 from bert_jax.tasks import readers
 from bert_jax.tasks.readers import SPLITS, find_split_file, read_table
 
@@ -81,7 +80,7 @@ def test_json_of_several_lists(tmp_path):
     assert readers.read_json(write(tmp_path / "b.json", '{"a": 5}')) == [{"a": 5}]
 
 
-@pytest.mark.parametrize(("suffix", "compress"), [(".gz", gzip.compress), (".zst", zstandard.compress)])
+@pytest.mark.parametrize(("suffix", "compress"), [(".gz", gzip.compress), (".zst", zstd.compress)])
 @pytest.mark.parametrize("content", [("tsv", TSV), ("csv", CSV), ("jsonl", JSON_LINES), ("json", JSON_LIST)])
 def test_compression_and_byte_order_mark_change_nothing(tmp_path, suffix, compress, content):
     name, text = content

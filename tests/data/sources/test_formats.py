@@ -16,10 +16,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
-import zstandard
 
 from bert_jax.data.sources import corpus, formats
 from bert_jax.errors import InputError
+from bert_jax.storage.files import zstd
 
 EXPECTED = [["a one", "a two"], ["b one"], ["ä 日本 one"]]
 JSON_LINES = (
@@ -58,9 +58,9 @@ FILES = {
 
 def zstd_frames(data: bytes) -> bytes:
     """Returns `data` as three zstd frames and a skippable one."""
-    compressor = zstandard.ZstdCompressor(write_checksum=True)
+    checked = {zstd.CompressionParameter.checksum_flag: 1}
     cuts = [0, len(data) // 3, len(data) // 2, len(data)]
-    frames = [compressor.compress(data[start:end]) for start, end in zip(cuts, cuts[1:])]
+    frames = [zstd.compress(data[start:end], options=checked) for start, end in zip(cuts, cuts[1:])]
     return b"\x50\x2a\x4d\x18" + (3).to_bytes(4, "little") + b"abc" + b"".join(frames)
 
 
