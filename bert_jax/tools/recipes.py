@@ -2,6 +2,7 @@
 """Finds the recipes of `configs/` by name, as in --config=pretrain:base, in every installation of bert_jax."""
 
 import difflib
+import hashlib
 import importlib.util
 import re
 import sys
@@ -126,7 +127,8 @@ def read_own(path: str) -> "Own":
 
     Raises: InputError if there is no such file, or it fails.
     """
-    from bert_jax.tasks.catalog import Own  # JAX starts here
+    from bert_jax.devices.job import this_job  # JAX starts here
+    from bert_jax.tasks.catalog import Own
 
     path = find(path).partition(":")[0]
     if not path:
@@ -138,8 +140,10 @@ def read_own(path: str) -> "Own":
     recipe = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(recipe)
-        get_head = getattr(recipe, "get_head", None)
-        return Own(getattr(recipe, "get_task", None), get_head and get_head())
+        get_task, get_head = (getattr(recipe, name, None) for name in ("get_task", "get_head"))
+        if get_task or get_head:  # processes with other programs would wait for each other for ever
+            this_job().check_same({"code of the recipe": hashlib.sha256(Path(path).read_bytes()).hexdigest()})
+        return Own(get_task, get_head and get_head())
     except InputError:
         raise
     except Exception as error:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from builders import make_dataset, make_pretrained, make_topics
 from processes import TRAIN, finish, start, told, wait_for_lines
+from test_howto import HOWTO, blocks
 
 import bert_jax
 from bert_jax.training.report import read_metrics
@@ -70,6 +71,19 @@ def test_rows_that_no_batch_divides_are_those_of_one_process(
     assert_same_run(tmp_path / "several", tmp_path / "one")
     one, several = (tmp_path / name / "predictions" for name in ("one", "several"))
     assert sorted(path.name for path in one.iterdir()) == sorted(path.name for path in several.iterdir())
+
+
+def test_an_own_head_is_trained_by_two_processes_with_one_recipe(repository, pretrained, tmp_path):
+    source = make_topics(tmp_path / "topics", 36, 20)
+    recipe = tmp_path / "mine.py"
+    recipe.write_text(blocks(HOWTO / "own_head.md")[0])
+    of = [*arguments(source, pretrained, tmp_path / "one"), "--config.data.path="]
+    command = ["finetune.py", f"--config={recipe}", *of[2:]]
+    finish(start(repository, command, 1))
+    command[command.index(f"--workdir={tmp_path / 'one'}")] = f"--workdir={tmp_path / 'several'}"
+    finish(start(repository, command, 2, 2))
+    assert_same_run(tmp_path / "several", tmp_path / "one")
+    assert bert_jax.load_pretrained(tmp_path / "several").task == "mean_and_largest"
 
 
 def test_other_rows_to_evaluate_on_are_named_on_both(repository, pretrained, tmp_path):
