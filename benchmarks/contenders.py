@@ -136,7 +136,9 @@ def finetune(config: PretrainConfig, rows: Sequence[Row], task: Task, steps: int
     rows = [row._replace(label=number % 2) for number, row in enumerate(rows)]
     data = FinetuneDataConfig(batch_size=size, seed=config.data.seed)
     group = task_batches.row_group(mesh, config.train.accumulate)
-    batching = task_batches.choose_batching(rows, data, config.model, group, "auto" if task.can_be_packed else "off")
+    batching = task_batches.choose_batching(
+        rows, data, config.model, group, "auto" if task.head.can_be_packed else "off"
+    )
 
     def batches() -> Iterator[Batch]:
         return task_batches.train_batches(rows, task.head, 0, batching, mesh)

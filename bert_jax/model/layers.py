@@ -204,7 +204,7 @@ class FeedForward(nn.Module):
         config = self.config
         dense = Dense(config, config.intermediate_size, add=False, name="intermediate")
         widened = activate(config.activation, *dense(hidden))
-        update = Dense(config, config.hidden_size, name="output")(widened)
+        update = Dense(config, config.hidden_size, name="output")(widened)  # pyright: ignore[reportArgumentType]
         update = Dropout(config.hidden_dropout_rate)(update, deterministic)
         return layer_norm(config)(hidden + update).astype(config.compute_dtype)
 

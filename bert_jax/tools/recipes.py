@@ -122,7 +122,7 @@ def find_other_value(config: object) -> str:
     )
 
 
-def read_own(path: str) -> "Own":
+def read_own(path: str | None) -> "Own":
     """Returns what a recipe's get_task and get_head define, if it has them; "" is no recipe.
 
     Raises: InputError if there is no such file, or it fails.
@@ -130,7 +130,7 @@ def read_own(path: str) -> "Own":
     from bert_jax.devices.job import this_job  # JAX starts here
     from bert_jax.tasks.catalog import Own
 
-    path = find(path).partition(":")[0]
+    path = find(path or "").partition(":")[0]
     if not path:
         return Own()
     if not Path(path).is_file():

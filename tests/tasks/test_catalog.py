@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every task is made by its name."""
 
+import dataclasses
+
 import pytest
 
 from bert_jax.errors import InputError
 from bert_jax.model.heads.table import HEADS
 from bert_jax.settings.finetuning import TaskConfig
-from bert_jax.tasks.catalog import NAMES, make_task
+from bert_jax.tasks.catalog import NAMES, Own, make_task
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -22,3 +24,18 @@ def test_a_name_that_is_nearly_right_is_suggested():
         make_task(TaskConfig(name="sst-2"))
     with pytest.raises(InputError, match="your own tables: classification or regression"):
         make_task(TaskConfig(name="xyzzy"))
+
+
+def test_an_own_task_and_head_are_checked():
+    config = TaskConfig(name="mine")
+    usual = make_task(TaskConfig(name="sst2"))
+    head = dataclasses.replace(usual.head, name="mine", parts=("mine",))
+    made = make_task(config, ("a",), Own(lambda config, labels: dataclasses.replace(usual, labels=labels), head))
+    assert made.head is head and made.labels == ("a",)
+    for own, problem in (
+        (Own(lambda config, labels: None), "get_task returned None, not a Task; return bert_jax.Task"),
+        (Own(lambda config, labels: usual, "mine"), "head 'mine' is not a Head; give bert_jax.Head"),
+        (Own(lambda config, labels: usual, dataclasses.replace(usual.head, parts=("mine",))), "give it another"),
+    ):
+        with pytest.raises(InputError, match=problem):
+            make_task(config, (), own)

@@ -13,7 +13,7 @@ import numpy as np
 from flax import linen as nn
 
 from bert_jax.batch import Batch
-from bert_jax.model.encoder import Encoder
+from bert_jax.model.encoder import Encoded, Encoder
 from bert_jax.model.heads.labels import (
     Spot,
     class_losses,
@@ -22,7 +22,7 @@ from bert_jax.model.heads.labels import (
     sequence_outputs,
     write_sequence_label,
 )
-from bert_jax.model.layers import Dense
+from bert_jax.model.layers import Dense, Dropout
 from bert_jax.model.losses import Pair
 from bert_jax.settings.model import ModelConfig
 
@@ -95,6 +95,20 @@ class Model(nn.Module):
         return module(encoded, batch, deterministic)
 
 
-def logits_of(config: ModelConfig, num_classes: int, name: str) -> Dense:
-    """Returns the layer of that name that makes float32 logits; a part of the module that calls it."""
-    return Dense(config, num_classes, "float32", name=name)
+class Linear(nn.Module):
+    """A dense layer on the pooled output of each sequence, or on the last layer's vector of each token."""
+
+    config: ModelConfig
+    num_outputs: int
+    part: str = "classifier"
+    of_tokens: bool = False
+    has_dropout: bool = True  # of its input
+
+    @nn.compact
+    def __call__(self, encoded: Encoded, batch: Batch, deterministic: bool) -> jax.Array:
+        """Returns float32 logits: [B, M, K] of sequences, [B, L, K] of tokens."""
+        features = encoded.hidden if self.of_tokens else encoded.pooled
+        assert features is not None
+        if self.has_dropout:
+            features = Dropout(self.config.hidden_dropout_rate)(features, deterministic)
+        return Dense(self.config, self.num_outputs, "float32", name=self.part)(features)

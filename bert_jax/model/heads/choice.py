@@ -9,9 +9,8 @@ import numpy as np
 
 from bert_jax.batch import Batch
 from bert_jax.model.attention import MASKED_SCORE
-from bert_jax.model.heads.base import Head
+from bert_jax.model.heads.base import Head, Linear
 from bert_jax.model.heads.labels import Spot, constant_zeros, label_losses
-from bert_jax.model.heads.sequence import SequenceClassifier
 from bert_jax.model.losses import Pair
 
 
@@ -43,7 +42,7 @@ def _outputs(outputs: np.ndarray, spot: Spot) -> np.ndarray:
 CHOICES = Head(
     "multiple_choice",
     ("pooler", "classifier"),
-    SequenceClassifier,
+    Linear,
     num_outputs=1,
     weights=_weights,
     losses=_losses,

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The heads of pre-training, together and each alone: masked language model, next sentence."""
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -10,7 +11,7 @@ from flax import linen as nn
 from bert_jax.batch import Batch
 from bert_jax.model.attention import MASKED_SCORE
 from bert_jax.model.encoder import Encoded
-from bert_jax.model.heads.base import Head, logits_of
+from bert_jax.model.heads.base import Head, Linear
 from bert_jax.model.layers import Dense, activate, layer_norm
 from bert_jax.model.product import matmul_precision, product
 from bert_jax.settings.model import ModelConfig
@@ -69,15 +70,7 @@ class Words(nn.Module):
         return MaskedLanguageModel(self.config, name="mlm")(predicted, encoded.word_table)
 
 
-class NextSentence(nn.Module):
-    """The logits [B, M, 2] of the next sentence: true or random."""
-
-    config: ModelConfig
-    num_outputs: int
-
-    @nn.compact
-    def __call__(self, encoded: Encoded, batch: Batch, deterministic: bool) -> jax.Array:
-        return logits_of(self.config, self.num_outputs, "next_sentence")(encoded.pooled)
+_next_sentence = partial(Linear, part="next_sentence", has_dropout=False)
 
 
 class Pretraining(nn.Module):
@@ -89,7 +82,7 @@ class Pretraining(nn.Module):
     @nn.compact
     def __call__(self, encoded: Encoded, batch: Batch, deterministic: bool) -> PretrainingOutput:
         assert encoded.pooled is not None
-        words, next_sentence = (kind(self.config, self.num_outputs) for kind in (Words, NextSentence))
+        words, next_sentence = (kind(self.config, self.num_outputs) for kind in (Words, _next_sentence))
         nn.share_scope(self, words)
         nn.share_scope(self, next_sentence)
         inputs = (encoded, batch, deterministic)
@@ -99,4 +92,4 @@ class Pretraining(nn.Module):
 PARTS = ("pooler", "mlm", "next_sentence")
 PRETRAINING = Head("pretraining", PARTS, Pretraining, 2, architecture="BertForPreTraining", pipeline="fill-mask")
 MASKED_LM = Head("masked_lm", ("mlm",), Words, architecture="BertForMaskedLM", pipeline="fill-mask")
-NEXT_SENTENCE = Head("next_sentence", PARTS[::2], NextSentence, 2, architecture="BertForNextSentencePrediction")
+NEXT_SENTENCE = Head("next_sentence", PARTS[::2], _next_sentence, 2, architecture="BertForNextSentencePrediction")

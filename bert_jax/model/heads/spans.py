@@ -1,32 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Spans of tokens that answer a question. Source: google-research/bert run_squad.py, create_model."""
 
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import linen as nn
 
 from bert_jax.batch import Batch
 from bert_jax.model.attention import MASKED_SCORE
-from bert_jax.model.encoder import Encoded
-from bert_jax.model.heads.base import Head, logits_of
+from bert_jax.model.heads.base import Head, Linear
 from bert_jax.model.heads.labels import Spot, constant_zeros, label_losses, token_outputs
 from bert_jax.model.losses import Pair
-from bert_jax.settings.model import ModelConfig
-
-
-class SpanClassifier(nn.Module):
-    """A dense layer on the last layer's vector of each token, without dropout."""
-
-    config: ModelConfig
-    num_outputs: int
-
-    @nn.compact
-    def __call__(self, encoded: Encoded, batch: Batch, deterministic: bool) -> jax.Array:
-        """Returns float32 logits [B, L, 2], of the start and of the end."""
-        return logits_of(self.config, self.num_outputs, "span")(encoded.hidden)
 
 
 def _losses(logits: jax.Array, batch: Batch, weights: jax.Array) -> dict[str, Pair]:
@@ -48,7 +34,7 @@ def _write_label(labels: np.ndarray, label: Any, spot: Spot) -> None:
 SPANS = Head(
     "question_answering",
     ("span",),
-    SpanClassifier,
+    partial(Linear, part="span", of_tokens=True, has_dropout=False),
     num_outputs=2,
     answers=2,
     losses=_losses,

@@ -2,32 +2,16 @@
 """Classes of tokens. Tokens without a label and rows that pad the batch weigh nothing; the reference counts them."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import linen as nn
 
 from bert_jax.batch import Batch
-from bert_jax.model.encoder import Encoded
-from bert_jax.model.heads.base import Head, logits_of
+from bert_jax.model.heads.base import Head, Linear
 from bert_jax.model.heads.labels import Spot, most_frequent, token_outputs
-from bert_jax.model.layers import Dropout
-from bert_jax.settings.model import ModelConfig
-
-
-class TokenClassifier(nn.Module):
-    """Dropout and a dense layer on the last layer's vector of each token."""
-
-    config: ModelConfig
-    num_outputs: int
-
-    @nn.compact
-    def __call__(self, encoded: Encoded, batch: Batch, deterministic: bool) -> jax.Array:
-        """Returns float32 logits [B, L, K]."""
-        features = Dropout(self.config.hidden_dropout_rate)(encoded.hidden, deterministic)
-        return logits_of(self.config, self.num_outputs, "classifier")(features)
 
 
 def _weights(batch: Batch) -> jax.Array:
@@ -49,7 +33,7 @@ def _constant(labels: Sequence[Any], num_outputs: int) -> np.ndarray:
 TOKENS = Head(
     "token_classification",
     ("classifier",),
-    TokenClassifier,
+    partial(Linear, of_tokens=True),
     weights=_weights,
     no_labels=_no_labels,
     write_label=_write_label,
