@@ -2,11 +2,11 @@
 """A trained BERT: its configuration, its parameters and its tokenizer, loaded from any format and saved in ours."""
 
 import dataclasses
+import functools
 import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,12 +20,14 @@ from bert_jax.checkpoints.names import flatten, part_of, unflatten
 from bert_jax.checkpoints.sealed import SEAL, find_damage, read_newest, seal, state_place
 from bert_jax.checkpoints.tf1 import load_tf1
 from bert_jax.devices.job import this_job
+from bert_jax.devices.kept import keep_for_inference
 from bert_jax.devices.sharding import in_no_mesh, on_host
 from bert_jax.devices.work import under_way
 from bert_jax.errors import InputError
 from bert_jax.model.fused_attention import length_step
 from bert_jax.model.heads.table import HEADS
 from bert_jax.model.objective import Params, abstract_params, encode
+from bert_jax.model.on_cpu import unstack
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.settings.model import ModelConfig, check_type_ids
 from bert_jax.settings.rules import Values, drop_removed, from_dict, to_dict
@@ -65,6 +67,14 @@ class Pretrained:
     trained: dict[str, int] = field(default_factory=dict)  # if known: step, and the sequences, tokens and words so far
     problem: str = ""  # Hugging Face's problem_type, where it is not what the number of outputs says
 
+    @functools.cached_property
+    def prepared(self) -> Params:
+        """The parameters as inference reads them, made once: on a CPU those of each layer are apart."""
+        keep_for_inference()
+        if jax.default_backend() != "cpu":
+            return jax.device_put(self.params)
+        return self.params | {"encoder": unstack(self.config, self.params["encoder"])}
+
     @in_no_mesh
     def encode(self, texts: Sequence[str] | Sequence[tuple[str, str]], long_texts: str = "cut") -> Encodings:
         """Returns the encodings of texts, or of pairs of texts, in one batch as long as the longest.
@@ -86,7 +96,7 @@ class Pretrained:
             longest = max(len(row.token_ids) for row in part)
             size = next(size for size in _ROWS_OF_BATCH if size >= len(part))
             length = padded_length(longest, most, length_step(self.config.attention))
-            found = _encode(self.config, self.params, _batch_of(part, size, length, self.tokenizer.pad_id))
+            found = _encode(self.config, self.prepared, _batch_of(part, size, length, self.tokenizer.pad_id))
             hidden[first : first + len(part), :longest] = found[0][: len(part), :longest]
             pooled += [] if found[1] is None else [np.asarray(found[1][: len(part), 0], np.float32)]
         mask = np.asarray(batch.sequence_ids) > 0
@@ -96,7 +106,7 @@ class Pretrained:
 _ROWS_OF_BATCH = (1, 8, 32)
 
 
-@partial(jax.jit, static_argnums=0)
+@functools.partial(jax.jit, static_argnums=0)
 def _encode(config: ModelConfig, params: Params, batch: Batch) -> tuple[jax.Array, jax.Array | None]:
     encoded = encode(config, params, batch)
     return encoded.hidden, encoded.pooled
@@ -252,7 +262,8 @@ def _load_directory(path: Path, workdir: Place | None) -> Pretrained:
         params = restore_tree(path / "params", abstract)
         trained = about.get("trained", {})
     else:
-        (params, sealed), passed_over = read_newest(workdir / "checkpoints", partial(_read_checkpoint, config, task))
+        read = functools.partial(_read_checkpoint, config, task)
+        (params, sealed), passed_over = read_newest(workdir / "checkpoints", read)
         for line in passed_over:
             print(f"warning: {line}", file=sys.stderr)
         _check_tokenizer(path, tokenizer, sealed.get("tokenizer"))

@@ -17,14 +17,14 @@ from bert_jax.checkpoints.pretrained import Pretrained
 from bert_jax.devices.allocator import give_back_freed_memory
 from bert_jax.devices.sharding import in_no_mesh
 from bert_jax.errors import InputError
-from bert_jax.model.fused_attention import length_step
 from bert_jax.model.heads.encoder import ENCODER
 from bert_jax.model.heads.probe import mean_of_sequences
 from bert_jax.model.objective import Params, encode
 from bert_jax.settings.model import ModelConfig, check_type_ids
 from bert_jax.tasks.base import Row, largest_type
 from bert_jax.tasks.batches import make_batch
-from bert_jax.tasks.layouts import Layout, eval_layouts, packed_layouts, sizes_of
+from bert_jax.tasks.evaluation import inference_layouts
+from bert_jax.tasks.layouts import Layout, packed_layouts, sizes_of
 from bert_jax.text.fitting import fit_texts, tell_cut
 
 _ROWS_AT_ONCE = 32
@@ -64,7 +64,7 @@ def token_features(
         for stretch, layouts in _stretches(bert.config, rows):
             found: dict[int, np.ndarray] = {}
             for bins, batch in _batches(stretch, layouts):
-                vectors = np.asarray(_layers(bert.config, chosen, bert.params, batch))  # [W, B, L, H]
+                vectors = np.asarray(_layers(bert.config, chosen, bert.prepared, batch))  # [W, B, L, H]
                 for line, members in enumerate(bins):
                     ends = np.cumsum([len(row.token_ids) for row in members])
                     for row, of_text in zip(members, np.split(vectors[:, line], ends, axis=1)):
@@ -100,7 +100,7 @@ def sentence_embeddings(
     rows, cut = _rows(bert, texts, max_seq_length, long_texts)
     tell_cut(sum(cut), max_seq_length)
     for bins, batch in _batches(rows, _layouts(bert.config, rows, "auto")):
-        pooled = np.asarray(_pooled(bert.config, layer, pooling == "mean", bert.params, batch))  # [B, M, H]
+        pooled = np.asarray(_pooled(bert.config, layer, pooling == "mean", bert.prepared, batch))  # [B, M, H]
         for line, members in enumerate(bins):
             embeddings[[row.example for row in members]] = pooled[line, : len(members)]
     return embeddings
@@ -137,8 +137,7 @@ def _rows(
 
 def _layouts(model: ModelConfig, rows: Sequence[Row], pack: str) -> list[Layout]:
     """Returns the batches of texts, of few shapes; `pack` is as `eval_layouts` takes it."""
-    size = next((size for size in (1, 8) if size >= len(rows)), _ROWS_AT_ONCE)
-    return eval_layouts(sizes_of(rows), size, model, length_step(model.attention), 1, pack)
+    return inference_layouts(model, sizes_of(rows), _ROWS_AT_ONCE, pack)
 
 
 def _stretches(model: ModelConfig, rows: Sequence[Row]) -> Iterator[tuple[Sequence[Row], list[Layout]]]:

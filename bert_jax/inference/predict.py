@@ -12,9 +12,9 @@ import numpy as np
 from bert_jax.batch import Batch, pad_rows
 from bert_jax.checkpoints.pretrained import Pretrained, read_pretrained
 from bert_jax.devices.allocator import give_back_freed_memory
+from bert_jax.devices.kept import keep_for_inference
 from bert_jax.devices.sharding import in_no_mesh, make_mesh
 from bert_jax.errors import InputError
-from bert_jax.model.fused_attention import length_step
 from bert_jax.model.heads.base import Head
 from bert_jax.model.heads.pretraining import MASKED_LM
 from bert_jax.model.heads.table import HEADS
@@ -26,10 +26,11 @@ from bert_jax.settings.rules import from_dict
 from bert_jax.storage.resolve import resolve
 from bert_jax.tasks.base import Example, Prediction, Rows, Task, largest_type
 from bert_jax.tasks.catalog import NAMES, USUAL, MakeTask, Own, make_task
-from bert_jax.tasks.evaluation import make_inference, make_split, predict_split
-from bert_jax.text.fitting import check_long_texts, padded_length, tell_cut, too_long
+from bert_jax.tasks.evaluation import inference_layouts, make_inference, make_split, predict_split
+from bert_jax.tasks.layouts import Layout, Sizes
+from bert_jax.text.fitting import check_long_texts, tell_cut, too_long
 
-BATCH_SIZES = (1, 8, 32)  # rows of a batch: each is a program to compile for each length
+_ROWS_AT_ONCE = 32
 
 
 def load_predictor(
@@ -58,6 +59,7 @@ class Predictor:
         if self.task is None:
             check_fills_masks(bert)
             return
+        keep_for_inference()
         self._mesh = make_mesh(MeshConfig(), jax.devices()[:1])
         self._infer = make_inference(bert.config, self.task, self._mesh, bert.params)
         self._ready = self._infer.ready(bert.params)
@@ -91,8 +93,7 @@ class Predictor:
         split = make_split(self.task, self.bert.tokenizer, "input", list(examples))
         tell_cut(Rows(split.rows, split.counts).num_cut(), self._most)
         check_type_ids(self.bert.config, largest_type(split.rows), "the input")
-        size = next((size for size in BATCH_SIZES if size >= len(split.rows)), BATCH_SIZES[-1])
-        return predict_split(self.task, split, self._infer, self._ready, size, self._mesh)[0]
+        return predict_split(self.task, split, self._infer, self._ready, _ROWS_AT_ONCE, self._mesh)[0]
 
     @property
     def _most(self) -> int:
@@ -196,27 +197,26 @@ def read_blanks(bert: Pretrained, text: str, where: str, long_texts: str = "cut"
 def fill_blanks(bert: Pretrained, texts: Sequence[Blanks], num_guesses: int) -> list[list[list[Filled]]]:
     """Returns the guesses for every blank of every text, in their order; texts of like lengths share a batch."""
     tell_cut(sum(text.was_cut for text in texts), bert.config.max_positions)
-    found: dict[int, list[list[Filled]]] = {index: [] for index, text in enumerate(texts) if not text.places}
-    by_length = sorted(set(range(len(texts))) - set(found), key=lambda index: len(texts[index].token_ids))
-    while by_length:
-        size = next((size for size in BATCH_SIZES if size >= len(by_length)), BATCH_SIZES[-1])
-        chosen, by_length = by_length[:size], by_length[size:]
-        batch = _batch_of_blanks([texts[index] for index in chosen], size, bert)
-        probabilities = np.asarray(_mask_probabilities(bert.config, bert.params, batch))
+    guesses: list[list[list[Filled]]] = [[] for _ in texts]
+    blank = [index for index, text in enumerate(texts) if text.places]
+    lengths = np.array([len(texts[index].token_ids) for index in blank], np.int64)
+    for layout in inference_layouts(bert.config, Sizes(lengths, np.ones_like(lengths)), _ROWS_AT_ONCE, "off"):
+        chosen = [blank[number] for (number,) in layout.bins]
+        batch = _batch_of_blanks([texts[index] for index in chosen], layout, bert)
+        probabilities = np.asarray(_mask_probabilities(bert.config, bert.prepared, batch))
         give_back_freed_memory()
         for row, index in enumerate(chosen):
-            found[index] = [_guesses(bert, probabilities[row, k], num_guesses) for k in range(len(texts[index].places))]
-    return [found[index] for index in range(len(texts))]
+            places = range(len(texts[index].places))
+            guesses[index] = [_guesses(bert, probabilities[row, place], num_guesses) for place in places]
+    return guesses
 
 
-def _batch_of_blanks(texts: Sequence[Blanks], size: int, bert: Pretrained) -> Batch:
-    """Returns a batch of `size` rows, padded to one of few lengths and numbers of blanks: each is a program."""
-    longest = max(len(text.token_ids) for text in texts)
-    length = padded_length(longest, bert.config.max_positions, length_step(bert.config.attention))
-    most = min(length, 1 << (max(len(text.places) for text in texts) - 1).bit_length())
-    rows = [*(text.token_ids for text in texts), *[()] * (size - len(texts))]
-    batch = pad_rows(rows, length, pad_id=bert.tokenizer.pad_id)
-    positions = np.zeros((size, most), np.int32)
+def _batch_of_blanks(texts: Sequence[Blanks], layout: Layout, bert: Pretrained) -> Batch:
+    """Returns the batch of a layout, with one of few numbers of blanks: each is a program to compile."""
+    most = min(layout.length, 1 << (max(len(text.places) for text in texts) - 1).bit_length())
+    rows = [*(text.token_ids for text in texts), *[()] * (layout.num_rows - len(texts))]
+    batch = pad_rows(rows, layout.length, pad_id=bert.tokenizer.pad_id)
+    positions = np.zeros((layout.num_rows, most), np.int32)
     for row, text in enumerate(texts):
         positions[row, : len(text.places)] = text.places
     return batch._replace(mlm_positions=positions)

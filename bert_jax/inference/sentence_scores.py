@@ -21,7 +21,6 @@ from bert_jax.errors import InputError
 from bert_jax.model.fused_attention import length_step
 from bert_jax.model.heads.pretraining import MASKED_LM
 from bert_jax.model.objective import Params, forward
-from bert_jax.model.on_cpu import unstack
 from bert_jax.settings.model import ModelConfig
 from bert_jax.text.fitting import check_long_texts, padded_length, tell_cut, too_long
 
@@ -159,9 +158,6 @@ class _Work(NamedTuple):
 
 def _score(bert: Pretrained, sentences: list[np.ndarray], method: str, progress: Progress) -> list[np.ndarray]:
     """Returns the scores of the tokens of each sentence, which are all different."""
-    params = bert.params
-    if jax.default_backend() == "cpu":  # where matrices would be copied out of their stack for every batch
-        params = params | {"encoder": unstack(bert.config, params["encoder"])}
     buckets = list(_buckets(bert, sentences, method))
     work = [_work_of(bucket, method) for bucket in buckets]
     done, total = 0, sum(len(each.sentences) for each in work)
@@ -173,7 +169,7 @@ def _score(bert: Pretrained, sentences: list[np.ndarray], method: str, progress:
         for first in range(0, len(rows_of), size):
             part = slice(first, min(first + size, len(rows_of)))
             batch = _make_batch(bert, bucket, _Work(rows_of[part], places[part], targets[part]), method, size)
-            in_flight.append((part, _log_probabilities(bert.config, params, batch)))
+            in_flight.append((part, _log_probabilities(bert.config, bert.prepared, batch)))
             if len(in_flight) > _IN_FLIGHT:
                 done += _finish_oldest(in_flight, scores)
                 progress(done, total)

@@ -34,17 +34,27 @@ def product_over_rows(equation: str, dtype: str, lhs: jax.Array, rhs: jax.Array)
     return jnp.einsum(f"{turned},{right}->{result}", lhs, rhs, preferred_element_type=jnp.float32).astype(dtype)
 
 
+def tokens_at_once() -> int:
+    """Returns how many tokens inference computes at once on a CPU; 0 if it computes elsewhere, or on several devices.
+
+    The arrays of about 512 tokens stay in the caches. With 16 rows of 208 tokens a row takes twice as long as alone.
+    """
+    return 512 if jax.default_backend() == "cpu" else 0
+
+
 def unstack(config: ModelConfig, encoder: PyTree) -> PyTree:
     """Returns the encoder's parameters with separate arrays for each layer, for repeated inference on a CPU.
 
     From stacked parameters XLA copies and casts every matrix in every call. Here kernels are separate and already have
-    the compute dtype. The outputs of the encoder, without dropout, stay the same.
+    the compute dtype. Where that is their dtype they share the memory of the stack. The outputs of the encoder, without
+    dropout, stay the same.
     """
 
     def of_layer(index: int) -> PyTree:
         def take(path: KeyPath, stack: np.ndarray) -> jax.Array:
             is_kernel = path[-1].key == "kernel"
-            return jax.device_put(stack[index].astype(config.compute_dtype if is_kernel else stack.dtype))
+            dtype = config.compute_dtype if is_kernel else stack.dtype
+            return jax.device_put(stack[index].astype(dtype, copy=False))
 
         return jax.tree_util.tree_map_with_path(take, stacks)
 

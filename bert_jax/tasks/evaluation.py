@@ -15,13 +15,16 @@ from bert_jax.devices.sharding import gathered, replicated, row_sharding, tree_s
 from bert_jax.model.fused_attention import length_step
 from bert_jax.model.losses import Pair
 from bert_jax.model.objective import Params, forward
-from bert_jax.model.on_cpu import unstack
+from bert_jax.model.on_cpu import tokens_at_once, unstack
 from bert_jax.settings.model import ModelConfig
 from bert_jax.tasks.base import Example, Prediction, Row, Task
 from bert_jax.tasks.batches import eval_batches, row_group, unpadded_outputs
-from bert_jax.tasks.layouts import eval_layouts, sizes_of
+from bert_jax.tasks.layouts import Layout, Sizes, eval_layouts, sizes_of
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.window import mean_metrics
+
+_BATCH_SIZES = 1, 8  # rows of a small batch: each is a program to compile for each length
+_STEP_ON_CPU = 16  # of lengths: every text compiles a program, if none of its length has
 
 
 class Split(NamedTuple):
@@ -77,6 +80,22 @@ def make_inference(model: ModelConfig, task: Task, mesh: Mesh, params: Params, p
     return Inference(model, pack, apart, jax.jit(infer))
 
 
+def inference_layouts(
+    model: ModelConfig, sizes: Sizes, batch_size: int, pack: str, mesh: Mesh | None = None
+) -> list[Layout]:
+    """Returns batches that have every row once: of few shapes, and on one CPU of as many tokens as it computes fastest.
+
+    `pack` is as `eval_layouts` takes it; without a mesh there is one device.
+    """
+    step = length_step(model.attention)
+    if mesh is not None and mesh.size > 1:
+        return eval_layouts(sizes, batch_size, model, step, row_group(mesh), pack)
+    if tokens := tokens_at_once():
+        return eval_layouts(sizes, batch_size, model, max(step, _STEP_ON_CPU), 1, pack, tokens)
+    size = next((size for size in _BATCH_SIZES if batch_size > size >= len(sizes.tokens)), batch_size)
+    return eval_layouts(sizes, size, model, step, 1, pack)
+
+
 def predict_split(
     task: Task,
     split: Split,
@@ -92,8 +111,7 @@ def predict_split(
     """
     outputs = [np.zeros(0)] * len(split.rows)
     sums: dict[str, list[float]] = {}
-    multiple = length_step(infer.model.attention)
-    layouts = eval_layouts(sizes_of(split.rows), batch_size, infer.model, multiple, row_group(mesh), infer.pack)
+    layouts = inference_layouts(infer.model, sizes_of(split.rows), batch_size, infer.pack, mesh)
     for layout, batch in eval_batches(split.rows, task.head, layouts, mesh):
         losses, logits = jax.device_get(infer.run(ready, batch))
         give_back_freed_memory()

@@ -256,7 +256,7 @@ def train_length(lengths: np.ndarray, longest: int, bucket: bool, multiple: int)
 
 
 def eval_layouts(
-    sizes: Sizes, batch_size: int, model: ModelConfig, multiple: int, group: int, pack: str
+    sizes: Sizes, batch_size: int, model: ModelConfig, multiple: int, group: int, pack: str, tokens: int = 0
 ) -> list[Layout]:
     """Returns batches that have every row of the task once; the longest come first.
 
@@ -267,20 +267,25 @@ def eval_layouts(
       multiple: as `padded_length` takes it.
       group: divides `batch_size`; the number of rows of every batch is a multiple of it.
       pack: "on", "off", or "auto", which packs where that takes fewer FLOPs.
+      tokens: positions of a batch, beyond one row in each of its groups; 0 sets no limit.
     """
     if not len(sizes.tokens):
         return []
     order = np.argsort(-sizes.tokens, kind="stable")
     longest = int(sizes.tokens[order[0]])
     most = max(longest, model.max_positions)
-    batches = [order[first : first + batch_size] for first in range(0, len(order), batch_size)]
-    alone = [
-        layout_alone(sizes, numbers, batch_size, padded_length(int(sizes.tokens[numbers[0]]), most, multiple))
-        for numbers in batches
-    ]
+    alone: list[Layout] = []
+    first = 0
+    while first < len(order):
+        length = padded_length(int(sizes.tokens[order[first]]), most, multiple)
+        full = _doubled(group, min(batch_size, max(group, tokens // length))) if tokens else batch_size
+        numbers = order[first : first + full]
+        num_rows = _filled(group, len(numbers), full) if tokens else full
+        alone.append(layout_alone(sizes, numbers, num_rows, length))
+        first += full
     if pack == "off":
         return alone
-    positions = max(alone[0].length * batch_size, 1)
+    positions = max(tokens or alone[0].length * batch_size, 1)
     # A few thousand rows of all lengths say which length of packed rows is best.
     sample = sizes.of(order[:: 1 + len(order) // 4096])
     lengths = row_lengths(longest, most, multiple)
@@ -297,8 +302,15 @@ def packed_layouts(sizes: Sizes, length: int, positions: int, group: int) -> lis
     layouts = []
     for first in range(0, len(bins), full):
         some = bins[first : first + full]
-        num_rows = group
-        while num_rows < len(some):  # few numbers of rows, as each is a program to compile
-            num_rows *= 2
-        layouts.append(Layout(some, min(num_rows, full), length, num_places))
+        layouts.append(Layout(some, _filled(group, len(some), full), length, num_places))
     return layouts
+
+
+def _doubled(group: int, most: int) -> int:
+    """Returns the largest of group, 2 group, 4 group, ... that is at most `most`."""
+    return group << (most // group).bit_length() - 1
+
+
+def _filled(group: int, count: int, full: int) -> int:
+    """Returns the number of rows for `count` of them: one of few, as each is a program to compile."""
+    return min(group << (-(-count // group) - 1).bit_length(), full)

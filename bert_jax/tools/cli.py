@@ -34,8 +34,9 @@ def run(main: Callable[[], int | None]) -> None:
     streams.prepare_streams()
     files.allow_many_files()
     _name_the_program()
-    # Keep compiled programs, so that the same command starts faster the next time. JAX reads this variable once.
+    # Keep compiled programs, so that the same command starts faster the next time. JAX reads these variables once.
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(user_cache() / "compiled"))
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
     def guarded(argv: list[str]) -> int:
         if not flags.FLAGS["verbosity"].present:
