@@ -17,7 +17,6 @@ from bert_jax.devices.allocator import reuse_freed_memory
 from bert_jax.storage.urls import user_cache
 
 _MOST_BYTES = 2 * 2**30  # of compiled programs, where JAX_COMPILATION_CACHE_MAX_SIZE says nothing else
-_DIRECTORY, _LEAST_SECONDS = "jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs"
 
 
 @functools.cache
@@ -26,12 +25,12 @@ def keep_for_inference() -> None:
     if os.environ.get("BERT_JAX_KEEP") == "0":
         return
     reuse_freed_memory()
-    if not jax.config.read(_DIRECTORY):
-        jax.config.update(_DIRECTORY, str(user_cache() / "compiled"))
+    if not jax.config.jax_compilation_cache_dir:
+        jax.config.update("jax_compilation_cache_dir", str(user_cache() / "compiled"))
         compilation_cache.reset_cache()  # of a process that has compiled before: JAX has found that it keeps none
-    if _LEAST_SECONDS.upper() not in os.environ:
-        jax.config.update(_LEAST_SECONDS, 0.0)
-    drop_oldest(Path(jax.config.read(_DIRECTORY)), _MOST_BYTES)
+    if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    drop_oldest(Path(jax.config.jax_compilation_cache_dir), _MOST_BYTES)
 
 
 def drop_oldest(directory: Path, most_bytes: int) -> None:
