@@ -25,12 +25,12 @@ def keep_for_inference() -> None:
     if os.environ.get("BERT_JAX_KEEP") == "0":
         return
     reuse_freed_memory()
-    if not jax.config.jax_compilation_cache_dir:
+    if not jax.config.values["jax_compilation_cache_dir"]:
         jax.config.update("jax_compilation_cache_dir", str(user_cache() / "compiled"))
         compilation_cache.reset_cache()  # of a process that has compiled before: JAX has found that it keeps none
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    drop_oldest(Path(jax.config.jax_compilation_cache_dir), _MOST_BYTES)
+    drop_oldest(Path(jax.config.values["jax_compilation_cache_dir"]), _MOST_BYTES)
 
 
 def drop_oldest(directory: Path, most_bytes: int) -> None:
