@@ -6,7 +6,7 @@ predictions have the task's own types, which other modules pass on without looki
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -54,6 +54,9 @@ class Rows(NamedTuple):
         return sum(self.counts.get(reason, 0) for reason in (CUT, CUT_WORDS, CUT_QUESTIONS))
 
 
+SPLITS: Mapping[str, tuple[str, ...]] = {"train": ("train",), "eval": ("dev",), "test": ("test",)}
+
+
 @dataclass(frozen=True)
 class Task:
     """A task: its head, its labels, and the functions that turn its data into rows and outputs into predictions.
@@ -66,7 +69,6 @@ class Task:
     head: "Head"  # one of model.heads.table.HEADS, or one's own
     labels: tuple[str, ...]  # of the classes, in the order of the logits; () for a regression and for spans
     metric: str  # the one by which the best checkpoint is chosen; larger is better
-    splits: Mapping[str, tuple[str, ...]]
 
     # (source, split) -> examples. Raises: InputError with file and line. [] if the split is not there.
     read: Callable[[str, str], list[Example]]
@@ -83,6 +85,7 @@ class Task:
     show: Callable[[Prediction], dict[str, object]]
     # (directory, split, examples, predictions): writes them in the official format.
     write: Callable[[Place, str, Sequence[Example], Sequence[Prediction]], None]
+    splits: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: SPLITS)
     # Training examples -> their labels, in the order for a new classifier.
     find_labels: Callable[[Sequence[Example]], tuple[str, ...]] = lambda examples: ()
     # Training examples -> the settings for all others. None if they follow from no example.

@@ -24,9 +24,8 @@ from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.storage.places import Place
 from bert_jax.tasks import scores
 from bert_jax.tasks.base import CUT, Row, Rows, Task
-from bert_jax.tasks.classify import SPLITS, id_of
 from bert_jax.tasks.readers import Examples, Record, Table, find_split_file, first_row, is_tsv, read_table
-from bert_jax.tasks.texts import as_number, check_length, softmax, write_predictions
+from bert_jax.tasks.texts import as_number, check_length, id_of, labelled, softmax, write_predictions
 from bert_jax.text.fitting import join_texts
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -76,7 +75,6 @@ def choice_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
         head=CHOICES,
         labels=(),
         metric="accuracy",
-        splits=SPLITS,
         read=partial(_read, config),
         parse=partial(_parse, config),
         make_rows=partial(_make_rows, config),
@@ -221,11 +219,7 @@ def _decode(examples: Sequence[ChoiceExample], rows: Sequence[Row], outputs: Seq
 
 
 def _score(examples: Sequence[ChoiceExample], predictions: Sequence[Chosen]) -> dict[str, float]:
-    labels = []
-    for example in examples:
-        if example.label is None:
-            raise InputError(f"{example.where} has no label; predictions are scored where labels are known")
-        labels.append(example.label)
+    labels = [labelled(example.label, example.where) for example in examples]
     return {"accuracy": scores.accuracy(labels, [prediction.choice for prediction in predictions])}
 
 

@@ -37,8 +37,6 @@ from bert_jax.tasks.texts import (
     write_split,
 )
 
-SPLITS = {"train": ("train",), "eval": ("dev",), "test": ("test",)}
-
 # What columns are called, in small letters; the first that is there is taken.
 _PAIRS = (("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"), ("text1", "text2"),
           ("text_a", "text_b"), ("sentence_a", "sentence_b"), ("sent1", "sent2"), ("query", "passage"),
@@ -73,7 +71,6 @@ def classification_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
         head=SEQUENCES,
         labels=labels,
         metric=metric,
-        splits=SPLITS,
         read=partial(_read, config, _CLASSES, label_name, "" if classes.find(HIDDEN) is not None else HIDDEN),
         parse=partial(parse_texts, _named_columns(config), _is_pair(config)),
         make_rows=partial(make_class_rows, config, classes),
@@ -99,7 +96,6 @@ def regression_task(config: TaskConfig) -> Task:
         head=SEQUENCES,
         labels=(),
         metric=metric,
-        splits=SPLITS,
         read=partial(_read, config, _NUMBERS, label_number, ""),
         parse=partial(parse_texts, _named_columns(config), _is_pair(config)),
         make_rows=partial(make_rows, config, number_of),

@@ -26,7 +26,6 @@ from bert_jax.model.heads.tokens import TOKENS
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.storage.places import Place
 from bert_jax.tasks.base import CUT_WORDS, Row, Rows, Task
-from bert_jax.tasks.classify import SPLITS
 from bert_jax.tasks.readers import Record, find_split_file, read_table, tfds_classes
 from bert_jax.tasks.tagging import (
     OUTSIDE,
@@ -105,7 +104,6 @@ def ner_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
         head=TOKENS,
         labels=labels,
         metric=config.metric or "f1",
-        splits=SPLITS,
         read=partial(_read, config),
         parse=partial(_parse, config),
         make_rows=partial(_make_rows, config, labels),

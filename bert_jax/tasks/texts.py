@@ -287,21 +287,22 @@ def score_classes(
     predictions: Sequence[Classified],
 ) -> dict[str, float]:
     """Returns the metrics. Raises: InputError if an example has no label."""
-    truth = [_labelled(classes.of(example), example) for example in examples]
+    truth = [labelled(classes.of(example), example.where) for example in examples]
     said = [classes.numbers[prediction.label] for prediction in predictions]
     return {metric: CLASS_METRICS[metric](truth, said) for metric in metrics}
 
 
 def score_numbers(examples: Sequence[ClassifyExample], predictions: Sequence[Scored]) -> dict[str, float]:
     """Returns the correlations. Raises: InputError if an example has no label."""
-    truth = [_labelled(number_of(example), example) for example in examples]
+    truth = [labelled(number_of(example), example.where) for example in examples]
     said = [prediction.value for prediction in predictions]
     return {metric: function(truth, said) for metric, function in NUMBER_METRICS.items()}
 
 
-def _labelled(label: Label | None, example: ClassifyExample) -> Label:
+def labelled(label: Label | None, where: str) -> Label:
+    """Returns the label of an example at a place. Raises: InputError if it is not known."""
     if label is None:
-        raise InputError(f"{example.where} has no label; predictions are scored where labels are known")
+        raise InputError(f"{where} has no label; predictions are scored where labels are known")
     return label
 
 

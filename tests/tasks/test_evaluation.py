@@ -27,7 +27,7 @@ def constant_of(head, labels, train, lengths=(1,)):
         return outputs
 
     task = Task(
-        TaskConfig(), HEADS[head], labels, "metric", {}, None, None, None, decode,
+        TaskConfig(), HEADS[head], labels, "metric", None, None, None, decode,
         lambda examples, predictions: {"metric": float(len(predictions))}, None, None,
     )  # fmt: skip
     row = lambda label, length=1: Row(0, np.zeros(length, np.int32), np.zeros(length, np.uint8), (length,), label)  # noqa: E731

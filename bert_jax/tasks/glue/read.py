@@ -16,6 +16,7 @@ from typing import NamedTuple
 from bert_jax.data.sources import tfds_text
 from bert_jax.errors import InputError
 from bert_jax.storage.files import split_places
+from bert_jax.tasks import base
 from bert_jax.tasks.readers import (
     SPLITS,
     Examples,
@@ -79,7 +80,6 @@ TASKS: Mapping[str, GlueTask] = {
 }  # fmt: skip
 
 # The splits of a task, and what their files are called, best first; TFDS has a split for each, or a data set.
-_USUAL = {"train": ("train",), "eval": ("dev",), "test": ("test",)}
 _SPLITS = {
     "mnli": {
         "train": ("train",),
@@ -115,7 +115,7 @@ def find_glue(name: str) -> GlueTask:
 
 def splits_of(name: str) -> Mapping[str, tuple[str, ...]]:
     """Returns the splits of a task, as `Task.splits`."""
-    return _SPLITS.get(name, _USUAL)
+    return _SPLITS.get(name, base.SPLITS)
 
 
 def read_split(name: str, source: str, split: str) -> list[ClassifyExample]:

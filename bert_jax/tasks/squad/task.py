@@ -69,7 +69,6 @@ def squad_task(config: TaskConfig) -> Task:
         head=SPANS,
         labels=(),
         metric=config.metric or metrics[-1],
-        splits={"train": ("train",), "eval": ("dev",), "test": ("test",)},
         read=read,
         parse=parse_question,
         make_rows=make_rows,
