@@ -28,7 +28,7 @@ from bert_jax.text.tokenizer import Tokenizer, load_tokenizer, wordpiece_tokeniz
 from bert_jax.text.vocab import WordCounts, learn_vocab
 from bert_jax.text.wordpiece import WordPiece
 from bert_jax.tools import cli
-from bert_jax.tools.prepare_flags import define_text_column
+from bert_jax.tools.shared_flags import define_text_column
 
 _INPUT = flags.DEFINE_string(
     "input", "", "Files, quoted globs, URLs, tfds:NAME or python-docs, separated by commas; see prepare_corpus."

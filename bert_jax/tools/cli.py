@@ -139,18 +139,6 @@ def check_given(*needed: flags.FlagHolder[Any]) -> None:
             raise InputError(f"--{flag.name} is needed: {flags.FLAGS[flag.name].help}")
 
 
-def define_checkpoint() -> flags.FlagHolder[str]:
-    """Defines the flag of the commands that use a model."""
-    return flags.DEFINE_string("checkpoint", "", "a work directory, WORKDIR@STEP, or a model in any format")
-
-
-def define_compute_dtype() -> flags.FlagHolder[str]:
-    """Defines the flag that says what a model computes in."""
-    return flags.DEFINE_enum(
-        "compute_dtype", "", ["", "float32", "bfloat16"], "computation dtype; empty is the model's"
-    )
-
-
 def load_model(path: str, compute_dtype: str = "") -> "Pretrained":
     """Returns the model at a path, and prints what the user should know of it; "" computes as the model says."""
     from bert_jax.checkpoints.pretrained import read_pretrained

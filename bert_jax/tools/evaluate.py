@@ -18,8 +18,9 @@ from bert_jax.errors import InputError
 from bert_jax.storage.places import to_place
 from bert_jax.storage.writing import check_file, write_json
 from bert_jax.tools import cli
+from bert_jax.tools.shared_flags import define_checkpoint, define_compute_dtype
 
-CHECKPOINT = cli.define_checkpoint()
+CHECKPOINT = define_checkpoint()
 DATA = flags.DEFINE_string("data", "", "a directory made by prepare_corpus with the tokenizer of the model, or its URL")
 SPLIT = flags.DEFINE_enum("split", "heldout", ["heldout", "train"], "split of --data to evaluate on")
 INPUT = flags.DEFINE_string("input", "", "text instead of --data, in any format of prepare_corpus; all of it is read")
@@ -32,7 +33,7 @@ MAX_SEQ_LENGTH = flags.DEFINE_integer(
 CACHE_GB = flags.DEFINE_float(
     "cache_gb", 16.0, "with --data=URL: maximum gigabytes of rows kept on the local disk", lower_bound=0.0
 )
-DTYPE = cli.define_compute_dtype()
+DTYPE = define_compute_dtype()
 OUTPUT = flags.DEFINE_string("output", "", "file to write the same JSON to")
 
 

@@ -9,11 +9,12 @@ from absl import flags
 from bert_jax.errors import InputError
 from bert_jax.storage.places import to_place
 from bert_jax.tools import cli, recipes
+from bert_jax.tools.shared_flags import define_checkpoint, define_recipe
 
-CHECKPOINT = cli.define_checkpoint()
+CHECKPOINT = define_checkpoint()
 OUTPUT = flags.DEFINE_string("output", "", "the directory to write; it must not exist")
 PLATFORMS = flags.DEFINE_list("platforms", ["cpu", "cuda", "tpu"], "platforms that the exported model will run on")
-RECIPE = recipes.define_recipe()
+RECIPE = define_recipe()
 
 
 def main() -> None:

@@ -26,8 +26,8 @@ from bert_jax.settings.pretraining import MaskingConfig
 from bert_jax.storage.places import Place
 from bert_jax.storage.writing import new_directory
 from bert_jax.tools import cli
+from bert_jax.tools.shared_flags import define_settings
 
-_DEFAULTS = MaskingConfig()
 _ROWS_AT_ONCE = 1024
 
 _DATA = flags.DEFINE_string("data", None, "Directory of a data set.", required=True)
@@ -35,19 +35,18 @@ _OUTPUT = flags.DEFINE_string("output", None, "Directory to create.", required=T
 _SPLIT = flags.DEFINE_enum("split", "train", ("train", "heldout"), "Split of the data set to export.")
 _EPOCHS = flags.DEFINE_integer("epochs", 1, "Number of times that each row is written, each time with a new mask.")
 _NUM_FILES = flags.DEFINE_integer("num_files", 1, "Number of files to write.")
-_MASKING = [
-    flags.DEFINE_float("rate", _DEFAULTS.rate, "Share of the tokens to predict."),
-    flags.DEFINE_integer(
-        "max_predictions",
-        _DEFAULTS.max_predictions,
-        "Maximum number of predictions per example; 0 follows from the rate.",
-    ),
-    flags.DEFINE_float("mask_rate", _DEFAULTS.mask_rate, "Share of the predicted tokens that become [MASK]."),
-    flags.DEFINE_float("random_rate", _DEFAULTS.random_rate, "Share of predicted tokens that become a random token."),
-    flags.DEFINE_bool("whole_word", _DEFAULTS.whole_word, "Mask whole words."),
-    flags.DEFINE_integer("max_ngram", _DEFAULTS.max_ngram, "With --whole_word: mask runs of up to this many words."),
-    flags.DEFINE_integer("seed", _DEFAULTS.seed, "Random seed of the masks and of the order."),
-]
+_read_masking = define_settings(
+    MaskingConfig(),
+    {
+        "rate": "Share of the tokens to predict.",
+        "max_predictions": "Maximum number of predictions per example; 0 follows from the rate.",
+        "mask_rate": "Share of the predicted tokens that become [MASK].",
+        "random_rate": "Share of predicted tokens that become a random token.",
+        "whole_word": "Mask whole words.",
+        "max_ngram": "With --whole_word: mask runs of up to this many words.",
+        "seed": "Random seed of the masks and of the order.",
+    },
+)
 
 
 def export_examples(
@@ -106,7 +105,7 @@ def _check(data: str, dataset: Dataset, rows: RowSource, split: str, masking: Ma
             f"{data} has no next sentences, and an example needs a label for them; prepare the text with "
             "--next_sentence=nsp or sop"
         )
-    if row.get("predictions") and (epochs > 1 or masking != _DEFAULTS):
+    if row.get("predictions") and (epochs > 1 or masking != MaskingConfig()):
         raise InputError(
             f"{data} has static masks, which are written as they are; leave out --epochs and the options of masking"
         )
@@ -142,8 +141,7 @@ def _examples(
 
 def main() -> None:
     """Writes the examples that the flags describe."""
-    masking = MaskingConfig(**{flag.name: flag.value for flag in _MASKING})
-    export_examples(_DATA.value, _OUTPUT.value, masking, _SPLIT.value, _EPOCHS.value, _NUM_FILES.value)
+    export_examples(_DATA.value, _OUTPUT.value, _read_masking(), _SPLIT.value, _EPOCHS.value, _NUM_FILES.value)
 
 
 if __name__ == "__main__":

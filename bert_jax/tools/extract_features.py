@@ -22,14 +22,15 @@ from bert_jax.errors import InputError
 from bert_jax.storage.places import to_place
 from bert_jax.storage.writing import atomic_path, check_file
 from bert_jax.tools import cli
-from bert_jax.tools.lines import define_long_texts, open_lines, read_input
+from bert_jax.tools.lines import open_lines, read_input
+from bert_jax.tools.shared_flags import define_checkpoint, define_long_texts
 
 if TYPE_CHECKING:
     import numpy as np
 
     from bert_jax.inference.features import TokenFeatures
 
-CHECKPOINT = cli.define_checkpoint()
+CHECKPOINT = define_checkpoint()
 INPUT = flags.DEFINE_string("input", "", "file with one text per line; - is standard input")
 OUTPUT = flags.DEFINE_string("output", "", "file to write the vectors to: .npz, or JSON lines")
 LAYERS = flags.DEFINE_string("layers", "-1,-2,-3,-4", "layers to extract; 0 is the embeddings, -1 the last layer")

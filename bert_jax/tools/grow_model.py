@@ -23,8 +23,9 @@ from bert_jax.errors import InputError
 from bert_jax.storage.places import is_taken, to_place
 from bert_jax.text.vocab import read_vocab
 from bert_jax.tools import cli
+from bert_jax.tools.shared_flags import define_checkpoint
 
-_CHECKPOINT = cli.define_checkpoint()
+_CHECKPOINT = define_checkpoint()
 _OUTPUT = flags.DEFINE_string("output", None, "Directory to create; it must not exist.", required=True)
 _ADD_TOKENS = flags.DEFINE_string("add_tokens", "", "File of new words, one per line, as the tokenizer writes them.")
 _USE_UNUSED = flags.DEFINE_boolean("use_unused", False, "Replace [unused..] tokens with the new words.")

@@ -6,8 +6,6 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
-from absl import flags
-
 from bert_jax.data.sources.formats import check_encoding, check_line_ends
 from bert_jax.errors import InputError
 from bert_jax.storage.files import NOT_UTF8
@@ -15,13 +13,6 @@ from bert_jax.storage.places import to_place
 from bert_jax.storage.urls import local_copy
 from bert_jax.storage.writing import atomic_path
 from bert_jax.tasks.json_values import parse_json
-from bert_jax.text.fitting import LONG_TEXTS
-
-
-def define_long_texts() -> flags.FlagHolder[str]:
-    """Defines the flag that says what becomes of texts that are too long."""
-    about = "of texts with more tokens than there is room for: cut them and say how many, or refuse the first of them"
-    return flags.DEFINE_enum("long_texts", LONG_TEXTS[0], LONG_TEXTS, about)
 
 
 @contextlib.contextmanager

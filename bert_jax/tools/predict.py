@@ -24,14 +24,15 @@ from bert_jax.errors import InputError
 from bert_jax.storage.files import JsonObject
 from bert_jax.storage.writing import check_file
 from bert_jax.tools import cli, recipes
-from bert_jax.tools.lines import converse, define_long_texts, open_lines, open_writer, parse_line, read_input
+from bert_jax.tools.lines import converse, open_lines, open_writer, parse_line, read_input
+from bert_jax.tools.shared_flags import define_checkpoint, define_long_texts, define_recipe
 
 if TYPE_CHECKING:
     from bert_jax.inference.predict import Predictor
 
 Item = TypeVar("Item")
 
-CHECKPOINT = cli.define_checkpoint()
+CHECKPOINT = define_checkpoint()
 INPUT = flags.DEFINE_string("input", "-", "file with one input per line; - is standard input")
 OUTPUT = flags.DEFINE_string("output", "-", "file to write predictions to; - is standard output")
 FORMAT = flags.DEFINE_enum(
@@ -44,7 +45,7 @@ LINES = flags.DEFINE_enum(
     "what a line is: by what it looks like, or always one text, also with a tab or { in it",
 )
 LONG_TEXTS = define_long_texts()
-RECIPE = recipes.define_recipe()
+RECIPE = define_recipe()
 GUESSES = flags.DEFINE_integer("guesses", 5, "words to print for each [MASK]", lower_bound=1)
 
 _ANSWERS_SHOWN = 4  # to people, beside the best

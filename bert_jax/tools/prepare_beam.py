@@ -20,7 +20,7 @@ from absl import flags
 
 from bert_jax.errors import InputError
 from bert_jax.tools import cli
-from bert_jax.tools.prepare_flags import define_options, define_text_column
+from bert_jax.tools.shared_flags import define_options, define_text_column
 
 _INPUT = flags.DEFINE_string("input", None, "Files, quoted globs, URLs, tfds:NAME, separated by commas.", required=True)
 _TOKENIZER = flags.DEFINE_string("tokenizer", None, "Directory of a tokenizer, or a vocabulary file.", required=True)

@@ -15,7 +15,7 @@ from absl import flags
 
 from bert_jax.data.prepare import prepare
 from bert_jax.tools import cli
-from bert_jax.tools.prepare_flags import define_options, define_text_column
+from bert_jax.tools.shared_flags import define_options, define_text_column
 
 _INPUT = flags.DEFINE_string(
     "input", None, "Files, quoted globs, URLs, tfds:NAME or python-docs, separated by commas.", required=True

@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from absl import flags
-
 import bert_jax
 from bert_jax.errors import InputError, one_line
 from bert_jax.settings.finetuning import FinetuneConfig
@@ -30,11 +28,6 @@ HELP = (
     "a recipe of bert_jax, such as pretrain:base or finetune:mnli, or a Python file with get_config, such as "
     "my/recipe.py; the text after a colon is its argument"
 )
-
-
-def define_recipe() -> flags.FlagHolder[str | None]:
-    """Defines the flag that names a recipe where a model is used."""
-    return flags.DEFINE_string("recipe", "", "the recipe of a model with an own task or head; its code is run")
 
 
 def directory() -> Path:

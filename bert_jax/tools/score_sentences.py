@@ -23,12 +23,13 @@ from bert_jax.storage.files import JsonObject
 from bert_jax.storage.places import to_place
 from bert_jax.storage.writing import check_file, write_json
 from bert_jax.tools import cli
-from bert_jax.tools.lines import define_long_texts, open_lines, open_writer, read_input
+from bert_jax.tools.lines import open_lines, open_writer, read_input
+from bert_jax.tools.shared_flags import define_checkpoint, define_compute_dtype, define_long_texts
 
 if TYPE_CHECKING:
     from bert_jax.checkpoints.pretrained import Pretrained
 
-CHECKPOINT = cli.define_checkpoint()
+CHECKPOINT = define_checkpoint()
 INPUT = flags.DEFINE_string("input", "-", "file with one sentence per line; - is standard input")
 PAIRS = flags.DEFINE_string("pairs", "", "minimal pairs to score instead of --input: a file, or Zorro's directory")
 BASELINES = flags.DEFINE_string("baselines", "", "with --pairs: a table of published accuracies by paradigm")
@@ -36,7 +37,7 @@ LIMIT = flags.DEFINE_integer("limit", 0, "with --pairs: take the first N of each
 METHOD = flags.DEFINE_enum(
     "method", "", ["", "original", "within_word_l2r"], "scoring method of a masked language model; empty is original"
 )
-DTYPE = cli.define_compute_dtype()
+DTYPE = define_compute_dtype()
 LONG_TEXTS = define_long_texts()
 OUTPUT = flags.DEFINE_string("output", "", "JSON file for the results: one line per sentence, or one object for pairs")
 

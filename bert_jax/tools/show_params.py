@@ -9,8 +9,9 @@ leading axis. The norm is the root of the sum of squares.
 
 from bert_jax.storage.resolve import resolve
 from bert_jax.tools import cli
+from bert_jax.tools.shared_flags import define_checkpoint
 
-_CHECKPOINT = cli.define_checkpoint()
+_CHECKPOINT = define_checkpoint()
 
 
 def main() -> None:

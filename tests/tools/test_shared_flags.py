@@ -2,12 +2,14 @@
 """Every option of a data set is a flag with the same default, and is read from it."""
 
 import dataclasses
+import subprocess
+import sys
 
 import pytest
 from absl import flags
 
 from bert_jax.data.prepare import PrepareOptions
-from bert_jax.tools import prepare_flags
+from bert_jax.tools import shared_flags
 
 
 @pytest.fixture
@@ -20,10 +22,24 @@ def values(monkeypatch):
 
 
 def test_flags_are_the_options(values):
-    read = prepare_flags.define_options()
+    read = shared_flags.define_options()
     options = {field.name for field in dataclasses.fields(PrepareOptions)}
     assert options == set(values) & options and len([name for name in values if name in options]) == len(options)
     values(["prepare_corpus"])
     assert read() == PrepareOptions()
     values(["prepare_corpus", "--pack=3", "--next_sentence=none", "--holdout_rate=0.5"])
     assert read() == PrepareOptions(pack=3, next_sentence="none", holdout_rate=0.5)
+
+
+@pytest.mark.parametrize(
+    ("command", "names"),
+    [
+        ("prepare_corpus", ("max_seq_length", "text_column", "workers")),
+        ("predict", ("checkpoint", "long_texts", "guesses")),
+        ("export_tfrecords", ("mask_rate", "whole_word", "epochs")),
+    ],
+)
+def test_help_lists_the_flags_that_others_have_too(command, names):
+    line = [sys.executable, "-m", f"bert_jax.tools.{command}", "--help"]
+    said = subprocess.run(line, capture_output=True, text=True).stdout
+    assert all(f"--{name}" in said or f"--[no]{name}" in said for name in names)

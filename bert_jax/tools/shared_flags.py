@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The flags that several commands have. Each is listed by --help of the command that asks for it."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from absl import flags
+
+from bert_jax.data.prepare import PrepareOptions
+from bert_jax.data.sources.formats import TEXT_COLUMN
+from bert_jax.text.fitting import LONG_TEXTS
+
+flags.disclaim_key_flags()
+
+Settings = TypeVar("Settings")
+
+
+def define_checkpoint() -> flags.FlagHolder[str]:
+    """Defines the flag of the commands that use a model."""
+    return flags.DEFINE_string("checkpoint", "", "a work directory, WORKDIR@STEP, or a model in any format")
+
+
+def define_recipe() -> flags.FlagHolder[str]:
+    """Defines the flag that names a recipe where a model is used."""
+    return flags.DEFINE_string("recipe", "", "the recipe of a model with an own task or head; its code is run")
+
+
+def define_compute_dtype() -> flags.FlagHolder[str]:
+    """Defines the flag that says what a model computes in."""
+    return flags.DEFINE_enum(
+        "compute_dtype", "", ["", "float32", "bfloat16"], "computation dtype; empty is the model's"
+    )
+
+
+def define_long_texts() -> flags.FlagHolder[str]:
+    """Defines the flag that says what becomes of texts that are too long."""
+    about = "of texts with more tokens than there is room for: cut them and say how many, or refuse the first of them"
+    return flags.DEFINE_enum("long_texts", LONG_TEXTS[0], LONG_TEXTS, about)
+
+
+def define_text_column() -> flags.FlagHolder[str]:
+    """Defines the flag that names the text in inputs with columns."""
+    return flags.DEFINE_string("text_column", TEXT_COLUMN, "Column of Parquet, or key of JSON lines, with the text.")
+
+
+def define_settings(defaults: Settings, about: Mapping[str, str]) -> Callable[[], Settings]:
+    """Defines a flag for each of these settings of a dataclass; returns a function that reads them."""
+    kinds: dict[type, Callable[..., flags.FlagHolder[Any]]] = {
+        bool: flags.DEFINE_bool, int: flags.DEFINE_integer, float: flags.DEFINE_float, str: flags.DEFINE_string,
+    }  # fmt: skip
+    defined = [
+        kinds[type(getattr(defaults, name))](name, getattr(defaults, name), text) for name, text in about.items()
+    ]
+    return lambda: dataclasses.replace(defaults, **{flag.name: flag.value for flag in defined})  # type: ignore[type-var]
+
+
+def define_options() -> Callable[[], PrepareOptions]:
+    """Defines the flags of `PrepareOptions`, which determine the contents of a data set."""
+    return define_settings(PrepareOptions(), _OPTIONS)
+
+
+_OPTIONS = {
+    "max_seq_length": "Tokens per row, including [CLS] and [SEP].",
+    "next_sentence": "Task of sentence B: nsp (next sentence), sop (order) or none.",
+    "duplicates": "Passes over the text, each cut into new sequences.",
+    "short_seq_rate": "Share of documents cut into shorter sequences.",
+    "holdout_rate": "Share of documents held out for evaluation, or of passages where documents are few and long; "
+    "0 is none.",
+    "shards": "Files of the training split; 0 writes one per 16 M tokens.",
+    "seed": "Random seed of the held-out documents and of the sequences.",
+    "language": "Language of the text, for the sentence splitter.",
+    "pack": "Maximum sequences per row; 3 fills rows of 512, 1 packs none.",
+}
