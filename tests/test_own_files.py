@@ -59,7 +59,7 @@ def edit(path, change) -> None:
         (("model", "layer_norm_epsilon"), 10**400, "beyond what a float holds"),
         (("model", "initializer_stddev"), float("nan"), "initializer_stddev nan is not finite and 0 or more"),
         (("model", "vocab_multiple"), -1, "is below 1"),
-        (("task",), ["encoder"], 'config.json: task is ["encoder"], not one of encoder,'),
+        (("task",), ["encoder"], 'config.json: task is ["encoder"], not a text'),
         (("labels",), {"0": "no"}, 'config.json: labels is {"0": "no"}, not a list'),
         (("model", "x" * 300_000), 1, 'config.json: a key of model is "xxxx'),
     ],

@@ -146,7 +146,7 @@ def change_json(path, change):
     [
         ("config.json", lambda about: [], r"config.json: the whole is \[\], not an object"),
         ("config.json", lambda about: about | {"model": 5}, "config.json: model is 5, not an object"),
-        ("config.json", lambda about: about | {"task": "sorting"}, 'task is "sorting", not one of encoder,'),
+        ("config.json", lambda about: about | {"task": "sorting"}, "is damaged: file config.json has"),
         ("config.json", lambda about: about | {"labels": 3}, "labels is 3, not a list"),
         (
             "checksums.json",
