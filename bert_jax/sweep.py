@@ -2,7 +2,6 @@
 """A grid of fine-tuning runs in one command: every seed with every learning rate, and a report of all."""
 
 import dataclasses
-import json
 import math
 import shutil
 import statistics
@@ -129,12 +128,15 @@ def _copy_model(source: Place, target: Place) -> None:
 
 def _finished(workdir: Place, config: FinetuneConfig) -> FinetuneResult | None:
     """Returns the results of this run if it has finished, else None. The first process tells the others."""
-    result = read_results(workdir) if this_job().is_first else None
-    if result is not None:
+
+    def read() -> FinetuneResult | None:
+        result = read_results(workdir)
+        if result is None:
+            return None
         changed = changed_keys(settings_of(workdir, FinetuneConfig), to_dict(config.resolved()))
-        if not all(is_among(name, affecting(FinetuneConfig, "work", "nothing")) for name in changed):
-            result = None
-    told = json.loads(this_job().broadcast_text("result of a run", json.dumps(result)))
+        return result if all(is_among(name, affecting(FinetuneConfig, "work", "nothing")) for name in changed) else None
+
+    told = this_job().first_does("read the results of a run", read)
     return told and FinetuneResult(*told)
 
 

@@ -172,9 +172,7 @@ def keep_revision(bert: Pretrained, workdir: Place) -> None:
     not a model stays. Every process calls this. Raises: InputError, on every process, if it cannot be written.
     """
     path = revision_path(workdir, bert.trained["step"])
-    if not this_job().broadcast_int(
-        "revision is taken", this_job().is_first and is_taken(path) and not (path / SEAL).exists()
-    ):
+    if not this_job().first_does("look at a revision", lambda: is_taken(path) and not (path / SEAL).exists()):
         leave_pretrained(bert, path, f"the revision {path}")
 
 

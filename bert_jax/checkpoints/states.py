@@ -6,7 +6,6 @@ array with its shape and dtype. The checksums are needed because Orbax restores 
 """
 
 import contextlib
-import json
 import math
 import shutil
 import tempfile
@@ -146,7 +145,7 @@ class Checkpoints:
         later phase is better. `restore` returns the `notes`.
         """
         self.wait()
-        if this_job().broadcast_int("step is saved", this_job().is_first and self._is_saved(step)):
+        if this_job().first_does("see whether the step is saved", lambda: self._is_saved(step)):
             return
         self._bytes = state_bytes(state)
         self._check_writable(self._bytes)
@@ -263,10 +262,8 @@ class Checkpoints:
         Raises: InputError if there are sealed checkpoints and all are damaged, or if shapes differ.
         """
         self.wait()
-        step, passed_over = self._find_whole() if this_job().is_first else (0, [])
-        step = this_job().broadcast_int("newest whole step", step)
+        step, passed_over = this_job().first_does("find a whole checkpoint", self._find_whole)
         if step == _ALL_DAMAGED:
-            passed_over = passed_over or ["the first process tells which checkpoints are not whole"]
             raise InputError(
                 "; ".join(passed_over) + f"; no whole checkpoint is left, so remove {self.directory} to start over"
             )
@@ -274,9 +271,12 @@ class Checkpoints:
             self._set_aside(_NONE)
             return Restored(None, {}, passed_over)
         path = self._path(step)
-        sealed = read_seal(path) if this_job().is_first else {}  # others may see an older one, or none yet
-        told = [sealed.get("arrays"), sealed.get("notes", {})]
-        arrays, notes = json.loads(this_job().broadcast_text("arrays and notes", json.dumps(told)))
+
+        def read() -> list[Any]:  # others may see an older seal, or none yet
+            sealed = read_seal(path)
+            return [sealed["arrays"], sealed.get("notes", {})]
+
+        arrays, notes = this_job().first_does("read a seal", read)
         check_arrays(path, arrays, describe(abstract_state))
         self._set_aside(step)
         return Restored(self._read(step, abstract_state), notes, passed_over)
@@ -300,10 +300,11 @@ class Checkpoints:
         Raises: InputError if no checkpoint has a metric that can be read.
         """
         self.wait()
-        metrics = self._metrics() if this_job().is_first else {}
-        best = this_job().broadcast_int(
-            "best step", min(((rank, step) for step, rank in metrics.items()), default=(None, _NONE))[1]
-        )
+
+        def find() -> int:
+            return min(((rank, step) for step, rank in self._metrics().items()), default=(None, _NONE))[1]
+
+        best = this_job().first_does("find the best checkpoint", find)
         if best == _NONE:
             raise InputError(
                 f"no checkpoint of {self.directory} has a metric that can be read; train in another workdir"
@@ -313,26 +314,27 @@ class Checkpoints:
     def restore_at(self, step: int, abstract_state: PyTree) -> PyTree:
         """Returns the state of a step that has a checkpoint. Raises: InputError, on every process, if it is damaged."""
         self.wait()
-        problem = find_damage(self._path(step)) if this_job().is_first else None
-        if this_job().broadcast_int("step is damaged", problem is not None):
-            problem = problem or "the first process tells what"
+        problem = this_job().first_does("check a checkpoint", lambda: find_damage(self._path(step)))
+        if problem is not None:
             raise InputError(f"checkpoint {self._path(step)} is damaged: {problem}; train again in another workdir")
         return self._read(step, abstract_state)
 
     def _read(self, step: int, abstract_state: PyTree) -> PyTree:
         with under_way("restoring", state_bytes(abstract_state)):
             path = self._path(step)
-            place = state_place(path, read_seal(path) if this_job().is_first else {})  # others may see the seal late
-            return restore_tree(path / this_job().broadcast_text("place of a state", place.name), abstract_state)
+            name = this_job().first_does("find a state", lambda: state_place(path, read_seal(path)).name)  # seen late
+            return restore_tree(path / name, abstract_state)
 
     def _set_aside(self, newest_whole: int) -> None:
         """Moves every checkpoint that is newer than the newest undamaged one to "damaged/"."""
-        damaged = [later for later in self.steps() if later > newest_whole] if this_job().is_first else []
-        for later in damaged:
-            remains.set_aside(self._path(later))
-        if this_job().broadcast_int(
-            "steps set aside", len(damaged)
-        ):  # Orbax remembers what it has seen, and would not save those steps again
+
+        def move() -> bool:
+            damaged = [later for later in self.steps() if later > newest_whole]
+            for later in damaged:
+                remains.set_aside(self._path(later))
+            return bool(damaged)
+
+        if this_job().first_does("set damaged checkpoints aside", move):  # Orbax would not save those steps again
             self._manager.close()
             self._manager = self._open()
 

@@ -83,20 +83,22 @@ class Job:
         """Returns whether `value` is true on any process."""
         return "yes" in self.exchange(topic, "yes" if value else "no")
 
-    def first_does(self, what: str, action: Callable[[], None]) -> None:
-        """Runs `action` on the first process; every process waits until it is done.
+    def first_does(self, what: str, action: Callable[[], Any]) -> Any:
+        """Returns what `action` returns on the first process, a JSON value, on every process; the others wait for it.
 
         `what` completes "the first process could not ..."; it is the topic. Raises: InputError, on every process, if
         the action failed.
         """
-        failure: InputError | OSError | None = None
+        failure, value = None, None
         if self.is_first:
             try:
-                action()
+                value = action()
             except (InputError, OSError) as error:
                 failure = error
-        if self.broadcast_int(what, failure is not None):
+        failed, value = json.loads(self.broadcast_text(what, json.dumps([failure is not None, value])))
+        if failed:
             raise failure or InputError(f"the first process could not {what}; its own message says why")
+        return value
 
     def all_do(self, what: str, action: Callable[[], object]) -> None:
         """Runs `action` on every process, and waits for all.

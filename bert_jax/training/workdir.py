@@ -38,20 +38,17 @@ def locked(workdir: Place) -> Iterator[None]:
     """
     workdir.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
-        holder = ""
 
-        def hold() -> None:
-            nonlocal holder
+        def hold() -> str:
             if isinstance(workdir, RemotePath):
                 lost = partial(this_job().end, InputError.STATUS)
-                holder = stack.enter_context(lease(str(workdir / LEASE), str(workdir), lost, doing=describe))
-            else:
-                holder = stack.enter_context(lock_file(workdir / LOCK, keep=True))
+                return stack.enter_context(lease(str(workdir / LEASE), str(workdir), lost, doing=describe))
+            return stack.enter_context(lock_file(workdir / LOCK, keep=True))
 
-        this_job().first_does(f"lock {workdir}", hold)
-        if this_job().broadcast_int("lock is held", bool(holder)):
-            who = holder or "the first process tells which"
-            raise InputError(f"workdir {workdir} is in use by another run ({who}); wait for it or give another workdir")
+        if holder := this_job().first_does(f"lock {workdir}", hold):
+            raise InputError(
+                f"workdir {workdir} is in use by another run ({holder}); wait for it or give another workdir"
+            )
         this_job().check_shared(workdir)
         if this_job().is_first:
             sweep_temporaries(workdir)
@@ -150,16 +147,13 @@ def was_packed(workdir: Place) -> bool | None:
     Raises: InputError, on every process, if the directory cannot hold a run, or belongs to another kind of run.
     """
     check_workdir_place(workdir)
-    packed: bool | None = None
 
-    def read() -> None:
-        nonlocal packed
-        if (workdir / "config.json").exists():
-            packed = read_identity(workdir, FinetuneConfig).get("packed") is True
+    def read() -> bool | None:
+        if not (workdir / "config.json").exists():
+            return None
+        return read_identity(workdir, FinetuneConfig).get("packed") is True
 
-    this_job().first_does(f"read {workdir / 'config.json'}", read)
-    answers = (None, False, True)
-    return answers[this_job().broadcast_int("run packs", answers.index(packed))]
+    return this_job().first_does(f"read {workdir / 'config.json'}", read)
 
 
 def read_identity(workdir: Place, kind: type) -> dict[str, Any]:

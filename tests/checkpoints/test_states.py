@@ -457,20 +457,21 @@ def test_a_second_process_goes_by_the_word_of_the_first(tmp_path, abstract, monk
     monkeypatch.setattr(checkpoints._manager, "save", lambda *args, **_: saved.append(args))
     with monkeypatch.context() as patch:
         patch.setattr("bert_jax.devices.job.Job.is_first", False)
-        for answer, ask, expected in (
-            (3, checkpoints.best_step, 3),
-            (1, lambda: checkpoints.save(9, make_state(9)), None),
-        ):
-            patch.setattr("bert_jax.devices.job.Job.broadcast_int", lambda job, topic, value, answer=answer: answer)
-            assert ask() == expected
-        patch.setattr("bert_jax.devices.job.Job.broadcast_int", lambda job, topic, value: -1)  # there is none
+
+        def hear(*answers):
+            told = iter([json.dumps([False, answer]) for answer in answers])
+            patch.setattr("bert_jax.devices.job.Job.broadcast_text", lambda job, topic, text: next(told))
+
+        hear(3, True, -1)
+        assert checkpoints.best_step() == 3
+        checkpoints.save(9, make_state(9))
         with pytest.raises(InputError, match="has a metric that can be read"):
             checkpoints.best_step()
-        patch.setattr("bert_jax.devices.job.Job.broadcast_int", lambda job, topic, value: 1)
+        hear(True, "file x is missing")
         checkpoints._set_aside(0)
-        with pytest.raises(InputError, match="is damaged: the first process tells what"):
+        with pytest.raises(InputError, match="is damaged: file x is missing"):
             checkpoints.restore_at(2, abstract)
-        patch.setattr("bert_jax.devices.job.Job.broadcast_int", lambda job, topic, value: 0)
+        hear(None, "state")
         (checkpoints._path(2) / SEAL).unlink()  # which a file system may show late
         assert int(checkpoints.restore_at(2, abstract)["step"]) == 2
     assert not saved and checkpoints.steps() == [1, 2] and not (tmp_path / "damaged").exists()
@@ -492,9 +493,9 @@ def test_the_notes_of_a_checkpoint_are_those_that_the_first_process_reads(tmp_pa
     checkpoints = save_all(tmp_path / "c", {1: None})
     arrays = sealed.read_seal(tmp_path / "c" / "00000001")["arrays"]
     (tmp_path / "c" / "00000001" / SEAL).unlink()  # or none yet
-    told = iter([json.dumps([arrays, {"from": 5}]), "state"])
+    answers = ([1, []], [arrays, {"from": 5}], "state")
+    told = iter([json.dumps([False, answer]) for answer in answers])
     monkeypatch.setattr("bert_jax.devices.job.Job.is_first", False)
-    monkeypatch.setattr("bert_jax.devices.job.Job.broadcast_int", lambda job, topic, value: 1)  # the step
     monkeypatch.setattr("bert_jax.devices.job.Job.broadcast_text", lambda job, topic, text: next(told))
     monkeypatch.setattr(checkpoints, "_set_aside", lambda step: None)
     assert checkpoints.restore(abstract).notes == {"from": 5}
