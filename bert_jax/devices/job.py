@@ -229,7 +229,8 @@ class Several(Job):
             self.members.set(f"waits/{self.index}", f"{self._times[topic]} {topic}")
         worked = looked = time.monotonic()  # when the others last worked
         while len(said := self.members.get(place)) < len(speakers):
-            if failure := self.members.failure_of_another():
+            failure = self.members.failure_of_another()
+            if failure and len(self.members.get(place)) < len(speakers):  # else it said this before it failed
                 raise failure
             if time.monotonic() - looked > self.members.pause:
                 looked = time.monotonic()
