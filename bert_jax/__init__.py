@@ -13,21 +13,28 @@ from bert_jax.version import __version__
 # imports the module would replace the public name by it.
 _HOMES = {
     "HEADS": "model.heads.table:HEADS",
+    "Batch": "batch:Batch",
+    "Encoder": "model.encoder:Encoder",
     "FinetuneConfig": "settings.finetuning:FinetuneConfig",
     "Head": "model.heads.base:Head",
     "InputError": "errors:InputError",
+    "ModelConfig": "settings.model:ModelConfig",
     "PretrainConfig": "settings.pretraining:PretrainConfig",
     "Pretrained": "checkpoints.pretrained:Pretrained",
     "Row": "tasks.base:Row",
     "Rows": "tasks.base:Rows",
     "Task": "tasks.base:Task",
     "Tokenizer": "text.tokenizer:Tokenizer",
+    "encode": "model.objective:encode",
     "evaluate_pretrained": "inference.evaluate:evaluate_pretrained",
-    "finetune": "finetuning:finetune",
     "fill_masks": "inference.predict:fill_masks",
+    "finetune": "finetuning:finetune",
+    "forward": "model.objective:forward",
+    "init_params": "model.objective:init_params",
     "load_predictor": "inference.predict:load_predictor",
     "load_pretrained": "checkpoints.pretrained:load_pretrained",
     "load_tokenizer": "text.tokenizer:load_tokenizer",
+    "make_batch": "text.fitting:make_batch",
     "pretrain": "pretraining:pretrain",
     "save_pretrained": "checkpoints.pretrained:save_pretrained",
     "score_sentences": "inference.sentence_scores:score_sentences",
@@ -36,9 +43,12 @@ _HOMES = {
 
 __all__ = [
     "HEADS",
+    "Batch",
+    "Encoder",
     "FinetuneConfig",
     "Head",
     "InputError",
+    "ModelConfig",
     "PretrainConfig",
     "Pretrained",
     "Row",
@@ -46,12 +56,16 @@ __all__ = [
     "Task",
     "Tokenizer",
     "__version__",
+    "encode",
     "evaluate_pretrained",
     "fill_masks",
     "finetune",
+    "forward",
+    "init_params",
     "load_predictor",
     "load_pretrained",
     "load_tokenizer",
+    "make_batch",
     "pretrain",
     "save_pretrained",
     "score_sentences",
@@ -59,6 +73,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:  # the same, for type checkers and editors
+    from bert_jax.batch import Batch
     from bert_jax.checkpoints.pretrained import Pretrained, load_pretrained, save_pretrained
     from bert_jax.errors import InputError
     from bert_jax.finetuning import finetune
@@ -66,12 +81,16 @@ if TYPE_CHECKING:  # the same, for type checkers and editors
     from bert_jax.inference.features import sentence_embeddings
     from bert_jax.inference.predict import fill_masks, load_predictor
     from bert_jax.inference.sentence_scores import score_sentences
+    from bert_jax.model.encoder import Encoder
     from bert_jax.model.heads.base import Head
     from bert_jax.model.heads.table import HEADS
+    from bert_jax.model.objective import encode, forward, init_params
     from bert_jax.pretraining import pretrain
     from bert_jax.settings.finetuning import FinetuneConfig
+    from bert_jax.settings.model import ModelConfig
     from bert_jax.settings.pretraining import PretrainConfig
     from bert_jax.tasks.base import Row, Rows, Task
+    from bert_jax.text.fitting import make_batch
     from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
 else:  # hidden from type checkers: a module with __getattr__ has every name to them, misspelt ones too
 

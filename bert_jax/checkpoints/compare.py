@@ -9,10 +9,11 @@ import jax
 import numpy as np
 
 from bert_jax.batch import Batch
-from bert_jax.checkpoints.pretrained import Pretrained, make_batch
+from bert_jax.checkpoints.pretrained import Pretrained
 from bert_jax.model.heads.table import HEADS, has_parts
 from bert_jax.model.objective import Params, encode, forward, parts_of
 from bert_jax.settings.model import ModelConfig
+from bert_jax.text.fitting import make_batch
 
 _SAMPLE = (
     ("The old man sat by the river and watched the boats.", "He had done so for thirty-two years!"),
@@ -32,7 +33,7 @@ def differences(one: Pretrained, other: Pretrained) -> dict[str, float]:
     texts: list[Any] = [_fitting(one, parts[:num_parts]) for parts in _SAMPLE]
     outputs = []
     for bert in (one, other):
-        batch = make_batch(bert.tokenizer, texts, bert.config.max_positions)
+        batch = make_batch(bert.tokenizer, texts, bert.config.max_positions, "refuse")
         length = batch.token_ids.shape[1]
         positions = np.broadcast_to(np.arange(length, dtype=np.int32), batch.token_ids.shape)
         config = dataclasses.replace(bert.config, compute_dtype="float32", gradient_dtype="float32")

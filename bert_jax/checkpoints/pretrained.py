@@ -13,7 +13,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from bert_jax.batch import Batch, pad_rows
+from bert_jax.batch import Batch
 from bert_jax.checkpoints.arrays import ArrayTable, check_arrays, describe, restore_tree, save_tree, state_bytes
 from bert_jax.checkpoints.hf import fetch, load_hf
 from bert_jax.checkpoints.names import flatten, part_of, unflatten
@@ -27,7 +27,7 @@ from bert_jax.errors import InputError
 from bert_jax.model.fused_attention import length_step
 from bert_jax.model.heads.table import HEADS
 from bert_jax.model.objective import Params, abstract_params, encode
-from bert_jax.model.on_cpu import unstack
+from bert_jax.model.on_cpu import tokens_at_once, unstack
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.settings.model import ModelConfig, check_type_ids
 from bert_jax.settings.rules import Values, drop_removed, from_dict, to_dict
@@ -37,7 +37,7 @@ from bert_jax.storage.places import AnyPath, Place, check_no_pattern, is_taken, 
 from bert_jax.storage.resolve import Resolved, is_hub, resolve, revision_path
 from bert_jax.storage.urls import local_directory
 from bert_jax.storage.writing import check_space, new_directory, write_json
-from bert_jax.text.fitting import Fitted, fit_texts, padded_length, tell_cut
+from bert_jax.text.fitting import batch_of, filled, fit_texts, padded_length, rows_of, tell_cut
 from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
 
 
@@ -88,45 +88,32 @@ class Pretrained:
         rows = fit_texts(self.tokenizer, texts, most, long_texts)
         tell_cut(sum(row.was_cut for row in rows), most)
         check_type_ids(self.config, max(int(row.type_ids.max()) for row in rows), "the input")
-        batch = _batch_of(rows, len(rows), max(len(row.token_ids) for row in rows), self.tokenizer.pad_id)
+        lengths = np.array([len(row.token_ids) for row in rows])
+        batch = batch_of(rows, len(rows), lengths.max(), self.tokenizer.pad_id)
         hidden = np.zeros((*batch.token_ids.shape, self.config.hidden_size), np.float32)
-        pooled: list[np.ndarray] = []
-        for first in range(0, len(rows), _ROWS_OF_BATCH[-1]):  # in few shapes, each of which is a program to compile
-            part = rows[first : first + _ROWS_OF_BATCH[-1]]
-            longest = max(len(row.token_ids) for row in part)
-            size = next(size for size in _ROWS_OF_BATCH if size >= len(part))
-            length = padded_length(longest, most, length_step(self.config.attention))
-            found = _encode(self.config, self.prepared, _batch_of(part, size, length, self.tokenizer.pad_id))
-            hidden[first : first + len(part), :longest] = found[0][: len(part), :longest]
-            pooled += [] if found[1] is None else [np.asarray(found[1][: len(part), 0], np.float32)]
+        pooled = np.zeros((len(rows), self.config.hidden_size), np.float32)
+        left, tokens = np.argsort(-lengths, kind="stable"), tokens_at_once() or _TOKENS_ELSEWHERE
+        while len(left):  # in few shapes, each of which is a program to compile
+            longest = int(lengths[left[0]])
+            length = padded_length(longest, most, max(length_step(self.config.attention), 16))
+            full = rows_of(tokens, length, 32)
+            part, left = left[:full], left[full:]
+            padded = batch_of([rows[number] for number in part], filled(len(part), full), length, self.tokenizer.pad_id)
+            of_tokens, of_texts = _encode(self.config, self.prepared, padded)
+            hidden[part, :longest] = of_tokens[: len(part), :longest]
+            if of_texts is not None:
+                pooled[part] = of_texts[: len(part), 0]
         mask = np.asarray(batch.sequence_ids) > 0
-        return Encodings(hidden, np.concatenate(pooled) if pooled else None, batch.token_ids, mask)
+        return Encodings(hidden, pooled if "pooler" in self.params["encoder"] else None, batch.token_ids, mask)
 
 
-_ROWS_OF_BATCH = (1, 8, 32)
+_TOKENS_ELSEWHERE = 16384  # at once, on accelerators
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _encode(config: ModelConfig, params: Params, batch: Batch) -> tuple[jax.Array, jax.Array | None]:
     encoded = encode(config, params, batch)
     return encoded.hidden, encoded.pooled
-
-
-def make_batch(tokenizer: Tokenizer, texts: Sequence[str] | Sequence[tuple[str, str]], max_length: int) -> Batch:
-    """Returns [CLS] A [SEP] or [CLS] A [SEP] B [SEP] rows of numpy arrays, padded to the longest.
-
-    Raises: InputError if one is longer than `max_length` tokens, [CLS] and [SEP] included.
-    """
-    rows = fit_texts(tokenizer, texts, max_length, "refuse")
-    return _batch_of(rows, len(rows), max(len(row.token_ids) for row in rows), tokenizer.pad_id)
-
-
-def _batch_of(rows: Sequence[Fitted], size: int, length: int, pad_id: int) -> Batch:
-    """Returns `size` rows of `length` tokens, the last of them empty."""
-    empty = [()] * (size - len(rows))
-    token_ids, type_ids = [row.token_ids for row in rows], [row.type_ids for row in rows]
-    batch = pad_rows([*token_ids, *empty], length, [*type_ids, *empty], pad_id=pad_id)
-    return batch._replace(mlm_positions=np.zeros((size, 1), np.int32))
 
 
 def save_pretrained(bert: Pretrained, directory: AnyPath, replace: bool = True) -> None:

@@ -22,7 +22,7 @@ from bert_jax.model.heads.probe import mean_of_sequences
 from bert_jax.model.objective import Params, encode
 from bert_jax.settings.model import ModelConfig, check_type_ids
 from bert_jax.tasks.base import Row, largest_type
-from bert_jax.tasks.batches import make_batch
+from bert_jax.tasks.batches import batch_of_rows
 from bert_jax.tasks.evaluation import inference_layouts
 from bert_jax.tasks.layouts import Layout, packed_layouts, sizes_of
 from bert_jax.text.fitting import fit_texts, tell_cut
@@ -166,20 +166,20 @@ def _batches(rows: Sequence[Row], layouts: Sequence[Layout]) -> Iterator[tuple[l
     for layout in layouts:
         bins = [[rows[number] for number in members] for members in layout.bins]
         empty = [[]] * (layout.num_rows - len(bins))
-        yield bins, make_batch([*bins, *empty], layout.length, layout.num_places, ENCODER)
+        yield bins, batch_of_rows([*bins, *empty], layout.length, layout.num_places, ENCODER)
         give_back_freed_memory()
 
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _layers(config: ModelConfig, chosen: tuple[int, ...], params: Params, batch: Batch) -> jax.Array:
-    layers = encode(config, params, batch, keep_layers=True).layers
+    layers = encode(config, params, batch, layers=True).layers
     assert layers is not None
     return jnp.stack([layers[layer] for layer in chosen]).astype(jnp.float32)
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def _pooled(config: ModelConfig, layer: int, mean: bool, params: Params, batch: Batch) -> jax.Array:
-    layers = encode(config, params, batch, keep_layers=True).layers
+    layers = encode(config, params, batch, layers=True).layers
     assert layers is not None
     hidden = layers[layer].astype(jnp.float32)
     if mean:

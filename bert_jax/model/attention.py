@@ -22,18 +22,18 @@ def attend(
     attends: jax.Array,
     drop: Callable[[jax.Array], jax.Array],
     precision: str = "default",
-) -> jax.Array:
-    """Returns the context of each head, [B, L, N, D] in the dtype of `value`; query, key and value have that shape.
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the context of each head, [B, L, N, D] in the dtype of `value`, and the probabilities [B, N, L, L].
 
-    `attends` [B, L, L] bool says which keys each query may see; `drop` is the dropout of probabilities [B, N, L, L];
-    `precision` is that of `product`.
+    query, key and value have the shape of the context. `attends` [B, L, L] bool says which keys each query may see;
+    `drop` is the dropout of probabilities; `precision` is that of `product`.
     """
     scores = product("BQND,BKND->BNQK", query, key, precision=precision)
     # A query that may see nothing (padding) gets equal, finite scores: uniform attention and no NaN.
     scores = jnp.where(attends[:, None], scores * query.shape[-1] ** -0.5, MASKED_SCORE)
-    probabilities = drop(jax.nn.softmax(scores, axis=-1))
-    context = product("BNQK,BKND->BQND", probabilities.astype(value.dtype), value, precision=precision)
-    return context.astype(value.dtype)
+    probabilities = jax.nn.softmax(scores, axis=-1)
+    context = product("BNQK,BKND->BQND", drop(probabilities).astype(value.dtype), value, precision=precision)
+    return context.astype(value.dtype), probabilities
 
 
 def attention_mask(sequence_ids: jax.Array, causal: bool = False) -> jax.Array:

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from bert_jax.batch import Batch
 from bert_jax.devices.sharding import constrain_rows
 from bert_jax.model.attention import attention_mask
 from bert_jax.model.layers import SAVED, Dense, Embeddings, Layer
@@ -26,34 +27,32 @@ class Encoded(NamedTuple):
     pooled: jax.Array | None  # [B, M, H]: dense + tanh of one token of every sequence, if there is a pooler
     layers: jax.Array | None  # [num_layers + 1, B, L, H]: embeddings and every layer, with `keep_layers`
     word_table: jax.Array  # [D, V padded, H]: for the tied output layer; D equal copies (`copy_to_rows`)
+    attentions: jax.Array | None = None  # [num_layers, B, N, L, L]: the probabilities, with `keep_attentions`
 
 
 class Encoder(nn.Module):
-    """BERT without its heads. Parameters of the layers are stacked on a leading axis."""
+    """BERT without its heads, to be nested in a model. Parameters of the layers are stacked on a leading axis."""
 
     config: ModelConfig
     pool: bool = True  # False for models without a pooler, such as those that classify tokens
 
     @nn.compact
     def __call__(
-        self,
-        token_ids: jax.Array,
-        type_ids: jax.Array,
-        sequence_ids: jax.Array,
-        cls_positions: jax.Array,
-        deterministic: bool = True,
-        keep_layers: bool = False,
+        self, batch: Batch, deterministic: bool = True, keep_layers: bool = False, keep_attentions: bool = False
     ) -> Encoded:
-        """Returns the encoded batch; shapes as in `Batch`."""
-        config = self.config
+        """Returns the encoded batch. Without `deterministic` it draws dropout from the stream "dropout"."""
+        config, sequence_ids = self.config, batch.sequence_ids
         positions = positions_in_sequence(sequence_ids)
-        embedded, word_table = Embeddings(config, name="embeddings")(token_ids, type_ids, positions, deterministic)
+        embed = Embeddings(config, name="embeddings")
+        embedded, word_table = embed(batch.token_ids, batch.type_ids, positions, deterministic)
         embedded = constrain_rows(embedded)
-        attends = sequence_ids if config.attention == "fused" else attention_mask(sequence_ids, config.causal)
+        fused = config.attention == "fused" and not keep_attentions  # whose kernels never write the probabilities
+        attends = sequence_ids if fused else attention_mask(sequence_ids, config.causal)
 
-        def layer(module: Layer, hidden: jax.Array) -> tuple[jax.Array, jax.Array | None]:
-            hidden = constrain_rows(module(hidden, attends, deterministic))
-            return hidden, hidden if keep_layers else None
+        def layer(module: Layer, hidden: jax.Array) -> tuple[jax.Array, tuple[jax.Array | None, ...]]:
+            hidden, probabilities = module(hidden, attends, deterministic)
+            hidden = constrain_rows(hidden)
+            return hidden, (hidden if keep_layers else None, probabilities if keep_attentions else None)
 
         if config.remat != "none":
             layer = nn.remat(layer, policy=REMAT_POLICIES[config.remat], prevent_cse=False)
@@ -62,7 +61,7 @@ class Encoder(nn.Module):
             for index in range(config.num_layers):
                 hidden, one = layer(Layer(config, name=layer_name(index)), hidden)
                 each.append(one)
-            kept = jnp.stack(each) if keep_layers else None
+            kept, attentions = jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
         else:
             scan = nn.scan(
                 layer,
@@ -71,17 +70,17 @@ class Encoder(nn.Module):
                 length=config.num_layers,
                 unroll=config.layers_at_once(jax.default_backend()),
             )
-            hidden, kept = scan(Layer(config, name="layers"), embedded)
+            hidden, (kept, attentions) = scan(Layer(config, name="layers"), embedded)
 
         pooled = None
         if self.pool:
-            places = cls_positions.astype(jnp.int32)
+            places = batch.cls_positions.astype(jnp.int32)
             if config.causal:  # the first token of a sequence has seen only itself, and the last has seen all of it
                 places = last_positions(sequence_ids, places)
             chosen = jnp.take_along_axis(hidden, places[..., None], axis=1)  # [B, M, H]
             pooled = jnp.tanh(Dense(config, config.hidden_size, name="pooler")(chosen))
         layers = None if kept is None else jnp.concatenate([embedded[None], kept])
-        return Encoded(hidden, pooled, layers, word_table)
+        return Encoded(hidden, pooled, layers, word_table, attentions)
 
 
 def positions_in_sequence(sequence_ids: jax.Array) -> jax.Array:

@@ -160,7 +160,7 @@ def _plain(shape: AttentionShape, *arrays: jax.Array) -> jax.Array:
     query, key, value = (array.reshape(*array.shape[:2], shape.num_heads, -1) for array in (query, key, value))
     attends = attention_mask(sequence_ids, shape.causal)
     dropped = drop if shape.drops else (lambda probabilities: probabilities)
-    return attend(query, key, value, attends, dropped, shape.precision).reshape(arrays[2].shape)
+    return attend(query, key, value, attends, dropped, shape.precision)[0].reshape(arrays[2].shape)
 
 
 def length_step(attention: str = "plain") -> int:

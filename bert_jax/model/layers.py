@@ -162,15 +162,17 @@ class Attention(nn.Module):
     config: ModelConfig
 
     @nn.compact
-    def __call__(self, hidden: jax.Array, attends: jax.Array, deterministic: bool) -> jax.Array:
-        """Returns [B, L, H].
+    def __call__(
+        self, hidden: jax.Array, attends: jax.Array, deterministic: bool
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """Returns [B, L, H], and the probabilities of attention [B, N, L, L], which fused attention does not have.
 
         `attends` [B, L, L] bool says which keys each query may see; for fused attention it is the sequence ids [B, L].
         """
-        config = self.config
+        config, probabilities = self.config, None
         rate = config.attention_dropout_rate
         query, key, value = (Dense(config, config.hidden_size, name=name)(hidden) for name in ("query", "key", "value"))
-        if config.attention == "fused":
+        if attends.ndim == 2:
             from bert_jax.model.fused_attention import fused_attention  # importing Pallas is slow
 
             draws = rate > 0 and not deterministic
@@ -186,11 +188,11 @@ class Attention(nn.Module):
             heads = (*hidden.shape[:2], config.num_heads, config.head_size)
             query, key, value = (array.reshape(heads) for array in (query, key, value))
             drop = functools.partial(Dropout(rate), deterministic=deterministic)
-            context = attend(query, key, value, attends, drop, config.matmul_precision)
+            context, probabilities = attend(query, key, value, attends, drop, config.matmul_precision)
             context = checkpoint_name(context.reshape(hidden.shape), SAVED)
         update = Dense(config, config.hidden_size, name="output")(context)
         update = Dropout(config.hidden_dropout_rate)(update, deterministic)
-        return layer_norm(config)(hidden + update).astype(config.compute_dtype)
+        return layer_norm(config)(hidden + update).astype(config.compute_dtype), probabilities
 
 
 class FeedForward(nn.Module):
@@ -215,7 +217,9 @@ class Layer(nn.Module):
     config: ModelConfig
 
     @nn.compact
-    def __call__(self, hidden: jax.Array, attends: jax.Array, deterministic: bool) -> jax.Array:
-        """Returns [B, L, H] in the compute dtype."""
-        hidden = Attention(self.config, name="attention")(hidden, attends, deterministic)
-        return FeedForward(self.config, name="mlp")(hidden, deterministic)
+    def __call__(
+        self, hidden: jax.Array, attends: jax.Array, deterministic: bool
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """Returns [B, L, H] in the compute dtype, and the probabilities of `Attention`."""
+        hidden, probabilities = Attention(self.config, name="attention")(hidden, attends, deterministic)
+        return FeedForward(self.config, name="mlp")(hidden, deterministic), probabilities

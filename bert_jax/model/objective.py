@@ -114,11 +114,28 @@ def next_sentence_weights(batch: Batch) -> jax.Array:
     return batch.sequence_weights * (batch.next_sentence_labels >= 0)
 
 
-def encode(model: ModelConfig, params: Params, batch: Batch, keep_layers: bool = False) -> Encoded:
-    """Returns what the encoder alone makes of a batch, without dropout; `pooled` is None if there is no pooler."""
-    encoder = Encoder(model, pool="pooler" in params["encoder"])
-    inputs = (batch.token_ids, batch.type_ids, batch.sequence_ids, batch.cls_positions)
-    encoded = encoder.apply({"params": params["encoder"]}, *inputs, keep_layers=keep_layers)
+def encode(
+    config: ModelConfig,
+    params: Params,
+    batch: Batch,
+    dropout_key: jax.Array | None = None,
+    layers: bool = False,
+    attentions: bool = False,
+) -> Encoded:
+    """Returns what the encoder makes of a batch: a pure function, for `jax.jit`, `jax.grad` and a loss of your own.
+
+    Args:
+      config: of the model.
+      params: with the part "encoder"; those of heads are not read. `pooled` is None if there is no pooler.
+      batch: of numpy or JAX arrays, such as `make_batch` makes.
+      dropout_key: without one there is no dropout.
+      layers: keep the embeddings and the outputs of all layers, `Encoded.layers`.
+      attentions: keep the probabilities of attention, `Encoded.attentions`.
+    """
+    encoder = Encoder(config, pool="pooler" in params["encoder"])
+    rngs = {} if dropout_key is None else {"dropout": dropout_key}
+    deterministic = dropout_key is None
+    encoded = encoder.apply({"params": params["encoder"]}, batch, deterministic, layers, attentions, rngs=rngs)
     return encoded  # type: ignore[return-value]
 
 

@@ -111,12 +111,12 @@ def _on_mesh(rows: Sequence[Row], layout: Layout, head: Head, mesh: Mesh) -> Bat
 
     def make(places: np.ndarray) -> Batch:
         chosen = [bins[place] if place < len(bins) else [] for place in places]
-        return make_batch(chosen, layout.length, layout.num_places, head, whole=bins)
+        return batch_of_rows(chosen, layout.length, layout.num_places, head, whole=bins)
 
     return on_mesh(mesh, layout.num_rows, make)
 
 
-def make_batch(
+def batch_of_rows(
     bins: Sequence[Sequence[Row]],
     length: int,
     num_places: int,

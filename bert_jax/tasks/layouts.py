@@ -13,7 +13,7 @@ import numpy as np
 
 from bert_jax.settings.model import ModelConfig
 from bert_jax.tasks.base import Row
-from bert_jax.text.fitting import padded_length
+from bert_jax.text.fitting import filled, padded_length, rows_of
 from bert_jax.training.flops import forward_flops
 
 _CHUNK = 50  # batches of a shuffled stretch of the data that are sorted by length together
@@ -278,9 +278,9 @@ def eval_layouts(
     first = 0
     while first < len(order):
         length = padded_length(int(sizes.tokens[order[first]]), most, multiple)
-        full = _doubled(group, min(batch_size, max(group, tokens // length))) if tokens else batch_size
+        full = rows_of(tokens, length, batch_size, group) if tokens else batch_size
         numbers = order[first : first + full]
-        num_rows = _filled(group, len(numbers), full) if tokens else full
+        num_rows = filled(len(numbers), full, group) if tokens else full
         alone.append(layout_alone(sizes, numbers, num_rows, length))
         first += full
     if pack == "off":
@@ -302,15 +302,5 @@ def packed_layouts(sizes: Sizes, length: int, positions: int, group: int) -> lis
     layouts = []
     for first in range(0, len(bins), full):
         some = bins[first : first + full]
-        layouts.append(Layout(some, _filled(group, len(some), full), length, num_places))
+        layouts.append(Layout(some, filled(len(some), full, group), length, num_places))
     return layouts
-
-
-def _doubled(group: int, most: int) -> int:
-    """Returns the largest of group, 2 group, 4 group, ... that is at most `most`."""
-    return group << (most // group).bit_length() - 1
-
-
-def _filled(group: int, count: int, full: int) -> int:
-    """Returns the number of rows for `count` of them: one of few, as each is a program to compile."""
-    return min(group << (-(-count // group) - 1).bit_length(), full)

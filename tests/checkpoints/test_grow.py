@@ -12,7 +12,7 @@ from builders import growing_bert, tiny_model, tiny_run, write_corpus, write_voc
 
 from bert_jax import InputError, load_pretrained, load_tokenizer
 from bert_jax.checkpoints.grow import grow
-from bert_jax.checkpoints.pretrained import Pretrained, make_batch, save_pretrained
+from bert_jax.checkpoints.pretrained import Pretrained, save_pretrained
 from bert_jax.data.prepare import PrepareOptions, prepare
 from bert_jax.model.heads.pretraining import PRETRAINING
 from bert_jax.model.objective import forward, init_params
@@ -20,6 +20,7 @@ from bert_jax.pretraining import pretrain
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.settings.pretraining import EvalConfig, MeshConfig, OptimizerConfig, TrainConfig
 from bert_jax.settings.rules import to_dict
+from bert_jax.text.fitting import make_batch
 from bert_jax.text.sentencepieces import learn_sentencepieces
 from bert_jax.text.tokenizer import Tokenizer
 

@@ -42,7 +42,7 @@ def written(golden, tmp_path_factory):
 
 @partial(jax.jit, static_argnums=0)
 def all_layers(config, params, batch):
-    return encode(config, params, batch, keep_layers=True)
+    return encode(config, params, batch, layers=True)
 
 
 # In the fast suite the two GELUs and a head of each kind; the others are the same code.

@@ -32,7 +32,7 @@ def outputs(bert, token_ids):
     """Returns all layers [num_layers + 1, L, H] of a text in a batch of its own, without padding."""
     ids = np.asarray([token_ids], np.int32)
     batch = Batch(ids, np.zeros_like(ids), np.ones_like(ids), np.zeros((1, 1), np.int32), np.ones((1, 1), np.float32))
-    return np.asarray(encode(bert.config, bert.params, batch, keep_layers=True).layers)[:, 0]
+    return np.asarray(encode(bert.config, bert.params, batch, layers=True).layers)[:, 0]
 
 
 def test_vectors_are_those_of_each_text_alone(bert):

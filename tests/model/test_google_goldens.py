@@ -161,8 +161,7 @@ def computed(params, batch):
             (loss, values), gradients = jax.value_and_grad(
                 lambda params: loss_and_metrics(model, params, batch), has_aux=True
             )(params)
-            inputs = (batch.token_ids, batch.type_ids, batch.sequence_ids, batch.cls_positions)
-            encoded: Any = Encoder(model).apply({"params": params["encoder"]}, *inputs, keep_layers=True)
+            encoded: Any = Encoder(model).apply({"params": params["encoder"]}, batch, keep_layers=True)
             output = forward(model, params, batch, PRETRAINING)
             return {
                 "layers": encoded.layers,

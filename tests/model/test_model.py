@@ -360,7 +360,7 @@ def test_layers_by_themselves_are_those_of_the_stack(dtype):
     batch = random_batch(num_rows=3)
     for keep_layers in (False, True):
         ours, theirs = (
-            jax.jit(functools.partial(encode, model, keep_layers=keep_layers))(one, batch) for one in (separate, params)
+            jax.jit(functools.partial(encode, model, layers=keep_layers))(one, batch) for one in (separate, params)
         )
         np.testing.assert_allclose(
             ours.hidden.astype(np.float32), theirs.hidden.astype(np.float32), rtol=1e-6, atol=1e-6

@@ -18,7 +18,7 @@ from bert_jax.model.objective import init_params, task_objective
 from bert_jax.settings.finetuning import ProbeConfig
 from bert_jax.settings.pretraining import MeshConfig, OptimizerConfig, TrainConfig
 from bert_jax.tasks.base import Row
-from bert_jax.tasks.batches import make_batch, unpadded_outputs
+from bert_jax.tasks.batches import batch_of_rows, unpadded_outputs
 from bert_jax.training.optim import apply_updates, learning_rate_at, make_optimizer
 from bert_jax.training.step import abstract_state, init_state, make_train_step
 
@@ -31,7 +31,7 @@ def log_softmax(logits):
 
 
 def blank(num_rows, length, lengths, num_places=1, **fields):
-    batch = make_batch([[]] * num_rows, length, num_places, HEADS["sequence_classification"])
+    batch = batch_of_rows([[]] * num_rows, length, num_places, HEADS["sequence_classification"])
     for row, each in enumerate(lengths):
         batch.sequence_ids[row, :each] = 1
     weights = np.zeros((num_rows, num_places), np.float32)
@@ -118,7 +118,7 @@ def forward(task, params, batch):
 )
 def test_padding_changes_no_loss(task, label):
     rows = [row(9, label), row(9, label)]
-    short, long = make_batch(alone(rows), 9, 1, HEADS[task]), make_batch([*alone(rows), []], 16, 1, HEADS[task])
+    short, long = batch_of_rows(alone(rows), 9, 1, HEADS[task]), batch_of_rows([*alone(rows), []], 16, 1, HEADS[task])
     losses = [losses_of(forward(task, task_params(task, 3), batch), batch, task) for batch in (short, long)]
     np.testing.assert_allclose(losses[0]["loss"][0], losses[1]["loss"][0], rtol=1e-6)
     assert losses[0]["loss"][1] == losses[1]["loss"][1]
@@ -141,9 +141,9 @@ def test_packed_examples_have_the_losses_gradients_and_outputs_of_rows_of_their_
     lengths = [9, 7, 12, 5, 8, 6]
     rows = [row(n, PACKED[kind](n), (n // 2, n - n // 2) if kind == "multiple_choice" else None) for n in lengths]
     widest = len(rows[0].lengths)
-    single = make_batch(alone(rows), 12, widest, HEADS[task])
+    single = batch_of_rows(alone(rows), 12, widest, HEADS[task])
     bins = [[2, 3, 5], [0, 4], [1], []]  # any packing, with an empty row
-    packed = make_batch([[rows[number] for number in members] for members in bins], 24, 3 * widest, HEADS[task])
+    packed = batch_of_rows([[rows[number] for number in members] for members in bins], 24, 3 * widest, HEADS[task])
     params = task_params(task, {"regression": 1, "question_answering": 0, "multiple_choice": 1}.get(kind, 3))
     objective = task_objective(tiny_model(causal=causal), HEADS[task])
 
@@ -180,8 +180,8 @@ def test_a_linear_probe_of_packed_rows_is_that_of_rows_of_their_own(task):
     init = jax.jit(functools.partial(init_params, tiny_model(), head=head, num_outputs=3))
     run = jax.jit(functools.partial(forward_of, tiny_model(), head=head, num_outputs=3))
     params = init(jax.random.key(0))
-    single = np.asarray(run(params, make_batch(alone(rows), 12, 1, HEADS[task])))
-    packed = np.asarray(run(params, make_batch([[rows[2], rows[0]], [rows[1]]], 24, 2, HEADS[task])))
+    single = np.asarray(run(params, batch_of_rows(alone(rows), 12, 1, HEADS[task])))
+    packed = np.asarray(run(params, batch_of_rows([[rows[2], rows[0]], [rows[1]]], 24, 2, HEADS[task])))
     found = [
         *unpadded_outputs([rows[2], rows[0]], packed[0], HEADS[task]),
         *unpadded_outputs([rows[1]], packed[1], HEADS[task]),
@@ -199,8 +199,8 @@ def test_choices_in_one_row_are_as_in_rows_of_their_own():
         Row(0, together.token_ids[end - length : end], together.type_ids[:length], (length,), 0)
         for end, length in zip(ends, together.lengths)
     ]
-    packed = forward("multiple_choice", params, make_batch([[together]], 16, 3, HEADS["multiple_choice"]))
-    single = forward("multiple_choice", params, make_batch(alone(single_rows), 6, 1, HEADS["multiple_choice"]))
+    packed = forward("multiple_choice", params, batch_of_rows([[together]], 16, 3, HEADS["multiple_choice"]))
+    single = forward("multiple_choice", params, batch_of_rows(alone(single_rows), 6, 1, HEADS["multiple_choice"]))
     np.testing.assert_allclose(packed[0, :, 0], single[:, 0, 0], atol=1e-6)
 
 
@@ -256,7 +256,7 @@ def test_a_probe_learns_and_its_encoder_does_not(features):
     before = jax.device_get(state.params)
     step = make_train_step(objective, optimizer, train, mesh, abstract_state(objective, optimizer, train, mesh))
     rows = [row(7, np.array([-1, 0, 1, 2, 0, 1, -1])), row(5, np.array([-1, 2, 0, 1, -1]))]
-    batch = make_batch(alone(rows), 8, 1, HEADS["token_classification"])
+    batch = batch_of_rows(alone(rows), 8, 1, HEADS["token_classification"])
     losses = []
     for _ in range(30):
         state, metrics = step(state, Batch(*(None if field is None else jax.numpy.asarray(field) for field in batch)))

@@ -18,10 +18,10 @@ from hf_models import make_tokenizer, random_params
 from bert_jax import load_pretrained
 from bert_jax.batch import Batch
 from bert_jax.checkpoints.hf import load_hf, save_hf
-from bert_jax.checkpoints.pretrained import make_batch
 from bert_jax.model.heads.table import HEADS
 from bert_jax.model.objective import encode, forward
 from bert_jax.settings.model import ModelConfig
+from bert_jax.text.fitting import make_batch
 
 torch = pytest.importorskip("torch")
 tokenizers = pytest.importorskip("tokenizers")
@@ -87,7 +87,7 @@ def assert_same(model, theirs, task, inputs, report):
     with torch.no_grad():
         expected = theirs(**feed, output_hidden_states=True)
     batch, real = as_batch(inputs), inputs["attention_mask"] > 0
-    found = jax.jit(lambda params: encode(model.config, params, batch, keep_layers=True))(model.params)
+    found = jax.jit(lambda params: encode(model.config, params, batch, layers=True))(model.params)
     worst = 0.0
     for ours, layer in zip(found.layers, expected.hidden_states, strict=True):
         layer = layer.numpy().reshape(ours.shape)

@@ -18,11 +18,11 @@ from bert_jax.settings.pretraining import MeshConfig
 from bert_jax.tasks.base import Row
 from bert_jax.tasks.batches import (
     Batching,
+    batch_of_rows,
     choose_batching,
     eval_batches,
     flops_of_epoch,
     length_step,
-    make_batch,
     train_batches,
     unpadded_outputs,
 )
@@ -109,7 +109,7 @@ def test_evaluation_covers_every_row_once_and_fills_up_with_nothing(pack):
 
 def test_labels_of_every_head():
     def labels(rows, length, head, num_places=1):
-        return make_batch([[row] if row else [] for row in rows], length, num_places, head).labels
+        return batch_of_rows([[row] if row else [] for row in rows], length, num_places, head).labels
 
     numbers = labels(make_rows([4, 6], lambda index, length: 0.5), 8, SEQUENCES)
     assert numbers.tolist() == [[0.5], [0.5]] and numbers.dtype == np.float32
@@ -124,18 +124,18 @@ def test_labels_of_every_head():
 
 def test_labels_of_packed_rows_are_where_their_examples_are():
     spans = make_rows([4, 3], lambda index, length: (1, 2))
-    batch = make_batch([spans, []], 8, 3, SPANS)
+    batch = batch_of_rows([spans, []], 8, 3, SPANS)
     assert batch.labels.tolist() == [[[1, 2], [5, 6], [0, 0]], [[0, 0]] * 3]
     tags = make_rows([3, 2], lambda index, length: np.arange(length) - 1)
-    assert make_batch([tags], 6, 2, TOKENS).labels.tolist() == [[-1, 0, 1, -1, 0, -1]]
-    classes = make_batch([make_rows([3, 2, 4])], 10, 4, SEQUENCES)
+    assert batch_of_rows([tags], 6, 2, TOKENS).labels.tolist() == [[-1, 0, 1, -1, 0, -1]]
+    classes = batch_of_rows([make_rows([3, 2, 4])], 10, 4, SEQUENCES)
     assert classes.labels.tolist() == [[0, 1, 2, 0]] and classes.sequence_weights.tolist() == [[1, 1, 1, 0]]
 
 
 def test_choices_lie_one_after_the_other():
     row = Row(0, np.arange(1, 10, dtype=np.int32), np.zeros(9, np.uint8), (4, 2, 3), 2)
     other = Row(1, np.arange(11, 15, dtype=np.int32), np.zeros(4, np.uint8), (2, 2), 0)
-    batch = make_batch([[row, other]], 14, 6, CHOICES)
+    batch = batch_of_rows([[row, other]], 14, 6, CHOICES)
     assert batch.sequence_ids.tolist() == [[1, 1, 1, 1, 2, 2, 3, 3, 3, 4, 4, 5, 5, 0]]
     assert batch.cls_positions.tolist() == [[0, 4, 6, 9, 11, 0]]
     assert batch.sequence_weights.tolist() == [[1, 1, 1, 1, 1, 0]] and batch.labels.tolist() == [[2, -1, -1, 3, -1, -1]]

@@ -88,8 +88,7 @@ class Model(nn.Module):
         """Returns what the head's module returns: float32 logits, for most."""
         config, head = self.config, self.head
         encoder = Encoder(config, pool="pooler" in head.parts, name="encoder")
-        inputs = (batch.token_ids, batch.type_ids, batch.sequence_ids, batch.cls_positions)
-        encoded = encoder(*inputs, head.is_frozen or deterministic, keep_layers=head.all_layers)
+        encoded = encoder(batch, head.is_frozen or deterministic, keep_layers=head.all_layers)
         module = head.module(config, head.num_outputs or self.num_outputs)
         nn.share_scope(self, module)
         return module(encoded, batch, deterministic)
