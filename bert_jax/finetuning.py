@@ -30,8 +30,10 @@ from bert_jax.tasks.prepare import TaskInputs, compared, fingerprint, open_task
 from bert_jax.tasks.results import FinetuneResult, curves, describe_batches, describe_start, describe_task, summarise
 from bert_jax.training.curves import draw_curves
 from bert_jax.training.describe import describe_devices, describe_model
-from bert_jax.training.stages import Stage, Training, open_training, pace_of, run_stages
+from bert_jax.training.run import open_run
+from bert_jax.training.stages import Stage, Training, pace_of
 from bert_jax.training.step import abstract_state
+from bert_jax.training.train import run_stages
 from bert_jax.training.workdir import common, was_packed
 
 
@@ -70,7 +72,7 @@ def finetune(
         check_arrays(config.init_checkpoint, describe(whole.params), describe(training.abstract.params))
         return whole
 
-    with open_training(training, workdir, load, started) as run:
+    with open_run(training, workdir, load, started) as run:
         unused.clear()
         if run.step < train.num_steps:  # results of fewer epochs must not be taken for those of this run
             this_job().first_does("delete results.json", lambda: (workdir / "results.json").unlink(missing_ok=True))

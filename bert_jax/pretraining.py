@@ -20,9 +20,10 @@ from bert_jax.training.describe import describe_devices, describe_model, describ
 from bert_jax.training.heldout import make_evaluation
 from bert_jax.training.loop import LoopResult
 from bert_jax.training.phases import Corpora, OpenPhase, open_corpora
-from bert_jax.training.run import Run
-from bert_jax.training.stages import Stage, Training, open_training, pace_of, run_stages
+from bert_jax.training.run import Run, open_run
+from bert_jax.training.stages import Stage, Training, pace_of
 from bert_jax.training.step import TrainState, abstract_state
+from bert_jax.training.train import run_stages
 
 
 @in_no_mesh
@@ -42,7 +43,7 @@ def pretrain(
     training = describe_pretraining(corpora, make_mesh(config.mesh, devices))
     objective, params = training.stages[0].objective, training.abstract.params
     load = partial(load_start, corpora.config, objective, training.tokenizer, params)
-    with open_training(training, workdir, load, started) as run:
+    with open_run(training, workdir, load, started) as run:
         result = run_stages(run, training)
         if not result.signal:
             with run.clock.phase("saving"):

@@ -161,7 +161,7 @@ def test_parameters_are_held_once(topics, start, tmp_path, monkeypatch, sizes):
 
         return measured
 
-    monkeypatch.setattr("bert_jax.training.stages.train_loop", at("first step", train_loop))
+    monkeypatch.setattr("bert_jax.training.train.train_loop", at("first step", train_loop))
     monkeypatch.setattr("bert_jax.finetuning.finish", at("end", finish))
     config = topics_run(topics, start, mesh=MeshConfig(**sizes), train=FinetuneTrainConfig(num_epochs=1.0))
     size = 4 * count_parameters(bert_jax.load_pretrained(start).params["encoder"])  # a classifier is small

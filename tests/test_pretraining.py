@@ -411,7 +411,7 @@ def test_an_attempt_that_is_killed_before_its_first_step_counts(toy_data, tmp_pa
     def killed(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("bert_jax.training.stages.init_state", killed)
+    monkeypatch.setattr("bert_jax.training.train.init_state", killed)
     for attempt in (1, 2):
         with pytest.raises(KeyboardInterrupt):
             train(tiny_run(toy_data, mesh=ONE_DEVICE), tmp_path / "run")

@@ -12,16 +12,10 @@ from bert_jax.version import __version__
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
 
 
-def record_of_run(manifests: Sequence[Mapping[str, Any]], names: Sequence[str], devices: str) -> JsonObject:
-    """Returns what a run should remember of its data and software, as JSON.
-
-    Args:
-      manifests: of the data set of each phase.
-      names: the name of each data set.
-      devices: number and kind of the devices.
-    """
+def record_of_run(data_sets: Sequence[tuple[str, Mapping[str, Any]]], devices: str) -> JsonObject:
+    """Returns what a run should remember: name and manifest of its data sets, its software and devices."""
     data = []
-    for manifest, name in zip(manifests, names, strict=True):
+    for name, manifest in data_sets:
         splits = {
             split: {key: value for key, value in values.items() if key != "shards"}
             for split, values in manifest.get("splits", {}).items()

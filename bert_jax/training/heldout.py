@@ -14,7 +14,8 @@ from bert_jax.data.records import Dataset
 from bert_jax.devices.sharding import on_host
 from bert_jax.model.objective import Objective, Params, next_sentence_weights
 from bert_jax.settings.pretraining import PretrainConfig
-from bert_jax.training.loop import Evaluation, evaluate
+from bert_jax.training.loop import evaluate
+from bert_jax.training.stages import Evaluation
 from bert_jax.training.step import make_eval_step
 
 

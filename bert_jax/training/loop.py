@@ -9,7 +9,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,7 @@ from bert_jax.errors import DivergedError
 from bert_jax.model.objective import Params
 from bert_jax.training.profiling import profiled
 from bert_jax.training.run import Run
+from bert_jax.training.stages import Evaluation, Pace
 from bert_jax.training.step import EvalStep, Metrics, TrainState, TrainStep
 from bert_jax.training.window import COUNTS, SEEN, Window
 
@@ -31,31 +32,6 @@ from bert_jax.training.window import COUNTS, SEEN, Window
 # the host to read metrics. With few, the host does not run far ahead: jax 0.10 on CPU hangs when some 64 steps with
 # collectives are dispatched and none is waited for, and a signal to stop is answered only after these calls.
 MAX_IN_FLIGHT = 3
-
-
-class Evaluation(Protocol):
-    """A function from parameters to metrics.
-
-    It calls `stopped` for each batch, as a sign that it goes on, and returns None if that has returned a signal, not 0,
-    before the evaluation was complete.
-    """
-
-    def __call__(self, params: Params, stopped: Callable[[], int] = ..., /) -> dict[str, float] | None: ...
-
-
-class Pace(NamedTuple):
-    """The number of steps, and the steps between reports, evaluations and saves; 0 is at the end only."""
-
-    num_steps: int
-    report: int
-    evaluate: int
-    save: int
-    evaluate_first: bool = True  # before the first step as well
-    final: bool = True  # False if another phase follows: a signal at the last step then stops the run too
-    break_off: bool = False  # whether a signal interrupts evaluations, except the last one
-    profile: str = ""  # steps to profile, such as "100:105"
-    keep: int = 0  # steps between revisions, from step 0 on; 0 keeps none
-    steps_per_call: int = 1  # steps that are dispatched in one call
 
 
 class Work(NamedTuple):

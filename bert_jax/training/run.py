@@ -18,14 +18,13 @@ from bert_jax.devices.preemption import Preemption
 from bert_jax.devices.watchdog import Watchdog
 from bert_jax.errors import without_secrets
 from bert_jax.settings.finetuning import FinetuneConfig
-from bert_jax.settings.pretraining import PretrainConfig
 from bert_jax.settings.rules import to_dict
 from bert_jax.storage.places import Place
 from bert_jax.storage.writing import write_json
-from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training import goodput
 from bert_jax.training.about import record_of_run
 from bert_jax.training.report import Reporter
+from bert_jax.training.stages import Training
 from bert_jax.training.step import TrainState
 from bert_jax.training.workdir import check_workdir, common, locked
 
@@ -72,14 +71,13 @@ class Run:
         for line in (*lines, *self.restored.passed_over, start):
             self.reporter.message(line)
 
-    def note_data(self, manifests: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
-        """Writes about.json: the data of the run, its software and devices, for the model card.
+    def note_data(self, data: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
+        """Writes about.json for the model card: name and manifest of the run's data sets, its software and devices.
 
         Raises: InputError, on every process, if it cannot be written.
         """
         devices = jax.devices()
-        names = without_secrets(list(names))
-        about = record_of_run(manifests, names, f"{len(devices)} x {devices[0].device_kind}")
+        about = record_of_run(without_secrets(list(data)), f"{len(devices)} x {devices[0].device_kind}")
         this_job().first_does(f"write {ABOUT}", lambda: write_json(self.workdir / ABOUT, about))
 
     def report_goodput(self) -> dict[str, float]:
@@ -97,37 +95,21 @@ class Run:
 
 @contextlib.contextmanager
 def open_run(
-    config: PretrainConfig | FinetuneConfig,
-    workdir: Place,
-    about: Mapping[str, object],
-    tokenizer: Tokenizer,
-    abstract: TrainState,
-    load: Callable[[], Pretrained | None],
-    last_step: int,
-    same: Mapping[str, object] | None = None,
-    started: float = 0.0,
+    training: Training, workdir: Place, load: Callable[[], Pretrained | None], started: float = 0.0
 ) -> Iterator[Run]:
     """Opens a work directory for a run, yields the run, and closes everything when the block ends.
 
     Signals are recorded from the beginning, so that Ctrl-C does not interrupt the compiler. All checks come before the
-    first write.
-
-    Args:
-      config: the resolved settings, with the values that follow from the data.
-      workdir: the work directory, on a disk or in an object store; it is created if missing.
-      about: further JSON values that identify the run: its model, and the fingerprint of its data.
-      tokenizer: saved in the work directory.
-      abstract: shapes, dtypes and shardings of the state.
-      load: returns the model to start from, or None for random parameters. It is called if there is no checkpoint.
-      last_step: the number of steps of the run.
-      same: further values that must be equal on all processes, beside the settings and `about`.
-      started: when the command began, in seconds since the epoch; 0 is now.
+    first write. `load` returns the model to start from, or None for random parameters; it is called if there is no
+    checkpoint. `started` is when the command began, in seconds since the epoch; 0 is now.
 
     Raises: InputError if the work directory belongs to another run or is in use, if the processes differ, or if no
       checkpoint is undamaged.
     """
+    config, tokenizer, abstract = training.config, training.tokenizer, training.abstract
     clock = goodput.Clock(started)
-    identity = {"format": 1, **about, "run": without_secrets(to_dict(config)), "tokenizer": tokenizer.fingerprint}
+    settings = {"run": without_secrets(to_dict(config)), "tokenizer": tokenizer.fingerprint}
+    identity = {"format": 1, **training.identity, **settings}
     keep = config.checkpoint.keep_last, max(config.checkpoint.keep_best, int(isinstance(config, FinetuneConfig)))
     with contextlib.ExitStack() as stack:
         preemption = stack.enter_context(Preemption())
@@ -136,7 +118,7 @@ def open_run(
         stack.enter_context(Watchdog(config.train.hang_seconds))
         stack.enter_context(work.under_way("start", state_bytes(abstract)))  # and what comes after the training loop
         check_workdir(workdir, identity, config)
-        everywhere = {**common(workdir, identity), **(same or {})}
+        everywhere = {**common(workdir, identity), **training.same}
         this_job().check_same(everywhere)
         resumes = this_job().broadcast_int("number of checkpoints", len(checkpoint_steps(workdir / "checkpoints"))) > 0
         start = None if resumes else load()
@@ -151,6 +133,7 @@ def open_run(
             tokenizer.save(workdir / "tokenizer")
         first_step = 0 if restored.state is None else int(restored.state.step)
         shown = {"progress": config.report.progress, "tensorboard": config.report.tensorboard}
+        last_step = training.stages[-1].pace.num_steps
         reporter = Reporter(workdir, last_step, first_step, **shown, enabled=this_job().is_first)
         stack.enter_context(reporter)
         if reporter.carried is not None:

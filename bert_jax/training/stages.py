@@ -1,26 +1,44 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run trains, and the page that runs it. Pre-training and fine-tuning each describe a `Training`."""
+"""What a run trains: pre-training and fine-tuning each describe a `Training`, and `train.run_stages` runs it."""
 
-import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-import jax
 from jax.sharding import Mesh
 
 from bert_jax.batch import Batch
-from bert_jax.checkpoints.pretrained import Pretrained, keep_revision
+from bert_jax.checkpoints.pretrained import Pretrained
 from bert_jax.model.objective import Objective, Params
 from bert_jax.settings.finetuning import FinetuneConfig
 from bert_jax.settings.model import ModelConfig
 from bert_jax.settings.pretraining import OptimizerConfig, PretrainConfig, TrainConfig
-from bert_jax.storage.places import Place
 from bert_jax.text.tokenizer import Tokenizer
-from bert_jax.training.describe import make_throughput
-from bert_jax.training.loop import Evaluation, LoopResult, Pace, Work, train_loop
-from bert_jax.training.optim import reset_moments
-from bert_jax.training.run import Run, open_run
-from bert_jax.training.step import TrainState, init_state, make_train_step
+from bert_jax.training.step import TrainState
+
+
+class Evaluation(Protocol):
+    """A function from parameters to metrics.
+
+    It calls `stopped` for each batch, as a sign that it goes on, and returns None if that has returned a signal, not 0,
+    before the evaluation was complete.
+    """
+
+    def __call__(self, params: Params, stopped: Callable[[], int] = ..., /) -> dict[str, float] | None: ...
+
+
+class Pace(NamedTuple):
+    """The number of steps, and the steps between reports, evaluations and saves; 0 is at the end only."""
+
+    num_steps: int
+    report: int
+    evaluate: int
+    save: int
+    evaluate_first: bool = True  # before the first step as well
+    final: bool = True  # False if another phase follows: a signal at the last step then stops the run too
+    break_off: bool = False  # whether a signal interrupts evaluations, except the last one
+    profile: str = ""  # steps to profile, such as "100:105"
+    keep: int = 0  # steps between revisions, from step 0 on; 0 keeps none
+    steps_per_call: int = 1  # steps that are dispatched in one call
 
 
 class Stage(NamedTuple):
@@ -57,15 +75,6 @@ class Training(NamedTuple):
     same: Mapping[str, object] = {}  # further values that must be equal on all processes
 
 
-def open_training(
-    training: Training, workdir: Place, load: Callable[[], Pretrained | None], started: float
-) -> contextlib.AbstractContextManager[Run]:
-    """Opens a work directory for a run; see `open_run`, which raises InputError if it cannot be used."""
-    last_step = training.stages[-1].pace.num_steps
-    of_run = training.identity, training.tokenizer, training.abstract
-    return open_run(training.config, workdir, *of_run, load, last_step, training.same, started)
-
-
 def pace_of(config: PretrainConfig | FinetuneConfig, num_steps: int, epoch_steps: int = 0, **rest: bool) -> Pace:
     """Returns the pace that the settings ask for; evaluations and saves are after each epoch if they do not say."""
     evaluate = config.eval.every_steps or epoch_steps
@@ -79,61 +88,3 @@ def pace_of(config: PretrainConfig | FinetuneConfig, num_steps: int, epoch_steps
         profile=config.report.profile_steps,
         **rest,
     )
-
-
-def run_stages(run: Run, training: Training) -> LoopResult:
-    """Trains from where the run stands to the end of the last stage, or until a signal ends the run."""
-    run.announce(training.lines, training.describe_start(run.start))
-    run.note_data([manifest for _, manifest in training.data], [name for name, _ in training.data])
-    first, *later = training.stages
-
-    def new_state(start: Pretrained | None) -> TrainState:
-        params = start.params if start else None
-        return init_state(first.objective, first.optimizer, first.train, training.mesh, params)
-
-    state = run.first_state(new_state)
-    result = LoopResult(state, int(state.step), 0, run.notes.get("seen"))
-    del state  # or its memory could not be reused
-    ended = sum(result.step >= stage.first_step for stage in later)
-    for number in range(ended + 1, len(training.stages) + 1):
-        result = _run_stage(run, training, number, result)
-        if run.report_stop(result.signal, result.step):
-            break
-    return result
-
-
-def _run_stage(run: Run, training: Training, number: int, so_far: LoopResult) -> LoopResult:
-    """Trains from where the run stands, `so_far`, to the end of a stage."""
-    stage, mesh, abstract = training.stages[number - 1], training.mesh, training.abstract
-    taken = so_far.step - stage.first_step
-    # A report is of one stage: the notes of an earlier one are dropped, but for the counts of the whole run.
-    notes = run.notes if taken else {"seen": so_far.seen}
-    for line in stage.describe():
-        run.reporter.message(line)
-
-    def keep(step: int, params: Params, seen: dict[str, int] | None) -> None:
-        keep_revision(training.trained_model(step, params, seen), run.workdir)
-
-    step = stage.objective, stage.optimizer, stage.train, mesh, abstract, stage.schedule_start
-    work = Work(
-        mesh,
-        make_train_step(*step),
-        stage.batches(taken),
-        stage.evaluation(),
-        make_throughput(training.model, mesh),
-        keep,
-        stage.rank,
-        phase=number if len(training.stages) > 1 else 0,
-        train_steps=make_train_step(*step, several=True),
-    )
-    with contextlib.ExitStack() as stack:
-        stack.callback(stage.close)
-        return train_loop(run, begin_stage(stage, so_far.state, abstract), stage.pace, work, notes)
-
-
-def begin_stage(stage: Stage, state: TrainState, abstract: TrainState) -> TrainState:
-    """Returns the state to continue with. Adam's means are zero at the first step of a stage that resets them."""
-    if not stage.resets_moments or int(state.step) != stage.first_step:
-        return state
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract.optimizer)
-    return state._replace(optimizer=jax.jit(reset_moments, out_shardings=shardings, donate_argnums=0)(state.optimizer))

@@ -31,7 +31,7 @@ def rows(card):
 
 def test_a_card_says_what_the_records_say(tmp_path):
     run = to_dict(tiny_run(tmp_path, masking=MaskingConfig(max_predictions=5, whole_word=True)))
-    about = record_of_run([MANIFEST], ["wiki"], "8 x TPU v5 lite")
+    about = record_of_run([("wiki", MANIFEST)], "8 x TPU v5 lite")
     heldout = {"step": 12, "mlm_loss": 2.5, "mlm_accuracy": 0.5, "nsp_loss": 0.5, "nsp_accuracy": 0.75, "loss": 3.0}
     trained = {"step": 12, "sequences": 192, "tokens": 4321}
     card = model_card(Records(MODEL, "pretraining", 12345, (), trained, run, about, heldout), "my-bert")
@@ -69,7 +69,7 @@ def test_a_card_says_what_the_records_say(tmp_path):
 def test_a_card_says_which_positions_were_trained(positions, start, said, tmp_path):
     run = to_dict(tiny_run(tmp_path)) | {"init_checkpoint": start}
     model = MODEL | {"max_positions": positions}
-    about = record_of_run([MANIFEST], ["wiki"], "8 x TPU v5 lite")
+    about = record_of_run([("wiki", MANIFEST)], "8 x TPU v5 lite")
     found = rows(model_card(Records(model, "pretraining", 12345, (), {}, run, about, {})))
     label = "positions that were trained"
     assert found.get(label) == ("the first 32, the length of a row" if said else None)
@@ -77,7 +77,7 @@ def test_a_card_says_which_positions_were_trained(positions, start, said, tmp_pa
 
 def test_a_card_names_what_the_data_were_made_from(tmp_path):
     def named(**inputs):
-        about = record_of_run([MANIFEST | inputs], ["wiki"], "1")
+        about = record_of_run([("wiki", MANIFEST | inputs)], "1")
         return rows(model_card(Records(MODEL, "pretraining", 1, about=about)))
 
     one = named(inputs={"names": ["wiki.txt"], "files": 1, "bytes": 12345})
@@ -87,7 +87,7 @@ def test_a_card_names_what_the_data_were_made_from(tmp_path):
     assert many["made from"].endswith("19\\|*.gz and 3 more (40 files, 7 bytes)")
     assert named(inputs={"names": ["python-docs"], "files": 0, "bytes": 0})["made from"] == "python-docs"
     assert "made from" not in named()  # data of an earlier version
-    about = record_of_run([MANIFEST], ["wiki"], "1")
+    about = record_of_run([("wiki", MANIFEST)], "1")
     del about["data"][0]["inputs"]  # a run of an earlier version
     assert "made from" not in model_card(Records(MODEL, "pretraining", 1, about=about))
 
@@ -95,9 +95,8 @@ def test_a_card_names_what_the_data_were_made_from(tmp_path):
 def test_two_phases_and_their_data(tmp_path):
     phase2 = Phase2Config(num_steps=6, path=str(tmp_path), batch_size=8, max_predictions=20)
     run = to_dict(tiny_run(tmp_path, phase2=phase2))
-    found = rows(
-        model_card(Records(MODEL, "pretraining", 1, run=run, about=record_of_run([MANIFEST] * 2, ["a", "b"], "1")))
-    )
+    about = record_of_run([("a", MANIFEST), ("b", MANIFEST)], "1")
+    found = rows(model_card(Records(MODEL, "pretraining", 1, run=run, about=about)))
     assert found["second phase"] == "6 steps, batch_size 8, max_predictions 20"
     assert (found["phase 1: name"], found["phase 2: name"]) == ("a", "b")
 
@@ -125,7 +124,7 @@ def test_a_fine_tuned_model_has_its_scores():
 
 
 def test_no_name_breaks_a_table():
-    about = record_of_run([MANIFEST], ["a|b\n# c <script>"], "1")
+    about = record_of_run([("a|b\n# c <script>", MANIFEST)], "1")
     assert "| name | a\\|b # c &lt;script> |" in model_card(Records(MODEL, "pretraining", 1, about=about))
 
 

@@ -16,7 +16,7 @@ from bert_jax.settings.pretraining import MaskingConfig, MeshConfig, OptimizerCo
 from bert_jax.settings.rules import to_dict
 from bert_jax.training.optim import learning_rate_at
 from bert_jax.training.report import read_metrics
-from bert_jax.training.stages import begin_stage
+from bert_jax.training.train import begin_stage
 
 SECOND = Phase2Config(num_steps=5, batch_size=8, max_predictions=9, learning_rate=5e-4, warmup_steps=2)
 

@@ -18,7 +18,7 @@ from bert_jax.plan.planner import lower_train_step, row_of
 from bert_jax.pretraining import pretrain
 from bert_jax.settings.model import model_size
 from bert_jax.settings.pretraining import CheckpointConfig, EvalConfig, MaskingConfig, MeshConfig, PretrainConfig
-from bert_jax.training import flops, loop, stages
+from bert_jax.training import flops, loop, train
 from bert_jax.training.report import read_metrics
 from bert_jax.training.step import Metrics
 from bert_jax.training.window import Window
@@ -81,7 +81,7 @@ class Watch:
 def test_the_loop_compiles_once_and_moves_what_it_must(toy_data, tmp_path, monkeypatch):
     """The real loop, with the real loader, evaluation and checkpoints at their places."""
     watch = Watch(monkeypatch)
-    real_loop = stages.train_loop
+    real_loop = train.train_loop
 
     def guarded(run, state, pace, work, notes):
         jax.config.update("jax_transfer_guard", "disallow")  # for the loader's thread too
@@ -91,7 +91,7 @@ def test_the_loop_compiles_once_and_moves_what_it_must(toy_data, tmp_path, monke
             jax.config.update("jax_transfer_guard", None)
             watch.stop()
 
-    monkeypatch.setattr(stages, "train_loop", guarded)
+    monkeypatch.setattr(train, "train_loop", guarded)
     config = tiny_run(
         toy_data, mesh=MeshConfig(data=1), eval=EvalConfig(every_steps=5), checkpoint=CheckpointConfig(every_steps=4)
     )

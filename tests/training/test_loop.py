@@ -19,9 +19,10 @@ from bert_jax.devices.sharding import make_mesh, replicated
 from bert_jax.devices.watchdog import Watchdog
 from bert_jax.errors import DivergedError, InputError
 from bert_jax.settings.pretraining import MeshConfig
-from bert_jax.training.loop import Due, Pace, Work, due, train_loop
+from bert_jax.training.loop import Due, Work, due, train_loop
 from bert_jax.training.report import Reporter, read_metrics
 from bert_jax.training.run import Run
+from bert_jax.training.stages import Pace
 from bert_jax.training.step import Metrics, TrainState
 
 

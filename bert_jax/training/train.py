@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page that runs a `Training`, stage after stage."""
+
+import contextlib
+
+import jax
+
+from bert_jax.checkpoints.pretrained import Pretrained, keep_revision
+from bert_jax.model.objective import Params
+from bert_jax.training.describe import make_throughput
+from bert_jax.training.loop import LoopResult, Work, train_loop
+from bert_jax.training.optim import reset_moments
+from bert_jax.training.run import Run
+from bert_jax.training.stages import Stage, Training
+from bert_jax.training.step import TrainState, init_state, make_train_step
+
+
+def run_stages(run: Run, training: Training) -> LoopResult:
+    """Trains from where the run stands to the end of the last stage, or until a signal ends the run."""
+    run.announce(training.lines, training.describe_start(run.start))
+    run.note_data(training.data)
+    first, *later = training.stages
+
+    def new_state(start: Pretrained | None) -> TrainState:
+        params = start.params if start else None
+        return init_state(first.objective, first.optimizer, first.train, training.mesh, params)
+
+    state = run.first_state(new_state)
+    result = LoopResult(state, int(state.step), 0, run.notes.get("seen"))
+    del state  # or its memory could not be reused
+    ended = sum(result.step >= stage.first_step for stage in later)
+    for number in range(ended + 1, len(training.stages) + 1):
+        result = _run_stage(run, training, number, result)
+        if run.report_stop(result.signal, result.step):
+            break
+    return result
+
+
+def _run_stage(run: Run, training: Training, number: int, so_far: LoopResult) -> LoopResult:
+    """Trains from where the run stands, `so_far`, to the end of a stage."""
+    stage, mesh, abstract = training.stages[number - 1], training.mesh, training.abstract
+    taken = so_far.step - stage.first_step
+    # A report is of one stage: the notes of an earlier one are dropped, but for the counts of the whole run.
+    notes = run.notes if taken else {"seen": so_far.seen}
+    for line in stage.describe():
+        run.reporter.message(line)
+
+    def keep(step: int, params: Params, seen: dict[str, int] | None) -> None:
+        keep_revision(training.trained_model(step, params, seen), run.workdir)
+
+    step = stage.objective, stage.optimizer, stage.train, mesh, abstract, stage.schedule_start
+    work = Work(
+        mesh,
+        make_train_step(*step),
+        stage.batches(taken),
+        stage.evaluation(),
+        make_throughput(training.model, mesh),
+        keep,
+        stage.rank,
+        phase=number if len(training.stages) > 1 else 0,
+        train_steps=make_train_step(*step, several=True),
+    )
+    with contextlib.ExitStack() as stack:
+        stack.callback(stage.close)
+        return train_loop(run, begin_stage(stage, so_far.state, abstract), stage.pace, work, notes)
+
+
+def begin_stage(stage: Stage, state: TrainState, abstract: TrainState) -> TrainState:
+    """Returns the state to continue with. Adam's means are zero at the first step of a stage that resets them."""
+    if not stage.resets_moments or int(state.step) != stage.first_step:
+        return state
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract.optimizer)
+    return state._replace(optimizer=jax.jit(reset_moments, out_shardings=shardings, donate_argnums=0)(state.optimizer))
