@@ -46,9 +46,11 @@ def run(place: Path, *command: str, **options) -> subprocess.CompletedProcess:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("devices", [1, 8])
 @pytest.mark.parametrize("page", [page.stem for page in sorted(HOWTO.glob("*.md")) if blocks(page)])
-def test_the_programs_of_a_page_run(place, page):
-    done = run(place, "-c", "\n".join(blocks(HOWTO / f"{page}.md")))
+def test_the_programs_of_a_page_run(place, page, devices):
+    flags = re.sub(r"(device_count)=\d+", rf"\1={devices}", os.environ["XLA_FLAGS"])
+    done = run(place, "-c", "\n".join(blocks(HOWTO / f"{page}.md")), env=os.environ | {"XLA_FLAGS": flags})
     assert done.returncode == 0, done.stderr[-2000:]
 
 

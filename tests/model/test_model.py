@@ -369,6 +369,33 @@ def test_layers_by_themselves_are_those_of_the_stack(dtype):
             assert ours.layers.shape == theirs.layers.shape
 
 
+@pytest.mark.parametrize("attention", ["plain", "fused"])
+def test_attention_maps_are_probabilities_within_each_sequence(attention):
+    model = tiny_model(attention=attention)
+    params = jax.jit(functools.partial(init_params, model))(jax.random.key(0))
+    batch = random_batch(num_rows=3)
+    maps = jax.jit(functools.partial(encode, model, attentions=True))(params, batch).attentions
+    rows, length = batch.token_ids.shape
+    assert maps.shape == (model.num_layers, rows, model.num_heads, length, length)
+    ids = np.asarray(batch.sequence_ids)
+    real, same = ids > 0, ids[:, :, None] == ids[:, None, :]
+    np.testing.assert_allclose(np.asarray(maps).sum(-1), 1, rtol=1e-5)
+    others = np.broadcast_to((real[:, :, None] & ~same)[:, None], maps.shape[1:])
+    assert not np.asarray(maps)[:, others].any()
+    apart = params | {"encoder": unstack(model, params["encoder"])}
+    again = jax.jit(functools.partial(encode, model, attentions=True))(apart, batch).attentions
+    np.testing.assert_allclose(again, maps, atol=1e-6)
+
+
+def test_dropout_of_the_encoder_needs_a_key():
+    model = tiny_model(hidden_dropout_rate=0.5)
+    params = jax.jit(functools.partial(init_params, model))(jax.random.key(0))
+    batch = random_batch(num_rows=2)
+    hidden = [np.asarray(encode(model, params, batch, key).hidden) for key in (None, None, jax.random.key(1))]
+    np.testing.assert_array_equal(hidden[0], hidden[1])
+    assert np.abs(hidden[2] - hidden[0]).max() > 0.1
+
+
 @pytest.mark.parametrize("activation", list(ACTIVATIONS))
 def test_activations_of_bfloat16_are_rounded_once(activation):
     inputs, bias, gradient = np.random.default_rng(0).normal(size=(3, 1000)).astype("bfloat16")

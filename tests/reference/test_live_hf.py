@@ -50,6 +50,7 @@ def random_case(seed):
         type_vocab_size=int(rng.integers(2, 4)),
         hidden_act=str(rng.choice(["gelu", "gelu_new", "gelu_pytorch_tanh"])),
         layer_norm_eps=float(rng.choice([1e-12, 1e-7, 1e-5])),
+        attn_implementation="eager",  # which returns its attention maps
     )
     if task in ("sequence_classification", "token_classification"):
         config.id2label = {index: f"class {index}" for index in range(int(rng.integers(2, 13)))}
@@ -85,9 +86,14 @@ def assert_same(model, theirs, task, inputs, report):
     if task == "multiple_choice":
         feed = {name: value[None] for name, value in feed.items()}
     with torch.no_grad():
-        expected = theirs(**feed, output_hidden_states=True)
+        expected = theirs(**feed, output_hidden_states=True, output_attentions=True)
     batch, real = as_batch(inputs), inputs["attention_mask"] > 0
-    found = jax.jit(lambda params: encode(model.config, params, batch, layers=True))(model.params)
+    found = jax.jit(lambda params: encode(model.config, params, batch, layers=True, attentions=True))(model.params)
+    worst = 0.0
+    for ours, layer in zip(found.attentions, expected.attentions, strict=True):
+        of_real = real[:, None, :, None] & np.ones(ours.shape, bool)  # transformers has other rows for padding
+        worst = max(worst, float(np.abs(np.asarray(ours) - layer.numpy().reshape(ours.shape))[of_real].max()))
+    assert worst < 1e-5, f"attention maps differ by {worst}"
     worst = 0.0
     for ours, layer in zip(found.layers, expected.hidden_states, strict=True):
         layer = layer.numpy().reshape(ours.shape)
