@@ -95,7 +95,7 @@ def result(score, constant=0.5):
 def test_the_report_has_every_run_and_the_usual_figures(topics, start, tmp_path, monkeypatch):
     scores = {(3e-3, 0): 0.9, (3e-3, 1): 0.5, (1e-3, 0): 0.7, (1e-3, 1): math.nan}
 
-    def fake(config, workdir, devices):
+    def fake(config, workdir, devices, task, head):
         score = scores[config.optimizer.learning_rate, config.train.seed]
         if math.isnan(score):
             raise DivergedError("loss is nan at step 3")
