@@ -8,6 +8,8 @@ Source: transformers' configuration_bert.py and modeling_bert.py for what the op
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
+
 from bert_jax.checkpoints.hf_extras import ADAPTER, EXTRAS, check_prefix, check_whole, find_extras
 from bert_jax.checkpoints.hf_tokenizer import load_hf_tokenizer, save_hf_tokenizer
 from bert_jax.checkpoints.hf_weights import INDEX, PICKLE, WEIGHTS, import_torch, open_weights, write_weights
@@ -107,11 +109,13 @@ def save_hf(
     max_shard_bytes: int = 5_000_000_000,
     card: str = "",
     problem: str = "",
+    dtype: str = "float32",
 ) -> list[str]:
     """Writes a directory that transformers loads whole, and returns lines that the user should see.
 
     Parts that the task's architecture lacks are left out, with a note. Tensors of more than `max_shard_bytes` in total
-    are divided into shards. `card` is its README.md, if not empty. `problem` is that of `Imported`.
+    are divided into shards. `card` is its README.md, if not empty. `problem` is that of `Imported`. `dtype` float16
+    takes half the space; numbers beyond 65,504 do not fit.
 
     Raises: InputError, with nothing written, if the model cannot be expressed or the directory exists.
     """
@@ -125,15 +129,24 @@ def save_hf(
     if not has_parts(head, known):
         notes.append("there is no pooler: load it with BertModel.from_pretrained(..., add_pooling_layer=False)")
     arrays = from_params(_only(params, head.parts), "hf", config)
+    if dtype != "float32":
+        with np.errstate(over="ignore"):  # it is refused below
+            arrays = {name: array.astype(dtype) for name, array in arrays.items()}
+        if wide := [name for name, array in arrays.items() if not np.isfinite(array).all()]:
+            raise InputError(f"{wide[0]} has numbers that {dtype} does not hold; write float32")
     if not head.own_parts:  # the bare encoder's names begin further on
         arrays = {name.removeprefix("bert."): array for name, array in arrays.items()}
-    settings = {theirs: getattr(config, ours) for ours, theirs in _SETTINGS.items()} | {
-        "architectures": [head.architecture],
-        "model_type": "bert",
-        "hidden_act": _ACTIVATION_NAMES[config.activation],
-        "pad_token_id": tokenizer.pad_id,
-        "tie_word_embeddings": True,
-    }
+    settings = (
+        {theirs: getattr(config, ours) for ours, theirs in _SETTINGS.items()}
+        | {
+            "architectures": [head.architecture],
+            "model_type": "bert",
+            "hidden_act": _ACTIVATION_NAMES[config.activation],
+            "pad_token_id": tokenizer.pad_id,
+            "tie_word_embeddings": True,
+        }
+        | ({} if dtype == "float32" else {"dtype": dtype, "torch_dtype": dtype})
+    )  # what newer and older versions read
     if head.has_labels:
         names = labels or tuple(f"LABEL_{index}" for index in range(params["classifier"]["bias"].shape[0]))
         settings["id2label"] = {str(index): label for index, label in enumerate(names)}

@@ -37,6 +37,7 @@ _OUTPUT = flags.DEFINE_string(
 _TO = flags.DEFINE_enum("to", None, ["bert_jax", "hf", "tf1"], "The format of the output; the hub takes hf.")
 _REVISION = flags.DEFINE_string("revision", "", "Branch of the hub's repository, created if missing; empty means main.")
 _PRIVATE = flags.DEFINE_boolean("private", True, "Whether a repository that is created on the hub is private.")
+_DTYPE = flags.DEFINE_enum("dtype", "float32", ["float32", "float16"], "Of what --to=hf writes; float16 takes half.")
 _VERIFY = flags.DEFINE_boolean("verify", False, "Load the output and compare its results with the input's.")
 _ACTIVATION = flags.DEFINE_enum(
     "activation", "", ["", "gelu_exact", "gelu_tanh"],
@@ -47,7 +48,7 @@ _ACTIVATION = flags.DEFINE_enum(
 if TYPE_CHECKING:
     from bert_jax.checkpoints.pretrained import Pretrained
 
-MOST = 1e-5  # larger differences are not from rounding
+MOST = {"float32": 1e-5, "float16": 0.02}  # larger differences are not from rounding
 
 
 def main() -> None:
@@ -81,6 +82,8 @@ def _check_flags(url: str) -> None:
         return
     if _TO.value is None:
         raise InputError("--to is needed: bert_jax, hf or tf1")
+    if _DTYPE.value != "float32" and _TO.value != "hf":
+        raise InputError(f"--dtype={_DTYPE.value} is of --to=hf; {_TO.value} is written as float32")
     if _REVISION.value:
         raise InputError(f"--revision={_REVISION.value} is of a repository of the hub; give --output=hf://ORG/NAME")
     if is_taken(to_place(_OUTPUT.value)):
@@ -112,9 +115,8 @@ def _convert(output: Place, shown: str) -> "Pretrained":
     else:
         about = to_dict(bert.config), bert.task, count_parameters(bert.params), bert.labels, bert.trained
         card = model_card(gather_records(source, *about), shown.removeprefix(HUB).rpartition("/")[2])
-        notes += save_hf(
-            output, bert.config, bert.params, bert.tokenizer, bert.task, bert.labels, card=card, problem=bert.problem
-        )
+        of_model = bert.config, bert.params, bert.tokenizer, bert.task, bert.labels
+        notes += save_hf(output, *of_model, card=card, problem=bert.problem, dtype=_DTYPE.value)
     if _VERIFY.value:
         notes += _without_checksums(source.format, to)
     for note in notes:
@@ -127,7 +129,7 @@ def _convert(output: Place, shown: str) -> "Pretrained":
         found = differences(bert, read_pretrained(resolve(output)))
         for name, difference in found.items():
             print(f"largest difference of {name}: {difference:.3g}")
-        left_out = [name for name, difference in found.items() if not difference <= MOST]
+        left_out = [name for name, difference in found.items() if not difference <= MOST[_DTYPE.value]]
         if left_out:
             raise InputError(
                 f"{shown} does not compute the same {', '.join(left_out)} as {_INPUT.value}; see the notes"

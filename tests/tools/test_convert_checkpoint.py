@@ -258,6 +258,24 @@ def test_the_command_converts_and_verifies(repository, models, tmp_path):
 
 
 @pytest.mark.slow
+def test_half_the_space_on_request(repository, models, tmp_path):
+    half, whole = tmp_path / "half", models / "hf"
+    flags = [f"--input={whole}", f"--output={half}", "--dtype=float16", "--verify"]
+    status, _, stderr = command(repository, "convert_checkpoint", *flags, "--to=hf")
+    assert status == 0, stderr
+    sizes = [(place / "model.safetensors").stat().st_size for place in (half, whole)]
+    assert sizes[0] < 0.6 * sizes[1] and json.loads((half / "config.json").read_text())["dtype"] == "float16"
+    expected = jax.tree.map(lambda leaf: np.asarray(leaf).astype(np.float16), load_pretrained(whole).params)
+    jax.tree.map(np.testing.assert_array_equal, load_pretrained(half).params, expected)
+    status, _, stderr = command(repository, "convert_checkpoint", *flags[:1], f"--output={half}2", flags[2], "--to=tf1")
+    assert (status, stderr) == (1, "error: --dtype=float16 is of --to=hf; tf1 is written as float32\n")
+    big = dataclasses.replace(
+        load_pretrained(whole), params=jax.tree.map(lambda leaf: np.asarray(leaf, np.float32) + 1e5, expected)
+    )
+    with pytest.raises(InputError, match=r"has numbers that float16 does not hold; write float32"):
+        save_hf(tmp_path / "big", big.config, big.params, big.tokenizer, big.task, LABELS, dtype="float16")
+
+
 def test_damage_is_one_line_and_leaves_nothing_behind(repository, copies, tmp_path):
     damaged = copies("hf")
     (damaged / "model.safetensors").write_bytes((damaged / "model.safetensors").read_bytes()[:-9])
