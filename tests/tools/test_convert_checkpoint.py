@@ -273,7 +273,7 @@ def test_half_the_space_on_request(repository, models, tmp_path):
         load_pretrained(whole), params=jax.tree.map(lambda leaf: np.asarray(leaf, np.float32) + 1e5, expected)
     )
     with pytest.raises(InputError, match=r"has numbers that float16 does not hold; write float32"):
-        save_hf(tmp_path / "big", big.config, big.params, big.tokenizer, big.task, LABELS, dtype="float16")
+        save_hf(tmp_path / "big", big.config, params, big.tokenizer, big.task, LABELS, dtype="float16")
 
 
 def test_damage_is_one_line_and_leaves_nothing_behind(repository, copies, tmp_path):
