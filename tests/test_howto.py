@@ -17,7 +17,8 @@ from bert_jax.checkpoints.pretrained import Pretrained, save_pretrained
 from bert_jax.model.objective import init_params
 from bert_jax.text.tokenizer import wordpiece_tokenizer
 
-HOWTO = Path(__file__).resolve().parents[1] / "docs" / "howto"
+ROOT = Path(__file__).resolve().parents[1]
+HOWTO = ROOT / "docs" / "howto"
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
@@ -48,9 +49,16 @@ def run(place: Path, *command: str, **options) -> subprocess.CompletedProcess:
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 8])
 @pytest.mark.parametrize("page", [page.stem for page in sorted(HOWTO.glob("*.md")) if blocks(page)])
-def test_the_programs_of_a_page_run(place, page, devices):
+def test_the_programs_of_a_how_to_run(place, page, devices):
     flags = re.sub(r"(device_count)=\d+", rf"\1={devices}", os.environ["XLA_FLAGS"])
     done = run(place, "-c", "\n".join(blocks(HOWTO / f"{page}.md")), env=os.environ | {"XLA_FLAGS": flags})
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["README.md", "docs/start.md"])
+def test_the_programs_of_a_page_run(place, page):
+    done = run(place, "-c", "\n".join(blocks(ROOT / page)))
     assert done.returncode == 0, done.stderr[-2000:]
 
 
