@@ -171,7 +171,7 @@ def test_results_are_those_of_the_settings_and_data_that_are_asked_for(topics, s
         patch.setattr("bert_jax.sweep.finetune", None)
         assert sweep(wanted(1, 1.0, hang_seconds=600, steps_per_call=2), tmp_path / "grid").outcomes == [first]
     with monkeypatch.context() as patch:  # more epochs, and a signal before the end
-        patch.setattr("bert_jax.finetuning._train", lambda run, *_: LoopResult(None, 1, signal.SIGTERM, None))
+        patch.setattr("bert_jax.finetuning.run_stages", lambda run, *_: LoopResult(None, 1, signal.SIGTERM, None))
         assert sweep(wanted(1, 2.0), tmp_path / "grid", jax.devices()[:1]).signal == signal.SIGTERM
     (longer,) = sweep(wanted(1, 2.0), tmp_path / "grid", jax.devices()[:1]).outcomes
     assert longer.step == 2 * first.step

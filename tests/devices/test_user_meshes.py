@@ -47,10 +47,8 @@ def test_a_users_mesh_changes_no_result(start, shape, axes, kind):
 @pytest.mark.parametrize(("shape", "axes"), [((8,), ("data",)), ((4, 2), ("batch", "model"))])
 def test_the_encoder_runs_in_a_program_of_the_users_mesh(start, shape, axes):
     """Rows are divided as the user's program divides them."""
-    from bert_jax.checkpoints.pretrained import make_batch
-
     bert = bert_jax.load_pretrained(start)
-    batch = make_batch(bert.tokenizer, ["b c d"] * 8, 16)
+    batch = bert_jax.make_batch(bert.tokenizer, ["b c d"] * 8, 16)
     expected = encode(bert.config, bert.params, batch).hidden
     mesh = jax.make_mesh(shape, axes, axis_types=(AUTO,) * len(axes))
     rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(axes[0]))
