@@ -183,11 +183,11 @@ def test_results_are_those_of_the_settings_and_data_that_are_asked_for(topics, s
     assert not (tmp_path / "grid" / "runs" / longer.name / "checkpoints").exists()
 
 
-def trained_on(topics, lines, config, workdir, devices):
+def trained_on(topics, lines, config, workdir, devices, **own):
     """Fine-tunes after the training file has been replaced."""
     whole = (topics / "train.tsv").read_text()
     (topics / "train.tsv").write_text("".join(lines))
     try:
-        return finetune(config, workdir, devices)
+        return finetune(config, workdir, devices, **own)
     finally:
         (topics / "train.tsv").write_text(whole)
