@@ -24,10 +24,9 @@ from bert_jax.devices.kept import keep_for_inference
 from bert_jax.devices.sharding import in_no_mesh, on_host
 from bert_jax.devices.work import under_way
 from bert_jax.errors import InputError
-from bert_jax.model.fused_attention import length_step
 from bert_jax.model.heads.table import HEADS
 from bert_jax.model.objective import Params, abstract_params, encode
-from bert_jax.model.on_cpu import tokens_at_once, unstack
+from bert_jax.model.on_cpu import length_step, tokens_at_once, unstack
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.settings.model import ModelConfig, check_type_ids
 from bert_jax.settings.rules import Values, drop_removed, from_dict, to_dict

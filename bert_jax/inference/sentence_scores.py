@@ -18,9 +18,9 @@ from bert_jax.checkpoints.pretrained import Pretrained
 from bert_jax.devices.allocator import give_back_freed_memory
 from bert_jax.devices.sharding import in_no_mesh
 from bert_jax.errors import InputError
-from bert_jax.model.fused_attention import length_step
 from bert_jax.model.heads.pretraining import MASKED_LM
 from bert_jax.model.objective import Params, forward
+from bert_jax.model.on_cpu import length_step
 from bert_jax.settings.model import ModelConfig
 from bert_jax.text.fitting import check_long_texts, padded_length, tell_cut, too_long
 

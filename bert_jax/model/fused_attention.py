@@ -10,7 +10,10 @@ The kernels are tested against that.
 """
 
 import functools
+import importlib
+import warnings
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any, TypeAlias
 
 import jax
@@ -20,14 +23,27 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
 from bert_jax.devices.sharding import MESH_AXES, num_row_shards, row_axes
-from bert_jax.model import fused_attention_gpu, fused_attention_tpu
 from bert_jax.model.attention import SAVED, attend, attention_mask
 from bert_jax.model.attention_kernels import AttentionShape, keeps
 from bert_jax.model.keys import bits_of_rows
 
 Gradients: TypeAlias = tuple[jax.Array, ...]
 
-KERNELS = {"tpu": fused_attention_tpu, "cuda": fused_attention_gpu}  # by JAX's name of the platform
+_MODULES = {"tpu": "fused_attention_tpu", "cuda": "fused_attention_gpu"}  # by JAX's name of the platform
+
+
+@functools.cache
+def kernels() -> dict[str, ModuleType]:
+    """Returns the kernels by platform. Without the part of Pallas that one needs, its platform computes by `attend`."""
+    there = {}
+    for platform, name in _MODULES.items():
+        try:
+            there[platform] = importlib.import_module(f"bert_jax.model.{name}")
+        except ImportError as error:
+            warnings.warn(
+                f"attention=fused has no kernel for {platform} with this JAX ({error}); use plain", stacklevel=2
+            )
+    return there
 
 
 def fused_attention(
@@ -91,7 +107,8 @@ def _attention_forward(
     The statistics [B, N, L] are those of `fused_attention_gpu.forward`; other platforms have none, and XLA removes the
     zeros in their place.
     """
-    with_statistics = interpret == "cuda" or (not interpret and fused_attention_gpu.fits(shape, arrays[0]))
+    gpu = kernels().get("cuda")
+    with_statistics = interpret == "cuda" or (not interpret and gpu is not None and gpu.fits(shape, arrays[0]))
     missing = (*arrays[4].shape[:2], arrays[0].shape[1] if with_statistics else 0)
 
     def without(compute: Callable[..., jax.Array]) -> Callable[..., tuple[jax.Array, jax.Array]]:
@@ -102,8 +119,8 @@ def _attention_forward(
         interpret,
         arrays[0],
         arrays,
-        tpu=without(functools.partial(fused_attention_tpu.forward, shape, interpret == "tpu")),
-        cuda=functools.partial(fused_attention_gpu.forward, shape, interpret == "cuda"),
+        tpu=without(lambda *arrays: kernels()["tpu"].forward(shape, interpret == "tpu", *arrays)),
+        cuda=lambda *arrays: kernels()["cuda"].forward(shape, interpret == "cuda", *arrays),
         default=without(functools.partial(_plain, shape)),
     )
     # Rematerialization "dots" keeps both, or the backward pass would run the forward kernel again.
@@ -119,7 +136,7 @@ def _attention_backward(
         return pull_back(gradient)
 
     def on_tpu(gradient: jax.Array, context: jax.Array, statistics: jax.Array, *arrays: jax.Array) -> Gradients:
-        return fused_attention_tpu.backward(shape, interpret == "tpu", gradient, *arrays)
+        return kernels()["tpu"].backward(shape, interpret == "tpu", gradient, *arrays)
 
     gradients = _by_platform(
         shape,
@@ -127,7 +144,7 @@ def _attention_backward(
         gradient,
         (gradient, *saved),
         tpu=on_tpu,
-        cuda=functools.partial(fused_attention_gpu.backward, shape, interpret == "cuda"),
+        cuda=lambda *arrays: kernels()["cuda"].backward(shape, interpret == "cuda", *arrays),
         default=plain,
     )
     return (*gradients, *(np.zeros(array.shape, jax.dtypes.float0) for array in saved[5:]))
@@ -142,7 +159,7 @@ def _by_platform(
     """Returns the result of the function for the platform that is lowered for, if its kernel supports `like`."""
     if interpret:
         return functions[interpret](*arrays)
-    fitting = {name: functions[name] for name, kernel in KERNELS.items() if kernel.fits(shape, like)}
+    fitting = {name: functions[name] for name, kernel in kernels().items() if kernel.fits(shape, like)}
     if not fitting:
         return functions["default"](*arrays)
     return jax.lax.platform_dependent(*arrays, default=functions["default"], **fitting)
@@ -161,10 +178,3 @@ def _plain(shape: AttentionShape, *arrays: jax.Array) -> jax.Array:
     attends = attention_mask(sequence_ids, shape.causal)
     dropped = drop if shape.drops else (lambda probabilities: probabilities)
     return attend(query, key, value, attends, dropped, shape.precision)[0].reshape(arrays[2].shape)
-
-
-def length_step(attention: str = "plain") -> int:
-    """Returns what short lengths are multiples of: 8 on a CPU, 16 elsewhere, 32 for the kernel of fused attention."""
-    if jax.default_backend() == "cpu":
-        return 8
-    return 32 if attention == "fused" else 16

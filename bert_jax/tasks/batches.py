@@ -10,9 +10,9 @@ from jax.sharding import Mesh
 from bert_jax.batch import Batch, pad_rows
 from bert_jax.data.pipeline import made_ahead, on_mesh
 from bert_jax.devices.sharding import ROW_AXES
-from bert_jax.model.fused_attention import length_step
 from bert_jax.model.heads.base import Head
 from bert_jax.model.heads.labels import Spot
+from bert_jax.model.on_cpu import length_step
 from bert_jax.settings.finetuning import FinetuneDataConfig
 from bert_jax.settings.model import ModelConfig
 from bert_jax.tasks.base import Row

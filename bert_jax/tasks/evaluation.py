@@ -12,10 +12,9 @@ from jax.sharding import Mesh
 from bert_jax.batch import Batch, PyTree
 from bert_jax.devices.allocator import give_back_freed_memory
 from bert_jax.devices.sharding import gathered, replicated, row_sharding, tree_shardings
-from bert_jax.model.fused_attention import length_step
 from bert_jax.model.losses import Pair
 from bert_jax.model.objective import Params, forward
-from bert_jax.model.on_cpu import tokens_at_once, unstack
+from bert_jax.model.on_cpu import length_step, tokens_at_once, unstack
 from bert_jax.settings.model import ModelConfig
 from bert_jax.tasks.base import Example, Prediction, Row, Task
 from bert_jax.tasks.batches import eval_batches, row_group, unpadded_outputs

@@ -3,6 +3,8 @@
 
 import functools
 import re
+import subprocess
+import sys
 
 import jax
 import jax.export
@@ -75,7 +77,7 @@ def test_a_kernel_computes_what_plain_attention_computes(platform, num_heads, he
         np.testing.assert_allclose(kernel[0], sketch(*given[:3], num_heads, causal), atol=2e-6)
 
 
-@pytest.mark.parametrize("platform", fused.KERNELS)
+@pytest.mark.parametrize("platform", fused.kernels())
 def test_in_bfloat16_a_kernel_is_within_rounding_of_plain_attention(platform):
     given = arrays(4, 64, "bfloat16")
     kernel, plain = (both_passes(*given, num_heads=4, rate=0.1, interpret=interpret) for interpret in (platform, ""))
@@ -120,7 +122,7 @@ def test_dropout_is_of_the_rate_and_keeps_the_mean_and_is_no_pattern():
 def test_dropout_multiplies_what_the_sketch_says():
     given = arrays(4, 64)
     kept = kept_by(0.1)
-    for platform in fused.KERNELS:
+    for platform in fused.kernels():
         result = both_passes(*given, num_heads=4, rate=0.1, interpret=platform)[0]
         np.testing.assert_allclose(result, sketch(*given[:3], 4, False, kept), atol=1e-5)
     assert np.abs(kept - kept_by(0.1, key=8)).max() > 1  # another key, another mask
@@ -129,7 +131,7 @@ def test_dropout_multiplies_what_the_sketch_says():
 @pytest.mark.parametrize("size", [128, 192])  # blocks of 64 and of 32 queries
 def test_every_kernel_drops_the_same_probabilities(size):
     options = {"rate": 0.3, "rows": 1, "size": size, "num_heads": 2}
-    dropped = [kept_by(**options, interpret=platform) == 0 for platform in ("", *fused.KERNELS)]
+    dropped = [kept_by(**options, interpret=platform) == 0 for platform in ("", *fused.kernels())]
     assert 0.2 < dropped[0].mean() < 0.4
     for of_kernel in dropped[1:]:
         np.testing.assert_array_equal(of_kernel, dropped[0])
@@ -213,7 +215,7 @@ def test_a_model_with_fused_attention_has_the_losses_and_gradients_of_the_plain_
 def test_rows_that_no_kernel_takes_are_computed_plainly():
     query, key, value, _ = arrays(4, 64)
     shape = AttentionShape(4, 64, False, 2**16)
-    for kernel in fused.KERNELS.values():
+    for kernel in fused.kernels().values():
         narrow = query.astype(jnp.bfloat16)
         assert kernel.fits(shape, narrow) and not kernel.fits(shape, narrow[:, :50])
         assert not kernel.fits(shape._replace(num_heads=12, head_size=80), jnp.zeros((1, 64, 960)))
@@ -301,3 +303,32 @@ def test_rematerialization_runs_the_forward_kernel_again_only_if_full(remat, run
     with jax.set_mesh(make_mesh(MeshConfig(), jax.devices()[:1])):
         text = jax.jit(jax.grad(loss)).trace(params).lower(lowering_platforms=("cuda",)).as_text()
     assert len(calls_of_kernels(text)) == runs
+
+
+WITHOUT_TRITON = """
+import sys, warnings
+sys.modules["jax.experimental.pallas.triton"] = None
+warnings.simplefilter("ignore")
+import numpy as np, jax
+import bert_jax
+from bert_jax.model import fused_attention
+assert list(fused_attention.kernels()) == ["tpu"]
+config = bert_jax.ModelConfig(50, 32, 2, 4, intermediate_size=64, max_positions=16, attention="fused")
+params = bert_jax.init_params(config, jax.random.key(0))
+ids = np.ones((2, 16), np.int32)
+batch = bert_jax.Batch(ids, 0 * ids, ids, np.zeros((2, 1), np.int32), np.ones((2, 1), np.float32))
+gradients = jax.grad(lambda params: bert_jax.encode(config, params, batch).hidden.var())(params)
+norms = [float(np.linalg.norm(leaf)) for leaf in jax.tree.leaves(gradients["encoder"]["layers"])]
+print(0 < max(norms) < 10)
+"""
+
+
+def test_without_pallas_triton_all_else_works():
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", WITHOUT_TRITON], capture_output=True, text=True)
+    assert done.stdout == "True\n", done.stderr
+
+
+def test_a_model_is_loaded_without_pallas():
+    program = "import sys, bert_jax; bert_jax.load_predictor; print('jax.experimental.pallas' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "False\n", done.stderr
