@@ -38,7 +38,7 @@ from bert_jax.storage import files
 from bert_jax.tasks import batches as task_batches
 from bert_jax.tasks.base import Row, Task
 from bert_jax.tasks.catalog import make_task
-from bert_jax.tasks.evaluation import Split, make_inference, make_split, predict_split
+from bert_jax.tasks.evaluation import Split, inference_layouts, make_inference, make_split, predict_split
 from bert_jax.tasks.layouts import eval_layouts, sizes_of
 from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
 from bert_jax.training import flops
@@ -218,9 +218,7 @@ def infer(config: PretrainConfig, rows: Sequence[Row], task: Task, batch_size: i
     inputs, lengths = _of_like_lengths(rows, task, batch_size, config.model, mesh, theirs)
     params = jax.jit(lambda key: init_params(config.model, key, task.head, task.num_outputs))(jax.random.key(0))
     pack = make_inference(config.model, task, mesh, params).pack
-    layouts = eval_layouts(
-        sizes_of(rows), batch_size, config.model, task_batches.length_step(), task_batches.row_group(mesh), pack
-    )
+    layouts = inference_layouts(config.model, sizes_of(rows), batch_size, pack, mesh)
     for _, batch in task_batches.eval_batches(rows, task.head, layouts, mesh):
         _count(ours, jax.device_get(batch))
     ours.values["steps"] = theirs.values["steps"]  # a step is as many rows on both sides
