@@ -60,14 +60,15 @@ def explain(url: str, verb: str, error: Exception) -> str:
             else "gcloud auth application-default login, or on a VM give its service account access to the bucket"
         )
         return f"cannot {verb} {url}: there are no valid credentials for {bucket} ({text}); {remedy}"
-    if re.search(
-        r"quota|507|429|insufficient storage|rate ?limit|slow ?down|resource_exhausted", f"{code} {text}", re.I
+    said = re.sub(r"\w+://\S+", "", text)  # without addresses, whose names may have any word or number
+    if code in ("429", "507") or re.search(
+        r"quota|\b(429|507)\b|insufficient storage|rate ?limit|slow ?down|resource_exhausted", said, re.I
     ):
         return (
             f"cannot {verb} {url}: a quota of {bucket} is used up ({text}); raise it, delete what is not needed, or "
             "try again later"
         )
-    if code == "403" or isinstance(error, PermissionError) or re.search("forbidden|permission_denied", text, re.I):
+    if code == "403" or isinstance(error, PermissionError) or re.search("forbidden|permission_denied", said, re.I):
         role = "User" if verb == "write" else "Viewer"
         return (
             f"cannot {verb} {url}: the credentials do not permit it ({text}); give this account the right to {verb} "

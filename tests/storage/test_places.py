@@ -405,3 +405,15 @@ def test_stale_objects_of_a_replaced_directory_are_deleted(root, tmp_path):
             (folder / name).write_text(str(number))
         upload_directory(folder, root / "out", ("c",))
     assert names(root / "out") == ["b", "c"] and (root / "out/b").read_text() == "1"
+
+
+@pytest.mark.parametrize("name", ["a-507b", "quota", "429", "forbidden"])
+def test_a_bucket_may_be_called_anything(name):
+    from bert_jax.storage.answers import explain
+
+    error = OSError(f"NOT_FOUND: Error writing gs://{name}/run/quota [http_response_code='404']")
+    assert explain(f"gs://{name}/run", "write", error) == (
+        f"cannot write gs://{name}/run: there is no bucket gs://{name}; check its name, or make it first"
+    )
+    full = OSError(f"Error writing gs://{name}/run [http_response_code='429']")
+    assert "a quota of" in explain(f"gs://{name}/run", "write", full)
