@@ -409,11 +409,9 @@ def test_stale_objects_of_a_replaced_directory_are_deleted(root, tmp_path):
 
 @pytest.mark.parametrize("name", ["a-507b", "quota", "429", "forbidden"])
 def test_a_bucket_may_be_called_anything(name):
-    from bert_jax.storage.answers import explain
-
     error = OSError(f"NOT_FOUND: Error writing gs://{name}/run/quota [http_response_code='404']")
-    assert explain(f"gs://{name}/run", "write", error) == (
+    assert answers.explain(f"gs://{name}/run", "write", error) == (
         f"cannot write gs://{name}/run: there is no bucket gs://{name}; check its name, or make it first"
     )
     full = OSError(f"Error writing gs://{name}/run [http_response_code='429']")
-    assert "a quota of" in explain(f"gs://{name}/run", "write", full)
+    assert "a quota of" in answers.explain(f"gs://{name}/run", "write", full)
