@@ -39,7 +39,7 @@ from bert_jax.tasks import batches as task_batches
 from bert_jax.tasks.base import Row, Task
 from bert_jax.tasks.catalog import make_task
 from bert_jax.tasks.evaluation import Split, inference_layouts, make_inference, make_split, predict_split
-from bert_jax.tasks.layouts import eval_layouts, sizes_of
+from bert_jax.tasks.layouts import Limits, eval_layouts, sizes_of
 from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
 from bert_jax.training import flops
 from bert_jax.training.phases import resolve
@@ -137,7 +137,7 @@ def finetune(config: PretrainConfig, rows: Sequence[Row], task: Task, steps: int
     data = FinetuneDataConfig(batch_size=size, seed=config.data.seed)
     group = task_batches.row_group(mesh, config.train.accumulate)
     batching = task_batches.choose_batching(
-        rows, data, config.model, group, "auto" if task.head.can_be_packed else "off"
+        rows, data, config.model, group, "auto" if task.head.can_be_packed else "off", steps
     )
 
     def batches() -> Iterator[Batch]:
@@ -163,7 +163,7 @@ def _of_like_lengths(
 ) -> tuple[list[dict[str, np.ndarray]], str]:
     """Returns rows sorted by length, in batches as peers take them, and the lengths of these. Adds to the counts."""
     multiple, group = task_batches.length_step(), task_batches.row_group(mesh)
-    layouts = eval_layouts(sizes_of(rows), size, model, multiple, group, "off")
+    layouts = eval_layouts(sizes_of(rows), model, Limits(size, multiple, group, "off"))
     inputs, lengths = [], set()
     for layout, batch in task_batches.eval_batches(rows, task.head, layouts, mesh):
         batch = jax.device_get(batch)

@@ -121,10 +121,10 @@ def describe_finetuning(
     check_divisible(mesh, model, (config.data.batch_size, config.train.accumulate), (_eval_rows(config), 1))
     rows = data.train.rows
     pack = _how_to_pack(config, task, workdir)
-    batching = choose_batching(rows, config.data, model, row_group(mesh, train.accumulate), pack)
+    batching = choose_batching(rows, config.data, model, row_group(mesh, train.accumulate), pack, train.num_steps)
     objective = task_objective(model, task.head, task.num_outputs)
     abstract = abstract_state(objective, config.optimizer, train, mesh)
-    infer = make_inference(model, task, mesh, abstract.params, config.data.pack)
+    infer = make_inference(model, task, mesh, abstract.params, config.data.pack, one_shape=True)
 
     def evaluation(params: Params, finished: Callable[[], object] = lambda: 0) -> dict[str, float]:
         return evaluate(task, data.evaluation, infer, _eval_rows(config), mesh, params, finished=finished)

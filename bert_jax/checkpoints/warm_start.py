@@ -54,10 +54,18 @@ def check_start(config: PretrainConfig, start: Pretrained, tokenizer: Tokenizer)
 
 def complete(start: Pretrained, objective: Objective, seed: int) -> Pretrained:
     """Returns the model with the parts that the objective needs and no others; `notes` says which ones are random."""
-    fresh = jax.jit(objective.init)(root_key(seed, "parameters"))
-    encoder = {name: start.params["encoder"].get(name, part) for name, part in fresh["encoder"].items()}
-    params = {name: start.params.get(name, part) for name, part in fresh.items()} | {"encoder": encoder}
-    present, wanted = parts_of(start.params), parts_of(fresh)
+    key, given = root_key(seed, "parameters"), start.params
+    shapes = jax.eval_shape(objective.init, key)
+
+    def missing(key: jax.Array) -> Params:  # what it leaves out is not compiled
+        fresh = objective.init(key)
+        encoder = {name: part for name, part in fresh["encoder"].items() if name not in given["encoder"]}
+        return {name: part for name, part in fresh.items() if name not in given} | {"encoder": encoder}
+
+    fresh = jax.jit(missing)(key)
+    encoder = {name: (fresh["encoder"] | given["encoder"])[name] for name in shapes["encoder"]}
+    params = {name: (fresh | given)[name] for name in shapes} | {"encoder": encoder}
+    present, wanted = parts_of(given), parts_of(shapes)
     notes = [f"it has no {part}, which starts at random" for part in wanted if part not in present]
     notes += [f"its {part} is not used" for part in present if part not in wanted]
     return dataclasses.replace(start, params=params, notes=(*start.notes, *notes))

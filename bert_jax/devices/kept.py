@@ -2,7 +2,7 @@
 """What a process keeps so that it computes sooner: compiled programs on disk, and on a CPU the memory that it frees.
 
 The commands set it up before JAX starts; a program in Python gets it with the first model that it computes with
-(docs/decisions/0042-kept-by-default.md).
+(docs/decisions/0043-kept-by-default.md).
 """
 
 import contextlib

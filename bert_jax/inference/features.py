@@ -136,7 +136,7 @@ def _rows(
 
 
 def _layouts(model: ModelConfig, rows: Sequence[Row], pack: str) -> list[Layout]:
-    """Returns the batches of texts, of few shapes; `pack` is as `eval_layouts` takes it."""
+    """Returns the batches of texts, of few shapes; `pack` is as in `Limits`."""
     return inference_layouts(model, sizes_of(rows), _ROWS_AT_ONCE, pack)
 
 

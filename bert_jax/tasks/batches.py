@@ -20,6 +20,7 @@ from bert_jax.tasks.layouts import (
     Layout,
     Shape,
     Sizes,
+    choose_lengths,
     choose_shape,
     epoch_flops,
     layout_alone,
@@ -43,25 +44,25 @@ class Batching:
     batch_size: int  # rows of the task
     seed: int
     bucket: bool  # batches of like lengths, where they are not packed
-    multiple: int  # of lengths, as `padded_length` takes it
+    lengths: tuple[int, ...]  # that rows of their own are padded to
     shape: Shape | None = None  # of packed batches; None gives each row of the task a row of its own
 
 
 def choose_batching(
-    rows: Sequence[Row], data: FinetuneDataConfig, model: ModelConfig, group: int, pack: str
+    rows: Sequence[Row], data: FinetuneDataConfig, model: ModelConfig, group: int, pack: str, num_steps: int
 ) -> Batching:
     """Returns how training batches are made: by `pack`, which is "on", "off" or, where it takes fewer FLOPs, "auto".
 
     `group` is that of `row_group`. What "auto" chooses does not depend on it: a seed has the same batches on any mesh.
+    A run of `num_steps` compiles one program or two for them, as that is worth it.
     """
-    multiple = length_step(model.attention)
-    alone = Batching(data.batch_size, data.seed, data.bucket, multiple)
+    multiple, sizes, size = length_step(model.attention), sizes_of(rows), data.batch_size
+    alone = Batching(size, data.seed, data.bucket, choose_lengths(sizes, size, data.bucket, multiple, num_steps))
     if pack == "off":
         return alone
-    sizes = sizes_of(rows)
 
     def packed(group: int) -> Batching:
-        return dataclasses.replace(alone, shape=choose_shape(sizes, data.batch_size, model, multiple, group))
+        return dataclasses.replace(alone, shape=choose_shape(sizes, size, model, multiple, group, num_steps))
 
     if pack == "on" or flops_of_epoch(sizes, packed(1), model) < flops_of_epoch(sizes, alone, model):
         return packed(group)
@@ -70,7 +71,7 @@ def choose_batching(
 
 def flops_of_epoch(sizes: Sizes, batching: Batching, model: ModelConfig) -> float:
     """Returns the FLOPs of the forward passes of an epoch, padding included."""
-    return epoch_flops(sizes, batching.batch_size, model, batching.bucket, batching.multiple, batching.shape)
+    return epoch_flops(sizes, batching.batch_size, model, batching.bucket, batching.shape or batching.lengths)
 
 
 def train_batches(rows: Sequence[Row], head: Head, first_step: int, batching: Batching, mesh: Mesh) -> Iterator[Batch]:
@@ -80,7 +81,7 @@ def train_batches(rows: Sequence[Row], head: Head, first_step: int, batching: Ba
     """
     sizes = sizes_of(rows)
     size, seed, shape = batching.batch_size, batching.seed, batching.shape
-    bucket, longest = batching.bucket and shape is None, int(sizes.tokens.max())
+    bucket = batching.bucket and shape is None
     num_steps = steps_per_epoch(len(rows), size)
     plans: dict[int, list[np.ndarray]] = {}  # of the epoch under way
 
@@ -92,7 +93,7 @@ def train_batches(rows: Sequence[Row], head: Head, first_step: int, batching: Ba
         numbers = plans[epoch][place]
         if shape is not None:
             return _on_mesh(rows, layout_packed(sizes, numbers, shape), head, mesh)
-        length = train_length(sizes.tokens[numbers], longest, bucket, batching.multiple)
+        length = train_length(sizes.tokens[numbers], batching.lengths)
         return _on_mesh(rows, layout_alone(sizes, numbers, size, length), head, mesh)
 
     return made_ahead(make, first_step)

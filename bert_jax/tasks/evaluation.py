@@ -18,7 +18,7 @@ from bert_jax.model.on_cpu import length_step, tokens_at_once, unstack
 from bert_jax.settings.model import ModelConfig
 from bert_jax.tasks.base import Example, Prediction, Row, Task
 from bert_jax.tasks.batches import eval_batches, row_group, unpadded_outputs
-from bert_jax.tasks.layouts import Layout, Sizes, eval_layouts, sizes_of
+from bert_jax.tasks.layouts import Layout, Limits, Sizes, eval_layouts, sizes_of
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.window import mean_metrics
 
@@ -53,15 +53,18 @@ class Inference(NamedTuple):
     """A compiled model, and the preparation of its parameters."""
 
     model: ModelConfig
-    pack: str  # as `eval_layouts` takes it
+    pack: str  # as `Limits` has it
+    one_shape: bool  # likewise
     ready: Callable[[Params], PyTree]  # prepares parameters, once for all batches
     run: Callable[[PyTree, Batch], tuple[dict[str, Pair], jax.Array]]  # losses, {} without labels, and logits
 
 
-def make_inference(model: ModelConfig, task: Task, mesh: Mesh, params: Params, pack: str = "auto") -> Inference:
+def make_inference(
+    model: ModelConfig, task: Task, mesh: Mesh, params: Params, pack: str = "auto", one_shape: bool = False
+) -> Inference:
     """Returns the compiled model of a task, with outputs replicated on every host.
 
-    `params` gives the shapes. `pack` is as `eval_layouts` takes it; a head that cannot be packed is not.
+    `params` gives the shapes. `pack` and `one_shape` are as in `Limits`; a head that cannot be packed is not.
     """
     head, num_outputs = task.head, task.num_outputs
     pack = pack if head.can_be_packed else "off"
@@ -73,26 +76,33 @@ def make_inference(model: ModelConfig, task: Task, mesh: Mesh, params: Params, p
     if mesh.size > 1 or mesh.devices.flat[0].platform != "cpu" or head.all_layers:
         shardings = tree_shardings(mesh, params), row_sharding(mesh)
         run = jax.jit(infer, in_shardings=shardings, out_shardings=replicated(mesh))
-        return Inference(model, pack, functools.partial(gathered, mesh), run)
+        return Inference(model, pack, one_shape, functools.partial(gathered, mesh), run)
     # On one CPU, copying matrices out of their stack takes much of the time of a short batch: do it once.
     apart = lambda params: params | {"encoder": unstack(model, params["encoder"])}  # noqa: E731
-    return Inference(model, pack, apart, jax.jit(infer))
+    return Inference(model, pack, one_shape, apart, jax.jit(infer))
 
 
 def inference_layouts(
-    model: ModelConfig, sizes: Sizes, batch_size: int, pack: str, mesh: Mesh | None = None
+    model: ModelConfig,
+    sizes: Sizes,
+    batch_size: int,
+    pack: str,
+    mesh: Mesh | None = None,
+    one_shape: bool = False,
 ) -> list[Layout]:
     """Returns batches that have every row once: of few shapes, and on one CPU of as many tokens as it computes fastest.
 
-    `pack` is as `eval_layouts` takes it; without a mesh there is one device.
+    `pack` and `one_shape` are as in `Limits`; without a mesh there is one device.
     """
     step = length_step(model.attention)
     if mesh is not None and mesh.size > 1:
-        return eval_layouts(sizes, batch_size, model, step, row_group(mesh), pack)
-    if tokens := tokens_at_once():
-        return eval_layouts(sizes, batch_size, model, max(step, _STEP_ON_CPU), 1, pack, tokens)
-    size = next((size for size in _BATCH_SIZES if batch_size > size >= len(sizes.tokens)), batch_size)
-    return eval_layouts(sizes, size, model, step, 1, pack)
+        limits = Limits(batch_size, step, row_group(mesh), pack, one_shape=one_shape)
+    elif tokens := tokens_at_once():
+        limits = Limits(batch_size, max(step, _STEP_ON_CPU), 1, pack, tokens, one_shape)
+    else:
+        size = next((size for size in _BATCH_SIZES if batch_size > size >= len(sizes.tokens)), batch_size)
+        limits = Limits(size, step, 1, pack, one_shape=one_shape)
+    return eval_layouts(sizes, model, limits)
 
 
 def predict_split(
@@ -110,9 +120,10 @@ def predict_split(
     """
     outputs = [np.zeros(0)] * len(split.rows)
     sums: dict[str, list[float]] = {}
-    layouts = inference_layouts(infer.model, sizes_of(split.rows), batch_size, infer.pack, mesh)
+    layouts = inference_layouts(infer.model, sizes_of(split.rows), batch_size, infer.pack, mesh, infer.one_shape)
     for layout, batch in eval_batches(split.rows, task.head, layouts, mesh):
-        losses, logits = jax.device_get(infer.run(ready, batch))
+        with jax.set_mesh(mesh):  # a program belongs to the mesh that was set when it was compiled
+            losses, logits = jax.device_get(infer.run(ready, batch))
         give_back_freed_memory()
         finished()
         for numbers, of_row in zip(layout.bins, logits):  # rows beyond the bins are empty

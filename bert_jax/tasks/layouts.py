@@ -19,7 +19,7 @@ from bert_jax.training.flops import forward_flops
 _CHUNK = 50  # batches of a shuffled stretch of the data that are sorted by length together
 _ROW_LENGTHS = (32, 64, 96, 128, 192, 256, 384, 512)  # of packed rows, beside that of the longest row of the task
 _FEWEST_TOKENS = 6  # of a sequence, on average over a packed row: more sequences than that leave have no place in it
-_MOST_SIZES = 4  # numbers of rows of packed training batches; each is a program to compile
+_COMPILATION = 24  # steps that take about as long as compiling one
 _SAMPLED_BATCHES, _SAMPLED_ROWS = 256, 1 << 17  # that a shape is chosen by, at most
 
 
@@ -166,18 +166,18 @@ def needed_flops(model: ModelConfig, rows: Sequence[Row]) -> float:
     return forward_flops(model, float(lengths.sum()), float((lengths**2).sum()), 0, len(lengths))
 
 
-def _flops(model: ModelConfig, num_rows: int, length: int, num_places: int) -> float:
+def _flops(model: ModelConfig, num_rows: float, length: int, num_places: int) -> float:
     return forward_flops(model, num_rows * length, num_rows * length**2, 0, num_rows * num_places)
 
 
 # Training
 
 
-def choose_shape(sizes: Sizes, batch_size: int, model: ModelConfig, multiple: int, group: int) -> Shape:
+def choose_shape(sizes: Sizes, batch_size: int, model: ModelConfig, multiple: int, group: int, num_steps: int) -> Shape:
     """Returns the shapes of training batches of `batch_size` random rows of the task that take the fewest FLOPs.
 
     It follows from a sample of random batches that is the same for every seed. Their length is the same on any number
-    of devices, so that dropout is too.
+    of devices, so that dropout is too. A run of few steps has one number of rows.
     """
     widest = int(sizes.sequences.max())
     sample = _sample(sizes, batch_size)
@@ -190,13 +190,12 @@ def choose_shape(sizes: Sizes, batch_size: int, model: ModelConfig, multiple: in
     }
 
     def cost(length: int) -> float:
-        few = few_sizes(counts[length])
-        filled = sum(next(size for size in few if size >= count) for count in counts[length])
-        return _flops(model, filled, length, places_of(length, widest))
+        rows = _cost(few_sizes(counts[length], num_steps), counts[length], num_steps)
+        return _flops(model, rows, length, places_of(length, widest))
 
     length = min(counts, key=cost)
     grouped = [-(-count // group) * group for count in counts[length]]
-    return Shape(length, places_of(length, widest), few_sizes(grouped), group)
+    return Shape(length, places_of(length, widest), few_sizes(grouped, num_steps), group)
 
 
 def _sample(sizes: Sizes, batch_size: int) -> list[Sizes]:
@@ -212,95 +211,97 @@ def _sample(sizes: Sizes, batch_size: int) -> list[Sizes]:
     return found
 
 
-def few_sizes(counts: Sequence[int], most: int = _MOST_SIZES) -> tuple[int, ...]:
-    """Returns at most `most` sizes, ascending, such that filling each count up to the next size adds the least."""
-    values, times = (array.tolist() for array in np.unique(counts, return_counts=True))
-    until = np.cumsum([0, *times]).tolist()
-    best = [(value * until[index + 1], (value,)) for index, value in enumerate(values)]  # the last size is this value
-    for _ in range(most - 1):
-        best = [
-            min(
-                [
-                    best[index],
-                    *(
-                        (best[last][0] + value * (until[index + 1] - until[last + 1]), (*best[last][1], value))
-                        for last in range(index)
-                    ),
-                ]
-            )
-            for index, value in enumerate(values)
-        ]
-    return best[-1][1]
+def few_sizes(counts: Sequence[int], num_steps: int) -> tuple[int, ...]:
+    """Returns one size or two, ascending, that batches are filled up to: the largest count, and one below it.
+
+    The one below is worth its compilation where it saves more in `num_steps` steps.
+    """
+    values = np.unique(counts).tolist()
+    below = [(value, values[-1]) for value in values[:-1]]
+    return min([(values[-1],), *below], key=lambda few: _cost(few, counts, num_steps))
 
 
-def epoch_flops(
-    sizes: Sizes, batch_size: int, model: ModelConfig, bucket: bool, multiple: int, shape: Shape | None
-) -> float:
-    """Returns the FLOPs of the forward passes of an epoch: packed, or without `shape` in rows of their own."""
-    if shape is not None:
+def _cost(few: Sequence[int], counts: Sequence[int], num_steps: int) -> float:
+    """Returns the sum of the counts, each filled up to the next size, and what compiling the sizes takes of it."""
+    filled = sum(next(size for size in few if size >= count) for count in counts)
+    return filled + len(few) * _COMPILATION / max(num_steps, 1) * sum(counts)
+
+
+def choose_lengths(sizes: Sizes, batch_size: int, bucket: bool, multiple: int, num_steps: int) -> tuple[int, ...]:
+    """Returns the lengths, ascending, of training batches that have each row of the task in a row of its own."""
+    longest = int(sizes.tokens.max())
+    if not bucket:
+        return (longest,)
+    batches = plan_epoch(sizes.tokens, batch_size, 0, 0)
+    return few_sizes([padded_length(int(sizes.tokens[each].max()), longest, multiple) for each in batches], num_steps)
+
+
+def epoch_flops(sizes: Sizes, batch_size: int, model: ModelConfig, bucket: bool, how: Shape | tuple[int, ...]) -> float:
+    """Returns the FLOPs of the forward passes of an epoch: packed, or in rows of their own of some lengths."""
+    if isinstance(how, Shape):
         sample = _sample(sizes, batch_size)
-        sampled = [layout_packed(batch, np.arange(len(batch.tokens)), shape) for batch in sample]
+        sampled = [layout_packed(batch, np.arange(len(batch.tokens)), how) for batch in sample]
         return padded_flops(model, sampled) / sum(len(batch.tokens) for batch in sample) * len(sizes.tokens)
     batches = plan_epoch(sizes.tokens, batch_size, 0, 0, bucket)
-    longest, num_places = int(sizes.tokens.max()), int(sizes.sequences.max())
-    lengths = [train_length(sizes.tokens[numbers], longest, bucket, multiple) for numbers in batches]
-    return sum(_flops(model, batch_size, length, num_places) for length in lengths)
+    num_places = int(sizes.sequences.max())
+    return sum(_flops(model, batch_size, train_length(sizes.tokens[each], how), num_places) for each in batches)
 
 
-def train_length(lengths: np.ndarray, longest: int, bucket: bool, multiple: int) -> int:
-    """Returns what rows of some lengths are padded to in a training batch that has each in a row of its own."""
-    return padded_length(int(lengths.max()), longest, multiple) if bucket else longest
+def train_length(tokens: np.ndarray, lengths: Sequence[int]) -> int:
+    """Returns which of some lengths the rows of a batch are padded to."""
+    return next(length for length in lengths if length >= tokens.max())
 
 
 # Prediction
 
 
-def eval_layouts(
-    sizes: Sizes, batch_size: int, model: ModelConfig, multiple: int, group: int, pack: str, tokens: int = 0
-) -> list[Layout]:
-    """Returns batches that have every row of the task once; the longest come first.
+class Limits(NamedTuple):
+    """What batches of prediction may be."""
 
-    Args:
-      sizes: of the rows.
-      batch_size: rows of a batch of which each has one row of the task; packed ones hold at most as many positions.
-      model: gives the FLOPs.
-      multiple: as `padded_length` takes it.
-      group: divides `batch_size`; the number of rows of every batch is a multiple of it.
-      pack: "on", "off", or "auto", which packs where that takes fewer FLOPs.
-      tokens: positions of a batch, beyond one row in each of its groups; 0 sets no limit.
-    """
+    rows: int  # of a batch of which each has one row of the task; packed ones hold at most as many positions
+    multiple: int  # of lengths, as `padded_length` takes it
+    group: int  # divides `rows`; the number of rows of every batch is a multiple of it
+    pack: str  # "on", "off", or "auto", which packs where that takes fewer FLOPs
+    tokens: int = 0  # positions of a batch, beyond one row in each of its groups; 0 sets no limit
+    one_shape: bool = False  # all batches are one program to compile, for splits that are read once an epoch
+
+
+def eval_layouts(sizes: Sizes, model: ModelConfig, limits: Limits) -> list[Layout]:
+    """Returns batches that have every row of the task once; the longest come first. `model` gives the FLOPs."""
     if not len(sizes.tokens):
         return []
+    _, multiple, group, pack, tokens, one_shape = limits
     order = np.argsort(-sizes.tokens, kind="stable")
     longest = int(sizes.tokens[order[0]])
     most = max(longest, model.max_positions)
     alone: list[Layout] = []
     first = 0
     while first < len(order):
-        length = padded_length(int(sizes.tokens[order[first]]), most, multiple)
-        full = rows_of(tokens, length, batch_size, group) if tokens else batch_size
+        length = padded_length(longest if one_shape else int(sizes.tokens[order[first]]), most, multiple)
+        full = rows_of(tokens, length, limits.rows, group) if tokens else limits.rows
         numbers = order[first : first + full]
-        num_rows = filled(len(numbers), full, group) if tokens else full
+        num_rows = full if not tokens or (one_shape and first) else filled(len(numbers), full, group)
         alone.append(layout_alone(sizes, numbers, num_rows, length))
         first += full
     if pack == "off":
         return alone
-    positions = max(tokens or alone[0].length * batch_size, 1)
+    positions = max(tokens or alone[0].length * limits.rows, 1)
     # A few thousand rows of all lengths say which length of packed rows is best.
     sample = sizes.of(order[:: 1 + len(order) // 4096])
     lengths = row_lengths(longest, most, multiple)
     costs = [padded_flops(model, packed_layouts(sample, length, positions, group)) for length in lengths]
-    packed = packed_layouts(sizes, lengths[int(np.argmin(costs))], positions, group)
+    packed = packed_layouts(sizes, lengths[int(np.argmin(costs))], positions, group, one_shape)
     return packed if pack == "on" or padded_flops(model, packed) <= padded_flops(model, alone) else alone
 
 
-def packed_layouts(sizes: Sizes, length: int, positions: int, group: int) -> list[Layout]:
-    """Returns packed batches of at most about `positions` positions, the last of them perhaps smaller."""
+def packed_layouts(sizes: Sizes, length: int, positions: int, group: int, one_shape: bool = False) -> list[Layout]:
+    """Returns packed batches of at most about `positions` positions; without `one_shape` the last may be smaller."""
     num_places = places_of(length, int(sizes.sequences.max()))
     bins = best_fit(sizes, length, num_places)
     full = max(group, positions // length // group * group)
     layouts = []
     for first in range(0, len(bins), full):
         some = bins[first : first + full]
-        layouts.append(Layout(some, filled(len(some), full, group), length, num_places))
+        num_rows = full if one_shape and first else filled(len(some), full, group)
+        layouts.append(Layout(some, num_rows, length, num_places))
     return layouts

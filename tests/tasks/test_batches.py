@@ -26,7 +26,7 @@ from bert_jax.tasks.batches import (
     train_batches,
     unpadded_outputs,
 )
-from bert_jax.tasks.layouts import choose_shape, eval_layouts, sizes_of
+from bert_jax.tasks.layouts import Limits, choose_lengths, choose_shape, eval_layouts, sizes_of
 
 LENGTHS = np.random.default_rng(0).integers(3, 120, 1003)
 
@@ -47,7 +47,8 @@ def test_lengths_are_closer_to_each_other_on_a_cpu(monkeypatch):
 
 def batching(rows, shape=True, group=1, size=16, bucket=True):
     of = sizes_of(rows)
-    return Batching(size, 3, bucket, 8, choose_shape(of, size, ModelConfig(), 8, group) if shape else None)
+    lengths = choose_lengths(of, size, bucket, 8, 10**6)
+    return Batching(size, 3, bucket, lengths, choose_shape(of, size, ModelConfig(), 8, group, 10**6) if shape else None)
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -94,7 +95,7 @@ def test_evaluation_covers_every_row_once_and_fills_up_with_nothing(pack):
     mesh = make_mesh(MeshConfig(), jax.devices()[:1])
     rows = make_rows(LENGTHS[:50])
     seen, weight = [], 0.0
-    layouts = eval_layouts(sizes_of(rows), 16, ModelConfig(), 8, 1, pack)
+    layouts = eval_layouts(sizes_of(rows), ModelConfig(), Limits(16, 8, 1, pack))
     for layout, batch in eval_batches(rows, SEQUENCES, layouts, mesh):
         weight += float(np.asarray(batch.sequence_weights).sum())
         for line, numbers in enumerate(layout.bins):
@@ -154,9 +155,9 @@ def test_outputs_go_back_to_their_rows():
 def test_what_auto_chooses_is_the_same_on_any_number_of_devices():
     rows = make_rows([3 + number % 5 for number in range(64)])
     data = FinetuneDataConfig(source="a", batch_size=16)
-    chosen = [choose_batching(rows, data, ModelConfig(), group, "auto") for group in (1, 4, 16)]
+    chosen = [choose_batching(rows, data, ModelConfig(), group, "auto", 1000) for group in (1, 4, 16)]
     assert all(how.shape is not None for how in chosen)
     assert len({how.shape.length for how in chosen}) == 1 and [how.shape.group for how in chosen] == [1, 4, 16]
     sizes = sizes_of(rows)  # on 16 devices most rows of a packed batch are empty: it takes more than one example a row
-    alone = choose_batching(rows, data, ModelConfig(), 16, "off")
+    alone = choose_batching(rows, data, ModelConfig(), 16, "off", 1000)
     assert flops_of_epoch(sizes, chosen[2], ModelConfig()) > flops_of_epoch(sizes, alone, ModelConfig())

@@ -9,8 +9,10 @@ import pytest
 from bert_jax.settings.model import ModelConfig
 from bert_jax.tasks.base import Row
 from bert_jax.tasks.layouts import (
+    Limits,
     Sizes,
     best_fit,
+    choose_lengths,
     choose_shape,
     epoch_flops,
     eval_layouts,
@@ -22,6 +24,7 @@ from bert_jax.tasks.layouts import (
     plan_epoch,
     row_lengths,
     steps_per_epoch,
+    train_length,
 )
 
 LENGTHS = np.random.default_rng(0).integers(3, 120, 1003)
@@ -103,25 +106,44 @@ def test_rows_are_full_where_they_can_be():
     assert len(best_fit(sizes(SHORT), 72, 24)) * 72 < 1.02 * SHORT.sum()
 
 
-def test_few_sizes_waste_the_least():
-    rng = np.random.default_rng(0)
-    for most in (1, 2, 3):
-        counts = rng.integers(1, 12, 40).tolist()
-        found = few_sizes(counts, most)
-        assert len(found) <= most and found[-1] == max(counts) and list(found) == sorted(set(found))
+@pytest.mark.parametrize("num_steps", [1, 100, 10**6])
+def test_a_second_size_is_worth_its_compilation(num_steps):
+    counts = np.random.default_rng(0).integers(1, 12, 40).tolist()
 
-        def filled(sizes, counts=counts):
-            return sum(min(size for size in sizes if size >= count) for count in counts)
+    def cost(few):  # of a step, in counts
+        filled = sum(min(size for size in few if size >= count) for count in counts)
+        return (filled + len(few) * 24 / num_steps * sum(counts)) / len(counts)
 
-        every = itertools.combinations(sorted(set(counts)), most)
-        assert filled(found) == min(filled(chosen) for chosen in every if chosen[-1] == max(counts))
+    found, values = few_sizes(counts, num_steps), sorted(set(counts))
+    options = [(max(counts),), *((value, max(counts)) for value in values[:-1])]
+    assert cost(found) == min(map(cost, options)) and len(found) == (1 if num_steps < 100 else 2)
+    assert few_sizes([7, 7], num_steps) == (7,)
+
+
+def test_rows_of_their_own_have_one_length_or_two():
+    for num_steps, most in ((32, 1), (10**5, 2)):
+        lengths = choose_lengths(sizes(LENGTHS), 32, True, 8, num_steps)
+        assert len(lengths) == most and lengths[-1] == LENGTHS.max()
+        padded = [train_length(LENGTHS[each], lengths) for each in plan_epoch(LENGTHS, 32, 3, 2)]
+        assert set(padded) == set(lengths)
+    assert choose_lengths(sizes(LENGTHS), 32, False, 8, 10**5) == (LENGTHS.max(),)
+
+
+@pytest.mark.parametrize("pack", ["on", "off", "auto"])
+@pytest.mark.parametrize("tokens", [0, 512])
+def test_a_split_of_one_shape(pack, tokens):
+    of = sizes(SHORT[:701])
+    layouts = eval_layouts(of, MODEL, Limits(32, 16, 1, pack, tokens, one_shape=True))
+    assert len(layouts) > 1 and len({layout[1:] for layout in layouts}) == 1
+    check_bins([members for layout in layouts for members in layout.bins], of, layouts[0].length, layouts[0].num_places)
 
 
 def test_training_batches_have_few_shapes_whatever_the_batch():
     of = sizes(SHORT)
-    shape = choose_shape(of, 32, MODEL, 8, 1)
+    shape = choose_shape(of, 32, MODEL, 8, 1, 10**6)
     layouts = [layout_packed(of, numbers, shape) for numbers in plan_epoch(SHORT, 32, 3, 0, bucket=False)]
-    assert {layout.num_rows for layout in layouts} <= set(shape.num_rows) and len(shape.num_rows) <= 4
+    assert {layout.num_rows for layout in layouts} <= set(shape.num_rows) and len(shape.num_rows) == 2
+    assert len(choose_shape(of, 32, MODEL, 8, 1, 16).num_rows) == 1
     for layout in layouts:
         assert len(layout.bins) <= layout.num_rows
         assert (layout.length, layout.num_places) == (shape.length, shape.num_places)
@@ -132,7 +154,7 @@ def test_training_batches_have_few_shapes_whatever_the_batch():
 
 def test_the_length_of_rows_is_the_same_on_any_number_of_devices():
     of = sizes(SHORT)
-    alone, eight = (choose_shape(of, 32, MODEL, 8, group) for group in (1, 8))
+    alone, eight = (choose_shape(of, 32, MODEL, 8, group, 10**6) for group in (1, 8))
     assert (alone.length, alone.num_places) == (eight.length, eight.num_places)
     assert all(size % 8 == 0 for size in eight.num_rows)
     for numbers in plan_epoch(SHORT, 32, 0, 0, bucket=False)[:20]:
@@ -142,58 +164,63 @@ def test_the_length_of_rows_is_the_same_on_any_number_of_devices():
 
 def test_packing_short_texts_takes_fewer_flops():
     of = sizes(SHORT)
-    shape = choose_shape(of, 32, MODEL, 8, 1)
-    packed = epoch_flops(of, 32, MODEL, True, 8, shape)
-    buckets, random = (epoch_flops(of, 32, MODEL, bucket, 8, None) for bucket in (True, False))
+    shape = choose_shape(of, 32, MODEL, 8, 1, 10**6)
+    packed = epoch_flops(of, 32, MODEL, True, shape)
+    alone = [choose_lengths(of, 32, bucket, 8, 10**6) for bucket in (True, False)]
+    buckets, random = (epoch_flops(of, 32, MODEL, bucket, how) for bucket, how in zip((True, False), alone))
     rows = [Row(0, np.zeros(n, np.int32), np.zeros(n, np.uint8), (n,)) for n in SHORT.tolist()]
     needed = needed_flops(MODEL, rows)
-    assert needed < packed < 1.2 * needed < buckets < random
+    assert needed < packed < 1.25 * needed < buckets < random  # of two sizes
     layouts = [layout_packed(of, numbers, shape) for numbers in plan_epoch(SHORT, 32, 0, 0, bucket=False)]
     assert padded_flops(MODEL, layouts) == pytest.approx(packed, rel=0.01)
 
 
 def test_rows_that_are_all_of_one_length_gain_nothing():
     of = sizes([64] * 100)
-    shape = choose_shape(of, 10, MODEL, 8, 1)
+    shape = choose_shape(of, 10, MODEL, 8, 1, 10**6)
     assert shape.length == 64 and shape.num_rows == (10,)
-    assert {layout.length for layout in eval_layouts(of, 8, MODEL, 8, 1, "auto")} == {64}
+    assert {layout.length for layout in eval_layouts(of, MODEL, Limits(8, 8, 1, "auto"))} == {64}
 
 
 @pytest.mark.parametrize(("group", "pack"), [(1, "on"), (4, "on"), (4, "off"), (1, "auto")])
 def test_prediction_has_every_row_once_in_few_shapes(group, pack):
     of = sizes(SHORT[:700])
-    layouts = eval_layouts(of, 32, MODEL, 8, group, pack)
+    layouts = eval_layouts(of, MODEL, Limits(32, 8, group, pack))
     bins = [members for layout in layouts for members in layout.bins]
     check_bins(bins, of, max(layout.length for layout in layouts), layouts[0].num_places)
     assert all(layout.num_rows % group == 0 and layout.num_rows >= len(layout.bins) for layout in layouts)
     assert all(layout.num_rows * layout.length <= 32 * 72 for layout in layouts)  # no more memory than one a row
     if pack != "off":
         assert len({layout[1:] for layout in layouts}) <= 2
-        assert padded_flops(MODEL, layouts) < padded_flops(MODEL, eval_layouts(of, 32, MODEL, 8, group, "off"))
+        assert padded_flops(MODEL, layouts) < padded_flops(MODEL, eval_layouts(of, MODEL, Limits(32, 8, group, "off")))
 
 
 def test_few_texts_make_a_small_batch():
-    (layout,) = eval_layouts(sizes([9, 8, 10]), 8, MODEL, 8, 1, "auto")
+    (layout,) = eval_layouts(sizes([9, 8, 10]), MODEL, Limits(8, 8, 1, "auto"))
     assert layout.num_rows * layout.length <= 32
-    (layout,) = eval_layouts(sizes([11]), 1, MODEL, 8, 1, "auto")
+    (layout,) = eval_layouts(sizes([11]), MODEL, Limits(1, 8, 1, "auto"))
     assert (layout.num_rows, layout.length) == (1, 16)
-    assert eval_layouts(sizes([]), 8, MODEL, 8, 1, "auto") == []
+    assert eval_layouts(sizes([]), MODEL, Limits(8, 8, 1, "auto")) == []
 
 
 def test_no_row_is_longer_than_the_model_has_positions():
     """The positions of padding run on from 0, and a table that is read beyond its end gives NaN."""
     short = ModelConfig(vocab_size=100, max_positions=70)
     of = sizes(SHORT)
-    assert choose_shape(of, 32, short, 8, 1).length <= 70
-    assert all(layout.length <= 70 for pack in ("on", "off") for layout in eval_layouts(of, 32, short, 8, 1, pack))
+    assert choose_shape(of, 32, short, 8, 1, 10**6).length <= 70
+    assert all(
+        layout.length <= 70 for pack in ("on", "off") for layout in eval_layouts(of, short, Limits(32, 8, 1, pack))
+    )
     choices = Sizes(np.array([90, 60]), np.array([3, 2]))  # none of them is longer than 70
-    assert choose_shape(choices, 2, short, 8, 1).length == 90
-    assert all(layout.length == 90 for pack in ("on", "off") for layout in eval_layouts(choices, 2, short, 8, 1, pack))
+    assert choose_shape(choices, 2, short, 8, 1, 10**6).length == 90
+    assert all(
+        layout.length == 90 for pack in ("on", "off") for layout in eval_layouts(choices, short, Limits(2, 8, 1, pack))
+    )
 
 
 def test_choices_stay_together():
     of = Sizes(np.array([30, 50, 20, 40]), np.array([4, 4, 2, 3]))
-    layouts = eval_layouts(of, 4, MODEL, 8, 1, "on")
+    layouts = eval_layouts(of, MODEL, Limits(4, 8, 1, "on"))
     for layout in layouts:
         check = [int(of.sequences[members].sum()) for members in layout.bins]
         assert max(check) <= layout.num_places and layout.num_places >= 4
