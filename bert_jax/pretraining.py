@@ -19,7 +19,7 @@ from bert_jax.training.curves import draw_curves
 from bert_jax.training.describe import describe_devices, describe_model, describe_phase, describe_start
 from bert_jax.training.heldout import make_evaluation
 from bert_jax.training.loop import LoopResult
-from bert_jax.training.phases import Corpora, OpenPhase, open_corpora
+from bert_jax.training.phases import Corpora, OpenPhase, open_corpora, revision_steps
 from bert_jax.training.run import Run, open_run
 from bert_jax.training.stages import Stage, Training, pace_of
 from bert_jax.training.step import TrainState, abstract_state
@@ -52,11 +52,12 @@ def pretrain(
 
 
 def describe_pretraining(corpora: Corpora, mesh: Mesh) -> Training:
-    """Returns what a run of pre-training trains. Raises: InputError if the batches do not divide over the mesh."""
+    """Returns what a run of pre-training trains. Raises: InputError if its batches or revisions cannot be."""
     config, tokenizer, phases = corpora
     check_divisible(mesh, config.model, *(batch for opened in phases for batch in opened.phase.batches))
-    objective = phases[0].objective
+    objective, revisions = phases[0].objective, revision_steps(corpora)
     abstract = abstract_state(objective, config.optimizer, config.train, mesh)
+    lines = [f"revisions after steps {', '.join(map(str, revisions))}"] if revisions else []
     fingerprint, *later = [opened.dataset.fingerprint for opened in phases]
 
     def trained_model(step: int, params: Params, seen: dict[str, int] | None) -> Pretrained:
@@ -68,7 +69,7 @@ def describe_pretraining(corpora: Corpora, mesh: Mesh) -> Training:
         tokenizer,
         mesh,
         abstract,
-        [stage_of(opened, corpora, mesh, abstract) for opened in phases],
+        [stage_of(opened, corpora, mesh, abstract, revisions) for opened in phases],
         {
             "model": to_dict(config.model),
             "dataset": fingerprint,
@@ -76,7 +77,7 @@ def describe_pretraining(corpora: Corpora, mesh: Mesh) -> Training:
             "row_lengths": [opened.dataset.row_length for opened in phases],
         },
         trained_model,
-        [describe_model(config.model, abstract.params), describe_devices(mesh)],
+        [*lines, describe_model(config.model, abstract.params), describe_devices(mesh)],
         partial(describe_start, config),
         [
             (path.rstrip("/").rpartition("/")[2], opened.dataset.manifest)
@@ -85,8 +86,10 @@ def describe_pretraining(corpora: Corpora, mesh: Mesh) -> Training:
     )
 
 
-def stage_of(opened: OpenPhase, corpora: Corpora, mesh: Mesh, abstract: TrainState) -> Stage:
-    """Returns the stage that a phase is."""
+def stage_of(
+    opened: OpenPhase, corpora: Corpora, mesh: Mesh, abstract: TrainState, revisions: tuple[int, ...] = ()
+) -> Stage:
+    """Returns the stage that a phase is. `revisions` are steps of the run after which its parameters are kept."""
     phase, dataset, objective, rows_before = opened
     config, count = phase.config, len(corpora.phases)
     order = config.data.batch_size, config.data.seed, mesh, rows_before
@@ -94,7 +97,7 @@ def stage_of(opened: OpenPhase, corpora: Corpora, mesh: Mesh, abstract: TrainSta
         objective,
         config.optimizer,
         phase.train,
-        pace_of(config, phase.last_step, final=phase.number == count, break_off=True),
+        pace_of(config, phase.last_step, final=phase.number == count, break_off=True)._replace(keep_at=revisions),
         lambda taken: train_batches(dataset.train, taken, *order),
         lambda: make_evaluation(config, objective, dataset, mesh, abstract.params),
         phase.first_step,

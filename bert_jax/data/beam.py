@@ -194,13 +194,13 @@ def _encode_piece(task: tuple[tuple[int, int], formats.Piece], job: _Job) -> Ite
         piece = dataclasses.replace(piece, path=urls.local_copy(piece.source))
     text = corpus.read_piece(piece)
     found = pieces.encode_documents(text, job.tokenizer, job.options.seed, job.options.language)
-    yield beam.pvalue.TaggedOutput("abouts", (found.documents.tobytes(), len(found.lines)))
+    yield beam.pvalue.TaggedOutput("abouts", (found.parts.tobytes(), len(found.lines)))
     bounds = np.arange(1, _LINE_SETS, dtype=np.uint64) * np.uint64((1 << 64) // _LINE_SETS)
     for number, hashes in enumerate(np.split(found.lines, np.searchsorted(found.lines, bounds))):
         if len(hashes):
             yield beam.pvalue.TaggedOutput("lines", (number, np.unique(hashes).tobytes()))
     sentence = token = 0
-    for number, document in enumerate(found.documents):
+    for number, document in enumerate(found.parts):
         sentences = found.sentences[sentence : sentence + document["sentences"]]
         tokens = found.tokens[token : token + document["tokens"]]
         sentence, token = sentence + len(sentences), token + len(tokens)

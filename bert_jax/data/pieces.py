@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Encodes pieces of text as arrays of token ids on disk, and reads them by ranges of document hashes.
 
-A piece becomes three files: `tokens` (flat ids), `sentences` (tokens of each) and `documents` (`DOCUMENT`
+A piece becomes three files: `tokens` (flat ids), `sentences` (tokens of each) and `parts` (`DOCUMENT`
 records), in order of the documents' hashes. So the documents of a range are contiguous in every file. A fourth
 file, `lines`, has the sorted hashes of its lines, for counting exact copies.
 
@@ -24,12 +24,11 @@ from bert_jax.text.tokenizer import Tokenizer
 
 PART_TOKENS = 1024  # a part of a document has as many, and fewer than twice as many
 
+COUNTED = ("sentences", "tokens", "text_bytes", "words")  # words are what has white space around it
+
 # A part of a document: the hash of the document's text, which part it is, how much of the piece's arrays belongs to it,
 # and in how many of its lines the splitter found no sentences because it failed.
-DOCUMENT = np.dtype(
-    [("key", "<u8"), ("part", "<i4"), ("failed", "<i4")]
-    + [(name, "<i8") for name in ("sentences", "tokens", "text_bytes")]
-)
+DOCUMENT = np.dtype([("key", "<u8"), ("part", "<i4"), ("failed", "<i4")] + [(name, "<i8") for name in COUNTED])
 
 _LINES_AT_ONCE = 4096  # of text, in one call of the tokenizer
 _BYTES_AT_ONCE = 4 << 20  # characters, as lines may be of any length
@@ -40,17 +39,17 @@ def write_piece(folder: Path, index: int, piece: corpus.Piece, tokenizer: Tokeni
 
     Raises: InputError if the text cannot be read.
     """
-    if all(_file(folder, name, index).is_file() for name in ("lines", "documents")):
+    if all(_file(folder, name, index).is_file() for name in ("lines", "parts")):
         return
     encoded = encode_documents(corpus.read_piece(piece), tokenizer, seed, language)
-    for name in ("sentences", "tokens", "lines", "documents"):  # the last: now the piece is finished
+    for name in ("sentences", "tokens", "lines", "parts"):  # the last: now the piece is finished
         writing.write_array(_file(folder, name, index), getattr(encoded, name))
 
 
 class EncodedPiece(NamedTuple):
     """The encoded text of a piece."""
 
-    documents: np.ndarray  # [D] records of `DOCUMENT`, in order of their hashes, ties as in the text
+    parts: np.ndarray  # [D] records of `DOCUMENT`, in order of their hashes, ties as in the text
     sentences: np.ndarray  # int32 [S]: the tokens of each sentence of each document
     tokens: np.ndarray  # [T] flat ids
     lines: np.ndarray  # uint64: the sorted hashes of all lines
@@ -90,14 +89,14 @@ def unite(documents: np.ndarray, passage: int) -> np.ndarray:
     united = documents[starts]
     united["key"] = keys[starts]
     if len(starts):
-        for name in ("failed", "sentences", "tokens", "text_bytes"):
+        for name in ("failed", *COUNTED):
             united[name] = np.add.reduceat(documents[name], starts)
     return united
 
 
 def read_documents(folder: Path, num_pieces: int) -> np.ndarray:
     """Returns the parts of documents [D] of all pieces, as records of `DOCUMENT`."""
-    return np.concatenate([np.load(_file(folder, "documents", index)) for index in range(num_pieces)])
+    return np.concatenate([np.load(_file(folder, "parts", index)) for index in range(num_pieces)])
 
 
 def read_range(
@@ -109,7 +108,7 @@ def read_range(
     """
     all_documents, all_sentences, all_tokens = [], [], []
     for index in range(num_pieces):
-        documents = unite(np.load(_file(folder, "documents", index)), passage)
+        documents = unite(np.load(_file(folder, "parts", index)), passage)
         inside = (documents["key"] >= np.uint64(first_key)) & (documents["key"] <= np.uint64(last_key))
         if not inside.any() and index + 1 < num_pieces:
             continue
@@ -132,7 +131,7 @@ def order_documents(documents: np.ndarray, sentences: np.ndarray) -> tuple[list[
     stops = np.cumsum(documents["sentences"])
     order = np.argsort(documents["key"], kind="stable")
     bounds = [starts[stops[place] - documents["sentences"][place] : stops[place] + 1] for place in order]
-    counts = {name: int(documents[name].sum()) for name in ("sentences", "tokens", "text_bytes")}
+    counts = {name: int(documents[name].sum()) for name in COUNTED}
     return bounds, {"documents": len(documents), **counts}
 
 
@@ -195,7 +194,8 @@ def _encode(
         raw = [line.encode() for line in lines]
         digests.extend(hashlib.blake2b(line, digest_size=8).digest() for line in raw)
         key, num_bytes = document_key(lines, seed), sum(map(len, raw)) + len(raw)
-        for part, counts in enumerate(_parts(lengths[start:end], sentences[start:end], num_bytes)):
+        num_words = sum(len(line.split()) for line in lines)
+        for part, counts in enumerate(_parts(lengths[start:end], sentences[start:end], (num_bytes, num_words))):
             records.append((key, part, 0 if part else num_failed, *counts))
     lines = np.frombuffer(b"".join(digests), "<u8")
     return np.array(records, DOCUMENT), lengths[lengths > 0].astype(np.int32), tokens, lines
@@ -209,19 +209,20 @@ def _encode_sentences(sentences: list[str], tokenizer: Tokenizer) -> tuple[np.nd
     return np.concatenate([tokens for tokens, _ in encoded]), np.concatenate([lengths for _, lengths in encoded])
 
 
-def _parts(lengths: np.ndarray, sentences: list[str], num_bytes: int) -> list[tuple[int, int, int]]:
-    """Returns the sentences, tokens and bytes of each part of a document of sentences with `lengths` [S] tokens.
+def _parts(lengths: np.ndarray, sentences: list[str], totals: tuple[int, int]) -> list[tuple[int, ...]]:
+    """Returns the `COUNTED` of each part of a document of sentences with `lengths` [S] tokens.
 
-    Each part gets a share of the document's bytes, by the characters of its sentences.
+    Each part gets a share of `totals`, the document's bytes and words, by the characters of its sentences.
     """
     total = int(lengths.sum())
     if (count := total // PART_TOKENS) < 2:
-        return [(int(np.count_nonzero(lengths)), total, num_bytes)]
+        return [(int(np.count_nonzero(lengths)), total, *totals)]
     ends = np.cumsum(lengths)
     middle = np.unique(np.searchsorted(ends, np.arange(1, count) * total // count)) + 1
     cuts = np.array([0, *middle[ends[middle - 1] < total], len(lengths)])
     sizes = np.cumsum([0, *map(len, sentences)])
-    sums = np.append(0, np.cumsum(lengths > 0))[cuts], np.append(0, ends)[cuts], sizes[cuts] * num_bytes // sizes[-1]
+    shares = [sizes[cuts] * whole // sizes[-1] for whole in totals]
+    sums = np.append(0, np.cumsum(lengths > 0))[cuts], np.append(0, ends)[cuts], *shares
     return list(zip(*(np.diff(each).tolist() for each in sums)))
 
 

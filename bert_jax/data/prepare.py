@@ -280,7 +280,9 @@ def _count_different_lines(job: _Job, hashes: tuple[int, int]) -> int:
 def _make_shard(job: _Job, shard: Range) -> JsonObject:
     """Writes a shard and its counts of tokens, and returns what the manifest says of it."""
     finished = job.work / f"{shard.name}.json"
-    if (made := records.read_part(finished, ("file", "documents", "sequences", "filled", "dropped"))) is not None:
+    if (
+        made := records.read_part(finished, ("file", "documents", "words", "sequences", "filled", "dropped"))
+    ) is not None:
         return made
     tokenizer = job.tokenizer()
     text = pieces.read_range(job.work, job.num_pieces, shard.first, shard.last, shard.passage)

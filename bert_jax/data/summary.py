@@ -26,10 +26,7 @@ def describe_splits(row_length: int, shards: Sequence[_Shard], made: list[JsonOb
     splits = {}
     for split in ("train", "heldout"):
         mine = [result for shard, result in zip(shards, made, strict=True) if shard.split == split]
-        totals = {
-            name: sum(result[name] for result in mine)
-            for name in ("documents", "sentences", "tokens", "text_bytes", "sequences")
-        }
+        totals = {name: sum(result[name] for result in mine) for name in ("documents", *pieces.COUNTED, "sequences")}
         random_next, filled, unknown, dropped = (
             sum(result[name] for result in mine) for name in ("random_next", "filled", "unknown", "dropped")
         )

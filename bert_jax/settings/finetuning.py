@@ -19,6 +19,7 @@ from bert_jax.settings.rules import (
     check_positive,
     check_types,
     nearest_multiples,
+    numbers_above_0,
     setting,
 )
 
@@ -161,15 +162,7 @@ class SweepConfig:
 
     def rates(self) -> tuple[float, ...]:
         """Returns the learning rates of the grid; () stands for optimizer.learning_rate."""
-        try:
-            rates = tuple(float(rate) for rate in self.learning_rates.split(",") if rate.strip())
-        except ValueError:
-            rates = (0.0,)
-        if not all(rate > 0 for rate in rates):
-            raise InputError(
-                f"sweep.learning_rates {self.learning_rates!r} are not numbers above 0; use like 5e-5,3e-5"
-            )
-        return rates
+        return numbers_above_0(self.learning_rates, "sweep.learning_rates", "5e-5,3e-5")
 
 
 @dataclass(frozen=True)
@@ -205,6 +198,8 @@ class FinetuneConfig:
         sections = (self.task, self.model, self.data, self.optimizer, self.train, self.eval)
         for section in (*sections, self.mesh, self.checkpoint, self.report, self.sweep):
             section.validate()
+        if self.checkpoint.keep_words:
+            raise InputError("checkpoint.keep_words is for pre-training; keep revisions by checkpoint.keep_every")
         if not self.init_checkpoint:
             raise InputError(
                 "init_checkpoint is empty; give --config.init_checkpoint=PATH, a pre-trained model in any format"

@@ -21,6 +21,7 @@ from bert_jax.settings.rules import (
     check_rates,
     check_types,
     nearest_multiples,
+    numbers_above_0,
     setting,
     step_range,
 )
@@ -253,15 +254,21 @@ class CheckpointConfig:
     keep_last: int = 2
     keep_best: int = 1  # number of checkpoints kept for the best held-out loss, besides the last ones; 0 disables
     keep_every: int = 0  # steps between revisions: parameters only, from step 0 on, never deleted; 0 disables
+    keep_words: str = ""  # revisions of pre-training after these numbers of words of text too, such as "1e6,2e6,10e6"
 
     def validate(self) -> None:
         check_numbers(self)
         check_not_negative(self, "every_steps keep_best keep_every")
+        self.words()
         if self.keep_last < 2:
             raise InputError(
                 f"checkpoint.keep_last {self.keep_last} is below 2; the run resumes from the second newest checkpoint "
                 "if the newest is damaged or half-written, so use 2 or more"
             )
+
+    def words(self) -> tuple[float, ...]:
+        """Returns the numbers of words after which revisions are kept, ascending."""
+        return tuple(sorted(numbers_above_0(self.keep_words, "checkpoint.keep_words", "1e6,10e6")))
 
 
 @dataclass(frozen=True)

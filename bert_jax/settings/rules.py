@@ -214,3 +214,14 @@ def step_range(text: str) -> tuple[int, int]:
     if match is None or int(match[1]) >= int(match[2]):
         raise InputError(f"report.profile_steps {shown(text)} is not FIRST:LAST, as in 100:105")
     return int(match[1]), int(match[2])
+
+
+def numbers_above_0(text: str, name: str, example: str) -> tuple[float, ...]:
+    """Returns the numbers of a list with commas. Raises: InputError if one is not a number above 0."""
+    try:
+        numbers = [float(number) for number in text.split(",") if number.strip()]
+    except ValueError:
+        numbers = [0.0]
+    if not all(0 < number < math.inf for number in numbers):
+        raise InputError(f"{name} {shown(text)} is not a list of numbers above 0; use like {example}")
+    return tuple(numbers)

@@ -73,7 +73,7 @@ def due(step: int, pace: Pace) -> Due:
     """Returns the actions that are due after a step."""
     last = step == pace.num_steps
     evaluate, save = (last or _is_multiple(step, every) for every in (pace.evaluate, pace.save))
-    return Due(evaluate, save, _is_multiple(step, pace.keep))
+    return Due(evaluate, save, _is_multiple(step, pace.keep) or step in pace.keep_at)
 
 
 def call_size(step: int, pace: Pace) -> int:

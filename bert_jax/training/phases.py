@@ -2,6 +2,7 @@
 """From settings to all that pre-training reads: its tokenizer, and its phases with their data and objectives."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -104,3 +105,41 @@ def resolve(config: PretrainConfig, datasets: Sequence[Dataset], tokenizer: Toke
         )
     train = dataclasses.replace(config.train, next_sentence=config.train.next_sentence and labels[0] != "none")
     return dataclasses.replace(config, model=model, train=train)
+
+
+def revision_steps(corpora: Corpora) -> tuple[int, ...]:
+    """Returns the steps after which a run has read the words of `checkpoint.keep_words`, each time that it read them.
+
+    A row stands for as many as all rows have on average.
+
+    Raises: InputError if the run ends before, or the data does not say how many words it has.
+    """
+    marks, steps, read = list(corpora.config.checkpoint.words()), [], 0.0
+    if not marks:
+        return ()
+    for phase, dataset, _, _ in corpora.phases:
+        of_step = _words_of_row(dataset) * phase.config.data.batch_size
+        taken = phase.last_step - phase.first_step
+        while marks and marks[0] <= read + (taken + 0.5) * of_step:
+            steps.append(phase.first_step + min(max(1, round((marks.pop(0) - read) / of_step)), taken))
+        read += taken * of_step
+    if marks:
+        more = math.ceil((marks[-1] - read) / of_step)
+        raise InputError(
+            f"checkpoint.keep_words {marks[-1]:,.0f} is beyond the {read:,.0f} words that the run reads; leave it out, "
+            f"or take {more:,} steps more"
+        )
+    return tuple(steps)
+
+
+def _words_of_row(dataset: Dataset) -> float:
+    """Returns how many words of the text a row stands for, on average."""
+    split = dataset.manifest["splits"]["train"]
+    if not split.get("words"):
+        raise InputError(
+            f"{dataset.path} does not say how many words its text has; leave checkpoint.keep_words out, or prepare the "
+            "text again with this version"
+        )
+    special = 2 if dataset.manifest["identity"]["options"].get("next_sentence") == "none" else 3
+    tokens = split["fill"] * split["rows"] * dataset.row_length - special * split["sequences"]
+    return split["words"] * tokens / split["tokens"] / split["rows"]

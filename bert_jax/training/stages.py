@@ -38,6 +38,7 @@ class Pace(NamedTuple):
     break_off: bool = False  # whether a signal interrupts evaluations, except the last one
     profile: str = ""  # steps to profile, such as "100:105"
     keep: int = 0  # steps between revisions, from step 0 on; 0 keeps none
+    keep_at: tuple[int, ...] = ()  # steps of more revisions
     steps_per_call: int = 1  # steps that are dispatched in one call
 
 

@@ -130,6 +130,49 @@ def test_a_run_that_was_begun_without_counts_claims_none(toy_data, tmp_path, mon
     assert trained(tmp_path / "run" / "revisions" / "00000010") == {"step": 10}
 
 
+def words_of_a_step(data, config):
+    split = open_dataset(data).manifest["splits"]["train"]
+    length, special = open_dataset(data).row_length, 3
+    inside = (split["fill"] * split["rows"] * length - special * split["sequences"]) / split["tokens"]
+    return split["words"] * inside / split["rows"] * config.data.batch_size
+
+
+def test_revisions_after_so_many_words_are_of_the_steps_that_have_read_them(toy_data, tmp_path, monkeypatch):
+    config = tiny_run(toy_data, mesh=ONE_DEVICE)
+    of_step = words_of_a_step(toy_data, config)
+    marks = ",".join(f"{of_step * steps:.3f}" for steps in (11.4, 0.2, 3, 6.6))
+    config = dataclasses.replace(config, checkpoint=CheckpointConfig(every_steps=4, keep_words=marks))
+    with monkeypatch.context() as patch:
+        stop_at(patch, 6)
+        train(config, tmp_path / "run")
+    train(config, tmp_path / "run")
+    assert sorted(path.name for path in (tmp_path / "run" / "revisions").iterdir()) == [
+        f"{step:08d}" for step in (1, 3, 7, 11)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "fix"), [("1e9", r"beyond the [\d,]+ words that the run reads; leave it out, or take [\d,]+ steps more")]
+    + [(wrong, "is not a list of numbers above 0; use like 1e6,10e6") for wrong in ("1M", "0", "1e6;2e6", "inf")],
+)  # fmt: skip
+def test_words_that_no_run_reads_are_refused(toy_data, tmp_path, words, fix):
+    checkpoint = CheckpointConfig(keep_words=words)
+    with pytest.raises(InputError, match=fix):
+        train(tiny_run(toy_data, mesh=ONE_DEVICE, checkpoint=checkpoint), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_data_set_of_an_older_version_has_no_words(toy_data, tmp_path):
+    shutil.copytree(toy_data, tmp_path / "data")
+    manifest = json.loads((tmp_path / "data" / "manifest.json").read_text())
+    del manifest["splits"]["train"]["words"]
+    (tmp_path / "data" / "manifest.json").write_text(json.dumps(manifest))
+    config = tiny_run(tmp_path / "data", mesh=ONE_DEVICE)
+    with pytest.raises(InputError, match="does not say how many words its text has"):
+        train(dataclasses.replace(config, checkpoint=CheckpointConfig(keep_words="9")), tmp_path / "run")
+    assert train(config, tmp_path / "run").step == 12
+
+
 def test_no_revision_is_kept_unless_asked_for(toy_data, tmp_path):
     config = dataclasses.replace(tiny_run(toy_data, mesh=ONE_DEVICE), checkpoint=CheckpointConfig())
     config = dataclasses.replace(config, train=dataclasses.replace(config.train, num_steps=1))

@@ -38,9 +38,9 @@ def test_a_long_document_has_parts_that_end_with_sentences(monkeypatch):
     for _ in range(200):
         lengths = rng.choice([0, 1, 3, 5, 40], rng.integers(1, 60))
         sentences = ["x" * int(length) for length in lengths]
-        counts, tokens, num_bytes = map(np.array, zip(*pieces._parts(lengths, sentences, 1000)))
+        counts, tokens, *shares = map(np.array, zip(*pieces._parts(lengths, sentences, (1000, 170))))
         assert tokens.sum() == lengths.sum() and counts.sum() == np.count_nonzero(lengths)
-        assert num_bytes.sum() == 1000
+        assert [share.sum() for share in shares] == [1000, 170]
         ends = np.cumsum(lengths[lengths > 0])
         assert len(counts) == 1 or set(np.cumsum(tokens)) <= set(ends)
         assert len(counts) == 1 or tokens.min() > 0

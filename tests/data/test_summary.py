@@ -54,12 +54,12 @@ def test_files_without_blank_lines_are_cut_into_passages(tmp_path, vocab, capsys
     assert manifest["passage_tokens"] % pieces.PART_TOKENS == 0 < manifest["passage_tokens"]
     totals = {
         name: sum(split[name] for split in manifest["splits"].values())
-        for name in ("sentences", "tokens", "text_bytes")
+        for name in ("sentences", "tokens", "text_bytes", "words")
     }
     lines = [line for path in sorted((tmp_path / "text").iterdir()) for line in path.read_text().splitlines()]
     assert totals["sentences"] == len(lines)
     assert totals["text_bytes"] == sum(len(line) + 1 for line in lines)
-    assert totals["tokens"] == sum(len(line.split()) + 1 for line in lines)
+    assert totals["words"] == sum(len(line.split()) for line in lines) == totals["tokens"] - len(lines)
 
 
 def test_a_held_out_passage_is_not_in_training(tmp_path, vocab, capsys):
