@@ -173,7 +173,7 @@ BESIDE = (
     "training.about",
     "training.shown",
 )
-MAX_CORE_LINES = 4525
+MAX_CORE_LINES = 5000  # the options of the family are part of it
 MAX_LINES = {"train.py": 60, "finetune.py": 60}  # and 400 for every file of the package
 SPDX = "# SPDX-License-Identifier: Apache-2.0"
 
@@ -545,5 +545,5 @@ def test_the_checker_finds_a_missing_licence(tmp_path):
 
 
 def test_the_checker_counts_the_core(tmp_path):
-    write_tree(tmp_path, {f"bert_jax/model/layer_{number}.py": "\n" * 399 for number in range(12)})
-    assert "the core has 4800 lines" in "\n".join(check(tmp_path))
+    write_tree(tmp_path, {f"bert_jax/model/layer_{number}.py": "\n" * 399 for number in range(13)})
+    assert "the core has 5200 lines" in "\n".join(check(tmp_path))

@@ -41,6 +41,7 @@ ARGUMENTS = {
     "miniatures": tuple(MINIATURES),
     "ablations": tuple(load("ablations").ABLATIONS),
     "lamb": ("large", "base"),
+    "babylm": ("mini", "small"),
     "mlperf": ("large",),
     "colab_tpu": ("small", "base"),
     "one_gpu_day": ("base",),
@@ -51,6 +52,11 @@ FINETUNING = ("finetune", "demo_finetune")
 
 def test_every_file_is_tested():
     assert {path.stem for path in CONFIGS.glob("*.py")} == {*ARGUMENTS, *FINETUNING}
+
+
+def test_babylm_keeps_what_the_challenge_asks_for():
+    words = configuration("babylm").checkpoint.words()
+    assert words == tuple(1e6 * count for count in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 30, 40, 50, 60, 70, 80, 90))
 
 
 @pytest.mark.parametrize(("name", "task"), [("demo_finetune", ""), *(("finetune", task) for task in NAMES)])
