@@ -24,6 +24,8 @@ _WIDE_BLANKS = [chr(code) for code in range(128, 0x10000) if chr(code).isspace()
 _ASCII_BLANKS = str.maketrans(dict.fromkeys(_WIDE_BLANKS, " "))
 _BLANKS_BEFORE_STOP = re.compile(r"(?<=[A-Z])\s*[^\S\x00-\x7f](?=\.)")
 
+_ASCII_END = re.compile(r"[\n!.:;?]")  # what ends a sentence in any of the splitter's languages, : and ; in some alone
+
 
 class _PanicError(Exception):
     """The splitter, which is compiled code, panicked."""
@@ -53,6 +55,8 @@ def split_lines(lines: Iterable[str], language: str) -> tuple[list[str], int]:
 
 
 def _split(line: str, language: str) -> list[str]:
+    if line.isascii() and not _ASCII_END.search((only := line.strip())[:-1]):
+        return [only] if only else []
     sentences: list[str] = []
     for sentence in _call(line, language) if line.isascii() else _segment(line, language):
         if len(sentence) > _LONGEST_QUOTATION:

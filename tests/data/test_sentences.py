@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Paragraphs to sentences."""
 
+import random
+import re
+import string
 import time
 
 import pytest
@@ -81,9 +84,9 @@ def test_a_line_at_which_the_splitter_panics_is_one_sentence_and_counted(monkeyp
         return text.split("_")
 
     monkeypatch.setattr(module, "_splitter", lambda: segment)
-    assert split_lines([" One. Two! ", "  ", " ! ", "Three."], "en") == (["One. Two!", "!", "Three."], 2)
+    assert split_lines([" One. Two! ", "  ", " !a ", "Three."], "en") == (["One. Two!", "!a", "Three."], 2)
     assert split_sentences("One. Two!") == ["One. Two!"]
-    assert split_lines(["a_b"], "en") == (["a_b"], 1)  # it lost a character
+    assert split_lines(["a._b"], "en") == (["a._b"], 1)  # it lost a character
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, ValueError])
@@ -128,3 +131,17 @@ def test_windows_change_no_sentence(monkeypatch):
 def test_a_line_without_an_end_of_a_sentence_stays_one():
     line = "これは文です" * 5000
     assert split_sentences(line, "ja") == [line]
+
+
+@pytest.mark.parametrize("language", ["en", "de", "fr", "ru", "el", "hy", "am", "ja", "hi"])
+def test_lines_that_the_splitter_is_not_asked_for_are_those_that_it_does_not_split(language, monkeypatch):
+    rng = random.Random(0)
+    kinds = [string.ascii_letters + string.digits] * 4 + [
+        " " * 8 + string.punctuation.translate(dict.fromkeys(b".:;!?"))
+    ]
+    lines = ["".join(rng.choice(rng.choice(kinds)) for _ in range(rng.randrange(40))) for _ in range(500)]
+    lines += [line + end for line, end in zip(lines, ".?!:;" * 100)]
+    ours = split_lines(lines, language)
+    assert len(ours[0]) == sum(bool(line.strip()) for line in lines)
+    monkeypatch.setattr(module, "_ASCII_END", re.compile(""))
+    assert split_lines(lines, language) == ours

@@ -23,7 +23,7 @@ from bert_jax.errors import InputError
 from bert_jax.storage import files, urls
 from bert_jax.storage.files import JsonObject
 
-PIECE_BYTES = 16 << 20
+PIECE_BYTES = 4 << 20  # small enough that the workers of a file of some 10 MB end at about the same time
 Content: TypeAlias = tuple[str, str, int]  # a single input, its sha256, the bytes of its file
 
 
