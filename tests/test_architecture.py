@@ -116,6 +116,7 @@ TESTS_ELSEWHERE = {
     "tasks.results": "test_finetuning.py",
     "tasks.tagging": "tasks/test_ner.py",
     "tasks.texts": "tasks/test_classify.py",
+    "text.bert_json": "text/test_tokenizer_json.py",
     "text.wordpiece": "text/test_tokenizer.py",
     "text.words": "text/test_tokenizer.py",
     "tools.compare_runs": "end_to_end/test_finetune_commands.py",

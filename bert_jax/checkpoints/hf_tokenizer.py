@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tokenizer files of a Hugging Face directory: vocab.txt or spiece.model, tokenizer.json, tokenizer_config.json.
 
+BERT's WordPiece is computed by our own code, any other tokenizer.json by the library that wrote it.
+
 Where two files speak of one option, tokenizer_config.json is right for BERT's own classes, and tokenizer.json for the
 two general ones, as it is to transformers.
 """
@@ -8,17 +10,26 @@ two general ones, as it is to transformers.
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from bert_jax.errors import InputError, shown
 from bert_jax.storage.files import JsonObject, read_json
 from bert_jax.storage.writing import write_json
+from bert_jax.text.bert_json import (
+    FILE,
+    OPTIONS,
+    OTHER,
+    OtherTokenizer,
+    berts_options,
+    berts_vocab,
+    is_plain,
+    longest_word,
+)
 from bert_jax.text.tokenizer import Tokenizer, load_tokenizer, wordpiece_tokenizer
+from bert_jax.text.tokenizer_json import ROLES, DescribedPieces, read_pieces
 from bert_jax.text.vocab import CONTINUATION, MAX_WORD_LENGTH, SPECIAL_TOKENS, read_vocab
 from bert_jax.text.wordpiece import LONGEST_WORD, WordPiece, holds_capitals
 
-_SETTINGS, _BACKEND = "tokenizer_config.json", "tokenizer.json"
-_SPECIAL_NAMES = ("pad", "unk", "cls", "sep", "mask")  # as SPECIAL_TOKENS
+_SETTINGS, _BACKEND = "tokenizer_config.json", FILE
 
 # Those of BERT, and those that say nothing; another class splits text in another way.
 _OF_BERT = ("Bert", "DistilBert", "MobileBert", "Electra", "ConvBert")  # whose tokenizers are the same
@@ -27,27 +38,36 @@ _CLASSES = (
     *(f"{model}Tokenizer{fast}" for model in _OF_BERT for fast in ("", "Fast")),
 )
 _GENERAL = ("PreTrainedTokenizerFast", "TokenizersBackend")  # they do what tokenizer.json says
-_OTHER = "what it makes of a text cannot be computed here"
-_OPTIONS = {"lowercase": "do_lower_case", "strip_accents": "strip_accents",
-            "handle_chinese_chars": "tokenize_chinese_chars"}  # fmt: skip
 
 
 def load_hf_tokenizer(directory: Path) -> tuple[Tokenizer, list[str]]:
     """Returns the tokenizer of a directory, and lines that the user should see.
 
-    Raises: InputError if it has none, or one that is not BERT's.
+    One that is not BERT's WordPiece is what its tokenizer.json says. Raises: InputError if it has none.
     """
-    settings = _read_object(directory / _SETTINGS)
-    _check_settings(settings, directory / _SETTINGS)
-    if (directory / "spiece.model").exists():
-        return load_tokenizer(directory), []
-    backend = _read_object(directory / _BACKEND)
-    options = _backend_options(backend, directory / _BACKEND) if backend else {}
+    settings, backend = (_read_object(directory / name) for name in (_SETTINGS, _BACKEND))
+    try:
+        _check_settings(settings, directory / _SETTINGS)
+        if (directory / "spiece.model").exists():
+            return load_tokenizer(directory), []
+        return _load_berts(directory, settings, backend)
+    except OtherTokenizer as error:
+        if not backend or is_plain(backend, directory / _BACKEND) or _disagree(settings, backend):
+            raise
+        try:
+            return Tokenizer(read_pieces(directory / _BACKEND, settings)), []
+        except InputError as problem:
+            raise InputError(f"{problem} (it is not computed as BERT's: {error})") from None
+
+
+def _load_berts(directory: Path, settings: JsonObject, backend: JsonObject) -> tuple[Tokenizer, list[str]]:
+    """Returns BERT's WordPiece. Raises: OtherTokenizer if it is another one."""
+    options = berts_options(backend, directory / _BACKEND) if backend else {}
     is_general = bool(backend) and settings.get("tokenizer_class") in _GENERAL
     if is_general and "post_processor" in backend and backend["post_processor"] is None:
-        raise InputError(f"{directory / _BACKEND}: post_processor is null, so it adds no [CLS] and [SEP]; {_OTHER}")
+        raise InputError(f"{directory / _BACKEND}: post_processor is null, so it adds no [CLS] and [SEP]; {OTHER}")
     if not is_general:
-        options |= {name: settings[name] for name in _OPTIONS.values() if settings.get(name) is not None}
+        options |= {name: settings[name] for name in OPTIONS.values() if settings.get(name) is not None}
     for name, value in options.items():
         if not isinstance(value, bool):
             raise InputError(f"{directory}: the tokenizer's {name} is {shown(value)}; make it true or false")
@@ -55,12 +75,11 @@ def load_hf_tokenizer(directory: Path) -> tuple[Tokenizer, list[str]]:
     if path.exists():
         vocab: Sequence[str] = read_vocab(path)
         if backend:
-            _check_same(vocab, _backend_vocab(backend, directory / _BACKEND), directory)
+            berts_vocab(backend, directory / _BACKEND, whole=False)
+            _check_same(vocab, backend["model"]["vocab"], directory)
     elif backend:
-        path, ids = directory / _BACKEND, _backend_vocab(backend, directory / _BACKEND)
-        if sorted(ids.values()) != list(range(len(ids))):
-            raise InputError(f"{path}: its vocabulary is not a map to the ids 0, 1, 2, ...; copy it again")
-        vocab = [token.strip() for token in sorted(ids, key=ids.__getitem__)]  # as the lines of vocab.txt are read
+        path = directory / _BACKEND
+        vocab = berts_vocab(backend, path)
     else:
         raise InputError(
             f"{directory} has no vocab.txt and no tokenizer.json; copy one of them from where it came from"
@@ -73,7 +92,7 @@ def load_hf_tokenizer(directory: Path) -> tuple[Tokenizer, list[str]]:
             options["do_lower_case"],
             options.get("strip_accents"),
             options.get("tokenize_chinese_chars", True),
-            _longest_word(backend, directory / _BACKEND),
+            longest_word(backend, directory / _BACKEND),
         )
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
@@ -87,10 +106,12 @@ def save_hf_tokenizer(directory: Path, tokenizer: Tokenizer, max_positions: int)
     """
     tokenizer.save(directory)
     settings = read_json(directory / _SETTINGS) | {"model_max_length": max_positions}
-    if tokenizer.kind != "wordpiece":
+    if tokenizer.kind != WordPiece.kind:
         write_json(directory / _SETTINGS, settings)
+        if tokenizer.kind == DescribedPieces.kind:
+            return []
         return ["transformers has no tokenizer for spiece.model with BERT's tokens; bert_jax.load_tokenizer reads it"]
-    special = {f"{name}_token": token for name, token in zip(_SPECIAL_NAMES, SPECIAL_TOKENS, strict=True)}
+    special = {f"{name}_token": token for name, token in zip(ROLES, SPECIAL_TOKENS, strict=True)}
     write_json(directory / _SETTINGS, settings | special)
     if len(set(tokenizer.vocab)) == tokenizer.vocab_size:  # it has no place for two tokens of one name
         write_json(directory / _BACKEND, _make_backend(tokenizer))
@@ -146,63 +167,29 @@ def _read_object(path: Path) -> JsonObject:
     return content
 
 
+def _disagree(settings: JsonObject, backend: JsonObject) -> bool:
+    """Returns whether a tokenizer of a BERT's class has options of which tokenizer.json says otherwise."""
+    if settings.get("tokenizer_class") in (None, "", *_GENERAL):
+        return False
+    normalizer = backend.get("normalizer")
+    said = normalizer if isinstance(normalizer, dict) else {}
+    pairs = [(settings.get(ours), said.get(name)) for name, ours in OPTIONS.items()]
+    return any(None not in pair and pair[0] != pair[1] for pair in pairs)
+
+
 def _check_settings(settings: JsonObject, path: Path) -> None:
     """Raises: InputError if tokenizer_config.json describes a tokenizer that is not BERT's WordPiece."""
     kind = settings.get("tokenizer_class") or ""
     if kind not in _CLASSES:
-        raise InputError(f"{path}: tokenizer_class {str(kind)[:80]} is not BERT's WordPiece; {_OTHER}")
-    named = {f"{name}_token": token for name, token in zip(_SPECIAL_NAMES, SPECIAL_TOKENS, strict=True)}
+        raise OtherTokenizer(f"{path}: tokenizer_class {str(kind)[:80]} is not BERT's WordPiece; {OTHER}")
+    named = {f"{name}_token": token for name, token in zip(ROLES, SPECIAL_TOKENS, strict=True)}
     wanted = named | {"do_basic_tokenize": True, "never_split": None}
     for name, value in wanted.items():
         found = settings.get(name)
         found = found.get("content") if isinstance(found, dict) else found
         if found not in (None, value, []):
-            raise InputError(f"{path}: {name} is {shown(found)}, BERT's is {shown(value)}; {_OTHER}")
-
-
-def _backend_options(backend: JsonObject, path: Path) -> JsonObject:
-    """Returns the options of tokenizer.json under the names of tokenizer_config.json."""
-    parts = [_only_one(backend.get(name) or {}) for name in ("model", "normalizer", "pre_tokenizer")]
-    if not all(isinstance(part, dict) for part in parts):
-        raise InputError(f"{path}: model, normalizer and pre_tokenizer are not objects; copy it again")
-    model, normalizer, splitter = parts
-    for what, found, wanted in (
-        ("model", model.get("type", "WordPiece"), "WordPiece"),
-        ("normalizer", normalizer.get("type"), "BertNormalizer"),
-        ("pre_tokenizer", splitter.get("type"), "BertPreTokenizer"),
-        ("continuing_subword_prefix", model.get("continuing_subword_prefix", "##"), "##"),
-        ("unk_token", model.get("unk_token", "[UNK]"), "[UNK]"),
-        ("clean_text", normalizer.get("clean_text", True), True),
-    ):
-        if found != wanted:
-            raise InputError(f"{path}: {what} is {shown(found)}, BERT's is {shown(wanted)}; {_OTHER}")
-    return {ours: normalizer[name] for name, ours in _OPTIONS.items() if normalizer.get(name) is not None}
-
-
-def _only_one(part: Any) -> Any:
-    """Returns the member of a Sequence that has no other, such as {"type": "Sequence", "normalizers": [...]}."""
-    while isinstance(part, dict) and part.get("type") == "Sequence":
-        members = part.get("normalizers", part.get("pretokenizers"))
-        if not isinstance(members, list) or len(members) != 1:
-            break
-        part = members[0]
-    return part
-
-
-def _longest_word(backend: JsonObject, path: Path) -> int:
-    """Returns the most characters of a word that is not [UNK]: as tokenizer.json says, or as Google's code has it."""
-    longest = (backend.get("model") or {}).get(LONGEST_WORD, MAX_WORD_LENGTH)
-    if type(longest) is not int or longest < 1:
-        raise InputError(f"{path}: {LONGEST_WORD} is {shown(longest)}; make it a number of characters, such as 100")
-    return longest
-
-
-def _backend_vocab(backend: JsonObject, path: Path) -> dict[str, int]:
-    """Returns the ids of tokenizer.json."""
-    ids = (backend.get("model") or {}).get("vocab")
-    if not isinstance(ids, dict) or not all(type(index) is int for index in ids.values()):
-        raise InputError(f"{path}: its vocabulary is not a map to the ids 0, 1, 2, ...; copy it again")
-    return ids
+            error = OtherTokenizer if name in named else InputError
+            raise error(f"{path}: {name} is {shown(found)}, BERT's is {shown(value)}; {OTHER}")
 
 
 def _check_same(vocab: Sequence[str], ids: dict[str, int], directory: Path) -> None:
@@ -238,7 +225,7 @@ def _check_added_tokens(directory: Path, settings: JsonObject, backend: JsonObje
         fix = f"add them to {where} as words, with their ids, and remove them from what is added"
         if of_these := [token for _, token in beyond if token in never]:
             fix = f"{shown(of_these[0])} is no word, which no text would give here, so this model cannot be used"
-        raise InputError(
+        raise OtherTokenizer(
             f"{directory} adds {len(beyond)} tokens to its vocabulary of {len(vocab)}, "
             f"{shown(beyond[0][1])} the first; they are found in raw text, which this tokenizer does not do: {fix}"
         )
@@ -252,7 +239,7 @@ def _check_added_tokens(directory: Path, settings: JsonObject, backend: JsonObje
     if not others:
         return []
     if unreachable := [token for token in others if token in never and not re.fullmatch(r"\[unused\d+\]", token)]:
-        raise InputError(
+        raise OtherTokenizer(
             f"{directory} has the added token {shown(unreachable[0])}, which transformers finds in raw text and no "
             "text gives here; if yours have none, remove it from the added tokens of tokenizer.json and the other files"
         )

@@ -32,10 +32,12 @@ def create_instances(
     duplicates: int,
     rng: random.Random,
     next_sentence: str = "nsp",
+    separators: int = 1,
 ) -> np.ndarray:
     """Returns the shuffled instances of `duplicates` passes over the documents, as records of `INSTANCE`.
 
-    Every pass cuts the documents anew. With [CLS] and [SEP]s, an instance fits in `max_seq_length`.
+    Every pass cuts the documents anew. With [CLS] and [SEP]s, an instance fits in `max_seq_length`; between A and B are
+    so many `separators`.
     Documents and sentences must not be empty. `next_sentence` is what the pair of sentences is for:
 
       nsp: whether B follows A, or is of another document.
@@ -51,7 +53,9 @@ def create_instances(
             if next_sentence == "none":
                 _add_spans(bounds, documents[index], max_seq_length - 2, short_seq_rate, rng)
             else:
-                _add_pairs(bounds, documents, index, max_seq_length - 3, short_seq_rate, rng, next_sentence)
+                _add_pairs(
+                    bounds, documents, index, max_seq_length - 2 - separators, short_seq_rate, rng, next_sentence
+                )
     instances = np.frombuffer(bounds, dtype=INSTANCE)
     order = list(range(len(instances)))
     rng.shuffle(order)
@@ -159,10 +163,10 @@ def _other_document(documents: list[Document], index: int, rng: random.Random) -
     return documents[other]
 
 
-def sequence_lengths(made: np.ndarray) -> np.ndarray:
+def sequence_lengths(made: np.ndarray, separators: int = 1) -> np.ndarray:
     """Returns how many tokens the sequences [n] of instances have with [CLS] and [SEP]s, int64."""
     first, second = (made[f"{side}_stop"] - made[f"{side}_start"] for side in ("first", "second"))
-    return 2 + first + second + (second > 0)
+    return 2 + first + second + separators * (second > 0)
 
 
 def count_dropped(made: np.ndarray, num_tokens: int) -> int:
@@ -189,17 +193,18 @@ def make_rows(
     positions = np.arange(row_length)
     middle = (made["first_stop"] - made["first_start"] + 1)[:, None]  # where the [SEP] after A stands
     second_length = (made["second_stop"] - made["second_start"])[:, None]
-    last = middle + np.where(second_length, second_length + 1, 0)  # where the last [SEP] stands
+    begin = middle + len(tokenizer.between)  # where B does
+    last = np.where(second_length, begin + second_length, middle)  # where the last [SEP] stands
     in_first = made["first_start"][:, None] + positions - 1
-    in_second = made["second_start"][:, None] + positions - middle - 1
+    in_second = made["second_start"][:, None] + positions - begin
     ids = tokens[np.where(positions < middle, in_first, in_second).clip(0, len(tokens) - 1)]
     ids[:, 0] = tokenizer.cls_id
-    ids[(positions == middle) | (positions == last)] = tokenizer.sep_id
+    ids[(positions >= middle) & (positions < begin) | (positions == last)] = tokenizer.sep_id
     ids[positions > last] = tokenizer.pad_id
     rows["token_ids"] = ids
     rows["word_starts"] = pack_word_starts(tokenizer.word_starts[ids] & (positions <= last))
     rows["lengths"] = last + 1
-    rows["first_lengths"] = middle + 1
+    rows["first_lengths"] = np.minimum(begin, last + 1) if tokenizer.template.second_type else last + 1
     rows["labels"][:, 0] = made["label"]
     rows["numbers"][:, 0] = numbers
     return rows

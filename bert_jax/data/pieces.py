@@ -205,6 +205,8 @@ def _encode_sentences(sentences: list[str], tokenizer: Tokenizer) -> tuple[np.nd
     """Returns the flat ids of sentences and the number of each's, of about `_BYTES_AT_ONCE` at a time."""
     stretches = np.cumsum([0, *map(len, sentences)])[:-1] // _BYTES_AT_ONCE
     cuts = [0, *(np.flatnonzero(np.diff(stretches)) + 1).tolist(), len(sentences)]
+    if blank := tokenizer.template.blank:
+        sentences = [blank + sentence for sentence in sentences]
     encoded = [tokenizer.encode_arrays(sentences[first:last]) for first, last in zip(cuts, cuts[1:])]
     return np.concatenate([tokens for tokens, _ in encoded]), np.concatenate([lengths for _, lengths in encoded])
 

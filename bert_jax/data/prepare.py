@@ -319,12 +319,13 @@ def make_shard(
         options.duplicates if shard.split == "train" else 1,
         random.Random(f"{options.seed}/{shard.split}/{shard.index}"),
         options.next_sentence,
+        tokenizer.template.separators,
     )
     if len(made) * shard.num_shards >= 1 << 32:
         raise InputError("the data set has more than 2^32 sequences; use fewer duplicates or part the text")
     # Sequence i of shard s of S shards has the number i * S + s, since no shard knows the size of the others.
     numbers = np.arange(len(made), dtype=np.uint32) * np.uint32(shard.num_shards) + np.uint32(shard.index)
-    lengths = instances.sequence_lengths(made)
+    lengths = instances.sequence_lengths(made, tokenizer.template.separators)
     dtype = records.row_dtype(options.max_seq_length, 1, tokenizer.vocab_size)
 
     def single_rows(chosen: np.ndarray | slice) -> np.ndarray:

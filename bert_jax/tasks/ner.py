@@ -237,7 +237,7 @@ def _make_rows(
 
     def pieces_of(word: str) -> list[int]:
         if word not in memo:
-            memo[word] = tokenizer.encode(word)
+            memo[word] = tokenizer.encode(tokenizer.template.blank + word)
         return memo[word]
 
     def group(item: tuple[int, NerExample]) -> object:

@@ -109,7 +109,7 @@ def fit_texts(
         first, *second = (tokenizer.encode(part) for part in parts)
         fitted = join_texts(tokenizer, first, second[0] if second else None, most)
         if fitted.was_cut and long_texts == "refuse":
-            count = len(first) + sum(map(len, second)) + 1 + len(parts)
+            count = len(first) + sum(map(len, second)) + 2 + len(tokenizer.between) * len(second)
             raise too_long(f"text {number}", most, count)
         found.append(fitted)
     return found
@@ -145,7 +145,7 @@ def batch_of(rows: Sequence[Fitted], size: int, length: int, pad_id: int) -> Bat
 
 
 def join_texts(tokenizer: Tokenizer, first: list[int], second: list[int] | None, max_length: int) -> Fitted:
-    """Returns [CLS] A [SEP] or [CLS] A [SEP] B [SEP].
+    """Returns [CLS] A [SEP] or [CLS] A [SEP] B [SEP], by the names and with the separators of the tokenizer.
 
     Tokens are removed from the end of the longer text one at a time, from B if both have the same length.
     Source: google-research/bert run_classifier.py, _truncate_seq_pair.
@@ -154,11 +154,12 @@ def join_texts(tokenizer: Tokenizer, first: list[int], second: list[int] | None,
         cut = len(first) > max_length - 2
         ids = [tokenizer.cls_id, *first[: max_length - 2], tokenizer.sep_id]
         return Fitted(np.array(ids, np.int32), np.zeros(len(ids), np.uint8), cut)
-    first_length, second_length = pair_lengths(len(first), len(second), max_length - 3)
+    between, room = tokenizer.between, max_length - 2 - len(tokenizer.between)
+    first_length, second_length = pair_lengths(len(first), len(second), room)
     cut = first_length + second_length < len(first) + len(second)
-    ids = [tokenizer.cls_id, *first[:first_length], tokenizer.sep_id, *second[:second_length], tokenizer.sep_id]
+    ids = [tokenizer.cls_id, *first[:first_length], *between, *second[:second_length], tokenizer.sep_id]
     type_ids = np.zeros(len(ids), np.uint8)
-    type_ids[first_length + 2 :] = 1
+    type_ids[first_length + 1 + len(between) :] = tokenizer.template.second_type
     return Fitted(np.array(ids, np.int32), type_ids, cut)
 
 

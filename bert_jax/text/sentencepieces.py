@@ -26,13 +26,13 @@ from bert_jax.storage.files import JsonObject
 from bert_jax.storage.protobuf import DELIMITED, FIXED32, parse_fields, parse_message
 from bert_jax.text.normalize import is_chinese, letter_images, unicode_tables
 from bert_jax.text.offsets import read_piece_spans, to_code_points, trace, trim_blanks
-from bert_jax.text.vocab import SPECIAL_TOKENS
+from bert_jax.text.vocab import SPECIAL_TOKENS, Template, encode_between
 from bert_jax.text.wordpiece import holds_capitals
 
 if TYPE_CHECKING:
     import sentencepiece
 
-_SURROGATES = re.compile("[\ud800-\udfff]")
+SURROGATES = re.compile("[\ud800-\udfff]")
 BLANK = "\u2581"  # how a piece writes the blank before a word
 
 _THREADS = 16  # of the trainer. Fixed: floating-point sums depend on it, and so do the bytes of the file.
@@ -40,7 +40,7 @@ _LONGEST_LINE = 4096  # characters; the trainer skips lines that are too long, s
 
 _LARGEST = 1 << 28  # bytes of a model's file; one of 250,000 pieces has 5 MB
 
-_NO_WORDS = "the input holds no words to learn a vocabulary from; give text"
+NO_WORDS = "the input holds no words to learn a vocabulary from; give text"
 
 # Letters of scripts that do not separate words by blanks. There each piece counts as a word.
 _UNSPACED = (
@@ -54,6 +54,21 @@ _UNSPACED = (
 )
 
 
+def stands_alone(char: str) -> bool:
+    """Returns whether a piece that begins with `char` begins a word: punctuation, or of a script without blanks."""
+    return (
+        ord(char) in unicode_tables().punctuation
+        or is_chinese(char)
+        or any(first <= ord(char) <= last for first, last in _UNSPACED)
+    )
+
+
+def join_ids(encoded: Sequence[list[int]], vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the ids of all texts one after the other, in the smallest type, and how many each has."""
+    counts = np.fromiter(map(len, encoded), np.int64, len(encoded))
+    return np.fromiter(itertools.chain.from_iterable(encoded), np.min_scalar_type(vocab_size - 1), counts.sum()), counts
+
+
 class SentencePieces:
     """Maps text to ids by a SentencePiece model, unigram or BPE.
 
@@ -64,6 +79,7 @@ class SentencePieces:
     kind = "sentencepiece"
     file_name = "spiece.model"
     class_name = "SentencePiece"
+    template = Template()
 
     def __init__(self, content: bytes, lowercase: bool, strip_accents: bool = False):
         """Raises: InputError if `content` is no whole model, or cannot be used with these options."""
@@ -89,26 +105,25 @@ class SentencePieces:
 
     def _prepared(self, text: str) -> str:
         """Returns the text that the model gets. It cannot have halves of surrogate pairs, which are dropped."""
-        text = text if text.isascii() else _SURROGATES.sub("", text)
+        text = text if text.isascii() else SURROGATES.sub("", text)
         return text if self._letters is None else text.translate(self._letters)
 
     def encode_arrays(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """Returns the ids of all texts one after the other, and how many each has."""
-        encoded = [self(text) for text in texts]
-        counts = np.fromiter(map(len, encoded), np.int64, len(encoded))
-        dtype = np.min_scalar_type(len(self.vocab) - 1)
-        return np.fromiter(itertools.chain.from_iterable(encoded), dtype, counts.sum()), counts
+        return join_ids([self(text) for text in texts], len(self.vocab))
 
-    def go_on(self, text: str) -> list[int]:
-        """Returns the ids of text after a special token; without a leading blank it does not begin a word."""
-        if not text or text[0].isspace():
-            return self(text)
-        return self._inner_model.encode(self._prepared(text))
+    def encode_special(self, text: str) -> list[int]:
+        """Returns the ids of text with special tokens; after one, text without a leading blank begins no word."""
+
+        def go_on(rest: str) -> list[int]:
+            return self._inner_model.encode(self._prepared(rest)) if rest and not rest[0].isspace() else self(rest)
+
+        return encode_between(text, self.ids, self, go_on)
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], np.ndarray]:
         """Returns the ids of `text`, and [n, 2] int32 where in it they begin and end; see `Tokenizer`."""
         whole, traced = text, trace(text)
-        if not text.isascii() and (lone := set(_SURROGATES.findall(text))):
+        if not text.isascii() and (lone := set(SURROGATES.findall(text))):
             images = {ord(char): "" if char in lone else char for char in set(text)}
             traced = traced.translate(images, ())
         if self._letters is not None:
@@ -134,13 +149,7 @@ class SentencePieces:
 
         It does after a blank, and so do special tokens, punctuation, and every piece of a script without blanks.
         """
-        return (
-            token.startswith(BLANK)
-            or token in SPECIAL_TOKENS
-            or ord(token[0]) in unicode_tables().punctuation
-            or is_chinese(token[0])
-            or any(first <= ord(token[0]) <= last for first, last in _UNSPACED)
-        )
+        return token.startswith(BLANK) or token in SPECIAL_TOKENS or stands_alone(token[0])
 
     def decode(self, ids: Iterable[int]) -> str:
         """Returns the text of the pieces, special tokens set apart by blanks."""
@@ -327,7 +336,7 @@ def learn_sentencepieces(
     if not 0.98 <= character_coverage <= 1:
         raise InputError(f"character_coverage {character_coverage} is not in 0.98..1; 0.9995 and 1 are usual")
     if not any(line.split() for line in lines):  # older trainers end the process
-        raise InputError(_NO_WORDS)
+        raise InputError(NO_WORDS)
     letters = letter_images(lowercase=False, strip_accents=True) if strip_accents else {}
     content = io.BytesIO()
     library = _library()
@@ -374,5 +383,5 @@ def _refusal(message: str, vocab_size: int) -> Exception:
             f" --vocab_size={found[1]} or less, or more text"
         )
     if "sentences_.empty()" in message or "all_chars_count" in message:
-        return InputError(_NO_WORDS)
+        return InputError(NO_WORDS)
     return RuntimeError(message)

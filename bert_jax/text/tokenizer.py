@@ -2,13 +2,13 @@
 """Text to token ids and back.
 
 `Tokenizer`, used by the rest of the project, is a vocabulary and a function from text to ids. That function is
-`WordPiece`, which gives the same tokens as google-research/bert, or `SentencePieces`.
+`WordPiece`, which gives the same tokens as google-research/bert, `SentencePieces`, or `DescribedPieces`, which gives
+those of a tokenizer.json.
 """
 
 import functools
 import hashlib
 import json
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,9 +20,11 @@ from bert_jax.storage import files, schema, writing
 from bert_jax.storage.files import JsonObject
 from bert_jax.storage.places import AnyPath, to_place
 from bert_jax.storage.resolve import resolve
+from bert_jax.text.bert_json import is_others
 from bert_jax.text.normalize import Normalizer
 from bert_jax.text.sentencepieces import SentencePieces, read_sentencepieces
-from bert_jax.text.vocab import MAX_WORD_LENGTH, SPECIAL_TOKENS
+from bert_jax.text.tokenizer_json import ROLES, DescribedPieces, read_described
+from bert_jax.text.vocab import MAX_WORD_LENGTH, Template
 from bert_jax.text.wordpiece import LONGEST_WORD, WordPiece, read_wordpiece
 
 _CONFIG_NAME = "tokenizer_config.json"
@@ -42,16 +44,18 @@ class Tokenizer:
       vocab: the tokens, in the order of their ids.
       vocab_size: V, the number of ids.
       config: the options of `pieces`, under Hugging Face's names; `save` writes them beside the vocabulary.
-      kind: the algorithm of `pieces`: "wordpiece" or "sentencepiece".
+      kind: the algorithm of `pieces`: "wordpiece", "sentencepiece" or "tokenizers".
       lowercase: whether text is lower-cased.
       strip_accents: whether accents are dropped.
-      pad_id, unk_id, cls_id, sep_id, mask_id: the ids of [PAD], [UNK], [CLS], [SEP] and [MASK].
+      pad_id, unk_id, cls_id, sep_id, mask_id: the ids of [PAD], [UNK], [CLS], [SEP] and [MASK], whatever their names.
       special_ids: all of these, in this order.
+      template: how rows are made of texts; what makes rows asks it.
+      between: the ids between the two texts of a pair.
 
     Raises: InputError if the vocabulary lacks a special token.
     """
 
-    pieces: WordPiece | SentencePieces
+    pieces: WordPiece | SentencePieces | DescribedPieces
     vocab: Sequence[str] = field(init=False)
     vocab_size: int = field(init=False)
     config: JsonObject = field(init=False)
@@ -64,18 +68,23 @@ class Tokenizer:
     sep_id: int = field(init=False)
     mask_id: int = field(init=False)
     special_ids: tuple[int, ...] = field(init=False)
+    template: Template = field(init=False)
+    between: tuple[int, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         ids, options, vocab = self.pieces.ids, self.pieces.config, self.pieces.vocab
-        if missing := [token for token in SPECIAL_TOKENS if token not in ids]:
+        template = self.pieces.template
+        if missing := [token for token in template.specials if token not in ids]:
             raise InputError(
                 f"the vocabulary of {len(vocab)} tokens lacks {', '.join(missing)};"
-                f" each of {', '.join(SPECIAL_TOKENS)} must be in it"
+                f" each of {', '.join(template.specials)} must be in it"
             )
-        values = {f"{token[1:-1].lower()}_id": ids[token] for token in SPECIAL_TOKENS}
+        special = tuple(ids[token] for token in template.specials)
+        values = {f"{role}_id": index for role, index in zip(ROLES, special, strict=True)}
+        values |= {"special_ids": special, "template": template, "between": (values["sep_id"],) * template.separators}
         values |= {"vocab": vocab, "vocab_size": len(vocab), "config": options, "kind": self.pieces.kind}
         values |= {"lowercase": options["do_lower_case"], "strip_accents": options["strip_accents"]}
-        for name, value in {**values, "special_ids": tuple(ids[token] for token in SPECIAL_TOKENS)}.items():
+        for name, value in values.items():
             object.__setattr__(self, name, value)
 
     def __reduce__(self) -> tuple:
@@ -105,13 +114,7 @@ class Tokenizer:
           allow_special: whether special tokens written out, as in "Paris is the [MASK] of France.", stand for
             themselves. If not, they are text, as in the reference: `[ mask ]`.
         """
-        if not allow_special:
-            return self.pieces(text)
-        first, *parts = re.split("(" + "|".join(map(re.escape, SPECIAL_TOKENS)) + ")", text)
-        ids = self.pieces(first)
-        for part in parts:
-            ids += [self.pieces.ids[part]] if part in SPECIAL_TOKENS else self.pieces.go_on(part)
-        return ids
+        return self.pieces.encode_special(text) if allow_special else self.pieces(text)
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], np.ndarray]:
         """Returns the ids of `text` as `encode` does, and the spans of the tokens, [n, 2] int32.
@@ -160,9 +163,9 @@ class Tokenizer:
         return self.pieces.ids[token]
 
     def save(self, directory: AnyPath) -> None:
-        """Writes the vocabulary's file, vocab.txt or spiece.model, and tokenizer_config.json.
+        """Writes the vocabulary's file, vocab.txt, spiece.model or tokenizer.json, and tokenizer_config.json.
 
-        Those of WordPiece are what Hugging Face's BertTokenizer reads.
+        Those of WordPiece are what Hugging Face's BertTokenizer reads, of a tokenizer.json AutoTokenizer.
         """
         place = to_place(directory)
         with writing.atomic_path(place / self.pieces.file_name) as temporary:
@@ -191,13 +194,13 @@ def wordpiece_tokenizer(
 
 
 def load_tokenizer(path: AnyPath, lowercase: bool | None = None, strip_accents: bool | None = None) -> Tokenizer:
-    """Returns the tokenizer of a vocabulary file, or of a directory with vocab.txt or spiece.model.
+    """Returns the tokenizer of a vocabulary file, or of a directory with vocab.txt, spiece.model or tokenizer.json.
 
-    A directory's tokenizer_config.json holds the options.
+    A directory's tokenizer_config.json holds the options. A tokenizer.json that is not BERT's goes before vocab.txt.
 
     Args:
       path: the file or directory, ours or Hugging Face's, or its URL; a file whose name ends in .model is
-        SentencePiece's.
+        SentencePiece's, in .json Hugging Face's.
       lowercase: overrides tokenizer_config.json. Without either, text is lower-cased unless the vocabulary
         holds capital letters (bracketed tokens such as [CLS] apart).
       strip_accents: overrides tokenizer_config.json. Without either it follows `lowercase`; with SentencePiece
@@ -212,7 +215,7 @@ def load_tokenizer(path: AnyPath, lowercase: bool | None = None, strip_accents: 
         config = _limit_of(path / "tokenizer.json") | config
         path = _vocabulary_file(path)
     files.check_fetched(path)
-    read = read_sentencepieces if path.suffix == ".model" else read_wordpiece
+    read = {".model": read_sentencepieces, ".json": read_described}.get(path.suffix, read_wordpiece)
     pieces = read(path, config, lowercase, strip_accents)
     try:
         return Tokenizer(pieces)
@@ -231,15 +234,16 @@ def _limit_of(path: Path) -> dict[str, int]:
 def _vocabulary_file(directory: Path) -> Path:
     names = (WordPiece.file_name, SentencePieces.file_name)
     found = [directory / name for name in names if (directory / name).exists()]
+    described = directory / DescribedPieces.file_name
+    if described.exists() and (not found or (found[0].name == names[0] and is_others(described))):
+        return described
     if not found:
         inside = directory / "tokenizer"  # of a data set, and of a work directory
-        hint = f" (did you mean {inside}?)" if any((inside / name).exists() for name in names) else ""
+        hint = (
+            f" (did you mean {inside}?)" if any((inside / name).exists() for name in (*names, described.name)) else ""
+        )
         fix = "give a vocabulary file, or where build_vocab wrote"
-        if (directory / "tokenizer.json").exists():
-            fix = (
-                "convert_checkpoint --to=bert_jax makes it of tokenizer.json, in tokenizer/; load_pretrained reads both"
-            )
-        raise InputError(f"directory {directory} holds no {' and no '.join(names)}{hint}; {fix}")
+        raise InputError(f"directory {directory} holds no {' and no '.join((*names, described.name))}{hint}; {fix}")
     if len(found) > 1:
         raise InputError(f"directory {directory} holds both {' and '.join(names)}; give the one you mean")
     return found[0]

@@ -8,8 +8,10 @@ Hash order, threads and the division of the text into files have no effect.
 import collections
 import heapq
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from bert_jax.errors import InputError
 from bert_jax.storage.files import check_is_file
@@ -18,6 +20,16 @@ from bert_jax.text.normalize import Normalizer, blank_separated
 CONTINUATION = "##"  # marks a token that goes on with a word
 MAX_WORD_LENGTH = 200  # characters; a longer word is [UNK]
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
+
+class Template(NamedTuple):
+    """How rows are made of texts: [CLS] A [SEP], and [CLS] A [SEP] B [SEP], by these names."""
+
+    specials: tuple[str, ...] = SPECIAL_TOKENS  # the names of `SPECIAL_TOKENS` in the vocabulary
+    separators: int = 1  # so many [SEP] are between A and B
+    second_type: int = 1  # the type of B's tokens; 0 as A's
+    blank: str = ""  # what a sentence or word that follows another begins with, where that changes its tokens
+
 
 MIN_COUNT = 2  # a token must occur this often in the text
 _UNUSED_BEFORE_UNK = 99  # in Google's files [UNK] has id 100
@@ -54,6 +66,17 @@ def read_vocab(path: str | os.PathLike) -> list[str]:
 def vocab_bytes(vocab: Sequence[str]) -> bytes:
     """Returns the content of a vocabulary file."""
     return "".join(token + "\n" for token in vocab).encode("utf-8")
+
+
+def encode_between(
+    text: str, ids: Mapping[str, int], encode: Callable[[str], list[int]], go_on: Callable[[str], list[int]]
+) -> list[int]:
+    """Returns the ids of text in which `SPECIAL_TOKENS` stand for themselves; `go_on` encodes what follows one."""
+    first, *parts = re.split("(" + "|".join(map(re.escape, SPECIAL_TOKENS)) + ")", text)
+    found = list(encode(first))
+    for part in parts:
+        found += [ids[part]] if part in SPECIAL_TOKENS else go_on(part)
+    return found
 
 
 class WordCounts:

@@ -13,7 +13,7 @@ from bert_jax.errors import InputError
 from bert_jax.storage.files import JsonObject
 from bert_jax.text.normalize import Normalizer, blank_separated, spans_between_blanks, unicode_tables
 from bert_jax.text.offsets import move_spans
-from bert_jax.text.vocab import CONTINUATION, MAX_WORD_LENGTH, read_vocab, vocab_bytes
+from bert_jax.text.vocab import CONTINUATION, MAX_WORD_LENGTH, Template, encode_between, read_vocab, vocab_bytes
 from bert_jax.text.words import BatchEncoder
 
 LONGEST_WORD = "max_input_chars_per_word"  # Hugging Face's name of the option
@@ -34,6 +34,7 @@ class WordPiece:
     kind = "wordpiece"
     file_name = "vocab.txt"
     class_name = "BertTokenizer"  # Hugging Face's, which reads both files
+    template = Template()
 
     def __init__(self, vocab: Sequence[str], normalizer: Normalizer, longest: int = MAX_WORD_LENGTH):
         self.vocab = tuple(vocab)
@@ -62,9 +63,9 @@ class WordPiece:
         """Returns the concatenated ids of all texts, and the number of ids of each."""
         return self._batches(texts)
 
-    def go_on(self, text: str) -> list[int]:
-        """Returns the ids of text that follows a special token; it begins with a word, as any text does."""
-        return self(text)
+    def encode_special(self, text: str) -> list[int]:
+        """Returns the ids of text in which special tokens stand for themselves."""
+        return encode_between(text, self.ids, self, self)
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], np.ndarray]:
         """Returns the ids of `text`, and [n, 2] int32 where in it they begin and end; see `Tokenizer`."""

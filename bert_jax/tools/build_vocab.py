@@ -4,14 +4,16 @@
     bert_jax build_vocab --input='wiki/*.txt.gz' --output=vocab --vocab_size=30522
     bert_jax build_vocab --input=python-docs --output=/tmp/vocab --vocab_size=8000 --cased
     bert_jax build_vocab --input=ja.txt.gz --output=ja --vocab_size=8000 --kind=sentencepiece --cased
+    bert_jax build_vocab --input='wiki/*.txt.gz' --output=bytes --vocab_size=32768 --kind=bytes --cased
 
-Writes vocab.txt (WordPiece) or spiece.model (SentencePiece) and tokenizer_config.json into the output directory. It
-needs about 1 GB of memory, however long the text is. SentencePiece learns from a random sample of the lines, at most
---sample_megabytes, and needs about 20 times that much memory.
+Writes vocab.txt (WordPiece), spiece.model (SentencePiece) or tokenizer.json (bytes) and tokenizer_config.json into the
+output directory. It needs about 1 GB of memory, however long the text is. SentencePiece and bytes learn from a random
+sample of the lines, at most --sample_megabytes; SentencePiece needs about 20 times that much memory.
 
 WordPiece is BERT's algorithm and suits text with spaces between words; in Japanese or Thai, a "word" would be all the
 text between two spaces. SentencePiece does not need spaces. --character_coverage=0.9995 maps the rarest characters of
-a large script to [UNK]; 1 is better for an alphabet.
+a large script to [UNK]; 1 is better for an alphabet. --kind=bytes is a byte-level BPE, as RoBERTa and ModernBERT have:
+any text has tokens, and none is [UNK].
 """
 
 import time
@@ -25,6 +27,7 @@ from bert_jax.storage.places import Place, to_place
 from bert_jax.text.normalize import Normalizer
 from bert_jax.text.sentencepieces import LineSample, SentencePieces, learn_sentencepieces
 from bert_jax.text.tokenizer import Tokenizer, load_tokenizer, wordpiece_tokenizer
+from bert_jax.text.tokenizer_json import DescribedPieces, learn_bytes
 from bert_jax.text.vocab import WordCounts, learn_vocab
 from bert_jax.text.wordpiece import WordPiece
 from bert_jax.tools import cli
@@ -35,7 +38,9 @@ _INPUT = flags.DEFINE_string(
 )
 _TEXT_COLUMN = define_text_column()
 _OUTPUT = flags.DEFINE_string("output", "", "Directory to write the vocabulary and tokenizer_config.json into.")
-_KIND = flags.DEFINE_enum("kind", WordPiece.kind, [WordPiece.kind, SentencePieces.kind], "Kind of vocabulary to learn.")
+_BYTES = "bytes"
+_KINDS = [WordPiece.kind, SentencePieces.kind, _BYTES]
+_KIND = flags.DEFINE_enum("kind", WordPiece.kind, _KINDS, "Kind of vocabulary to learn.")
 _VOCAB_SIZE = flags.DEFINE_integer("vocab_size", 30522, "Tokens in the vocabulary, including special and unused ones.")
 _CASED = flags.DEFINE_boolean("cased", False, "Keep capital letters and accents; otherwise text is lower-cased.")
 _STRIP_ACCENTS = flags.DEFINE_boolean(
@@ -50,14 +55,20 @@ _COVERAGE = flags.DEFINE_float(
     "character_coverage", 0.9995, "SentencePiece: share of the text's characters that the vocabulary covers.", 0.98, 1.0
 )
 _SAMPLE = flags.DEFINE_integer(
-    "sample_megabytes", 40, "SentencePiece: maximum megabytes of text to learn from, in randomly chosen lines.", 1, 2000
+    "sample_megabytes",
+    40,
+    "SentencePiece, bytes: maximum megabytes of text to learn from, in randomly chosen lines.",
+    1,
+    2000,
 )
 _OVERWRITE = flags.DEFINE_boolean("overwrite", False, "Replace a different vocabulary in the output directory.")
 
-_ONLY = {  # flags that only one kind has
-    WordPiece.kind: (_ALPHABET_SIZE,),
-    SentencePieces.kind: (_MODEL_TYPE, _COVERAGE, _SAMPLE),
-}
+_ONLY = (  # flags that not every kind has
+    (_ALPHABET_SIZE, (WordPiece.kind,)),
+    (_MODEL_TYPE, (SentencePieces.kind,)),
+    (_COVERAGE, (SentencePieces.kind,)),
+    (_SAMPLE, (SentencePieces.kind, _BYTES)),
+)
 
 
 def main() -> None:
@@ -65,12 +76,11 @@ def main() -> None:
     output = to_place(_OUTPUT.value)
     if not _OUTPUT.value or output.is_file():
         raise InputError(f"output {_OUTPUT.value!r} is no directory; give --output=DIRECTORY, which may not exist yet")
-    for kind, owned in _ONLY.items():
-        for flag in owned:
-            if kind != _KIND.value and flag.present:
-                raise InputError(f"--{flag.name} is for --kind={kind}, not for {_KIND.value}; leave it out")
+    for flag, kinds in _ONLY:
+        if _KIND.value not in kinds and flag.present:
+            raise InputError(f"--{flag.name} is for --kind={kinds[0]}, not for {_KIND.value}; leave it out")
     start = time.perf_counter()
-    tokenizer, source, fit = _learn_wordpiece() if _KIND.value == WordPiece.kind else _learn_sentencepiece()
+    tokenizer, source, fit = _learn_wordpiece() if _KIND.value == WordPiece.kind else _learn_from_sample()
     written = _save(tokenizer, output)
     print(
         f"{output / tokenizer.pieces.file_name}: {tokenizer.vocab_size:,} tokens from {source}"
@@ -97,7 +107,7 @@ def _learn_wordpiece() -> tuple[Tokenizer, str, str]:
     )
 
 
-def _learn_sentencepiece() -> tuple[Tokenizer, str, str]:
+def _learn_from_sample() -> tuple[Tokenizer, str, str]:
     """Returns the tokenizer, what it was learnt from, and how well it fits that."""
     sample, num_documents = LineSample(_SAMPLE.value * 1_000_000), 0
     for document in iterate_documents(_INPUT.value, _TEXT_COLUMN.value):
@@ -105,15 +115,12 @@ def _learn_sentencepiece() -> tuple[Tokenizer, str, str]:
         for line in document:
             sample.add(line)
     lines = sample.lines()
-    pieces = learn_sentencepieces(
-        lines,
-        _VOCAB_SIZE.value,
-        _MODEL_TYPE.value,
-        lowercase=not _CASED.value,
-        strip_accents=bool(_STRIP_ACCENTS.value),
-        character_coverage=_COVERAGE.value,
-        num_unused=_UNUSED.value,
-    )
+    about = {"lowercase": not _CASED.value, "strip_accents": bool(_STRIP_ACCENTS.value), "num_unused": _UNUSED.value}
+    if _KIND.value == _BYTES:
+        pieces = learn_bytes(lines, _VOCAB_SIZE.value, **about)
+    else:
+        about["character_coverage"] = _COVERAGE.value
+        pieces = learn_sentencepieces(lines, _VOCAB_SIZE.value, _MODEL_TYPE.value, **about)
     tokenizer = Tokenizer(pieces)
     num_characters = num_tokens = num_unknown = 0
     for line in lines:
@@ -135,7 +142,9 @@ def _save(tokenizer: Tokenizer, output: Place) -> bool:
     Raises: InputError if it holds another one, unless --overwrite, and if another command is writing there.
     """
     with writing(output, inside=True):
-        there = [path for kind in (WordPiece, SentencePieces) if (path := output / kind.file_name).exists()]
+        there = [
+            path for kind in (WordPiece, SentencePieces, DescribedPieces) if (path := output / kind.file_name).exists()
+        ]
         if there and not _OVERWRITE.value:
             if load_tokenizer(output).fingerprint == tokenizer.fingerprint:
                 return False
@@ -143,7 +152,7 @@ def _save(tokenizer: Tokenizer, output: Place) -> bool:
         tokenizer.save(output)
         for path in there:
             if path.name != tokenizer.pieces.file_name:
-                path.unlink()  # of the other kind
+                path.unlink()  # of another kind
         return True
 
 

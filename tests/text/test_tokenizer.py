@@ -276,7 +276,10 @@ def test_a_vocabulary_without_a_special_token_is_refused(tmp_path, missing):
 def test_a_directory_without_a_vocabulary_is_refused(tmp_path):
     (tmp_path / "tokenizer").mkdir()
     (tmp_path / "tokenizer" / "vocab.txt").touch()
-    with pytest.raises(InputError, match=r"holds no vocab\.txt and no spiece.model \(did you mean .*/tokenizer\?\)"):
+    with pytest.raises(
+        InputError,
+        match=r"holds no vocab\.txt and no spiece.model and no tokenizer\.json \(did you mean .*/tokenizer\?\)",
+    ):
         load_tokenizer(tmp_path)
     with pytest.raises(InputError, match="cannot be read"):
         load_tokenizer(tmp_path / "missing.txt")

@@ -44,11 +44,11 @@ def make_squad_rows(examples: Sequence[SquadExample], tokenizer: Tokenizer, trai
         question = tokenizer.encode(example.question)
         counts["questions without tokens"] += not question
         counts[CUT_QUESTIONS] += len(question) > config.max_query_length
-        head = [tokenizer.cls_id, *question[: config.max_query_length], tokenizer.sep_id]
+        head = [tokenizer.cls_id, *question[: config.max_query_length], *tokenizer.between]
         num_rows = len(rows)
         for start, end, is_max_context in _windows(len(context_ids), config.max_seq_length - len(head) - 1, config):
             token_ids = np.concatenate([head, context_ids[start:end], [tokenizer.sep_id]]).astype(np.int32)
-            type_ids = (np.arange(len(token_ids)) >= len(head)).astype(np.uint8)
+            type_ids = (np.arange(len(token_ids)) >= len(head)).astype(np.uint8) * tokenizer.template.second_type
             label = None
             if answer is not None:
                 first, last = answer

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a tokenizer.json of Hugging Face's is BERT's WordPiece, and what it says then."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from bert_jax.errors import InputError, shown
+from bert_jax.storage.files import JsonObject, read_json
+from bert_jax.text.vocab import CONTINUATION, MAX_WORD_LENGTH, SPECIAL_TOKENS
+from bert_jax.text.wordpiece import LONGEST_WORD
+
+FILE = "tokenizer.json"
+OPTIONS = {"lowercase": "do_lower_case", "strip_accents": "strip_accents",
+           "handle_chinese_chars": "tokenize_chinese_chars"}  # fmt: skip
+OTHER = "what it makes of a text cannot be computed here"
+_COPY = "copy it again"
+
+
+class OtherTokenizer(InputError):
+    """A tokenizer that is not BERT's WordPiece."""
+
+
+def is_plain(backend: Any, path: Path) -> bool:
+    """Returns whether tokenizer.json is BERT's WordPiece, and adds no tokens that are found in raw text."""
+    try:
+        berts_options(backend, path)
+        added = {token["content"] for token in backend.get("added_tokens") or []}
+    except (InputError, AttributeError, KeyError, TypeError):
+        return False
+    return all(token in SPECIAL_TOKENS or re.fullmatch(r"\[unused\d+\]", token) for token in added)
+
+
+def is_others(path: Path) -> bool:
+    """Returns whether a tokenizer.json is whole and not BERT's WordPiece, so that a vocab.txt beside it is not all."""
+    try:
+        berts_options(read_json(path), path)
+    except OtherTokenizer:
+        return True
+    except (InputError, AttributeError):  # damaged: whoever needs it says so
+        pass
+    return False
+
+
+def berts_options(backend: JsonObject, path: Path) -> JsonObject:
+    """Returns the options of a tokenizer.json that is BERT's, under the names of tokenizer_config.json.
+
+    Raises: OtherTokenizer if it is another's.
+    """
+    parts = [_only_one(backend.get(name) or {}) for name in ("model", "normalizer", "pre_tokenizer")]
+    if not all(isinstance(part, dict) for part in parts):
+        raise InputError(f"{path}: model, normalizer and pre_tokenizer are not objects; {_COPY}")
+    model, normalizer, splitter = parts
+    for what, found, wanted in (
+        ("model", model.get("type", "WordPiece"), "WordPiece"),
+        ("normalizer", normalizer.get("type"), "BertNormalizer"),
+        ("pre_tokenizer", splitter.get("type"), "BertPreTokenizer"),
+        ("continuing_subword_prefix", model.get("continuing_subword_prefix", CONTINUATION), CONTINUATION),
+        ("unk_token", model.get("unk_token", "[UNK]"), "[UNK]"),
+        ("clean_text", normalizer.get("clean_text", True), True),
+    ):
+        if found != wanted:
+            raise OtherTokenizer(f"{path}: {what} is {shown(found)}, BERT's is {shown(wanted)}; {OTHER}")
+    return {ours: normalizer[name] for name, ours in OPTIONS.items() if normalizer.get(name) is not None}
+
+
+def _only_one(part: Any) -> Any:
+    """Returns the member of a Sequence that has no other, such as {"type": "Sequence", "normalizers": [...]}."""
+    while isinstance(part, dict) and part.get("type") == "Sequence":
+        members = part.get("normalizers", part.get("pretokenizers"))
+        if not isinstance(members, list) or len(members) != 1:
+            break
+        part = members[0]
+    return part
+
+
+def longest_word(backend: JsonObject, path: Path) -> int:
+    """Returns the most characters of a word that is not [UNK]: as tokenizer.json says, or as Google's code has it."""
+    longest = (backend.get("model") or {}).get(LONGEST_WORD, MAX_WORD_LENGTH)
+    if type(longest) is not int or longest < 1:
+        raise InputError(f"{path}: {LONGEST_WORD} is {shown(longest)}; make it a number of characters, such as 100")
+    return longest
+
+
+def berts_vocab(backend: JsonObject, path: Path, whole: bool = True) -> list[str]:
+    """Returns the tokens of BERT's tokenizer.json in the order of their ids, as the lines of vocab.txt are read.
+
+    Without `whole` ids may be missing.
+    """
+    ids = (backend.get("model") or {}).get("vocab")
+    fits = isinstance(ids, dict) and all(type(index) is int for index in ids.values())
+    if not fits or (whole and sorted(ids.values()) != list(range(len(ids)))):
+        raise InputError(f"{path}: its vocabulary is not a map to the ids 0, 1, 2, ...; {_COPY}")
+    return [token.strip() for token in sorted(ids, key=ids.__getitem__)]

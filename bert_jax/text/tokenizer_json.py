@@ -1,0 +1,331 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a tokenizer.json describes, computed by Hugging Face's `tokenizers`. Only this module imports the library.
+
+It is meant for byte-level BPE (RoBERTa, ModernBERT), the Unigram of XLM-R, and whatever else `WordPiece` and
+`SentencePieces` are not. BERT's own WordPiece in such a file is `WordPiece`, which is faster.
+Reasons for the design: docs/decisions/0052-tokenizer-json.md.
+"""
+
+import functools
+import json
+import types
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bert_jax.errors import InputError, one_line, package_needed, shown
+from bert_jax.storage.files import JsonObject, read_json
+from bert_jax.text.bert_json import FILE, berts_options, berts_vocab, is_plain, longest_word
+from bert_jax.text.normalize import Normalizer
+from bert_jax.text.offsets import trim_blanks
+from bert_jax.text.sentencepieces import BLANK, NO_WORDS, SURROGATES, join_ids, stands_alone
+from bert_jax.text.vocab import MIN_COUNT, SPECIAL_TOKENS, Template, reserved_tokens
+from bert_jax.text.wordpiece import WordPiece, holds_capitals
+
+if TYPE_CHECKING:
+    import tokenizers
+
+ROLES = ("pad", "unk", "cls", "sep", "mask")  # as SPECIAL_TOKENS
+_COPY = "copy it again"
+_HIDDEN = "\ufdd0"  # before the name of a special token that text shall not become; Unicode gives it no character
+
+# How byte-level tokens are written: a character for each byte, its own where that can be seen.
+_SEEN = (*range(33, 127), *range(161, 173), *range(174, 256))
+_BYTES = {chr(byte): byte for byte in _SEEN}
+_BYTES |= {chr(256 + place): byte for place, byte in enumerate(sorted(set(range(256)) - set(_SEEN)))}
+
+
+class DescribedPieces:
+    """Maps text to ids as a tokenizer.json says, and as transformers does where the text has no special token."""
+
+    kind = "tokenizers"
+    file_name = FILE
+    class_name = "PreTrainedTokenizerFast"  # Hugging Face's, which does what the file says
+
+    def __init__(self, content: bytes, settings: JsonObject):
+        """`settings` are those of tokenizer_config.json. Raises: InputError if they cannot be used."""
+        try:
+            described = json.loads(content)
+        except (ValueError, RecursionError):
+            described = None
+        if not isinstance(described, dict) or not isinstance(described.get("model"), dict):
+            raise InputError(f"it is not a JSON object with a model, so it describes no tokenizer; {_COPY}")
+        # What transformers stores here of the last call is not the tokenizer's.
+        described |= {"truncation": None, "padding": None}
+        self.content = json.dumps(described, ensure_ascii=False, sort_keys=True).encode("utf-8", "surrogatepass")
+        model = described["model"]
+        if model.get("dropout"):
+            raise InputError(f"its dropout {shown(model['dropout'])} makes ids random; set it to null")
+        if model.get("end_of_word_suffix"):
+            suffix = shown(model["end_of_word_suffix"])
+            raise InputError(f"its tokens end with {suffix}, so they do not say where words begin; use one without it")
+        described_alone = described | {"post_processor": None}
+        self._described = json.dumps(described_alone)
+        self._model = _open(json.dumps(_hide_special(described_alone)), special_is_text=True)
+        ids = self._model.get_vocab(with_added_tokens=True)
+        self.ids = {token.removeprefix(_HIDDEN): index for token, index in ids.items()}
+        self.vocab = _in_order(self.ids, described.get("added_tokens"))
+        cls, sep, separators, second_type = _read_processor(described.get("post_processor"))
+        inputs = settings.get("model_input_names")
+        if isinstance(inputs, list) and inputs and "token_type_ids" not in inputs:
+            second_type = 0
+        specials = _special_tokens(self, settings | {"cls_token": cls, "sep_token": sep}, model)
+        kinds = set(_kinds([described.get(part) for part in ("normalizer", "pre_tokenizer", "decoder")]))
+        self._in_bytes = "ByteLevel" in kinds
+        self._prefix = model.get("continuing_subword_prefix") or ""
+        self._blanks = self._in_bytes or any(token.startswith(BLANK) for token in self.vocab)
+        blank = "" if self(" a") == self("a") else " "
+        self.template = Template(tuple(specials[role] for role in ROLES), separators, second_type, blank)
+        normalizer = self._model.normalizer
+        small, plain = (normalizer.normalize_str(each).strip(BLANK + " ") if normalizer else each for each in "Aé")
+        self.config = {f"{role}_token": specials[role] for role in ROLES} | {
+            "do_lower_case": small == "a",
+            "strip_accents": plain == "e",
+            "model_input_names": ["input_ids", *["token_type_ids"] * second_type, "attention_mask"],
+        }
+
+    def __reduce__(self) -> tuple:
+        return DescribedPieces, (self.content, self.config)
+
+    def __call__(self, text: str) -> list[int]:
+        return self._model.encode(_whole(text), add_special_tokens=False).ids
+
+    def encode_special(self, text: str) -> list[int]:
+        """Returns the ids of text in which special tokens stand for themselves, as transformers reads it."""
+        return self._with_special.encode(_whole(text), add_special_tokens=False).ids
+
+    @functools.cached_property
+    def _with_special(self) -> "tokenizers.Tokenizer":
+        return _open(self._described, special_is_text=False)
+
+    def encode_arrays(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the ids of all texts one after the other, and how many each has."""
+        found = self._model.encode_batch_fast(list(map(_whole, texts)), add_special_tokens=False)
+        return join_ids([each.ids for each in found], len(self.vocab))
+
+    def encode_with_offsets(self, text: str) -> tuple[list[int], np.ndarray]:
+        """Returns the ids of `text`, and [n, 2] int32 where in it they begin and end; see `Tokenizer`."""
+        whole = _whole(text)
+        encoding = self._model.encode(whole, add_special_tokens=False)
+        spans = np.array(encoding.offsets, np.int64).reshape(-1, 2)
+        is_blank = np.array([not whole[start:end].strip() for start, end in encoding.offsets], bool)
+        alone = np.array([token == BLANK for token in encoding.tokens], bool)  # the blank before a word
+        spans[alone, 1] = spans[alone, 0]
+        spans = trim_blanks(whole, spans, is_blank | alone)
+        if len(whole) < len(text):
+            kept = np.array([place for place, char in enumerate(text) if not SURROGATES.match(char)] + [len(text)])
+            ends = np.append(0, kept[:-1] + 1)
+            starts = kept[spans[:, 0]]
+            spans = np.stack([starts, np.maximum(ends[spans[:, 1]], starts)], axis=1).astype(np.int32)
+        return encoding.ids, spans
+
+    def begins_word(self, token: str) -> bool:
+        """Returns whether a token begins a word: after a blank, without the prefix of what goes on, or by its script.
+
+        Where the tokens do not show it, each counts as a word.
+        """
+        if token in self.template.specials or not token:
+            return True
+        if self._in_bytes and not set(token) - _BYTES.keys():
+            # The character that a part of it begins may be cut: some character of the same range.
+            token = (bytes(map(_BYTES.__getitem__, token)) + b"\x80\x80\x80").decode("utf-8", "replace")
+        if self._blanks:
+            return token.startswith(BLANK) or token[0].isspace() or stands_alone(token[0])
+        return not (self._prefix and token.startswith(self._prefix))
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Returns the text of the tokens."""
+        return self._model.decode(list(map(int, ids)), skip_special_tokens=False).replace(_HIDDEN, "").strip()
+
+
+def read_described(
+    path: Path, config: JsonObject, lowercase: bool | None, strip_accents: bool | None
+) -> WordPiece | DescribedPieces:
+    """Returns the algorithm of a tokenizer.json: `WordPiece` if it is BERT's, with no other tokens added.
+
+    Raises: InputError if the file cannot be used, or if an argument says otherwise than it.
+    """
+    backend = read_json(path)
+    if is_plain(backend, path):
+        vocab = berts_vocab(backend, path)
+        options = berts_options(backend, path)
+        small = options.get("do_lower_case", not holds_capitals(vocab)) if lowercase is None else lowercase
+        accents = options.get("strip_accents") if strip_accents is None else strip_accents
+        normalizer = Normalizer(small, accents, options.get("tokenize_chinese_chars", True))
+        return WordPiece(vocab, normalizer, longest_word(backend, path))
+    pieces = read_pieces(path, config)
+    for name, value in (("do_lower_case", lowercase), ("strip_accents", strip_accents)):
+        if value not in (None, pieces.config[name]):
+            raise InputError(f"{path}: {name} is {shown(pieces.config[name])} in the file itself; leave it so")
+    return pieces
+
+
+def read_pieces(path: Path, settings: JsonObject) -> DescribedPieces:
+    """Returns what a tokenizer.json says, with the settings of tokenizer_config.json. Raises: InputError."""
+    try:
+        return DescribedPieces(path.read_bytes(), settings)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+# The parts of the file
+
+
+def _library() -> types.ModuleType:
+    """Returns the module of the library, which only some vocabularies need. Raises: InputError if it is missing."""
+    with package_needed("tokenizers", "a vocabulary in tokenizer.json"):
+        import tokenizers
+    return tokenizers
+
+
+def _hide_special(described: JsonObject) -> JsonObject:
+    """Returns the tokenizer with names for its special tokens that are not in texts: a Unigram has them as pieces."""
+    added, model = described.get("added_tokens") or [], described["model"]
+    try:
+        special = {token["content"] for token in added if token["special"]} - {model.get("unk_token")}
+        hide = {token: _HIDDEN + token for token in special}
+        vocab = model.get("vocab")
+        if isinstance(vocab, dict):
+            vocab = {hide.get(token, token): index for token, index in vocab.items()}
+        elif isinstance(vocab, list):
+            vocab = [[hide.get(token, token), score] for token, score in vocab]
+        added = [token | {"content": hide.get(token["content"], token["content"])} for token in added]
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise InputError(f"its vocabulary or added_tokens are damaged; {_COPY}") from None
+    return described | {"added_tokens": added, "model": model | {"vocab": vocab}}
+
+
+def _open(described: str, special_is_text: bool) -> "tokenizers.Tokenizer":
+    library = _library()
+    try:
+        model = library.Tokenizer.from_str(described)
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:  # noqa: BLE001, a panic of Rust is no Exception
+        raise InputError(f"tokenizers cannot read it ({one_line(error)[:120]}); {_COPY}") from None
+    model.encode_special_tokens = special_is_text
+    return model
+
+
+def _whole(text: str) -> str:
+    """Returns the text without halves of surrogate pairs, which the library cannot have."""
+    return text if text.isascii() else SURROGATES.sub("", text)
+
+
+def _in_order(ids: Mapping[str, int], added: object) -> tuple[str, ...]:
+    """Returns the tokens by their ids, "" where there is none. Raises: InputError if ids are not what the file says."""
+    size = max(ids.values(), default=-1) + 1
+    if not ids or size > 2 * len(ids) + 1000:
+        raise InputError(f"its {len(ids)} tokens have ids up to {size - 1}; {_COPY}")
+    for token in added if isinstance(added, list) else ():
+        if ids.get(token["content"]) != token["id"]:
+            raise InputError(f"the added token {shown(token['content'])} has the id {shown(token['id'])}, and the "
+                             f"vocabulary gives it {ids.get(token['content'])}; correct it")  # fmt: skip
+    vocab = [""] * size
+    for token, index in ids.items():
+        vocab[index] = token
+    return tuple(vocab)
+
+
+def _special_tokens(pieces: DescribedPieces, settings: JsonObject, model: JsonObject) -> dict[str, str]:
+    """Returns the token of each role: as tokenizer_config.json, the model or its usual name says."""
+    found, ids, vocab = {}, pieces.ids, pieces.vocab
+    for role, usual in zip(ROLES, SPECIAL_TOKENS, strict=True):
+        named = settings.get(f"{role}_token")
+        named = named.get("content") if isinstance(named, dict) else named
+        named = named if isinstance(named, str) else ""
+        if not named and role == "unk":
+            place = model.get("unk_id")
+            named = vocab[place] if isinstance(place, int) and 0 <= place < len(vocab) else model.get("unk_token")
+        named = named or next((token for token in (usual, f"<{role}>") if token in ids), None)
+        if named not in ids:
+            what = f"{role}_token {shown(named)} is not in" if named else f"nothing names the {role}_token of"
+            raise InputError(f"{what} the vocabulary of {len(ids)} tokens; name one of it in tokenizer_config.json")
+        found[role] = named
+    return found
+
+
+def _read_processor(processor: Any) -> tuple[str, str, int, int]:
+    """Returns [CLS], [SEP], how many [SEP] are between two texts, and the type of the second text.
+
+    Raises: InputError if rows are not [CLS] A [SEP] and [CLS] A [SEP] .. B [SEP].
+    """
+    try:
+        if processor["type"] == "Sequence":
+            (processor,) = [each for each in processor["processors"] if each["type"] != "ByteLevel"]
+        if processor["type"] in ("RobertaProcessing", "BertProcessing"):
+            berts = processor["type"] == "BertProcessing"
+            return str(processor["cls"][0]), str(processor["sep"][0]), 1 if berts else 2, int(berts)
+        single, pair = (
+            [(name, part["id"], part["type_id"]) for each in processor[kind] for name, part in each.items()]
+            for kind in ("single", "pair")
+        )
+        (_, cls, _), first, (_, sep, _) = single
+        separators = len(pair) - 4
+        second = pair[-2]
+        tail = [("SpecialToken", sep)] * separators + [("Sequence", "B"), ("SpecialToken", sep)]
+        wanted = [("SpecialToken", cls), ("Sequence", "A"), *tail]
+        if separators in (1, 2) and first[:2] == wanted[1] and [each[:2] for each in pair] == wanted:
+            return cls, sep, separators, int(bool(second[2]))
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+        pass
+    raise InputError(
+        "its post_processor does not make [CLS] A [SEP] of a text and [CLS] A [SEP] B [SEP] of two, whatever they are "
+        "called; write one that does"
+    )
+
+
+def _kinds(part: Any) -> Iterator[Any]:
+    """Yields the types of all parts inside a part of the file."""
+    if isinstance(part, dict):
+        yield part.get("type")
+    for each in part.values() if isinstance(part, dict) else part if isinstance(part, list) else ():
+        yield from _kinds(each)
+
+
+# Learning
+
+
+def learn_bytes(
+    lines: Sequence[str], vocab_size: int, lowercase: bool = False, strip_accents: bool = False, num_unused: int = 0
+) -> DescribedPieces:
+    """Returns a byte-level BPE of exactly `vocab_size` tokens: special and unused ones, the 256 bytes, then pieces.
+
+    The same lines give the same bytes: the library's trainer breaks ties by ids, whatever its threads do.
+
+    Raises: InputError if vocab_size is too small for the bytes or too large for the text.
+    """
+    library = _library()
+    reserved = reserved_tokens(num_unused)
+    if vocab_size < (least := len(reserved) + 256):
+        raise InputError(f"vocab_size {vocab_size} is too small for {len(reserved)} special and unused tokens and 256 "
+                         f"bytes; use --vocab_size={least} or more")  # fmt: skip
+    if not any(line.split() for line in lines):
+        raise InputError(NO_WORDS)
+    normalizers = library.normalizers
+    chain = [normalizers.NFD(), normalizers.StripAccents()] if strip_accents else []
+    chain += [normalizers.NFC(), *[normalizers.Lowercase()] * lowercase]
+    model = library.Tokenizer(library.models.BPE())
+    model.normalizer = normalizers.Sequence(chain)
+    # A blank before every text, so that a sentence has the same tokens alone and after another.
+    model.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=True)
+    model.decoder = library.decoders.ByteLevel()
+    trainer = library.trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        min_frequency=MIN_COUNT,
+        special_tokens=reserved,
+        initial_alphabet=sorted(_BYTES),
+        show_progress=False,
+    )
+    model.train_from_iterator(map(_whole, lines), trainer)
+    if (size := model.get_vocab_size()) < vocab_size:
+        raise InputError(f"vocab_size {vocab_size} is too large for this text: no more than {size} tokens occur "
+                         f"{MIN_COUNT} times; use --vocab_size={size} or less, or more text")  # fmt: skip
+    model.post_processor = library.processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[(token, model.token_to_id(token)) for token in ("[CLS]", "[SEP]")],
+    )
+    return DescribedPieces(model.to_str().encode(), {})

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tokenizers that only a tokenizer.json describes, made with the library: as RoBERTa and its relatives have them."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+STEMS = "low tow new flow want know walk talk sing call jump open".split()
+LINES = [
+    f"The {stem}{end} {other}s, {stem} isn't {number}.{number} (naïve Straße) 東京 é"
+    for number, stem in enumerate(STEMS)
+    for end in ("er", "ed", "ing")
+    for other in STEMS[::3]
+]
+ROBERTA = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
+BERT = ("[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]")
+
+
+def bytes_of_roberta(lines: Sequence[str] = LINES, size: int = 400) -> Tokenizer:
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made.train_from_iterator(
+        lines,
+        trainers.BpeTrainer(vocab_size=size, special_tokens=[*ROBERTA], initial_alphabet=alphabet, show_progress=False),
+    )
+    made.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), add_prefix_space=False)
+    return made
+
+
+def bytes_of_modernbert(lines: Sequence[str] = LINES, size: int = 400) -> Tokenizer:
+    made = bytes_of_roberta(lines, size)
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        special_tokens=["|||IP|||", *BERT],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    made.train_from_iterator(lines, trainer)
+    made.normalizer = normalizers.NFC()
+    made.post_processor = _template("[CLS]", "[SEP]", made, "[CLS] $A [SEP] $B:1 [SEP]:1")
+    return made
+
+
+def unigram_of_xlmr(lines: Sequence[str] = LINES, size: int = 120) -> Tokenizer:
+    made = Tokenizer(models.Unigram())
+    made.normalizer = normalizers.Sequence([normalizers.Nmt(), normalizers.NFKC()])
+    made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
+    made.decoder = decoders.Metaspace()
+    trainer = trainers.UnigramTrainer(
+        vocab_size=size, special_tokens=[*ROBERTA], unk_token="<unk>", show_progress=False
+    )
+    made.train_from_iterator(lines, trainer)
+    made.post_processor = _template("<s>", "</s>", made, "<s> $A </s> </s> $B </s>")
+    return made
+
+
+def words(lines: Sequence[str] = LINES) -> Tokenizer:
+    """WordPiece, but not as BERT splits text."""
+    made = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    made.normalizer = normalizers.Sequence([normalizers.NFD(), normalizers.Lowercase(), normalizers.StripAccents()])
+    made.pre_tokenizer, made.decoder = pre_tokenizers.WhitespaceSplit(), decoders.WordPiece()
+    made.train_from_iterator(
+        lines, trainers.WordPieceTrainer(vocab_size=120, special_tokens=[*BERT], show_progress=False)
+    )
+    made.post_processor = _template("[CLS]", "[SEP]", made, "[CLS] $A [SEP] $B:1 [SEP]:1")
+    return made
+
+
+def _template(cls: str, sep: str, made: Tokenizer, pair: str) -> processors.TemplateProcessing:
+    special = [(token, made.token_to_id(token)) for token in (cls, sep)]
+    return processors.TemplateProcessing(single=f"{cls} $A {sep}", pair=pair, special_tokens=special)
+
+
+KINDS = {"roberta": bytes_of_roberta, "modernbert": bytes_of_modernbert, "xlmr": unigram_of_xlmr, "words": words}
+
+
+def write_described(directory: Path, kind: str, lines: Sequence[str] = LINES, **settings: object) -> Path:
+    """Writes tokenizer.json and tokenizer_config.json as transformers names their contents."""
+    directory.mkdir(parents=True, exist_ok=True)
+    made = KINDS[kind](lines)
+    names = ROBERTA if kind in ("roberta", "xlmr") else BERT
+    roles = ("cls", "pad", "sep", "unk", "mask")
+    about = {"tokenizer_class": "PreTrainedTokenizerFast"} | {f"{r}_token": n for r, n in zip(roles, names)}
+    if kind == "modernbert":
+        about["model_input_names"] = ["input_ids", "attention_mask"]
+    described = json.loads(made.to_str())
+    for token in described["added_tokens"]:
+        token["lstrip"] = token["content"] in ("<mask>", "[MASK]") and kind != "words"  # as the released ones have it
+    (directory / "tokenizer.json").write_text(json.dumps(described))
+    (directory / "tokenizer_config.json").write_text(json.dumps(about | settings))
+    return directory

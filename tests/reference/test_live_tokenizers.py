@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""transformers and ours on the tokenizers that a tokenizer.json describes, live, both ways."""
+
+import json
+
+import pytest
+from described import LINES, write_described
+
+from bert_jax import load_tokenizer
+from bert_jax.checkpoints.hf_tokenizer import load_hf_tokenizer, save_hf_tokenizer
+from bert_jax.text.fitting import make_batch
+from bert_jax.text.tokenizer import Tokenizer
+from bert_jax.text.tokenizer_json import learn_bytes
+
+transformers = pytest.importorskip("transformers")
+pytestmark = [pytest.mark.reference, pytest.mark.slow]
+
+TEXTS = [*LINES[:12], "", " ", "\n\n", "a", "  a  b ", "don't can't we'll 1,234.5%", "Straße ÀÉÎ e\u0301 ﬁ ½ ①"]
+TEXTS += ["東京都に住む", "ภาษาไทย", "한국어 텍스트", "Ελληνικά ΟΔΟΣ", "Русский текст", "עברית", "العربية", "हिन्दी"]
+TEXTS += ["🙂👩\u200d👧 emoji", "\u200b\u00a0\ufeff\u2028x", "x" * 500, "CamelCaseWord snake_case 0x1F"]
+TYPES = ["input_ids", "token_type_ids", "attention_mask"]
+
+
+def theirs(directory):
+    return transformers.AutoTokenizer.from_pretrained(directory)
+
+
+def same(ours, other):
+    for text in TEXTS:
+        assert ours.encode(text) == other.encode(text, add_special_tokens=False), text
+        mask = f"{text} {ours.template.specials[4]}."
+        assert ours.encode(mask, True) == other.encode(mask, add_special_tokens=False), mask
+    pairs = list(zip(TEXTS, TEXTS[3:]))
+    ours_rows, their_rows = make_batch(ours, pairs, 1200), other(*zip(*pairs))
+    for number, ids in enumerate(their_rows["input_ids"]):
+        assert ours_rows.token_ids[number][: len(ids)].tolist() == ids
+        if "token_type_ids" in their_rows:
+            assert ours_rows.type_ids[number][: len(ids)].tolist() == their_rows["token_type_ids"][number]
+        else:
+            assert not ours_rows.type_ids[number].any()
+    assert [ours.pad_id, ours.mask_id] == [other.pad_token_id, other.mask_token_id]
+    assert ours.vocab_size == len(other)
+
+
+@pytest.mark.parametrize("kind", ["roberta", "modernbert", "xlmr", "words"])
+def test_ids_rows_and_the_way_back(tmp_path, kind):
+    directory = write_described(tmp_path / "there", kind, **({"model_input_names": TYPES} if kind == "words" else {}))
+    ours, notes = load_hf_tokenizer(directory)
+    same(ours, theirs(directory))
+    save_hf_tokenizer(tmp_path / "back", ours, 512)
+    same(ours, theirs(tmp_path / "back"))
+    theirs(tmp_path / "back").save_pretrained(tmp_path / "again")
+    again, _ = load_hf_tokenizer(tmp_path / "again")
+    same(again, theirs(tmp_path / "back"))
+    assert not notes
+
+
+@pytest.mark.parametrize("name", ["RobertaTokenizer", "XLMRobertaTokenizer", "CamembertTokenizer"])
+def test_classes_of_their_own(tmp_path, name):
+    kind = "roberta" if name == "RobertaTokenizer" else "xlmr"
+    model = json.loads((write_described(tmp_path / "made", kind) / "tokenizer.json").read_text())["model"]
+    rest = {"merges": [tuple(pair) for pair in model["merges"]]} if kind == "roberta" else {}
+    vocab = model["vocab"] if kind == "roberta" else [tuple(each) for each in model["vocab"]]
+    getattr(transformers, name)(vocab=vocab, **rest).save_pretrained(tmp_path / "there")
+    ours, _ = load_hf_tokenizer(tmp_path / "there")
+    same(ours, theirs(tmp_path / "there"))
+    save_hf_tokenizer(tmp_path / "back", ours, 512)
+    same(ours, theirs(tmp_path / "back"))
+
+
+def test_what_build_vocab_learns(tmp_path):
+    save_hf_tokenizer(tmp_path, Tokenizer(learn_bytes(LINES, 370, lowercase=True)), 512)
+    same(load_tokenizer(tmp_path), theirs(tmp_path))

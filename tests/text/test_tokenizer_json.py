@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a tokenizer.json describes: the library's ids through our `Tokenizer`, in the rows that the file asks for."""
+
+import concurrent.futures
+import hashlib
+import json
+import os
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tokenizers
+from described import KINDS, LINES, write_described
+
+from bert_jax import InputError, load_tokenizer
+from bert_jax.data.prepare import PrepareOptions, prepare
+from bert_jax.data.records import open_dataset, unpack_word_starts
+from bert_jax.text.bert_json import is_others, is_plain
+from bert_jax.text.fitting import join_texts, make_batch
+from bert_jax.text.tokenizer import Tokenizer
+from bert_jax.text.tokenizer_json import DescribedPieces, learn_bytes
+
+TEXT = "The  naïve jumpers\n aren't 1.5% (of Straße) 東京, \t<s> [SEP] 🙂."
+
+
+@pytest.fixture(scope="module", params=list(KINDS))
+def directory(request, tmp_path_factory):
+    return write_described(tmp_path_factory.mktemp("described") / request.param, request.param)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(directory):
+    return load_tokenizer(directory)
+
+
+@pytest.fixture(scope="module")
+def library(directory):
+    return tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
+
+
+def test_ids_are_the_librarys(tokenizer, library):
+    for text in (*LINES[:20], "", " ", "a", " a b", "\n東京\n", "e\u0301", "x" * 300):
+        assert tokenizer.encode(text) == library.encode(text, add_special_tokens=False).ids
+    ids, counts = tokenizer.encode_arrays([*LINES[:5], "", TEXT])
+    assert ids.tolist() == [index for text in (*LINES[:5], "", TEXT) for index in tokenizer.encode(text)]
+    assert counts[-2] == 0
+    assert tokenizer.kind == "tokenizers" and tokenizer.vocab_size == library.get_vocab_size()
+
+
+def test_rows_are_those_of_the_files_template(tokenizer, library):
+    batch = make_batch(tokenizer, [("The jumpers", "a call"), ("new", "")], 64)
+    for row, pair in enumerate([("The jumpers", "a call"), ("new", "")]):
+        wanted = library.encode(*pair)
+        real = np.asarray(batch.sequence_ids[row]) > 0
+        assert batch.token_ids[row][real].tolist() == wanted.ids
+        assert batch.type_ids[row][real].tolist() == [kind * tokenizer.template.second_type for kind in wanted.type_ids]
+    short = join_texts(tokenizer, *tokenizer.encode_batch(LINES[:2]), 20).token_ids
+    assert len(short) == 20 and list(short).count(tokenizer.sep_id) == tokenizer.template.separators + 1
+
+
+def test_text_becomes_a_special_token_only_where_it_may(tokenizer, library):
+    text = f"The {tokenizer.template.specials[4]} jumps, {tokenizer.template.specials[3]}."
+    assert not set(tokenizer.encode(text)) & ({*tokenizer.special_ids} - {tokenizer.unk_id})
+    assert not set(tokenizer.encode_with_offsets(text)[0]) & ({*tokenizer.special_ids} - {tokenizer.unk_id})
+    assert tokenizer.encode(text, True) == library.encode(text, add_special_tokens=False).ids
+    assert tokenizer.mask_id in tokenizer.encode(text, True)
+
+
+def test_spans_are_the_tokens_texts(tokenizer):
+    for text in (TEXT, "\ud800a\udfff b\ud800", " \n ", ""):
+        ids, spans = tokenizer.encode_with_offsets(text)
+        assert ids == tokenizer.encode(text) and spans.shape == (len(ids), 2) and spans.dtype == np.int32
+        parts = [text[start:end] for start, end in spans]
+        assert not any(part != part.strip() for part in parts)
+        assert set("".join(parts)) >= set(text) - set(" \n\t\ud800\udfff")
+
+
+def test_it_survives_pickles_threads_and_files(tokenizer, tmp_path):
+    again = pickle.loads(pickle.dumps(tokenizer))
+    tokenizer.save(tmp_path / "saved")
+    loaded = load_tokenizer(tmp_path / "saved")
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        threads = list(pool.map(tokenizer.encode, [TEXT] * 64))
+    for each in (again, loaded):
+        assert each.fingerprint == tokenizer.fingerprint and each.encode(TEXT) == tokenizer.encode(TEXT)
+        assert each.template == tokenizer.template and each.special_ids == tokenizer.special_ids
+    assert threads == [tokenizer.encode(TEXT)] * 64
+    assert tokenizer.decode(tokenizer.encode("The jumpers call")).lower() == "the jumpers call"
+
+
+def test_word_starts(directory, tokenizer):
+    ids = tokenizer.encode(" The jumpers, it's naïve 東京")
+    starts = tokenizer.word_starts[ids]
+    words = "".join("|" * int(start) + tokenizer.vocab[index].strip("Ġ▁") for index, start in zip(ids, starts)).lower()
+    if directory.name == "words":
+        assert words.replace("##", "").startswith("|the|jumpers,|it's|")
+    else:
+        assert words.startswith(
+            (
+                "|the|jumpers|,|it|'s|na",
+                "|the|jumpers|,|it|'|s|na",
+                "|the|jumpers|,|it|'s|",
+            )
+        )
+        assert starts.sum() >= 7
+    assert tokenizer.word_starts[list(tokenizer.special_ids)].all()
+
+
+def test_a_data_set_is_the_same_of_any_number_of_processes(directory, tokenizer, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("\n\n".join("\n".join(LINES[first : first + 9]) for first in range(0, len(LINES), 9)))
+    manifests = []
+    for workers in (1, 2):
+        options = PrepareOptions(max_seq_length=64, duplicates=1, holdout_rate=0.2)
+        manifests.append(prepare(str(text), str(directory), str(tmp_path / f"data{workers}"), options, workers))
+    assert manifests[0]["splits"] == manifests[1]["splits"]
+    dataset = open_dataset(str(tmp_path / "data1"))
+    rows = dataset.train.gather(np.arange(dataset.train.num_rows))
+    assert dataset.load_tokenizer().fingerprint == tokenizer.fingerprint
+    for ids, length, first in zip(rows["token_ids"], rows["lengths"][:, 0], rows["first_lengths"][:, 0]):
+        ends = np.flatnonzero(ids == tokenizer.sep_id).tolist()
+        assert ids[0] == tokenizer.cls_id and ends[-1] == length - 1
+        assert len(ends) == tokenizer.template.separators + 1
+        assert first == (ends[-2] + 1 if tokenizer.template.second_type else length)
+        assert (ids[length:] == tokenizer.pad_id).all()
+    assert unpack_word_starts(rows["word_starts"], 64).any()
+
+
+# What is chosen
+
+
+def test_berts_wordpiece_stays_ours(repository, tmp_path, directory):
+    ours = load_tokenizer(repository / "tests" / "fixtures" / "tokenizer")
+    from bert_jax.checkpoints.hf_tokenizer import load_hf_tokenizer, save_hf_tokenizer
+
+    save_hf_tokenizer(tmp_path, ours, 64)
+    backend = json.loads((tmp_path / "tokenizer.json").read_text())
+    assert is_plain(backend, tmp_path) and not is_others(tmp_path / "tokenizer.json")
+    (tmp_path / "vocab.txt").unlink()
+    assert load_tokenizer(tmp_path).fingerprint == ours.fingerprint == load_hf_tokenizer(tmp_path)[0].fingerprint
+    assert is_others(directory / "tokenizer.json") == (
+        not is_plain(json.loads((directory / "tokenizer.json").read_text()), directory)
+    )
+    backend["added_tokens"].append(backend["added_tokens"][0] | {"content": "[E1]", "id": ours.vocab_size})
+    (tmp_path / "tokenizer.json").write_text(json.dumps(backend))
+    found, _ = load_hf_tokenizer(tmp_path)
+    assert found.kind == "tokenizers" and found.encode("a [E1] b", True)[1] == ours.vocab_size
+    assert found.fingerprint == load_tokenizer(tmp_path).fingerprint
+
+
+def change(backend, path, value):
+    *parts, last = path
+    for part in parts:
+        backend = backend[part]
+    if last == "+":
+        backend.append(value)
+    else:
+        backend[last] = value
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "problem"),
+    [
+        (["model"], [], "it is not a JSON object with a model"),
+        (["model", "dropout"], 0.1, "its dropout 0.1 makes ids random; set it to null"),
+        (["model", "end_of_word_suffix"], "</w>", 'end with "</w>", so they do not say where words begin'),
+        (["model", "vocab", "far"], 10**9, "tokens have ids up to 1000000000"),
+        (["model", "merges", "+"], ["a", "nowhere"], "tokenizers cannot read it (Token `nowhere` out of vocabulary"),
+        (["pre_tokenizer"], {"type": "New"}, "tokenizers cannot read it"),
+        (["normalizer"], {"type": "Precompiled", "precompiled_charsmap": "AAAA"}, "tokenizers cannot read it (Prec"),
+        (["added_tokens", 4, "id"], 77, 'the added token "<mask>" has the id 77'),
+        (["added_tokens", 4], {"content": "<mask>"}, "its vocabulary or added_tokens are damaged"),
+        (["post_processor"], None, "its post_processor does not make [CLS] A [SEP]"),
+        (["post_processor", "type"], "ByteLevel", "its post_processor does not make [CLS] A [SEP]"),
+        (["post_processor", "cls"], ["<none>", 9], 'cls_token "<none>" is not in the vocabulary of 380 tokens'),
+    ],
+)
+def test_what_cannot_be_computed_is_named(tmp_path, path, value, problem):
+    write_described(tmp_path, "roberta")
+    backend = json.loads((tmp_path / "tokenizer.json").read_text())
+    change(backend, path, value)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(backend))
+    with pytest.raises(InputError) as caught:
+        load_tokenizer(tmp_path)
+    assert problem in str(caught.value) and str(tmp_path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"mask_token": "<blank>"}, 'mask_token "<blank>" is not in the vocabulary'),
+        ({"mask_token": {"content": "<blank>"}}, 'mask_token "<blank>" is not in the vocabulary'),
+    ],
+)
+def test_special_tokens_are_those_of_the_settings(tmp_path, settings, problem):
+    write_described(tmp_path, "roberta", **settings)
+    with pytest.raises(InputError, match=problem):
+        load_tokenizer(tmp_path)
+    write_described(tmp_path, "roberta", mask_token=None, pad_token=3)  # the usual names
+    assert load_tokenizer(tmp_path).template.specials == ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
+    with pytest.raises(InputError, match="do_lower_case is false in the file itself"):
+        load_tokenizer(tmp_path, lowercase=True)
+
+
+# Learning
+
+LEARN = "from described import LINES; from bert_jax.text.tokenizer_json import learn_bytes; import hashlib; print(hashlib.sha256(learn_bytes(LINES, 330, True, True, 3).content).hexdigest())"  # noqa: E501
+
+
+def test_the_same_text_gives_the_same_bytes(repository):
+    learnt = learn_bytes(LINES, 330, True, True, 3)
+    tokenizer = Tokenizer(learnt)
+    assert tokenizer.vocab_size == 330 and tokenizer.vocab[:2] == ("[PAD]", "[unused0]") and tokenizer.lowercase
+    assert tokenizer.encode("Naïve") == tokenizer.encode(" naive") and "�" not in tokenizer.decode(
+        tokenizer.encode("🙂")
+    )
+    wanted = hashlib.sha256(learnt.content).hexdigest()
+    for parallel in ("true", "false"):
+        env = os.environ | {
+            "TOKENIZERS_PARALLELISM": parallel,
+            "PYTHONPATH": str(repository / "tests"),
+            "PYTHONHASHSEED": "7",
+        }
+        done = subprocess.run([sys.executable, "-c", LEARN], env=env, text=True, capture_output=True, cwd=repository)
+        assert done.stdout.strip() == wanted, done.stderr
+
+
+def test_sizes_that_do_not_fit_are_named():
+    for size, problem in ((200, "use --vocab_size=261 or more"), (5000, "is too large for this text: no more than")):
+        with pytest.raises(InputError, match=problem):
+            learn_bytes(LINES, size)
+    with pytest.raises(InputError, match="holds no words"):
+        learn_bytes(["", " "], 300)
+
+
+def test_the_library_is_imported_when_it_is_used(repository):
+    code = "import sys, bert_jax.text.tokenizer; print('tokenizers' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, cwd=repository)
+    assert done.stdout == "False\n", done.stderr
+    assert DescribedPieces.kind == "tokenizers"
