@@ -44,7 +44,8 @@ class Batch(NamedTuple):
     # Labels of a fine-tuning task, by its head. Sequence classification: [B, M] int, or float for a regression;
     # multiple choice: [B, M] int, at the first choice of each example the place of the right one among the M sequences,
     # and -1 at its further choices and at empty places; token classification: [B, L] int, -1 for tokens without a
-    # label; question answering: [B, M, 2] int, the positions in the row of the answer's first and last token.
+    # label; question answering: [B, M, 2] int, the positions in the row of the answer's first and last token;
+    # embeddings: `model.heads.embedding.Texts`, of the whole batch.
     labels: Array = None
 
 

@@ -121,7 +121,8 @@ def describe_finetuning(
     check_divisible(mesh, model, (config.data.batch_size, config.train.accumulate), (_eval_rows(config), 1))
     rows = data.train.rows
     pack = _how_to_pack(config, task, workdir)
-    batching = choose_batching(rows, config.data, model, row_group(mesh, train.accumulate), pack, train.num_steps)
+    group, apart = row_group(mesh, train.accumulate), task.head.labels_of_batch is not None
+    batching = choose_batching(rows, config.data, model, group, pack, train.num_steps, apart)
     objective = task_objective(model, task.head, task.num_outputs)
     abstract = abstract_state(objective, config.optimizer, train, mesh)
     infer = make_inference(model, task, mesh, abstract.params, config.data.pack, one_shape=True)

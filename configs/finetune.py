@@ -4,7 +4,7 @@
 Command:   bert_jax finetune --config=finetune:sst2 --config.init_checkpoint=PATH --config.data.path=DIR
            --workdir=DIR
            (tasks: cola sst2 mrpc stsb qqp mnli qnli rte wnli, squad1 squad2, choice, ner, and for your own tables
-           classification and regression)
+           classification and regression, and embeddings for texts that belong together)
 Data:      GLUE directories, SQuAD files, SWAG as CSV, CoNLL column files; or tfds:glue/sst2 and similar names
 Hardware:  one GPU or Cloud TPU: minutes to an hour (paper, section 4); a small model on a CPU as well
 Expect:    BERT-Base, paper, Table 1 (test) and 2 (dev): CoLA 52.1, SST-2 93.5, MRPC 88.9, STS-B 85.8, QQP 71.2,
@@ -26,6 +26,7 @@ SETTINGS: dict[str, tuple[int, float, float, int]] = {
     "squad2": (48, 2.0, 5e-5, 384),
     "choice": (16, 3.0, 2e-5, 128),
     "ner": (32, 3.0, 5e-5, 128),
+    "embeddings": (128, 3.0, 2e-5, 128),
 }
 
 
@@ -34,7 +35,7 @@ def get_config(task: str = "sst2") -> ConfigDict:
     batch_size, num_epochs, learning_rate, max_seq_length = SETTINGS.get(task, (32, 3.0, 2e-5, 128))
     config = FinetuneConfig(
         task=TaskConfig(name=task, max_seq_length=max_seq_length),
-        data=FinetuneDataConfig(batch_size=batch_size),
+        data=FinetuneDataConfig(batch_size=batch_size, pack="on" if task == "embeddings" else "auto"),
         optimizer=OptimizerConfig(learning_rate=learning_rate, warmup_steps=0, warmup_rate=0.1),
         train=FinetuneTrainConfig(num_epochs=num_epochs),
     )

@@ -33,7 +33,9 @@ WITHOUT_JAX: Sequence[str] = """
     __init__ __main__ version errors storage.* settings.* batch devices.allocator text.* data.* tasks.*
     training.report training.shown training.goodput training.curves training.flops inference.minimal_pairs
 """.split()
-JAX_ALL_THE_SAME: Sequence[str] = "data.pipeline data.beam tasks.batches tasks.evaluation tasks.results".split()
+JAX_ALL_THE_SAME: Sequence[str] = """
+    data.pipeline data.beam tasks.batches tasks.embeddings.search tasks.evaluation tasks.results
+""".split()
 
 # One library, one home: when a library changes, one file or one folder does.
 HOMES = {
@@ -158,6 +160,7 @@ KERNELS = ("model.attention_kernels", "model.fused_attention", "model.fused_atte
 BESIDE = (
     "model.heads.probe",
     "model.heads.choice",
+    "model.heads.embedding",
     "model.heads.encoder",
     "model.heads.labels",
     "model.heads.sequence",
@@ -173,6 +176,7 @@ BESIDE = (
     "training.goodput",
     "training.about",
     "training.shown",
+    "training.whole_batch",
 )
 MAX_CORE_LINES = 5000  # the options of the family are part of it
 MAX_LINES = {"train.py": 60, "finetune.py": 60}  # and 400 for every file of the package

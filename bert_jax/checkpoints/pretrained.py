@@ -284,7 +284,7 @@ def _abstract(where: Place, config: ModelConfig, task: str, arrays: ArrayTable) 
     every = flatten(abstract_params(config, num_classes))
     # The parameters of a probe depend on its settings, and those of a user's own head are not known here: their shapes
     # are taken from the checkpoint itself.
-    own = parts & {"probe"} if task in HEADS else parts - {"encoder", "pooler"}
+    own = parts & {"probe", "projection"} if task in HEADS else parts - {"encoder", "pooler"}
     every = {name: leaf for name, leaf in every.items() if part_of(name) not in own}
     unknown = {name: about for name, about in arrays.items() if part_of(name) in own}
     every |= {name: jax.ShapeDtypeStruct(tuple(shape), dtype) for name, (dtype, shape) in unknown.items()}

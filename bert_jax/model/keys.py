@@ -4,7 +4,10 @@
 The order of the data is drawn by NumPy (`data.pipeline`, `tasks.batches`), independently of these keys.
 """
 
+import contextlib
+import contextvars
 import math
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -33,8 +36,11 @@ def bits_of_rows(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """Returns random bits, uint32 of `shape`, whose first axis is the rows of a batch.
 
     These are `jax.random.bits`. Inside a `shard_map` over "data" they are the part of this place along the axis, of the
-    bits of all rows: what is drawn for a row does not depend on how the rows are divided.
+    bits of all rows: what is drawn for a row does not depend on how the rows are divided. Inside `rows_of_microbatch`
+    they are those of its rows in the whole batch.
     """
+    if (microbatch := _MICROBATCH.get()) is not None:
+        return _bits_of_some_rows(key, shape, *microbatch)
     if not _in_shard_map():
         return jax.random.bits(key, shape, jnp.uint32)
     # The generator is a function of the key and of the place in the array, a number of 64 bits.
@@ -48,8 +54,41 @@ def bits_of_rows(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     # Counted in the shape of the result: an array of another shape would be copied, on TPUs.
     strides = [jnp.uint32(math.prod(shape[axis + 1 :])) for axis in range(len(shape))]
     count = sum((jax.lax.broadcasted_iota(jnp.uint32, shape, k) * s for k, s in enumerate(strides)), start)
+    return _bits_at(key, high + (count < start).astype(jnp.uint32), count)
+
+
+# Of a microbatch: its number, and how many there are.
+_MICROBATCH = contextvars.ContextVar[tuple[jax.Array, int] | None]("microbatch", default=None)
+
+
+@contextlib.contextmanager
+def rows_of_microbatch(index: jax.Array, count: int) -> Iterator[None]:
+    """Within it a batch is the rows index, index + count, ... of a larger one, and they draw what they draw there."""
+    token = _MICROBATCH.set((index, count))
+    try:
+        yield
+    finally:
+        _MICROBATCH.reset(token)
+
+
+def _bits_of_some_rows(key: jax.Array, shape: tuple[int, ...], index: jax.Array, count: int) -> jax.Array:
+    size = math.prod(shape[1:])  # of a row, whose first number is at row x size in the whole array, in 64 bits
+    row = jnp.arange(shape[0], dtype=jnp.uint32)
+    row += jax.lax.axis_index("data").astype(jnp.uint32) * shape[0] if _in_shard_map() else 0
+    row = row * count + index.astype(jnp.uint32)
+    (row_high, row_low), (size_high, size_low) = (row >> 16, row & 0xFFFF), (size >> 16, size & 0xFFFF)
+    middle = [row_high * size_low, row_low * size_high]
+    carry = (row_low * size_low >> 16) + sum(each & 0xFFFF for each in middle)
+    high = row_high * size_high + sum(each >> 16 for each in middle) + (carry >> 16)
+    start = (row * jnp.uint32(size))[:, None]
+    low = start + jnp.arange(size, dtype=jnp.uint32)
+    return _bits_at(key, high[:, None] + (low < start).astype(jnp.uint32), low).reshape(shape)
+
+
+def _bits_at(key: jax.Array, high: jax.Array, low: jax.Array) -> jax.Array:
+    """Returns the bits at places of 64 bits of the array that the generator fills."""
     first, second = jax.random.key_data(key)
-    bits = threefry2x32_p.bind(first, second, high + (count < start).astype(jnp.uint32), count)
+    bits = threefry2x32_p.bind(first, second, high, low)
     return bits[0] ^ bits[1]
 
 

@@ -37,6 +37,9 @@ class Objective:
     compute_dtype: str = "float32"  # in which the matrices of layers are multiplied, `ModelConfig.compute_dtype`
     gradient_dtype: str = "float32"  # in which devices add up gradients of matrices, `ModelConfig.gradient_dtype`
     unused: tuple[str, ...] = ()  # paths of parameters that the loss does not depend on; they are not decayed either
+    # Of a loss that needs the whole batch at once, its two parts: outputs of rows, and losses of those of all rows.
+    outputs: Callable[[Params, Batch, jax.Array | None], jax.Array] | None = None
+    losses_of: Callable[[jax.Array, Batch], dict[str, Pair]] | None = None
 
     def row_shape(self, batch: Batch) -> RowShape:
         """Returns the sizes of the rows of a batch of arrays or of shapes, with the predictions of `prepare`."""
@@ -100,13 +103,21 @@ def task_objective(model: ModelConfig, head: Head, num_outputs: int = 0) -> Obje
         # The number of labels in the whole batch; at least 1, so that the loss of none is 0 and not NaN.
         return {"loss": jnp.maximum(jnp.sum(head.weights(batch)) * head.answers, 1.0)}
 
+    def outputs(params: Params, batch: Batch, dropout_key: jax.Array | None) -> jax.Array:
+        return forward(model, params, batch, head, dropout_key, num_outputs)
+
+    def losses_of(outputs: jax.Array, batch: Batch) -> dict[str, Pair]:
+        return head.losses(outputs, batch, head.weights(batch))
+
     def losses(params: Params, batch: Batch, dropout_key: jax.Array | None) -> dict[str, Pair]:
-        return head.losses(forward(model, params, batch, head, dropout_key, num_outputs), batch, head.weights(batch))
+        return losses_of(outputs(params, batch, dropout_key), batch)
 
     def init(key: jax.Array) -> Params:
         return init_params(model, key, head, num_outputs)
 
-    return Objective(init, lambda batch: batch, denominators, losses, model.compute_dtype, model.gradient_dtype)
+    dtypes = model.compute_dtype, model.gradient_dtype
+    parts = {"outputs": outputs, "losses_of": losses_of} if head.labels_of_batch is not None else {}
+    return Objective(init, lambda batch: batch, denominators, losses, *dtypes, **parts)
 
 
 def next_sentence_weights(batch: Batch) -> jax.Array:

@@ -47,10 +47,50 @@ class ProbeConfig:
 
 
 @dataclass(frozen=True)
+class EmbeddingConfig:
+    """How a text becomes a vector, and what is learnt of vectors."""
+
+    pooling: str = "mean"  # of the last layer: "mean" of the tokens, "cls" the first token, or "last" the last
+    projection_size: int = 0  # numbers of a vector after a dense layer; 0 has no such layer
+    projection_activation: str = "tanh"  # of that layer, "tanh" or "none"
+    normalize: bool = True  # vectors have length 1
+    query_prompt: str = ""  # written before an anchor or query, and before both texts of a graded pair
+    passage_prompt: str = ""  # written before what is found: positives and negatives
+    negative_columns: str = ""  # columns of hard negatives, separated by commas; "" takes the usual names
+    # "infonce" (in-batch negatives), "triplet" (hard negatives alone), "cosent" or "cosine" (graded pairs); "" takes
+    # infonce, or cosent for graded pairs
+    loss: str = ""
+    temperature: float = 0.05  # infonce, cosent: cosines are divided by it
+    both_directions: bool = False  # infonce: anchors are found by their positives too
+    margin: float = 1.0  # triplet: how much farther than the positive a negative is to be
+    best_score: float = 1.0  # cosine: the score of texts that say the same; scores are divided by it
+    dimensions: str = ""  # Matryoshka: the loss is also that of so many leading numbers, such as 64,128
+
+    def validate(self) -> None:
+        check_numbers(self)
+        check_choice(self, "pooling", ("mean", "cls", "last"))
+        check_choice(self, "projection_activation", ("tanh", "none"))
+        check_choice(self, "loss", ("", "infonce", "triplet", "cosent", "cosine"))
+        check_not_negative(self, "projection_size")
+        for name in ("temperature", "margin", "best_score"):
+            if getattr(self, name) <= 0:
+                raise InputError(f"embedding.{name} {getattr(self, name)} is not above 0; use like 0.05")
+        self.sizes()
+
+    def sizes(self) -> tuple[int, ...]:
+        """Returns the numbers of leading dimensions of Matryoshka, () without."""
+        names = [name for name in self.dimensions.split(",") if name.strip()]
+        if not all(name.strip().isdecimal() and 0 < int(name) < 1 << 20 for name in names):
+            raise InputError(f"embedding.dimensions {self.dimensions!r} are not numbers above 0; use like 64,128")
+        return tuple(map(int, names))
+
+
+@dataclass(frozen=True)
 class TaskConfig:
     """The task. A fine-tuned model is saved with these settings, and uses them to predict."""
 
     # one of cola sst2 mrpc stsb qqp mnli qnli rte wnli ax classification regression squad1 squad2 choice ner
+    # embeddings
     name: str = ""
     max_seq_length: int = 128  # tokens of a row; longer inputs are truncated, or cut into windows (squad)
     # column of the text in your own tables or JSON lines; of files in columns (ner) its number, from 1; "" takes the
@@ -68,9 +108,11 @@ class TaskConfig:
     num_best: int = 20  # squad: number of best starts and of best ends that are combined into spans
     null_threshold: float = 0.0  # squad2: no answer if null score - best span score is above this; chosen on dev
     probe: ProbeConfig = field(default_factory=ProbeConfig)
+    embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
 
     def validate(self) -> None:
         check_numbers(self)
+        self.embedding.validate()
         check_positive(self, "max_seq_length doc_stride max_query_length max_answer_length num_best")
         self.probe.validate()
         if self.num_texts not in (0, 1, 2):
@@ -208,6 +250,10 @@ class FinetuneConfig:
             raise InputError(
                 "data.pack on with task.probe.kind bilstm: a BiLSTM would run from one example of a row into the next; "
                 "use data.pack=off, or task.probe.kind=linear"
+            )
+        if self.task.name == "embeddings" and self.data.batch_size == 1 and self.task.embedding.loss in ("", "infonce"):
+            raise InputError(
+                "data.batch_size 1 has no other example, and so nothing that an anchor is told apart from; use like 128"
             )
         if self.data.batch_size % self.train.accumulate:
             raise InputError(

@@ -4,6 +4,7 @@
 import dataclasses
 from collections.abc import Iterator, Sequence
 
+import jax
 import numpy as np
 from jax.sharding import Mesh
 
@@ -46,32 +47,76 @@ class Batching:
     bucket: bool  # batches of like lengths, where they are not packed
     lengths: tuple[int, ...]  # that rows of their own are padded to
     shape: Shape | None = None  # of packed batches; None gives each row of the task a row of its own
+    texts: int = 0  # that a row has at most, where each of them is laid out by itself; 0 lays out whole rows
+
+    @property
+    def most_parts(self) -> int:
+        """The most rows and texts that a batch lays out."""
+        return self.batch_size * max(self.texts, 1)
 
 
 def choose_batching(
-    rows: Sequence[Row], data: FinetuneDataConfig, model: ModelConfig, group: int, pack: str, num_steps: int
+    rows: Sequence[Row],
+    data: FinetuneDataConfig,
+    model: ModelConfig,
+    group: int,
+    pack: str,
+    num_steps: int,
+    apart: bool = False,
 ) -> Batching:
     """Returns how training batches are made: by `pack`, which is "on", "off" or, where it takes fewer FLOPs, "auto".
 
     `group` is that of `row_group`. What "auto" chooses does not depend on it: a seed has the same batches on any mesh.
-    A run of `num_steps` compiles one program or two for them, as that is worth it.
+    A run of `num_steps` compiles one program or two for them, as that is worth it. With `apart`, the texts of a row
+    need not share one of a batch.
     """
-    multiple, sizes, size = length_step(model.attention), sizes_of(rows), data.batch_size
-    alone = Batching(size, data.seed, data.bucket, choose_lengths(sizes, size, data.bucket, multiple, num_steps))
+    multiple, size = length_step(model.attention), data.batch_size
+    texts = max(len(row.lengths) for row in rows) if apart else 0
+    alone = Batching(size, data.seed, data.bucket, (), None, texts)
+    lengths = choose_lengths(sizes_for(rows, alone), size, data.bucket, multiple, num_steps)
+    alone = dataclasses.replace(alone, lengths=lengths)
     if pack == "off":
         return alone
 
     def packed(group: int) -> Batching:
-        return dataclasses.replace(alone, shape=choose_shape(sizes, size, model, multiple, group, num_steps))
+        parts = sizes_of(_texts_apart(rows) if apart else rows)
+        of_parts = -(-size * len(parts.tokens) // len(rows))
+        return dataclasses.replace(alone, shape=choose_shape(parts, of_parts, model, multiple, group, num_steps))
 
-    if pack == "on" or flops_of_epoch(sizes, packed(1), model) < flops_of_epoch(sizes, alone, model):
-        return packed(group)
-    return alone
+    def cost(batching: Batching) -> float:
+        return flops_of_epoch(sizes_for(rows, batching), batching, model)
+
+    return packed(group) if pack == "on" or cost(packed(1)) < cost(alone) else alone
+
+
+def sizes_for(rows: Sequence[Row], batching: Batching) -> Sizes:
+    """Returns the sizes of what batches lay out: of texts that are packed, of the longest text of a row, or of rows."""
+    if not batching.texts:
+        return sizes_of(rows)
+    if batching.shape is not None:
+        return sizes_of(_texts_apart(rows))
+    return Sizes(np.array([max(row.lengths) for row in rows], np.int64), np.ones(len(rows), np.int64))
+
+
+def _texts_apart(rows: Sequence[Row]) -> list[Row]:
+    """Returns a row for each text, whose label is as `Head.labels_of_batch` takes it; `example` is the row's number.
+
+    The label of a row is its score, and a number for each text.
+    """
+    most, found = max(len(row.lengths) for row in rows), []
+    for number, row in enumerate(rows):
+        ends = np.cumsum(row.lengths)[:-1]
+        parts = zip(np.split(row.token_ids, ends), np.split(row.type_ids, ends), row.label[1:])
+        for kind, (token_ids, type_ids, text) in enumerate(parts):
+            label = (most, kind, text, row.label[0])
+            found.append(Row(number, token_ids, type_ids, (len(token_ids),), label))
+    return found
 
 
 def flops_of_epoch(sizes: Sizes, batching: Batching, model: ModelConfig) -> float:
     """Returns the FLOPs of the forward passes of an epoch, padding included."""
-    return epoch_flops(sizes, batching.batch_size, model, batching.bucket, batching.shape or batching.lengths)
+    size, times = batching.batch_size, max(batching.texts, 1) if batching.shape is None else 1
+    return times * epoch_flops(sizes, size, model, batching.bucket, batching.shape or batching.lengths)
 
 
 def train_batches(rows: Sequence[Row], head: Head, first_step: int, batching: Batching, mesh: Mesh) -> Iterator[Batch]:
@@ -79,7 +124,10 @@ def train_batches(rows: Sequence[Row], head: Head, first_step: int, batching: Ba
 
     Packed batches have the same rows of the task at each step as those without `bucket` that are not packed.
     """
-    sizes = sizes_of(rows)
+    parts = _texts_apart(rows) if batching.texts else rows
+    sizes, of_rows = sizes_of(parts), sizes_for(rows, dataclasses.replace(batching, shape=None))
+    ends = np.cumsum([len(row.lengths) for row in rows])[:-1] if batching.texts else np.arange(1, len(rows))
+    parts_of = np.split(np.arange(len(parts)), ends)  # the parts of each row
     size, seed, shape = batching.batch_size, batching.seed, batching.shape
     bucket = batching.bucket and shape is None
     num_steps = steps_per_epoch(len(rows), size)
@@ -89,12 +137,12 @@ def train_batches(rows: Sequence[Row], head: Head, first_step: int, batching: Ba
         epoch, place = divmod(step, num_steps)
         if epoch not in plans:
             plans.clear()
-            plans[epoch] = plan_epoch(sizes.tokens, size, seed, epoch, bucket)
-        numbers = plans[epoch][place]
+            plans[epoch] = plan_epoch(of_rows.tokens, size, seed, epoch, bucket)
+        numbers = np.concatenate([parts_of[number] for number in plans[epoch][place]])
         if shape is not None:
-            return _on_mesh(rows, layout_packed(sizes, numbers, shape), head, mesh)
+            return _on_mesh(parts, layout_packed(sizes, numbers, shape), head, mesh, size)
         length = train_length(sizes.tokens[numbers], batching.lengths)
-        return _on_mesh(rows, layout_alone(sizes, numbers, size, length), head, mesh)
+        return _on_mesh(parts, layout_alone(sizes, numbers, batching.most_parts, length), head, mesh, size)
 
     return made_ahead(make, first_step)
 
@@ -107,14 +155,19 @@ def eval_batches(
         yield layout, _on_mesh(rows, layout, head, mesh)
 
 
-def _on_mesh(rows: Sequence[Row], layout: Layout, head: Head, mesh: Mesh) -> Batch:
+def _on_mesh(rows: Sequence[Row], layout: Layout, head: Head, mesh: Mesh, num_examples: int = 0) -> Batch:
+    """Returns the batch of a layout; its labels are of `num_examples` where the head's are of the whole batch."""
     bins = [[rows[number] for number in members] for members in layout.bins]
 
     def make(places: np.ndarray) -> Batch:
         chosen = [bins[place] if place < len(bins) else [] for place in places]
         return batch_of_rows(chosen, layout.length, layout.num_places, head, whole=bins)
 
-    return on_mesh(mesh, layout.num_rows, make)
+    batch = on_mesh(mesh, layout.num_rows, make)
+    if head.labels_of_batch is None or not num_examples:
+        return batch
+    labels = head.labels_of_batch(bins, layout.num_places, num_examples)
+    return batch._replace(labels=on_mesh(mesh, num_examples, lambda places: jax.tree.map(lambda a: a[places], labels)))
 
 
 def batch_of_rows(
@@ -143,7 +196,7 @@ def batch_of_rows(
         num_places,
     )
     known = [row.label for members in (bins if whole is None else whole) for row in members]
-    if not known or any(label is None for label in known):
+    if not known or any(label is None for label in known) or head.labels_of_batch is not None:
         return batch
     labels = head.no_labels(len(bins), length, num_places, known[0])
     for line, members in enumerate(bins):

@@ -14,12 +14,13 @@ from bert_jax.settings.rules import suggest
 from bert_jax.tasks.base import Task
 from bert_jax.tasks.choice import choice_task
 from bert_jax.tasks.classify import classification_task, regression_task
+from bert_jax.tasks.embeddings.task import embedding_task
 from bert_jax.tasks.glue.read import TASKS as GLUE
 from bert_jax.tasks.glue.tasks import glue_task
 from bert_jax.tasks.ner import ner_task
 from bert_jax.tasks.squad.task import squad_task
 
-NAMES = (*GLUE, "classification", "regression", "squad1", "squad2", "choice", "ner")
+NAMES = (*GLUE, "classification", "regression", "squad1", "squad2", "choice", "ner", "embeddings")
 
 
 MakeTask: TypeAlias = Callable[[TaskConfig, tuple[str, ...]], Task]  # settings, labels of a model or () -> its task
@@ -49,7 +50,8 @@ def make_task(config: TaskConfig, labels: Sequence[str] = (), own: Own = USUAL) 
         raise InputError(f"head {task.head!r:.60} is not a Head; give bert_jax.Head(...) or one of bert_jax.HEADS")
     if task.head.name in HEADS and task.head != HEADS[task.head.name]:
         raise InputError(f"an own head has the name {task.head.name}, which is one of bert_jax's; give it another")
-    return dataclasses.replace(task, head=probed(task.head, config.probe)) if config.probe.features else task
+    head = probed(task.head, config.probe) if config.probe.features else task.head.as_set(task.head, config)
+    return dataclasses.replace(task, head=head)
 
 
 def _make_task(config: TaskConfig, labels: tuple[str, ...]) -> Task:
@@ -64,4 +66,10 @@ def _make_task(config: TaskConfig, labels: tuple[str, ...]) -> Task:
             f"there is no task {config.name!r}{suggest(config.name, NAMES)}; tasks: {', '.join(NAMES)} "
             "(your own tables: classification or regression)"
         )
-    return {"classification": classification_task, "choice": choice_task, "ner": ner_task}[config.name](config, labels)
+    tasks = {
+        "classification": classification_task,
+        "choice": choice_task,
+        "ner": ner_task,
+        "embeddings": embedding_task,
+    }
+    return tasks[config.name](config, labels)

@@ -58,6 +58,37 @@ def spearman(labels: Sequence[float], predictions: Sequence[float]) -> float:
     return _correlation(*map(_ranks, both)) if not any(np.any(np.isnan(each)) for each in both) else 0.0
 
 
+RANKING_METRICS = ("ndcg@10", "mrr@10", "recall@1", "recall@10", "recall@100", "map@100")
+
+
+def ranking_scores(rankings: Sequence[Sequence[float]], relevant: Sequence[Sequence[float]]) -> dict[str, float]:
+    """Returns `RANKING_METRICS`, means over queries; those for which nothing is relevant do not count.
+
+    Args:
+      rankings: for each query the grades of what was found, best first; 0 is not relevant.
+      relevant: the grades above 0 of all that is relevant to it, found or not.
+
+    Source: as trec_eval computes them, gains being the grades and discounts log2(1 + rank).
+    """
+    found: dict[str, list[float]] = {name: [] for name in RANKING_METRICS}
+    for grades, truth in zip(rankings, relevant):
+        if not len(truth):
+            continue
+        hits = np.asarray(grades[:100], np.float64) > 0
+        ranks = np.flatnonzero(hits) + 1
+        ideal = _gain(sorted(truth, reverse=True)[:10])
+        found["ndcg@10"].append(_gain(grades[:10]) / ideal)
+        found["mrr@10"].append(1 / ranks[0] if len(ranks) and ranks[0] <= 10 else 0.0)
+        for most in (1, 10, 100):
+            found[f"recall@{most}"].append(np.sum(hits[:most]) / len(truth))
+        found["map@100"].append(np.sum(np.arange(1, len(ranks) + 1) / ranks) / len(truth))
+    return {name: float(np.mean(values)) if values else 0.0 for name, values in found.items()}
+
+
+def _gain(grades: Sequence[float]) -> float:
+    return float(np.sum(np.asarray(grades, np.float64) / np.log2(np.arange(2, len(grades) + 2))))
+
+
 def precision_recall_f1(num_right: int, num_said: int, num_true: int) -> tuple[float, float, float]:
     """Returns precision, recall and F1 from counts; each is 0.0 where it would be 0 / 0."""
     return _ratio(num_right, num_said), _ratio(num_right, num_true), _ratio(2 * num_right, num_said + num_true)

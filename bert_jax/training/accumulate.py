@@ -89,7 +89,7 @@ def _scan(function: Callable[[Batch, jax.Array], _Tree], batch: Batch, count: in
     """Returns the sum of function(microbatch, its number), one after the other."""
     if count == 1:
         return function(batch, jnp.zeros((), jnp.int32))
-    pieces = jax.tree.map(lambda x: jnp.swapaxes(x.reshape(-1, count, *x.shape[1:]), 0, 1), batch)
+    pieces = microbatches_of(batch, count)
 
     def add(total: _Tree, piece: tuple[Batch, jax.Array]) -> tuple[_Tree, None]:
         return jax.tree.map(jnp.add, total, function(*piece)), None
@@ -98,3 +98,8 @@ def _scan(function: Callable[[Batch, jax.Array], _Tree], batch: Batch, count: in
     shapes = jax.eval_shape(function, first, jnp.zeros((), jnp.int32))
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
     return jax.lax.scan(add, zeros, (pieces, jnp.arange(count)))[0]
+
+
+def microbatches_of(batch: Batch, count: int) -> Batch:
+    """Returns the microbatches of a batch, [count, rows of one, ...]."""
+    return jax.tree.map(lambda x: jnp.swapaxes(x.reshape(-1, count, *x.shape[1:]), 0, 1), batch)

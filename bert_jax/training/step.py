@@ -19,6 +19,7 @@ from bert_jax.model.objective import Objective, Params
 from bert_jax.settings.pretraining import OptimizerConfig, TrainConfig
 from bert_jax.training.accumulate import sum_over_microbatches
 from bert_jax.training.optim import apply_updates, global_norm, learning_rate_at, make_optimizer
+from bert_jax.training.whole_batch import gradients_of_whole
 
 
 class TrainState(NamedTuple):
@@ -184,13 +185,15 @@ def _step_function(
         denominators = objective.denominators(batch)
         step_key = jax.random.fold_in(dropout_root, state.step)
 
+        def loss_of(metrics: _Pairs, denominators: dict[str, jax.Array]) -> tuple[jax.Array, _Pairs]:
+            terms = [metrics[name][0] / denominator for name, denominator in denominators.items()]
+            return jnp.sum(jnp.stack(terms)), metrics
+
         def gradients_of(
             params: Params, batch: Batch, key: jax.Array, denominators: dict[str, jax.Array], index: jax.Array | int
         ) -> tuple[tuple[jax.Array, _Pairs], Params]:
             def loss_and_metrics(params: Params) -> tuple[jax.Array, _Pairs]:
-                metrics = objective.losses(params, batch, jax.random.fold_in(key, index))
-                terms = [metrics[name][0] / denominator for name, denominator in denominators.items()]
-                return jnp.sum(jnp.stack(terms)), metrics
+                return loss_of(objective.losses(params, batch, jax.random.fold_in(key, index)), denominators)
 
             return jax.value_and_grad(loss_and_metrics, has_aux=True)(params)
 
@@ -198,16 +201,20 @@ def _step_function(
         if divided is not None:
             params = _gather(params, tree_shardings(mesh, params), objective.compute_dtype)
         given = (params, batch, step_key, denominators)
+        options = {"gradient_dtype": objective.gradient_dtype, "shardings": divided}
+        losses_of = objective.losses_of
         if train.accumulate == 1 and divided is None:
             (loss, metrics), gradients = gradients_of(*given, 0)
-        else:
-            (loss, metrics), gradients = sum_over_microbatches(
-                gradients_of,
+        elif objective.outputs is not None and losses_of is not None:
+            (loss, metrics), gradients = gradients_of_whole(
+                objective.outputs,
+                lambda outputs: loss_of(losses_of(outputs, batch), denominators),
                 train.accumulate,
-                *given,
-                gradient_dtype=objective.gradient_dtype,
-                shardings=divided,
+                *(params, batch, jax.random.fold_in(step_key, 0)),
+                **options,
             )
+        else:
+            (loss, metrics), gradients = sum_over_microbatches(gradients_of, train.accumulate, *given, **options)
 
         if divided is not None:
             gradients = jax.lax.with_sharding_constraint(gradients, divided)

@@ -13,7 +13,7 @@ from bert_jax.checkpoints.warm_start import complete
 from bert_jax.devices.sharding import make_mesh
 from bert_jax.model import keys
 from bert_jax.model.heads.table import HEADS
-from bert_jax.model.keys import PURPOSES, bits_of_rows, root_key
+from bert_jax.model.keys import PURPOSES, bits_of_rows, root_key, rows_of_microbatch
 from bert_jax.model.masking import _token_bits
 from bert_jax.model.objective import task_objective
 from bert_jax.settings.pretraining import MeshConfig, OptimizerConfig, TrainConfig
@@ -82,3 +82,33 @@ def test_places_beyond_32_bits_are_counted(size, monkeypatch):
 def test_seeds_that_differ_above_32_bits_differ():
     data = [tuple(jax.random.key_data(root_key(seed, "dropout")).tolist()) for seed in (5, 2**32 + 5, 2**62 + 5)]
     assert len(set(data)) == 3
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+def test_rows_of_a_microbatch_draw_what_they_draw_in_the_whole_batch(devices):
+    key, shape, count = root_key(3, "dropout"), (32, 3, 5), 2
+    whole = np.asarray(jax.random.bits(key, shape, jnp.uint32))
+
+    def draw(key, index):
+        with rows_of_microbatch(index, count):
+            return bits_of_rows(key, (shape[0] // count // devices, *shape[1:]))
+
+    if devices > 1:
+        draw = jax.shard_map(draw, in_specs=PartitionSpec(), out_specs=PartitionSpec("data"))
+    with jax.set_mesh(make_mesh(MeshConfig(data=devices), jax.devices()[:devices])):
+        for index in range(count):
+            np.testing.assert_array_equal(jax.jit(draw)(key, jnp.int32(index)), whole[index::count])
+
+
+def test_the_place_of_a_row_is_counted_in_64_bits():
+    key, size, count, index = root_key(3, "dropout"), 3 * 70_001, 50_000, 49_999
+    with rows_of_microbatch(jnp.int32(index), count):
+        bits = np.asarray(bits_of_rows(key, (3, 3, 70_001))).reshape(3, -1)
+    for row in range(3):
+        places = [(row * count + index) * size + number for number in (0, 1, size - 1)]
+        high, low = (
+            jnp.array([shift(place) for place in places], jnp.uint32)
+            for shift in (lambda n: n >> 32, lambda n: n & 0xFFFFFFFF)
+        )
+        assert int(high[0]) > 0
+        np.testing.assert_array_equal(keys._bits_at(key, high, low), bits[row, [0, 1, -1]])

@@ -4,6 +4,7 @@
 import json
 import math
 
+import numpy as np
 import pytest
 
 from bert_jax.tasks import scores
@@ -71,3 +72,21 @@ def test_many_examples_do_not_overflow():
 def test_precision_recall_f1():
     assert scores.precision_recall_f1(2, 4, 8) == (0.5, 0.25, pytest.approx(1 / 3))
     assert scores.precision_recall_f1(0, 0, 0) == (0.0, 0.0, 0.0)
+
+
+def test_rankings():
+    """Of the first query the second and fourth are relevant, and one is not found; of the second the first."""
+    found = scores.ranking_scores([[0, 2, 0, 1], [1, 0], [0, 0]], [[2, 1, 1], [1], []])
+    gain = 2 / np.log2(3) + 1 / np.log2(5)
+    ideal = 2 + 1 / np.log2(3) + 1 / np.log2(4)
+    assert found == {
+        "ndcg@10": pytest.approx((gain / ideal + 1) / 2),
+        "mrr@10": 0.75,
+        "recall@1": 0.5,
+        "recall@10": pytest.approx((2 / 3 + 1) / 2),
+        "recall@100": pytest.approx((2 / 3 + 1) / 2),
+        "map@100": pytest.approx(((1 / 2 + 2 / 4) / 3 + 1) / 2),
+    }
+    late = scores.ranking_scores([[0] * 10 + [1]], [[1]])
+    assert (late["mrr@10"], late["ndcg@10"], late["recall@10"], late["recall@100"]) == (0, 0, 0, 1)
+    assert scores.ranking_scores([], []) == dict.fromkeys(scores.RANKING_METRICS, 0.0)

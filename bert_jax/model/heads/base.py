@@ -24,6 +24,7 @@ from bert_jax.model.heads.labels import (
 )
 from bert_jax.model.layers import Dense, Dropout
 from bert_jax.model.losses import Pair
+from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.settings.model import ModelConfig
 
 
@@ -52,6 +53,11 @@ class Head:
     # B, L, M, the label of an example -> `Batch.labels` before any is written.
     no_labels: Callable[[int, int, int, Any], np.ndarray] = no_sequence_labels
     write_label: Callable[[np.ndarray, Any, Spot], None] = write_sequence_label  # into those of its row
+    # The rows of the task in each row of a batch (one text each), M, number of examples of the batch -> `Batch.labels`
+    # of the whole batch. A head that has it has a loss that needs the outputs of all rows at once.
+    labels_of_batch: Callable[[Sequence[Sequence[Any]], int, int], Any] | None = None
+    # Head, settings of the task -> the head as they ask for it.
+    as_set: Callable[["Head", TaskConfig], "Head"] = lambda head, config: head
     # Prediction. Outputs of a row -> those of an example, as `Task.decode` takes them.
     outputs: Callable[[np.ndarray, Spot], np.ndarray] = sequence_outputs
     # Labels of training, K -> the outputs [K] of a constant answer.

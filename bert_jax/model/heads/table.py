@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 from bert_jax.model.heads.base import Head
 from bert_jax.model.heads.choice import CHOICES
+from bert_jax.model.heads.embedding import EMBEDDINGS
 from bert_jax.model.heads.encoder import ENCODER
 from bert_jax.model.heads.pretraining import MASKED_LM, NEXT_SENTENCE, PRETRAINING
 from bert_jax.model.heads.sequence import SEQUENCES
@@ -12,7 +13,7 @@ from bert_jax.model.heads.spans import SPANS
 from bert_jax.model.heads.tokens import TOKENS
 
 # Of heads with the same parts, the one that parameters alone stand for comes first.
-_ALL = (SPANS, SEQUENCES, TOKENS, CHOICES, PRETRAINING, MASKED_LM, NEXT_SENTENCE, ENCODER)
+_ALL = (SPANS, SEQUENCES, TOKENS, CHOICES, PRETRAINING, MASKED_LM, NEXT_SENTENCE, ENCODER, EMBEDDINGS)
 HEADS: dict[str, Head] = {head.name: head for head in _ALL}
 
 
@@ -23,7 +24,7 @@ def has_parts(head: Head, parts: Iterable[str]) -> bool:
 
 def infer_head(parts: Iterable[str]) -> Head:
     """Returns the head of a model with these parts; classifiers without a pooler classify tokens."""
-    return next((head for head in HEADS.values() if has_parts(head, parts)), ENCODER)
+    return next((head for head in HEADS.values() if head.parts and has_parts(head, parts)), ENCODER)
 
 
 def head_of(name: str, parts: Iterable[str]) -> Head:

@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A vector for each text, and losses that need all texts of a batch at once: those of other examples are negatives.
+
+Source: Reimers and Gurevych 2019 for vectors of texts from pooled tokens.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+
+from bert_jax.batch import Array, Batch
+from bert_jax.devices.sharding import constrain_rows, num_row_shards, whole
+from bert_jax.errors import InputError
+from bert_jax.model.attention import MASKED_SCORE
+from bert_jax.model.encoder import Encoded, last_positions
+from bert_jax.model.heads.base import Head
+from bert_jax.model.heads.labels import constant_zeros
+from bert_jax.model.heads.probe import mean_of_sequences
+from bert_jax.model.layers import Dense
+from bert_jax.model.losses import Pair
+from bert_jax.settings.finetuning import EmbeddingConfig, TaskConfig
+from bert_jax.settings.model import ModelConfig
+
+_MOST_COSINES = 1 << 25  # that a device holds at once, of a batch of many texts
+
+
+class Texts(NamedTuple):
+    """The labels of a batch: E examples of up to T texts, an anchor, its positive and hard negatives."""
+
+    places: (
+        Array  # [E, T] int32: where its vector is among those of all rows, row x M + place; beyond them if it has none
+    )
+    numbers: Array  # [E, T] int32: the same for equal texts, of all the data; -1 is no text
+    scores: Array  # [E] float32: how alike the pair is, where that is known
+
+
+class Embedding(nn.Module):
+    """The pooled vectors of the last layer, with a dense layer if there is one, of length 1 if so set."""
+
+    config: ModelConfig
+    num_outputs: int
+    settings: EmbeddingConfig = EmbeddingConfig()
+
+    @nn.compact
+    def __call__(self, encoded: Encoded, batch: Batch, deterministic: bool) -> jax.Array:
+        """Returns float32 vectors [B, M, K]."""
+        settings, places = self.settings, batch.cls_positions.astype(jnp.int32)
+        size = settings.projection_size or self.config.hidden_size
+        if (most := max(settings.sizes(), default=0)) > size:
+            raise InputError(f"embedding.dimensions has {most}, and vectors have {size} numbers; use {size} at most")
+        if settings.pooling == "mean":
+            precision = self.config.matmul_precision
+            vectors = mean_of_sequences(encoded.hidden, batch.sequence_ids, places.shape[1], precision)
+        else:
+            places = places if settings.pooling == "cls" else last_positions(batch.sequence_ids, places)
+            vectors = jnp.take_along_axis(encoded.hidden, places[..., None], axis=1).astype(jnp.float32)
+        if settings.projection_size:
+            vectors = Dense(self.config, size, "float32", name="projection")(vectors)
+            vectors = jnp.tanh(vectors) if settings.projection_activation == "tanh" else vectors
+        return normalized(vectors) if settings.normalize else vectors
+
+
+def normalized(vectors: jax.Array) -> jax.Array:
+    """Returns vectors [..., K] of length 1; a vector of zeros stays one."""
+    return vectors * jax.lax.rsqrt(jnp.maximum(jnp.sum(vectors**2, axis=-1, keepdims=True), 1e-24))
+
+
+# Labels
+
+
+def _labels_of_batch(bins: Sequence[Sequence[Any]], num_places: int, num_examples: int) -> Texts:
+    """Returns the labels of rows that each are a text: (T, its place among them, number, score of the example)."""
+    slots = {number: slot for slot, number in enumerate(sorted({row.example for rows in bins for row in rows}))}
+    size = next(int(row.label[0]) for rows in bins for row in rows)
+    places = len(bins) * num_places + (1 << 30) + np.arange(num_examples * size, dtype=np.int32)  # unique, in no row
+    labels = Texts(
+        places.reshape(num_examples, size),
+        np.full((num_examples, size), -1, np.int32),
+        np.zeros(num_examples, np.float32),
+    )
+    for line, rows in enumerate(bins):
+        for place, row in enumerate(rows):
+            slot, (_, kind, number, score) = slots[row.example], row.label
+            labels.places[slot, kind] = line * num_places + place
+            labels.numbers[slot, kind] = number
+            labels.scores[slot] = score
+    return labels
+
+
+# Losses: settings, vectors [E, T, K], labels, weights [E] -> sums and weights of the loss, and of the accuracy
+
+
+def _losses(settings: EmbeddingConfig, outputs: jax.Array, batch: Batch, weights: jax.Array) -> dict[str, Pair]:
+    """Returns the loss of whole vectors, or the sum of the losses of several numbers of leading dimensions.
+
+    Source of the latter: Kusupati et al. 2022, "Matryoshka Representation Learning".
+    """
+    flat = outputs.reshape(-1, outputs.shape[-1])
+    vectors = flat.at[batch.labels.places].get(mode="fill", fill_value=0, unique_indices=True)
+    vectors = constrain_rows(vectors)
+    loss_of, sizes = LOSSES[settings.loss or "infonce"], settings.sizes() or (outputs.shape[-1],)
+    found = [loss_of(settings, vectors[..., :size], batch.labels, weights) for size in sizes]
+    loss = sum(each["loss"][0] for each in found), found[0]["loss"][1]
+    return found[int(np.argmax(sizes))] | {"loss": loss}
+
+
+def info_nce(settings: EmbeddingConfig, vectors: jax.Array, texts: Texts, weights: jax.Array) -> dict[str, Pair]:
+    """Returns the cross entropy of an anchor's positive among all positives and hard negatives of the batch, by cosine.
+
+    Texts that equal the anchor or its positive, and positives of an equal anchor, are left out.
+    Source: van den Oord et al. 2018; Henderson et al. 2017 for negatives from the batch; Gao et al. 2021, "SimCSE", for
+    hard negatives and for texts as their own positives. Both directions: Radford et al. 2021, half of each.
+    """
+    count, width = texts.numbers.shape
+    vectors, passages = normalized(vectors), texts.numbers[:, 1:].reshape(-1)
+    anchors, positives, number = texts.numbers[:, 0], texts.numbers[:, 1], jnp.arange(count)
+    belongs = jnp.where(jnp.arange(width - 1) == 0, anchors[:, None], -2).reshape(-1)  # a hard negative to no anchor
+    found = _find(
+        *(settings.temperature, vectors[:, 0], anchors, positives, number * (width - 1)),
+        *(vectors[:, 1:].reshape(-1, vectors.shape[-1]), passages, belongs),
+    )
+    if settings.both_directions:
+        back = _find(
+            *(settings.temperature, vectors[:, 1], positives, anchors, number),
+            *(vectors[:, 0], anchors, positives),
+        )
+        found = jax.tree.map(lambda one, other: (one + other) / 2, found, back)
+    return {name: (jnp.sum(each * weights), jnp.sum(weights)) for name, each in zip(("loss", "accuracy"), found)}
+
+
+def _find(
+    temperature: float,
+    queries: jax.Array,
+    own: jax.Array,
+    partners: jax.Array,
+    places: jax.Array,
+    candidates: jax.Array,
+    numbers: jax.Array,
+    belongs: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """Returns for each query its cross entropy, and 1 if its partner is alone the nearest candidate.
+
+    queries [E, K], with the numbers of their texts and of their partners [E], and the partners' places among the
+    candidates; candidates [C, K] with the numbers of their texts and of their partners [C]. -1 is no text.
+    """
+    candidates, numbers, belongs = (whole(each) for each in (candidates, numbers, belongs))
+
+    def find(queries: jax.Array, own: jax.Array, partners: jax.Array, places: jax.Array) -> tuple[jax.Array, jax.Array]:
+        scores = jnp.einsum("EK,CK->EC", queries, candidates, precision="highest") / temperature
+        own, partners = own[:, None], partners[:, None]
+        same = (numbers == partners) | (numbers == own) | (belongs == own)
+        is_partner = jnp.arange(numbers.shape[0]) == places[:, None]
+        others = jnp.where((numbers >= 0) & ~same & ~is_partner, scores, MASKED_SCORE)
+        partner = jnp.sum(jnp.where(is_partner, scores, 0), axis=-1)  # a masked sum: its gradient needs no scatter
+        both = jnp.logaddexp(partner, jax.nn.logsumexp(others, axis=-1))
+        return both - partner, (partner > jnp.max(others, axis=-1)).astype(jnp.float32)
+
+    return _in_blocks(find, numbers.shape[0], queries, own, partners, places)
+
+
+def _in_blocks(function: Callable[..., Any], width: int, *arrays: jax.Array) -> Any:
+    """Returns function(*arrays), rows [E] of numbers, from `width` numbers for each row; few of them are held at once.
+
+    Each device keeps its own rows.
+    """
+    rows = arrays[0].shape[0] // num_row_shards()
+    count = next(count for count in range(1, rows + 1) if not rows % count and rows // count * width <= _MOST_COSINES)
+    if count == 1:
+        return function(*arrays)
+    pieces = [jnp.swapaxes(each.reshape(-1, count, *each.shape[1:]), 0, 1) for each in arrays]
+    found = jax.lax.map(lambda piece: jax.checkpoint(function)(*piece), tuple(pieces))
+    return jax.tree.map(lambda each: jnp.swapaxes(each, 0, 1).reshape(-1), found)
+
+
+def triplet(settings: EmbeddingConfig, vectors: jax.Array, texts: Texts, weights: jax.Array) -> dict[str, Pair]:
+    """Returns by how much the positive is not nearer than hard negatives by a margin, of the distances of vectors.
+
+    It is the mean over the negatives of an anchor. Source: Schroff et al. 2015; Reimers and Gurevych 2019, section 3.
+    """
+    squares = jnp.sum((vectors[:, :1] - vectors[:, 1:]) ** 2, axis=-1)
+    distances = jnp.sqrt(jnp.maximum(squares, 1e-12))  # the gradient of a root at 0 is infinite
+    there = (texts.numbers[:, 2:] >= 0) & (texts.numbers[:, 2:] != texts.numbers[:, 1:2])
+    excess = jax.nn.relu(distances[:, :1] - distances[:, 1:] + settings.margin)
+    losses = jnp.sum(excess * there, axis=1) / jnp.maximum(jnp.sum(there, axis=1), 1)
+    nearer = jnp.all((distances[:, :1] < distances[:, 1:]) | ~there, axis=1)
+    total = jnp.sum(weights)
+    return {"loss": (jnp.sum(losses * weights), total), "accuracy": (jnp.sum(nearer * weights), total)}
+
+
+def cosent(settings: EmbeddingConfig, vectors: jax.Array, texts: Texts, weights: jax.Array) -> dict[str, Pair]:
+    """Returns log(1 + the sum of exp((cosine of j - cosine of i) / temperature) over pairs i that are graded above j).
+
+    Source: Su 2022, "CoSENT".
+    """
+    cosines = _cosines(vectors) / settings.temperature
+    others = [whole(each) for each in (cosines, texts.scores, weights)]
+
+    def above(cosines: jax.Array, scores: jax.Array, weights: jax.Array) -> jax.Array:
+        counts = (scores[:, None] > others[1]) & (weights[:, None] * others[2] > 0)
+        return jax.nn.logsumexp(jnp.where(counts, others[0] - cosines[:, None], MASKED_SCORE), axis=-1)
+
+    rows = _in_blocks(above, len(cosines), cosines, texts.scores, weights)
+    total = jnp.sum(weights)
+    return {"loss": (jax.nn.logsumexp(jnp.append(rows, 0.0)) * total, total)}
+
+
+def squared_cosine(settings: EmbeddingConfig, vectors: jax.Array, texts: Texts, weights: jax.Array) -> dict[str, Pair]:
+    """Returns the squared error of the cosine of pairs. Source: Reimers and Gurevych 2019, section 3."""
+    errors = jnp.square(_cosines(vectors) - texts.scores / settings.best_score)
+    return {"loss": (jnp.sum(errors * weights), jnp.sum(weights))}
+
+
+def _cosines(vectors: jax.Array) -> jax.Array:
+    """Returns the cosine of the first two vectors of each example, [E]."""
+    first, second = normalized(vectors[:, 0]), normalized(vectors[:, 1])
+    return jnp.sum(first * second, axis=-1)
+
+
+LOSSES: dict[str, Callable[[EmbeddingConfig, jax.Array, Texts, jax.Array], dict[str, Pair]]] = {
+    "infonce": info_nce,
+    "triplet": triplet,
+    "cosent": cosent,
+    "cosine": squared_cosine,
+}
+
+
+def _as_set(head: Head, config: TaskConfig) -> Head:
+    """Returns the head that pools, projects and learns as the settings of a task say."""
+    settings = config.embedding
+    if settings == EmbeddingConfig():
+        return head
+    return dataclasses.replace(
+        head,
+        parts=("projection",) if settings.projection_size else (),
+        module=partial(Embedding, settings=settings),
+        losses=partial(_losses, settings),
+    )
+
+
+EMBEDDINGS = Head(
+    "sentence_embedding",
+    (),
+    Embedding,
+    weights=lambda batch: (batch.labels.numbers[:, 0] >= 0).astype(jnp.float32),
+    losses=partial(_losses, EmbeddingConfig()),
+    labels_of_batch=_labels_of_batch,
+    as_set=_as_set,
+    constant=constant_zeros,
+    usual_task=lambda num_outputs: "embeddings",
+    exported=lambda vectors: vectors[:, 0],
+    about_exported="vectors [B, K] of texts.",
+    architecture="BertModel",
+    pipeline="sentence-similarity",
+)

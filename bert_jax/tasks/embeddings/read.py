@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads texts that belong together: from tables, SQuAD's files and BEIR's directories.
+
+What the columns of a table or the keys of JSON hold decides what its rows are:
+
+    anchor, positive [, negative, negative_2 ...]     a text, one that belongs to it, and hard negatives
+    sentence1, sentence2, score                       a graded pair: the more, the more alike
+    premise, hypothesis, label                        pairs of NLI: what follows from a premise belongs to it, and what
+                                                      contradicts it is a hard negative (Gao et al. 2021, "SimCSE")
+    text                                              a text, which is its own positive under another dropout (ibid.)
+
+Names are those that are usual, or the settings `text_column`, `second_text_column`, `label_column` and
+`embedding.negative_columns`. A directory of BEIR has corpus.jsonl, queries.jsonl and qrels/SPLIT.tsv. SQuAD's questions
+belong to their paragraphs.
+"""
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from bert_jax.data.sources import tfds_text
+from bert_jax.errors import InputError
+from bert_jax.settings.finetuning import TaskConfig
+from bert_jax.storage import files
+from bert_jax.tasks.readers import Examples, Record, find_split_file, read_json_lines, read_table, tfds_classes
+from bert_jax.tasks.squad.read import read_squad, read_squad_file
+from bert_jax.tasks.texts import id_of, label_number, named_class
+
+_PAIRS = (("anchor", "positive"), ("query", "positive"), ("query", "pos"), ("query", "passage"), ("query", "document"),
+          ("question", "answer"), ("question", "context"), ("question", "passage"), ("premise", "hypothesis"),
+          ("sentence1", "sentence2"), ("sentence_a", "sentence_b"), ("text1", "text2"), ("question1", "question2"),
+          ("sent0", "sent1"))  # fmt: skip
+_TEXTS = ("text", "sentence", "content", "document")
+_SCORES = ("score", "similarity_score", "relatedness_score", "similarity", "label", "gold_label", "is_duplicate")
+_IDS = ("id", "idx", "index", "pair_id")
+_NEGATIVE = re.compile(r"(hard_?)?neg(ative)?s?_?\d{0,9}")
+_NLI = ("entailment", "neutral", "contradiction")
+_QRELS = {"train": ("train",), "dev": ("dev", "validation", "test"), "test": ("test",)}  # best first
+NO_TEXT, SAME = "skipped: a text is empty", "negatives equal to the positive"
+
+
+class TextsExample(NamedTuple):
+    """Texts that belong together, or one that is looked for, or one that may be found."""
+
+    texts: tuple[str, ...]  # an anchor or query, its positive, hard negatives
+    score: float | None = None  # of a graded pair
+    id: int | str = 0
+    where: str = ""
+    relevant: Mapping[int | str, float] | None = None  # of a query: what is to be found, id -> grade
+    is_passage: bool = False  # whether it is to be found, among others
+
+    def is_query(self, place: int) -> bool:
+        """Returns whether a text takes the query's prompt: both do of a pair that has no direction."""
+        has_none = self.score is not None or self.texts[:1] == self.texts[1:]
+        return not self.is_passage and (place == 0 or has_none)
+
+
+class TextsExamples(Examples):
+    """Examples, and of training data the metric that fits the dev set."""
+
+    metric = ""
+
+
+def is_graded(examples: Sequence[TextsExample]) -> bool:
+    """Returns whether these are graded pairs."""
+    return any(example.score is not None for example in examples)
+
+
+def read_texts(config: TaskConfig, source: str, split: str) -> TextsExamples:
+    """Returns the examples of a split; [] if it is not there. Raises: InputError with file and line."""
+    found = _read(config, source, split)
+    if split == "train" and found:
+        found.metric = "spearman" if _is_graded_split(config, source, "dev", found) else "ndcg@10"
+    if split == "dev" and found and all(example.texts[:1] == example.texts[1:] for example in found):
+        raise InputError(
+            f"{found[0].where}: texts alone say nothing of how good vectors are; give a dev set of pairs, graded or "
+            "not, or of BEIR's format"
+        )
+    if is_graded(found) and split != "test" and len({example.score for example in found}) < 2:
+        raise InputError(f"{found[0].where}: all pairs have the score {found[0].score:g}; there must be two or more")
+    return found
+
+
+def _is_graded_split(config: TaskConfig, source: str, split: str, train: TextsExamples) -> bool:
+    """Returns whether a split has graded pairs; the training data say it where it is not there."""
+    if _is_squad(source) or _beir_place(source, split):
+        return False
+    return is_graded(_read(config, source, split) or train)
+
+
+def _read(config: TaskConfig, source: str, split: str) -> TextsExamples:
+    if _is_squad(source):
+        return _squad(read_squad(source, split), source)
+    if place := _beir_place(source, split):
+        return _read_beir(place, split)
+    place = find_split_file(source, split)
+    if not place:
+        return TextsExamples()
+    table = read_table(place)
+    if "paragraphs" in table.columns:
+        return _squad(read_squad_file(place), place)
+    if not table.records:
+        raise InputError(f"{place} holds no example; give data, a row or object for each")
+    return _of_table(config, table.records, table.columns, place)
+
+
+def _is_squad(source: str) -> bool:
+    return bool(re.search(r"\[-?\d*:-?\d*\]", source) or re.match(r"(train|dev|test)=|tfds:squad", source))
+
+
+def _squad(found: Iterable, where: str) -> TextsExamples:
+    pairs = (TextsExample((each.question, each.context), None, each.id, where) for each in found)
+    return _without_empty(pairs, ("question", "context"))
+
+
+# Tables
+
+
+def _of_table(config: TaskConfig, records: Sequence[Record], columns: Sequence[str], place: str) -> TextsExamples:
+    first, second, negatives, label = _columns(config, columns, place)
+    number = _usual(_IDS, columns)
+    names = tfds_classes(place).get(label) if place.startswith(tfds_text.PREFIX) else None
+    names = names or tuple(name.strip() for name in config.labels.split(",") if name.strip())
+
+    def label_of(record: Record) -> object:
+        value = record.get(label)
+        is_place = isinstance(value, str) and value.strip().isdecimal() and names
+        return named_class(int(value) if is_place else value, names)
+
+    is_nli = bool(label) and not negatives and any(str(label_of(record)) in _NLI for record in records)
+    if label and not is_nli and (first.lower(), second.lower()) == ("premise", "hypothesis"):
+        raise InputError(
+            f"{records[0].where}: label {records[0].get(label)!r:.40} is not one of {', '.join(_NLI)}; write these, or "
+            "their order in task.labels"
+        )
+    examples = []
+    for place_in_data, record in enumerate(records):
+        texts = [record.get(name) for name in (first, second) if name]
+        if not second:
+            texts *= 2
+        for name in negatives:
+            value = record.get(name)
+            texts += value if isinstance(value, list) else [value] if value not in (None, "") else []
+        for text, name in zip(texts, (first, second or first, *negatives, *negatives[-1:] * len(texts))):
+            if not isinstance(text, str | None):
+                raise InputError(f"{record.where}: {name!r} is {text!r:.60}, not a text; write it as a string")
+        score = label_number(record.get(label), record.where) if label and not is_nli else None
+        if label and not is_nli and score is None:
+            raise InputError(f"{record.where} has no {label!r}; give each pair a score, or remove it")
+        id_ = id_of(record.get(number), place_in_data)
+        examples.append((TextsExample(tuple(text or "" for text in texts), score, id_, record.where), label_of(record)))
+    columns = (first, second, *negatives, label)
+    if is_nli:
+        return _without_empty(*_of_nli(examples), columns=columns)
+    return _without_empty((example for example, _ in examples), columns)
+
+
+def _columns(config: TaskConfig, columns: Sequence[str], place: str) -> tuple[str, str, tuple[str, ...], str]:
+    """Returns the columns of the first text, the second, hard negatives and the label; "" for what is not there."""
+    named = [name.strip() for name in config.embedding.negative_columns.split(",") if name.strip()]
+    for name in (config.text_column, config.second_text_column, config.label_column, *named):
+        if name and name not in columns:
+            has = ", ".join(repr(column[:40]) for column in columns[:20])
+            raise InputError(f"{place} has no column {name!r}; it has {has}: change the setting of task")
+    first, second = config.text_column, config.second_text_column
+    if not first:
+        pairs = ([_usual((name,), columns) for name in pair] for pair in _PAIRS)
+        first, usual = next((pair for pair in pairs if all(pair)), (_usual(_TEXTS, columns), ""))
+        second = second or usual
+    if not first:
+        raise InputError(
+            f"{place} has no columns with usual names of texts, such as anchor and positive, but "
+            f"{', '.join(repr(column[:40]) for column in columns[:20])}; set task.text_column and second_text_column"
+        )
+    usual = [name for name in columns if _NEGATIVE.fullmatch(name.lower()) and name not in (first, second)]
+    negatives = tuple(named or usual) if second else ()
+    label = config.label_column or ("" if negatives or not second else _usual(_SCORES, columns))
+    return first, second, negatives, label
+
+
+def _usual(names: Iterable[str], columns: Sequence[str]) -> str:
+    small = {column.lower(): column for column in reversed(columns)}
+    return next((small[name] for name in names if name in small), "")
+
+
+def _of_nli(examples: Sequence[tuple[TextsExample, object]]) -> tuple[list[TextsExample], dict[str, int]]:
+    """Returns a premise, what follows, and what contradicts it if something does; and how many pairs are not used."""
+    of_premise: dict[str, dict[str, list[TextsExample]]] = {}
+    for example, label in examples:
+        if label not in (*_NLI, "-", None):  # hidden, or people did not agree
+            raise InputError(f"{example.where}: label {label!r:.40} is not one of {', '.join(_NLI)}; write one of them")
+        of_premise.setdefault(example.texts[0], {}).setdefault(str(label), []).append(example)
+    found = []
+    for groups in of_premise.values():
+        against = [example.texts[1] for example in groups.get("contradiction", ())]
+        for number, example in enumerate(groups.get("entailment", ())):
+            negative = (against[number % len(against)],) if against else ()
+            found.append(example._replace(texts=(*example.texts, *negative)))
+    return found, {"pairs that are not entailment": len(examples) - len(found)}
+
+
+def _without_empty(
+    examples: Iterable[TextsExample], counts: Mapping[str, int] | Sequence[str] = (), columns: Sequence[str] = ()
+) -> TextsExamples:
+    """Returns the examples without those whose anchor or positive is empty, and their negatives likewise."""
+    counts, columns = (counts, columns) if isinstance(counts, Mapping) else ({}, counts)
+    kept, empty, same = [], 0, 0
+    for example in examples:
+        texts = example.texts
+        if not all(text.strip() for text in texts[:2]):
+            empty += 1
+            continue
+        negatives = tuple(text for text in texts[2:] if text.strip() and text != texts[1])
+        same += texts[1] in texts[2:]
+        kept.append(example._replace(texts=(*texts[:2], *negatives)))
+    return TextsExamples(kept, {**counts, NO_TEXT: empty, SAME: same}, columns)
+
+
+# BEIR. Source: Thakur et al. 2021
+
+
+def _beir_place(source: str, split: str) -> str:
+    """Returns the directory of BEIR's format that a source has for a split; "" if it has none."""
+    places = files.split_places(source)
+    place = dict(zip(_QRELS, places)).get(split, "") if len(places) > 1 else source
+    return place if place and os.path.isfile(os.path.join(place, "corpus.jsonl")) else ""
+
+
+def _read_beir(place: str, split: str) -> TextsExamples:
+    """Returns pairs to train on, or the queries of a split with what is to be found, and all passages."""
+    names = (os.path.join(place, "qrels", f"{name}.tsv") for name in _QRELS[split])
+    qrels = next((name for name in names if os.path.isfile(name)), "")
+    if not qrels:
+        return TextsExamples()
+    passages, queries = (dict(_by_id(os.path.join(place, f"{name}.jsonl"))) for name in ("corpus", "queries"))
+    relevant: dict[str, dict[int | str, float]] = {}
+    for record in read_table(qrels).records:
+        query, passage, grade = (record.get(name) for name in ("query-id", "corpus-id", "score"))
+        for value, known, file in ((query, queries, "queries.jsonl"), (passage, passages, "corpus.jsonl")):
+            if value not in known:
+                raise InputError(f"{record.where}: {value!r:.40} is not an _id of {file}; correct it")
+        score = label_number(grade, record.where)
+        if score is not None and score > 0:
+            relevant.setdefault(str(query), {})[str(passage)] = score
+    if split == "train":
+        pairs = ((queries[query], passages[each], query) for query, found in relevant.items() for each in found)
+        return _without_empty(TextsExample((query, passage), None, name, qrels) for query, passage, name in pairs)
+    found = [TextsExample((queries[name],), None, name, qrels, grades) for name, grades in relevant.items()]
+    return TextsExamples(
+        [*found, *(TextsExample((text,), None, name, qrels, None, True) for name, text in passages.items())]
+    )
+
+
+def _by_id(path: str) -> Iterator[tuple[str, str]]:
+    """Yields the id and text of each line, with its title before the text, as BEIR's own models read it."""
+    for record in read_json_lines(path):
+        name, title, text = (record.get(key, "") for key in ("_id", "title", "text"))
+        if not isinstance(name, str | int) or name == "" or not isinstance(text, str):
+            raise InputError(f'{record.where} has no _id or no text; write {{"_id": "...", "text": "..."}}')
+        yield str(name), f"{title} {text}".strip() if isinstance(title, str) else text

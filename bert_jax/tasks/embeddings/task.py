@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Embeddings: vectors of texts that are near each other where the texts belong together.
+
+Graded pairs are scored by the correlation of their cosines with the scores. Other data are searched: the texts of all
+pairs, or BEIR's corpus, for those that belong to each query.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from bert_jax.errors import InputError
+from bert_jax.model.heads.embedding import EMBEDDINGS
+from bert_jax.settings.finetuning import TaskConfig
+from bert_jax.storage.places import Place
+from bert_jax.storage.writing import atomic_path
+from bert_jax.tasks import scores
+from bert_jax.tasks.base import CUT, Row, Rows, Task
+from bert_jax.tasks.embeddings.read import SAME, TextsExample, is_graded, read_texts
+from bert_jax.tasks.embeddings.search import in_blocks, nearest
+from bert_jax.tasks.texts import NUMBER_METRICS, check_length, write_predictions
+from bert_jax.text.fitting import join_texts
+from bert_jax.text.tokenizer import Tokenizer
+
+_DEPTH = 100  # of rankings
+METRICS = (*scores.RANKING_METRICS, *NUMBER_METRICS)
+
+
+class Embedded(NamedTuple):
+    """The vectors of the texts of an example."""
+
+    vectors: np.ndarray  # [T, K] float32
+
+
+def embedding_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
+    """Returns the task of embeddings, which has no classes. Raises: InputError if a setting cannot be used."""
+    if config.metric and config.metric not in METRICS:
+        raise InputError(f"task.metric {config.metric!r} is not one of {', '.join(METRICS)}; use one of them")
+    check_length(config)
+    return Task(
+        config=config,
+        head=EMBEDDINGS,
+        labels=(),
+        metric=config.metric or "ndcg@10",
+        read=partial(read_texts, config),
+        parse=_parse,
+        make_rows=partial(_make_rows, config),
+        decode=_decode,
+        score=_score,
+        show=lambda prediction: {"embedding": [round(float(each), 6) for each in prediction.vectors[0]]},
+        write=_write,
+        settle=partial(_settle, config),
+    )
+
+
+def _settle(config: TaskConfig, examples: Sequence[TextsExample]) -> TaskConfig:
+    """Returns the settings with the loss and the metric for the data. Raises: InputError if they do not fit."""
+    graded = is_graded(examples)
+    loss = config.embedding.loss or ("cosent" if graded else "infonce")
+    if graded != (loss in ("cosent", "cosine")):
+        kind, fitting = (
+            ("graded pairs", "cosent or cosine") if graded else ("texts without scores", "infonce or triplet")
+        )
+        raise InputError(f"embedding.loss {loss} is not for {kind}; use {fitting}")
+    if loss == "triplet" and not any(len(example.texts) > 2 for example in examples):
+        raise InputError("embedding.loss triplet needs hard negatives, and no example has one; use infonce")
+    if loss == "infonce" and len({example.texts[1] for example in examples}) < 2 < len(examples):
+        raise InputError(
+            f"{examples[0].where}: all {len(examples)} examples have the positive {examples[0].texts[1]!r:.60}, and "
+            "nothing is to be told apart; check task.second_text_column"
+        )
+    best = config.embedding.best_score
+    if loss == "cosine" and (wide := next((each for each in examples if abs(each.score or 0) > best), None)):
+        raise InputError(
+            f"{wide.where}: score {wide.score:g} is above embedding.best_score {best:g}, that of a cosine of 1; set it"
+        )
+    metric = config.metric or getattr(examples, "metric", "")
+    return dataclasses.replace(config, metric=metric, embedding=dataclasses.replace(config.embedding, loss=loss))
+
+
+def _parse(value: object, where: str) -> TextsExample:
+    """Returns the example of a user's input: a text as a query, or {"query": ...} or {"passage": ...}."""
+    if isinstance(value, Mapping) and len(value) == 1:
+        kind, text = next(iter(value.items()))
+        if kind in ("query", "passage", "text") and isinstance(text, str):
+            return TextsExample((text,), None, 0, where, is_passage=kind == "passage")
+    if isinstance(value, (list, tuple)) and len(value) == 1:
+        value = value[0]
+    if not isinstance(value, str):
+        raise InputError(f'{where}: {value!r:.60} is not a text; give a string, or {{"passage": "..."}}')
+    return TextsExample((value,), None, 0, where)
+
+
+# Rows
+
+
+def _make_rows(config: TaskConfig, examples: Sequence[TextsExample], tokenizer: Tokenizer, training: bool) -> Rows:
+    """Returns a row for each example to train on, with a label; or else for each different text, once."""
+    counts = dict(getattr(examples, "counts", {}))
+    fitted, cut = fit_prompted(config, _keys(examples), tokenizer)
+    counts[CUT] = cut
+    rows: list[Row] = []
+    if not training:
+        places: dict[tuple[bool, str], list[tuple[int, int]]] = {}
+        for number, example in enumerate(examples):
+            for place, text in enumerate(example.texts):
+                places.setdefault((example.is_query(place), text), []).append((number, place))
+        for key, uses in places.items():
+            ids = fitted[key][0]
+            rows.append(Row(uses[0][0], ids, np.zeros(len(ids), np.uint8), (len(ids),), None, uses))
+        return Rows(rows, {reason: count for reason, count in counts.items() if count})
+    numbers: dict[bytes, int] = {}
+    same = 0
+    for number, example in enumerate(examples):
+        parts = [fitted[example.is_query(place), text] for place, text in enumerate(example.texts)]
+        texts = [numbers.setdefault(ids[1 + skipped :].tobytes(), len(numbers)) for ids, skipped in parts]
+        same += texts[1] in texts[2:]
+        ids = np.concatenate([each for each, _ in parts])
+        lengths = tuple(len(each) for each, _ in parts)
+        rows.append(Row(number, ids, np.zeros(len(ids), np.uint8), lengths, (example.score or 0.0, *texts)))
+    counts[SAME] = counts.get(SAME, 0) + same
+    return Rows(rows, {reason: count for reason, count in counts.items() if count})
+
+
+def _keys(examples: Sequence[TextsExample]) -> list[tuple[bool, str]]:
+    """Returns whether it is a query, and the text, of all texts, each once."""
+    return list(
+        dict.fromkeys((each.is_query(place), text) for each in examples for place, text in enumerate(each.texts))
+    )
+
+
+def fit_prompted(
+    config: TaskConfig, keys: Sequence[tuple[bool, str]], tokenizer: Tokenizer
+) -> tuple[dict[tuple[bool, str], tuple[np.ndarray, int]], int]:
+    """Returns [CLS] prompt text [SEP] of each text, with the tokens of its prompt, and how many were cut.
+
+    Raises: InputError if a prompt leaves no room for a text.
+    """
+    prompts = {True: config.embedding.query_prompt, False: config.embedding.passage_prompt}
+    skipped = {kind: len(tokenizer.encode(prompt)) for kind, prompt in prompts.items()}
+    for kind, count in skipped.items():
+        if count + 3 > config.max_seq_length:
+            raise InputError(
+                f"the prompt {prompts[kind]!r:.60} has {count} tokens, and task.max_seq_length {config.max_seq_length} "
+                "leaves no room for a text after it; raise that, or shorten the prompt"
+            )
+    encoded = tokenizer.encode_batch([prompts[kind] + text for kind, text in keys])
+    found = [join_texts(tokenizer, ids, None, config.max_seq_length) for ids in encoded]
+    texts = {key: (each.token_ids, skipped[key[0]]) for key, each in zip(keys, found)}
+    return texts, sum(each.was_cut for each in found)
+
+
+# Predictions
+
+
+def _decode(examples: Sequence[TextsExample], rows: Sequence[Row], outputs: Sequence[np.ndarray]) -> list[Embedded]:
+    """Returns the vectors of each example."""
+    found: list[list[np.ndarray]] = [[np.zeros(0)] * len(example.texts) for example in examples]
+    for row, vector in zip(rows, outputs):
+        for number, place in row.detail:
+            found[number][place] = np.asarray(vector, np.float32)
+    return [Embedded(np.stack(vectors)) for vectors in found]
+
+
+def _score(examples: Sequence[TextsExample], predictions: Sequence[Embedded]) -> dict[str, float]:
+    """Returns correlations of graded pairs, or else metrics of rankings."""
+    if is_graded(examples):
+        truth = [float(example.score or 0.0) for example in examples]
+        return {name: metric(truth, _cosines(predictions)) for name, metric in NUMBER_METRICS.items()}
+    ranked = _rank(examples, predictions)
+    return scores.ranking_scores([grades for _, _, grades, _ in ranked], [truth for _, _, _, truth in ranked])
+
+
+def _cosines(predictions: Sequence[Embedded]) -> list[float]:
+    pairs = np.stack([prediction.vectors[:2] for prediction in predictions]).astype(np.float64)
+    pairs /= np.maximum(np.linalg.norm(pairs, axis=-1, keepdims=True), 1e-12)
+    return np.sum(pairs[:, 0] * pairs[:, 1], axis=-1).tolist()
+
+
+Ranked = tuple[int | str, list[tuple[int | str, float]], list[float], list[float]]
+
+
+def _rank(examples: Sequence[TextsExample], predictions: Sequence[Embedded]) -> list[Ranked]:
+    """Returns for each query its id, the ids and cosines of the best passages, their grades, and all grades above 0.
+
+    A query is not among what is found for it.
+    """
+    queries: dict[int | str, np.ndarray] = {}
+    truth: dict[int | str, dict[int | str, float]] = {}
+    passages: dict[int | str, np.ndarray] = {}
+    texts: dict[int | str, str] = {}
+    if any(example.relevant is not None for example in examples):
+        for example, (vectors,) in (
+            (example, prediction.vectors) for example, prediction in zip(examples, predictions)
+        ):
+            if example.is_passage:
+                passages[example.id] = vectors
+            else:
+                queries[example.id], truth[example.id] = vectors, dict(example.relevant or {})
+                texts[example.id] = str(example.id)
+    else:  # the positives and hard negatives of all pairs, by what they say
+        for example, prediction in zip(examples, predictions):
+            passages |= dict(zip(example.texts[1:], prediction.vectors[1:]))
+            queries[example.texts[0]] = prediction.vectors[0]
+            truth.setdefault(example.texts[0], {})[example.texts[1]] = 1.0
+            texts[example.texts[0]] = example.texts[0]
+    names = list(passages)
+    found = nearest(np.stack(list(queries.values())), in_blocks(np.stack(list(passages.values()))), _DEPTH + 1)
+    ranked: list[Ranked] = []
+    for query, cosines, numbers in zip(queries, found.cosines, found.numbers):
+        best = [(names[n], float(c)) for c, n in zip(cosines, numbers) if n >= 0 and names[n] != texts[query]][:_DEPTH]
+        grades = {name: grade for name, grade in truth[query].items() if name != texts[query]}
+        ranked.append((query, best, [grades.get(name, 0.0) for name, _ in best], list(grades.values())))
+    return ranked
+
+
+def _write(directory: Place, split: str, examples: Sequence[TextsExample], predictions: Sequence[Embedded]) -> None:
+    """Writes the cosines of graded pairs to SPLIT.tsv, or rankings to SPLIT.trec, as trec_eval reads them."""
+    if is_graded(examples) or all(len(example.texts) > 1 and example.relevant is None for example in examples):
+        ids = [example.id for example in examples]
+        write_predictions(directory / f"{split}.tsv", ids, _cosines(predictions))
+        return
+    lines = [
+        f"{query} Q0 {name} {rank} {cosine:.6f} bert_jax\n"
+        for query, best, _, _ in _rank(examples, predictions)
+        for rank, (name, cosine) in enumerate(best, 1)
+    ]
+    with atomic_path(directory / f"{split}.trec") as temporary:
+        temporary.write_text("".join(lines), encoding="utf-8")

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Losses of vectors of texts against plain numpy."""
+
+import jax
+import numpy as np
+import pytest
+
+from bert_jax.model.heads import embedding
+from bert_jax.model.heads.embedding import LOSSES, Texts
+from bert_jax.settings.finetuning import EmbeddingConfig
+
+RNG = np.random.default_rng(0)
+# Six examples of an anchor, a positive and two hard negatives, of which some are missing, and an empty place.
+NUMBERS = np.array(
+    [
+        [0, 1, 2, -1],
+        [3, 4, 5, 6],
+        [0, 7, -1, -1],  # the anchor of the first: its positive is no negative there
+        [8, 4, 9, -1],  # the positive of the second
+        [1, 10, 4, -1],  # its anchor is the positive of the first, its hard negative that of the second
+        [-1, -1, -1, -1],
+    ]
+)
+SCORES = np.array([0.2, 1.0, 0.5, 0.5, 0.0, 0.0], np.float32)
+VECTORS = RNG.normal(size=(6, 4, 8)).astype(np.float32)
+WEIGHTS = np.array([1, 1, 1, 1, 1, 0], np.float32)
+TEXTS = Texts(np.zeros_like(NUMBERS), NUMBERS, SCORES)
+
+
+def unit(vectors):
+    return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
+
+
+def loss_of(name, vectors=VECTORS, **settings):
+    found = jax.jit(lambda vectors: LOSSES[name](EmbeddingConfig(**settings), vectors, TEXTS, WEIGHTS))(vectors)
+    return {key: (float(total), float(weight)) for key, (total, weight) in found.items()}
+
+
+def expected_info_nce(vectors, temperature):
+    vectors, losses, right = unit(vectors).astype(np.float64), [], []
+    for i in range(5):
+        own = vectors[i, 0] @ vectors[i, 1] / temperature
+        others = []
+        for j in range(5):
+            for place in (1, 2, 3):
+                text = NUMBERS[j, place]
+                is_own = (i, 1) == (j, place)
+                is_same = text in (NUMBERS[i, 0], NUMBERS[i, 1]) or (place == 1 and NUMBERS[j, 0] == NUMBERS[i, 0])
+                if text >= 0 and not is_own and not is_same:
+                    others.append(vectors[i, 0] @ vectors[j, place] / temperature)
+        losses.append(np.log(np.exp(own) + np.exp(others).sum()) - own)
+        right.append(own > max(others))
+    return sum(losses), sum(right)
+
+
+@pytest.mark.parametrize("most", [1 << 25, 18])
+def test_the_positive_is_found_among_the_texts_of_the_batch_that_are_other_texts(monkeypatch, most):
+    monkeypatch.setattr(embedding, "_MOST_COSINES", most)
+    loss, right = expected_info_nce(VECTORS, 0.1)
+    assert loss_of("infonce", temperature=0.1) == {"loss": pytest.approx((loss, 5)), "accuracy": (right, 5)}
+
+
+def test_both_directions_are_half_of_each():
+    vectors = unit(VECTORS).astype(np.float64)
+    back = 0.0
+    for i in range(5):
+        cosines = vectors[:5, 0] @ vectors[i, 1] / 0.1
+        others = [
+            cosines[j]
+            for j in range(5)
+            if j != i and NUMBERS[j, 0] not in (NUMBERS[i, 0], NUMBERS[i, 1]) and NUMBERS[j, 1] != NUMBERS[i, 1]
+        ]
+        back += np.log(np.exp(cosines[i]) + np.exp(others).sum()) - cosines[i]
+    found = loss_of("infonce", temperature=0.1, both_directions=True)["loss"]
+    assert found == pytest.approx(((back + expected_info_nce(VECTORS, 0.1)[0]) / 2, 5))
+
+
+def test_pairs_with_more_are_to_be_nearer():
+    first, second = unit(VECTORS[:5, 0].astype(np.float64)), unit(VECTORS[:5, 1].astype(np.float64))
+    cosines = np.sum(first * second, axis=1)
+    terms = [np.exp((cosines[j] - cosines[i]) / 0.1) for i in range(5) for j in range(5) if SCORES[i] > SCORES[j]]
+    assert loss_of("cosent", temperature=0.1)["loss"] == pytest.approx((5 * np.log(1 + sum(terms)), 5), rel=1e-5)
+    errors = (cosines - SCORES[:5] / 2) ** 2
+    assert loss_of("cosine", best_score=2.0)["loss"] == pytest.approx((errors.sum(), 5), rel=1e-5)
+
+
+def test_a_positive_is_to_be_nearer_than_hard_negatives_by_a_margin():
+    vectors, total = VECTORS.astype(np.float64), 0.0
+    for i in range(5):
+        far = np.linalg.norm(vectors[i, :1] - vectors[i, 1:], axis=-1)
+        terms = [max(0, far[0] - far[k - 1] + 0.5) for k in (2, 3) if NUMBERS[i, k] >= 0]
+        total += np.mean(terms) if terms else 0.0
+    assert loss_of("triplet", margin=0.5)["loss"] == pytest.approx((total, 5), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_the_gradient_is_finite_and_that_of_differences(name):
+    """Also where the anchor is its positive, as in a batch of plain texts."""
+    vectors = VECTORS.copy()
+    vectors[1, 1] = vectors[1, 0]
+    loss = lambda v: LOSSES[name](EmbeddingConfig(), v, TEXTS, WEIGHTS)["loss"][0]  # noqa: E731
+    gradient = np.asarray(jax.jit(jax.grad(loss))(vectors))
+    assert np.isfinite(gradient).all() and not gradient[5].any() and gradient[:5].any()
+    step = np.zeros_like(vectors)
+    step[0, 0, 3] = 1e-2
+    change = (float(loss(vectors + step)) - float(loss(vectors - step))) / 2e-2
+    assert gradient[0, 0, 3] == pytest.approx(change, rel=2e-2, abs=2e-3)

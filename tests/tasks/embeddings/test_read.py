@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What data of texts that belong together are read as, and what is said of data that cannot be."""
+
+import dataclasses
+import json
+
+import pytest
+
+from bert_jax.errors import InputError
+from bert_jax.settings.finetuning import EmbeddingConfig, TaskConfig
+from bert_jax.tasks.embeddings.read import NO_TEXT, SAME, read_texts
+
+CONFIG = TaskConfig(name="embeddings")
+
+
+def table(path, *rows):
+    path.write_text("".join("\t".join(row) + "\n" for row in rows))
+    return str(path)
+
+
+def texts(found):
+    return [example.texts for example in found]
+
+
+def test_pairs_and_hard_negatives_of_any_number(tmp_path):
+    rows = [
+        ("query", "positive", "negative", "negative_2"),
+        ("a", "b", "c", "d"),
+        ("e", "f", "", "g"),
+        ("h", "i", "i", ""),
+    ]
+    found = read_texts(CONFIG, table(tmp_path / "train.tsv", *rows), "train")
+    assert texts(found) == [("a", "b", "c", "d"), ("e", "f", "g"), ("h", "i")]
+    assert found.counts == {SAME: 1} and found.metric == "ndcg@10" and found.columns == rows[0]
+    lines = [
+        {"anchor": "a", "positive": "b", "negatives": ["c", "d", "b"]},
+        {"anchor": "e", "positive": "f", "negatives": []},
+    ]
+    (tmp_path / "l.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = read_texts(CONFIG, str(tmp_path / "l.jsonl"), "train")
+    assert texts(found) == [("a", "b", "c", "d"), ("e", "f")] and found.counts == {SAME: 1}
+
+
+def test_columns_by_setting(tmp_path):
+    source = table(tmp_path / "train.tsv", ("x", "y", "z", "w"), ("a", "b", "c", "3"))
+    named = TaskConfig(name="embeddings", text_column="y", second_text_column="x", label_column="w")
+    (example,) = read_texts(named, table(tmp_path / "test.tsv", ("x", "y", "z", "w"), ("a", "b", "c", "3")), "test")
+    assert example.texts == ("b", "a") and example.score == 3
+    negatives = dataclasses.replace(named, label_column="", embedding=EmbeddingConfig(negative_columns="z, w"))
+    assert texts(read_texts(negatives, source, "train")) == [("b", "a", "c", "3")]
+
+
+def test_graded_pairs_choose_the_metric_of_dev(tmp_path):
+    rows = [("sentence_A", "sentence_B", "relatedness_score"), ("a", "b", "3.5"), ("c", "d", "1")]
+    graded = table(tmp_path / "dev.tsv", *rows)
+    found = read_texts(CONFIG, graded, "dev")
+    assert [example.score for example in found] == [3.5, 1.0] and all(found[0].is_query(place) for place in (0, 1))
+    plain = table(tmp_path / "train.tsv", ("text",), ("a",), ("b",), (" ",))
+    found = read_texts(CONFIG, f"{plain},{graded}", "train")
+    assert texts(found) == [("a", "a"), ("b", "b")] and found.metric == "spearman"
+    assert found[0].is_query(1)
+
+
+def test_pairs_of_nli(tmp_path):
+    rows = [
+        ("premise", "hypothesis", "label"),
+        ("a", "b", "entailment"),
+        ("a", "c", "contradiction"),
+        ("a", "d", "neutral"),
+    ]
+    rows += [("e", "f", "entailment"), ("a", "g", "entailment"), ("h", "i", "contradiction")]
+    found = read_texts(CONFIG, table(tmp_path / "train.tsv", *rows), "train")
+    assert texts(found) == [("a", "b", "c"), ("a", "g", "c"), ("e", "f")]
+    assert found.counts == {"pairs that are not entailment": 3}
+    numbers = [("premise", "hypothesis", "label"), ("a", "b", "0"), ("a", "c", "2")]
+    source = table(tmp_path / "numbers.tsv", *numbers)
+    with pytest.raises(InputError, match=r"numbers.tsv:2: label '0' is not one of entailment, .*task.labels"):
+        read_texts(CONFIG, source, "train")
+    named = TaskConfig(name="embeddings", labels="entailment,neutral,contradiction")
+    assert texts(read_texts(named, source, "train")) == [("a", "b", "c")]
+
+
+def test_questions_and_their_paragraphs(tmp_path):
+    def article(n):
+        return {
+            "title": "t",
+            "paragraphs": [{"context": f"text {n}", "qas": [{"id": str(n), "question": f"q{n}", "answers": []}]}],
+        }
+
+    path = tmp_path / "all.json"
+    path.write_text(json.dumps({"data": [article(number) for number in range(3)]}))
+    assert texts(read_texts(CONFIG, f"{path}[:2],{path}[2:]", "train")) == [("q0", "text 0"), ("q1", "text 1")]
+    assert texts(read_texts(CONFIG, f"{path}[:2],{path}[2:]", "dev")) == [("q2", "text 2")]
+    assert len(read_texts(CONFIG, str(path), "train")) == 3
+
+
+def beir(path, test="test"):
+    (path / "qrels").mkdir(parents=True)
+    corpus = [
+        {"_id": "d1", "title": "T", "text": "one"},
+        {"_id": "d2", "title": "", "text": "two"},
+        {"_id": "q1", "text": "x"},
+    ]
+    queries = [{"_id": "q1", "text": "find one"}, {"_id": "q2", "text": "find two"}]
+    for name, lines in (("corpus", corpus), ("queries", queries)):
+        (path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for name, rows in (
+        ("train", [("q1", "d1", "1"), ("q2", "d2", "0")]),
+        (test, [("q2", "d2", "2"), ("q2", "d1", "1")]),
+    ):
+        table(path / "qrels" / f"{name}.tsv", ("query-id", "corpus-id", "score"), *rows)
+    return str(path)
+
+
+def test_directories_of_beir(tmp_path):
+    place = beir(tmp_path / "set")
+    assert texts(read_texts(CONFIG, place, "train")) == [("find one", "T one")]
+    found = read_texts(CONFIG, place, "dev")  # there is none, so it is the test
+    assert texts(found) == [("find two",), ("T one",), ("two",), ("x",)]
+    assert found[0].relevant == {"d2": 2.0, "d1": 1.0} and found[1].is_passage and not found[1].is_query(0)
+    plain = table(tmp_path / "train.tsv", ("text",), ("a",))
+    assert texts(read_texts(CONFIG, f"{plain},{place}", "dev"))[0] == ("find two",)
+    table(tmp_path / "set" / "qrels" / "test.tsv", ("query-id", "corpus-id", "score"), ("q2", "d9", "1"))
+    with pytest.raises(InputError, match=r"test.tsv:2: 'd9' is not an _id of corpus.jsonl; correct it"):
+        read_texts(CONFIG, place, "dev")
+
+
+@pytest.mark.parametrize(
+    ("rows", "split", "problem"),
+    [
+        (
+            [("x", "y"), ("a", "b")],
+            "train",
+            r"has no columns with usual names of texts, .* but 'x', 'y'; set task.text",
+        ),
+        (
+            [("sentence1", "sentence2", "score"), ("a", "b", "1"), ("c", "d", "1")],
+            "dev",
+            r":2: all pairs have the score 1;",
+        ),
+        ([("sentence1", "sentence2", "score"), ("a", "b", "")], "train", r":2 has no 'score'; give each pair a score"),
+        ([("sentence1", "sentence2", "score"), ("a", "b", "x")], "train", r":2: label 'x' is not a finite number"),
+        ([("text",), ("a",)], "dev", r"texts alone say nothing of how good vectors are; give a dev set of pairs"),
+        (
+            [("premise", "hypothesis", "label"), ("a", "b", "entailment"), ("a", "b", "both")],
+            "train",
+            r":3: label 'both'",
+        ),
+        ([("anchor", "positive")], "train", r"holds no example"),
+    ],
+)
+def test_what_cannot_be_read_is_named(tmp_path, rows, split, problem):
+    with pytest.raises(InputError, match=problem):
+        read_texts(CONFIG, table(tmp_path / f"{split}.tsv", *rows), split)
+
+
+def test_columns_that_are_missing_and_sides_that_are_empty(tmp_path):
+    source = table(tmp_path / "train.tsv", ("anchor", "positive"), ("", "b"), ("c", " "), ("d", "e"))
+    found = read_texts(CONFIG, source, "train")
+    assert texts(found) == [("d", "e")] and found.counts == {NO_TEXT: 2}
+    named = TaskConfig(name="embeddings", embedding=EmbeddingConfig(negative_columns="bad"))
+    with pytest.raises(InputError, match="has no column 'bad'; it has 'anchor', 'positive': change the setting"):
+        read_texts(named, source, "train")
+    (tmp_path / "a.jsonl").write_text('{"anchor": null, "positive": "b"}\n{"anchor": 5, "positive": "b"}\n')
+    with pytest.raises(InputError, match=r"a.jsonl:2: 'anchor' is 5, not a text; write it as a string"):
+        read_texts(CONFIG, str(tmp_path / "a.jsonl"), "train")

@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Embeddings from data to a model: prompts, rows, labels of a batch, scores, and a run that learns."""
+
+import dataclasses
+import random
+
+import jax
+import numpy as np
+import pytest
+from builders import make_pretrained, write_topics
+
+import bert_jax
+from bert_jax.devices.sharding import make_mesh
+from bert_jax.errors import InputError
+from bert_jax.finetuning import finetune
+from bert_jax.model.heads.embedding import EMBEDDINGS
+from bert_jax.settings.finetuning import (
+    EmbeddingConfig,
+    FinetuneConfig,
+    FinetuneDataConfig,
+    FinetuneTrainConfig,
+    TaskConfig,
+)
+from bert_jax.settings.pretraining import MeshConfig, OptimizerConfig, ReportConfig
+from bert_jax.tasks.batches import choose_batching, train_batches
+from bert_jax.tasks.catalog import make_task
+from bert_jax.tasks.embeddings.read import SAME, TextsExample
+from bert_jax.text.tokenizer import load_tokenizer
+from bert_jax.training.report import read_metrics
+
+
+def task(**settings):
+    return make_task(TaskConfig(name="embeddings", max_seq_length=16, embedding=EmbeddingConfig(**settings)))
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+    return make_pretrained(tmp_path_factory.mktemp("start"))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(start):
+    return load_tokenizer(start / "tokenizer")
+
+
+def word(rng, topic):
+    return f"{topic}{rng.choice('aeiou')}{rng.choice('nrst')}"
+
+
+def write_pairs(path, count, seed, *, negatives=False):
+    """Writes pairs of texts about the same of eight topics, and hard negatives about another."""
+    rng, lines = random.Random(seed), ["anchor\tpositive" + "\tnegative" * negatives]
+    for _ in range(count):
+        topic, other = rng.sample("bdfgklmp", 2)
+        texts = [" ".join(word(rng, each) for _ in range(rng.randint(2, 6))) for each in (topic, topic, other)]
+        lines.append("\t".join(texts[: 2 + negatives]))
+    path.write_text("\n".join(lines) + "\n")
+    return str(path)
+
+
+def write_graded(path, count, seed):
+    rng, lines = random.Random(seed), ["sentence1\tsentence2\tscore"]
+    for _ in range(count):
+        first, second = rng.choice("bdf"), rng.choice("bdf")
+        texts = [" ".join(word(rng, each) for _ in range(3)) for each in (first, second)]
+        lines.append("\t".join([*texts, str(5.0 if first == second else 1.0)]))
+    path.write_text("\n".join(lines) + "\n")
+    return str(path)
+
+
+# Rows
+
+
+def test_rows_of_training_are_examples_whose_equal_texts_have_equal_numbers(tokenizer):
+    examples = [TextsExample(("ban bas", "dar", "bas")), TextsExample(("bas", "ban bas", "bas"))]
+    made = task(query_prompt="the ", passage_prompt=". .").make_rows(examples, tokenizer, True)
+    first, second = made.rows
+    assert first.lengths == (5, 5, 5) and tokenizer.tokens(first.token_ids)[:5] == [
+        "[CLS]",
+        "the",
+        "ban",
+        "bas",
+        "[SEP]",
+    ]
+    assert first.label == (0.0, 0, 1, 2) and second.label == (0.0, 2, 0, 2) and made.counts == {}
+    same = task().make_rows([TextsExample(("ban", "bas", "BAS"))], tokenizer, True)
+    assert same.counts == {SAME: 1} and same.rows[0].label == (0.0, 0, 1, 1)
+    with pytest.raises(
+        InputError, match=r"has 14 tokens, and task\.max_seq_length 16 leaves no room for a text after it"
+    ):
+        task(query_prompt="the " * 14).make_rows(examples, tokenizer, True)
+
+
+def test_rows_of_prediction_are_each_text_once(tokenizer):
+    made = task(query_prompt="the ")
+    examples = [TextsExample(("ban", "bas")), TextsExample(("bas", "bas ban")), TextsExample(("bas", "bas"), 1.0)]
+    rows = made.make_rows(examples, tokenizer, False).rows
+    assert [tokenizer.tokens(row.token_ids[1:-1]) for row in rows] == [
+        ["the", "ban"], ["bas"], ["the", "bas"], ["bas", "ban"]
+    ]  # fmt: skip
+    vectors = np.eye(4, dtype=np.float32)
+    found = made.decode(examples, rows, list(vectors))
+    assert [each.vectors.argmax(1).tolist() for each in found] == [[0, 1], [2, 3], [2, 2]]
+
+
+def test_labels_say_where_each_text_of_a_batch_is(tokenizer):
+    rng = random.Random(0)
+    examples = [
+        TextsExample(tuple(" ".join(word(rng, "b") for _ in range(rng.randint(1, 9))) for _ in range(2 + n % 2)))
+        for n in range(21)
+    ]
+    rows = task().make_rows(examples, tokenizer, True).rows
+    known = {kind: text for each in rows for kind, text in zip(each.label[1:], parts(each))}
+    for pack in ("on", "off"):
+        data = FinetuneDataConfig(source="x", batch_size=8)
+        batching = choose_batching(rows, data, bert_jax.ModelConfig(max_positions=64), 4, pack, 10, apart=True)
+        mesh = make_mesh(MeshConfig(data=4), jax.devices()[:4])
+        seen = []
+        for _, batch in zip(range(3), train_batches(rows, EMBEDDINGS, 0, batching, mesh)):
+            batch = jax.device_get(batch)
+            places, numbers = batch.labels.places, batch.labels.numbers
+            assert places.shape == (8, 3) and len(np.unique(places)) == places.size
+            for line, of_example in zip(places, numbers):
+                for place, number in zip(line, of_example):
+                    row, index = divmod(int(place), batch.cls_positions.shape[1])
+                    if number < 0:
+                        assert row >= len(batch.token_ids)
+                        continue
+                    ids = batch.token_ids[row][batch.sequence_ids[row] == index + 1]
+                    np.testing.assert_array_equal(ids, known[number])
+            seen += numbers[:, 0][numbers[:, 0] >= 0].tolist()
+        assert sorted(seen) == sorted(row.label[1] for row in rows)
+
+
+def parts(row):
+    return np.split(row.token_ids, np.cumsum(row.lengths)[:-1])
+
+
+# Scores
+
+
+def test_pairs_are_scored_by_search_among_all_texts_but_the_query():
+    examples = [TextsExample(("a", "b", "c")), TextsExample(("d", "e")), TextsExample(("b", "a"))]
+    made = task()
+    e = np.eye(5)
+    vectors = {"a": e[0], "b": e[0] + 0.1 * e[1], "c": e[0] + 0.05 * e[1], "d": e[3], "e": e[4]}
+    found = [np.stack([vectors[text] for text in example.texts]).astype(np.float32) for example in examples]
+    scores = made.score(examples, [type("P", (), {"vectors": each})() for each in found])
+    # a: c, then b; d: a, b, c (cosines 0, in order b, c, e ...); b: c, a
+    ranks = [2, 3, 2]
+    assert scores["mrr@10"] == pytest.approx(np.mean([1 / rank for rank in ranks]))
+    assert scores["ndcg@10"] == pytest.approx(np.mean([1 / np.log2(1 + rank) for rank in ranks]))
+    assert (scores["recall@1"], scores["recall@10"]) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("examples", "settings", "problem"),
+    [
+        ([TextsExample(("a", "b"), 1.0)], {"loss": "infonce"}, "infonce is not for graded pairs; use cosent or cosine"),
+        ([TextsExample(("a", "b"))], {"loss": "cosent"}, "cosent is not for texts without scores"),
+        ([TextsExample(("a", "b"))], {"loss": "triplet"}, "triplet needs hard negatives"),
+        ([TextsExample((x, "b"), where="f:2") for x in "acd"], {}, "f:2: all 3 examples have the positive 'b'"),
+        ([TextsExample(("a", "b"), 5.0, 0, "f:2")], {"loss": "cosine"}, r"f:2: score 5 is above embedding.best_score"),
+    ],
+)  # fmt: skip
+def test_a_loss_that_does_not_fit_the_data_is_named(examples, settings, problem):
+    made = task(**settings)
+    with pytest.raises(InputError, match=problem):
+        made.settle(examples)
+
+
+# Runs
+
+
+def config(start, source, workdir=None, **sections):
+    settings = FinetuneConfig(
+        task=TaskConfig(name="embeddings", max_seq_length=16),
+        data=FinetuneDataConfig(source=source, batch_size=16),
+        optimizer=OptimizerConfig(learning_rate=5e-3, warmup_steps=0),
+        train=FinetuneTrainConfig(num_epochs=4.0),
+        mesh=MeshConfig(data=1),
+        report=ReportConfig(every_steps=1, tensorboard=False, progress=False),
+        init_checkpoint=str(start),
+    )
+    return dataclasses.replace(settings, **sections)
+
+
+def losses(workdir):
+    return np.array([record["loss"] for record in read_metrics(workdir / "metrics.jsonl") if record["kind"] == "train"])
+
+
+@pytest.mark.slow
+def test_a_run_learns_what_belongs_together_and_its_model_is_used_as_it_was_trained(start, tmp_path, capsys):
+    source = f"{write_pairs(tmp_path / 'a.tsv', 160, 0, negatives=True)},{write_pairs(tmp_path / 'b.tsv', 40, 1)}"
+    settings = EmbeddingConfig(query_prompt="the ", projection_size=8, dimensions="4,8", both_directions=True)
+    run = config(start, source, task=TaskConfig(name="embeddings", max_seq_length=16, embedding=settings))
+    result = finetune(run, tmp_path / "run", jax.devices()[:1])
+    found = losses(tmp_path / "run")
+    assert found[-5:].mean() < 0.7 * found[:5].mean()
+    assert result.metric == "ndcg@10" and result.metrics["ndcg@10"] > result.constant["ndcg@10"] + 0.1
+    predict = bert_jax.load_predictor(tmp_path / "run")
+    query, passage = (each.vectors[0] for each in predict(["ban bas", {"passage": "ban bas"}]))
+    assert (
+        query.shape == (8,) and np.linalg.norm(query) == pytest.approx(1, abs=1e-6) and not np.allclose(query, passage)
+    )
+    again = config(tmp_path / "run", source, train=FinetuneTrainConfig(num_epochs=0.1))
+    capsys.readouterr()
+    finetune(again, tmp_path / "again", jax.devices()[:1])
+    assert "its projection is not used" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_graded_pairs_and_texts_alone(start, tmp_path):
+    graded = write_graded(tmp_path / "graded.tsv", 60, 1)
+    for loss in ("cosent", "cosine"):
+        of_loss = TaskConfig(name="embeddings", max_seq_length=16, embedding=EmbeddingConfig(loss=loss, best_score=5.0))
+        result = finetune(config(start, f"{graded},{graded}", task=of_loss), tmp_path / loss, jax.devices()[:1])
+        assert result.metric == "spearman" and result.metrics["spearman"] > 0.6 and result.constant["spearman"] == 0
+    write_topics(tmp_path / "texts.tsv", 64, 0, labels=False)
+    result = finetune(config(start, f"{tmp_path / 'texts.tsv'},{graded}"), tmp_path / "alone", jax.devices()[:1])
+    assert result.metric == "spearman"
+    found = losses(tmp_path / "alone")
+    assert found[-4:].mean() < found[:4].mean()

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A loss of the whole batch: devices and microbatches change nothing but rounding, and memory is a microbatch's."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from builders import tiny_model
+
+from bert_jax.batch import pad_rows
+from bert_jax.devices.sharding import make_mesh
+from bert_jax.model.heads.embedding import EMBEDDINGS, Texts
+from bert_jax.model.objective import task_objective
+from bert_jax.settings.finetuning import EmbeddingConfig, FinetuneDataConfig, TaskConfig
+from bert_jax.settings.pretraining import MeshConfig, OptimizerConfig, TrainConfig
+from bert_jax.tasks.base import Row
+from bert_jax.tasks.batches import choose_batching, train_batches
+from bert_jax.training.step import abstract_state, init_state, make_train_step
+from bert_jax.training.whole_batch import gradients_of_whole
+
+RNG = np.random.default_rng(0)
+
+
+def test_a_loss_of_all_outputs_has_the_gradients_of_one_pass():
+    """Of a function of rows that is no model, where the loss is no sum over them."""
+    batch = pad_rows([[3, 1], [4], [1, 5, 9], [2]], 3)
+    outputs_of = lambda params, rows, key: jnp.sin(params["w"] * rows.token_ids)[:, None]  # noqa: E731
+    loss_of = lambda outputs: (jnp.sum(jnp.tril(outputs[:, 0] @ outputs[:, 0].T)) ** 2, jnp.max(outputs))  # noqa: E731
+    params, key = {"w": jnp.arange(1.0, 4.0)}, jax.random.key(0)
+    whole = lambda params: loss_of(outputs_of(params, batch, key))  # noqa: E731
+    (loss, largest), gradients = jax.value_and_grad(whole, has_aux=True)(params)
+    for count in (1, 2, 4):
+        found = gradients_of_whole(outputs_of, loss_of, count, params, batch, key)
+        np.testing.assert_allclose(found[0], (loss, largest), rtol=1e-6)
+        np.testing.assert_allclose(found[1]["w"], gradients["w"], rtol=1e-5)
+
+
+def label_rows(lengths, numbers):
+    rows = []
+    for number, (sizes, texts) in enumerate(zip(lengths, numbers)):
+        ids = RNG.integers(5, 200, sum(sizes)).astype(np.int32)
+        rows.append(Row(number, ids, np.zeros(len(ids), np.uint8), tuple(sizes), (0.1 * (number % 7), *texts)))
+    return rows
+
+
+ROWS = label_rows(
+    [RNG.integers(4, 12, 2 + number % 2).tolist() for number in range(40)],
+    [[3 * number, 3 * number + 1, 3 * number + 2][: 2 + number % 2] for number in range(40)],
+)
+DROPOUT = tiny_model(hidden_dropout_rate=0.1, attention_dropout_rate=0.1)
+
+
+def take_steps(devices, accumulate, pack="on", model=DROPOUT, count=2, **settings):
+    """Returns losses and parameters of some steps of batches of 16 examples."""
+    head = EMBEDDINGS.as_set(EMBEDDINGS, TaskConfig(embedding=EmbeddingConfig(**settings)))
+    mesh = make_mesh(MeshConfig(data=devices), jax.devices()[:devices])
+    train = TrainConfig(num_steps=10, accumulate=accumulate)
+    objective = task_objective(model, head)
+    data = FinetuneDataConfig(source="x", batch_size=16, pack=pack, bucket=False)
+    batching = choose_batching(ROWS, data, model, 8 * 16, pack, 10, apart=True)  # the same batches for all
+    optimizer = OptimizerConfig(learning_rate=1e-2, warmup_steps=0, name="adamw")
+    state = init_state(objective, optimizer, train, mesh)
+    step = make_train_step(objective, optimizer, train, mesh, state)
+    losses = []
+    with jax.set_mesh(mesh):
+        for _, batch in zip(range(count), train_batches(ROWS, head, 0, batching, mesh)):
+            state, metrics = step(state, batch)
+            losses.append([float(metrics[name][0]) for name in ("loss", "grad_norm")])
+    return np.array(losses), jax.device_get(state.params)
+
+
+@pytest.fixture(scope="module")
+def whole():
+    return take_steps(1, 1)
+
+
+@pytest.mark.parametrize(
+    ("devices", "accumulate"),
+    [(1, 4), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((1, 16), (8, 1), (8, 4)))],
+)
+def test_devices_and_microbatches_change_nothing_but_rounding(whole, devices, accumulate):
+    """With dropout, and packed: the texts of an example are in different rows and microbatches."""
+    losses, params = take_steps(devices, accumulate)
+    np.testing.assert_allclose(losses, whole[0], rtol=2e-4)
+    for one, other in zip(jax.tree.leaves(params), jax.tree.leaves(whole[1])):
+        np.testing.assert_allclose(one, other, atol=2e-4)
+
+
+def test_many_microbatches_take_little_more_memory_than_one():
+    """Of the compiled program. Outputs and cosines of the whole batch are all that grows with it."""
+    model, mesh, head = tiny_model(), make_mesh(MeshConfig(data=1), jax.devices()[:1]), EMBEDDINGS
+
+    def temporary_bytes(examples, accumulate):
+        ids = np.ones((2 * examples, 64), np.int32)
+        batch = pad_rows(ids, 64)
+        numbers = np.arange(2 * examples, dtype=np.int32).reshape(examples, 2)
+        batch = batch._replace(labels=Texts(numbers, numbers, np.zeros(examples, np.float32)))
+        train, optimizer = TrainConfig(num_steps=1, accumulate=accumulate), OptimizerConfig()
+        objective = task_objective(model, head)
+        state = abstract_state(objective, optimizer, train, mesh)
+        with jax.set_mesh(mesh):
+            shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), batch)
+            compiled = make_train_step(objective, optimizer, train, mesh, state).lower(state, shapes).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    one, many = temporary_bytes(16, 1), temporary_bytes(16 * 16, 16)
+    assert many < 2 * one < temporary_bytes(16 * 16, 1) / 4
