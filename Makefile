@@ -44,7 +44,7 @@ export UV_PYTHON_DOWNLOADS = never
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-all test-wheel test-reference test-tpu-aot test-gpu-aot lint format types docs docs-serve clean
+.PHONY: help setup demo test test-all test-wheel test-reference test-tpu-aot test-gpu-aot test-newest test-oldest release constraints lint format types docs docs-serve clean
 
 help:  ## this list of targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1	\2/p' Makefile | expand -t 16
@@ -151,6 +151,35 @@ endif
 	version=$$($(GPU_AOT)/bin/python -c 'import jaxlib; print(jaxlib.__version__)') && \
 	  $(GPU_AOT_INSTALL) --quiet --no-deps "jax-cuda12-plugin==$$version" "jax-cuda12-pjrt==$$version" '$(PTXAS)'
 	@touch $@
+
+# The newest libraries that the bounds of setup.cfg allow, and the oldest, each in an environment made anew. NEWEST names
+# the newest Python that jax has wheels for.
+NEWEST ?= python3.13
+test-newest:  ## runs the fast tests with the newest libraries and Python (NEWEST=python3.13)
+	$(NEWEST) -m venv --clear .venv-newest
+	.venv-newest/bin/python -m pip install --quiet --upgrade --editable '.[dev]'
+	.venv-newest/bin/python -m pip list --format=freeze | grep -E '^(jax|jaxlib|flax|optax|orbax-checkpoint|numpy)='
+	.venv-newest/bin/python -m pytest --numprocesses=2 --dist=worksteal -m "$(FAST)"
+
+test-oldest:  ## runs the fast tests with the oldest libraries that setup.cfg allows
+	$(PYTHON) -m venv --clear .venv-oldest
+	$(PYTHON) -c 'import configparser, re; found = configparser.ConfigParser(); found.read("setup.cfg"); \
+	  lines = found["options"]["install_requires"] + found["options.extras_require"]["train"]; \
+	  print("\n".join(re.sub(r">= ([0-9.]+)[^;]*", r"== \1.* ", line) for line in lines.split("\n") if line))' > .venv-oldest/oldest.txt
+	.venv-oldest/bin/python -m pip install --quiet --constraint .venv-oldest/oldest.txt --editable '.[dev]'
+	.venv-oldest/bin/python -m pytest --numprocesses=2 --dist=worksteal -m "$(FAST)"
+
+release: $(READY)  ## builds the wheel and the source distribution in dist/, and checks them
+	rm -rf dist
+	$(PY) -m build --quiet --outdir dist .
+	$(PY) -m twine check --strict dist/*
+	$(PY) -m pytest --numprocesses=0 tests/test_wheel.py -k 'is_in_the'
+
+constraints:  ## writes constraints.txt: the newest versions that setup.cfg allows, for every Python; needs uv
+	uv pip compile --quiet --universal --python-version 3.11 --extra dev --extra docs --no-header --no-annotate \
+	  --upgrade setup.cfg --output-file constraints.new
+	sed -n '/^#/p' constraints.txt | cat - constraints.new > constraints.sorted
+	mv constraints.sorted constraints.txt && rm constraints.new
 
 lint: $(READY)  ## checks style and formatting with ruff
 	$(PY) -m ruff check .

@@ -6,7 +6,7 @@
 #         launch/gke_xpk.sh train --config=pretrain:base --config.data.path=gs://BUCKET/data128 --workdir=gs://BUCKET/base
 #
 # Needs: xpk, gcloud and kubectl, logged in; a cluster made by `xpk cluster create`; IMAGE, with Python 3.11 or later and
-# `pip install 'bert_jax[tpu,gcs]'`; a service account that may write the bucket. SLICES is 1 unless set.
+# `pip install 'bert_jax[train,tpu,gcs]'`; a service account that may write the bucket. SLICES is 1 unless set.
 # GKE tells every pod its number and the names of the others (TPU_WORKER_ID, TPU_WORKER_HOSTNAMES), so they join without
 # a flag. A pod that ends with another status than 0 is started again, RESTARTS times (10), and resumes.
 #

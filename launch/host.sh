@@ -24,7 +24,7 @@ install() {
     gcloud storage cp "$PACKAGE" /tmp/ || return
     what=/tmp/${PACKAGE##*/}
   fi
-  uv venv --quiet --python 3.11 "$PLACE" && uv pip install --quiet --python "$PLACE/bin/python" "${what}[tpu,gcs,hub]"
+  uv venv --quiet --python 3.11 "$PLACE" && uv pip install --quiet --python "$PLACE/bin/python" "${what}[train,tpu,gcs,hub]"
 }
 
 # Hosts of a slice finish their installation minutes apart; the processes wait so long for each other.

@@ -5,7 +5,7 @@
 #     sbatch --nodes=4 --ntasks-per-node=8 --gpus-per-node=8 launch/slurm.sh train --config=pretrain:large,phase=1 \
 #         --config.data.path=/shared/data128 --workdir=/shared/runs/large
 #
-# Needs: an environment with `pip install 'bert_jax[cuda]'`, on BERT_JAX (its directory, .venv here unless set), and a
+# Needs: an environment with `pip install 'bert_jax[train,cuda12]'`, on BERT_JAX (its directory, .venv here unless set), and a
 # work directory that all nodes share, or a bucket. One task a GPU: JAX gives each task of a node the GPU of its number.
 # Two minutes before the end of its time every task gets SIGTERM: the run saves, ends with status 143 and is queued
 # again; so it is after status 75 (a node was lost), 76 (it hung) and 134 (the first node was lost).

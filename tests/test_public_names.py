@@ -205,6 +205,6 @@ def test_what_is_heavy_is_needed_only_when_used(repository, tmp_path):
     number, *told = done.stdout.splitlines()
     assert (number, done.returncode) == ("1", 0), done.stderr
     assert [line.rpartition("pip install ")[2] for line in told] == [
-        *("sentencex", "sentencepiece", "matplotlib", "'bert_jax[tfds]'"),
+        *("'bert_jax[train]'", "'bert_jax[sentencepiece]'", "'bert_jax[train]'", "'bert_jax[tfds]'"),
     ]
     assert all("which is not installed" in line for line in told) and not (tmp_path / "run" / "metrics.jsonl").exists()

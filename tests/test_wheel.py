@@ -4,6 +4,7 @@
 import configparser
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,11 +14,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from builders import make_pretrained
 
 UV = shutil.which("uv")
 # What a build reads, without what git ignores: nothing that lies about in a checkout gets into the wheel.
 SOURCES = "bert_jax configs docs tests README.md CHANGELOG.md CONTRIBUTING.md LICENSE MANIFEST.in Makefile".split()
-SOURCES += "constraints.txt finetune.py pyproject.toml setup.cfg setup.py train.py".split()
+SOURCES += "SECURITY.md constraints.txt finetune.py pyproject.toml setup.cfg setup.py train.py".split()
 
 SENTENCES = "The [MASK] of the list.\nReturn a new [MASK] object.\n"
 
@@ -47,13 +49,15 @@ def test_the_metadata_has_its_sections(repository, section):
 
 
 def test_what_a_plain_install_brings(repository):
-    """It trains; the figures behind what is an extra are in docs/decisions/0028-wheel-and-extras.md."""
+    """It loads, predicts, embeds and converts; the figures are in docs/decisions/0056-small-core.md."""
     required = setup(repository)["options"]["install_requires"]
-    for library in ("jax", "flax", "optax", "orbax-checkpoint", "sentencepiece", "sentencex", "matplotlib"):
-        assert f"\n{library} >=" in required
-    assert "tensorflow-datasets" not in required
     extras = setup(repository)["options.extras_require"]
-    assert all("tensorflow-datasets" in extras[extra] for extra in ("tfds", "tf", "dev"))
+    for library in ("jax", "flax", "optax", "orbax-checkpoint"):
+        assert re.search(rf"\n{library} >= [\d.]+, < ", required)  # a minor version that was not tried may break it
+    for library, extra in (("sentencex", "train"), ("matplotlib", "train"), ("sentencepiece", "sentencepiece")):
+        assert library not in required and f"\n{library} >=" in extras[extra]
+    assert "tensorflow-datasets" not in required and "tensorflow-datasets" in extras["tfds"]
+    assert {name for name in "tpu cuda12 cuda13 hub gcs all".split() if name not in extras} == set()
 
 
 @pytest.fixture(scope="module")
@@ -97,22 +101,36 @@ def test_what_is_in_the_wheel(repository, wheel):
 
 
 @pytest.fixture(scope="module")
-def installed(repository, wheel, tmp_path_factory) -> Iterator[Path]:
-    """Yields the programs of a fresh environment that has the wheel, with what it needs from the package index.
+def environment(repository, wheel, tmp_path_factory) -> Iterator[tuple[Path, str]]:
+    """Yields a fresh environment that has the wheel with `train`, and what it says of a corpus before it has `train`.
 
     uv links packages that it has unpacked before, here for the environment of the tests, in place of a download.
     """
-    environment = tmp_path_factory.mktemp("fresh") / "venv"
-    constraints = repository / "constraints.txt"
-    folder, python = environment.parent, environment / "bin" / "python"
+    place = tmp_path_factory.mktemp("fresh") / "venv"
+    folder, python = place.parent, place / "bin" / "python"
     if UV:
-        call(UV, "venv", "--quiet", "--python", sys.executable, environment, folder=folder)
-        call(UV, "pip", "install", "--quiet", "--python", python, "--constraint", constraints, wheel, folder=folder)
+        call(UV, "venv", "--quiet", "--python", sys.executable, place, folder=folder)
+        install: list[str | Path] = [UV, "pip", "install", "--quiet", "--python", python]
     else:
-        call(sys.executable, "-m", "venv", environment, folder=folder)
-        call(python, "-m", "pip", "install", "--quiet", "--constraint", constraints, wheel, folder=folder)
-    yield environment / "bin"
-    shutil.rmtree(environment)  # pytest keeps the folders of the last runs, and this one has 750 MB
+        call(sys.executable, "-m", "venv", place, folder=folder)
+        install = [python, "-m", "pip", "install", "--quiet"]
+    install += ["--constraint", repository / "constraints.txt"]
+    call(*install, wheel, folder=folder)
+    model = make_pretrained(folder)
+    code = "import sys, bert_jax; print(len(bert_jax.load_predictor(sys.argv[1])(['the [MASK] .'])))"
+    assert call(python, "-c", code, model, folder=folder, JAX_PLATFORMS="cpu").stdout == "1\n"
+    (folder / "text.txt").write_text("One. Two.\n\nThree.\n")
+    prepare = ["prepare_corpus", "--input=text.txt", f"--tokenizer={model}", "--output=data"]
+    done = subprocess.run([python.parent / "bert_jax", *prepare], cwd=folder, capture_output=True, text=True)
+    call(*install, f"{wheel}[train]", folder=folder)
+    yield place, done.stderr
+    shutil.rmtree(place)  # pytest keeps the folders of the last runs, and this one has 800 MB
+
+
+@pytest.fixture(scope="module")
+def installed(environment) -> Path:
+    """Returns the programs of the environment."""
+    return environment[0] / "bin"
 
 
 @pytest.mark.slow
@@ -158,10 +176,11 @@ def test_it_trains_converts_and_predicts(repository, installed, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.network
-def test_what_is_an_extra_is_named(installed, tmp_path):
-    """TFDS is not in a plain install: the one-line error says how it gets there."""
+def test_what_is_an_extra_is_named(environment, installed, tmp_path):
+    """The one-line error says how it gets there."""
     command = [installed / "bert_jax", "build_vocab", "--input=tfds:lm1b", "--output=x", "--vocab_size=100"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 1 and done.stderr.count("\n") == 1
     assert done.stderr.startswith("error: tfds:lm1b needs the package tensorflow_datasets, which is not installed")
     assert done.stderr.endswith("pip install 'bert_jax[tfds]'\n")
+    assert environment[1].splitlines()[-1].endswith("pip install 'bert_jax[train]'")

@@ -33,6 +33,7 @@ class _PanicError(Exception):
 
 def splitter_version() -> str:
     """Returns the name and version of the splitter, as data sets keep them: another one may split differently."""
+    _splitter()
     return f"sentencex {metadata.version('sentencex')}"
 
 
@@ -122,6 +123,6 @@ def _cut(text: str, parts: Iterable[str]) -> list[str]:
 @functools.cache
 def _splitter() -> Callable[[str, str], list[str]]:
     """Returns the splitter's function. Raises: InputError if the library is not installed."""
-    with package_needed("sentencex", "splitting text into sentences"):
+    with package_needed("sentencex", "splitting text into sentences", "'bert_jax[train]'"):
         from sentencex import segment  # pyright: ignore[reportAttributeAccessIssue]: compiled
     return segment

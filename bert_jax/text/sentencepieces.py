@@ -193,7 +193,7 @@ def read_sentencepieces(
 
 def _library() -> types.ModuleType:
     """Returns the module of SentencePiece, which only some vocabularies need. Raises: InputError if it is missing."""
-    with package_needed("sentencepiece", "a SentencePiece vocabulary"):
+    with package_needed("sentencepiece", "a SentencePiece vocabulary", "'bert_jax[sentencepiece]'"):
         import sentencepiece
     return sentencepiece
 

@@ -21,7 +21,7 @@ def draw_curves(metrics_path: AnyPath, png_path: AnyPath, scores: Sequence[tuple
     `scores` are the first panels, as (metric, title, factor); the default is those of pre-training. Panels without data
     are left out. Baselines are dashed lines.
     """
-    with package_needed("matplotlib", f"drawing {png_path}"):
+    with package_needed("matplotlib", f"drawing {png_path}", "'bert_jax[train]'"):
         from matplotlib.figure import Figure  # not pyplot: no global state, and no display
 
     series = _series(read_metrics(metrics_path)) if to_place(metrics_path).exists() else {}

@@ -61,7 +61,7 @@ class Reporter:
             return
         if importlib.util.find_spec("matplotlib") is None:  # checked now, not when the run ends
             raise InputError(
-                "drawing curves.png needs the package matplotlib, which is not installed: pip install matplotlib"
+                "drawing curves.png needs the package matplotlib, which is not installed: pip install 'bert_jax[train]'"
             )
         place = to_place(workdir)
         if isinstance(place, RemotePath):
@@ -78,7 +78,7 @@ class Reporter:
         self._known = {record["kind"] for record in kept if record["step"] == start_step} - {goodput.KIND}
         self._file = open(path, "a", encoding="utf-8")
         if tensorboard:
-            with package_needed("tensorboardX", "report.tensorboard=True"):
+            with package_needed("tensorboardX", "report.tensorboard=True", "'bert_jax[train]'"):
                 from tensorboardX import SummaryWriter
 
             # The same for TensorBoard: it hides earlier records from this step on.
@@ -87,7 +87,8 @@ class Reporter:
             writer: Any = self._board.file_writer
             forgive(writer.event_writer._ev_writer, self.message)
         if progress and sys.stderr.isatty():
-            from tqdm import tqdm
+            with package_needed("tqdm", "report.progress=True", "'bert_jax[train]'"):
+                from tqdm import tqdm
 
             layout = "{percentage:3.0f}% |{bar:20}| {n_fmt}/{total_fmt}  {elapsed}<{remaining}{postfix}"
             self._bar = tqdm(total=total_steps, initial=start_step, dynamic_ncols=True, bar_format=layout)
