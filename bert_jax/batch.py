@@ -31,7 +31,7 @@ class Batch(NamedTuple):
     type_ids: Array  # [B, L] int: 0 in sentence A, 1 in sentence B
     sequence_ids: Array  # [B, L] int: 0 is padding, 1.. number the sequences of the row
     cls_positions: Array  # [B, M] int: where each sequence starts
-    sequence_weights: Array  # [B, M] float: 1 for a sequence, 0 for an empty place
+    sequence_weights: Array  # [B, M] float: 1 for a sequence or the weight of its label, 0 for an empty place
     next_sentence_labels: Array = None  # [B, M] int: 0 the true next sentence, 1 a random one
     # Input of masking (`masking.mask_tokens`), which fills in the predictions:
     sequence_numbers: Array = None  # [B, M] uint32: the sequence's number in the data set
@@ -41,7 +41,8 @@ class Batch(NamedTuple):
     mlm_positions: Array = None  # [B, P] int: indices into the row; 0 where the weight is 0
     mlm_labels: Array = None  # [B, P] int: the original ids at these positions
     mlm_weights: Array = None  # [B, P] float: 1 for a prediction, 0 for padding
-    # Labels of a fine-tuning task, by its head. Sequence classification: [B, M] int, or float for a regression;
+    # Labels of a fine-tuning task, by its head. Sequence classification: [B, M] int, or float for a regression, or
+    # [B, M, K] float, a probability for each class;
     # multiple choice: [B, M] int, at the first choice of each example the place of the right one among the M sequences,
     # and -1 at its further choices and at empty places; token classification: [B, L] int, -1 for tokens without a
     # label; question answering: [B, M, 2] int, the positions in the row of the answer's first and last token;

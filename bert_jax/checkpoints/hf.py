@@ -15,6 +15,7 @@ from bert_jax.checkpoints.hf_tokenizer import load_hf_tokenizer, save_hf_tokeniz
 from bert_jax.checkpoints.hf_weights import INDEX, PICKLE, WEIGHTS, import_torch, open_weights, write_weights
 from bert_jax.checkpoints.names import Imported, check_vocabulary, find_not_finite, from_params, to_params
 from bert_jax.errors import InputError, shown
+from bert_jax.model.heads.base import Head
 from bert_jax.model.heads.table import HEADS, has_parts, head_of, infer_head
 from bert_jax.model.objective import Params, parts_of
 from bert_jax.settings.model import ModelConfig
@@ -83,6 +84,8 @@ def load_hf(directory: Path) -> Imported:
     notes += [f"{name} has no {part}, which its architecture asks for" for part in missing]
     notes += find_not_finite(params, name)
     head = declared if declared and not missing else infer_head(present)
+    alike = (each for each in HEADS.values() if each.architecture == head.architecture)
+    head = next((each for each in alike if settings.get("problem_type") in each.problem_types), head)
     if settings.get("classifier_dropout") not in (None, config.hidden_dropout_rate):
         notes.append(
             f"classifier_dropout {shown(settings['classifier_dropout'])} is not kept; dropout before a classifier is "
@@ -90,7 +93,7 @@ def load_hf(directory: Path) -> Imported:
         )
     if "auto_map" in settings:
         notes.append(f"{where} names code of the model's own (auto_map), which is not run: it is computed as a BERT")
-    problem = _problem(settings, params) if head.has_problem_type else ""
+    problem = _problem(settings, head, params) if head.problem_types else ""
     if problem:
         notes.append(
             f"problem_type {problem} is kept; there are no predictions of it here, where classes exclude others"
@@ -151,8 +154,8 @@ def save_hf(
         names = labels or tuple(f"LABEL_{index}" for index in range(params["classifier"]["bias"].shape[0]))
         settings["id2label"] = {str(index): label for index, label in enumerate(names)}
         settings["label2id"] = {label: index for index, label in enumerate(names)}
-        if head.has_problem_type:
-            settings["problem_type"] = problem or _usual_problem(params)
+        if head.problem_types:
+            settings["problem_type"] = problem or _usual_problem(head, params)
     with writing.new_directory(directory) as temporary:
         write_weights(temporary, arrays, max_shard_bytes)
         writing.write_json(temporary / "config.json", settings)
@@ -225,15 +228,15 @@ def fetch(url: str) -> Path:
     return directory
 
 
-def _problem(settings: Mapping[str, object], params: Params) -> str:
+def _problem(settings: Mapping[str, object], head: Head, params: Params) -> str:
     """Returns the declared problem_type if it is not the usual one, and one that transformers knows; "" otherwise."""
     problem = settings.get("problem_type")
-    return str(problem) if problem in _PROBLEMS and problem != _usual_problem(params) else ""
+    return str(problem) if problem in _PROBLEMS and problem != _usual_problem(head, params) else ""
 
 
-def _usual_problem(params: Params) -> str:
-    """Returns the problem_type that follows from the number of outputs, as in transformers: a single one is a score."""
-    return "regression" if params["classifier"]["bias"].shape[0] == 1 else "single_label_classification"
+def _usual_problem(head: Head, params: Params) -> str:
+    """Returns the problem_type that follows from head and number of outputs, as in transformers: one is a score."""
+    return head.problem_types[0 if params["classifier"]["bias"].shape[0] == 1 else -1]
 
 
 def _labels(settings: Mapping[str, object], params: Params, where: Path) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ Sections that pre-training has too (optimizer, mesh, checkpoints, reports) are d
 """
 
 import dataclasses
+import math
 from dataclasses import dataclass, field
 
 from bert_jax.errors import InputError
@@ -17,6 +18,7 @@ from bert_jax.settings.rules import (
     check_not_negative,
     check_numbers,
     check_positive,
+    check_rates,
     check_types,
     nearest_multiples,
     numbers_above_0,
@@ -44,6 +46,17 @@ class ProbeConfig:
             raise InputError(
                 "task.probe.train_encoder without task.probe.features; name the features, or fine-tune without a probe"
             )
+
+
+def numbers_of(text: str, name: str) -> tuple[float, ...]:
+    """Returns the numbers of a setting that are written with commas. Raises: InputError if one is none, or negative."""
+    try:
+        numbers = tuple(float(part) for part in text.split(",")) if text.strip() else ()
+    except ValueError:
+        numbers = (-1.0,)
+    if not all(0 <= number < math.inf for number in numbers):
+        raise InputError(f"{name} {text!r} is not numbers from 0 up with commas between them; write them like 0.5,2")
+    return numbers
 
 
 @dataclass(frozen=True)
@@ -89,7 +102,7 @@ class EmbeddingConfig:
 class TaskConfig:
     """The task. A fine-tuned model is saved with these settings, and uses them to predict."""
 
-    # one of cola sst2 mrpc stsb qqp mnli qnli rte wnli ax classification regression squad1 squad2 choice ner
+    # one of cola sst2 mrpc stsb qqp mnli qnli rte wnli ax classification regression multilabel squad1 squad2 choice ner
     # embeddings
     name: str = ""
     max_seq_length: int = 128  # tokens of a row; longer inputs are truncated, or cut into windows (squad)
@@ -97,9 +110,15 @@ class TaskConfig:
     # task's, the usual names, or the first
     text_column: str = ""
     second_text_column: str = ""  # column of the second text of a pair
-    num_texts: int = 0  # classification, regression: 1, or 2 for pairs; 0 takes what the training data have
+    num_texts: int = 0  # classification, regression, multilabel: 1, or 2 for pairs; 0 takes what the training data have
     label_column: str = ""  # column of the label; of files in columns (ner) its number, "" takes the last
     labels: str = ""  # the classes in order, separated by commas; "" takes those of the training data, sorted
+    label_separator: str = ","  # multilabel: what parts the labels of a text in one column; lists need none
+    # multilabel: the least probability of each label, in order, separated by commas; "" chooses them on dev
+    thresholds: str = ""
+    # classification: what the examples of each class weigh in the loss, as in "1,4.5", or "balanced"; "" is 1
+    class_weights: str = ""
+    label_smoothing: float = 0.0  # classification: share of a label that is given to all classes alike, in training
     metric: str = ""  # metric that selects the best checkpoint; "" takes the task's
     document_context: bool = False  # ner: fill each row with surrounding sentences, without labels (paper, 5.3)
     doc_stride: int = 128  # squad: tokens from the start of a window to the start of the next
@@ -115,6 +134,12 @@ class TaskConfig:
         self.embedding.validate()
         check_positive(self, "max_seq_length doc_stride max_query_length max_answer_length num_best")
         self.probe.validate()
+        check_rates(self, "label_smoothing")
+        if not self.label_separator:
+            raise InputError("task.label_separator is empty; give what parts labels, such as , or |")
+        for name in ("thresholds", "class_weights"):
+            if (value := getattr(self, name)) != "balanced":
+                numbers_of(value, f"task.{name}")
         if self.num_texts not in (0, 1, 2):
             raise InputError(f"task.num_texts {self.num_texts} is not 1, nor 2 for pairs; 0 takes what the data have")
         if not self.name:

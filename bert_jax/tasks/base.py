@@ -29,10 +29,11 @@ class Row(NamedTuple):
     token_ids: np.ndarray  # [L] int32, no padding
     type_ids: np.ndarray  # [L] uint8
     lengths: tuple[int, ...]  # of its sequences, in order; they add up to L
-    # None if unknown. A class or a number; the right choice, from 0; [L] int, a class for each token or -1; the first
-    # and the last token of an answer.
+    # None if unknown. A class or a number; [K] float, a probability for each class or label; the right choice, from 0;
+    # [L] int, a class for each token or -1; the first and the last token of an answer.
     label: Any = None
     detail: Any = None  # further data for `Task.decode`; not an input of the model
+    weight: float = 1.0  # of its label in the loss
 
 
 def largest_type(rows: Sequence[Row]) -> int:

@@ -202,6 +202,7 @@ def batch_of_rows(
     for line, members in enumerate(bins):
         for row, spot in _spots(members):
             head.write_label(labels[line], row.label, spot)
+            batch.sequence_weights[line, spot.places] *= row.weight
     return batch._replace(labels=labels)
 
 

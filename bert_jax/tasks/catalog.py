@@ -17,10 +17,11 @@ from bert_jax.tasks.classify import classification_task, regression_task
 from bert_jax.tasks.embeddings.task import embedding_task
 from bert_jax.tasks.glue.read import TASKS as GLUE
 from bert_jax.tasks.glue.tasks import glue_task
+from bert_jax.tasks.multilabel import multilabel_task
 from bert_jax.tasks.ner import ner_task
 from bert_jax.tasks.squad.task import squad_task
 
-NAMES = (*GLUE, "classification", "regression", "squad1", "squad2", "choice", "ner", "embeddings")
+NAMES = (*GLUE, "classification", "regression", "multilabel", "squad1", "squad2", "choice", "ner", "embeddings")
 
 
 MakeTask: TypeAlias = Callable[[TaskConfig, tuple[str, ...]], Task]  # settings, labels of a model or () -> its task
@@ -68,6 +69,7 @@ def _make_task(config: TaskConfig, labels: tuple[str, ...]) -> Task:
         )
     tasks = {
         "classification": classification_task,
+        "multilabel": multilabel_task,
         "choice": choice_task,
         "ner": ner_task,
         "embeddings": embedding_task,

@@ -24,8 +24,9 @@ from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.storage.places import Place
 from bert_jax.tasks import scores
 from bert_jax.tasks.base import CUT, Row, Rows, Task
+from bert_jax.tasks.labels import as_number
 from bert_jax.tasks.readers import Examples, Record, Table, find_split_file, first_row, is_tsv, read_table
-from bert_jax.tasks.texts import as_number, check_length, id_of, labelled, softmax, write_predictions
+from bert_jax.tasks.texts import check_length, id_of, labelled, softmax, write_predictions
 from bert_jax.text.fitting import join_texts
 from bert_jax.text.tokenizer import Tokenizer
 

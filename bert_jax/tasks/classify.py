@@ -6,30 +6,32 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from bert_jax.data.sources import tfds_text
 from bert_jax.errors import InputError
 from bert_jax.model.heads.sequence import SEQUENCES
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.tasks.base import Task
-from bert_jax.tasks.readers import Examples, Record, find_split_file, read_table, tfds_classes
-from bert_jax.tasks.texts import (
-    CLASS_METRICS,
+from bert_jax.tasks.columnar import classes_in
+from bert_jax.tasks.labels import (
     HIDDEN,
-    NUMBER_METRICS,
     ClassifyExample,
     as_number,
     check_labelled,
+    class_of,
     classes_of,
+    find_labels,
+    label_number,
+    number_of,
+)
+from bert_jax.tasks.readers import Examples, Record, find_split_file, read_table
+from bert_jax.tasks.texts import (
+    CLASS_METRICS,
+    NUMBER_METRICS,
     decode_classes,
     decode_numbers,
-    find_labels,
     id_of,
-    label_name,
-    label_number,
     make_class_rows,
     make_rows,
     named_class,
-    number_of,
     score_classes,
     score_numbers,
     show,
@@ -43,7 +45,7 @@ _PAIRS = (("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "
           ("question", "sentence"), ("question", "passage"))  # fmt: skip
 _TEXTS = ("text", "sentence", "content", "review", "question", "comment", "body", "document")
 _FIRSTS = (*_TEXTS, *(first for first, _ in _PAIRS))  # of a text alone, or of one whose second is named
-_CLASSES = ("label", "gold_label", "labels", "class", "category", "target", "entailment_judgment", "sentiment")
+CLASS_COLUMNS = ("label", "gold_label", "labels", "class", "category", "target", "entailment_judgment", "sentiment")
 _NUMBERS = ("score", "label", "similarity_score", "relatedness_score", "similarity", "rating", "value", "target")
 _IDS = ("index", "idx", "id", "guid", "pair_id")
 
@@ -59,7 +61,7 @@ def classification_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
       labels: the classes of a trained model; they take precedence over those of the settings.
     Raises: InputError if a setting cannot be used.
     """
-    labels = tuple(labels) or _labels_of(config)
+    labels = tuple(labels) or labels_of(config)
     metric = config.metric or "accuracy"
     if metric not in CLASS_METRICS:
         raise InputError(f"task.metric {metric!r} is not one of {', '.join(CLASS_METRICS)}; use one of them")
@@ -71,15 +73,15 @@ def classification_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
         head=SEQUENCES,
         labels=labels,
         metric=metric,
-        read=partial(_read, config, _CLASSES, label_name, "" if classes.find(HIDDEN) is not None else HIDDEN),
-        parse=partial(parse_texts, _named_columns(config), _is_pair(config)),
+        read=partial(read_texts, config, CLASS_COLUMNS, class_of, "" if classes.find(HIDDEN) is not None else HIDDEN),
+        parse=partial(parse_texts, named_columns(config), is_pair(config)),
         make_rows=partial(make_class_rows, config, classes),
         decode=partial(decode_classes, labels),
         score=partial(score_classes, tuple(dict.fromkeys(("accuracy", metric))), classes),
         show=show,
         write=write_split,
         find_labels=(lambda examples: labels) if labels else find_labels,
-        settle=partial(_count_texts, config),
+        settle=partial(count_texts, config),
     )
 
 
@@ -96,37 +98,38 @@ def regression_task(config: TaskConfig) -> Task:
         head=SEQUENCES,
         labels=(),
         metric=metric,
-        read=partial(_read, config, _NUMBERS, label_number, ""),
-        parse=partial(parse_texts, _named_columns(config), _is_pair(config)),
+        read=partial(read_texts, config, _NUMBERS, label_number, ""),
+        parse=partial(parse_texts, named_columns(config), is_pair(config)),
         make_rows=partial(make_rows, config, number_of),
         decode=decode_numbers,
         score=score_numbers,
         show=show,
         write=write_split,
-        settle=partial(_count_texts, config),
+        settle=partial(count_texts, config),
     )
 
 
-def _count_texts(config: TaskConfig, examples: Sequence[ClassifyExample]) -> TaskConfig:
+def count_texts(config: TaskConfig, examples: Sequence[ClassifyExample]) -> TaskConfig:
     """Returns the settings with `num_texts`, as the training examples have it."""
     return dataclasses.replace(config, num_texts=1 if examples[0].second_text is None else 2)
 
 
-def _labels_of(config: TaskConfig) -> tuple[str, ...]:
+def labels_of(config: TaskConfig) -> tuple[str, ...]:
+    """Returns the labels of the settings. Raises: InputError if they are not two or more different names."""
     labels = tuple(label.strip() for label in config.labels.split(",")) if config.labels.strip() else ()
     if labels and (len(set(labels)) != len(labels) or not all(labels) or len(labels) < 2):
         raise InputError(f"task.labels {config.labels!r} are not two or more different names; write them with commas")
     return labels
 
 
-def _is_pair(config: TaskConfig) -> bool | None:
+def is_pair(config: TaskConfig) -> bool | None:
     """Returns whether an input has two texts; None if the data decide."""
     if config.num_texts:
         return config.num_texts == 2
     return True if config.second_text_column else False if config.text_column else None
 
 
-def _named_columns(config: TaskConfig) -> list[tuple[str, str]]:
+def named_columns(config: TaskConfig) -> list[tuple[str, str]]:
     """Returns the columns of the texts of an input, in the order to try them; "" means no second text."""
     if config.text_column:
         return [(config.text_column, config.second_text_column)]
@@ -137,10 +140,10 @@ def _named_columns(config: TaskConfig) -> list[tuple[str, str]]:
 # Reading
 
 
-def _read(
+def read_texts(
     config: TaskConfig,
     usual_labels: Sequence[str],
-    convert: Callable[[object, str], str | float | None],
+    convert: Callable[[object, str], Any],
     hidden: str,
     source: str,
     split: str,
@@ -172,9 +175,9 @@ def _read(
     if label and label in (text, second):
         raise InputError(f"{place}: column {label!r} would be text and label; set task.text_column, task.label_column")
     number = _find_column("", _IDS, table.columns)
-    classes = tfds_classes(place) if place.startswith(tfds_text.PREFIX) else {}
+    classes = classes_in(place)
 
-    def label_of(record: Record) -> str | float | None:
+    def label_of(record: Record) -> Any:
         value = convert(named_class(record.get(label), classes.get(label)), record.where)
         return None if split == "test" and hidden and as_number(str(value)) == as_number(hidden) else value
 

@@ -20,13 +20,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bert_jax.data.sources import tfds_text
 from bert_jax.errors import InputError
 from bert_jax.model.heads.tokens import TOKENS
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.storage.places import Place
 from bert_jax.tasks.base import CUT_WORDS, Row, Rows, Task
-from bert_jax.tasks.readers import Record, find_split_file, read_table, tfds_classes
+from bert_jax.tasks.columnar import Record, classes_in, is_tfds
+from bert_jax.tasks.readers import find_split_file, read_table
 from bert_jax.tasks.tagging import (
     OUTSIDE,
     Entity,
@@ -40,6 +40,7 @@ from bert_jax.tasks.tagging import (
     to_tags,
     write_conll,
 )
+from bert_jax.tasks.texts import named_class
 from bert_jax.text.tokenizer import Tokenizer
 
 _WORDS = ("tokens", "words")
@@ -142,7 +143,7 @@ def _read(config: TaskConfig, source: str, split: str) -> list[NerExample]:
     if not place:
         return []
     name = place.lower().removesuffix(".gz").removesuffix(".zst")
-    if place.startswith(tfds_text.PREFIX) or name.endswith((".json", ".jsonl", ".ndjson")):
+    if is_tfds(place) or name.endswith((".json", ".jsonl", ".ndjson", ".parquet")):
         found = _read_records(config, place)
     else:
         found = _read_columns(config, place)
@@ -178,17 +179,14 @@ def _number(column: str, setting: str) -> int:
 
 
 def _read_records(config: TaskConfig, place: str) -> list[NerExample]:
-    classes = tfds_classes(place) if place.startswith(tfds_text.PREFIX) else {}
+    classes = classes_in(place)
     examples = []
     for record in read_table(place).records:
         words_key = config.text_column or next((key for key in _WORDS if key in record), _WORDS[0])
         tags_key = config.label_column or next((key for key in _TAGS if key in record), _TAGS[0])
         words, tags = _strings(record, words_key), None
         if record.get(tags_key) is not None:
-            names = classes.get(tags_key, ())
-            values = record[tags_key]
-            if names and isinstance(values, list):
-                values = [names[tag] if isinstance(tag, int) and 0 <= tag < len(names) else tag for tag in values]
+            values = named_class(record[tags_key], classes.get(tags_key))
             tags = _strings(Record({tags_key: values}, record.where), tags_key)
             tags = [tag.strip() for tag in tags]
             wrong = next((tag for tag in tags if not is_tag(tag)), None)

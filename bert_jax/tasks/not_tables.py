@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from bert_jax.data.sources.formats import check_encoding
 from bert_jax.errors import InputError
 
-_NAMES = {".parquet": "Parquet", ".arrow": "Arrow", ".xlsx": "Excel", ".xls": "Excel"}
+_NAMES = {".arrow": "Arrow", ".xlsx": "Excel", ".xls": "Excel"}
 _MAGIC = {b"PAR1": "Parquet", b"ARROW1": "Arrow", b"PK\x03\x04": "Excel or a zip", b"\xd0\xcf\x11\xe0": "Excel"}
 
 

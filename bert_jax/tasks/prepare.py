@@ -144,5 +144,6 @@ def fingerprint(rows: Sequence[Row]) -> str:
     digest = hashlib.sha256()
     for row in rows:
         digest.update(row.token_ids.tobytes() + row.type_ids.tobytes())
-        digest.update(repr((row.lengths, np.asarray(row.label).tolist())).encode())
+        weight = () if row.weight == 1 else (row.weight,)
+        digest.update(repr((row.lengths, np.asarray(row.label).tolist(), *weight)).encode())
     return digest.hexdigest()

@@ -1,32 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads tables, JSON and TFDS data sets as records that know their place, such as "train.tsv:17".
 
-The format of a file follows from its name: .csv, .jsonl (or .ndjson), .json; anything else is tab-separated. A further
-.gz or .zst is ignored. Tab-separated values have no quoting: a quote is an ordinary character, as in GLUE's files.
+The format of a file follows from its name: .csv, .jsonl (or .ndjson), .json, .parquet; anything else is tab-separated.
+A further .gz or .zst is ignored. Tab-separated values have no quoting: a quote is an ordinary character, as in GLUE's
+files. The columns of a CSV may be parted by semicolons, bars or tabs, as its header is.
 In CSV a quoted value may contain commas and line ends. Everything is UTF-8, with or without a byte order mark.
 
-A source is a file, a directory with a file for each split, tfds:NAME[:VERSION], or two or three of them separated by
+A source is a file, a directory with a file for each split (of Parquet also several, as on the Hugging Face hub:
+hf://datasets/ORG/NAME/DIRECTORY), tfds:NAME[:VERSION], or two or three of them separated by
 commas, for train, dev and test.
 """
 
 import contextlib
 import csv
-import functools
 import io
 import json
 import os
 import re
-import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from bert_jax.data.sources import tfds_text
 from bert_jax.data.sources.formats import check_line_ends
 from bert_jax.errors import InputError
 from bert_jax.storage import files, urls
 from bert_jax.tasks import not_tables
+from bert_jax.tasks.columnar import Record, is_parquet, is_tfds, parted, read_parquet, read_tfds
 from bert_jax.tasks.json_values import check_characters, not_json, parse_json
 
 # What splits are called, in file names and in TFDS. A source with commas gives them in this order.
@@ -36,20 +35,10 @@ SPLITS: Mapping[str, tuple[str, ...]] = {
     "test": ("test",),
 }
 
-_SUFFIXES = (".tsv", ".csv", ".jsonl", ".ndjson", ".json", ".txt", ".conll", ".bio", ".iob", ".iob2")
+_SUFFIXES = (".tsv", ".csv", ".jsonl", ".ndjson", ".json", ".txt", ".conll", ".bio", ".iob", ".iob2", ".parquet")
+_PART = re.compile(r"-(\d{5})(-of-\d{5})(?:-[0-9a-f]+)?$")  # of the parts of a split on the Hugging Face hub
 _BYTE_ORDER_MARK = "\ufeff"
-_EXAMPLES_AT_ONCE = 64
 _LONGEST_FIELD = 2**31 - 1  # characters; Python's own limit of 131,072 is below a long document
-
-
-class Record(dict[str, Any]):
-    """The values of a row or an object by name, and its place."""
-
-    __slots__ = ("where",)
-
-    def __init__(self, values: Mapping[str, object] | Iterable[tuple[str, object]], where: str):
-        super().__init__(values)
-        self.where = where
 
 
 class Table(NamedTuple):
@@ -92,7 +81,7 @@ def find_split_file(source: str, split: str, names: Mapping[str, Sequence[str]] 
     if len(places) == 1:
         first = next(iter(names))
         if not _is_one_place(source):
-            return _find_tfds_split(source, names[split]) if _is_tfds(source) else _find_file(source, split, names)
+            return _find_tfds_split(source, names[split]) if is_tfds(source) else _find_file(source, split, names)
         called = next((each for each, stems in names.items() if _named([source], stems)), first)
         return source if split == called else ""
     groups: dict[str, str] = {}  # dev_matched and dev_mismatched are one place, a file for the first
@@ -106,14 +95,12 @@ def find_split_file(source: str, split: str, names: Mapping[str, Sequence[str]] 
     return find_split_file(place, split, names)
 
 
-def _is_tfds(place: str) -> bool:
-    return place.startswith(tfds_text.PREFIX)
-
-
 def _is_one_place(place: str) -> bool:
     """Returns whether the source is a single split: a file, or a data set with the name of a split."""
-    if _is_tfds(place):
+    if is_tfds(place):
         return bool(tfds_text.open_builder(place)[1])
+    if is_parquet(place) and "*" in place:
+        return True
     if urls.is_remote(place):
         with contextlib.suppress(InputError):
             return files.expand_globs(place) == [place]
@@ -142,6 +129,8 @@ def _find_file(directory: str, split: str, names: Mapping[str, Sequence[str]]) -
             f"directory {directory} has no file such as {wanted} (or .csv, .jsonl, .json, .txt, .conll); name the "
             "files so, or give TRAIN_FILE,DEV_FILE"
         )
+    if len(found) > 1 and len(wholes := {_PART.sub(r"-*\2*", path.removesuffix(".parquet")) for path in found}) == 1:
+        return f"{wholes.pop()}.parquet"
     if len(found) > 1:
         raise InputError(
             f"directory {directory} has several files for {split}: {', '.join(map(os.path.basename, found))}; "
@@ -166,7 +155,7 @@ def _plain_name(path: str) -> str:
 
 
 def _stem(path: str) -> str:
-    return _plain_name(path).rpartition(".")[0]
+    return _PART.sub("", _plain_name(path).rpartition(".")[0])
 
 
 # Reading
@@ -182,8 +171,8 @@ def read_table(place: str, columns: Sequence[str] = (), lenient: bool = False) -
         GLUE's own readers do.
     Raises: InputError, with file and line, if a row has another number of columns than the header, or cannot be read.
     """
-    if place.startswith(tfds_text.PREFIX):
-        records = list(read_tfds(*_parted(place)))
+    if is_tfds(place) or is_parquet(place):
+        records = list(read_tfds(*parted(place))) if is_tfds(place) else read_parquet(place)
         return Table(tuple(records[0]) if records else (), records)
     name = _plain_name(place)
     if name.endswith((".jsonl", ".ndjson")):
@@ -195,7 +184,7 @@ def read_table(place: str, columns: Sequence[str] = (), lenient: bool = False) -
 
 def is_tsv(place: str) -> bool:
     """Returns whether `read_table` takes a place for a tab-separated file."""
-    return not _is_tfds(place) and not _plain_name(place).endswith((".csv", ".jsonl", ".ndjson", ".json"))
+    return not is_tfds(place) and not _plain_name(place).endswith((".csv", ".jsonl", ".ndjson", ".json", ".parquet"))
 
 
 def read_wide_tsv(place: str, columns: Sequence[str], lenient: bool = False) -> Table:
@@ -207,16 +196,17 @@ def read_wide_tsv(place: str, columns: Sequence[str], lenient: bool = False) -> 
 
 
 def first_row(place: str) -> list[str]:
-    """Returns the columns of the first line of a tab-separated file, [] if it is empty."""
-    return next((row for _, row in _tsv_rows(place)), [])
+    """Returns the columns of the first line of a tab-separated file, [] if it is empty or no such file."""
+    return next((row for _, row in _tsv_rows(place)), []) if is_tsv(place) else []
 
 
 def read_lines(place: str) -> list[str]:
-    r"""Returns the lines of a file without their ends. Only \n and \r\n end a line, not the others of Unicode.
+    r"""Returns the lines of a file without their ends: \n and \r\n, or \r where there is no \n; not others of Unicode.
 
     Raises: InputError if it cannot be read, or is not UTF-8, naming the line.
     """
-    lines = _read_text(place).split("\n")
+    text = _read_text(place)
+    lines = text.split("\n" if "\n" in text else "\r")
     if lines[-1] == "":
         lines.pop()
     if lines and "\r" in lines[0].rstrip("\r"):
@@ -259,59 +249,6 @@ def read_json(place: str, keys: Sequence[str] = ()) -> list[Record]:
     return [_record(each, f"{place}, item {number}") for number, each in enumerate(value, 1)]
 
 
-# TFDS
-
-
-def read_tfds(source: str, split: str) -> Iterator[Record]:
-    """Yields the examples of a prepared data set as plain values: strings, numbers, lists.
-
-    A class label is a number, -1 if it is hidden; `tfds_classes` has the names.
-    Raises: InputError if the data set or the split is not there, or cannot be read without TensorFlow.
-    """
-    builder, split, _ = tfds_text.open_builder(f"{source}:{split}")
-    where = f"{source}:{split}"
-    num_examples = builder.info.splits[split].num_examples
-    examples: Any = tfds_text.random_access(where, builder, split) if num_examples else []
-    for start in range(0, num_examples, _EXAMPLES_AT_ONCE):
-        numbers = list(range(start, min(start + _EXAMPLES_AT_ONCE, num_examples)))
-        with tfds_text.tfds_errors(where):
-            batch = examples.__getitems__(numbers)
-        for number, example in zip(numbers, batch):
-            place = f"{where}, example {number}"
-            try:
-                yield Record({name: _plain(value) for name, value in example.items()}, place)
-            except UnicodeDecodeError as error:
-                raise InputError(
-                    f"{place} is not UTF-8 (byte 0x{error.object[error.start]:02x}); prepare the data set again"
-                ) from None
-
-
-@functools.lru_cache(16)
-def tfds_classes(source: str) -> Mapping[str, tuple[str, ...]]:
-    """Returns the names of the classes, in the order of their numbers, for each feature that is a class label."""
-    builder, _, _ = tfds_text.open_builder(source)
-    with tfds_text.tfds_errors(source):
-        features = {name: getattr(kind, "feature", kind) for name, kind in builder.info.features.items()}  # of a list
-        names = {name: tuple(kind.names) for name, kind in features.items() if getattr(kind, "names", None)}
-    return types.MappingProxyType(names)  # shared by all callers
-
-
-def _parted(place: str) -> tuple[str, str]:
-    """Returns the data set and the split of tfds:NAME:VERSION:SPLIT."""
-    builder, split, _ = tfds_text.open_builder(place, "train")
-    return place.removesuffix(f":{split}"), split
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, bytes):
-        return value.decode("utf-8")
-    if isinstance(value, dict):
-        return {name: _plain(each) for name, each in value.items()}
-    if isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.ndim):
-        return [_plain(each) for each in value]
-    return value.item() if isinstance(value, (np.generic, np.ndarray)) else value
-
-
 # Files
 
 
@@ -338,7 +275,9 @@ def _tsv_rows(place: str) -> Iterator[tuple[int, list[str]]]:
 def _csv_rows(place: str) -> Iterator[tuple[int, list[str]]]:
     csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_FIELD))  # of the whole process: csv knows no other
     text = _read_text(place)
-    rows = csv.reader(io.StringIO(text, newline=""), strict=True)
+    rows = csv.reader(
+        io.StringIO(text, newline=""), strict=True, delimiter=_separator(re.split("[\r\n]", text, maxsplit=1)[0])
+    )
     number = 1
     while True:
         try:
@@ -355,6 +294,18 @@ def _csv_rows(place: str) -> Iterator[tuple[int, list[str]]]:
         if row and any(value.strip() for value in row):
             yield number, row
         number = rows.line_num + 1
+
+
+def _separator(header: str) -> str:
+    """Returns what parts the columns of a CSV: the comma, or where the header has none what it has most of."""
+    outside = re.sub(r'"[^"]*"', "", header)
+    return (
+        ","
+        if "," in outside or header.startswith("sep=")
+        else max(";\t|", key=outside.count)
+        if re.search(r"[;\t|]", outside)
+        else ","
+    )
 
 
 def _rows_table(

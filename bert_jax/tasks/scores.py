@@ -94,6 +94,19 @@ def precision_recall_f1(num_right: int, num_said: int, num_true: int) -> tuple[f
     return _ratio(num_right, num_said), _ratio(num_right, num_true), _ratio(2 * num_right, num_said + num_true)
 
 
+def average_precision(truth: np.ndarray, shares: np.ndarray) -> float:
+    """Returns the mean of the precisions at each true example, by falling probability; 0.0 if none is true.
+
+    truth [N] bool, shares [N] float. Equal probabilities are taken together, as in scikit-learn.
+    """
+    order = np.argsort(-shares, kind="stable")
+    values, right = shares[order], np.cumsum(truth[order])
+    (ends,) = np.nonzero(np.append(values[1:] < values[:-1], True)) if len(order) else (np.zeros(0, int),)
+    if not len(order) or not right[-1]:
+        return 0.0
+    return float(np.sum(np.diff(right[ends], prepend=0) * right[ends] / (ends + 1)) / right[-1])
+
+
 def _classes(values: Sequence[int]) -> np.ndarray:
     return np.asarray(values, np.int64)
 

@@ -280,13 +280,13 @@ def batch_counts(batch: Batch) -> _Pairs:
     inside = batch.sequence_ids[:, None, :] == places[:, None]  # [B, M, L]
     lengths = jnp.sum(inside, axis=-1).astype(jnp.float32)  # [B, M]
     counts = {
-        "sequences": jnp.sum(batch.sequence_weights),
+        "sequences": jnp.sum(batch.sequence_weights > 0, dtype=jnp.float32),
         "tokens": jnp.sum(lengths),
         "squared_lengths": jnp.sum(lengths**2),
         "predictions": jnp.sum(batch.mlm_weights) if batch.mlm_weights is not None else jnp.zeros((), jnp.float32),
     }
     if batch.word_starts is not None:
         pairs = jnp.any(inside & (batch.type_ids == 1)[:, None, :], axis=-1)  # [B, M]: [CLS] A [SEP] B [SEP]
-        special = jnp.sum(batch.sequence_weights * (2.0 + pairs))
+        special = jnp.sum((batch.sequence_weights > 0) * (2.0 + pairs))
         counts["words"] = jnp.sum(batch.word_starts & (batch.sequence_ids > 0)).astype(jnp.float32) - special
     return {name: (count, jnp.ones((), jnp.float32)) for name, count in counts.items()}

@@ -25,7 +25,9 @@ from bert_jax.model.losses import cross_entropy
 from bert_jax.model.objective import encode, forward, pretraining_objective
 from bert_jax.settings.pretraining import MaskingConfig
 
-MODELS = ("pretraining_erf", "pretraining_tanh", *(task for task in HEADS if task != "pretraining"))
+# Several labels have the parameters of one; tests/reference compares them live.
+NO_GOLDEN = ("pretraining", "multilabel_classification")
+MODELS = ("pretraining_erf", "pretraining_tanh", *(task for task in HEADS if task not in NO_GOLDEN))
 
 
 @pytest.fixture(scope="module")
@@ -411,13 +413,14 @@ def test_what_a_classifier_is_for_is_kept_or_said(tmp_path):
         save_hf(out, tiny_model(), params, make_tokenizer(203), "sequence_classification", ())
         assert json.loads((out / "config.json").read_text())["problem_type"] == problem
         assert load_hf(out).notes == ()
-        setting(problem_type="multi_label_classification")(out)
+        other = "single_label_classification" if count == 1 else "regression"
+        setting(problem_type=other)(out)
         found = load_hf(out)
-        assert found.problem == "multi_label_classification" and "no predictions of it here" in found.notes[0]
+        assert found.problem == other and "no predictions of it here" in found.notes[0]
 
 
-@pytest.mark.parametrize("problem", ["multi_label_classification", "regression"])
-def test_several_labels_are_kept_and_not_predicted_as_one(tmp_path, problem):
+@pytest.mark.parametrize("problem", ["regression"])
+def test_several_numbers_are_kept_and_not_predicted_as_one(tmp_path, problem):
     params = random_params(num_classes=3, parts=HEADS["sequence_classification"].parts)
     model = tiny_model(), params, make_tokenizer(203), "sequence_classification", ("a", "b", "c")
     save_hf(tmp_path / "hf", *model, problem=problem)

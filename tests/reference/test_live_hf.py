@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.reference, pytest.mark.slow]
 
 transformers.utils.logging.disable_progress_bar()
 
-NUM_CASES = 24  # three of every architecture
+NUM_CASES = 27  # three of every architecture
 ATOL = 1e-5
 
 
@@ -51,7 +51,9 @@ def random_case(seed):
         hidden_act=str(rng.choice(["gelu", "gelu_new", "gelu_pytorch_tanh"])),
         layer_norm_eps=float(rng.choice([1e-12, 1e-7, 1e-5])),
     )
-    if task in ("sequence_classification", "token_classification"):
+    if task == "multilabel_classification":
+        config.problem_type = "multi_label_classification"
+    if task in ("sequence_classification", "multilabel_classification", "token_classification"):
         config.id2label = {index: f"class {index}" for index in range(int(rng.integers(2, 13)))}
         config.label2id = {label: index for index, label in config.id2label.items()}
     return task, config

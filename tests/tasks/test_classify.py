@@ -13,7 +13,8 @@ import pytest
 from bert_jax.errors import InputError
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.tasks.classify import classification_task, regression_task
-from bert_jax.tasks.texts import Classified, ClassifyExample, Scored, classes_of, write_predictions
+from bert_jax.tasks.labels import ClassifyExample, classes_of
+from bert_jax.tasks.texts import Classified, Scored, write_predictions
 from bert_jax.text.fitting import pair_lengths
 from bert_jax.text.tokenizer import load_tokenizer
 

@@ -13,7 +13,7 @@ import pytest
 
 from bert_jax.errors import InputError
 from bert_jax.storage.files import expand_globs, zstd
-from bert_jax.tasks import readers
+from bert_jax.tasks import columnar, readers
 from bert_jax.tasks.readers import SPLITS, find_split_file, read_table
 
 TSV = 'id\ttext\tlabel\n7\tsaid "so\tyes\r\n\n8\tä\u2028\x0b \u0085日\tno'
@@ -306,13 +306,13 @@ def prepared(data_dir, monkeypatch):
 
 
 def test_examples_of_tfds(prepared):
-    train = list(readers.read_tfds("tfds:pairs", "train"))
+    train = list(columnar.read_tfds("tfds:pairs", "train"))
     assert sorted(record["idx"] for record in train) == list(range(70))
     record = next(each for each in train if each["idx"] == 3)
     expected = {"idx": 3, "label": 1, "sentence1": "ä 3", "sentence2": "b", "score": 1.5, "words": ["ä", "3"]}
     assert record == expected | {"tags": [0, 1]} and record.where.startswith("tfds:pairs:train, example ")
-    assert readers.tfds_classes("tfds:pairs") == {"label": ("no", "yes"), "tags": ("O", "B-X")}
-    assert [each["label"] for each in readers.read_tfds("tfds:pairs:2.0.0", "test")] == [-1]
+    assert columnar.classes_in("tfds:pairs") == {"label": ("no", "yes"), "tags": ("O", "B-X")}
+    assert [each["label"] for each in columnar.read_tfds("tfds:pairs:2.0.0", "test")] == [-1]
 
 
 def test_splits_of_tfds(prepared):
@@ -323,7 +323,7 @@ def test_splits_of_tfds(prepared):
     sizes = [len(read_table(find_split_file(parts, split)).records) for split in ("train", "dev")]
     assert sum(sizes) == 70 and 5 <= sizes[1] <= 8
     assert find_split_file("tfds:pairs:test", "train") == "tfds:pairs:test"
-    assert "no split 'x'" in message(list, readers.read_tfds("tfds:pairs", "x"))
+    assert "no split 'x'" in message(list, columnar.read_tfds("tfds:pairs", "x"))
     assert "peers is not prepared in" in message(find_split_file, "tfds:peers", "train")
     unprepared = message(find_split_file, "tfds:glue/sst2", "train")
     assert "'tfds build glue/sst2 --file_format=array_record'" in unprepared and "bert_jax[tf]" in unprepared
@@ -332,8 +332,8 @@ def test_splits_of_tfds(prepared):
 @pytest.mark.slow  # a process of its own
 def test_tfds_is_read_without_tensorflow(prepared):
     program = (
-        "import sys; from bert_jax.tasks import readers; assert 'tensorflow_datasets' not in sys.modules; "
-        "print(len(list(readers.read_tfds('tfds:pairs', 'train')))); assert 'tensorflow' not in sys.modules; "
+        "import sys; from bert_jax.tasks import columnar; assert 'tensorflow_datasets' not in sys.modules; "
+        "print(len(list(columnar.read_tfds('tfds:pairs', 'train')))); assert 'tensorflow' not in sys.modules; "
         "assert 'jax' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

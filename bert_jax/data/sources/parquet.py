@@ -6,6 +6,7 @@ the unit in which a file is divided among processes. Rows without text are left 
 """
 
 import contextlib
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -77,6 +78,25 @@ def read_row_groups(piece: Piece) -> Iterator[list[str]]:
                     row += 1
 
 
+def read_rows(path: str, source: str) -> list[dict[str, Any]]:
+    """Returns the rows of a file as dicts of plain values. Raises: InputError if it is damaged, or no Parquet."""
+    is_parquet(path, source)
+    with _opened(path, source, "") as file:
+        return [row for batch in file.iter_batches(use_threads=False) for row in batch.to_pylist()]
+
+
+def read_classes(path: str, source: str) -> dict[str, tuple[str, ...]]:
+    """Returns the names of the classes of each column that is a class label, as Hugging Face's datasets write them."""
+    with _opened(path, source, "") as file:
+        about = (file.schema_arrow.metadata or {}).get(b"huggingface", b"{}")
+    try:
+        features = json.loads(about).get("info", {}).get("features", {})
+        kinds = {name: kind.get("feature", kind) for name, kind in features.items() if isinstance(kind, dict)}
+        return {name: tuple(map(str, kind["names"])) for name, kind in kinds.items() if "names" in kind}
+    except (AttributeError, TypeError, ValueError):
+        return {}
+
+
 def _document(value: Any, piece: Piece, row: int) -> list[str]:
     """Returns the lines of a value of the column. `row` is its number in the file."""
     place = f"{piece.source}, row {row} (the first is 0)"
@@ -101,7 +121,7 @@ def _document(value: Any, piece: Piece, row: int) -> list[str]:
 
 @contextlib.contextmanager
 def _opened(path: str, source: str, column: str) -> Iterator[Any]:
-    """Yields pyarrow's reader of a file, closed when the block ends.
+    """Yields pyarrow's reader of a file, closed when the block ends; a `column` of "" asks for none.
 
     Raises: InputError if the file is damaged, or has no column of this name with text; also for errors in the block.
     """
@@ -115,7 +135,8 @@ def _opened(path: str, source: str, column: str) -> Iterator[Any]:
             pre_buffer=False,
             page_checksum_verification=True,  # of files that have such checksums
         ) as file:
-            _check_column(file.schema_arrow, source, column)
+            if column:
+                _check_column(file.schema_arrow, source, column)
             yield file
     except InputError:
         raise

@@ -70,11 +70,12 @@ class Head:
     # Export. Outputs of rows with one sequence -> what is exported, and what it is.
     exported: Callable[[jax.Array], jax.Array] = lambda logits: logits
     about_exported: str = "logits, as the head makes them."
-    # Hugging Face: the class of a model, its pipeline, whether it names classes, and whether it has a problem_type.
+    # Hugging Face: the class of a model, its pipeline, whether it names classes, and its problem_type: that of a single
+    # output first, that of several last.
     architecture: str = ""
     pipeline: str = ""
     has_labels: bool = False
-    has_problem_type: bool = False
+    problem_types: tuple[str, ...] = ()
 
     @property
     def own_parts(self) -> set[str]:

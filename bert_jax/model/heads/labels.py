@@ -20,7 +20,14 @@ class Spot(NamedTuple):
 
 
 def class_losses(logits: jax.Array, batch: Batch, weights: jax.Array) -> dict[str, Pair]:
-    """Returns cross entropy and accuracy of logits [..., K]; the squared error, if K is 1, which is a regression."""
+    """Returns cross entropy and accuracy of logits [..., K]; the squared error, if K is 1, which is a regression.
+
+    Labels [..., K] are soft: a probability for each class.
+    """
+    if batch.labels.ndim == logits.ndim:
+        loss = -jnp.sum(batch.labels * jax.nn.log_softmax(logits.astype(jnp.float32)), axis=-1)
+        return {"loss": (jnp.sum(loss * weights), jnp.sum(weights)),
+                "accuracy": accuracy(logits, jnp.argmax(batch.labels, axis=-1), weights)}  # fmt: skip
     if logits.shape[-1] == 1:
         return {"loss": squared_error(logits[..., 0], batch.labels, weights)}
     return label_losses(logits, batch, weights)
@@ -33,8 +40,9 @@ def label_losses(logits: jax.Array, batch: Batch, weights: jax.Array) -> dict[st
 
 
 def no_sequence_labels(num_rows: int, length: int, num_places: int, label: Any) -> np.ndarray:
-    """Returns zeros [B, M], float32 if labels are like `label`, a float, and int32 otherwise."""
-    return np.zeros((num_rows, num_places), np.float32 if isinstance(label, float) else np.int32)
+    """Returns zeros [B, M], or [B, M, K] for labels [K] like `label`; float32 if it is of floats, int32 otherwise."""
+    kind = np.asarray(label)
+    return np.zeros((num_rows, num_places, *kind.shape), np.float32 if kind.dtype.kind == "f" else np.int32)
 
 
 def write_sequence_label(labels: np.ndarray, label: Any, spot: Spot) -> None:
@@ -54,6 +62,8 @@ def token_outputs(outputs: np.ndarray, spot: Spot) -> np.ndarray:
 
 def constant_class(labels: Sequence[Any], num_outputs: int) -> np.ndarray:
     """Returns outputs [K] with the most frequent class first; of a regression the mean of the labels."""
+    if any(np.ndim(label) and np.asarray(label).dtype.kind == "f" for label in labels):  # soft
+        return np.mean(np.stack(labels), axis=0).astype(np.float32)
     known = np.concatenate([np.ravel(label) for label in labels])
     if num_outputs == 1:
         return np.array([known.mean()], np.float32)

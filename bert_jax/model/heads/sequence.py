@@ -14,5 +14,5 @@ SEQUENCES = Head(
     architecture="BertForSequenceClassification",
     pipeline="text-classification",
     has_labels=True,
-    has_problem_type=True,
+    problem_types=("regression", "single_label_classification"),
 )

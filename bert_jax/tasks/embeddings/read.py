@@ -19,13 +19,14 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from bert_jax.data.sources import tfds_text
 from bert_jax.errors import InputError
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.storage import files
-from bert_jax.tasks.readers import Examples, Record, find_split_file, read_json_lines, read_table, tfds_classes
+from bert_jax.tasks.columnar import classes_in
+from bert_jax.tasks.labels import label_number
+from bert_jax.tasks.readers import Examples, Record, find_split_file, read_json_lines, read_table
 from bert_jax.tasks.squad.read import read_squad, read_squad_file
-from bert_jax.tasks.texts import id_of, label_number, named_class
+from bert_jax.tasks.texts import id_of, named_class
 
 _PAIRS = (("anchor", "positive"), ("query", "positive"), ("query", "pos"), ("query", "passage"), ("query", "document"),
           ("question", "answer"), ("question", "context"), ("question", "passage"), ("premise", "hypothesis"),
@@ -120,7 +121,7 @@ def _squad(found: Iterable, where: str) -> TextsExamples:
 def _of_table(config: TaskConfig, records: Sequence[Record], columns: Sequence[str], place: str) -> TextsExamples:
     first, second, negatives, label = _columns(config, columns, place)
     number = _usual(_IDS, columns)
-    names = tfds_classes(place).get(label) if place.startswith(tfds_text.PREFIX) else None
+    names = classes_in(place).get(label)
     names = names or tuple(name.strip() for name in config.labels.split(",") if name.strip())
 
     def label_of(record: Record) -> object:

@@ -17,6 +17,8 @@ from bert_jax.data.sources import tfds_text
 from bert_jax.errors import InputError
 from bert_jax.storage.files import split_places
 from bert_jax.tasks import base
+from bert_jax.tasks.columnar import classes_in
+from bert_jax.tasks.labels import HIDDEN, Classes, ClassifyExample, as_number, check_labelled, label_name, label_number
 from bert_jax.tasks.readers import (
     SPLITS,
     Examples,
@@ -28,20 +30,8 @@ from bert_jax.tasks.readers import (
     read_json,
     read_table,
     read_wide_tsv,
-    tfds_classes,
 )
-from bert_jax.tasks.texts import (
-    HIDDEN,
-    Classes,
-    ClassifyExample,
-    as_number,
-    check_labelled,
-    id_of,
-    label_name,
-    label_number,
-    named_class,
-    text_of,
-)
+from bert_jax.tasks.texts import id_of, named_class, text_of
 
 
 class GlueTask(NamedTuple):
@@ -170,7 +160,7 @@ def read_place(name: str, place: str, json_keys: Sequence[str], labelled: bool) 
     """
     glue = TASKS[name]
     table = _json_table(place, json_keys) if _is_json(place) else _table(name, place, labelled)
-    classes = tfds_classes(place) if place.startswith(tfds_text.PREFIX) else {}
+    classes = classes_in(place)
     texts = next((list(names) for names in glue.texts if set(names) <= set(table.columns)), [])
     label = next((column for column in glue.label if column in table.columns), "")
     if table.records and (not texts or (labelled and not label)):

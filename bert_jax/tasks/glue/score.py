@@ -5,17 +5,9 @@ from pathlib import Path
 
 from bert_jax.errors import InputError
 from bert_jax.tasks.glue.read import TASKS, find_glue, official_classes, read_place, read_split, splits_of
+from bert_jax.tasks.labels import ClassifyExample, label_name, label_number
 from bert_jax.tasks.readers import read_table
-from bert_jax.tasks.texts import (
-    Classified,
-    ClassifyExample,
-    Scored,
-    id_of,
-    label_name,
-    label_number,
-    score_classes,
-    score_numbers,
-)
+from bert_jax.tasks.texts import Classified, Scored, id_of, score_classes, score_numbers
 
 
 def score_files(name: str, data: str, predictions: str) -> dict[str, float]:

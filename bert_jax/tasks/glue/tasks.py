@@ -17,18 +17,16 @@ from bert_jax.storage.places import Place
 from bert_jax.tasks.base import Task
 from bert_jax.tasks.classify import parse_texts
 from bert_jax.tasks.glue.read import TASKS, find_glue, official_classes, read_split, splits_of
+from bert_jax.tasks.labels import Classes, ClassifyExample, number_of
 from bert_jax.tasks.texts import (
     CLASS_METRICS,
     NUMBER_METRICS,
-    Classes,
     Classified,
-    ClassifyExample,
     Scored,
     decode_classes,
     decode_numbers,
     make_class_rows,
     make_rows,
-    number_of,
     score_classes,
     score_numbers,
     show,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads questions about paragraphs from SQuAD's JSON or TFDS. Malformed data are errors that name their place.
+"""Reads questions about paragraphs from SQuAD's JSON, Parquet or TFDS. Malformed data are errors that name their place.
 
 A source is one of
 
@@ -9,6 +9,7 @@ A source is one of
     FILE[:28]  FILE[28:]                      the first 28 articles of a file, the articles after these
     train=FILE[:28],dev=FILE[28:]             the same with the names of the splits
     tfds:squad/v1.1                           prepared by TFDS, without TensorFlow
+    Parquet                                   files or directories of it, as on the Hugging Face hub
 
 XQuAD, MLQA and other data sets in this format are read too.
 """
@@ -24,6 +25,8 @@ from typing import Any, NamedTuple, TypeVar
 from bert_jax.data.sources.formats import check_encoding
 from bert_jax.errors import InputError
 from bert_jax.storage import files, urls
+from bert_jax.tasks.columnar import is_parquet, is_tfds, read_parquet, read_tfds
+from bert_jax.tasks.readers import find_split_file
 
 _SPLITS = ("train", "dev", "test")
 _TFDS_SPLITS = {"train": "train", "dev": "validation"}  # a test split is with SQuAD's authors only
@@ -58,7 +61,10 @@ def read_squad(source: str, split: str, version: str = "") -> list[SquadExample]
     place = _find_place(source, split, version)
     if not place:
         return []
-    return _read_tfds(place, split) if place.startswith("tfds:") else read_squad_file(place)
+    if is_tfds(place) or is_parquet(place):
+        records = read_tfds(place, _TFDS_SPLITS[split]) if is_tfds(place) else read_parquet(place)
+        return [_columnar_question(record, place, f"example {number}") for number, record in enumerate(records)]
+    return read_squad_file(place)
 
 
 def read_squad_file(path: str) -> list[SquadExample]:
@@ -131,6 +137,8 @@ def _find_place(source: str, split: str, version: str) -> str:
         if path != source:
             raise InputError(f"{source}: a data set of TFDS has no ranges of articles; leave out {source[len(path) :]}")
         return path if split in _TFDS_SPLITS else ""
+    if urls.is_remote(path) and not re.search(r"\.(json|parquet)(\.gz|\.zst)?$", path):
+        return find_split_file(path, split)
     if urls.is_remote(path) or not Path(path).is_dir():
         named = re.match("|".join(_SPLITS), Path(path).name)
         return source if any_name or not named or named[0] == split else ""
@@ -153,6 +161,8 @@ def _find_in_directory(directory: str, split: str, version: str) -> str:
     found = [name for name in names if name.startswith(split) and re.search(r"\.json(\.gz|\.zst)?$", name)]
     of_version = [name for name in found if f"v{version}" in name]
     found = of_version or [name for name in found if not re.search(r"v[12]\.\d", name) or not version]
+    if not names and glob.glob(f"{glob.escape(directory)}/*.parquet"):
+        return find_split_file(directory, split)
     if len(found) > 1:
         raise InputError(f"{directory} holds {', '.join(found)}; give the one to take: {split}={directory}/{found[0]}")
     if not found and not any(name.startswith(_SPLITS) for name in names):
@@ -239,19 +249,15 @@ def _short(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:60]}..."
 
 
-def _read_tfds(place: str, split: str) -> list[SquadExample]:
-    from bert_jax.tasks.readers import read_tfds
-
-    examples = []
-    for number, record in enumerate(read_tfds(place, _TFDS_SPLITS[split])):
-        here, values = f"example {number}", _plain(record)
-        answers = _get(values, "answers", dict, place, here) if values.get("answers") is not None else {}
-        # TFDS keeps the answers as columns.
-        texts, starts = ([*answers.get(name, [])] for name in ("text", "answer_start"))
-        pairs = [{"text": text, "answer_start": start} for text, start in zip(texts, starts)]
-        context = _get(values, "context", str, place, here)
-        examples.append(_read_question({**values, "answers": pairs}, context, place, here))
-    return examples
+def _columnar_question(record: Mapping[str, Any], place: str, here: str) -> SquadExample:
+    """Returns the example of a record whose answers are columns. Without is_impossible, no answer means so."""
+    values = {"is_impossible": False, **_plain(record)}
+    answers = _get(values, "answers", dict, place, here) if values.get("answers") is not None else {}
+    texts, starts = ([*answers.get(name, [])] for name in ("text", "answer_start"))
+    pairs = [{"text": text, "answer_start": start} for text, start in zip(texts, starts)]
+    values["is_impossible"] = bool(values["is_impossible"]) or ("is_impossible" not in record and not pairs)
+    context = _get(values, "context", str, place, here)
+    return _read_question({**values, "answers": pairs}, context, place, here)
 
 
 def _plain(value: Any) -> Any:

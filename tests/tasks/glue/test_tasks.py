@@ -232,7 +232,7 @@ def test_the_diagnostic_of_tfds_is_a_data_set_of_its_own(monkeypatch):
     record = readers.Record({"premise": "P", "hypothesis": "H", "label": -1, "idx": 4}, "x")
     monkeypatch.setattr(glue, "find_split_file", find)
     monkeypatch.setattr(glue, "read_table", lambda place, columns, lenient: readers.Table(tuple(record), [record]))
-    monkeypatch.setattr(glue, "tfds_classes", lambda place: {"label": TASKS["ax"].classes})
+    monkeypatch.setattr(glue, "classes_in", lambda place: {"label": TASKS["ax"].classes})
     (found,) = task("mnli").read("tfds:glue/mnli", "test_ax")
     assert found[:4] == ("P", "H", None, 4) and asked[-1] == ("tfds:glue/ax", "test")
     assert len(task("mnli").read("tfds:glue/mnli:1.0.0", "test_ax")) == 1 and asked[-1][0] == "tfds:glue/ax:1.0.0"
@@ -331,7 +331,7 @@ def test_tfds_is_read_by_the_names_of_its_classes(monkeypatch, tokenizer):
         (f"{source}:{stem}" for stem in stems[split] if stem in tables), ""
     ))  # fmt: skip
     monkeypatch.setattr(glue, "read_table", read)
-    monkeypatch.setattr(glue, "tfds_classes", lambda place: names)
+    monkeypatch.setattr(glue, "classes_in", lambda place: names)
     mnli = task("mnli")
     found = {split: mnli.read("tfds:glue/mnli", split) for split in ("train", "dev_matched", "test_matched")}
     assert [each.label for each in found["train"]] == ["contradiction", "entailment"]

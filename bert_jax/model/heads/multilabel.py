@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Any number of labels for a sequence: each has a probability of its own, and its own cross entropy.
+
+Source: transformers' BertForSequenceClassification with problem_type multi_label_classification; labels may be soft.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bert_jax.batch import Batch
+from bert_jax.model.heads.base import Head, Linear
+from bert_jax.model.losses import Pair
+
+
+def _losses(logits: jax.Array, batch: Batch, weights: jax.Array) -> dict[str, Pair]:
+    """Returns the mean over the labels of their cross entropies, and of those said rightly; labels [B, M, K]."""
+    logits, labels = logits.astype(jnp.float32), batch.labels
+    losses = jnp.maximum(logits, 0) - logits * labels + jnp.log1p(jnp.exp(-jnp.abs(logits)))
+    right = (logits > 0) == (labels > 0.5)
+    total = jnp.sum(weights)
+    return {
+        "loss": (jnp.sum(losses.mean(axis=-1) * weights), total),
+        "accuracy": (jnp.sum(right.mean(axis=-1) * weights), total),
+    }
+
+
+def _constant(labels: Sequence[Any], num_outputs: int) -> np.ndarray:
+    """Returns the logits [K] of how often each label is given."""
+    share = np.clip(np.mean(np.stack(labels), axis=0), 1e-6, 1 - 1e-6)
+    return np.log(share / (1 - share)).astype(np.float32)
+
+
+MULTILABEL = Head(
+    "multilabel_classification",
+    ("pooler", "classifier"),
+    Linear,
+    losses=_losses,
+    constant=_constant,
+    usual_task=lambda num_outputs: "multilabel",
+    exported=lambda logits: logits[:, 0],
+    about_exported="logits [B, K], in the order of the labels; the sigmoid of each is its probability.",
+    architecture="BertForSequenceClassification",
+    pipeline="text-classification",
+    has_labels=True,
+    problem_types=("multi_label_classification",),
+)

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records of data sets with typed columns: TFDS and Parquet. A column may be a class label, whose names they keep."""
+
+import functools
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from bert_jax.data.sources import parquet, tfds_text
+from bert_jax.errors import InputError
+from bert_jax.storage import files, urls
+
+_EXAMPLES_AT_ONCE = 64
+
+
+class Record(dict[str, Any]):
+    """The values of a row or an object by name, and its place."""
+
+    __slots__ = ("where",)
+
+    def __init__(self, values: Mapping[str, object] | Iterable[tuple[str, object]], where: str):
+        super().__init__(values)
+        self.where = where
+
+
+def read_tfds(source: str, split: str) -> Iterator[Record]:
+    """Yields the examples of a prepared data set as plain values: strings, numbers, lists.
+
+    A class label is a number, -1 if it is hidden; `classes_in` has the names.
+    Raises: InputError if the data set or the split is not there, or cannot be read without TensorFlow.
+    """
+    builder, split, _ = tfds_text.open_builder(f"{source}:{split}")
+    where = f"{source}:{split}"
+    num_examples = builder.info.splits[split].num_examples
+    examples: Any = tfds_text.random_access(where, builder, split) if num_examples else []
+    for start in range(0, num_examples, _EXAMPLES_AT_ONCE):
+        numbers = list(range(start, min(start + _EXAMPLES_AT_ONCE, num_examples)))
+        with tfds_text.tfds_errors(where):
+            batch = examples.__getitems__(numbers)
+        for number, example in zip(numbers, batch):
+            place = f"{where}, example {number}"
+            try:
+                yield Record({name: _plain(value) for name, value in example.items()}, place)
+            except UnicodeDecodeError as error:
+                raise InputError(
+                    f"{place} is not UTF-8 (byte 0x{error.object[error.start]:02x}); prepare the data set again"
+                ) from None
+
+
+def is_tfds(place: str) -> bool:
+    """Returns whether a place is a data set of TFDS."""
+    return place.startswith(tfds_text.PREFIX)
+
+
+def is_parquet(place: str) -> bool:
+    """Returns whether a place is a file of Parquet, or a pattern of such files."""
+    return place.lower().endswith(".parquet")
+
+
+def read_parquet(place: str) -> list[Record]:
+    """Returns the rows of Parquet files as plain values. Raises: InputError if a file cannot be read."""
+    records = []
+    for source in files.expand_globs(place):
+        rows = parquet.read_rows(urls.local_copy(source), source)
+        records += [Record(row, f"{source}, row {number} (the first is 0)") for number, row in enumerate(rows)]
+    return records
+
+
+@functools.lru_cache(16)
+def classes_in(place: str) -> Mapping[str, tuple[str, ...]]:
+    """Returns the names of the classes, in the order of their numbers, for each column that is a class label.
+
+    TFDS knows them, and Parquet as Hugging Face's datasets write it; other files have names.
+    """
+    if is_parquet(place):
+        source = files.expand_globs(place)[0]
+        return types.MappingProxyType(parquet.read_classes(urls.local_copy(source), source))
+    if not is_tfds(place):
+        return types.MappingProxyType({})
+    builder, _, _ = tfds_text.open_builder(place)
+    with tfds_text.tfds_errors(place):
+        features = {name: getattr(kind, "feature", kind) for name, kind in builder.info.features.items()}  # of a list
+        names = {name: tuple(kind.names) for name, kind in features.items() if getattr(kind, "names", None)}
+    return types.MappingProxyType(names)  # shared by all callers
+
+
+def parted(place: str) -> tuple[str, str]:
+    """Returns the data set and the split of tfds:NAME:VERSION:SPLIT."""
+    builder, split, _ = tfds_text.open_builder(place, "train")
+    return place.removesuffix(f":{split}"), split
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, bytes):
+        return value.decode("utf-8")
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.ndim):
+        return [_plain(each) for each in value]
+    return value.item() if isinstance(value, (np.generic, np.ndarray)) else value

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Labels of texts: names, numbers, and probabilities of several names; and the classes that they are."""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
+from typing import NamedTuple
+
+import numpy as np
+
+from bert_jax.errors import InputError
+
+
+class ClassifyExample(NamedTuple):
+    """A text or a pair of texts, with its label if it is known."""
+
+    text: str
+    second_text: str | None = None  # None where there is no pair
+    # The name of the class as the data have it, the number of a regression, or the probabilities of several labels.
+    label: str | float | Mapping[str, float] | None = None
+    id: int | str = 0  # the data's own, or else the place among the examples
+    where: str = ""
+
+
+_MOST = float(np.finfo(np.float32).max)  # of a label that is a number
+HIDDEN = "-1"  # what data sets write for a label that they keep to themselves
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)", re.ASCII)
+
+
+def label_name(value: object, where: str) -> str | None:
+    """Returns a class as text; None if it is missing. Raises: InputError if it is no text and no finite number."""
+    if value is None or isinstance(value, str):
+        return (value or "").strip() or None
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise InputError(f"{where}: label {value!r:.60} is not a name or a finite number; write one, and not several")
+    return str(value)
+
+
+def class_of(value: object, where: str) -> str | dict[str, float] | None:
+    """Returns a class as text, or the probability of each; None if it is missing. Raises: as `label_name`."""
+    return read_labels("", value, where) or None if isinstance(value, Mapping) else label_name(value, where)
+
+
+def read_labels(separator: str, value: object, where: str) -> dict[str, float] | None:
+    """Returns the probability of each label that a record gives, 1 for those of a list; None if it is not known.
+
+    Raises: InputError if it is no list of names, no object of probabilities, and no text.
+    """
+    if value is None:
+        return None
+    if isinstance(value, Mapping):
+        given = {str(name).strip(): share for name, share in value.items() if share is not None}
+        if all(isinstance(share, (bool, int, float)) and 0 <= share <= 1 for share in given.values()):
+            return {name: float(share) for name, share in given.items()}
+        raise InputError(f"{where}: labels {value!r:.60} are not probabilities from 0 to 1; give such, or a list")
+    parts = value.split(separator) if isinstance(value, str) else value if isinstance(value, list) else [value]
+    return {name: 1.0 for part in parts if (name := label_name(part, where)) is not None}
+
+
+def label_number(value: object, where: str) -> float | None:
+    """Returns a label as a number; None if it is missing. Raises: InputError if it is not finite in float32."""
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return None
+    try:
+        number = float(value) if isinstance(value, (str, int, float)) and not isinstance(value, bool) else math.nan
+    except (ValueError, OverflowError):
+        number = math.nan
+    if not abs(number) <= _MOST:
+        raise InputError(f"{where}: label {value!r:.60} is not a finite number; for names use the task classification")
+    return number
+
+
+def check_labelled(examples: Sequence[ClassifyExample]) -> None:
+    """Raises: InputError if an example has no label."""
+    if missing := next((example for example in examples if example.label is None), None):
+        raise InputError(f"{missing.where} has no label; training and dev examples need one: correct or remove it")
+
+
+def as_number(label: str) -> str | Decimal:
+    """Returns a label as a number, or itself if it is none: "1", "1.0" and "01" are the same."""
+    return Decimal(label) if _NUMBER.fullmatch(label) else label
+
+
+def find_labels(examples: Sequence[ClassifyExample]) -> tuple[str, ...]:
+    """Returns the classes of training examples, sorted; as numbers if all are. Equal numbers are one, spelled shortest.
+
+    Raises: InputError if there is only one, or almost as many as examples.
+    """
+    spelled: dict[str | Decimal, list[str]] = {}
+    given = [example.label for example in examples if example.label is not None]
+    names = [name for label in given for name in (label if isinstance(label, Mapping) else (str(label),))]
+    for label in dict.fromkeys(names):
+        spelled.setdefault(as_number(label), []).append(label)
+    found = [min(spellings, key=lambda label: (len(label), label)) for spellings in spelled.values()]
+    if len(found) < 2:
+        where = examples[0].where if examples else "the training data"
+        only = ", ".join(map(repr, found))[:80] or "none"
+        raise InputError(f"{where}: all examples have the label {only}; there must be two or more")
+    if len(examples) >= 20 and 2 * len(found) > len(examples):
+        raise InputError(
+            f"{examples[0].where}: {len(examples)} examples have {len(found)} different labels, such as "
+            f"{found[0][:40]!r}; check task.label_column (numbers are for the task regression)"
+        )
+    if all(_is_integer(label) for label in found):
+        return tuple(sorted(found, key=int))
+    return tuple(sorted(found))
+
+
+def _is_integer(label: str) -> bool:
+    digits = label.removeprefix("-")
+    return digits.isascii() and digits.isdigit() and len(digits) < 19
+
+
+class Classes:
+    """The number of each class by its names. A name that is equal as a number is one of them: 1.0 for 1."""
+
+    def __init__(self, numbers: Mapping[str, int]) -> None:
+        self.numbers = numbers
+        self.count = len(set(numbers.values()))
+        self._equal: dict[str | Decimal, int | None] = {}  # None if two classes are equal as numbers
+        for name, number in numbers.items():
+            key = as_number(name)
+            self._equal[key] = number if self._equal.get(key, number) == number else None
+
+    def find(self, label: str) -> int | None:
+        """Returns the number of the class of a label; None if there is none."""
+        return self.numbers[label] if label in self.numbers else self._equal.get(as_number(label))
+
+    def of(self, example: ClassifyExample) -> int | None:
+        """Returns the number of an example's class; None if it is not known. Raises: InputError if there is none.
+
+        Of a soft label it is the most probable class.
+        """
+        if isinstance(example.label, Mapping):
+            return int(self.shares(0.0, example).argmax())
+        return None if example.label is None else self._number(example)
+
+    def shares(self, smoothing: float, example: ClassifyExample) -> np.ndarray:
+        """Returns the probability of each class, [K] float32, of which `smoothing` is given to all alike."""
+        label = example.label if isinstance(example.label, Mapping) else {str(example.label): 1.0}
+        shares, total = np.zeros(self.count, np.float64), sum(label.values())
+        for name, share in label.items():
+            shares[self._number(example._replace(label=name))] += share
+        if not abs(total - 1) < 1e-3:
+            raise InputError(f"{example.where}: the probabilities of its label add up to {total:.4g}; make it 1")
+        return (shares / total * (1 - smoothing) + smoothing / self.count).astype(np.float32)
+
+    def _number(self, example: ClassifyExample) -> int:
+        if (number := self.find(str(example.label))) is None:
+            known = sorted(self.numbers, key=lambda label: (_is_integer(label), self.numbers[label]))
+            is_number, *are_numbers = (
+                isinstance(each, Decimal) for each in (as_number(str(example.label)), *self._equal)
+            )
+            rule = " (a number is not taken for the place of a class)" if is_number and not any(are_numbers) else ""
+            raise InputError(
+                f"{example.where}: label {example.label!r:.60} is not one of {', '.join(map(repr, known[:20]))}; "
+                f"write one of these{rule}, or set task.labels to the names that all of the data have"
+            )
+        return number
+
+    def respelled(self, labels: Iterable[object]) -> dict[str, int]:
+        """Returns counts of the labels that are spelled in another way than their classes, for the log."""
+        others = Counter(str(label) for label in labels if isinstance(label, str) and label not in self.numbers)
+        names = {number: name for name, number in reversed(list(self.numbers.items()))}
+        found = {label: number for label in others if (number := self.find(label)) is not None}
+        return {
+            f"labels {label!r:.60} read as {names[number]!r:.60}:": others[label] for label, number in found.items()
+        }
+
+
+def classes_of(labels: Sequence[str]) -> Classes:
+    """Returns the classes with these labels. A number is the place of one only if they are LABEL_0, LABEL_1, ..."""
+    numbers = {label: index for index, label in enumerate(labels)}
+    places = {str(index): numbers.get(f"LABEL_{index}") for index in range(len(labels))}
+    return Classes(
+        numbers | {place: number for place, number in places.items() if number is not None}
+        if None not in places.values()
+        else numbers
+    )
+
+
+def number_of(example: ClassifyExample) -> float | None:
+    """Returns the target of a regression; None if it is not known."""
+    return None if example.label is None else float(example.label)

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Texts and pairs with any number of labels each: a probability and a threshold for every label.
+
+Labels are lists in JSON lines and other data with lists, or names in one column with `task.label_separator` between
+them; an object gives each a probability. Thresholds are chosen on dev, for the best F1 of each label.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+
+from bert_jax.errors import InputError
+from bert_jax.model.heads.multilabel import MULTILABEL
+from bert_jax.settings.finetuning import TaskConfig, numbers_of
+from bert_jax.tasks import scores
+from bert_jax.tasks.base import Row, Task
+from bert_jax.tasks.classify import (
+    CLASS_COLUMNS,
+    count_texts,
+    is_pair,
+    labels_of,
+    named_columns,
+    parse_texts,
+    read_texts,
+)
+from bert_jax.tasks.labels import ClassifyExample, read_labels
+from bert_jax.tasks.texts import Labelled, labelled, make_rows, show, write_predictions
+
+_LABELS = ("labels", "label", "tags", "categories", *CLASS_COLUMNS)  # what the column is called
+METRICS = ("micro_f1", "macro_f1", "mean_average_precision", "subset_accuracy")
+
+
+def multilabel_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
+    """Returns the task; labels and columns are as in `classification_task`.
+
+    Raises: InputError if a setting cannot be used.
+    """
+    labels = tuple(labels) or labels_of(config)
+    metric, separator = config.metric or "micro_f1", config.label_separator
+    if metric not in METRICS:
+        raise InputError(f"task.metric {metric!r} is not one of {', '.join(METRICS)}; use one of them")
+    thresholds = numbers_of(config.thresholds, "task.thresholds")
+    if thresholds and labels and len(thresholds) != len(labels):
+        raise InputError(
+            f"task.thresholds has {len(thresholds)} numbers, and there are {len(labels)} labels; give one for each"
+        )
+    return Task(
+        config=config,
+        head=MULTILABEL,
+        labels=labels,
+        metric=metric,
+        read=partial(read_texts, config, _LABELS, partial(read_labels, separator), ""),
+        parse=partial(parse_texts, named_columns(config), is_pair(config)),
+        make_rows=partial(make_rows, config, partial(_target, labels)),
+        decode=partial(_decode, labels, thresholds or (0.5,) * len(labels)),
+        score=partial(_score, labels),
+        show=show,
+        write=lambda directory, split, examples, predictions: write_predictions(
+            directory / f"{split}.tsv",
+            [example.id for example in examples],
+            [separator.join(prediction.labels) for prediction in predictions],
+        ),
+        find_labels=(lambda examples: labels) if labels else _find_labels,
+        settle=partial(count_texts, config),
+        tune=None if thresholds else partial(_tune, config, labels),
+    )
+
+
+def _find_labels(examples: Sequence[ClassifyExample]) -> tuple[str, ...]:
+    found = sorted({name for example in examples for name in example.label or ()})
+    given = sum(len(example.label or ()) for example in examples)
+    if not found or 2 * len(found) > max(given, 40):
+        raise InputError(
+            f"{examples[0].where}: {len(examples)} examples have {len(found)} different labels; check "
+            "task.label_column and task.label_separator, or set task.labels"
+        )
+    return tuple(found)
+
+
+def _target(labels: Sequence[str], example: ClassifyExample) -> np.ndarray | None:
+    """Returns the probability of each label, [K] float32. Raises: InputError if there is none of a name."""
+    if example.label is None:
+        return None
+    if unknown := sorted(set(example.label) - set(labels)):
+        raise InputError(
+            f"{example.where}: label {unknown[0]!r:.60} is not one of {', '.join(map(repr, labels[:20]))}; correct it, "
+            "or set task.labels to all of them"
+        )
+    return np.array([example.label.get(name, 0.0) for name in labels], np.float32)
+
+
+def _decode(
+    labels: Sequence[str],
+    thresholds: Sequence[float],
+    examples: Sequence[ClassifyExample],
+    rows: Sequence[Row],
+    outputs: Sequence[np.ndarray],
+) -> list[Labelled]:
+    """Returns the labels of each example whose probability reaches their threshold."""
+    del examples, rows  # a row for each example, in their order
+    predictions = []
+    for each in outputs:
+        shares = [0.5 * (1 + math.tanh(0.5 * float(logit))) for logit in each]
+        said = [name for name, share, least in zip(labels, shares, thresholds) if share >= least]
+        predictions.append(Labelled(tuple(said), dict(zip(labels, shares))))
+    return predictions
+
+
+def _truth(labels: Sequence[str], examples: Sequence[ClassifyExample]) -> np.ndarray:
+    """Returns which labels are given, [N, K] bool."""
+    targets = [labelled(_target(labels, example), example.where) for example in examples]
+    return np.array(targets).reshape(-1, len(labels)) > 0.5
+
+
+def _shares(labels: Sequence[str], predictions: Sequence[Labelled]) -> np.ndarray:
+    return np.array([[each.probabilities[name] for name in labels] for each in predictions]).reshape(-1, len(labels))
+
+
+def _score(
+    labels: Sequence[str], examples: Sequence[ClassifyExample], predictions: Sequence[Labelled]
+) -> dict[str, float]:
+    """Returns the metrics, and the F1 of each label, as scikit-learn has them with 0 where they are not defined."""
+    truth = _truth(labels, examples)
+    said = np.array([[name in each.labels for name in labels] for each in predictions]).reshape(truth.shape)
+    right, num_said, num_true = (each.sum(axis=0) for each in (truth & said, said, truth))
+    of_labels = [scores.precision_recall_f1(*map(int, each))[2] for each in zip(right, num_said, num_true)]
+    shares = _shares(labels, predictions)
+    precisions = [scores.average_precision(truth[:, place], shares[:, place]) for place in range(len(labels))]
+    return {
+        "micro_f1": scores.precision_recall_f1(*(int(each.sum()) for each in (right, num_said, num_true)))[2],
+        "macro_f1": float(np.mean(of_labels)),
+        "mean_average_precision": float(np.mean(precisions)),
+        "subset_accuracy": float(np.mean((truth == said).all(axis=1))) if len(truth) else 0.0,
+        **{f"f1_{name}": value for name, value in zip(labels, of_labels)},
+    }
+
+
+def _tune(
+    config: TaskConfig, labels: Sequence[str], examples: Sequence[ClassifyExample], predictions: Sequence[Labelled]
+) -> TaskConfig:
+    """Returns the settings with the threshold of each label that gives the best F1; 0.5 for one that nothing has."""
+    truth, shares = _truth(labels, examples), _shares(labels, predictions)
+    chosen = [_best_threshold(truth[:, place], shares[:, place]) for place in range(len(labels))]
+    return dataclasses.replace(config, thresholds=",".join(f"{each:.6g}" for each in chosen))
+
+
+def _best_threshold(truth: np.ndarray, shares: np.ndarray) -> float:
+    """Returns the middle between two neighbouring probabilities; of equally good ones, the one nearest to 0.5."""
+    if not truth.any():
+        return 0.5
+    order = np.argsort(-shares, kind="stable")
+    right, values = np.cumsum(truth[order]), shares[order]
+    f1 = 2 * right / (np.arange(1, len(order) + 1) + truth.sum())
+    ends = np.append(values[1:] < values[:-1], True)  # equal probabilities are taken together
+    middles = (values + np.append(values[1:], 0.0)) / 2
+    best = np.flatnonzero(ends & (f1 >= f1[ends].max()))
+    return float(min(middles[best], key=lambda each: abs(each - 0.5)))

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every task reads Parquet as the Hugging Face hub has it: parts of splits, names of classes, lists."""
+
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from bert_jax import InputError
+from bert_jax.settings.finetuning import TaskConfig
+from bert_jax.tasks.catalog import make_task
+from bert_jax.tasks.columnar import classes_in, read_parquet
+from bert_jax.tasks.readers import find_split_file, read_table
+from bert_jax.tasks.squad.read import read_squad
+
+
+def write(path, columns, features=None):
+    """Writes a file as datasets.Dataset.to_parquet does."""
+    table = pa.table(columns)
+    if features:
+        table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(table, path)
+    return path
+
+
+def label(*names):
+    return {"names": list(names), "_type": "ClassLabel"}
+
+
+def task(name, **settings):
+    return make_task(TaskConfig(name=name, **settings))
+
+
+def test_parts_of_a_split_and_names_of_classes(tmp_path):
+    for part, texts in enumerate((["a", "b"], ["c"])):
+        columns = {"text": texts, "label": [part] * len(texts)}
+        write(
+            tmp_path / "data" / f"train-0000{part}-of-00002-0fa{part}.parquet", columns, {"label": label("no", "yes")}
+        )
+    write(
+        tmp_path / "data" / "validation-00000-of-00001.parquet",
+        {"text": ["d"], "label": [1]},
+        {"label": label("no", "yes")},
+    )
+    made = task("classification")
+    found = made.read(str(tmp_path / "data"), "train")
+    assert [(each.text, each.label) for each in found] == [("a", "no"), ("b", "no"), ("c", "yes")]
+    assert found[2].where.endswith("train-00001-of-00002-0fa1.parquet, row 0 (the first is 0)")
+    assert [each.label for each in made.read(str(tmp_path / "data"), "dev")] == ["yes"]
+    both = f"{tmp_path}/data/train-*.parquet,{tmp_path}/data/validation-00000-of-00001.parquet"
+    assert len(made.read(both, "train")) == 3 and len(made.read(both, "dev")) == 1
+    assert made.read(str(tmp_path / "data"), "test") == []
+    assert (
+        task("sst2")
+        .read(
+            str(
+                write(
+                    tmp_path / "train.parquet",
+                    {"sentence": ["x"], "label": [1]},
+                    {"label": label("negative", "positive")},
+                )
+            ),
+            "train",
+        )[0]
+        .label
+        == "positive"
+    )
+
+
+def test_lists_of_classes(tmp_path):
+    kinds = {"labels": {"feature": label("joy", "anger"), "_type": "Sequence"}}
+    place = write(tmp_path / "train.parquet", {"text": ["x", "y"], "labels": [[1, 0], []]}, kinds)
+    assert [dict(each.label) for each in task("multilabel").read(str(place), "train")] == [{"anger": 1, "joy": 1}, {}]
+    kinds = {"ner_tags": {"feature": label("O", "B-PER"), "_type": "List"}}
+    place = write(tmp_path / "ner" / "train.parquet", {"tokens": [["Bo", "ran"]], "ner_tags": [[1, 0]]}, kinds)
+    (example,) = task("ner").read(str(place), "train")
+    assert (example.words, example.tags) == (["Bo", "ran"], ["B-PER", "O"])
+    assert classes_in(str(place)) == {"ner_tags": ("O", "B-PER")}
+
+
+def test_choices_and_questions(tmp_path):
+    columns = {"ctx": ["He"], "endings": [["sat", "ran"]], "label": ["1"]}
+    (example,) = task("choice", text_column="ctx", second_text_column="endings").read(
+        str(write(tmp_path / "train.parquet", columns)), "train"
+    )
+    assert (example.choices, example.label) == (("sat", "ran"), 1)
+    answers = [{"text": ["Paris"], "answer_start": [6]}, {"text": [], "answer_start": []}]
+    columns = {"id": ["1", "2"], "question": ["Where?", "Who?"], "context": ["It is Paris."] * 2, "answers": answers}
+    write(tmp_path / "squad" / "train-00000-of-00001.parquet", columns)
+    first, second = read_squad(str(tmp_path / "squad"), "train")
+    assert first.answers[0].text == "Paris" and not first.impossible and second.impossible
+    assert read_squad(str(tmp_path / "squad"), "dev") == []
+
+
+def test_what_is_no_parquet_is_named(tmp_path):
+    (tmp_path / "train.parquet").write_text("a,b")
+    with pytest.raises(InputError, match="not with PAR1"):
+        read_parquet(str(tmp_path / "train.parquet"))
+    whole = write(tmp_path / "dev.parquet", {"text": ["x"]}).read_bytes()
+    (tmp_path / "dev.parquet").write_bytes(whole[:-20])
+    with pytest.raises(InputError, match=r"dev\.parquet"):
+        read_table(find_split_file(str(tmp_path), "dev"))
+    with pytest.raises(InputError, match="matches no file"):
+        read_table(f"{tmp_path}/other-*.parquet")
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_the_header_of_a_csv_says_what_parts_its_columns(tmp_path, separator, end):
+    rows = [["text", "label"], [f'"a{separator} b"', "x"], ["c,d;e" if separator == "|" else "c", "y"]]
+    (tmp_path / "train.csv").write_bytes(end.join(separator.join(row) for row in rows).encode())
+    table = read_table(str(tmp_path / "train.csv"))
+    assert table.columns == ("text", "label") and table.records[0]["text"] == f"a{separator} b"

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Any number of labels for a text, soft labels, weights and smoothing: read, learnt, scored, kept with the model."""
+
+import dataclasses
+import json
+import random
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from builders import make_pretrained, tiny_model, topics_run
+from hf_models import make_tokenizer, random_params
+
+from bert_jax import InputError, load_predictor, load_pretrained
+from bert_jax.batch import pad_rows
+from bert_jax.checkpoints.hf import load_hf, save_hf
+from bert_jax.finetuning import finetune
+from bert_jax.model.heads.multilabel import MULTILABEL
+from bert_jax.model.heads.sequence import SEQUENCES
+from bert_jax.settings.finetuning import TaskConfig
+from bert_jax.tasks import scores
+from bert_jax.tasks.catalog import make_task
+from bert_jax.tasks.labels import ClassifyExample
+from bert_jax.tasks.texts import Labelled
+
+LABELS = ("b", "d", "f")
+
+
+def task(labels=LABELS, name="multilabel", **settings):
+    return make_task(TaskConfig(name=name, max_seq_length=16, **settings), labels)
+
+
+def write_lines(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted"),
+    [
+        (["b", "f"], {"b": 1, "f": 1}),
+        ([], {}),
+        ("", {}),
+        ("f, b", {"b": 1, "f": 1}),
+        ("b", {"b": 1}),
+        ({"b": 0.25, "d": True, "f": None}, {"b": 0.25, "d": 1}),
+    ],
+)
+def test_labels_are_lists_texts_or_probabilities(tmp_path, value, wanted):
+    (example,) = task().read(write_lines(tmp_path / "train.jsonl", [{"text": "ban", "labels": value}]), "train")
+    assert example.label == wanted
+    (row,) = task().make_rows([example], make_tokenizer(80), True).rows
+    assert row.label.tolist() == [np.float32(wanted.get(name, 0)) for name in LABELS]
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        (["b", "x"], "label 'x' is not one of 'b', 'd', 'f'; correct it, or set task.labels"),
+        ({"b": 2}, "are not probabilities from 0 to 1"),
+        ([["b"]], "label ['b'] is not a name"),
+        (None, "has no label; training and dev examples need one"),
+    ],
+)
+def test_what_is_no_label_is_named(tmp_path, value, problem):
+    with pytest.raises(InputError) as caught:
+        found = task().read(write_lines(tmp_path / "train.jsonl", [{"text": "ban", "labels": value}]), "train")
+        task().make_rows(found, make_tokenizer(80), True)
+    assert problem in str(caught.value) and "train.jsonl:1" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"metric": "f1"}, "task.metric 'f1' is not one of micro_f1"),
+        ({"thresholds": "0.5,0.5"}, "task.thresholds has 2 numbers, and there are 3 labels"),
+        ({"thresholds": "a"}, "is not numbers from 0 up"),
+        ({"label_separator": ""}, "task.label_separator is empty"),
+        ({"label_smoothing": 1.0}, "task.label_smoothing 1.0 is not a rate"),
+        ({"class_weights": "1,-2"}, "is not numbers from 0 up"),
+    ],
+)
+def test_settings_that_cannot_be_are_named(settings, problem):
+    with pytest.raises(InputError) as caught:
+        task(**settings).config.validate()
+    assert problem in str(caught.value)
+
+
+def test_the_loss_is_the_mean_of_the_labels_cross_entropies():
+    logits = jnp.array([[[2.0, -1.0, 0.0]], [[0.0, 0.0, 0.0]]])
+    labels = np.array([[[1.0, 0.0, 0.5]], [[1.0, 1.0, 1.0]]], np.float32)
+    batch = pad_rows([[1, 2], [3]], 4)._replace(labels=labels)
+    weights = jnp.array([[1.0], [0.0]])
+    loss, total = MULTILABEL.losses(logits, batch, weights)["loss"]
+    shares = 1 / (1 + np.exp(-np.asarray(logits[0, 0], np.float64)))
+    wanted = -np.mean(labels[0, 0] * np.log(shares) + (1 - labels[0, 0]) * np.log(1 - shares))
+    assert (float(loss), float(total)) == (pytest.approx(wanted, rel=1e-6), 1.0)
+
+
+def test_metrics_are_scikit_learns():
+    """Worked out by hand and by its definitions: micro over all, macro over labels, ties of AP taken together."""
+    examples = [ClassifyExample("", label=dict.fromkeys(given, 1.0)) for given in ("b", "bd", "", "d")]
+    shares = [(0.9, 0.2, 0.1), (0.4, 0.8, 0.2), (0.4, 0.1, 0.7), (0.1, 0.6, 0.1)]
+    made = task().decode(examples, [], [np.log(np.array(each) / (1 - np.array(each))) for each in shares])
+    assert [each.labels for each in made] == [("b",), ("d",), ("f",), ("d",)]
+    found = task().score(examples, made)
+    assert found["micro_f1"] == pytest.approx(6 / 8) and found["subset_accuracy"] == 0.5
+    assert [found[f"f1_{name}"] for name in LABELS] == [pytest.approx(2 / 3), 1, 0]
+    assert found["macro_f1"] == pytest.approx(5 / 9)
+    assert found["mean_average_precision"] == pytest.approx((0.5 * 1 + 0.5 * 2 / 3 + 1 + 0) / 3)
+    assert scores.average_precision(np.zeros(0, bool), np.zeros(0)) == 0
+    tuned = task().tune(examples, made)
+    assert [float(each) for each in tuned.thresholds.split(",")] == pytest.approx([0.25, 0.4, 0.5])
+    assert task(thresholds="0.3,0.9,0.9").decode(examples, [], [np.zeros(3)])[0].labels == ("b",)
+    assert task(thresholds=tuned.thresholds).tune is None
+
+
+def topics(path, num_rows, seed, soft=False):
+    rng = random.Random(seed)
+    rows = []
+    for _ in range(num_rows):
+        given = [topic for topic in LABELS if rng.random() < 0.5]
+        words = [f"{topic}{rng.choice('aeiou')}{rng.choice('nrst')}" for topic in given for _ in range(3)]
+        words += [f"{rng.choice('glmp')}{rng.choice('aeiou')}{rng.choice('nrst')}" for _ in range(2)]
+        rows.append({"text": " ".join(rng.sample(words, len(words))), "labels": given})
+    write_lines(path, rows)
+
+
+def test_a_run_learns_tunes_keeps_and_predicts(tmp_path):
+    topics(tmp_path / "train.jsonl", 200, 0)
+    topics(tmp_path / "dev.jsonl", 60, 1)
+    config = topics_run(tmp_path, make_pretrained(tmp_path))
+    config = dataclasses.replace(config, task=TaskConfig(name="multilabel", max_seq_length=24))
+    result = finetune(config, tmp_path / "run", jax.devices()[:1])
+    assert result.metrics["micro_f1"] > 0.9 > result.constant["micro_f1"]
+    assert {"f1_b", "mean_average_precision", "subset_accuracy"} <= result.metrics.keys()
+    model = load_pretrained(tmp_path / "run")
+    assert len(model.task_settings["thresholds"].split(",")) == 3
+    (found,) = load_predictor(tmp_path / "run")(["ban bar dar dat"])
+    assert isinstance(found, Labelled) and set(found.probabilities) == set(LABELS)
+    save_hf(tmp_path / "hf", model.config, model.params, model.tokenizer, model.task, model.labels)
+    assert json.loads((tmp_path / "hf" / "config.json").read_text())["problem_type"] == "multi_label_classification"
+    (again,) = load_predictor(tmp_path / "hf")(["ban bar dar dat"])
+    assert again.probabilities == pytest.approx(found.probabilities, abs=1e-5)
+
+
+def test_problem_type_says_which_head_it_is(tmp_path):
+    params = random_params(num_classes=3, parts=MULTILABEL.parts)
+    for head, problem in ((MULTILABEL, "multi_label_classification"), (SEQUENCES, "single_label_classification")):
+        where = tmp_path / head.name
+        save_hf(where, tiny_model(), params, make_tokenizer(203), head.name, LABELS)
+        assert json.loads((where / "config.json").read_text())["problem_type"] == problem
+        found = load_hf(where)
+        assert (found.task, found.labels, found.problem) == (head.name, LABELS, "")
+
+
+# Classes: soft labels, weights, smoothing
+
+
+def classes(**settings):
+    return task(name="classification", **settings)
+
+
+def rows_of(made, labels, training=True):
+    examples = [ClassifyExample("ban", label=label, where="x:1") for label in labels]
+    return made.make_rows(examples, make_tokenizer(80), training).rows
+
+
+def test_soft_labels_of_classes(tmp_path):
+    lines = [{"text": "ban", "label": {"b": 0.75, "f": 0.25}}, {"text": "dan", "label": "d"}]
+    examples = classes().read(write_lines(tmp_path / "train.jsonl", lines), "train")
+    rows = classes().make_rows(examples, make_tokenizer(80), False).rows
+    assert [row.label.tolist() for row in rows] == [[0.75, 0, 0.25], [0, 1, 0]]
+    assert task((), "classification").find_labels(examples) == LABELS
+    batch = pad_rows([[1]], 2)._replace(labels=rows[0].label[None, None])
+    logits = np.array([[[1.0, 2.0, 0.5]]], np.float32)
+    found = SEQUENCES.losses(jnp.asarray(logits), batch, jnp.ones((1, 1)))
+    wanted = -(rows[0].label * (logits - np.log(np.exp(logits).sum()))).sum()
+    assert float(found["loss"][0]) == pytest.approx(float(wanted), rel=1e-6) and float(found["accuracy"][0]) == 0
+    predictions = classes().decode(examples, rows, [np.array([3.0, 0, 0]), np.array([0, 2.0, 0])])
+    assert classes().score(examples, predictions)["accuracy"] == 1
+    with pytest.raises(InputError, match=r"the probabilities of its label add up to 0\.5; make it 1"):
+        rows_of(classes(), [{"b": 0.5}])
+
+
+def test_smoothed_labels_are_of_training_alone():
+    made = classes(label_smoothing=0.3)
+    (row,) = rows_of(made, ["d"])
+    assert row.label.tolist() == pytest.approx([0.1, 0.8, 0.1])
+    assert rows_of(made, ["d"], training=False)[0].label == 1
+
+
+def test_class_weights_are_of_training_alone():
+    labels = ["b", "b", "b", "d"]
+    assert [row.weight for row in rows_of(classes(class_weights="2,0.5,1"), labels)] == [2, 2, 2, 0.5]
+    balanced = rows_of(task(("b", "d"), "classification", class_weights="balanced"), labels)
+    assert [row.weight for row in balanced] == pytest.approx([2 / 3, 2 / 3, 2 / 3, 2])
+    assert {row.weight for row in rows_of(classes(class_weights="balanced"), labels, training=False)} == {1.0}
+    with pytest.raises(InputError, match="are 2 numbers, and there are 3 classes"):
+        rows_of(classes(class_weights="1,2"), labels)
