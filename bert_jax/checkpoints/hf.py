@@ -5,7 +5,7 @@ A directory has config.json, tensors (`hf_weights`) and a tokenizer (`hf_tokeniz
 Source: transformers' configuration_bert.py and modeling_bert.py for what the options mean.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +14,15 @@ from bert_jax.checkpoints.hf_extras import ADAPTER, EXTRAS, check_prefix, check_
 from bert_jax.checkpoints.hf_tokenizer import load_hf_tokenizer, save_hf_tokenizer
 from bert_jax.checkpoints.hf_weights import INDEX, PICKLE, WEIGHTS, import_torch, open_weights, write_weights
 from bert_jax.checkpoints.names import Imported, check_vocabulary, find_not_finite, from_params, to_params
+from bert_jax.checkpoints.sentence_transformers import read_pipeline
 from bert_jax.errors import InputError, shown
 from bert_jax.model.heads.base import Head
+from bert_jax.model.heads.embedding import EMBEDDINGS
+from bert_jax.model.heads.encoder import ENCODER
 from bert_jax.model.heads.table import HEADS, has_parts, head_of, infer_head
 from bert_jax.model.objective import Params, parts_of
 from bert_jax.settings.model import ModelConfig
-from bert_jax.settings.rules import from_dict
+from bert_jax.settings.rules import from_dict, to_dict
 from bert_jax.storage import files, writing
 from bert_jax.storage.files import JsonObject
 from bert_jax.storage.places import AnyPath
@@ -76,6 +79,10 @@ def load_hf(directory: Path) -> Imported:
     with open_weights(directory) as (name, shapes, read):
         check_prefix(shapes, name)
         params = to_params(read, shapes, "hf", config, name)
+    if pipeline := read_pipeline(directory, config):
+        notes += [*pipeline.notes, *find_not_finite(params, name)]
+        whole, settings = params | pipeline.params, to_dict(pipeline.settings)
+        return Imported(config, whole, tokenizer, EMBEDDINGS.name, (), tuple(notes), task_settings=settings)
     present = parts_of(params)
     architectures = settings.get("architectures")
     known = architectures if isinstance(architectures, list) else []
@@ -113,12 +120,13 @@ def save_hf(
     card: str = "",
     problem: str = "",
     dtype: str = "float32",
+    write_more: Callable[[Path], object] = lambda directory: None,
 ) -> list[str]:
     """Writes a directory that transformers loads whole, and returns lines that the user should see.
 
     Parts that the task's architecture lacks are left out, with a note. Tensors of more than `max_shard_bytes` in total
     are divided into shards. `card` is its README.md, if not empty. `problem` is that of `Imported`. `dtype` float16
-    takes half the space; numbers beyond 65,504 do not fit.
+    takes half the space; numbers beyond 65,504 do not fit. `write_more` writes into the directory before it is there.
 
     Raises: InputError, with nothing written, if the model cannot be expressed or the directory exists.
     """
@@ -127,6 +135,7 @@ def save_hf(
     present = parts_of(params)
     known = present if task in HEADS else set(present) & {"pooler"}  # nothing is known of a user's own head
     head = head_of(task, known)
+    head = head if head.own_parts else ENCODER  # what has no part of its own is written as the bare encoder
     left_out = [part for part in present if part not in head.parts]
     notes = [f"{part} is left out: {head.architecture} has none" for part in left_out]
     if not has_parts(head, known):
@@ -162,6 +171,7 @@ def save_hf(
         notes += save_hf_tokenizer(temporary, tokenizer, config.max_positions)
         if card:
             (temporary / "README.md").write_text(card, encoding="utf-8")
+        write_more(temporary)
     return notes
 
 

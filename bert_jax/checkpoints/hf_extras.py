@@ -8,8 +8,8 @@ from pathlib import Path
 from bert_jax.errors import InputError, shown
 from bert_jax.storage.files import JsonObject, read_json
 
-EXTRAS = ["modules.json", "sentence_bert_config.json", "*_Pooling/config.json", "adapter_config.json"]
-ADAPTER, _MODULES = "adapter_config.json", "modules.json"
+EXTRAS = ["modules.json", "*sentence*.json", "[1-9]_*/*", "adapter_config.json"]  # of the hub
+ADAPTER = "adapter_config.json"
 _PREFIXES = {
     "module.": "torch's DataParallel writes them; save model.module",
     "_orig_mod.": "torch.compile writes them; save model._orig_mod",
@@ -52,35 +52,11 @@ def check_prefix(names: Iterable[str], where: Path) -> None:
 
 
 def find_extras(directory: Path) -> list[str]:
-    """Returns lines about what is not computed here: the modules of sentence-transformers, an adapter."""
+    """Returns lines about what is not computed here: an adapter."""
     notes = []
     if (directory / ADAPTER).exists():
         notes.append(f"{directory / ADAPTER}: an adapter of PEFT lies beside the model, and is not applied")
-    home = directory.parent if re.fullmatch(r"\d+_Transformer", directory.name) else directory
-    if not (home / _MODULES).exists():
-        return notes
-    modules = read_json(home / _MODULES)
-    found = [each for each in modules if isinstance(each, dict)] if isinstance(modules, list) else []
-    kinds = [str(each.get("type")).rpartition(".")[2] for each in found]
-    paths = [str(each.get("path")) for each, kind in zip(found, kinds) if kind == "Pooling"]
-    pooling = _pooling(home / paths[0] / "config.json") if paths else "unknown"
-    others = [kind for kind in kinds if kind not in ("Transformer", "Pooling")]
-    limits = [_object(each / "sentence_bert_config.json").get("max_seq_length") for each in (home, directory)]
-    length = next((limit for limit in limits if limit), None)
-    use = f"pooling={pooling!r}" + (f", max_seq_length={shown(length)}" if length else "")
-    return [
-        *notes,
-        f"{home / _MODULES}: sentence-transformers pools the vectors of this model; sentence_embeddings({use}) does so "
-        f"here{f', without its {shown(others)}' if others else ''}, and what is written here does not keep it",
-    ]
-
-
-def _pooling(path: Path) -> str:
-    """Returns how vectors are pooled, as `sentence_embeddings` calls it where it can do it."""
-    about = _object(path)
-    modes = [name for name, chosen in about.items() if name.startswith("pooling_mode") and chosen is True]
-    known = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
-    return ", ".join(known.get(mode) or mode for mode in modes) or str(about.get("pooling_mode", "unknown"))
+    return notes
 
 
 def _object(path: Path) -> JsonObject:

@@ -62,6 +62,16 @@ def open_weights(
         yield name, *_without_ties(shapes, read, name)
 
 
+def read_tensors(directory: Path) -> Arrays:
+    """Returns the tensors of a single file of a directory, such as those of a module beside a model."""
+    path = directory / WEIGHTS
+    if not path.exists():
+        return _load_pickles(directory)[1]
+    with contextlib.ExitStack() as stack:
+        stream = _open(path, stack)
+        return {name: stream.get_tensor(name) for name in stream.keys()}
+
+
 def write_weights(directory: Path, arrays: Mapping[str, np.ndarray], max_bytes: int) -> None:
     """Writes model.safetensors; shards of at most `max_bytes`, or of one tensor, where it would have more."""
     shards: list[Arrays] = [{}]

@@ -108,10 +108,10 @@ def _evaluation(path: str, step: int | None) -> dict[str, float]:
     return found
 
 
-def model_card(records: Records, name: str = "") -> str:
-    """Returns the README.md of a model, with the metadata that the hub reads. `name` is its title."""
+def model_card(records: Records, name: str = "", library: str = "transformers") -> str:
+    """Returns the README.md of a model with the hub's metadata. `name` is its title, `library` what loads it."""
     sections = [
-        _metadata(records),
+        _metadata(records, library),
         f"# {name or 'BERT'}\n\n{_summary(records)}",
         _section("Model", _model(records)),
         _section("Training", _training(records)),
@@ -124,10 +124,10 @@ def model_card(records: Records, name: str = "") -> str:
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
-def _metadata(records: Records) -> str:
+def _metadata(records: Records, library: str) -> str:
     pipeline = HEADS[records.task].pipeline if records.task in HEADS else ""
     tags = ["bert", "bert_jax", *({pipeline} & {"fill-mask"})]
-    lines = ["---", "# license: choose one, and remove the # before it", "library_name: transformers"]
+    lines = ["---", "# license: choose one, and remove the # before it", f"library_name: {library}"]
     if pipeline:
         lines.append(f"pipeline_tag: {pipeline}")
     languages = sorted(

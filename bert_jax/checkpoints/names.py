@@ -7,9 +7,10 @@ dicts of transformers' modeling_bert.py.
 """
 
 import re
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +38,7 @@ class Imported(NamedTuple):
     labels: tuple[str, ...]  # the names of a classifier's classes, in their order; () if the source names none
     notes: tuple[str, ...]  # lines that the user should see
     problem: str = ""  # Hugging Face's problem_type, where it is not what the number of outputs says
+    task_settings: Mapping[str, Any] = types.MappingProxyType({})  # as those of `Pretrained`
 
 
 class Parameter(NamedTuple):

@@ -24,6 +24,7 @@ from bert_jax.devices.kept import keep_for_inference
 from bert_jax.devices.sharding import in_no_mesh, on_host
 from bert_jax.devices.work import under_way
 from bert_jax.errors import InputError
+from bert_jax.model.heads.embedding import EMBEDDINGS
 from bert_jax.model.heads.table import HEADS
 from bert_jax.model.objective import Params, abstract_params, encode
 from bert_jax.model.on_cpu import length_step, tokens_at_once, unstack
@@ -73,6 +74,14 @@ class Pretrained:
         if jax.default_backend() != "cpu":
             return jax.device_put(self.params)
         return self.params | {"encoder": unstack(self.config, self.params["encoder"])}
+
+    @property
+    def embedding(self) -> TaskConfig | None:
+        """The settings of a model that makes vectors of texts: pooling, prompts, length; None of other models."""
+        if HEADS.get(self.task) != EMBEDDINGS:
+            return None
+        usual = {"name": "embeddings", "max_seq_length": self.config.max_positions}
+        return from_dict(TaskConfig, self.task_settings or usual, "task_settings")
 
     @in_no_mesh
     def encode(self, texts: Sequence[str] | Sequence[tuple[str, str]], long_texts: str = "cut") -> Encodings:
@@ -195,7 +204,8 @@ def read_pretrained(source: Resolved) -> Pretrained:
     if source.format == "tf1":
         check_fetched(directory if directory.is_dir() else directory.parent)
     imported = load_hf(directory) if source.format == "hf" else load_tf1(directory)
-    return Pretrained(**imported._asdict() | {"params": jax.tree.map(jax.numpy.asarray, imported.params)})
+    params, settings = jax.tree.map(jax.numpy.asarray, imported.params), dict(imported.task_settings)
+    return Pretrained(**imported._asdict() | {"params": params, "task_settings": settings})
 
 
 _ABOUT = schema.record(

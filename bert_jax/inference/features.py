@@ -17,9 +17,11 @@ from bert_jax.checkpoints.pretrained import Pretrained
 from bert_jax.devices.allocator import give_back_freed_memory
 from bert_jax.devices.sharding import in_no_mesh
 from bert_jax.errors import InputError
+from bert_jax.model.heads.embedding import EMBEDDINGS
 from bert_jax.model.heads.encoder import ENCODER
 from bert_jax.model.heads.probe import mean_of_sequences
-from bert_jax.model.objective import Params, encode
+from bert_jax.model.objective import Params, encode, forward
+from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.settings.model import ModelConfig, check_type_ids
 from bert_jax.tasks.base import Row, largest_type
 from bert_jax.tasks.batches import batch_of_rows
@@ -78,29 +80,45 @@ def token_features(
 def sentence_embeddings(
     bert: Pretrained,
     texts: Sequence[str] | Sequence[tuple[str, str]],
-    pooling: str = "mean",
+    pooling: str = "",
     layer: int = -1,
     max_seq_length: int = 0,
     long_texts: str = "cut",
+    kind: str = "",
 ) -> np.ndarray:
     """Returns a vector for each text, [number of texts, H] float32.
 
-    `pooling` "mean" is the mean over the tokens of a text, [CLS] and [SEP] too; "cls" is the vector of [CLS]. That of a
-    model that was not trained to compare sentences says little of how alike two are, and [CLS] less than the mean.
-    `max_seq_length` and `long_texts` are those of `token_features`.
+    A model that was trained to embed texts, here or by sentence-transformers, does it as it was trained: with its own
+    pooling, normalization and most tokens, and the prompt of a `kind`, "query" or "passage"; "" is without a prompt.
 
-    Raises: InputError as `token_features`, or if there is no such pooling.
+    `pooling` "mean", which other models take, is the mean over the tokens of a text, [CLS] and [SEP] too; "cls" is the
+    vector of [CLS]. That of a model that was not trained to compare sentences says little of how alike two are, and
+    [CLS] less than the mean. `max_seq_length` and `long_texts` are those of `token_features`.
+
+    Raises: InputError as `token_features`, or if there is no such pooling or kind.
     """
     if isinstance(texts, str):
         raise InputError("texts is a single text; give a list of them, such as [text]")
-    if pooling not in ("mean", "cls"):
+    if pooling not in ("", "mean", "cls"):
         raise InputError(f"pooling {pooling!r} is unknown; use mean or cls")
+    if kind not in ("", "query", "passage"):
+        raise InputError(f"kind {kind!r} is unknown; use query or passage, or leave it empty")
+    settings, size = None if pooling or layer != -1 else bert.embedding, bert.config.hidden_size
+    if settings is not None:
+        size = settings.embedding.projection_size or size
+        max_seq_length = max_seq_length or min(settings.max_seq_length, bert.config.max_positions)
+        prompt = {"query": settings.embedding.query_prompt, "passage": settings.embedding.passage_prompt}.get(kind, "")
+        if prompt:
+            texts = [prompt + text if isinstance(text, str) else (prompt + text[0], *text[1:]) for text in texts]
     max_seq_length = _check(bert, (layer,), max_seq_length)
-    embeddings = np.zeros((len(texts), bert.config.hidden_size), np.float32)
+    embeddings = np.zeros((len(texts), size), np.float32)
     rows, cut = _rows(bert, texts, max_seq_length, long_texts)
     tell_cut(sum(cut), max_seq_length)
     for bins, batch in _batches(rows, _layouts(bert.config, rows, "auto")):
-        pooled = np.asarray(_pooled(bert.config, layer, pooling == "mean", bert.prepared, batch))  # [B, M, H]
+        if settings is not None:
+            pooled = np.asarray(_embedded(bert.config, settings, bert.prepared, batch))
+        else:
+            pooled = np.asarray(_pooled(bert.config, layer, pooling != "cls", bert.prepared, batch))  # [B, M, H]
         for line, members in enumerate(bins):
             embeddings[[row.example for row in members]] = pooled[line, : len(members)]
     return embeddings
@@ -185,3 +203,8 @@ def _pooled(config: ModelConfig, layer: int, mean: bool, params: Params, batch: 
     if mean:
         return mean_of_sequences(hidden, batch.sequence_ids, batch.cls_positions.shape[1])
     return jnp.take_along_axis(hidden, batch.cls_positions[..., None], axis=1)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _embedded(config: ModelConfig, settings: TaskConfig, params: Params, batch: Batch) -> jax.Array:
+    return forward(config, params, batch, EMBEDDINGS.as_set(EMBEDDINGS, settings))

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 r"""Converts a BERT between the formats of bert_jax, Hugging Face and Google (TensorFlow 1).
 
-    bert_jax convert_checkpoint --input=PATH --output=DIR --to=bert_jax|hf|tf1 [--verify]
+    bert_jax convert_checkpoint --input=PATH --output=DIR --to=FORMAT [--verify]
 
 PATH is a work directory of train.py, or a model exported from one; a directory written by transformers, or
 hf://ORG/NAME; or a directory with Google's bert_config.json, vocab.txt and bert_model.ckpt.*, or the checkpoint in it.
-The format is recognised from the files. Neither PyTorch nor TensorFlow is needed.
+The format is recognised from the files. Neither PyTorch nor TensorFlow is needed. FORMAT is bert_jax, hf, tf1, or
+sentence_transformers, which has the pooling, normalization, prompts and length of embeddings too.
 
     bert_jax convert_checkpoint --input=hf://google-bert/bert-base-uncased --output=base --to=bert_jax
     bert_jax convert_checkpoint --input=uncased_L-12_H-768_A-12 --output=base --to=bert_jax
@@ -34,7 +35,9 @@ _INPUT = flags.DEFINE_string("input", None, "The model to convert; its format is
 _OUTPUT = flags.DEFINE_string(
     "output", None, "Directory to create; it must not exist. hf://ORG/NAME uploads to the hub.", required=True
 )
-_TO = flags.DEFINE_enum("to", None, ["bert_jax", "hf", "tf1"], "The format of the output; the hub takes hf.")
+_TO = flags.DEFINE_enum(
+    "to", None, ["bert_jax", "hf", "tf1", "sentence_transformers"],
+    "The format of the output; the hub takes hf and sentence_transformers.")  # fmt: skip
 _REVISION = flags.DEFINE_string("revision", "", "Branch of the hub's repository, created if missing; empty means main.")
 _PRIVATE = flags.DEFINE_boolean("private", True, "Whether a repository that is created on the hub is private.")
 _DTYPE = flags.DEFINE_enum("dtype", "float32", ["float32", "float16"], "Of what --to=hf writes; float16 takes half.")
@@ -48,6 +51,7 @@ _ACTIVATION = flags.DEFINE_enum(
 if TYPE_CHECKING:
     from bert_jax.checkpoints.pretrained import Pretrained
 
+_OF_HUB = ("hf", "sentence_transformers")
 MOST = {"float32": 1e-5, "float16": 0.02}  # larger differences are not from rounding
 
 
@@ -74,15 +78,16 @@ def _check_flags(url: str) -> None:
     if url:
         from bert_jax.checkpoints.hub import check_upload
 
-        if _TO.value not in (None, "hf"):
+        if _TO.value not in (None, *_OF_HUB):
             raise InputError(
-                f"--to={_TO.value} cannot be uploaded; the hub's models are --to=hf, which may be left out"
+                f"--to={_TO.value} cannot be uploaded; the hub's models are --to=hf, which may be left out, or "
+                "--to=sentence_transformers"
             )
         check_upload(url, _REVISION.value)
         return
     if _TO.value is None:
-        raise InputError("--to is needed: bert_jax, hf or tf1")
-    if _DTYPE.value != "float32" and _TO.value != "hf":
+        raise InputError("--to is needed: bert_jax, hf, tf1 or sentence_transformers")
+    if _DTYPE.value != "float32" and _TO.value not in _OF_HUB:
         raise InputError(f"--dtype={_DTYPE.value} is of --to=hf; {_TO.value} is written as float32")
     if _REVISION.value:
         raise InputError(f"--revision={_REVISION.value} is of a repository of the hub; give --output=hf://ORG/NAME")
@@ -97,8 +102,10 @@ def _convert(output: Place, shown: str) -> "Pretrained":
     from bert_jax.checkpoints.hf import save_hf
     from bert_jax.checkpoints.model_card import gather_records, model_card
     from bert_jax.checkpoints.pretrained import read_pretrained, save_pretrained
+    from bert_jax.checkpoints.sentence_transformers import write_pipeline
     from bert_jax.checkpoints.tf1 import save_tf1
     from bert_jax.model.objective import count_parameters
+    from bert_jax.settings.finetuning import TaskConfig
     from bert_jax.settings.rules import to_dict
 
     source = resolve(_INPUT.value)
@@ -114,9 +121,19 @@ def _convert(output: Place, shown: str) -> "Pretrained":
             notes.append(f"problem_type {bert.problem} is not kept: these checkpoints have no place for it")
     else:
         about = to_dict(bert.config), bert.task, count_parameters(bert.params), bert.labels, bert.trained
-        card = model_card(gather_records(source, *about), shown.removeprefix(HUB).rpartition("/")[2])
-        of_model = bert.config, bert.params, bert.tokenizer, bert.task, bert.labels
-        notes += save_hf(output, *of_model, card=card, problem=bert.problem, dtype=_DTYPE.value)
+        library = "transformers" if to == "hf" else "sentence-transformers"
+        card = model_card(gather_records(source, *about), shown.removeprefix(HUB).rpartition("/")[2], library)
+        options = {"card": card, "problem": bert.problem, "dtype": _DTYPE.value}
+        params = bert.params
+        if to != "hf":
+            settings = bert.embedding or TaskConfig(name="embeddings", max_seq_length=bert.config.max_positions)
+            if bert.embedding is None:
+                notes.append(
+                    "this model has no way of its own to make vectors of texts: they are the mean of its tokens'"
+                )
+            options["write_more"] = lambda there: write_pipeline(there, settings, bert.params)
+            params = {name: part for name, part in params.items() if name == "encoder"}
+        notes += save_hf(output, bert.config, params, bert.tokenizer, bert.task, bert.labels, **options)
     if _VERIFY.value:
         notes += _without_checksums(source.format, to)
     for note in notes:
@@ -146,7 +163,7 @@ def _without_checksums(source: str, target: str) -> list[str]:
             f"{_INPUT.value}: Hugging Face's files carry no checksum, so a tensor that was damaged looks like "
             f"any other{sealed.get(target, '')}"
         )
-    if target == "hf":
+    if target in _OF_HUB:
         notes.append(f"{_OUTPUT.value}: Hugging Face's files carry no checksum; keep a sha256 beside them")
     return notes
 

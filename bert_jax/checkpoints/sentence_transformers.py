@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The modules of sentence-transformers around a model: pooling, a dense layer, normalization, prompts and the length.
+
+modules.json lists them. The model lies at the root, or in 0_Transformer, and the others in folders such as 1_Pooling.
+Versions before 6 have other names for the types and options, and read what is written here; version 6 does too.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from bert_jax.checkpoints.hf_weights import WEIGHTS, read_tensors, write_weights
+from bert_jax.errors import InputError, shown
+from bert_jax.model.objective import Params
+from bert_jax.settings.finetuning import EmbeddingConfig, TaskConfig
+from bert_jax.settings.model import ModelConfig
+from bert_jax.storage.files import JsonObject, read_json
+from bert_jax.storage.writing import write_json
+
+MODULES = "modules.json"
+_POOLINGS = {"mean": "mean_tokens", "cls": "cls_token", "last": "lasttoken"}  # ours -> pooling_mode_* before version 6
+_IN_VERSION_6 = {"mean": "mean", "cls": "cls", "lasttoken": "last"}
+_ACTIVATIONS = {"tanh": "torch.nn.modules.activation.Tanh", "none": "torch.nn.modules.linear.Identity"}
+_QUERY, _PASSAGES = "query", ("document", "passage", "corpus")  # what prompts are for, as sentence-transformers asks
+_SENTENCE = "sentence_embedding"  # what modules pass on
+_ALONE = f"to use its model alone, remove {MODULES} from a copy"
+
+
+class Pipeline(NamedTuple):
+    """What is done with the vectors of a model."""
+
+    settings: TaskConfig
+    params: Params  # of the projection, if there is one
+    notes: list[str]
+
+
+def read_pipeline(directory: Path, model: ModelConfig) -> Pipeline | None:
+    """Returns the modules around a model in a directory; None if there are none.
+
+    Raises: InputError, with its name, for a module or an option that cannot be computed here.
+    """
+    home = directory.parent if re.fullmatch(r"\d+_Transformer", directory.name) else directory
+    path = home / MODULES
+    if not path.exists():
+        return None
+    modules = read_json(path)
+    if not isinstance(modules, list) or not all(isinstance(each, dict) for each in modules):
+        raise InputError(f"{path} is no list of modules; copy it again, or remove it to use the model alone")
+    kinds = [str(each.get("type")).rpartition(".")[2] for each in modules]
+    if not re.fullmatch("Transformer Pooling( Dense)?( Normalize)?", " ".join(kinds)):
+        odd = next((kind for kind in kinds if kind not in ("Transformer", "Pooling", "Dense", "Normalize")), "")
+        what = f"the module {odd}" if odd else f"the modules {', '.join(kinds) or 'of an empty list'}, in this order"
+        raise InputError(f"{path} has {what}, which cannot be computed here; {_ALONE}")
+    folders = dict(zip(kinds, (home / str(each.get("path", "")) for each in modules)))
+    about = _object(home / "config_sentence_transformers.json")
+    prompts, notes = _prompts(about, path)
+    if (kind := about.get("similarity_fn_name")) not in (None, "cosine") and not (
+        kind == "dot" and "Normalize" in kinds
+    ):
+        notes.append(f"similarity_fn_name {shown(kind)} is not kept; vectors are compared by their cosine here")
+    dense, params = _dense(folders["Dense"], model) if "Dense" in folders else ({}, {})
+    pooling = _pooling(folders["Pooling"] / "config.json", any(prompts.values()))
+    embedding = EmbeddingConfig(pooling=pooling, normalize="Normalize" in kinds, **dense, **prompts)
+    length = _length(home, directory, model)
+    return Pipeline(TaskConfig(name="embeddings", max_seq_length=length, embedding=embedding), params, notes)
+
+
+def write_pipeline(directory: Path, settings: TaskConfig, params: Params) -> None:
+    """Writes the modules around the model that is in a directory, of whose `params` the projection is one's own."""
+    embedding = settings.embedding
+    size = params["encoder"]["embeddings"]["norm"]["scale"].shape[0]
+    kinds = ["Transformer", "Pooling"]
+    if embedding.projection_size:
+        kinds.append("Dense")
+        layer, folder = params["projection"], directory / "2_Dense"
+        folder.mkdir()
+        arrays = {"linear.weight": np.array(layer["kernel"]).T.copy(), "linear.bias": np.asarray(layer["bias"])}
+        write_weights(folder, arrays, max_bytes=1 << 40)
+        options = {"in_features": size, "out_features": embedding.projection_size, "bias": True}
+        write_json(
+            folder / "config.json",
+            options | {"activation_function": _ACTIVATIONS[embedding.projection_activation]},
+        )
+    kinds += ["Normalize"] * embedding.normalize
+    paths = [f"{number}_{kind}" if number else "" for number, kind in enumerate(kinds)]
+    modules = [
+        {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for number, (path, kind) in enumerate(zip(paths, kinds))
+    ]
+    for path in filter(None, paths):
+        (directory / path).mkdir(exist_ok=True)
+    pooling = {f"pooling_mode_{theirs}": ours == embedding.pooling for ours, theirs in _POOLINGS.items()}
+    write_json(directory / "1_Pooling" / "config.json", {"word_embedding_dimension": size} | pooling)
+    prompts = {_QUERY: embedding.query_prompt, _PASSAGES[0]: embedding.passage_prompt}
+    about = {"model_type": "SentenceTransformer", "prompts": prompts, "default_prompt_name": None}
+    write_json(directory / "config_sentence_transformers.json", about | {"similarity_fn_name": "cosine"})
+    length = {"max_seq_length": settings.max_seq_length, "do_lower_case": False}  # the tokenizer does it
+    write_json(directory / "sentence_bert_config.json", length)
+    write_json(directory / MODULES, modules)
+
+
+def _prompts(about: JsonObject, path: Path) -> tuple[dict[str, str], list[str]]:
+    prompts = about.get("prompts") or {}
+    if not isinstance(prompts, Mapping) or not all(isinstance(text, str | None) for text in prompts.values()):
+        raise InputError(f"{path.parent}: prompts {shown(prompts)} are not texts by name; correct them")
+    passage = next((name for name in _PASSAGES if prompts.get(name)), "")
+    others = [name for name, text in prompts.items() if text and name not in (_QUERY, passage)]
+    notes = [f"the prompts {', '.join(others)} are not kept; write them before the texts"] if others else []
+    if name := about.get("default_prompt_name"):
+        notes.append(f"default_prompt_name {shown(name)} is not kept; say whether texts are queries or passages")
+    return {"query_prompt": prompts.get(_QUERY) or "", "passage_prompt": prompts.get(passage) or ""}, notes
+
+
+def _pooling(path: Path, has_prompts: bool) -> str:
+    about = _object(path)
+    modes = about.get("pooling_mode") or [
+        name.removeprefix("pooling_mode_") for name, on in about.items() if name.startswith("pooling_mode_") and on
+    ]
+    modes = [modes] if isinstance(modes, str) else modes or ["mean"]
+    known = _IN_VERSION_6 | {theirs: ours for ours, theirs in _POOLINGS.items()}
+    if not isinstance(modes, list) or len(modes) != 1 or modes[0] not in known:
+        raise InputError(
+            f"{path}: pooling {shown(modes)} cannot be computed here, only mean, cls or lasttoken; {_ALONE}"
+        )
+    if about.get("include_prompt") is False and has_prompts:
+        raise InputError(f"{path}: include_prompt false, pooling without the prompt, cannot be computed here; {_ALONE}")
+    return known[modes[0]]
+
+
+def _dense(folder: Path, model: ModelConfig) -> tuple[dict[str, int | str], Params]:
+    """Returns the settings of a dense layer, and its parameters."""
+    about, where = _object(folder / "config.json"), folder / "config.json"
+    names = {theirs: ours for ours, theirs in _ACTIVATIONS.items()}
+    activation = about.get("activation_function", _ACTIVATIONS["tanh"])
+    for option, value, right in (
+        ("activation_function", activation, activation in names),
+        ("use_residual", about.get("use_residual"), not about.get("use_residual")),
+        ("module_input_name", about.get("module_input_name"), about.get("module_input_name") in (None, _SENTENCE)),
+        ("in_features", about.get("in_features"), about.get("in_features") == model.hidden_size),
+    ):
+        if not right:
+            raise InputError(f"{where}: {option} {shown(value)} cannot be computed here; {_ALONE}")
+    tensors = read_tensors(folder)
+    size = about.get("out_features")
+    kernel, bias = tensors.get("linear.weight"), tensors.get("linear.bias", np.zeros(size or 0, np.float32))
+    if kernel is None or kernel.shape != (size, model.hidden_size) or bias.shape != (size,):
+        raise InputError(
+            f"{folder / WEIGHTS} has no linear.weight and linear.bias of {shown(size)} outputs; copy it again"
+        )
+    settings: dict[str, int | str] = {"projection_size": int(size), "projection_activation": names[activation]}
+    kernel, bias = (np.ascontiguousarray(each, np.float32) for each in (kernel.T, bias))
+    return settings, {"projection": {"kernel": kernel, "bias": bias}}
+
+
+def _length(home: Path, directory: Path, model: ModelConfig) -> int:
+    """Returns the most tokens of a text; version 6 writes them as the tokenizer's."""
+    about = [_object(each / "sentence_bert_config.json").get("max_seq_length") for each in (home, directory)]
+    found = next(
+        (each for each in (*about, _object(directory / "tokenizer_config.json").get("model_max_length")) if each), 0
+    )
+    if not isinstance(found, int | float) or found < 0:
+        raise InputError(f"{home}: max_seq_length {shown(found)} is not a number of tokens; correct it")
+    return int(min(found or model.max_positions, model.max_positions))
+
+
+def _object(path: Path) -> JsonObject:
+    """Returns the object in a JSON file, {} if there is none."""
+    content = read_json(path) if path.exists() else {}
+    return content if isinstance(content, dict) else {}

