@@ -138,7 +138,7 @@ def describe_finetuning(
         objective,
         config.optimizer,
         train,
-        pace_of(config, train.num_steps, epoch_steps, evaluate_first=False),
+        pace_of(config, train.num_steps, epoch_steps, evaluate_first=False, patience=config.train.patience),
         lambda taken: train_batches(rows, task.head, taken, batching, mesh),
         lambda: evaluation if data.evaluation else None,
         rank=lambda metrics: -metrics[task.metric],

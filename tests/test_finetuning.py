@@ -365,3 +365,36 @@ def test_a_work_directory_of_another_run_is_refused(finished, topics, start):
 def test_other_data_is_refused(finished, start, tmp_path):
     with pytest.raises(InputError, match="was trained on other data"):
         train(topics_run(make_topics(tmp_path / "other", 30), start), finished[0])
+
+
+def test_a_run_without_better_evaluations_ends_early(topics, start, tmp_path):
+    """The notes of its last checkpoint say so: the same command adds no step, and gives the same results."""
+    config = topics_run(topics, start, train=FinetuneTrainConfig(num_epochs=40.0, patience=2))
+    result = train(config, tmp_path / "run")
+    steps = sorted(evaluations(tmp_path / "run"))
+    scores = [evaluations(tmp_path / "run")[step]["accuracy"] for step in steps]
+    best = scores.index(max(scores))
+    assert len(steps) == best + 3 < 40 and result.step == steps[best] and not result.signal
+    again = train(config, tmp_path / "run")
+    assert again.metrics == result.metrics and sorted(evaluations(tmp_path / "run")) == steps
+    longer = dataclasses.replace(config, train=FinetuneTrainConfig(num_epochs=40.0, patience=3))
+    train(longer, tmp_path / "run")
+    assert len(evaluations(tmp_path / "run")) > len(steps)
+
+
+def test_microbatches_may_change_when_a_run_goes_on(topics, start, tmp_path, monkeypatch):
+    losses = []
+    for name, second in (("alone", 1), ("changed", 4)):
+        config = topics_run(
+            topics,
+            start,
+            model=FinetuneModelConfig(0.0, 0.0),
+            data=FinetuneDataConfig(source=str(topics), batch_size=16, pack="off"),
+        )
+        with monkeypatch.context() as patch:
+            stop_at(patch, 12)
+            assert train(config, tmp_path / name).signal
+        changed = dataclasses.replace(config, train=FinetuneTrainConfig(num_epochs=3.0, accumulate=second))
+        train(changed, tmp_path / name)
+        losses.append([r["loss"] for r in read_metrics(tmp_path / name / "metrics.jsonl") if r["kind"] == "train"])
+    np.testing.assert_allclose(*losses, rtol=2e-3, atol=1e-5)

@@ -190,7 +190,10 @@ class FinetuneTrainConfig:
     """The length of training, and how a step is computed."""
 
     num_epochs: float = setting(3.0, "end")
-    accumulate: int = 1
+    # evaluations without a better one after which the run ends; 0 goes on. The learning rate is that of num_epochs all
+    # the same, so it is not yet 0 then
+    patience: int = setting(0, "end")
+    accumulate: int = setting(1, "work")
     hang_seconds: int = setting(3600, "nothing")  # seconds without progress after which the run ends; 0 disables
     # steps that the host dispatches in one call, if their batches have the same shape, as packed ones do. Use a divisor
     # of report.every_steps: around a report, an evaluation or a save, steps are dispatched one by one
@@ -201,7 +204,7 @@ class FinetuneTrainConfig:
         check_numbers(self)
         check_positive(self, "accumulate")
         check_positive(self, "steps_per_call", most=MOST_STEPS_PER_CALL)
-        check_not_negative(self, "hang_seconds")
+        check_not_negative(self, "hang_seconds patience")
         if not 0 < self.num_epochs <= 1e6:
             raise InputError(
                 f"train.num_epochs {self.num_epochs} is not above 0 and 1,000,000 at most; the paper trains for 2 to 4"

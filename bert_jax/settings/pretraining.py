@@ -156,7 +156,7 @@ class TrainConfig:
     """The length of training, and how a step is computed."""
 
     num_steps: int = setting(1_000_000, "end")
-    accumulate: int = 1  # microbatches per step; the result equals that of the whole batch
+    accumulate: int = setting(1, "work")  # microbatches per step; the result equals that of the whole batch
     next_sentence: bool = True  # train the next sentence head, if the data have labels; False is the paper's "No NSP"
     hang_seconds: int = setting(3600, "nothing")  # seconds without progress after which the run ends; 0 disables
     # Shard the optimizer's state, its update and, between steps, the parameters over the "data" axis (ZeRO, stage 1).
@@ -181,7 +181,7 @@ class Phase2Config:
     # data made by prepare_corpus; if the path is the first phase's, this phase takes the next rows
     path: str = setting("", "place")
     batch_size: int = 0  # rows of the global batch; 0 takes data.batch_size
-    accumulate: int = 0  # microbatches per step; 0 takes train.accumulate
+    accumulate: int = setting(0, "work")  # microbatches per step; 0 takes train.accumulate
     max_predictions: int = (
         0  # predictions per sequence; 0 takes masking.max_predictions, if that is 0 or rows have the same length
     )

@@ -59,6 +59,11 @@ def describe_task(config: FinetuneConfig, task: Task, data: Data, num_steps: int
         )
     if not data.evaluation:
         lines.append("there is nothing to evaluate on: the last model is kept")
+    if config.train.patience and data.evaluation:
+        lines.append(
+            f"the run ends after {config.train.patience} evaluations without a better one; until then its learning "
+            f"rate is that of {num_steps:,} steps"
+        )
     return [*lines, f"{num_steps:,} steps of {config.data.batch_size} rows are {config.train.num_epochs:g} epochs"]
 
 

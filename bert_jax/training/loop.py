@@ -102,6 +102,7 @@ class Progress:
     window: Window = field(default_factory=Window)  # metrics since the last report
     overdue: bool = False  # an evaluation was interrupted; the next run begins with it
     best: list[float] = field(default_factory=list)  # the `keep_best` lowest ranks, ascending
+    waited: int = 0  # evaluations since the best
     seen: dict[str, int] | None = None  # counts since step 0; None if an older version began the run
 
     @classmethod
@@ -114,6 +115,7 @@ class Progress:
             Window(notes.get("unreported")),
             bool(notes.get("overdue")),
             list(notes.get("best", [])),
+            int(notes.get("waited", 0)),
             {} if step == 0 else seen and dict(seen),
         )
 
@@ -121,7 +123,8 @@ class Progress:
         """Returns the notes that `of` reads. They are copies: a thread writes them while training goes on."""
         unreported = {name: list(pair) for name, pair in self.window.sums.items() if name not in COUNTS}
         seen = self.seen and dict(self.seen)
-        return {"unreported": unreported, "overdue": self.overdue, "best": list(self.best), "seen": seen}
+        told = {"unreported": unreported, "overdue": self.overdue, "best": list(self.best), "seen": seen}
+        return told | ({"waited": self.waited} if self.waited else {})
 
     def count(self, metrics: Metrics) -> None:
         """Adds the counts of a finished step to those of the run."""
@@ -132,6 +135,7 @@ class Progress:
         """Remembers the rank of an evaluation if it is one of the best so far, and returns whether it is."""
         if rank is None or not math.isfinite(rank):
             return False
+        self.waited = 0 if not self.best or rank < self.best[0] else self.waited + 1
         before, self.best = self.best, sorted([*self.best, rank])[:how_many]
         return self.best != before
 
@@ -175,7 +179,7 @@ def train_loop(run: Run, state: TrainState, pace: Pace, work: Work, notes: Notes
         with run.clock.phase("steps"):
             loop.begin()
             received = 0
-            while loop.progress.step < pace.num_steps and not (received := run.preemption.received()):
+            while not loop.is_over() and not (received := run.preemption.received()):
                 loop.take_steps(batches)
             return loop.end(received)
 
@@ -191,6 +195,11 @@ class _Loop:
         self.in_flight: deque[tuple[int, Metrics]] = deque()  # the last step of each call, and its metrics
         self.called: set[object] = set()  # the sizes and shapes of calls that have been compiled
         self.evaluated = False
+        self.saved = -1  # the step of the last save
+
+    def is_over(self) -> bool:
+        """Returns whether all steps are taken, or as many evaluations as the pace waits for gave no better model."""
+        return self.progress.step >= self.pace.num_steps or 0 < self.pace.patience <= self.progress.waited
 
     def begin(self) -> None:
         """Evaluates and keeps a revision before the first step, where that is due."""
@@ -249,14 +258,15 @@ class _Loop:
     def end(self, received: int) -> LoopResult:
         """Saves if a signal was received, waits for the checkpoint in progress, and returns the result of the loop."""
         step = self.progress.step
-        if received and step > self.first_step:
+        ends_early = not received and step < self.pace.num_steps and step != self.saved
+        if (received or ends_early) and step > self.first_step:
             self.finish_all()
             self.save(None)
         with self.run.clock.phase("saving"):
             self.run.checkpoints.wait()
         if not self.pace.final and not received:
             received = self.run.preemption.received()
-        done = step >= self.pace.num_steps and self.pace.final
+        done = self.is_over() and self.pace.final
         return LoopResult(self.state, step, 0 if done else received, self.progress.seen)
 
     def finish_oldest(self) -> None:
@@ -333,6 +343,7 @@ class _Loop:
         with self.run.clock.phase("saving"):
             self.check_params()
             self.run.report_goodput()  # before the save, so that a run that resumes from it knows what went before
+            self.saved = self.progress.step
             self.run.checkpoints.save(self.progress.step, self.state, rank, self.progress.notes(), self.work.phase)
         beat()
 

@@ -40,6 +40,7 @@ class Pace(NamedTuple):
     keep: int = 0  # steps between revisions, from step 0 on; 0 keeps none
     keep_at: tuple[int, ...] = ()  # steps of more revisions
     steps_per_call: int = 1  # steps that are dispatched in one call
+    patience: int = 0  # evaluations without a better one after which the run ends; 0 goes on
 
 
 class Stage(NamedTuple):
@@ -76,7 +77,7 @@ class Training(NamedTuple):
     same: Mapping[str, object] = {}  # further values that must be equal on all processes
 
 
-def pace_of(config: PretrainConfig | FinetuneConfig, num_steps: int, epoch_steps: int = 0, **rest: bool) -> Pace:
+def pace_of(config: PretrainConfig | FinetuneConfig, num_steps: int, epoch_steps: int = 0, **rest: int) -> Pace:
     """Returns the pace that the settings ask for; evaluations and saves are after each epoch if they do not say."""
     evaluate = config.eval.every_steps or epoch_steps
     return Pace(
