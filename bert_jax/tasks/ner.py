@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Named entity recognition: a tag for each word, predicted at its first token.
+"""A tag for each word, predicted at its first token: named entities, and tags that are names, as parts of speech are.
 
-Data are files in columns (CoNLL, WNUT), JSON lines with lists of words and tags, or TFDS, with tags in any scheme. A
-new classifier learns IOB2; a model with its own labels keeps their scheme.
+Data are files in columns (CoNLL, WNUT), JSON lines with lists of words and tags, Parquet or TFDS, with tags in any
+scheme. A new classifier of entities learns IOB2; a model with its own labels keeps their scheme.
 
 A row is [CLS] words [SEP]. A sentence that is too long is cut into windows at word boundaries. Each window predicts
 some of its words and uses the others as context, so every word has one prediction. With `document_context` the
@@ -31,6 +31,7 @@ from bert_jax.tasks.tagging import (
     OUTSIDE,
     Entity,
     are_counts,
+    are_names,
     entities,
     is_tag,
     read_conll,
@@ -91,46 +92,51 @@ def ner_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
     Raises: InputError if a setting cannot be used.
     """
     labels = tuple(label.strip() for label in labels) or _labels_of(config)
-    kinds = set(labels) - {OUTSIDE}
-    plain = not any(map(is_tag, kinds))  # but parts of speech, or tags without names: predicted as they are
-    if not plain and (OUTSIDE not in labels or not all(map(is_tag, kinds))):
+    plain = are_names(labels)  # such as parts of speech: as they are
+    if plain is None or (any(map(is_tag, labels)) and OUTSIDE not in labels):
         raise InputError(
             f"labels {', '.join(labels)[:120]} are not O and tags such as B-PER, I-PER; use a model of that task, or "
             "set task.labels"
         )
-    if config.metric not in ("", "f1", "precision", "recall", "accuracy"):
-        raise InputError(f"task.metric {config.metric!r} is not one of f1, precision, recall, accuracy; use one")
+    metrics = ("accuracy", "macro_f1") if plain else ("f1", "precision", "recall", "accuracy")
+    if config.metric not in ("", *metrics, "" if labels else "macro_f1"):
+        raise InputError(f"task.metric {config.metric!r} is not one of {', '.join(metrics)}; use one")
     return Task(
         config=config,
         head=TOKENS,
         labels=labels,
-        metric=config.metric or "f1",
+        metric=config.metric or metrics[0],
         read=partial(_read, config),
         parse=partial(_parse, config),
-        make_rows=partial(_make_rows, config, labels),
+        make_rows=partial(_make_rows, config, labels, plain),
         decode=partial(_decode, labels, plain),
-        score=_score,
+        score=partial(_score, plain),
         show=partial(_show, plain),
-        write=_write,
+        write=partial(_write, plain),
         find_labels=(lambda examples: labels) if labels else find_labels,
     )
 
 
 def _labels_of(config: TaskConfig) -> tuple[str, ...]:
     names = [name.strip() for name in config.labels.split(",") if name.strip()]
-    return tuple(names) if any(map(is_tag, names)) else _tags_of_types(names)
+    return tuple(names) if OUTSIDE in names or any(map(is_tag, names)) else _tags_of_types(names)
 
 
 def _tags_of_types(types: Sequence[str]) -> tuple[str, ...]:
-    return (OUTSIDE, *(f"{prefix}-{each}" for each in types for prefix in "BI")) if types else ()
+    return (OUTSIDE, *(f"{prefix}-{each}".removesuffix("-") for each in types for prefix in "BI")) if types else ()
 
 
 def find_labels(examples: Sequence[NerExample]) -> tuple[str, ...]:
-    """Returns O, and B- and I- of each entity type in the data, sorted. Raises: InputError without entities."""
+    """Returns O, and B- and I- of each entity type in the data, sorted; or the names of other tags.
+
+    Raises: InputError without entities.
+    """
     tags = {tag for example in examples for tag in example.tags or ()}
     if not tags - {OUTSIDE}:
         where = examples[0].where if examples else "the training data"
         raise InputError(f"{where}: no word has a tag other than O; train on data with entities in the last column")
+    if are_names(tags):
+        return tuple(sorted(tags))
     return _tags_of_types(sorted({tag.partition("-")[2] for tag in tags - {OUTSIDE}}))
 
 
@@ -187,13 +193,14 @@ def _read_records(config: TaskConfig, place: str) -> list[NerExample]:
         words, tags = _strings(record, words_key), None
         if record.get(tags_key) is not None:
             values = named_class(record[tags_key], classes.get(tags_key))
-            tags = _strings(Record({tags_key: values}, record.where), tags_key)
-            tags = [tag.strip() for tag in tags]
-            wrong = next((tag for tag in tags if not is_tag(tag)), None)
-            if wrong is not None or len(tags) != len(words):
-                problem = f"{len(words)} words have {len(tags)} tags" if wrong is None else f"{wrong!r:.60} is no tag"
+            tags = [tag.strip() for tag in _strings(Record({tags_key: values}, record.where), tags_key)]
+            if len(tags) != len(words) or not all(tags):
+                problem = f"{len(words)} words have {len(tags)} tags" if all(tags) else "a tag is empty"
                 raise InputError(f"{record.where}: {problem}; write one for each word: O, B-TYPE or I-TYPE")
         examples.append(NerExample(words, tags, 0, record.where))
+    if are_names(tag for each in examples for tag in each.tags or ()) is None:
+        wrong, where = next((tag, each.where) for each in examples for tag in each.tags or () if not is_tag(tag))
+        raise InputError(f"{where}: {wrong!r:.60} is no tag as others are; write O, B-TYPE or I-TYPE")
     return examples
 
 
@@ -222,7 +229,12 @@ def _parse(config: TaskConfig, value: object, where: str) -> NerExample:
 
 
 def _make_rows(
-    config: TaskConfig, labels: Sequence[str], examples: Sequence[NerExample], tokenizer: Tokenizer, training: bool
+    config: TaskConfig,
+    labels: Sequence[str],
+    plain: bool,
+    examples: Sequence[NerExample],
+    tokenizer: Tokenizer,
+    training: bool,
 ) -> Rows:
     """Returns the rows of the sentences: several for a long sentence, no row for one without tokens."""
     if config.max_seq_length < 3:
@@ -251,7 +263,7 @@ def _make_rows(
         tokens = np.fromiter(itertools.chain.from_iterable(pieces), np.int32, offsets[-1])
         first = 0
         for number, example in members:
-            label_ids = _label_ids(example, labels, numbers, training)
+            label_ids = _label_ids(example, labels, plain, numbers, training)
             windows = _windows(offsets, first, first + len(example.words), room)
             counts["cut into windows"] += len(windows) > 1
             counts["skipped: no token"] += not windows
@@ -302,7 +314,7 @@ def _row(
 
 
 def _label_ids(
-    example: NerExample, labels: Sequence[str], numbers: Mapping[str, int], training: bool
+    example: NerExample, labels: Sequence[str], plain: bool, numbers: Mapping[str, int], training: bool
 ) -> np.ndarray | None:
     """Returns the label of each word, -1 for a type that the model does not know; None without tags.
 
@@ -314,7 +326,7 @@ def _label_ids(
                 f"{example.where} has no tags; training examples need them: correct or remove the sentence"
             )
         return None
-    tags = to_tags(entities(example.tags), len(example.tags), scheme_of(labels))
+    tags = example.tags if plain else to_tags(entities(example.tags), len(example.tags), scheme_of(labels))
     if training and (unknown := next((tag for tag in tags if _known(tag, numbers) < 0), None)):
         raise InputError(
             f"{example.where}: tag {unknown!r:.60} is not one of {', '.join(labels)[:200]}; correct it "
@@ -357,13 +369,11 @@ def _tagged(example: NerExample, tags: list[str], found: list[Entity]) -> Tagged
     return Tagged(words, tags, [FoundEntity(kind, text[start:end], start, end) for kind, start, end in spans])
 
 
-def _score(examples: Sequence[NerExample], predictions: Sequence[Tagged]) -> dict[str, float]:
-    truth = []
-    for example in examples:
-        if example.tags is None:
-            raise InputError(f"{example.where} has no tags; predictions are scored where they are known")
-        truth.append(_iob2(example.tags))
-    return score_tags(truth, [_iob2(prediction.tags) for prediction in predictions])
+def _score(plain: bool, examples: Sequence[NerExample], predictions: Sequence[Tagged]) -> dict[str, float]:
+    if missing := next((example for example in examples if example.tags is None), None):
+        raise InputError(f"{missing.where} has no tags; predictions are scored where they are known")
+    truth = [_as_scored(plain, example.tags or ()) for example in examples]
+    return score_tags(truth, [_as_scored(plain, prediction.tags) for prediction in predictions])
 
 
 def _show(plain: bool, prediction: Tagged) -> dict[str, object]:
@@ -371,16 +381,20 @@ def _show(plain: bool, prediction: Tagged) -> dict[str, object]:
     return {**found, "words": prediction.words, "tags": prediction.tags}
 
 
-def _write(directory: Place, split: str, examples: Sequence[NerExample], predictions: Sequence[Tagged]) -> None:
+def _write(
+    plain: bool, directory: Place, split: str, examples: Sequence[NerExample], predictions: Sequence[Tagged]
+) -> None:
     """Writes SPLIT.conll: the word, the true tag in IOB2 if it is known, and the predicted tag."""
     write_conll(
         directory / f"{split}.conll",
         (
-            list(zip(example.words, *([] if example.tags is None else [_iob2(example.tags)]), _iob2(prediction.tags)))
-            for example, prediction in zip(examples, predictions)
+            list(
+                zip(example.words, *(_as_scored(plain, tags) for tags in (example.tags, said.tags) if tags is not None))
+            )
+            for example, said in zip(examples, predictions)
         ),
     )
 
 
-def _iob2(tags: Sequence[str]) -> list[str]:
-    return to_tags(entities(tags), len(tags))
+def _as_scored(plain: bool, tags: Sequence[str]) -> list[str]:
+    return list(tags) if plain else to_tags(entities(tags), len(tags))

@@ -196,8 +196,8 @@ def read_wide_tsv(place: str, columns: Sequence[str], lenient: bool = False) -> 
 
 
 def first_row(place: str) -> list[str]:
-    """Returns the columns of the first line of a tab-separated file, [] if it is empty or no such file."""
-    return next((row for _, row in _tsv_rows(place)), []) if is_tsv(place) else []
+    """Returns the columns of the first line of a tab-separated file, [] if it is empty or no text."""
+    return [] if is_tfds(place) or is_parquet(place) else next((row for _, row in _tsv_rows(place)), [])
 
 
 def read_lines(place: str) -> list[str]:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tags of words, the entities they encode, and files with a tagged word per line.
 
-Tags are read as conlleval reads them. This is right for IOB1, IOB2, BIOES and BILOU, and defined for invalid tags too:
-an entity begins at B and S (U), after E (L), S (U) or O, and where the type changes; it ends where another begins, and
-at O. So the scheme need not be known, and may change within a file.
+Tags are read as conlleval reads them. This is right for IOB1, IOB2, BIOES, BMES and BILOU, with types or without, and
+defined for invalid tags too: an entity begins at B and S (U), after E (L), S (U) or O, and where the type changes; it
+ends where another begins, and at O. So the scheme need not be known, and may change within a file. Other tags, such as
+parts of speech, are names: see `are_names`.
 
 Source: conlleval of CoNLL-2000; the default mode of seqeval is equal.
 """
@@ -18,13 +19,15 @@ from bert_jax.errors import InputError
 from bert_jax.storage import writing
 from bert_jax.storage.places import Place
 from bert_jax.tasks.readers import read_lines
-from bert_jax.tasks.scores import precision_recall_f1
+from bert_jax.tasks.scores import accuracy, macro_f1, precision_recall_f1
 from bert_jax.text.normalize import is_chinese, unicode_tables
 
 OUTSIDE = "O"
 
-_TAG = re.compile(r"O|[BIESLU]-\S(.*\S)?")
+_TYPED = re.compile(r"[BIESLUM]-\S(.*\S)?")
+_BARE = frozenset("BIESLUM")  # tags without types
 _COUNT = re.compile(r"(\d{1,9})([-.]\d{1,9})?", re.ASCII)  # of a word, or as in CoNLL-U "3-4" of two, "3.1" of none
+_RANGE = re.compile(r"\d+[-.]\d+", re.ASCII)
 _PREFIX = re.compile(r"[a-z]{2,3}(-[a-z]+)?:")  # WikiANN's language before each word
 
 
@@ -57,46 +60,72 @@ class Entity(NamedTuple):
 def entities(tags: Sequence[str]) -> list[Entity]:
     """Returns the entities of a sentence's tags, in order."""
     found: list[Entity] = []
-    open_type, start, ended = "", 0, False
+    open_type, start, ended = None, 0, False
     for place, tag in enumerate((*tags, OUTSIDE)):
         prefix, _, kind = tag.partition("-")
-        if open_type and (ended or prefix in ("O", "B", "S", "U") or kind != open_type):
+        if open_type is not None and (ended or prefix in ("O", "B", "S", "U") or kind != open_type):
             found.append(Entity(open_type, start, place))
-            open_type = ""
-        if prefix != OUTSIDE and not open_type:
+            open_type = None
+        if prefix != OUTSIDE and open_type is None:
             open_type, start = kind, place
         ended = prefix in ("E", "S", "L", "U")
     return found
 
 
 def to_tags(found: Sequence[Entity], length: int, scheme: str = "IOB2") -> list[str]:
-    """Returns the tags of entities in a sentence of `length` words; the scheme is IOB2, BIOES or BILOU."""
+    """Returns the tags of entities in a sentence of `length` words; the scheme is IOB2, BIOES, BMES or BILOU."""
     tags = [OUTSIDE] * length
-    last, single = {"IOB2": "IB", "BIOES": "ES", "BILOU": "LU"}[scheme]
+    inner, last, single = {"IOB2": "IIB", "BIOES": "IES", "BMES": "MES", "BILOU": "ILU"}[scheme]
     for entity in found:
         for place in range(entity.start, entity.end):
-            tags[place] = f"I-{entity.type}"
+            tags[place] = f"{inner}-{entity.type}"
         tags[entity.start] = f"B-{entity.type}"
         tags[entity.end - 1] = f"{single if entity.end - entity.start == 1 else last}-{entity.type}"
-    return tags
+    return [tag.removesuffix("-") for tag in tags]
 
 
 def scheme_of(labels: Iterable[str]) -> str:
     """Returns the scheme of a model's labels."""
     prefixes = {label.partition("-")[0] for label in labels}
-    return "BIOES" if prefixes & {"E", "S"} else "BILOU" if prefixes & {"L", "U"} else "IOB2"
+    return (
+        "BMES"
+        if "M" in prefixes
+        else "BIOES"
+        if prefixes & {"E", "S"}
+        else "BILOU"
+        if prefixes & {"L", "U"}
+        else "IOB2"
+    )
 
 
 def is_tag(tag: str) -> bool:
     """Returns whether a tag is O, or a prefix and a type, without characters that nobody sees."""
-    return _TAG.fullmatch(tag) is not None and tag.isprintable()
+    return (tag == OUTSIDE or _TYPED.fullmatch(tag) is not None) and tag.isprintable()
+
+
+def are_names(tags: Iterable[str]) -> bool | None:
+    """Returns whether all tags of a data set or a model are names, such as parts of speech, and none marks an entity.
+
+    False for tags of entities, with types or without; None if some are of one kind and some of the other.
+    """
+    found = set(tags) - {OUTSIDE}
+    others = {tag for tag in found if not is_tag(tag)}
+    if not others or (others == found <= _BARE and found & {"B", "I"}):
+        return False
+    return True if others == found and all(tag.isprintable() and tag for tag in found) else None
 
 
 def score_tags(truth: Sequence[Sequence[str]], said: Sequence[Sequence[str]]) -> dict[str, float]:
     """Returns precision, recall and F1 of entities over all sentences, the F1 of each type, and the accuracy of words.
 
     An entity is correct if its words and its type are; a word, if its tag is as it is written. 0 / 0 counts as 0.0.
+    Of tags that are names: the accuracy of words, and the mean of the F1 of each name.
     """
+    if are_names(itertools.chain(*truth)):
+        wanted, found = list(itertools.chain(*truth)), list(itertools.chain(*said))
+        numbers = {tag: number for number, tag in enumerate(sorted({*wanted, *found}))}
+        pair = [numbers[tag] for tag in wanted], [numbers[tag] for tag in found]
+        return {"accuracy": accuracy(*pair), "macro_f1": macro_f1(*pair)}
     right, guessed, true = Counter[str](), Counter[str](), Counter[str]()
     num_words = num_right = 0
     for true_tags, said_tags in zip(truth, said, strict=True):
@@ -110,7 +139,7 @@ def score_tags(truth: Sequence[Sequence[str]], said: Sequence[Sequence[str]]) ->
     metrics = {"f1": f1, "precision": precision, "recall": recall}
     metrics["accuracy"] = num_right / num_words if num_words else 0.0
     for kind in sorted({*true, *guessed}):
-        metrics[f"f1_{kind}"] = precision_recall_f1(right[kind], guessed[kind], true[kind])[2]
+        metrics[f"f1_{kind}".removesuffix("_")] = precision_recall_f1(right[kind], guessed[kind], true[kind])[2]
     return metrics
 
 
@@ -138,8 +167,11 @@ def read_conll(place: str, word_column: int = 1, tag_column: int = 0) -> list[Se
 
     Columns are separated by tabs, or by blanks in lines without tabs, and blanks around a tag are none of it. Columns
     are counted from 1; the word is in the first and its tag in the last (0), if these are not named. A line between
-    sentences that begins with # and has no tag, or no word in the first column, is a comment. A line -DOCSTART- begins
-    a document. A language before every word of the file, as WikiANN has it ("de:Haus"), is removed.
+    sentences that begins with # and has no tag, or no word in the first column, is a comment. "#", a tab and a tag
+    are a word. Where words are in a later column, CoNLL-U's lines of several words (3-4) or of none (3.1) are passed
+    over. A line -DOCSTART- begins a document. A language before every word of the file, as WikiANN has it
+    ("de:Haus"), is removed.
+
     Raises: InputError, with file and line, if the number of columns changes, or a tag is invalid.
     """
     sentences: list[Sentence] = []
@@ -161,7 +193,10 @@ def read_conll(place: str, word_column: int = 1, tag_column: int = 0) -> list[Se
         while len(columns) > 1 and not columns[-1].strip():
             columns.pop()
         tag = columns[(tag_column or len(columns)) - 1] if 1 < len(columns) >= tag_column else OUTSIDE
-        if not words and line.startswith("#") and (word_column > 1 or not is_tag(tag.strip())):
+        if not words and line.startswith("#"):
+            if word_column > 1 or not (is_tag(tag.strip()) or ("\t" in line and " " not in columns[0])):
+                continue
+        if word_column > 1 and _RANGE.fullmatch(columns[0]):
             continue
         if columns[0] == "-DOCSTART-":
             finish()
@@ -180,17 +215,14 @@ def read_conll(place: str, word_column: int = 1, tag_column: int = 0) -> list[Se
         if not word_column != (tag_column or num_columns) <= num_columns:
             continue  # it has no tags
         tags.append(columns[tag_column - 1].strip())
-        if tags[-1] in tuple("BIESLU"):
-            raise InputError(
-                f"{place}:{number}: tag {tags[-1]!r} of {words[-1]!r:.60} has no type; write one, such as "
-                f"{tags[-1]}-ENTITY, for example with sed -E 's/([[:blank:]][BIESLU])$/\\1-ENTITY/'"
-            )
-        if not is_tag(tags[-1]):
-            raise InputError(
-                f"{place}:{number}: tag {tags[-1]!r:.60} of {words[-1]!r:.60} is not O, B-TYPE or I-TYPE "
-                f"(nor E-, S-, L-, U-); correct {f'column {tag_column}' if tag_column else 'the last column'}"
-            )
     finish()
+    if are_names(tag for each in sentences for tag in each.tags or ()) is None:
+        each, at = next((each, at) for each in sentences for at, tag in enumerate(each.tags or ()) if not is_tag(tag))
+        raise InputError(
+            f"{place}:{each.line + at}: tag {(each.tags or ())[at]!r:.60} of {each.words[at]!r:.60} is not O, B-TYPE "
+            "or I-TYPE (nor E-, S-, M-, L-, U-), as others are; correct "
+            f"{f'column {tag_column}' if tag_column else 'the last column'}"
+        )
     return _without_prefix(sentences)
 
 
