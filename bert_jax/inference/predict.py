@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Predictions of a trained model on new text."""
 
+import dataclasses
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -34,15 +35,21 @@ _ROWS_AT_ONCE = 32
 
 
 def load_predictor(
-    path: str | Path, long_texts: str = "cut", task: MakeTask | None = None, head: Head | None = None
+    path: str | Path,
+    long_texts: str = "cut",
+    task: MakeTask | None = None,
+    head: Head | None = None,
+    null_threshold: float | None = None,
 ) -> "Predictor":
     """Returns a predictor for the model at `path`, in any format that `load_pretrained` knows.
 
     An input with more tokens than the model was fine-tuned with is cut, with a warning, or with `long_texts` "refuse"
     an error. A model of one's own task or head needs them again, as `finetune` took them: a directory runs no code.
+    With `null_threshold` a model of questions may answer "", if the score of no answer is above the best span's by
+    more: 0 for models of Hugging Face that learnt SQuAD 2, which do not say so.
     Raises: InputError as `load_pretrained`, or if the model has no head to predict with.
     """
-    return Predictor(read_pretrained(resolve(path)), long_texts, Own(task, head))
+    return Predictor(read_pretrained(resolve(path)), long_texts, Own(task, head), null_threshold)
 
 
 class Predictor:
@@ -52,10 +59,14 @@ class Predictor:
     such as one from Hugging Face, uses the default settings of its head's task.
     """
 
-    def __init__(self, bert: Pretrained, long_texts: str = "cut", own: Own = USUAL) -> None:
+    def __init__(
+        self, bert: Pretrained, long_texts: str = "cut", own: Own = USUAL, null_threshold: float | None = None
+    ) -> None:
         check_long_texts(long_texts)
         self.bert, self.long_texts = bert, long_texts
         self.task = task_of(bert, own)
+        if null_threshold is not None:
+            self.task = _with_no_answer(self.task, null_threshold)
         if self.task is None:
             check_fills_masks(bert)
             return
@@ -129,6 +140,17 @@ def task_of(bert: Pretrained, own: Own = USUAL) -> Task | None:
     most_of_a_question = max(1, min(64, length // 2))
     name = head.usual_task(num_classes)
     return make_task(TaskConfig(name=name, max_seq_length=length, max_query_length=most_of_a_question), labels)
+
+
+def _with_no_answer(task: Task | None, threshold: float) -> Task:
+    """Returns a task of questions that may have no answer. Raises: InputError for another task, or if it is NaN."""
+    if task is None or task.config.name not in ("squad1", "squad2") or not abs(threshold) < float("inf"):
+        name = "no task" if task is None else task.config.name
+        raise InputError(
+            f"null_threshold {threshold} must be a number, for a model that finds answers (squad1, squad2), and this "
+            f"one has {name}; leave it out"
+        )
+    return make_task(dataclasses.replace(task.config, name="squad2", null_threshold=threshold))
 
 
 def _named_again(kind: str, name: str, argument: str) -> InputError:

@@ -2,9 +2,12 @@
 """Reads lines of text from a file or from standard input."""
 
 import contextlib
+import queue
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple, TypeVar
 
 from bert_jax.data.sources.formats import check_encoding, check_line_ends
 from bert_jax.errors import InputError
@@ -13,6 +16,14 @@ from bert_jax.storage.places import to_place
 from bert_jax.storage.urls import local_copy
 from bert_jax.storage.writing import atomic_path
 from bert_jax.tasks.json_values import parse_json
+
+Item = TypeVar("Item")
+
+
+class _End(NamedTuple):
+    """The end of the items, and the error that it is."""
+
+    error: Exception | None
 
 
 @contextlib.contextmanager
@@ -68,6 +79,53 @@ def parse_line(line: str, where: str, is_words: bool) -> object:
         if isinstance(value, list) and all(isinstance(text, str) for text in value):
             return value
     return line.split("\t") if "\t" in line and not is_words else line
+
+
+def batches_of(items: Iterator[Item], size: int, pause: float | None = None) -> Iterator[list[Item]]:
+    """Yields the items in order, `size` at a time; fewer where none comes for `pause` seconds, if that is not None.
+
+    An error of the iterator is raised after the items before it. It is read in a thread of its own.
+    """
+    found: queue.Queue[Item | _End] = queue.Queue(2 * size)
+
+    def read() -> None:
+        error = None
+        try:
+            for item in items:
+                found.put(item)
+        except Exception as caught:  # noqa: BLE001, the caller's thread raises it
+            error = caught
+        found.put(_End(error))
+
+    threading.Thread(target=read, daemon=True).start()
+    end = None
+    while end is None:
+        batch: list[Item] = []
+        while len(batch) < size and end is None:
+            try:
+                item = found.get(timeout=pause if batch else None)
+            except queue.Empty:
+                break
+            if isinstance(item, _End):
+                end = item
+            else:
+                batch.append(item)
+        if batch:
+            yield batch
+    if end.error is not None:
+        raise end.error
+
+
+def told(batches: Iterator[list[Item]], what: str, seconds: float = 10.0) -> Iterator[list[Item]]:
+    """Yields batches, and says every so many seconds on stderr how many items of them are done."""
+    count, began = 0, time.monotonic()
+    said = began
+    for batch in batches:
+        yield batch
+        count += len(batch)
+        if (now := time.monotonic()) - said > seconds:
+            print(f"{count:,} {what} after {now - began:.0f} s ({count / (now - began):.1f} a second)", file=sys.stderr)
+            said = now
 
 
 def converse(lines: Iterator[tuple[str, str]], answer: Callable[[tuple[str, str]], object]) -> None:

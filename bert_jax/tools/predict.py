@@ -8,14 +8,16 @@ model that is only pre-trained predicts the words for each [MASK] in a text.
 
 A line is a text; two texts (a question and its context, or two sentences) separated by a tab; or JSON, either an object
 with the field names of the task's data, or a list. With --lines=text it is a text, whatever is in it. As JSON, every
-line of the input has one line of output, and a blank one has no prediction. Output ends before a line that is wrong.
+line of the input has one line of output, with the id of an object that has one, and a blank line has no prediction.
+Lines are answered as they come, in their order; what a long input has done is told on stderr. Output ends before a line
+that is wrong.
 """
 
 import contextlib
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
@@ -24,13 +26,11 @@ from bert_jax.errors import InputError
 from bert_jax.storage.files import JsonObject
 from bert_jax.storage.writing import check_file
 from bert_jax.tools import cli, recipes
-from bert_jax.tools.lines import converse, open_lines, open_writer, parse_line, read_input
+from bert_jax.tools.lines import batches_of, converse, open_lines, open_writer, parse_line, read_input, told
 from bert_jax.tools.shared_flags import define_checkpoint, define_long_texts, define_recipe
 
 if TYPE_CHECKING:
     from bert_jax.inference.predict import Predictor
-
-Item = TypeVar("Item")
 
 CHECKPOINT = define_checkpoint()
 INPUT = flags.DEFINE_string("input", "-", "file with one input per line; - is standard input")
@@ -46,10 +46,15 @@ LINES = flags.DEFINE_enum(
 )
 LONG_TEXTS = define_long_texts()
 RECIPE = define_recipe()
+NULL_THRESHOLD = flags.DEFINE_float(
+    "null_threshold",
+    None,
+    "answers of questions: none if its score is above the best span's by more; of SQuAD 2's models",
+)
 GUESSES = flags.DEFINE_integer("guesses", 5, "words to print for each [MASK]", lower_bound=1)
 
 _ANSWERS_SHOWN = 4  # to people, beside the best
-_LINES_AT_ONCE = 512  # are read before the first of them is answered, unless somebody sits at a terminal
+_LINES_AT_ONCE = 512  # are answered together, if they come at once
 
 
 def main() -> None:
@@ -63,7 +68,7 @@ def main() -> None:
         from bert_jax.inference.predict import Predictor
 
         own = recipes.read_own(RECIPE.value)
-        predictor = Predictor(cli.load_model(CHECKPOINT.value), LONG_TEXTS.value, own)
+        predictor = Predictor(cli.load_model(CHECKPOINT.value), LONG_TEXTS.value, own, NULL_THRESHOLD.value)
         if LINES.value == "text":
             _check_one_text(predictor)
         show = _json_of if as_json else _text_of
@@ -74,7 +79,7 @@ def main() -> None:
             print(f"Write {wanted}; end with Ctrl-D.", file=sys.stderr)
             converse(lines, lambda line: [write(show(*each)) for each in _predictions(predictor, [line]) if line[1]])
             return
-        for chunk in _chunks(lines, _LINES_AT_ONCE):
+        for chunk in told(batches_of(lines, _LINES_AT_ONCE, 0.2 if INPUT.value == "-" else None), "lines"):
             for value, shown in _predictions(predictor, chunk):
                 write(show(value, shown))
 
@@ -146,7 +151,8 @@ def _predict(predictor: "Predictor", inputs: Sequence[Any]) -> list[JsonObject]:
 
 
 def _json_of(value: object, shown: JsonObject) -> str:
-    return json.dumps({"input": value} | shown, ensure_ascii=False)
+    known = {"id": value["id"]} if isinstance(value, dict) and "id" in value else {}
+    return json.dumps(known | {"input": value} | shown, ensure_ascii=False)
 
 
 def _text_of(value: object, shown: JsonObject) -> str:
@@ -177,23 +183,6 @@ def _answers(shown: JsonObject) -> list[JsonObject]:
 
 def _place(answer: JsonObject) -> str:
     return "no answer" if answer["start"] is None else f"{answer['start']}-{answer['end']}"
-
-
-def _chunks(items: Iterator[Item], size: int) -> Iterator[list[Item]]:
-    """Yields `size` items at a time, and the last of them, also before an error."""
-    chunk, wrong = [], None
-    try:
-        for item in items:
-            chunk.append(item)
-            if len(chunk) == size:
-                yield chunk
-                chunk = []
-    except InputError as error:
-        wrong = error
-    if chunk:
-        yield chunk
-    if wrong is not None:
-        raise wrong
 
 
 if __name__ == "__main__":

@@ -3,15 +3,19 @@
 
 import dataclasses
 import io
+import threading
 
 import numpy as np
 import pytest
-from builders import growing_bert, make_pretrained
+from builders import growing_bert, make_pretrained, tiny_model
+from hf_models import make_tokenizer, random_params
 
 import bert_jax
+from bert_jax.checkpoints.hf import save_hf
 from bert_jax.errors import InputError
 from bert_jax.inference.predict import Predictor, fill_masks, read_blanks, task_of
-from bert_jax.tools.lines import converse, open_lines, parse_line, read_input
+from bert_jax.model.heads.table import HEADS
+from bert_jax.tools.lines import batches_of, converse, open_lines, parse_line, read_input, told
 
 TEXTS = ["the [MASK] .", "ban [MASK] [MASK] [MASK] bas dar dir ban ber bis .", "[MASK]", "ban ber bis dan [MASK] der ."]
 
@@ -120,3 +124,39 @@ def test_rows_of_the_word_table_that_are_no_token_are_no_guess():
     assert len(guesses) == bert.tokenizer.vocab_size
     with pytest.raises(InputError, match="num_guesses 0 is below 1"):
         fill_masks(bert, ["the [MASK]"], num_guesses=0)
+
+
+def test_lines_of_a_pipe_are_answered_as_they_come(capsys):
+    """A pause ends a batch; the next lines are not waited for, an error comes after the lines before it."""
+    more = threading.Event()
+
+    def slow():
+        yield from "abc"
+        assert more.wait(60)
+        yield from "de"
+        raise InputError("line 6 is wrong")
+
+    batches = told(batches_of(slow(), 2, pause=0.05), "lines", seconds=0.0)
+    assert [next(batches), next(batches)] == [["a", "b"], ["c"]]
+    more.set()
+    assert next(batches) == ["d", "e"]
+    with pytest.raises(InputError, match="line 6 is wrong"):
+        next(batches)
+    assert "3 lines after" in capsys.readouterr().err
+    assert list(batches_of(iter(range(5)), 2)) == [[0, 1], [2, 3], [4]]
+
+
+def test_questions_may_have_no_answer_by_a_threshold(tmp_path):
+    """A model of Hugging Face does not say whether it learnt SQuAD 2."""
+    params = random_params(parts=HEADS["question_answering"].parts)
+    save_hf(tmp_path / "hf", tiny_model(), params, make_tokenizer(203), "question_answering", ())
+    asked = [{"id": 7, "question": "word1", "context": "word2 word3"}]
+    (always,) = bert_jax.load_predictor(tmp_path / "hf")(asked)
+    (never,) = bert_jax.load_predictor(tmp_path / "hf", null_threshold=-1e9)(asked)
+    (still,) = bert_jax.load_predictor(tmp_path / "hf", null_threshold=1e9)(asked)
+    assert always.text and always.null_odds is None
+    assert never.text == "" and never.null_odds == still.null_odds and still.text == always.text
+    classifier = random_params(parts=HEADS["sequence_classification"].parts)
+    save_hf(tmp_path / "classes", tiny_model(), classifier, make_tokenizer(203), "sequence_classification", ())
+    with pytest.raises(InputError, match=r"null_threshold 0\.0 must be a number, for a model that finds answers"):
+        bert_jax.load_predictor(tmp_path / "classes", null_threshold=0.0)
