@@ -139,6 +139,7 @@ TESTS_ELSEWHERE = {
     "tools.prepare_beam": "data/test_beam.py",
     "tools.prepare_corpus": "data/test_prepare.py",
     "tools.recipes": "test_main.py",
+    "tools.search": "inference/test_search.py",
     "tools.score": "tools/test_score_tool.py",
     "tools.score_sentences": "tools/test_scoring_commands.py",
     "tools.show_params": "tools/test_cli.py",

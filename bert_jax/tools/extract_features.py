@@ -35,7 +35,11 @@ INPUT = flags.DEFINE_string("input", "", "file with one text per line; - is stan
 OUTPUT = flags.DEFINE_string("output", "", "file to write the vectors to: .npz, or JSON lines")
 LAYERS = flags.DEFINE_string("layers", "-1,-2,-3,-4", "layers to extract; 0 is the embeddings, -1 the last layer")
 POOLING = flags.DEFINE_enum(
-    "pooling", "none", ["none", "mean", "cls"], "how to make one vector per text, from the first of --layers"
+    "pooling", "none", ["none", "own", "mean", "cls"],
+    "how to make one vector per text: as the model was trained to, or from the first of --layers",
+)  # fmt: skip
+KIND = flags.DEFINE_enum(
+    "kind", "", ["", "query", "passage"], "with --pooling=own: what the texts are, for the model's prompt of these"
 )
 MAX_SEQ_LENGTH = flags.DEFINE_integer(
     "max_seq_length", 0, "maximum tokens per text; 0 takes as many as the model has positions for"
@@ -50,6 +54,8 @@ def main() -> None:
         layers = [int(layer) for layer in LAYERS.value.split(",")]
     except ValueError:
         raise InputError(f"--layers {LAYERS.value!r} are not numbers; write like -1,-2,-3,-4") from None
+    if KIND.value and POOLING.value != "own":
+        raise InputError(f"--kind={KIND.value} is of --pooling=own; give that too, or leave it out")
     check_file(OUTPUT.value, INPUT.value)
     texts = _read(INPUT.value)
 
@@ -61,8 +67,12 @@ def main() -> None:
         if POOLING.value != "none":
             if POOLING.value == "cls":
                 print("note: the [CLS] vector of a model not trained to compare sentences says little", file=sys.stderr)
+            is_own = POOLING.value == "own"
+            if is_own and bert.embedding is None:
+                raise InputError("--pooling=own is of models that were trained to embed texts; use mean")
+            how = ("", -1) if is_own else (POOLING.value, layers[0])
             vectors = features.sentence_embeddings(
-                bert, texts, POOLING.value, layers[0], MAX_SEQ_LENGTH.value, LONG_TEXTS.value
+                bert, texts, *how, MAX_SEQ_LENGTH.value, LONG_TEXTS.value, KIND.value
             )
             _write_pooled(temporary, vectors)
             return

@@ -28,6 +28,7 @@ COMMANDS = {
     "Use a model": {
         "predict": "fill in [MASK], or do the task that was learnt",
         "extract_features": "write vectors of tokens and of texts",
+        "search": "find the nearest passages of a corpus for each query",
         "score_sentences": "score how likely sentences are, or minimal pairs",
     },
     "Measure a model": {

@@ -7,6 +7,7 @@ from pathlib import Path
 from unittest import mock
 
 import jax
+import numpy as np
 from builders import tiny_model
 from fuzzing import Reader, make_tests
 from hf_models import make_tokenizer, random_params
@@ -16,7 +17,9 @@ from bert_jax.checkpoints.hf import load_hf, save_hf
 from bert_jax.checkpoints.hf_tokenizer import load_hf_tokenizer
 from bert_jax.checkpoints.pretrained import Pretrained, load_pretrained, save_pretrained
 from bert_jax.checkpoints.sealed import SEAL, seal
+from bert_jax.checkpoints.sentence_transformers import write_pipeline
 from bert_jax.checkpoints.tf1 import load_tf1, save_tf1
+from bert_jax.settings.finetuning import EmbeddingConfig, TaskConfig
 from bert_jax.storage import files
 from bert_jax.storage.writing import write_json
 
@@ -49,6 +52,14 @@ def make_hf_backend(directory: Path) -> None:
 def make_own(directory: Path) -> None:
     bert = Pretrained(*model("sequence_classification"), task_settings={"name": "sst2"})
     save_pretrained(bert, directory / "model")
+
+
+def make_modules(directory: Path) -> None:
+    config, params, *rest = model()
+    layer = {"kernel": np.ones((config.hidden_size, 8), np.float32), "bias": np.ones(8, np.float32)}
+    settings = TaskConfig(name="embeddings", embedding=EmbeddingConfig(projection_size=8, query_prompt="a "))
+    more = lambda there: write_pipeline(there, settings, params | {"projection": layer})  # noqa: E731
+    save_hf(directory / "model", config, params, *rest, write_more=more)
 
 
 def use_sealed_anew(path: Path) -> None:
@@ -93,6 +104,13 @@ def load_unchecked(path: Path) -> None:
 
 READERS = [
     Reader("hf-config", make_hf, lambda path: load_hf(path / "model"), ("model/config.json",), 600),
+    Reader(
+        "sentence-transformers",
+        make_modules,
+        lambda path: load_hf(path / "model"),
+        ("model/modules.json", "model/*sentence*.json", "model/[12]_*/*"),
+        200,
+    ),
     Reader("hf-tensors", make_hf, lambda path: load_hf(path / "model"), ("model/*.safetensors",), 400),
     Reader(
         "hf-shards",

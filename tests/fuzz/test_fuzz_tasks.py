@@ -142,6 +142,31 @@ def make_regression(directory: Path) -> None:
     (directory / "train.tsv").write_text("text\tlabel\n" + "".join(f"the ban\t{row}.5\n" for row in range(4)))
 
 
+def make_triplets(directory: Path) -> None:
+    rows = [{"anchor": " ".join(WORDS[row:]), "positive": "the ban", "negatives": ["old", "town"]} for row in range(4)]
+    (directory / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def make_graded(directory: Path) -> None:
+    rows = "".join(f"the ban {row}\tthe town\t{row}.5\n" for row in range(4))
+    (directory / "train.tsv").write_text("sentence1\tsentence2\tscore\n" + rows)
+
+
+def make_beir(directory: Path) -> None:
+    texts = [{"_id": str(row), "title": "the", "text": " ".join(WORDS[row:])} for row in range(4)]
+    for name in ("corpus", "queries"):
+        (directory / f"{name}.jsonl").write_text("".join(json.dumps(text) + "\n" for text in texts))
+    (directory / "qrels").mkdir(exist_ok=True)
+    for split in ("train", "dev"):
+        rows = "".join(f"{row}\t{3 - row}\t{row}\n" for row in range(4))
+        (directory / "qrels" / f"{split}.tsv").write_text("query-id\tcorpus-id\tscore\n" + rows)
+
+
+def read_beir(path: Path) -> None:
+    for split in ("train", "dev"):
+        read_task(path, "embeddings", split)
+
+
 def make_submission(name: str):
     def make(directory: Path) -> None:
         make_glue(name)(directory)
@@ -169,6 +194,9 @@ READERS = [
     Reader("ner-jsonl", make_tagged_lines, lambda path: read_task(path, "ner"), ("train.jsonl",), 200),
     *(table(suffix, 150) for suffix in (".tsv", ".csv", ".jsonl", ".json", ".tsv.gz")),
     Reader("regression", make_regression, lambda path: read_task(path, "regression"), ("train.tsv",), 150),
+    Reader("triplets", make_triplets, lambda path: read_task(path, "embeddings"), ("train.jsonl",), 150),
+    Reader("graded", make_graded, lambda path: read_task(path, "embeddings"), ("train.tsv",), 150),
+    Reader("beir", make_beir, read_beir, ("*.jsonl", "qrels/*.tsv"), 200),
     Reader("score-squad", make_squad, score_squad, ("*.json",), 300),
     *(submission(name, 100) for name in ("sst2", "stsb", "mnli")),
     Reader(

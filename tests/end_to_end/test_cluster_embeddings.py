@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Embeddings on several real processes: the loss is over the batch of all of them, after a kill too."""
+
+import random
+import signal
+
+import numpy as np
+import pytest
+from builders import make_pretrained
+from processes import finish, start, wait_for_lines
+
+import bert_jax
+from bert_jax.training.report import read_metrics
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory):
+    return make_pretrained(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """Pairs of which some texts are equal, and hard negatives; the last batch of an epoch is not full."""
+    directory, rng = tmp_path_factory.mktemp("pairs"), random.Random(0)
+    for name, count in (("train", 52), ("dev", 20)):
+        lines = ["anchor\tpositive\tnegative"]
+        for _ in range(count):
+            topic, other = rng.sample("bdf", 2)
+            counts = [(each, rng.randint(1, 4)) for each in (topic, topic, other)]
+            texts = (" ".join(f"{each}{rng.choice('aeiou')}n" for _ in range(count)) for each, count in counts)
+            lines.append("\t".join(texts))
+        (directory / f"{name}.tsv").write_text("\n".join(lines) + "\n")
+    return directory
+
+
+def arguments(source, pretrained, workdir, *more):
+    return [
+        "finetune.py",
+        "--config=configs/finetune.py:embeddings",
+        f"--config.data.source={source}",
+        f"--config.init_checkpoint={pretrained}",
+        f"--workdir={workdir}",
+        "--config.task.max_seq_length=16",
+        "--config.data.batch_size=16",
+        "--config.optimizer.learning_rate=2e-3",
+        "--config.report.every_steps=1",
+        "--config.report.tensorboard=False",
+        "--config.report.progress=False",
+        "--config.checkpoint.every_steps=2",
+        *more,
+    ]
+
+
+def records(workdir, kind, name):
+    found = {each["step"]: each[name] for each in read_metrics(workdir / "metrics.jsonl") if each["kind"] == kind}
+    return [found[step] for step in sorted(found)]
+
+
+@pytest.fixture(scope="module")
+def alone(repository, source, pretrained, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("alone") / "run"
+    finish(start(repository, arguments(source, pretrained, workdir), 1))
+    return workdir
+
+
+def assert_same_run(ours, theirs):
+    assert len(records(theirs, "train", "loss")) == 12
+    for name, tolerance in (("loss", 2e-3), ("accuracy", 0.07)):
+        np.testing.assert_allclose(records(ours, "train", name), records(theirs, "train", name), atol=tolerance)
+    np.testing.assert_allclose(records(ours, "eval", "mrr@10"), records(theirs, "eval", "mrr@10"), atol=0.05)
+
+
+@pytest.mark.parametrize(("count", "devices", "accumulate"), [(2, 1, 1), (2, 2, 4)])
+def test_several_processes_train_on_the_batch_of_one(
+    repository, source, pretrained, alone, tmp_path, count, devices, accumulate
+):
+    more = f"--config.train.accumulate={accumulate}"
+    finish(start(repository, arguments(source, pretrained, tmp_path / "run", more), count, devices))
+    assert_same_run(tmp_path / "run", alone)
+    vectors = [
+        bert_jax.sentence_embeddings(bert_jax.load_pretrained(workdir), ["ban bin", "din dan"])
+        for workdir in (tmp_path / "run", alone)
+    ]
+    np.testing.assert_allclose(*vectors, atol=0.05)
+
+
+def test_a_run_whose_processes_were_killed_goes_on(repository, source, pretrained, alone, tmp_path):
+    command = arguments(source, pretrained, tmp_path / "run", "--config.train.accumulate=2")
+    running = start(repository, command, 2)
+    wait_for_lines(tmp_path / "run" / "metrics.jsonl", 6, running)
+    for process in running:
+        process.send_signal(signal.SIGKILL)
+    finish(running, -signal.SIGKILL)
+    finish(start(repository, command, 2))
+    assert_same_run(tmp_path / "run", alone)
