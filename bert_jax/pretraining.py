@@ -97,7 +97,7 @@ def stage_of(
         objective,
         config.optimizer,
         phase.train,
-        pace_of(config, phase.last_step, final=phase.number == count, break_off=True)._replace(keep_at=revisions),
+        pace_of(config, phase.last_step, final=phase.number == count, break_off=True, keep_at=revisions),
         lambda taken: train_batches(dataset.train, taken, *order),
         lambda: make_evaluation(config, objective, dataset, mesh, abstract.params),
         phase.first_step,

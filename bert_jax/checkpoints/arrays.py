@@ -5,13 +5,13 @@ import contextlib
 import functools
 import logging
 import math
+import re
 import sys
 import warnings
 from collections.abc import Iterator
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import jax
-import orbax.checkpoint as ocp
 
 from bert_jax.batch import PyTree
 from bert_jax.devices.job import this_job
@@ -45,18 +45,24 @@ def check_arrays(where: Place | str, found: ArrayTable, expected: ArrayTable) ->
             )
 
 
-def _by_first_alone() -> ocp.options.MultiprocessingOptions:
-    return ocp.options.MultiprocessingOptions(
-        primary_host=0, active_processes={0} if this_job().is_several else None, barrier_sync_key_prefix="alone"
-    )
+def _checkpointer(alone: bool) -> Any:
+    """Returns Orbax's checkpointer, to be closed. With `alone` only the first of several processes calls it."""
+    import orbax.checkpoint as ocp  # here: most models that are loaded are in other formats, and it takes 0.15 s
+
+    options = ocp.options.MultiprocessingOptions()
+    if alone:
+        active = {0} if this_job().is_several else None
+        options = ocp.options.MultiprocessingOptions(
+            primary_host=0, active_processes=active, barrier_sync_key_prefix="alone"
+        )
+    handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=options)
+    return contextlib.closing(ocp.Checkpointer(handler, multiprocessing_options=options))
 
 
 def save_tree(path: Place, tree: PyTree) -> None:
     """Writes a tree of arrays as a new Orbax directory; with several processes only the first calls this."""
     check_no_pattern(path)
-    alone = _by_first_alone()
-    handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=alone)
-    with _quiet(), contextlib.closing(ocp.Checkpointer(handler, multiprocessing_options=alone)) as checkpointer:
+    with _quiet(), _checkpointer(alone=True) as checkpointer:
         try:
             checkpointer.save(str(path.absolute()), tree)
         except (OSError, ValueError) as error:  # TensorStore raises ValueError, also for a full disk
@@ -69,17 +75,14 @@ def restore_tree(path: Place, abstract_tree: PyTree, alone: bool = False) -> PyT
 
     The caller must have checked shapes and dtypes. With `alone` only the first of several processes calls this.
     """
+    import orbax.checkpoint as ocp
+
     arguments = ocp.args.PyTreeRestore(
         item=abstract_tree,
         restore_args=ocp.checkpoint_utils.construct_restore_args(abstract_tree),
         partial_restore=True,
     )
-    options = _by_first_alone() if alone else ocp.options.MultiprocessingOptions()
-    handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=options)
-    with (
-        contextlib.closing(ocp.Checkpointer(handler, multiprocessing_options=options)) as checkpointer,
-        warnings.catch_warnings(),
-    ):
+    with _checkpointer(alone) as checkpointer, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             return checkpointer.restore(str(path.absolute()), args=arguments)
@@ -139,5 +142,7 @@ def cannot_write_checkpoint(directory: Place, error: Exception) -> InputError:
     if isinstance(directory, RemotePath):
         return InputError(f"{explain(str(directory), 'write', error)}; what was saved before is untouched")
     full = isinstance(error, ValueError) and "RESOURCE_EXHAUSTED" in str(error)  # which goes on for many lines
-    reason = "no space left" if full else getattr(error, "strerror", None) or one_line(error)[:300]
+    of_system = re.search(r"OS error \d+: ([^\]]+)", str(error))  # what TensorStore says at the end of many lines
+    known = "no space left" if full else getattr(error, "strerror", None) or (of_system and of_system[1])
+    reason = known or one_line(error)[:300]
     return InputError(f"cannot write a checkpoint to {directory}: {reason}; what was saved before is untouched")

@@ -1,10 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Losses and metrics as (sum, weight) pairs, which can be added up over the parts of a batch."""
 
+from collections.abc import Mapping, Sequence
+
 import jax
 import jax.numpy as jnp
 
 Pair = tuple[jax.Array, jax.Array]  # a float32 sum over predictions, and their number
+
+
+def mean_metrics(sums: Mapping[str, Sequence[float] | Pair]) -> dict[str, float]:
+    """Returns sum / weight of every metric; 0 if the weight is 0."""
+    return {name: float(total) / float(weight) if weight else 0.0 for name, (total, weight) in sums.items()}
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array, weights: jax.Array) -> Pair:

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from bert_jax.batch import Batch, PyTree
 from bert_jax.devices.allocator import give_back_freed_memory
 from bert_jax.devices.sharding import gathered, replicated, row_sharding, tree_shardings
-from bert_jax.model.losses import Pair
+from bert_jax.model.losses import Pair, mean_metrics
 from bert_jax.model.objective import Params, forward
 from bert_jax.model.on_cpu import length_step, tokens_at_once, unstack
 from bert_jax.settings.model import ModelConfig
@@ -20,7 +20,6 @@ from bert_jax.tasks.base import Example, Prediction, Row, Task
 from bert_jax.tasks.batches import eval_batches, row_group, unpadded_outputs
 from bert_jax.tasks.layouts import Layout, Limits, Sizes, eval_layouts, sizes_of
 from bert_jax.text.tokenizer import Tokenizer
-from bert_jax.training.window import mean_metrics
 
 _BATCH_SIZES = 1, 8  # rows of a small batch: each is a program to compile for each length
 _STEP_ON_CPU = 16  # of lengths: every text compiles a program, if none of its length has

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from types import FrameType, TracebackType
+from typing import Any
 
 _held_since: list[float] = []  # when Ctrl-C came, and when it was raised again
 
@@ -27,12 +28,24 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     """
     _held_since.append(time.monotonic())
     if _is_importing(frame) and time.monotonic() - _held_since[0] < 60:
-        again = threading.Timer(0.05, signal.raise_signal, (number,))
-        again.daemon = True
-        again.start()
+        _raise_again(number)
     else:
         _held_since.clear()
         signal.default_int_handler(number, frame)
+
+
+def _raise_again(number: int) -> None:
+    again = threading.Timer(0.05, signal.raise_signal, (number,))
+    again.daemon = True
+    again.start()
+
+
+def _not_raised(unraisable: Any) -> None:
+    """Raises Ctrl-C again that came in a callback, as of the garbage collector, where Python prints it and goes on."""
+    if issubclass(unraisable.exc_type, KeyboardInterrupt):
+        _raise_again(signal.SIGINT)
+    else:
+        sys.__unraisablehook__(unraisable)
 
 
 def _is_importing(frame: FrameType | None) -> bool:
@@ -51,3 +64,4 @@ if sys.excepthook is sys.__excepthook__:  # not in a notebook, which has one of 
         and signal.getsignal(signal.SIGINT) is signal.default_int_handler
     ):
         signal.signal(signal.SIGINT, _interrupt)
+        sys.unraisablehook = _not_raised

@@ -3,15 +3,17 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from absl import flags
 
-from bert_jax.data.prepare import PrepareOptions
 from bert_jax.data.sources.formats import TEXT_COLUMN
 from bert_jax.text.fitting import LONG_TEXTS
 
 flags.disclaim_key_flags()
+
+if TYPE_CHECKING:
+    from bert_jax.data.prepare import PrepareOptions
 
 Settings = TypeVar("Settings")
 
@@ -55,8 +57,10 @@ def define_settings(defaults: Settings, about: Mapping[str, str]) -> Callable[[]
     return lambda: dataclasses.replace(defaults, **{flag.name: flag.value for flag in defined})  # type: ignore[type-var]
 
 
-def define_options() -> Callable[[], PrepareOptions]:
+def define_options() -> "Callable[[], PrepareOptions]":
     """Defines the flags of `PrepareOptions`, which determine the contents of a data set."""
+    from bert_jax.data.prepare import PrepareOptions
+
     return define_settings(PrepareOptions(), _OPTIONS)
 
 

@@ -114,7 +114,7 @@ def revision_steps(corpora: Corpora) -> tuple[int, ...]:
 
     Raises: InputError if the run ends before, or the data does not say how many words it has.
     """
-    marks, steps, read = list(corpora.config.checkpoint.words()), [], 0.0
+    marks, steps, read, of_step = list(corpora.config.checkpoint.words()), [], 0.0, 0.0
     if not marks:
         return ()
     for phase, dataset, _, _ in corpora.phases:

@@ -77,7 +77,7 @@ class Training(NamedTuple):
     same: Mapping[str, object] = {}  # further values that must be equal on all processes
 
 
-def pace_of(config: PretrainConfig | FinetuneConfig, num_steps: int, epoch_steps: int = 0, **rest: int) -> Pace:
+def pace_of(config: PretrainConfig | FinetuneConfig, num_steps: int, epoch_steps: int = 0, **rest: Any) -> Pace:
     """Returns the pace that the settings ask for; evaluations and saves are after each epoch if they do not say."""
     evaluate = config.eval.every_steps or epoch_steps
     return Pace(

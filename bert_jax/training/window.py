@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 
 from bert_jax.batch import Batch
-from bert_jax.model.losses import Pair
+from bert_jax.model.losses import mean_metrics
 from bert_jax.training.step import Metrics
 
 # Metrics that are counts, reported as rates per second.
@@ -58,8 +58,3 @@ class Window:
 
     def counts(self) -> dict[str, float]:
         return {name: self.sums[name][0] for name in COUNTS if name in self.sums}
-
-
-def mean_metrics(sums: Mapping[str, Sequence[float] | Pair]) -> dict[str, float]:
-    """Returns sum / weight of every metric; 0 if the weight is 0."""
-    return {name: float(total) / float(weight) if weight else 0.0 for name, (total, weight) in sums.items()}

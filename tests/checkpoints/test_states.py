@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from bert_jax.checkpoints import remains, sealed
-from bert_jax.checkpoints.arrays import check_arrays, describe, restore_tree
+from bert_jax.checkpoints.arrays import cannot_write_checkpoint, check_arrays, describe, restore_tree
 from bert_jax.checkpoints.sealed import SEAL, find_damage, newest_whole, read_newest, seal
 from bert_jax.checkpoints.states import Checkpoints
 from bert_jax.devices.sharding import make_mesh, replicated
@@ -518,3 +518,10 @@ def test_a_failure_is_told_before_the_next_save_where_it_ends_all(tmp_path, monk
     checkpoints._failure = OSError(28, "No space left on device")
     with pytest.raises(InputError, match="No space left") if ends_all else contextlib.nullcontext():
         checkpoints.check()
+
+
+@pytest.mark.parametrize("reason", ["Permission denied", "Read-only file system"])
+def test_the_reason_is_told_where_tensorstore_says_it_last(tmp_path, reason):
+    said = f"PERMISSION_DENIED: Error writing {'x' * 400}: Failed to create directory [OS error 13: {reason}] [a.cc]"
+    error = cannot_write_checkpoint(tmp_path, ValueError(said))
+    assert str(error) == f"cannot write a checkpoint to {tmp_path}: {reason}; what was saved before is untouched"

@@ -64,6 +64,32 @@ def test_ctrl_c_while_jax_is_imported_is_one_line(repository, command, tmp_path,
     assert "Traceback" not in error and len(error.splitlines()) < 12, error
 
 
+IN_A_CALLBACK = """
+import bert_jax.tools, gc, signal, sys, time
+def callback(phase, about):
+    if phase == "start":
+        gc.callbacks.remove(callback)
+        signal.raise_signal(signal.SIGINT)
+class Leaves:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+if sys.argv[1] == "gc":
+    gc.callbacks.append(callback)
+    gc.collect()
+else:
+    Leaves()
+time.sleep(20)
+"""
+
+
+@pytest.mark.parametrize("where", ["gc", "del"])
+def test_ctrl_c_in_a_callback_is_not_swallowed(repository, where):
+    environment = os.environ | {"PYTHONPATH": str(repository)}
+    command = [sys.executable, "-c", IN_A_CALLBACK, where]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "stopped by Ctrl-C\n")
+
+
 @pytest.mark.parametrize("times", [1, 2])
 @pytest.mark.parametrize("seconds", [0.0, 0.7, 1.4, 2.1, 2.8, 3.5])
 def test_ctrl_c_while_the_first_programs_compile_is_no_crash(repository, command, tmp_path, seconds, times):

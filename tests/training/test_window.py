@@ -6,7 +6,8 @@ import time
 import jax.numpy as jnp
 import pytest
 
-from bert_jax.training.window import Window, mean_metrics
+from bert_jax.model.losses import mean_metrics
+from bert_jax.training.window import Window
 
 
 def metrics(loss, weight, tokens):
