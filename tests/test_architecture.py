@@ -94,6 +94,7 @@ TESTS_ELSEWHERE = {
     "model.heads.labels": "tasks/test_evaluation.py",
     "model.heads.multilabel": "tasks/test_multilabel.py",
     "model.heads.pretraining": "model/test_model.py",
+    "model.heads.replaced": "checkpoints/test_families.py",
     "model.heads.sequence": "tasks/test_batches.py",
     "model.heads.spans": "tasks/test_batches.py",
     "model.heads.table": "checkpoints/test_names.py",
@@ -104,6 +105,7 @@ TESTS_ELSEWHERE = {
     "settings.finetuning": "settings/test_settings.py",
     "settings.model": "settings/test_settings.py",
     "settings.pretraining": "settings/test_settings.py",
+    "settings.relatives": "settings/test_settings.py",
     "settings.rules": "settings/test_settings.py",
     "storage.answers": "storage/test_places.py",
     "storage.files": "storage/test_storage.py",
@@ -158,15 +160,17 @@ CORE: Sequence[str] = """
     model.* training.* pretraining
 """.split()
 KERNELS = ("model.attention_kernels", "model.fused_attention", "model.fused_attention_gpu", "model.fused_attention_tpu")
-# Heads for fine-tuning, what is faster on a CPU, pictures, profiles, FLOPs and memory by arithmetic, the clock that
+# Heads for fine-tuning, long rows, what is faster on a CPU, pictures, profiles, FLOPs and memory by arithmetic, the clock that
 # says where the seconds went, what cards say of a run, and how metrics are shown.
 BESIDE = (
+    "model.long_rows",
     "model.heads.probe",
     "model.heads.choice",
     "model.heads.embedding",
     "model.heads.encoder",
     "model.heads.labels",
     "model.heads.multilabel",
+    "model.heads.replaced",
     "model.heads.sequence",
     "model.heads.spans",
     "model.heads.table",

@@ -37,7 +37,10 @@ def configuration(name, *argument):
 
 
 ARGUMENTS = {
-    "pretrain": (*MODEL_SIZES, "base,phase=1", "large,phase=2", "large,phases"),
+    "pretrain": (
+        *(*MODEL_SIZES, "base,phase=1", "large,phase=2", "large,phases"),
+        *("modern", "modern,mini", "modern,small,phases", "modern,base", "modern,base,phases", "modern,large,phases"),
+    ),
     "miniatures": tuple(MINIATURES),
     "ablations": tuple(load("ablations").ABLATIONS),
     "lamb": ("large", "base"),
@@ -95,6 +98,19 @@ def test_the_paper_is_the_default():
     assert (config.optimizer.learning_rate, config.optimizer.warmup_steps) == (1e-4, 10_000)
     assert (config.model.num_layers, config.model.hidden_size, config.model.hidden_dropout_rate) == (12, 768, 0.1)
     assert (config.masking.rate, config.masking.mask_rate, config.masking.random_rate) == (0.15, 0.8, 0.1)
+
+
+def test_the_modern_rate_falls_at_the_end_of_the_second_stage_alone():
+    config = configuration("pretrain", "modern,base,phases")
+    assert (config.model.max_positions, config.model.family, config.masking.rate) == (8192, "modernbert", 0.3)
+    assert not config.train.next_sentence and config.model.hidden_dropout_rate == 0
+    first, total = config.train.num_steps, config.train.num_steps + config.phase2.num_steps
+    last = first + config.phase2.num_steps * 5 // 6
+    assert rates(config, (first - 1, first, last - 1)) == pytest.approx([8e-4, 3e-4, 3e-4], rel=1e-4)
+    assert rates(config, (total - 1,))[0] < 3e-6
+    assert rates(configuration("pretrain", "modern,base"), (first - 1,))[0] < 8e-6
+    with pytest.raises(InputError, match=r"there is no modern size 'bsae' .did you mean 'base'"):
+        configuration("pretrain", "modern,bsae")
 
 
 def test_the_second_phase_is_the_end_of_the_papers_decay():

@@ -25,7 +25,9 @@ def grow(bert: Pretrained, words: Sequence[str] = (), use_unused: bool = False, 
 
     A new token's embedding is the mean of the embeddings of the pieces that the word was split into before, and so is
     its output bias; its logit is therefore the mean of theirs. A word that was [UNK] starts with the values of [UNK].
-    New position embeddings repeat the old ones from the first. Nothing is random.
+    New position embeddings repeat the old ones from the first. Rotary positions have no table: the longest wavelength
+    of global layers grows as the number of positions does, and the shortest stays, so old text has other hidden states.
+    Nothing is random.
 
     Args:
       bert: the model; its tokenizer must be WordPiece.
@@ -35,7 +37,8 @@ def grow(bert: Pretrained, words: Sequence[str] = (), use_unused: bool = False, 
     Raises: InputError if a word or a number cannot be used, or if there is nothing to do.
 
     Source: for words, Mosin et al. 2021, "Fine-Tuning Transformers: Vocabulary Transfer", and google-research/bert
-    issue 9; for positions, Beltagy et al. 2020, "Longformer", section 5.
+    issue 9; for positions, Beltagy et al. 2020, "Longformer", section 5; for rotary ones "NTK-aware" scaling, Peng et
+    al. 2023, "YaRN", section 3.1.
     """
     if not words and not max_positions:
         raise InputError("there is nothing to grow; give tokens to add, or max_positions")
@@ -66,8 +69,14 @@ def grow(bert: Pretrained, words: Sequence[str] = (), use_unused: bool = False, 
     embeddings["word"]["embedding"] = with_words(embeddings["word"]["embedding"])
     if "mlm" in params:
         params["mlm"]["output_bias"] = with_words(params["mlm"]["output_bias"])
-    positions = embeddings["position"]["embedding"]
-    embeddings["position"]["embedding"] = positions[np.arange(config.max_positions) % len(positions)]
+    if config.positions == "learned":
+        table, offset = embeddings["position"]["embedding"], config.position_offset
+        places = np.arange(config.max_positions) % bert.config.max_positions
+        embeddings["position"]["embedding"] = np.concatenate([table[:offset], table[offset:][places]])
+    if config.positions == "rotary" and config.head_size > 2:
+        ratio = config.max_positions / bert.config.max_positions
+        theta = config.rotary_theta * ratio ** (config.head_size / (config.head_size - 2))
+        config = dataclasses.replace(config, rotary_theta=theta)
     return dataclasses.replace(bert, config=config, params=params, tokenizer=tokenizer)
 
 

@@ -5,11 +5,13 @@ A directory has config.json, tensors (`hf_weights`) and a tokenizer (`hf_tokeniz
 Source: transformers' configuration_bert.py and modeling_bert.py for what the options mean.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
 
+from bert_jax.checkpoints.families import FAMILIES, check_expressible, class_of, name_of, name_of_activation
 from bert_jax.checkpoints.hf_extras import ADAPTER, EXTRAS, check_prefix, check_whole, find_extras
 from bert_jax.checkpoints.hf_tokenizer import load_hf_tokenizer, save_hf_tokenizer
 from bert_jax.checkpoints.hf_weights import INDEX, PICKLE, WEIGHTS, import_torch, open_weights, write_weights
@@ -19,9 +21,9 @@ from bert_jax.errors import InputError, shown
 from bert_jax.model.heads.base import Head
 from bert_jax.model.heads.embedding import EMBEDDINGS
 from bert_jax.model.heads.encoder import ENCODER
-from bert_jax.model.heads.table import HEADS, has_parts, head_of, infer_head
+from bert_jax.model.heads.table import HEADS, head_of, infer_head
 from bert_jax.model.objective import Params, parts_of
-from bert_jax.settings.model import ModelConfig
+from bert_jax.settings.model import ModelConfig, model_size
 from bert_jax.settings.rules import from_dict, to_dict
 from bert_jax.storage import files, writing
 from bert_jax.storage.files import JsonObject
@@ -30,29 +32,21 @@ from bert_jax.text.tokenizer import Tokenizer
 
 _PROBLEMS = ("regression", "single_label_classification", "multi_label_classification")
 
-# Hugging Face's "gelu" is erf, where Google's is tanh.
-_ACTIVATIONS = {
-    "gelu": "gelu_exact",
-    "gelu_python": "gelu_exact",
-    "gelu_new": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
+# Settings of dropout that are not kept, and the parts of a model that they concern; "" is all.
+_DROPOUTS = {
+    "classifier_dropout": "classifier",
+    "seq_classif_dropout": "classifier",
+    "qa_dropout": "span",
+    "embedding_dropout": "",
 }
-_ACTIVATION_NAMES = {"gelu_exact": "gelu", "gelu_tanh": "gelu_new"}
 
-# Our name -> theirs, for settings with the same meaning and the same defaults.
-_SETTINGS = {
-    "vocab_size": "vocab_size",
-    "hidden_size": "hidden_size",
-    "num_layers": "num_hidden_layers",
-    "num_heads": "num_attention_heads",
-    "intermediate_size": "intermediate_size",
-    "max_positions": "max_position_embeddings",
-    "type_vocab_size": "type_vocab_size",
-    "hidden_dropout_rate": "hidden_dropout_prob",
-    "attention_dropout_rate": "attention_probs_dropout_prob",
-    "initializer_stddev": "initializer_range",
-    "layer_norm_epsilon": "layer_norm_eps",
+# Relatives that are refused, and the option that they would need.
+_NOT_COMPUTED = {
+    "mpnet": "relative positions (relative_attention_num_buckets)",
+    "deberta": "disentangled attention (relative_attention, pos_att_type)",
+    "deberta-v2": "disentangled attention (relative_attention, pos_att_type)",
+    "albert": "layers that share their parameters (num_hidden_groups)",
+    "nomic_bert": "rotary positions after BERT's norm and SiLU (hidden_act)",
 }
 
 _FILES = ["config.json", "model*.safetensors", INDEX, "vocab.txt", "spiece.model", "tokenizer.json",
@@ -60,7 +54,7 @@ _FILES = ["config.json", "model*.safetensors", INDEX, "vocab.txt", "spiece.model
 
 
 def load_hf(directory: Path) -> Imported:
-    """Returns the BERT in a directory of Hugging Face's.
+    """Returns the BERT, or the relative, in a directory of Hugging Face's.
 
     Raises: InputError if a file is missing or damaged, or if the model is not one that can be computed here.
     """
@@ -76,30 +70,36 @@ def load_hf(directory: Path) -> Imported:
     tokenizer, notes = load_hf_tokenizer(directory)
     check_vocabulary(tokenizer, config.vocab_size, where)
     notes += find_extras(directory)
-    with open_weights(directory) as (name, shapes, read):
+    architectures = settings.get("architectures")
+    known = architectures if isinstance(architectures, list) else []
+    declared = next((head for head in HEADS.values() if (class_of(head, config.family) or None) in known), None)
+    kind = class_of(declared, config.family) if declared else ""
+    with open_weights(directory, config.family, kind) as (name, shapes, read):
         check_prefix(shapes, name)
-        params = to_params(read, shapes, "hf", config, name)
+        params = to_params(read, shapes, "hf", config, name, kind)
     if pipeline := read_pipeline(directory, config):
         notes += [*pipeline.notes, *find_not_finite(params, name)]
         whole, settings = params | pipeline.params, to_dict(pipeline.settings)
         return Imported(config, whole, tokenizer, EMBEDDINGS.name, (), tuple(notes), task_settings=settings)
     present = parts_of(params)
-    architectures = settings.get("architectures")
-    known = architectures if isinstance(architectures, list) else []
-    declared = next((head for head in HEADS.values() if head.architecture in known), None)
-    missing = [part for part in (declared.parts if declared else ()) if part not in present]
+    missing = [part for part in (declared.parts_in(config) if declared else ()) if part not in present]
     notes += [f"{name} has no {part}, which its architecture asks for" for part in missing]
     notes += find_not_finite(params, name)
     head = declared if declared and not missing else infer_head(present)
     alike = (each for each in HEADS.values() if each.architecture == head.architecture)
     head = next((each for each in alike if settings.get("problem_type") in each.problem_types), head)
-    if settings.get("classifier_dropout") not in (None, config.hidden_dropout_rate):
-        notes.append(
-            f"classifier_dropout {shown(settings['classifier_dropout'])} is not kept; dropout before a classifier is "
-            f"hidden_dropout_rate {config.hidden_dropout_rate} here"
-        )
+    for option, part in _DROPOUTS.items():
+        if part in (*present, "") and settings.get(option) not in (None, config.hidden_dropout_rate):
+            where_it_is = f"before a {part}" if part else "of embeddings"
+            notes.append(
+                f"{option} {shown(settings[option])} is not kept; dropout {where_it_is} is hidden_dropout_rate "
+                f"{config.hidden_dropout_rate} here"
+            )
     if "auto_map" in settings:
-        notes.append(f"{where} names code of the model's own (auto_map), which is not run: it is computed as a BERT")
+        notes.append(
+            f"{where} names code of the model's own (auto_map), which is not run: it is computed as a "
+            f"{name_of(config.family)}"
+        )
     problem = _problem(settings, head, params) if head.problem_types else ""
     if problem:
         notes.append(
@@ -132,31 +132,45 @@ def save_hf(
     """
     if config.causal:
         raise InputError("a left-to-right model (causal) has no counterpart among Hugging Face's BERTs; it stays here")
+    family = FAMILIES[config.family]
+    check_expressible(config, config.family, f"transformers' {family.prefix}")
+    if config.position_offset not in (0, tokenizer.pad_id + 1):
+        raise InputError(
+            f"model.position_offset {config.position_offset} is not 1 + {tokenizer.pad_id}, the id of padding, from "
+            f"which transformers' {family.prefix} counts positions; the model stays here, in its own format"
+        )
     present = parts_of(params)
     known = present if task in HEADS else set(present) & {"pooler"}  # nothing is known of a user's own head
     head = head_of(task, known)
     head = head if head.own_parts else ENCODER  # what has no part of its own is written as the bare encoder
-    left_out = [part for part in present if part not in head.parts]
-    notes = [f"{part} is left out: {head.architecture} has none" for part in left_out]
-    if not has_parts(head, known):
-        notes.append("there is no pooler: load it with BertModel.from_pretrained(..., add_pooling_layer=False)")
-    arrays = from_params(_only(params, head.parts), "hf", config)
+    if not class_of(head, config.family):  # it has fewer classes than BERT
+        its_own = [each for each in HEADS.values() if class_of(each, config.family)]
+        head = next(each for each in its_own if set(each.parts_in(config)) <= set(known))
+    kind, parts = class_of(head, config.family), head.parts_in(config)
+    left_out = [part for part in present if part not in parts]
+    notes = [f"{part} is left out: {kind} has none" for part in left_out]
+    if not set(parts) <= set(known):
+        notes.append(f"there is no pooler: load it with {kind}.from_pretrained(..., add_pooling_layer=False)")
+    arrays = from_params(_only(params, parts), "hf", config)
+    theirs = {canonical: own for own, canonical in family.names_in(kind).items()}
+    arrays = {_renamed(name, theirs): array for name, array in arrays.items()}
     if dtype != "float32":
         with np.errstate(over="ignore"):  # it is refused below
             arrays = {name: array.astype(dtype) for name, array in arrays.items()}
         if wide := [name for name, array in arrays.items() if not np.isfinite(array).all()]:
             raise InputError(f"{wide[0]} has numbers that {dtype} does not hold; write float32")
     if not head.own_parts:  # the bare encoder's names begin further on
-        arrays = {name.removeprefix("bert."): array for name, array in arrays.items()}
+        arrays = {name.removeprefix(f"{family.base}."): array for name, array in arrays.items()}
     settings = (
-        {theirs: getattr(config, ours) for ours, theirs in _SETTINGS.items()}
+        {theirs: getattr(config, ours) for ours, theirs in family.settings.items()}
         | {
-            "architectures": [head.architecture],
-            "model_type": "bert",
-            "hidden_act": _ACTIVATION_NAMES[config.activation],
+            "architectures": [kind],
+            "model_type": config.family,
+            family.activation: name_of_activation(config),
             "pad_token_id": tokenizer.pad_id,
             "tie_word_embeddings": True,
         }
+        | family.write(config)
         | ({} if dtype == "float32" else {"dtype": dtype, "torch_dtype": dtype})
     )  # what newer and older versions read
     if head.has_labels:
@@ -169,6 +183,10 @@ def save_hf(
         write_weights(temporary, arrays, max_shard_bytes)
         writing.write_json(temporary / "config.json", settings)
         notes += save_hf_tokenizer(temporary, tokenizer, config.max_positions)
+        if config.type_vocab_size < 2:  # its tokenizer would give types to texts all the same
+            where = temporary / "tokenizer_config.json"
+            inputs = {"model_input_names": ["input_ids", "attention_mask"]}
+            writing.write_json(where, files.read_json(where) | inputs)
         if card:
             (temporary / "README.md").write_text(card, encoding="utf-8")
         write_more(temporary)
@@ -178,12 +196,18 @@ def save_hf(
 def model_config(settings: JsonObject, where: Path) -> ModelConfig:
     """Returns the model that a config.json describes.
 
-    Raises: InputError, with the name of the option, if it is not a BERT as it is computed here.
+    Raises: InputError, with the name of the option, if it is not a BERT, or a relative, as it is computed here.
     """
+    name = settings.get("model_type") or "bert"
+    family = FAMILIES.get(name, FAMILIES["bert"]) if isinstance(name, str) else FAMILIES["bert"]
+    if isinstance(name, str) and name in _NOT_COMPUTED:
+        raise InputError(
+            f"{where}: model_type is {shown(name)}, with {_NOT_COMPUTED[name]}, which cannot be computed here"
+        )
     for option, allowed in (
-        ("model_type", (None, "bert")),
-        ("position_embedding_type", (None, "absolute")),
-        ("hidden_act", (None, *_ACTIVATIONS)),
+        ("model_type", (None, *FAMILIES)),
+        *family.refused,
+        (family.activation, (None, *family.activations)),
         ("is_decoder", (None, False)),
         ("add_cross_attention", (None, False)),
         ("is_encoder_decoder", (None, False)),
@@ -193,15 +217,19 @@ def model_config(settings: JsonObject, where: Path) -> ModelConfig:
         if settings.get(option) not in allowed:
             most = ", ".join(str(value) for value in allowed if value)
             raise InputError(
-                f"{where}: {option} is {shown(settings[option])}, which this BERT cannot compute; "
+                f"{where}: {option} is {shown(settings[option])}, which this {name_of(name)} cannot compute; "
                 + (f"it can with {most}" if most else "a model without it can be used")
             )
-    values = {ours: settings[theirs] for ours, theirs in _SETTINGS.items() if theirs in settings}
+    values = {ours: settings[theirs] for ours, theirs in family.settings.items() if theirs in settings}
     if "hidden_size" not in values or "vocab_size" not in values:
-        raise InputError(f"{where} has no hidden_size or no vocab_size; it is no config.json of a BERT")
-    values["activation"] = _ACTIVATIONS[settings.get("hidden_act") or "gelu"]
+        raise InputError(
+            f"{where} has no {family.settings['hidden_size']} or no vocab_size; it is no config.json of a "
+            f"{name_of(name)}"
+        )
+    values["activation"] = family.activations[settings.get(family.activation) or "gelu"]
     try:
-        config = from_dict(ModelConfig, values, "model")
+        usual = dataclasses.replace(model_size(family.usual), family=name)
+        config = from_dict(ModelConfig, to_dict(usual) | values | family.read(settings), "model")
         config.validate()
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
@@ -267,6 +295,12 @@ def _labels(settings: Mapping[str, object], params: Params, where: Path) -> tupl
             "remove it to use numbers as names"
         )
     return () if labels == tuple(f"LABEL_{index}" for index in range(num_classes)) else labels
+
+
+def _renamed(name: str, renamed: Mapping[str, str]) -> str:
+    """Returns the name of a tensor with another module, if that of it has one."""
+    module, dot, leaf = name.rpartition(".")
+    return renamed.get(module, module) + dot + leaf
 
 
 def _only(params: Params, parts: tuple[str, ...]) -> Params:

@@ -5,6 +5,7 @@ Shards are model-00001-of-00002.safetensors and so on, and model.safetensors.ind
 """
 
 import contextlib
+import functools
 import importlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
+from bert_jax.checkpoints.families import FAMILIES, table_of
 from bert_jax.checkpoints.names import Arrays, canonical_names
 from bert_jax.errors import InputError
 from bert_jax.storage import files, schema, writing
@@ -25,9 +27,13 @@ _METADATA = {"format": "pt"}  # without it older versions of transformers refuse
 
 @contextlib.contextmanager
 def open_weights(
-    directory: Path,
+    directory: Path, family: str = "bert", kind: str = ""
 ) -> Iterator[tuple[Path, dict[str, tuple[int, ...]], Callable[[str], np.ndarray]]]:
-    """Yields the file (for messages), {name: shape} of all tensors, and a function that reads a tensor."""
+    """Yields the file (for messages), {name: shape} of all tensors, and a function that reads a tensor.
+
+    `family` and `kind`, the class of the model if known, say which tensors repeat others; those are left out.
+    """
+    without_ties = functools.partial(_without_ties, family, kind)
     whole, index = directory / WEIGHTS, directory / INDEX
     strays = sorted(path.name for path in directory.glob("model-*-of-*.safetensors"))
     if whole.exists() and (index.exists() or strays):
@@ -46,7 +52,7 @@ def open_weights(
             name, arrays = _load_pickles(directory)
             yield (
                 name,
-                *_without_ties({key: tuple(array.shape) for key, array in arrays.items()}, arrays.__getitem__, name),
+                *without_ties({key: tuple(array.shape) for key, array in arrays.items()}, arrays.__getitem__, name),
             )
             return
         homes = {tensor: stream for stream in files.values() for tensor in stream.keys()}
@@ -59,7 +65,7 @@ def open_weights(
                 kind = homes[tensor].get_slice(tensor).get_dtype()
                 raise InputError(f"{name}: cannot read {tensor} of type {kind} ({error}); save it as float32") from None
 
-        yield name, *_without_ties(shapes, read, name)
+        yield name, *without_ties(shapes, read, name)
 
 
 def read_tensors(directory: Path) -> Arrays:
@@ -173,18 +179,17 @@ def import_torch(path: str | Path) -> ModuleType:
 
 
 def _without_ties(
-    shapes: dict[str, tuple[int, ...]], read: Callable[[str], np.ndarray], where: Path
+    family: str, kind: str, shapes: dict[str, tuple[int, ...]], read: Callable[[str], np.ndarray], where: Path
 ) -> tuple[dict[str, tuple[int, ...]], Callable[[str], np.ndarray]]:
     """Returns shapes and reader without the output table and bias that repeat others.
 
     Raises: InputError if they do not repeat them.
     """
-    names = canonical_names(shapes, "hf", where)
+    names = canonical_names(shapes, "hf", where, family, kind)
+    table = {row.ours: row.hf for row in table_of(family)}
+    originals = (table["encoder/embeddings/word/embedding"], table["mlm/output_bias"])
     aliases = {}
-    for copy, original in (
-        ("cls.predictions.decoder.bias", "cls.predictions.bias"),
-        ("cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"),
-    ):
+    for copy, original in zip(FAMILIES[family].tied, originals, strict=True):
         if copy in names and original not in names:
             aliases[original] = names[copy]
         elif copy in names and not np.array_equal(read(names[copy]), read(names[original])):

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of parameter names: ours, Hugging Face's and Google's, and how their arrays differ.
+"""From our parameters to arrays with Hugging Face's or Google's names, by the tables of `families`, and back.
 
 Our arrays stack the layers on a leading axis and pad the vocabulary; theirs have one array per layer and no padding.
-Source: google-research/bert modeling.py, run_pretraining.py, run_classifier.py, run_squad.py; the keys of the state
-dicts of transformers' modeling_bert.py.
 """
 
 import re
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -17,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.batch import PyTree
+from bert_jax.checkpoints.families import FAMILIES, Parameter, table_of
 from bert_jax.devices.sharding import is_stacked, path_name
 from bert_jax.errors import InputError
 from bert_jax.model.objective import Params, abstract_params
@@ -41,70 +41,15 @@ class Imported(NamedTuple):
     task_settings: Mapping[str, Any] = types.MappingProxyType({})  # as those of `Pretrained`
 
 
-class Parameter(NamedTuple):
-    """One parameter. `{i}` stands for the number of the layer."""
-
-    ours: str
-    hf: str
-    tf1: str
-    kind: str
-
-    def name(self, form: Form, layer: int | None) -> str:
-        """Returns its name in a format."""
-        return (self.hf if form == "hf" else self.tf1).format(i=layer)
-
-    def is_flipped(self, form: Form) -> bool:
-        """Returns whether the matrix is [out, in] there; ours are [in, out]."""
-        return self.kind == "head" or (self.kind == "kernel" and form == "hf")
-
-
-# The leaves of a module: our names, Hugging Face's and Google's. Kinds: "same"; "vocab", whose rows end in
-# padding here; "kernel", a matrix that PyTorch keeps [out, in]; "head", one that Google keeps [out, in] as well.
-_LEAVES: dict[str, tuple[tuple[str, str, str, str], ...]] = {
-    "words": (("/embedding", ".weight", "", "vocab"),),
-    "table": (("/embedding", ".weight", "", "same"),),
-    "dense": (("/kernel", ".weight", "/kernel", "kernel"), ("/bias", ".bias", "/bias", "same")),
-    "norm": (("/scale", ".weight", "/gamma", "same"), ("/bias", ".bias", "/beta", "same")),
-    "head": (("/kernel", ".weight", "output_weights", "head"), ("/bias", ".bias", "output_bias", "same")),
-}
-
-# Our name, Hugging Face's, and Google's unless it is Hugging Face's with slashes in place of dots.
-_MODULES: tuple[tuple[str, ...], ...] = (
-    ("words", "encoder/embeddings/word", "bert.embeddings.word_embeddings"),
-    ("table", "encoder/embeddings/position", "bert.embeddings.position_embeddings"),
-    ("table", "encoder/embeddings/type", "bert.embeddings.token_type_embeddings"),
-    ("norm", "encoder/embeddings/norm", "bert.embeddings.LayerNorm"),
-    ("dense", "encoder/layers/attention/query", "bert.encoder.layer.{i}.attention.self.query"),
-    ("dense", "encoder/layers/attention/key", "bert.encoder.layer.{i}.attention.self.key"),
-    ("dense", "encoder/layers/attention/value", "bert.encoder.layer.{i}.attention.self.value"),
-    ("dense", "encoder/layers/attention/output", "bert.encoder.layer.{i}.attention.output.dense"),
-    ("norm", "encoder/layers/attention/norm", "bert.encoder.layer.{i}.attention.output.LayerNorm"),
-    ("dense", "encoder/layers/mlp/intermediate", "bert.encoder.layer.{i}.intermediate.dense"),
-    ("dense", "encoder/layers/mlp/output", "bert.encoder.layer.{i}.output.dense"),
-    ("norm", "encoder/layers/mlp/norm", "bert.encoder.layer.{i}.output.LayerNorm"),
-    ("dense", "encoder/pooler", "bert.pooler.dense"),
-    ("dense", "mlm/transform", "cls.predictions.transform.dense"),
-    ("norm", "mlm/norm", "cls.predictions.transform.LayerNorm"),
-    ("head", "next_sentence", "cls.seq_relationship", "cls/seq_relationship/"),
-    ("head", "classifier", "classifier", ""),
-    ("head", "span", "qa_outputs", "cls/squad/"),
-)
-
-
-def _rows() -> Iterator[Parameter]:
-    for leaves, ours, hf, *differs in _MODULES:
-        tf1 = differs[0] if differs else hf.replace("layer.{i}", "layer_{i}").replace(".", "/")
-        for our_leaf, hf_leaf, tf1_leaf, kind in _LEAVES[leaves]:
-            yield Parameter(ours + our_leaf, hf + hf_leaf, tf1 + tf1_leaf, kind)
-    yield Parameter("mlm/output_bias", "cls.predictions.bias", "cls/predictions/output_bias", "vocab")
-
-
-TABLE = tuple(_rows())
+TABLE = table_of("bert")
 
 # Tensors that are ignored, since the model does not compute with them. `hf_weights` checks that Hugging Face's tied
 # output table and bias equal the tensors that they repeat.
 IGNORED: dict[str, tuple[str, ...]] = {
-    "hf": (r"bert\.embeddings\.(position_ids|token_type_ids)", r"cls\.predictions\.decoder\.(weight|bias)"),
+    "hf": (
+        r"\w+\.embeddings\.(position_ids|token_type_ids)",
+        *(re.escape(name) for of in FAMILIES.values() for name in of.tied if name),
+    ),
     # The moments of Google's, NVIDIA's and TensorFlow's own optimizers; their steps; the scale of the loss in float16.
     "tf1": (
         r".*/((adam|lamb)_[mv]|(Adam\w*?|LAMB\w*?|Momentum|RMSProp|Adagrad|Adadelta)(_\d+)?)",
@@ -114,19 +59,28 @@ IGNORED: dict[str, tuple[str, ...]] = {
 }
 
 
-def canonical_names(names: Iterable[str], form: Form, where: Where) -> dict[str, str]:
-    """Returns {name as in `TABLE`: name in the file}.
+def canonical_names(
+    names: Iterable[str], form: Form, where: Where, family: str = "bert", kind: str = ""
+) -> dict[str, str]:
+    """Returns {name as in the family's table: name in the file}.
 
     Hugging Face's may lack "bert." (those of the bare encoder do) and may call the parameters of layer norm gamma
-    and beta (those made before 2019 do). Raises: InputError if two names mean the same.
+    and beta (those made before 2019 do). The class of the model, `kind`, may have names of its own, and makes tensors
+    that these replace idle. Raises: InputError if two names mean the same.
     """
     found: dict[str, str] = {}
+    names, of = list(names), FAMILIES[family]
+    renamed = of.names_in(kind, names)
+    idle = set(renamed.values()) - renamed.keys()
     for name in names:
         canonical = name
         if form == "hf":
-            canonical = re.sub(r"(LayerNorm)\.(gamma|beta)$", _new_norm_name, canonical)
-            if re.match(r"(embeddings|encoder|pooler)\.", canonical):
-                canonical = f"bert.{canonical}"
+            module, dot, leaf = name.rpartition(".")
+            if module in idle:
+                continue
+            canonical = re.sub(r"(LayerNorm)\.(gamma|beta)$", _new_norm_name, renamed.get(module, module) + dot + leaf)
+            if re.match(r"(embeddings|embeddings_project|encoder|pooler|transformer|layers|final_norm)\.", canonical):
+                canonical = f"{of.base}.{canonical}"
         if canonical in found:
             raise InputError(f"{where}: {found[canonical]} and {name} are two names of one tensor; remove one of them")
         found[canonical] = name
@@ -143,6 +97,7 @@ def to_params(
     form: Form,
     config: ModelConfig,
     where: Where,
+    kind: str = "",
 ) -> Params:
     """Returns our parameters, float32 on the host, of the parts that the source has: the encoder and some heads.
 
@@ -152,66 +107,85 @@ def to_params(
       form: "hf" or "tf1".
       config: the model; its shapes must be those of the tensors.
       where: the file, for messages.
+      kind: the class of the model in transformers, if known.
     Raises: InputError, before any tensor is read, that lists the tensors that are missing, unknown or misshapen.
     """
-    names = canonical_names(shapes, form, where)
+    names = canonical_names(shapes, form, where, config.family, kind)
     if config.num_layers > len(names):
         raise InputError(
             f"{where} has {len(names)} tensors, and the configuration beside it asks for {config.num_layers} layers; "
             "the two do not belong together, so take both from one place"
         )
-    bias = names.get(next(row for row in TABLE if row.ours == "classifier/bias").name(form, None))
+    bias = names.get(next(row for row in TABLE if row.ours == "classifier/bias").names(form, 0)[0])
     num_classes = int(shapes[bias][0]) if bias and len(shapes[bias]) == 1 else 1
     expected = flatten(abstract_params(config, num_classes))
-    wanted = {row.ours: _names_of(row, form, config) for row in TABLE}
-    present = {part_of(ours) for ours, there in wanted.items() if any(name in names for name in there)}
-    present.add("encoder")
+    rows = [row for row in table_of(config.family) if row.ours in expected]
+    wanted = {row.ours: row.names(form, config.num_layers * is_stacked(row.ours)) for row in rows}
+    present = _parts_of(wanted, names.keys())
 
-    used = {name for ours, there in wanted.items() if part_of(ours) in present for name in there}
-    _check_names(names, used, form, where)
-    for row in TABLE:
-        if part_of(row.ours) in present:
-            shape = _their_shape(row, form, expected[row.ours].shape, config)
-            for name in wanted[row.ours]:
-                if tuple(shapes[names[name]]) != shape:
-                    raise InputError(
-                        f"{where}: {names[name]} has shape {tuple(shapes[names[name]])} where the configuration "
-                        f"beside it asks for {shape}; the two do not belong together, so take both from one place"
-                    )
-
-    flat = {}
-    for row in TABLE:
-        if part_of(row.ours) not in present:
-            continue
-        array = np.zeros(expected[row.ours].shape, np.float32)
-        slices = [array[i] for i in range(len(array))] if is_stacked(row.ours) else [array]  # views
-        for target, name in zip(slices, wanted[row.ours], strict=True):
-            value = read(names[name])
-            if not jnp.issubdtype(value.dtype, jnp.floating):
+    rows = [row for row in rows if part_of(row.ours) in present]
+    _check_names(names, {name for row in rows for name in wanted[row.ours]}, form, where)
+    for row in rows:
+        shape = _their_shape(row, form, expected[row.ours].shape, config)
+        for name in wanted[row.ours]:
+            if tuple(shapes[names[name]]) != shape:
                 raise InputError(
-                    f"{where}: {names[name]} holds {value.dtype}, not floating-point numbers; a quantized model must "
-                    "be saved in floating point first"
+                    f"{where}: {names[name]} has shape {tuple(shapes[names[name]])} where the configuration "
+                    f"beside it asks for {shape}; the two do not belong together, so take both from one place"
                 )
+
+    flat = {row.ours: np.zeros(expected[row.ours].shape, np.float32) for row in rows}
+    targets: dict[str, list[tuple[Parameter, np.ndarray]]] = {}  # of each tensor, views of what it fills
+    for row in rows:
+        array = flat[row.ours]
+        slices = [array[i] for i in range(len(array))] if is_stacked(row.ours) else [array]
+        for target, name in zip(slices, wanted[row.ours], strict=True):
+            targets.setdefault(name, []).append((row, target))
+    for name, of_tensor in targets.items():
+        whole = read(names[name])
+        if not jnp.issubdtype(whole.dtype, jnp.floating):
+            raise InputError(
+                f"{where}: {names[name]} holds {whole.dtype}, not floating-point numbers; a quantized model must "
+                "be saved in floating point first"
+            )
+        for row, target in of_tensor:
+            number, pieces = row.piece
+            value = np.split(whole, pieces)[number]
             value = value.T if row.is_flipped(form) else value
             with np.errstate(over="ignore"):  # of float64; `find_not_finite` tells of it
                 target[: len(value)] = value
-        flat[row.ours] = array
     return unflatten(flat)
+
+
+def _parts_of(wanted: Mapping[str, Sequence[str]], names: Collection[str]) -> set[str]:
+    """Returns the parts that a file has: those with a tensor that no other part has, and then those of other tensors.
+
+    `wanted` are the names of our parameters there. ModernBERT's classifiers and its masked language model share some.
+    """
+    of_parts: dict[str, set[str]] = {}
+    for ours, there in wanted.items():
+        of_parts.setdefault(part_of(ours), set()).update(there)
+    counts = Counter(name for there in of_parts.values() for name in there)
+    own = {part: {name for name in there if counts[name] == 1} for part, there in of_parts.items()}
+    present = {part for part in of_parts if own[part] & set(names)} | {"encoder"}
+    taken = {name for part in present for name in of_parts[part]}
+    return present | {part for part, there in of_parts.items() if not own[part] and there & set(names) - taken}
 
 
 def from_params(params: Params, form: Form, config: ModelConfig) -> Arrays:
     """Returns {name: float32 array} of all parameters in a format, "hf" or "tf1"; the inverse of `to_params`."""
     flat = flatten(params)
-    rows = {row.ours: row for row in TABLE}
-    arrays = {}
-    for ours, array in flat.items():
+    rows = {row.ours: row for row in table_of(config.family)}
+    pieces: dict[str, list[np.ndarray]] = {}
+    for ours in sorted(flat, key=lambda ours: rows[ours].piece if ours in rows else (0, 0)):
         if ours not in rows:
             raise InputError(f"{ours} is a parameter of an own head or a probe, which has no name there; it stays here")
-        row, array = rows[ours], np.asarray(array, np.float32)
-        for part, name in zip(array if is_stacked(ours) else [array], _names_of(row, form, config), strict=True):
+        row, array = rows[ours], np.asarray(flat[ours], np.float32)
+        names = row.names(form, config.num_layers * is_stacked(ours))
+        for part, name in zip(array if is_stacked(ours) else [array], names, strict=True):
             part = part[: config.vocab_size] if row.kind == "vocab" else part
-            arrays[name] = np.ascontiguousarray(part.T if row.is_flipped(form) else part)
-    return arrays
+            pieces.setdefault(name, []).append(part.T if row.is_flipped(form) else part)
+    return {name: np.ascontiguousarray(np.concatenate(of) if len(of) > 1 else of[0]) for name, of in pieces.items()}
 
 
 def check_vocabulary(tokenizer: Tokenizer, vocab_size: int, where: Where) -> None:
@@ -256,15 +230,11 @@ def unflatten(flat: Mapping[str, PyTree]) -> Params:
     return params
 
 
-def _names_of(row: Parameter, form: Form, config: ModelConfig) -> list[str]:
-    layers = range(config.num_layers) if is_stacked(row.ours) else [None]
-    return [row.name(form, layer) for layer in layers]
-
-
 def _their_shape(row: Parameter, form: Form, shape: tuple[int, ...], config: ModelConfig) -> tuple[int, ...]:
     shape = shape[1:] if is_stacked(row.ours) else shape
     shape = (config.vocab_size, *shape[1:]) if row.kind == "vocab" else shape
-    return shape[::-1] if row.is_flipped(form) else shape
+    shape = shape[::-1] if row.is_flipped(form) else shape
+    return (shape[0] * row.piece[1], *shape[1:])
 
 
 def _check_names(names: Mapping[str, str], used: set[str], form: Form, where: Where) -> None:

@@ -12,6 +12,7 @@ import re
 from pathlib import Path
 
 from bert_jax.checkpoints.bundle import Bundle, index_path, write_bundle
+from bert_jax.checkpoints.families import check_expressible
 from bert_jax.checkpoints.names import Imported, check_vocabulary, find_not_finite, from_params, to_params
 from bert_jax.errors import InputError, shown
 from bert_jax.model.heads.table import head_of, infer_head
@@ -91,6 +92,7 @@ def save_tf1(
     """
     if config.causal:
         raise InputError("a left-to-right model (causal) has no counterpart in Google's BERT; it stays here")
+    check_expressible(config, "bert", "Google's BERT")
     if tokenizer.kind != "wordpiece":
         raise InputError(
             f"the tokenizer is one of {tokenizer.kind}, and Google's BERT reads vocab.txt alone; the model stays here"

@@ -44,19 +44,19 @@ MESH_AXES: dict[str | None, str | None] = {
 # Parameter path -> logical axes. The first match of the whole path wins.
 RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     (r"encoder/embeddings/word/embedding", ("vocab", "embed")),
-    (r"encoder/embeddings/(position|type)/embedding", (None, "embed")),
-    (r"encoder/embeddings/norm/(scale|bias)", (None,)),
+    (r"encoder/embeddings/((position|type)/embedding|project/kernel)", (None, "embed")),
+    (r"encoder/embeddings/(norm/scale|norm/bias|project/bias)", (None,)),
     (r"encoder/layers/attention/(query|key|value)/kernel", ("layers", "embed", "heads")),
     (r"encoder/layers/attention/(query|key|value)/bias", ("layers", "heads")),
     (r"encoder/layers/attention/output/kernel", ("layers", "heads", "embed")),
-    (r"encoder/layers/mlp/intermediate/kernel", ("layers", "embed", "mlp")),
-    (r"encoder/layers/mlp/intermediate/bias", ("layers", "mlp")),
+    (r"encoder/layers/mlp/(intermediate|gate)/kernel", ("layers", "embed", "mlp")),
+    (r"encoder/layers/mlp/(intermediate|gate)/bias", ("layers", "mlp")),
     (r"encoder/layers/mlp/output/kernel", ("layers", "mlp", "embed")),
     (r"encoder/layers/(attention|mlp)/(output/bias|norm/scale|norm/bias)", ("layers", None)),
     (r"encoder/pooler/kernel", ("embed", None)),
-    (r"encoder/pooler/bias", (None,)),
-    (r"mlm/transform/kernel", ("embed", None)),
-    (r"mlm/(transform/bias|norm/scale|norm/bias)", (None,)),
+    (r"encoder/pooler/(bias|norm/scale|norm/bias)", (None,)),
+    (r"(mlm|discriminator)/(transform|output)/kernel", ("embed", None)),
+    (r"(mlm|discriminator)/(transform/bias|norm/scale|norm/bias|output/bias)", (None,)),
     (r"mlm/output_bias", ("vocab",)),
     (r"(next_sentence|classifier|span)/kernel", ("embed", None)),
     (r"(next_sentence|classifier|span)/bias", (None,)),
@@ -137,6 +137,7 @@ def check_divisible(mesh: Mesh | AbstractMesh, model: ModelConfig, *batches: tup
         ("model.intermediate_size", model.intermediate_size, "tensor"),
         ("model padded vocabulary", model.padded_vocab_size, "tensor"),
         ("model.hidden_size", model.hidden_size, "fsdp"),
+        ("model.embedding_size", model.embedding_width, "fsdp"),
     ):
         if size % mesh.shape[axis]:
             raise InputError(

@@ -17,9 +17,9 @@ from bert_jax.checkpoints.pretrained import Pretrained
 from bert_jax.devices.allocator import give_back_freed_memory
 from bert_jax.devices.sharding import in_no_mesh
 from bert_jax.errors import InputError
+from bert_jax.model.encoder import mean_of_sequences
 from bert_jax.model.heads.embedding import EMBEDDINGS
 from bert_jax.model.heads.encoder import ENCODER
-from bert_jax.model.heads.probe import mean_of_sequences
 from bert_jax.model.objective import Params, encode, forward
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.settings.model import ModelConfig, check_type_ids

@@ -5,11 +5,15 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from bert_jax.model.product import product
 
 # Added in place of masked scores: its softmax is 0, and it fits every float type with float32's range.
 MASKED_SCORE = -1e9
+
+# Tokens of a row whose scores may be stored; those of longer ones are computed in blocks (`long_rows`).
+LONGEST_WHOLE = 1024
 
 # The name of the arrays that `ModelConfig.remat` "dots" keeps for the backward pass; it recomputes all others.
 SAVED = "product"
@@ -36,11 +40,32 @@ def attend(
     return context.astype(value.dtype), probabilities
 
 
-def attention_mask(sequence_ids: jax.Array, causal: bool = False) -> jax.Array:
+def attention_mask(sequence_ids: jax.Array, causal: bool = False, window: int = 0) -> jax.Array:
     """Returns [B, L, L] bool: query and key are in one sequence, and neither is padding.
 
-    If `causal`, no key comes after its query.
+    If `causal`, no key comes after its query. With a `window` no key is more tokens away from its query.
     """
     same = sequence_ids[:, :, None] == sequence_ids[:, None, :]
     attends = same & (sequence_ids != 0)[:, None, :]
+    if window:
+        attends = jnp.triu(jnp.tril(attends, window), -window)
     return jnp.tril(attends) if causal else attends
+
+
+def rotate(array: jax.Array, positions: jax.Array, frequencies: jax.Array, head_size: int) -> jax.Array:
+    """Returns queries or keys [B, L, H] with the two halves of each head turned, in float32, by its position [B, L].
+
+    `frequencies` [D / 2] are radians per position (`rotary_frequencies`). Source: Su et al. 2021, "RoFormer"; halves
+    rather than neighbours are pairs, as in GPT-NeoX and transformers.
+    """
+    angles = positions[:, :, None, None].astype(jnp.float32) * frequencies
+    cos, sin = jnp.cos(angles), jnp.sin(angles)
+    heads = array.astype(jnp.float32).reshape(*array.shape[:2], -1, head_size)
+    first, second = jnp.split(heads, 2, axis=-1)
+    turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    return turned.reshape(array.shape).astype(array.dtype)
+
+
+def rotary_frequencies(theta: float, head_size: int) -> np.ndarray:
+    """Returns [D / 2] float32, from 1 radian per position down to almost 1 / theta."""
+    return 1 / np.float32(theta) ** (np.arange(0, head_size, 2, dtype=np.float32) / np.float32(head_size))

@@ -25,6 +25,7 @@ class AttentionShape(NamedTuple):
     causal: bool
     kept: int  # probabilities that dropout keeps, of 2^16
     precision: str = "default"  # of `product`
+    window: int = 0  # tokens to each side that a query sees; 0 is all. No kernel has one: `long_rows` computes it
 
     @property
     def drops(self) -> bool:
@@ -58,7 +59,21 @@ def draws(
     """
     rows = row + jax.lax.broadcasted_iota(jnp.int32, block, rows_axis)
     columns = column + jax.lax.broadcasted_iota(jnp.int32, block, 1 - rows_axis)
-    bits = (rows * size + columns) ^ first
+    return _hashed(rows * size + columns, first, second)
+
+
+def keeps_at(
+    shape: AttentionShape, size: int, rows: jax.Array, columns: jax.Array, first: jax.Array, second: jax.Array
+) -> jax.Array:
+    """Returns what `keeps` does, of the scores at any rows and columns that broadcast against each other."""
+    half = -(-size // 2)
+    low, high = _hashed((rows % half) * size + columns, first, second)
+    return jnp.where(rows < half, low, high) < shape.kept
+
+
+def _hashed(places: jax.Array, first: jax.Array, second: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns twice 16 random bits for each place."""
+    bits = places ^ first
     for key, shift, odd in ((0, 16, _ODD[0]), (second, 15, _ODD[1])):
         bits = (bits ^ key ^ _shifted(bits, shift)) * odd
     bits = bits ^ _shifted(bits, 16)

@@ -5,13 +5,15 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 
 from bert_jax.batch import Batch
 from bert_jax.devices.sharding import constrain_rows
-from bert_jax.model.attention import attention_mask
-from bert_jax.model.layers import SAVED, Dense, Embeddings, Layer
+from bert_jax.model.attention import LONGEST_WHOLE, attention_mask
+from bert_jax.model.layers import SAVED, Embeddings, Layer, Pooler, Sight, Stream
 from bert_jax.model.on_cpu import layer_name
+from bert_jax.model.product import matmul_precision
 from bert_jax.settings.model import ModelConfig
 
 REMAT_POLICIES = {
@@ -24,9 +26,13 @@ class Encoded(NamedTuple):
     """The outputs of the encoder for a batch."""
 
     hidden: jax.Array  # [B, L, H]: the last layer
-    pooled: jax.Array | None  # [B, M, H]: dense + tanh of one token of every sequence, if there is a pooler
-    layers: jax.Array | None  # [num_layers + 1, B, L, H]: embeddings and every layer, with `keep_layers`
-    word_table: jax.Array  # [D, V padded, H]: for the tied output layer; D equal copies (`copy_to_rows`)
+    pooled: jax.Array | None  # [B, M, H]: dense + tanh of one token of every sequence, if there is a pooler (`Block`)
+    # [num_layers + 1, B, L, H]: embeddings and every layer, with `keep_layers`; with norm before a block they are sums,
+    # all but the last before a norm
+    layers: jax.Array | None
+    word_table: (
+        jax.Array
+    )  # [D, V padded, width of the tables]: for the tied output layer; D equal copies (`copy_to_rows`)
     attentions: jax.Array | None = None  # [num_layers, B, N, L, L]: the probabilities, with `keep_attentions`
 
 
@@ -35,6 +41,7 @@ class Encoder(nn.Module):
 
     config: ModelConfig
     pool: bool = True  # False for models without a pooler, such as those that classify tokens
+    pool_tokens: bool = False  # `Encoded.pooled` [B, L, H] is of every token, for families that do so
 
     @nn.compact
     def __call__(
@@ -46,20 +53,30 @@ class Encoder(nn.Module):
         embed = Embeddings(config, name="embeddings")
         embedded, word_table = embed(batch.token_ids, batch.type_ids, positions, deterministic)
         embedded = constrain_rows(embedded)
-        fused = config.attention == "fused" and not keep_attentions  # whose kernels never write the probabilities
-        attends = sequence_ids if fused else attention_mask(sequence_ids, config.causal)
+        # Without ids in place of masks the scores of whole rows are stored; kernels never write the probabilities.
+        length = sequence_ids.shape[1]  # no number in an exported program
+        blocks = isinstance(length, int) and (config.num_local > 0 or length > LONGEST_WHOLE)
+        if (config.attention == "fused" or blocks) and not keep_attentions:
+            sight = Sight(sequence_ids, None, positions)
+        else:
+            local = attention_mask(sequence_ids, config.causal, config.window) if config.num_local else None
+            sight = Sight(attention_mask(sequence_ids, config.causal), local, positions)
+        is_global = np.arange(config.num_layers) % config.global_every == 0 if config.num_local else None
 
-        def layer(module: Layer, hidden: jax.Array) -> tuple[jax.Array, tuple[jax.Array | None, ...]]:
-            hidden, probabilities = module(hidden, attends, deterministic)
-            hidden = constrain_rows(hidden)
-            return hidden, (hidden if keep_layers else None, probabilities if keep_attentions else None)
+        def layer(module: Layer, stream: Stream, is_global: jax.Array | None) -> tuple[Stream, tuple]:
+            stream, probabilities = module(stream, sight, is_global, deterministic)
+            stream = jax.tree.map(constrain_rows, stream)
+            output = stream.hidden if stream.summed is None else stream.summed
+            return stream, (output if keep_layers else None, probabilities if keep_attentions else None)
 
         if config.remat != "none":
             layer = nn.remat(layer, policy=REMAT_POLICIES[config.remat], prevent_cse=False)
+        stream = Stream(embedded, None if config.norm == "after" else embedded)
         if self.has_variable("params", layer_name(0)):  # parameters that `on_cpu.unstack` has taken out of their stack
-            hidden, each = embedded, []
+            each = []
             for index in range(config.num_layers):
-                hidden, one = layer(Layer(config, name=layer_name(index)), hidden)
+                here = None if is_global is None else is_global[index]
+                stream, one = layer(Layer(config, name=layer_name(index)), stream, here)
                 each.append(one)
             kept, attentions = jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
         else:
@@ -70,17 +87,25 @@ class Encoder(nn.Module):
                 length=config.num_layers,
                 unroll=config.layers_at_once(jax.default_backend()),
             )
-            hidden, (kept, attentions) = scan(Layer(config, name="layers"), embedded)
+            flags = None if is_global is None else jnp.asarray(is_global)
+            stream, (kept, attentions) = scan(Layer(config, name="layers"), stream, flags)
 
-        pooled = None
+        hidden, pooled = stream.hidden, None
         if self.pool:
-            places = batch.cls_positions.astype(jnp.int32)
-            if config.causal:  # the first token of a sequence has seen only itself, and the last has seen all of it
-                places = last_positions(sequence_ids, places)
-            chosen = jnp.take_along_axis(hidden, places[..., None], axis=1)  # [B, M, H]
-            pooled = jnp.tanh(Dense(config, config.hidden_size, name="pooler")(chosen))
-        layers = None if kept is None else jnp.concatenate([embedded[None], kept])
+            summaries = hidden if self.pool_tokens else self._summarize(hidden, batch)
+            pooled = Pooler(config, name="pooler")(summaries, deterministic)
+        layers = None if kept is None else jnp.concatenate([embedded[None], kept[:-1], hidden[None]])
         return Encoded(hidden, pooled, layers, word_table, attentions)
+
+    def _summarize(self, hidden: jax.Array, batch: Batch) -> jax.Array:
+        """Returns one vector of each sequence, [B, M, H]: that of its first token, or the mean of all."""
+        config, places = self.config, batch.cls_positions.astype(jnp.int32)
+        if config.pooling == "mean":
+            means = mean_of_sequences(hidden, batch.sequence_ids, places.shape[1], config.matmul_precision)
+            return means.astype(hidden.dtype)
+        if config.causal:  # the first token of a sequence has seen only itself, and the last has seen all of it
+            places = last_positions(batch.sequence_ids, places)
+        return jnp.take_along_axis(hidden, places[..., None], axis=1)
 
 
 def positions_in_sequence(sequence_ids: jax.Array) -> jax.Array:
@@ -99,3 +124,15 @@ def last_positions(sequence_ids: jax.Array, first: jax.Array) -> jax.Array:
     ids = jnp.take_along_axis(sequence_ids, first, axis=1)
     lengths = jnp.sum(sequence_ids[:, None, :] == ids[:, :, None], axis=-1, dtype=jnp.int32)
     return first + lengths - 1
+
+
+def mean_of_sequences(
+    vectors: jax.Array, sequence_ids: jax.Array, num_places: int, precision: str = "highest"
+) -> jax.Array:
+    """Returns the mean of the tokens' vectors [B, L, H] over each sequence of a row, [B, M, H] float32; 0 if empty.
+
+    sequence_ids [B, L] are as in `Batch`, num_places is M; `precision` is that of `product`.
+    """
+    inside = (sequence_ids[:, None, :] == jnp.arange(1, num_places + 1)[:, None]).astype(jnp.float32)  # [B, M, L]
+    total = jnp.einsum("BML,BLH->BMH", inside, vectors.astype(jnp.float32), precision=matmul_precision(precision))
+    return total / jnp.maximum(jnp.sum(inside, axis=-1), 1)[..., None]

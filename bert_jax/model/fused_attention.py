@@ -23,9 +23,10 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
 from bert_jax.devices.sharding import MESH_AXES, num_row_shards, row_axes
-from bert_jax.model.attention import SAVED, attend, attention_mask
+from bert_jax.model.attention import LONGEST_WHOLE, SAVED, attend, attention_mask
 from bert_jax.model.attention_kernels import AttentionShape, keeps
 from bert_jax.model.keys import bits_of_rows
+from bert_jax.model.long_rows import in_blocks, in_windows, pays_in_windows
 
 Gradients: TypeAlias = tuple[jax.Array, ...]
 
@@ -58,6 +59,8 @@ def fused_attention(
     dropout_key: jax.Array | None = None,
     precision: str = "default",
     interpret: str = "",
+    window: int = 0,
+    use_kernels: bool = True,
 ) -> jax.Array:
     """Returns the context of all heads, [B, L, H] in the dtype of `value`; query, key and value have that shape.
 
@@ -65,14 +68,18 @@ def fused_attention(
     rate, dropout_key: the share of probabilities that is set to 0, exact to 1 / 131,072, and the random key.
     precision: that of `product`.
     interpret: "tpu" or "cuda" runs the kernel of that platform anywhere, slowly, for tests.
+    window: the tokens to each side that a query sees; 0 is all. It is computed without a kernel on every platform.
+    use_kernels: False computes without a kernel too.
     """
     rows, _, hidden = query.shape
-    shape = AttentionShape(num_heads, hidden // num_heads, causal, round((1 - rate) * 2**16), precision)
+    shape = AttentionShape(num_heads, hidden // num_heads, causal, round((1 - rate) * 2**16), precision, window)
     keys = jnp.zeros((rows, num_heads, 2), jnp.int32)
     if shape.drops:
         assert dropout_key is not None, f"dropout of {rate} needs a key"
         keys = jax.lax.bitcast_convert_type(bits_of_rows(dropout_key, keys.shape), jnp.int32)
     arrays = (query, key, value, sequence_ids.astype(jnp.int32), keys)
+    if window or not use_kernels:
+        return checkpoint_name(jax.checkpoint(functools.partial(_plain, shape))(*arrays), SAVED)
     mesh, tensor = jax.sharding.get_abstract_mesh(), MESH_AXES["heads"]
     divided = num_row_shards() * mesh.shape.get(tensor, 1)
     if mesh.empty:
@@ -166,15 +173,19 @@ def _by_platform(
 
 
 def _plain(shape: AttentionShape, *arrays: jax.Array) -> jax.Array:
-    """Computes the result of the kernels with `attend`."""
+    """Computes the result of the kernels with `attend`, where rows are long in blocks."""
     query, key, value, sequence_ids, keys = arrays
     size = query.shape[1]
+    if pays_in_windows(shape, size):
+        return in_windows(shape, *arrays)
+    if isinstance(size, int) and size > LONGEST_WHOLE and not shape.window:
+        return in_blocks(shape, *arrays)
 
     def drop(probabilities: jax.Array) -> jax.Array:
         kept = keeps(shape, size, keys[:, :, 0, None, None], keys[:, :, 1, None, None])
         return jnp.where(kept, probabilities * shape.rescale, 0)
 
     query, key, value = (array.reshape(*array.shape[:2], shape.num_heads, -1) for array in (query, key, value))
-    attends = attention_mask(sequence_ids, shape.causal)
+    attends = attention_mask(sequence_ids, shape.causal, shape.window)
     dropped = drop if shape.drops else (lambda probabilities: probabilities)
     return attend(query, key, value, attends, dropped, shape.precision)[0].reshape(arrays[2].shape)

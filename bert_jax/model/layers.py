@@ -7,7 +7,7 @@ computed in float32. Dimension letters: `batch.py`.
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
 from bert_jax.devices.sharding import whole
-from bert_jax.model.attention import SAVED, attend
+from bert_jax.model.attention import SAVED, attend, rotary_frequencies, rotate
 from bert_jax.model.keys import bits_of_rows
 from bert_jax.model.product import add_bias, product
 from bert_jax.model.tables import copy_to_rows, look_up
@@ -25,12 +25,34 @@ ACTIVATIONS = {
     "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
     # With erf, as the references compute it; jax.nn.gelu uses erfc, which costs more than twice as much on a CPU.
     "gelu_exact": lambda x: 0.5 * x * (1 + jax.lax.erf(x * 0.5**0.5)),
+    "relu": jax.nn.relu,
 }
 
 
-def truncated_normal(config: ModelConfig) -> jax.nn.initializers.Initializer:
+class Stream(NamedTuple):
+    """What layers hand on. With norm before a block its input and the sum that the block adds to are two arrays."""
+
+    hidden: jax.Array  # [B, L, H]: the input of the next block
+    summed: jax.Array | None  # [B, L, H] before the norm; None with norm after the sum, where `hidden` is added to
+
+    def add(self, config: ModelConfig, update: jax.Array) -> "Stream":
+        """Returns the stream after a block. The norm is that of the module that calls this."""
+        summed = (self.hidden if self.summed is None else self.summed) + update
+        hidden = layer_norm(config)(summed).astype(config.compute_dtype)
+        return Stream(hidden, None if config.norm == "after" else summed)
+
+
+class Sight(NamedTuple):
+    """Which keys the queries of a batch see, and their positions."""
+
+    attends: jax.Array  # [B, L, L] bool; or the sequence ids [B, L], where the scores of a row are not stored
+    local: jax.Array | None  # [B, L, L] bool: those of local layers, if there are any and `attends` is not ids
+    positions: jax.Array  # [B, L] in the sequence
+
+
+def truncated_normal(stddev: float) -> jax.nn.initializers.Initializer:
     """Returns the initializer of every matrix: normal, truncated at two standard deviations and not rescaled."""
-    return jax.nn.initializers.truncated_normal(config.initializer_stddev)
+    return jax.nn.initializers.truncated_normal(stddev)
 
 
 class Dense(nn.Module):
@@ -40,13 +62,16 @@ class Dense(nn.Module):
     features: int
     result_dtype: str = ""  # "" is the compute dtype; logits keep float32, because they are compared
     add: bool = True  # False returns the product and the bias [features], for a kernel that adds them
+    has_bias: bool = True
+    stddev: float | None = None  # of the initial matrix, if not the model's
 
     @nn.compact
     def __call__(self, inputs: jax.Array) -> Any:
         """Returns [..., features] of inputs [..., in]."""
         config, dtype = self.config, jnp.dtype(self.config.compute_dtype)
-        kernel = self.param("kernel", truncated_normal(config), (inputs.shape[-1], self.features), jnp.float32)
-        bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
+        initial = truncated_normal(config.initializer_stddev if self.stddev is None else self.stddev)
+        kernel = self.param("kernel", initial, (inputs.shape[-1], self.features), jnp.float32)
+        bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32) if self.has_bias else None
         rows = inputs.astype(dtype).reshape(-1, inputs.shape[-1])
         result = self.result_dtype or config.compute_dtype
         multiplied = product("ri,io->ro", rows, kernel, config.gradient_dtype, config.matmul_precision, result)
@@ -61,28 +86,28 @@ def layer_norm(config: ModelConfig, name: str = "norm") -> nn.LayerNorm:
     backward pass recomputes layer norm from its input, which is cheap and saves keeping float32 arrays. (XLA may keep
     them all the same where layers are unrolled.)
     """
-    norm = nn.remat(nn.LayerNorm, prevent_cse=False)
+    norm = functools.partial(nn.remat(nn.LayerNorm, prevent_cse=False), use_bias=config.norm_bias)
     return norm(epsilon=config.layer_norm_epsilon, dtype=jnp.float32, use_fast_variance=False, name=name)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def activate(name: str, product: jax.Array, bias: jax.Array) -> jax.Array:
+def activate(name: str, product: jax.Array, bias: jax.Array | None) -> jax.Array:
     """Returns the activation, one of `ACTIVATIONS`, of product + bias; the backward pass recomputes it from both."""
     return _activation(name, product, bias)
 
 
-def _activate_forward(name: str, product: jax.Array, bias: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+def _activate_forward(name: str, product: jax.Array, bias: jax.Array | None) -> tuple[jax.Array, tuple[Any, ...]]:
     return activate(name, product, bias), (product, bias)
 
 
-def _activate_backward(name: str, saved: tuple[jax.Array, ...], gradient: jax.Array) -> tuple[jax.Array, ...]:
+def _activate_backward(name: str, saved: tuple[Any, ...], gradient: jax.Array) -> tuple[jax.Array, ...]:
     # Without a barrier XLA finds that the forward pass has computed the same, and keeps that in memory.
     again = jax.lax.platform_dependent(saved, cuda=jax.lax.optimization_barrier, default=lambda arrays: arrays)
     _, pull_back = jax.vjp(functools.partial(_activation, name), *again)
     return pull_back(gradient)
 
 
-def _activation(name: str, product: jax.Array, bias: jax.Array) -> jax.Array:
+def _activation(name: str, product: jax.Array, bias: jax.Array | None) -> jax.Array:
     # XLA for CPUs rounds bfloat16 after each operation, which takes longer than the operations; others do not.
     wide = lambda inputs: ACTIVATIONS[name](inputs.astype(jnp.float32)).astype(inputs.dtype)  # noqa: E731
     return jax.lax.platform_dependent(add_bias(product, bias), cpu=wide, default=ACTIVATIONS[name])
@@ -117,7 +142,7 @@ class Dropout(nn.Module):
 
 
 class Embeddings(nn.Module):
-    """Word + position + type embeddings, layer norm, dropout."""
+    """Word + position + type embeddings, as far as there are any, layer norm, dropout."""
 
     config: ModelConfig
 
@@ -125,15 +150,18 @@ class Embeddings(nn.Module):
     def __call__(
         self, token_ids: jax.Array, type_ids: jax.Array, positions: jax.Array, deterministic: bool
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns the embedded tokens [B, L, H] in the compute dtype, and copies of the word table [D, V padded, H]."""
+        """Returns the embedded tokens [B, L, H] in the compute dtype, and copies of the word table [D, V padded, H].
+
+        The table is as wide as `ModelConfig.embedding_size` says, if that is set.
+        """
         config = self.config
 
         def table(rows: int, name: str, init: Callable[..., jax.Array]) -> nn.Embed:
-            return nn.Embed(rows, config.hidden_size, embedding_init=init, name=name)
+            return nn.Embed(rows, config.embedding_width, embedding_init=init, name=name)
 
         def small_rows(name: str, size: int, ids: jax.Array) -> jax.Array:
             # Replicated first: a sharded lookup would need communication.
-            embedding = whole(table(size, name, truncated_normal(config)).embedding)
+            embedding = whole(table(size, name, truncated_normal(config.initializer_stddev)).embedding)
             return look_up(config.compute_dtype, config.matmul_precision, embedding, ids)
 
         words = table(config.padded_vocab_size, "word", self._padded_init)
@@ -141,18 +169,22 @@ class Embeddings(nn.Module):
         looked_up = jax.vmap(lambda table, ids: jnp.take(table, ids, axis=0))(
             copies, token_ids.astype(jnp.int32).reshape(copies.shape[0], -1)
         )
-        summed = (
-            looked_up.reshape(*token_ids.shape, -1)
-            + small_rows("position", config.max_positions, positions)
-            + small_rows("type", config.type_vocab_size, type_ids.astype(jnp.int32))
-        )
+        summed = looked_up.reshape(*token_ids.shape, -1)
+        if config.positions == "learned":
+            offset = config.position_offset
+            summed = summed + small_rows("position", config.max_positions + offset, positions + offset)
+        if config.type_vocab_size:
+            types = type_ids.astype(jnp.int32) if config.type_vocab_size > 1 else jnp.zeros(type_ids.shape, jnp.int32)
+            summed = summed + small_rows("type", config.type_vocab_size, types)
         embedded = layer_norm(config)(summed)
-        embedded = Dropout(config.hidden_dropout_rate)(embedded, deterministic)
-        return embedded.astype(config.compute_dtype), copies
+        embedded = Dropout(config.hidden_dropout_rate)(embedded, deterministic).astype(config.compute_dtype)
+        if config.embedding_width != config.hidden_size:
+            embedded = Dense(config, config.hidden_size, name="project")(embedded)
+        return embedded, copies
 
     def _padded_init(self, key: jax.Array, shape: tuple[int, ...], dtype: jax.typing.DTypeLike) -> jax.Array:
         """Returns random rows for the vocabulary and zero rows for its padding."""
-        table = truncated_normal(self.config)(key, (self.config.vocab_size, shape[1]), dtype)
+        table = truncated_normal(self.config.initializer_stddev)(key, (self.config.vocab_size, shape[1]), dtype)
         return jnp.zeros(shape, dtype).at[: self.config.vocab_size].set(table)
 
 
@@ -163,52 +195,75 @@ class Attention(nn.Module):
 
     @nn.compact
     def __call__(
-        self, hidden: jax.Array, attends: jax.Array, deterministic: bool
-    ) -> tuple[jax.Array, jax.Array | None]:
-        """Returns [B, L, H], and the probabilities of attention [B, N, L, L], which fused attention does not have.
+        self, stream: Stream, sight: Sight, is_global: jax.Array | None, deterministic: bool
+    ) -> tuple[Stream, jax.Array | None]:
+        """Returns the stream, and the probabilities of attention [B, N, L, L], if `sight` has masks of that shape.
 
-        `attends` [B, L, L] bool says which keys each query may see; for fused attention it is the sequence ids [B, L].
+        `is_global` [] bool says of a layer whether it sees whole sequences; None if all layers do.
         """
         config, probabilities = self.config, None
-        rate = config.attention_dropout_rate
-        query, key, value = (Dense(config, config.hidden_size, name=name)(hidden) for name in ("query", "key", "value"))
-        if attends.ndim == 2:
-            from bert_jax.model.fused_attention import fused_attention  # importing Pallas is slow
-
-            draws = rate > 0 and not deterministic
-            context = fused_attention(
-                *(query, key, value, attends),
-                num_heads=config.num_heads,
-                causal=config.causal,
-                rate=rate if draws else 0.0,
-                dropout_key=self.make_rng("dropout") if draws else None,
-                precision=config.matmul_precision,
-            )
+        dense = functools.partial(Dense, config, config.hidden_size, has_bias=config.dense_bias)
+        query, key, value = (dense(name=name)(stream.hidden) for name in ("query", "key", "value"))
+        if config.positions == "rotary":
+            thetas = (config.rotary_theta, config.local_rotary_theta)
+            wide, narrow = (rotary_frequencies(theta, config.head_size) for theta in thetas)
+            frequencies = jnp.asarray(wide) if is_global is None else jnp.where(is_global, wide, narrow)
+            turn = jax.checkpoint(functools.partial(rotate, head_size=config.head_size))
+            query, key = (turn(array, sight.positions, frequencies) for array in (query, key))
+        if sight.attends.ndim == 2:
+            context = self._attend_by_ids(query, key, value, sight.attends, is_global, deterministic)
         else:
-            heads = (*hidden.shape[:2], config.num_heads, config.head_size)
+            heads = (*value.shape[:2], config.num_heads, config.head_size)
             query, key, value = (array.reshape(heads) for array in (query, key, value))
-            drop = functools.partial(Dropout(rate), deterministic=deterministic)
+            drop = functools.partial(Dropout(config.attention_dropout_rate), deterministic=deterministic)
+            attends = sight.attends if is_global is None else jnp.where(is_global, sight.attends, sight.local)
             context, probabilities = attend(query, key, value, attends, drop, config.matmul_precision)
-            context = checkpoint_name(context.reshape(hidden.shape), SAVED)
-        update = Dense(config, config.hidden_size, name="output")(context)
+            context = checkpoint_name(context.reshape(stream.hidden.shape), SAVED)
+        update = dense(name="output", stddev=config.output_stddev)(context)
         update = Dropout(config.hidden_dropout_rate)(update, deterministic)
-        return layer_norm(config)(hidden + update).astype(config.compute_dtype), probabilities
+        return stream.add(config, update), probabilities
+
+    def _attend_by_ids(
+        self, query: jax.Array, key: jax.Array, value: jax.Array, ids: jax.Array, is_global: Any, deterministic: bool
+    ) -> jax.Array:
+        """Returns the context [B, L, H] without storing the scores of a row: by a kernel, in blocks or in windows."""
+        from bert_jax.model.fused_attention import fused_attention  # importing Pallas is slow
+
+        config, rate = self.config, self.config.attention_dropout_rate
+        draws = rate > 0 and not deterministic
+        compute = functools.partial(
+            fused_attention,
+            num_heads=config.num_heads,
+            causal=config.causal,
+            rate=rate if draws else 0.0,
+            dropout_key=self.make_rng("dropout") if draws else None,
+            precision=config.matmul_precision,
+            use_kernels=config.attention == "fused",
+        )
+        if is_global is None:
+            return compute(query, key, value, ids)
+        local = functools.partial(compute, window=config.window)
+        return jax.lax.cond(is_global, compute, local, query, key, value, ids)
 
 
 class FeedForward(nn.Module):
-    """The feed-forward block: LN(x + dropout(W2 gelu(W1 x)))."""
+    """The feed-forward block: LN(x + dropout(W2 gelu(W1 x))); gated, LN(x + dropout(W2 (gelu(W1 x) * W3 x)))."""
 
     config: ModelConfig
 
     @nn.compact
-    def __call__(self, hidden: jax.Array, deterministic: bool) -> jax.Array:
-        """Returns [B, L, H]."""
+    def __call__(self, stream: Stream, deterministic: bool) -> Stream:
+        """Returns the stream."""
         config = self.config
-        dense = Dense(config, config.intermediate_size, add=False, name="intermediate")
-        widened = activate(config.activation, *dense(hidden))
-        update = Dense(config, config.hidden_size, name="output")(widened)  # pyright: ignore[reportArgumentType]
+        dense = functools.partial(Dense, config, has_bias=config.dense_bias)
+        widened = activate(
+            config.activation, *dense(config.intermediate_size, add=False, name="intermediate")(stream.hidden)
+        )
+        if config.feed_forward == "gated":
+            widened = widened * dense(config.intermediate_size, name="gate")(stream.hidden)
+        update = dense(config.hidden_size, stddev=config.output_stddev, name="output")(widened)
         update = Dropout(config.hidden_dropout_rate)(update, deterministic)
-        return layer_norm(config)(hidden + update).astype(config.compute_dtype)
+        return stream.add(config, update)
 
 
 class Layer(nn.Module):
@@ -218,8 +273,27 @@ class Layer(nn.Module):
 
     @nn.compact
     def __call__(
-        self, hidden: jax.Array, attends: jax.Array, deterministic: bool
-    ) -> tuple[jax.Array, jax.Array | None]:
-        """Returns [B, L, H] in the compute dtype, and the probabilities of `Attention`."""
-        hidden, probabilities = Attention(self.config, name="attention")(hidden, attends, deterministic)
-        return FeedForward(self.config, name="mlp")(hidden, deterministic), probabilities
+        self, stream: Stream, sight: Sight, is_global: jax.Array | None, deterministic: bool
+    ) -> tuple[Stream, jax.Array | None]:
+        """Returns the stream in the compute dtype, and the probabilities of `Attention`."""
+        stream, probabilities = Attention(self.config, name="attention")(stream, sight, is_global, deterministic)
+        return FeedForward(self.config, name="mlp")(stream, deterministic), probabilities
+
+
+class Pooler(nn.Module):
+    """What stands before the logits of a classifier: dense, activation and, in some families, norm (`Block`)."""
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(self, vectors: jax.Array, deterministic: bool) -> jax.Array:
+        """Returns [..., H] of vectors [..., H]."""
+        config, block = self.config, self.config.block
+        if block.dropout:
+            vectors = Dropout(config.hidden_dropout_rate)(vectors, deterministic)
+        dense = Dense(config, config.hidden_size, has_bias=config.dense_bias, stddev=config.output_stddev)
+        nn.share_scope(self, dense)
+        pooled = (
+            jnp.tanh(dense(vectors)) if block.activation == "tanh" else ACTIVATIONS[block.activation](dense(vectors))
+        )
+        return layer_norm(config)(pooled).astype(config.compute_dtype) if block.norm else pooled

@@ -188,7 +188,7 @@ def abstract_params(model: ModelConfig, num_classes: int = 1) -> Params:
     def every_part(key: jax.Array) -> Params:
         params = init_params(model, key)
         for head in HEADS.values():
-            if not head.own_parts <= set(params):
+            if head.family in ("", model.family) and not head.own_parts <= set(params):
                 params = init_params(model, key, head, num_classes) | params
         return params
 

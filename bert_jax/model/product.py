@@ -97,18 +97,23 @@ def _product_over_rows(equation: str, dtype: str, precision: str, lhs: jax.Array
 _product.defvjp(_product_forward, _product_backward)
 
 
+def add_bias(inputs: jax.Array, bias: jax.Array | None) -> jax.Array:
+    """Returns inputs [..., O] + bias [O], if there is one, in the dtype of the inputs."""
+    return inputs if bias is None else _add_bias(inputs, bias)
+
+
 @jax.custom_vjp
-def add_bias(inputs: jax.Array, bias: jax.Array) -> jax.Array:
-    """Returns inputs [..., O] + bias [O] in the dtype of the inputs; the gradient of the bias is summed in float32."""
+def _add_bias(inputs: jax.Array, bias: jax.Array) -> jax.Array:
+    """The gradient of the bias is summed in float32."""
     return inputs + bias.astype(inputs.dtype)
 
 
 def _add_bias_forward(inputs: jax.Array, bias: jax.Array) -> tuple[jax.Array, None]:
-    return add_bias(inputs, bias), None
+    return _add_bias(inputs, bias), None
 
 
 def _add_bias_backward(saved: None, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
     return gradient, jnp.sum(gradient, axis=range(gradient.ndim - 1), dtype=jnp.float32)
 
 
-add_bias.defvjp(_add_bias_forward, _add_bias_backward)
+_add_bias.defvjp(_add_bias_forward, _add_bias_backward)

@@ -51,7 +51,8 @@ def step_seconds(
     num_chips = mesh_shape["data"] * mesh_shape["fsdp"] * mesh_shape["tensor"]
     tokens = config.data.batch_size * row.length / num_chips
     peak = peak_flops(chip.device_kind, model.compute_dtype) * chip.matrix_efficiency
-    attention = 3 * model.num_layers * 4 * model.hidden_size * tokens * row.length  # between sequences too
+    scores = (model.num_layers - model.num_local) * row.length + model.num_local * min(row.length, 3 * model.window)
+    attention = 3 * 4 * model.hidden_size * tokens * scores  # between sequences too, and of blocks for windows
     elementwise = (elementwise_bytes or _elementwise_bytes(config, chip)) * model.hidden_size
     elementwise += _score_bytes(config, chip) * model.num_heads * row.length
     others = model_flops(config, num_chips, row) - attention / row.sequences
@@ -126,7 +127,8 @@ def expected_traffic(
     of_gradients, narrow = ("bf16", 2) if model.gradient_dtype == "bfloat16" else ("f32", 1)
     # Where fsdp or tensor divide layers, devices add them up in each microbatch (decision 0034).
     again = 0 if is_data_alone(sizes) else accumulate - 1
-    matrices = 4 * model.hidden_size**2 + 2 * model.hidden_size * model.intermediate_size
+    of_feed_forward = 3 if model.feed_forward == "gated" else 2
+    matrices = 4 * model.hidden_size**2 + of_feed_forward * model.hidden_size * model.intermediate_size
     of_layers = 4 * model.num_layers * matrices // (sizes["fsdp"] * sizes["tensor"])
     gradients = (param_bytes + of_layers * again) // narrow
     if sizes["data"] > 1 and config.train.zero1:

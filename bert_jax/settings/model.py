@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from bert_jax.errors import InputError, shown
+from bert_jax.settings.relatives import BLOCKS, RELATIVES, Block
 from bert_jax.settings.rules import (
     check_choice,
     check_not_negative,
@@ -25,7 +26,10 @@ MOST_ROWS = 2**24  # along any axis of a parameter: far larger than any model in
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The shape of a BERT. Source: Devlin et al. 2018, section 3; google-research/bert modeling.py."""
+    """The shape of a BERT, or of a relative: each option has BERT's value by default.
+
+    Source: Devlin et al. 2018, section 3; google-research/bert modeling.py.
+    """
 
     vocab_size: int = setting(0, "model")  # number of tokens; 0 takes the size of the data's tokenizer
     hidden_size: int = setting(768, "model")
@@ -34,11 +38,29 @@ class ModelConfig:
     intermediate_size: int = setting(3072, "model")
     max_positions: int = setting(512, "model")
     type_vocab_size: int = setting(2, "model")
-    # "gelu_tanh", as in Google's released code, or "gelu_exact" (erf), as in its first version
+    # whose heads the model has, one of `BLOCKS`: what stands before a classifier's logits, and names elsewhere
+    family: str = setting("bert", "model")
+    pooling: str = setting("cls", "model")  # what a classifier of sequences reads: "cls", the first token, or "mean"
+    positions: str = setting("learned", "model")  # "learned", "none", or "rotary": queries and keys are turned
+    position_offset: int = setting(0, "model")  # first row of the learned table that is used; 2 for RoBERTa
+    rotary_theta: float = setting(10_000.0, "model")  # base of the wavelengths of rotary positions
+    local_rotary_theta: float = setting(10_000.0, "model")  # the same in local layers
+    window: int = setting(0, "model")  # tokens to each side that a local layer sees; 0 makes every layer global
+    global_every: int = setting(3, "model")  # with a window, layers 0, n, 2 n, ... are global
+    # "after" each sum, or "before" each block but the first, and after the last: the sums are then not normalized
+    norm: str = setting("after", "model")
+    norm_bias: bool = setting(True, "model")
+    dense_bias: bool = setting(True, "model")  # of all dense layers but classifiers
+    feed_forward: str = setting("plain", "model")  # or "gated": the activation is multiplied by a second product
+    embedding_size: int = setting(0, "model")  # width of the tables, if not hidden_size; a dense layer follows
+    # "gelu_tanh", as in Google's released code, "gelu_exact" (erf), as in its first version, or "relu"
     activation: str = setting("gelu_tanh", "model")
     hidden_dropout_rate: float = 0.1
     attention_dropout_rate: float = 0.1
     initializer_stddev: float = 0.02
+    # "same" for all matrices, or "depth": 1 / sqrt(2 num_layers) of it for the last matrix of a block, and 1 / sqrt(H)
+    # for classifiers
+    initializer: str = "same"
     layer_norm_epsilon: float = setting(1e-12, "model")
     vocab_multiple: int = setting(128, "model")  # the embedding table is padded with zero rows to a multiple of this
     # "float32" or "bfloat16", the type of activations and matrix products. Parameters, norms, softmax and losses stay
@@ -51,7 +73,8 @@ class ModelConfig:
     # gradient is rounded once.
     gradient_dtype: str = "float32"
     # "plain" or "fused"; "fused" uses a kernel on TPUs and on NVIDIA GPUs (Ampere or newer) that does not store the
-    # attention scores, and computes the same function without the kernel elsewhere.
+    # attention scores, and computes the same function without the kernel elsewhere. Either way rows of more than 1,024
+    # tokens, and local layers, are computed in blocks, of which only one is stored.
     attention: str = "plain"
     # what the backward pass recomputes: "none", "dots" (all but matmuls) or "full"
     remat: str = setting("none", "work")
@@ -87,19 +110,43 @@ class ModelConfig:
     def head_size(self) -> int:
         return self.hidden_size // self.num_heads
 
+    @property
+    def embedding_width(self) -> int:
+        """Columns of the embedding tables."""
+        return self.embedding_size or self.hidden_size
+
+    @property
+    def block(self) -> Block:
+        """What stands before a classifier's logits."""
+        return BLOCKS[self.family]
+
+    @property
+    def num_local(self) -> int:
+        """Layers that see a window alone."""
+        return self.num_layers - len(range(0, self.num_layers, self.global_every)) if self.window else 0
+
+    @property
+    def output_stddev(self) -> float:
+        """The deviation of the initial last matrix of a block."""
+        return self.initializer_stddev * ((2 * self.num_layers) ** -0.5 if self.initializer == "depth" else 1)
+
+    @property
+    def classifier_stddev(self) -> float:
+        return self.hidden_size**-0.5 if self.initializer == "depth" else self.initializer_stddev
+
     def validate(self) -> None:
         check_positive(
-            self,
-            "hidden_size num_layers num_heads intermediate_size max_positions type_vocab_size vocab_multiple",
+            self, "hidden_size num_layers num_heads intermediate_size max_positions vocab_multiple global_every"
         )
-        check_not_negative(self, "unroll")
+        check_not_negative(self, "unroll type_vocab_size position_offset window embedding_size")
+        self._check_relatives()
         for name, value in vars(self).items():
             if isinstance(value, int) and value > MOST_ROWS:
                 raise InputError(
                     f"model.{name} {shown(value)} is beyond {MOST_ROWS}, the largest size; use a smaller one"
                 )
         check_rates(self, "hidden_dropout_rate attention_dropout_rate", most=MOST_DROPOUT)
-        check_choice(self, "activation", ("gelu_tanh", "gelu_exact"))
+        check_choice(self, "activation", ("gelu_tanh", "gelu_exact", "relu"))
         check_choice(self, "compute_dtype", ("float32", "bfloat16"))
         check_choice(self, "gradient_dtype", ("float32", "bfloat16"))
         if self.gradient_dtype == "bfloat16" and self.compute_dtype != "bfloat16":
@@ -132,10 +179,35 @@ class ModelConfig:
             raise InputError(f"model.vocab_size {self.vocab_size} is negative; use 0 for the tokenizer's size")
         check_numbers(self)
 
+    def _check_relatives(self) -> None:
+        """Raises: InputError if an option of BERT's relatives breaks its rule."""
+        check_choice(self, "family", tuple(BLOCKS))
+        check_choice(self, "pooling", ("cls", "mean"))
+        check_choice(self, "positions", ("learned", "none", "rotary"))
+        check_choice(self, "norm", ("after", "before"))
+        check_choice(self, "feed_forward", ("plain", "gated"))
+        check_choice(self, "initializer", ("same", "depth"))
+        if self.position_offset and self.positions != "learned":
+            raise InputError(
+                f"model.position_offset {self.position_offset} is of a learned table, and model.positions is "
+                f"{self.positions}; set model.position_offset=0"
+            )
+        if self.positions == "rotary" and self.head_size % 2:
+            raise InputError(
+                f"model.positions rotary turns pairs, and heads have {self.head_size} numbers (model.hidden_size / "
+                "model.num_heads); use an even number"
+            )
+        for name in ("rotary_theta", "local_rotary_theta"):
+            if not 1 <= getattr(self, name) <= 1e12:
+                raise InputError(f"model.{name} {getattr(self, name)} is not from 1 to 1e12; RoFormer's is 10,000")
+
 
 def check_type_ids(model: ModelConfig, largest: int, what: str) -> None:
-    """Raises: InputError if `largest`, the largest type id in `what`, is not below the model's type_vocab_size."""
-    if largest >= model.type_vocab_size:
+    """Raises: InputError if `largest`, the largest type id in `what`, is not below the model's type_vocab_size.
+
+    BERT's relatives without types, or with a single one, tell texts apart by the tokens between them.
+    """
+    if largest >= model.type_vocab_size and (model.family == "bert" or model.type_vocab_size > 1):
         raise InputError(
             f"{what} has pairs of texts, and the model has model.type_vocab_size {model.type_vocab_size}, too few to "
             f"tell them apart; use a model with {largest + 1}, or single texts"
@@ -163,6 +235,9 @@ MODEL_SIZES: dict[str, ModelConfig] = {
     "base": _size(12, 768),
     "large": _size(24, 1024),
 } | MINIATURES
+
+
+MODEL_SIZES |= {name: dataclasses.replace(MODEL_SIZES[size], **changes) for name, (size, changes) in RELATIVES.items()}
 
 
 def model_size(name: str) -> ModelConfig:

@@ -40,6 +40,9 @@ def phases_of(config: PretrainConfig) -> tuple[Phase, ...]:
     """Returns the phases of a run, one or two."""
     second = config.phase2
     first_config = dataclasses.replace(config, phase2=Phase2Config())
+    if second.num_steps and second.schedule == "restart" and config.optimizer.schedule == "stable":
+        optimizer = dataclasses.replace(config.optimizer, decay_rate=0.0)  # it falls once, at the end of the run
+        first_config = dataclasses.replace(first_config, optimizer=optimizer)
     boundary = config.train.num_steps
     total = boundary + second.num_steps
     goes_on = bool(second.num_steps) and second.schedule == "continue"

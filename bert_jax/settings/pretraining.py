@@ -117,9 +117,12 @@ class OptimizerConfig:
     learning_rate: float = 1e-4
     warmup_steps: int = 10_000
     warmup_rate: float = 0.0  # warm-up as a share of the run's steps, instead of warmup_steps, which must be 0 then
+    # after warm-up: "linear" decay (`decay_power`), "cosine", or "stable", which falls at the end of the run alone
+    schedule: str = "linear"
     # exponent of the decay: the rate is proportional to (share of the steps that are left) ** decay_power. 1 is linear,
     # 0.5 is that of NVIDIA's LAMB recipe.
     decay_power: float = 1.0
+    decay_rate: float = 0.1  # with schedule=stable: share of the steps in which the rate falls, in the last phase
     beta1: float = 0.9
     beta2: float = 0.999
     epsilon: float = 1e-6
@@ -141,6 +144,13 @@ class OptimizerConfig:
         check_choice(self, "name", ("adamw", "lamb"))
         check_choice(self, "trust_ratio_for", ("decayed", "all"))
         check_choice(self, "state_dtype", ("float32", "bfloat16"))
+        check_choice(self, "schedule", ("linear", "cosine", "stable"))
+        check_rates(self, "decay_rate", most=1.0)
+        if self.schedule != "linear" and self.decay_power != 1:
+            raise InputError(
+                f"optimizer.decay_power {self.decay_power} is of optimizer.schedule=linear, and it is {self.schedule}; "
+                "set optimizer.decay_power=1"
+            )
         check_warmup(self, "optimizer")
         if not 0 < self.layer_decay <= 1:
             raise InputError(f"optimizer.layer_decay {self.layer_decay} is not above 0 and 1 at most; 1 disables it")

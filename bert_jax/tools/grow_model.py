@@ -4,8 +4,8 @@ r"""Adds words or positions to a trained model, for further pre-training.
     bert_jax grow_model --checkpoint=DIR --output=DIR --add_tokens=FILE [--use_unused]
     bert_jax grow_model --checkpoint=DIR --output=DIR --max_positions=1024
 
-A new word starts as the mean of the pieces that it was split into. A new position starts as a copy of an old one. All
-other parameters stay the same. FILE has one word per line.
+A new word starts as the mean of the pieces that it was split into. A new position starts as a copy of an old one; of
+rotary positions model.rotary_theta is raised. All other parameters stay the same. FILE has one word per line.
 
 Further pre-training on text of another field, such as medicine, takes four commands. Give train.py the shape of the
 model that it starts from, here that of base:

@@ -10,12 +10,16 @@ def forward_flops(
     """Returns the FLOPs of one forward pass with both heads; a multiplication and an addition are 2.
 
     Only matrix products count. Give the numbers of real tokens, squared lengths of real sequences and real predictions,
-    so that padding does not count as useful work.
+    so that padding does not count as useful work. A local layer has the scores of its window, those at the ends of
+    sequences too.
     """
-    hidden = model.hidden_size
-    per_token = model.num_layers * (8 * hidden**2 + 4 * hidden * model.intermediate_size)
-    attention = model.num_layers * 4 * hidden * sum_squared_lengths  # scores, and the sums they weigh
-    masked_language_model = num_predictions * 2 * (hidden**2 + hidden * model.vocab_size)
+    hidden, width = model.hidden_size, model.embedding_width
+    feed_forward = (3 if model.feed_forward == "gated" else 2) * 2 * hidden * model.intermediate_size
+    per_token = model.num_layers * (8 * hidden**2 + feed_forward) + 2 * width * hidden * (width != hidden)
+    of_local = min(sum_squared_lengths, num_tokens * (2 * model.window + 1))
+    scores = (model.num_layers - model.num_local) * sum_squared_lengths + model.num_local * of_local
+    attention = 4 * hidden * scores  # and the sums they weigh
+    masked_language_model = num_predictions * 2 * (hidden * width + width * model.vocab_size)
     pooler = num_sequences * 2 * hidden**2
     return per_token * num_tokens + attention + masked_language_model + pooler
 
@@ -35,13 +39,22 @@ def num_parameters(model: ModelConfig, heads: bool = True) -> int:
 
     The rows that pad the word table to a multiple are not counted: they are zero and stay zero.
     """
-    hidden, wide = model.hidden_size, model.intermediate_size
-    norm = 2 * hidden
-    embeddings = (model.vocab_size + model.max_positions + model.type_vocab_size) * hidden + norm
-    attention = 4 * (hidden**2 + hidden) + norm
-    feed_forward = 2 * hidden * wide + wide + hidden + norm
-    pooler = hidden**2 + hidden
-    encoder = embeddings + model.num_layers * (attention + feed_forward) + pooler
-    masked_language_model = hidden**2 + hidden + norm + model.vocab_size  # its matrix is the word table
+    hidden, wide, width = model.hidden_size, model.intermediate_size, model.embedding_width
+
+    def dense(columns: int, rows: int) -> int:
+        return columns * rows + rows * model.dense_bias
+
+    def norm(size: int) -> int:
+        return size * (1 + model.norm_bias)
+
+    positions = (model.max_positions + model.position_offset) * (model.positions == "learned")
+    embeddings = (model.vocab_size + positions + model.type_vocab_size) * width + norm(width)
+    project = (width + 1) * hidden * (width != hidden)
+    attention = 4 * dense(hidden, hidden) + norm(hidden)
+    gates = 2 if model.feed_forward == "gated" else 1
+    feed_forward = gates * dense(hidden, wide) + dense(wide, hidden) + norm(hidden)
+    pooler = dense(hidden, hidden) + norm(hidden) * model.block.norm
+    encoder = embeddings + project + model.num_layers * (attention + feed_forward) + pooler
+    masked_language_model = dense(hidden, width) + norm(width) + model.vocab_size  # its matrix is the word table
     next_sentence = 2 * hidden + 2
     return encoder + (masked_language_model + next_sentence if heads else 0)

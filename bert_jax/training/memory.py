@@ -7,15 +7,19 @@ import jax
 from jax.sharding import Mesh
 
 from bert_jax.batch import PyTree, RowShape
+from bert_jax.model.attention import LONGEST_WHOLE
+from bert_jax.model.long_rows import SCORES
 from bert_jax.settings.model import ModelConfig
 from bert_jax.settings.pretraining import PretrainConfig
 from bert_jax.training.step import TrainState
 
-# Numbers of the hidden size that the backward pass reads, for each token and layer, by model.remat: in the compute
-# dtype, and of dropout in bytes. "none" keeps the inputs of all products (hidden twice, query, key, value, context, 4
-# of the feed-forward block), of the activation (4) and of both norms. "dots" keeps the outputs of the products (11 with
-# the layer's input), "full" the layer's input alone.
-_KEPT_OF_TOKENS = {"none": (16.0, 2.0), "dots": (11.0, 0.0), "full": (1.0, 0.0)}
+# What the backward pass reads, for each token and layer, by model.remat: hidden sizes and intermediate sizes in the
+# compute dtype, and hidden sizes of dropout in bytes. "none" keeps the inputs of all products (hidden twice, query,
+# key, value, context, that of the feed-forward block), of the activation and of both norms. "dots" keeps the outputs of
+# the products (with the layer's input), "full" the layer's input alone.
+_KEPT_OF_TOKENS = {"none": (8.0, 2.0, 2.0), "dots": (7.0, 1.0, 0.0), "full": (1.0, 0.0, 0.0)}
+# More intermediate sizes of a gated block: the gate, and the activation without it.
+_KEPT_OF_GATE = {"none": 2.0, "dots": 1.0, "full": 0.0}
 # Bytes kept for each score of attention: softmax in float32, and a bit of dropout in a byte; and one in the compute
 # dtype. The scores of one layer and their gradients are always there, whatever is kept.
 _KEPT_OF_SCORES = {"none": 5, "dots": 0, "full": 0}
@@ -34,7 +38,7 @@ def estimate_memory(
     rows = config.data.batch_size // (mesh_shape["data"] * mesh_shape["fsdp"])
     at_once = max(1, rows // accumulate)
     params = gathered_bytes(state.params)
-    table = 4 * model.padded_vocab_size * model.hidden_size // mesh_shape["tensor"]
+    table = 4 * model.padded_vocab_size * model.embedding_width // mesh_shape["tensor"]
     kinds = {
         "params": shard_bytes(state.params),
         "optimizer": shard_bytes(state.optimizer),
@@ -113,18 +117,24 @@ def activation_bytes(model: ModelConfig, row_length: int, tensor: int = 1) -> in
     size = 2 if model.compute_dtype == "bfloat16" else 4
     dropout = model.hidden_dropout_rate > 0
 
-    def of_tokens(numbers: float, masks: float) -> float:
-        return model.hidden_size * (numbers * size + masks * dropout)
+    def of_tokens(remat: str) -> float:
+        narrow, wide, masks = _KEPT_OF_TOKENS[remat]
+        narrow += 2 * (model.norm == "before" and remat == "none")  # sums beside their norms
+        wide += _KEPT_OF_GATE[remat] * (model.feed_forward == "gated")
+        numbers = narrow * model.hidden_size + wide * model.intermediate_size
+        return numbers * size + model.hidden_size * masks * dropout
 
     scores = model.num_heads * row_length
-    kept = row_length * (of_tokens(*_KEPT_OF_TOKENS[model.remat]) + scores * _of_scores(model, size))
-    working = row_length * (of_tokens(*_KEPT_OF_TOKENS["none"]) * (model.remat != "none") + scores * _WORKING_OF_SCORES)
+    kept = row_length * (of_tokens(model.remat) + scores * _of_scores(model, size, row_length))
+    at_once = min(1.0, SCORES / row_length**2) if row_length > LONGEST_WHOLE else 1.0
+    working = row_length * (of_tokens("none") * (model.remat != "none") + scores * at_once * _WORKING_OF_SCORES)
     return round((model.num_layers * kept + working) / tensor)
 
 
-def _of_scores(model: ModelConfig, size: int) -> int:
-    """Returns the bytes that are kept of each score; fused attention computes scores again."""
-    kept = _KEPT_OF_SCORES[model.remat] if model.attention == "plain" else 0
+def _of_scores(model: ModelConfig, size: int, row_length: int) -> int:
+    """Returns the bytes that are kept of each score; fused attention, blocks and windows compute scores again."""
+    whole = model.attention == "plain" and not model.num_local and row_length <= LONGEST_WHOLE
+    kept = _KEPT_OF_SCORES[model.remat] if whole else 0
     return kept - (0 if model.attention_dropout_rate else 1) + size if kept else 0
 
 

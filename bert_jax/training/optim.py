@@ -32,13 +32,20 @@ def learning_rate_at(config: OptimizerConfig, num_steps: int, first_step: int = 
 
     During warm-up it is rate x step / warmup_steps, so the first step has rate 0. After warm-up it is
     rate x (1 - step / num_steps) ** decay_power: the decay counts from step 0, so the rate drops at the end of warm-up.
-    Source: google-research/bert optimization.py.
+    Source: google-research/bert optimization.py. "cosine" decays from the end of warm-up to 0, and "stable" as 1 -
+    sqrt(share of the last `decay_rate` of the steps): Loshchilov and Hutter 2017; Haegele et al. 2024.
     """
     warmup_steps = config.warmup_of(num_steps)
+    last = config.decay_rate * num_steps
 
     def rate(step: Step) -> jax.Array:
         step = jnp.asarray(jnp.asarray(step) - first_step, jnp.float32)
         left = jnp.maximum(num_steps - step, 0) / num_steps
+        if config.schedule == "cosine":
+            done = jnp.clip((step - warmup_steps) / max(1, num_steps - warmup_steps), 0, 1)
+            left = (1 + jnp.cos(jnp.pi * done)) / 2
+        elif config.schedule == "stable":
+            left = 1 - jnp.sqrt(jnp.clip((step - num_steps + last) / last, 0, 1)) if last else 1.0
         decayed = config.learning_rate * (left if config.decay_power == 1 else left**config.decay_power)
         warming = config.learning_rate * step / max(1, warmup_steps)
         return jnp.where(step < warmup_steps, warming, decayed)

@@ -2,6 +2,7 @@
 """A grown model is the old one on old text, starts sensibly on new words, and trains on."""
 
 import dataclasses
+import functools
 import subprocess
 import sys
 
@@ -97,6 +98,24 @@ def test_new_positions_repeat_the_old_ones(bert):
     assert np.isfinite(grown.encode(["the ban " * 19]).hidden).all()
     with pytest.raises(InputError, match="room for 16"):
         bert.encode(["the ban " * 19], "refuse")
+
+
+def test_positions_of_relatives_grow(bert):
+    old = bert.params["encoder"]["embeddings"]["position"]["embedding"]
+    table = np.concatenate([np.full((2, 32), 9, np.float32), old])
+    embeddings = bert.params["encoder"]["embeddings"] | {"position": {"embedding": table}}
+    params = bert.params | {"encoder": bert.params["encoder"] | {"embeddings": embeddings}}
+    config = dataclasses.replace(bert.config, position_offset=2)
+    grown = grow(dataclasses.replace(bert, config=config, params=params), max_positions=40)
+    new = grown.params["encoder"]["embeddings"]["position"]["embedding"]
+    np.testing.assert_array_equal(new, np.concatenate([table, table[2:], table[2:10]]))
+
+    config = dataclasses.replace(bert.config, positions="rotary")
+    params = jax.jit(functools.partial(init_params, config))(jax.random.key(0))
+    grown = grow(dataclasses.replace(bert, config=config, params=params), max_positions=32)
+    assert grown.config.rotary_theta == pytest.approx(10_000 * 2 ** (8 / 6))
+    assert grown.config.local_rotary_theta == 10_000 and grown.config.max_positions == 32
+    jax.tree.map(np.testing.assert_array_equal, grown.params, params)
 
 
 def test_the_old_model_is_left_alone(bert):

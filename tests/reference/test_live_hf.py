@@ -32,13 +32,14 @@ pytestmark = [pytest.mark.reference, pytest.mark.slow]
 transformers.utils.logging.disable_progress_bar()
 
 NUM_CASES = 27  # three of every architecture
+TASKS = [task for task in HEADS if task not in ("sentence_embedding", "replaced_tokens")]
 ATOL = 1e-5
 
 
 def random_case(seed):
     """Returns an architecture and a random configuration of transformers: odd sizes, either GELU, any epsilon."""
     rng = np.random.default_rng(seed)
-    task = list(HEADS)[seed % len(HEADS)]
+    task = TASKS[seed % len(TASKS)]
     heads = int(rng.integers(1, 7))
     config = transformers.BertConfig(
         vocab_size=int(rng.integers(30, 300)),

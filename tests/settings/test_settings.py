@@ -22,6 +22,7 @@ from bert_jax.settings.pretraining import (
     PretrainConfig,
     TrainConfig,
 )
+from bert_jax.settings.relatives import BLOCKS, Block
 from bert_jax.settings.rules import Affects, affecting, changed_keys, from_dict, is_among, to_dict
 
 
@@ -81,7 +82,22 @@ def test_whole_numbers_are_taken_for_floats():
     ("config", "expected"),
     [
         (dataclasses.replace(ModelConfig(), num_heads=7), "768 is not divisible by model.num_heads 7; use 763 or 770"),
-        (dataclasses.replace(ModelConfig(), activation="relu"), "gelu_tanh, gelu_exact"),
+        (ModelConfig(activation="silu"), "gelu_tanh, gelu_exact, relu"),
+        (ModelConfig(family="robreta"), "model.family 'robreta' is unknown; use one of bert, roberta"),
+        (ModelConfig(positions="relative"), "use one of learned, none, rotary"),
+        (ModelConfig(positions="rotary", position_offset=2), "position_offset 2 is of a learned table"),
+        (ModelConfig(positions="rotary", hidden_size=36, num_heads=12), "heads have 3 numbers"),
+        (ModelConfig(norm="inside"), "use one of after, before"),
+        (ModelConfig(feed_forward="wide"), "use one of plain, gated"),
+        (ModelConfig(pooling="max"), "use one of cls, mean"),
+        (ModelConfig(initializer="none"), "use one of same, depth"),
+        (ModelConfig(rotary_theta=0.5), "model.rotary_theta 0.5 is not from 1 to 1e12"),
+        (ModelConfig(window=-1), "model.window -1 is below 0"),
+        (ModelConfig(global_every=0), "model.global_every 0 is below 1"),
+        (ModelConfig(type_vocab_size=-1), "model.type_vocab_size -1 is below 0"),
+        (OptimizerConfig(schedule="step"), "use one of linear, cosine, stable"),
+        (OptimizerConfig(schedule="cosine", decay_power=0.5), "decay_power 0.5 is of optimizer.schedule=linear"),
+        (OptimizerConfig(schedule="stable", decay_rate=2.0), "decay_rate 2.0 is not a rate"),
         (dataclasses.replace(ModelConfig(), hidden_dropout_rate=1.5), "is not a rate"),
         (MaskingConfig(mask_rate=0.8, random_rate=0.3), "above 1"),
         (CheckpointConfig(keep_last=1), "use 2 or more"),
@@ -190,3 +206,29 @@ def test_settings_affect_what_is_known(kind):
     assert len(names) == len(set(names)) and set(affecting(kind, *known)) == set(names)
     flat = changed_keys(to_dict(kind()), {}) + changed_keys({}, to_dict(kind()))
     assert all(any(is_among(leaf, names) or name.startswith(f"{leaf}.") for name in names) for leaf in flat)
+
+
+def test_texts_in_pairs_need_two_types_or_a_family_that_has_fewer():
+    with pytest.raises(InputError, match="too few to tell them apart"):
+        check_type_ids(ModelConfig(type_vocab_size=1), 1, "the input")
+    for size in ("roberta-base", "distilbert", "modernbert-base"):
+        check_type_ids(model_size(size), 1, "the input")
+
+
+@pytest.mark.parametrize("size", [name for name in MODEL_SIZES if "-" in name or name == "distilbert"])
+def test_the_sizes_of_relatives_are_valid(size):
+    config = model_size(size)
+    config.validate()
+    assert config.family in size or config.family == "distilbert"
+
+
+def test_what_stands_before_logits_is_berts_pooler_by_default():
+    assert ModelConfig().block == BLOCKS["bert"] == Block()
+    assert model_size("modernbert-base").block.of_tokens and BLOCKS["roberta"] == BLOCKS["camembert"]
+
+
+def test_every_nth_layer_is_global():
+    config = model_size("modernbert-base")
+    assert config.num_local == 22 - 8 and dataclasses.replace(config, window=0).num_local == 0
+    assert config.output_stddev == pytest.approx(0.02 / 44**0.5) and config.classifier_stddev == 768**-0.5
+    assert ModelConfig().output_stddev == ModelConfig().classifier_stddev == 0.02

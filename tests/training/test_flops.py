@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
+import dataclasses
+
+import jax
 import pytest
 
-from bert_jax.settings.model import ModelConfig
+from bert_jax.model.objective import count_parameters, init_params
+from bert_jax.settings.model import ModelConfig, model_size
 from bert_jax.training.flops import forward_flops, num_parameters, train_flops
 
 BASE = ModelConfig(vocab_size=30522)
@@ -50,3 +54,22 @@ def test_flops_with_another_feed_forward_width():
 )
 def test_num_parameters(model, heads, count):
     assert num_parameters(model, heads) == count
+
+
+@pytest.mark.parametrize(
+    "size", ["roberta-base", "distilbert", "electra-small", "electra-base", "modernbert-base", "modernbert-mini"]
+)
+def test_num_parameters_of_relatives_are_those_of_their_trees(size):
+    model = dataclasses.replace(model_size(size), vocab_size=1000, vocab_multiple=1, num_layers=3)
+    shapes = jax.eval_shape(lambda key: init_params(model, key), jax.random.key(0))
+    assert num_parameters(model) == count_parameters(shapes)
+
+
+def test_local_layers_have_the_scores_of_their_windows():
+    model = dataclasses.replace(model_size("modernbert-base"), vocab_size=1000)
+    everywhere = dataclasses.replace(model, window=0)
+    local, whole = (forward_flops(each, 8192, 8192**2, 0, 0) for each in (model, everywhere))
+    assert whole - local == 14 * 4 * 768 * 8192 * (8192 - 129)
+    assert forward_flops(model, 100, 100**2, 0, 0) == forward_flops(everywhere, 100, 100**2, 0, 0)
+    plain = dataclasses.replace(everywhere, feed_forward="plain")
+    assert forward_flops(everywhere, 10, 100, 0, 0) - forward_flops(plain, 10, 100, 0, 0) == 22 * 10 * 2 * 768 * 1152

@@ -11,8 +11,9 @@ from bert_jax.data.pipeline import abstract_batch
 from bert_jax.data.records import row_dtype
 from bert_jax.devices.sharding import make_mesh
 from bert_jax.model.objective import pretraining_objective
+from bert_jax.settings.model import model_size
 from bert_jax.settings.pretraining import MaskingConfig, MeshConfig
-from bert_jax.training.memory import describe_memory, estimate_memory, in_units
+from bert_jax.training.memory import activation_bytes, describe_memory, estimate_memory, in_units
 from bert_jax.training.step import abstract_state
 
 
@@ -78,3 +79,12 @@ def test_the_line_names_every_kind_and_the_total():
 @pytest.mark.parametrize(("size", "text"), [(1.25 * 2**30, "1.25 GiB"), (340 * 2**20, "340 MiB"), (512, "0.5 KiB")])
 def test_sizes_are_for_people(size, text):
     assert in_units(size) == text
+
+
+def test_long_rows_and_windows_keep_no_scores():
+    mini = dataclasses.replace(model_size("mini"), vocab_size=8000, max_positions=8192)
+    long, short = activation_bytes(mini, 8192), activation_bytes(mini, 512)
+    assert long < 2 * 16 * short
+    windows = dataclasses.replace(model_size("modernbert-mini"), vocab_size=8000)
+    whole = dataclasses.replace(windows, window=0)
+    assert activation_bytes(windows, 1024) < activation_bytes(whole, 1024) / 2

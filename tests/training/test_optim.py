@@ -59,6 +59,20 @@ def test_the_first_rate_is_0_and_the_rate_drops_at_the_end_of_warm_up():
     assert float(learning_rate_at(OptimizerConfig(learning_rate=1.0, warmup_steps=0), 20)(0)) == 1.0
 
 
+def test_cosine_falls_from_the_end_of_warm_up_to_0():
+    rate = learning_rate_at(OptimizerConfig(learning_rate=2.0, warmup_steps=10, schedule="cosine"), 110)
+    assert [float(rate(step)) for step in (0, 5, 10, 60, 110, 200)] == pytest.approx([0, 1, 2, 1, 0, 0], abs=1e-6)
+
+
+def test_stable_stays_and_falls_in_the_last_steps():
+    config = OptimizerConfig(learning_rate=2.0, warmup_steps=10, schedule="stable", decay_rate=0.2)
+    rate = learning_rate_at(config, 100, 1000)
+    steps = (1005, 1010, 1079, 1080, 1085, 1100, 1200)
+    assert [float(rate(step)) for step in steps] == pytest.approx([1, 2, 2, 2, 1, 0, 0], abs=1e-6)
+    flat = learning_rate_at(dataclasses.replace(config, decay_rate=0.0), 100)
+    assert float(flat(99)) == float(flat(10**6)) == 2.0
+
+
 def google_adamw(params, gradients, config, num_steps, decayed):
     """Yields float64 parameters after each step, by the formulas of AdamWeightDecayOptimizer."""
     mean = dict.fromkeys(params, 0.0)

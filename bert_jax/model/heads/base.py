@@ -44,6 +44,7 @@ class Head:
     all_layers: bool = False  # whether the module reads `Encoded.layers`
     is_frozen: bool = False  # whether the encoder is not trained, and has no dropout
     can_be_packed: bool = True  # whether several examples may share a row
+    of_tokens: bool = False  # whether it classifies tokens, which in some families pass through the pooler (`Block`)
 
     # Training. Batch -> 1 for each label that counts; the loss is a mean over labels, or over the `answers` in each.
     weights: Callable[[Batch], jax.Array] = lambda batch: batch.sequence_weights
@@ -73,6 +74,7 @@ class Head:
     # Hugging Face: the class of a model, its pipeline, whether it names classes, and its problem_type: that of a single
     # output first, that of several last.
     architecture: str = ""
+    family: str = ""  # the one of `BLOCKS` whose models alone have it; "" is all
     pipeline: str = ""
     has_labels: bool = False
     problem_types: tuple[str, ...] = ()
@@ -81,6 +83,12 @@ class Head:
     def own_parts(self) -> set[str]:
         """The parts without the pooler, which is the encoder's."""
         return set(self.parts) - {"pooler"}
+
+    def parts_in(self, config: ModelConfig) -> tuple[str, ...]:
+        """Returns the parts of a model with this head. Families differ in what has a pooler, and this is all of it."""
+        if self.of_tokens and config.block.of_tokens:
+            return ("pooler", *self.parts)
+        return self.parts if self.own_parts or config.block.of_encoder else ()
 
 
 class Model(nn.Module):
@@ -94,7 +102,7 @@ class Model(nn.Module):
     def __call__(self, batch: Batch, deterministic: bool = True) -> Any:
         """Returns what the head's module returns: float32 logits, for most."""
         config, head = self.config, self.head
-        encoder = Encoder(config, pool="pooler" in head.parts, name="encoder")
+        encoder = Encoder(config, "pooler" in head.parts_in(config), head.of_tokens, name="encoder")
         encoded = encoder(batch, head.is_frozen or deterministic, keep_layers=head.all_layers)
         module = head.module(config, head.num_outputs or self.num_outputs)
         nn.share_scope(self, module)
@@ -102,7 +110,10 @@ class Model(nn.Module):
 
 
 class Linear(nn.Module):
-    """A dense layer on the pooled output of each sequence, or on the last layer's vector of each token."""
+    """A dense layer on the pooled output of each sequence, or on the last layer's vector of each token.
+
+    Where a family pools tokens, that is the last layer's vector after the pooler.
+    """
 
     config: ModelConfig
     num_outputs: int
@@ -113,8 +124,9 @@ class Linear(nn.Module):
     @nn.compact
     def __call__(self, encoded: Encoded, batch: Batch, deterministic: bool) -> jax.Array:
         """Returns float32 logits: [B, M, K] of sequences, [B, L, K] of tokens."""
-        features = encoded.hidden if self.of_tokens else encoded.pooled
+        config = self.config
+        features = encoded.hidden if self.of_tokens and encoded.pooled is None else encoded.pooled
         assert features is not None
-        if self.has_dropout:
-            features = Dropout(self.config.hidden_dropout_rate)(features, deterministic)
-        return Dense(self.config, self.num_outputs, "float32", name=self.part)(features)
+        if self.has_dropout or (self.of_tokens and config.block.span_dropout):
+            features = Dropout(config.hidden_dropout_rate)(features, deterministic)
+        return Dense(config, self.num_outputs, "float32", stddev=config.classifier_stddev, name=self.part)(features)

@@ -29,7 +29,8 @@ class MaskedLanguageModel(nn.Module):
     def __call__(self, hidden: jax.Array, word_table: jax.Array) -> jax.Array:
         """Returns float32 logits [B, P, V padded] of hidden vectors [B, P, H]; padded entries are MASKED_SCORE."""
         config = self.config
-        dense = Dense(config, config.hidden_size, add=False, name="transform")
+        how = {"has_bias": config.dense_bias, "stddev": config.output_stddev}
+        dense = Dense(config, config.embedding_width, add=False, name="transform", **how)
         hidden = activate(config.activation, *dense(hidden))
         hidden = layer_norm(config)(hidden).astype(config.compute_dtype)
         bias = self.param("output_bias", nn.initializers.zeros, (config.padded_vocab_size,), jnp.float32)

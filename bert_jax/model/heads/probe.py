@@ -14,10 +14,10 @@ from flax import linen as nn
 
 from bert_jax.batch import Batch
 from bert_jax.errors import InputError
-from bert_jax.model.encoder import Encoded
+from bert_jax.model.encoder import Encoded, mean_of_sequences
 from bert_jax.model.heads.base import Head
 from bert_jax.model.layers import Dense, Dropout
-from bert_jax.model.product import in_precision, matmul_precision
+from bert_jax.model.product import in_precision
 from bert_jax.settings.finetuning import ProbeConfig
 from bert_jax.settings.model import ModelConfig
 
@@ -103,20 +103,9 @@ def probed(head: Head, config: ProbeConfig) -> Head:
     return dataclasses.replace(
         head,
         parts=("probe",),
+        of_tokens=False,  # it reads layers
         module=partial(_InPlaceOfAHead, config=config, pool=head.probe == "sequences"),
         all_layers=True,
         is_frozen=not config.train_encoder,
         can_be_packed=config.kind != "bilstm",  # it would run from one example into the next
     )
-
-
-def mean_of_sequences(
-    vectors: jax.Array, sequence_ids: jax.Array, num_places: int, precision: str = "highest"
-) -> jax.Array:
-    """Returns the mean of the tokens' vectors [B, L, H] over each sequence of a row, [B, M, H] float32; 0 if empty.
-
-    sequence_ids [B, L] are as in `Batch`, num_places is M; `precision` is that of `product`.
-    """
-    inside = (sequence_ids[:, None, :] == jnp.arange(1, num_places + 1)[:, None]).astype(jnp.float32)  # [B, M, L]
-    total = jnp.einsum("BML,BLH->BMH", inside, vectors.astype(jnp.float32), precision=matmul_precision(precision))
-    return total / jnp.maximum(jnp.sum(inside, axis=-1), 1)[..., None]

@@ -44,6 +44,7 @@ SPANS = Head(
     constant=constant_zeros,
     usual_task=lambda num_outputs: "squad1",
     has_windows=True,
+    of_tokens=True,
     most_tokens="max_query_length",
     probe="tokens",
     about_exported="logits [B, L, 2], for the answer to begin and to end at a token.",

@@ -9,12 +9,16 @@ from bert_jax.model.heads.embedding import EMBEDDINGS
 from bert_jax.model.heads.encoder import ENCODER
 from bert_jax.model.heads.multilabel import MULTILABEL
 from bert_jax.model.heads.pretraining import MASKED_LM, NEXT_SENTENCE, PRETRAINING
+from bert_jax.model.heads.replaced import REPLACED
 from bert_jax.model.heads.sequence import SEQUENCES
 from bert_jax.model.heads.spans import SPANS
 from bert_jax.model.heads.tokens import TOKENS
 
 # Of heads with the same parts, the one that parameters alone stand for comes first.
-_ALL = (SPANS, SEQUENCES, MULTILABEL, TOKENS, CHOICES, PRETRAINING, MASKED_LM, NEXT_SENTENCE, ENCODER, EMBEDDINGS)
+_ALL = (
+    *(SPANS, SEQUENCES, MULTILABEL, TOKENS, CHOICES),
+    *(PRETRAINING, MASKED_LM, NEXT_SENTENCE, REPLACED, ENCODER, EMBEDDINGS),
+)
 HEADS: dict[str, Head] = {head.name: head for head in _ALL}
 
 

@@ -41,6 +41,7 @@ TOKENS = Head(
     constant=_constant,
     usual_task=lambda num_outputs: "ner",
     has_windows=True,
+    of_tokens=True,
     takes_words=True,
     probe="tokens",
     about_exported="logits [B, L, K], in the order of the labels; those of a word are at its first token.",

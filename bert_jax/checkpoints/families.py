@@ -1,0 +1,389 @@
+# SPDX-License-Identifier: Apache-2.0
+"""BERT and its relatives in transformers' files: one table of names for each family, and its settings.
+
+Source: google-research/bert modeling.py, run_pretraining.py, run_classifier.py, run_squad.py; the configuration and
+modeling files of transformers 5.23. What is another name alone is a row; what is another
+computation is an option of `ModelConfig`, or refused.
+"""
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from bert_jax.errors import InputError, shown
+from bert_jax.model.heads.base import Head
+from bert_jax.settings.model import ModelConfig
+from bert_jax.storage.files import JsonObject
+
+
+class Parameter(NamedTuple):
+    """One parameter. `{i}` stands for the number of the layer, `{next}` for one more."""
+
+    ours: str
+    hf: str  # after "|" the name in the last layer; "#1/3" at the end is the second third of the rows of a tensor
+    tf1: str
+    kind: str
+
+    def names(self, form: str, layers: int) -> list[str]:
+        """Returns its names in a format, one for each of the layers; 0 is a parameter outside of layers."""
+        pattern, _, last = (self.hf if form == "hf" else self.tf1).partition("#")[0].partition("|")
+        names = [pattern.format(i=layer, next=layer + 1) for layer in range(max(1, layers))]
+        return [*names[:-1], last or names[-1]]
+
+    @property
+    def piece(self) -> tuple[int, int]:
+        """The number of this part of a tensor, and how many there are."""
+        number, _, of = (self.hf.partition("#")[2] or "0/1").partition("/")
+        return int(number), int(of)
+
+    def is_flipped(self, form: str) -> bool:
+        """Returns whether the matrix is [out, in] there; ours are [in, out]."""
+        return self.kind == "head" or (self.kind == "kernel" and form == "hf")
+
+
+# The leaves of a module: our names, Hugging Face's and Google's. Kinds: "same"; "vocab", whose rows end in
+# padding here; "kernel", a matrix that PyTorch keeps [out, in]; "head", one that Google keeps [out, in] as well.
+_LEAVES: dict[str, tuple[tuple[str, str, str, str], ...]] = {
+    "words": (("/embedding", ".weight", "", "vocab"),),
+    "table": (("/embedding", ".weight", "", "same"),),
+    "dense": (("/kernel", ".weight", "/kernel", "kernel"), ("/bias", ".bias", "/bias", "same")),
+    "norm": (("/scale", ".weight", "/gamma", "same"), ("/bias", ".bias", "/beta", "same")),
+    "head": (("/kernel", ".weight", "output_weights", "head"), ("/bias", ".bias", "output_bias", "same")),
+    "bias": (("", "", "", "vocab"),),
+}
+
+# Our name, Hugging Face's, and Google's unless it is Hugging Face's with slashes in place of dots.
+_MODULES: tuple[tuple[str, ...], ...] = (
+    ("words", "encoder/embeddings/word", "bert.embeddings.word_embeddings"),
+    ("table", "encoder/embeddings/position", "bert.embeddings.position_embeddings"),
+    ("table", "encoder/embeddings/type", "bert.embeddings.token_type_embeddings"),
+    ("norm", "encoder/embeddings/norm", "bert.embeddings.LayerNorm"),
+    ("dense", "encoder/layers/attention/query", "bert.encoder.layer.{i}.attention.self.query"),
+    ("dense", "encoder/layers/attention/key", "bert.encoder.layer.{i}.attention.self.key"),
+    ("dense", "encoder/layers/attention/value", "bert.encoder.layer.{i}.attention.self.value"),
+    ("dense", "encoder/layers/attention/output", "bert.encoder.layer.{i}.attention.output.dense"),
+    ("norm", "encoder/layers/attention/norm", "bert.encoder.layer.{i}.attention.output.LayerNorm"),
+    ("dense", "encoder/layers/mlp/intermediate", "bert.encoder.layer.{i}.intermediate.dense"),
+    ("dense", "encoder/layers/mlp/output", "bert.encoder.layer.{i}.output.dense"),
+    ("norm", "encoder/layers/mlp/norm", "bert.encoder.layer.{i}.output.LayerNorm"),
+    ("dense", "encoder/pooler", "bert.pooler.dense"),
+    ("dense", "mlm/transform", "cls.predictions.transform.dense"),
+    ("norm", "mlm/norm", "cls.predictions.transform.LayerNorm"),
+    ("head", "next_sentence", "cls.seq_relationship", "cls/seq_relationship/"),
+    ("head", "classifier", "classifier", ""),
+    ("head", "span", "qa_outputs", "cls/squad/"),
+    ("bias", "mlm/output_bias", "cls.predictions.bias", "cls/predictions/output_bias"),
+)
+# What BERT has not; in families that have none of it either, no parameter has such a name.
+_MORE: tuple[tuple[str, ...], ...] = (
+    ("dense", "encoder/embeddings/project", "bert.embeddings_project"),
+    ("dense", "encoder/layers/mlp/gate", "bert.encoder.layer.{i}.gate.dense"),
+    ("norm", "encoder/pooler/norm", "bert.pooler.norm"),
+    ("dense", "discriminator/transform", "discriminator_predictions.dense"),
+    ("dense", "discriminator/output", "discriminator_predictions.dense_prediction"),
+)
+
+# Our settings and transformers', where both mean the same and have the same default.
+_SETTINGS = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "intermediate_size": "intermediate_size",
+    "max_positions": "max_position_embeddings",
+    "type_vocab_size": "type_vocab_size",
+    "hidden_dropout_rate": "hidden_dropout_prob",
+    "attention_dropout_rate": "attention_probs_dropout_prob",
+    "initializer_stddev": "initializer_range",
+    "layer_norm_epsilon": "layer_norm_eps",
+}
+_DISTIL_SETTINGS = {ours: theirs for ours, theirs in _SETTINGS.items() if ours not in ("type_vocab_size",
+    "layer_norm_epsilon")} | {"hidden_size": "dim", "num_layers": "n_layers", "num_heads": "n_heads",
+    "intermediate_size": "hidden_dim", "hidden_dropout_rate": "dropout",
+    "attention_dropout_rate": "attention_dropout"}  # fmt: skip
+_MODERN_SETTINGS = {ours: theirs for ours, theirs in _SETTINGS.items() if ours != "type_vocab_size"} | {
+    "layer_norm_epsilon": "norm_eps", "hidden_dropout_rate": "mlp_dropout",
+    "attention_dropout_rate": "attention_dropout", "norm_bias": "norm_bias", "dense_bias": "mlp_bias",
+    "pooling": "classifier_pooling"}  # fmt: skip
+
+# Hugging Face's "gelu" is erf, where Google's is tanh.
+_EXACT = {"gelu": "gelu_exact", "gelu_python": "gelu_exact"}
+_TANH = {"gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
+_NAMES_OF_ACTIVATIONS = {"gelu_exact": "gelu", "gelu_tanh": "gelu_new", "relu": "relu"}
+
+# The options of `ModelConfig` that a config.json does not speak of, with the values of BERT.
+_FIXED: dict[str, Any] = {name: getattr(ModelConfig, name) for name in (
+    "pooling", "positions", "position_offset", "window", "norm", "norm_bias", "dense_bias", "feed_forward",
+    "embedding_size")}  # fmt: skip
+
+
+_NOTHING: dict[str, Any] = {}
+
+
+class Family(NamedTuple):
+    """A family as transformers has it."""
+
+    prefix: str = "Bert"  # of its classes
+    usual: str = "base"  # the model size with the family's defaults
+    base: str = "bert"  # what the encoder's tensors are named for, in a model with a head
+    settings: dict[str, str] = _SETTINGS
+    fixed: dict[str, Any] = _FIXED  # our options that no setting of theirs changes
+    modules: dict[str, str] = _NOTHING  # our module -> theirs, where it is not BERT's name with another base
+    # End of a class -> what a module is called there, and what it is called in the table.
+    renamed: dict[str, dict[str, str]] = _NOTHING
+    tied: tuple[str, str] = ("cls.predictions.decoder.weight", "cls.predictions.decoder.bias")  # copies of others
+    activation: str = "hidden_act"  # the name of the setting
+    activations: dict[str, str] = _EXACT  # theirs -> ours
+    refused: tuple[tuple[str, tuple[Any, ...]], ...] = ()  # options, and the values that can be computed
+    # Their settings -> ours, and the reverse, beyond `settings`.
+    read: Callable[[JsonObject], dict[str, Any]] = lambda settings: {}
+    write: Callable[[ModelConfig], JsonObject] = lambda config: {}
+
+    def names_in(self, kind: str, names: Sequence[str] = ()) -> dict[str, str]:
+        """Returns the entry of `renamed` for a class; for an unknown one, that whose own modules are all there."""
+        if kind:
+            return self.renamed.get(kind.removeprefix(self.prefix), _NOTHING)
+        modules = {name.rpartition(".")[0] for name in names}
+        found = (of for of in self.renamed.values() if of.keys() <= modules and "classifier" not in of)
+        return next(found, _NOTHING)
+
+
+def _read_offset(settings: JsonObject) -> dict[str, Any]:
+    """Positions count from the one after padding's id."""
+    pad = settings.get("pad_token_id", 1)
+    if type(pad) is not int or not 0 <= pad < 2**24:
+        raise InputError(f"pad_token_id is {shown(pad)}, and positions count from it; RoBERTa's is 1")
+    return {"position_offset": pad + 1, "max_positions": settings.get("max_position_embeddings", 512) - pad - 1}
+
+
+def _read_width(settings: JsonObject) -> dict[str, Any]:
+    width = settings.get("embedding_size", 128)
+    return {"embedding_size": 0 if width == settings.get("hidden_size", 256) else width}
+
+
+def _read_modern(settings: JsonObject) -> dict[str, Any]:
+    """Layers, windows and angles, as version 5 of transformers says them or as older ones do.
+
+    Raises: InputError if layers have another order, or angles another form.
+    """
+    layers, local = settings.get("num_hidden_layers", 22), settings.get("local_attention", 128)
+    every, types = settings.get("global_attn_every_n_layers", 3), settings.get("layer_types")
+    for name, value, least in (("num_hidden_layers", layers, 1), ("local_attention", local, 0),
+                               ("global_attn_every_n_layers", every, 1)):  # fmt: skip
+        if type(value) is not int or not least <= value < 2**24:
+            raise InputError(f"{name} is {shown(value)}; make it a whole number from {least} on")
+    if types is not None:
+        counts = (every, *range(1, layers + 1))
+        every = next((count for count in counts if types == _types(layers, count)), 0)
+        if not every:
+            raise InputError(
+                f"layer_types is {shown(types)}, in which not every n-th layer sees all, from the first on"
+            )
+    ropes = settings.get("rope_parameters") or {}
+    thetas = {}
+    for ours, kind, older, usual in (
+        ("rotary_theta", "full_attention", "global_rope_theta", 160_000.0),
+        ("local_rotary_theta", "sliding_attention", "local_rope_theta", 10_000.0),
+    ):
+        of_kind = ropes.get(kind) if isinstance(ropes, dict) else None
+        rope = of_kind if isinstance(of_kind, dict) else {}
+        if rope.get("rope_type", "default") != "default" or settings.get("rope_scaling"):
+            raise InputError(f"rope_parameters has the rope_type {shown(rope.get('rope_type'))}; it can be default")
+        older_theta = settings.get(older)
+        thetas[ours] = rope.get("rope_theta", usual if older_theta is None else older_theta)
+    for name in ("attention_bias", "classifier_bias"):
+        if bool(settings.get(name, False)) != bool(settings.get("mlp_bias", False)):
+            raise InputError(f"{name} is not mlp_bias; it can be the same for all dense layers")
+    return thetas | {"window": local // 2, "global_every": every}
+
+
+def _types(layers: int, every: int) -> list[str]:
+    return ["sliding_attention" if layer % every else "full_attention" for layer in range(layers)]
+
+
+def _write_modern(config: ModelConfig) -> JsonObject:
+    of = {"full_attention": config.rotary_theta, "sliding_attention": config.local_rotary_theta}
+    every = config.global_every if config.window else 1
+    return {
+        "embedding_dropout": config.hidden_dropout_rate,
+        "attention_bias": config.dense_bias,
+        "classifier_bias": config.dense_bias,
+        "classifier_activation": "gelu",
+        "decoder_bias": True,
+        "local_attention": 2 * config.window,
+        "global_attn_every_n_layers": every,
+        "layer_types": _types(config.num_layers, every),
+        "rope_parameters": {kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in of.items()},
+        "global_rope_theta": config.rotary_theta,  # this and the next for older versions
+        "local_rope_theta": config.local_rotary_theta,
+    }
+
+
+_ROBERTA = Family(
+    "Roberta",
+    base="roberta",
+    fixed={name: value for name, value in _FIXED.items() if name != "position_offset"},
+    modules={"mlm/transform": "lm_head.dense", "mlm/norm": "lm_head.layer_norm", "mlm/output_bias": "lm_head.bias"},
+    renamed={
+        "ForSequenceClassification": {"classifier.dense": "roberta.pooler.dense", "classifier.out_proj": "classifier"}
+    },
+    tied=("lm_head.decoder.weight", "lm_head.decoder.bias"),
+    refused=(("position_embedding_type", (None, "absolute")),),
+    read=_read_offset,
+    write=lambda config: {"max_position_embeddings": config.max_positions + config.position_offset},
+)
+_DISTIL, _MODERN = "distilbert.transformer.layer.{i}.", "model.layers.{i}."
+
+FAMILIES: dict[str, Family] = {
+    "bert": Family(activations=_EXACT | _TANH, refused=(("position_embedding_type", (None, "absolute")),)),
+    "roberta": _ROBERTA,
+    "xlm-roberta": _ROBERTA._replace(prefix="XLMRoberta"),
+    "camembert": _ROBERTA._replace(prefix="Camembert"),
+    "distilbert": Family(
+        "DistilBert",
+        "distilbert",
+        base="distilbert",
+        settings=_DISTIL_SETTINGS,
+        fixed=_FIXED | {"type_vocab_size": 0, "layer_norm_epsilon": 1e-12},
+        modules={
+            "encoder/layers/attention/query": _DISTIL + "attention.q_lin",
+            "encoder/layers/attention/key": _DISTIL + "attention.k_lin",
+            "encoder/layers/attention/value": _DISTIL + "attention.v_lin",
+            "encoder/layers/attention/output": _DISTIL + "attention.out_lin",
+            "encoder/layers/attention/norm": _DISTIL + "sa_layer_norm",
+            "encoder/layers/mlp/intermediate": _DISTIL + "ffn.lin1",
+            "encoder/layers/mlp/output": _DISTIL + "ffn.lin2",
+            "encoder/layers/mlp/norm": _DISTIL + "output_layer_norm",
+            "encoder/pooler": "pre_classifier",
+            "mlm/transform": "vocab_transform",
+            "mlm/norm": "vocab_layer_norm",
+            "mlm/output_bias": "vocab_projector.bias",
+        },
+        tied=("vocab_projector.weight", ""),
+        activation="activation",
+        activations=_EXACT | _TANH | {"relu": "relu"},
+        write=lambda config: dict.fromkeys(("seq_classif_dropout", "qa_dropout"), config.hidden_dropout_rate),
+    ),
+    "electra": Family(
+        "Electra",
+        "electra-small",
+        base="electra",
+        settings=_SETTINGS | {"embedding_size": "embedding_size"},
+        fixed={name: value for name, value in _FIXED.items() if name != "embedding_size"},
+        modules={
+            "encoder/pooler": "sequence_summary.summary",
+            "mlm/transform": "generator_predictions.dense",
+            "mlm/norm": "generator_predictions.LayerNorm",
+            "mlm/output_bias": "generator_lm_head.bias",
+        },
+        renamed={
+            "ForSequenceClassification": {
+                "classifier.dense": "sequence_summary.summary",
+                "classifier.out_proj": "classifier",
+            }
+        },
+        tied=("generator_lm_head.weight", ""),
+        refused=(
+            ("position_embedding_type", (None, "absolute")),
+            ("summary_type", (None, "first")),
+            ("summary_use_proj", (None, True)),
+            ("summary_activation", (None, "gelu")),
+        ),
+        read=_read_width,
+        write=lambda config: {"embedding_size": config.embedding_width},
+    ),
+    "modernbert": Family(
+        "ModernBert",
+        "modernbert-base",
+        base="model",
+        settings=_MODERN_SETTINGS,
+        fixed={
+            "positions": "rotary",
+            "position_offset": 0,
+            "norm": "before",
+            "feed_forward": "gated",
+            "type_vocab_size": 0,
+            "embedding_size": 0,
+        },
+        modules={
+            "encoder/embeddings/word": "model.embeddings.tok_embeddings",
+            "encoder/embeddings/norm": "model.embeddings.norm",
+            "encoder/layers/attention/query": _MODERN + "attn.Wqkv#0/3",
+            "encoder/layers/attention/key": _MODERN + "attn.Wqkv#1/3",
+            "encoder/layers/attention/value": _MODERN + "attn.Wqkv#2/3",
+            "encoder/layers/attention/output": _MODERN + "attn.Wo",
+            "encoder/layers/attention/norm": _MODERN + "mlp_norm",
+            "encoder/layers/mlp/intermediate": _MODERN + "mlp.Wi#0/2",
+            "encoder/layers/mlp/gate": _MODERN + "mlp.Wi#1/2",
+            "encoder/layers/mlp/output": _MODERN + "mlp.Wo",
+            # The norm before the next layer's attention is the one after this layer, and so is the final one.
+            "encoder/layers/mlp/norm": "model.layers.{next}.attn_norm|model.final_norm",
+            "encoder/pooler": "head.dense",
+            "encoder/pooler/norm": "head.norm",
+            "mlm/transform": "head.dense",
+            "mlm/norm": "head.norm",
+            "mlm/output_bias": "decoder.bias",
+        },
+        renamed={"ForQuestionAnswering": {"classifier": "qa_outputs"}},
+        tied=("decoder.weight", ""),
+        activation="hidden_activation",
+        refused=(("classifier_activation", (None, "gelu")), ("decoder_bias", (None, True))),
+        read=_read_modern,
+        write=_write_modern,
+    ),
+}
+
+# The classes that each family has; BERT's have more.
+_SHARED = ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering",
+           "ForMultipleChoice")  # fmt: skip
+
+
+@functools.cache
+def table_of(family: str) -> tuple[Parameter, ...]:
+    """Returns the names of every parameter that a model of the family may have."""
+    return tuple(_rows(FAMILIES[family], _MODULES if family == "bert" else (*_MODULES, *_MORE)))
+
+
+def _rows(family: Family, modules: tuple[tuple[str, ...], ...]) -> Iterator[Parameter]:
+    for leaves, ours, bert, *differs in modules:
+        tf1 = differs[0] if differs else bert.replace("layer.{i}", "layer_{i}").replace(".", "/")
+        base = f"{family.base}.{bert.removeprefix('bert.')}" if bert.startswith("bert.") else bert
+        module, number, piece = family.modules.get(ours, base).partition("#")
+        for our_leaf, hf_leaf, tf1_leaf, kind in _LEAVES[leaves]:
+            hf = "|".join(name + hf_leaf for name in module.split("|"))
+            yield Parameter(ours + our_leaf, hf + number + piece, tf1 + tf1_leaf, kind)
+
+
+def class_of(head: Head, family: str) -> str:
+    """Returns the class of a model with this head in transformers; "" if there is none."""
+    if head.family:
+        return head.architecture if head.family == family else ""
+    end = head.architecture.removeprefix("Bert")
+    return FAMILIES[family].prefix + end if end in _SHARED or (family == "bert" and end) else ""
+
+
+def check_expressible(config: ModelConfig, family: str, where: str) -> None:
+    """Raises: InputError, with its name, if an option of the model is not computed by the family."""
+    of = FAMILIES[family]
+    if config.family != family:
+        raise InputError(f"model.family {config.family} has no counterpart in {where}; write it as hf or bert_jax")
+    if not config.type_vocab_size and "type_vocab_size" not in of.fixed:
+        raise InputError(f"model.type_vocab_size 0 has no counterpart in {where}, which has 1 or more; it stays here")
+    for name, value in of.fixed.items():
+        if getattr(config, name) != value:
+            raise InputError(
+                f"model.{name} {getattr(config, name)} has no counterpart in {where}, which computes with {value}; the "
+                "model stays here, in its own format"
+            )
+    if config.activation not in of.activations.values():
+        raise InputError(f"model.activation {config.activation} has no counterpart in {where}; the model stays here")
+
+
+def name_of_activation(config: ModelConfig) -> str:
+    """Returns what transformers calls the model's activation."""
+    return _NAMES_OF_ACTIVATIONS[config.activation]
+
+
+def name_of(family: str) -> str:
+    """Returns what a message calls a model of the family; an unknown one is a BERT."""
+    return FAMILIES[family].prefix if family in FAMILIES and family != "bert" else "BERT"

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention of long rows, on every platform: the same numbers as `attend`, of a block of scores at a time.
+
+A global layer takes a block of queries and all keys; a local one takes all blocks at once, each with the keys of itself
+and of its two neighbours, so its work grows with the length of a row and not with its square. The backward pass
+computes each block again.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from bert_jax.model.attention import attend
+from bert_jax.model.attention_kernels import AttentionShape, keeps_at
+
+SCORES = 2**20  # of a head in a block
+_SMALLEST = 64  # queries of a block in windows
+
+
+def in_blocks(shape: AttentionShape, *arrays: jax.Array) -> jax.Array:
+    """Returns the context [B, L, H] of query, key, value [B, L, H], sequence ids [B, L], keys of dropout [B, N, 2]."""
+    query, key, value, ids, keys = arrays
+    rows, size, hidden = query.shape
+    count = -(-(size**2) // SCORES)
+    block = -(-size // count)
+    count = -(-size // block)
+    of_keys, of_values = (array.reshape(rows, size, shape.num_heads, -1) for array in (key, value))
+
+    def of_block(block_of: tuple[jax.Array, ...]) -> jax.Array:
+        queries, queries_ids, start = block_of
+        places, columns = start + jnp.arange(block)[:, None], jnp.arange(size)[None, :]
+        sees = (queries_ids[:, :, None] == ids[:, None, :]) & (ids != 0)[:, None, :]
+        sees = sees & (columns <= places) if shape.causal else sees
+
+        def drop(probabilities: jax.Array) -> jax.Array:
+            kept = keeps_at(shape, size, places, columns, keys[:, :, 0, None, None], keys[:, :, 1, None, None])
+            return jnp.where(kept, probabilities * shape.rescale, 0)
+
+        queries = queries.reshape(rows, block, shape.num_heads, -1)
+        dropped = drop if shape.drops else (lambda probabilities: probabilities)
+        return attend(queries, of_keys, of_values, sees, dropped, shape.precision)[0].reshape(rows, block, hidden)
+
+    blocks = tuple(jnp.moveaxis(_divided(array, block), 1, 0) for array in (query, ids))
+    contexts = jax.lax.map(jax.checkpoint(of_block), (*blocks, jnp.arange(count) * block))
+    return jnp.moveaxis(contexts, 0, 1).reshape(rows, -1, hidden)[:, :size]
+
+
+def in_windows(shape: AttentionShape, *arrays: jax.Array) -> jax.Array:
+    """Returns what `in_blocks` does, of keys that are at most `shape.window` tokens away."""
+    query, key, value, ids, keys = arrays
+    rows, size, hidden = query.shape
+    block = _window_block(shape)
+
+    def around(array: jax.Array) -> jax.Array:
+        """Returns [B, blocks, 3 x block, ...] of [B, L, ...]."""
+        edge = jnp.zeros((rows, block, *array.shape[2:]), array.dtype)
+        divided = _divided(jnp.concatenate([edge, array, edge], axis=1), block)
+        divided = divided[:, : -(-size // block) + 2]
+        return jnp.concatenate([divided[:, :-2], divided[:, 1:-1], divided[:, 2:]], axis=2)
+
+    queries_ids, keys_ids = _divided(ids, block), around(ids)
+    count = queries_ids.shape[1]
+    starts = jnp.arange(count)[:, None] * block
+    places = (starts + jnp.arange(block))[:, :, None]
+    columns = (starts - block + jnp.arange(3 * block))[:, None, :]
+    sees = (queries_ids[:, :, :, None] == keys_ids[:, :, None, :]) & (keys_ids != 0)[:, :, None, :]
+    sees &= abs(places - columns) <= shape.window
+    sees = sees & (columns <= places) if shape.causal else sees
+
+    def drop(probabilities: jax.Array) -> jax.Array:
+        first, second = (keys[:, None, :, number, None, None] for number in (0, 1))
+        kept = keeps_at(shape, size, places[:, None], columns[:, None], first, second).reshape(probabilities.shape)
+        return jnp.where(kept, probabilities * shape.rescale, 0)
+
+    of_queries, of_keys, of_values = (
+        array.reshape(rows * count, -1, shape.num_heads, shape.head_size)
+        for array in (_divided(query, block), around(key), around(value))
+    )
+    dropped = drop if shape.drops else (lambda probabilities: probabilities)
+    sees = sees.reshape(rows * count, *sees.shape[2:])
+    context = attend(of_queries, of_keys, of_values, sees, dropped, shape.precision)[0]
+    return context.reshape(rows, -1, hidden)[:, :size]
+
+
+def pays_in_windows(shape: AttentionShape, size: int) -> bool:
+    """Returns whether windows have fewer scores than whole rows."""
+    return bool(shape.window) and isinstance(size, int) and size > 3 * _window_block(shape)
+
+
+def _window_block(shape: AttentionShape) -> int:
+    return max(shape.window, _SMALLEST)
+
+
+def _divided(array: jax.Array, block: int) -> jax.Array:
+    """Returns [B, blocks, block, ...] of [B, L, ...], with zeros at the end."""
+    missing = -array.shape[1] % block
+    padded = jnp.pad(array, [(0, 0), (0, missing)] + [(0, 0)] * (array.ndim - 2))
+    return padded.reshape(array.shape[0], -1, block, *array.shape[2:])

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""BERT's relatives: what stands before the logits of their classifiers, and the sizes that have names."""
+
+from typing import Any, NamedTuple
+
+
+class Block(NamedTuple):
+    """What a family has between the encoder's vectors and a classifier's logits: dense and activation, for a start."""
+
+    activation: str = "tanh"  # or one of `model.activation`
+    norm: bool = False  # after the activation
+    dropout: bool = False  # before the dense layer, too
+    of_tokens: bool = False  # whether tokens and spans pass through it, not sequences alone
+    of_encoder: bool = True  # whether the bare encoder has it, as BERT has its pooler
+    span_dropout: bool = False  # before the logits of spans
+
+
+# The families by transformers' model_type. Source: the modeling files of transformers 5.
+BLOCKS: dict[str, Block] = {
+    "bert": Block(),
+    **dict.fromkeys(("roberta", "xlm-roberta", "camembert"), Block(dropout=True)),
+    "distilbert": Block("relu", of_encoder=False, span_dropout=True),
+    "electra": Block("gelu_exact", dropout=True, of_encoder=False),
+    "modernbert": Block("gelu_exact", norm=True, of_tokens=True, of_encoder=False, span_dropout=True),
+}
+
+
+def _roberta(size: str, family: str = "roberta") -> tuple[str, dict[str, Any]]:
+    return size, {
+        "family": family,
+        "position_offset": 2,
+        "type_vocab_size": 1,
+        "activation": "gelu_exact",
+        "layer_norm_epsilon": 1e-5,
+    }
+
+
+def _electra(size: str, **changes: int) -> tuple[str, dict[str, Any]]:
+    return size, {"family": "electra", "activation": "gelu_exact", **changes}
+
+
+def _modernbert(layers: int, hidden: int, wide: int) -> tuple[str, dict[str, Any]]:
+    return "base", {
+        "family": "modernbert",
+        "hidden_size": hidden,
+        "num_layers": layers,
+        "num_heads": hidden // 64,
+        "intermediate_size": wide,
+        "max_positions": 8192,
+        "type_vocab_size": 0,
+        "positions": "rotary",
+        "rotary_theta": 160_000.0,
+        "window": 64,
+        "norm": "before",
+        "norm_bias": False,
+        "dense_bias": False,
+        "feed_forward": "gated",
+        "activation": "gelu_exact",
+        "hidden_dropout_rate": 0.0,
+        "attention_dropout_rate": 0.0,
+        "initializer": "depth",
+        "layer_norm_epsilon": 1e-5,
+    }
+
+
+# Names -> the size of BERT to begin with, and the settings that change. Source: Liu et al. 2019; Sanh et al. 2019;
+# Clark et al. 2020, discriminators; Warner et al. 2024. The small ones of ModernBERT are ours.
+RELATIVES: dict[str, tuple[str, dict[str, Any]]] = {
+    "roberta-base": _roberta("base"),
+    "roberta-large": _roberta("large"),
+    "xlm-roberta-base": _roberta("base", "xlm-roberta"),
+    "xlm-roberta-large": _roberta("large", "xlm-roberta"),
+    "camembert-base": _roberta("base", "camembert"),
+    "distilbert": ("base", {"family": "distilbert", "num_layers": 6, "type_vocab_size": 0, "activation": "gelu_exact"}),
+    "electra-small": _electra("L12_H256", embedding_size=128),
+    "electra-base": _electra("base"),
+    "electra-large": _electra("large"),
+    "modernbert-mini": _modernbert(4, 256, 384),
+    "modernbert-small": _modernbert(4, 512, 768),
+    "modernbert-base": _modernbert(22, 768, 1152),
+    "modernbert-large": _modernbert(28, 1024, 2624),
+}

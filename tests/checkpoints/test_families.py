@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""BERT's relatives in transformers' format without transformers: the way out and back, and what is refused.
+
+`tests/reference/test_live_family.py` compares their outputs with those of transformers.
+"""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+from builders import random_batch
+from hf_models import make_tokenizer, random_params
+
+from bert_jax.checkpoints.families import FAMILIES, check_expressible, class_of, name_of, table_of
+from bert_jax.checkpoints.hf import load_hf, save_hf
+from bert_jax.checkpoints.names import flatten
+from bert_jax.checkpoints.pretrained import Pretrained, load_pretrained, save_pretrained
+from bert_jax.checkpoints.tf1 import save_tf1
+from bert_jax.errors import InputError
+from bert_jax.model.heads.pretraining import MASKED_LM, PRETRAINING
+from bert_jax.model.heads.replaced import REPLACED
+from bert_jax.model.heads.table import HEADS
+from bert_jax.model.heads.tokens import TOKENS
+from bert_jax.model.objective import abstract_params, encode, forward, init_params, parts_of
+from bert_jax.settings.model import ModelConfig, model_size
+from bert_jax.settings.relatives import BLOCKS
+
+SIZES = {"roberta": "roberta-base", "xlm-roberta": "xlm-roberta-base", "camembert": "camembert-base",
+         "distilbert": "distilbert", "electra": "electra-small", "modernbert": "modernbert-mini"}  # fmt: skip
+
+
+def small(family: str, **changes) -> ModelConfig:
+    """Returns a small model of a family, for a vocabulary whose padding has the id 0."""
+    shape = {"vocab_size": 131, "hidden_size": 24, "num_heads": 3, "num_layers": 3, "intermediate_size": 20}
+    shape |= {"max_positions": 30}
+    shape |= {"position_offset": 1} if model_size(SIZES[family]).position_offset else {}
+    shape |= {"embedding_size": 16} if family == "electra" else {}
+    return dataclasses.replace(model_size(SIZES[family]), **shape | changes)
+
+
+def bert_of(family: str, head: str, **changes) -> tuple:
+    config = small(family, **changes)
+    params = random_params(config, 3 if HEADS[head].has_labels else 1, parts=HEADS[head].parts_in(config))
+    return config, params, make_tokenizer(131), head, ("a", "b", "c") if HEADS[head].has_labels else ()
+
+
+# Vectors of texts are written as a bare encoder.
+PAIRS = [
+    (family, head)
+    for family in SIZES
+    for head in HEADS
+    if class_of(HEADS[head], family) and head != "sentence_embedding"
+]
+
+
+def test_every_family_has_a_block_and_a_table_and_its_classes():
+    assert set(FAMILIES) == set(BLOCKS) == {"bert", *SIZES}
+    assert class_of(MASKED_LM, "xlm-roberta") == "XLMRobertaForMaskedLM" and class_of(PRETRAINING, "modernbert") == ""
+    assert class_of(REPLACED, "electra") == "ElectraForPreTraining" and class_of(REPLACED, "bert") == ""
+    assert class_of(TOKENS, "bert") == "BertForTokenClassification"
+    for family in SIZES:
+        names = {row.ours for row in table_of(family)}
+        assert set(flatten(abstract_params(small(family)))) <= names
+        assert len(names) == len(table_of(family))
+
+
+@pytest.mark.parametrize(("family", "head"), PAIRS)
+def test_export_then_import_is_the_identity(tmp_path, family, head):
+    model = bert_of(family, head)
+    assert sorted(parts_of(model[1])) == sorted(HEADS[head].parts_in(model[0]))
+    assert save_hf(tmp_path / "out", *model) == []
+    about = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert about["model_type"] == family and about["architectures"] == [class_of(HEADS[head], family)]
+    loaded = load_hf(tmp_path / "out")
+    assert (loaded.config, loaded.task, loaded.labels, loaded.notes) == (model[0], head, model[4], ())
+    jax.tree.map(np.testing.assert_array_equal, loaded.params, model[1])
+    save_hf(tmp_path / "again", *loaded[:5])
+    for file in ("config.json", "model.safetensors"):
+        assert (tmp_path / "out" / file).read_bytes() == (tmp_path / "again" / file).read_bytes()
+
+
+@pytest.mark.parametrize("changes", [{"window": 0}, {"num_layers": 1}, {"global_every": 1}, {"global_every": 2},
+                                     {"pooling": "mean"}, {"norm_bias": True}, {"dense_bias": True},
+                                     {"rotary_theta": 5e5}])  # fmt: skip
+def test_options_of_modernbert_come_back(tmp_path, changes):
+    model = bert_of("modernbert", "sequence_classification", **changes)
+    save_hf(tmp_path / "out", *model)
+    loaded = load_hf(tmp_path / "out").config
+    of_layers = {"global_every": loaded.global_every} if "window" in changes else {}
+    assert loaded == dataclasses.replace(model[0], **of_layers)
+
+
+def test_a_configuration_of_older_versions_says_the_same(tmp_path):
+    model = bert_of("modernbert", "masked_lm", global_every=2, rotary_theta=80_000.0)
+    save_hf(tmp_path / "out", *model)
+    where = tmp_path / "out" / "config.json"
+    about = json.loads(where.read_text())
+    for name in ("layer_types", "rope_parameters"):
+        del about[name]
+    where.write_text(json.dumps(about))
+    assert load_hf(tmp_path / "out").config == model[0]
+
+
+def test_a_run_of_pretraining_is_written_as_its_masked_language_model(tmp_path):
+    config = small("modernbert")
+    params = random_params(config, parts=PRETRAINING.parts)
+    notes = save_hf(tmp_path / "out", config, params, make_tokenizer(131), "pretraining", ())
+    assert notes == [f"{part} is left out: ModernBertForMaskedLM has none" for part in ("pooler", "next_sentence")]
+    assert load_hf(tmp_path / "out").task == "masked_lm"
+
+
+def test_a_pooler_beside_a_classifier_of_roberta_is_idle(tmp_path):
+    """Older versions of transformers kept the one that pre-training left."""
+    from safetensors.numpy import load_file, save_file
+
+    model = bert_of("roberta", "sequence_classification")
+    save_hf(tmp_path / "out", *model)
+    weights = tmp_path / "out" / "model.safetensors"
+    arrays = load_file(weights)
+    assert "classifier.out_proj.weight" in arrays and not any("pooler" in name for name in arrays)
+    arrays |= {"roberta.pooler.dense.weight": np.ones((24, 24), np.float32),
+               "roberta.pooler.dense.bias": np.ones(24, np.float32)}  # fmt: skip
+    save_file(arrays, weights, metadata={"format": "pt"})
+    for _ in range(2):
+        jax.tree.map(np.testing.assert_array_equal, load_hf(tmp_path / "out").params, model[1])
+        about = json.loads((tmp_path / "out" / "config.json").read_text())
+        (tmp_path / "out" / "config.json").write_text(json.dumps(about | {"architectures": None}))
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "message"),
+    [
+        ("bert", {"model_type": "mpnet"}, r"model_type is \"mpnet\".*relative positions"),
+        ("bert", {"model_type": "deberta-v2"}, "disentangled attention"),
+        ("bert", {"model_type": "albert"}, "share their parameters"),
+        ("bert", {"model_type": "gpt2"}, r"model_type is \"gpt2\".*it can with bert, roberta"),
+        ("roberta", {"position_embedding_type": "relative_key"}, 'position_embedding_type is "relative_key"'),
+        ("roberta", {"hidden_act": "gelu_new"}, r'hidden_act is "gelu_new", which this Roberta cannot compute'),
+        ("roberta", {"pad_token_id": None}, "pad_token_id is null"),
+        ("roberta", {"is_decoder": True}, "is_decoder is true"),
+        ("distilbert", {"activation": "silu"}, 'activation is "silu"'),
+        ("electra", {"summary_type": "mean"}, 'summary_type is "mean"'),
+        ("modernbert", {"layer_types": ["sliding_attention"] * 3}, "not every n-th layer sees all"),
+        ("modernbert", {"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "rope_type"),
+        ("modernbert", {"attention_bias": True}, "attention_bias is not mlp_bias"),
+        ("modernbert", {"local_attention": "x"}, "local_attention is"),
+        ("modernbert", {"decoder_bias": False}, "decoder_bias is false"),
+        ("modernbert", {"hidden_activation": "silu"}, "hidden_activation is"),
+    ],
+)
+def test_what_is_not_computed_is_refused_by_name(tmp_path, family, changes, message):
+    model = bert_of("roberta" if family == "bert" else family, "masked_lm")
+    save_hf(tmp_path / "out", *model)
+    where = tmp_path / "out" / "config.json"
+    where.write_text(json.dumps(json.loads(where.read_text()) | changes))
+    with pytest.raises(InputError, match=message) as error:
+        load_hf(tmp_path / "out")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "message"),
+    [
+        ("roberta", {"positions": "none", "position_offset": 0}, "model.positions none has no counterpart"),
+        ("roberta", {"position_offset": 2}, "position_offset 2 is not 1"),
+        ("roberta", {"activation": "relu"}, "model.activation relu"),
+        ("roberta", {"type_vocab_size": 0}, "model.type_vocab_size 0"),
+        ("distilbert", {"type_vocab_size": 2}, "model.type_vocab_size 2"),
+        ("electra", {"norm": "before"}, "model.norm before"),
+        ("modernbert", {"feed_forward": "plain"}, "model.feed_forward plain"),
+    ],
+)
+def test_what_transformers_does_not_compute_is_not_written(tmp_path, family, changes, message):
+    model = bert_of(family, "masked_lm", **changes)
+    with pytest.raises(InputError, match=message):
+        save_hf(tmp_path / "out", *model)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("family", SIZES)
+def test_googles_format_has_berts_alone(tmp_path, family):
+    with pytest.raises(InputError, match=f"model.family {family} has no counterpart in Google's BERT"):
+        save_tf1(tmp_path / "out", *bert_of(family, "masked_lm"))
+    check_expressible(ModelConfig(vocab_size=9), "bert", "Google's BERT")
+    assert (name_of("bert"), name_of(family)) == ("BERT", FAMILIES[family].prefix)
+
+
+@pytest.mark.parametrize("family", SIZES)
+def test_a_model_of_ours_is_saved_and_loaded_and_encodes(tmp_path, family):
+    config = small(family)
+    params = jax.jit(lambda key: init_params(config, key, HEADS["token_classification"], 3))(jax.random.key(0))
+    bert = Pretrained(config, params, make_tokenizer(131), "token_classification", ("a", "b", "c"))
+    save_pretrained(bert, tmp_path / "model")
+    loaded = load_pretrained(tmp_path / "model")
+    assert loaded.config == config
+    texts = ["abc word3 word4", "word5"]
+    np.testing.assert_array_equal(loaded.encode(texts).hidden, bert.encode(texts).hidden)
+    batch = random_batch(num_rows=2, row_length=30, vocab_size=131)
+    stacked, apart = (
+        jax.jit(lambda params: encode(config, params, batch).hidden)(each) for each in (bert.params, loaded.prepared)
+    )
+    np.testing.assert_allclose(stacked, apart, atol=2e-5)
+    assert forward(config, bert.params, batch, TOKENS).shape == (2, 30, 3)

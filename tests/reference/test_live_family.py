@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""transformers and ours on random models of BERT's relatives, with every head that transformers has for them."""
+
+import jax
+import numpy as np
+import pytest
+from hf_models import make_tokenizer
+
+from bert_jax.batch import Batch
+from bert_jax.checkpoints.families import FAMILIES, class_of
+from bert_jax.checkpoints.hf import load_hf, save_hf
+from bert_jax.model.heads.table import HEADS
+from bert_jax.model.objective import encode, forward
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+pytestmark = [pytest.mark.reference, pytest.mark.slow]
+
+transformers.utils.logging.disable_progress_bar()
+
+ATOL = 1e-5
+VOCAB_SIZE = 150
+SHAPE = {"vocab_size": VOCAB_SIZE, "hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 3}
+TYPED = SHAPE | {"intermediate_size": 50, "max_position_embeddings": 40, "type_vocab_size": 1, "pad_token_id": 0}
+MODERN = SHAPE | {"intermediate_size": 37, "max_position_embeddings": 40, "num_hidden_layers": 5, "local_attention": 8}
+MODERN |= {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3, "cls_token_id": 2, "sep_token_id": 3}
+CASES = {  # a name -> family, what is not the same in its configuration
+    "roberta": ("roberta", TYPED | {"layer_norm_eps": 1e-5}),
+    "xlm-roberta": ("xlm-roberta", TYPED),
+    "camembert": ("camembert", TYPED | {"type_vocab_size": 2}),
+    "distilbert": ("distilbert", {"vocab_size": VOCAB_SIZE, "dim": 24, "n_layers": 3, "n_heads": 3, "hidden_dim": 50,
+                                  "max_position_embeddings": 40, "pad_token_id": 0, "seq_classif_dropout": 0.1}),
+    "distilbert-relu": ("distilbert", {"vocab_size": VOCAB_SIZE, "dim": 24, "n_layers": 2, "n_heads": 2,
+                                       "hidden_dim": 31, "max_position_embeddings": 40, "activation": "relu",
+                                       "pad_token_id": 0, "seq_classif_dropout": 0.1}),
+    "electra": ("electra", TYPED | {"embedding_size": 16, "type_vocab_size": 2}),
+    "electra-wide": ("electra", TYPED | {"embedding_size": 24}),
+    "modernbert": ("modernbert", MODERN),
+    "modernbert-mean": ("modernbert", MODERN | {"classifier_pooling": "mean", "global_attn_every_n_layers": 2,
+                                                "local_attention": 2}),
+    "modernbert-biases": ("modernbert", MODERN | {"norm_bias": True, "attention_bias": True, "mlp_bias": True,
+                                                  "classifier_bias": True}),
+}  # fmt: skip
+PAIRS = [
+    (name, head)
+    for name, (family, _) in CASES.items()
+    for head in HEADS
+    if class_of(HEADS[head], family) and head != "sentence_embedding"
+]
+
+
+def random_model(name, head, seed):
+    """Returns a random model of transformers, biases and norms too."""
+    family, changes = CASES[name]
+    kind = getattr(transformers, class_of(HEADS[head], family))
+    torch.manual_seed(seed)
+    config = kind.config_class(**changes)
+    if HEADS[head].has_labels:
+        config.id2label = {0: "no", 1: "yes", 2: "perhaps"}
+        config.label2id = {label: index for index, label in config.id2label.items()}
+    model = kind(config).eval()
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            is_norm = "norm" in parameter_name.lower() and parameter_name.endswith("weight")
+            parameter.normal_(1.0 if is_norm else 0.0, 0.15)
+    return model
+
+
+def random_inputs(length, rng, typed, rows=4):
+    stops = [length, *rng.integers(3, length + 1, rows - 1)]
+    ids = rng.integers(1, VOCAB_SIZE, (rows, length))
+    mask = (np.arange(length) < np.array(stops)[:, None]).astype(np.int64)
+    inputs = {"input_ids": ids * mask, "attention_mask": mask}
+    types = (np.arange(length) >= rng.integers(1, length, (rows, 1))).astype(np.int64) * mask
+    return inputs | ({"token_type_ids": types} if typed else {})
+
+
+def as_batch(inputs):
+    rows, length = inputs["input_ids"].shape
+    return Batch(
+        token_ids=inputs["input_ids"].astype(np.int32),
+        type_ids=inputs.get("token_type_ids", np.zeros((rows, length))).astype(np.int32),
+        sequence_ids=inputs["attention_mask"].astype(np.int32),
+        cls_positions=np.zeros((rows, 1), np.int32),
+        sequence_weights=np.ones((rows, 1), np.float32),
+        mlm_positions=np.broadcast_to(np.arange(length, dtype=np.int32), (rows, length)),
+    )
+
+
+def logits_of(found, head, real):
+    """Returns our logits of the real tokens or of the sequences, as those of transformers' output are compared."""
+    found = np.asarray(found)
+    if found.ndim == 3 and found.shape[1] == real.shape[1]:
+        return found[real]
+    return found[:, 0]
+
+
+def theirs_of(output, head, real):
+    if "start_logits" in output:
+        return torch.stack([output.start_logits, output.end_logits], -1)[real].numpy()
+    logits = output.logits.numpy()
+    if head == "multiple_choice":
+        return logits.reshape(-1, 1)
+    if head == "replaced_tokens":
+        return logits[real][:, None]
+    return logits[real] if logits.ndim == 3 else logits
+
+
+def assert_same(loaded, theirs, head, seed):
+    config = loaded.config
+    inputs = random_inputs(config.max_positions, np.random.default_rng(seed), config.type_vocab_size > 1)
+    feed = {name: torch.from_numpy(value) for name, value in inputs.items()}
+    feed = {name: value[None] for name, value in feed.items()} if head == "multiple_choice" else feed
+    with torch.no_grad():
+        expected = theirs(**feed, output_hidden_states=True)
+    batch, real = as_batch(inputs), inputs["attention_mask"] > 0
+    found = jax.jit(lambda params: encode(config, params, batch, layers=True))(loaded.params)
+    assert len(expected.hidden_states) == len(found.layers)
+    for ours, layer in zip(found.layers, expected.hidden_states, strict=True):
+        layer = layer.numpy().reshape(ours.shape)
+        np.testing.assert_allclose(np.asarray(ours)[real], layer[real], atol=ATOL, rtol=1e-5)
+    if head == "encoder":
+        last = expected.last_hidden_state.numpy()
+        np.testing.assert_allclose(np.asarray(found.hidden)[real], last[real], atol=ATOL, rtol=1e-5)
+        if "pooler_output" in expected:
+            np.testing.assert_allclose(found.pooled[:, 0], expected.pooler_output.numpy(), atol=ATOL)
+        return
+    logits = logits_of(jax.jit(lambda params: forward(config, params, batch, HEADS[head]))(loaded.params), head, real)
+    np.testing.assert_allclose(logits[..., :VOCAB_SIZE], theirs_of(expected, head, real), atol=ATOL, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "head"), PAIRS)
+def test_a_relative_is_computed_and_written_again(tmp_path, name, head):
+    """From transformers to ours and back: the same outputs, the same tensors, and nothing is missing or left over."""
+    theirs = random_model(name, head, seed=len(name) + len(head))
+    theirs.save_pretrained(tmp_path / "theirs")
+    make_tokenizer(VOCAB_SIZE).save(tmp_path / "theirs")
+    loaded = load_hf(tmp_path / "theirs")
+    assert (loaded.task, loaded.notes) == (head, ())
+    assert loaded.labels == (("no", "yes", "perhaps") if HEADS[head].has_labels else ())
+    assert_same(loaded, theirs, head, seed=1)
+
+    assert save_hf(tmp_path / "out", *loaded[:5]) == []
+    kind = getattr(transformers, class_of(HEADS[head], loaded.config.family))
+    again, info = kind.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not any(info[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")), info
+    before, after = theirs.state_dict(), again.eval().state_dict()
+    assert before.keys() == after.keys() and all(torch.equal(before[key], after[key]) for key in before)
+    assert again.config.model_type == loaded.config.family
+    assert_same(loaded, again, head, seed=2)
+    third = load_hf(tmp_path / "out")
+    assert third.config == loaded.config
+    jax.tree.map(np.testing.assert_array_equal, third.params, loaded.params)
+
+
+def test_every_family_is_here():
+    assert {family for family, _ in CASES.values()} == set(FAMILIES) - {"bert"}

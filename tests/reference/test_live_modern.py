@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model of the modern recipe, trained for a few steps here: transformers fills its masks with the same words."""
+
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from builders import make_dataset
+
+from bert_jax import load_pretrained
+from bert_jax.checkpoints.hf import save_hf
+from bert_jax.inference.predict import fill_masks
+from bert_jax.pretraining import pretrain
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "end_to_end"))
+from test_modern import modern_run
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+pytestmark = [pytest.mark.reference, pytest.mark.slow]
+
+
+def test_masks_are_filled_with_the_same_words_and_probabilities(tmp_path):
+    data = [make_dataset(tmp_path / name, length, next_sentence="none") for name, length in (("a", 64), ("b", 256))]
+    pretrain(modern_run(*data), tmp_path / "run", jax.devices()[:1])
+    bert = load_pretrained(tmp_path / "run")
+    save_hf(tmp_path / "out", bert.config, bert.params, bert.tokenizer, bert.task, bert.labels)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    model = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "out").eval()
+    assert type(model).__name__ == "ModernBertForMaskedLM"
+    text = "the ban bas [MASK] . the dar bet [MASK] bit ." * 8
+    ours = fill_masks(bert, [text])[0]
+    inputs = tokenizer(text, return_tensors="pt")
+    assert "token_type_ids" not in inputs
+    with torch.no_grad():
+        probabilities = torch.softmax(model(**inputs).logits[0], -1).numpy()
+    places = np.flatnonzero(inputs["input_ids"][0].numpy() == tokenizer.mask_token_id)
+    assert len(places) == len(ours) == 16
+    for place, guesses in zip(places, ours, strict=True):
+        for token, probability in guesses:
+            assert probability == pytest.approx(probabilities[place][tokenizer.convert_tokens_to_ids(token)], rel=1e-4)
