@@ -160,8 +160,8 @@ CORE: Sequence[str] = """
     model.* training.* pretraining
 """.split()
 KERNELS = ("model.attention_kernels", "model.fused_attention", "model.fused_attention_gpu", "model.fused_attention_tpu")
-# Heads for fine-tuning, long rows, what is faster on a CPU, pictures, profiles, FLOPs and memory by arithmetic, the clock that
-# says where the seconds went, what cards say of a run, and how metrics are shown.
+# Heads for fine-tuning, long rows, what is faster on a CPU, pictures, profiles, FLOPs and memory by arithmetic, the
+# clock that says where the seconds went, what cards say of a run, and how metrics are shown.
 BESIDE = (
     "model.long_rows",
     "model.heads.probe",

@@ -332,7 +332,7 @@ def tokenizer_setting(**changes):
         (setting(hidden_act="relu"), r'hidden_act is "relu", which this BERT cannot compute; it can with gelu, '),
         (setting(is_decoder=True), "is_decoder is true"),
         (setting(add_cross_attention=True), "add_cross_attention is true"),
-        (setting(model_type="roberta"), 'model_type is "roberta".*with bert'),
+        (setting(model_type="gpt2"), 'model_type is "gpt2".*with bert, roberta'),
         (setting(quantization_config={"bits": 4}), "quantization_config is"),
         (tensors(lambda t: t | {"lora.a": np.zeros(3, np.float32)}), "holds 1 tensors .* no place for: lora.a"),
         (
