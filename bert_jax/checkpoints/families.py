@@ -118,6 +118,7 @@ _FIXED: dict[str, Any] = {name: getattr(ModelConfig, name) for name in (
 
 
 _NOTHING: dict[str, Any] = {}
+_ENDS = {"bos_token_id": "cls_id", "eos_token_id": "sep_id"}
 
 
 class Family(NamedTuple):
@@ -132,6 +133,7 @@ class Family(NamedTuple):
     # End of a class -> what a module is called there, and what it is called in the table.
     renamed: dict[str, dict[str, str]] = _NOTHING
     tied: tuple[str, str] = ("cls.predictions.decoder.weight", "cls.predictions.decoder.bias")  # copies of others
+    token_ids: dict[str, str] = _NOTHING  # their settings with the id of a token -> the tokenizer's attribute
     activation: str = "hidden_act"  # the name of the setting
     activations: dict[str, str] = _EXACT  # theirs -> ours
     refused: tuple[tuple[str, tuple[Any, ...]], ...] = ()  # options, and the values that can be computed
@@ -228,6 +230,7 @@ _ROBERTA = Family(
         "ForSequenceClassification": {"classifier.dense": "roberta.pooler.dense", "classifier.out_proj": "classifier"}
     },
     tied=("lm_head.decoder.weight", "lm_head.decoder.bias"),
+    token_ids=_ENDS,
     refused=(("position_embedding_type", (None, "absolute")),),
     read=_read_offset,
     write=lambda config: {"max_position_embeddings": config.max_positions + config.position_offset},
@@ -326,6 +329,7 @@ FAMILIES: dict[str, Family] = {
         },
         renamed={"ForQuestionAnswering": {"classifier": "qa_outputs"}},
         tied=("decoder.weight", ""),
+        token_ids=_ENDS | {"cls_token_id": "cls_id", "sep_token_id": "sep_id"},
         activation="hidden_activation",
         refused=(("classifier_activation", (None, "gelu")), ("decoder_bias", (None, True))),
         read=_read_modern,

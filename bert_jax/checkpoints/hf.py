@@ -170,6 +170,7 @@ def save_hf(
             "pad_token_id": tokenizer.pad_id,
             "tie_word_embeddings": True,
         }
+        | {theirs: getattr(tokenizer, name) for theirs, name in family.token_ids.items()}
         | family.write(config)
         | ({} if dtype == "float32" else {"dtype": dtype, "torch_dtype": dtype})
     )  # what newer and older versions read
