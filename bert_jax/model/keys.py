@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax.extend.random import threefry2x32_p
 
+from bert_jax.errors import InputError
+
 # The number that is folded into the seed's key. Never change one: every seed would then give other results.
 PURPOSES = {
     "parameters": 0,  # initial parameters, and those of heads that a loaded model lacks
@@ -25,7 +27,14 @@ def root_key(seed: int, purpose: str) -> jax.Array:
     """Returns the root key of a purpose, one of `PURPOSES`.
 
     Always threefry, whatever JAX's default generator: its bits do not depend on vmap, shape or sharding.
+
+    Raises: InputError if JAX is told to draw other bits of threefry keys, as it did before version 0.5.
     """
+    if not getattr(jax.config, "jax_threefry_partitionable", True):
+        raise InputError(
+            "JAX_THREEFRY_PARTITIONABLE is off, with which every seed draws other numbers, and other ones on each mesh; "
+            "leave it on"
+        )
     key = jax.random.key(seed, impl="threefry2x32")  # of the lower 32 bits
     if seed >= 2**32:
         key = jax.random.fold_in(key, seed >> 32)

@@ -112,3 +112,8 @@ def test_the_place_of_a_row_is_counted_in_64_bits():
         )
         assert int(high[0]) > 0
         np.testing.assert_array_equal(keys._bits_at(key, high, low), bits[row, [0, 1, -1]])
+
+
+def test_other_bits_of_the_same_seed_are_refused():
+    with jax.threefry_partitionable(False), pytest.raises(InputError, match="JAX_THREEFRY_PARTITIONABLE is off"):
+        root_key(0, "dropout")
