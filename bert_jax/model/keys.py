@@ -32,7 +32,7 @@ def root_key(seed: int, purpose: str) -> jax.Array:
     """
     if not getattr(jax.config, "jax_threefry_partitionable", True):
         raise InputError(
-            "JAX_THREEFRY_PARTITIONABLE is off, with which every seed draws other numbers, and other ones on each mesh; "
+            "JAX_THREEFRY_PARTITIONABLE is off, with which every seed draws other numbers, on each mesh others; "
             "leave it on"
         )
     key = jax.random.key(seed, impl="threefry2x32")  # of the lower 32 bits

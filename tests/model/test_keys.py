@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec
 import bert_jax
 from bert_jax.checkpoints.warm_start import complete
 from bert_jax.devices.sharding import make_mesh
+from bert_jax.errors import InputError
 from bert_jax.model import keys
 from bert_jax.model.heads.table import HEADS
 from bert_jax.model.keys import PURPOSES, bits_of_rows, root_key, rows_of_microbatch
@@ -115,5 +116,9 @@ def test_the_place_of_a_row_is_counted_in_64_bits():
 
 
 def test_other_bits_of_the_same_seed_are_refused():
-    with jax.threefry_partitionable(False), pytest.raises(InputError, match="JAX_THREEFRY_PARTITIONABLE is off"):
-        root_key(0, "dropout")
+    jax.config.update("jax_threefry_partitionable", False)
+    try:
+        with pytest.raises(InputError, match="JAX_THREEFRY_PARTITIONABLE is off"):
+            root_key(0, "dropout")
+    finally:
+        jax.config.update("jax_threefry_partitionable", True)
