@@ -23,6 +23,7 @@ from bert_jax.tasks.labels import (
     number_of,
 )
 from bert_jax.tasks.readers import Examples, Record, find_split_file, read_table
+from bert_jax.tasks.scores import RANKING_METRICS, ranking_scores
 from bert_jax.tasks.texts import (
     CLASS_METRICS,
     NUMBER_METRICS,
@@ -63,11 +64,19 @@ def classification_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
     """
     labels = tuple(labels) or labels_of(config)
     metric = config.metric or "accuracy"
-    if metric not in CLASS_METRICS:
-        raise InputError(f"task.metric {metric!r} is not one of {', '.join(CLASS_METRICS)}; use one of them")
+    if metric not in (*CLASS_METRICS, *RANKING_METRICS):
+        known = ", ".join((*CLASS_METRICS, *RANKING_METRICS))
+        raise InputError(f"task.metric {metric!r} is not one of {known}; use one of them")
     if metric == "f1" and labels and len(labels) != 2:
         raise InputError(f"task.metric f1 is of the second of two classes, there are {len(labels)}; use macro_f1")
     classes = classes_of(labels)
+    score = partial(score_classes, tuple(dict.fromkeys(("accuracy", metric))), classes)
+    if metric in RANKING_METRICS:  # by the probability of the last class, which is the relevant one
+        plain, last = partial(score_classes, ("accuracy",), classes), len(labels) - 1
+        score = partial(
+            *(_score_ranking, plain, lambda example: float(classes.of(example) == last)),
+            lambda prediction: prediction.probabilities[labels[last]],
+        )
     return Task(
         config=config,
         head=SEQUENCES,
@@ -77,7 +86,7 @@ def classification_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
         parse=partial(parse_texts, named_columns(config), is_pair(config)),
         make_rows=partial(make_class_rows, config, classes),
         decode=partial(decode_classes, labels),
-        score=partial(score_classes, tuple(dict.fromkeys(("accuracy", metric))), classes),
+        score=score,
         show=show,
         write=write_split,
         find_labels=(lambda examples: labels) if labels else find_labels,
@@ -91,8 +100,10 @@ def regression_task(config: TaskConfig) -> Task:
     Raises: InputError if a setting cannot be used.
     """
     metric = config.metric or "pearson"
-    if metric not in NUMBER_METRICS:
-        raise InputError(f"task.metric {metric!r} is not one of {', '.join(NUMBER_METRICS)}; use one of them")
+    if metric not in (*NUMBER_METRICS, *RANKING_METRICS):
+        known = ", ".join((*NUMBER_METRICS, *RANKING_METRICS))
+        raise InputError(f"task.metric {metric!r} is not one of {known}; use one of them")
+    ranking = partial(_score_ranking, score_numbers, number_of, lambda prediction: prediction.value)
     return Task(
         config=config,
         head=SEQUENCES,
@@ -102,11 +113,30 @@ def regression_task(config: TaskConfig) -> Task:
         parse=partial(parse_texts, named_columns(config), is_pair(config)),
         make_rows=partial(make_rows, config, number_of),
         decode=decode_numbers,
-        score=score_numbers,
+        score=ranking if metric in RANKING_METRICS else score_numbers,
         show=show,
         write=write_split,
         settle=partial(count_texts, config),
     )
+
+
+def _score_ranking(
+    plain: Callable[..., dict[str, float]],
+    grade_of: Callable[[ClassifyExample], float | None],
+    value_of: Callable[[Any], float],
+    examples: Sequence[ClassifyExample],
+    predictions: Sequence[Any],
+) -> dict[str, float]:
+    """Returns the plain metrics, and those of the rankings of the second texts of each first text, by their values.
+
+    Of equal values the less relevant come first.
+    """
+    found = plain(examples, predictions)
+    candidates: dict[str, list[tuple[float, float]]] = {}
+    for example, prediction in zip(examples, predictions):
+        candidates.setdefault(example.text, []).append((-value_of(prediction), grade_of(example) or 0.0))
+    rankings = [[grade for _, grade in sorted(each)] for each in candidates.values()]
+    return found | ranking_scores(rankings, [[grade for grade in each if grade > 0] for each in rankings])
 
 
 def count_texts(config: TaskConfig, examples: Sequence[ClassifyExample]) -> TaskConfig:

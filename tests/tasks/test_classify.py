@@ -395,3 +395,17 @@ def test_only_who_wrote_a_number_is_told_that_it_is_no_place():
     assert told in message(classes_of(("ham", "spam")).of, example(label="1"))
     assert told not in message(classes_of(("ham", "spam")).of, example(label="egg"))
     assert told not in message(classes_of(("0", "1")).of, example(label="2"))
+
+
+def test_rerankers_are_scored_by_the_order_of_the_candidates_of_each_query():
+    examples = [ClassifyExample(query, str(n), grade) for query, grades in (("a", "010"), ("b", "100"), ("c", "00"))
+                for n, grade in enumerate(grades)]  # fmt: skip
+    values = [0.1, 0.5, 0.9, 0.3, 0.3, 0.1, 0.2, 0.1]  # a: its second is second; b: a tie is lost
+    regression = regression_task(TaskConfig(name="regression", metric="mrr@10"))
+    found = regression.score(examples, [Scored(value) for value in values])
+    assert found["mrr@10"] == 0.5 and found["recall@1"] == 0 and found["recall@10"] == 1 and "pearson" in found
+    classes = classification_task(TaskConfig(name="classification", metric="ndcg@10"), ("0", "1"))
+    said = [Classified("0", {"0": 1 - value, "1": value}) for value in values]
+    assert classes.metric == "ndcg@10" and classes.score(examples, said)["mrr@10"] == 0.5
+    with pytest.raises(InputError, match=r"task\.metric .x. is not one of pearson, spearman, ndcg@10"):
+        regression_task(TaskConfig(name="regression", metric="x"))
