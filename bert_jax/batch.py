@@ -48,6 +48,8 @@ class Batch(NamedTuple):
     # label; question answering: [B, M, 2] int, the positions in the row of the answer's first and last token;
     # embeddings: `model.heads.embedding.Texts`, of the whole batch.
     labels: Array = None
+    # What a teacher makes of the row: [B, P, V] of the masked tokens, or as the task's head has its logits.
+    teacher: Array = None
 
 
 class RowShape(NamedTuple):

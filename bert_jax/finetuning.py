@@ -33,6 +33,7 @@ from bert_jax.training.describe import describe_devices, describe_model
 from bert_jax.training.run import open_run
 from bert_jax.training.stages import Stage, Training, pace_of
 from bert_jax.training.step import abstract_state
+from bert_jax.training.teachers import Teaching, learnt_from
 from bert_jax.training.train import run_stages
 from bert_jax.training.workdir import common, was_packed
 
@@ -123,7 +124,11 @@ def describe_finetuning(
     pack = _how_to_pack(config, task, workdir)
     group, apart = row_group(mesh, train.accumulate), task.head.labels_of_batch is not None
     batching = choose_batching(rows, config.data, model, group, pack, train.num_steps, apart)
-    objective = task_objective(model, task.head, task.num_outputs)
+    objective = task_objective(model, task.head, task.num_outputs, config.teacher)
+    teaching = Teaching(
+        mesh, inputs.start.tokenizer, task.head, model.causal, config.task.max_seq_length, labels=tuple(task.labels)
+    )
+    taught = learnt_from(config.teacher, teaching)
     abstract = abstract_state(objective, config.optimizer, train, mesh)
     infer = make_inference(model, task, mesh, abstract.params, config.data.pack, one_shape=True)
 
@@ -139,7 +144,7 @@ def describe_finetuning(
         config.optimizer,
         train,
         pace_of(config, train.num_steps, epoch_steps, evaluate_first=False, patience=config.train.patience),
-        lambda taken: train_batches(rows, task.head, taken, batching, mesh),
+        lambda taken: taught(train_batches(rows, task.head, taken, batching, mesh)),
         lambda: evaluation if data.evaluation else None,
         rank=lambda metrics: -metrics[task.metric],
     )

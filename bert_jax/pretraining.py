@@ -11,6 +11,7 @@ from bert_jax.checkpoints.warm_start import load_start
 from bert_jax.data.pipeline import train_batches
 from bert_jax.devices.job import this_job
 from bert_jax.devices.sharding import Devices, check_divisible, in_no_mesh, make_mesh
+from bert_jax.model.heads.pretraining import MASKED_LM
 from bert_jax.model.objective import Params
 from bert_jax.settings.pretraining import PretrainConfig
 from bert_jax.settings.rules import to_dict
@@ -23,6 +24,7 @@ from bert_jax.training.phases import Corpora, OpenPhase, open_corpora, revision_
 from bert_jax.training.run import Run, open_run
 from bert_jax.training.stages import Stage, Training, pace_of
 from bert_jax.training.step import TrainState, abstract_state
+from bert_jax.training.teachers import Teaching, learnt_from
 from bert_jax.training.train import run_stages
 
 
@@ -92,13 +94,15 @@ def stage_of(
     """Returns the stage that a phase is. `revisions` are steps of the run after which its parameters are kept."""
     phase, dataset, objective, rows_before = opened
     config, count = phase.config, len(corpora.phases)
+    teaching = Teaching(mesh, corpora.tokenizer, MASKED_LM, config.model.causal, dataset.row_length, objective.prepare)
+    taught = learnt_from(config.teacher, teaching)
     order = config.data.batch_size, config.data.seed, mesh, rows_before
     return Stage(
         objective,
         config.optimizer,
         phase.train,
         pace_of(config, phase.last_step, final=phase.number == count, break_off=True, keep_at=revisions),
-        lambda taken: train_batches(dataset.train, taken, *order),
+        lambda taken: taught(train_batches(dataset.train, taken, *order)),
         lambda: make_evaluation(config, objective, dataset, mesh, abstract.params),
         phase.first_step,
         phase.schedule_start,

@@ -182,6 +182,7 @@ BESIDE = (
     "training.memory",
     "training.profiling",
     "training.goodput",
+    "training.teachers",
     "training.about",
     "training.shown",
     "training.whole_batch",

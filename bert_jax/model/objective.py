@@ -14,11 +14,12 @@ from bert_jax.model.encoder import Encoded, Encoder
 from bert_jax.model.heads.base import Head, Model
 from bert_jax.model.heads.pretraining import PRETRAINING
 from bert_jax.model.heads.table import HEADS
-from bert_jax.model.losses import Pair, accuracy, cross_entropy
+from bert_jax.model.losses import Pair, accuracy, class_divergence, cross_entropy, taught
 from bert_jax.model.masking import mask_tokens, next_tokens
 from bert_jax.settings.model import ModelConfig
-from bert_jax.settings.pretraining import MaskingConfig
+from bert_jax.settings.pretraining import MaskingConfig, TeacherConfig
 
+NO_TEACHER = TeacherConfig()
 Params = dict[str, PyTree]  # nested dicts of float32 arrays
 
 
@@ -55,6 +56,7 @@ def pretraining_objective(
     mask_id: int,
     never_predicted: tuple[int, ...],
     next_sentence: bool = True,
+    teacher: TeacherConfig = NO_TEACHER,
 ) -> Objective:
     """Returns masked language model plus next sentence prediction. Source: paper, section 3.1.
 
@@ -82,6 +84,9 @@ def pretraining_objective(
             "mlm_loss": cross_entropy(output.mlm_logits, batch.mlm_labels, batch.mlm_weights),
             "mlm_accuracy": accuracy(output.mlm_logits, batch.mlm_labels, batch.mlm_weights),
         }
+        if batch.teacher is not None:
+            said = metrics["mlm_loss"], output.mlm_logits, batch.teacher, batch.mlm_weights
+            metrics["mlm_loss"] = taught(*said, class_divergence, teacher)
         if next_sentence:
             labels, weights = jnp.maximum(batch.next_sentence_labels, 0).astype(jnp.int32), next_sentence_weights(batch)
             metrics["nsp_loss"] = cross_entropy(output.next_sentence_logits, labels, weights)
@@ -93,7 +98,9 @@ def pretraining_objective(
     return Objective(init, prepare, denominators, losses, model.compute_dtype, model.gradient_dtype, unused)
 
 
-def task_objective(model: ModelConfig, head: Head, num_outputs: int = 0) -> Objective:
+def task_objective(
+    model: ModelConfig, head: Head, num_outputs: int = 0, teacher: TeacherConfig = NO_TEACHER
+) -> Objective:
     """Returns the objective of fine-tuning with a head of `num_outputs`, where the head does not say how many.
 
     Rows that pad the batch have weight 0. Source: google-research/bert run_classifier.py and run_squad.py.
@@ -107,7 +114,12 @@ def task_objective(model: ModelConfig, head: Head, num_outputs: int = 0) -> Obje
         return forward(model, params, batch, head, dropout_key, num_outputs)
 
     def losses_of(outputs: jax.Array, batch: Batch) -> dict[str, Pair]:
-        return head.losses(outputs, batch, head.weights(batch))
+        weights = head.weights(batch)
+        metrics = head.losses(outputs, batch, weights)
+        if batch.teacher is not None and head.divergence is not None:
+            said = metrics["loss"], outputs, batch.teacher, weights
+            metrics["loss"] = taught(*said, head.divergence, teacher)
+        return metrics
 
     def losses(params: Params, batch: Batch, dropout_key: jax.Array | None) -> dict[str, Pair]:
         return losses_of(outputs(params, batch, dropout_key), batch)

@@ -10,7 +10,14 @@ from dataclasses import dataclass, field
 
 from bert_jax.errors import InputError
 from bert_jax.settings.model import ModelConfig
-from bert_jax.settings.pretraining import CheckpointConfig, EvalConfig, MeshConfig, OptimizerConfig, ReportConfig
+from bert_jax.settings.pretraining import (
+    CheckpointConfig,
+    EvalConfig,
+    MeshConfig,
+    OptimizerConfig,
+    ReportConfig,
+    TeacherConfig,
+)
 from bert_jax.settings.rules import (
     MOST_BATCH,
     MOST_STEPS_PER_CALL,
@@ -253,6 +260,7 @@ class FinetuneConfig:
     )  # 0: with evaluation
     report: ReportConfig = field(default_factory=ReportConfig, metadata={"affects": "nothing"})
     sweep: SweepConfig = field(default_factory=SweepConfig, metadata={"affects": "nothing"})
+    teacher: TeacherConfig = field(default_factory=TeacherConfig)
     init_checkpoint: str = ""  # a pre-trained model in any format; random:PATH takes only its shape and tokenizer
 
     def resolved(self) -> "FinetuneConfig":
@@ -266,7 +274,7 @@ class FinetuneConfig:
         """Raises: InputError at the first setting that breaks a rule."""
         check_types(self)
         sections = (self.task, self.model, self.data, self.optimizer, self.train, self.eval)
-        for section in (*sections, self.mesh, self.checkpoint, self.report, self.sweep):
+        for section in (*sections, self.mesh, self.checkpoint, self.report, self.sweep, self.teacher):
             section.validate()
         if self.checkpoint.keep_words:
             raise InputError("checkpoint.keep_words is for pre-training; keep revisions by checkpoint.keep_every")

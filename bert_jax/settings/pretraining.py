@@ -299,6 +299,23 @@ class ReportConfig:
 
 
 @dataclass(frozen=True)
+class TeacherConfig:
+    """Trained models whose outputs are learnt beside the labels. Source: Hinton et al. 2015."""
+
+    checkpoint: str = ""  # in any format; several, separated by commas, are averaged; "" has none
+    temperature: float = 1.0  # by which the outputs of teacher and student are divided
+    weight: float = 0.5  # of what the teacher says in the loss; 1 leaves out the labels
+
+    def validate(self) -> None:
+        check_numbers(self)
+        if self.temperature <= 0 or not 0 < self.weight <= 1:
+            raise InputError(
+                f"teacher.temperature {self.temperature} must be above 0, and teacher.weight {self.weight} above 0 and "
+                "at most 1; use like 2 and 0.5"
+            )
+
+
+@dataclass(frozen=True)
 class PretrainConfig:
     """A pre-training run."""
 
@@ -312,6 +329,7 @@ class PretrainConfig:
     mesh: MeshConfig = field(default_factory=MeshConfig, metadata={"affects": "work"})
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig, metadata={"affects": "nothing"})
     report: ReportConfig = field(default_factory=ReportConfig, metadata={"affects": "nothing"})
+    teacher: TeacherConfig = field(default_factory=TeacherConfig)
     init_checkpoint: str = ""  # model to start from, with a new optimizer at step 0; "" initializes at random
 
     @property
@@ -323,7 +341,7 @@ class PretrainConfig:
         """Raises: InputError at the first setting that breaks a rule."""
         check_types(self)
         sections = (self.model, self.data, self.masking, self.optimizer, self.train, self.phase2, self.eval)
-        for section in (*sections, self.mesh, self.checkpoint, self.report):
+        for section in (*sections, self.mesh, self.checkpoint, self.report, self.teacher):
             section.validate()
         if self.model.causal and self.train.next_sentence:
             raise InputError(

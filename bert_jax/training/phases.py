@@ -54,7 +54,12 @@ def open_corpora(config: PretrainConfig) -> Corpora:
     never_predicted = (tokenizer.cls_id, tokenizer.sep_id)
     objectives = [
         pretraining_objective(
-            config.model, phase.config.masking, tokenizer.mask_id, never_predicted, config.train.next_sentence
+            config.model,
+            phase.config.masking,
+            tokenizer.mask_id,
+            never_predicted,
+            config.train.next_sentence,
+            config.teacher,
         )
         for phase in phases
     ]

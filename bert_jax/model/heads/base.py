@@ -23,7 +23,7 @@ from bert_jax.model.heads.labels import (
     write_sequence_label,
 )
 from bert_jax.model.layers import Dense, Dropout
-from bert_jax.model.losses import Pair
+from bert_jax.model.losses import Pair, class_divergence
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.settings.model import ModelConfig
 
@@ -51,6 +51,8 @@ class Head:
     answers: int = 1
     # Outputs of the module, batch, weights -> sums and weights of "loss" and of metrics.
     losses: Callable[[Any, Batch, jax.Array], dict[str, Pair]] = class_losses
+    # Outputs and a teacher's -> how far they are apart, for each label; None if no teacher is known for the head.
+    divergence: Callable[[jax.Array, jax.Array], jax.Array] | None = class_divergence
     # B, L, M, the label of an example -> `Batch.labels` before any is written.
     no_labels: Callable[[int, int, int, Any], np.ndarray] = no_sequence_labels
     write_label: Callable[[np.ndarray, Any, Spot], None] = write_sequence_label  # into those of its row

@@ -45,6 +45,7 @@ CHOICES = Head(
     Linear,
     num_outputs=1,
     weights=_weights,
+    divergence=None,
     losses=_losses,
     no_labels=_no_labels,
     write_label=_write_label,

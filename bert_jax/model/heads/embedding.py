@@ -239,6 +239,7 @@ def _as_set(head: Head, config: TaskConfig) -> Head:
         head,
         parts=("projection",) if settings.projection_size else (),
         module=partial(Embedding, settings=settings),
+        divergence=None,
         losses=partial(_losses, settings),
     )
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from bert_jax.batch import Batch
 from bert_jax.model.heads.base import Head, Linear
-from bert_jax.model.losses import Pair
+from bert_jax.model.losses import Pair, class_divergence
 
 
 def _losses(logits: jax.Array, batch: Batch, weights: jax.Array) -> dict[str, Pair]:
@@ -28,6 +28,15 @@ def _losses(logits: jax.Array, batch: Batch, weights: jax.Array) -> dict[str, Pa
     }
 
 
+def _divergence(outputs: jax.Array, teacher: jax.Array) -> jax.Array:
+    """Returns the mean over the labels of the divergence of their probabilities."""
+    both = (
+        jnp.stack([outputs, jnp.zeros_like(outputs)], axis=-1),
+        jnp.stack([teacher, jnp.zeros_like(teacher)], axis=-1),
+    )
+    return class_divergence(*both).mean(axis=-1)
+
+
 def _constant(labels: Sequence[Any], num_outputs: int) -> np.ndarray:
     """Returns the logits [K] of how often each label is given."""
     share = np.clip(np.mean(np.stack(labels), axis=0), 1e-6, 1 - 1e-6)
@@ -39,6 +48,7 @@ MULTILABEL = Head(
     ("pooler", "classifier"),
     Linear,
     losses=_losses,
+    divergence=_divergence,
     constant=_constant,
     usual_task=lambda num_outputs: "multilabel",
     exported=lambda logits: logits[:, 0],

@@ -37,6 +37,7 @@ SPANS = Head(
     partial(Linear, part="span", of_tokens=True, has_dropout=False),
     num_outputs=2,
     answers=2,
+    divergence=None,
     losses=_losses,
     no_labels=_no_labels,
     write_label=_write_label,

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Teachers: trained models whose outputs a student learns. They are computed on its mesh, batch by batch, in its row.
+
+Sources: Hinton et al. 2015; Turc et al. 2019, who made the miniatures so; Sanh et al. 2019.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from bert_jax.batch import Batch
+from bert_jax.checkpoints.pretrained import Pretrained, read_pretrained
+from bert_jax.checkpoints.warm_start import params_digest
+from bert_jax.devices.job import this_job
+from bert_jax.devices.sharding import row_sharding, tree_shardings
+from bert_jax.errors import InputError
+from bert_jax.model.heads.base import Head
+from bert_jax.model.objective import forward
+from bert_jax.settings.pretraining import TeacherConfig
+from bert_jax.storage.files import split_places
+from bert_jax.storage.resolve import resolve
+from bert_jax.text.tokenizer import Tokenizer
+
+
+class Teaching(NamedTuple):
+    """What a teacher must fit."""
+
+    mesh: Mesh
+    tokenizer: Tokenizer
+    head: Head
+    causal: bool
+    length: int  # of rows
+    prepare: Callable[[Batch], Batch] = lambda batch: batch  # as the student's objective does: masks
+    labels: tuple[str, ...] = ()
+
+
+Batches = Iterator[Batch]
+
+
+def learnt_from(config: TeacherConfig, about: Teaching) -> Callable[[Batches], Batches]:
+    """Returns what adds to batches the mean of what the teachers make of them; without a teacher they stay as they are.
+
+    Raises: InputError if a teacher has other tokens or classes, or its head.
+    """
+    if not config.checkpoint:
+        return lambda batches: batches
+    return partial(_taught, _open(config, about), about)
+
+
+def _taught(teachers: Sequence[Pretrained], about: Teaching, batches: Batches) -> Batches:
+    mesh, head, places = about.mesh, about.head, [_order(each, about) for each in teachers]
+
+    def add(params: list, batch: Batch) -> Batch:
+        batch = about.prepare(batch)
+        said = [
+            forward(each.config, own, batch, head, None, len(each.labels))[..., order]
+            for each, own, order in zip(teachers, params, places)
+        ]
+        return batch._replace(teacher=sum(said) / len(said))
+
+    params = [each.params for each in teachers]
+    place = tree_shardings(mesh, params)
+    with jax.set_mesh(mesh):
+        params = jax.jit(lambda given: given, out_shardings=place)(jax.tree.map(np.asarray, params))
+        run = jax.jit(add, in_shardings=(place, row_sharding(mesh)), out_shardings=row_sharding(mesh))
+    try:
+        for batch in batches:
+            with jax.set_mesh(mesh):
+                yield run(params, batch)
+    finally:
+        getattr(batches, "close", lambda: None)()
+
+
+def _order(teacher: Pretrained, about: Teaching) -> np.ndarray | slice:
+    """Returns where a teacher's outputs are in the order of the student's classes; of words, all tokens."""
+    if about.labels:
+        return np.array([teacher.labels.index(label) for label in about.labels])
+    return slice(None if about.head.has_labels else about.tokenizer.vocab_size)
+
+
+def _open(config: TeacherConfig, about: Teaching) -> list[Pretrained]:
+    teachers = []
+    for path in split_places(config.checkpoint):
+        teacher = read_pretrained(resolve(path))
+        missing = [part for part in about.head.parts if part not in {*teacher.params, *teacher.params["encoder"]}]
+        if about.head.divergence is None or missing or (about.labels and teacher.task != about.head.name):
+            what = f"teaches {teacher.task}" if about.head.divergence else "cannot be learnt from"
+            raise InputError(f"teacher.checkpoint {path} {what}, and the student's task is {about.head.name}; give a "
+                             "model of that task, of classes, numbers or masked words")  # fmt: skip
+        if teacher.tokenizer.fingerprint != about.tokenizer.fingerprint:
+            raise InputError(
+                f"teacher.checkpoint {path} has other tokens than the student; give one that reads the same ids"
+            )
+        if sorted(teacher.labels) != sorted(about.labels):
+            theirs, ours = (", ".join(each)[:80] for each in (teacher.labels, about.labels))
+            raise InputError(
+                f"teacher.checkpoint {path} has the classes {theirs}, and the student {ours}; give the same"
+            )
+        if teacher.config.causal != about.causal or teacher.config.max_positions < about.length:
+            raise InputError(
+                f"teacher.checkpoint {path} has {teacher.config.max_positions} positions and causal "
+                f"{teacher.config.causal}; rows have {about.length} tokens, and the student has causal {about.causal}"
+            )
+        teachers.append(teacher)
+    if this_job().is_several:
+        this_job().check_same({"teachers": [params_digest(each.params) for each in teachers]})
+    return teachers

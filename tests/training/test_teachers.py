@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A student learns what its teachers say: of masked words and of classes, softened, averaged, in their order."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from builders import make_dataset, make_pretrained, make_topics, tiny_run, topics_run
+
+from bert_jax import InputError, load_pretrained
+from bert_jax.checkpoints.pretrained import save_pretrained
+from bert_jax.finetuning import finetune
+from bert_jax.model.heads.multilabel import MULTILABEL
+from bert_jax.model.losses import class_divergence, taught
+from bert_jax.pretraining import pretrain
+from bert_jax.settings.finetuning import FinetuneTrainConfig
+from bert_jax.settings.pretraining import TeacherConfig
+from bert_jax.training.report import read_metrics
+
+
+def test_the_loss_is_hintons():
+    rng = np.random.default_rng(0)
+    outputs, teacher = rng.normal(size=(2, 3, 4)), rng.normal(size=(2, 3, 4))
+    weights = np.array([[1, 0, 1], [1, 1, 0]], np.float32)
+    wanted, said = (np.exp(each / 2) / np.exp(each / 2).sum(-1, keepdims=True) for each in (teacher, outputs))
+    divergence = (wanted * np.log(wanted / said)).sum(-1)
+    config = TeacherConfig("x", temperature=2.0, weight=0.25)
+    hard = jnp.float32(3), jnp.float32(4)
+    found = taught(hard, jnp.asarray(outputs), jnp.asarray(teacher), weights, class_divergence, config)
+    assert float(found[0]) == pytest.approx(0.75 * 3 + 0.25 * 4 * (divergence * weights).sum(), rel=1e-5)
+    assert float(found[1]) == 4
+    numbers = class_divergence(jnp.array([[1.0]]), jnp.array([[3.0]]))
+    assert numbers.tolist() == [4]
+    shares = 1 / (1 + np.exp(-teacher)), 1 / (1 + np.exp(-outputs))
+    both = sum(p * np.log(p / q) for p, q in (shares, [1 - each for each in shares]))
+    np.testing.assert_allclose(
+        MULTILABEL.divergence(jnp.asarray(outputs), jnp.asarray(teacher)), both.mean(-1), rtol=1e-4
+    )
+
+
+@pytest.fixture(scope="module")
+def topics(tmp_path_factory):
+    return make_topics(tmp_path_factory.mktemp("topics"))
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+    return make_pretrained(tmp_path_factory.mktemp("start"))
+
+
+@pytest.fixture(scope="module")
+def teacher(topics, start, tmp_path_factory):
+    """A model of the topics, with its classes in another order than the student's."""
+    workdir = tmp_path_factory.mktemp("teacher")
+    config = topics_run(topics, start)
+    config = dataclasses.replace(config, task=dataclasses.replace(config.task, labels="f,b,d"))
+    finetune(config, workdir / "run", jax.devices()[:1])
+    return workdir / "run" / "finetuned"
+
+
+def test_classes_are_learnt_from_a_teacher_alone(topics, start, teacher, tmp_path):
+    """The labels of its training data are wrong, and do not count; two teachers are averaged."""
+    lines = (topics / "train.tsv").read_text().splitlines()
+    wrong = [lines[0], *(f"{line.rpartition(chr(9))[0]}\t{'bdf'[number % 3]}" for number, line in enumerate(lines[1:]))]
+    (tmp_path / "train.tsv").write_text("\n".join(wrong))
+    config = topics_run(f"{tmp_path}/train.tsv,{topics}/dev.tsv", start, train=FinetuneTrainConfig(num_epochs=6.0))
+    told = dataclasses.replace(config, teacher=TeacherConfig(f"{teacher},{teacher}", temperature=2.0, weight=1.0))
+    result = finetune(told, tmp_path / "run", jax.devices()[:1])
+    alone = finetune(config, tmp_path / "alone", jax.devices()[:1])
+    assert result.metrics["accuracy"] > 0.9 > alone.metrics["accuracy"]
+    again = finetune(told, tmp_path / "run", jax.devices()[:1])
+    assert again.metrics == result.metrics
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"labels": ("x", "y", "z")}, "has the classes x, y, z, and the student b, d, f"),
+        ({"task": "token_classification"}, "teaches token_classification, and the student's task is"),
+    ],
+)
+def test_a_teacher_that_does_not_fit_is_named(topics, start, teacher, tmp_path, change, problem):
+    bert = dataclasses.replace(load_pretrained(teacher), **change)
+    save_pretrained(bert, tmp_path / "other")
+    config = topics_run(topics, start, teacher=TeacherConfig(str(tmp_path / "other")))
+    with pytest.raises(InputError, match=problem):
+        finetune(config, tmp_path / "run", jax.devices()[:1])
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(InputError, match=r"teacher\.temperature 0\.0 must be above 0"):
+        TeacherConfig("x", temperature=0.0).validate()
+
+
+def test_masked_words_are_learnt_from_a_teacher(tmp_path):
+    """A student that is its teacher has nothing to learn at first."""
+    config = tiny_run(make_dataset(tmp_path))
+    pretrain(config, tmp_path / "first", jax.devices()[:2])
+    model = str(tmp_path / "first" / "pretrained")
+    told = dataclasses.replace(config, init_checkpoint=model, teacher=TeacherConfig(model, weight=1.0))
+    losses = {}
+    for name, each in (("alone", dataclasses.replace(config, init_checkpoint=model)), ("told", told)):
+        each = dataclasses.replace(
+            each, model=dataclasses.replace(each.model, hidden_dropout_rate=0.0, attention_dropout_rate=0.0)
+        )
+        pretrain(each, tmp_path / name, jax.devices()[:2])
+        records = [each for each in read_metrics(tmp_path / name / "metrics.jsonl") if each["kind"] == "train"]
+        losses[name] = records[0]["mlm_loss"]
+    assert losses["told"] < 0.2 * losses["alone"]
