@@ -24,11 +24,14 @@ class Parameter(NamedTuple):
     tf1: str
     kind: str
 
+    def name(self, form: str, layer: int, is_last: bool = False) -> str:
+        """Returns its name in a format, in one of the layers if it is in any."""
+        pattern, _, last = (self.hf if form == "hf" else self.tf1).partition("#")[0].partition("|")
+        return last if last and is_last else pattern.format(i=layer, next=layer + 1)
+
     def names(self, form: str, layers: int) -> list[str]:
         """Returns its names in a format, one for each of the layers; 0 is a parameter outside of layers."""
-        pattern, _, last = (self.hf if form == "hf" else self.tf1).partition("#")[0].partition("|")
-        names = [pattern.format(i=layer, next=layer + 1) for layer in range(max(1, layers))]
-        return [*names[:-1], last or names[-1]]
+        return [self.name(form, layer, layer == layers - 1) for layer in range(max(1, layers))]
 
     @property
     def piece(self) -> tuple[int, int]:

@@ -216,7 +216,9 @@ class Attention(nn.Module):
             heads = (*value.shape[:2], config.num_heads, config.head_size)
             query, key, value = (array.reshape(heads) for array in (query, key, value))
             drop = functools.partial(Dropout(config.attention_dropout_rate), deterministic=deterministic)
-            attends = sight.attends if is_global is None else jnp.where(is_global, sight.attends, sight.local)
+            attends = sight.attends
+            if is_global is not None and sight.local is not None:
+                attends = jnp.where(is_global, attends, sight.local)
             context, probabilities = attend(query, key, value, attends, drop, config.matmul_precision)
             context = checkpoint_name(context.reshape(stream.hidden.shape), SAVED)
         update = dense(name="output", stddev=config.output_stddev)(context)
@@ -256,9 +258,8 @@ class FeedForward(nn.Module):
         """Returns the stream."""
         config = self.config
         dense = functools.partial(Dense, config, has_bias=config.dense_bias)
-        widened = activate(
-            config.activation, *dense(config.intermediate_size, add=False, name="intermediate")(stream.hidden)
-        )
+        parts = dense(config.intermediate_size, add=False, name="intermediate")(stream.hidden)
+        widened: Any = activate(config.activation, *parts)
         if config.feed_forward == "gated":
             widened = widened * dense(config.intermediate_size, name="gate")(stream.hidden)
         update = dense(config.hidden_size, stddev=config.output_stddev, name="output")(widened)

@@ -24,7 +24,11 @@ pytestmark = [pytest.mark.reference, pytest.mark.slow]
 
 
 def test_masks_are_filled_with_the_same_words_and_probabilities(tmp_path):
-    data = [make_dataset(tmp_path / name, length, next_sentence="none") for name, length in (("a", 64), ("b", 256))]
+    for name in ("short", "long"):
+        (tmp_path / name).mkdir()
+    data = [
+        make_dataset(tmp_path / name, length, next_sentence="none") for name, length in (("short", 64), ("long", 256))
+    ]
     pretrain(modern_run(*data), tmp_path / "run", jax.devices()[:1])
     bert = load_pretrained(tmp_path / "run")
     save_hf(tmp_path / "out", bert.config, bert.params, bert.tokenizer, bert.task, bert.labels)
