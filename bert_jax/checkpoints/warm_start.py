@@ -56,6 +56,9 @@ def complete(start: Pretrained, objective: Objective, seed: int) -> Pretrained:
     """Returns the model with the parts that the objective needs and no others; `notes` says which ones are random."""
     key, given = root_key(seed, "parameters"), start.params
     shapes = jax.eval_shape(objective.init, key)
+    if start.config.block.of_tokens and "mlm" in given and "mlm" not in shapes:  # one block before all logits
+        pooler = given["mlm"]["transform"] | {"norm": given["mlm"]["norm"]}
+        given = given | {"encoder": given["encoder"] | {"pooler": pooler}}
 
     def missing(key: jax.Array) -> Params:  # what it leaves out is not compiled
         fresh = objective.init(key)

@@ -18,12 +18,13 @@ from bert_jax.checkpoints.hf import load_hf, save_hf
 from bert_jax.checkpoints.names import flatten
 from bert_jax.checkpoints.pretrained import Pretrained, load_pretrained, save_pretrained
 from bert_jax.checkpoints.tf1 import save_tf1
+from bert_jax.checkpoints.warm_start import complete
 from bert_jax.errors import InputError
 from bert_jax.model.heads.pretraining import MASKED_LM, PRETRAINING
 from bert_jax.model.heads.replaced import REPLACED
 from bert_jax.model.heads.table import HEADS
 from bert_jax.model.heads.tokens import TOKENS
-from bert_jax.model.objective import abstract_params, encode, forward, init_params, parts_of
+from bert_jax.model.objective import abstract_params, encode, forward, init_params, parts_of, task_objective
 from bert_jax.settings.model import ModelConfig, model_size
 from bert_jax.settings.relatives import BLOCKS
 
@@ -203,3 +204,13 @@ def test_a_model_of_ours_is_saved_and_loaded_and_encodes(tmp_path, family):
     )
     np.testing.assert_allclose(stacked, apart, atol=2e-5)
     assert forward(config, bert.params, batch, TOKENS).shape == (2, 30, 3)
+
+
+def test_a_classifier_of_modernbert_starts_from_the_block_of_its_masked_language_model(tmp_path):
+    save_hf(tmp_path / "out", *bert_of("modernbert", "masked_lm"))
+    start = load_pretrained(tmp_path / "out")
+    whole = complete(start, task_objective(start.config, HEADS["sequence_classification"], 3), seed=0)
+    assert whole.notes == ("it has no classifier, which starts at random", "its mlm is not used")
+    pooler, mlm = whole.params["encoder"]["pooler"], start.params["mlm"]
+    np.testing.assert_array_equal(pooler["kernel"], mlm["transform"]["kernel"])
+    np.testing.assert_array_equal(pooler["norm"]["scale"], mlm["norm"]["scale"])

@@ -16,6 +16,7 @@ from ml_collections import ConfigDict
 
 from bert_jax import load_pretrained
 from bert_jax.checkpoints.hf import load_hf, save_hf
+from bert_jax.checkpoints.sealed import checkpoint_steps
 from bert_jax.pretraining import pretrain
 from bert_jax.settings.pretraining import MeshConfig, PretrainConfig
 from bert_jax.settings.rules import from_dict
@@ -78,7 +79,8 @@ def test_a_killed_run_goes_on_with_the_same_bits(repository, data, undisturbed, 
     command = [sys.executable, "-c", code, *map(str, data), str(workdir)]
     for last in (6, 18):  # one kill in each stage
         running = subprocess.Popen(command, env=environment, cwd=repository)
-        while not (workdir / "checkpoints" / str(last)).exists() and running.poll() is None:
+        saved = workdir / "checkpoints"
+        while not (saved.exists() and max(checkpoint_steps(saved), default=0) >= last) and running.poll() is None:
             time.sleep(0.02)
         running.send_signal(signal.SIGKILL)
         assert running.wait() == -signal.SIGKILL, "it was done before it was killed"
