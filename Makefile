@@ -66,23 +66,26 @@ endif
 	@touch $(READY)
 
 demo: $(READY)  ## trains and fine-tunes a small model from text, in minutes on a CPU
-	@printf '\n1/6  Learn a vocabulary from the documentation that comes with Python.\n'
+	@printf '\n1/7  Learn a vocabulary from the documentation that comes with Python.\n'
 	$(PY) -m bert_jax.tools.build_vocab --input=python-docs --output=$(DEMO)/tokenizer --vocab_size=4096
-	@printf '\n2/6  Cut the text into training examples.\n'
+	@printf '\n2/7  Cut the text into training examples.\n'
 	$(PY) -m bert_jax.tools.prepare_corpus --input=python-docs --tokenizer=$(DEMO)/tokenizer --output=$(DEMO)/data \
 	  --max_seq_length=64 --duplicates=5 --holdout_rate=0.05 --workers=2
-	@printf '\n3/6  Pre-train a small BERT. Stop it when you like: the same command goes on from there.\n'
+	@printf '\n3/7  Pre-train a small BERT. Stop it when you like: the same command goes on from there.\n'
 	$(PY) train.py --config=configs/demo.py --workdir=$(DEMO)/pretrain
-	@printf '\n4/6  Ask it for words that are missing.\n'
+	@printf '\n4/7  Ask it for words that are missing.\n'
 	$(PY) -m bert_jax.tools.predict --checkpoint=$(DEMO)/pretrain --input=configs/demo_sentences.txt
-	@printf '\n5/6  Fine-tune it: which area of the library does a docstring describe? Then a model that never saw text before.\n'
+	@printf '\n5/7  Fine-tune it: which area of the library does a docstring describe? Then a model that never saw text before.\n'
 	$(PY) -m bert_jax.tools.make_docs_task --output=$(DEMO)/areas
 	$(PY) finetune.py --config=configs/demo_finetune.py --workdir=$(DEMO)/finetune
 	$(PY) finetune.py --config=configs/demo_finetune.py --workdir=$(DEMO)/scratch \
 	  --config.init_checkpoint=random:$(DEMO)/pretrain
 	$(PY) -m bert_jax.tools.compare_runs --workdirs=$(DEMO)/finetune,$(DEMO)/scratch
-	@printf '\n6/6  Ask it for the area of three sentences.\n'
+	@printf '\n6/7  Ask it for the area of three sentences.\n'
 	$(PY) -m bert_jax.tools.predict --checkpoint=$(DEMO)/finetune --input=configs/demo_areas.txt
+	@printf '\n7/7  Beside it the model in the box, which has read 23 million tokens of English: yours knows Python, and it knows the rest.\n'
+	$(PY) -m bert_jax.tools.predict --checkpoint=$(DEMO)/pretrain --input=configs/demo_box.txt
+	$(PY) -m bert_jax.tools.predict --checkpoint=models/bert-mini-en --input=configs/demo_box.txt
 	@printf '%s\n' '' \
 	  'What you have now:' \
 	  '  $(DEMO)/tokenizer             the vocabulary' \

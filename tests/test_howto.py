@@ -38,6 +38,7 @@ def place(tmp_path, repository, monkeypatch):
     bert = Pretrained(model, init_params(model, jax.random.key(0)), tokenizer)
     for name in ("runs/base", "runs/demo/pretrain"):
         save_pretrained(bert, tmp_path / name)
+    (tmp_path / "models").symlink_to(ROOT / "models")
     monkeypatch.setenv("PYTHONPATH", str(repository))
     return tmp_path
 

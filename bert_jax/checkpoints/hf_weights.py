@@ -103,7 +103,12 @@ def write_weights(directory: Path, arrays: Mapping[str, np.ndarray], max_bytes: 
 def _save(arrays: Arrays, path: Path) -> None:
     """Writes a file of arrays. Raises: StoppedError if it cannot be written, as on a full disk."""
     try:
-        safetensors.numpy.save_file(arrays, path, metadata=_METADATA)
+        path.touch()
+        mode = path.stat().st_mode
+        safetensors.numpy.save_file(
+            arrays, path, metadata=_METADATA
+        )  # which from version 0.8 on only its owner may read
+        path.chmod(mode)
     except (safetensors.SafetensorError, OSError) as error:
         raise writing.cannot_write(path, error) from error
 
