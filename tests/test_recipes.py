@@ -39,7 +39,7 @@ def configuration(name, *argument):
 ARGUMENTS = {
     "pretrain": (
         *(*MODEL_SIZES, "base,phase=1", "large,phase=2", "large,phases"),
-        *("modern", "modern,mini", "modern,small,phases", "modern,base", "modern,base,phases", "modern,large,phases"),
+        *("modern", *(f"modern,{size},phases" for size in ("mini", "small", "base", "large"))),
     ),
     "miniatures": tuple(MINIATURES),
     "ablations": tuple(load("ablations").ABLATIONS),

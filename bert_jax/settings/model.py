@@ -49,7 +49,7 @@ class ModelConfig:
     global_every: int = setting(3, "model")  # with a window, layers 0, n, 2 n, ... are global
     # "after" each sum, or "before" each block but the first, and after the last: the sums are then not normalized
     norm: str = setting("after", "model")
-    norm_bias: bool = setting(True, "model")
+    norm_bias: bool = setting(True, "model")  # of all layer norms
     dense_bias: bool = setting(True, "model")  # of all dense layers but classifiers
     feed_forward: str = setting("plain", "model")  # or "gated": the activation is multiplied by a second product
     embedding_size: int = setting(0, "model")  # width of the tables, if not hidden_size; a dense layer follows
