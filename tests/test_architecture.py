@@ -31,7 +31,8 @@ RANKS: Sequence[str] = """
 # Text and data preparation run where there is no accelerator, and start fast.
 WITHOUT_JAX: Sequence[str] = """
     __init__ __main__ version errors storage.* settings.* batch devices.allocator text.* data.* tasks.*
-    training.report training.shown training.goodput training.curves training.flops inference.minimal_pairs
+    training.report training.boards training.shown training.goodput training.curves training.flops
+    inference.minimal_pairs
 """.split()
 JAX_ALL_THE_SAME: Sequence[str] = """
     data.pipeline data.beam tasks.batches tasks.embeddings.search tasks.evaluation tasks.results
@@ -58,6 +59,7 @@ HOMES = {
     "huggingface_hub": "checkpoints.hf checkpoints.hub",
     "torch": "checkpoints.hf_weights",
     "tensorboardX": "training.report",
+    "wandb": "training.boards",
     "matplotlib": "training.curves",
     "tqdm": "training.report",
     "libtpu": "plan.planner",
@@ -183,6 +185,7 @@ BESIDE = (
     "training.profiling",
     "training.goodput",
     "training.teachers",
+    "training.boards",
     "training.about",
     "training.shown",
     "training.whole_batch",

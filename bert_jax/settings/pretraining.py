@@ -287,6 +287,7 @@ class ReportConfig:
 
     every_steps: int = 100
     tensorboard: bool = True
+    to: str = ""  # "wandb" sends the metrics to Weights & Biases too
     progress: bool = True  # a progress bar, on a terminal only
     profile_steps: str = (
         ""  # "100:105" profiles steps 101 to 105; a file "profile_now" in the workdir profiles the next five
@@ -295,6 +296,7 @@ class ReportConfig:
     def validate(self) -> None:
         check_numbers(self)
         check_positive(self, "every_steps")
+        check_choice(self, "to", ("", "wandb"))
         step_range(self.profile_steps)
 
 

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,7 +19,7 @@ class ClassifyExample(NamedTuple):
     text: str
     second_text: str | None = None  # None where there is no pair
     # The name of the class as the data have it, the number of a regression, or the probabilities of several labels.
-    label: str | float | Mapping[str, float] | None = None
+    label: Any = None
     id: int | str = 0  # the data's own, or else the place among the examples
     where: str = ""
 

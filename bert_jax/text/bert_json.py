@@ -88,7 +88,8 @@ def berts_vocab(backend: JsonObject, path: Path, whole: bool = True) -> list[str
     Without `whole` ids may be missing.
     """
     ids = (backend.get("model") or {}).get("vocab")
-    fits = isinstance(ids, dict) and all(type(index) is int for index in ids.values())
-    if not fits or (whole and sorted(ids.values()) != list(range(len(ids)))):
+    numbers = list(ids.values()) if isinstance(ids, dict) else []
+    fits = bool(numbers) and all(type(index) is int for index in numbers)
+    if not isinstance(ids, dict) or not fits or (whole and sorted(numbers) != list(range(len(numbers)))):
         raise InputError(f"{path}: its vocabulary is not a map to the ids 0, 1, 2, ...; {_COPY}")
     return [token.strip() for token in sorted(ids, key=ids.__getitem__)]

@@ -123,8 +123,15 @@ class Progress:
         """Returns the notes that `of` reads. They are copies: a thread writes them while training goes on."""
         unreported = {name: list(pair) for name, pair in self.window.sums.items() if name not in COUNTS}
         seen = self.seen and dict(self.seen)
-        told = {"unreported": unreported, "overdue": self.overdue, "best": list(self.best), "seen": seen}
-        return told | ({"waited": self.waited} if self.waited else {})
+        told: dict[str, object] = {
+            "unreported": unreported,
+            "overdue": self.overdue,
+            "best": list(self.best),
+            "seen": seen,
+        }
+        if self.waited:
+            told["waited"] = self.waited
+        return told
 
     def count(self, metrics: Metrics) -> None:
         """Adds the counts of a finished step to those of the run."""

@@ -21,6 +21,7 @@ from bert_jax.storage import schema
 from bert_jax.storage.places import AnyPath, RemotePath, scratch, to_place
 from bert_jax.storage.writing import atomic_path, cannot_write
 from bert_jax.training import goodput
+from bert_jax.training.boards import Board
 from bert_jax.training.shown import ON_THE_BAR, describe, duration, forgive
 
 METRICS_FILE = "metrics.jsonl"
@@ -54,6 +55,7 @@ class Reporter:
         self._started = time.monotonic()
         self._file = self._board = self._bar = None
         self.carried: MetricsRecord | None = None
+        self.boards: list[Board] = []
         self._store = self._spool = None
         self._publishing = threading.Lock()
         self._published: dict[str, tuple[int, int]] = {}
@@ -108,6 +110,8 @@ class Reporter:
         if self._board is not None:
             for name, value in metrics.items():
                 self._board.add_scalar(f"{kind}/{name}", float(value), step)
+        for board in self.boards:
+            board.log(step, kind, metrics)
         self._show(step, kind, metrics)
 
     def message(self, text: str) -> None:
@@ -142,9 +146,10 @@ class Reporter:
         bar, board, file = self._bar, self._board, self._file
         self._file = self._board = self._bar = None
         try:
-            for stream in (bar, board, file):
+            for stream in (bar, board, *self.boards, file):
                 if stream is not None:
                     stream.close()
+            self.boards.clear()
             self.publish()
         except OSError as error:
             raise cannot_write(file.name if file is not None else METRICS_FILE, error) from error

@@ -23,6 +23,7 @@ from bert_jax.storage.places import Place
 from bert_jax.storage.writing import write_json
 from bert_jax.training import goodput
 from bert_jax.training.about import record_of_run
+from bert_jax.training.boards import open_boards
 from bert_jax.training.report import Reporter
 from bert_jax.training.stages import Training
 from bert_jax.training.step import TrainState
@@ -136,6 +137,8 @@ def open_run(
         last_step = training.stages[-1].pace.num_steps
         reporter = Reporter(workdir, last_step, first_step, **shown, enabled=this_job().is_first)
         stack.enter_context(reporter)
+        if this_job().is_first:
+            reporter.boards += open_boards(config.report.to, workdir, without_secrets(to_dict(config)))
         if reporter.carried is not None:
             clock.resume(reporter.carried)
         run = Run(workdir, checkpoints, reporter, preemption, restored, start, clock, first_step)

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights & Biases gets what `metrics.jsonl` has, offline too; the run is the same when it goes on."""
+
+import sys
+import types
+
+import pytest
+
+from bert_jax import InputError
+from bert_jax.settings.pretraining import ReportConfig
+from bert_jax.training.boards import open_boards
+from bert_jax.training.report import Reporter
+
+
+class FakeRun:
+    def __init__(self, **about):
+        self.about, self.logged, self.finished = about, [], False
+
+    def log(self, values, step):
+        self.logged.append((step, values))
+
+    def finish(self):
+        self.finished = True
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    """A stand-in with the three names that are used; the test below takes the real one, where it is installed."""
+    found = []
+
+    def init(**about):
+        found.append(FakeRun(**about))
+        return found[-1]
+
+    fake = types.SimpleNamespace(init=init, Settings=dict, errors=types.SimpleNamespace(Error=RuntimeError))
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    return found
+
+
+def report(workdir):
+    with Reporter(workdir, 4, tensorboard=False, progress=False) as reporter:
+        reporter.boards += open_boards("wandb", workdir, {"train": {"seed": 3}})
+        reporter.log(1, "train", {"loss": 2.0})
+        reporter.log(2, "eval", {"loss": 1.0, "accuracy": 0.5})
+
+
+def test_it_gets_every_metric_and_the_settings(runs, tmp_path):
+    report(tmp_path / "a")
+    report(tmp_path / "a")
+    report(tmp_path / "b")
+    assert runs[0].logged == [(1, {"train/loss": 2.0}), (2, {"eval/loss": 1.0, "eval/accuracy": 0.5})]
+    assert runs[0].finished and runs[0].about["config"] == {"train": {"seed": 3}} and runs[0].about["name"] == "a"
+    assert runs[0].about["id"] == runs[1].about["id"] != runs[2].about["id"] and runs[0].about["resume"] == "allow"
+
+
+def test_what_cannot_be_is_one_line(monkeypatch, runs, tmp_path):
+    with pytest.raises(InputError, match=r"report\.to 'x' is unknown"):
+        ReportConfig(to="x").validate()
+    assert open_boards("", tmp_path, {}) == []
+
+    def refuse(**about):
+        raise RuntimeError("no API key")
+
+    monkeypatch.setattr(sys.modules["wandb"], "init", refuse)
+    with pytest.raises(InputError, match=r"\(no API key\); log in with `wandb login`, or set WANDB_MODE=offline"):
+        open_boards("wandb", tmp_path, {})
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(InputError, match=r"pip install 'bert_jax\[wandb\]'"):
+        open_boards("wandb", tmp_path, {})
+
+
+@pytest.mark.slow
+def test_offline_with_the_package(monkeypatch, tmp_path):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    report(tmp_path / "run")
+    (written,) = (tmp_path / "run" / "wandb").glob("offline-run-*/run-*.wandb")
+    assert written.stat().st_size > 0
