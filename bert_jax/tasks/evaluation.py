@@ -2,8 +2,8 @@
 """Prediction and evaluation of a task on the device mesh."""
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -23,6 +23,9 @@ from bert_jax.text.tokenizer import Tokenizer
 
 _BATCH_SIZES = 1, 8  # rows of a small batch: each is a program to compile for each length
 _STEP_ON_CPU = 16  # of lengths: every text compiles a program, if none of its length has
+
+
+Item = TypeVar("Item")
 
 
 class Split(NamedTuple):
@@ -120,9 +123,15 @@ def predict_split(
     outputs = [np.zeros(0)] * len(split.rows)
     sums: dict[str, list[float]] = {}
     layouts = inference_layouts(infer.model, sizes_of(split.rows), batch_size, infer.pack, mesh, infer.one_shape)
-    for layout, batch in eval_batches(split.rows, task.head, layouts, mesh):
-        with jax.set_mesh(mesh):  # a program belongs to the mesh that was set when it was compiled
-            losses, logits = jax.device_get(infer.run(ready, batch))
+
+    def computed() -> Iterator[tuple[Layout, PyTree]]:  # not waited for
+        for layout, batch in eval_batches(split.rows, task.head, layouts, mesh):
+            with jax.set_mesh(mesh):  # a program belongs to the mesh that was set when it was compiled
+                result = infer.run(ready, batch)
+            yield layout, result
+
+    for layout, result in _one_ahead(computed()):
+        losses, logits = jax.device_get(result)
         give_back_freed_memory()
         finished()
         for numbers, of_row in zip(layout.bins, logits):  # rows beyond the bins are empty
@@ -135,6 +144,16 @@ def predict_split(
             pair[1] += float(weight)
     loss = {name: value for name, value in mean_metrics(sums).items() if name == "loss"}
     return task.decode(split.examples, split.rows, outputs), loss
+
+
+def _one_ahead(items: Iterable[Item]) -> Iterator[Item]:
+    """Yields each item when the next one has been made: devices compute that while this one is used."""
+    made: list[Item] = []
+    for item in items:
+        made.append(item)
+        if len(made) > 1:
+            yield made.pop(0)
+    yield from made
 
 
 def evaluate(

@@ -15,7 +15,15 @@ from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.settings.pretraining import MeshConfig
 from bert_jax.tasks.base import Row, Rows, Task
 from bert_jax.tasks.classify import classification_task
-from bert_jax.tasks.evaluation import Split, constant_scores, evaluate, make_inference, make_split, predict_split
+from bert_jax.tasks.evaluation import (
+    Split,
+    _one_ahead,
+    constant_scores,
+    evaluate,
+    make_inference,
+    make_split,
+    predict_split,
+)
 
 
 def constant_of(head, labels, train, lengths=(1,)):
@@ -88,3 +96,16 @@ def test_every_example_has_a_prediction_whatever_the_batches(tmp_path, devices):
     assert [each.label for each in kept["dev"]] == [each.label for each in several]
     right = np.mean([example.label == found.label for example, found in zip(examples, several)])
     assert scores["accuracy"] == pytest.approx(right) and scores["loss"] == pytest.approx(loss["loss"])
+
+
+def test_a_batch_is_dispatched_before_the_one_before_it_is_read():
+    seen: list[str] = []
+
+    def items():
+        for number in range(3):
+            seen.append(f"made {number}")
+            yield number
+
+    for number in _one_ahead(items()):
+        seen.append(f"used {number}")
+    assert seen == ["made 0", "made 1", "used 0", "made 2", "used 1", "used 2"] and list(_one_ahead([])) == []
