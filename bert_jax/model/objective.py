@@ -14,8 +14,9 @@ from bert_jax.model.encoder import Encoded, Encoder
 from bert_jax.model.heads.base import Head, Model
 from bert_jax.model.heads.pretraining import PRETRAINING
 from bert_jax.model.heads.table import HEADS
-from bert_jax.model.losses import Pair, accuracy, class_divergence, cross_entropy, taught
+from bert_jax.model.losses import Pair, accuracy, cross_entropy
 from bert_jax.model.masking import mask_tokens, next_tokens
+from bert_jax.model.teaching import class_divergence, taught
 from bert_jax.settings.model import ModelConfig
 from bert_jax.settings.pretraining import MaskingConfig, TeacherConfig
 

@@ -13,7 +13,7 @@ from bert_jax import InputError, load_pretrained
 from bert_jax.checkpoints.pretrained import save_pretrained
 from bert_jax.finetuning import finetune
 from bert_jax.model.heads.multilabel import MULTILABEL
-from bert_jax.model.losses import class_divergence, taught
+from bert_jax.model.teaching import class_divergence, taught
 from bert_jax.pretraining import pretrain
 from bert_jax.settings.finetuning import FinetuneTrainConfig
 from bert_jax.settings.pretraining import TeacherConfig

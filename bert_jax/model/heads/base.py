@@ -23,7 +23,8 @@ from bert_jax.model.heads.labels import (
     write_sequence_label,
 )
 from bert_jax.model.layers import Dense, Dropout
-from bert_jax.model.losses import Pair, class_divergence
+from bert_jax.model.losses import Pair
+from bert_jax.model.teaching import class_divergence
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.settings.model import ModelConfig
 

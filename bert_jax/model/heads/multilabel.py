@@ -13,7 +13,8 @@ import numpy as np
 
 from bert_jax.batch import Batch
 from bert_jax.model.heads.base import Head, Linear
-from bert_jax.model.losses import Pair, class_divergence
+from bert_jax.model.losses import Pair
+from bert_jax.model.teaching import class_divergence
 
 
 def _losses(logits: jax.Array, batch: Batch, weights: jax.Array) -> dict[str, Pair]:
