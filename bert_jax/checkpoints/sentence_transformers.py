@@ -8,7 +8,7 @@ Versions before 6 have other names for the types and options, and read what is w
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -130,7 +130,7 @@ def _pooling(path: Path, has_prompts: bool) -> str:
     return known[modes[0]]
 
 
-def _dense(folder: Path, model: ModelConfig) -> tuple[dict[str, int | str], Params]:
+def _dense(folder: Path, model: ModelConfig) -> tuple[dict[str, Any], Params]:
     """Returns the settings of a dense layer, and its parameters."""
     about, where = _object(folder / "config.json"), folder / "config.json"
     names = {theirs: ours for ours, theirs in _ACTIVATIONS.items()}
@@ -150,7 +150,7 @@ def _dense(folder: Path, model: ModelConfig) -> tuple[dict[str, int | str], Para
         raise InputError(
             f"{folder / WEIGHTS} has no linear.weight and linear.bias of {shown(size)} outputs; copy it again"
         )
-    settings: dict[str, int | str] = {"projection_size": int(size), "projection_activation": names[activation]}
+    settings: dict[str, Any] = {"projection_size": size, "projection_activation": names[activation]}
     kernel, bias = (np.ascontiguousarray(each, np.float32) for each in (kernel.T, bias))
     return settings, {"projection": {"kernel": kernel, "bias": bias}}
 

@@ -6,7 +6,7 @@ Source: paper, section 5.3; google-research/bert extract_features.py.
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -109,7 +109,9 @@ def sentence_embeddings(
         max_seq_length = max_seq_length or min(settings.max_seq_length, bert.config.max_positions)
         prompt = {"query": settings.embedding.query_prompt, "passage": settings.embedding.passage_prompt}.get(kind, "")
         if prompt:
-            texts = [prompt + text if isinstance(text, str) else (prompt + text[0], *text[1:]) for text in texts]
+            texts = cast(
+                Any, [prompt + each if isinstance(each, str) else (prompt + each[0], each[1]) for each in texts]
+            )
     max_seq_length = _check(bert, (layer,), max_seq_length)
     embeddings = np.zeros((len(texts), size), np.float32)
     rows, cut = _rows(bert, texts, max_seq_length, long_texts)

@@ -22,7 +22,7 @@ import dataclasses
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
@@ -123,7 +123,7 @@ def _convert(output: Place, shown: str) -> "Pretrained":
         about = to_dict(bert.config), bert.task, count_parameters(bert.params), bert.labels, bert.trained
         library = "transformers" if to == "hf" else "sentence-transformers"
         card = model_card(gather_records(source, *about), shown.removeprefix(HUB).rpartition("/")[2], library)
-        options = {"card": card, "problem": bert.problem, "dtype": _DTYPE.value}
+        options: dict[str, Any] = {"card": card, "problem": bert.problem, "dtype": _DTYPE.value}
         params = bert.params
         if to != "hf":
             settings = bert.embedding or TaskConfig(name="embeddings", max_seq_length=bert.config.max_positions)

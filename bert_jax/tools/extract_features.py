@@ -4,7 +4,8 @@
 bert_jax extract_features --checkpoint=DIR --input=FILE --output=FILE.jsonl --layers=-1,-2,-3,-4
 
 An output file that ends in .npz holds arrays: `vectors` [layers, all tokens, H], `starts` (where each text's tokens
-begin, and where the last ones end) and `tokens`; with --pooling, `embeddings` [texts, H]. Any other file holds JSON
+begin, and where the last ones end) and `tokens`; with --pooling, `embeddings` [texts, H]. With --pooling, one that ends
+in .parquet has the columns `text` and `embedding`. Any other file holds JSON
 lines as Google's extract_features.py writes them. An input line is a text, or two texts separated by " ||| ".
 """
 
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
+from bert_jax.data.sources.parquet import write_vectors
 from bert_jax.devices.allocator import reuse_freed_memory
 from bert_jax.errors import InputError
 from bert_jax.storage.places import to_place
@@ -46,6 +48,8 @@ MAX_SEQ_LENGTH = flags.DEFINE_integer(
 )
 LONG_TEXTS = define_long_texts()
 
+_PARQUET = ".parquet"
+
 
 def main() -> None:
     """Writes the vectors of every line of the input."""
@@ -56,6 +60,8 @@ def main() -> None:
         raise InputError(f"--layers {LAYERS.value!r} are not numbers; write like -1,-2,-3,-4") from None
     if KIND.value and POOLING.value != "own":
         raise InputError(f"--kind={KIND.value} is of --pooling=own; give that too, or leave it out")
+    if OUTPUT.value.endswith(_PARQUET) and POOLING.value == "none":
+        raise InputError(f"--output={OUTPUT.value} holds a vector for each text; give --pooling too, or another output")
     check_file(OUTPUT.value, INPUT.value)
     texts = _read(INPUT.value)
 
@@ -74,7 +80,7 @@ def main() -> None:
             vectors = features.sentence_embeddings(
                 bert, texts, *how, MAX_SEQ_LENGTH.value, LONG_TEXTS.value, KIND.value
             )
-            _write_pooled(temporary, vectors)
+            _write_pooled(temporary, texts, vectors)
             return
         found = features.token_features(bert, texts, layers, MAX_SEQ_LENGTH.value, LONG_TEXTS.value)
         (_write_npz if OUTPUT.value.endswith(".npz") else _write_json)(temporary, found, layers)
@@ -119,9 +125,12 @@ def _write_npz(path: Path, found: "Iterator[TokenFeatures]", layers: Sequence[in
         np.savez(stream, vectors=vectors, starts=starts, tokens=tokens, layers=np.array(layers))
 
 
-def _write_pooled(path: Path, vectors: "np.ndarray") -> None:
+def _write_pooled(path: Path, texts: Sequence[Any], vectors: "np.ndarray") -> None:
     import numpy as np
 
+    if OUTPUT.value.endswith(_PARQUET):
+        write_vectors(str(path), [text if isinstance(text, str) else " ||| ".join(text) for text in texts], vectors)
+        return
     if OUTPUT.value.endswith(".npz"):
         with open(path, "wb") as stream:
             np.savez(stream, embeddings=vectors)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import pyarrow.parquet
 import pytest
 from builders import make_pretrained, make_topics, tiny_model
 
@@ -458,6 +459,10 @@ def test_vectors_of_sentences(repository, start, tmp_path, pooling):
     result = tool(repository, "extract_features", output=tmp_path / "out.jsonl", **places)
     records = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     np.testing.assert_allclose([record["values"] for record in records], expected, atol=2e-5)
+    result = tool(repository, "extract_features", output=tmp_path / "out.parquet", **places)
+    table = pyarrow.parquet.read_table(tmp_path / "out.parquet").to_pydict()
+    assert table["text"] == SENTENCES
+    np.testing.assert_allclose(table["embedding"], expected, atol=2e-5)
 
 
 @pytest.mark.slow
@@ -467,6 +472,8 @@ def test_vectors_of_sentences(repository, start, tmp_path, pooling):
         ({"layers": "-9"}, "ban\n", ["layer -9", "0 (embeddings) to 2"]),
         ({"layers": "last"}, "ban\n", ["'last'"]),
         ({"max_seq_length": 999, "layers": "-1"}, "ban\n", ["999"]),
+        ({"pooling": "own"}, "ban\n", ["--pooling=own is of models that were trained to embed texts; use mean"]),
+        ({"kind": "query"}, "ban\n", ["--kind=query is of --pooling=own"]),
         ({}, "", ["is empty"]),
     ],
 )

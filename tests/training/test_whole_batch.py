@@ -50,10 +50,10 @@ ROWS = label_rows(
 DROPOUT = tiny_model(hidden_dropout_rate=0.1, attention_dropout_rate=0.1)
 
 
-def take_steps(devices, accumulate, pack="on", model=DROPOUT, count=2, **settings):
+def take_steps(devices, accumulate, mesh=None, pack="on", model=DROPOUT, count=2, **settings):
     """Returns losses and parameters of some steps of batches of 16 examples."""
     head = EMBEDDINGS.as_set(EMBEDDINGS, TaskConfig(embedding=EmbeddingConfig(**settings)))
-    mesh = make_mesh(MeshConfig(data=devices), jax.devices()[:devices])
+    mesh = make_mesh(mesh or MeshConfig(data=devices), jax.devices()[:devices])
     train = TrainConfig(num_steps=10, accumulate=accumulate)
     objective = task_objective(model, head)
     data = FinetuneDataConfig(source="x", batch_size=16, pack=pack, bucket=False)
@@ -75,12 +75,18 @@ def whole():
 
 
 @pytest.mark.parametrize(
-    ("devices", "accumulate"),
-    [(1, 4), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((1, 16), (8, 1), (8, 4)))],
+    ("devices", "accumulate", "mesh"),
+    [
+        (1, 4, None),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in ((1, 16, None), (8, 1, None), (8, 4, None), (8, 2, MeshConfig(data=2, fsdp=2, tensor=2)))
+        ),
+    ],
 )
-def test_devices_and_microbatches_change_nothing_but_rounding(whole, devices, accumulate):
+def test_devices_and_microbatches_change_nothing_but_rounding(whole, devices, accumulate, mesh):
     """With dropout, and packed: the texts of an example are in different rows and microbatches."""
-    losses, params = take_steps(devices, accumulate)
+    losses, params = take_steps(devices, accumulate, mesh)
     np.testing.assert_allclose(losses, whole[0], rtol=2e-4)
     for one, other in zip(jax.tree.leaves(params), jax.tree.leaves(whole[1])):
         np.testing.assert_allclose(one, other, atol=2e-4)

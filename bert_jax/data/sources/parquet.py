@@ -7,7 +7,7 @@ the unit in which a file is divided among processes. Rows without text are left 
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from bert_jax.data.sources import formats
@@ -95,6 +95,18 @@ def read_classes(path: str, source: str) -> dict[str, tuple[str, ...]]:
         return {name: tuple(map(str, kind["names"])) for name, kind in kinds.items() if "names" in kind}
     except (AttributeError, TypeError, ValueError):
         return {}
+
+
+def write_vectors(path: str, texts: Sequence[str], vectors: Any) -> None:
+    """Writes a row for each text, with the columns "text" and "embedding", a list of the float32 numbers of its vector.
+
+    Raises: InputError if pyarrow is not installed.
+    """
+    with package_needed("pyarrow", f"{path}: writing Parquet", "'bert_jax[parquet]'"):
+        import pyarrow
+        import pyarrow.parquet
+    columns = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(vectors.reshape(-1)), vectors.shape[1])
+    pyarrow.parquet.write_table(pyarrow.table({"text": texts, "embedding": columns}), path)
 
 
 def _document(value: Any, piece: Piece, row: int) -> list[str]:

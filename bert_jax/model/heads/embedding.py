@@ -106,8 +106,8 @@ def _losses(settings: EmbeddingConfig, outputs: jax.Array, batch: Batch, weights
     vectors = constrain_rows(vectors)
     loss_of, sizes = LOSSES[settings.loss or "infonce"], settings.sizes() or (outputs.shape[-1],)
     found = [loss_of(settings, vectors[..., :size], batch.labels, weights) for size in sizes]
-    loss = sum(each["loss"][0] for each in found), found[0]["loss"][1]
-    return found[int(np.argmax(sizes))] | {"loss": loss}
+    total = jnp.sum(jnp.stack([each["loss"][0] for each in found]))
+    return found[int(np.argmax(sizes))] | {"loss": (total, found[0]["loss"][1])}
 
 
 def info_nce(settings: EmbeddingConfig, vectors: jax.Array, texts: Texts, weights: jax.Array) -> dict[str, Pair]:

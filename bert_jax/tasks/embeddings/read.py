@@ -48,7 +48,7 @@ class TextsExample(NamedTuple):
     score: float | None = None  # of a graded pair
     id: int | str = 0
     where: str = ""
-    relevant: Mapping[int | str, float] | None = None  # of a query: what is to be found, id -> grade
+    relevant: Mapping[str, float] | None = None  # of a query: what is to be found, id -> grade
     is_passage: bool = False  # whether it is to be found, among others
 
     def is_query(self, place: int) -> bool:
@@ -126,8 +126,9 @@ def _of_table(config: TaskConfig, records: Sequence[Record], columns: Sequence[s
 
     def label_of(record: Record) -> object:
         value = record.get(label)
-        is_place = isinstance(value, str) and value.strip().isdecimal() and names
-        return named_class(int(value) if is_place else value, names)
+        if isinstance(value, str) and value.strip().isdecimal() and len(value) < 9 and names:
+            value = int(value)
+        return named_class(value, names)
 
     is_nli = bool(label) and not negatives and any(str(label_of(record)) in _NLI for record in records)
     if label and not is_nli and (first.lower(), second.lower()) == ("premise", "hypothesis"):
@@ -235,7 +236,7 @@ def _read_beir(place: str, split: str) -> TextsExamples:
     if not qrels:
         return TextsExamples()
     passages, queries = (dict(_by_id(os.path.join(place, f"{name}.jsonl"))) for name in ("corpus", "queries"))
-    relevant: dict[str, dict[int | str, float]] = {}
+    relevant: dict[str, dict[str, float]] = {}
     for record in read_table(qrels).records:
         query, passage, grade = (record.get(name) for name in ("query-id", "corpus-id", "score"))
         for value, known, file in ((query, queries, "queries.jsonl"), (passage, passages, "corpus.jsonl")):
