@@ -57,7 +57,8 @@ def load_hf_tokenizer(directory: Path) -> tuple[Tokenizer, list[str]]:
         try:
             return Tokenizer(read_pieces(directory / _BACKEND, settings)), []
         except InputError as problem:
-            raise InputError(f"{problem} (it is not computed as BERT's: {error})") from None
+            reason = str(error).replace(f"{directory}/", "")
+            raise InputError(f"{problem} (it is not computed as BERT's: {reason})") from None
 
 
 def _load_berts(directory: Path, settings: JsonObject, backend: JsonObject) -> tuple[Tokenizer, list[str]]:

@@ -204,7 +204,7 @@ def _open(described: str, special_is_text: bool) -> "tokenizers.Tokenizer":
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
     except BaseException as error:  # noqa: BLE001, a panic of Rust is no Exception
-        raise InputError(f"tokenizers cannot read it ({one_line(error)[:120]}); {_COPY}") from None
+        raise InputError(f"tokenizers cannot read it ({one_line(error)[:60]}); {_COPY}") from None
     model.encode_special_tokens = special_is_text
     return model
 
