@@ -2,22 +2,32 @@
 """Growing a trained model: more words, more positions, for further pre-training."""
 
 import dataclasses
+import json
 import re
 from collections.abc import Sequence
 
 import jax
 import numpy as np
 
+from bert_jax.checkpoints.hf_tokenizer import make_backend
 from bert_jax.checkpoints.pretrained import Pretrained
 from bert_jax.errors import InputError
+from bert_jax.text.sentencepieces import SentencePieces
 from bert_jax.text.tokenizer import Tokenizer
+from bert_jax.text.tokenizer_json import DescribedPieces
 from bert_jax.text.vocab import CONTINUATION
 from bert_jax.text.wordpiece import WordPiece
 
 _UNUSED = re.compile(r"\[unused\d+\]")
 
 
-def grow(bert: Pretrained, words: Sequence[str] = (), use_unused: bool = False, max_positions: int = 0) -> Pretrained:
+def grow(
+    bert: Pretrained,
+    words: Sequence[str] = (),
+    use_unused: bool = False,
+    max_positions: int = 0,
+    special: Sequence[str] = (),
+) -> Pretrained:
     """Returns the model with tokens for `words` and with `max_positions` positions.
 
     Text without the new words keeps its ids and hidden states, bit for bit. Words that begin with a new word are split
@@ -30,22 +40,29 @@ def grow(bert: Pretrained, words: Sequence[str] = (), use_unused: bool = False, 
     Nothing is random.
 
     Args:
-      bert: the model; its tokenizer must be WordPiece.
+      bert: the model; for words its tokenizer must be WordPiece.
       words: as the tokenizer normalises them; appended to the vocabulary in this order.
       use_unused: whether they replace [unused..] tokens, in order; ids and shapes then stay the same.
       max_positions: the new number of positions; 0 keeps it.
+      special: tokens that are found in text as they stand, such as the marks of entities [E1] and [/E1]; the tokenizer
+        becomes one of tokenizer.json, which transformers reads too.
     Raises: InputError if a word or a number cannot be used, or if there is nothing to do.
 
     Source: for words, Mosin et al. 2021, "Fine-Tuning Transformers: Vocabulary Transfer", and google-research/bert
     issue 9; for positions, Beltagy et al. 2020, "Longformer", section 5; for rotary ones "NTK-aware" scaling, Peng et
     al. 2023, "YaRN", section 3.1.
     """
-    if not words and not max_positions:
+    if not words and not max_positions and not special:
         raise InputError("there is nothing to grow; give tokens to add, or max_positions")
+    if words and special:
+        raise InputError("words and special tokens are added one after the other; grow the model twice")
     tokenizer = bert.tokenizer
     vocab_size, places = bert.config.vocab_size, np.zeros(0, np.int64)
     if words:
         tokenizer, places = _grow_vocab(bert.tokenizer, words, use_unused)
+    if special:
+        words, (tokenizer, places) = special, _add_special(bert.tokenizer, special)
+    if words:
         vocab_size = max(vocab_size, tokenizer.vocab_size)
     if max_positions and max_positions < bert.config.max_positions:
         raise InputError(
@@ -55,7 +72,7 @@ def grow(bert: Pretrained, words: Sequence[str] = (), use_unused: bool = False, 
     config = dataclasses.replace(
         bert.config, vocab_size=vocab_size, max_positions=max_positions or bert.config.max_positions
     )
-    pieces = [bert.tokenizer.encode(word) for word in words]
+    pieces = [bert.tokenizer.encode(word) or [bert.tokenizer.unk_id] for word in words]
 
     def with_words(table: np.ndarray) -> np.ndarray:
         grown = np.zeros((config.padded_vocab_size, *table.shape[1:]), table.dtype)
@@ -80,13 +97,34 @@ def grow(bert: Pretrained, words: Sequence[str] = (), use_unused: bool = False, 
     return dataclasses.replace(bert, config=config, params=params, tokenizer=tokenizer)
 
 
+def _add_special(tokenizer: Tokenizer, special: Sequence[str]) -> tuple[Tokenizer, np.ndarray]:
+    """Returns the tokenizer that finds the tokens in text, and their ids."""
+    if tokenizer.kind == SentencePieces.kind:
+        raise InputError("a SentencePiece model finds no tokens in text; use one with vocab.txt or tokenizer.json")
+    taken = set(tokenizer.vocab)
+    for token in special:
+        if not token or token != token.strip() or not token.isprintable() or token in taken:
+            raise InputError(
+                f"special token {token!r:.60} is empty, has blanks around it, or is there already; correct it"
+            )
+        taken.add(token)
+    if tokenizer.kind == DescribedPieces.kind:
+        described = json.loads(tokenizer.pieces.content)
+    else:
+        described = make_backend(tokenizer)
+    ids = list(range(tokenizer.vocab_size, tokenizer.vocab_size + len(special)))
+    marks = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+    described["added_tokens"] += [{"id": index, "content": token, **marks} for index, token in zip(ids, special)]
+    return Tokenizer(DescribedPieces(json.dumps(described).encode(), tokenizer.config)), np.array(ids)
+
+
 def _grow_vocab(tokenizer: Tokenizer, words: Sequence[str], use_unused: bool) -> tuple[Tokenizer, np.ndarray]:
     """Returns the tokenizer with the new words, and their ids."""
     pieces = tokenizer.pieces
     if not isinstance(pieces, WordPiece):
         raise InputError(
-            "a SentencePiece vocabulary cannot grow: a new piece would change how words that merely hold its letters "
-            "are cut; train a new vocabulary, or grow max_positions alone"
+            f"a vocabulary of {tokenizer.kind} cannot grow: a new piece would change how words that merely hold its "
+            "letters are cut; train a new vocabulary, or grow max_positions alone"
         )
     seen: set[str] = set()
     for word in words:

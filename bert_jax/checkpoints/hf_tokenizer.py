@@ -115,11 +115,11 @@ def save_hf_tokenizer(directory: Path, tokenizer: Tokenizer, max_positions: int)
     special = {f"{name}_token": token for name, token in zip(ROLES, SPECIAL_TOKENS, strict=True)}
     write_json(directory / _SETTINGS, settings | special)
     if len(set(tokenizer.vocab)) == tokenizer.vocab_size:  # it has no place for two tokens of one name
-        write_json(directory / _BACKEND, _make_backend(tokenizer))
+        write_json(directory / _BACKEND, make_backend(tokenizer))
     return []
 
 
-def _make_backend(tokenizer: Tokenizer) -> JsonObject:
+def make_backend(tokenizer: Tokenizer) -> JsonObject:
     """Returns what tokenizer.json says. Source: the files of tokenizers 0.22, which have no other description."""
     marked = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     cls, sep = ({"SpecialToken": {"id": token, "type_id": 0}} for token in ("[CLS]", "[SEP]"))

@@ -3,9 +3,11 @@ r"""Adds words or positions to a trained model, for further pre-training.
 
     bert_jax grow_model --checkpoint=DIR --output=DIR --add_tokens=FILE [--use_unused]
     bert_jax grow_model --checkpoint=DIR --output=DIR --max_positions=1024
+    bert_jax grow_model --checkpoint=DIR --output=DIR --special='[E1],[/E1]'
 
 A new word starts as the mean of the pieces that it was split into. A new position starts as a copy of an old one; of
-rotary positions model.rotary_theta is raised. All other parameters stay the same. FILE has one word per line.
+rotary positions model.rotary_theta is raised. All other parameters stay the same. FILE has one word per line. Special
+tokens, such as the marks of entities, are found in text as they stand; they are kept through Hugging Face's format.
 
 Further pre-training on text of another field, such as medicine, takes four commands. Give train.py the shape of the
 model that it starts from, here that of base:
@@ -28,6 +30,7 @@ from bert_jax.tools.shared_flags import define_checkpoint
 _CHECKPOINT = define_checkpoint()
 _OUTPUT = flags.DEFINE_string("output", None, "Directory to create; it must not exist.", required=True)
 _ADD_TOKENS = flags.DEFINE_string("add_tokens", "", "File of new words, one per line, as the tokenizer writes them.")
+_SPECIAL = flags.DEFINE_list("special", [], "Tokens to find in text as they stand, separated by commas.")
 _USE_UNUSED = flags.DEFINE_boolean("use_unused", False, "Replace [unused..] tokens with the new words.")
 _MAX_POSITIONS = flags.DEFINE_integer("max_positions", 0, "New number of positions; 0 adds none.", lower_bound=0)
 
@@ -45,7 +48,7 @@ def main() -> None:
     from bert_jax.checkpoints.pretrained import save_pretrained
 
     bert = cli.load_model(_CHECKPOINT.value)
-    grown = grow(bert, words, _USE_UNUSED.value, _MAX_POSITIONS.value)
+    grown = grow(bert, words, _USE_UNUSED.value, _MAX_POSITIONS.value, _SPECIAL.value)
     save_pretrained(grown, output, replace=False)
     print(
         f"{output}: {grown.tokenizer.vocab_size:,} tokens, {bert.tokenizer.vocab_size:,} before;"

@@ -13,6 +13,7 @@ from builders import growing_bert, tiny_model, tiny_run, write_corpus, write_voc
 
 from bert_jax import InputError, load_pretrained, load_tokenizer
 from bert_jax.checkpoints.grow import grow
+from bert_jax.checkpoints.hf import save_hf
 from bert_jax.checkpoints.pretrained import Pretrained, save_pretrained
 from bert_jax.data.prepare import PrepareOptions, prepare
 from bert_jax.model.heads.pretraining import PRETRAINING
@@ -163,7 +164,7 @@ def test_what_cannot_grow_is_refused(bert, changes, message):
 def test_a_sentencepiece_vocabulary_is_refused_but_not_its_positions(bert):
     tokenizer = Tokenizer(learn_sentencepieces(["the ban bas dar co ba"] * 3, 20, "bpe", character_coverage=1))
     other = dataclasses.replace(bert, tokenizer=tokenizer)
-    with pytest.raises(InputError, match="SentencePiece vocabulary cannot grow"):
+    with pytest.raises(InputError, match="a vocabulary of sentencepiece cannot grow"):
         grow(other, NEW)
     assert grow(other, max_positions=20).config.max_positions == 20
 
@@ -220,3 +221,25 @@ def test_the_command_keeps_the_task_its_labels_and_its_settings(tmp_path):
     grown = load_pretrained(tmp_path / "new")
     assert (grown.task, grown.labels, grown.task_settings) == (task, ("bad", "good"), settings)
     assert grown.tokenizer.vocab_size == bert.tokenizer.vocab_size + 1
+
+
+def test_marks_of_entities_are_found_in_text_and_kept(tmp_path):
+    """Other text keeps its ids; the marks start as their pieces, and go through Hugging Face's format."""
+    bert = growing_bert()
+    grown = grow(bert, special=("[E1]", "[/E1]"))
+    first, second = grown.tokenizer.id_of("[E1]"), grown.tokenizer.id_of("[/E1]")
+    text = "the [E1] banana [/E1] ban"
+    assert [index for index in grown.tokenizer.encode(text) if index not in (first, second)] == bert.tokenizer.encode(
+        "the banana ban"
+    )
+    assert first in grown.tokenizer.encode("the[E1]ban") and grown.config.vocab_size == bert.config.vocab_size + 2
+    save_hf(tmp_path / "hf", grown.config, grown.params, grown.tokenizer, "pretraining", ())
+    back = load_pretrained(tmp_path / "hf")
+    assert back.tokenizer.encode(text) == grown.tokenizer.encode(text)
+    again = grow(back, special=("[E2]",))
+    assert again.tokenizer.encode("ban [E2]")[-1] == second + 1
+    for wrong in (("[E1]", "[E1]"), (" [E1]",), ("ban",), ("",)):
+        with pytest.raises(InputError, match="is empty, has blanks around it, or is there already"):
+            grow(bert, special=wrong)
+    with pytest.raises(InputError, match="grow the model twice"):
+        grow(bert, words=["corona"], special=["[E1]"])

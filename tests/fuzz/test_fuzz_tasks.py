@@ -8,6 +8,8 @@ import json
 from functools import cache
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from fuzzing import Reader, make_tests
 
 from bert_jax.settings.finetuning import TaskConfig
@@ -34,7 +36,7 @@ def read_task(source: Path | str, name: str, split: str = "train", **settings) -
     examples = task.read(str(source), split)
     labels = task.find_labels(examples)
     assert all(isinstance(label, str) and label.encode() for label in labels)
-    if name in ("classification", "ner"):
+    if name in ("classification", "multilabel", "ner"):
         task = make_task(task.config, labels)
     task.make_rows(examples, tokenizer(), split == "train")
 
@@ -111,6 +113,18 @@ def make_tagged(directory: Path) -> None:
 def make_tagged_lines(directory: Path) -> None:
     rows = [{"tokens": ["The", "Ban"], "ner_tags": ["O", "B-PER"]}] * 3
     (directory / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def make_soft(directory: Path) -> None:
+    rows = [{"text": "The ban", "labels": label} for label in (["a", "b"], [], "b,a", {"a": 0.5, "b": 1})] * 6
+    (directory / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def make_parquet(directory: Path) -> None:
+    features = {"label": {"names": ["no", "yes"], "_type": "ClassLabel"}}
+    table = pa.table({"text": ["ban", "old town"] * 8, "label": [0, 1] * 8})
+    table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    pq.write_table(table, directory / "train.parquet")
 
 
 def make_table(suffix: str):
@@ -193,6 +207,8 @@ READERS = [
     Reader("ner-tabs", make_tagged, lambda path: read_task(path / "train.txt", "ner"), ("train.txt",), 150),
     Reader("ner-jsonl", make_tagged_lines, lambda path: read_task(path, "ner"), ("train.jsonl",), 200),
     *(table(suffix, 150) for suffix in (".tsv", ".csv", ".jsonl", ".json", ".tsv.gz")),
+    Reader("labels", make_soft, lambda path: read_task(path, "multilabel"), ("train.jsonl",), 250),
+    Reader("columns", make_parquet, lambda path: read_task(path, "classification"), ("train.parquet",), 300),
     Reader("regression", make_regression, lambda path: read_task(path, "regression"), ("train.tsv",), 150),
     Reader("triplets", make_triplets, lambda path: read_task(path, "embeddings"), ("train.jsonl",), 150),
     Reader("graded", make_graded, lambda path: read_task(path, "embeddings"), ("train.tsv",), 150),

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from builders import write_corpus, write_vocab
 from conftest import ROOT
+from described import write_described
 from fuzzing import TIMES, Reader, make_tests
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -82,6 +83,13 @@ READERS = [
     Reader("tokenizer", write_wordpiece, lambda path: use_tokenizer(path / "tokenizer"), ("tokenizer/*.json",), 300),
     Reader(
         "sentencepiece", write_sentencepiece, lambda path: use_tokenizer(path / "tokenizer"), ("tokenizer/*",), 1000
+    ),
+    Reader(
+        "tokenizer.json",
+        lambda path: write_described(path / "tokenizer", "roberta"),
+        lambda path: use_tokenizer(path / "tokenizer"),
+        ("tokenizer/*",),
+        600,
     ),
     Reader(
         "text", lambda path: write_corpus(path / "x.txt", 5), lambda path: use_text(path / "x.txt"), ("x.txt",), 250

@@ -6,17 +6,24 @@ import hashlib
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 import tokenizers
+from builders import tiny_model
 from described import KINDS, LINES, write_described
+from hf_models import random_params
 
-from bert_jax import InputError, load_tokenizer
+from bert_jax import InputError, load_pretrained, load_tokenizer
+from bert_jax.checkpoints.grow import grow
+from bert_jax.checkpoints.hf import save_hf
+from bert_jax.checkpoints.pretrained import Pretrained, save_pretrained
 from bert_jax.data.prepare import PrepareOptions, prepare
 from bert_jax.data.records import open_dataset, unpack_word_starts
+from bert_jax.inference.predict import fill_masks
 from bert_jax.text.bert_json import is_others, is_plain
 from bert_jax.text.fitting import join_texts, make_batch
 from bert_jax.text.tokenizer import Tokenizer
@@ -240,3 +247,25 @@ def test_the_library_is_imported_when_it_is_used(repository):
     done = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, cwd=repository)
     assert done.stdout == "False\n", done.stderr
     assert DescribedPieces.kind == "tokenizers"
+
+
+# With models
+
+
+def test_a_model_fills_its_own_mask_and_goes_to_hugging_face_and_back(directory, tokenizer, tmp_path):
+    config = tiny_model(vocab_size=tokenizer.vocab_size, type_vocab_size=2)
+    params = random_params(config, parts=("pooler", "mlm", "next_sentence"))
+    bert = Pretrained(config, params, tokenizer)
+    mask = tokenizer.template.specials[4]
+    save_pretrained(bert, tmp_path / "own")
+    save_hf(tmp_path / "hf", config, params, tokenizer, "pretraining", ())
+    wanted = [[[guess.token for guess in place] for place in text] for text in fill_masks(bert, [f"The {mask} jumps."])]
+    for name in ("own", "hf"):
+        found = load_pretrained(tmp_path / name)
+        assert found.tokenizer.fingerprint == tokenizer.fingerprint
+        (text,) = fill_masks(found, [f"The {mask} jumps."])
+        assert [[guess.token for guess in place] for place in text] == wanted[0] and len(wanted[0]) == 1
+    with pytest.raises(InputError, match=f"text 1 has no {re.escape(mask)}"):
+        fill_masks(bert, ["The tower."])
+    with pytest.raises(InputError, match="a vocabulary of tokenizers cannot grow"):
+        grow(bert, words=["corona"])
