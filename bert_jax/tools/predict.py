@@ -165,6 +165,7 @@ def _text_of(value: object, shown: JsonObject) -> str:
         found = shown["probabilities"]  # of classes by name, or of choices in their order
         named = found.items() if isinstance(found, dict) else enumerate(found)
         ordered = sorted(named, key=lambda item: -item[1])
+        lines += [", ".join(shown["labels"]) or "no label"] if "labels" in shown else []
         lines.append("  ".join(f"{label} {probability:.1%}" for label, probability in ordered))
     elif "entities" in shown:
         lines += [f"{one['type']}  {one['text']!r}  {one['start']}-{one['end']}" for one in shown["entities"]]

@@ -191,9 +191,22 @@ def test_what_a_setting_affects_decides_what_may_change():
     resumable = ("end", "place", "work", "nothing")
     both = {"mesh", "report", "checkpoint", "eval.every_steps", "eval.batch_size", "train.hang_seconds"}
     both |= {"train.steps_per_call", "train.accumulate", "data.path", "model.remat", "model.unroll"}
-    own = {"train.num_steps", "phase2.accumulate", "train.zero1", "data.verify", "data.cache_gb", "phase2.num_steps", "phase2.path"}
+    own = {
+        "train.num_steps",
+        "phase2.accumulate",
+        "train.zero1",
+        "data.verify",
+        "data.cache_gb",
+        "phase2.num_steps",
+        "phase2.path",
+    }
     assert set(affecting(PretrainConfig, *resumable)) == both | own
-    assert set(affecting(FinetuneConfig, *resumable)) == both | {"train.num_epochs", "train.patience", "data.source", "sweep"}
+    assert set(affecting(FinetuneConfig, *resumable)) == both | {
+        "train.num_epochs",
+        "train.patience",
+        "data.source",
+        "sweep",
+    }
     assert affecting(PretrainConfig, "place") == ("data.path", "phase2.path")
     assert is_among("mesh.data", both) and is_among("data.path", both) and not is_among("data.paths", both)
 

@@ -3,6 +3,7 @@
 
 import json
 
+import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -113,3 +114,13 @@ def test_the_header_of_a_csv_says_what_parts_its_columns(tmp_path, separator, en
     (tmp_path / "train.csv").write_bytes(end.join(separator.join(row) for row in rows).encode())
     table = read_table(str(tmp_path / "train.csv"))
     assert table.columns == ("text", "label") and table.records[0]["text"] == f"a{separator} b"
+
+
+def test_a_data_set_behind_a_url(tmp_path):
+    """As hf://datasets/ORG/NAME/DIRECTORY is: a directory of parts, here in the memory of fsspec."""
+    store, kinds = fsspec.filesystem("memory"), {"label": label("no", "yes")}
+    for name, number in (("train-00000-of-00002", 1), ("train-00001-of-00002", 0), ("validation-00000-of-00001", 0)):
+        content = write(tmp_path / "x.parquet", {"text": [name], "label": [number]}, kinds).read_bytes()
+        store.pipe(f"/columnar/plain/{name}.parquet", content)
+    found = [task("classification").read("memory://columnar/plain", split) for split in ("train", "dev", "test")]
+    assert [[each.label for each in split] for split in found] == [["yes", "no"], ["no"], []]
