@@ -48,6 +48,7 @@ class Batching:
     lengths: tuple[int, ...]  # that rows of their own are padded to
     shape: Shape | None = None  # of packed batches; None gives each row of the task a row of its own
     texts: int = 0  # that a row has at most, where each of them is laid out by itself; 0 lays out whole rows
+    num_parts: int = 0  # texts of a batch, on average, if they are
 
     @property
     def most_parts(self) -> int:
@@ -72,7 +73,8 @@ def choose_batching(
     """
     multiple, size = length_step(model.attention), data.batch_size
     texts = max(len(row.lengths) for row in rows) if apart else 0
-    alone = Batching(size, data.seed, data.bucket, (), None, texts)
+    num_parts = -(-size * sum(len(row.lengths) for row in rows) // len(rows)) if apart else size
+    alone = Batching(size, data.seed, data.bucket, (), None, texts, num_parts)
     lengths = choose_lengths(sizes_for(rows, alone), size, data.bucket, multiple, num_steps)
     alone = dataclasses.replace(alone, lengths=lengths)
     if pack == "off":
@@ -80,8 +82,7 @@ def choose_batching(
 
     def packed(group: int) -> Batching:
         parts = sizes_of(_texts_apart(rows) if apart else rows)
-        of_parts = -(-size * len(parts.tokens) // len(rows))
-        return dataclasses.replace(alone, shape=choose_shape(parts, of_parts, model, multiple, group, num_steps))
+        return dataclasses.replace(alone, shape=choose_shape(parts, num_parts, model, multiple, group, num_steps))
 
     def cost(batching: Batching) -> float:
         return flops_of_epoch(sizes_for(rows, batching), batching, model)
@@ -115,8 +116,10 @@ def _texts_apart(rows: Sequence[Row]) -> list[Row]:
 
 def flops_of_epoch(sizes: Sizes, batching: Batching, model: ModelConfig) -> float:
     """Returns the FLOPs of the forward passes of an epoch, padding included."""
-    size, times = batching.batch_size, max(batching.texts, 1) if batching.shape is None else 1
-    return times * epoch_flops(sizes, size, model, batching.bucket, batching.shape or batching.lengths)
+    if batching.shape is not None:
+        return epoch_flops(sizes, batching.num_parts or batching.batch_size, model, batching.bucket, batching.shape)
+    rows = epoch_flops(sizes, batching.batch_size, model, batching.bucket, batching.lengths)
+    return rows * max(batching.texts, 1)
 
 
 def train_batches(rows: Sequence[Row], head: Head, first_step: int, batching: Batching, mesh: Mesh) -> Iterator[Batch]:

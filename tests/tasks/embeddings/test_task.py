@@ -22,9 +22,10 @@ from bert_jax.settings.finetuning import (
     TaskConfig,
 )
 from bert_jax.settings.pretraining import MeshConfig, OptimizerConfig, ReportConfig
-from bert_jax.tasks.batches import choose_batching, train_batches
+from bert_jax.tasks.batches import choose_batching, flops_of_epoch, sizes_for, train_batches
 from bert_jax.tasks.catalog import make_task
 from bert_jax.tasks.embeddings.read import SAME, TextsExample
+from bert_jax.tasks.layouts import needed_flops
 from bert_jax.text.tokenizer import load_tokenizer
 from bert_jax.training.report import read_metrics
 
@@ -221,3 +222,18 @@ def test_graded_pairs_and_texts_alone(start, tmp_path):
     assert result.metric == "spearman"
     found = losses(tmp_path / "alone")
     assert found[-4:].mean() < found[:4].mean()
+
+
+def test_padding_is_counted_of_the_texts_of_a_batch(tokenizer):
+    """Questions of five tokens and paragraphs of sixteen: packed takes fewer FLOPs, and the log says how many."""
+    examples = [TextsExample(("ban bas bes", " ".join(["dar"] * 20))) for _ in range(64)]
+    rows = task().make_rows(examples, tokenizer, True).rows
+    model = bert_jax.ModelConfig(max_positions=64)
+    data = FinetuneDataConfig(source="x", batch_size=16)
+    shares = []
+    for pack in ("on", "off"):
+        batching = choose_batching(rows, data, model, 1, pack, 10, apart=True)
+        assert (batching.num_parts, batching.texts) == (32, 2)
+        shares.append(flops_of_epoch(sizes_for(rows, batching), batching, model) / needed_flops(model, rows))
+    assert 1 < shares[0] < shares[1] < 1.7
+    assert choose_batching(rows, data, model, 1, "auto", 10, apart=True).shape is not None
