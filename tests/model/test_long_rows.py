@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from builders import random_batch, tiny_model
 
+from bert_jax.devices.sharding import make_mesh, row_sharding, tree_shardings
 from bert_jax.model import long_rows
 from bert_jax.model.attention import attend, attention_mask
 from bert_jax.model.attention_kernels import AttentionShape, keeps, keeps_at
@@ -17,6 +18,7 @@ from bert_jax.model.heads.pretraining import MASKED_LM
 from bert_jax.model.long_rows import in_blocks, in_windows, pays_in_windows
 from bert_jax.model.objective import forward, init_params
 from bert_jax.settings.model import model_size
+from bert_jax.settings.pretraining import MeshConfig
 
 
 def random_arrays(rows=2, size=201, heads=2, head_size=8, seed=0):
@@ -150,6 +152,25 @@ def test_dropout_does_not_depend_on_blocks_or_kernels(params):
     )
     np.testing.assert_allclose(plain, fused, atol=2e-5)
     assert np.abs(plain - np.asarray(logits_of(config, params, batch))[real]).max() > 1e-3
+
+
+@pytest.mark.parametrize("attention", ["plain", "fused"])
+def test_eight_devices_compute_what_one_computes(params, attention):
+    """Rows, heads and parameters are divided; layers are scanned, so that a conditional chooses."""
+    batch = random_batch(num_rows=4, row_length=259)._replace(mlm_positions=np.zeros((4, 5), np.int32) + 200)
+    config = dataclasses.replace(MODERN, attention=attention, unroll=1)
+
+    def loss(params, batch):
+        return jnp.sum(jnp.cos(forward(config, params, batch, MASKED_LM)[..., :203]))
+
+    used = {name: params[name] for name in ("encoder", "mlm")}
+    expected = jax.jit(jax.value_and_grad(loss))(used, batch)
+    mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
+    with jax.set_mesh(mesh):
+        divided = jax.device_put(used, tree_shardings(mesh, used))
+        found = jax.jit(jax.value_and_grad(loss))(divided, jax.device_put(batch, row_sharding(mesh)))
+    for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=2e-4, rtol=1e-4)
 
 
 def memory_of_a_step(config, rows, length):

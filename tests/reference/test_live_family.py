@@ -55,6 +55,7 @@ def random_model(name, head, seed):
     if HEADS[head].has_labels:
         config.id2label = {0: "no", 1: "yes", 2: "perhaps"}
         config.label2id = {label: index for index, label in config.id2label.items()}
+        config.problem_type = HEADS[head].problem_types[-1] if HEADS[head].problem_types else None
     model = kind(config).eval()
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
