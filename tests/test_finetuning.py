@@ -173,12 +173,12 @@ def test_parameters_are_held_once(topics, start, tmp_path, monkeypatch, sizes):
 
 
 @pytest.mark.slow
-def test_devices_change_nothing_but_rounding(finished, topics, start, tmp_path):
-    assert json.loads((finished[0] / "config.json").read_text())["packed"]
-    train(topics_run(topics, start, mesh=MeshConfig(data=4)), tmp_path / "run")
-    assert json.loads((tmp_path / "run" / "config.json").read_text())["packed"]
-    for step, record in evaluations(finished[0]).items():
-        assert evaluations(tmp_path / "run")[step]["loss"] == pytest.approx(record["loss"], rel=2e-3)
+def test_devices_change_nothing_but_rounding(topics, start, tmp_path):
+    data = FinetuneDataConfig(source=str(topics), batch_size=16, pack="on")
+    for count in (1, 4):
+        train(topics_run(topics, start, data=data, mesh=MeshConfig(data=count)), tmp_path / str(count))
+    for step, record in evaluations(tmp_path / "1").items():
+        assert evaluations(tmp_path / "4")[step]["loss"] == pytest.approx(record["loss"], rel=2e-3)
 
 
 @pytest.mark.slow
