@@ -4,13 +4,16 @@
 import jax
 import numpy as np
 import pytest
+from described import write_described
 from hf_models import make_tokenizer
 
+from bert_jax import load_pretrained
 from bert_jax.batch import Batch
 from bert_jax.checkpoints.families import FAMILIES, class_of
 from bert_jax.checkpoints.hf import load_hf, save_hf
 from bert_jax.model.heads.table import HEADS
 from bert_jax.model.objective import encode, forward
+from bert_jax.text.fitting import make_batch
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -149,6 +152,44 @@ def test_a_relative_is_computed_and_written_again(tmp_path, name, head):
     third = load_hf(tmp_path / "out")
     assert third.config == loaded.config
     jax.tree.map(np.testing.assert_array_equal, third.params, loaded.params)
+
+
+@pytest.mark.parametrize(
+    ("family", "kind"), [("roberta", "roberta"), ("xlm-roberta", "xlmr"), ("modernbert", "modernbert")]
+)
+def test_texts_give_the_same_logits_with_a_tokenizer_of_its_own(tmp_path, family, kind):
+    """From transformers to ours and back, pairs of texts too: ids, positions, types and logits."""
+    directory = write_described(tmp_path / "theirs", kind)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
+    names = {"bos_token_id": "cls", "eos_token_id": "sep", "cls_token_id": "cls", "sep_token_id": "sep"}
+    ids = {name: getattr(tokenizer, f"{token}_token_id") for name, token in names.items()}
+    shape = CASES[family][1] | ids | {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
+    shape["max_position_embeddings"] = 90
+    theirs = getattr(transformers, class_of(HEADS["masked_lm"], family))(
+        transformers.AutoConfig.for_model(family, **shape)
+    )
+    theirs.eval().save_pretrained(directory)
+    bert = load_pretrained(directory)
+    save_hf(tmp_path / "back", bert.config, bert.params, bert.tokenizer, bert.task, bert.labels)
+    again = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "back").eval()
+    assert type(again) is type(theirs)
+    for texts in (["The tower isn't 1.5", "naïve é 東京"], [("The wanter", "lows 2.1"), ("é", "The jumper")]):
+        batch = make_batch(bert.tokenizer, texts, bert.config.max_positions)
+        length = batch.token_ids.shape[1]
+        places = np.broadcast_to(np.arange(length, dtype=np.int32), batch.token_ids.shape)
+        found = forward(bert.config, bert.params, batch._replace(mlm_positions=places), HEADS["masked_lm"])
+        pairs = list(zip(*texts)) if isinstance(texts[0], tuple) else [texts]
+        for model, reader in (
+            (theirs, tokenizer),
+            (again, transformers.AutoTokenizer.from_pretrained(tmp_path / "back")),
+        ):
+            inputs = reader(*map(list, pairs), return_tensors="pt", padding=True)
+            real = inputs["attention_mask"].numpy() > 0
+            np.testing.assert_array_equal(batch.token_ids[:, : real.shape[1]][real], inputs["input_ids"].numpy()[real])
+            with torch.no_grad():
+                expected = model(**inputs).logits.numpy()[real]
+            ours = np.asarray(found)[:, : real.shape[1], : len(tokenizer)][real]
+            np.testing.assert_allclose(ours, expected, atol=ATOL, rtol=1e-5)
 
 
 def test_every_family_is_here():
