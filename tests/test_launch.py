@@ -170,7 +170,7 @@ def test_a_host_installs_the_package_until_it_succeeds(place):
     copy = ["gcloud", "storage", "cp", "gs://bucket/b.whl", "/tmp/"]
     made = ["uv", "venv", "--quiet", "--python", "3.11", str(environment)]
     python = str(environment / "bin" / "python")
-    installed = ["uv", "pip", "install", "--quiet", "--python", python, "/tmp/b.whl[tpu,gcs,hub]"]
+    installed = ["uv", "pip", "install", "--quiet", "--python", python, "/tmp/b.whl[train,tpu,gcs,hub]"]
     assert place.calls() == [copy, copy, made, installed, ["bert_jax", "--version"], ["bert_jax", "--version"]]
 
 
