@@ -179,11 +179,11 @@ release: $(READY)  ## builds the wheel and the source distribution in dist/, and
 	$(PY) -m twine check --strict dist/*
 	$(PY) -m pytest --numprocesses=0 tests/test_wheel.py -k 'is_in_the'
 
-constraints:  ## writes constraints.txt: the newest versions that setup.cfg allows, for every Python; needs uv
+constraints:  ## brings constraints.txt up to setup.cfg, for every Python; UPGRADE=--upgrade takes the newest versions; needs uv
+	sed -n '/^#/p' constraints.txt > constraints.head
 	uv pip compile --quiet --universal --python-version 3.11 --extra dev --extra docs --no-header --no-annotate \
-	  --upgrade setup.cfg --output-file constraints.new
-	sed -n '/^#/p' constraints.txt | cat - constraints.new > constraints.sorted
-	mv constraints.sorted constraints.txt && rm constraints.new
+	  $(UPGRADE) setup.cfg --output-file constraints.txt
+	cat constraints.head constraints.txt > constraints.new && mv constraints.new constraints.txt && rm constraints.head
 
 lint: $(READY)  ## checks style and formatting with ruff
 	$(PY) -m ruff check .
