@@ -19,6 +19,7 @@ from bert_jax.settings.rules import to_dict
 from bert_jax.storage.places import Place
 from bert_jax.storage.writing import new_directory, write_json
 from bert_jax.tasks.catalog import USUAL, Own
+from bert_jax.text.tokenizer_json import DescribedPieces
 from bert_jax.text.wordpiece import WordPiece
 
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -36,13 +37,20 @@ params = dict(np.load("params.npz"))
 outputs = jax.jit(model.call)(params, token_ids, type_ids, mask{more})
 ```
 
-B is free, and so is L up to {length}. Token ids are [CLS] text [SEP], or [CLS] text [SEP] text [SEP], as
+B is free, and so is L up to {length}. Token ids are {rows}, as
 `bert_jax.load_tokenizer`{transformers} cuts text with these files. Outputs: {outputs}
+
+It was written by jax {jax} (calling convention {version}): that version reads it, and later ones do for six months at
+least, as JAX promises; an older one may not. Then export the model again.
 {settings}"""
 _SETTINGS = """
 `task_settings` of `labels.json` are the settings of the task: for squad2, there is no answer where the two logits of
 [CLS] add up to more than those of the best answer by over `null_threshold`.
 """
+_TRANSFORMERS = {
+    WordPiece.kind: " or transformers' BertTokenizer",
+    DescribedPieces.kind: " or transformers' AutoTokenizer",
+}
 _OUTPUTS = "hidden [B, L, H]; pooled [B, H] if the model has a pooler; logits [B, P, V] of the words at mask_positions."
 
 
@@ -75,7 +83,7 @@ def export_model(bert: Pretrained, directory: Place, platforms: tuple[str, ...] 
 
     flat: dict[str, Any] = {name: np.asarray(value) for name, value in flatten(bert.params).items()}
     has_masks = task is None and "mlm" in bert.params
-    constraints = ["b >= 1", "l >= 2", f"l <= {most}"] + ["p >= 1"] * has_masks  # of those that inputs have
+    constraints = ["b >= 1", "l >= 1", f"l <= {most}"] + ["p >= 1"] * has_masks  # of those that inputs have
     rows, length, *places = export.symbolic_shape("b, l, p" if has_masks else "b, l", constraints=constraints)
     tokens = jax.ShapeDtypeStruct((rows, length), jnp.int32)
     more = [jax.ShapeDtypeStruct((rows, place), jnp.int32) for place in places]
@@ -89,6 +97,7 @@ def export_model(bert: Pretrained, directory: Place, platforms: tuple[str, ...] 
         "task_settings": to_dict(task.config) if task is not None else {},
         "max_length": most,
         "platforms": list(platforms),
+        "jax": jax.__version__,
     }
     with new_directory(directory) as temporary:
         (temporary / "model.stablehlo").write_bytes(program.serialize())
@@ -96,6 +105,7 @@ def export_model(bert: Pretrained, directory: Place, platforms: tuple[str, ...] 
             np.savez(stream, **flat)
         write_json(temporary / "labels.json", about)
         bert.tokenizer.save(temporary)
+        cls, sep = bert.tokenizer.tokens((bert.tokenizer.cls_id, bert.tokenizer.sep_id))
         readme = _README.format(
             what=json.dumps(about["task"] or bert.task),
             platforms=", ".join(platforms),
@@ -103,6 +113,11 @@ def export_model(bert: Pretrained, directory: Place, platforms: tuple[str, ...] 
             more=", mask_positions" if has_masks else "",
             outputs=task.head.about_exported if task is not None else _OUTPUTS,
             settings=_SETTINGS if task is not None else "",
-            transformers=" or transformers' BertTokenizer" if bert.tokenizer.kind == WordPiece.kind else "",
+            transformers=_TRANSFORMERS.get(bert.tokenizer.kind, ""),
+            rows="{0} text {1}, or {0} text {2} text {1}".format(
+                cls, sep, " ".join([sep] * len(bert.tokenizer.between))
+            ),
+            jax=jax.__version__,
+            version=program.calling_convention_version,
         )
         (temporary / "README.md").write_text(readme, encoding="utf-8")
