@@ -194,7 +194,8 @@ def losses(workdir):
 def test_a_run_learns_what_belongs_together_and_its_model_is_used_as_it_was_trained(start, tmp_path, capsys):
     source = f"{write_pairs(tmp_path / 'a.tsv', 160, 0, negatives=True)},{write_pairs(tmp_path / 'b.tsv', 40, 1)}"
     settings = EmbeddingConfig(query_prompt="the ", projection_size=8, dimensions="4,8", both_directions=True)
-    run = config(start, source, task=TaskConfig(name="embeddings", max_seq_length=16, embedding=settings))
+    task = TaskConfig(name="embeddings", max_seq_length=16, embedding=settings)
+    run = config(start, source, task=task, train=FinetuneTrainConfig(num_epochs=8.0))
     result = finetune(run, tmp_path / "run", jax.devices()[:1])
     found = losses(tmp_path / "run")
     assert found[-5:].mean() < 0.7 * found[:5].mean()
