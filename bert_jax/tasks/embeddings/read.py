@@ -71,6 +71,11 @@ def is_graded(examples: Sequence[TextsExample]) -> bool:
 def read_texts(config: TaskConfig, source: str, split: str) -> TextsExamples:
     """Returns the examples of a split; [] if it is not there. Raises: InputError with file and line."""
     found = _read(config, source, split)
+    if not found and (empty := found.counts.get(NO_TEXT, 0)):
+        raise InputError(
+            f"{split} of {source}: in all {empty} rows {' or '.join(found.columns[:2])} is empty; correct that, or "
+            "name other columns in the settings of task"
+        )
     if split == "train" and found:
         found.metric = "spearman" if _is_graded_split(config, source, "dev", found) else "ndcg@10"
     if split == "dev" and found and all(example.texts[:1] == example.texts[1:] for example in found):

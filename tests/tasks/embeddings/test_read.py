@@ -158,6 +158,9 @@ def test_columns_that_are_missing_and_sides_that_are_empty(tmp_path):
     source = table(tmp_path / "train.tsv", ("anchor", "positive"), ("", "b"), ("c", " "), ("d", "e"))
     found = read_texts(CONFIG, source, "train")
     assert texts(found) == [("d", "e")] and found.counts == {NO_TEXT: 2}
+    nothing = table(tmp_path / "dev.tsv", ("anchor", "positive"), ("a", ""), ("b", ""))
+    with pytest.raises(InputError, match=r"dev of .*: in all 2 rows anchor or positive is empty; correct that"):
+        read_texts(CONFIG, nothing, "dev")
     named = TaskConfig(name="embeddings", embedding=EmbeddingConfig(negative_columns="bad"))
     with pytest.raises(InputError, match="has no column 'bad'; it has 'anchor', 'positive': change the setting"):
         read_texts(named, source, "train")

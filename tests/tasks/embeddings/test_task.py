@@ -170,6 +170,21 @@ def test_a_loss_that_does_not_fit_the_data_is_named(examples, settings, problem)
         made.settle(examples)
 
 
+def test_settings_that_make_no_sense_are_named():
+    alone = FinetuneConfig(task=task().config, data=FinetuneDataConfig(source="a", batch_size=1), init_checkpoint="b")
+    with pytest.raises(InputError, match=r"data\.batch_size 1 has no other example, and so nothing that an anchor is"):
+        alone.validate()
+    for settings, problem in (
+        ({"pooling": "max"}, "embedding.pooling 'max' is unknown; use one of mean, cls, last"),
+        ({"temperature": 0.0}, r"embedding\.temperature 0.0 is not above 0"),
+        ({"dimensions": "64,x"}, "embedding.dimensions '64,x' are not numbers above 0"),
+    ):
+        with pytest.raises(InputError, match=problem):
+            EmbeddingConfig(**settings).validate()
+    with pytest.raises(InputError, match=r"task\.metric 'x' is not one of ndcg@10"):
+        make_task(TaskConfig(name="embeddings", metric="x"))
+
+
 # Runs
 
 
