@@ -29,7 +29,7 @@ def differences(one: Pretrained, other: Pretrained) -> dict[str, float]:
     Each model uses its own tokenizer; the difference is infinite if the numbers of tokens differ. It is NaN if one of
     the models lacks the output. Both compute in float32, whatever they were trained in.
     """
-    num_parts = min(one.config.type_vocab_size, other.config.type_vocab_size)
+    num_parts = max(1, min(one.config.type_vocab_size, other.config.type_vocab_size))
     texts: list[Any] = [_fitting(one, parts[:num_parts]) for parts in _SAMPLE]
     outputs = []
     for bert in (one, other):

@@ -13,6 +13,7 @@ import pytest
 from builders import random_batch
 from hf_models import make_tokenizer, random_params
 
+from bert_jax.checkpoints.compare import differences
 from bert_jax.checkpoints.families import FAMILIES, check_expressible, class_of, name_of, table_of
 from bert_jax.checkpoints.hf import load_hf, save_hf
 from bert_jax.checkpoints.names import flatten
@@ -198,6 +199,10 @@ def test_a_model_of_ours_is_saved_and_loaded_and_encodes(tmp_path, family):
     assert loaded.config == config
     texts = ["abc word3 word4", "word5"]
     np.testing.assert_array_equal(loaded.encode(texts).hidden, bert.encode(texts).hidden)
+    found = differences(bert, loaded)  # as `convert_checkpoint --verify` does
+    assert {"hidden", "classifier"} <= set(found) and not any(found.values())
+    pairs = bert.encode([("abc", "word3"), ("word4", "abc")])  # with types or without
+    assert np.isfinite(pairs.hidden).all()
     batch = random_batch(num_rows=2, row_length=30, vocab_size=131)
     stacked, apart = (
         jax.jit(lambda params: encode(config, params, batch).hidden)(each) for each in (bert.params, loaded.prepared)
