@@ -34,7 +34,7 @@ class WandbBoard:
 
     def __init__(self, workdir: Place, settings: JsonObject) -> None:
         with package_needed("wandb", "report.to=wandb", "'bert_jax[wandb]'"):
-            import wandb
+            import wandb  # pyright: ignore[reportMissingImports]: an extra
         folder = workdir if isinstance(workdir, Path) else Path.cwd()
         name = str(workdir.absolute() if isinstance(workdir, Path) else workdir)
         try:
@@ -47,7 +47,7 @@ class WandbBoard:
                 resume="allow",
                 settings=wandb.Settings(console="off", silent=True),
             )
-        except (wandb.errors.Error, OSError) as error:
+        except (wandb.Error, OSError) as error:
             raise InputError(
                 f"report.to=wandb does not work ({one_line(error)[:120]}); log in with `wandb login`, or set "
                 "WANDB_MODE=offline"

@@ -32,7 +32,7 @@ def runs(monkeypatch):
         found.append(FakeRun(**about))
         return found[-1]
 
-    fake = types.SimpleNamespace(init=init, Settings=dict, errors=types.SimpleNamespace(Error=RuntimeError))
+    fake = types.SimpleNamespace(init=init, Settings=dict, Error=RuntimeError)
     monkeypatch.setitem(sys.modules, "wandb", fake)
     return found
 
