@@ -15,7 +15,7 @@ from bert_jax.checkpoints.families import FAMILIES, check_expressible, class_of,
 from bert_jax.checkpoints.hf_extras import ADAPTER, EXTRAS, check_prefix, check_whole, find_extras
 from bert_jax.checkpoints.hf_tokenizer import load_hf_tokenizer, save_hf_tokenizer
 from bert_jax.checkpoints.hf_weights import INDEX, PICKLE, WEIGHTS, import_torch, open_weights, write_weights
-from bert_jax.checkpoints.names import Imported, check_vocabulary, find_not_finite, from_params, to_params
+from bert_jax.checkpoints.names import Arrays, Imported, check_vocabulary, find_not_finite, from_params, to_params
 from bert_jax.checkpoints.sentence_transformers import read_pipeline
 from bert_jax.errors import InputError, shown
 from bert_jax.model.heads.base import Head
@@ -151,8 +151,27 @@ def save_hf(
     notes = [f"{part} is left out: {kind} has none" for part in left_out]
     if not set(parts) <= set(known):
         notes.append(f"there is no pooler: load it with {kind}.from_pretrained(..., add_pooling_layer=False)")
-    arrays = from_params(_only(params, parts), "hf", config)
-    theirs = {canonical: own for own, canonical in family.names_in(kind).items()}
+    arrays = _tensors(config, head, params, dtype)
+    settings = _settings(config, head, params, tokenizer, labels, problem, dtype)
+    with writing.new_directory(directory) as temporary:
+        write_weights(temporary, arrays, max_shard_bytes)
+        writing.write_json(temporary / "config.json", settings)
+        notes += save_hf_tokenizer(temporary, tokenizer, config.max_positions)
+        if config.type_vocab_size < 2:  # its tokenizer would give types to texts all the same
+            where = temporary / "tokenizer_config.json"
+            inputs = {"model_input_names": ["input_ids", "attention_mask"]}
+            writing.write_json(where, files.read_json(where) | inputs)
+        if card:
+            (temporary / "README.md").write_text(card, encoding="utf-8")
+        write_more(temporary)
+    return notes
+
+
+def _tensors(config: ModelConfig, head: Head, params: Params, dtype: str) -> Arrays:
+    """Returns the tensors of a model as transformers names them. Raises: InputError if `dtype` does not hold one."""
+    family = FAMILIES[config.family]
+    arrays = from_params(_only(params, head.parts_in(config)), "hf", config)
+    theirs = {canonical: own for own, canonical in family.names_in(class_of(head, config.family)).items()}
     arrays = {_renamed(name, theirs): array for name, array in arrays.items()}
     if dtype != "float32":
         with np.errstate(over="ignore"):  # it is refused below
@@ -161,10 +180,24 @@ def save_hf(
             raise InputError(f"{wide[0]} has numbers that {dtype} does not hold; write float32")
     if not head.own_parts:  # the bare encoder's names begin further on
         arrays = {name.removeprefix(f"{family.base}."): array for name, array in arrays.items()}
+    return arrays
+
+
+def _settings(
+    config: ModelConfig,
+    head: Head,
+    params: Params,
+    tokenizer: Tokenizer,
+    labels: tuple[str, ...],
+    problem: str,
+    dtype: str,
+) -> JsonObject:
+    """Returns what config.json holds."""
+    family = FAMILIES[config.family]
     settings = (
         {theirs: getattr(config, ours) for ours, theirs in family.settings.items()}
         | {
-            "architectures": [kind],
+            "architectures": [class_of(head, config.family)],
             "model_type": config.family,
             family.activation: name_of_activation(config),
             "pad_token_id": tokenizer.pad_id,
@@ -180,18 +213,7 @@ def save_hf(
         settings["label2id"] = {label: index for index, label in enumerate(names)}
         if head.problem_types:
             settings["problem_type"] = problem or _usual_problem(head, params)
-    with writing.new_directory(directory) as temporary:
-        write_weights(temporary, arrays, max_shard_bytes)
-        writing.write_json(temporary / "config.json", settings)
-        notes += save_hf_tokenizer(temporary, tokenizer, config.max_positions)
-        if config.type_vocab_size < 2:  # its tokenizer would give types to texts all the same
-            where = temporary / "tokenizer_config.json"
-            inputs = {"model_input_names": ["input_ids", "attention_mask"]}
-            writing.write_json(where, files.read_json(where) | inputs)
-        if card:
-            (temporary / "README.md").write_text(card, encoding="utf-8")
-        write_more(temporary)
-    return notes
+    return settings
 
 
 def model_config(settings: JsonObject, where: Path) -> ModelConfig:
