@@ -63,7 +63,8 @@ def read_pipeline(directory: Path, model: ModelConfig) -> Pipeline | None:
         notes.append(f"similarity_fn_name {shown(kind)} is not kept; vectors are compared by their cosine here")
     dense, params = _dense(folders["Dense"], model) if "Dense" in folders else ({}, {})
     pooling = _pooling(folders["Pooling"] / "config.json", any(prompts.values()))
-    embedding = EmbeddingConfig(pooling=pooling, normalize="Normalize" in kinds, **dense, **prompts)
+    settings: dict[str, Any] = {"pooling": pooling, "normalize": "Normalize" in kinds, **dense, **prompts}
+    embedding = EmbeddingConfig(**settings)
     length = _length(home, directory, model)
     return Pipeline(TaskConfig(name="embeddings", max_seq_length=length, embedding=embedding), params, notes)
 

@@ -189,7 +189,7 @@ def _rank(examples: Sequence[TextsExample], predictions: Sequence[Embedded]) -> 
     A query is not among what is found for it.
     """
     queries: dict[int | str, np.ndarray] = {}
-    truth: dict[int | str, dict[int | str, float]] = {}
+    truth: dict[int | str, dict[str, float]] = {}
     passages: dict[int | str, np.ndarray] = {}
     texts: dict[int | str, str] = {}
     if any(example.relevant is not None for example in examples):
