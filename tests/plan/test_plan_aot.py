@@ -15,16 +15,26 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 from stablehlo import stablehlo_products
 
+from bert_jax.batch import Batch
 from bert_jax.data.pipeline import abstract_batch
-from bert_jax.devices.sharding import make_mesh
+from bert_jax.devices.sharding import make_mesh, row_sharding
 from bert_jax.model import fused_attention_tpu as on_tpu
 from bert_jax.model.attention_kernels import AttentionShape
+from bert_jax.model.heads.embedding import EMBEDDINGS, Texts
+from bert_jax.model.objective import task_objective
 from bert_jax.plan import hlo
 from bert_jax.plan import planner as planner
 from bert_jax.settings.model import model_size
-from bert_jax.settings.pretraining import DataConfig, MaskingConfig, MeshConfig, PretrainConfig, TrainConfig
+from bert_jax.settings.pretraining import (
+    DataConfig,
+    MaskingConfig,
+    MeshConfig,
+    OptimizerConfig,
+    PretrainConfig,
+    TrainConfig,
+)
 from bert_jax.training.flops import num_parameters
-from bert_jax.training.step import make_eval_step
+from bert_jax.training.step import abstract_state, make_eval_step, make_train_step
 
 pytestmark = pytest.mark.tpu_aot
 
@@ -199,3 +209,25 @@ def test_programs_of_attention_fit_the_vector_memory(size, rows, dtype):
             taken[1],
         )
         assert int(taken[1]) <= on_tpu.PROGRAM_BYTES
+
+
+def test_a_batch_of_65536_pairs_sends_its_vectors_and_fits():
+    """Two layers of Base, 64 microbatches: the vectors of texts are gathered, and not those of all places of rows."""
+    pairs, length, places = 65_536, 128, 21
+    model = dataclasses.replace(model_size("base"), vocab_size=30522, compute_dtype="bfloat16", unroll=1, num_layers=2)
+    mesh = make_mesh(MeshConfig(), planner.tpu_devices("v5e:4x4")[0])
+    objective, train, optimizer = task_objective(model, EMBEDDINGS), TrainConfig(accumulate=64), OptimizerConfig()
+    state = abstract_state(objective, optimizer, train, mesh)
+    step = make_train_step(objective, optimizer, train, mesh, state)
+
+    def rows(dtype, *shape):
+        return jax.ShapeDtypeStruct((pairs, *shape), dtype, sharding=row_sharding(mesh))
+
+    labels = Texts(rows(jnp.int32, 2), rows(jnp.int32, 2), rows(jnp.float32))
+    tokens = rows(jnp.int32, length), rows(jnp.uint8, length), rows(jnp.int32, length)
+    batch = Batch(*tokens, rows(jnp.int32, places), rows(jnp.float32, places), labels=labels)
+    with jax.set_mesh(mesh):
+        compiled = step.lower(state, batch).compile()
+    gathered = sum(each.bytes * each.count for each in hlo.collectives(compiled.as_text()) if each.kind == "all-gather")
+    assert gathered < 1.6 * pairs * 2 * model.hidden_size * 4
+    assert compiled.memory_analysis().temp_size_in_bytes < 2.2e9
