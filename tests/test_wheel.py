@@ -120,7 +120,7 @@ def environment(repository, wheel, tmp_path_factory) -> Iterator[tuple[Path, str
     code = "import sys, bert_jax; print(len(bert_jax.load_predictor(sys.argv[1])(['the [MASK] .'])))"
     assert call(python, "-c", code, model, folder=folder, JAX_PLATFORMS="cpu").stdout == "1\n"
     (folder / "text.txt").write_text("One. Two.\n\nThree.\n")
-    prepare = ["prepare_corpus", "--input=text.txt", f"--tokenizer={model}", "--output=data"]
+    prepare = ["prepare_corpus", "--input=text.txt", f"--tokenizer={model}/tokenizer", "--output=data"]
     done = subprocess.run([python.parent / "bert_jax", *prepare], cwd=folder, capture_output=True, text=True)
     call(*install, f"{wheel}[train]", folder=folder)
     yield place, done.stderr

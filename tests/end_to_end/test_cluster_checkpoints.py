@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints of two real processes: what one cannot write ends both, and a signal in a save stops both."""
 
+import re
 import signal
 import time
 
@@ -52,7 +53,9 @@ def test_a_disk_that_is_full_at_sealing_ends_all_with_a_reason_and_the_run_goes_
     told = processes.finish(train(repository, data, workdir, full=True), expected=1)
     assert time.monotonic() - began < 200
     assert "No space left on device" in told[0].splitlines()[-1]
-    assert "another process could not write a checkpoint to" in told[1].splitlines()[-1]
+    # The other one hears it when both agree on the seal, or from the first when that ends; whichever comes first.
+    heard = r"another process could not write a checkpoint to|process 0 \(.*\) ended: cannot write a checkpoint to"
+    assert re.search(heard, told[1].splitlines()[-1])
     told = processes.finish(train(repository, data, workdir))
     assert "resume from step 2" in told[0] and "00000004 is not used" in told[0]
     steps = [record["step"] for record in read_metrics(workdir / "metrics.jsonl") if record["kind"] == "train"]
