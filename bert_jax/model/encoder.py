@@ -30,9 +30,7 @@ class Encoded(NamedTuple):
     # [num_layers + 1, B, L, H]: embeddings and every layer, with `keep_layers`; with norm before a block they are sums,
     # all but the last before a norm
     layers: jax.Array | None
-    word_table: (
-        jax.Array
-    )  # [D, V padded, width of the tables]: for the tied output layer; D equal copies (`copy_to_rows`)
+    word_table: jax.Array  # [D, V padded, width of it]: for the tied output layer; D equal copies (`copy_to_rows`)
     attentions: jax.Array | None = None  # [num_layers, B, N, L, L]: the probabilities, with `keep_attentions`
 
 

@@ -126,7 +126,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 def test_a_process_that_sees_the_work_directory_late_packs_as_the_first_one_says(repository, pretrained, tmp_path):
     """An earlier version began the run, and did not pack. A new run with these settings packs."""
     source, workdir = make_topics(tmp_path / "topics", 36, 8), tmp_path / "run"
-    finish(start(repository, arguments(source, pretrained, tmp_path / "new", "--config.train.num_epochs=1.0"), 1))
+    finish(start(repository, arguments(source, pretrained, tmp_path / "new"), 1))
     assert json.loads((tmp_path / "new" / "config.json").read_text())["packed"] is True
     more = ("--config.data.pack=off", "--config.train.num_epochs=1.0")
     finish(start(repository, arguments(source, pretrained, workdir, *more), 1))
@@ -136,7 +136,7 @@ def test_a_process_that_sees_the_work_directory_late_packs_as_the_first_one_says
 
     late = tmp_path / "late.py"
     late.write_text(LATE)
-    command = [str(workdir), *arguments(source, pretrained, workdir, "--config.train.num_epochs=2.0")]
+    command = [str(workdir), *arguments(source, pretrained, workdir)]
     straight = tmp_path / "straight.py"
     straight.write_text("\n".join(line for line in LATE.splitlines() if "exists" not in line))
     errors = finish(start(repository, command, 2, script={0: str(straight), 1: str(late)}))
