@@ -12,7 +12,7 @@ from bert_jax.errors import InputError
 from bert_jax.model.attention import attention_mask
 from bert_jax.model.heads.probe import probed
 from bert_jax.model.heads.sequence import SEQUENCES
-from bert_jax.model.layers import Layer
+from bert_jax.model.layers import Layer, Sight, Stream
 from bert_jax.model.objective import pretraining_objective, task_objective
 from bert_jax.model.product import add_bias, product
 from bert_jax.settings.finetuning import ProbeConfig
@@ -61,10 +61,11 @@ def test_the_gradient_of_a_bias_is_summed_in_float32():
 
 def test_a_layer_keeps_inputs_alone_of_activation_and_norms():
     model = tiny_model(intermediate_size=96)
-    hidden, attends = jnp.ones((2, 8, 32)), attention_mask(jnp.ones((2, 8), jnp.uint8))
+    stream = Stream(jnp.ones((2, 8, 32)), None)
+    sight = Sight(attention_mask(jnp.ones((2, 8), jnp.uint8)), None, jnp.zeros((2, 8), jnp.int32))
     layer = Layer(model)
-    params = layer.init(jax.random.key(0), hidden, attends, True)
-    _, pull_back = jax.vjp(lambda params, hidden: layer.apply(params, hidden, attends, True), params, hidden)
+    params = layer.init(jax.random.key(0), stream, sight, None, True)
+    _, pull_back = jax.vjp(lambda params, stream: layer.apply(params, stream, sight, None, True), params, stream)
     shapes = [leaf.shape for leaf in jax.tree.leaves(pull_back)]
     assert sum(shape in ((2, 8, 96), (16, 96)) for shape in shapes) == 2  # before and after the activation
     assert sum(shape == (2, 8, 1) for shape in shapes) == 0  # no means and deviations
