@@ -391,6 +391,6 @@ def name_of_activation(config: ModelConfig) -> str:
     return _NAMES_OF_ACTIVATIONS[config.activation]
 
 
-def name_of(family: str) -> str:
-    """Returns what a message calls a model of the family; an unknown one is a BERT."""
-    return FAMILIES[family].prefix if family in FAMILIES and family != "bert" else "BERT"
+def name_of(family: object) -> str:
+    """Returns what a message calls a model of the family, as a file has it; an unknown one is a BERT."""
+    return FAMILIES[family].prefix if isinstance(family, str) and family in FAMILIES and family != "bert" else "BERT"
