@@ -211,14 +211,29 @@ def _sample(sizes: Sizes, batch_size: int) -> list[Sizes]:
     return found
 
 
-def few_sizes(counts: Sequence[int], num_steps: int) -> tuple[int, ...]:
-    """Returns one size or two, ascending, that batches are filled up to: the largest count, and one below it.
+def few_sizes(counts: Sequence[int], num_steps: int, most: int = 2) -> tuple[int, ...]:
+    """Returns at most `most` sizes, ascending, that batches are filled up to.
 
-    The one below is worth its compilation where it saves more in `num_steps` steps.
+    One more is worth its compilation where it saves more than that in `num_steps` steps.
     """
-    values = np.unique(counts).tolist()
-    below = [(value, values[-1]) for value in values[:-1]]
-    return min([(values[-1],), *below], key=lambda few: _cost(few, counts, num_steps))
+    values, times = (array.tolist() for array in np.unique(counts, return_counts=True))
+    until = np.cumsum([0, *times]).tolist()
+    compilation = _COMPILATION / max(num_steps, 1) * sum(counts)
+    best = [(value * until[index + 1] + compilation, (value,)) for index, value in enumerate(values)]
+    for _ in range(min(most, len(values)) - 1):  # best[i]: of the counts up to value i, which is the last size
+        best = [
+            min(
+                [
+                    best[index],
+                    *(
+                        (cost + value * (until[index + 1] - until[last + 1]) + compilation, (*few, value))
+                        for last, (cost, few) in enumerate(best[:index])
+                    ),
+                ]
+            )
+            for index, value in enumerate(values)
+        ]
+    return best[-1][1]
 
 
 def _cost(few: Sequence[int], counts: Sequence[int], num_steps: int) -> float:
@@ -233,7 +248,9 @@ def choose_lengths(sizes: Sizes, batch_size: int, bucket: bool, multiple: int, n
     if not bucket:
         return (longest,)
     batches = plan_epoch(sizes.tokens, batch_size, 0, 0)
-    return few_sizes([padded_length(int(sizes.tokens[each].max()), longest, multiple) for each in batches], num_steps)
+    return few_sizes(
+        [padded_length(int(sizes.tokens[each].max()), longest, multiple) for each in batches], num_steps, len(batches)
+    )
 
 
 def epoch_flops(sizes: Sizes, batch_size: int, model: ModelConfig, bucket: bool, how: Shape | tuple[int, ...]) -> float:
