@@ -20,11 +20,11 @@ Source:    Devlin et al. 2018, appendix A.2: 256 sequences, 1,000,000 steps, 90 
            steps of that decay, 1e-5 to 0, after 1,000 steps of warm-up, because Adam's moments start at zero; in
            that case, stop the first phase after step 900,000.
            modern: Warner et al. 2024, section 2.2 and appendix A; prepare_corpus --next_sentence=none at 1,024 and at
-           8,192 tokens. As there: masks of 30 %, no next sentence, no dropout, rates and weight decay of AdamW with
-           bias correction, a constant rate after warm-up that falls as 1 - sqrt in the last sixth of the second stage,
-           rows of 8,192 with a lower rate. Not as there: AdamW clips gradients in place of StableAdamW's clipped
-           updates; batches do not grow; theta is 160,000 from the first step on; the number of steps is that of the
-           mini and small sizes, which are ours (their tokens: docs/howto/pretrain.md)
+           8,192 tokens. As there: masks of 30 %, no next sentence, no dropout, StableAdamW with its rates and weight
+           decay and no other clipping, a constant rate after warm-up that falls as 1 - sqrt in the last sixth of the
+           second stage, rows of 8,192 with a lower rate. Not as there: batches do not grow; theta is 160,000 from the
+           first step on; the number of steps is that of the mini and small sizes, which are ours (their tokens:
+           docs/howto/pretrain.md)
 """
 
 import dataclasses
@@ -76,6 +76,7 @@ def modern_config(size: str, phases: bool) -> PretrainConfig:
         data=DataConfig(batch_size=of.batch_size),
         masking=MaskingConfig(rate=0.3),
         optimizer=OptimizerConfig(
+            name="stable_adamw",
             learning_rate=of.learning_rate,
             warmup_steps=0,
             warmup_rate=0.002,
@@ -83,6 +84,7 @@ def modern_config(size: str, phases: bool) -> PretrainConfig:
             decay_rate=1 / 6,
             beta2=0.98,
             weight_decay=1e-5 / of.learning_rate,  # theirs is decoupled from the rate
+            clip_norm=0.0,
             bias_correction=True,
         ),
         train=TrainConfig(num_steps=of.num_steps, next_sentence=False),

@@ -104,6 +104,7 @@ def test_the_modern_rate_falls_at_the_end_of_the_second_stage_alone():
     config = configuration("pretrain", "modern,base,phases")
     assert (config.model.max_positions, config.model.family, config.masking.rate) == (8192, "modernbert", 0.3)
     assert not config.train.next_sentence and config.model.hidden_dropout_rate == 0
+    assert (config.optimizer.name, config.optimizer.clip_norm) == ("stable_adamw", 0)
     first, total = config.train.num_steps, config.train.num_steps + config.phase2.num_steps
     last = first + config.phase2.num_steps * 5 // 6
     assert rates(config, (first - 1, first, last - 1)) == pytest.approx([8e-4, 3e-4, 3e-4], rel=1e-4)

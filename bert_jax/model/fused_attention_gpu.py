@@ -55,6 +55,7 @@ def fits(shape: AttentionShape, array: jax.Array) -> bool:
     known = isinstance(rows, int) and isinstance(size, int)
     return (
         known
+        and not shape.window
         and size % 32 == 0
         and shape.head_size in HEAD_SIZES
         and shape.head_size * array.dtype.itemsize <= WIDEST_HEAD

@@ -111,9 +111,14 @@ def check_warmup(section: "OptimizerConfig | Phase2Config", name: str) -> None:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """BERT's AdamW, or LAMB, and Google's schedule. Source: google-research/bert optimization.py; You et al. 2019."""
+    """BERT's AdamW, LAMB or StableAdamW, and Google's schedule.
 
-    name: str = "adamw"  # "adamw", or "lamb" for batches of tens of thousands; use lamb with bias_correction
+    Source: google-research/bert optimization.py; You et al. 2019; Wortsman et al. 2023.
+    """
+
+    # "adamw"; "lamb" for batches of tens of thousands, to use with bias_correction; or "stable_adamw", which clips the
+    # update of each parameter, to use with bias_correction and with clip_norm=0
+    name: str = "adamw"
     learning_rate: float = 1e-4
     warmup_steps: int = 10_000
     warmup_rate: float = 0.0  # warm-up as a share of the run's steps, instead of warmup_steps, which must be 0 then
@@ -141,7 +146,12 @@ class OptimizerConfig:
     def validate(self) -> None:
         check_numbers(self)
         check_rates(self, "beta1 beta2")
-        check_choice(self, "name", ("adamw", "lamb"))
+        check_choice(self, "name", ("adamw", "lamb", "stable_adamw"))
+        if self.name == "stable_adamw" and not self.bias_correction:
+            raise InputError(
+                "optimizer.name 'stable_adamw' compares gradients with Adam's corrected moments, and optimizer."
+                "bias_correction is False; set optimizer.bias_correction=True"
+            )
         check_choice(self, "trust_ratio_for", ("decayed", "all"))
         check_choice(self, "state_dtype", ("float32", "bfloat16"))
         check_choice(self, "schedule", ("linear", "cosine", "stable"))

@@ -101,9 +101,8 @@ def decay_mask(params: PyTree) -> PyTree:
 def scale_by_layer_trust_ratio(applies_to: Callable[[PyTree], PyTree]) -> optax.GradientTransformation:
     """Returns LAMB's scaling: each parameter's update times |parameter| / |update|, or times 1 if a norm is 0.
 
-    Stacked parameters have one norm per layer, so that stacking changes nothing. Rows that pad the vocabulary are zero
-    in parameter and update, and add nothing to a norm. `applies_to(params)` is
-    True for the parameters to scale. Source: You et al. 2019, algorithm 2.
+    Stacked parameters have one norm per layer. Rows that pad the vocabulary are zero in parameter and update, and add
+    nothing to a norm. `applies_to(params)` is True for the parameters to scale. Source: You et al. 2019, algorithm 2.
     """
 
     def init(params: PyTree) -> optax.EmptyState:
@@ -113,7 +112,7 @@ def scale_by_layer_trust_ratio(applies_to: Callable[[PyTree], PyTree]) -> optax.
     def scale(path: KeyPath, update: jax.Array, param: jax.Array, applies: bool) -> jax.Array:
         if not applies:
             return update
-        axes = tuple(range(1 if is_stacked(path_name(path)) else 0, param.ndim))
+        axes = _axes_of_one(path, param)
         size, change = (jnp.sqrt(jnp.sum(jnp.square(x), axes, keepdims=True)) for x in (param, update))
         known = (size > 0) & (change > 0)
         return update * jnp.where(known, size / jnp.where(known, change, 1), 1)
@@ -122,6 +121,33 @@ def scale_by_layer_trust_ratio(applies_to: Callable[[PyTree], PyTree]) -> optax.
         return jax.tree_util.tree_map_with_path(scale, updates, params, applies_to(params)), state
 
     return optax.GradientTransformation(init, update)  # pyright: ignore[reportArgumentType]
+
+
+def _axes_of_one(path: KeyPath, array: jax.Array) -> tuple[int, ...]:
+    """Returns the axes of one parameter: in a stack of layers all but the first, so that stacking changes nothing."""
+    return tuple(range(1 if is_stacked(path_name(path)) else 0, array.ndim))
+
+
+def clip_updates(adamw: optax.GradientTransformation, beta2: float, epsilon: float) -> optax.GradientTransformation:
+    """Returns StableAdamW: updates of `adamw`, a chain that begins with Adam, divided by max(1, RMS).
+
+    RMS is the root of the mean of gradient^2 / max(v, epsilon^2) over a parameter, one per layer of a stack; v is the
+    corrected mean of the squares, with those of this step. Weight decay is divided too, as by a lower rate. Rows that
+    pad the vocabulary count in the mean. Source: Wortsman et al. 2023, algorithm 2; Warner's library optimi.
+    """
+
+    def update(gradients: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
+        updates, state = adamw.update(gradients, state, params)
+        correction = 1 - beta2 ** state[0].count
+
+        def clip(path: KeyPath, update: jax.Array, gradient: jax.Array, square: jax.Array) -> jax.Array:
+            ratio = jnp.square(gradient) / jnp.maximum(square / correction, epsilon**2)
+            rms = jnp.sqrt(jnp.mean(ratio, _axes_of_one(path, ratio), keepdims=True))
+            return update / jnp.maximum(rms, 1)
+
+        return jax.tree_util.tree_map_with_path(clip, updates, gradients, state[0].nu), state
+
+    return optax.GradientTransformation(adamw.init, update)
 
 
 def scale_by_depth(layer_decay: float) -> optax.GradientTransformation:
@@ -181,7 +207,7 @@ def reset_moments(state: PyTree) -> PyTree:
 
 
 def make_optimizer(config: OptimizerConfig, num_steps: int, first_step: int = 0) -> optax.GradientTransformation:
-    """Returns BERT's AdamW or LAMB: clip, Adam's ratio, decoupled weight decay, LAMB's trust ratio, learning rate.
+    """Returns BERT's AdamW, LAMB or StableAdamW: clip, Adam's ratio, decoupled weight decay, what is theirs, rate.
 
     It expects the gradients of the global batch, so clipping comes after all reductions.
     """
@@ -192,12 +218,14 @@ def make_optimizer(config: OptimizerConfig, num_steps: int, first_step: int = 0)
     )
     if config.state_dtype != "float32":
         adam = store_mean_in(config.state_dtype, adam, "mu" if config.bias_correction else "mean")
+    adamw = (adam, optax.add_decayed_weights(config.weight_decay, decay_mask))
+    if config.name == "stable_adamw":
+        adamw = (clip_updates(optax.chain(*adamw), config.beta2, config.epsilon),)
     everywhere = lambda params: jax.tree.map(lambda _: True, params)  # noqa: E731
     trust_ratio = scale_by_layer_trust_ratio(everywhere if config.trust_ratio_for == "all" else decay_mask)
     return optax.chain(
         clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity(),
-        adam,
-        optax.add_decayed_weights(config.weight_decay, decay_mask),
+        *adamw,
         *([trust_ratio] if config.name == "lamb" else []),
         *([scale_by_depth(config.layer_decay)] if config.layer_decay != 1 else []),
         optax.scale_by_learning_rate(learning_rate_at(config, num_steps, first_step)),

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from builders import tiny_model
+from builders import task_params, tiny_model
 
 from bert_jax.devices.sharding import path_name
 from bert_jax.errors import InputError
@@ -123,6 +123,83 @@ def test_bias_correction_is_a_switch():
     assert first_update(dataclasses.replace(config, bias_correction=True)) == pytest.approx(-1.0, rel=1e-4)
     # (1 - beta1) / sqrt(1 - beta2): what the correction would undo
     assert first_update(config) == pytest.approx(-0.1 / np.sqrt(0.001), rel=1e-3)
+
+
+def stable_adamw(value, gradients, config, decay):
+    """Returns one tensor after each step, in float64, and the RMS of each, by Wortsman et al. 2023, algorithm 2."""
+    mean, square, values, roots = 0.0, 0.0, [], []
+    for count, gradient in enumerate(gradients, 1):
+        mean = config.beta1 * mean + (1 - config.beta1) * gradient
+        square = config.beta2 * square + (1 - config.beta2) * gradient**2
+        corrected = square / (1 - config.beta2**count)
+        roots.append(np.sqrt(np.mean(gradient**2 / np.maximum(corrected, config.epsilon**2))))
+        rate = google_rate(count - 1, config, len(gradients)) / max(1, roots[-1])
+        ratio = mean / (1 - config.beta1**count) / (np.sqrt(corrected) + config.epsilon)
+        value = value - rate * decay * value - rate * ratio
+        values.append(value)
+    return values, roots
+
+
+@pytest.mark.parametrize("state_dtype", ["float32", "bfloat16"])
+def test_stable_adamw_clips_the_update_of_each_tensor_of_each_layer(state_dtype):
+    """A classifier's parameters, with layers stacked; those of the last layer have a gradient that jumps."""
+    config = dataclasses.replace(
+        CONFIG, name="stable_adamw", beta2=0.98, bias_correction=True, clip_norm=0.0, weight_decay=0.1
+    )
+    optimizer = make_optimizer(dataclasses.replace(config, state_dtype=state_dtype), 8)
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(np.asarray, task_params("sequence_classification", 3))
+    gradients = []
+    for step in range(8):
+
+        def gradient(path, value, step=step):
+            drawn = rng.normal(size=value.shape).astype(np.float32)
+            if path_name(path).startswith("encoder/layers/"):
+                drawn[0] *= step != 3  # one without a gradient
+                drawn[-1] *= 100 if step >= 5 else 1
+            return drawn * (0 if "type" in path_name(path) else 1e-2)
+
+        gradients.append(jax.tree_util.tree_map_with_path(gradient, params))
+    ours, state, update = params, optimizer.init(params), jax.jit(optimizer.update)
+    trace = []
+    for gradient in gradients:
+        updates, state = update(gradient, state, ours)
+        ours = jax.device_get(apply_updates(ours, updates))
+        trace.append(ours)
+    clipped = set()
+    flat = [[np.float64(leaf) for leaf in jax.tree.leaves(tree)] for tree in gradients]
+    for index, (path, value) in enumerate(jax.tree_util.tree_leaves_with_path(params)):
+        name = path_name(path)
+        decay = 0.0 if re.search("norm|bias", name) else config.weight_decay
+        for layer in range(len(value)) if name.startswith("encoder/layers/") else [...]:
+            of_layer = [each[index][layer] for each in flat]
+            expected, roots = stable_adamw(np.float64(value[layer]), of_layer, config, decay)
+            found = [jax.tree.leaves(params)[index][layer] for params in trace]
+            close = {"rtol": 1e-5, "atol": 2e-6} if state_dtype == "float32" else {"rtol": 0, "atol": 5e-4}
+            np.testing.assert_allclose(found, expected, **close, err_msg=f"{name}, {layer}")
+            clipped |= {layer} if max(roots) > 2 else set()
+    assert clipped == {1}  # the jump of one layer lowers its own rate, and no other's
+
+
+def test_stable_adamw_without_a_jump_is_adamw():
+    """While gradients do not grow, no update is clipped: the same bits."""
+    config = OptimizerConfig(learning_rate=1e-2, warmup_steps=0, bias_correction=True, clip_norm=0.0)
+    params = {"dense": {"kernel": jnp.ones((3, 2))}}
+    found = []
+    for name in ("adamw", "stable_adamw"):
+        optimizer = make_optimizer(dataclasses.replace(config, name=name), 10)
+        state, ours = optimizer.init(params), params
+        for size in (1.0, 0.5, 0.25):
+            updates, state = optimizer.update(jax.tree.map(lambda x, size=size: size * x, params), state, ours)
+            ours = apply_updates(ours, updates)
+        found.append(ours["dense"]["kernel"])
+    np.testing.assert_array_equal(*found)
+
+
+def test_stable_adamw_needs_corrected_moments():
+    with pytest.raises(InputError, match=r"bias_correction is False; set optimizer\.bias_correction=True"):
+        OptimizerConfig(name="stable_adamw").validate()
+    OptimizerConfig(name="stable_adamw", bias_correction=True).validate()
 
 
 @pytest.mark.parametrize("size", [0.0, 1e-30, 0.49, 0.51, 1e4, 1e30, np.inf, np.nan])

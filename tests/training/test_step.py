@@ -237,17 +237,18 @@ def test_data_parallel_moves_each_gradient_once_and_nothing_else():
 
 
 @pytest.mark.slow
-def test_lamb_and_runs_of_words_do_not_depend_on_the_mesh():
-    """A trust ratio needs the norm of a whole parameter, wherever its parts are."""
+@pytest.mark.parametrize("name", ["lamb", "stable_adamw"])
+def test_optimizers_of_whole_parameters_and_runs_of_words_do_not_depend_on_the_mesh(name):
+    """A trust ratio needs the norm of a whole parameter, wherever its parts are, and a clipped update its mean."""
     batch = random_batch(seed=2)
     batch = batch._replace(word_starts=np.random.default_rng(0).random(batch.token_ids.shape) < 0.5)
     options = {
-        "optimizer": dataclasses.replace(OPTIMIZER, name="lamb", bias_correction=True),
+        "optimizer": dataclasses.replace(OPTIMIZER, name=name, bias_correction=True),
         "masking": MaskingConfig(whole_word=True, max_ngram=3),
     }
     one = take_steps(batch, **options)
     assert_same(one, take_steps(batch, {"data": 2, "fsdp": 2, "tensor": 2}, **options))
-    assert_same(one, take_steps(batch, {"data": 2, "tensor": 4}, accumulate=2, **options))
+    assert_same(one, take_steps(batch, {"data": 2, "tensor": 4}, accumulate=2, zero1=True, **options))
     assert one[0][-1]["loss"] < one[0][0]["loss"]
 
 
@@ -376,12 +377,15 @@ def test_state_of_a_seed_is_the_same_on_every_mesh():
         np.testing.assert_array_equal(ours, theirs)
 
 
-@pytest.mark.parametrize("name", ["adamw", "lamb"])
+@pytest.mark.parametrize("name", ["adamw", "lamb", "stable_adamw"])
 def test_what_no_loss_depends_on_is_not_decayed(name):
     """LAMB would take it to zero: its trust ratio makes up for any rate of decay."""
     objective = pretraining_objective(tiny_model(), MASKING, MASK, (CLS, SEP), next_sentence=False)
     mesh = make_mesh(MeshConfig(), jax.devices()[:1])
-    train, optimizer = TrainConfig(num_steps=10), dataclasses.replace(OPTIMIZER, name=name, warmup_steps=0)
+    train, optimizer = (
+        TrainConfig(num_steps=10),
+        dataclasses.replace(OPTIMIZER, name=name, warmup_steps=0, bias_correction=name == "stable_adamw"),
+    )
     state = init_state(objective, optimizer, train, mesh)
     before = jax.device_get(state.params)
     with jax.set_mesh(mesh):
