@@ -5,6 +5,7 @@ import contextlib
 import functools
 import logging
 import math
+import os
 import re
 import sys
 import warnings
@@ -141,8 +142,11 @@ def cannot_write_checkpoint(directory: Place, error: Exception) -> InputError:
         return error
     if isinstance(directory, RemotePath):
         return InputError(f"{explain(str(directory), 'write', error)}; what was saved before is untouched")
-    full = isinstance(error, ValueError) and "RESOURCE_EXHAUSTED" in str(error)  # which goes on for many lines
-    of_system = re.search(r"OS error \d+: ([^\]]+)", str(error))  # what TensorStore says at the end of many lines
-    known = "no space left" if full else getattr(error, "strerror", None) or (of_system and of_system[1])
+    # TensorStore goes on for many lines, and has the system's reason at their end.
+    of_system = re.search(r"(?:OS error |os_error_code=')(\d+)", str(error))
+    full = isinstance(error, ValueError) and "RESOURCE_EXHAUSTED" in str(error)
+    known = (
+        "no space left" if full else getattr(error, "strerror", None) or (of_system and os.strerror(int(of_system[1])))
+    )
     reason = known or one_line(error)[:300]
     return InputError(f"cannot write a checkpoint to {directory}: {reason}; what was saved before is untouched")

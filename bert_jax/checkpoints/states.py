@@ -8,7 +8,6 @@ array with its shape and dtype. The checksums are needed because Orbax restores 
 import contextlib
 import math
 import shutil
-import tempfile
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -187,8 +186,9 @@ class Checkpoints:
 
     def _touch(self) -> None:
         """Makes a file and deletes it: the others would wait in Orbax for a process that cannot."""
-        with tempfile.NamedTemporaryFile(dir=str(self.directory), prefix=".probe-"):
-            pass
+        probe = self.directory / f".probe-{this_job().index}"  # a run that is killed here leaves it to the next one
+        probe.write_bytes(b"")
+        probe.unlink()
 
     def _write_probe(self) -> None:
         """Writes an object and deletes it: TensorStore would try for minutes what this refuses at once."""

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tensorstore
 
 from bert_jax.checkpoints import remains, sealed
 from bert_jax.checkpoints.arrays import cannot_write_checkpoint, check_arrays, describe, restore_tree
@@ -520,8 +521,22 @@ def test_a_failure_is_told_before_the_next_save_where_it_ends_all(tmp_path, monk
         checkpoints.check()
 
 
-@pytest.mark.parametrize("reason", ["Permission denied", "Read-only file system"])
-def test_the_reason_is_told_where_tensorstore_says_it_last(tmp_path, reason):
-    said = f"PERMISSION_DENIED: Error writing {'x' * 400}: Failed to create directory [OS error 13: {reason}] [a.cc]"
-    error = cannot_write_checkpoint(tmp_path, ValueError(said))
-    assert str(error) == f"cannot write a checkpoint to {tmp_path}: {reason}; what was saved before is untouched"
+@pytest.mark.parametrize("said", ["... [OS error 20: ENOTDIR Not a directory] [a.cc]", "TensorStore's own"])
+def test_the_reason_is_told_where_tensorstore_says_it_last(tmp_path, said):
+    if said == "TensorStore's own":
+        (tmp_path / "file").write_text("")
+        store = {"driver": "ocdbt", "base": f"file://{tmp_path}/file/{'x' * 200}/"}
+        with pytest.raises(ValueError, match="zarr") as raised:
+            tensorstore.open({"driver": "zarr", "kvstore": store}, create=True, dtype="float32", shape=[4]).result()
+        said = str(raised.value)
+    error = cannot_write_checkpoint(tmp_path, ValueError(f"PERMISSION_DENIED: Error writing {'x' * 400}: {said}"))
+    assert str(error) == f"cannot write a checkpoint to {tmp_path}: Not a directory; what was saved before is untouched"
+
+
+def test_the_probe_of_a_run_that_was_killed_there_goes(tmp_path):
+    checkpoints = Checkpoints(tmp_path / "c")
+    checkpoints._touch()
+    left = tmp_path / "c" / ".probe-0"
+    left.write_text("")
+    checkpoints._touch()
+    assert not left.exists()

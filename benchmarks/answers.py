@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measures how long people wait: one text, a paragraph, a set of them, the first answer; beside torch and ONNX Runtime.
+
+    python -m benchmarks.answers --model=DIR --classifier=DIR --input=FILE --peer_python=PATH --output=FILE
+
+The model is one of sentence-transformers with mean pooling, the classifier one of transformers with the same encoder;
+--input has a text on each line. All sides compute float32 with all cores, in processes of their own (peers/answers.py),
+and take turns request by request. A ratio is that of the medians. "First answer" is a whole new process, from its start
+to its answer, after one that nothing was kept of (cold) and one more (warm).
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from absl import flags
+
+from benchmarks.timing import CHECKOUT, environment, table
+from bert_jax.errors import InputError
+from bert_jax.storage.writing import write_json
+from bert_jax.tools import cli
+
+MODEL = flags.DEFINE_string("model", "", "a directory of sentence-transformers")
+CLASSIFIER = flags.DEFINE_string("classifier", "", "a directory of transformers: a classifier with the same encoder")
+INPUT = flags.DEFINE_string("input", "", "a file with a text on each line")
+PEER_PYTHON = flags.DEFINE_string("peer_python", "", "a Python with sentence-transformers, torch, onnxruntime")
+OUTPUT = flags.DEFINE_string("output", "", "JSON file to write")
+ROUNDS = flags.DEFINE_integer("rounds", 40, "requests of one text; of sets an eighth", lower_bound=8)
+
+SIDES = ("bert_jax", "torch", "onnx")
+WORKER = CHECKOUT / "benchmarks" / "peers" / "answers.py"
+PARAGRAPH = 200  # words
+# Name -> kind of text, texts of a request.
+REQUESTS = {
+    "one short text": ("short", 1), "one paragraph": ("paragraph", 1), "256 short texts": ("short", 256),
+    "24 paragraphs": ("paragraph", 24), "32 paragraphs": ("paragraph", 32),
+}  # fmt: skip
+
+
+class Side:
+    """A process that answers."""
+
+    def __init__(self, name: str, cache: str) -> None:
+        python = sys.executable if name == "bert_jax" else PEER_PYTHON.value
+        variables = os.environ | {
+            "PYTHONPATH": str(CHECKOUT),
+            "JAX_COMPILATION_CACHE_DIR": cache,
+            "JAX_PLATFORMS": "cpu",
+        }
+        self.started = time.perf_counter()
+        self._process = subprocess.Popen(
+            [python, str(WORKER), name, MODEL.value, CLASSIFIER.value],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=variables,
+        )  # fmt: skip
+
+    def ask(self, work: str, texts: list[str]) -> dict[str, Any]:
+        """Returns the answer to one request. Raises: InputError if the process has ended."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(json.dumps({"work": work, "texts": texts}) + "\n")
+        self._process.stdin.flush()
+        if line := self._process.stdout.readline():
+            return json.loads(line)
+        raise InputError(
+            f"{self._process.args!r} has ended with status {self._process.wait()}; run it by hand to see why"
+        )
+
+    def close(self) -> None:
+        """Ends the process."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def texts_of(lines: list[str]) -> dict[str, list[str]]:
+    """Returns short texts, and paragraphs of PARAGRAPH words made of them."""
+    words = " ".join(lines).split()
+    cuts = range(0, len(words) - PARAGRAPH, PARAGRAPH)
+    return {"short": lines, "paragraph": [" ".join(words[start : start + PARAGRAPH]) for start in cuts]}
+
+
+def measure(texts: dict[str, list[str]], cache: str) -> list[dict[str, Any]]:
+    """Returns the seconds of each request by work, request and side; the sides take turns."""
+    sides = {name: Side(name, cache) for name in SIDES}
+    found = []
+    for work in ("embed", "classify"):
+        for name, (kind, count) in REQUESTS.items():
+            rounds = ROUNDS.value if count == 1 else ROUNDS.value // 8
+            pool = texts[kind]
+            take = [[pool[(n * count + k) % len(pool)] for k in range(count)] for n in range(rounds + 3)]
+            first = {side: process.ask(work, take[0])["seconds"] for side, process in sides.items()}
+            answers: dict[str, list[dict[str, Any]]] = {side: [] for side in SIDES}
+            for number, request in enumerate(take[1:]):
+                for side in SIDES if number % 2 else reversed(SIDES):
+                    answers[side].append(sides[side].ask(work, request))
+            for side, kept in answers.items():
+                seconds = sorted(one["seconds"] for one in kept[2:])
+                found.append({
+                    "work": work, "request": name, "side": side, "texts": count, "first": first[side],
+                    "p50": statistics.median(seconds), "p95": seconds[round(0.95 * (len(seconds) - 1))],
+                    "cpu": statistics.median(one["cpu_seconds"] for one in kept[2:]), "memory": kept[-1]["memory"],
+                    "seconds": seconds,
+                })  # fmt: skip
+            print(f"{work}, {name}: measured", file=sys.stderr)
+    for process in sides.values():
+        process.close()
+    return found
+
+
+def first_answers(texts: dict[str, list[str]]) -> list[dict[str, Any]]:
+    """Returns the seconds from the start of a process to its first answer, and its memory after twenty single texts."""
+    found = []
+    with tempfile.TemporaryDirectory() as cache:
+        for temperature in ("cold", "warm", "warm", "warm"):
+            for side in SIDES:
+                process = Side(side, cache)
+                process.ask("classify", texts["short"][:1])
+                seconds = time.perf_counter() - process.started
+                for text in texts["short"][1:21]:
+                    memory = process.ask("classify", [text])["memory"]
+                process.close()
+                found.append({"side": side, "cache": temperature, "seconds": seconds, "memory": memory})
+    return found
+
+
+def lines_of(requests: list[dict[str, Any]], first: list[dict[str, Any]]) -> list[str]:
+    """Returns tables for people."""
+    rows = [["", *(f"{side} ms" for side in SIDES), "p95 of ours", "times torch's", "times ONNX Runtime's"]]
+    for work, name in dict.fromkeys((one["work"], one["request"]) for one in requests):
+        of = {one["side"]: one for one in requests if (one["work"], one["request"]) == (work, name)}
+        p50 = {side: of[side]["p50"] for side in SIDES}
+        rows.append([
+            f"{work}, {name}", *(f"{1e3 * p50[side]:,.1f}" for side in SIDES), f"{1e3 * of['bert_jax']['p95']:,.1f}",
+            *(f"{p50['bert_jax'] / p50[side]:.2f}" for side in SIDES[1:]),
+        ])  # fmt: skip
+    starts = [["", *SIDES]]
+    for cache in ("cold", "warm"):
+        of = {side: [one for one in first if (one["side"], one["cache"]) == (side, cache)] for side in SIDES}
+        starts.append([f"first answer, {cache}, s", *(f"{min(o['seconds'] for o in of[side]):.2f}" for side in SIDES)])
+    starts.append(["memory, one at a time, MB", *(f"{of[side][-1]['memory'] / 1e6:,.0f}" for side in SIDES)])
+    return [*table(rows), "", *table(starts)]
+
+
+def main() -> None:
+    """Measures, prints tables and writes JSON."""
+    for flag in (MODEL, CLASSIFIER, INPUT, PEER_PYTHON):
+        if not flag.value:
+            raise InputError(f"--{flag.name} is needed: {flag.help}")
+    lines = [line.strip() for line in Path(INPUT.value).read_text("utf-8").splitlines() if line.strip()]
+    texts = texts_of(lines)
+    if len(texts["paragraph"]) < 40:
+        raise InputError(
+            f"--input {INPUT.value} has {len(texts['paragraph'])} paragraphs of {PARAGRAPH} words; 40 are needed"
+        )
+    subprocess.run([PEER_PYTHON.value, str(WORKER), "export", MODEL.value, CLASSIFIER.value], check=True)
+    first = first_answers(texts)
+    with tempfile.TemporaryDirectory() as cache:
+        requests = measure(texts, cache)
+    print("\n".join(lines_of(requests, first)))
+    if OUTPUT.value:
+        write_json(Path(OUTPUT.value), {**environment(), "requests": requests, "first": first})
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One side of benchmarks/answers.py: bert_jax, torch or ONNX Runtime answers requests about texts.
+
+    python benchmarks/peers/answers.py SIDE MODEL CLASSIFIER
+
+Reads lines {"work": "embed" or "classify", "texts": [...]} and answers each with seconds, CPU seconds and the most
+memory so far. torch is sentence-transformers and transformers; ONNX Runtime runs their exported models. Both take sets
+sorted by length, in batches of 32.
+"""
+
+import json
+import os
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+BATCH = 32
+Answer = Callable[[Sequence[str]], Any]
+
+
+def ours(model: str, classifier: str) -> dict[str, Callable[[], Answer]]:
+    """Returns what makes each work's function: with bert_jax."""
+    import bert_jax
+
+    def embed() -> Answer:
+        bert = bert_jax.load_pretrained(model)
+        return lambda texts: bert_jax.sentence_embeddings(bert, list(texts))
+
+    def classify() -> Answer:
+        predictor = bert_jax.load_predictor(classifier)
+        return lambda texts: predictor(list(texts))
+
+    return {"embed": embed, "classify": classify}
+
+
+def torch_side(model: str, classifier: str) -> dict[str, Callable[[], Answer]]:
+    """Returns the same with sentence-transformers and transformers."""
+    import torch
+
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+
+    def embed() -> Answer:
+        from sentence_transformers import SentenceTransformer
+
+        encoder = SentenceTransformer(model, device="cpu")
+        return lambda texts: encoder.encode(list(texts), batch_size=BATCH, show_progress_bar=False)
+
+    def classify() -> Answer:
+        from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(classifier)
+        net = AutoModelForSequenceClassification.from_pretrained(classifier, dtype=torch.float32).eval()
+
+        def run(texts: Sequence[str]) -> Any:
+            with torch.inference_mode():
+                inputs = tokenizer(list(texts), padding=True, truncation=True, max_length=512, return_tensors="pt")
+                return net(**inputs).logits.softmax(-1).numpy()
+
+        return in_batches(run)
+
+    return {"embed": embed, "classify": classify}
+
+
+def onnx_side(model: str, classifier: str) -> dict[str, Callable[[], Answer]]:
+    """Returns the same with ONNX Runtime and tokenizers; the models are exported by `export` below, once."""
+    import numpy as np
+    import onnxruntime
+    from tokenizers import Tokenizer
+
+    def make(directory: str) -> Callable[[Sequence[str]], tuple[Any, Any]]:
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = len(os.sched_getaffinity(0))
+        session = onnxruntime.InferenceSession(f"{directory}/model.onnx", options, providers=["CPUExecutionProvider"])
+        wanted = [one.name for one in session.get_inputs()]
+        tokenizer = Tokenizer.from_file(f"{directory}/tokenizer.json")
+        tokenizer.enable_padding()
+        tokenizer.enable_truncation(512 if directory == classifier else 256)
+
+        def run(texts: Sequence[str]) -> tuple[Any, Any]:
+            rows = tokenizer.encode_batch(list(texts))
+            ids = np.array([row.ids for row in rows], np.int64)
+            mask = np.array([row.attention_mask for row in rows], np.int64)
+            inputs = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
+            return session.run(None, {name: inputs[name] for name in wanted})[0], mask
+
+        return run
+
+    def embed() -> Answer:
+        run = make(model)
+
+        def vectors(texts: Sequence[str]) -> Any:
+            hidden, mask = run(texts)
+            mean = (hidden * mask[:, :, None]).sum(1) / mask.sum(1, keepdims=True)
+            return mean / np.linalg.norm(mean, axis=1, keepdims=True)
+
+        return in_batches(vectors)
+
+    def classify() -> Answer:
+        run = make(classifier)
+        return in_batches(lambda texts: run(texts)[0])
+
+    return {"embed": embed, "classify": classify}
+
+
+def in_batches(run: Answer) -> Answer:
+    """Returns a function that takes any number of texts, sorted by length, BATCH at a time."""
+
+    def answer(texts: Sequence[str]) -> Any:
+        order = sorted(range(len(texts)), key=lambda number: -len(texts[number]))
+        return [run([texts[n] for n in order[start : start + BATCH]]) for start in range(0, len(order), BATCH)]
+
+    return answer
+
+
+def export(model: str, classifier: str) -> None:
+    """Writes model.onnx beside both models, if it is missing."""
+    import torch
+    from transformers import AutoModel, AutoModelForSequenceClassification
+
+    for directory, kind in ((model, AutoModel), (classifier, AutoModelForSequenceClassification)):
+        if os.path.exists(f"{directory}/model.onnx"):
+            continue
+        net = kind.from_pretrained(directory, dtype=torch.float32).eval()
+        net.config.return_dict = False
+        ids = torch.ones(2, 16, dtype=torch.int64)
+        names = ["input_ids", "attention_mask", "token_type_ids"]
+        dynamic = tuple({0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC} for _ in names)
+        with tempfile.TemporaryDirectory(dir=directory) as folder:  # whole or not at all
+            torch.onnx.export(
+                net, (ids, ids, ids * 0), f"{folder}/model.onnx", input_names=names, dynamo=True,
+                dynamic_shapes=dynamic, external_data=False,
+            )  # fmt: skip
+            os.replace(f"{folder}/model.onnx", f"{directory}/model.onnx")
+
+
+def main() -> None:
+    """Answers requests until there are no more."""
+    answers, sys.stdout = sys.stdout, sys.stderr
+    side, model, classifier = sys.argv[1:]
+    if side == "export":
+        export(model, classifier)
+        return
+    makers = {"bert_jax": ours, "torch": torch_side, "onnx": onnx_side}[side](model, classifier)
+    ready: dict[str, Answer] = {}
+    for line in sys.stdin:
+        request = json.loads(line)
+        name = request["work"]
+        started, cpu = time.perf_counter(), time.process_time()
+        if name not in ready:
+            ready[name] = makers[name]()
+        ready[name](request["texts"])
+        unit = 1 if sys.platform == "darwin" else 1024
+        reply = {"seconds": time.perf_counter() - started, "cpu_seconds": time.process_time() - cpu}
+        reply["memory"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+        print(json.dumps(reply), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()
