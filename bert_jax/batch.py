@@ -50,6 +50,7 @@ class Batch(NamedTuple):
     labels: Array = None
     # What a teacher makes of the row: [B, P, V] of the masked tokens, or as the task's head has its logits.
     teacher: Array = None
+    causal: Array = None  # [B] bool: the row is read from left to right; None is all rows as the model reads them
 
 
 class RowShape(NamedTuple):

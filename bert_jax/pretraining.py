@@ -92,7 +92,7 @@ def stage_of(
     opened: OpenPhase, corpora: Corpora, mesh: Mesh, abstract: TrainState, revisions: tuple[int, ...] = ()
 ) -> Stage:
     """Returns the stage that a phase is. `revisions` are steps of the run after which its parameters are kept."""
-    phase, dataset, objective, rows_before = opened
+    phase, dataset, objective, heldout, rows_before = opened
     config, count = phase.config, len(corpora.phases)
     teaching = Teaching(mesh, corpora.tokenizer, MASKED_LM, config.model.causal, dataset.row_length, objective.prepare)
     taught = learnt_from(config.teacher, teaching)
@@ -103,7 +103,7 @@ def stage_of(
         phase.train,
         pace_of(config, phase.last_step, final=phase.number == count, break_off=True, keep_at=revisions),
         lambda taken: taught(train_batches(dataset.train, taken, *order)),
-        lambda: make_evaluation(config, objective, dataset, mesh, abstract.params),
+        lambda: make_evaluation(config, heldout, dataset, mesh, abstract.params),
         phase.first_step,
         phase.schedule_start,
         phase.resets_moments,

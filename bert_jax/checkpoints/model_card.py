@@ -231,6 +231,7 @@ def _objective(records: Records) -> str:
     share = f"{limit / length:.1%}" if 0 < limit < round(rate * length) else f"{rate:.0%}"
     line = f"masked language model: {share} of tokens, {unit} masked, {how}"
     line += f", at most {limit} a sequence" if limit else ""
+    line += f"; {masking['causal_rate']:.1%} of rows from left to right" if masking.get("causal_rate") else ""
     return line + ("; next sentence prediction" if train.get("next_sentence") else "; no next sentence prediction")
 
 

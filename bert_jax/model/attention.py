@@ -40,15 +40,18 @@ def attend(
     return context.astype(value.dtype), probabilities
 
 
-def attention_mask(sequence_ids: jax.Array, causal: bool = False, window: int = 0) -> jax.Array:
+def attention_mask(sequence_ids: jax.Array, causal: bool | jax.Array = False, window: int = 0) -> jax.Array:
     """Returns [B, L, L] bool: query and key are in one sequence, and neither is padding.
 
-    If `causal`, no key comes after its query. With a `window` no key is more tokens away from its query.
+    If `causal`, or in rows where `causal` [B] is True, no key comes after its query. With a `window` no key is more
+    tokens away from its query.
     """
     same = sequence_ids[:, :, None] == sequence_ids[:, None, :]
     attends = same & (sequence_ids != 0)[:, None, :]
     if window:
         attends = jnp.triu(jnp.tril(attends, window), -window)
+    if not isinstance(causal, bool):
+        return jnp.where(causal[:, None, None], jnp.tril(attends), attends)
     return jnp.tril(attends) if causal else attends
 
 

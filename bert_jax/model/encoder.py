@@ -54,11 +54,12 @@ class Encoder(nn.Module):
         # Without ids in place of masks the scores of whole rows are stored; kernels never write the probabilities.
         length = sequence_ids.shape[1]  # no number in an exported program
         blocks = isinstance(length, int) and (config.num_local > 0 or length > LONGEST_WHOLE)
-        if (config.attention == "fused" or blocks) and not keep_attentions:
+        if (config.attention == "fused" or blocks) and not keep_attentions and batch.causal is None:
             sight = Sight(sequence_ids, None, positions)
         else:
-            local = attention_mask(sequence_ids, config.causal, config.window) if config.num_local else None
-            sight = Sight(attention_mask(sequence_ids, config.causal), local, positions)
+            causal = config.causal if batch.causal is None else batch.causal
+            local = attention_mask(sequence_ids, causal, config.window) if config.num_local else None
+            sight = Sight(attention_mask(sequence_ids, causal), local, positions)
         is_global = np.arange(config.num_layers) % config.global_every == 0 if config.num_local else None
 
         def layer(module: Layer, stream: Stream, is_global: jax.Array | None) -> tuple[Stream, tuple]:

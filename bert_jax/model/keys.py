@@ -20,6 +20,7 @@ PURPOSES = {
     "parameters": 0,  # initial parameters, and those of heads that a loaded model lacks
     "dropout": 1,  # further folded with the step and the microbatch
     "masking": 2,  # further folded with the epoch, the sequence and the token
+    "causal_rows": 3,  # further folded as for masking
 }
 
 

@@ -93,6 +93,26 @@ def mask_tokens(
     )
 
 
+def leave_causal(masked: Batch, batch: Batch, config: MaskingConfig) -> Batch:
+    """Returns the masked batch with `config.causal_rate` of its rows as they are in `batch`, to be read causally.
+
+    Their labels are those of the masks, each at the position before: there is one, since no [CLS] is ever predicted.
+    A row is known by its first sequence. Source: Charpentier & Samuel 2024; it differs (decision 0058).
+    """
+    assert batch.sequence_numbers is not None and batch.epochs is not None
+    root = root_key(config.seed, "causal_rows")
+    epochs = jnp.zeros_like(batch.epochs) if config.static else batch.epochs
+    numbers = batch.sequence_numbers[:, 0].astype(jnp.uint32)
+    keys = jax.vmap(lambda epoch, number: jax.random.fold_in(jax.random.fold_in(root, epoch), number))(epochs, numbers)
+    causal = _unit(jax.vmap(lambda key: jax.random.bits(key, (), jnp.uint32))(keys)) < config.causal_rate
+    here = causal[:, None]
+    return masked._replace(
+        causal=causal,
+        token_ids=jnp.where(here, batch.token_ids, masked.token_ids),
+        mlm_positions=jnp.where(here & (masked.mlm_weights > 0), masked.mlm_positions - 1, masked.mlm_positions),
+    )
+
+
 def next_tokens(batch: Batch) -> Batch:
     """Returns the batch with the next token of each position as its label, for causal models.
 

@@ -15,7 +15,7 @@ from bert_jax.model.heads.base import Head, Model
 from bert_jax.model.heads.pretraining import PRETRAINING
 from bert_jax.model.heads.table import HEADS
 from bert_jax.model.losses import Pair, accuracy, cross_entropy
-from bert_jax.model.masking import mask_tokens, next_tokens
+from bert_jax.model.masking import leave_causal, mask_tokens, next_tokens
 from bert_jax.model.teaching import class_divergence, taught
 from bert_jax.settings.model import ModelConfig
 from bert_jax.settings.pretraining import MaskingConfig, TeacherConfig
@@ -62,7 +62,8 @@ def pretraining_objective(
     """Returns masked language model plus next sentence prediction. Source: paper, section 3.1.
 
     A batch with `mlm_positions` is not masked again. For a causal model the "mlm" loss is that of the next token.
-    Without `next_sentence` there is no next sentence loss, whatever the labels.
+    Without `next_sentence` there is no next sentence loss, whatever the labels. Rows that are read from left to right
+    (`masking.causal_rate`) have the loss "clm"; a prediction weighs the same in either loss.
     """
 
     def prepare(batch: Batch) -> Batch:
@@ -70,21 +71,23 @@ def pretraining_objective(
             return batch
         if model.causal:
             return next_tokens(batch)
-        return mask_tokens(batch, masking, model.vocab_size, mask_id, never_predicted)
+        masked = mask_tokens(batch, masking, model.vocab_size, mask_id, never_predicted)
+        return leave_causal(masked, batch, masking) if masking.causal_rate else masked
 
     def denominators(batch: Batch) -> dict[str, jax.Array]:
         # 1e-5 as in Google's run_pretraining.py: a batch without predictions has loss 0 and not NaN.
-        counts = {"mlm_loss": jnp.sum(batch.mlm_weights) + 1e-5}
+        predictions = jnp.sum(batch.mlm_weights) + 1e-5
+        counts = {f"{kind}_loss": predictions for kind in prediction_weights(batch)}
         if next_sentence:
             counts["nsp_loss"] = jnp.maximum(jnp.sum(next_sentence_weights(batch)), 1.0)
         return counts
 
     def losses(params: Params, batch: Batch, dropout_key: jax.Array | None) -> dict[str, Pair]:
         output = forward(model, params, batch, PRETRAINING, dropout_key)
-        metrics = {
-            "mlm_loss": cross_entropy(output.mlm_logits, batch.mlm_labels, batch.mlm_weights),
-            "mlm_accuracy": accuracy(output.mlm_logits, batch.mlm_labels, batch.mlm_weights),
-        }
+        metrics: dict[str, Pair] = {}
+        for kind, weights in prediction_weights(batch).items():
+            metrics[f"{kind}_loss"] = cross_entropy(output.mlm_logits, batch.mlm_labels, weights)
+            metrics[f"{kind}_accuracy"] = accuracy(output.mlm_logits, batch.mlm_labels, weights)
         if batch.teacher is not None:
             said = metrics["mlm_loss"], output.mlm_logits, batch.teacher, batch.mlm_weights
             metrics["mlm_loss"] = taught(*said, class_divergence, teacher)
@@ -133,9 +136,21 @@ def task_objective(
     return Objective(init, lambda batch: batch, denominators, losses, *dtypes, **parts)
 
 
+def prediction_weights(batch: Batch) -> dict[str, jax.Array]:
+    """Returns the weights [B, P] of predictions by their kind: "mlm", and "clm" in rows read from left to right."""
+    weights = batch.mlm_weights
+    if batch.causal is None:
+        return {"mlm": weights}
+    return {"mlm": weights * ~batch.causal[:, None], "clm": weights * batch.causal[:, None]}
+
+
 def next_sentence_weights(batch: Batch) -> jax.Array:
-    """Returns [B, M] float: 1 for a sequence with a next sentence label, 0 for any other place."""
-    return batch.sequence_weights * (batch.next_sentence_labels >= 0)
+    """Returns [B, M] float: 1 for a sequence with a next sentence label, 0 for any other place.
+
+    The [CLS] of a row that is read from left to right sees only itself, so its label does not count.
+    """
+    weights = batch.sequence_weights * (batch.next_sentence_labels >= 0)
+    return weights if batch.causal is None else weights * ~batch.causal[:, None]
 
 
 def encode(

@@ -88,6 +88,7 @@ def _settings(config: PretrainConfig, num_chips: int) -> Iterator[PretrainConfig
     """Returns the combinations of settings that a mesh allows."""
     model, several = config.model, num_chips > 1
     attention, remat = ("fused", "plain"), ("none", "dots", "full")
+    attention = ("plain",) if config.masking.causal_rate else attention  # kernels read all rows alike
     unrolls = (model.num_layers, 1) if model.num_layers > 1 else (1,)
     zero1s = (True, False) if several and config.mesh.data != 1 else (False,)
     gradients = ("bfloat16", "float32") if several and model.compute_dtype == "bfloat16" else ("float32",)

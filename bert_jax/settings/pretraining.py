@@ -73,6 +73,9 @@ class MaskingConfig:
     max_ngram: int = (
         1  # with whole_word: longest run of masked words; the probability of n words is proportional to 1 / n
     )
+    # share of the rows that are not masked but read from left to right: tokens that would be masked are predicted from
+    # the token before them (docs/decisions/0058-causal-rows.md)
+    causal_rate: float = 0.0
     seed: int = 0
 
     def limit(self, row_length: int) -> int:
@@ -86,6 +89,7 @@ class MaskingConfig:
     def validate(self) -> None:
         check_numbers(self)
         check_rates(self, "rate mask_rate random_rate", most=1.0)
+        check_rates(self, "causal_rate")
         check_not_negative(self, "max_predictions")
         check_positive(self, "max_ngram")
         if self.max_ngram > 1 and not self.whole_word:
@@ -360,6 +364,8 @@ class PretrainConfig:
                 "model.causal with train.next_sentence: the [CLS] of a left-to-right model sees only itself, so it "
                 "cannot predict the next sentence; set train.next_sentence=False"
             )
+        if self.masking.causal_rate:
+            self._check_causal_rows()
         if self.data.batch_size % self.train.accumulate:
             raise InputError(
                 f"data.batch_size {self.data.batch_size} is not divisible by train.accumulate {self.train.accumulate}; "
@@ -371,3 +377,16 @@ class PretrainConfig:
                 f"the second phase's batch_size {size} is not divisible by its accumulate {pieces}; use "
                 f"{nearest_multiples(size, pieces)} for phase2.batch_size, or another phase2.accumulate"
             )
+
+    def _check_causal_rows(self) -> None:
+        """Raises: InputError if a setting does not go with rows that are read from left to right."""
+        model = self.model
+        for is_set, why in (
+            (model.causal, "model.causal=True reads all rows from left to right; set model.causal=False"),
+            (model.attention == "fused", "model.attention=fused reads all rows alike; set model.attention=plain"),
+            (model.num_local, f"model.window {model.window} reads all rows alike; set model.window=0"),
+            (self.teacher.checkpoint, "a teacher reads whole rows; leave out teacher.checkpoint"),
+        ):
+            if is_set:
+                rate = f"masking.causal_rate {self.masking.causal_rate}"
+                raise InputError(f"{rate} needs rows of two kinds in a batch, and {why}, or masking.causal_rate=0")

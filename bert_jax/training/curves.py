@@ -49,6 +49,7 @@ _KINDS = {"train": ("training", "#4c78a8"), "eval": ("held out", "#e45756")}
 _PRETRAINING = (  # metric, title, factor
     ("mlm_loss", "Masked language model: loss (nats per prediction)", 1),
     ("mlm_accuracy", "Masked language model: accuracy (%)", 100),
+    ("clm_loss", "Rows from left to right: loss (nats per prediction)", 1),
     ("nsp_accuracy", "Next sentence: accuracy (%)", 100),
 )
 

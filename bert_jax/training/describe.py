@@ -108,6 +108,7 @@ def _describe_task(config: PretrainConfig, dataset: Dataset) -> str:
         units = "tokens" if not masking.whole_word else "whole words"
         units += f" in runs of up to {masking.max_ngram}" if masking.max_ngram > 1 else ""
         tokens = f"{_share(config, dataset)}, masked as {units}, {'once' if masking.static else 'anew each epoch'}"
+    tokens += f"; {masking.causal_rate:.1%} of the rows from left to right" if masking.causal_rate else ""
     kind = {"nsp": "next sentence", "sop": "order of sentences"}
     labels = dataset.manifest["identity"]["options"].get("next_sentence", "nsp")
     return tokens + (f"; {kind[labels]}" if config.train.next_sentence else "; no next sentence")

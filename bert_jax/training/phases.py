@@ -11,10 +11,11 @@ from bert_jax.data.pipeline import abstract_batch
 from bert_jax.data.records import Dataset
 from bert_jax.data.streamed import open_for_training
 from bert_jax.errors import InputError
+from bert_jax.model.attention import LONGEST_WHOLE
 from bert_jax.model.objective import Objective, pretraining_objective
 from bert_jax.settings.model import check_type_ids
 from bert_jax.settings.phases import Phase, check_rows, phases_of, rows_before
-from bert_jax.settings.pretraining import PretrainConfig
+from bert_jax.settings.pretraining import MaskingConfig, PretrainConfig
 from bert_jax.text.tokenizer import Tokenizer
 
 
@@ -24,6 +25,7 @@ class OpenPhase(NamedTuple):
     phase: Phase
     dataset: Dataset
     objective: Objective  # phases differ in their masks only; the parameters are the same
+    heldout: Objective  # of evaluation: it masks every row
     rows_before: int  # rows of its data that earlier phases used
 
     def row_shape(self) -> RowShape:
@@ -52,18 +54,14 @@ def open_corpora(config: PretrainConfig) -> Corpora:
     phases = phases_of(config)
     taken = rows_before(phases, [dataset.fingerprint for dataset in datasets])
     never_predicted = (tokenizer.cls_id, tokenizer.sep_id)
-    objectives = [
-        pretraining_objective(
-            config.model,
-            phase.config.masking,
-            tokenizer.mask_id,
-            never_predicted,
-            config.train.next_sentence,
-            config.teacher,
-        )
-        for phase in phases
-    ]
-    return Corpora(config, tokenizer, list(map(OpenPhase, phases, datasets, objectives, taken)))
+
+    def objective(masking: MaskingConfig) -> Objective:
+        given = config.model, masking, tokenizer.mask_id, never_predicted
+        return pretraining_objective(*given, config.train.next_sentence, config.teacher)
+
+    maskings = [phase.config.masking for phase in phases]
+    heldout = [objective(dataclasses.replace(masking, causal_rate=0.0)) for masking in maskings]
+    return Corpora(config, tokenizer, list(map(OpenPhase, phases, datasets, map(objective, maskings), heldout, taken)))
 
 
 def resolve(config: PretrainConfig, datasets: Sequence[Dataset], tokenizer: Tokenizer) -> PretrainConfig:
@@ -94,10 +92,16 @@ def resolve(config: PretrainConfig, datasets: Sequence[Dataset], tokenizer: Toke
                 f"rows of {dataset.row_length} tokens in {dataset.path} are longer than model.max_positions "
                 f"{model.max_positions}; prepare shorter rows or raise it"
             )
-        if config.model.causal and dataset.manifest["row"].get("predictions"):
+        if (config.model.causal or config.masking.causal_rate) and dataset.manifest["row"].get("predictions"):
+            causal = "a causal model" if config.model.causal else f"masking.causal_rate {config.masking.causal_rate}"
             raise InputError(
-                f"{dataset.path} has masks of its own, and a causal model predicts the next token of unmasked text; "
+                f"{dataset.path} has masks of its own, and {causal} predicts the next token of unmasked text; "
                 "import it with --masks=redraw"
+            )
+        if config.masking.causal_rate and dataset.row_length > LONGEST_WHOLE:
+            raise InputError(
+                f"rows of {dataset.row_length} tokens in {dataset.path} are read in blocks, all rows alike; with "
+                f"masking.causal_rate {config.masking.causal_rate} use rows of {LONGEST_WHOLE} at most, or set it to 0"
             )
     check_rows(config, [dataset.row_length for dataset in datasets])
     labels = [dataset.manifest["identity"]["options"].get("next_sentence", "nsp") for dataset in datasets]
@@ -122,7 +126,7 @@ def revision_steps(corpora: Corpora) -> tuple[int, ...]:
     marks, steps, read, of_step = list(corpora.config.checkpoint.words()), [], 0.0, 0.0
     if not marks:
         return ()
-    for phase, dataset, _, _ in corpora.phases:
+    for phase, dataset, *_ in corpora.phases:
         of_step = _words_of_row(dataset) * phase.config.data.batch_size
         taken = phase.last_step - phase.first_step
         while marks and marks[0] <= read + (taken + 0.5) * of_step:

@@ -53,6 +53,8 @@ _SHOWN: dict[str, tuple[str, Callable[[float], str]]] = {
     "loss": ("loss", _loss),
     "mlm_loss": ("mlm", _loss),
     "mlm_accuracy": ("mlm acc", _percent),
+    "clm_loss": ("clm", _loss),
+    "clm_accuracy": ("clm acc", _percent),
     "nsp_loss": ("nsp", _loss),
     "nsp_accuracy": ("nsp acc", _percent),
     "grad_norm": ("grad", _plain),

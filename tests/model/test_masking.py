@@ -12,6 +12,7 @@ from bert_jax.model.masking import (
     _ngram_lengths,
     choose_words,
     first_tokens_of_words,
+    leave_causal,
     mask_tokens,
     next_tokens,
     prediction_budgets,
@@ -29,6 +30,9 @@ def masked_on_device(batch, config, vocab_size):
 
 def mask(batch, config=MaskingConfig(), vocab_size=VOCAB_SIZE):  # noqa: B008 - frozen
     return jax.device_get(masked_on_device(batch, config, vocab_size))
+
+
+left_causal = jax.jit(leave_causal, static_argnums=2)
 
 
 def test_budgets_follow_the_paper_and_python_rounding():
@@ -288,3 +292,40 @@ def test_next_tokens_are_every_token_but_the_first_of_a_sequence():
         ]
         real = np.asarray(task.mlm_weights[row]) > 0
         assert list(zip(task.mlm_positions[row][real], task.mlm_labels[row][real])) == expected
+
+
+@pytest.mark.parametrize(("num_sequences", "options"), [(1, {"max_ngram": 2, "whole_word": True}), (3, {})])
+def test_causal_rows_predict_what_their_masks_hide_from_the_position_before(num_sequences, options):
+    batch = random_batch(num_rows=64, row_length=48, num_sequences=num_sequences)
+    masked = mask(batch, MaskingConfig(**options))
+    mixed = left_causal(masked, batch, MaskingConfig(causal_rate=0.4, **options))
+    causal = mixed.causal
+    assert 0 < causal.sum() < 64
+    for before, after in zip(jax.tree.leaves(masked), jax.tree.leaves(mixed._replace(causal=None)), strict=True):
+        np.testing.assert_array_equal(before[~causal], after[~causal])
+    np.testing.assert_array_equal(mixed.token_ids[causal], batch.token_ids[causal])
+    np.testing.assert_array_equal(mixed.mlm_weights, masked.mlm_weights)
+    np.testing.assert_array_equal(mixed.mlm_labels, masked.mlm_labels)
+    rows, places = np.nonzero(mixed.mlm_weights * causal[:, None])
+    positions = mixed.mlm_positions[rows, places]
+    assert len(rows) > 50 and (mixed.mlm_positions[mixed.mlm_weights == 0] == 0).all()
+    np.testing.assert_array_equal(batch.token_ids[rows, positions + 1], mixed.mlm_labels[rows, places])
+    of_label, of_position = batch.sequence_ids[rows, positions + 1], batch.sequence_ids[rows, positions]
+    assert (of_label > 0).all() and (of_label == of_position).all()  # no padding, nothing of another sequence
+    assert CLS in batch.token_ids[rows, positions]  # the first word of a sequence is predicted from it
+
+
+def test_causal_rows_are_a_share_of_rows_drawn_anew_in_each_epoch_apart_from_masks():
+    batch = random_batch(num_rows=4096, row_length=8)
+    later = batch._replace(epochs=batch.epochs + 1)
+
+    def rows(batch, **options):
+        return left_causal(mask(batch), batch, MaskingConfig(causal_rate=0.1, **options)).causal
+
+    found = rows(batch)
+    assert abs(found.sum() - 409.6) < 4 * np.sqrt(4096 * 0.1 * 0.9)
+    assert abs((found & rows(later)).sum() - 40.96) < 4 * np.sqrt(40.96)  # the epochs are independent
+    assert (found != rows(batch, seed=1)).any()
+    np.testing.assert_array_equal(rows(batch, static=True), rows(later, static=True))
+    upside_down = jax.tree.map(lambda leaf: leaf[::-1], batch)
+    np.testing.assert_array_equal(rows(upside_down), found[::-1])  # wherever a row stands

@@ -9,19 +9,21 @@ import jax
 import numpy as np
 import pytest
 from builders import CLS, MASK, SEP, make_dataset, random_batch, tiny_model, tiny_run
+from whole_runs import ONE_DEVICE, assert_same_state, stop_at, train
 
 import bert_jax
 from bert_jax.errors import InputError
 from bert_jax.inference.predict import fill_masks
 from bert_jax.model.heads.pretraining import PRETRAINING
-from bert_jax.model.masking import next_tokens
+from bert_jax.model.masking import mask_tokens, next_tokens
 from bert_jax.model.objective import forward as forward_of
 from bert_jax.model.objective import init_params, pretraining_objective
 from bert_jax.pretraining import pretrain
-from bert_jax.settings.pretraining import MaskingConfig, MeshConfig, PretrainConfig, TrainConfig
+from bert_jax.settings.pretraining import MaskingConfig, MeshConfig, PretrainConfig, TeacherConfig, TrainConfig
 from bert_jax.settings.rules import to_dict
 from bert_jax.storage.files import read_json
 from bert_jax.storage.writing import write_json
+from bert_jax.training.phases import open_corpora, resolve
 from bert_jax.training.report import read_metrics
 from bert_jax.training.workdir import check_workdir
 
@@ -124,3 +126,101 @@ def test_a_run_that_is_older_than_a_setting_resumes(toy_data, tmp_path):
         other = dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, name=name))
         with pytest.raises(InputError, match=r"another optimizer\.name;"):
             check_workdir(tmp_path, {**identity, "run": to_dict(other)}, other)
+
+
+MIXED = MaskingConfig(causal_rate=0.4)
+
+
+def test_a_causal_row_is_what_a_causal_model_computes_and_others_are_as_without():
+    batch = random_batch(num_rows=16, row_length=32, num_sequences=2)
+    params = jax.jit(init_params, static_argnums=0)(tiny_model(), jax.random.key(0))
+    objectives = [
+        pretraining_objective(tiny_model(), masking, MASK, (CLS, SEP)) for masking in (MIXED, MaskingConfig())
+    ]
+    mixed, masked = (jax.jit(objective.prepare)(batch) for objective in objectives)
+    causal = np.array(mixed.causal)
+    assert 0 < causal.sum() < 16
+    found = forward(tiny_model(), params, mixed).mlm_logits
+    alone = forward(tiny_model(causal=True), params, mixed._replace(causal=None)).mlm_logits
+    np.testing.assert_allclose(found[causal], alone[causal], rtol=1e-6, atol=1e-6)
+    assert abs(found[~causal] - alone[~causal]).max() > 1e-3
+    without = forward(tiny_model(), params, masked).mlm_logits
+    np.testing.assert_allclose(found[~causal], without[~causal], rtol=1e-6, atol=1e-6)
+    fused = forward(tiny_model(attention="fused"), params, mixed).mlm_logits  # refused in a run, and right for a caller
+    np.testing.assert_allclose(fused, found, rtol=1e-5, atol=1e-5)
+
+    given, of_masked = objectives[0], {"mlm": ~causal, "clm": causal}
+    losses = jax.jit(lambda params, batch: given.losses(params, batch, None))(params, mixed)
+    counts, everything = given.denominators(mixed), np.array(mixed.mlm_weights)
+    for kind, rows in of_masked.items():
+        assert float(losses[f"{kind}_loss"][1]) == float(losses[f"{kind}_accuracy"][1]) == everything[rows].sum()
+        assert float(counts[f"{kind}_loss"]) == pytest.approx(everything.sum())  # a prediction weighs the same in both
+    assert float(losses["nsp_loss"][1]) == float(counts["nsp_loss"]) == 2 * (~causal).sum()
+    one_kind = objectives[1].losses(params, mixed._replace(causal=None), None)
+    assert set(losses) - set(one_kind) == {"clm_loss", "clm_accuracy"}
+
+
+def test_without_causal_rows_the_program_is_that_of_masks_alone():
+    batch = random_batch(num_rows=4)
+    objective = pretraining_objective(tiny_model(), MaskingConfig(causal_rate=0.0), MASK, (CLS, SEP))
+    masks = functools.partial(
+        mask_tokens, config=MaskingConfig(), vocab_size=203, mask_id=MASK, never_predicted=(CLS, SEP)
+    )
+    ours, theirs = (str(jax.make_jaxpr(prepare)(batch)) for prepare in (objective.prepare, masks))
+    assert ours == theirs
+    prepared = jax.eval_shape(objective.prepare, batch)
+    assert prepared.causal is None and set(objective.denominators(masks(batch))) == {"mlm_loss", "nsp_loss"}
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"masking": MaskingConfig(causal_rate=1.0)}, "masking.causal_rate 1.0 is not a rate"),
+        (
+            {"model": tiny_model(causal=True), "train": TrainConfig(next_sentence=False)},
+            "set model.causal=False, or masking.causal_rate=0",
+        ),
+        ({"model": tiny_model(attention="fused")}, "set model.attention=plain, or masking.causal_rate=0"),
+        ({"model": tiny_model(window=4, global_every=2)}, "model.window 4 reads all rows alike; set model.window=0"),
+        ({"teacher": TeacherConfig("somewhere")}, "leave out teacher.checkpoint"),
+    ],
+)
+def test_what_does_not_go_with_causal_rows_is_refused(sections, message):
+    with pytest.raises(InputError, match=message):
+        tiny_run("data", **{"masking": MIXED, **sections}).validate()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"predictions": 5}, "masks of its own, and masking.causal_rate 0.4"),
+        ({"length": 1056}, "use rows of 1024 at most"),
+    ],
+)
+def test_data_that_cannot_be_read_from_left_to_right_are_refused(toy_data, change, message):
+    corpora = open_corpora(tiny_run(toy_data, masking=MIXED))
+    model = dataclasses.replace(corpora.config.model, max_positions=2048)
+    dataset = corpora.phases[0].dataset
+    dataset.manifest["row"].update(change)
+    with pytest.raises(InputError, match=message):
+        resolve(dataclasses.replace(corpora.config, model=model), [dataset], corpora.tokenizer)
+
+
+@pytest.mark.slow
+def test_causal_rows_train_beside_masks_and_a_stopped_run_goes_on_with_the_same_bits(toy_data, tmp_path, capsys):
+    config = tiny_run(toy_data, masking=dataclasses.replace(MIXED, max_predictions=5), mesh=ONE_DEVICE)
+    whole = train(config, tmp_path / "whole")
+    assert "; 40.0% of the rows from left to right; next sentence" in capsys.readouterr().err
+    records = read_metrics(tmp_path / "whole" / "metrics.jsonl")
+    trained = [record for record in records if record["kind"] == "train"]
+    assert all(abs(each["clm_loss"] - 5) < 1 and 0 <= each["clm_accuracy"] < 1 for each in trained)
+    for record in evaluations(tmp_path / "whole"):
+        assert "clm_loss" not in record and record["loss"] == record["mlm_loss"] + record["nsp_loss"]
+    plain = dataclasses.replace(config, masking=MaskingConfig(max_predictions=5), train=TrainConfig(num_steps=1))
+    train(plain, tmp_path / "plain")
+    first, other = (evaluations(tmp_path / name)[0] for name in ("whole", "plain"))
+    assert {**first, "time": 0} == {**other, "time": 0}  # held-out masks are those of any run
+    with pytest.MonkeyPatch.context() as patch:
+        stop_at(patch, 5)
+        assert train(config, tmp_path / "stopped").signal
+    assert_same_state(train(config, tmp_path / "stopped").state, whole.state)

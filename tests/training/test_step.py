@@ -292,6 +292,17 @@ def test_four_microbatches_equal_the_whole_batch(one_device):
 
 
 @pytest.mark.slow
+def test_causal_rows_are_the_same_on_eight_devices_and_in_microbatches():
+    masking = MaskingConfig(causal_rate=0.4)
+    one = take_steps(two_a_row(), masking=masking)
+    assert_same(one, take_steps(two_a_row(), {"data": 4, "tensor": 2}, masking=masking))
+    assert_same(one, take_steps(two_a_row(), {"data": 8}, masking=masking, accumulate=2))
+    assert_same(one, take_steps(two_a_row(), masking=masking, accumulate=4, model=tiny_model(remat="dots")))
+    assert one[0][0]["clm_loss"] == pytest.approx(np.log(203), rel=0.02) != one[0][0]["mlm_loss"]
+    assert one[0][-1]["clm_loss"] < 0.8 * one[0][0]["clm_loss"]
+
+
+@pytest.mark.slow
 def test_microbatches_with_uneven_predictions_and_empty_rows_equal_the_whole_batch():
     batch = random_batch(seed=5)
     batch.sequence_ids[3:9] = 0  # some microbatches have few sequences, and so few predictions
