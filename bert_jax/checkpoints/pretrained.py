@@ -75,7 +75,7 @@ class Pretrained:
             return jax.device_put(self.params)
         return self.params | {"encoder": unstack(self.config, self.params["encoder"])}
 
-    @property
+    @functools.cached_property
     def embedding(self) -> TaskConfig | None:
         """The settings of a model that makes vectors of texts: pooling, prompts, length; None of other models."""
         if HEADS.get(self.task) != EMBEDDINGS:

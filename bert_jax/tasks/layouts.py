@@ -306,6 +306,8 @@ def eval_layouts(sizes: Sizes, model: ModelConfig, limits: Limits) -> list[Layou
     # A few thousand rows of all lengths say which length of packed rows is best.
     sample = sizes.of(order[:: 1 + len(order) // 4096])
     lengths = row_lengths(longest, most, multiple)
+    if tokens:  # each set of texts would have a length of its own, and compile it
+        lengths = [length for length in lengths if length in _ROW_LENGTHS] or lengths
     costs = [padded_flops(model, packed_layouts(sample, length, positions, group)) for length in lengths]
     packed = packed_layouts(sizes, lengths[int(np.argmin(costs))], positions, group, one_shape)
     return packed if pack == "on" or padded_flops(model, packed) <= padded_flops(model, alone) else alone
