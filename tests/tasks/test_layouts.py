@@ -224,3 +224,14 @@ def test_choices_stay_together():
     for layout in layouts:
         check = [int(of.sequences[members].sum()) for members in layout.bins]
         assert max(check) <= layout.num_places and layout.num_places >= 4
+
+
+def test_sets_of_texts_of_any_kind_take_packed_rows_of_few_lengths():
+    """Where one CPU computes, each shape is compiled while a person waits."""
+    rng = np.random.default_rng(2)
+    limits = Limits(32, 16, 1, "auto", tokens=512)
+    shapes = set()
+    for _ in range(40):
+        texts = np.clip(rng.gamma(2.0, 6.0, 256).astype(np.int64), 3, int(rng.integers(30, 70)))
+        shapes |= {(each.num_rows, each.length) for each in eval_layouts(sizes(texts), MODEL, limits)}
+    assert {length for _, length in shapes} <= {32, 64, 96, 128} and len(shapes) <= 12
