@@ -38,12 +38,12 @@ def test_masks_come_out_right(bert):
 def test_like_sentences_have_like_vectors(bert):
     texts = [
         "The city has a population of 20,000 people.",
-        "The village has 400 inhabitants.",
-        "The war began in 1914.",
+        "The town has 5,000 inhabitants.",
+        "She opened the door and went in.",
     ]
     vectors = bert_jax.sentence_embeddings(bert, texts)
-    city, village, war = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-    assert city @ village > 0.8 > 0.6 > max(city @ war, village @ war)
+    city, town, door = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    assert city @ town > 0.9 > 0.75 > max(city @ door, town @ door)
 
 
 def test_the_card_names_licence_size_and_no_machine(bert, card):
