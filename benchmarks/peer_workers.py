@@ -98,15 +98,18 @@ def save_batches(path: Path, batches: Sequence[dict[str, np.ndarray]]) -> None:
 class Peers:
     """The process of the peers; a context manager."""
 
-    def __init__(self, python: str, work: dict[str, Any], batches: Sequence[dict[str, np.ndarray]]) -> None:
-        if not WORKER.exists():
-            raise InputError(f"{WORKER} is missing; --compare needs a checkout of the project, not a wheel")
+    def __init__(
+        self, python: str, work: dict[str, Any], batches: Sequence[dict[str, np.ndarray]], worker: Path | None = None
+    ) -> None:
+        worker = worker or WORKER
+        if not worker.exists():
+            raise InputError(f"{worker} is missing; --compare needs a checkout of the project, not a wheel")
         self._folder = tempfile.TemporaryDirectory(prefix="bert_jax_peers_")
         folder = Path(self._folder.name)
         save_batches(folder / "batches.npz", batches)
         (folder / "work.json").write_text(json.dumps(work), encoding="utf-8")
         self._errors = open(folder / "errors.txt", "w+", encoding="utf-8", errors="replace")
-        command = [python, str(WORKER), str(folder / "work.json"), str(folder / "batches.npz")]
+        command = [python, str(worker), str(folder / "work.json"), str(folder / "batches.npz")]
         if shutil.which(python) is None:
             self.close()
             raise InputError(f"peer_python {python} does not start: there is no such program; give a Python's path")

@@ -173,16 +173,22 @@ def cell(values: Mapping[int, float]) -> str:
 
 def difference(values: Mapping[int, float], baseline: Mapping[int, float]) -> str:
     """Returns the mean difference over the seeds that both have, with its interval if these are two or more."""
+    return told_apart(values, baseline)[0]
+
+
+def told_apart(values: Mapping[int, float], baseline: Mapping[int, float]) -> tuple[str, str]:
+    """Returns `difference`, and what its interval says: "higher", "lower" or "not told apart"; "" without interval."""
     seeds = values.keys() & baseline.keys()
     if not seeds:
-        return ""
+        return "", ""
     differences = [values[seed] - baseline[seed] for seed in seeds]
     mean = statistics.mean(differences)
     if len(seeds) == 1:
-        return f"{mean:+.4g} (one seed)"
+        return f"{mean:+.4g} (one seed)", ""
     student = _STUDENT[len(seeds) - 2] if len(seeds) - 2 < len(_STUDENT) else 1.96
     half = student * statistics.stdev(differences) / math.sqrt(len(seeds))
-    return f"{mean:+.4g} [{mean - half:+.4g}, {mean + half:+.4g}] ({len(seeds)})"
+    said = "higher" if mean > half else "lower" if mean < -half else "not told apart"
+    return f"{mean:+.4g} [{mean - half:+.4g}, {mean + half:+.4g}] ({len(seeds)})", said
 
 
 def main() -> None:

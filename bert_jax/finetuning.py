@@ -22,7 +22,7 @@ from bert_jax.storage.places import AnyPath, Place, to_place
 from bert_jax.storage.resolve import FINETUNED
 from bert_jax.storage.writing import write_json
 from bert_jax.tasks.base import Prediction, Task
-from bert_jax.tasks.batches import choose_batching, row_group, train_batches
+from bert_jax.tasks.batches import Batching, choose_batching, row_group, train_batches
 from bert_jax.tasks.catalog import MakeTask, Own, make_task
 from bert_jax.tasks.evaluation import Inference, Split, constant_scores, evaluate, make_inference, predict_split
 from bert_jax.tasks.layouts import steps_per_epoch
@@ -111,6 +111,12 @@ def _how_to_pack(config: FinetuneConfig, task: Task, workdir: Place) -> str:
     return config.data.pack if before is None else "on" if before else "off"
 
 
+def batching_of(inputs: TaskInputs, group: int, pack: str) -> Batching:
+    """Returns how the training batches of a run are made; `group` and `pack` are those of `choose_batching`."""
+    rows, apart = inputs.data.train.rows, inputs.task.head.labels_of_batch is not None
+    return choose_batching(rows, inputs.config.data, inputs.model, group, pack, inputs.train.num_steps, apart)
+
+
 def describe_finetuning(
     inputs: TaskInputs, start: Pretrained, mesh: Mesh, workdir: Place
 ) -> tuple[Training, Inference]:
@@ -121,9 +127,7 @@ def describe_finetuning(
     config, task, _, data, model, train, _ = inputs
     check_divisible(mesh, model, (config.data.batch_size, config.train.accumulate), (_eval_rows(config), 1))
     rows = data.train.rows
-    pack = _how_to_pack(config, task, workdir)
-    group, apart = row_group(mesh, train.accumulate), task.head.labels_of_batch is not None
-    batching = choose_batching(rows, config.data, model, group, pack, train.num_steps, apart)
+    batching = batching_of(inputs, row_group(mesh, train.accumulate), _how_to_pack(config, task, workdir))
     objective = task_objective(model, task.head, task.num_outputs, config.teacher)
     teaching = Teaching(
         mesh, inputs.start.tokenizer, task.head, model.causal, config.task.max_seq_length, labels=tuple(task.labels)

@@ -4,14 +4,15 @@
 import dataclasses
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from builders import tiny_model, write_corpus, write_vocab
 
 from benchmarks import contenders as bench
+from benchmarks import embeddings, timing
 from benchmarks import peer_workers as peers
-from benchmarks import timing
 from benchmarks.timing import Contender, Round
 from bert_jax.data.prepare import PrepareOptions
 from bert_jax.errors import InputError
@@ -194,3 +195,35 @@ def test_models():
         assert counts["useful_flops"] < counts["padded_flops"] < made.counts["padded_flops"]  # ours are packed
         assert [batch["input_ids"].shape for batch in made.batches] == [(24, 32)]
         assert sum(batch["attention_mask"].sum() for batch in made.batches) == counts["tokens"] == 4 * 67
+
+
+def test_embeddings_beside_a_peer_are_measured_once(tmp_path, monkeypatch, capsys):
+    """Both sides have vectors of their own here; a second call makes none, and says the same."""
+    columns = "index\tsentence1\tsentence2\tscore\n"
+    for split in ("train", "dev"):
+        rows = [f"{number}\tone {split} {number}\ttwo {number}\t{number % 6}\n" for number in range(12)]
+        (tmp_path / f"{split}.tsv").write_text(columns + "".join(rows))
+    given = {"START": "model", "STSB": str(tmp_path), "SICK": "", "SQUAD": "", "OUTPUT": str(tmp_path / "measured")}
+    for name, value in (given | {"PEER": "python", "SEEDS": 2, "LIMIT": 10, "ROUNDS": 1}).items():
+        monkeypatch.setattr(embeddings, name, SimpleNamespace(value=value))
+    made = []
+
+    def side(name, speed):
+        def train(work, folder):
+            made.append((name, work["seed"], len(work["pairs"]["score"]), max(work["pairs"]["score"])))
+            return speed, np.random.default_rng(len(made)).normal(size=(len(work["texts"]), 4))
+
+        monkeypatch.setattr(embeddings, name, train)
+
+    side("start", {})
+    side("ours", {"pairs_per_second": 3.0})
+    side("theirs", {"pairs_per_second": 2.0})
+    monkeypatch.setattr(embeddings, "embed", lambda task, work: None)
+    embeddings.main()
+    told = capsys.readouterr().out
+    orders = [("start", 0), ("ours", 0), ("theirs", 0), ("theirs", 1), ("ours", 1)]
+    assert made == [(*each, 6, 0.8) for each in orders]  # every second pair; 4 of 5
+    assert next(line for line in told.splitlines() if "pairs_per_second" in line).split()[-2:] == ["higher", "1.50"]
+    assert "stsb.spearman" in told and "not told apart" in told
+    embeddings.main()
+    assert len(made) == 5 and capsys.readouterr().out == told

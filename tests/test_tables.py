@@ -98,3 +98,11 @@ def test_the_command_collects_and_prints(runs, repository):
     assert done.returncode == 0 and "| a | 0.42" in done.stdout and "5 units in" in done.stderr
     done = subprocess.run([*command, f"--collect={runs}/none/*"], cwd=repository, capture_output=True, text=True)
     assert done.returncode == 1 and done.stderr.startswith("error: --collect=") and done.stderr.count("\n") == 1
+
+
+def test_what_the_interval_of_a_difference_says():
+    baseline = {0: 1.0, 1: 2.0, 2: 3.0}
+    for values, said in (((1.5, 2.6, 3.5), "higher"), ((0.5, 1.6, 2.5), "lower"), ((1.5, 1.6, 3.1), "not told apart")):
+        assert tables.told_apart(dict(enumerate(values)), baseline)[1] == said
+    assert tables.told_apart({0: 9.0}, baseline) == ("+8 (one seed)", "")
+    assert tables.told_apart({}, baseline) == ("", "")

@@ -14,6 +14,7 @@ computes the tokens of a batch and no padding: one row of all tokens, and attent
 """
 
 import contextlib
+import importlib.util
 import json
 import os
 import resource
@@ -21,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +165,9 @@ class Work:
         """Returns how long all batches took, once."""
         backend, precision, attention = (*mode.split(":"), "")[:3]
         if backend == "onnx":
-            session = self._forward.get("onnx") or self._forward.setdefault("onnx", self._onnx())
+            if "onnx" not in self._forward:
+                self._forward["onnx"] = onnx_session(self.model, self.batches[0], "logits", self.work["threads"])
+            session = self._forward["onnx"]
             round_of = lambda: [session(batch) for batch in self.batches]  # noqa: E731
         else:
             if backend == "compile" and "compile" not in self._forward:
@@ -203,35 +207,6 @@ class Work:
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
 
-    def _onnx(self) -> Callable[[dict[str, torch.Tensor]], Any]:
-        """Returns a function that runs the exported model, with all of ONNX Runtime's own optimizations."""
-        import onnxruntime
-
-        example = tuple(self.batches[0][name] for name in INPUTS)
-        with tempfile.TemporaryDirectory() as folder:
-            path = os.path.join(folder, "model.onnx")
-
-            class Logits(torch.nn.Module):
-                def __init__(self, model: torch.nn.Module) -> None:
-                    super().__init__()
-                    self.model = model
-
-                def forward(self, input_ids: Any, token_type_ids: Any, attention_mask: Any) -> Any:
-                    return self.model(
-                        input_ids=input_ids, token_type_ids=token_type_ids, attention_mask=attention_mask
-                    ).logits
-
-            dynamic = tuple({0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC} for _ in INPUTS)
-            torch.onnx.export(
-                Logits(self.model).eval(), example, path, input_names=list(INPUTS), dynamo=True, dynamic_shapes=dynamic
-            )
-            options = onnxruntime.SessionOptions()
-            options.intra_op_num_threads = self.work["threads"]
-            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
-            session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-        wanted = [one.name for one in session.get_inputs()]
-        return lambda batch: session.run(None, {name: batch[name].numpy() for name in wanted})
-
     def _memory(self) -> dict[str, Any]:
         if self.device.type == "cuda":
             return {"peak_memory_bytes": torch.cuda.max_memory_allocated(), "peak_memory_of": "device"}
@@ -240,21 +215,45 @@ class Work:
         return {"peak_memory_bytes": used, "peak_memory_of": "process, resident"}
 
 
+def onnx_session(
+    model: torch.nn.Module, batch: dict[str, torch.Tensor], output: str, threads: int
+) -> Callable[..., Any]:
+    """Returns a function that runs the exported model, with all of ONNX Runtime's own optimizations."""
+    import onnxruntime
+
+    class Output(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, input_ids: Any, token_type_ids: Any, attention_mask: Any) -> Any:
+            found = self.model(input_ids=input_ids, token_type_ids=token_type_ids, attention_mask=attention_mask)
+            return getattr(found, output)
+
+    example = tuple(batch[name] for name in INPUTS)
+    dynamic = tuple({0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC} for _ in INPUTS)
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "model.onnx")
+        torch.onnx.export(Output().eval(), example, path, input_names=list(INPUTS), dynamo=True, dynamic_shapes=dynamic)
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    wanted = [one.name for one in session.get_inputs()]
+    return lambda batch: session.run(None, {name: batch[name].numpy() for name in wanted})
+
+
 def versions() -> dict[str, str]:
     """Returns the versions of the libraries there are."""
-    found = {"torch": torch.__version__, "transformers": transformers.__version__}
-    try:
-        import onnxruntime
-    except ImportError:
-        return found
-    return found | {"onnxruntime": onnxruntime.__version__}
+    names = ("torch", "transformers", "onnxruntime", "sentence-transformers")
+    return {name: metadata.version(name) for name in names if importlib.util.find_spec(name.replace("-", "_"))}
 
 
-def main() -> None:
+def main(kind: Callable[..., Any] = Work) -> None:
     """Answers requests until there are no more."""
     answers, sys.stdout = sys.stdout, sys.stderr  # what a library prints is no answer
     described, batches = sys.argv[1:]
-    work = Work(json.loads(Path(described).read_text(encoding="utf-8")), batches)
+    work = kind(json.loads(Path(described).read_text(encoding="utf-8")), batches)
     print(json.dumps({"ready": True, "versions": versions(), "device": str(work.device)}), file=answers, flush=True)
     for line in sys.stdin:
         try:

@@ -47,8 +47,8 @@ class Objective:
         """Returns the sizes of the rows of a batch of arrays or of shapes, with the predictions of `prepare`."""
         (num_rows, length), sequences = batch.token_ids.shape, batch.cls_positions.shape[1]
         size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(batch)) // num_rows
-        positions = jax.eval_shape(self.prepare, batch).mlm_positions
-        return RowShape(length, sequences, positions.shape[1], size)
+        positions = jax.eval_shape(self.prepare, batch).mlm_positions  # of a task there are none
+        return RowShape(length, sequences, 0 if positions is None else positions.shape[1], size)
 
 
 def pretraining_objective(

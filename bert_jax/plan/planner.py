@@ -13,25 +13,26 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
-from bert_jax.batch import RowShape
+from bert_jax.batch import Batch, RowShape
 from bert_jax.data.pipeline import abstract_batch
 from bert_jax.data.records import row_dtype
 from bert_jax.devices.chips import GPUS, TPUS, Chip, peak_flops
-from bert_jax.devices.sharding import check_divisible, make_mesh, mesh_sizes
+from bert_jax.devices.sharding import check_divisible, make_mesh, mesh_sizes, row_sharding
 from bert_jax.errors import InputError
 from bert_jax.model.objective import Objective, pretraining_objective
 from bert_jax.plan import hlo
 from bert_jax.plan.gpus import OPTIONS, compiler_version, gpu_devices
 from bert_jax.plan.hbm import moved_bytes
 from bert_jax.plan.roofline import Traffic, assumptions, expected_traffic, model_flops, step_seconds
+from bert_jax.settings.model import ModelConfig
 from bert_jax.settings.pretraining import DataConfig, PretrainConfig, TrainConfig
 from bert_jax.settings.rules import suggest
 from bert_jax.training.memory import estimate_memory, gathered_bytes, memory_problem, shard_bytes
@@ -45,6 +46,16 @@ TOPOLOGIES = (
     *("v4:2x2x1", "v4:2x2x4", "v4:4x4x4", "v4:4x4x8", "v4:4x8x8"),
     *("v5p:2x2x1", "v5p:2x2x4", "v5p:4x4x4", "v5p:4x4x8", "v5p:4x8x8"),
 )
+
+
+class Work(NamedTuple):
+    """What a step of another kind than pre-training does: its objective, by the model, and a batch of shapes."""
+
+    objective: Callable[[ModelConfig], Objective]
+    batch: Batch
+
+
+Rows = np.dtype | Work  # the record of a row of pre-training data, or other work
 
 
 @dataclass(frozen=True)
@@ -79,15 +90,16 @@ class Plan:
         return self.batch_size // (self.mesh["data"] * self.mesh["fsdp"])
 
 
-def plan(config: PretrainConfig, topology: str, row: np.dtype | None = None) -> Plan:
+def plan(config: PretrainConfig, topology: str, row: Rows | None = None) -> Plan:
     """Returns the plan of the training step of `config` on a topology such as "v5e:16x16" or "h100:8".
 
-    `row` is the record of a row of the data; None is that of `row_of`. `config.model.vocab_size` must be set.
+    `row` is the record of a row of the data, None that of `row_of`; or other work, whose rows `config.data` counts.
+    `config.model.vocab_size` must be set.
 
     Raises: InputError if the topology is unknown, libtpu is missing, or the model does not divide over the mesh.
     """
     row = row_of(config) if row is None else row
-    if (row_length := row["token_ids"].shape[0]) > config.model.max_positions:
+    if (row_length := _batch(row).token_ids.shape[1]) > config.model.max_positions:
         raise InputError(
             f"rows of {row_length} are longer than model.max_positions {config.model.max_positions}; plan shorter rows"
         )
@@ -100,13 +112,11 @@ def plan(config: PretrainConfig, topology: str, row: np.dtype | None = None) -> 
     return _plan_by_compiler(config, topology, row, *tpu_devices(topology, config.mesh.dcn))
 
 
-def _plan_by_compiler(
-    config: PretrainConfig, topology: str, row: np.dtype, devices: Sequence[Any], version: str
-) -> Plan:
+def _plan_by_compiler(config: PretrainConfig, topology: str, row: Rows, devices: Sequence[Any], version: str) -> Plan:
     """Returns the plan for devices that are there for compiling only; `version` is that of their compiler."""
     mesh = make_mesh(config.mesh, devices)
     check_divisible(mesh, config.model, (config.data.batch_size, config.train.accumulate))
-    state = _state(config, mesh)
+    state = _state(config, mesh, row)
     chip = (TPUS | GPUS)[topology.partition(":")[0]]
     shape = _row_shape(config, row, mesh)
     common = _common(config, topology, chip, dict(mesh.shape), shape, state)
@@ -185,17 +195,21 @@ def _gpu_count(topology: str, size: str) -> int:
     return int(size)
 
 
-def _objective(config: PretrainConfig, mesh: Mesh | AbstractMesh) -> Objective:
+def _objective(config: PretrainConfig, mesh: Mesh | AbstractMesh, row: Rows | None = None) -> Objective:
     """Returns the objective of a run on the devices of the mesh; the ids of special tokens do not affect the plan."""
     model = config.model
     if isinstance(mesh, Mesh):  # they are not this machine's
         unroll = model.layers_at_once(mesh.devices.flat[0].platform)
         model = dataclasses.replace(model, unroll=unroll)
+    if isinstance(row, Work):
+        return row.objective(model)
     return pretraining_objective(model, config.masking, 103, (101, 102), config.train.next_sentence)
 
 
-def _state(config: PretrainConfig, mesh: Mesh | AbstractMesh) -> TrainState:
+def _state(config: PretrainConfig, mesh: Mesh | AbstractMesh, row: Rows | None = None) -> TrainState:
     """Returns the shapes and shardings of the training state, traced once for all settings that do not change them."""
+    if isinstance(row, Work):
+        return abstract_state(_objective(config, mesh, row), config.optimizer, config.train, mesh)
     model = dataclasses.replace(config.model, attention="plain", remat="none", unroll=1, gradient_dtype="float32")
     train = TrainConfig(zero1=config.train.zero1, next_sentence=config.train.next_sentence)
     return _state_of(dataclasses.replace(config, model=model, train=train, data=DataConfig()), mesh)
@@ -206,26 +220,34 @@ def _state_of(config: PretrainConfig, mesh: Mesh | AbstractMesh) -> TrainState:
     return abstract_state(_objective(config, mesh), config.optimizer, config.train, mesh)
 
 
+def _batch(row: Rows, batch_size: int = 1, mesh: Mesh | None = None) -> Batch:
+    """Returns the shapes of a batch, on a mesh with its shardings; other work has a batch of its own."""
+    if not isinstance(row, Work):
+        return abstract_batch(row, batch_size, mesh)
+    sharding = None if mesh is None else row_sharding(mesh)
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), row.batch)
+
+
 def row_of(config: PretrainConfig, row_length: int = 0, num_sequences: int = 1) -> np.dtype:
     """Returns the record of a row of `row_length` tokens; 0 is `default_row_length`."""
     return row_dtype(row_length or default_row_length(config), num_sequences, config.model.vocab_size)
 
 
-def _row_shape(config: PretrainConfig, row: np.dtype, mesh: Mesh | AbstractMesh) -> RowShape:
-    return _objective(config, mesh).row_shape(abstract_batch(row))
+def _row_shape(config: PretrainConfig, row: Rows, mesh: Mesh | AbstractMesh) -> RowShape:
+    return _objective(config, mesh, row).row_shape(_batch(row))
 
 
-def lower_train_step(config: PretrainConfig, mesh: Mesh, row: np.dtype) -> jax.stages.Lowered:
+def lower_train_step(config: PretrainConfig, mesh: Mesh, row: Rows) -> jax.stages.Lowered:
     """Returns the training step that `train.py` would run, traced for the mesh and not yet compiled."""
-    objective = _objective(config, mesh)
-    state = _state(config, mesh)
+    objective = _objective(config, mesh, row)
+    state = _state(config, mesh, row)
     step = make_train_step(objective, config.optimizer, config.train, mesh, state)
     with jax.set_mesh(mesh):
-        return step.lower(state, abstract_batch(row, config.data.batch_size, mesh))
+        return step.lower(state, _batch(row, config.data.batch_size, mesh))
 
 
 def compiled_bytes(
-    compiled: jax.stages.Compiled, state: TrainState, config: PretrainConfig, mesh: Mesh, row: np.dtype
+    compiled: jax.stages.Compiled, state: TrainState, config: PretrainConfig, mesh: Mesh, row: Rows
 ) -> dict[str, int]:
     """Returns bytes per chip by kind, as compiled, their total, and the peak ("held at once").
 
@@ -237,7 +259,7 @@ def compiled_bytes(
     kinds = {
         "params": params,
         "optimizer": optimizer,
-        "batch": shard_bytes(abstract_batch(row, config.data.batch_size, mesh)),
+        "batch": shard_bytes(_batch(row, config.data.batch_size, mesh)),
     }
     kinds["padding of arguments"] = max(0, memory.argument_size_in_bytes - sum(kinds.values()))
     kinds |= {
@@ -313,7 +335,7 @@ def _finish(
     )
 
 
-def plan_by_arithmetic(config: PretrainConfig, topology: str, num_chips: int, row: np.dtype) -> Plan:
+def plan_by_arithmetic(config: PretrainConfig, topology: str, num_chips: int, row: Rows) -> Plan:
     """Returns the plan by arithmetic alone, as for GPUs where their compiler is not installed.
 
     Raises: InputError if the model or the batch does not divide over the mesh.
@@ -322,7 +344,7 @@ def plan_by_arithmetic(config: PretrainConfig, topology: str, num_chips: int, ro
     sizes = mesh_sizes(config.mesh, num_chips)
     mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes))
     check_divisible(mesh, config.model, (config.data.batch_size, config.train.accumulate))
-    state = _state(config, mesh)
+    state = _state(config, mesh, row)
     shape = _row_shape(config, row, mesh)
     common = _common(config, topology, chip, sizes, shape, state)
     needed = common["estimate"]["total"]

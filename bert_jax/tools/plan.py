@@ -2,6 +2,7 @@
 """Predicts memory, communication, FLOPs and time of a training step on a TPU pod or on GPUs. Needs no such device.
 
 bert_jax plan --config=pretrain:large,phase=2 --topology=v5e:16x16 --rows_per_chip=8
+bert_jax plan --config=finetune:embeddings --config.init_checkpoint=PATH --config.data.path=PATH --topology=v5e:4x4
 
 The compiler for the device makes the plan, in minutes: libtpu for TPUs (pip install 'bert_jax[tpu]'), XLA for GPUs (pip
 install 'bert_jax[gpu-plan]'). Without the latter, GPU plans are estimated by arithmetic; the output says which it is.
@@ -15,11 +16,13 @@ from typing import TYPE_CHECKING
 from absl import flags
 from ml_collections import config_flags
 
-from bert_jax.data.records import open_about
+from bert_jax.data.records import About, open_about
 from bert_jax.errors import InputError
+from bert_jax.settings.finetuning import FinetuneConfig
 from bert_jax.settings.phases import phase_of
 from bert_jax.settings.pretraining import PretrainConfig
 from bert_jax.settings.rules import from_dict
+from bert_jax.storage.files import JsonObject
 from bert_jax.storage.resolve import resolve
 from bert_jax.storage.writing import check_file, write_json
 from bert_jax.tools import cli, recipes
@@ -50,10 +53,44 @@ def main() -> int:
     if SEARCH.value and ROWS.value:
         raise InputError(f"--search holds data.batch_size; leave out --rows_per_chip={ROWS.value}")
     values = CONFIG.value.to_dict()
-    recipes.check_kind(PretrainConfig, values)
-    config = from_dict(PretrainConfig, values)
+    of_task = "task" in values
+    if of_task and (SEARCH.value or ROWS.value or ROW_LENGTH.value or PHASE.value > 1):
+        raise InputError(
+            "--search, --rows_per_chip, --row_length and --phase are of pre-training; fine-tuning is planned with the "
+            "rows of its data, so leave them out"
+        )
     if JSON.value:
         check_file(JSON.value)
+    config, about = (recipes.read_config(FinetuneConfig, values), None) if of_task else _pretraining(values)
+
+    os.environ["JAX_PLATFORMS"] = "cpu"  # the device that is planned for is not asked for, even where there is one
+    from bert_jax.plan import planner  # JAX starts here: --help and bad settings answer at once
+    from bert_jax.plan.search import search
+    from bert_jax.plan.tables import plan_table, search_table
+    from bert_jax.plan.tasks import plan_task
+
+    if isinstance(config, FinetuneConfig):
+        plans = [plan_task(config, TOPOLOGY.value)]
+        lines = plan_table(plans[0])
+    elif SEARCH.value:
+        row = about.dtype if about else planner.row_of(config, ROW_LENGTH.value)
+        plans = search(config, TOPOLOGY.value, row, _tell, lambda line: print(line, file=sys.stderr))
+        lines = search_table(plans)
+    else:
+        if ROWS.value:
+            config = planner.with_rows(config, TOPOLOGY.value, ROWS.value)
+        row = about.dtype if about else planner.row_of(config, ROW_LENGTH.value)
+        plans = [planner.plan(config, TOPOLOGY.value, row)]
+        lines = plan_table(plans[0])
+    print("\n".join(lines))
+    if JSON.value:
+        write_json(JSON.value, {"plans": [dataclasses.asdict(plan) for plan in plans]})
+    return 0 if any(plan.fits for plan in plans) else 1
+
+
+def _pretraining(values: JsonObject) -> tuple[PretrainConfig, About | None]:
+    """Returns the settings of the phase to plan, and what is known of its data, if they are given."""
+    config = from_dict(PretrainConfig, values)
     given = phase_of(config, PHASE.value).data.path
     about = open_about(resolve(given), verify=False) if given and not ROW_LENGTH.value else None
     vocab_size = config.model.vocab_size or (len(about.token_counts) if about else VOCAB_SIZE.value)
@@ -64,26 +101,7 @@ def main() -> int:
         phase2=dataclasses.replace(config.phase2, path=config.phase2.path or "none"),
     )
     config.validate()
-    config = phase_of(config, PHASE.value)
-
-    os.environ["JAX_PLATFORMS"] = "cpu"  # the device that is planned for is not asked for, even where there is one
-    from bert_jax.plan import planner  # JAX starts here: --help and bad settings answer at once
-    from bert_jax.plan.search import search
-    from bert_jax.plan.tables import plan_table, search_table
-
-    row = about.dtype if about else planner.row_of(config, ROW_LENGTH.value)
-    if SEARCH.value:
-        plans = search(config, TOPOLOGY.value, row, _tell, lambda line: print(line, file=sys.stderr))
-        lines = search_table(plans)
-    else:
-        if ROWS.value:
-            config = planner.with_rows(config, TOPOLOGY.value, ROWS.value)
-        plans = [planner.plan(config, TOPOLOGY.value, row)]
-        lines = plan_table(plans[0])
-    print("\n".join(lines))
-    if JSON.value:
-        write_json(JSON.value, {"plans": [dataclasses.asdict(plan) for plan in plans]})
-    return 0 if any(plan.fits for plan in plans) else 1
+    return phase_of(config, PHASE.value), about
 
 
 def _tell(plan: "Plan") -> None:

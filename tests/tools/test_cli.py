@@ -91,7 +91,10 @@ def test_arguments_that_say_too_little_or_too_much_are_one_line(repository, tmp_
             ["prepare_corpus", "--input=x", "--tokenizer=x", "--output=file:///x"],
             "--output=file:///x is of this machine; write the path alone, /x",
         ),
-        (["plan", "--config=finetune:sst2", "--topology=v5e:4x4"], "is a recipe of fine-tuning; give it to finetune"),
+        (
+            ["plan", "--config=finetune:sst2", "--topology=v5e:4x4", "--rows_per_chip=8"],
+            "are of pre-training; fine-tuning is planned with the rows of its data, so leave them out",
+        ),
     ],
 )
 def test_what_a_command_does_not_do_is_one_line(repository, toy_data, tmp_path, command, problem):

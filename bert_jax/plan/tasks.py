@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans of fine-tuning: the step of a run, with the model and a batch of the data that its settings name."""
+
+import contextlib
+import dataclasses
+from functools import partial
+
+import jax
+
+from bert_jax.devices.sharding import make_mesh, mesh_sizes
+from bert_jax.errors import InputError
+from bert_jax.finetuning import batching_of
+from bert_jax.model.objective import task_objective
+from bert_jax.plan.planner import Plan, Work, num_chips_of, plan
+from bert_jax.settings.finetuning import FinetuneConfig
+from bert_jax.settings.pretraining import DataConfig, MeshConfig, PretrainConfig
+from bert_jax.tasks.batches import train_batches
+from bert_jax.tasks.prepare import open_task
+
+
+def plan_task(config: FinetuneConfig, topology: str) -> Plan:
+    """Returns the plan of the step that `finetune` would take on a topology, of its largest batches.
+
+    Raises: InputError as `plan` and `open_task`, and if there is a teacher.
+    """
+    config.validate()
+    if config.teacher.checkpoint:
+        raise InputError("teacher.checkpoint: plans know no teacher; leave it out, and add its memory to the plan's")
+    inputs = open_task(config).without_params()
+    head, model, train = inputs.task.head, inputs.model, inputs.train
+    sizes = mesh_sizes(config.mesh, num_chips_of(topology, config.mesh.dcn))
+    group = train.accumulate * sizes["data"] * sizes["fsdp"]
+    batching = batching_of(inputs, group, config.data.pack if head.can_be_packed else "off")
+    if batching.shape is not None:
+        largest = batching.shape._replace(num_rows=batching.shape.num_rows[-1:])
+        batching = dataclasses.replace(batching, shape=largest)
+    batching = dataclasses.replace(batching, lengths=batching.lengths[-1:])
+    here = make_mesh(MeshConfig(), jax.devices()[:1])
+    with contextlib.closing(train_batches(inputs.data.train.rows, head, 0, batching, here)) as batches:
+        batch = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), next(batches))
+    data = DataConfig(path="none", batch_size=batch.token_ids.shape[0])
+    planned = PretrainConfig(model=model, data=data, optimizer=config.optimizer, train=train, mesh=config.mesh)
+    objective = partial(task_objective, head=head, num_outputs=inputs.task.num_outputs)
+    return plan(planned, topology, Work(objective, batch))

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans of fine-tuning: the step and the batch are those that `finetune` has."""
+
+import dataclasses
+import json
+
+import pytest
+from builders import tiny_model
+from hf_models import make_tokenizer, random_params
+
+from bert_jax.checkpoints.pretrained import Pretrained, save_pretrained
+from bert_jax.errors import InputError
+from bert_jax.plan import planner as planner
+from bert_jax.plan.tasks import plan_task
+from bert_jax.settings.finetuning import FinetuneConfig, FinetuneDataConfig, FinetuneTrainConfig, TaskConfig
+from bert_jax.settings.pretraining import TeacherConfig
+
+
+@pytest.fixture
+def config(tmp_path):
+    """40 pairs of at most 17 tokens, 32 in a batch."""
+    save_pretrained(Pretrained(tiny_model(), random_params(), make_tokenizer(203)), tmp_path / "bert")
+    pairs = [{"anchor": "a b " + "c" * (number % 9), "positive": f"d{number} e f g"} for number in range(40)]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    return FinetuneConfig(
+        task=TaskConfig(name="embeddings", max_seq_length=32),
+        data=FinetuneDataConfig(str(tmp_path / "train.jsonl"), batch_size=32, pack="on"),
+        train=FinetuneTrainConfig(accumulate=2),
+        init_checkpoint=str(tmp_path / "bert"),
+    )
+
+
+def test_fine_tuning_is_planned_with_the_rows_of_its_data(config, monkeypatch):
+    monkeypatch.setattr(planner, "compiler_version", lambda: "")
+    plan = plan_task(config, "h100:8")
+    assert plan.source == "arithmetic" and plan.fits and plan.predictions == 0
+    assert plan.batch_size % 16 == 0 and plan.batch_size < 2 * 32  # devices x microbatches; texts share rows
+    assert plan.bytes["logits"] == 0 < plan.bytes["batch"] and plan.bytes["optimizer"] > plan.bytes["params"]
+    alone = plan_task(dataclasses.replace(config, data=dataclasses.replace(config.data, pack="off")), "h100:8")
+    assert alone.batch_size == 2 * 32 and alone.row_length <= 17 + 7
+
+
+def test_a_teacher_is_refused(config):
+    with pytest.raises(InputError, match="plans know no teacher; leave it out"):
+        plan_task(dataclasses.replace(config, teacher=TeacherConfig(checkpoint="x")), "h100:8")
