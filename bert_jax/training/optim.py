@@ -147,7 +147,7 @@ def clip_updates(adamw: optax.GradientTransformation, beta2: float, epsilon: flo
 
         return jax.tree_util.tree_map_with_path(clip, updates, gradients, state[0].nu), state
 
-    return optax.GradientTransformation(adamw.init, update)
+    return optax.GradientTransformation(adamw.init, update)  # pyright: ignore[reportArgumentType]
 
 
 def scale_by_depth(layer_decay: float) -> optax.GradientTransformation:

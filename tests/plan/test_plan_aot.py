@@ -211,6 +211,27 @@ def test_programs_of_attention_fit_the_vector_memory(size, rows, dtype):
         assert int(taken[1]) <= on_tpu.PROGRAM_BYTES
 
 
+def test_kernels_take_rotary_positions_and_leave_windows_to_programs_without_scores():
+    """ModernBERT's mini, of whose four layers the first and the last see all: with kernels, and the others without."""
+    model = dataclasses.replace(
+        model_size("modernbert-mini"), vocab_size=30522, compute_dtype="bfloat16", attention="fused"
+    )
+    config = PretrainConfig(
+        model=model,
+        masking=MaskingConfig(rate=0.3),
+        data=DataConfig(path="none", batch_size=16),
+        optimizer=OptimizerConfig(name="stable_adamw", bias_correction=True, clip_norm=0.0),
+        train=TrainConfig(next_sentence=False),
+    )
+    mesh = make_mesh(config.mesh, planner.tpu_devices("v5e:2x2")[0])
+    text = planner.lower_train_step(config, mesh, planner.row_of(config, 448)).compile().as_text() or ""
+    assert text.count('custom_call_target="tpu_custom_call"') == 2 * 2  # forward and backward
+    scores = [line for line in text.splitlines() if re.search(r"\b(f32|bf16)\[[\d,]*\b448,448\]", line)]
+    assert not scores, scores[:3]
+    shape, array = AttentionShape(4, 64, False, 2**16), jax.ShapeDtypeStruct((4, 448, 256), jnp.bfloat16)
+    assert on_tpu.fits(shape, array) and not on_tpu.fits(shape._replace(window=64), array)
+
+
 def test_a_batch_of_65536_pairs_sends_its_vectors_and_fits():
     """Two layers of Base, 64 microbatches: the vectors of texts are gathered, and not those of all places of rows."""
     pairs, length, places = 65_536, 128, 21

@@ -6,6 +6,7 @@ import functools
 import importlib
 import re
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 import jax
@@ -14,12 +15,13 @@ import pytest
 from jax.sharding import SingleDeviceSharding
 
 from bert_jax.devices.chips import GPUS
+from bert_jax.devices.sharding import make_mesh
 from bert_jax.model import fused_attention as fused
 from bert_jax.model.attention_kernels import PRODUCTS_OF_KERNELS, AttentionShape
 from bert_jax.plan import planner
 from bert_jax.plan.gpus import OPTIONS, gpu_devices
 from bert_jax.settings.model import model_size
-from bert_jax.settings.pretraining import DataConfig, MaskingConfig, PretrainConfig, TrainConfig
+from bert_jax.settings.pretraining import DataConfig, MaskingConfig, OptimizerConfig, PretrainConfig, TrainConfig
 
 pytestmark = pytest.mark.gpu_aot
 
@@ -131,6 +133,29 @@ def test_gradients_are_reduced_once_between_gpus(attention):
     assert {traffic.kind for traffic in plan.collectives} == {"all-reduce"}
     payload = sum(traffic.bytes for traffic in plan.collectives)
     assert plan.bytes["params"] <= payload <= 1.02 * plan.bytes["params"]
+
+
+def test_kernels_take_rotary_positions_and_leave_windows_to_programs_without_scores():
+    """ModernBERT's mini, of whose four layers the first and the last see all: with kernels, and the others without."""
+    model = dataclasses.replace(
+        model_size("modernbert-mini"), vocab_size=30522, compute_dtype="bfloat16", attention="fused"
+    )
+    config = PretrainConfig(
+        model=model,
+        masking=MaskingConfig(rate=0.3),
+        data=DataConfig(path="none", batch_size=4),
+        optimizer=OptimizerConfig(name="stable_adamw", bias_correction=True, clip_norm=0.0),
+        train=TrainConfig(next_sentence=False),
+    )
+    mesh = make_mesh(config.mesh, gpu_devices("h200:1", 1))
+    lowered = planner.lower_train_step(config, mesh, planner.row_of(config, 448))
+    text = lowered.compile(compiler_options=OPTIONS).as_text()
+    assert Counter(re.findall(r'name = "(attention_\w+)"', text)) == dict.fromkeys(PRODUCTS_OF_KERNELS, 2)
+    scores = [line for line in text.splitlines() if re.search(r"\b(f32|bf16)\[[\d,]*\b448,448\]", line)]
+    assert not scores, scores[:3]
+    shape, array = AttentionShape(4, 64, False, 2**16), jax.ShapeDtypeStruct((4, 448, 256), jnp.bfloat16)
+    kernel = fused.kernels()["cuda"]
+    assert kernel.fits(shape, array) and not kernel.fits(shape._replace(window=64), array)
 
 
 def test_what_does_not_fit_a_gpu_is_told():
