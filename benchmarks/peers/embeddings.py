@@ -24,6 +24,7 @@ class OnnxModel(torch.nn.Module):
 
     def __init__(self, model: torch.nn.Module, threads: int) -> None:
         super().__init__()
+        self.config = model.config
         example = {name: torch.ones((2, 8), dtype=torch.int64) for name in INPUTS}
         self.compute = onnx_session(model, example, "last_hidden_state", threads)
 
