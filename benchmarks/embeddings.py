@@ -73,7 +73,7 @@ def read(task: str) -> Sets:
 
 def work_of(task: str, sets: Sets, seed: int, folder: str) -> Work:
     """Returns what both sides have to know."""
-    pairs = {f"sentence{place + 1}": [each.texts[place] for each in sets["train"]] for place in (0, 1)}
+    pairs: Work = {f"sentence{place + 1}": [each.texts[place] for each in sets["train"]] for place in (0, 1)}
     if sets["train"][0].score is not None:
         pairs["score"] = [each.score for each in sets["train"]]
     texts = [text for name in sorted(sets.keys() - {"train"}) for each in sets[name] for text in each.texts]
@@ -117,7 +117,9 @@ def ours(work: Work, folder: str) -> tuple[dict[str, float], np.ndarray]:
 def theirs(work: Work, folder: str) -> tuple[dict[str, float], np.ndarray]:
     """Returns the same of the peer, in a process of its own."""
     with Peers(PEER.value, work, [], WORKER.with_name("embeddings.py")) as peer:
-        return ask(peer, "train"), ask(peer, "eager:float32") and np.load(work["vectors"])
+        speed = ask(peer, "train")
+        ask(peer, "eager:float32")
+        return speed, np.load(work["vectors"])
 
 
 def ask(peer: Peers, mode: str) -> dict[str, float]:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plans of fine-tuning: the step of a run, with the model and a batch of the data that its settings name."""
 
-import contextlib
 import dataclasses
 from functools import partial
 
@@ -36,8 +35,8 @@ def plan_task(config: FinetuneConfig, topology: str) -> Plan:
         batching = dataclasses.replace(batching, shape=largest)
     batching = dataclasses.replace(batching, lengths=batching.lengths[-1:])
     here = make_mesh(MeshConfig(), jax.devices()[:1])
-    with contextlib.closing(train_batches(inputs.data.train.rows, head, 0, batching, here)) as batches:
-        batch = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), next(batches))
+    batch = next(train_batches(inputs.data.train.rows, head, 0, batching, here))
+    batch = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), batch)
     data = DataConfig(path="none", batch_size=batch.token_ids.shape[0])
     planned = PretrainConfig(model=model, data=data, optimizer=config.optimizer, train=train, mesh=config.mesh)
     objective = partial(task_objective, head=head, num_outputs=inputs.task.num_outputs)
