@@ -215,7 +215,7 @@ def test_commands_that_pages_show_have_these_flags(repository, made):
     assert unknown == [] and checked > 150
 
 
-@pytest.mark.parametrize("name", ["pretrain_tiny", "finetune_mrpc"])
+@pytest.mark.parametrize("name", ["pretrain_tiny", "finetune_mrpc", "embeddings"])
 def test_notebooks_show_what_came_out_when_they_ran(repository, made, name):
     cells = json.loads((repository / "notebooks" / f"{name}.ipynb").read_text("utf-8"))["cells"]
     outputs = [output for cell in cells for output in cell.get("outputs", [])]

@@ -86,3 +86,24 @@ def test_the_notebook_of_mrpc_learns_draws_answers_and_scores(repository, tmp_pa
     metrics = json.loads((tmp_path / "work" / "results.json").read_text())["metrics"]
     assert f"'f1': {metrics['f1']}" in text  # the official score is the run's
     assert (tmp_path / "work" / "finetuned" / "config.json").is_file()
+
+
+OF_NAMES = """
+MODEL, MODULES, NUM_EPOCHS = "box", "os shutil csv statistics json random calendar", 3.0
+"""
+
+
+@pytest.mark.slow
+def test_the_notebook_of_embeddings_learns_searches_and_exports(repository, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(repository))
+    (tmp_path / "box").symlink_to(repository / "models" / "bert-mini-en")
+    notebook = read_without_outputs(repository / "notebooks" / "embeddings.ipynb")
+    (place,) = [i for i, cell in enumerate(notebook.cells) if "parameters" in cell.metadata.get("tags", [])]
+    notebook.cells.insert(place + 1, nbformat.v4.new_code_cell(OF_NAMES))
+    NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    text = "".join(output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", []))
+    metrics = json.loads((tmp_path / "embeddings" / "run" / "results.json").read_text())["metrics"]
+    assert metrics["recall@1"] > 0.2 and f"ndcg@10 {metrics['ndcg@10']:.3f}" in text
+    answer = text.partition("make a copy of a whole directory\n")[2].splitlines()[0]
+    assert "copy a directory tree" in answer
+    assert (tmp_path / "embeddings" / "st" / "1_Pooling" / "config.json").is_file()

@@ -54,6 +54,7 @@ def test_long_texts_are_cut_to_the_positions_and_counted_once(bert, name):
         found = READERS[name](bert)
     assert len(found) == 4
     assert [(each.message.count, each.message.most) for each in told] == [(2, 64)]
+    assert told[0].filename == __file__  # the line of the caller, not one of ours
     assert "2 texts have more than 64 tokens with [CLS] and [SEP]; the rest was cut off" in str(told[0].message)
 
 
