@@ -1,48 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The modern recipe, small: it learns, is killed, goes on with the same bits, and is written for transformers."""
+"""The modern recipe, small, on two processes: it learns, is killed, goes on with the same bits, and is exported."""
 
-import dataclasses
-import os
 import signal
-import subprocess
-import sys
 import time
 
 import jax
 import numpy as np
+import processes
 import pytest
 from builders import make_dataset
-from ml_collections import ConfigDict
+from processes import finish
 
 from bert_jax import load_pretrained
 from bert_jax.checkpoints.hf import load_hf, save_hf
 from bert_jax.checkpoints.sealed import checkpoint_steps
-from bert_jax.pretraining import pretrain
-from bert_jax.settings.pretraining import MeshConfig, PretrainConfig
-from bert_jax.settings.rules import from_dict
-from bert_jax.tools.recipes import directory
 from bert_jax.training.report import read_metrics
 
-SETTINGS = {
-    "model": {"hidden_size": 32, "num_heads": 2, "intermediate_size": 48, "num_layers": 4, "max_positions": 256,
-              "window": 4},
-    "data": {"batch_size": 8},
-    "train": {"num_steps": 16},
-    "phase2": {"num_steps": 8, "batch_size": 2},
-    "eval": {"every_steps": 12},
-    "checkpoint": {"every_steps": 2},
-    "report": {"every_steps": 1, "tensorboard": False, "progress": False},
-}  # fmt: skip
+pytestmark = pytest.mark.slow
+SETTINGS = (
+    *("model.hidden_size=32", "model.num_heads=2", "model.intermediate_size=48", "model.max_positions=256"),
+    *("model.window=4", "data.batch_size=8", "train.num_steps=16", "phase2.num_steps=8", "phase2.batch_size=2"),
+    *("eval.every_steps=12", "checkpoint.every_steps=2", "report.every_steps=1", "report.tensorboard=False"),
+    "model.unroll=1",
+)
 
 
-def modern_run(short, long) -> PretrainConfig:
-    """Returns `pretrain:modern,mini,phases` with a smaller model, few steps, and rows of 64 and then 256 tokens."""
-    scope: dict = {"__name__": "recipe"}
-    exec((directory() / "pretrain.py").read_text("utf-8"), scope)
-    values: ConfigDict = scope["get_config"]("modern,mini,phases")
-    values.update(SETTINGS)
-    values.data.path, values.phase2.path = str(short), str(long)
-    return dataclasses.replace(from_dict(PretrainConfig, values.to_dict()), mesh=MeshConfig(data=1))
+def start(repository, data, workdir, num_processes=2):
+    """Returns the processes of `pretrain:modern,mini,phases`: a smaller model, few steps, rows of 64 and 256 tokens."""
+    settings = (*SETTINGS, "report.progress=False", f"data.path={data[0]}", f"phase2.path={data[1]}")
+    command = ["train.py", "--config=configs/pretrain.py:modern,mini,phases", f"--workdir={workdir}"]
+    return processes.start(repository, [*command, *(f"--config.{each}" for each in settings)], num_processes)
 
 
 @pytest.fixture(scope="module")
@@ -51,14 +38,21 @@ def data(tmp_path_factory):
     return [make_dataset(each, length, next_sentence="none") for each, length in zip(made, (64, 256), strict=True)]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def programs(tmp_path_factory):
+    """Each run after the first takes its programs from a cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path_factory.mktemp("programs")))
+        yield
+
+
 @pytest.fixture(scope="module")
-def undisturbed(data, tmp_path_factory):
+def undisturbed(repository, data, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("whole") / "run"
-    pretrain(modern_run(*data), workdir, jax.devices()[:1])
+    finish(start(repository, data, workdir), timeout=1200)
     return workdir
 
 
-@pytest.mark.slow
 def test_it_learns_in_both_stages_and_the_rate_falls_at_the_end(undisturbed):
     found = [record for record in read_metrics(undisturbed / "metrics.jsonl") if record["kind"] == "train"]
     losses = [record["mlm_loss"] for record in found]
@@ -67,29 +61,23 @@ def test_it_learns_in_both_stages_and_the_rate_falls_at_the_end(undisturbed):
     assert rates[4] == rates[15] == pytest.approx(1e-3) and rates[17] == pytest.approx(4e-4) and rates[-1] < 4e-4
 
 
-@pytest.mark.slow
 def test_a_killed_run_goes_on_with_the_same_bits(repository, data, undisturbed, tmp_path):
     workdir = tmp_path / "run"
-    code = (
-        "import sys, jax; from pathlib import Path; from test_modern import modern_run, pretrain; "
-        "pretrain(modern_run(*sys.argv[1:3]), Path(sys.argv[3]), jax.devices()[:1])"
-    )
-    places = [repository, repository / "tests", repository / "tests/end_to_end"]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, places))}
-    command = [sys.executable, "-c", code, *map(str, data), str(workdir)]
-    for last in (6, 18):  # one kill in each stage
-        running = subprocess.Popen(command, env=environment, cwd=repository)
-        saved = workdir / "checkpoints"
-        while not (saved.exists() and max(checkpoint_steps(saved), default=0) >= last) and running.poll() is None:
+    for last in (6, 18):  # both processes are killed in each stage
+        running, saved = start(repository, data, workdir), workdir / "checkpoints"
+        while not (saved.exists() and max(checkpoint_steps(saved), default=0) >= last):
+            ended = [process for process in running if process.poll() is not None]
+            assert not ended, [process.communicate()[1] for process in ended]
             time.sleep(0.02)
-        running.send_signal(signal.SIGKILL)
-        assert running.wait() == -signal.SIGKILL, "it was done before it was killed"
-    pretrain(modern_run(*data), workdir, jax.devices()[:1])
+        for process in running:
+            process.send_signal(signal.SIGKILL)
+        finish(running, -signal.SIGKILL)
+    told = finish(start(repository, data, workdir), timeout=1200)
+    assert "in 3 attempts" in told[0]
     ours, theirs = (load_pretrained(each).params for each in (workdir, undisturbed))
     jax.tree.map(np.testing.assert_array_equal, ours, theirs)
 
 
-@pytest.mark.slow
 def test_it_is_written_for_transformers(undisturbed, tmp_path):
     bert = load_pretrained(undisturbed)
     save_hf(tmp_path / "out", bert.config, bert.params, bert.tokenizer, bert.task, bert.labels)

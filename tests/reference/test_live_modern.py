@@ -4,18 +4,17 @@
 import sys
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 from builders import make_dataset
+from processes import finish
 
 from bert_jax import load_pretrained
 from bert_jax.checkpoints.hf import save_hf
 from bert_jax.inference.predict import fill_masks
-from bert_jax.pretraining import pretrain
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "end_to_end"))
-from test_modern import modern_run
+from test_modern import start
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -23,13 +22,13 @@ transformers = pytest.importorskip("transformers")
 pytestmark = [pytest.mark.reference, pytest.mark.slow]
 
 
-def test_masks_are_filled_with_the_same_words_and_probabilities(tmp_path):
+def test_masks_are_filled_with_the_same_words_and_probabilities(repository, tmp_path):
     for name in ("short", "long"):
         (tmp_path / name).mkdir()
     data = [
         make_dataset(tmp_path / name, length, next_sentence="none") for name, length in (("short", 64), ("long", 256))
     ]
-    pretrain(modern_run(*data), tmp_path / "run", jax.devices()[:1])
+    finish(start(repository, data, tmp_path / "run", 1))
     bert = load_pretrained(tmp_path / "run")
     save_hf(tmp_path / "out", bert.config, bert.params, bert.tokenizer, bert.task, bert.labels)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
