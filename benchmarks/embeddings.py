@@ -10,7 +10,6 @@ question of the first 28 articles of SQuAD with its paragraph (InfoNCE, 128 toke
 searched. One epoch in float32 with dropout, batches of 64 pairs, temperature 0.05 (there a scale of 20), AdamW without
 weight decay, a tenth of the steps to warm up, and linear decay. Its batches of SQuAD have no text twice; in ours, equal
 texts are no negatives of each other. Steps that compile, and its first, are not timed. One function scores all vectors.
-Three seeds of both take about half an hour of two free cores.
 
 DIR/SIDE/seedN/evaluations has what was measured, as `tables --collect` reads it. A run that is there is not made again,
 so the same command goes on where it was ended.

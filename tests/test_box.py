@@ -43,7 +43,7 @@ def test_like_sentences_have_like_vectors(bert):
     ]
     vectors = bert_jax.sentence_embeddings(bert, texts)
     city, town, door = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-    assert city @ town > 0.9 > 0.75 > max(city @ door, town @ door)
+    assert city @ town > 0.9 and city @ town - max(city @ door, town @ door) > 0.2
 
 
 def test_the_card_names_licence_size_and_no_machine(bert, card):

@@ -44,7 +44,9 @@ def tell_cut(count: int, most: int) -> None:
     """Warns of texts that were cut, if there are any."""
     if count:
         frame, level = sys._getframe(), 1
-        while frame.f_back and frame.f_globals["__name__"].startswith("bert_jax."):  # the line of whoever calls us
+        while frame.f_back and frame.f_globals.get("__name__", "").startswith(
+            "bert_jax."
+        ):  # the line of whoever calls us
             frame, level = frame.f_back, level + 1
         warnings.warn(CutWarning(count, most), stacklevel=level)
 
