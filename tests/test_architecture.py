@@ -17,6 +17,7 @@ from typing import NamedTuple
 import pytest
 
 from bert_jax.model.heads.table import HEADS
+from bert_jax.tools.main import NAMES
 
 # A room imports only from the rooms before it, and a file of it from the others of it; "room.*" is what no other entry
 # of that room names. The order within a line counts too.
@@ -131,10 +132,11 @@ TESTS_ELSEWHERE = {
     "tools.compare_runs": "end_to_end/test_finetune_commands.py",
     "tools.evaluate": "tools/test_scoring_commands.py",
     "tools.export": "end_to_end/test_finetune_commands.py",
+    "tools.export_tfrecords": "tools/test_training_examples.py",
     "tools.extract_features": "end_to_end/test_finetune_commands.py",
     "tools.finetune": "end_to_end/test_finetune_commands.py",
     "tools.grow_model": "checkpoints/test_grow.py",
-    "tools.import_tfrecords": "tools/test_export_tfrecords.py",
+    "tools.import_tfrecords": "tools/test_training_examples.py",
     "tools.lines": "tools/test_cli.py",
     "tools.main": "test_main.py",
     "tools.make_docs_task": "tasks/test_docs_task.py",
@@ -394,6 +396,22 @@ def check_tests(sources: list[Source], tests: Path) -> list[str]:
 
 def test_every_module_has_tests(repository):
     assert not check_tests(read_sources(repository), repository / "tests")
+
+
+def commands_imported(test: str) -> set[str]:
+    """Returns the commands of the package that a test imports into its own process."""
+    found = ast.walk(ast.parse(test))
+    named = {f"{node.module}.{name.name}" for node in found if isinstance(node, ast.ImportFrom) for name in node.names}
+    return {name for name in NAMES if any(f"{each}.".startswith(f"bert_jax.tools.{name}.") for each in named)}
+
+
+def test_no_test_imports_a_command(repository):
+    """A command defines its flags when it is imported, and two of them define --output."""
+    tests = (repository / "tests").rglob("*.py")
+    assert {path.name: found for path in tests if (found := commands_imported(path.read_text("utf-8")))} == {}
+    assert commands_imported("from bert_jax.tools.predict import main\nfrom bert_jax.tools import cli, score") == {
+        "predict", "score"
+    }  # fmt: skip
 
 
 def test_a_module_without_tests_is_found(tmp_path):

@@ -22,7 +22,7 @@ from bert_jax.model.masking import mask_tokens
 from bert_jax.settings.pretraining import MaskingConfig, MeshConfig
 from bert_jax.storage import files, writing
 from bert_jax.text.tokenizer import load_tokenizer
-from bert_jax.tools.export_tfrecords import export_examples
+from bert_jax.tools.training_examples import export_examples
 
 FEATURES = (*INPUTS, *PREDICTIONS, LABELS)
 L, P = 64, 12  # of the goldens
