@@ -2,13 +2,15 @@
 """What measures: turns, medians and ratios by arithmetic, the talk with peers, and every kind once."""
 
 import dataclasses
+import json
 import subprocess
 import sys
 from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
-from builders import tiny_model, write_corpus, write_vocab
+from builders import make_pretrained, make_topics, tiny_model, write_corpus, write_topics, write_vocab
 
 from benchmarks import contenders as bench
 from benchmarks import embeddings, timing
@@ -16,6 +18,8 @@ from benchmarks import peer_workers as peers
 from benchmarks.timing import Contender, Round
 from bert_jax.data.prepare import PrepareOptions
 from bert_jax.errors import InputError
+from bert_jax.finetuning import finetune
+from bert_jax.settings.finetuning import FinetuneConfig, FinetuneDataConfig, FinetuneTrainConfig, TaskConfig
 from bert_jax.settings.pretraining import DataConfig, OptimizerConfig, PretrainConfig
 
 SMALL = dataclasses.replace(
@@ -227,3 +231,43 @@ def test_embeddings_beside_a_peer_are_measured_once(tmp_path, monkeypatch, capsy
     assert "stsb.spearman" in told and "not told apart" in told
     embeddings.main()
     assert len(made) == 5 and capsys.readouterr().out == told
+
+
+PEER = """#!{python}
+import json, sys
+side = sys.argv[2]  # after the path of the worker
+for line in sys.stdin if side != "export" else ():
+    texts = json.loads(line)["texts"]
+    assert all(texts), texts
+    print(json.dumps({{"seconds": len(texts) / 8, "cpu_seconds": 0.5, "memory": 7_000_000}}), flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_answers_beside_peers_that_answer_too(repository, tmp_path):
+    """Ours are computed; the peers need an eighth of a second for each text."""
+    model, text, peer = make_pretrained(tmp_path), tmp_path / "texts.txt", tmp_path / "peer"
+    classifier, topics = tmp_path / "run", make_topics(tmp_path / "topics", num_train=16, num_dev=4)
+    finetune(
+        FinetuneConfig(
+            task=TaskConfig(name="classification", max_seq_length=32), data=FinetuneDataConfig(source=str(topics), batch_size=8),
+            train=FinetuneTrainConfig(num_epochs=1), init_checkpoint=str(model),
+        ),
+        classifier, jax.devices()[:1],
+    )  # fmt: skip
+    write_topics(text, 2000, seed=0, labels=False)
+    peer.write_text(PEER.format(python=sys.executable))
+    peer.chmod(0o755)
+    places = [f"--model={model}", f"--classifier={classifier}", f"--input={text}", f"--output={tmp_path}/out.json"]
+    command = [sys.executable, "-m", "benchmarks.answers", *places, f"--peer_python={peer}", "--rounds=8"]
+    done = subprocess.run(command, cwd=repository, text=True, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    rows = {line.split("  ")[0]: line.split() for line in done.stdout.splitlines() if line}
+    assert rows["embed, 256 short texts"][-5] == rows["classify, 256 short texts"][-5] == "32,000.0"
+    record = json.loads((tmp_path / "out.json").read_text())
+    of = {(one["work"], one["request"]): one for one in record["requests"] if one["side"] == "bert_jax"}
+    assert len(of) == 10 and len(record["requests"]) == 30 and len(record["first"]) == 12
+    for one in of.values():
+        assert len(one["seconds"]) == (8 if one["texts"] == 1 else 1) and 0 < one["p50"] <= one["p95"]
+    onnx = next(one for one in record["requests"] if one["side"] == "onnx" and one["texts"] == 24)
+    assert (onnx["p50"], onnx["p95"], onnx["memory"]) == (3.0, 3.0, 7_000_000)

@@ -7,8 +7,8 @@ through `import_tfrecords`, a checkpoint of TensorFlow 1, `pretrain.run` and `fi
 
 import numpy as np
 import pytest
+from reference import google_run
 
-from benchmarks import google_run
 from bert_jax.data.pipeline import train_rows
 from bert_jax.tasks.batches import plan_epoch
 

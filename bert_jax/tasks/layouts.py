@@ -300,7 +300,7 @@ def eval_layouts(sizes: Sizes, model: ModelConfig, limits: Limits) -> list[Layou
         num_rows = full if not tokens or (one_shape and first) else filled(len(numbers), full, group)
         alone.append(layout_alone(sizes, numbers, num_rows, length))
         first += full
-    if pack == "off":
+    if pack == "off" or (pack == "auto" and len(order) == 1):  # one has nothing to share a row with
         return alone
     positions = max(tokens or alone[0].length * limits.rows, 1)
     # A few thousand rows of all lengths say which length of packed rows is best.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A whole pre-training and a whole fine-tuning beside those that Google's own code made, step by step.
 
-    python -m benchmarks.google_run    # in the checkout
+    python tests/reference/google_run.py    # in the checkout
 
 Google's are in tests/golden/google_run.npz, made by tests/reference/make_google_run_golden.py. Ours run here, through
 `import_tfrecords`, a checkpoint of TensorFlow 1, `pretrain` and `finetune`, in float32 and without dropout, on
