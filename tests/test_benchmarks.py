@@ -250,7 +250,8 @@ def test_answers_beside_peers_that_answer_too(repository, tmp_path):
     classifier, topics = tmp_path / "run", make_topics(tmp_path / "topics", num_train=16, num_dev=4)
     finetune(
         FinetuneConfig(
-            task=TaskConfig(name="classification", max_seq_length=32), data=FinetuneDataConfig(source=str(topics), batch_size=8),
+            task=TaskConfig(name="classification", max_seq_length=32),
+            data=FinetuneDataConfig(source=str(topics), batch_size=8),
             train=FinetuneTrainConfig(num_epochs=1), init_checkpoint=str(model),
         ),
         classifier, jax.devices()[:1],

@@ -51,12 +51,7 @@ class Records:
 
 
 def gather_records(
-    source: Resolved,
-    model: Values,
-    task: str,
-    parameters: int,
-    labels: Sequence[str],
-    trained: Mapping[str, int],
+    source: Resolved, model: Values, task: str, parameters: int, labels: Sequence[str], trained: Mapping[str, int]
 ) -> Records:
     """Returns the records of a model: a work directory, its revision WORKDIR@STEP, or a model inside it.
 

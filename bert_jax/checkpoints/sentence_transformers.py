@@ -82,8 +82,7 @@ def write_pipeline(directory: Path, settings: TaskConfig, params: Params) -> Non
         write_weights(folder, arrays, max_bytes=1 << 40)
         options = {"in_features": size, "out_features": embedding.projection_size, "bias": True}
         write_json(
-            folder / "config.json",
-            options | {"activation_function": _ACTIVATIONS[embedding.projection_activation]},
+            folder / "config.json", options | {"activation_function": _ACTIVATIONS[embedding.projection_activation]}
         )
     kinds += ["Normalize"] * embedding.normalize
     paths = [f"{number}_{kind}" if number else "" for number, kind in enumerate(kinds)]

@@ -19,12 +19,7 @@ from bert_jax.devices.tpu_hosts import is_pod
 from bert_jax.errors import InputError
 
 # Variables in which schedulers give the number of processes of a job.
-_JOB_SIZES = (
-    "SLURM_STEP_NUM_TASKS",
-    "SLURM_NTASKS",
-    "OMPI_COMM_WORLD_SIZE",
-    "MEGASCALE_NUM_SLICES",
-)
+_JOB_SIZES = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "MEGASCALE_NUM_SLICES")
 _HOST_LISTS = ("TPU_WORKER_HOSTNAMES", "TPU_PROCESS_ADDRESSES")
 
 

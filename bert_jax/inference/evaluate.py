@@ -208,10 +208,7 @@ def _objective(bert: Pretrained, masking: MaskingConfig, next_sentence: bool) ->
     def losses(params: Params, batch: Batch, _: jax.Array | None) -> dict[str, Pair]:
         logits = forward(bert.config, params, batch, MASKED_LM)
         labels, weights = batch.mlm_labels, batch.mlm_weights
-        found = {
-            "mlm_loss": cross_entropy(logits, labels, weights),
-            "mlm_accuracy": accuracy(logits, labels, weights),
-        }
+        found = {"mlm_loss": cross_entropy(logits, labels, weights), "mlm_accuracy": accuracy(logits, labels, weights)}
         if bert.config.causal:
             found["text_loss"] = cross_entropy(logits, labels, weights * ~jnp.isin(labels, jnp.array(special)))
         elif masking.whole_word:

@@ -78,12 +78,7 @@ def forward(shape: AttentionShape, interpret: bool, *arrays: jax.Array) -> tuple
 
 
 def backward(
-    shape: AttentionShape,
-    interpret: bool,
-    gradient: jax.Array,
-    context: jax.Array,
-    logs: jax.Array,
-    *arrays: jax.Array,
+    shape: AttentionShape, interpret: bool, gradient: jax.Array, context: jax.Array, logs: jax.Array, *arrays: jax.Array
 ) -> tuple[jax.Array, ...]:
     """Returns the gradients of query, key and value. `context` and `logs` are the results of `forward`."""
     query, key, value, *_ = arrays

@@ -81,10 +81,8 @@ def mask_tokens(
 
     share = _unit(bits[..., 1])
     random_ids = (bits[..., 2] % vocab_size).astype(jnp.int32)  # the bias, vocab_size / 2**32, is below 1e-4
-    hidden = jnp.where(share < config.mask_rate, mask_id, token_ids)
-    hidden = jnp.where(
-        (share >= config.mask_rate) & (share < config.mask_rate + config.random_rate), random_ids, hidden
-    )
+    hidden = jnp.where(share < config.mask_rate + config.random_rate, random_ids, token_ids)
+    hidden = jnp.where(share < config.mask_rate, mask_id, hidden)
     return batch._replace(
         token_ids=jnp.where(chosen, hidden, token_ids),
         mlm_positions=mlm_positions,

@@ -256,11 +256,7 @@ def compiled_bytes(
     """
     memory: Any = compiled.memory_analysis()
     params, optimizer = shard_bytes(state.params), shard_bytes(state.optimizer)
-    kinds = {
-        "params": params,
-        "optimizer": optimizer,
-        "batch": shard_bytes(_batch(row, config.data.batch_size, mesh)),
-    }
+    kinds = {"params": params, "optimizer": optimizer, "batch": shard_bytes(_batch(row, config.data.batch_size, mesh))}
     kinds["padding of arguments"] = max(0, memory.argument_size_in_bytes - sum(kinds.values()))
     kinds |= {
         "temporaries": memory.temp_size_in_bytes,

@@ -85,12 +85,7 @@ def make_inference(
 
 
 def inference_layouts(
-    model: ModelConfig,
-    sizes: Sizes,
-    batch_size: int,
-    pack: str,
-    mesh: Mesh | None = None,
-    one_shape: bool = False,
+    model: ModelConfig, sizes: Sizes, batch_size: int, pack: str, mesh: Mesh | None = None, one_shape: bool = False
 ) -> list[Layout]:
     """Returns batches that have every row once: of few shapes, and on one CPU of as many tokens as it computes fastest.
 

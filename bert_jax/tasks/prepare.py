@@ -126,10 +126,7 @@ def train_config(config: FinetuneConfig, data: Data) -> TrainConfig:
     num_steps = round(steps_per_epoch(len(data.train.rows), config.data.batch_size) * config.train.num_epochs)
     train = config.train
     return TrainConfig(
-        num_steps=max(1, num_steps),
-        accumulate=train.accumulate,
-        seed=train.seed,
-        steps_per_call=train.steps_per_call,
+        num_steps=max(1, num_steps), accumulate=train.accumulate, seed=train.seed, steps_per_call=train.steps_per_call
     )
 
 

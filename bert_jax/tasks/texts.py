@@ -174,10 +174,7 @@ def decode_numbers(
 
 
 def score_classes(
-    metrics: Sequence[str],
-    classes: Classes,
-    examples: Sequence[ClassifyExample],
-    predictions: Sequence[Classified],
+    metrics: Sequence[str], classes: Classes, examples: Sequence[ClassifyExample], predictions: Sequence[Classified]
 ) -> dict[str, float]:
     """Returns the metrics. Raises: InputError if an example has no label."""
     truth = [labelled(classes.of(example), example.where) for example in examples]

@@ -29,10 +29,7 @@ CORPUS = flags.DEFINE_string("corpus", "", "file with one passage per line")
 QUERIES = flags.DEFINE_string("queries", "-", "file with one query per line; - is standard input")
 OUTPUT = flags.DEFINE_string("output", "-", "file to write what is found to; - is standard output")
 FORMAT = flags.DEFINE_enum(
-    "format",
-    "",
-    ["", "text", "json"],
-    "text for people, or a JSON object per query; empty: json for files, else text",
+    "format", "", ["", "text", "json"], "text for people, or a JSON object per query; empty: json for files, else text"
 )
 K = flags.DEFINE_integer("k", 10, "passages for each query", lower_bound=1)
 LONG_TEXTS = define_long_texts()

@@ -57,10 +57,7 @@ _PRETRAINING = (  # metric, title, factor
 _HEADLINE = ("mlm_loss", "mlm_accuracy", "nsp_accuracy")
 
 
-_COURSE = (
-    ("learning_rate", "Learning rate", 1),
-    ("tokens_per_second", "Thousands of tokens per second", 1e-3),
-)
+_COURSE = (("learning_rate", "Learning rate", 1), ("tokens_per_second", "Thousands of tokens per second", 1e-3))
 
 
 _Series = dict[tuple[str, str], tuple[list[float], list[float]]]

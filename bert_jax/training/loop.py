@@ -109,29 +109,16 @@ class Progress:
     def of(cls, step: int, notes: Notes) -> "Progress":
         """Returns the progress at a step from the notes of its checkpoint, {} if there is none."""
         seen = notes.get("seen")
-        return cls(
-            step,
-            step,
-            Window(notes.get("unreported")),
-            bool(notes.get("overdue")),
-            list(notes.get("best", [])),
-            int(notes.get("waited", 0)),
-            {} if step == 0 else seen and dict(seen),
-        )
+        window, overdue = Window(notes.get("unreported")), bool(notes.get("overdue"))
+        best, waited = list(notes.get("best", [])), int(notes.get("waited", 0))
+        return cls(step, step, window, overdue, best, waited, {} if step == 0 else seen and dict(seen))
 
     def notes(self) -> dict[str, object]:
         """Returns the notes that `of` reads. They are copies: a thread writes them while training goes on."""
         unreported = {name: list(pair) for name, pair in self.window.sums.items() if name not in COUNTS}
-        seen = self.seen and dict(self.seen)
-        told: dict[str, object] = {
-            "unreported": unreported,
-            "overdue": self.overdue,
-            "best": list(self.best),
-            "seen": seen,
-        }
-        if self.waited:
-            told["waited"] = self.waited
-        return told
+        told: dict[str, object] = {"unreported": unreported, "overdue": self.overdue, "best": list(self.best)}
+        told |= {"waited": self.waited} if self.waited else {}
+        return told | {"seen": self.seen and dict(self.seen)}
 
     def count(self, metrics: Metrics) -> None:
         """Adds the counts of a finished step to those of the run."""
@@ -148,10 +135,7 @@ class Progress:
 
 
 def evaluate(
-    eval_step: EvalStep,
-    params: Params,
-    batches: Iterator[Batch],
-    stopped: Callable[[], int] = lambda: 0,
+    eval_step: EvalStep, params: Params, batches: Iterator[Batch], stopped: Callable[[], int] = lambda: 0
 ) -> dict[str, float] | None:
     """Returns the mean of every metric over all batches, each prediction counted once; None once `stopped()`."""
     window = Window()

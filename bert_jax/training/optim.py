@@ -66,16 +66,14 @@ def scale_by_uncorrected_adam(beta1: float, beta2: float, epsilon: float) -> opt
     Source: google-research/bert optimization.py, AdamWeightDecayOptimizer.
     """
 
-    def init(params: PyTree) -> Moments:
-        return Moments(jax.tree.map(jnp.zeros_like, params), jax.tree.map(jnp.zeros_like, params))
-
     def update(gradients: PyTree, moments: Moments, params: PyTree = None) -> tuple[PyTree, Moments]:
         mean = jax.tree.map(lambda m, g: beta1 * m + (1 - beta1) * g, moments.mean, gradients)
         square = jax.tree.map(lambda v, g: beta2 * v + (1 - beta2) * g * g, moments.square, gradients)
         ratio = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + epsilon), mean, square)
         return ratio, Moments(mean, square)
 
-    return optax.GradientTransformation(init, update)  # pyright: ignore[reportArgumentType]
+    zeros = lambda params: jax.tree.map(jnp.zeros_like, params)  # noqa: E731
+    return optax.GradientTransformation(lambda params: Moments(zeros(params), zeros(params)), update)  # pyright: ignore[reportArgumentType]
 
 
 def clip_by_global_norm(most: float) -> optax.GradientTransformation:
@@ -105,10 +103,6 @@ def scale_by_layer_trust_ratio(applies_to: Callable[[PyTree], PyTree]) -> optax.
     nothing to a norm. `applies_to(params)` is True for the parameters to scale. Source: You et al. 2019, algorithm 2.
     """
 
-    def init(params: PyTree) -> optax.EmptyState:
-        del params
-        return optax.EmptyState()
-
     def scale(path: KeyPath, update: jax.Array, param: jax.Array, applies: bool) -> jax.Array:
         if not applies:
             return update
@@ -120,7 +114,7 @@ def scale_by_layer_trust_ratio(applies_to: Callable[[PyTree], PyTree]) -> optax.
     def update(updates: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
         return jax.tree_util.tree_map_with_path(scale, updates, params, applies_to(params)), state
 
-    return optax.GradientTransformation(init, update)  # pyright: ignore[reportArgumentType]
+    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)  # pyright: ignore[reportArgumentType]
 
 
 def _axes_of_one(path: KeyPath, array: jax.Array) -> tuple[int, ...]:

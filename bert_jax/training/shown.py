@@ -65,13 +65,7 @@ _SHOWN: dict[str, tuple[str, Callable[[float], str]]] = {
     "mfu": ("MFU", _percent),
     "data_wait": ("waiting for data", "{:.2%}".format),
 }
-ON_THE_BAR = (
-    "loss",
-    "sequences_per_second",
-    "tokens_per_second",
-    "mfu",
-    "flops_per_second",
-)  # the bar has little room
+ON_THE_BAR = ("loss", "sequences_per_second", "tokens_per_second", "mfu", "flops_per_second")  # the bar has little room
 # Baseline -> the metric to compare it with: the score of a model without context.
 BASELINES = {"unigram_loss": "mlm_loss", "unigram_accuracy": "mlm_accuracy", "nsp_base_rate": "nsp_accuracy"}
 

@@ -65,8 +65,6 @@ class Metrics(Mapping[str, Pair]):
 
 
 _Pairs = dict[str, Pair]
-# Without it GPUs add up the word table's gradient in an order that changes from run to run.
-_GPU_OPTIONS: dict[str, bool | str] = {"xla_gpu_exclude_nondeterministic_ops": True}
 
 
 class TrainStep(Protocol):
@@ -161,7 +159,8 @@ def make_train_step(
 
 
 def _compiler_options(mesh: Mesh) -> dict[str, bool | str] | None:
-    return _GPU_OPTIONS if mesh.devices.flat[0].platform == "gpu" else None
+    # Without it GPUs add up the word table's gradient in an order that changes from run to run.
+    return {"xla_gpu_exclude_nondeterministic_ops": True} if mesh.devices.flat[0].platform == "gpu" else None
 
 
 def _step_function(
@@ -221,13 +220,8 @@ def _step_function(
         gradients = _without(gradients, kept)  # they have no part in the norm
         updates, optimizer_state = transformation.update(gradients, state.optimizer, state.params)
         updates = _without(cast(Params, updates), kept)  # nor are they decayed, as by Google's optimizer
-        one = jnp.ones((), jnp.float32)
-        metrics |= batch_counts(batch)
-        metrics |= {
-            "loss": (loss, one),
-            "grad_norm": (global_norm(gradients), one),
-            "learning_rate": (rate(state.step), one),
-        }
+        of_step = {"loss": loss, "grad_norm": global_norm(gradients), "learning_rate": rate(state.step)}
+        metrics |= batch_counts(batch) | {name: (value, jnp.ones((), jnp.float32)) for name, value in of_step.items()}
         new_state = TrainState(state.step + 1, apply_updates(state.params, updates), optimizer_state)
         return new_state, Metrics.of(metrics)
 

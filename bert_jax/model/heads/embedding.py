@@ -127,8 +127,7 @@ def info_nce(settings: EmbeddingConfig, vectors: jax.Array, texts: Texts, weight
     )
     if settings.both_directions:
         back = _find(
-            *(settings.temperature, vectors[:, 1], positives, anchors, number),
-            *(vectors[:, 0], anchors, positives),
+            *(settings.temperature, vectors[:, 1], positives, anchors, number), *(vectors[:, 0], anchors, positives)
         )
         found = jax.tree.map(lambda one, other: (one + other) / 2, found, back)
     return {name: (jnp.sum(each * weights), jnp.sum(weights)) for name, each in zip(("loss", "accuracy"), found)}

@@ -23,10 +23,7 @@ from bert_jax.tasks.squad.windows import make_squad_rows
 from bert_jax.text.tokenizer import Tokenizer
 
 VERSIONS = {"squad1": "1.1", "squad2": "2.0"}
-_METRICS = {
-    "squad1": ("exact_match", "f1"),
-    "squad2": ("exact_match", "f1", "best_exact", "best_f1"),
-}
+_METRICS = {"squad1": ("exact_match", "f1"), "squad2": ("exact_match", "f1", "best_exact", "best_f1")}
 
 
 def squad_task(config: TaskConfig) -> Task:
