@@ -8,8 +8,8 @@
 Learnt are every second pair of STS-B and SICK, which are graded (CoSENT, at most 64 tokens a text), and every third
 question of the first 28 articles of SQuAD with its paragraph (InfoNCE, 128 tokens); the texts of its other articles are
 searched. One epoch in float32 with dropout, batches of 64 pairs, temperature 0.05 (there a scale of 20), AdamW without
-weight decay, a tenth of the steps to warm up, and linear decay. Its batches of SQuAD have no text twice; in ours, equal
-texts are no negatives of each other. Steps that compile, and its first, are not timed. One function scores all vectors.
+weight decay, a tenth of the steps to warm up, and linear decay. Its batches of SQuAD have no text twice; in ours equal
+texts are not negatives of each other. Steps that compile, and its first, are not timed. One function scores them all.
 
 DIR/SIDE/seedN/evaluations has what was measured, as `tables --collect` reads it. A run that is there is not made again,
 so the same command goes on where it was ended.

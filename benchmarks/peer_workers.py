@@ -51,7 +51,9 @@ def parse_modes(text: str, what: str) -> tuple[str, ...]:
         mode = name if ":" in name else f"{name}:float32"
         peer, attention = ":".join(mode.split(":")[:2]), mode.split(":")[2:]
         if peer not in known or (attention and peer not in _TORCH):
-            raise InputError(f"compare {name!r} is no peer for {what}; use transformers, or some of {', '.join(known)}")
+            raise InputError(
+                f"compare {name!r} is not a peer for {what}; use transformers, or some of {', '.join(known)}"
+            )
         allowed = ATTENTIONS + ((UNPADDED,) if what != "train" and peer.startswith("eager") else ())
         if attention and (len(attention) > 1 or attention[0] not in allowed):
             raise InputError(

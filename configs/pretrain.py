@@ -105,7 +105,7 @@ def get_config(argument: str = "base") -> ConfigDict:
     size, _, phase = argument.partition(",")
     if phase not in ("", "phases", "phase=1", "phase=2"):
         raise InputError(
-            f"{phase!r} of {argument!r} is no phase; use {size},phase=1 or {size},phase=2, or {size},phases for both"
+            f"{phase!r} of {argument!r} is not a phase; use {size},phase=1 or {size},phase=2, or {size},phases for both"
         )
     config = PretrainConfig(model=model_size(size))
     if phase == "phases":

@@ -72,7 +72,7 @@ def test_names_of_peers():
     assert peers.parse_modes("", "train") == ()
     assert peers.parse_modes("onnx, eager", "infer") == ("onnx:float32", "eager:float32")
     assert len(peers.parse_modes("transformers,eager", "train")) == 4
-    with pytest.raises(InputError, match="compare 'onnx' is no peer for train; use transformers, or some of eager"):
+    with pytest.raises(InputError, match="compare 'onnx' is not a peer for train; use transformers, or some of eager"):
         peers.parse_modes("onnx", "train")
     assert peers.parse_modes("eager:bfloat16:unpadded", "infer") == ("eager:bfloat16:unpadded",)
     for what, mode in (("train", "eager:float32:unpadded"), ("infer", "compile:float32:unpadded")):

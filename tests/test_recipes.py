@@ -198,7 +198,7 @@ def test_ablations_are_those_of_the_paper():
     ("name", "argument", "expected"),
     [
         ("pretrain", "bse", "did you mean 'base'"),
-        ("pretrain", "base,phase=3", "'phase=3' of 'base,phase=3' is no phase; use base,phase=1 or base,phase=2"),
+        ("pretrain", "base,phase=3", "'phase=3' of 'base,phase=3' is not a phase; use base,phase=1 or base,phase=2"),
         ("miniatures", "L3_H100", "there is no miniature 'L3_H100'"),
         ("ablations", "nonsp", "there is no ablation 'nonsp'; they are bert, no_nsp"),
         ("ablations", "no_nsp,tny", "did you mean 'tiny'"),

@@ -251,7 +251,7 @@ def versions() -> dict[str, str]:
 
 def main(kind: Callable[..., Any] = Work) -> None:
     """Answers requests until there are no more."""
-    answers, sys.stdout = sys.stdout, sys.stderr  # what a library prints is no answer
+    answers, sys.stdout = sys.stdout, sys.stderr  # what a library prints is not an answer
     described, batches = sys.argv[1:]
     work = kind(json.loads(Path(described).read_text(encoding="utf-8")), batches)
     print(json.dumps({"ready": True, "versions": versions(), "device": str(work.device)}), file=answers, flush=True)

@@ -264,7 +264,7 @@ def _number(message: dict[int, list[int | bytes]], field: int) -> int:
     """Returns an integer field; 0 if it is absent."""
     value = message.get(field, [0])[-1]
     if not isinstance(value, int):
-        raise ValueError(f"field {field} is no number")
+        raise ValueError(f"field {field} is not a number")
     return value
 
 
@@ -272,7 +272,7 @@ def _bytes(message: dict[int, list[int | bytes]], field: int) -> bytes:
     """Returns a message field; an empty one if it is absent."""
     value = message.get(field, [b""])[-1]
     if not isinstance(value, bytes):
-        raise ValueError(f"field {field} is no message")
+        raise ValueError(f"field {field} is not a message")
     return value
 
 

@@ -246,7 +246,7 @@ def model_config(settings: JsonObject, where: Path) -> ModelConfig:
     values = {ours: settings[theirs] for ours, theirs in family.settings.items() if theirs in settings}
     if "hidden_size" not in values or "vocab_size" not in values:
         raise InputError(
-            f"{where} has no {family.settings['hidden_size']} or no vocab_size; it is no config.json of a "
+            f"{where} has no {family.settings['hidden_size']} or no vocab_size; it is not a config.json of a "
             f"{name_of(name)}"
         )
     values["activation"] = family.activations[settings.get(family.activation) or "gelu"]

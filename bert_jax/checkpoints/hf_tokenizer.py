@@ -217,7 +217,7 @@ def _check_added_tokens(directory: Path, settings: JsonObject, backend: JsonObje
         ids = {str(token): int(index) for token, index in pairs}
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
         raise InputError(
-            f"{directory}: what its tokenizer files say of added tokens is no list of tokens and ids; copy them again"
+            f"{directory}: what its tokenizer files say of added tokens is not a list of tokens and ids; copy them anew"
         ) from None
     beyond = sorted((index, token) for token, index in ids.items() if not 0 <= index < len(vocab))
     never = [token for token in ids if not _is_word(token, tokenizer)]
@@ -225,7 +225,7 @@ def _check_added_tokens(directory: Path, settings: JsonObject, backend: JsonObje
         where = "tokenizer.json (model.vocab)" if backend else "vocab.txt"
         fix = f"add them to {where} as words, with their ids, and remove them from what is added"
         if of_these := [token for _, token in beyond if token in never]:
-            fix = f"{shown(of_these[0])} is no word, which no text would give here, so this model cannot be used"
+            fix = f"{shown(of_these[0])} is not a word, which no text would give here, so this model cannot be used"
         raise OtherTokenizer(
             f"{directory} adds {len(beyond)} tokens to its vocabulary of {len(vocab)}, "
             f"{shown(beyond[0][1])} the first; they are found in raw text, which this tokenizer does not do: {fix}"

@@ -48,7 +48,7 @@ def read_pipeline(directory: Path, model: ModelConfig) -> Pipeline | None:
         return None
     modules = read_json(path)
     if not isinstance(modules, list) or not all(isinstance(each, dict) for each in modules):
-        raise InputError(f"{path} is no list of modules; copy it again, or remove it to use the model alone")
+        raise InputError(f"{path} is not a list of modules; copy it again, or remove it to use the model alone")
     kinds = [str(each.get("type")).rpartition(".")[2] for each in modules]
     if not re.fullmatch("Transformer Pooling( Dense)?( Normalize)?", " ".join(kinds)):
         odd = next((kind for kind in kinds if kind not in ("Transformer", "Pooling", "Dense", "Normalize")), "")

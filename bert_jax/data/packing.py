@@ -215,7 +215,7 @@ def assign(lengths: np.ndarray, plan: PackingPlan, seed: int | list[int]) -> np.
     """Returns the sequences of each row of a plan, int64 [R, M]: indices into `lengths` [N], `EMPTY` after the last.
 
     Which sequences of a length go where is drawn at random, and so is the order of the rows: what stands together in a
-    row are no neighbours of one document.
+    row are not neighbours of one document.
     """
     bits = np.random.PCG64(seed)
     shuffled = _shuffled(len(lengths), bits)

@@ -91,7 +91,7 @@ def _json_pairs(lines: list[tuple[str, str]]) -> Iterator[Pair]:
             continue
         value = parse_json(line, where)
         if not isinstance(value, dict):
-            raise InputError(f"{where} is no object of JSON; write one a line, as BLiMP has them")
+            raise InputError(f"{where} is not a JSON object; write one a line, as BLiMP has them")
         for name in _JSON_NAMES:
             if not isinstance(value.get(name), str):
                 raise InputError(f"{where} has no text named {name!r}; a line of BLiMP has {', '.join(_JSON_NAMES)}")
@@ -245,11 +245,11 @@ def read_baselines(path: str) -> dict[str, dict[str, float]]:
     The file is a table with tabs and a header: the paradigm, perhaps its phenomenon, and a column of accuracies from 0
     to 1 for each model. Rows of means, whose paradigm is "overall", are left out: means are those of what is scored.
 
-    Raises: InputError if it is no such table.
+    Raises: InputError if it is not such a table.
     """
     lines = [(where, line.split("\t")) for where, line in _read_lines(Path(path)) if line.strip()]
     if len(lines) < 2 or len(lines[0][1]) < 2:
-        raise InputError(f"{path} is no table of baselines; write a header, then a paradigm and accuracies a line")
+        raise InputError(f"{path} is not a table of baselines; write a header, then a paradigm and accuracies a line")
     header = lines[0][1]
     first = 1 if _is_number(lines[1][1][1] if len(lines[1][1]) > 1 else "") else 2
     names = [name.removesuffix("_accuracy") for name in header[first:]]
@@ -264,7 +264,7 @@ def read_baselines(path: str) -> dict[str, dict[str, float]]:
         for value in columns[first:]:
             if not _is_number(value) or not 0 <= float(value) <= 1:
                 raise InputError(
-                    f"{where}: {value!r:.40} is no accuracy from 0 to 1; write it as a share, such as 0.83"
+                    f"{where}: {value!r:.40} is not an accuracy from 0 to 1; write it as a share, such as 0.83"
                 )
         if columns[0] != _OVERALL:
             baselines[columns[0]] = dict(zip(names, map(float, columns[first:]), strict=True))

@@ -140,7 +140,7 @@ def read_whole(path: str, name: str) -> bytes:
 def check_is_file(path: AnyPath) -> None:
     """Raises: InputError if `path` exists and is not a regular file. Reading from a pipe could block for ever."""
     if not isinstance(path, RemotePath) and os.path.exists(path) and not os.path.isfile(path):
-        raise InputError(f"{path} is no file, but a directory, a pipe or a device; give a file")
+        raise InputError(f"{path} is not a file, but a directory, a pipe or a device; give a file")
 
 
 @contextlib.contextmanager

@@ -2,8 +2,8 @@
 """Places to read and write: a path of this machine, or a `RemotePath` in an object store.
 
 `to_place` is where a text becomes one or the other. A `RemotePath` has the methods of pathlib.Path that this package
-uses, so that most code does not ask which of the two it has. It is no os.PathLike: the functions of `os`, `shutil` and
-`open` refuse it, where they would take a URL for a local name.
+uses, so that most code does not ask which of the two it has. It is not an os.PathLike: `open` and the functions of `os`
+and `shutil` refuse it, where they would take a URL for a local name.
 """
 
 import fnmatch

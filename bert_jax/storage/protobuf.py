@@ -11,7 +11,7 @@ VARINT, FIXED64, DELIMITED, FIXED32 = 0, 1, 2, 5  # the ways in which a value is
 def parse_fields(data: bytes, start: int, stop: int) -> list[tuple[int, int, int]]:
     """Returns the tag (number x 8 + wire type) and the place of the value, from .. to, of each field of a message.
 
-    Raises: ValueError, saying why, if the bytes from `start` to `stop` are no message.
+    Raises: ValueError, saying why, if the bytes from `start` to `stop` are not a message.
     """
     fields = []
     while start < stop:
@@ -56,7 +56,7 @@ def parse_varint(data: bytes, start: int, stop: int) -> tuple[int, int]:
 def parse_message(data: bytes) -> dict[int, list[int | bytes]]:
     """Returns the values of a message by the numbers of their fields: unsigned integers, or bytes.
 
-    Raises: ValueError, saying why, if it is no message.
+    Raises: ValueError, saying why, if it is not a message.
     """
     values: dict[int, list[int | bytes]] = {}
     for tag, first, last in parse_fields(data, 0, len(data)):

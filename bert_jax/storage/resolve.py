@@ -42,7 +42,7 @@ _UNREAD = ("tf_model.h5", "flax_model.msgpack", "model.onnx")
 FORMATS: Mapping[Kind, str] = {"run": "bert_jax", "model": "bert_jax", "hf": "hf", "tf1": "tf1"}
 _IS: Mapping[Kind, str] = {
     "run": "is a work directory",
-    "unfinished": "has no config.json or no tokenizer/; it is no work directory with a model and no exported model",
+    "unfinished": "has no config.json or no tokenizer/; it is not a work directory with a model or an exported model",
     "model": "is a model",
     "hf": "is a model",
     "tf1": "is a model",

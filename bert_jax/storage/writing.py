@@ -161,7 +161,7 @@ def check_file(path: AnyPath, *inputs: AnyPath) -> None:
 def _is_same(one: Place, other: Path) -> bool:
     try:
         return isinstance(one, Path) and os.path.samefile(one, other)
-    except (OSError, ValueError):  # it is not there, or is no path, such as a pattern
+    except (OSError, ValueError):  # it is not there, or is not a path, such as a pattern
         return False
 
 

@@ -177,7 +177,7 @@ def evaluate(
 def constant_scores(task: Task, train: Split, splits: Sequence[Split]) -> dict[str, float]:
     """Returns the metrics of the constant prediction: the most frequent label of the training data.
 
-    For a regression it is the mean, for choices the first, and for spans the first token, which is no answer.
+    For a regression it is the mean, for choices the first, and for spans the first token, which is not an answer.
     """
     constant = task.head.constant([row.label for row in train.rows if row.label is not None], task.num_outputs)
     metrics: dict[str, float] = {}

@@ -30,7 +30,7 @@ _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)", re.ASCII)
 
 
 def label_name(value: object, where: str) -> str | None:
-    """Returns a class as text; None if it is missing. Raises: InputError if it is no text and no finite number."""
+    """Returns a class as text; None if it is missing. Raises: InputError if it is neither text nor a finite number."""
     if value is None or isinstance(value, str):
         return (value or "").strip() or None
     if isinstance(value, bool):
@@ -50,7 +50,7 @@ def class_of(value: object, where: str) -> str | dict[str, float] | None:
 def read_labels(separator: str, value: object, where: str) -> dict[str, float] | None:
     """Returns the probability of each label that a record gives, 1 for those of a list; None if it is not known.
 
-    Raises: InputError if it is no list of names, no object of probabilities, and no text.
+    Raises: InputError if it is not a list of names, an object of probabilities, or text.
     """
     if value is None:
         return None

@@ -200,7 +200,7 @@ def _read_records(config: TaskConfig, place: str) -> list[NerExample]:
         examples.append(NerExample(words, tags, 0, record.where))
     if are_names(tag for each in examples for tag in each.tags or ()) is None:
         wrong, where = next((tag, each.where) for each in examples for tag in each.tags or () if not is_tag(tag))
-        raise InputError(f"{where}: {wrong!r:.60} is no tag as others are; write O, B-TYPE or I-TYPE")
+        raise InputError(f"{where}: {wrong!r:.60} is not a tag as others are; write O, B-TYPE or I-TYPE")
     return examples
 
 

@@ -19,7 +19,7 @@ def check_names(paths: Sequence[str]) -> None:
 
 
 def check_content(content: bytes, place: str) -> None:
-    """Raises: InputError if a file with this content is no text."""
+    """Raises: InputError if a file with this content is not text."""
     if kind := next((kind for magic, kind in _MAGIC.items() if content.startswith(magic)), ""):
         raise _no_table(place, kind)
     check_encoding(content, place)

@@ -106,7 +106,7 @@ def _is_one_place(place: str) -> bool:
             return files.expand_globs(place) == [place]
         return False
     if not os.path.exists(place):
-        raise InputError(f"data {place!r} is no file and no directory; give one, or tfds:NAME, or TRAIN,DEV,TEST")
+        raise InputError(f"data {place!r} is neither a file nor a directory; give one, or tfds:NAME, or TRAIN,DEV,TEST")
     return not os.path.isdir(place)
 
 
@@ -256,7 +256,7 @@ def _read_text(place: str) -> str:
     """Returns the text of a file, without a byte order mark."""
     path = urls.local_copy(place)
     if not os.path.isfile(path):
-        raise InputError(f"{place} is no file; check the path")
+        raise InputError(f"{place} is not a file; check the path")
     content = files.read_whole(path, place)
     not_tables.check_content(content, place)
     try:
@@ -286,8 +286,8 @@ def _csv_rows(place: str) -> Iterator[tuple[int, list[str]]]:
             if number == 1:
                 not_tables.check_header(text.splitlines()[:1], place, is_csv=True)
             raise InputError(
-                f"{place}:{number} is no row of CSV ({error}); a value with a quote or comma stands in quotes, its own "
-                'quotes doubled ("")'
+                f"{place}:{number} is not a row of CSV ({error}); put a value with a quote or comma in quotes, and "
+                'double its own ("")'
             ) from None
         if row is None:
             return

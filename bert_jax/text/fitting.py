@@ -98,7 +98,7 @@ def fit_texts(
 ) -> list[Fitted]:
     """Returns the tokens of texts, or of pairs of texts, at most `most` of each. So many texts were `before` them.
 
-    Raises: InputError if one is no text and no pair, or is too long and not to be cut.
+    Raises: InputError if one is neither a text nor a pair, or is too long and not to be cut.
     """
     check_long_texts(long_texts)
     found = []

@@ -82,7 +82,7 @@ class SentencePieces:
     template = Template()
 
     def __init__(self, content: bytes, lowercase: bool, strip_accents: bool = False):
-        """Raises: InputError if `content` is no whole model, or cannot be used with these options."""
+        """Raises: InputError if `content` is not a whole model, or cannot be used with these options."""
         self.content = content
         self._model = _open_model(content)
         _check_blanks(content)
@@ -174,7 +174,7 @@ def read_sentencepieces(
     try:
         size = os.stat(path).st_size
         if not os.path.isfile(path) or size > _LARGEST:  # a pipe would be waited for, a disk read whole
-            what = f"has {size} bytes" if os.path.isfile(path) else "is no file"
+            what = f"has {size} bytes" if os.path.isfile(path) else "is not a file"
             raise InputError(f"model {path} {what}; give a file of SentencePiece, of at most {_LARGEST} bytes")
         content = Path(path).read_bytes()
     except OSError as error:
@@ -208,12 +208,12 @@ def _open_model(content: bytes) -> "sentencepiece.SentencePieceProcessor":
         model.load_from_serialized_proto(content)
         model.normalize("Aa")
         model.decode([model.unk_id()])
-    except (RuntimeError, UnicodeDecodeError):  # what it makes of text is no text
+    except (RuntimeError, UnicodeDecodeError):  # what it makes of text is not text
         raise InputError(_NO_MODEL) from None
     return model
 
 
-_NO_MODEL = "it is no whole SentencePiece model, but damaged or another kind of file; copy it again"
+_NO_MODEL = "it is not a whole SentencePiece model, but damaged or another kind of file; copy it again"
 _PIECES, _TRAINER, _NORMALIZER = 1, 2, 3  # numbers of fields in a model's file
 _BLANK_AS_SUFFIX, _ADD_DUMMY_PREFIX = 24, 3  # in the second and third of these
 _TEXT, _SCORE = 1 << 3 | DELIMITED, 2 << 3 | FIXED32  # the tags of a piece's fields
@@ -221,7 +221,7 @@ _TEXT, _SCORE = 1 << 3 | DELIMITED, 2 << 3 | FIXED32  # the tags of a piece's fi
 
 @functools.lru_cache(maxsize=2)
 def _check_model(content: bytes) -> None:
-    """Raises: InputError if the file is no whole model, or a piece is not a text with a score.
+    """Raises: InputError if the file is not a whole model, or a piece is not a text with a score.
 
     The library takes a file cut between two pieces for a smaller model: what comes after them must be there. It takes
     any bytes for a piece, too, and raises when the piece is asked for.
@@ -274,7 +274,9 @@ def _vocab(model: "sentencepiece.SentencePieceProcessor") -> tuple[str, ...]:
         if index < 0:
             continue  # `Tokenizer` says which are missing
         if not (model.is_control(index) or model.is_unknown(index) or model.is_unused(index)):
-            raise InputError(f"{vocab[index]} is no control symbol, so text could become it; make it one in training")
+            raise InputError(
+                f"{vocab[index]} is not a control symbol, so text could become it; make it one in training"
+            )
         vocab[index] = token
     return tuple(vocab)
 

@@ -246,7 +246,7 @@ def _unknown_setting(argv: list[str]) -> str:
         close += [f"{found}." for found in difflib.get_close_matches(section, sections, n=1)]
         hint = f" (did you mean --config.{close[0]}?)" if close else ""
         inside = [full for full in known if full.startswith(f"{section}.")] or sections
-        return f"--config.{name} is no setting{hint}; there are {', '.join(inside)}"
+        return f"--config.{name} is not a setting{hint}; there are {', '.join(inside)}"
     return ""
 
 

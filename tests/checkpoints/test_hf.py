@@ -370,7 +370,7 @@ def tokenizer_setting(**changes):
         (tokenizer_setting(do_lower_case="true"), 's do_lower_case is "true"; make it true or false'),
         (tokenizer_setting(do_basic_tokenize=False), "do_basic_tokenize is false, BERT's is true"),
         (tokenizer_setting(unk_token={"content": "<unk>"}), r'unk_token is "<unk>", BERT.s is "\[UNK\]"'),
-        (tokenizer_setting(added_tokens_decoder={"x": 1}), "added tokens is no list of tokens and ids; copy them"),
+        (tokenizer_setting(added_tokens_decoder={"x": 1}), "added tokens is not a list of tokens and ids; copy them"),
         (tokenizer_setting(tokenizer_class="BertJapaneseTokenizer"), "tokenizer_class BertJapaneseTokenizer is not"),
         (tokenizer_setting(added_tokens_decoder={"43": {"content": "<new>"}}), 'adds 1 tokens .* "<new>" the first'),
     ],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is no model, or more than one, in a directory of Hugging Face's: named for what it is."""
+"""What is not a model, or more than one, in a directory of Hugging Face's: named for what it is."""
 
 import json
 

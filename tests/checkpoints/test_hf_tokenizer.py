@@ -48,7 +48,11 @@ def change(path, **values):
         ("tokenizer.json", {"model": {"type": "WordPiece", "vocab": {"[PAD]": 7}}}, 'disagree about "[PAD]"'),
         ("tokenizer.json", {"added_tokens": [{"content": "[MASK]", "id": 7}]}, 'token "[MASK]" has the id 7, in the'),
         ("tokenizer.json", {"model": {"type": "WordPiece", "unk_token": "a"}}, 'unk_token is "a", BERT\'s is "[UNK]"'),
-        ("tokenizer.json", {"added_tokens": [{"content": "<new>", "id": 10**6}]}, '"<new>" is no word, which no text'),
+        (
+            "tokenizer.json",
+            {"added_tokens": [{"content": "<new>", "id": 10**6}]},
+            '"<new>" is not a word, which no text',
+        ),
         ("tokenizer.json", {"added_tokens": [ADDED | {"content": "word", "id": 10**6}]}, '"word" has the id 1000000'),
     ],
 )

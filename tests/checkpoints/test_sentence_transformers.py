@@ -142,7 +142,7 @@ def test_what_cannot_be_computed_is_named(directory, file, values, problem):
         (["Transformer", "Pooling", "LSTM"], "has the module LSTM, which cannot be computed here; to use"),
         (["Transformer", "Pooling", "Normalize", "Dense"], "has the modules Transformer, Pooling, Normalize, Dense"),
         ([], "has the modules of an empty list"),
-        (None, "is no list of modules; copy it again"),
+        (None, "is not a list of modules; copy it again"),
     ],
 )
 def test_other_modules_are_named(directory, kinds, problem):

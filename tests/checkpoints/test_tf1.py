@@ -395,7 +395,7 @@ def test_casing_by_the_options_and_by_capitals(saved, tmp_path):
 
 
 def test_the_chinese_vocabulary_is_of_lower_case(shared_data, tmp_path):
-    """Its <S> and <T> are no words."""
+    """Its <S> and <T> are not words."""
     assert load_tokenizer(shared_data / "vocab" / "bert-base-chinese-vocab.txt").lowercase
 
 

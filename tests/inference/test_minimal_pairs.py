@@ -59,7 +59,7 @@ def test_two_columns_with_and_without_a_header(tmp_path):
     [
         ("x.jsonl", blimp_line("a", "g", "b") + '\n{"UID": "a", "senten\n', r"x.jsonl:2 is not JSON"),
         ("x.jsonl", '{"UID": 1}\n', r"x.jsonl:1 has no text named 'UID'"),
-        ("x.jsonl", blimp_line("a", "g", "b") + "\n[1]\n", r"x.jsonl:2 is no object of JSON"),
+        ("x.jsonl", blimp_line("a", "g", "b") + "\n[1]\n", r"x.jsonl:2 is not a JSON object"),
         ("x.jsonl", blimp_line("a", "g", " "), r"x.jsonl:1: a sentence of the pair is empty"),
         ("x.txt", "bad\ngood\nbad\n", r"x.txt:3 is a sentence without a partner"),
         ("x.txt", "bad\n\nbad\ngood", r"x.txt:1: a sentence of the pair is empty"),
@@ -148,9 +148,9 @@ def test_baselines_of_both_kinds(tmp_path):
     assert read_baselines(str(tmp_path / "a.tsv")) == {"p": {"ngram": 0.4, "gpt2": 1.0}}
     assert read_baselines(str(tmp_path / "b.tsv")) == {"p": {"roberta_base": 0.9}}
     for text, message in {
-        "p\tx\nq\t83\n": "b.tsv:2: '83' is no accuracy",
+        "p\tx\nq\t83\n": "b.tsv:2: '83' is not an accuracy",
         "p\tx\nq\t0.8\t0.1\n": "b.tsv:2 has 3 columns",
-        "p": "is no table of baselines",
+        "p": "is not a table of baselines",
     }.items():
         (tmp_path / "b.tsv").write_text(text)
         with pytest.raises(InputError, match=message):

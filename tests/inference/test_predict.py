@@ -79,7 +79,7 @@ def test_a_model_for_questions_may_have_few_positions(bert):
         ('{"text": "x"}', {"text": "x"}),
         ('["one", "two"]', ["one", "two"]),
         ("[12]", "[12]"),
-        ("[MASK] is no list", "[MASK] is no list"),
+        ("[MASK] is not a list", "[MASK] is not a list"),
         ("[" * 100_000, "[" * 100_000),
     ],
 )
@@ -98,7 +98,7 @@ def test_bad_json_is_one_line(line):
 
 
 def test_lines_of_bytes(tmp_path):
-    """A mark of the byte order is no text, and a bad byte is found where it stands."""
+    """A mark of the byte order is not text, and a bad byte is found where it stands."""
     (tmp_path / "in.txt").write_bytes(b"\xef\xbb\xbfone\r\n\n  two \n" + b"x" * 9000 + b"\xff\n")
     with open_lines(str(tmp_path / "in.txt")) as stream:
         lines = read_input(stream, "in.txt")

@@ -73,7 +73,7 @@ def spans(instance: Any) -> str:
     )
     assert instance.tokens[0] == "[CLS]" and instance.tokens[middle - 1] == instance.tokens[-1] == "[SEP]"
     for side in (first, second):
-        assert side == list(range(side[0], side[-1] + 1)), "a side of the instance is no single span"
+        assert side == list(range(side[0], side[-1] + 1)), "a side of the instance is not a single span"
     return f"{int(instance.is_random_next)} {first[0]} {first[-1] + 1} {second[0]} {second[-1] + 1}"
 
 

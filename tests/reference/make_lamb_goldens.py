@@ -11,7 +11,7 @@ its own, as BERT names them, so each has its own trust ratio. Two traces, with w
 "LayerNorm", "layer_norm" and "bias" in both:
 
     decayed   exclude_from_layer_adaptation is not given: the trust ratio is for what weight decay applies to
-    all       the trust ratio is for every variable. An empty list would not do: to ALBERT it is no list at all,
+    all       the trust ratio is for every variable. An empty list would not do: to ALBERT it is not a list at all,
               and means the first trace; so the list has an expression that no name matches
 
 Some variables start at exactly 0 and some have no gradient, at all times or at one step, in one layer and not in

@@ -109,7 +109,7 @@ def loss_of(name, vectors, numbers, graded=None, **settings):
 
 
 def test_losses_are_its_own(st):
-    """Of batches without equal texts, which are no negatives of each other here."""
+    """Of batches without equal texts, which are not negatives of each other here."""
     import torch
     from sentence_transformers.sentence_transformer import losses
 

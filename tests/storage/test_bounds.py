@@ -144,7 +144,7 @@ def test_a_pipe_is_no_vocabulary(tmp_path):
         if name == "tokenizer_config.json":
             write_vocab(folder / "vocab.txt")
         for path in (folder,) if name == "tokenizer_config.json" else (folder, folder / name):
-            with pytest.raises(InputError, match=rf"{name} is no file[,;] .*give a file"):
+            with pytest.raises(InputError, match=rf"{name} is not a file[,;] .*give a file"):
                 load_tokenizer(path)
 
 
@@ -198,5 +198,5 @@ def test_a_damaged_sentencepiece_model_is_answered_soon(repository, tmp_path, ki
 
 def test_integers_without_end_are_read_soon():
     """Before, the time grew with the square of the size."""
-    with pytest.raises(InputError, match="no whole SentencePiece model"):
+    with pytest.raises(InputError, match="not a whole SentencePiece model"):
         SentencePieces(b"\xff" * (4 * MIB), True)

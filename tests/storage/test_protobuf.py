@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages of protocol buffers are those of Google's own library; what is no message is an error."""
+"""Messages of protocol buffers are those of Google's own library; what is not a message is an error."""
 
 import random
 

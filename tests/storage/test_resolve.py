@@ -91,7 +91,11 @@ def test_a_checkpoint_of_google_is_known_by_prefix_and_file(tmp_path, monkeypatc
         ("tables/dev.tsv", "model", "dev.tsv is a file; give a work directory"),
         ("data", "model", "data is a data set; give a work directory"),
         ("tables", "model", "tables holds no model: no params/ or checkpoints/ as written here, no model.safetensors"),
-        ("unfinished", "model", "unfinished has no config.json or no tokenizer/; it is no work directory with a model"),
+        (
+            "unfinished",
+            "model",
+            "unfinished has no config.json or no tokenizer/; it is not a work directory with a model",
+        ),
         ("nowhere", "data", "nowhere does not exist; give a data set, as bert_jax prepare_corpus makes it"),
         ("run", "data", "run is a work directory; give a data set, as bert_jax prepare_corpus makes it"),
         ("hf", "data", "hf is a model; give a data set"),

@@ -350,7 +350,7 @@ def test_context_is_of_the_same_document_on_both_sides(tokenizer):
         ["the"] + ["of"] * 4 + ["and"] * 5,
         ["in"] * 5,
     ]
-    alone = [NerExample(words, None) for words in sentences]  # inputs of a user are no document
+    alone = [NerExample(words, None) for words in sentences]  # inputs of a user are not documents
     assert [len(row.token_ids) for row in mine.make_rows(alone, tokenizer, False).rows] == [7, 6, 7, 7]
 
 

@@ -121,8 +121,8 @@ def test_columns_beyond_the_named_ones(tmp_path):
         ("a.tsv", "a\tb\n1\t2\n1\t2\t3\n", "a.tsv:3 has 3 columns, not the 2 of 'a, b'"),
         ("a.tsv", "a\tb\ta\n", "a.tsv:1 names the column 'a' twice"),
         ("a.tsv", b"a\tb\n1\tcaf\xe9\n", "a.tsv:2 is not UTF-8 (byte 0xe9)"),
-        ("a.csv", 'a,b\n1,"open\n2,3\n', "a.csv:2 is no row of CSV (unexpected end of data)"),
-        ("a.csv", 'a,b\n1,2\n1,"x"y\n', "a.csv:3 is no row of CSV"),
+        ("a.csv", 'a,b\n1,"open\n2,3\n', "a.csv:2 is not a row of CSV (unexpected end of data)"),
+        ("a.csv", 'a,b\n1,2\n1,"x"y\n', "a.csv:3 is not a row of CSV"),
         ("a.jsonl", '{"a": 1}\n{"a": \n', "a.jsonl:2 is not JSON (Expecting value"),
         ("a.jsonl", '{"a": 1}\n[1]\n', "a.jsonl:2 is '[1]', not an object"),
         ("a.jsonl", '{"a": "\\ud83d"}\n', "a.jsonl:1 holds \\ud83d, half of a character"),
@@ -139,8 +139,8 @@ def test_what_is_wrong_is_said(tmp_path, name, content, problem):
 
 
 def test_a_file_that_is_not_there(tmp_path):
-    assert "is no file; check the path" in message(read_table, str(tmp_path / "a.tsv"))
-    assert "is no file; check the path" in message(read_table, str(tmp_path))
+    assert "is not a file; check the path" in message(read_table, str(tmp_path / "a.tsv"))
+    assert "is not a file; check the path" in message(read_table, str(tmp_path))
 
 
 def test_an_empty_file_has_no_records(tmp_path):
@@ -205,7 +205,7 @@ def test_several_files_for_a_split(tmp_path):
     for path in paths:
         Path(path).unlink()
     assert "has no file such as train.tsv, dev.tsv, test.tsv" in message(find_split_file, str(tmp_path), "train")
-    assert "is no file and no directory" in message(find_split_file, str(tmp_path / "x"), "train")
+    assert "is neither a file nor a directory" in message(find_split_file, str(tmp_path / "x"), "train")
 
 
 def test_one_file_is_the_split_that_it_is_called(tmp_path):
@@ -228,7 +228,7 @@ def test_files_with_commas(tmp_path):
     mismatched = write(folder / "dev_mismatched.tsv", "")
     assert find_split_file(f"{one},{folder}", "dev_mismatched", names) == mismatched
     assert "is not train,dev,test in this order" in message(find_split_file, "a,b,c,d", "train")
-    assert "is no file and no directory" in message(find_split_file, f"{one},{tmp_path}/none", "dev")
+    assert "is neither a file nor a directory" in message(find_split_file, f"{one},{tmp_path}/none", "dev")
 
 
 def test_commas_and_brackets_in_names_that_exist(tmp_path):

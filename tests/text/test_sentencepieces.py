@@ -243,7 +243,7 @@ def test_a_damaged_model_is_one_line(tmp_path, english):
     damaged += [b"garbage" * 100, b"\0" * 1000, "\n".join(SPECIAL).encode(), whole + b"\n"]
     for content in damaged:
         path.write_bytes(content)
-        with pytest.raises(InputError, match=r"some\.model: it is no whole SentencePiece model"):
+        with pytest.raises(InputError, match=r"some\.model: it is not a whole SentencePiece model"):
             load_tokenizer(path)
     path.write_bytes(whole)
     assert load_tokenizer(path).vocab == english.vocab
@@ -284,7 +284,7 @@ def test_missing_special_tokens_are_refused(tmp_path):
 def test_a_special_token_that_text_could_become_is_refused(tmp_path):
     options = ALBERT | {"control_symbols": ["[CLS]", "[SEP]"], "user_defined_symbols": ["[MASK]"]}
     (tmp_path / "some.model").write_bytes(foreign_model(**options))
-    with pytest.raises(InputError, match=r"some\.model: \[MASK\] is no control symbol"):
+    with pytest.raises(InputError, match=r"some\.model: \[MASK\] is not a control symbol"):
         load_tokenizer(tmp_path / "some.model")
 
 
@@ -339,7 +339,7 @@ def test_rows_of_a_data_set_know_where_words_begin(tmp_path, english):
 
 @pytest.fixture(scope="module")
 def small_model():
-    """Returns the file of a model, and the place of its first piece that is no special token."""
+    """Returns the file of a model, and the place of its first piece that is not a special token."""
     content = learn_sentencepieces(["the river ran by the town"] * 4, 30, model_type="bpe").content
     return content, content.index("▁".encode())
 
@@ -389,7 +389,7 @@ def use_model(content: bytes) -> None:
 
 def test_a_pipe_or_a_file_beyond_any_model_is_refused_at_once(tmp_path):
     os.mkfifo(tmp_path / "pipe.model")
-    with pytest.raises(InputError, match=r"pipe\.model is no file; give a file of SentencePiece"):
+    with pytest.raises(InputError, match=r"pipe\.model is not a file; give a file of SentencePiece"):
         load_tokenizer(tmp_path / "pipe.model")
     with open(tmp_path / "large.model", "wb") as stream:
         stream.truncate(1 << 40)  # without a block on the disk

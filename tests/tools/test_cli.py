@@ -42,7 +42,7 @@ def test_an_unknown_setting_gets_a_suggestion(repository, tmp_path, script, sett
     command = [script, f"--config={config}", f"--workdir={tmp_path}/run", f"--config.{setting}=1"]
     status, out, told = run(command, repository)
     assert (status, out, told.count("\n")) == (1, "", 1) and not (tmp_path / "run").exists()
-    assert told.startswith(f"error: --config.{setting} is no setting") and expected in told
+    assert told.startswith(f"error: --config.{setting} is not a setting") and expected in told
 
 
 @pytest.mark.parametrize(

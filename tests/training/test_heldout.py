@@ -22,7 +22,7 @@ def few_rows():
     rows = np.zeros(3, row_dtype(8, 1, 300, predictions=4))
     rows["lengths"][:, 0], rows["first_lengths"][:, 0] = 8, 4
     rows["mlm_positions"] = [1, 2, 5, 6]
-    # What stands after the number of predictions is no prediction.
+    # What stands after the number of predictions is not a prediction.
     rows["mlm_labels"], rows["mlm_counts"] = [[2, 2, 4, 1], [3, 1, 1, 1], [0, 2, 1, 1]], (3, 1, 2)
     rows["labels"][:, 0] = 1, 0, 1
     return rows
@@ -57,7 +57,7 @@ def test_the_base_rate_is_of_the_more_frequent_label():
 
 
 def test_the_separator_that_a_causal_model_predicts_is_as_frequent_as_in_the_labels():
-    found = baselines(few_rows(), separator=1)  # it is no label of these
+    found = baselines(few_rows(), separator=1)  # it is not a label of these
     assert found == baselines(few_rows())
     rows = few_rows()
     rows["mlm_labels"][:, 0] = 1  # three of six labels, so as frequent as the 20 others

@@ -22,7 +22,7 @@ RNG = np.random.default_rng(0)
 
 
 def test_a_loss_of_all_outputs_has_the_gradients_of_one_pass():
-    """Of a function of rows that is no model, where the loss is no sum over them."""
+    """Of a function of rows that is not a model, where the loss is not a sum over them."""
     batch = pad_rows([[3, 1], [4], [1, 5, 9], [2]], 3)
     outputs_of = lambda params, rows, key: jnp.sin(params["w"] * rows.token_ids)[:, None]  # noqa: E731
     loss_of = lambda outputs: (jnp.sum(jnp.tril(outputs[:, 0] @ outputs[:, 0].T)) ** 2, jnp.max(outputs))  # noqa: E731

@@ -33,7 +33,7 @@ def read_examples(path: str) -> Iterator[tuple[int, Columns]]:
 
     Features are int64, `masked_lm_weights` float32, [R, length of the feature].
 
-    Raises: InputError, with the number of the record, for damage, for a record that is no tf.train.Example, and if
+    Raises: InputError, with the number of the record, for damage, for a record that is not a tf.train.Example, and if
     a feature is missing, of another kind or of another length than in the first record.
     """
     stream = tfrecord.read_records(path)
@@ -51,7 +51,9 @@ def _columns(path: str, first: int, data: list[bytes], lengths: dict[str, int]) 
         try:
             examples.append(tfrecord.parse_example(record))
         except ValueError as error:
-            raise refusal(path, number, f"it is no tf.train.Example ({error})", "give pre-training examples") from None
+            raise refusal(
+                path, number, f"it is not a tf.train.Example ({error})", "give pre-training examples"
+            ) from None
     columns = {}
     for name in (*INPUTS, *PREDICTIONS, LABELS):
         kind = tfrecord.FLOATS if name == "masked_lm_weights" else tfrecord.INTEGERS

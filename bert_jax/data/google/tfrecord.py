@@ -21,7 +21,7 @@ from bert_jax.errors import InputError
 from bert_jax.storage import files, writing
 from bert_jax.storage.protobuf import DELIMITED, FIXED32, VARINT, delimited, parse_fields
 
-MAX_RECORD_BYTES = 1 << 24  # an example is some kB; what says more is no example, and would fill the memory
+MAX_RECORD_BYTES = 1 << 24  # an example is some kB; what says more is not an example, and would fill the memory
 
 BYTES, FLOATS, INTEGERS = 1, 2, 3  # the kinds of a feature, by the numbers of their fields
 _ONE_VALUE = {BYTES: DELIMITED, FLOATS: FIXED32, INTEGERS: VARINT}
@@ -142,7 +142,7 @@ def _parse_list(data: bytes, start: int, stop: int, kind: int) -> list[bytes]:
     for tag, first, last in parse_fields(data, start, stop):
         if tag == _FIRST:
             if kind == FLOATS and (last - first) % 4:
-                raise ValueError(f"{last - first} bytes of floats are no multiple of 4")
+                raise ValueError(f"{last - first} bytes of floats are not a multiple of 4")
             if kind == INTEGERS and last > first and data[last - 1] >= 0x80:
                 raise ValueError("an integer goes on after the end of its list")
             parts.append(data[first:last])

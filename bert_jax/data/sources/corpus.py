@@ -30,8 +30,8 @@ Content: TypeAlias = tuple[str, str, int]  # a single input, its sha256, the byt
 def iterate_documents(inputs: str, text_column: str = TEXT_COLUMN) -> Iterator[list[str]]:
     """Yields the documents of the inputs, in order. `text_column` is that of Parquet files, or the key of JSON lines.
 
-    Raises: InputError if an input is missing, unreadable, not UTF-8 or breaks the rules of its format, or if there
-    is no document at all.
+    Raises: InputError if an input is missing, unreadable, not UTF-8 or breaks the rules of its format, or if they
+    have no document at all.
     """
     found = False
     for piece in plan_pieces(inputs, text_column=text_column):
@@ -98,7 +98,7 @@ def fingerprint_source(source: str, path: str, text_column: str = TEXT_COLUMN) -
     """Returns a single input, a sha256 of its contents, and the bytes of its file, which is at `path`.
 
     Another column than the usual one changes the sha256, as it changes which text is read; see `tfds_text` for that of
-    a data set. The bytes are -1 for what is no file.
+    a data set. The bytes are -1 for what is not a file.
     """
     if source == PYTHON_DOCS:
         return source, python_docs.python_fingerprint(), -1

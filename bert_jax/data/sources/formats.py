@@ -62,7 +62,7 @@ class Piece:
     """Whole documents that one process reads: a stretch of an input, or all of it."""
 
     source: str  # the input, as the user and messages call it
-    kind: str  # one of the formats above, or an input that is no file
+    kind: str  # one of the formats above, or an input that is not a file
     path: str = ""  # of the file on this machine
     start: int = 0  # bytes, examples of a TFDS data set, or row groups of a Parquet file
     end: int = 0  # 0 is the end of the input
@@ -87,7 +87,7 @@ def detect_format(path: str, source: str) -> str:
 
 
 def _check_text(head: bytes, source: str) -> None:
-    """Raises: InputError if a file that begins with `head` is no text in UTF-8 with ends of lines."""
+    """Raises: InputError if a file that begins with `head` is not text in UTF-8 with ends of lines."""
     if name := next((name for name, magic in _UNREADABLE.items() if re.match(magic, head)), ""):
         raise InputError(f"{source} is compressed by {name}; decompress it, or compress it by gzip or zstd")
     if head[257:262] == b"ustar":

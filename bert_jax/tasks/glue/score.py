@@ -18,7 +18,7 @@ def score_files(name: str, data: str, predictions: str) -> dict[str, float]:
       data: a file with labels, or a directory with one for dev.
       predictions: a file of two columns, index and prediction: numbers or names of classes. The index is that of
         the data, or where it counts 0, 1, 2 .. the place there.
-    Raises: InputError, with file and line, if an example has no prediction, two, or one that is no class.
+    Raises: InputError, with file and line, if an example has no prediction, two, or one that is not a class.
     """
     glue, splits = find_glue(name), splits_of(name)
     split = (*splits["eval"], *splits["test"])[0]

@@ -90,7 +90,7 @@ def parse_question(value: object, where: str) -> SquadExample:
         value = {"question": value[0], "context": value[1]}
     if not isinstance(value, Mapping):
         raise InputError(
-            f'{where}: {_short(value)} is no question with its context; write {{"question": "...", "context": "..."}}'
+            f'{where}: {_short(value)} is not a question with a context; write {{"question": "...", "context": "..."}}'
         )
     question, context = (_get(value, name, str, where, "") for name in ("question", "context"))
     return SquadExample(_id(value, where, "") if "id" in value else where, question, context)

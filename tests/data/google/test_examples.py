@@ -281,7 +281,7 @@ def test_features_that_are_missing_or_of_another_kind_or_length(google_file, voc
     reason = "record 7: feature next_sentence_labels: an integer has 11 bytes"
     assert reason in message(lambda x: x.update({LABELS: endless}))
     tfrecord.write_records(path, [*itertools.islice(tfrecord.read_records(google_file), 3), b"no example"])
-    assert f"{path}, record 4: it is no tf.train.Example (" in refusal(str(path), vocab, output)
+    assert f"{path}, record 4: it is not a tf.train.Example (" in refusal(str(path), vocab, output)
     assert not Path(output).exists()
 
 

@@ -15,7 +15,7 @@ NUMBERS = np.array(
     [
         [0, 1, 2, -1],
         [3, 4, 5, 6],
-        [0, 7, -1, -1],  # the anchor of the first: its positive is no negative there
+        [0, 7, -1, -1],  # the anchor of the first: its positive is not a negative there
         [8, 4, 9, -1],  # the positive of the second
         [1, 10, 4, -1],  # its anchor is the positive of the first, its hard negative that of the second
         [-1, -1, -1, -1],
