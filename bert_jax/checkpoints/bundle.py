@@ -42,7 +42,7 @@ _MAGIC = (0xDB4775248B80FB57).to_bytes(8, "little")  # ends every such table
 _FOOTER_BYTES = 48  # two handles, zeros and the magic number
 _TRAILER_BYTES = 5  # of a block: how it is compressed, and its checksum
 _BLOCK_BYTES = 1 << 18  # with this many a block is full
-_RESTART_INTERVAL = 16  # every so many entries of a block, a key is written whole
+_RESTART_INTERVAL = 16  # entries of a block, of which the first has its whole key
 _HEADER = bytes([1 << 3 | VARINT, 1]) + delimited(3, bytes([1 << 3 | VARINT, 1]))  # one data file, version 1
 
 

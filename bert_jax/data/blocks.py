@@ -11,7 +11,7 @@ from bert_jax.storage import files
 from bert_jax.storage.files import JsonObject
 from bert_jax.storage.ranges import RangeReader
 
-BLOCK_BYTES = 1 << 20  # a block has about so many
+BLOCK_BYTES = 1 << 20  # of a block, about
 
 
 class RowSource(Protocol):

@@ -36,9 +36,9 @@ def create_instances(
 ) -> np.ndarray:
     """Returns the shuffled instances of `duplicates` passes over the documents, as records of `INSTANCE`.
 
-    Every pass cuts the documents anew. With [CLS] and [SEP]s, an instance fits in `max_seq_length`; between A and B are
-    so many `separators`.
-    Documents and sentences must not be empty. `next_sentence` is what the pair of sentences is for:
+    Every pass cuts the documents anew. With [CLS] and [SEP]s, an instance fits in `max_seq_length`; `separators` is
+    the number of [SEP] between A and B. Documents and sentences must not be empty. `next_sentence` is what the pair of
+    sentences is for:
 
       nsp: whether B follows A, or is of another document.
       sop: whether B follows A, or A follows B. A chunk of one sentence has no order: a random sentence of another

@@ -104,7 +104,7 @@ def read_range(
 ) -> tuple[np.ndarray, list[Document], dict]:
     """Returns the documents with hashes in first_key..last_key: flat ids [T], bounds in order of hash, and counts.
 
-    With `passage`, a passage of so many parts is a document; see `unite`.
+    With `passage`, a passage of that many parts is a document; see `unite`.
     """
     all_documents, all_sentences, all_tokens = [], [], []
     for index in range(num_pieces):

@@ -36,7 +36,7 @@ from bert_jax.version import __version__
 
 SHARD_TOKENS = 16 << 20  # about 64 MiB of English text, which a process holds in memory
 LINES_AT_ONCE = 8 << 20  # lines that a process compares at a time, by 64 MiB of hashes
-# Where so many times the rate would be held out, and this share of all tokens, long documents are cut into passages.
+# Where this many times the rate would be held out, and this share of all tokens, long documents are cut into passages.
 # Less is by chance: a few of hundreds of documents are held out, and some are longer than others.
 MOST_HELD_OUT, MUCH_TEXT = 2, 0.05
 _ROWS_AT_ONCE = 1024  # their intermediate arrays fit in a processor's cache
@@ -139,7 +139,7 @@ class Range:
     num_shards: int
     first: int
     last: int
-    passage: int = 0  # if not 0, a passage of so many parts of a document is a document
+    passage: int = 0  # if not 0, a passage of that many parts of a document is a document
 
     @property
     def name(self) -> str:

@@ -25,7 +25,7 @@ from bert_jax.storage.block_cache import BlockCache
 from bert_jax.storage.ranges import RangeReader
 from bert_jax.storage.resolve import resolve
 
-_HELDOUT_SHARE = 8  # of the cache, the held-out split gets one part in so many at most
+_HELDOUT_SHARE = 8  # the held-out split gets at most an eighth of the cache
 _BLOCKS_AHEAD = 16  # of a split that is read in order
 _FEWEST_BLOCKS = 2
 

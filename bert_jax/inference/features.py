@@ -31,7 +31,7 @@ from bert_jax.text.fitting import fit_texts, tell_cut
 
 _ROWS_AT_ONCE = 32
 _TEXTS_AT_ONCE = 8192  # that are tokenized before the first of their vectors are given back
-_TOKENS_AT_ONCE = 4096  # about so many have their vectors in memory
+_TOKENS_AT_ONCE = 4096  # of which the vectors are in memory, about
 _FILL = 0.97  # of the positions of packed rows, which texts rarely fill to the last
 
 
@@ -56,7 +56,7 @@ def token_features(
     Layer 0 is the embeddings, 1 the first layer; -1 is the last. A text with more than `max_seq_length` tokens is cut,
     with a warning at the end, or with `long_texts` "refuse" an error; 0 is as many as the model has positions for.
 
-    Raises: InputError if there is no such layer, or no room for so many tokens.
+    Raises: InputError if a layer does not exist, or `max_seq_length` is beyond the model's positions.
     """
     chosen = tuple(layers)
     max_seq_length, num_cut = _check(bert, chosen, max_seq_length), 0
@@ -127,7 +127,7 @@ def sentence_embeddings(
 
 
 def _check(bert: Pretrained, layers: tuple[int, ...], max_seq_length: int) -> int:
-    """Returns how many tokens a text may have. Raises: InputError if a layer or so many tokens are not to be had."""
+    """Returns the most tokens of a text. Raises: InputError if the model lacks a layer, or positions for them."""
     most = bert.config.num_layers
     for layer in layers:
         if not -most - 1 <= layer <= most:
@@ -148,7 +148,7 @@ def _check(bert: Pretrained, layers: tuple[int, ...], max_seq_length: int) -> in
 def _rows(
     bert: Pretrained, texts: Sequence[str] | Sequence[tuple[str, str]], most: int, long_texts: str, before: int = 0
 ) -> tuple[list[Row], list[bool]]:
-    """Returns the rows of some texts, and whether each was cut; so many texts were `before` them."""
+    """Returns the rows of some texts, and whether each was cut; `before` is the number of texts before them."""
     fitted = fit_texts(bert.tokenizer, texts, most, long_texts, before)
     rows = [Row(number, each.token_ids, each.type_ids, (len(each.token_ids),)) for number, each in enumerate(fitted)]
     check_type_ids(bert.config, largest_type(rows), "the input")

@@ -29,7 +29,7 @@ LOG_LIKELIHOOD = "log_likelihood"  # of a causal model, which has one only
 
 # Sentences are short, so that their rows are padded to lengths closer to each other than those of tasks.
 _SHORT, _SHORT_BY = 32, 4
-# Where rows of one length fill so many batches, half the step saves more than another program takes to compile.
+# Where rows of one length fill this many batches, half the step saves more than another program takes to compile.
 _MANY_BATCHES, _FINER_BY = 512, 2
 # Tokens of a batch, padding included. More are no faster on a CPU, and an accelerator needs more to be busy.
 _CPU_TOKENS, _OTHER_TOKENS = 2048, 65536

@@ -84,7 +84,7 @@ class EmbeddingConfig:
     both_directions: bool = False  # infonce: anchors are found by their positives too
     margin: float = 1.0  # triplet: how much farther than the positive a negative is to be
     best_score: float = 1.0  # cosine: the score of texts that say the same; scores are divided by it
-    dimensions: str = ""  # Matryoshka: the loss is also that of so many leading numbers, such as 64,128
+    dimensions: str = ""  # Matryoshka: leading dimensions that have the loss too, such as 64,128
 
     def validate(self) -> None:
         check_numbers(self)

@@ -166,7 +166,7 @@ def _is_same(one: Place, other: Path) -> bool:
 
 
 def check_space(directory: Path, num_bytes: int) -> None:
-    """Raises: StoppedError if there is no room in a directory for so many bytes more."""
+    """Raises: StoppedError if a directory has no room for `num_bytes` more."""
     free = shutil.disk_usage(directory).free
     if free < num_bytes:
         sizes = f"it takes {num_bytes / 1e6:.1f} MB and {free / 1e6:.1f} MB are free"

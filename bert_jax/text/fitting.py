@@ -191,7 +191,7 @@ def padded_length(length: int, most: int, multiple: int) -> int:
 
 
 def rows_of(tokens: int, length: int, most: int, group: int = 1) -> int:
-    """Returns how many rows of `length` have about so many tokens: group, 2 group, 4 group ... and at most `most`."""
+    """Returns how many rows of `length` hold about `tokens` tokens: group, 2 group, 4 group ... and at most `most`."""
     return group << (min(most, max(group, tokens // length)) // group).bit_length() - 1
 
 

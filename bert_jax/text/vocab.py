@@ -26,7 +26,7 @@ class Template(NamedTuple):
     """How rows are made of texts: [CLS] A [SEP], and [CLS] A [SEP] B [SEP], by these names."""
 
     specials: tuple[str, ...] = SPECIAL_TOKENS  # the names of `SPECIAL_TOKENS` in the vocabulary
-    separators: int = 1  # so many [SEP] are between A and B
+    separators: int = 1  # the number of [SEP] between A and B
     second_type: int = 1  # the type of B's tokens; 0 as A's
     blank: str = ""  # what a sentence or word that follows another begins with, where that changes its tokens
 

@@ -117,7 +117,7 @@ def batches_of(items: Iterator[Item], size: int, pause: float | None = None) -> 
 
 
 def told(batches: Iterator[list[Item]], what: str, seconds: float = 10.0) -> Iterator[list[Item]]:
-    """Yields batches, and says every so many seconds on stderr how many items of them are done."""
+    """Yields batches, and prints to stderr, every `seconds`, how many items are done."""
     count, began = 0, time.monotonic()
     said = began
     for batch in batches:

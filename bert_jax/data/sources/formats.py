@@ -33,7 +33,7 @@ _OTHER_JSON = re.compile(rb'(\[\s*)?\{\s*"([^"\\]|\\.)*"\s*:')
 _OTHER_JSON_NAME = re.compile(r"\.json(\.gz|\.zst)?$")
 _UNREADABLE = {"bzip2": rb"BZh[1-9]1AY&SY", "xz": rb"\xfd7zXZ\x00", "zip": rb"PK\x03\x04"}  # their first bytes
 _HEAD_BYTES = 1 << 16
-_BINARY_BYTES = 1 << 13  # a NUL byte in so many at the beginning means that a file is not text
+_BINARY_BYTES = 1 << 13  # of the beginning; a NUL byte among them means that a file is not text
 # What begins a file, or where in each four bytes there are zeros, if most letters are Latin.
 _WIDE_MARKS = {"UTF-32": (b"\xff\xfe\0\0", b"\0\0\xfe\xff"), "UTF-16": (b"\xff\xfe", b"\xfe\xff")}
 _WIDE_ZEROS = {

@@ -19,7 +19,7 @@ PARQUET = "Parquet"
 
 _MAGIC = b"PAR1"  # at both ends of a file; "PARE" is that of encrypted ones
 _NAME = ".parquet"
-_ROWS_AT_ONCE = 16  # however long a text is that a small file repeats, so many are in memory at once
+_ROWS_AT_ONCE = 16  # in memory at once, however long a text is that a small file repeats
 _BUFFER_BYTES = 1 << 20  # of the stream of a column, which is otherwise read whole
 
 
