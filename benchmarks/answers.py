@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures how long people wait: one text, a paragraph, a set of them, the first answer; beside torch and ONNX Runtime.
 
-    python -m benchmarks.answers --model=DIR --classifier=DIR --input=FILE --peer_python=PATH --output=FILE
+    python -m benchmarks.answers --model=DIR --classifier=DIR --input=FILE --table=FILE --peer_python=PATH --output=FILE
 
 The model is one of sentence-transformers with mean pooling, the classifier one of transformers with the same encoder;
 --input has a text on each line. All sides compute float32 with all cores, in processes of their own (peers/answers.py),
 and take turns request by request. A ratio is that of the medians. "First answer" is a whole new process, from its start
-to its answer, after one that nothing was kept of (cold) and one more (warm).
+to its answer, after one that nothing was kept of (cold) and one more (warm). With --table, which has a header, texts
+and labels, its first 1,000 rows are learnt in 3 epochs of batches of 32, and the next 200 evaluated after each: by the
+command `finetune`, cold and warm, and by transformers' Trainer, which saves nothing.
 """
 
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -30,6 +33,7 @@ MODEL = flags.DEFINE_string("model", "", "a directory of sentence-transformers")
 CLASSIFIER = flags.DEFINE_string("classifier", "", "a directory of transformers: a classifier with the same encoder")
 INPUT = flags.DEFINE_string("input", "", "a file with a text on each line")
 PEER_PYTHON = flags.DEFINE_string("peer_python", "", "a Python with sentence-transformers, torch, onnxruntime")
+TABLE = flags.DEFINE_string("table", "", "a file of tab-separated texts and labels to fine-tune on; without, left out")
 OUTPUT = flags.DEFINE_string("output", "", "JSON file to write")
 ROUNDS = flags.DEFINE_integer("rounds", 40, "requests of one text; of sets an eighth", lower_bound=8)
 
@@ -127,7 +131,33 @@ def first_answers(texts: dict[str, list[str]]) -> list[dict[str, Any]]:
     return found
 
 
-def lines_of(requests: list[dict[str, Any]], first: list[dict[str, Any]]) -> list[str]:
+def trainings(folder: Path) -> list[dict[str, Any]]:
+    """Returns the wall and CPU seconds of fine-tuning on --table: whole processes, from start to end."""
+    header, *rows = Path(TABLE.value).read_text("utf-8").splitlines()[:1201]
+    if len(rows) < 1200:
+        raise InputError(f"--table {TABLE.value} has {len(rows)} rows; 1,200 are needed")
+    for name, some in (("train", rows[:1000]), ("dev", rows[1000:])):
+        (folder / f"{name}.tsv").write_text("\n".join([header, *some, ""]), encoding="utf-8")
+    settings = {"data.path": folder, "init_checkpoint": MODEL.value, "data.batch_size": 32, "train.num_epochs": 3}
+    ours = [sys.executable, "-m", "bert_jax", "finetune", "--config=finetune:classification"]
+    ours += [f"--config.{name}={value}" for name, value in settings.items()]
+    theirs = [PEER_PYTHON.value, str(WORKER), "train", MODEL.value, str(folder)]
+    variables = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(folder / "cache"), "JAX_PLATFORMS": "cpu"}
+    found = []
+    for number, name in enumerate(
+        ("bert_jax, cold", "transformers", "bert_jax, warm", "transformers", "bert_jax, warm")
+    ):
+        command = theirs if name == "transformers" else [*ours, f"--workdir={folder}/run{number}"]
+        before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+        subprocess.run(command, check=True, env=variables, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        seconds, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        found.append({"side": name, "seconds": seconds, "cpu_seconds": cpu})
+        print(f"fine-tuning, {name}: measured", file=sys.stderr)
+    return found
+
+
+def lines_of(requests: list[dict[str, Any]], first: list[dict[str, Any]], trained: list[dict[str, Any]]) -> list[str]:
     """Returns tables for people."""
     rows = [["", *(f"{side} ms" for side in SIDES), "p95 of ours", "times torch's", "times ONNX Runtime's"]]
     for work, name in dict.fromkeys((one["work"], one["request"]) for one in requests):
@@ -142,7 +172,11 @@ def lines_of(requests: list[dict[str, Any]], first: list[dict[str, Any]]) -> lis
         of = {side: [one for one in first if (one["side"], one["cache"]) == (side, cache)] for side in SIDES}
         starts.append([f"first answer, {cache}, s", *(f"{min(o['seconds'] for o in of[side]):.2f}" for side in SIDES)])
     starts.append(["memory, one at a time, MB", *(f"{of[side][-1]['memory'] / 1e6:,.0f}" for side in SIDES)])
-    return [*table(rows), "", *table(starts)]
+    runs = [["1,000 texts, 3 epochs", "s", "CPU s"]]
+    for side in dict.fromkeys(one["side"] for one in trained):
+        best = min((one for one in trained if one["side"] == side), key=lambda one: one["seconds"])
+        runs.append([side, f"{best['seconds']:.1f}", f"{best['cpu_seconds']:.1f}"])
+    return [*table(rows), "", *table(starts), *(["", *table(runs)] if trained else [])]
 
 
 def main() -> None:
@@ -158,11 +192,12 @@ def main() -> None:
         )
     subprocess.run([PEER_PYTHON.value, str(WORKER), "export", MODEL.value, CLASSIFIER.value], check=True)
     first = first_answers(texts)
-    with tempfile.TemporaryDirectory() as cache:
-        requests = measure(texts, cache)
-    print("\n".join(lines_of(requests, first)))
+    with tempfile.TemporaryDirectory() as folder:
+        requests = measure(texts, f"{folder}/kept")
+        trained = trainings(Path(folder)) if TABLE.value else []
+    print("\n".join(lines_of(requests, first, trained)))
     if OUTPUT.value:
-        write_json(Path(OUTPUT.value), {**environment(), "requests": requests, "first": first})
+        write_json(Path(OUTPUT.value), {**environment(), "requests": requests, "first": first, "trained": trained})
 
 
 if __name__ == "__main__":

@@ -236,7 +236,7 @@ def test_embeddings_beside_a_peer_are_measured_once(tmp_path, monkeypatch, capsy
 PEER = """#!{python}
 import json, sys
 side = sys.argv[2]  # after the path of the worker
-for line in sys.stdin if side != "export" else ():
+for line in sys.stdin if side not in ("export", "train") else ():
     texts = json.loads(line)["texts"]
     assert all(texts), texts
     print(json.dumps({{"seconds": len(texts) / 8, "cpu_seconds": 0.5, "memory": 7_000_000}}), flush=True)
@@ -246,7 +246,7 @@ for line in sys.stdin if side != "export" else ():
 @pytest.mark.slow
 def test_answers_beside_peers_that_answer_too(repository, tmp_path):
     """Ours are computed; the peers need an eighth of a second for each text."""
-    model, text, peer = make_pretrained(tmp_path), tmp_path / "texts.txt", tmp_path / "peer"
+    model, text, peer = make_pretrained(tmp_path, max_positions=128), tmp_path / "texts.txt", tmp_path / "peer"
     classifier, topics = tmp_path / "run", make_topics(tmp_path / "topics", num_train=16, num_dev=4)
     finetune(
         FinetuneConfig(
@@ -257,10 +257,12 @@ def test_answers_beside_peers_that_answer_too(repository, tmp_path):
         classifier, jax.devices()[:1],
     )  # fmt: skip
     write_topics(text, 2000, seed=0, labels=False)
+    write_topics(tmp_path / "table.tsv", 1200, seed=1)
     peer.write_text(PEER.format(python=sys.executable))
     peer.chmod(0o755)
     places = [f"--model={model}", f"--classifier={classifier}", f"--input={text}", f"--output={tmp_path}/out.json"]
     command = [sys.executable, "-m", "benchmarks.answers", *places, f"--peer_python={peer}", "--rounds=8"]
+    command.append(f"--table={tmp_path}/table.tsv")
     done = subprocess.run(command, cwd=repository, text=True, capture_output=True)
     assert done.returncode == 0, done.stderr
     rows = {line.split("  ")[0]: line.split() for line in done.stdout.splitlines() if line}
@@ -270,5 +272,7 @@ def test_answers_beside_peers_that_answer_too(repository, tmp_path):
     assert len(of) == 10 and len(record["requests"]) == 30 and len(record["first"]) == 12
     for one in of.values():
         assert len(one["seconds"]) == (8 if one["texts"] == 1 else 1) and 0 < one["p50"] <= one["p95"]
+    assert [one["side"] for one in record["trained"][:2]] == ["bert_jax, cold", "transformers"]
+    assert record["trained"][0]["cpu_seconds"] > record["trained"][1]["cpu_seconds"] > 0  # which starts, and ends
     onnx = next(one for one in record["requests"] if one["side"] == "onnx" and one["texts"] == 24)
     assert (onnx["p50"], onnx["p95"], onnx["memory"]) == (3.0, 3.0, 7_000_000)

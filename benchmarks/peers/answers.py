@@ -2,6 +2,7 @@
 """One side of benchmarks/answers.py: bert_jax, torch or ONNX Runtime answers requests about texts.
 
     python benchmarks/peers/answers.py SIDE MODEL CLASSIFIER
+    python benchmarks/peers/answers.py train MODEL FOLDER    # with train.tsv and dev.tsv, by transformers' Trainer
 
 Reads lines {"work": "embed" or "classify", "texts": [...]} and answers each with seconds, CPU seconds and the most
 memory so far. torch is sentence-transformers and transformers; ONNX Runtime runs their exported models. Both take sets
@@ -136,12 +137,36 @@ def export(model: str, classifier: str) -> None:
             os.replace(f"{folder}/model.onnx", f"{directory}/model.onnx")
 
 
+def train(model: str, folder: str) -> None:
+    """Fine-tunes a classifier as transformers' Trainer does by default, and evaluates after each epoch."""
+    import torch
+    import transformers
+
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+    splits = {}
+    for name in ("train", "dev"):
+        with open(f"{folder}/{name}.tsv", encoding="utf-8") as file:
+            texts, labels = zip(*(line.rstrip("\n").split("\t") for line in file.readlines()[1:]))
+        tokens = tokenizer(list(texts), truncation=True, max_length=128)["input_ids"]
+        splits[name] = [{"input_ids": ids, "labels": int(label)} for ids, label in zip(tokens, labels)]
+    with tempfile.TemporaryDirectory() as place:
+        options = transformers.TrainingArguments(
+            place, num_train_epochs=3, per_device_train_batch_size=32, learning_rate=5e-5, warmup_steps=0.1,
+            use_cpu=True, eval_strategy="epoch", save_strategy="no", report_to=[], disable_tqdm=True,
+        )  # fmt: skip
+        net = transformers.AutoModelForSequenceClassification.from_pretrained(model, dtype=torch.float32)
+        collator = transformers.DataCollatorWithPadding(tokenizer)
+        data = {"train_dataset": splits["train"], "eval_dataset": splits["dev"]}
+        transformers.Trainer(net, options, data_collator=collator, **data).train()
+
+
 def main() -> None:
     """Answers requests until there are no more."""
     answers, sys.stdout = sys.stdout, sys.stderr
     side, model, classifier = sys.argv[1:]
-    if side == "export":
-        export(model, classifier)
+    if side in ("export", "train"):
+        (export if side == "export" else train)(model, classifier)
         return
     makers = {"bert_jax": ours, "torch": torch_side, "onnx": onnx_side}[side](model, classifier)
     ready: dict[str, Answer] = {}
