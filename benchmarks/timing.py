@@ -10,13 +10,13 @@ import platform
 import resource
 import statistics
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.peers.memory import most_memory
 from bert_jax import __version__
 
 CHECKOUT = Path(__file__).resolve().parents[1]
@@ -117,9 +117,7 @@ def peak_memory(device: Any = None) -> dict[str, Any]:
     stats = device.memory_stats() if device is not None else None
     if stats and "peak_bytes_in_use" in stats:
         return {"peak_memory_bytes": int(stats["peak_bytes_in_use"]), "peak_memory_of": "device"}
-    unit = 1 if sys.platform == "darwin" else 1024
-    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    return {"peak_memory_bytes": used, "peak_memory_of": "process, resident"}
+    return {"peak_memory_bytes": most_memory(), "peak_memory_of": "process, resident"}
 
 
 def environment(devices: Sequence[Any] = ()) -> dict[str, Any]:

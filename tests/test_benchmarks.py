@@ -68,6 +68,15 @@ def test_figures_and_comparisons():
     assert timing.comparisons([ours], rounds) == []
 
 
+def test_memory_is_that_of_the_process_and_not_of_its_parent(repository):
+    """On Linux the latter counts in ru_maxrss."""
+    held = np.ones(1 << 27, np.uint8)
+    code = "from benchmarks.peers.memory import most_memory as most; print(most()); x = b'x' * (1 << 26); print(most())"
+    done = subprocess.run([sys.executable, "-c", code], cwd=repository, text=True, capture_output=True, check=True)
+    before, after = map(int, done.stdout.split())
+    assert before < held.nbytes // 2 < after - before + (1 << 20) < held.nbytes and timing.most_memory() > held.nbytes
+
+
 def test_names_of_peers():
     assert peers.parse_modes("", "train") == ()
     assert peers.parse_modes("onnx, eager", "infer") == ("onnx:float32", "eager:float32")

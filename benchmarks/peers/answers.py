@@ -11,12 +11,13 @@ sorted by length, in batches of 32.
 
 import json
 import os
-import resource
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
+
+from memory import most_memory
 
 BATCH = 32
 Answer = Callable[[Sequence[str]], Any]
@@ -177,9 +178,8 @@ def main() -> None:
         if name not in ready:
             ready[name] = makers[name]()
         ready[name](request["texts"])
-        unit = 1 if sys.platform == "darwin" else 1024
         reply = {"seconds": time.perf_counter() - started, "cpu_seconds": time.process_time() - cpu}
-        reply["memory"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+        reply["memory"] = most_memory()
         print(json.dumps(reply), file=answers, flush=True)
 
 

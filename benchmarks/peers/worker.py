@@ -17,7 +17,6 @@ import contextlib
 import importlib.util
 import json
 import os
-import resource
 import sys
 import tempfile
 import time
@@ -29,6 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from memory import most_memory
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 NO_LABEL = -100
@@ -210,9 +210,7 @@ class Work:
     def _memory(self) -> dict[str, Any]:
         if self.device.type == "cuda":
             return {"peak_memory_bytes": torch.cuda.max_memory_allocated(), "peak_memory_of": "device"}
-        unit = 1 if sys.platform == "darwin" else 1024
-        used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-        return {"peak_memory_bytes": used, "peak_memory_of": "process, resident"}
+        return {"peak_memory_bytes": most_memory(), "peak_memory_of": "process, resident"}
 
 
 def onnx_session(
