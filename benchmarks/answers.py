@@ -33,6 +33,7 @@ MODEL = flags.DEFINE_string("model", "", "a directory of sentence-transformers")
 CLASSIFIER = flags.DEFINE_string("classifier", "", "a directory of transformers: a classifier with the same encoder")
 INPUT = flags.DEFINE_string("input", "", "a file with a text on each line")
 PEER_PYTHON = flags.DEFINE_string("peer_python", "", "a Python with sentence-transformers, torch, onnxruntime")
+PAUSE = flags.DEFINE_float("pause", 0.0, "seconds before a request, in which the threads of others cease to spin", 0.0)
 TABLE = flags.DEFINE_string("table", "", "a file of tab-separated texts and labels to fine-tune on; without, left out")
 OUTPUT = flags.DEFINE_string("output", "", "JSON file to write")
 ROUNDS = flags.DEFINE_integer("rounds", 40, "requests of one text; of sets an eighth", lower_bound=8)
@@ -101,6 +102,7 @@ def measure(texts: dict[str, list[str]], cache: str) -> list[dict[str, Any]]:
             answers: dict[str, list[dict[str, Any]]] = {side: [] for side in SIDES}
             for number, request in enumerate(take[1:]):
                 for side in SIDES if number % 2 else reversed(SIDES):
+                    time.sleep(PAUSE.value)
                     answers[side].append(sides[side].ask(work, request))
             for side, kept in answers.items():
                 seconds = sorted(one["seconds"] for one in kept[2:])
