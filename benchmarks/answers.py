@@ -5,10 +5,10 @@
 
 The model is one of sentence-transformers with mean pooling, the classifier one of transformers with the same encoder;
 --input has a text on each line. All sides compute float32 with all cores, in processes of their own (peers/answers.py),
-and take turns request by request. A ratio is that of the medians. "First answer" is a whole new process, from its start
-to its answer, after one that nothing was kept of (cold) and one more (warm). With --table, which has a header, texts
-and labels, its first 1,000 rows are learnt in 3 epochs of batches of 32, and the next 200 evaluated after each: by the
-command `finetune`, cold and warm, and by transformers' Trainer, which saves nothing.
+and take turns of one request, or of --in_a_row. A ratio is that of the medians. "First answer" is a whole new process,
+from its start to its answer, after one that nothing was kept of (cold) and one more (warm). With --table, which has a
+header, texts and labels, its first 1,000 rows are learnt in 3 epochs of batches of 32, and the next 200 evaluated after
+each: by the command `finetune`, cold and warm, and by transformers' Trainer, which saves nothing.
 """
 
 import json
@@ -33,7 +33,8 @@ MODEL = flags.DEFINE_string("model", "", "a directory of sentence-transformers")
 CLASSIFIER = flags.DEFINE_string("classifier", "", "a directory of transformers: a classifier with the same encoder")
 INPUT = flags.DEFINE_string("input", "", "a file with a text on each line")
 PEER_PYTHON = flags.DEFINE_string("peer_python", "", "a Python with sentence-transformers, torch, onnxruntime")
-PAUSE = flags.DEFINE_float("pause", 0.0, "seconds before a request, in which the threads of others cease to spin", 0.0)
+PAUSE = flags.DEFINE_float("pause", 0.0, "seconds before a turn, in which the threads of others cease to spin", 0.0)
+IN_A_ROW = flags.DEFINE_integer("in_a_row", 1, "requests of a turn: one process answers them one after another", 1)
 TABLE = flags.DEFINE_string("table", "", "a file of tab-separated texts and labels to fine-tune on; without, left out")
 OUTPUT = flags.DEFINE_string("output", "", "JSON file to write")
 ROUNDS = flags.DEFINE_integer("rounds", 40, "requests of one text; of sets an eighth", lower_bound=8)
@@ -100,10 +101,11 @@ def measure(texts: dict[str, list[str]], cache: str) -> list[dict[str, Any]]:
             take = [[pool[(n * count + k) % len(pool)] for k in range(count)] for n in range(rounds + 3)]
             first = {side: process.ask(work, take[0])["seconds"] for side, process in sides.items()}
             answers: dict[str, list[dict[str, Any]]] = {side: [] for side in SIDES}
-            for number, request in enumerate(take[1:]):
+            for number, start in enumerate(range(1, len(take), IN_A_ROW.value)):
                 for side in SIDES if number % 2 else reversed(SIDES):
                     time.sleep(PAUSE.value)
-                    answers[side].append(sides[side].ask(work, request))
+                    turn = take[start : start + IN_A_ROW.value]
+                    answers[side] += [sides[side].ask(work, request) for request in turn]
             for side, kept in answers.items():
                 seconds = sorted(one["seconds"] for one in kept[2:])
                 found.append({

@@ -271,7 +271,7 @@ def test_answers_beside_peers_that_answer_too(repository, tmp_path):
     peer.chmod(0o755)
     places = [f"--model={model}", f"--classifier={classifier}", f"--input={text}", f"--output={tmp_path}/out.json"]
     command = [sys.executable, "-m", "benchmarks.answers", *places, f"--peer_python={peer}", "--rounds=8"]
-    command.append(f"--table={tmp_path}/table.tsv")
+    command += [f"--table={tmp_path}/table.tsv", "--in_a_row=3"]
     done = subprocess.run(command, cwd=repository, text=True, capture_output=True)
     assert done.returncode == 0, done.stderr
     rows = {line.split("  ")[0]: line.split() for line in done.stdout.splitlines() if line}
