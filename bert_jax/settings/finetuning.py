@@ -222,9 +222,8 @@ class FinetuneTrainConfig:
 class SweepConfig:
     """A grid of runs in one command. The model of the best run is kept."""
 
-    seeds: int = (
-        0  # number of seeds: N runs with train.seed and data.seed 0 .. N - 1; 0 is one run with the given seeds
-    )
+    # number of seeds: N runs with train.seed and data.seed 0 .. N - 1; 0 is one run with the given seeds
+    seeds: int = 0
     learning_rates: str = ""  # learning rates of the grid, separated by commas; "" takes optimizer.learning_rate
 
     def validate(self) -> None:
@@ -276,6 +275,15 @@ class FinetuneConfig:
         sections = (self.task, self.model, self.data, self.optimizer, self.train, self.eval)
         for section in (*sections, self.mesh, self.checkpoint, self.report, self.sweep, self.teacher):
             section.validate()
+        for name in ("class_weights", "label_smoothing"):
+            others = (
+                "stsb regression multilabel squad1 squad2 choice ner embeddings".split()
+            )  # they change nothing there
+            if getattr(self.task, name) and self.task.name in others:
+                raise InputError(
+                    f"task.{name} {getattr(self.task, name)} is for texts of one class each, and task.name is "
+                    f"{self.task.name}; leave it out"
+                )
         if self.checkpoint.keep_words:
             raise InputError("checkpoint.keep_words is for pre-training; keep revisions by checkpoint.keep_every")
         if not self.init_checkpoint:

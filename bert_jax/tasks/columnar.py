@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records of data sets with typed columns: TFDS and Parquet. A column may be a class label, whose names they keep."""
 
-import functools
-import types
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -68,7 +66,6 @@ def read_parquet(place: str) -> list[Record]:
     return records
 
 
-@functools.lru_cache(16)
 def classes_in(place: str) -> Mapping[str, tuple[str, ...]]:
     """Returns the names of the classes, in the order of their numbers, for each column that is a class label.
 
@@ -76,14 +73,13 @@ def classes_in(place: str) -> Mapping[str, tuple[str, ...]]:
     """
     if is_parquet(place):
         source = files.expand_globs(place)[0]
-        return types.MappingProxyType(parquet.read_classes(urls.local_copy(source), source))
+        return parquet.read_classes(urls.local_copy(source), source)
     if not is_tfds(place):
-        return types.MappingProxyType({})
+        return {}
     builder, _, _ = tfds_text.open_builder(place)
     with tfds_text.tfds_errors(place):
         features = {name: getattr(kind, "feature", kind) for name, kind in builder.info.features.items()}  # of a list
-        names = {name: tuple(kind.names) for name, kind in features.items() if getattr(kind, "names", None)}
-    return types.MappingProxyType(names)  # shared by all callers
+        return {name: tuple(kind.names) for name, kind in features.items() if getattr(kind, "names", None)}
 
 
 def parted(place: str) -> tuple[str, str]:

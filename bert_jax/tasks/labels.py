@@ -27,6 +27,7 @@ class ClassifyExample(NamedTuple):
 _MOST = float(np.finfo(np.float32).max)  # of a label that is a number
 HIDDEN = "-1"  # what data sets write for a label that they keep to themselves
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)", re.ASCII)
+_WRITTEN_LIST = re.compile(r"""\[(|.*['"]|[\d.]+[\s,][\d\s.,]*)\]""", re.DOTALL)  # as pandas writes lists into CSV
 
 
 def label_name(value: object, where: str) -> str | None:
@@ -60,7 +61,14 @@ def read_labels(separator: str, value: object, where: str) -> dict[str, float] |
             return {name: float(share) for name, share in given.items()}
         raise InputError(f"{where}: labels {value!r:.60} are not probabilities from 0 to 1; give such, or a list")
     parts = value.split(separator) if isinstance(value, str) else value if isinstance(value, list) else [value]
-    return {name: 1.0 for part in parts if (name := label_name(part, where)) is not None}
+    names = [name for part in parts if (name := label_name(part, where)) is not None]
+    twice = [name for name in names if (_NUMBER.fullmatch(name) or name in ("true", "false")) and names.count(name) > 1]
+    if twice or (isinstance(value, str) and _WRITTEN_LIST.fullmatch(value.strip())):
+        raise InputError(
+            f"{where}: labels {value!r:.60} are a list as Python writes it, or a 0 or 1 for each label; give the names "
+            f"that hold, with {separator!r} between them, or as a list in JSON lines"
+        )
+    return dict.fromkeys(names, 1.0)
 
 
 def label_number(value: object, where: str) -> float | None:
@@ -107,9 +115,7 @@ def find_labels(examples: Sequence[ClassifyExample]) -> tuple[str, ...]:
             f"{examples[0].where}: {len(examples)} examples have {len(found)} different labels, such as "
             f"{found[0][:40]!r}; check task.label_column (numbers are for the task regression)"
         )
-    if all(_is_integer(label) for label in found):
-        return tuple(sorted(found, key=int))
-    return tuple(sorted(found))
+    return tuple(sorted(found, key=int if all(map(_is_integer, found)) else None))
 
 
 def _is_integer(label: str) -> bool:

@@ -275,9 +275,8 @@ def _tsv_rows(place: str) -> Iterator[tuple[int, list[str]]]:
 def _csv_rows(place: str) -> Iterator[tuple[int, list[str]]]:
     csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_FIELD))  # of the whole process: csv knows no other
     text = _read_text(place)
-    rows = csv.reader(
-        io.StringIO(text, newline=""), strict=True, delimiter=_separator(re.split("[\r\n]", text, maxsplit=1)[0])
-    )
+    header = re.split("[\r\n]", text.lstrip("\r\n"), maxsplit=1)[0]
+    rows = csv.reader(io.StringIO(text, newline=""), strict=True, delimiter=_separator(header))
     number = 1
     while True:
         try:
@@ -299,13 +298,8 @@ def _csv_rows(place: str) -> Iterator[tuple[int, list[str]]]:
 def _separator(header: str) -> str:
     """Returns what parts the columns of a CSV: the comma, or where the header has none what it has most of."""
     outside = re.sub(r'"[^"]*"', "", header)
-    return (
-        ","
-        if "," in outside or header.startswith("sep=")
-        else max(";\t|", key=outside.count)
-        if re.search(r"[;\t|]", outside)
-        else ","
-    )
+    is_plain = "," in outside or header.startswith("sep=") or not re.search(r"[;\t|]", outside)
+    return "," if is_plain else max(";\t|", key=outside.count)
 
 
 def _rows_table(

@@ -87,15 +87,8 @@ def to_tags(found: Sequence[Entity], length: int, scheme: str = "IOB2") -> list[
 def scheme_of(labels: Iterable[str]) -> str:
     """Returns the scheme of a model's labels."""
     prefixes = {label.partition("-")[0] for label in labels}
-    return (
-        "BMES"
-        if "M" in prefixes
-        else "BIOES"
-        if prefixes & {"E", "S"}
-        else "BILOU"
-        if prefixes & {"L", "U"}
-        else "IOB2"
-    )
+    schemes = {"M": "BMES", "E": "BIOES", "S": "BIOES", "L": "BILOU", "U": "BILOU"}
+    return next((scheme for prefix, scheme in schemes.items() if prefix in prefixes), "IOB2")
 
 
 def is_tag(tag: str) -> bool:

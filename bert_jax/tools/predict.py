@@ -7,10 +7,10 @@ A fine-tuned model does its task: it prints labels with probabilities, answers, 
 model that is only pre-trained predicts the words for each [MASK] in a text.
 
 A line is a text; two texts (a question and its context, or two sentences) separated by a tab; or JSON, either an object
-with the field names of the task's data, or a list. With --lines=text it is a text, whatever is in it. As JSON, every
-line of the input has one line of output, with the id of an object that has one, and a blank line has no prediction.
-Lines are answered as they come, in their order; what a long input has done is told on stderr. Output ends before a line
-that is wrong.
+with the field names of the task's data ("text" for a text with [MASK]), or a list. With --lines=text it is a text,
+whatever is in it. As JSON, every line of the input has one line of output, with the id of an object that has one, and a
+blank line has no prediction. Lines are answered as they come, in their order; what a long input has done is told on
+stderr. Output ends before a line that is wrong.
 """
 
 import contextlib
@@ -25,6 +25,7 @@ from bert_jax.devices.allocator import reuse_freed_memory
 from bert_jax.errors import InputError
 from bert_jax.storage.files import JsonObject
 from bert_jax.storage.writing import check_file
+from bert_jax.tasks.json_values import parse_json
 from bert_jax.tools import cli, recipes
 from bert_jax.tools.lines import batches_of, converse, open_lines, open_writer, parse_line, read_input, told
 from bert_jax.tools.shared_flags import define_checkpoint, define_long_texts, define_recipe
@@ -114,7 +115,11 @@ def _read(predictor: "Predictor", line: str, where: str, is_text: bool) -> tuple
     from bert_jax.inference.predict import read_blanks
 
     if predictor.task is None:
-        return line, read_blanks(predictor.bert, line, where, LONG_TEXTS.value, needed=not is_text)
+        value, text = line, line
+        with contextlib.suppress(InputError):  # what is not JSON is a text that begins with {
+            given: Any = parse_json(line, where) if line[:1] == "{" and not is_text else {}
+            value, text = (given, given["text"]) if isinstance(given.get("text"), str) else (line, line)
+        return value, read_blanks(predictor.bert, text, where, LONG_TEXTS.value, needed=not is_text)
     is_words = predictor.task.head.takes_words
     if is_text:
         return line, predictor.parse(line if is_words else (line,), where)

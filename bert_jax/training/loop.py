@@ -116,9 +116,8 @@ class Progress:
     def notes(self) -> dict[str, object]:
         """Returns the notes that `of` reads. They are copies: a thread writes them while training goes on."""
         unreported = {name: list(pair) for name, pair in self.window.sums.items() if name not in COUNTS}
-        told: dict[str, object] = {"unreported": unreported, "overdue": self.overdue, "best": list(self.best)}
-        told |= {"waited": self.waited} if self.waited else {}
-        return told | {"seen": self.seen and dict(self.seen)}
+        others = {**({"waited": self.waited} if self.waited else {}), "seen": self.seen and dict(self.seen)}
+        return {"unreported": unreported, "overdue": self.overdue, "best": list(self.best), **others}
 
     def count(self, metrics: Metrics) -> None:
         """Adds the counts of a finished step to those of the run."""
@@ -242,23 +241,24 @@ class _Loop:
             if now.keep:
                 self.keep()
             rank = self.evaluate() if now.evaluate else None
-            if progress.note_rank(rank, self.run.checkpoints.keep_best) or now.save:
+            is_good = progress.note_rank(rank, self.run.checkpoints.keep_best)
+            if progress.step < self.pace.num_steps and self.is_over() and progress.step % self.pace.report:
+                self.report(progress.step)  # as above, of a run that ends early
+            if is_good or now.save:
                 self.save(rank)
             progress.window.start_clock()
 
     def end(self, received: int) -> LoopResult:
         """Saves if a signal was received, waits for the checkpoint in progress, and returns the result of the loop."""
         step = self.progress.step
-        ends_early = not received and step < self.pace.num_steps and step != self.saved
-        if (received or ends_early) and step > self.first_step:
+        if step > self.first_step and (received or (step < self.pace.num_steps and step != self.saved)):
             self.finish_all()
             self.save(None)
         with self.run.clock.phase("saving"):
             self.run.checkpoints.wait()
         if not self.pace.final and not received:
             received = self.run.preemption.received()
-        done = self.is_over() and self.pace.final
-        return LoopResult(self.state, step, 0 if done else received, self.progress.seen)
+        return LoopResult(self.state, step, 0 if self.is_over() and self.pace.final else received, self.progress.seen)
 
     def finish_oldest(self) -> None:
         """Waits for the oldest unfinished call, and reports if a report is due."""

@@ -95,10 +95,13 @@ def test_text_to_filled_blanks(repository, trained, tmp_path):
     lines = result.stdout.splitlines()
     assert lines[0] == "the [MASK] ." and lines[2] == "" and len(lines) == 6
     assert all(line.count("%") == 3 for line in (lines[1], lines[4], lines[5]))
-    (tmp_path / "texts.txt").write_text("the [MASK] .\n{hello}\n" + "the [MASK] ." * 400 + "\nthe ban\nthe [MASK]\n")
+    (tmp_path / "texts.txt").write_text(
+        '{"text": "the [MASK] .", "id": 7}\n{hello}\n' + "the [MASK] ." * 400 + "\nthe ban\nthe [MASK]\n"
+    )
     result = run(repository, "-m", "bert_jax.tools.predict", *arguments, "--format=json")
     assert_one_line(result, "texts.txt:2 has no [MASK]: '{hello}'", "or give --lines=text")
-    assert [json.loads(line)["input"] for line in result.stdout.splitlines()] == ["the [MASK] ."]
+    (found,) = map(json.loads, result.stdout.splitlines())
+    assert found["id"] == 7 and found["input"] == {"text": "the [MASK] .", "id": 7} and len(found["masks"]) == 1
     result = run(repository, "-m", "bert_jax.tools.predict", *arguments, "--format=json", "--lines=text")
     assert result.returncode == 0 and result.stderr.count("warning: 1 text has more than") == 1
     first, none, cut, other, last = (len(json.loads(line)["masks"]) for line in result.stdout.splitlines())

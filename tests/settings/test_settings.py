@@ -74,6 +74,15 @@ def test_wrong_keys_and_types_are_one_clear_line(values, expected):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("setting", [{"class_weights": "balanced"}, {"label_smoothing": 0.1}])
+def test_what_would_change_nothing_is_refused(setting):
+    for name in ("classification", "cola", "of_my_own", "multilabel", "ner", "stsb"):
+        values = {"task": {"name": name, **setting}, "data": {"path": "x"}, "init_checkpoint": "y"}
+        refused = name in ("multilabel", "ner", "stsb")
+        with pytest.raises(InputError, match="is for texts of one class each") if refused else contextlib.nullcontext():
+            from_dict(FinetuneConfig, values).validate()
+
+
 def test_whole_numbers_are_taken_for_floats():
     assert from_dict(PretrainConfig, {"optimizer": {"learning_rate": 1}}).optimizer.learning_rate == 1.0
 

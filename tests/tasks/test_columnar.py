@@ -95,6 +95,46 @@ def test_choices_and_questions(tmp_path):
     assert read_squad(str(tmp_path / "squad"), "dev") == []
 
 
+@pytest.mark.parametrize(
+    ("answers", "wanted"),
+    [
+        ([{"text": "c", "answer_start": 0}], "c"),  # as JSON has them
+        (None, None),
+        ({"text": ["c"], "answer_start": None}, "'answer_start' is null, not a list"),
+        ({"text": ["c", "d"], "answer_start": [0]}, "'answer_start' is null, not a whole number"),
+        ({"text": "c", "answer_start": 0}, "'text' is \"c\", not a list"),
+        ("c", "is \"c\", not an object with 'text'"),
+    ],
+)
+def test_answers_of_any_shape(tmp_path, answers, wanted):
+    columns = {"id": ["1"], "question": ["Which?"], "context": ["c d"], "answers": [answers]}
+    write(tmp_path / "train.parquet", columns)
+    if wanted is None or len(wanted) == 1:
+        (example,) = read_squad(str(tmp_path), "train")
+        assert [each.text for each in example.answers] == [wanted][: wanted is not None]
+        assert example.impossible == (wanted is None)
+        return
+    with pytest.raises(InputError) as caught:
+        read_squad(str(tmp_path), "train")
+    assert wanted in str(caught.value) and "example 0" in str(caught.value)
+
+
+def test_questions_of_the_same_id_cannot_be_scored(tmp_path):
+    columns = {"id": ["1", "1"], "question": ["a", "b"], "context": ["c", "d"]}
+    columns["answers"] = [{"text": [text], "answer_start": [0]} for text in "cd"]
+    for name in ("train", "dev"):
+        write(tmp_path / f"{name}.parquet", columns)
+    assert len(read_squad(str(tmp_path), "train")) == 2  # these are learnt from, and have no predictions
+    with pytest.raises(InputError, match=r"two questions have the id '1'; predictions go by ids"):
+        read_squad(str(tmp_path), "dev")
+
+
+def test_names_of_classes_are_those_that_the_file_has_now(tmp_path):
+    for names in (("no", "yes"), ("yes", "no")):
+        place = write(tmp_path / "train.parquet", {"text": ["a"], "label": [1]}, {"label": label(*names)})
+        assert task("classification").read(str(place), "train")[0].label == names[1]
+
+
 def test_what_is_no_parquet_is_named(tmp_path):
     (tmp_path / "train.parquet").write_text("a,b")
     with pytest.raises(InputError, match="not with PAR1"):
@@ -111,9 +151,10 @@ def test_what_is_no_parquet_is_named(tmp_path):
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
 def test_the_header_of_a_csv_says_what_parts_its_columns(tmp_path, separator, end):
     rows = [["text", "label"], [f'"a{separator} b"', "x"], ["c,d;e" if separator == "|" else "c", "y"]]
-    (tmp_path / "train.csv").write_bytes(end.join(separator.join(row) for row in rows).encode())
-    table = read_table(str(tmp_path / "train.csv"))
-    assert table.columns == ("text", "label") and table.records[0]["text"] == f"a{separator} b"
+    for blank in ("", end):
+        (tmp_path / "train.csv").write_bytes((blank + end.join(separator.join(row) for row in rows)).encode())
+        table = read_table(str(tmp_path / "train.csv"))
+        assert table.columns == ("text", "label") and table.records[0]["text"] == f"a{separator} b"
 
 
 def test_a_data_set_behind_a_url(tmp_path):

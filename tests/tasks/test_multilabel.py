@@ -61,6 +61,10 @@ def test_labels_are_lists_texts_or_probabilities(tmp_path, value, wanted):
         ({"b": 2}, "are not probabilities from 0 to 1"),
         ([["b"]], "label ['b'] is not a name"),
         (None, "has no label; training and dev examples need one"),
+        *(
+            (wrong, "are a list as Python writes it, or a 0 or 1 for each label; give the names that hold, with ','")
+            for wrong in ([0, 1, 0], [0.0, 0.0], [True, True], "1,0,0", "['b', 'd']", '["b"]', "[]", "[0. 1. 0.]")
+        ),
     ],
 )
 def test_what_is_no_label_is_named(tmp_path, value, problem):

@@ -270,6 +270,13 @@ def test_the_last_steps_are_reported_once(mesh, tmp_path):
         assert reports(tmp_path) == {3: 2.0, **({5: 4.5, 7: 6.5} if steps == 7 else {})}
 
 
+def test_the_last_steps_of_a_run_that_ends_early_are_reported_once(mesh, tmp_path):
+    losses = {3: 1.0, 6: 2.0, 8: 3.0}
+    for steps, patience in ((30, 1), (30, 1), (8, 0)):
+        run(tmp_path, mesh, Pace(steps, 5, 3, 0, False, patience=patience), losses, step=Calls().one)
+        assert reports(tmp_path) == {5: 3.0, 6: 6.0, **({8: 7.5} if steps == 8 else {})}
+
+
 def test_a_seal_that_fails_is_told_at_the_next_report(mesh, tmp_path, monkeypatch):
     """The next save may be hours away."""
 

@@ -15,6 +15,7 @@ XQuAD, MLQA and other data sets in this format are read too.
 """
 
 import glob
+import itertools
 import json
 import os
 import re
@@ -63,7 +64,8 @@ def read_squad(source: str, split: str, version: str = "") -> list[SquadExample]
         return []
     if is_tfds(place) or is_parquet(place):
         records = read_tfds(place, _TFDS_SPLITS[split]) if is_tfds(place) else read_parquet(place)
-        return [_columnar_question(record, place, f"example {number}") for number, record in enumerate(records)]
+        examples = [_columnar_question(record, place, f"example {number}") for number, record in enumerate(records)]
+        return examples if split == "train" else _told_apart(examples, place)
     return read_squad_file(place)
 
 
@@ -72,11 +74,15 @@ def read_squad_file(path: str) -> list[SquadExample]:
     path, articles_wanted = _split_range(path)
     content = read_json_file(path)
     articles = _get(content, "data", list, path, "")
-    examples = list(_read_articles(articles, articles_wanted, path))
+    return _told_apart(list(_read_articles(articles, articles_wanted, path)), path)
+
+
+def _told_apart(examples: list[SquadExample], place: str) -> list[SquadExample]:
+    """Returns the examples. Raises: InputError if two have the same id."""
     seen: set[str] = set()
     for example in examples:
         if example.id in seen:
-            raise InputError(f"{path}: two questions have the id {example.id!r}; predictions go by ids, so change one")
+            raise InputError(f"{place}: two questions have the id {example.id!r}; predictions go by ids, so change one")
         seen.add(example.id)
     return examples
 
@@ -209,7 +215,7 @@ def _read_question(value: Mapping[str, object], context: str, path: str, place: 
     return SquadExample(_id(value, path, place), question, context, tuple(answers), impossible)
 
 
-Kind = TypeVar("Kind", str, list, int, bool, dict)
+Kind = TypeVar("Kind", str, list, int, bool)
 _KINDS = {str: "a text", list: "a list", int: "a whole number", bool: "true or false"}
 
 
@@ -251,21 +257,11 @@ def _short(value: object) -> str:
 
 def _columnar_question(record: Mapping[str, Any], place: str, here: str) -> SquadExample:
     """Returns the example of a record whose answers are columns. Without is_impossible, no answer means so."""
-    values = {"is_impossible": False, **_plain(record)}
-    answers = _get(values, "answers", dict, place, here) if values.get("answers") is not None else {}
-    texts, starts = ([*answers.get(name, [])] for name in ("text", "answer_start"))
-    pairs = [{"text": text, "answer_start": start} for text, start in zip(texts, starts)]
-    values["is_impossible"] = bool(values["is_impossible"]) or ("is_impossible" not in record and not pairs)
+    values = {"is_impossible": False, **record}
+    answers = values.get("answers") or []
+    if not isinstance(answers, list):  # of objects, as in JSON
+        columns = (_get(answers, name, list, place, here) for name in ("text", "answer_start"))
+        answers = [dict(zip(("text", "answer_start"), each)) for each in itertools.zip_longest(*columns)]
+    values["is_impossible"] = bool(values["is_impossible"]) or ("is_impossible" not in record and not answers)
     context = _get(values, "context", str, place, here)
-    return _read_question({**values, "answers": pairs}, context, place, here)
-
-
-def _plain(value: Any) -> Any:
-    """Returns values of TFDS, bytes and arrays in dicts, as JSON values."""
-    if isinstance(value, Mapping):
-        return {name: _plain(part) for name, part in value.items()}
-    if hasattr(value, "tolist"):  # numpy's
-        return _plain(value.tolist())
-    if isinstance(value, (list, tuple)):
-        return [_plain(part) for part in value]
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+    return _read_question({**values, "answers": answers}, context, place, here)
