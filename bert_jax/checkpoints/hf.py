@@ -16,7 +16,7 @@ from bert_jax.checkpoints.hf_extras import ADAPTER, EXTRAS, check_prefix, check_
 from bert_jax.checkpoints.hf_tokenizer import load_hf_tokenizer, save_hf_tokenizer
 from bert_jax.checkpoints.hf_weights import INDEX, PICKLE, WEIGHTS, import_torch, open_weights, write_weights
 from bert_jax.checkpoints.names import Arrays, Imported, check_vocabulary, find_not_finite, from_params, to_params
-from bert_jax.checkpoints.sentence_transformers import read_pipeline
+from bert_jax.checkpoints.sentence_transformers import read_modules, read_pipeline
 from bert_jax.errors import InputError, shown
 from bert_jax.model.heads.base import Head
 from bert_jax.model.heads.embedding import EMBEDDINGS
@@ -60,6 +60,7 @@ def load_hf(directory: Path) -> Imported:
     """
     where = directory / "config.json"
     check_whole(directory)
+    modules = read_modules(directory)
     if not where.exists():
         raise InputError(f"{directory} has no config.json, which says what its tensors mean; copy it as well")
     files.check_fetched(directory)
@@ -77,7 +78,8 @@ def load_hf(directory: Path) -> Imported:
     with open_weights(directory, config.family, kind) as (name, shapes, read):
         check_prefix(shapes, name)
         params = to_params(read, shapes, "hf", config, name, kind)
-    if pipeline := read_pipeline(directory, config):
+    if modules:
+        pipeline = read_pipeline(directory, modules, config, tokenizer.lowercase)
         notes += [*pipeline.notes, *find_not_finite(params, name)]
         whole, settings = params | pipeline.params, to_dict(pipeline.settings)
         return Imported(config, whole, tokenizer, EMBEDDINGS.name, (), tuple(notes), task_settings=settings)

@@ -36,7 +36,7 @@ _SIGNS: Mapping[Kind, tuple[str, ...]] = {
     "data": (MANIFEST,),
 }
 # Of a directory with no sign above: models of Hugging Face's that its reader refuses with the fix.
-_IN_PARTS = ("adapter_config.json", "*model.*.safetensors", "*model.*.bin", "0_Transformer")
+_IN_PARTS = ("adapter_config.json", "*model.*.safetensors", "*model.*.bin", "0_Transformer", "modules.json")
 _UNREAD = ("tf_model.h5", "flax_model.msgpack", "model.onnx")
 
 FORMATS: Mapping[Kind, str] = {"run": "bert_jax", "model": "bert_jax", "hf": "hf", "tf1": "tf1"}

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Directories of sentence-transformers: what is read and written around a model, and what is refused by name."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -126,11 +127,22 @@ def test_a_layer_without_bias_and_prompts_of_other_names(directory):
         ("2_Dense/config.json", {"use_residual": True}, "use_residual true cannot be computed here"),
         ("2_Dense/config.json", {"in_features": 5}, "in_features 5 cannot be computed here"),
         ("2_Dense/config.json", {"out_features": 9}, "has no linear.weight and linear.bias of 9 outputs"),
+        (
+            "sentence_bert_config.json",
+            {"do_lower_case": True},
+            "do_lower_case true, and a tokenizer that keeps capitals",
+        ),
         ("sentence_bert_config.json", {"max_seq_length": "x"}, 'max_seq_length "x" is not a number of tokens'),
         ("config_sentence_transformers.json", {"prompts": {"query": 5}}, "prompts .* are not texts by name"),
     ],
 )
-def test_what_cannot_be_computed_is_named(directory, file, values, problem):
+def test_what_cannot_be_computed_is_named(tmp_path, directory, file, values, problem):
+    if "do_lower_case" in values:  # what an uncased tokenizer does anyway
+        change(directory / file, **values)
+        load_pretrained(directory)
+        directory = write(
+            dataclasses.replace(make(), tokenizer=make_tokenizer(203, lowercase=False)), tmp_path / "cased"
+        )
     change(directory / file, **values)
     with pytest.raises(InputError, match=problem):
         load_pretrained(directory)
@@ -152,3 +164,26 @@ def test_other_modules_are_named(directory, kinds, problem):
         load_pretrained(directory)
     (directory / MODULES).unlink()
     assert load_pretrained(directory).task == "encoder"
+
+
+@pytest.mark.parametrize("kind", ["StaticEmbedding", "Router", "CLIPModel"])
+def test_modules_without_a_model_at_the_root_are_named(tmp_path, kind):
+    """As version 6 writes them: there is no config.json, and of some no tensors either."""
+    if kind == "StaticEmbedding":
+        save_file({"embedding.weight": np.ones((5, 4), np.float32)}, tmp_path / "model.safetensors")
+    (tmp_path / MODULES).write_text(json.dumps([{"type": f"sentence_transformers.base.modules.x.{kind}", "path": ""}]))
+    with pytest.raises(InputError, match=f"has the module {kind}, which cannot be computed here"):
+        load_pretrained(tmp_path)
+
+
+def test_a_reranker_is_the_classifier_that_it_is(tmp_path):
+    """Version 6 lists a module of a CrossEncoder as well."""
+    rest = (make_tokenizer(203), "sequence_classification", ())
+    save_hf(tmp_path / "out", MODEL, random_params(num_classes=1, parts=("pooler", "classifier")), *rest)
+    (tmp_path / "out" / MODULES).write_text(json.dumps([{"type": NEW["Transformer"] + "Transformer", "path": ""}]))
+    about = tmp_path / "out" / "config_sentence_transformers.json"
+    about.write_text('{"model_type": "CrossEncoder"}')
+    assert load_pretrained(tmp_path / "out").task == "sequence_classification"
+    about.write_text('{"model_type": "SentenceTransformer"}')
+    with pytest.raises(InputError, match="has the modules Transformer, in this order"):
+        load_pretrained(tmp_path / "out")
