@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 
 from bert_jax.checkpoints.families import FAMILIES, check_expressible, class_of, name_of, name_of_activation
-from bert_jax.checkpoints.hf_extras import ADAPTER, EXTRAS, check_prefix, check_whole, find_extras
+from bert_jax.checkpoints.hf_extras import EXTRAS, check_prefix, check_whole, find_extras
 from bert_jax.checkpoints.hf_tokenizer import load_hf_tokenizer, save_hf_tokenizer
 from bert_jax.checkpoints.hf_weights import INDEX, PICKLE, WEIGHTS, import_torch, open_weights, write_weights
 from bert_jax.checkpoints.names import Arrays, Imported, check_vocabulary, find_not_finite, from_params, to_params
-from bert_jax.checkpoints.sentence_transformers import read_modules, read_pipeline
+from bert_jax.checkpoints.sentence_transformers import read_pipeline
 from bert_jax.errors import InputError, shown
 from bert_jax.model.heads.base import Head
 from bert_jax.model.heads.embedding import EMBEDDINGS
@@ -60,7 +60,6 @@ def load_hf(directory: Path) -> Imported:
     """
     where = directory / "config.json"
     check_whole(directory)
-    modules = read_modules(directory)
     if not where.exists():
         raise InputError(f"{directory} has no config.json, which says what its tensors mean; copy it as well")
     files.check_fetched(directory)
@@ -71,15 +70,13 @@ def load_hf(directory: Path) -> Imported:
     tokenizer, notes = load_hf_tokenizer(directory)
     check_vocabulary(tokenizer, config.vocab_size, where)
     notes += find_extras(directory)
-    architectures = settings.get("architectures")
-    known = architectures if isinstance(architectures, list) else []
+    known = settings["architectures"] if isinstance(settings.get("architectures"), list) else []
     declared = next((head for head in HEADS.values() if (class_of(head, config.family) or None) in known), None)
     kind = class_of(declared, config.family) if declared else ""
     with open_weights(directory, config.family, kind) as (name, shapes, read):
         check_prefix(shapes, name)
         params = to_params(read, shapes, "hf", config, name, kind)
-    if modules:
-        pipeline = read_pipeline(directory, modules, config, tokenizer.lowercase)
+    if pipeline := read_pipeline(directory, config, tokenizer.lowercase):
         notes += [*pipeline.notes, *find_not_finite(params, name)]
         whole, settings = params | pipeline.params, to_dict(pipeline.settings)
         return Imported(config, whole, tokenizer, EMBEDDINGS.name, (), tuple(notes), task_settings=settings)
@@ -149,8 +146,7 @@ def save_hf(
         its_own = [each for each in HEADS.values() if class_of(each, config.family)]
         head = next(each for each in its_own if set(each.parts_in(config)) <= set(known))
     kind, parts = class_of(head, config.family), head.parts_in(config)
-    left_out = [part for part in present if part not in parts]
-    notes = [f"{part} is left out: {kind} has none" for part in left_out]
+    notes = [f"{part} is left out: {kind} has none" for part in present if part not in parts]
     if not set(parts) <= set(known):
         notes.append(f"there is no pooler: load it with {kind}.from_pretrained(..., add_pooling_layer=False)")
     arrays = _tensors(config, head, params, dtype)
@@ -273,16 +269,16 @@ def fetch(url: str) -> Path:
         raise InputError(
             f"{url} needs huggingface_hub; pip install 'bert_jax[hub]', or download it and give the directory"
         ) from None
+
+    def download(*more: str) -> Path:
+        return Path(huggingface_hub.snapshot_download(name, revision=revision or None, allow_patterns=[*_FILES, *more]))
+
     try:
-        directory = Path(huggingface_hub.snapshot_download(name, revision=revision or None, allow_patterns=_FILES))
+        directory = download()
         if not any((directory / file).exists() for file in (WEIGHTS, INDEX)):
-            if (directory / ADAPTER).exists():
-                check_whole(directory)
+            check_whole(directory)
             import_torch(url)
-            patterns = [*_FILES, "pytorch_model*.bin", f"{PICKLE}.index.json"]
-            directory = Path(
-                huggingface_hub.snapshot_download(name, revision=revision or None, allow_patterns=patterns)
-            )
+            directory = download("pytorch_model*.bin", f"{PICKLE}.index.json")
     except InputError:
         raise
     except (OSError, ValueError) as error:  # its errors are one or the other

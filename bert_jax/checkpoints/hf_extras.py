@@ -8,8 +8,8 @@ from pathlib import Path
 from bert_jax.errors import InputError, shown
 from bert_jax.storage.files import JsonObject, read_json
 
-EXTRAS = ["modules.json", "*sentence*.json", "[1-9]_*/*", "adapter_config.json"]  # of the hub
-ADAPTER = "adapter_config.json"
+MODULES, ADAPTER = "modules.json", "adapter_config.json"
+EXTRAS = [MODULES, "*sentence*.json", "[1-9]_*/*", ADAPTER]  # of the hub
 _PREFIXES = {
     "module.": "torch's DataParallel writes them; save model.module",
     "_orig_mod.": "torch.compile writes them; save model._orig_mod",
@@ -21,13 +21,9 @@ _PREFIXES = {
 
 def check_whole(directory: Path) -> None:
     """Raises: InputError if a directory has an adapter or a variant of a model, or the model in a folder of its own."""
-    whole = [
-        path.name
-        for path in directory.glob("*")
-        if re.fullmatch(r"(pytorch_)?model[^.]*\.(safetensors|bin)", path.name)
-    ]
+    whole = any(re.fullmatch(r"(pytorch_)?model[^.]*\.(safetensors|bin)", path.name) for path in directory.glob("*"))
     if (directory / ADAPTER).exists() and not whole:
-        base = _object(directory / ADAPTER).get("base_model_name_or_path")
+        base = read_object(directory / ADAPTER).get("base_model_name_or_path")
         raise InputError(
             f"{directory} is an adapter of PEFT, which changes the model {shown(base)}; merge them, in Python "
             "AutoPeftModel.from_pretrained(DIR).merge_and_unload().save_pretrained(OTHER), and give OTHER"
@@ -41,6 +37,11 @@ def check_whole(directory: Path) -> None:
         )
     if (inner := directory / "0_Transformer").is_dir() and not whole:
         raise InputError(f"{directory} is of sentence-transformers, with the model in a folder; give {inner}")
+    modules = directory / MODULES
+    text = modules.read_text("utf-8", "replace") if modules.exists() else ""
+    kinds = re.findall(r'"type": *"(?:[^"]*\.)?(\w+)"', text)
+    if kinds and kinds[0] != "Transformer":
+        raise InputError(f"{modules} has the module {kinds[0]}, which cannot be computed here; a Transformer can")
 
 
 def check_prefix(names: Iterable[str], where: Path) -> None:
@@ -53,13 +54,11 @@ def check_prefix(names: Iterable[str], where: Path) -> None:
 
 def find_extras(directory: Path) -> list[str]:
     """Returns lines about what is not computed here: an adapter."""
-    notes = []
-    if (directory / ADAPTER).exists():
-        notes.append(f"{directory / ADAPTER}: an adapter of PEFT lies beside the model, and is not applied")
-    return notes
+    note = f"{directory / ADAPTER}: an adapter of PEFT lies beside the model, and is not applied"
+    return [note] if (directory / ADAPTER).exists() else []
 
 
-def _object(path: Path) -> JsonObject:
+def read_object(path: Path) -> JsonObject:
     """Returns the object in a JSON file, {} if there is none."""
     content = read_json(path) if path.exists() else {}
     return content if isinstance(content, dict) else {}

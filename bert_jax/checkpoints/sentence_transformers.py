@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from bert_jax.checkpoints.hf_extras import MODULES, read_object
 from bert_jax.checkpoints.hf_weights import WEIGHTS, read_tensors, write_weights
 from bert_jax.errors import InputError, shown
 from bert_jax.model.objective import Params
@@ -20,7 +21,7 @@ from bert_jax.settings.model import ModelConfig
 from bert_jax.storage.files import JsonObject, read_json
 from bert_jax.storage.writing import write_json
 
-MODULES, _ABOUT, _LENGTH = "modules.json", "config_sentence_transformers.json", "sentence_bert_config.json"
+_ABOUT, _LENGTH = "config_sentence_transformers.json", "sentence_bert_config.json"
 _POOLINGS = {"mean": "mean_tokens", "cls": "cls_token", "last": "lasttoken"}  # ours -> pooling_mode_* before version 6
 _IN_VERSION_6 = {"mean": "mean", "cls": "cls", "lasttoken": "last"}
 _ACTIVATIONS = {"tanh": "torch.nn.modules.activation.Tanh", "none": "torch.nn.modules.linear.Identity"}
@@ -37,44 +38,34 @@ class Pipeline(NamedTuple):
     notes: list[str]
 
 
-def read_modules(directory: Path) -> dict[str, Path]:
-    """Returns the kinds of modules around a model in a directory, and where each lies; {} if there are none.
+def read_pipeline(directory: Path, model: ModelConfig, lowercase: bool) -> Pipeline | None:
+    """Returns the modules around a model in a directory; None if there are none. `lowercase` is its tokenizer's.
 
-    Raises: InputError, with its name, for a module that cannot be computed here.
+    Raises: InputError, with its name, for a module or an option that cannot be computed here.
     """
-    home = _home(directory)
+    home = directory.parent if re.fullmatch(r"\d+_Transformer", directory.name) else directory
     path = home / MODULES
     if not path.exists():
-        return {}
+        return None
     modules = read_json(path)
     if not isinstance(modules, list) or not all(isinstance(each, dict) for each in modules):
         raise InputError(f"{path} is not a list of modules; copy it again, or remove it to use the model alone")
     kinds = [str(each.get("type")).rpartition(".")[2] for each in modules]
-    if kinds == ["Transformer"] and _object(home / _ABOUT).get("model_type") == "CrossEncoder":
-        return {}  # a model with a head, as others are
+    about = read_object(home / _ABOUT)
+    if kinds == ["Transformer"] and about.get("model_type") == "CrossEncoder":
+        return None  # a model with a head, as others are
     if not re.fullmatch("Transformer Pooling( Dense)?( Normalize)?", " ".join(kinds)):
         odd = next((kind for kind in kinds if kind not in ("Transformer", "Pooling", "Dense", "Normalize")), "")
         what = f"the module {odd}" if odd else f"the modules {', '.join(kinds) or 'of an empty list'}, in this order"
         raise InputError(f"{path} has {what}, which cannot be computed here; {_ALONE}")
-    return dict(zip(kinds, (home / str(each.get("path", "")) for each in modules)))
-
-
-def read_pipeline(directory: Path, folders: Mapping[str, Path], model: ModelConfig, lowercase: bool) -> Pipeline:
-    """Returns what `read_modules` found around a model in a directory; `lowercase` is whether its tokenizer does it.
-
-    Raises: InputError, with its name, for an option that cannot be computed here.
-    """
-    home = _home(directory)
-    about = _object(home / _ABOUT)
-    prompts, notes = _prompts(about, home)
-    if (kind := about.get("similarity_fn_name")) not in (None, "cosine") and not (
-        kind == "dot" and "Normalize" in folders
-    ):
+    folders = dict(zip(kinds, (home / str(each.get("path", "")) for each in modules)))
+    prompts, notes = _prompts(about, path)
+    kind = about.get("similarity_fn_name")
+    if kind not in (None, "cosine", "dot" if "Normalize" in kinds else None):
         notes.append(f"similarity_fn_name {shown(kind)} is not kept; vectors are compared by their cosine here")
     dense, params = _dense(folders["Dense"], model) if "Dense" in folders else ({}, {})
     pooling = _pooling(folders["Pooling"] / "config.json", any(prompts.values()))
-    settings: dict[str, Any] = {"pooling": pooling, "normalize": "Normalize" in folders, **dense, **prompts}
-    embedding = EmbeddingConfig(**settings)
+    embedding = EmbeddingConfig(pooling=pooling, normalize="Normalize" in kinds, **dense, **prompts)
     length = _length(home, directory, model, lowercase)
     return Pipeline(TaskConfig(name="embeddings", max_seq_length=length, embedding=embedding), params, notes)
 
@@ -90,10 +81,9 @@ def write_pipeline(directory: Path, settings: TaskConfig, params: Params) -> Non
         folder.mkdir()
         arrays = {"linear.weight": np.array(layer["kernel"]).T.copy(), "linear.bias": np.asarray(layer["bias"])}
         write_weights(folder, arrays, max_bytes=1 << 40)
-        options = {"in_features": size, "out_features": embedding.projection_size, "bias": True}
-        write_json(
-            folder / "config.json", options | {"activation_function": _ACTIVATIONS[embedding.projection_activation]}
-        )
+        options: JsonObject = {"in_features": size, "out_features": embedding.projection_size, "bias": True}
+        options["activation_function"] = _ACTIVATIONS[embedding.projection_activation]
+        write_json(folder / "config.json", options)
     kinds += ["Normalize"] * embedding.normalize
     paths = [f"{number}_{kind}" if number else "" for number, kind in enumerate(kinds)]
     modules = [
@@ -107,15 +97,14 @@ def write_pipeline(directory: Path, settings: TaskConfig, params: Params) -> Non
     prompts = {_QUERY: embedding.query_prompt, _PASSAGES[0]: embedding.passage_prompt}
     about = {"model_type": "SentenceTransformer", "prompts": prompts, "default_prompt_name": None}
     write_json(directory / _ABOUT, about | {"similarity_fn_name": "cosine"})
-    length = {"max_seq_length": settings.max_seq_length, "do_lower_case": False}  # the tokenizer does it
-    write_json(directory / _LENGTH, length)
+    write_json(directory / _LENGTH, {"max_seq_length": settings.max_seq_length, "do_lower_case": False})
     write_json(directory / MODULES, modules)
 
 
-def _prompts(about: JsonObject, home: Path) -> tuple[dict[str, str], list[str]]:
+def _prompts(about: JsonObject, path: Path) -> tuple[dict[str, Any], list[str]]:
     prompts = about.get("prompts") or {}
     if not isinstance(prompts, Mapping) or not all(isinstance(text, str | None) for text in prompts.values()):
-        raise InputError(f"{home}: prompts {shown(prompts)} are not texts by name; correct them")
+        raise InputError(f"{path.parent}: prompts {shown(prompts)} are not texts by name; correct them")
     passage = next((name for name in _PASSAGES if prompts.get(name)), "")
     others = [name for name, text in prompts.items() if text and name not in (_QUERY, passage)]
     notes = [f"the prompts {', '.join(others)} are not kept; write them before the texts"] if others else []
@@ -125,7 +114,7 @@ def _prompts(about: JsonObject, home: Path) -> tuple[dict[str, str], list[str]]:
 
 
 def _pooling(path: Path, has_prompts: bool) -> str:
-    about = _object(path)
+    about = read_object(path)
     modes = about.get("pooling_mode") or [
         name.removeprefix("pooling_mode_") for name, on in about.items() if name.startswith("pooling_mode_") and on
     ]
@@ -142,7 +131,7 @@ def _pooling(path: Path, has_prompts: bool) -> str:
 
 def _dense(folder: Path, model: ModelConfig) -> tuple[dict[str, Any], Params]:
     """Returns the settings of a dense layer, and its parameters."""
-    about, where = _object(folder / "config.json"), folder / "config.json"
+    about, where = read_object(folder / "config.json"), folder / "config.json"
     names = {theirs: ours for ours, theirs in _ACTIVATIONS.items()}
     activation = about.get("activation_function", _ACTIVATIONS["tanh"])
     for option, value, right in (
@@ -167,22 +156,10 @@ def _dense(folder: Path, model: ModelConfig) -> tuple[dict[str, Any], Params]:
 
 def _length(home: Path, directory: Path, model: ModelConfig, lowercase: bool) -> int:
     """Returns the most tokens of a text; version 6 writes them as the tokenizer's."""
-    about = _object(home / _LENGTH) | _object(directory / _LENGTH)
+    about = read_object(home / _LENGTH) | read_object(directory / _LENGTH)
     if about.get("do_lower_case") and not lowercase:
-        raise InputError(
-            f"{home}: do_lower_case true, and a tokenizer that keeps capitals, cannot be computed here; {_ALONE}"
-        )
-    found = about.get("max_seq_length") or _object(directory / "tokenizer_config.json").get("model_max_length") or 0
+        raise InputError(f"{home}: do_lower_case true beside a cased tokenizer cannot be computed here; {_ALONE}")
+    found = about.get("max_seq_length") or read_object(directory / "tokenizer_config.json").get("model_max_length") or 0
     if not isinstance(found, int | float) or found < 0:
         raise InputError(f"{home}: max_seq_length {shown(found)} is not a number of tokens; correct it")
     return int(min(found or model.max_positions, model.max_positions))
-
-
-def _home(directory: Path) -> Path:
-    return directory.parent if re.fullmatch(r"\d+_Transformer", directory.name) else directory
-
-
-def _object(path: Path) -> JsonObject:
-    """Returns the object in a JSON file, {} if there is none."""
-    content = read_json(path) if path.exists() else {}
-    return content if isinstance(content, dict) else {}

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import tokenizers
 
 ROLES = ("pad", "unk", "cls", "sep", "mask")  # as SPECIAL_TOKENS
+_USUAL = {*SPECIAL_TOKENS, *(f"<{role}>" for role in ROLES), "<s>", "</s>"}
 _COPY = "copy it again"
 _HIDDEN = "\ufdd0"  # before the name of a special token that text shall not become; Unicode gives it no character
 
@@ -63,15 +64,17 @@ class DescribedPieces:
             raise InputError(f"its tokens end with {suffix}, so they do not say where words begin; use one without it")
         described_alone = described | {"post_processor": None}
         self._described = json.dumps(described_alone)
-        self._model = _open(json.dumps(_hide_special(described_alone)), special_is_text=True)
+        cls, sep, separators, second_type = _read_processor(described.get("post_processor"))
+        settings = settings | {"cls_token": cls, "sep_token": sep}
+        roles = {_content(settings.get(f"{role}_token")) for role in ROLES} | _USUAL
+        self._model = _open(json.dumps(_hide_special(described_alone, roles)), special_is_text=True)
         ids = self._model.get_vocab(with_added_tokens=True)
         self.ids = {token.removeprefix(_HIDDEN): index for token, index in ids.items()}
         self.vocab = _in_order(self.ids, described.get("added_tokens"))
-        cls, sep, separators, second_type = _read_processor(described.get("post_processor"))
         inputs = settings.get("model_input_names")
         if isinstance(inputs, list) and inputs and "token_type_ids" not in inputs:
             second_type = 0
-        specials = _special_tokens(self, settings | {"cls_token": cls, "sep_token": sep}, model)
+        specials = _special_tokens(self, settings, model)
         kinds = set(_kinds([described.get(part) for part in ("normalizer", "pre_tokenizer", "decoder")]))
         self._in_bytes = "ByteLevel" in kinds
         self._prefix = model.get("continuing_subword_prefix") or ""
@@ -180,10 +183,19 @@ def _library() -> types.ModuleType:
     return tokenizers
 
 
-def _hide_special(described: JsonObject) -> JsonObject:
-    """Returns the tokenizer with names for its special tokens that are not in texts: a Unigram has them as pieces."""
+def _content(token: Any) -> str:
+    """Returns a token that is written with its options or without them; "" if there is none."""
+    token = token.get("content") if isinstance(token, dict) else token
+    return token if isinstance(token, str) else ""
+
+
+def _hide_special(described: JsonObject, roles: set[str]) -> JsonObject:
+    """Returns the tokenizer with names for the special tokens of `roles` that are not in texts: a Unigram has them as
+    pieces. Other special tokens, such as the marks of an entity, are there to be in texts, as all added tokens are.
+    """
     added, model = described.get("added_tokens") or [], described["model"]
     try:
+        added = [token | {"special": token["special"] and token["content"] in roles} for token in added]
         special = {token["content"] for token in added if token["special"]} - {model.get("unk_token")}
         hide = {token: _HIDDEN + token for token in special}
         vocab = model.get("vocab")
@@ -233,9 +245,7 @@ def _special_tokens(pieces: DescribedPieces, settings: JsonObject, model: JsonOb
     """Returns the token of each role: as tokenizer_config.json, the model or its usual name says."""
     found, ids, vocab = {}, pieces.ids, pieces.vocab
     for role, usual in zip(ROLES, SPECIAL_TOKENS, strict=True):
-        named = settings.get(f"{role}_token")
-        named = named.get("content") if isinstance(named, dict) else named
-        named = named if isinstance(named, str) else ""
+        named = _content(settings.get(f"{role}_token"))
         if not named and role == "unk":
             place = model.get("unk_id")
             named = vocab[place] if isinstance(place, int) and 0 <= place < len(vocab) else model.get("unk_token")

@@ -12,8 +12,9 @@ from safetensors.numpy import save_file
 
 from bert_jax import InputError, load_pretrained, save_pretrained, sentence_embeddings
 from bert_jax.checkpoints.hf import save_hf
+from bert_jax.checkpoints.hf_extras import MODULES
 from bert_jax.checkpoints.pretrained import Pretrained
-from bert_jax.checkpoints.sentence_transformers import MODULES, write_pipeline
+from bert_jax.checkpoints.sentence_transformers import write_pipeline
 from bert_jax.settings.finetuning import EmbeddingConfig, TaskConfig
 from bert_jax.settings.rules import to_dict
 
@@ -130,7 +131,7 @@ def test_a_layer_without_bias_and_prompts_of_other_names(directory):
         (
             "sentence_bert_config.json",
             {"do_lower_case": True},
-            "do_lower_case true, and a tokenizer that keeps capitals",
+            "do_lower_case true beside a cased tokenizer cannot",
         ),
         ("sentence_bert_config.json", {"max_seq_length": "x"}, 'max_seq_length "x" is not a number of tokens'),
         ("config_sentence_transformers.json", {"prompts": {"query": 5}}, "prompts .* are not texts by name"),

@@ -75,6 +75,22 @@ def test_text_becomes_a_special_token_only_where_it_may(tokenizer, library):
     assert tokenizer.mask_id in tokenizer.encode(text, True)
 
 
+def test_special_tokens_without_a_role_are_in_texts(directory, tmp_path):
+    """Marks of entities, say: transformers finds them too."""
+    theirs = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
+    theirs.add_special_tokens(["<e1>", "</e1>"])
+    theirs.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_bytes((directory / "tokenizer_config.json").read_bytes())
+    ours = load_tokenizer(tmp_path)
+    text = "The <e1> jumpers</e1> call"
+    assert {ours.id_of("<e1>"), ours.id_of("</e1>")} <= {*ours.encode(text)}
+    ours.save(tmp_path / "again")
+    for each in (ours, load_tokenizer(tmp_path / "again")):
+        assert each.encode(text) == theirs.encode(text, add_special_tokens=False).ids == each.encode(text, True)
+        masked = f"{each.template.specials[4]}<e1>"
+        assert each.mask_id not in each.encode(masked) and each.encode(masked)[-1] == each.id_of("<e1>")
+
+
 def test_spans_are_the_tokens_texts(tokenizer):
     for text in (TEXT, "\ud800a\udfff b\ud800", " \n ", ""):
         ids, spans = tokenizer.encode_with_offsets(text)
