@@ -15,6 +15,7 @@ from bert_jax.settings.phases import phase_of, phases_of
 from bert_jax.settings.pretraining import PretrainConfig
 from bert_jax.settings.rules import from_dict
 from bert_jax.tasks.catalog import NAMES, make_task
+from bert_jax.tools.recipes import read_own
 from bert_jax.training.optim import learning_rate_at
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
@@ -207,3 +208,11 @@ def test_ablations_are_those_of_the_paper():
 def test_an_unknown_argument_is_refused_with_those_there_are(name, argument, expected):
     with pytest.raises(InputError, match=expected):
         load(name).get_config(argument)
+
+
+def test_a_recipe_of_an_own_head_is_read_whatever_its_file_is_called(tmp_path):
+    (tmp_path / "head.txt").write_text("def get_head(): return 'mine'\n")
+    assert read_own(str(tmp_path / "head.txt")).head == "mine"
+    (tmp_path / "other").write_text("some words\n")
+    with pytest.raises(InputError, match=r"other, line 1: SyntaxError: invalid syntax.*; correct it"):
+        read_own(str(tmp_path / "other"))

@@ -87,8 +87,9 @@ def remote_errors(url: str, verb: str = "read") -> Iterator[None]:
     except InputError:
         raise
     except ImportError as error:
-        packages = {"gs": "'bert_jax[gcs]'", "gcs": "'bert_jax[gcs]'", "s3": "s3fs"}
-        remedy = f"pip install {packages.get(protocol_of(url), 'the package that it names')}"
+        extra = {"gs": "gcs", "https": "http"}.get(protocol := protocol_of(url), protocol)
+        packages = {"s3": "s3fs"} | {name: f"'bert_jax[{name}]'" for name in ("gcs", "http")}
+        remedy = f"pip install {packages.get(extra, 'the package that it names')}"
         raise InputError(f"{url} cannot be {_DONE[verb]} ({one_line(error)}): {remedy}") from None
     except Exception as error:  # every file system has errors of its own
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):

@@ -2,16 +2,17 @@
 """Reads lines of text from a file or from standard input."""
 
 import contextlib
+import os
 import queue
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import BinaryIO, NamedTuple, TypeVar
+from typing import IO, TypeVar
 
-from bert_jax.data.sources.formats import check_encoding, check_line_ends
+from bert_jax.data.sources.formats import check_encoding, check_line_ends, read_line
 from bert_jax.errors import InputError
-from bert_jax.storage.files import NOT_UTF8
+from bert_jax.storage.files import NOT_UTF8, open_binary, reading
 from bert_jax.storage.places import to_place
 from bert_jax.storage.urls import local_copy
 from bert_jax.storage.writing import atomic_path
@@ -20,22 +21,20 @@ from bert_jax.tasks.json_values import parse_json
 Item = TypeVar("Item")
 
 
-class _End(NamedTuple):
-    """The end of the items, and the error that it is."""
-
-    error: Exception | None
-
-
 @contextlib.contextmanager
-def open_lines(path: str) -> Iterator[BinaryIO]:
-    """Yields the bytes of a file or URL, or of standard input for "-". Raises: InputError if it cannot be read."""
+def open_lines(path: str) -> Iterator[IO[bytes]]:
+    """Yields the bytes of a file or URL, decompressed, or of standard input for "-".
+
+    Raises: InputError if it cannot be read.
+    """
     if path == "-":
         if sys.stdin is None:
             raise InputError("standard input is closed; give a file as --input, or open it")
         yield sys.stdin.buffer
         return
     try:
-        stream = open(local_copy(path), "rb")
+        local = local_copy(path)
+        stream = open_binary(local) if os.path.isfile(local) else open(local, "rb")  # of a pipe no byte is read twice
     except OSError as error:
         raise InputError(f"input {path} cannot be read: {error.strerror}") from None
     with stream:
@@ -52,22 +51,23 @@ def open_writer(path: str) -> Iterator[Callable[[str], None]]:
         yield lambda line: print(line, file=stream)
 
 
-def read_input(stream: BinaryIO, path: str) -> Iterator[tuple[str, str]]:
+def read_input(stream: IO[bytes], path: str) -> Iterator[tuple[str, str]]:
     """Yields the place and the stripped text of each line. Raises: InputError if a line is not UTF-8."""
     name = "line " if path == "-" else f"{path}:"
     path = "standard input" if path == "-" else path
-    for number, line in enumerate(stream, 1):
-        if number == 1:
-            check_encoding(line, path)
-            if not line.endswith(b"\n"):
-                check_line_ends(line, path)
-        try:
-            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-        except UnicodeDecodeError as error:
-            raise InputError(
-                f"{name}{number} is not UTF-8 ({error.reason} at byte {error.start + 1} of the line); {NOT_UTF8}"
-            ) from None
-        yield f"{name}{number}", text.strip()
+    with reading(path):
+        for number, line in enumerate(iter(lambda: read_line(stream, lambda: path), b""), 1):
+            if number == 1:
+                check_encoding(line, path)
+                if not line.endswith(b"\n"):
+                    check_line_ends(line, path)
+            try:
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                raise InputError(
+                    f"{name}{number} is not UTF-8 ({error.reason} at byte {error.start + 1} of the line); {NOT_UTF8}"
+                ) from None
+            yield f"{name}{number}", text.strip()
 
 
 def parse_line(line: str, where: str, is_words: bool) -> object:
@@ -86,16 +86,16 @@ def batches_of(items: Iterator[Item], size: int, pause: float | None = None) -> 
 
     An error of the iterator is raised after the items before it. It is read in a thread of its own.
     """
-    found: queue.Queue[Item | _End] = queue.Queue(2 * size)
+    found: queue.Queue[tuple[Item] | Exception] = queue.Queue(2 * size)
 
     def read() -> None:
-        error = None
+        end: Exception = StopIteration()
         try:
             for item in items:
-                found.put(item)
-        except Exception as caught:  # noqa: BLE001, the caller's thread raises it
-            error = caught
-        found.put(_End(error))
+                found.put((item,))
+        except Exception as error:  # noqa: BLE001, the caller's thread raises it
+            end = error
+        found.put(end)
 
     threading.Thread(target=read, daemon=True).start()
     end = None
@@ -106,14 +106,14 @@ def batches_of(items: Iterator[Item], size: int, pause: float | None = None) -> 
                 item = found.get(timeout=pause if batch else None)
             except queue.Empty:
                 break
-            if isinstance(item, _End):
+            if isinstance(item, Exception):
                 end = item
             else:
-                batch.append(item)
+                batch += item
         if batch:
             yield batch
-    if end.error is not None:
-        raise end.error
+    if not isinstance(end, StopIteration):
+        raise end
 
 
 def told(batches: Iterator[list[Item]], what: str, seconds: float = 10.0) -> Iterator[list[Item]]:

@@ -3,6 +3,7 @@
 
 import difflib
 import hashlib
+import importlib.machinery
 import importlib.util
 import re
 import sys
@@ -128,11 +129,12 @@ def read_own(path: str | None) -> "Own":
         return Own()
     if not Path(path).is_file():
         raise InputError(f"the recipe {path} does not exist; give the path of a Python file")
-    spec = importlib.util.spec_from_file_location("bert_jax_recipe", path)
-    assert spec is not None and spec.loader is not None
+    loader = importlib.machinery.SourceFileLoader("bert_jax_recipe", path)  # whatever the file's name, as for --config
+    spec = importlib.util.spec_from_loader(loader.name, loader)
+    assert spec is not None
     recipe = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(recipe)
+        loader.exec_module(recipe)
         get_task, get_head = (getattr(recipe, name, None) for name in ("get_task", "get_head"))
         if get_task or get_head:  # processes with other programs would wait for each other for ever
             this_job().check_same({"code of the recipe": hashlib.sha256(Path(path).read_bytes()).hexdigest()})

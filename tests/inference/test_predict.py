@@ -2,6 +2,7 @@
 """What `predict` reads and says: lines as they come, blanks in batches of like lengths."""
 
 import dataclasses
+import gzip
 import io
 import threading
 
@@ -18,6 +19,7 @@ from bert_jax.inference.export import export_model
 from bert_jax.inference.predict import Predictor, fill_masks, read_blanks, task_of
 from bert_jax.model.heads.table import HEADS
 from bert_jax.model.objective import encode
+from bert_jax.storage.files import zstd
 from bert_jax.text.fitting import Fitted, batch_of
 from bert_jax.tools.lines import batches_of, converse, open_lines, parse_line, read_input, told
 
@@ -112,6 +114,21 @@ def test_lines_of_bytes(tmp_path):
     assert [text for _, text in read_input(io.BytesIO(b"one\r"), "-")] == ["one"]
     with pytest.raises(InputError, match="cannot be read"), open_lines(str(tmp_path / "none")):
         pass
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, zstd.compress])
+def test_compressed_lines(tmp_path, compress):
+    """As the text of all other commands; a damaged file is named, after the lines before the damage."""
+    content = compress(b"".join(b"%d one\n" % number for number in range(50_000)))
+    (tmp_path / "in.txt").write_bytes(content)
+    with open_lines(str(tmp_path / "in.txt")) as stream:
+        assert list(read_input(stream, "in.txt"))[-1] == ("in.txt:50000", "49999 one")
+    (tmp_path / "in.txt").write_bytes(content[:-9])
+    with (
+        pytest.raises(InputError, match=r"in.txt is truncated or damaged"),
+        open_lines(str(tmp_path / "in.txt")) as stream,
+    ):
+        list(read_input(stream, "in.txt"))
 
 
 def test_a_conversation_goes_on_after_a_line_that_cannot_be_read(bert, capsys):

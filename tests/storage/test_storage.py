@@ -362,10 +362,12 @@ def test_files_are_copied_beside_the_first(bucket, cache):
         ("memory://b/none", "memory://b/none does not exist; check the address"),
         ("nope://b/x", "cannot read nope://b/x: Protocol not known: nope"),
         ("gs://b/x", r"gs://b/x cannot be read .*: pip install 'bert_jax\[gcs\]'"),
+        ("https://b/x", r"https://b/x cannot be read .*: pip install 'bert_jax\[http\]'"),
     ],
 )
 def test_what_a_url_lacks_is_said(cache, monkeypatch, url, problem):
-    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    for package in ("gcsfs", "aiohttp", "fsspec.implementations.http"):
+        monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(InputError, match=problem) as caught:
         urls.local_copy(url)
     assert "\n" not in str(caught.value) and not cache.exists()

@@ -133,8 +133,8 @@ def plan_file(path: str, source: str, piece_bytes: int, column: str = TEXT_COLUM
         size = stream.seek(0, 2)
         while cuts[-1] + piece_bytes < size:
             stream.seek(cuts[-1] + piece_bytes)
-            _read_line(stream, lambda: source)  # skip the rest of the line at the cut
-            while (line := _read_line(stream, lambda: source)) and not _ENDS_DOCUMENT[kind](line):
+            read_line(stream, lambda: source)  # skip the rest of the line at the cut
+            while (line := read_line(stream, lambda: source)) and not _ENDS_DOCUMENT[kind](line):
                 pass
             cuts.append(stream.tell())
         if cuts[-1] < size:
@@ -142,7 +142,7 @@ def plan_file(path: str, source: str, piece_bytes: int, column: str = TEXT_COLUM
     return [Piece(source, kind, path, start, end, column) for start, end in zip(cuts, cuts[1:])]
 
 
-def _read_line(stream: IO[bytes], place: Callable[[], str]) -> bytes:
+def read_line(stream: IO[bytes], place: Callable[[], str]) -> bytes:
     """Returns the next line, b"" at the end. Raises: InputError if it is too long to be one."""
     line = stream.readline(LONGEST_LINE + 1)
     if len(line) > LONGEST_LINE:
@@ -185,7 +185,7 @@ class _Lines:
                 if piece.start:
                     stream.seek(piece.start)
                 while (not piece.end or position < piece.end) and (
-                    line := _read_line(stream, lambda: self.place(self.number + 1))
+                    line := read_line(stream, lambda: self.place(self.number + 1))
                 ):
                     position += len(line)
                     self.number += 1
