@@ -189,12 +189,12 @@ def from_params(params: Params, form: Form, config: ModelConfig) -> Arrays:
 
 
 def check_vocabulary(tokenizer: Tokenizer, vocab_size: int, where: Where) -> None:
-    """Raises: InputError if the number of rows of the word table is not that of tokens, which may be rounded up.
+    """Raises: InputError if the word table has fewer rows than there are tokens, or 128 more.
 
-    Many models round the size up to a multiple of 8, 64 or 128; the additional rows belong to no token.
+    Many models round the size up to a multiple of 8, 64 or 128, and some have other rows that belong to no token.
     """
     tokens = tokenizer.vocab_size
-    if vocab_size not in {-(-tokens // multiple) * multiple for multiple in (1, 2, 4, 8, 16, 32, 64, 128)}:
+    if not 0 <= vocab_size - tokens < 128:
         raise InputError(
             f"{where}: the vocabulary has {tokens} tokens and the table of words {vocab_size} rows; take both from one "
             "place" + ("" if tokens > vocab_size else ", or add the missing tokens, one a line, in their order")
