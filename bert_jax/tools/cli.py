@@ -219,11 +219,11 @@ def _parse(argv: list[str]) -> list[str]:
 
 
 def _unknown_setting(argv: list[str]) -> str:
-    """Returns the message for the first --config.NAME that is not a setting of the recipe, or ""."""
-    given = [argument[len("--config.") :].partition("=")[0] for argument in argv if argument.startswith("--config.")]
+    """Returns the message for the first --config.NAME, or another --NAME.NAME, that is not a setting, or ""."""
+    given = [found[1] for argument in argv if (found := re.match(r"--(\w+\.[^=]*)", argument))]
     if not given or "config" not in flags.FLAGS:
         return ""
-    all_arguments, sys.argv = sys.argv, [argument for argument in argv if not argument.startswith("--config.")]
+    all_arguments, sys.argv = sys.argv, [argument for argument in argv if not re.match(r"--\w+\.", argument)]
     try:
         flags.FLAGS.unparse_flags()
         flags.FLAGS(sys.argv)  # again, without them
@@ -237,8 +237,9 @@ def _unknown_setting(argv: list[str]) -> str:
         sys.argv = all_arguments
     sections = list(dict.fromkeys(full.partition(".")[0] for full in known))
     by_last_name = {full.rpartition(".")[2]: full for full in reversed(known)}
-    for name in given:
-        if name in known or name in sections:
+    for flag in given:
+        name = flag.removeprefix("config.")
+        if name != flag and (name in known or name in sections):
             continue
         section, last = name.partition(".")[0], name.rpartition(".")[2]
         close = [] if name == last else difflib.get_close_matches(name, known, n=1)
@@ -246,7 +247,7 @@ def _unknown_setting(argv: list[str]) -> str:
         close += [f"{found}." for found in difflib.get_close_matches(section, sections, n=1)]
         hint = f" (did you mean --config.{close[0]}?)" if close else ""
         inside = [full for full in known if full.startswith(f"{section}.")] or sections
-        return f"--config.{name} is not a setting{hint}; there are {', '.join(inside)}"
+        return f"--{flag} is not a setting{hint}; there are {', '.join(inside)}"
     return ""
 
 
@@ -262,6 +263,8 @@ def _flat(settings: Mapping[str, object], prefix: str = "") -> Iterator[tuple[st
 def _reason(error: Exception) -> str:
     """Returns the message of an error of the flags as one line; they wrap a traceback of a config file into theirs."""
     message = str(error.args[0] if error.args else error)
+    if lacks := re.match(r"flag --(\w+)=None: .* must have a value", message):
+        return f"--{lacks[1]} is needed: {flags.FLAGS[lacks[1]].help}"
     if message[:1] == message[-1:] == "'":  # ml_collections quotes the message of a KeyError twice
         message = message[1:-1].replace("\\n", " ").replace("\\'", "'")
     if "Traceback" in message:  # in an InputError the line ends are written out

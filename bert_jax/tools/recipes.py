@@ -99,8 +99,8 @@ def find_mistake(arguments: Sequence[str], error: BaseException) -> str:
     """Returns where an error was raised in the recipe that a command line names; "" if it was not raised there."""
     for path in (value.partition(":")[0] for value in _given(arguments)):
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
-        if isinstance(error, SyntaxError) and error.filename == path:
-            lines.append(error.lineno)
+        if isinstance(error, SyntaxError) and error.filename in (path, None):  # None: it is not text
+            lines.append(error.lineno or 1)
         if lines:
             return f"recipe {path}, line {lines[-1]}: {type(error).__name__}: {one_line(error)}; correct it"
     return ""

@@ -49,6 +49,7 @@ def test_an_unknown_setting_gets_a_suggestion(repository, tmp_path, script, sett
     ("recipe", "problem"),
     [
         ("def get_config(:", "line 1: SyntaxError: invalid syntax"),
+        ("\0", "line 1: SyntaxError: source code string cannot contain null bytes"),
         ("\nimport nowhere", "line 2: ModuleNotFoundError: No module named 'nowhere'; correct it"),
         ("def get_config():\n    return nothing", "line 2: NameError: name 'nothing' is not defined"),
         (
@@ -75,6 +76,11 @@ def test_a_mistake_in_a_recipe_is_one_line_that_tells_where(repository, tmp_path
         (["--config="], "--config is empty; name a recipe: ablations, "),
         (["--config=pretrain:tiny", "--config", "demo"], "is given 2 times, as pretrain:tiny and as demo; give one"),
         (["--config=finetune:sst2", "--config.data.path=x"], "is a recipe of fine-tuning; give it to finetune"),
+        (["--config=demo", "--data.path=x"], "--data.path is not a setting (did you mean --config.data.path?)"),
+        (
+            ["--config=demo", "--conifg.data.path=x"],
+            "--conifg.data.path is not a setting (did you mean --config.data.path",
+        ),
         (["--config=demo", "--config.data.path=~/data"], "write --config.data.path=$HOME/... instead"),
         (["--config=demo", "--config.data.path=x", "--workdir=~me/run"], "write --workdir=$HOME/... instead"),
     ],
@@ -91,6 +97,7 @@ def test_arguments_that_say_too_little_or_too_much_are_one_line(repository, tmp_
             ["prepare_corpus", "--input=x", "--tokenizer=x", "--output=file:///x"],
             "--output=file:///x is of this machine; write the path alone, /x",
         ),
+        (["convert_checkpoint", "--input=x"], "error: --output is needed: Directory to create; it must not exist."),
         (
             ["plan", "--config=finetune:sst2", "--topology=v5e:4x4", "--rows_per_chip=8"],
             "are of pre-training; fine-tuning is planned with the rows of its data, so leave them out",
