@@ -63,8 +63,16 @@ def finish(processes, expected=0, timeout=400):
 
 def wait_for_lines(path, count, processes, timeout=300):
     """Returns once a file has so many lines, not counting goodput; fails if a process ends before."""
+    lines = lambda: path.open() if path.exists() else ()  # noqa: E731
+    wait_until(
+        lambda: sum('"goodput"' not in line for line in lines() if line[-1:] == "\n") >= count, processes, timeout
+    )
+
+
+def wait_until(true, processes, timeout=300):
+    """Returns once a function returns something true; fails if a process ends before."""
     deadline = time.monotonic() + timeout
-    while not (path.exists() and sum('"goodput"' not in line for line in path.open() if line[-1:] == "\n") >= count):
+    while not true():
         ended = [process for process in processes if process.poll() is not None]
         assert not ended and time.monotonic() < deadline, [process.communicate()[1] for process in ended]
         time.sleep(0.02)

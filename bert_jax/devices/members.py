@@ -256,8 +256,12 @@ def say_stacks(line: str) -> None:
         faulthandler.dump_traceback(all_threads=True)
 
 
+_leaving = threading.RLock()  # never released; a signal may interrupt a thread that has it
+
+
 def leave(status: int, line: str = "") -> NoReturn:
-    """Ends this process at once, from any thread, without waiting for the other threads."""
+    """Ends this process at once, from any thread, without waiting for the other threads. The first one has its line."""
+    _leaving.acquire()
     # A stream may be closed, have no reader, or be in the middle of a write that a signal has interrupted.
     with contextlib.suppress(OSError, ValueError, RuntimeError):
         if line:

@@ -192,3 +192,19 @@ sys.stdout = sys.stderr = {streams}
 leave(75, "process 1 is lost")
 """
     assert subprocess.run([sys.executable, "-c", program], cwd=repository, timeout=60).returncode == 75
+
+
+def test_of_threads_that_end_a_process_at_once_one_says_why(repository):
+    program = """
+import sys, threading, time
+from bert_jax.devices.members import leave
+class Slow:  # others come while the first one writes
+    def write(self, text): sys.__stderr__.write(text), time.sleep(0.2)
+    def flush(self): time.sleep(0.2)
+sys.stderr = Slow()
+for number in range(4):
+    threading.Thread(target=leave, args=(70 + number, f"cause {number}"), daemon=True).start()
+time.sleep(20)
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=repository, timeout=60, capture_output=True, text=True)
+    assert done.stderr == f"error: cause {done.returncode - 70}\n"

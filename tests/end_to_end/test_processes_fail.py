@@ -10,7 +10,9 @@ import time
 import processes
 import pytest
 from builders import make_dataset
-from processes import TRAIN, finish, told, wait_for_lines
+from processes import TRAIN, finish, told, wait_for_lines, wait_until
+
+from bert_jax.checkpoints.sealed import checkpoint_steps
 
 pytestmark = pytest.mark.slow
 SOON = 60  # seconds, from what went wrong to the end of the last process
@@ -89,6 +91,7 @@ def test_one_that_dies_or_hangs_ends_the_others_with_its_number(repository, data
     common = ["--config.train.num_steps=100000", "--lost_seconds=20"]
     running = start(repository, data, tmp_path / "run", common=common)
     wait_for_lines(tmp_path / "run" / "metrics.jsonl", 12, running)
+    wait_until(lambda: checkpoint_steps(tmp_path / "run" / "checkpoints"), running)  # saved beside the steps
     running[1].send_signal(number)
     began = time.monotonic()
     error = running[0].communicate(timeout=SOON)[1]
