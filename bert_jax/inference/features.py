@@ -15,6 +15,7 @@ import numpy as np
 from bert_jax.batch import Batch
 from bert_jax.checkpoints.pretrained import Pretrained
 from bert_jax.devices.allocator import give_back_freed_memory
+from bert_jax.devices.cores import on_all_cores
 from bert_jax.devices.sharding import in_no_mesh
 from bert_jax.errors import InputError
 from bert_jax.model.encoder import mean_of_sequences
@@ -77,6 +78,7 @@ def token_features(
 
 
 @in_no_mesh
+@on_all_cores()
 def sentence_embeddings(
     bert: Pretrained,
     texts: Sequence[str] | Sequence[tuple[str, str]],

@@ -13,6 +13,7 @@ import numpy as np
 from bert_jax.batch import Batch, pad_rows
 from bert_jax.checkpoints.pretrained import Pretrained, read_pretrained
 from bert_jax.devices.allocator import give_back_freed_memory
+from bert_jax.devices.cores import on_all_cores
 from bert_jax.devices.kept import keep_for_inference
 from bert_jax.devices.sharding import in_no_mesh, make_mesh
 from bert_jax.errors import InputError
@@ -98,6 +99,7 @@ class Predictor:
         return example
 
     @in_no_mesh
+    @on_all_cores()
     def predict(self, examples: Sequence[Example]) -> list[Prediction]:
         """Returns a prediction for each of the task's examples."""
         assert self.task is not None
@@ -216,6 +218,7 @@ def read_blanks(bert: Pretrained, text: str, where: str, long_texts: str = "cut"
 
 
 @in_no_mesh
+@on_all_cores()
 def fill_blanks(bert: Pretrained, texts: Sequence[Blanks], num_guesses: int) -> list[list[list[Filled]]]:
     """Returns the guesses for every blank of every text, in their order; texts of like lengths share a batch."""
     tell_cut(sum(text.was_cut for text in texts), bert.config.max_positions)

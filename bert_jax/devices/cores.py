@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Wakes the threads that compute on a CPU on all of its cores.
+
+After a pause Linux on a virtual machine may wake all of XLA's threads on one core, since it takes a halted core for one
+that the host has taken away, and moves them apart only after tens of milliseconds. A short request has ended by then.
+"""
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+_PAUSE = 0.02  # seconds after which a request finds the threads asleep
+_XLA = "tf_XLAEigen"  # the name of the threads
+
+_found: dict[int, list[int]] = {}  # the threads of a process, which a fork does not have
+_ended = 0.0  # when the last request did
+
+
+@contextlib.contextmanager
+def on_all_cores() -> Iterator[None]:
+    """Gives each thread a core of its own while a block runs that follows a pause. Is a decorator too.
+
+    Has no effect without Linux, where there are more or fewer threads than cores, or with BERT_JAX_KEEP=0.
+    """
+    global _ended
+    moved: dict[int, set[int]] = {}
+    if time.monotonic() - _ended > _PAUSE and os.environ.get("BERT_JAX_KEEP") != "0":
+        with contextlib.suppress(OSError, AttributeError):  # another system, or no right to it
+            before = {thread: os.sched_getaffinity(thread) for thread in _threads()}
+            cores = sorted(set().union(*before.values()))
+            first = os.getpid()  # so that several processes do not all begin with the same core
+            if len(cores) == len(before) > 1 and all(len(each) == len(cores) for each in before.values()):
+                moved = before
+                for number, thread in enumerate(before, first):
+                    os.sched_setaffinity(thread, {cores[number % len(cores)]})
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            for thread, cores in moved.items():
+                os.sched_setaffinity(thread, cores)
+        _ended = time.monotonic()
+
+
+def _threads() -> list[int]:
+    """Returns the threads of XLA in this process, none before it has computed."""
+    process = os.getpid()
+    if not _found.get(process):
+        tasks = Path("/proc/self/task").iterdir()
+        _found[process] = [int(task.name) for task in tasks if (task / "comm").read_text("ascii").strip() == _XLA]
+    return _found[process]

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""After a pause the threads that compute have a core each, for as long as a request lasts."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from builders import make_pretrained
+
+from bert_jax import fill_masks, load_pretrained, sentence_embeddings
+from bert_jax.devices import cores
+
+PROGRAM = """
+import json, os, time
+import jax.numpy as jnp
+from bert_jax.devices import cores
+
+cores._PAUSE = 0.2
+jnp.ones(3) + 1
+
+def may_run_on():
+    return sorted(sorted(os.sched_getaffinity(thread)) for thread in cores._threads())
+
+seen = []
+for pause in (0, 0, 0.4):
+    time.sleep(pause)
+    with cores.on_all_cores():
+        seen.append(may_run_on())
+    seen.append(may_run_on())
+print(json.dumps([sorted(os.sched_getaffinity(0)), seen]))
+"""
+
+
+def affinities(repository, **variables):
+    """Returns the cores of a process, and those of each of its threads in and after three requests."""
+    environment = os.environ | {"XLA_FLAGS": "", "JAX_PLATFORMS": "cpu", "BERT_JAX_KEEP": "1"} | variables
+    command = [sys.executable, "-c", PROGRAM]
+    done = subprocess.run(command, cwd=repository, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.skipif(sys.platform != "linux" or (os.cpu_count() or 1) < 2, reason="needs Linux, and two cores")
+def test_threads_have_a_core_each_only_during_a_request_after_a_pause(repository):
+    usable, (first, after, again, _, paused, at_the_end) = affinities(repository)
+    apart, anywhere = [[core] for core in usable], [usable] * len(usable)
+    assert first == paused == apart
+    assert after == again == at_the_end == anywhere
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
+@pytest.mark.parametrize(
+    "variables", [{"BERT_JAX_KEEP": "0"}, {"XLA_FLAGS": "--xla_force_host_platform_device_count=7"}]
+)
+def test_threads_stay_where_they_are_if_asked_or_if_they_are_not_one_a_core(repository, variables):
+    usable, seen = affinities(repository, **variables)
+    assert all(of_thread == usable for one in seen for of_thread in one) and all(seen)
+
+
+def test_single_requests_are_such_blocks(tmp_path, monkeypatch):
+    bert = load_pretrained(make_pretrained(tmp_path))
+    asked = []
+    monkeypatch.setenv("BERT_JAX_KEEP", "1")
+    monkeypatch.setattr(cores, "_PAUSE", -1.0)
+    monkeypatch.setattr(cores, "_threads", lambda: asked.append(1) or [])
+    sentence_embeddings(bert, ["a"])
+    fill_masks(bert, ["a [MASK]"])
+    assert len(asked) == 2
