@@ -282,8 +282,7 @@ def _read_processor(processor: Any) -> tuple[str, str, int, int]:
     except (AttributeError, IndexError, KeyError, TypeError, ValueError):
         pass
     raise InputError(
-        "its post_processor does not make [CLS] A [SEP] of a text and [CLS] A [SEP] B [SEP] of two, whatever they are "
-        "called; write one that does"
+        "its post_processor does not make [CLS] A [SEP] of a text and [CLS] A [SEP] B [SEP] of two; write one that does"
     )
 
 
