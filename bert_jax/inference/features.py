@@ -78,7 +78,7 @@ def token_features(
 
 
 @in_no_mesh
-@on_all_cores()
+@on_all_cores
 def sentence_embeddings(
     bert: Pretrained,
     texts: Sequence[str] | Sequence[tuple[str, str]],

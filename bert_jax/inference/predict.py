@@ -99,7 +99,7 @@ class Predictor:
         return example
 
     @in_no_mesh
-    @on_all_cores()
+    @on_all_cores
     def predict(self, examples: Sequence[Example]) -> list[Prediction]:
         """Returns a prediction for each of the task's examples."""
         assert self.task is not None
@@ -218,7 +218,7 @@ def read_blanks(bert: Pretrained, text: str, where: str, long_texts: str = "cut"
 
 
 @in_no_mesh
-@on_all_cores()
+@on_all_cores
 def fill_blanks(bert: Pretrained, texts: Sequence[Blanks], num_guesses: int) -> list[list[list[Filled]]]:
     """Returns the guesses for every blank of every text, in their order; texts of like lengths share a batch."""
     tell_cut(sum(text.was_cut for text in texts), bert.config.max_positions)
