@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One training step and one evaluation step, for pre-training and for every task."""
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, cast
@@ -145,17 +146,38 @@ def make_train_step(
     """
     step = _step_function(objective, optimizer, train, mesh, state, first_step)
 
-    def steps(state: TrainState, batches: tuple[Batch, ...]) -> tuple[TrainState, Metrics]:
-        return jax.lax.scan(step, state, jax.tree.map(lambda *leaves: jnp.stack(leaves), *batches))
+    def steps(state: TrainState, batches: tuple[Batch, ...], key: jax.Array) -> tuple[TrainState, Metrics]:
+        each_step = lambda state, batch: step(state, batch, key)  # noqa: E731
+        return jax.lax.scan(each_step, state, jax.tree.map(lambda *leaves: jnp.stack(leaves), *batches))
 
     shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
-    return jax.jit(  # here alone: what is inside may have no compiler options
+    run = jax.jit(  # here alone: what is inside may have no compiler options
         steps if several else step,
-        in_shardings=(shardings, row_sharding(mesh)),
+        in_shardings=(shardings, row_sharding(mesh), replicated(mesh)),
         out_shardings=(shardings, replicated(mesh)),
         donate_argnums=0,
         compiler_options=_compiler_options(mesh),
     )
+    return _Keyed(run, jax.device_get(jax.random.key_data(root_key(train.seed, "dropout"))), mesh)
+
+
+class _Keyed:
+    """A step with the key of its dropout as an argument, so that runs of all seeds share one compiled program."""
+
+    def __init__(self, run: jax.stages.Wrapped, key: np.ndarray, mesh: Mesh) -> None:
+        self._run, self._key, self._mesh = run, key, mesh
+
+    @functools.cached_property
+    def key(self) -> jax.Array:
+        """The key on all devices, uint32 [2]."""
+        with jax.transfer_guard_host_to_device("allow"):  # once
+            return jax.make_array_from_callback(self._key.shape, replicated(self._mesh), lambda index: self._key[index])
+
+    def __call__(self, state: TrainState, batch: Batch | tuple[Batch, ...], /) -> tuple[TrainState, Metrics]:
+        return self._run(state, batch, self.key)
+
+    def lower(self, state: TrainState, batch: Batch, /) -> jax.stages.Lowered:
+        return self._run.lower(state, batch, jax.ShapeDtypeStruct(self._key.shape, self._key.dtype))
 
 
 def _compiler_options(mesh: Mesh) -> dict[str, bool | str] | None:
@@ -165,8 +187,8 @@ def _compiler_options(mesh: Mesh) -> dict[str, bool | str] | None:
 
 def _step_function(
     objective: Objective, optimizer: OptimizerConfig, train: TrainConfig, mesh: Mesh, state: TrainState, first_step: int
-) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
-    """Returns the step (state, batch) -> (state, metrics), not yet compiled.
+) -> Callable[[TrainState, Batch, jax.Array], tuple[TrainState, Metrics]]:
+    """Returns the step (state, batch, key of dropout) -> (state, metrics), not yet compiled.
 
     With train.zero1 a step begins with an all-gather of the parameters, and reduce-scatters the gradients. The matrices
     of the layers are gathered in the compute dtype, in which they are multiplied.
@@ -176,13 +198,12 @@ def _step_function(
     divided = jax.tree.map(lambda leaf: leaf.sharding, state.params) if train.zero1 else None
     transformation = make_optimizer(optimizer, train.num_steps, first_step)
     rate = learning_rate_at(optimizer, train.num_steps, first_step)
-    dropout_root = root_key(train.seed, "dropout")
     kept = (*objective.unused, *(["encoder"] if optimizer.freeze_encoder else []))
 
-    def whole_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+    def whole_step(state: TrainState, batch: Batch, key: jax.Array) -> tuple[TrainState, Metrics]:
         batch = objective.prepare(batch)
         denominators = objective.denominators(batch)
-        step_key = jax.random.fold_in(dropout_root, state.step)
+        step_key = jax.random.fold_in(jax.random.wrap_key_data(key, impl="threefry2x32"), state.step)
 
         def loss_of(metrics: _Pairs, denominators: dict[str, jax.Array]) -> tuple[jax.Array, _Pairs]:
             terms = [metrics[name][0] / denominator for name, denominator in denominators.items()]

@@ -77,11 +77,12 @@ def take_compiled_steps(num_steps: int, zero1: bool = False, **sizes: int) -> St
     rows = jax.tree.map(lambda x: jax.device_put(x, row_sharding(mesh)), two_a_row())
     history = []
     with jax.set_mesh(mesh):
-        step = make_train_step(objective, OPTIMIZER, train, mesh, state).lower(state, rows).compile()
+        step = make_train_step(objective, OPTIMIZER, train, mesh, state)
+        compiled = step.lower(state, rows).compile()
         for _ in range(num_steps):
-            state, metrics = step(state, rows)
+            state, metrics = compiled(state, rows, step.key)
             history.append({name: float(total) / max(float(weight), 1e-9) for name, (total, weight) in metrics.items()})
-    return Stepped(history, jax.device_get(state.params), state, hlo.parse(step.as_text()))
+    return Stepped(history, jax.device_get(state.params), state, hlo.parse(compiled.as_text()))
 
 
 @pytest.fixture(scope="module")
@@ -234,6 +235,22 @@ def test_data_parallel_moves_each_gradient_once_and_nothing_else():
         found = hlo.collectives(step.lower(state, rows).compile().as_text())
     assert {collective.kind for collective in found} == {"all-reduce"}
     assert sum(collective.bytes * collective.count for collective in found) <= 1.02 * shard_bytes(state.params)
+
+
+def test_seeds_share_a_program_and_draw_their_own_dropout():
+    """A sweep compiles once for all seeds."""
+    objective = pretraining_objective(tiny_model(hidden_dropout_rate=0.1), MASKING, MASK, (CLS, SEP))
+    mesh = make_mesh(MeshConfig(), jax.devices()[:1])
+    programs, losses = set(), []
+    for seed in (0, 1, 2**32, 0):
+        train = TrainConfig(num_steps=10, seed=seed)
+        state = init_state(objective, OPTIMIZER, TrainConfig(num_steps=10), mesh)
+        step = make_train_step(objective, OPTIMIZER, train, mesh, state)
+        with jax.set_mesh(mesh):
+            programs.add(step.lower(state, random_batch()).as_text())
+            losses.append(float(step(state, random_batch())[1]["loss"][0]))
+    assert len(programs) == 1
+    assert losses[0] == losses[3] and len(set(losses)) == 3
 
 
 @pytest.mark.slow
