@@ -20,6 +20,7 @@ _HUGE_PAGE = 2**21
 _ACCELERATORS = ("/dev/accel0", "/dev/vfio/vfio", "/dev/nvidiactl", "/dev/kfd")
 
 _keeping: ctypes.CDLL | None = None  # the C library, once it keeps what is freed
+_compiled = False  # whether a program was compiled since memory was last given back
 
 
 def reuse_freed_memory() -> bool:
@@ -44,14 +45,22 @@ def reuse_freed_memory() -> bool:
     return all(kept)
 
 
+def note_compilation() -> None:
+    """Has the next call of `give_back_freed_memory` return all: a compiler leaves the heap in small pieces."""
+    global _compiled
+    _compiled = True
+
+
 def give_back_freed_memory(most: float = 0.25) -> bool:
     """Returns kept memory to the kernel if it is more than the share `most` of the machine's memory.
 
     Call this after each step; returns whether memory was returned. Kept memory is resident memory minus memory in use,
     without mapped files, which the kernel can drop by itself.
     """
+    global _compiled
     if _keeping is None:
         return False
+    most, _compiled = 0.0 if _compiled else most, False
     resident, shared = map(int, Path("/proc/self/statm").read_text("ascii").split()[1:3])  # pages
     kept = os.sysconf("SC_PAGE_SIZE") * (resident - shared) - _keeping.mallinfo2().uordblks
     if kept <= most * _memory() or not _keeping.malloc_trim(0):

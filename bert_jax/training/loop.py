@@ -7,7 +7,7 @@
 import contextlib
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -46,10 +46,6 @@ class Work(NamedTuple):
     rank: Callable[[dict[str, float]], float] = lambda metrics: metrics["loss"]  # lower is better
     phase: int = 0  # the number of the phase; 0 if there is one only
     train_steps: TrainStep | None = None  # several steps in one call; needed if pace.steps_per_call is above 1
-
-    def labels(self) -> dict[str, float]:
-        """Returns the values that are added to the metrics of every record."""
-        return {"phase": self.phase} if self.phase else {}
 
 
 class LoopResult(NamedTuple):
@@ -181,6 +177,7 @@ class _Loop:
         self.run, self.state, self.pace, self.work = run, state, pace, work
         self.progress = progress
         self.first_step = progress.step
+        self.labels: dict[str, float] = {"phase": work.phase} if work.phase else {}  # of every record
         self.learning_rate = 0.0  # of the last finished step
         self.in_flight: deque[tuple[int, Metrics]] = deque()  # the last step of each call, and its metrics
         self.called: set[object] = set()  # the sizes and shapes of calls that have been compiled
@@ -195,8 +192,7 @@ class _Loop:
         """Evaluates and keeps a revision before the first step, where that is due."""
         progress = self.progress
         if progress.overdue:
-            rank = self.evaluate()
-            if rank is not None:
+            if (rank := self.evaluate()) is not None:
                 progress.note_rank(rank, self.run.checkpoints.keep_best)
                 self.run.checkpoints.add_metric(progress.step, rank, progress.notes())
         elif self.first_step == 0 and self.pace.evaluate and self.pace.evaluate_first:
@@ -212,7 +208,7 @@ class _Loop:
             batch, waited = self.progress.window.next_batch(batches, last)
             self.run.clock.move("data", waited)
             call.append(batch)
-        for part in [call] if _are_alike(call) else [[batch] for batch in call]:
+        for part in [call] if len(set(map(_shapes, call))) == 1 else [[batch] for batch in call]:
             self.dispatch(part)
 
     def dispatch(self, call: list[Batch]) -> None:
@@ -297,7 +293,7 @@ class _Loop:
         counts = window.counts()  # none if every call has compiled
         rates = self.work.throughput(counts, window.seconds) if counts and window.seconds else {}
         rates |= {"data_wait": window.waited / window.seconds} if window.seconds else {}
-        metrics = window.means() | {"learning_rate": self.learning_rate} | rates | self.work.labels()
+        metrics = window.means() | {"learning_rate": self.learning_rate} | rates | self.labels
         self.run.reporter.log(step, "train", metrics)
         self.run.report_goodput()
         self.progress.window = window = Window()
@@ -320,7 +316,7 @@ class _Loop:
         if metrics is None:
             return None
         beat()
-        self.run.reporter.log(step, "eval", metrics | self.work.labels())
+        self.run.reporter.log(step, "eval", metrics | self.labels)
         # All save after it, or none: machines of two kinds may compute the metrics of a task with other last digits.
         return float(this_job().broadcast_text("rank", repr(float(self.work.rank(metrics)))))
 
@@ -360,11 +356,6 @@ class _Loop:
             f"{f'of step {steps[-1]}' if steps else 'none'}; lower optimizer.learning_rate, lengthen "
             "optimizer.warmup_steps, or look for damaged data"
         )
-
-
-def _are_alike(batches: Sequence[Batch]) -> bool:
-    """Returns whether all batches have the same shapes."""
-    return len(set(map(_shapes, batches))) == 1
 
 
 def _shapes(batch: Batch) -> tuple[tuple[int, ...], ...]:

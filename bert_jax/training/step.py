@@ -4,7 +4,7 @@
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -68,20 +68,28 @@ class Metrics(Mapping[str, Pair]):
 _Pairs = dict[str, Pair]
 
 
-class TrainStep(Protocol):
-    """A compiled training step, or several in one call. It donates the given state: do not use that again."""
+class TrainStep:
+    """A training step, or several in one call. It donates the given state: do not use that again.
 
-    def __call__(self, state: TrainState, batch: Batch | tuple[Batch, ...], /) -> tuple[TrainState, Metrics]: ...
+    The key of its dropout is an argument, so that runs of all seeds share one program.
+    """
 
-    def lower(self, state: TrainState, batch: Batch, /) -> jax.stages.Lowered: ...
+    def __init__(self, run: jax.stages.Wrapped, key: np.ndarray, mesh: Mesh) -> None:
+        self._run, self._key, self._mesh = run, key, mesh
+
+    @functools.cached_property
+    def key(self) -> jax.Array:  # on all devices, uint32 [2]
+        with jax.transfer_guard_host_to_device("allow"):  # once
+            return jax.make_array_from_callback(self._key.shape, replicated(self._mesh), lambda index: self._key[index])
+
+    def __call__(self, state: TrainState, batch: Batch | tuple[Batch, ...], /) -> tuple[TrainState, Metrics]:
+        return self._run(state, batch, self.key)
+
+    def lower(self, state: TrainState, batch: Batch, /) -> jax.stages.Lowered:
+        return self._run.lower(state, batch, self._key)
 
 
-class EvalStep(Protocol):
-    """A compiled evaluation step."""
-
-    def __call__(self, params: Params, batch: Batch, /) -> Metrics: ...
-
-    def lower(self, params: Params, batch: Batch, /) -> jax.stages.Lowered: ...
+EvalStep = Callable[[Params, Batch], Metrics]  # compiled
 
 
 def init_state(
@@ -89,9 +97,8 @@ def init_state(
 ) -> TrainState:
     """Returns the state of step 0 on the mesh, from random parameters or from the given ones.
 
-    Parameters are initialized whole on every device and sharded afterwards. How a function of random bits rounds
-    depends on the sharding of its array, and a seed must give the same state on every mesh. Each device gets its part
-    of given parameters alone.
+    Parameters are initialized whole on every device and sharded afterwards: how a function of random bits rounds
+    depends on the sharding, and a seed gives the same state on every mesh. A device gets only its part of given ones.
     """
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(objective, optimizer, train, mesh))
     with jax.set_mesh(mesh):
@@ -147,8 +154,8 @@ def make_train_step(
     step = _step_function(objective, optimizer, train, mesh, state, first_step)
 
     def steps(state: TrainState, batches: tuple[Batch, ...], key: jax.Array) -> tuple[TrainState, Metrics]:
-        each_step = lambda state, batch: step(state, batch, key)  # noqa: E731
-        return jax.lax.scan(each_step, state, jax.tree.map(lambda *leaves: jnp.stack(leaves), *batches))
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *batches)
+        return jax.lax.scan(lambda state, batch: step(state, batch, key), state, stacked)
 
     shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
     run = jax.jit(  # here alone: what is inside may have no compiler options
@@ -158,26 +165,7 @@ def make_train_step(
         donate_argnums=0,
         compiler_options=_compiler_options(mesh),
     )
-    return _Keyed(run, jax.device_get(jax.random.key_data(root_key(train.seed, "dropout"))), mesh)
-
-
-class _Keyed:
-    """A step with the key of its dropout as an argument, so that runs of all seeds share one compiled program."""
-
-    def __init__(self, run: jax.stages.Wrapped, key: np.ndarray, mesh: Mesh) -> None:
-        self._run, self._key, self._mesh = run, key, mesh
-
-    @functools.cached_property
-    def key(self) -> jax.Array:
-        """The key on all devices, uint32 [2]."""
-        with jax.transfer_guard_host_to_device("allow"):  # once
-            return jax.make_array_from_callback(self._key.shape, replicated(self._mesh), lambda index: self._key[index])
-
-    def __call__(self, state: TrainState, batch: Batch | tuple[Batch, ...], /) -> tuple[TrainState, Metrics]:
-        return self._run(state, batch, self.key)
-
-    def lower(self, state: TrainState, batch: Batch, /) -> jax.stages.Lowered:
-        return self._run.lower(state, batch, jax.ShapeDtypeStruct(self._key.shape, self._key.dtype))
+    return TrainStep(run, jax.device_get(jax.random.key_data(root_key(train.seed, "dropout"))), mesh)
 
 
 def _compiler_options(mesh: Mesh) -> dict[str, bool | str] | None:

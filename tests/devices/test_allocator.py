@@ -4,8 +4,11 @@
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
+
+from bert_jax.devices import allocator
 
 PROGRAM = """
 import resource
@@ -120,3 +123,18 @@ def test_huge_pages_are_asked_for_again_after_a_trim():
 def test_a_mapped_file_is_not_memory_that_is_kept(tmp_path):
     (tmp_path / "shard").write_bytes(bytes(2**27))
     assert output_of(BESIDE_A_FILE, tmp_path / "shard") == ["False"]
+
+
+def test_after_a_compilation_all_is_given_back_once(monkeypatch):
+    """What a compiler leaves of the heap makes a short text take twice as long."""
+    trims = []
+    heap = SimpleNamespace(
+        mallinfo2=lambda: SimpleNamespace(uordblks=0), malloc_trim=lambda pad: trims.append(pad) or 1
+    )
+    monkeypatch.setattr(allocator, "_keeping", heap)
+    monkeypatch.setattr(allocator, "_ask_for_huge_pages", lambda libc, size: None)
+    monkeypatch.setattr(allocator, "_memory", lambda: 2**60)
+    assert not allocator.give_back_freed_memory() and trims == []
+    allocator.note_compilation()
+    assert allocator.give_back_freed_memory() and trims == [0]
+    assert not allocator.give_back_freed_memory() and trims == [0]
