@@ -34,7 +34,7 @@ def keep_for_inference() -> None:
     drop_oldest(Path(jax.config.values["jax_compilation_cache_dir"]), _MOST_BYTES)
 
 
-def _hear(event: str, seconds: float, **_: object) -> None:
+def _hear(event: str, duration_secs: float, **_: object) -> None:
     if event == "/jax/core/compile/backend_compile_duration":
         note_compilation()
 
