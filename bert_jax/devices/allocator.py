@@ -52,7 +52,8 @@ def note_compilation() -> None:
 
 
 def give_back_freed_memory(most: float = 0.25) -> bool:
-    """Returns kept memory to the kernel if it is more than the share `most` of the machine's memory.
+    """Returns kept memory to the kernel if it is more than the share `most` of the machine's memory, or after a
+    compilation that `note_compilation` was told of.
 
     Call this after each step; returns whether memory was returned. Kept memory is resident memory minus memory in use,
     without mapped files, which the kernel can drop by itself.

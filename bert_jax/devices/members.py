@@ -261,7 +261,7 @@ _leaving = threading.RLock()  # never released; a signal may interrupt a thread 
 
 def leave(status: int, line: str = "") -> NoReturn:
     """Ends this process at once, from any thread, without waiting for the other threads. The first one has its line."""
-    _leaving.acquire()
+    _leaving.acquire(timeout=_GRACE_SECONDS)  # the first one may hang in a write that nobody reads
     # A stream may be closed, have no reader, or be in the middle of a write that a signal has interrupted.
     with contextlib.suppress(OSError, ValueError, RuntimeError):
         if line:
