@@ -157,12 +157,13 @@ def test_a_vocabulary_that_does_not_fit_is_said_in_a_few_words(tmp_path):
         (tmp_path / "tokenizer.json").write_text(json.dumps(backend))
         with pytest.raises(InputError) as caught:
             load_hf_tokenizer(tmp_path)
-        assert len(str(caught.value)) < 400 and "\n" not in str(caught.value)
+        message = str(caught.value).replace(str(tmp_path), "")  # whose length is that of the machine's folders
+        assert len(message) < 400 and "\n" not in message
     (tmp_path / "tokenizer.json").unlink()
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "T" * 300_000}))
     with pytest.raises(InputError) as caught:
         load_hf_tokenizer(tmp_path)
-    assert len(str(caught.value)) < 400
+    assert len(str(caught.value).replace(str(tmp_path), "")) < 400
 
 
 FLIPS = """
