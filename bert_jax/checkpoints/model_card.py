@@ -192,7 +192,7 @@ def _training(records: Records) -> list[tuple[str, object]]:
         )
         rows += [
             ("optimizer", f"{optimizer.get('name')}, weight decay {optimizer.get('weight_decay')}"),
-            ("schedule", f"learning rate {rate:g} after a warm-up of {warmup}, decay to 0" if rate else ""),
+            ("schedule", f"learning rate {rate:g} after a warm-up of {warmup}, {_decay(optimizer)}" if rate else ""),
         ]
     length = train.get("num_steps") or (f"{train['num_epochs']} epochs" if "num_epochs" in train else "")
     rows += [
@@ -207,6 +207,22 @@ def _training(records: Records) -> list[tuple[str, object]]:
     rows.append(("started from", run.get("init_checkpoint")))
     rows += [(f"{name} seen" if name != "step" else "steps taken", trained[name]) for name in trained]
     return rows
+
+
+def _decay(optimizer: Values) -> str:
+    """Returns what the learning rate does after warm-up; records of older versions know linear decay alone."""
+    kind, power, share = (optimizer.get(name) for name in ("schedule", "decay_power", "decay_rate"))
+    if kind == "stable":
+        return f"constant, decay to 0 in the last {share:.0%} of the steps" if share else "constant"
+    if kind == "cosine":
+        return "cosine decay to 0"
+    return (
+        "constant"
+        if power == 0
+        else f"decay to 0 with power {power:g}"
+        if power not in (1, None)
+        else "linear decay to 0"
+    )
 
 
 def _objective(records: Records) -> str:

@@ -6,7 +6,7 @@ import pytest
 from builders import tiny_run
 
 from bert_jax.checkpoints.model_card import ABOUT, Records, gather_records, model_card
-from bert_jax.settings.pretraining import MaskingConfig, Phase2Config
+from bert_jax.settings.pretraining import MaskingConfig, OptimizerConfig, Phase2Config
 from bert_jax.settings.rules import to_dict
 from bert_jax.storage.resolve import resolve
 from bert_jax.training.about import record_of_run
@@ -29,6 +29,22 @@ def rows(card):
     return dict(found)
 
 
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"schedule": "stable", "decay_rate": 0.2}, "constant, decay to 0 in the last 20% of the steps"),
+        ({"schedule": "stable", "decay_rate": 0.0}, "constant"),
+        ({"schedule": "cosine"}, "cosine decay to 0"),
+        ({"decay_power": 0.0}, "constant"),
+        ({"decay_power": 0.5}, "decay to 0 with power 0.5"),
+    ],
+)
+def test_a_card_says_how_the_rate_falls(changes, says):
+    run = {"optimizer": to_dict(OptimizerConfig(learning_rate=1e-3, warmup_steps=3, **changes))}
+    found = rows(model_card(Records(MODEL, "pretraining", 12345, (), {}, run, {}, {}), "my-bert"))
+    assert found["schedule"] == f"learning rate 0.001 after a warm-up of 3 steps, {says}"
+
+
 def test_a_card_says_what_the_records_say(tmp_path):
     run = to_dict(tiny_run(tmp_path, masking=MaskingConfig(max_predictions=5, whole_word=True)))
     about = record_of_run([("wiki", MANIFEST)], "8 x TPU v5 lite")
@@ -45,7 +61,7 @@ def test_a_card_says_what_the_records_say(tmp_path):
         "sentence prediction"
     )
     assert found["optimizer"] == "adamw, weight decay 0.01"
-    assert found["schedule"] == "learning rate 0.001 after a warm-up of 3 steps, decay to 0"
+    assert found["schedule"] == "learning rate 0.001 after a warm-up of 3 steps, linear decay to 0"
     assert (found["steps of the schedule"], found["rows of a batch"], found["tokens seen"]) == ("12", "16", "4,321")
     assert (found["name"], found["documents"], found["tokens"], found["held-out tokens"]) == (
         "wiki",
