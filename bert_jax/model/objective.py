@@ -111,8 +111,9 @@ def task_objective(
     """
 
     def denominators(batch: Batch) -> dict[str, jax.Array]:
-        # The number of labels in the whole batch; at least 1, so that the loss of none is 0 and not NaN.
-        return {"loss": jnp.maximum(jnp.sum(head.weights(batch)) * head.answers, 1.0)}
+        # The weight of all labels in the whole batch; 1 if there are none, so that their loss is 0 and not NaN.
+        labels = jnp.sum(head.weights(batch)) * head.answers
+        return {"loss": jnp.where(labels > 0, labels, 1.0)}
 
     def outputs(params: Params, batch: Batch, dropout_key: jax.Array | None) -> jax.Array:
         return forward(model, params, batch, head, dropout_key, num_outputs)

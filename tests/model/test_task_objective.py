@@ -95,6 +95,19 @@ def test_a_batch_with_nothing_to_say_has_no_loss():
     assert loss_of(np.ones((2, 1, 2)), batch, "sequence_classification") == (0, 0)
 
 
+def test_only_the_ratios_of_class_weights_matter():
+    """Before, a batch whose weights sum to less than 1 had a smaller loss."""
+    objective = task_objective(tiny_model(), HEADS["sequence_classification"], 2)
+    logits = RNG.normal(size=(3, 1, 2)).astype(np.float32)
+
+    def loss(scale):
+        weights = np.array([[0.1], [0.4], [0.2]], np.float32) * scale
+        batch = blank(3, 6, [6, 3, 4], labels=np.array([[1], [0], [1]]), sequence_weights=weights)
+        return loss_of(logits, batch, "sequence_classification")[0] / float(objective.denominators(batch)["loss"])
+
+    assert loss(1) == pytest.approx(loss(10), rel=1e-5) == pytest.approx(loss(100), rel=1e-5)
+
+
 def row(length, label, lengths=None):
     ids = RNG.integers(5, 200, length).astype(np.int32)
     return Row(0, ids, np.zeros(length, np.uint8), lengths or (length,), label)
