@@ -111,9 +111,8 @@ def task_objective(
     """
 
     def denominators(batch: Batch) -> dict[str, jax.Array]:
-        # The weight of all labels in the whole batch; 1 if there are none, so that their loss is 0 and not NaN.
-        labels = jnp.sum(head.weights(batch)) * head.answers
-        return {"loss": jnp.where(labels > 0, labels, 1.0)}
+        labels = jnp.sum(head.weights(batch)) * head.answers  # the weight of those of the whole batch
+        return {"loss": jnp.where(labels > 0, labels, 1.0)}  # the loss of none is 0 and not NaN
 
     def outputs(params: Params, batch: Batch, dropout_key: jax.Array | None) -> jax.Array:
         return forward(model, params, batch, head, dropout_key, num_outputs)
