@@ -44,10 +44,11 @@ OUTPUT = flags.DEFINE_string("output", None, "directory of what is measured", re
 PEER = flags.DEFINE_string("peer_python", "", "a Python with sentence-transformers; without it, ours alone")
 SEEDS = flags.DEFINE_integer("seeds", 3, "runs of each side and task", lower_bound=1)
 LIMIT = flags.DEFINE_integer("limit", 10**6, "pairs of a data set, to try it", lower_bound=2)
+RATE = flags.DEFINE_float("learning_rate", 2e-5, "of both; a small model needs more", lower_bound=0.0)
 ROUNDS = flags.DEFINE_integer("rounds", 5, "turns of embedding 1,000 texts", lower_bound=1)
 
 LENGTHS = {"graded": 64, "squad": 128}
-TRAINING = {"epochs": 1, "batch_size": 64, "learning_rate": 2e-5, "warmup_rate": 0.1, "temperature": 0.05}
+TRAINING = {"epochs": 1, "batch_size": 64, "warmup_rate": 0.1, "temperature": 0.05}
 TASK = TaskConfig(name="embeddings")
 SIDES = ("start", "ours", "theirs", "onnx")
 Sets = dict[str, list[TextsExample]]
@@ -79,6 +80,7 @@ def work_of(task: str, sets: Sets, seed: int, folder: str) -> Work:
     known = {"start": START.value, "threads": timing.num_cores(), "seed": seed, "max_seq_length": LENGTHS[task]}
     return {
         **TRAINING,
+        "learning_rate": RATE.value,
         **known,
         "pairs": pairs,
         "texts": list(dict.fromkeys(texts)),
@@ -148,7 +150,7 @@ def measure(task: str, sets: Sets, side: str, seed: int) -> None:
         write(side, seed, name, embedding_task(TASK).score(sets[name], predictions))
     if speed:
         write(side, seed, f"{task}_training", speed)
-    about = {name: work[name] for name in (*TRAINING, "max_seq_length", "threads")}
+    about = {name: work[name] for name in (*TRAINING, "learning_rate", "max_seq_length", "threads")}
     sizes = {name: len(examples) for name, examples in sets.items()}
     write_json(done, {"settings": about, "start": Path(START.value).name, "pairs": sizes, **timing.environment()})
 
