@@ -217,7 +217,7 @@ def test_embeddings_beside_a_peer_are_measured_once(tmp_path, monkeypatch, capsy
         rows = [f"{number}\tone {split} {number}\ttwo {number}\t{number % 6}\n" for number in range(12)]
         (tmp_path / f"{split}.tsv").write_text(columns + "".join(rows))
     given = {"START": "model", "STSB": str(tmp_path), "SICK": "", "SQUAD": "", "OUTPUT": str(tmp_path / "measured")}
-    for name, value in (given | {"PEER": "python", "SEEDS": 2, "LIMIT": 10, "ROUNDS": 1}).items():
+    for name, value in (given | {"PEER": "python", "SEEDS": 2, "LIMIT": 10, "ROUNDS": 1, "RATE": 2e-5}).items():
         monkeypatch.setattr(embeddings, name, SimpleNamespace(value=value))
     made = []
 
