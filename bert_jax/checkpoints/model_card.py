@@ -216,13 +216,9 @@ def _decay(optimizer: Values) -> str:
         return f"constant, decay to 0 in the last {share:.0%} of the steps" if share else "constant"
     if kind == "cosine":
         return "cosine decay to 0"
-    return (
-        "constant"
-        if power == 0
-        else f"decay to 0 with power {power:g}"
-        if power not in (1, None)
-        else "linear decay to 0"
-    )
+    if power == 0:
+        return "constant"
+    return "linear decay to 0" if power in (1, None) else f"decay to 0 with power {power:g}"
 
 
 def _objective(records: Records) -> str:
