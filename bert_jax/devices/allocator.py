@@ -4,7 +4,7 @@
 XLA allocates temporaries at the start of every program and frees them at its end. By default glibc returns blocks of
 this size to the kernel. The next step must ask for them again, and the kernel fills them with zeros in pages of 4 KiB.
 Keeping them saves this time. Programs of many sizes accumulate kept memory, so it is returned once it exceeds a quarter
-of the machine's memory (docs/decisions/0023-freed-memory.md).
+of the machine's memory; half of it, while a quarter is left for others (docs/decisions/0023-freed-memory.md).
 """
 
 import ctypes
@@ -53,7 +53,7 @@ def note_compilation() -> None:
 
 def give_back_freed_memory(most: float = 0.25) -> bool:
     """Returns kept memory to the kernel if it is more than the share `most` of the machine's memory, or after a
-    compilation that `note_compilation` was told of.
+    compilation that `note_compilation` was told of. While such a share is left for others, twice as much is kept.
 
     Call this after each step; returns whether memory was returned. Kept memory is resident memory minus memory in use,
     without mapped files, which the kernel can drop by itself.
@@ -61,10 +61,11 @@ def give_back_freed_memory(most: float = 0.25) -> bool:
     global _compiled
     if _keeping is None:
         return False
-    most, _compiled = 0.0 if _compiled else most, False
+    share, compiled, _compiled = int(most * _memory()), _compiled, False
     resident, shared = map(int, Path("/proc/self/statm").read_text("ascii").split()[1:3])  # pages
     kept = os.sysconf("SC_PAGE_SIZE") * (resident - shared) - _keeping.mallinfo2().uordblks
-    if kept <= most * _memory() or not _keeping.malloc_trim(0):
+    many = kept > 2 * share or (kept > share and _available() < share)
+    if not (many or (compiled and kept > 0)) or not _keeping.malloc_trim(0):
         return False
     _ask_for_huge_pages(_keeping, _memory() // 2)  # the heap has shrunk; new parts of it need the advice again
     return True
@@ -89,6 +90,22 @@ def _memory() -> int:
         except (OSError, ValueError):
             continue  # no such file, or no limit ("max")
     return min(limits)
+
+
+def _available() -> int:
+    """Returns the bytes that others may still take: the kernel's estimate, and what is left of a container's limit."""
+    (line,) = (
+        line for line in Path("/proc/meminfo").read_text("ascii").splitlines() if line.startswith("MemAvailable")
+    )
+    left = [1024 * int(line.split()[1])]
+    for limit, usage in (("max", "current"), ("limit_in_bytes", "usage_in_bytes")):  # cgroups, version 2 and 1
+        place = Path("/sys/fs/cgroup", "memory" if usage == "usage_in_bytes" else "")
+        try:
+            most, used = (int((place / f"memory.{name}").read_text("ascii")) for name in (limit, usage))
+        except (OSError, ValueError):
+            continue  # no such file, or no limit ("max")
+        left.append(most - used)
+    return min(left)
 
 
 def _ask_for_huge_pages(libc: ctypes.CDLL, size: int) -> None:

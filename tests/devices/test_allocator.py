@@ -4,6 +4,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -138,3 +139,28 @@ def test_after_a_compilation_all_is_given_back_once(monkeypatch):
     allocator.note_compilation()
     assert allocator.give_back_freed_memory() and trims == [0]
     assert not allocator.give_back_freed_memory() and trims == [0]
+
+
+@pytest.mark.parametrize(
+    "kept, available, returns", [(0.2, 0.1, False), (0.3, 0.5, False), (0.3, 0.2, True), (0.6, 0.9, True)]
+)
+def test_more_than_a_quarter_is_kept_while_a_quarter_is_left_for_others(monkeypatch, kept, available, returns):
+    """Shares of the machine's memory; a step that frees more than a quarter takes twice as long if it is returned."""
+    heap = SimpleNamespace(mallinfo2=lambda: SimpleNamespace(uordblks=0), malloc_trim=lambda pad: 1)
+    monkeypatch.setattr(allocator, "_keeping", heap)
+    monkeypatch.setattr(allocator, "_ask_for_huge_pages", lambda libc, size: None)
+    monkeypatch.setattr(allocator, "_available", lambda: int(available * allocator._memory()))
+    resident, shared = map(int, Path("/proc/self/statm").read_text().split()[1:3])
+    monkeypatch.setattr(allocator, "_memory", lambda: int(os.sysconf("SC_PAGE_SIZE") * (resident - shared) / kept))
+    assert allocator.give_back_freed_memory() == returns
+
+
+def test_what_is_available_is_the_least_of_the_machine_and_the_container(monkeypatch):
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert 2**26 < allocator._available() <= total
+    files = {"memory.max": f"{2**30}\n", "memory.current": f"{2**30 - 2**20}\n"}
+    read = Path.read_text
+    monkeypatch.setattr(Path, "read_text", lambda self, *given: files.get(self.name) or read(self, *given))
+    assert allocator._available() == 2**20
+    files["memory.max"] = "max\n"  # no limit
+    assert allocator._available() > 2**20
