@@ -83,7 +83,7 @@ demo: $(READY)  ## trains and fine-tunes a small model from text, in minutes on 
 	$(PY) -m bert_jax.tools.compare_runs --workdirs=$(DEMO)/finetune,$(DEMO)/scratch
 	@printf '\n6/7  Ask it for the area of three sentences.\n'
 	$(PY) -m bert_jax.tools.predict --checkpoint=$(DEMO)/finetune --input=configs/demo_areas.txt
-	@printf '\n7/7  Beside it the model in the box, which has read 300 million tokens of English: yours knows Python, and it knows the rest.\n'
+	@printf '\n7/7  Beside it the model in the box, which has read 266 million tokens of English: yours knows Python, and it knows the rest.\n'
 	$(PY) -m bert_jax.tools.predict --checkpoint=$(DEMO)/pretrain --input=configs/demo_box.txt
 	$(PY) -m bert_jax.tools.predict --checkpoint=models/bert-mini-en --input=configs/demo_box.txt
 	@printf '%s\n' '' \

@@ -8,7 +8,8 @@ The model is one of sentence-transformers with mean pooling, the classifier one 
 and take turns of one request, or of --in_a_row. A ratio is that of the medians. "First answer" is a whole new process,
 from its start to its answer, after one that nothing was kept of (cold) and one more (warm). With --table, which has a
 header, texts and labels, its first 1,000 rows are learnt in 3 epochs of batches of 32, and the next 200 evaluated after
-each: by the command `finetune`, cold and warm, and by transformers' Trainer, which saves nothing.
+each: by the command `finetune`, cold and warm, and by transformers' Trainer, which saves nothing. --before=CHECKOUT
+measures an earlier commit of ours too, as a side of its own.
 """
 
 import json
@@ -36,10 +37,11 @@ PEER_PYTHON = flags.DEFINE_string("peer_python", "", "a Python with sentence-tra
 PAUSE = flags.DEFINE_float("pause", 0.0, "seconds before a turn, in which the threads of others cease to spin", 0.0)
 IN_A_ROW = flags.DEFINE_integer("in_a_row", 1, "requests of a turn: one process answers them one after another", 1)
 TABLE = flags.DEFINE_string("table", "", "a file of tab-separated texts and labels to fine-tune on; without, left out")
+BEFORE = flags.DEFINE_string("before", "", "a checkout of an earlier commit of bert_jax")
 OUTPUT = flags.DEFINE_string("output", "", "JSON file to write")
 ROUNDS = flags.DEFINE_integer("rounds", 40, "requests of one text; of sets an eighth", lower_bound=8)
 
-SIDES = ("bert_jax", "torch", "onnx")
+PEERS = ("torch", "onnx")
 WORKER = CHECKOUT / "benchmarks" / "peers" / "answers.py"
 PARAGRAPH = 200  # words
 # Name -> kind of text, texts of a request.
@@ -49,20 +51,27 @@ REQUESTS = {
 }  # fmt: skip
 
 
+def sides() -> list[str]:
+    """Returns the names of all sides."""
+    return ["bert_jax", *(["before"] if BEFORE.value else []), *PEERS]
+
+
+def variables(side: str, cache: str) -> dict[str, str]:
+    """Returns the environment of a side's processes."""
+    checkout = os.path.abspath(BEFORE.value) if side.startswith("before") else str(CHECKOUT)
+    return os.environ | {"PYTHONPATH": checkout, "JAX_COMPILATION_CACHE_DIR": cache, "JAX_PLATFORMS": "cpu"}
+
+
 class Side:
     """A process that answers."""
 
     def __init__(self, name: str, cache: str) -> None:
-        python = sys.executable if name == "bert_jax" else PEER_PYTHON.value
-        variables = os.environ | {
-            "PYTHONPATH": str(CHECKOUT),
-            "JAX_COMPILATION_CACHE_DIR": cache,
-            "JAX_PLATFORMS": "cpu",
-        }
+        python = PEER_PYTHON.value if name in PEERS else sys.executable
+        kind = name if name in PEERS else "bert_jax"
         self.started = time.perf_counter()
         self._process = subprocess.Popen(
-            [python, str(WORKER), name, MODEL.value, CLASSIFIER.value],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=variables,
+            [python, str(WORKER), kind, MODEL.value, CLASSIFIER.value], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL, text=True, env=variables(name, cache),
         )  # fmt: skip
 
     def ask(self, work: str, texts: list[str]) -> dict[str, Any]:
@@ -92,20 +101,20 @@ def texts_of(lines: list[str]) -> dict[str, list[str]]:
 
 def measure(texts: dict[str, list[str]], cache: str) -> list[dict[str, Any]]:
     """Returns the seconds of each request by work, request and side; the sides take turns."""
-    sides = {name: Side(name, cache) for name in SIDES}
+    processes = {name: Side(name, f"{cache}/{name}") for name in sides()}
     found = []
     for work in ("embed", "classify"):
         for name, (kind, count) in REQUESTS.items():
             rounds = ROUNDS.value if count == 1 else ROUNDS.value // 8
             pool = texts[kind]
             take = [[pool[(n * count + k) % len(pool)] for k in range(count)] for n in range(rounds + 3)]
-            first = {side: process.ask(work, take[0])["seconds"] for side, process in sides.items()}
-            answers: dict[str, list[dict[str, Any]]] = {side: [] for side in SIDES}
+            first = {side: process.ask(work, take[0])["seconds"] for side, process in processes.items()}
+            answers: dict[str, list[dict[str, Any]]] = {side: [] for side in processes}
             for number, start in enumerate(range(1, len(take), IN_A_ROW.value)):
-                for side in SIDES if number % 2 else reversed(SIDES):
+                for side in processes if number % 2 else reversed(processes):
                     time.sleep(PAUSE.value)
                     turn = take[start : start + IN_A_ROW.value]
-                    answers[side] += [sides[side].ask(work, request) for request in turn]
+                    answers[side] += [processes[side].ask(work, request) for request in turn]
             for side, kept in answers.items():
                 seconds = sorted(one["seconds"] for one in kept[2:])
                 found.append({
@@ -115,7 +124,7 @@ def measure(texts: dict[str, list[str]], cache: str) -> list[dict[str, Any]]:
                     "seconds": seconds,
                 })  # fmt: skip
             print(f"{work}, {name}: measured", file=sys.stderr)
-    for process in sides.values():
+    for process in processes.values():
         process.close()
     return found
 
@@ -125,8 +134,8 @@ def first_answers(texts: dict[str, list[str]]) -> list[dict[str, Any]]:
     found = []
     with tempfile.TemporaryDirectory() as cache:
         for temperature in ("cold", "warm", "warm", "warm"):
-            for side in SIDES:
-                process = Side(side, cache)
+            for side in sides():
+                process = Side(side, f"{cache}/{side}")
                 process.ask("classify", texts["short"][:1])
                 seconds = time.perf_counter() - process.started
                 memory = max(process.ask("classify", [text])["memory"] for text in texts["short"][1:21])
@@ -143,19 +152,19 @@ def trainings(folder: Path) -> list[dict[str, Any]]:
     for name, some in (("train", rows[:1000]), ("dev", rows[1000:])):
         (folder / f"{name}.tsv").write_text("\n".join([header, *some, ""]), encoding="utf-8")
     settings = {"data.path": folder, "init_checkpoint": MODEL.value, "data.batch_size": 32, "train.num_epochs": 3}
-    ours = [sys.executable, "-m", "bert_jax", "finetune", "--config=finetune:classification"]
+    ours = [sys.executable, "-P", "-m", "bert_jax", "finetune", "--config=finetune:classification"]
     ours += [f"--config.{name}={value}" for name, value in settings.items()]
     theirs = [PEER_PYTHON.value, str(WORKER), "train", MODEL.value, str(folder)]
-    variables = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(folder / "cache"), "JAX_PLATFORMS": "cpu"}
+    earlier = ["before"] if BEFORE.value else []
+    turns = [[f"{side}, {how}" for side in ("bert_jax", *earlier)] for how in ("cold", "warm", "warm")]
     found = []
-    for number, name in enumerate(
-        ("bert_jax, cold", "transformers", "bert_jax, warm", "transformers", "bert_jax, warm")
-    ):
+    for number, name in enumerate([*turns[0], "transformers", *turns[1], "transformers", *turns[2]]):
         command = theirs if name == "transformers" else [*ours, f"--workdir={folder}/run{number}"]
-        before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-        subprocess.run(command, check=True, env=variables, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        seconds, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
-        cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        environ = variables(name, str(folder / name.partition(",")[0]))
+        start, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+        subprocess.run(command, check=True, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        seconds, end = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu = end.ru_utime + end.ru_stime - start.ru_utime - start.ru_stime
         found.append({"side": name, "seconds": seconds, "cpu_seconds": cpu})
         print(f"fine-tuning, {name}: measured", file=sys.stderr)
     return found
@@ -163,19 +172,20 @@ def trainings(folder: Path) -> list[dict[str, Any]]:
 
 def lines_of(requests: list[dict[str, Any]], first: list[dict[str, Any]], trained: list[dict[str, Any]]) -> list[str]:
     """Returns tables for people."""
-    rows = [["", *(f"{side} ms" for side in SIDES), "p95 of ours", "times torch's", "times ONNX Runtime's"]]
+    rows = [["", *(f"{side} ms" for side in sides()), "p95 of ours", *(f"times {side}'s" for side in sides()[1:])]]
     for work, name in dict.fromkeys((one["work"], one["request"]) for one in requests):
         of = {one["side"]: one for one in requests if (one["work"], one["request"]) == (work, name)}
-        p50 = {side: of[side]["p50"] for side in SIDES}
+        p50 = {side: of[side]["p50"] for side in sides()}
         rows.append([
-            f"{work}, {name}", *(f"{1e3 * p50[side]:,.1f}" for side in SIDES), f"{1e3 * of['bert_jax']['p95']:,.1f}",
-            *(f"{p50['bert_jax'] / p50[side]:.2f}" for side in SIDES[1:]),
+            f"{work}, {name}", *(f"{1e3 * p50[side]:,.1f}" for side in p50), f"{1e3 * of['bert_jax']['p95']:,.1f}",
+            *(f"{p50['bert_jax'] / p50[side]:.2f}" for side in sides()[1:]),
         ])  # fmt: skip
-    starts = [["", *SIDES]]
+    starts = [["", *sides()]]
     for cache in ("cold", "warm"):
-        of = {side: [one for one in first if (one["side"], one["cache"]) == (side, cache)] for side in SIDES}
-        starts.append([f"first answer, {cache}, s", *(f"{min(o['seconds'] for o in of[side]):.2f}" for side in SIDES)])
-    starts.append(["memory, one at a time, MB", *(f"{of[side][-1]['memory'] / 1e6:,.0f}" for side in SIDES)])
+        of = {side: [one for one in first if (one["side"], one["cache"]) == (side, cache)] for side in sides()}
+        least = [min(one["seconds"] for one in each) for each in of.values()]
+        starts.append([f"first answer, {cache}, s", *(f"{seconds:.2f}" for seconds in least)])
+    starts.append(["memory, one at a time, MB", *(f"{each[-1]['memory'] / 1e6:,.0f}" for each in of.values())])
     runs = [["1,000 texts, 3 epochs", "s", "CPU s"]]
     for side in dict.fromkeys(one["side"] for one in trained):
         best = min((one for one in trained if one["side"] == side), key=lambda one: one["seconds"])

@@ -23,7 +23,7 @@ import commands, pages, paths, settings
 every = settings.pages() | commands.pages()
 every |= {"recipes": pages.recipes(), "api": pages.api(), "modules": pages.modules()}
 every |= {"decisions": pages.decisions_page()}
-every |= {path: page for path, page in pages.notebooks().items() if isinstance(page, str)}
+every |= {path: page for path, page in pages.notebooks("https://github.com/org/name").items() if isinstance(page, str)}
 print(json.dumps({"pages": every, "roots": [root for _, _, root in paths.SETTINGS],
                   "described": [*settings.DESCRIPTIONS],
                   "names": {root: [[setting.name, setting.rules] for section in settings.sections(root)
@@ -224,6 +224,7 @@ def test_notebooks_show_what_came_out_when_they_ran(repository, made, name):
     assert "tmp" not in json.dumps([output.get("text", "") for output in outputs])
     page = made["pages"][f"notebooks/{name}.md"]
     assert "```text { .output }" in page and f"]({name}-1.png)" in page
+    assert f"](https://colab.research.google.com/github/org/name/blob/main/notebooks/{name}.ipynb)" in page
 
 
 @pytest.fixture

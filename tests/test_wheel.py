@@ -15,11 +15,14 @@ from pathlib import Path
 
 import pytest
 from builders import make_pretrained
+from short_notebooks import SHORTER, write_inputs
 
 UV = shutil.which("uv")
 # What a build reads, without what git ignores: nothing that lies about in a checkout gets into the wheel.
 SOURCES = "bert_jax configs docs tests README.md CHANGELOG.md CONTRIBUTING.md LICENSE MANIFEST.in Makefile".split()
 SOURCES += "SECURITY.md constraints.txt finetune.py pyproject.toml setup.cfg setup.py train.py".split()
+
+REPOSITORY = "https://github.com/org/name"  # any; the wheel of the tests is built as that of a release
 
 SENTENCES = "The [MASK] of the list.\nReturn a new [MASK] object.\n"
 
@@ -72,9 +75,10 @@ def wheel(repository, tmp_path_factory) -> Path:
         else:
             shutil.copy(repository / name, tree / name)
     if UV:
-        call(UV, "build", "--quiet", "--out-dir", folder / "dist", tree, folder=folder)
+        build: list[str | Path] = [UV, "build", "--quiet", "--out-dir", folder / "dist", tree]
     else:
-        call(sys.executable, "-m", "pip", "--quiet", "wheel", "--no-deps", "-w", folder / "dist", tree, folder=folder)
+        build = [sys.executable, "-m", "pip", "--quiet", "wheel", "--no-deps", "-w", folder / "dist", tree]
+    call(*build, folder=folder, BERT_JAX_REPOSITORY=REPOSITORY)
     (found,) = (folder / "dist").glob("bert_jax-*.whl")
     return found
 
@@ -92,6 +96,7 @@ def test_what_is_in_the_wheel(repository, wheel):
     assert {name for name in names if ".dist-info/" not in name} == ours
     assert "bert_jax = bert_jax.tools.main:main" in entries
     assert "Description-Content-Type: text/markdown" in metadata and "Provides-Extra: tfds" in metadata
+    assert f"Project-URL: Source, {REPOSITORY}\n" in metadata
     assert "# bert_jax" in metadata and wheel.stat().st_size < 1_000_000
     if UV:
         (source,) = wheel.parent.glob("bert_jax-*.tar.gz")
@@ -184,3 +189,38 @@ def test_what_is_an_extra_is_named(environment, installed, tmp_path):
     assert done.stderr.startswith("error: tfds:lm1b needs the package tensorflow_datasets, which is not installed")
     assert done.stderr.endswith("pip install 'bert_jax[tfds]'\n")
     assert environment[1].splitlines()[-1].endswith("pip install 'bert_jax[train]'")
+
+
+@pytest.mark.slow
+@pytest.mark.network
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="Colab's versions have no wheels for it")
+def test_the_notebooks_install_the_wheel_over_the_versions_of_colab(repository, wheel, tmp_path):
+    """Top to bottom, each in the environment that the one before has left."""
+    call(sys.executable, "-m", "venv", "venv", folder=tmp_path)
+    python = tmp_path / "venv" / "bin" / "python"
+    install = [UV, "pip", "install", "--python", python] if UV else [python, "-m", "pip", "install"]
+    call(*install, "--quiet", "--requirement", repository / "notebooks" / "colab.txt", folder=tmp_path)
+    assert call(python, "-c", "import jax; print(jax.__version__)", folder=tmp_path).stdout == "0.7.2\n"
+    inputs = write_inputs(tmp_path, repository)
+    printed = {}
+    for name, lines in SHORTER.items():
+        path = tmp_path / f"{name}.ipynb"
+        shutil.copy(repository / "notebooks" / path.name, path)
+        (source,) = re.findall(r'SOURCE = \\"bert_jax(\[.*?\])\\"', path.read_text("utf-8"))
+        lines += f'SOURCE = "{wheel}{source}"\n'
+        execute = [python, repository / "docs" / "_site" / "execute.py", path, lines, *inputs]
+        call(
+            *execute,
+            folder=tmp_path,
+            JAX_PLATFORMS="cpu",
+            TMPDIR=str(tmp_path),
+            PATH=f"{python.parent}:{os.environ['PATH']}",
+        )
+        cells = json.loads(path.read_text("utf-8"))["cells"]
+        printed[name] = "".join(
+            line for cell in cells for out in cell.get("outputs", []) for line in out.get("text", [])
+        )
+    assert "trained to step 16" in printed["pretrain_tiny"]
+    assert "the best by f1" in printed["finetune_mrpc"] and "MRPC-dev.tsv" in printed["finetune_mrpc"]
+    assert "copy a directory tree" in printed["embeddings"]
+    shutil.rmtree(tmp_path / "venv")

@@ -50,7 +50,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     made: dict[str, str | bytes] = {
         **settings.pages(),
         **commands.pages(),
-        **pages.notebooks(),
+        **pages.notebooks(config.repo_url),
         "reference/modules.md": pages.modules(),
         "reference/recipes.md": pages.recipes(),
         "reference/api.md": pages.api(),

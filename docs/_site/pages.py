@@ -11,6 +11,7 @@ from pathlib import Path
 from paths import CHANGELOG, DECISIONS, NOTEBOOKS, PACKAGE, RECIPES, ROOT, in_markdown, sentence
 
 ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+GITHUB, COLAB = "https://github.com/", "https://colab.research.google.com"
 
 
 def title_of(path: Path) -> str:
@@ -143,15 +144,18 @@ def _homes() -> dict[str, str]:
 # ---- notebooks
 
 
-def notebooks() -> dict[str, str | bytes]:
-    """Returns a page for each notebook, with its outputs, the pictures in them and the notebook itself."""
+def notebooks(repository: str | None = None) -> dict[str, str | bytes]:
+    """Returns a page for each notebook, with its outputs, the pictures in them and the notebook itself.
+
+    From a `repository` on GitHub, its page opens it in Colab.
+    """
     made: dict[str, str | bytes] = {}
     for path in sorted((ROOT / NOTEBOOKS).glob("*.ipynb")):
-        made |= _notebook(path)
+        made |= _notebook(path, repository or "")
     return made
 
 
-def _notebook(path: Path) -> dict[str, str | bytes]:
+def _notebook(path: Path, repository: str) -> dict[str, str | bytes]:
     pictures: dict[str, str | bytes] = {}
     parts = []
     for cell in json.loads(path.read_text("utf-8"))["cells"]:
@@ -169,7 +173,11 @@ def _notebook(path: Path) -> dict[str, str | bytes]:
                 parts.append(f"![The curves that the cell above shows]({name})")
             elif text.strip():
                 parts.append(f"```text {{ .output }}\n{ANSI.sub('', text).rstrip()}\n```")
-    parts[0] += f"\n\n[Download this notebook]({path.name}){{ download }}"
+    parts[0] += "\n\n"
+    if repository.startswith(GITHUB):
+        at = f"{repository.removeprefix(GITHUB).strip('/')}/blob/main/{NOTEBOOKS}/{path.name}"
+        parts[0] += f"[![Open in Colab]({COLAB}/assets/colab-badge.svg)]({COLAB}/github/{at}) "
+    parts[0] += f"[Download this notebook]({path.name}){{ download }}"
     page = "\n\n".join(parts) + "\n"
     return {f"{NOTEBOOKS}/{path.stem}.md": page, f"{NOTEBOOKS}/{path.name}": path.read_bytes()} | pictures
 
