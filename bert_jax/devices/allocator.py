@@ -94,10 +94,8 @@ def _memory() -> int:
 
 def _available() -> int:
     """Returns the bytes that others may still take: the kernel's estimate, and what is left of a container's limit."""
-    (line,) = (
-        line for line in Path("/proc/meminfo").read_text("ascii").splitlines() if line.startswith("MemAvailable")
-    )
-    left = [1024 * int(line.split()[1])]
+    lines = (line.split() for line in Path("/proc/meminfo").read_text("ascii").splitlines())
+    left = [1024 * next((int(words[1]) for words in lines if words[:1] == ["MemAvailable:"]), 0)]
     for limit, usage in (("max", "current"), ("limit_in_bytes", "usage_in_bytes")):  # cgroups, version 2 and 1
         place = Path("/sys/fs/cgroup", "memory" if usage == "usage_in_bytes" else "")
         try:
