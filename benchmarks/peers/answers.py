@@ -27,9 +27,12 @@ def ours(model: str, classifier: str) -> dict[str, Callable[[], Answer]]:
     """Returns what makes each work's function: with bert_jax."""
     import bert_jax
 
+    with open(f"{model}/sentence_bert_config.json", encoding="utf-8") as file:
+        length = json.load(file)["max_seq_length"]  # version 0.2 does not read it
+
     def embed() -> Answer:
         bert = bert_jax.load_pretrained(model)
-        return lambda texts: bert_jax.sentence_embeddings(bert, list(texts))
+        return lambda texts: bert_jax.sentence_embeddings(bert, list(texts), max_seq_length=length)
 
     def classify() -> Answer:
         predictor = bert_jax.load_predictor(classifier)

@@ -63,7 +63,10 @@ def give_back_freed_memory(most: float = 0.25) -> bool:
         return False
     share, compiled, _compiled = int(most * _memory()), _compiled, False
     resident, shared = map(int, Path("/proc/self/statm").read_text("ascii").split()[1:3])  # pages
-    kept = os.sysconf("SC_PAGE_SIZE") * (resident - shared) - _keeping.mallinfo2().uordblks
+    held = os.sysconf("SC_PAGE_SIZE") * (resident - shared)
+    if held <= share and not compiled:
+        return False  # mallinfo2 walks over all that was freed: milliseconds after a compilation
+    kept = held - _keeping.mallinfo2().uordblks
     many = kept > 2 * share or (kept > share and _available() < share)
     if not (many or (compiled and kept > 0)) or not _keeping.malloc_trim(0):
         return False

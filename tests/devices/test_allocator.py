@@ -155,6 +155,20 @@ def test_more_than_a_quarter_is_kept_while_a_quarter_is_left_for_others(monkeypa
     assert allocator.give_back_freed_memory() == returns
 
 
+def test_a_process_that_holds_less_than_its_share_does_not_count_what_is_free(monkeypatch):
+    """mallinfo2 walks over every free piece of the heap, of which a compiler leaves thousands."""
+    counted = []
+    heap = SimpleNamespace(
+        mallinfo2=lambda: counted.append(1) or SimpleNamespace(uordblks=0), malloc_trim=lambda pad: 1
+    )
+    monkeypatch.setattr(allocator, "_keeping", heap)
+    monkeypatch.setattr(allocator, "_ask_for_huge_pages", lambda libc, size: None)
+    monkeypatch.setattr(allocator, "_memory", lambda: 2**60)
+    assert not allocator.give_back_freed_memory() and counted == []
+    allocator.note_compilation()
+    assert allocator.give_back_freed_memory() and counted == [1]
+
+
 def test_what_is_available_is_the_least_of_the_machine_and_the_container(monkeypatch):
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert 2**26 < allocator._available() <= total
