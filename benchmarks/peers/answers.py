@@ -27,8 +27,10 @@ def ours(model: str, classifier: str) -> dict[str, Callable[[], Answer]]:
     """Returns what makes each work's function: with bert_jax."""
     import bert_jax
 
-    with open(f"{model}/sentence_bert_config.json", encoding="utf-8") as file:
-        length = json.load(file)["max_seq_length"]  # version 0.2 does not read it
+    length = 0  # the model's own; version 0.2 does not read it
+    if os.path.exists(f"{model}/sentence_bert_config.json"):
+        with open(f"{model}/sentence_bert_config.json", encoding="utf-8") as file:
+            length = json.load(file)["max_seq_length"]
 
     def embed() -> Answer:
         bert = bert_jax.load_pretrained(model)
