@@ -223,4 +223,6 @@ def test_the_notebooks_install_the_wheel_over_the_versions_of_colab(repository, 
     assert "trained to step 16" in printed["pretrain_tiny"]
     assert "the best by f1" in printed["finetune_mrpc"] and "MRPC-dev.tsv" in printed["finetune_mrpc"]
     assert "copy a directory tree" in printed["embeddings"]
+    version = "from importlib.metadata import version; print(version('fsspec'))"
+    assert call(python, "-c", version, folder=tmp_path).stdout == "2025.3.0\n"  # which gcsfs and datasets ask for
     shutil.rmtree(tmp_path / "venv")
