@@ -39,6 +39,7 @@ ALL_VERSIONS = $(shell pyenv version-name):$(shell pyenv versions --bare | paste
 ifneq ($(PYTHON),python3)
 export PYENV_VERSION := $(ALL_VERSIONS)
 endif
+test-newest: export PYENV_VERSION = $(ALL_VERSIONS)
 endif
 
 export UV_PYTHON_DOWNLOADS = never
