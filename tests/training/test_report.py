@@ -113,7 +113,7 @@ def test_a_terminal_gets_a_bar_and_whole_lines(tmp_path, monkeypatch):
         reporter.log(20, "eval", {"loss": 2.0})
     written = terminal.getvalue().replace("\r", "\n").splitlines()
     assert "hello" in written and "eval  20/40  loss 2.000" in [line.strip() for line in written]
-    assert any("20/40" in line and "loss 2.500  1.23 ktok/s  MFU 50.0%" in line for line in written)
+    assert any("20/40" in line and "loss 2.500  1.23 ktok/s  MFU 50.0%" in line for line in written), written
 
 
 def test_describe():
