@@ -106,7 +106,6 @@ class Terminal(io.StringIO):
 def test_a_terminal_gets_a_bar_and_whole_lines(tmp_path, monkeypatch):
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setenv("COLUMNS", "200")
     with Reporter(tmp_path, 40, tensorboard=False) as reporter:
         reporter.message("hello")
         reporter.log(20, "train", {"loss": 2.5, "tokens_per_second": 1234.0, "mfu": 0.5, "grad_norm": 1.0})
