@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from bert_jax.errors import InputError
-from bert_jax.storage import files
 from bert_jax.tasks.json_values import parse_json
+from bert_jax.tasks.readers import read_lines
 
 _Z = 1.959963984540054  # of the normal distribution, for 95 %
 INTERVALS = "95 %: of a paradigm Wilson's; of a mean of paradigms Wilson's of each put together (MOVER)"
@@ -72,16 +72,9 @@ def _read_file(file: Path) -> Iterator[Pair]:
 
 def _read_lines(file: Path) -> list[tuple[str, str]]:
     """Returns where each line stands, and the line, without blank ones at the end."""
-    files.check_is_file(file)
-    content = files.read_whole(str(file), str(file))
-    lines = []
-    for number, line in enumerate(content.rstrip().split(b"\n") if content.strip() else [], 1):
-        try:
-            lines.append((f"{file}:{number}", line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r")))
-        except UnicodeDecodeError as error:
-            raise InputError(
-                f"{file}:{number} is not UTF-8 ({error.reason} at byte {error.start + 1} of the line); convert it"
-            ) from None
+    lines = [(f"{file}:{number}", line) for number, line in enumerate(read_lines(str(file)), 1)]
+    while lines and not lines[-1][1].strip():
+        lines.pop()
     return lines
 
 

@@ -2,18 +2,27 @@
 """Values of JSON that somebody has written, with errors that say where."""
 
 import json
+from typing import Any
 
 from bert_jax.errors import InputError
 
 
-def parse_json(text: str, where: str) -> object:
+def parse_json(text: str, where: str) -> Any:
     """Returns a value of JSON. Raises: InputError if it is not JSON, or holds half of a character."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise not_json(where, error) from None
+    value = load_json(text, where)
     check_characters(text, value, where)
     return value
+
+
+def load_json(text: str, where: str, is_file: bool = False) -> Any:
+    """Returns a value of JSON. Raises: InputError if it is not JSON; of a file it names the line."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        is_known = isinstance(error, json.JSONDecodeError)
+        reason = f"{error.msg} at column {error.colno}" if is_known else str(error)[:80]
+        where = f"{where}:{error.lineno if is_known else 1}" if is_file else where
+        raise InputError(f"{where} is not JSON ({reason}); correct or remove it") from error
 
 
 def check_characters(text: str, value: object, where: str) -> None:
@@ -25,9 +34,3 @@ def check_characters(text: str, value: object, where: str) -> None:
     except UnicodeEncodeError as error:
         half = f"\\u{ord(error.object[error.start]):04x}"
         raise InputError(f"{where} holds {half}, half of a character; correct the text") from None
-
-
-def not_json(where: str, error: Exception) -> InputError:
-    """Returns the error that says where a text is no JSON, and why."""
-    reason = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)[:80]
-    return InputError(f"{where} is not JSON ({reason}); correct or remove it")

@@ -26,7 +26,7 @@ from bert_jax.errors import InputError
 from bert_jax.storage import files, urls
 from bert_jax.tasks import not_tables
 from bert_jax.tasks.columnar import Record, is_parquet, is_tfds, parted, read_parquet, read_tfds
-from bert_jax.tasks.json_values import check_characters, not_json, parse_json
+from bert_jax.tasks.json_values import check_characters, load_json, parse_json
 
 # What splits are called, in file names and in TFDS. A source with commas gives them in this order.
 SPLITS: Mapping[str, tuple[str, ...]] = {
@@ -205,7 +205,7 @@ def read_lines(place: str) -> list[str]:
 
     Raises: InputError if it cannot be read, or is not UTF-8, naming the line.
     """
-    text = _read_text(place)
+    text = read_text(place)
     lines = text.split("\n" if "\n" in text else "\r")
     if lines[-1] == "":
         lines.pop()
@@ -230,14 +230,13 @@ def read_json(place: str, keys: Sequence[str] = ()) -> list[Record]:
     A file that has an object on each line is read as JSON lines, whatever its name.
     Raises: InputError if it is something else.
     """
-    text = _read_text(place)
+    text = read_text(place)
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, json.JSONDecodeError) and error.msg == "Extra data" and text.lstrip().startswith("{"):
+        value = load_json(text, place, is_file=True)
+    except InputError as error:
+        if getattr(error.__cause__, "msg", "") == "Extra data" and text.lstrip().startswith("{"):
             return read_json_lines(place)
-        line = error.lineno if isinstance(error, json.JSONDecodeError) else 1
-        raise not_json(f"{place}:{line}", error) from None
+        raise
     check_characters(text, value, place)
     if isinstance(value, dict):
         lists = [key for key, each in value.items() if isinstance(each, list)]
@@ -252,8 +251,11 @@ def read_json(place: str, keys: Sequence[str] = ()) -> list[Record]:
 # Files
 
 
-def _read_text(place: str) -> str:
-    """Returns the text of a file, without a byte order mark."""
+def read_text(place: str) -> str:
+    """Returns the text of a file or URL, decompressed, without a byte order mark.
+
+    Raises: InputError if it cannot be read, or is not UTF-8, naming the line.
+    """
     path = urls.local_copy(place)
     if not os.path.isfile(path):
         raise InputError(f"{place} is not a file; check the path")
@@ -274,7 +276,7 @@ def _tsv_rows(place: str) -> Iterator[tuple[int, list[str]]]:
 
 def _csv_rows(place: str) -> Iterator[tuple[int, list[str]]]:
     csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_FIELD))  # of the whole process: csv knows no other
-    text = _read_text(place)
+    text = read_text(place)
     header = re.split("[\r\n]", text.lstrip("\r\n"), maxsplit=1)[0]
     rows = csv.reader(io.StringIO(text, newline=""), strict=True, delimiter=_separator(header))
     number = 1

@@ -16,18 +16,17 @@ XQuAD, MLQA and other data sets in this format are read too.
 
 import glob
 import itertools
-import json
 import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from bert_jax.data.sources.formats import check_encoding
-from bert_jax.errors import InputError
+from bert_jax.errors import InputError, shown
 from bert_jax.storage import files, urls
 from bert_jax.tasks.columnar import is_parquet, is_tfds, read_parquet, read_tfds
-from bert_jax.tasks.readers import find_split_file
+from bert_jax.tasks.json_values import load_json
+from bert_jax.tasks.readers import find_split_file, read_text
 
 _SPLITS = ("train", "dev", "test")
 _TFDS_SPLITS = {"train": "train", "dev": "validation"}  # a test split is with SQuAD's authors only
@@ -72,7 +71,7 @@ def read_squad(source: str, split: str, version: str = "") -> list[SquadExample]
 def read_squad_file(path: str) -> list[SquadExample]:
     """Returns the examples of a file, or with FILE[28:] of a range of its articles. Raises: as `read_squad`."""
     path, articles_wanted = _split_range(path)
-    content = read_json_file(path)
+    content = load_json(read_text(path), path, is_file=True)
     articles = _get(content, "data", list, path, "")
     return _told_apart(list(_read_articles(articles, articles_wanted, path)), path)
 
@@ -96,33 +95,10 @@ def parse_question(value: object, where: str) -> SquadExample:
         value = {"question": value[0], "context": value[1]}
     if not isinstance(value, Mapping):
         raise InputError(
-            f'{where}: {_short(value)} is not a question with a context; write {{"question": "...", "context": "..."}}'
+            f'{where}: {shown(value)} is not a question with a context; write {{"question": "...", "context": "..."}}'
         )
     question, context = (_get(value, name, str, where, "") for name in ("question", "context"))
     return SquadExample(_id(value, where, "") if "id" in value else where, question, context)
-
-
-def read_json_file(path: str) -> Any:
-    """Returns the value of a JSON file, compressed or not, local or behind a URL.
-
-    Raises: InputError with the line at which it is not UTF-8 or no JSON.
-    """
-    content = files.read_whole(urls.local_copy(path), path)
-    check_encoding(content[: 1 << 16], path)
-    try:
-        return json.loads(content.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise InputError(
-            f"{path}, line {line}: byte 0x{content[error.start]:02x} is not UTF-8; {files.NOT_UTF8}"
-        ) from None
-    except json.JSONDecodeError as error:
-        raise InputError(
-            f"{path}, line {error.lineno}: no JSON ({error.msg}, column {error.colno}); the file is cut off or another "
-            "kind of file"
-        ) from None
-    except (RecursionError, ValueError) as error:  # brackets in brackets, or a number of thousands of digits
-        raise InputError(f"{path} is no SQuAD file ({str(error)[:80]}); give another") from None
 
 
 # Finding the file
@@ -223,12 +199,12 @@ def _get(value: object, name: str, kind: type[Kind], path: str, place: str) -> K
     """Returns `value[name]` if it is of the kind. Raises: InputError with the place."""
     where = f"{path}, {place}" if place else path
     if not isinstance(value, Mapping):
-        raise InputError(f"{where} is {_short(value)}, not an object with {name!r}; give data in SQuAD's format")
+        raise InputError(f"{where} is {shown(value)}, not an object with {name!r}; give data in SQuAD's format")
     if name not in value:
         raise InputError(f"{where} has no {name!r}; give data in SQuAD's format")
     found = value[name]
     if not isinstance(found, kind) or (kind is int and isinstance(found, bool)):
-        raise InputError(f"{where}: {name!r} is {_short(found)}, not {_KINDS[kind]}; correct it")
+        raise InputError(f"{where}: {name!r} is {shown(found)}, not {_KINDS[kind]}; correct it")
     if isinstance(found, str):
         _check_characters(found, where, name)
     return found
@@ -247,12 +223,6 @@ def _check_characters(text: str, where: str, name: str) -> None:
     except UnicodeEncodeError as error:
         half = f"\\u{ord(text[error.start]):04x}"
         raise InputError(f"{where}: {name!r} holds {half}, half of a character, at {error.start}; correct it") from None
-
-
-def _short(value: object) -> str:
-    """Returns a value as JSON, cut to what fits in a message."""
-    text = json.dumps(value, ensure_ascii=True, default=repr)
-    return text if len(text) <= 60 else f"{text[:60]}..."
 
 
 def _columnar_question(record: Mapping[str, Any], place: str, here: str) -> SquadExample:

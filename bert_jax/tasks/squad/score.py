@@ -17,7 +17,9 @@ import numpy as np
 
 from bert_jax.errors import InputError
 from bert_jax.storage.files import JsonObject
-from bert_jax.tasks.squad.read import SquadExample, read_json_file, read_squad_file
+from bert_jax.tasks.json_values import load_json
+from bert_jax.tasks.readers import read_text
+from bert_jax.tasks.squad.read import SquadExample, read_squad_file
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -161,7 +163,7 @@ def score_files(
 
 
 def _read_object(path: str, kinds: tuple[type, ...], meaning: str) -> JsonObject:
-    values = read_json_file(path)
+    values = load_json(read_text(path), path, is_file=True)
     if not isinstance(values, dict):
         raise InputError(f"{path} is no JSON object of question ids; write it like {{id: value}}")
     for key, value in values.items():

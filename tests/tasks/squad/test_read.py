@@ -156,13 +156,13 @@ def test_questions_to_predict_on():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", r"x.json, line 1: no JSON \(Expecting value"),
-        ('{"data": [\n{"paragraphs": [', r"x.json, line 2: no JSON"),
+        ("", r"x.json:1 is not JSON \(Expecting value"),
+        ('{"data": [\n{"paragraphs": [', r"x.json:2 is not JSON"),
         ("[1]", r"x.json is \[1\], not an object with 'data'"),
         ("{}", r"x.json has no 'data'"),
         ('{"data": 3}', r"x.json: 'data' is 3, not a list; correct it"),
-        ("[" * 100_000, "is no SQuAD file"),
-        ('{"data": ' + "9" * 5000 + "}", "is no SQuAD file"),
+        ("[" * 100_000, r"x.json:1 is not JSON \(maximum recursion"),
+        ('{"data": ' + "9" * 5000 + "}", r"x.json:1 is not JSON \(Exceeds the limit"),
     ],
 )
 def test_what_is_no_squad_file(tmp_path, text, message):
@@ -177,7 +177,7 @@ def test_a_file_that_is_not_there_or_not_text(tmp_path):
     with pytest.raises(InputError, match=r"x.json is a pointer of Git LFS in place of the file"):
         read_squad_file(str(tmp_path / "x.json"))
     (tmp_path / "x.json").write_bytes(b'{"data":\n "\xe9"}')
-    with pytest.raises(InputError, match=r"x.json, line 2: byte 0xe9 is not UTF-8"):
+    with pytest.raises(InputError, match=r"x.json:2 is not UTF-8 \(byte 0xe9\)"):
         read_squad_file(str(tmp_path / "x.json"))
     (tmp_path / "y.json.gz").write_bytes(gzip.compress(b"{" * 1000)[:20])
     with pytest.raises(InputError, match=r"y.json.gz is truncated or damaged"):

@@ -177,7 +177,7 @@ def test_files_that_are_none(tmp_path):
     for text, message in {
         "[]": "predictions.json is no JSON object of question ids",
         '{"1": null}': "predictions.json: the value of '1' is 'None', not a text",
-        '{"1"': "predictions.json, line 1: no JSON",
+        '{"1"': "predictions.json:1 is not JSON",
         '{"2": "x"}': "has none of the 1 questions of",
     }.items():
         predictions.write_text(text)
