@@ -5,12 +5,13 @@ Each task has a function in its own file that makes a `Task`; `catalog.make_task
 predictions have the task's own types, which other modules pass on without looking inside.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from bert_jax.errors import InputError
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.storage.places import Place
 from bert_jax.text.tokenizer import Tokenizer
@@ -53,6 +54,21 @@ class Rows(NamedTuple):
     def num_cut(self) -> int:
         """Returns how many texts, words or questions were cut."""
         return sum(self.counts.get(reason, 0) for reason in (CUT, CUT_WORDS, CUT_QUESTIONS))
+
+
+def split_names(text: str) -> tuple[str, ...]:
+    """Returns the names of a setting that are written with commas."""
+    return tuple(name for part in text.split(",") if (name := part.strip()))
+
+
+def choose_metric(config: TaskConfig, metrics: Iterable[str]) -> str:
+    """Returns the metric of the settings, or else the first. Raises: InputError if it is not one of these."""
+    known = tuple(dict.fromkeys(metrics))
+    if config.metric and config.metric not in known:
+        raise InputError(
+            f"task.metric {config.metric!r} is not one of {', '.join(known)}, those of {config.name}; use one of them"
+        )
+    return config.metric or known[0]
 
 
 SPLITS: Mapping[str, tuple[str, ...]] = {"train": ("train",), "eval": ("dev",), "test": ("test",)}

@@ -21,12 +21,11 @@ import numpy as np
 from bert_jax.errors import InputError
 from bert_jax.model.heads.choice import CHOICES
 from bert_jax.settings.finetuning import TaskConfig
-from bert_jax.storage.places import Place
 from bert_jax.tasks import scores
-from bert_jax.tasks.base import CUT, Row, Rows, Task
-from bert_jax.tasks.labels import as_number
+from bert_jax.tasks.base import CUT, Row, Rows, Task, choose_metric
+from bert_jax.tasks.labels import as_number, check_labelled
 from bert_jax.tasks.readers import Examples, Record, Table, find_split_file, first_row, is_tsv, read_table
-from bert_jax.tasks.texts import check_length, id_of, labelled, softmax, write_predictions
+from bert_jax.tasks.texts import check_length, id_of, labelled, softmax, write_split
 from bert_jax.text.fitting import join_texts
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -67,22 +66,20 @@ class Chosen(NamedTuple):
 
 def choice_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
     """Returns the multiple choice task, which has no labels. Raises: InputError if a setting cannot be used."""
-    if config.metric not in ("", "accuracy"):
-        raise InputError(f"task.metric {config.metric!r} is not accuracy, the one of choices; leave it empty")
     if labels or config.labels:
         raise InputError("task.labels are for classes; choices are counted from 0: leave it empty")
     return Task(
         config=config,
         head=CHOICES,
         labels=(),
-        metric="accuracy",
+        metric=choose_metric(config, ("accuracy",)),
         read=partial(_read, config),
         parse=partial(_parse, config),
         make_rows=partial(_make_rows, config),
         decode=_decode,
         score=_score,
         show=lambda prediction: prediction._asdict() | {"probabilities": list(prediction.probabilities)},
-        write=_write,
+        write=partial(write_split, lambda prediction: prediction.choice),
     )
 
 
@@ -193,10 +190,10 @@ def _parse(config: TaskConfig, value: object, where: str) -> ChoiceExample:
 def _make_rows(config: TaskConfig, examples: Sequence[ChoiceExample], tokenizer: Tokenizer, training: bool) -> Rows:
     """Returns a row for each example, of as many sequences as it has choices, each cut to `max_seq_length`."""
     check_length(config)
+    if training:
+        check_labelled(examples)
     rows, truncated, empty = [], 0, 0
     for number, example in enumerate(examples):
-        if training and example.label is None:
-            raise InputError(f"{example.where} has no label; training examples need one: correct or remove it")
         context = tokenizer.encode(example.context)
         endings = tokenizer.encode_batch(example.choices)
         sequences = [join_texts(tokenizer, context, ending, config.max_seq_length) for ending in endings]
@@ -222,9 +219,3 @@ def _decode(examples: Sequence[ChoiceExample], rows: Sequence[Row], outputs: Seq
 def _score(examples: Sequence[ChoiceExample], predictions: Sequence[Chosen]) -> dict[str, float]:
     labels = [labelled(example.label, example.where) for example in examples]
     return {"accuracy": scores.accuracy(labels, [prediction.choice for prediction in predictions])}
-
-
-def _write(directory: Place, split: str, examples: Sequence[ChoiceExample], predictions: Sequence[Chosen]) -> None:
-    """Writes SPLIT.tsv: the index of each example and its predicted choice."""
-    ids = [example.id for example in examples]
-    write_predictions(directory / f"{split}.tsv", ids, [prediction.choice for prediction in predictions])

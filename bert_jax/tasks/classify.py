@@ -9,7 +9,7 @@ from typing import Any
 from bert_jax.errors import InputError
 from bert_jax.model.heads.sequence import SEQUENCES
 from bert_jax.settings.finetuning import TaskConfig
-from bert_jax.tasks.base import Task
+from bert_jax.tasks.base import Task, choose_metric
 from bert_jax.tasks.columnar import classes_in
 from bert_jax.tasks.labels import (
     HIDDEN,
@@ -22,11 +22,13 @@ from bert_jax.tasks.labels import (
     label_number,
     number_of,
 )
-from bert_jax.tasks.readers import Examples, Record, find_split_file, read_table
+from bert_jax.tasks.readers import Examples, Record, find_column, find_split_file, listed_columns, read_table
 from bert_jax.tasks.scores import RANKING_METRICS, ranking_scores
 from bert_jax.tasks.texts import (
     CLASS_METRICS,
     NUMBER_METRICS,
+    Classified,
+    Scored,
     decode_classes,
     decode_numbers,
     id_of,
@@ -35,7 +37,6 @@ from bert_jax.tasks.texts import (
     named_class,
     score_classes,
     score_numbers,
-    show,
     text_of,
     write_split,
 )
@@ -63,10 +64,7 @@ def classification_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
     Raises: InputError if a setting cannot be used.
     """
     labels = tuple(labels) or labels_of(config)
-    metric = config.metric or "accuracy"
-    if metric not in (*CLASS_METRICS, *RANKING_METRICS):
-        known = ", ".join((*CLASS_METRICS, *RANKING_METRICS))
-        raise InputError(f"task.metric {metric!r} is not one of {known}; use one of them")
+    metric = choose_metric(config, (*CLASS_METRICS, *RANKING_METRICS))
     if metric == "f1" and labels and len(labels) != 2:
         raise InputError(f"task.metric f1 is of the second of two classes, there are {len(labels)}; use macro_f1")
     classes = classes_of(labels)
@@ -87,8 +85,8 @@ def classification_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
         make_rows=partial(make_class_rows, config, classes),
         decode=partial(decode_classes, labels),
         score=score,
-        show=show,
-        write=write_split,
+        show=Classified._asdict,
+        write=partial(write_split, lambda prediction: prediction.label),
         find_labels=(lambda examples: labels) if labels else find_labels,
         settle=partial(count_texts, config),
     )
@@ -99,10 +97,7 @@ def regression_task(config: TaskConfig) -> Task:
 
     Raises: InputError if a setting cannot be used.
     """
-    metric = config.metric or "pearson"
-    if metric not in (*NUMBER_METRICS, *RANKING_METRICS):
-        known = ", ".join((*NUMBER_METRICS, *RANKING_METRICS))
-        raise InputError(f"task.metric {metric!r} is not one of {known}; use one of them")
+    metric = choose_metric(config, (*NUMBER_METRICS, *RANKING_METRICS))
     ranking = partial(_score_ranking, score_numbers, number_of, lambda prediction: prediction.value)
     return Task(
         config=config,
@@ -114,8 +109,8 @@ def regression_task(config: TaskConfig) -> Task:
         make_rows=partial(make_rows, config, number_of),
         decode=decode_numbers,
         score=ranking if metric in RANKING_METRICS else score_numbers,
-        show=show,
-        write=write_split,
+        show=Scored._asdict,
+        write=partial(write_split, lambda prediction: prediction.value),
         settle=partial(count_texts, config),
     )
 
@@ -196,15 +191,16 @@ def read_texts(
             f"{place} has {found}, and the task takes {wanted}; give data like the training data, or set "
             "task.text_column, and for pairs task.second_text_column"
         )
-    label = _find_column(config.label_column, usual_labels, table.columns)
+    label = config.label_column or find_column(usual_labels, table.columns)
+    label = label if label in table.columns else ""
     if not label and split != "test":
         raise InputError(
             f"{place} has no column {config.label_column or ' or '.join(usual_labels[:3])!r} of labels; it has "
-            f"{_listed(table.columns)}: set task.label_column to one of them"
+            f"{listed_columns(table.columns)}: set task.label_column to one of them"
         )
     if label and label in (text, second):
         raise InputError(f"{place}: column {label!r} would be text and label; set task.text_column, task.label_column")
-    number = _find_column("", _IDS, table.columns)
+    number = find_column(_IDS, table.columns)
     classes = classes_in(place)
 
     def label_of(record: Record) -> Any:
@@ -234,32 +230,22 @@ def _text_columns(config: TaskConfig, columns: Sequence[str], place: str) -> tup
     """Returns the columns of the first and the second text; "" if there is no second."""
     for name in (config.text_column, config.second_text_column):
         if name and name not in columns:
-            raise InputError(f"{place} has no column {name!r}; it has {_listed(columns)}: change the setting of task")
+            raise InputError(
+                f"{place} has no column {name!r}; it has {listed_columns(columns)}: change the setting of task"
+            )
     if config.text_column:
         return config.text_column, config.second_text_column
     if not config.second_text_column:
         for pair in _PAIRS:
-            found = [_find_column("", (name,), columns) for name in pair]
+            found = [find_column((name,), columns) for name in pair]
             if all(found):
                 return found[0], found[1]
-    if not (found := _find_column("", _FIRSTS, [name for name in columns if name != config.second_text_column])):
+    if not (found := find_column(_FIRSTS, [name for name in columns if name != config.second_text_column])):
         raise InputError(
-            f"{place} has no column with a usual name for text; it has {_listed(columns)}: set task.text_column, and "
-            "for pairs task.second_text_column"
+            f"{place} has no column with a usual name for text; it has {listed_columns(columns)}: set "
+            "task.text_column, and for pairs task.second_text_column"
         )
     return found, config.second_text_column
-
-
-def _find_column(name: str, usual: Sequence[str], columns: Sequence[str]) -> str:
-    """Returns the column: `name` if given, or else the first usual name that is a column; "" if none is."""
-    if name:
-        return name if name in columns else ""
-    small = {column.lower(): column for column in reversed(columns)}
-    return next((small[each] for each in usual if each in small), "")
-
-
-def _listed(columns: Sequence[str]) -> str:
-    return ", ".join(repr(name[:40]) for name in columns[:20]) or "nothing"
 
 
 def parse_texts(columns: Sequence[tuple[str, str]], pair: bool | None, value: object, where: str) -> ClassifyExample:
@@ -283,7 +269,9 @@ def parse_texts(columns: Sequence[tuple[str, str]], pair: bool | None, value: ob
         else:
             fitting = (names for names in columns if pair is None or bool(names[1]) == pair)
             wanted = " and ".join(repr(name) for name in next(fitting, columns[0]) if name)
-            raise InputError(f"{where}: the object has no {wanted}, but {_listed(list(map(str, value)))}; add them")
+            raise InputError(
+                f"{where}: the object has no {wanted}, but {listed_columns(list(map(str, value)))}; add them"
+            )
     elif isinstance(value, (list, tuple)):
         texts = list(value)
     elif isinstance(value, str) and pair is not False and value.count("\t") == 1:

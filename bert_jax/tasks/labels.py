@@ -84,7 +84,7 @@ def label_number(value: object, where: str) -> float | None:
     return number
 
 
-def check_labelled(examples: Sequence[ClassifyExample]) -> None:
+def check_labelled(examples: Sequence[Any]) -> None:
     """Raises: InputError if an example has no label."""
     if missing := next((example for example in examples if example.label is None), None):
         raise InputError(f"{missing.where} has no label; training and dev examples need one: correct or remove it")

@@ -16,7 +16,7 @@ from bert_jax.errors import InputError
 from bert_jax.model.heads.multilabel import MULTILABEL
 from bert_jax.settings.finetuning import TaskConfig, numbers_of
 from bert_jax.tasks import scores
-from bert_jax.tasks.base import Row, Task
+from bert_jax.tasks.base import Row, Task, choose_metric
 from bert_jax.tasks.classify import (
     CLASS_COLUMNS,
     count_texts,
@@ -27,7 +27,7 @@ from bert_jax.tasks.classify import (
     read_texts,
 )
 from bert_jax.tasks.labels import ClassifyExample, read_labels
-from bert_jax.tasks.texts import Labelled, labelled, make_rows, show, write_predictions
+from bert_jax.tasks.texts import Labelled, labelled, make_rows, write_split
 
 _LABELS = ("labels", "label", "tags", "categories", *CLASS_COLUMNS)  # what the column is called
 METRICS = ("micro_f1", "macro_f1", "mean_average_precision", "subset_accuracy")
@@ -39,9 +39,7 @@ def multilabel_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
     Raises: InputError if a setting cannot be used.
     """
     labels = tuple(labels) or labels_of(config)
-    metric, separator = config.metric or "micro_f1", config.label_separator
-    if metric not in METRICS:
-        raise InputError(f"task.metric {metric!r} is not one of {', '.join(METRICS)}; use one of them")
+    separator = config.label_separator
     thresholds = numbers_of(config.thresholds, "task.thresholds")
     if thresholds and labels and len(thresholds) != len(labels):
         raise InputError(
@@ -51,18 +49,14 @@ def multilabel_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
         config=config,
         head=MULTILABEL,
         labels=labels,
-        metric=metric,
+        metric=choose_metric(config, METRICS),
         read=partial(read_texts, config, _LABELS, partial(read_labels, separator), ""),
         parse=partial(parse_texts, named_columns(config), is_pair(config)),
         make_rows=partial(make_rows, config, partial(_target, labels)),
         decode=partial(_decode, labels, thresholds or (0.5,) * len(labels)),
         score=partial(_score, labels),
-        show=show,
-        write=lambda directory, split, examples, predictions: write_predictions(
-            directory / f"{split}.tsv",
-            [example.id for example in examples],
-            [separator.join(prediction.labels) for prediction in predictions],
-        ),
+        show=lambda prediction: prediction._asdict() | {"labels": list(prediction.labels)},
+        write=partial(write_split, lambda prediction: separator.join(prediction.labels)),
         find_labels=(lambda examples: labels) if labels else _find_labels,
         settle=partial(count_texts, config),
         tune=None if thresholds else partial(_tune, config, labels),

@@ -24,7 +24,7 @@ from bert_jax.errors import InputError
 from bert_jax.model.heads.tokens import TOKENS
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.storage.places import Place
-from bert_jax.tasks.base import CUT_WORDS, Row, Rows, Task
+from bert_jax.tasks.base import CUT_WORDS, Row, Rows, Task, choose_metric, split_names
 from bert_jax.tasks.columnar import Record, classes_in, is_tfds
 from bert_jax.tasks.readers import find_split_file, read_table
 from bert_jax.tasks.tagging import (
@@ -99,13 +99,11 @@ def ner_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
             "set task.labels"
         )
     metrics = ("accuracy", "macro_f1") if plain else ("f1", "precision", "recall", "accuracy")
-    if config.metric not in ("", *metrics, "" if labels else "macro_f1"):
-        raise InputError(f"task.metric {config.metric!r} is not one of {', '.join(metrics)}; use one")
     return Task(
         config=config,
         head=TOKENS,
         labels=labels,
-        metric=config.metric or metrics[0],
+        metric=choose_metric(config, metrics if labels else (*metrics, "macro_f1")),
         read=partial(_read, config),
         parse=partial(_parse, config),
         make_rows=partial(_make_rows, config, labels, plain),
@@ -118,8 +116,8 @@ def ner_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
 
 
 def _labels_of(config: TaskConfig) -> tuple[str, ...]:
-    names = [name.strip() for name in config.labels.split(",") if name.strip()]
-    return tuple(names) if OUTSIDE in names or any(map(is_tag, names)) else _tags_of_types(names)
+    names = split_names(config.labels)
+    return names if OUTSIDE in names or any(map(is_tag, names)) else _tags_of_types(names)
 
 
 def _tags_of_types(types: Sequence[str]) -> tuple[str, ...]:

@@ -60,6 +60,17 @@ class Examples(list[Any]):
         self.columns = tuple(name for name in columns if name)
 
 
+def find_column(usual: Iterable[str], columns: Sequence[str]) -> str:
+    """Returns the first of some names in small letters that is a column, in any case; "" if none is."""
+    small = {column.lower(): column for column in reversed(columns)}
+    return next((small[name] for name in usual if name in small), "")
+
+
+def listed_columns(columns: Sequence[str]) -> str:
+    """Returns the columns as messages list them."""
+    return ", ".join(repr(name[:40]) for name in columns[:20]) or "nothing"
+
+
 # Finding
 
 
@@ -161,7 +172,7 @@ def _stem(path: str) -> str:
 # Reading
 
 
-def read_table(place: str, columns: Sequence[str] = (), lenient: bool = False) -> Table:
+def read_table(place: str, columns: Sequence[str] = (), lenient: bool = False, json_keys: Sequence[str] = ()) -> Table:
     """Returns the records of a file in any format, or of tfds:NAME:VERSION:SPLIT.
 
     Args:
@@ -169,6 +180,7 @@ def read_table(place: str, columns: Sequence[str] = (), lenient: bool = False) -
       columns: the names of a file without a header; () reads them from its first line.
       lenient: whether rows with too few columns are skipped and counted, and further columns ignored, as
         GLUE's own readers do.
+      json_keys: of a JSON file, as in `read_json`.
     Raises: InputError, with file and line, if a row has another number of columns than the header, or cannot be read.
     """
     if is_tfds(place) or is_parquet(place):
@@ -178,7 +190,7 @@ def read_table(place: str, columns: Sequence[str] = (), lenient: bool = False) -
     if name.endswith((".jsonl", ".ndjson")):
         return _json_table(read_json_lines(place))
     if name.endswith(".json"):
-        return _json_table(read_json(place))
+        return _json_table(read_json(place, json_keys))
     return _rows_table(place, _csv_rows(place) if name.endswith(".csv") else _tsv_rows(place), columns, lenient)
 
 

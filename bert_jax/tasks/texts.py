@@ -16,7 +16,7 @@ from bert_jax.storage import writing
 from bert_jax.storage.places import Place
 from bert_jax.tasks import scores
 from bert_jax.tasks.base import CUT, Row, Rows
-from bert_jax.tasks.labels import Classes, ClassifyExample, number_of
+from bert_jax.tasks.labels import Classes, ClassifyExample, check_labelled, number_of
 from bert_jax.tasks.readers import Record
 from bert_jax.text.fitting import join_texts
 from bert_jax.text.tokenizer import Tokenizer
@@ -90,11 +90,11 @@ def make_rows(
     Raises: InputError if a label is not known, or is missing in training.
     """
     check_length(config)
+    if training:
+        check_labelled(examples)
     rows, truncated, empty = [], 0, 0
     for number, example in enumerate(examples):
         label = target(example)
-        if label is None and training:
-            raise InputError(f"{example.where} has no label; training examples need one: correct or remove it")
         first = tokenizer.encode(example.text)
         second = None if example.second_text is None else tokenizer.encode(example.second_text)
         empty += not first or second == []
@@ -196,21 +196,12 @@ def labelled(label: Label | None, where: str) -> Label:
     return label
 
 
-def show(prediction: Classified | Labelled | Scored) -> dict[str, object]:
-    """Returns a prediction as JSON values."""
-    if isinstance(prediction, Labelled):
-        return {"labels": list(prediction.labels), "probabilities": prediction.probabilities}
-    if isinstance(prediction, Scored):
-        return {"value": prediction.value}
-    return {"label": prediction.label, "probabilities": prediction.probabilities}
-
-
 def write_split(
-    directory: Place, split: str, examples: Sequence[ClassifyExample], predictions: Sequence[Classified | Scored]
+    value_of: Callable[[Any], object], directory: Place, split: str, examples: Sequence[Any], predictions: Sequence[Any]
 ) -> None:
-    """Writes SPLIT.tsv: the index and the prediction of each example."""
-    values = [prediction.value if isinstance(prediction, Scored) else prediction.label for prediction in predictions]
-    write_predictions(directory / f"{split}.tsv", [example.id for example in examples], values)
+    """Writes SPLIT.tsv: the index and the value of the prediction of each example."""
+    ids, values = [example.id for example in examples], [value_of(prediction) for prediction in predictions]
+    write_predictions(directory / f"{split}.tsv", ids, values)
 
 
 def write_predictions(path: Place, ids: Sequence[int | str], values: Sequence[object]) -> None:

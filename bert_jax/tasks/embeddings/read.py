@@ -22,9 +22,18 @@ from typing import NamedTuple
 from bert_jax.errors import InputError
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.storage import files
+from bert_jax.tasks.base import split_names
 from bert_jax.tasks.columnar import classes_in
 from bert_jax.tasks.labels import label_number
-from bert_jax.tasks.readers import Examples, Record, find_split_file, read_json_lines, read_table
+from bert_jax.tasks.readers import (
+    Examples,
+    Record,
+    find_column,
+    find_split_file,
+    listed_columns,
+    read_json_lines,
+    read_table,
+)
 from bert_jax.tasks.squad.read import read_squad, read_squad_file
 from bert_jax.tasks.texts import id_of, named_class
 
@@ -125,9 +134,9 @@ def _squad(found: Iterable, where: str) -> TextsExamples:
 
 def _of_table(config: TaskConfig, records: Sequence[Record], columns: Sequence[str], place: str) -> TextsExamples:
     first, second, negatives, label = _columns(config, columns, place)
-    number = _usual(_IDS, columns)
+    number = find_column(_IDS, columns)
     names = classes_in(place).get(label)
-    names = names or tuple(name.strip() for name in config.labels.split(",") if name.strip())
+    names = names or split_names(config.labels)
 
     def label_of(record: Record) -> object:
         value = record.get(label)
@@ -165,30 +174,26 @@ def _of_table(config: TaskConfig, records: Sequence[Record], columns: Sequence[s
 
 def _columns(config: TaskConfig, columns: Sequence[str], place: str) -> tuple[str, str, tuple[str, ...], str]:
     """Returns the columns of the first text, the second, hard negatives and the label; "" for what is not there."""
-    named = [name.strip() for name in config.embedding.negative_columns.split(",") if name.strip()]
+    named = split_names(config.embedding.negative_columns)
     for name in (config.text_column, config.second_text_column, config.label_column, *named):
         if name and name not in columns:
-            has = ", ".join(repr(column[:40]) for column in columns[:20])
-            raise InputError(f"{place} has no column {name!r}; it has {has}: change the setting of task")
+            raise InputError(
+                f"{place} has no column {name!r}; it has {listed_columns(columns)}: change the setting of task"
+            )
     first, second = config.text_column, config.second_text_column
     if not first:
-        pairs = ([_usual((name,), columns) for name in pair] for pair in _PAIRS)
-        first, usual = next((pair for pair in pairs if all(pair)), (_usual(_TEXTS, columns), ""))
+        pairs = ([find_column((name,), columns) for name in pair] for pair in _PAIRS)
+        first, usual = next((pair for pair in pairs if all(pair)), (find_column(_TEXTS, columns), ""))
         second = second or usual
     if not first:
         raise InputError(
             f"{place} has no columns with usual names of texts, such as anchor and positive, but "
-            f"{', '.join(repr(column[:40]) for column in columns[:20])}; set task.text_column and second_text_column"
+            f"{listed_columns(columns)}; set task.text_column and second_text_column"
         )
     usual = [name for name in columns if _NEGATIVE.fullmatch(name.lower()) and name not in (first, second)]
     negatives = tuple(named or usual) if second else ()
-    label = config.label_column or ("" if negatives or not second else _usual(_SCORES, columns))
+    label = config.label_column or ("" if negatives or not second else find_column(_SCORES, columns))
     return first, second, negatives, label
-
-
-def _usual(names: Iterable[str], columns: Sequence[str]) -> str:
-    small = {column.lower(): column for column in reversed(columns)}
-    return next((small[name] for name in names if name in small), "")
 
 
 def _of_nli(examples: Sequence[tuple[TextsExample, object]]) -> tuple[list[TextsExample], dict[str, int]]:

@@ -18,7 +18,7 @@ from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.storage.places import Place
 from bert_jax.storage.writing import atomic_path
 from bert_jax.tasks import scores
-from bert_jax.tasks.base import CUT, Row, Rows, Task
+from bert_jax.tasks.base import CUT, Row, Rows, Task, choose_metric
 from bert_jax.tasks.embeddings.read import SAME, TextsExample, is_graded, read_texts
 from bert_jax.tasks.embeddings.search import in_blocks, nearest
 from bert_jax.tasks.texts import NUMBER_METRICS, check_length, write_predictions
@@ -37,14 +37,12 @@ class Embedded(NamedTuple):
 
 def embedding_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
     """Returns the task of embeddings, which has no classes. Raises: InputError if a setting cannot be used."""
-    if config.metric and config.metric not in METRICS:
-        raise InputError(f"task.metric {config.metric!r} is not one of {', '.join(METRICS)}; use one of them")
     check_length(config)
     return Task(
         config=config,
         head=EMBEDDINGS,
         labels=(),
-        metric=config.metric or "ndcg@10",
+        metric=choose_metric(config, METRICS),
         read=partial(read_texts, config),
         parse=_parse,
         make_rows=partial(_make_rows, config),

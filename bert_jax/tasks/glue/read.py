@@ -27,7 +27,7 @@ from bert_jax.tasks.readers import (
     find_split_file,
     first_row,
     is_tsv,
-    read_json,
+    listed_columns,
     read_table,
     read_wide_tsv,
 )
@@ -159,7 +159,7 @@ def read_place(name: str, place: str, json_keys: Sequence[str], labelled: bool) 
     are to be predicted, a submission would lack them, so there they are an error.
     """
     glue = TASKS[name]
-    table = _json_table(place, json_keys) if _is_json(place) else _table(name, place, labelled)
+    table = read_table(place, json_keys=json_keys) if _is_json(place) else _table(name, place, labelled)
     classes = classes_in(place)
     texts = next((list(names) for names in glue.texts if set(names) <= set(table.columns)), [])
     label = next((column for column in glue.label if column in table.columns), "")
@@ -167,7 +167,7 @@ def read_place(name: str, place: str, json_keys: Sequence[str], labelled: bool) 
         wanted = glue.texts[0] if not texts else glue.label[:1]
         raise InputError(
             f"{place} has no column {' and no '.join(map(repr, wanted))}; it has "
-            f"{', '.join(repr(each[:40]) for each in table.columns[:20])}: is it a file of {glue.folder}?"
+            f"{listed_columns(table.columns)}: is it a file of {glue.folder}?"
         )
     number = next((column for column in ("index", "idx") if column in table.columns), "")
     examples, unagreed = [], 0
@@ -192,11 +192,6 @@ def read_place(name: str, place: str, json_keys: Sequence[str], labelled: bool) 
         check_labelled(examples)
     skipped = {"skipped: too few columns": table.skipped, "skipped: no agreed label": unagreed}
     return Examples(examples, skipped, (*texts, label))
-
-
-def _json_table(place: str, keys: Sequence[str]) -> Table:
-    records = read_json(place, keys)
-    return Table(tuple(dict.fromkeys(key for record in records for key in record)), records)
 
 
 def _table(name: str, place: str, lenient: bool) -> Table:

@@ -14,7 +14,7 @@ from bert_jax.errors import InputError
 from bert_jax.model.heads.sequence import SEQUENCES
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.storage.places import Place
-from bert_jax.tasks.base import Task
+from bert_jax.tasks.base import Task, choose_metric, split_names
 from bert_jax.tasks.classify import parse_texts
 from bert_jax.tasks.glue.read import TASKS, find_glue, official_classes, read_split, splits_of
 from bert_jax.tasks.labels import Classes, ClassifyExample, number_of
@@ -29,7 +29,6 @@ from bert_jax.tasks.texts import (
     make_rows,
     score_classes,
     score_numbers,
-    show,
     write_predictions,
 )
 
@@ -46,15 +45,13 @@ def glue_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
     """
     glue = find_glue(config.name)
     metrics = CLASS_METRICS if glue.classes else NUMBER_METRICS
-    if config.metric and config.metric not in metrics:
-        raise InputError(f"task.metric {config.metric!r} of {config.name} is not one of {', '.join(metrics)}; use one")
+    metric = choose_metric(config, (glue.metrics[0], *metrics))
     if config.metric == "f1" and len(glue.classes) != 2:
         raise InputError(f"task.metric f1 is of two classes, {config.name} has {len(glue.classes)}; use macro_f1")
-    own = tuple(labels) or tuple(each.strip() for each in config.labels.split(",") if each.strip()) or glue.classes
+    own = tuple(labels) or split_names(config.labels) or glue.classes
     order = _own_order(config.name, glue.classes, own)
     numbers = {spelled: order[number] for spelled, number in official_classes(glue.classes).numbers.items()}
     numbers |= {name: index for index, name in enumerate(own) if name not in numbers}
-    metric = config.metric or glue.metrics[0]
     reported = (*glue.metrics, *({metric} - set(glue.metrics)))
     task = Task(
         config=config,
@@ -71,7 +68,7 @@ def glue_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
         make_rows=partial(make_class_rows, config, Classes(numbers)),
         decode=partial(decode_classes, own),
         score=partial(_score, glue.classes, order, reported),
-        show=show,
+        show=lambda prediction: prediction._asdict(),
         write=partial(_write, config.name, order),
         find_labels=lambda examples: own,
     )

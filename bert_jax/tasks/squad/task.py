@@ -7,6 +7,7 @@ For the sources of data see `tasks.squad.read`.
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -15,15 +16,17 @@ from bert_jax.model.heads.spans import SPANS
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.storage import writing
 from bert_jax.storage.places import Place
-from bert_jax.tasks.base import Row, Rows, Task
-from bert_jax.tasks.squad.decode import SpanPrediction, decode_spans
+from bert_jax.tasks.base import Task, choose_metric
+from bert_jax.tasks.squad.decode import Span, SpanPrediction, decode_spans
 from bert_jax.tasks.squad.read import SquadExample, parse_question, read_squad
 from bert_jax.tasks.squad.score import check_answered, find_usable_threshold, score_squad1, score_squad2
 from bert_jax.tasks.squad.windows import make_squad_rows
-from bert_jax.text.tokenizer import Tokenizer
 
 VERSIONS = {"squad1": "1.1", "squad2": "2.0"}
-_METRICS = {"squad1": ("exact_match", "f1"), "squad2": ("exact_match", "f1", "best_exact", "best_f1")}
+_METRICS = {
+    "squad1": ("f1", "exact_match"),
+    "squad2": ("best_f1", "best_exact", "f1", "exact_match"),
+}  # the usual first
 
 
 def squad_task(config: TaskConfig) -> Task:
@@ -39,23 +42,12 @@ def squad_task(config: TaskConfig) -> Task:
         )
     if config.name == "squad2" and config.num_best < 2:
         raise InputError(f"task.num_best {config.num_best} has no room for an answer beside none; use 20")
-    metrics = _METRICS[config.name]
-    if config.metric and config.metric not in metrics:
-        raise InputError(f"task.metric {config.metric!r} is not one of {config.name}: {', '.join(metrics)}; use one")
 
     def read(source: str, split: str) -> list[SquadExample]:
         examples = read_squad(source, split, VERSIONS[config.name])
         if config.name == "squad1" and split == "dev":  # before any training
             check_answered(examples)
         return examples
-
-    def make_rows(examples: Sequence[SquadExample], tokenizer: Tokenizer, training: bool) -> Rows:
-        return make_squad_rows(examples, tokenizer, training, config)
-
-    def decode(
-        examples: Sequence[SquadExample], rows: Sequence[Row], outputs: Sequence[np.ndarray]
-    ) -> list[SpanPrediction]:
-        return decode_spans(examples, rows, outputs, config)
 
     def tune(examples: Sequence[SquadExample], predictions: Sequence[SpanPrediction]) -> TaskConfig:
         best = find_usable_threshold(examples, *_spans_and_odds(predictions))
@@ -65,11 +57,11 @@ def squad_task(config: TaskConfig) -> Task:
         config=config,
         head=SPANS,
         labels=(),
-        metric=config.metric or metrics[-1],
+        metric=choose_metric(config, _METRICS[config.name]),
         read=read,
         parse=parse_question,
-        make_rows=make_rows,
-        decode=decode,
+        make_rows=partial(make_squad_rows, config=config),
+        decode=partial(decode_spans, config=config),
         score=score_with_no_answers if config.name == "squad2" else score_answers,
         show=show_prediction,
         write=write_predictions,
@@ -98,24 +90,13 @@ def score_with_no_answers(examples: Sequence[SquadExample], predictions: Sequenc
 
 def show_prediction(prediction: SpanPrediction) -> dict[str, object]:
     """Returns a prediction as JSON values; `start` and `end` are null for no answer."""
-    shown: dict[str, object] = {
-        "answer": prediction.text,
-        "probability": prediction.probability,
-        "start": prediction.start if prediction.text else None,
-        "end": prediction.end if prediction.text else None,
-    }
-    if prediction.null_odds is not None:
-        shown["null_odds"] = prediction.null_odds
-    shown["n_best"] = [
-        {
-            "answer": span.text,
-            "probability": span.probability,
-            "start": span.start if span.text else None,
-            "end": span.end if span.text else None,
-        }
-        for span in prediction.n_best
-    ]
-    return shown
+    odds = {} if prediction.null_odds is None else {"null_odds": prediction.null_odds}
+    return _shown(prediction) | odds | {"n_best": [_shown(span) for span in prediction.n_best]}
+
+
+def _shown(answer: Span | SpanPrediction) -> dict[str, object]:
+    start, end = (answer.start, answer.end) if answer.text else (None, None)
+    return {"answer": answer.text, "probability": answer.probability, "start": start, "end": end}
 
 
 def write_predictions(
@@ -126,18 +107,8 @@ def write_predictions(
     Names begin with the split unless it is "dev", the official one.
     """
     prefix = "" if split == "dev" else f"{split}_"
-    n_best = {
-        each.id: [
-            {
-                "text": span.text,
-                "probability": span.probability,
-                "start_logit": span.start_logit,
-                "end_logit": span.end_logit,
-            }
-            for span in each.n_best
-        ]
-        for each in predictions
-    }
+    names = ("text", "probability", "start_logit", "end_logit")
+    n_best = {each.id: [{name: getattr(span, name) for name in names} for span in each.n_best] for each in predictions}
     _write(directory / f"{prefix}predictions.json", _texts(predictions))
     _write(directory / f"{prefix}nbest_predictions.json", n_best)
     odds = {each.id: each.null_odds for each in predictions if each.null_odds is not None}

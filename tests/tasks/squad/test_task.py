@@ -134,7 +134,7 @@ def test_all_is_read_as_the_version_says(tmp_path):
 def test_settings_that_cannot_work():
     with pytest.raises(InputError, match=r"task.max_seq_length 67 leaves no room .* 64 tokens, and 3 are special"):
         squad_task(TaskConfig(name="squad1", max_seq_length=67))
-    with pytest.raises(InputError, match=r"task.metric 'accuracy' is not one of squad1: exact_match, f1"):
+    with pytest.raises(InputError, match=r"task.metric 'accuracy' is not one of f1, exact_match, those of squad1"):
         squad_task(TaskConfig(name="squad1", metric="accuracy"))
     assert squad_task(TaskConfig(name="squad2", metric="f1")).metric == "f1"
 
