@@ -4,7 +4,6 @@
 Source: Salazar et al. 2020 ("original"); Kauf and Ivanova 2023 ("within_word_l2r").
 """
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -22,6 +21,7 @@ from bert_jax.model.heads.pretraining import MASKED_LM
 from bert_jax.model.objective import Params, forward
 from bert_jax.model.on_cpu import length_step
 from bert_jax.settings.model import ModelConfig
+from bert_jax.tasks.evaluation import ahead
 from bert_jax.text.fitting import check_long_texts, padded_length, tell_cut, too_long
 
 METHODS = ("original", "within_word_l2r")  # of a masked language model; the first is the default
@@ -162,20 +162,13 @@ def _score(bert: Pretrained, sentences: list[np.ndarray], method: str, progress:
     work = [_work_of(bucket, method) for bucket in buckets]
     done, total = 0, sum(len(each.sentences) for each in work)
     found = [np.zeros(0, np.float32)] * len(sentences)
-    for bucket, (rows_of, places, targets) in zip(buckets, work, strict=True):
-        scores = np.zeros(places.shape, np.float32)
-        in_flight: deque[tuple[slice, jax.Array]] = deque()
-        size = _batch_rows(bucket.rows.shape[1], len(rows_of))
-        for first in range(0, len(rows_of), size):
-            part = slice(first, min(first + size, len(rows_of)))
-            batch = _make_batch(bert, bucket, _Work(rows_of[part], places[part], targets[part]), method, size)
-            in_flight.append((part, _log_probabilities(bert.config, bert.prepared, batch)))
-            if len(in_flight) > _IN_FLIGHT:
-                done += _finish_oldest(in_flight, scores)
-                progress(done, total)
-        while in_flight:
-            done += _finish_oldest(in_flight, scores)
-        progress(done, total)
+    for bucket, each in zip(buckets, work, strict=True):
+        scores = np.zeros(each.places.shape, np.float32)
+        for part, result in ahead(_computed(bert, bucket, each, method), _IN_FLIGHT):
+            scores[part] = np.asarray(result)[: part.stop - part.start]
+            give_back_freed_memory()
+            done += part.stop - part.start
+            progress(done, total)
         counts = bucket.lengths - 2
         if method == LOG_LIKELIHOOD:
             of_sentence = [row[:count] for row, count in zip(scores, counts, strict=True)]
@@ -186,13 +179,14 @@ def _score(bert: Pretrained, sentences: list[np.ndarray], method: str, progress:
     return found
 
 
-def _finish_oldest(in_flight: deque[tuple[slice, jax.Array]], scores: np.ndarray) -> int:
-    """Waits for a batch, keeps its scores, and returns how many rows it had."""
-    part, result = in_flight.popleft()
-    num_rows = part.stop - part.start
-    scores[part] = np.asarray(result)[:num_rows]
-    give_back_freed_memory()
-    return num_rows
+def _computed(bert: Pretrained, bucket: _Bucket, work: _Work, method: str) -> Iterator[tuple[slice, jax.Array]]:
+    """Yields the rows of each batch and their scores, which are not waited for."""
+    num_rows = len(work.sentences)
+    size = _batch_rows(bucket.rows.shape[1], num_rows)
+    for first in range(0, num_rows, size):
+        part = slice(first, min(first + size, num_rows))
+        batch = _make_batch(bert, bucket, _Work(*(array[part] for array in work)), method, size)
+        yield part, _log_probabilities(bert.config, bert.prepared, batch)
 
 
 def _buckets(bert: Pretrained, sentences: list[np.ndarray], method: str) -> Iterator[_Bucket]:

@@ -2,6 +2,7 @@
 """Prediction and evaluation of a task on the device mesh."""
 
 import functools
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
@@ -125,7 +126,7 @@ def predict_split(
                 result = infer.run(ready, batch)
             yield layout, result
 
-    for layout, result in _one_ahead(computed()):
+    for layout, result in ahead(computed()):
         losses, logits = jax.device_get(result)
         give_back_freed_memory()
         finished()
@@ -141,13 +142,13 @@ def predict_split(
     return task.decode(split.examples, split.rows, outputs), loss
 
 
-def _one_ahead(items: Iterable[Item]) -> Iterator[Item]:
-    """Yields each item when the next one has been made: devices compute that while this one is used."""
-    made: list[Item] = []
+def ahead(items: Iterable[Item], count: int = 1) -> Iterator[Item]:
+    """Yields each item when the next `count` have been made: devices compute those while this one is used."""
+    made: deque[Item] = deque()
     for item in items:
         made.append(item)
-        if len(made) > 1:
-            yield made.pop(0)
+        if len(made) > count:
+            yield made.popleft()
     yield from made
 
 

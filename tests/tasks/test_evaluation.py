@@ -17,7 +17,7 @@ from bert_jax.tasks.base import Row, Rows, Task
 from bert_jax.tasks.classify import classification_task
 from bert_jax.tasks.evaluation import (
     Split,
-    _one_ahead,
+    ahead,
     constant_scores,
     evaluate,
     make_inference,
@@ -106,6 +106,6 @@ def test_a_batch_is_dispatched_before_the_one_before_it_is_read():
             seen.append(f"made {number}")
             yield number
 
-    for number in _one_ahead(items()):
+    for number in ahead(items()):
         seen.append(f"used {number}")
-    assert seen == ["made 0", "made 1", "used 0", "made 2", "used 1", "used 2"] and list(_one_ahead([])) == []
+    assert seen == ["made 0", "made 1", "used 0", "made 2", "used 1", "used 2"] and list(ahead([])) == []
