@@ -17,6 +17,7 @@ any text has tokens, and none is [UNK].
 """
 
 import time
+from collections.abc import Callable
 
 from absl import flags
 
@@ -90,14 +91,21 @@ def main() -> None:
     )
 
 
-def _learn_wordpiece() -> tuple[Tokenizer, str, str]:
-    """Returns the tokenizer, what it was learnt from, and how well it fits that."""
-    normalizer = Normalizer(lowercase=not _CASED.value, strip_accents=_STRIP_ACCENTS.value)
-    words, num_documents = WordCounts(normalizer), 0
+def _add_lines(add: Callable[[str], None]) -> int:
+    """Adds every line of the input, and returns the number of its documents."""
+    num_documents = 0
     for document in iterate_documents(_INPUT.value, _TEXT_COLUMN.value):
         num_documents += 1
         for line in document:
-            words.add(line)
+            add(line)
+    return num_documents
+
+
+def _learn_wordpiece() -> tuple[Tokenizer, str, str]:
+    """Returns the tokenizer, what it was learnt from, and how well it fits that."""
+    normalizer = Normalizer(lowercase=not _CASED.value, strip_accents=_STRIP_ACCENTS.value)
+    words = WordCounts(normalizer)
+    num_documents = _add_lines(words.add)
     learnt = learn_vocab(words.result(), normalizer, _VOCAB_SIZE.value, _ALPHABET_SIZE.value, _UNUSED.value)
     known_words = learnt.num_words - learnt.unknown_words
     return (
@@ -111,11 +119,8 @@ def _learn_wordpiece() -> tuple[Tokenizer, str, str]:
 
 def _learn_from_sample() -> tuple[Tokenizer, str, str]:
     """Returns the tokenizer, what it was learnt from, and how well it fits that."""
-    sample, num_documents = LineSample(_SAMPLE.value * 1_000_000), 0
-    for document in iterate_documents(_INPUT.value, _TEXT_COLUMN.value):
-        num_documents += 1
-        for line in document:
-            sample.add(line)
+    sample = LineSample(_SAMPLE.value * 1_000_000)
+    num_documents = _add_lines(sample.add)
     lines = sample.lines()
     about = {"lowercase": not _CASED.value, "strip_accents": bool(_STRIP_ACCENTS.value), "num_unused": _UNUSED.value}
     if _KIND.value == _BYTES:

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from bert_jax.checkpoints.pretrained import Pretrained
 
 
+_OF_FLAGS = (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError)  # errors of arguments
+
+
 def run(main: Callable[[], int | None]) -> None:
     """Parses the flags and runs `main()`. Bad input gives one line on stderr and exit status 1.
 
@@ -33,7 +36,6 @@ def run(main: Callable[[], int | None]) -> None:
     """
     streams.prepare_streams()
     files.allow_many_files()
-    _name_the_program()
     # Keep compiled programs, so that the same command starts faster the next time. JAX reads these variables once.
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(user_cache() / "compiled"))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
@@ -73,13 +75,6 @@ def run(main: Callable[[], int | None]) -> None:
             return 1
 
     app.run(guarded, flags_parser=_parse)
-
-
-def _name_the_program() -> None:
-    """Replaces `python -m bert_jax.tools.COMMAND` in the docstring by `bert_jax COMMAND`, if called like that."""
-    about = sys.modules["__main__"]
-    if sys.argv[0].startswith("bert_jax ") and about.__doc__:
-        about.__doc__ = about.__doc__.replace("python -m bert_jax.tools.", "bert_jax ")
 
 
 def _device_problem(error: Exception) -> str:
@@ -207,13 +202,11 @@ def _parse(argv: list[str]) -> list[str]:
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.STATUS)
-    except (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError) as error:
-        problem = recipes.find_mistake(argv, error) or _unknown_setting(argv)
-        print(f"error: {problem or f'{_reason(error)}; --help lists the options'}", file=sys.stderr)
-        sys.exit(1)
     except Exception as error:
-        if not (problem := recipes.find_mistake(argv, error)):
+        problem = recipes.find_mistake(argv, error)
+        if not problem and not isinstance(error, _OF_FLAGS):
             raise
+        problem = problem or _unknown_setting(argv) or f"{_reason(error)}; --help lists the options"
         print(f"error: {problem}", file=sys.stderr)
         sys.exit(1)
 
@@ -231,7 +224,7 @@ def _unknown_setting(argv: list[str]) -> str:
         if problem := recipes.find_other_value(config):
             return problem
         known = dict(_flat(config.to_dict()))
-    except (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError):
+    except _OF_FLAGS:
         return ""  # other arguments are wrong too
     finally:
         sys.argv = all_arguments

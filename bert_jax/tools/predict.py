@@ -28,7 +28,7 @@ from bert_jax.storage.writing import check_file
 from bert_jax.tasks.json_values import parse_json
 from bert_jax.tools import cli, recipes
 from bert_jax.tools.lines import batches_of, converse, open_lines, open_writer, parse_line, read_input, told
-from bert_jax.tools.shared_flags import define_checkpoint, define_long_texts, define_recipe
+from bert_jax.tools.shared_flags import define_checkpoint, define_format, define_long_texts, define_recipe
 
 if TYPE_CHECKING:
     from bert_jax.inference.predict import Predictor
@@ -36,9 +36,7 @@ if TYPE_CHECKING:
 CHECKPOINT = define_checkpoint()
 INPUT = flags.DEFINE_string("input", "-", "file with one input per line; - is standard input")
 OUTPUT = flags.DEFINE_string("output", "-", "file to write predictions to; - is standard output")
-FORMAT = flags.DEFINE_enum(
-    "format", "", ["", "text", "json"], "text for people, or a JSON object per line; empty is json for files, else text"
-)
+is_json = define_format()
 LINES = flags.DEFINE_enum(
     "lines",
     "auto",
@@ -61,7 +59,6 @@ _LINES_AT_ONCE = 512  # are answered together, if they come at once
 def main() -> None:
     """Prints a prediction for every line of the input."""
     cli.check_given(CHECKPOINT)
-    as_json = FORMAT.value == "json" or (not FORMAT.value and OUTPUT.value != "-")
     if OUTPUT.value != "-":
         check_file(OUTPUT.value, INPUT.value)
     reuse_freed_memory()
@@ -72,7 +69,7 @@ def main() -> None:
         predictor = Predictor(cli.load_model(CHECKPOINT.value), LONG_TEXTS.value, own, NULL_THRESHOLD.value)
         if LINES.value == "text":
             _check_one_text(predictor)
-        show = _json_of if as_json else _text_of
+        show = _json_of if is_json(OUTPUT.value) else _text_of
         lines = read_input(stream, INPUT.value)
         if stream.isatty():
             task = predictor.task

@@ -5,6 +5,7 @@ import difflib
 import hashlib
 import importlib.machinery
 import importlib.util
+import itertools
 import re
 import sys
 import traceback
@@ -74,30 +75,31 @@ def resolve_recipe(arguments: Sequence[str]) -> list[str]:
     Raises: InputError as `find`, and if --config is empty or given twice.
     """
     resolved, given = list(arguments), _given(arguments)
-    if "" in given:
+    values = [value for _, _, value in given]
+    if "" in values:
         raise InputError(f"--config is empty; name a recipe: {', '.join(names())}, or a file of your own")
-    if len(given) > 1:
-        raise InputError(f"--config is given {len(given)} times, as {' and as '.join(given)}; give one recipe")
-    for place, argument in enumerate(arguments):
-        if argument == "--":
-            break
-        if found := re.fullmatch(r"(--?config=)(.*)", argument, re.DOTALL):
-            resolved[place] = found[1] + find(found[2])
-        elif argument in ("--config", "-config") and place + 1 < len(arguments):
-            resolved[place + 1] = find(arguments[place + 1])
+    if len(values) > 1:
+        raise InputError(f"--config is given {len(values)} times, as {' and as '.join(values)}; give one recipe")
+    for place, before, value in given:
+        resolved[place] = before + find(value)
     return resolved
 
 
-def _given(arguments: Sequence[str]) -> list[str]:
-    """Returns the values of --config on a command line."""
-    before = list(arguments[: arguments.index("--")] if "--" in arguments else arguments)
-    joined = [argument.partition("=")[2] for argument in before if argument.startswith(("--config=", "-config="))]
-    return joined + [value for name, value in zip(before, before[1:]) if name in ("--config", "-config")]
+def _given(arguments: Sequence[str]) -> list[tuple[int, str, str]]:
+    """Returns where --config has a value on a command line, what stands before the value there, and the value."""
+    found: list[tuple[int, str, str]] = []
+    for place, argument in enumerate(itertools.takewhile("--".__ne__, arguments)):
+        name, equals, value = argument.partition("=")
+        if name in ("--config", "-config") and equals:
+            found.append((place, f"{name}=", value))
+        elif name in ("--config", "-config") and place + 1 < len(arguments):
+            found.append((place + 1, "", arguments[place + 1]))
+    return found
 
 
 def find_mistake(arguments: Sequence[str], error: BaseException) -> str:
     """Returns where an error was raised in the recipe that a command line names; "" if it was not raised there."""
-    for path in (value.partition(":")[0] for value in _given(arguments)):
+    for path in (value.partition(":")[0] for _, _, value in _given(arguments)):
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
         if isinstance(error, SyntaxError) and error.filename in (path, None):  # None: it is not text
             lines.append(error.lineno or 1)

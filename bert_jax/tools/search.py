@@ -19,7 +19,7 @@ from bert_jax.storage.writing import check_file
 from bert_jax.tasks.json_values import parse_json
 from bert_jax.tools import cli
 from bert_jax.tools.lines import open_lines, open_writer, read_input
-from bert_jax.tools.shared_flags import define_checkpoint, define_long_texts
+from bert_jax.tools.shared_flags import define_checkpoint, define_format, define_long_texts
 
 if TYPE_CHECKING:
     from bert_jax.inference.search import Hit, Passage
@@ -28,9 +28,7 @@ CHECKPOINT = define_checkpoint()
 CORPUS = flags.DEFINE_string("corpus", "", "file with one passage per line")
 QUERIES = flags.DEFINE_string("queries", "-", "file with one query per line; - is standard input")
 OUTPUT = flags.DEFINE_string("output", "-", "file to write what is found to; - is standard output")
-FORMAT = flags.DEFINE_enum(
-    "format", "", ["", "text", "json"], "text for people, or a JSON object per query; empty: json for files, else text"
-)
+is_json = define_format()
 K = flags.DEFINE_integer("k", 10, "passages for each query", lower_bound=1)
 LONG_TEXTS = define_long_texts()
 
@@ -42,7 +40,7 @@ def main() -> None:
     cli.check_given(CHECKPOINT, CORPUS)
     if OUTPUT.value != "-":
         check_file(OUTPUT.value, CORPUS.value, QUERIES.value)
-    show = _json_of if FORMAT.value == "json" or (not FORMAT.value and OUTPUT.value != "-") else _text_of
+    show = _json_of if is_json(OUTPUT.value) else _text_of
     reuse_freed_memory()
     from bert_jax.inference.search import search
 

@@ -41,6 +41,13 @@ def define_long_texts() -> flags.FlagHolder[str]:
     return flags.DEFINE_enum("long_texts", LONG_TEXTS[0], LONG_TEXTS, about)
 
 
+def define_format() -> Callable[[str], bool]:
+    """Defines the flag that says how results are written; returns a function of the output: whether it is JSON."""
+    about = "text for people, or a JSON object per line; empty is json for files, else text"
+    flag = flags.DEFINE_enum("format", "", ["", "text", "json"], about)
+    return lambda output: flag.value == "json" or (not flag.value and output != "-")
+
+
 def define_text_column() -> flags.FlagHolder[str]:
     """Defines the flag that names the text in inputs with columns."""
     return flags.DEFINE_string("text_column", TEXT_COLUMN, "Column of Parquet, or key of JSON lines, with the text.")
