@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small models, batches and corpora for tests, made from a seed."""
+"""Small models, batches, corpora and files for tests, made from a seed; the message of an error."""
 
 import dataclasses
 import functools
@@ -8,10 +8,12 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import pytest
 
 from bert_jax.batch import Batch
 from bert_jax.checkpoints.pretrained import Pretrained, save_pretrained
 from bert_jax.data.prepare import PrepareOptions, prepare
+from bert_jax.errors import InputError
 from bert_jax.model.heads.table import HEADS
 from bert_jax.model.objective import init_params
 from bert_jax.settings.finetuning import (
@@ -204,3 +206,18 @@ def topics_run(source: Path, checkpoint: Path | str, **sections) -> FinetuneConf
         init_checkpoint=str(checkpoint),
     )
     return dataclasses.replace(config, **sections)
+
+
+def write(path: Path, content: str | bytes) -> str:
+    """Writes a file, and its directory if that is missing; returns its path as text."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return str(path)
+
+
+def message(function, *arguments, **options) -> str:
+    """Returns the message of the error that a call ends with: one line."""
+    with pytest.raises(InputError) as caught:
+        function(*arguments, **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)

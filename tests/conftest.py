@@ -14,6 +14,8 @@ import pytest
 if TYPE_CHECKING:
     from buckets import Server
 
+    from bert_jax.text.tokenizer import Tokenizer
+
 # A shell starts the background jobs of a script with SIGINT ignored, and nohup ignores SIGHUP; children inherit both.
 # Tests send them.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
@@ -39,6 +41,14 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "0")
 os.environ.setdefault("BERT_JAX_KEEP", "0")  # of the memory that one test frees, no other is to profit
 
 ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session")
+def tokenizer(repository) -> "Tokenizer":
+    """The WordPiece tokenizer of the fixtures, for tests that make none."""
+    from bert_jax.text.tokenizer import load_tokenizer
+
+    return load_tokenizer(repository / "tests" / "fixtures" / "tokenizer")
 
 
 @pytest.fixture(scope="session")

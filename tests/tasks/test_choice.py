@@ -6,11 +6,11 @@ import random
 
 import numpy as np
 import pytest
+from builders import message
 
 from bert_jax.errors import InputError
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.tasks.choice import ChoiceExample, Chosen, choice_task
-from bert_jax.text.tokenizer import load_tokenizer
 
 SWAG = (
     ",video-id,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3,label\n"
@@ -18,21 +18,8 @@ SWAG = (
 )
 
 
-@pytest.fixture(scope="module")
-def tokenizer(repository):
-    return load_tokenizer(repository / "tests" / "fixtures" / "tokenizer")
-
-
 def task(**settings):
     return choice_task(TaskConfig(name="choice", **settings))
-
-
-def message(function, *arguments) -> str:
-    """Returns the message of the error that a call ends with: one line."""
-    with pytest.raises(InputError) as caught:
-        function(*arguments)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def read(tmp_path, name, content, split="train", **settings):

@@ -5,10 +5,10 @@ import json
 import random
 import time
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
+from builders import message, write
 
 from bert_jax.errors import InputError
 from bert_jax.settings.finetuning import TaskConfig
@@ -16,25 +16,6 @@ from bert_jax.tasks.classify import classification_task, regression_task
 from bert_jax.tasks.labels import ClassifyExample, classes_of
 from bert_jax.tasks.texts import Classified, Scored, write_predictions
 from bert_jax.text.fitting import pair_lengths
-from bert_jax.text.tokenizer import load_tokenizer
-
-
-@pytest.fixture(scope="module")
-def tokenizer(repository):
-    return load_tokenizer(repository / "tests" / "fixtures" / "tokenizer")
-
-
-def write(path: Path, content: str) -> str:
-    path.write_text(content, encoding="utf-8")
-    return str(path)
-
-
-def message(function, *arguments) -> str:
-    """Returns the message of the error that a call ends with: one line."""
-    with pytest.raises(InputError) as caught:
-        function(*arguments)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def classify(labels=(), **settings):

@@ -7,38 +7,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from builders import message, write
 
 from bert_jax.errors import InputError
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.tasks import ner
 from bert_jax.tasks.ner import FoundEntity, NerExample, Tagged, ner_task
 from bert_jax.tasks.tagging import Entity, entities, read_conll, scheme_of, score_files, score_tags, to_tags
-from bert_jax.text.tokenizer import load_tokenizer
 
 LABELS = ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
 CONLL = "-DOCSTART- -X- -X- O\n\nAda NNP B-NP B-PER\nLovelace NNP I-NP I-PER\n\nparis NN O B-LOC\n"
 
 
-@pytest.fixture(scope="module")
-def tokenizer(repository):
-    return load_tokenizer(repository / "tests" / "fixtures" / "tokenizer")
-
-
 def task(labels=(), **settings):
     return ner_task(TaskConfig(name="ner", **settings), labels)
-
-
-def write(path: Path, content: str | bytes) -> str:
-    path.write_bytes(content.encode() if isinstance(content, str) else content)
-    return str(path)
-
-
-def message(function, *arguments) -> str:
-    """Returns the message of the error that a call ends with: one line."""
-    with pytest.raises(InputError) as caught:
-        function(*arguments)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 # Tags

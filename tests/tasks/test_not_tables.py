@@ -1,26 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables as other programs write them, and what is none: each with its own line and the fix."""
 
-from pathlib import Path
-
 import pytest
+from builders import message, write
 
-from bert_jax.errors import InputError
 from bert_jax.tasks import not_tables
 from bert_jax.tasks.readers import find_split_file, read_table
-
-
-def write(path: Path, content: str | bytes) -> str:
-    path.write_bytes(content.encode() if isinstance(content, str) else content)
-    return str(path)
-
-
-def message(function, *arguments) -> str:
-    """Returns the message of the error that a call ends with: one line."""
-    with pytest.raises(InputError) as caught:
-        function(*arguments)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from builders import message, write
 
 from bert_jax.errors import InputError
 from bert_jax.storage.files import expand_globs, zstd
@@ -20,19 +21,6 @@ TSV = 'id\ttext\tlabel\n7\tsaid "so\tyes\r\n\n8\tä\u2028\x0b \u0085日\tno'
 CSV = 'id,text,label\n7,"said ""so"", and\nleft",yes\r\n\n8,ä 日,no\n'
 JSON_LINES = '{"id": 7, "text": "a\\nb", "label": "yes"}\n\n{"id": 8, "text": "ä \\u65e5"}\n'
 JSON_LIST = '[{"id": 7, "text": "a\\nb", "label": "yes"},\n {"id": 8, "text": "ä 日"}]'
-
-
-def write(path: Path, content: str | bytes) -> str:
-    path.write_bytes(content.encode() if isinstance(content, str) else content)
-    return str(path)
-
-
-def message(function, *arguments, **options) -> str:
-    """Returns the message of the error that a call ends with: one line."""
-    with pytest.raises(InputError) as caught:
-        function(*arguments, **options)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def rows(table) -> list[dict]:

@@ -3,10 +3,10 @@
 
 import importlib
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
+from builders import message, write
 
 from bert_jax.errors import InputError
 from bert_jax.settings.finetuning import TaskConfig
@@ -71,27 +71,8 @@ NUMBERS = {
 ROWS = {"cola": 8551, "sst2": 67349, "mrpc": 3668, "stsb": 5749, "qqp": 19999, "rte": 2490, "wnli": 635}
 
 
-@pytest.fixture(scope="module")
-def tokenizer(repository):
-    return load_tokenizer(repository / "tests" / "fixtures" / "tokenizer")
-
-
 def task(name, labels=(), **settings):
     return glue_task(TaskConfig(name=name, **settings), labels)
-
-
-def write(path: Path, content: str) -> str:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(content, encoding="utf-8")
-    return str(path)
-
-
-def message(function, *arguments) -> str:
-    """Returns the message of the error that a call ends with: one line."""
-    with pytest.raises(InputError) as caught:
-        function(*arguments)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def logits(*rows):
