@@ -17,26 +17,17 @@ from bert_jax.checkpoints.sealed import SEAL
 from bert_jax.errors import StoppedError
 from bert_jax.storage.places import Place, RemotePath
 from bert_jax.storage.stores import copy_below
+from bert_jax.storage.writing import remove
 
 DELETED = ".deleted"
 KEPT_DAMAGED = 2  # to look into, or to rescue by hand
 # The files that a run writes atomically in its work directory, and the directories that it owns. Other commands may be
 # writing other files there, with temporary names of their own.
-WRITTEN = (
-    "config.json",
-    "about.json",
-    "metrics.jsonl",
-    "curves.png",
-    "results.json",
-    "sweep.json",
-    "pretrained",
-    "finetuned",
-)
+WRITTEN = ("config.json", "about.json", "metrics.jsonl", "curves.png", "results.json", "sweep.json", "pretrained",
+           "finetuned")  # fmt: skip
 DIRECTORIES = ("tokenizer", "predictions", "revisions")
 _TEMPORARY = re.compile(r"\.(?P<name>.+?)\.(\d+(-[0-9a-f]+)?\.)?tmp")
 _SIGN = re.compile(r"\.seen-\w+")  # of `Job.check_shared`
-
-
 _COMMITTED = "commit_success.txt"  # Orbax's own last object, where there is no rename
 
 
@@ -99,18 +90,10 @@ def sweep_temporaries(workdir: Place) -> None:
         for sign in [path for path in workdir.glob(".seen-*") if _SIGN.fullmatch(path.name)]:
             sign.unlink()
         return
-    for path in [path for path in workdir.iterdir() if path.name.startswith(".")]:
+    for path in list(workdir.iterdir()):
         found = _TEMPORARY.fullmatch(path.name)
         if _SIGN.fullmatch(path.name) or (found and found["name"] in WRITTEN):
-            _delete_any(path)
+            remove(path)
     for directory in [workdir / name for name in DIRECTORIES if (workdir / name).is_dir()]:
         for path in [path for path in directory.iterdir() if _TEMPORARY.fullmatch(path.name)]:
-            _delete_any(path)
-
-
-def _delete_any(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        with contextlib.suppress(OSError):
-            path.unlink()
+            remove(path)

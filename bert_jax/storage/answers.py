@@ -46,11 +46,8 @@ def explain(url: str, verb: str, error: Exception) -> str:
     whole = one_line(error)
     text = whole.partition(" [http_response")[0].partition(" [tensorstore_spec")[0][:300]
     bucket = "://".join((url.partition("://")[0], url.partition("://")[2].partition("/")[0]))
-    code = str(
-        getattr(error, "code", "")
-        or getattr(error, "status", "")
-        or _first(r"(?:http_response_code='|, |\()(\d{3})\b", whole)
-    )
+    found = re.search(r"(?:http_response_code='|, |\()(\d{3})\b", whole)
+    code = str(getattr(error, "code", "") or getattr(error, "status", "") or (found[1] if found else ""))
     kind = type(error).__name__
     no_key = ("NoCredentials", "DefaultCredentials", "RefreshError")
     if code == "401" or any(name in kind or name in text for name in no_key) or "Anonymous caller" in text:
@@ -88,8 +85,3 @@ def is_absent(error: FileNotFoundError) -> bool:
     cause = error.__cause__
     of_network = isinstance(cause, OSError) or type(cause).__module__.startswith("aiohttp")
     return not of_network or isinstance(cause, FileNotFoundError) or getattr(cause, "status", None) in (404, 410)
-
-
-def _first(pattern: str, text: str) -> str:
-    found = re.search(pattern, text)
-    return found[1] if found else ""

@@ -77,8 +77,7 @@ class RemotePath:
 
     def iterdir(self) -> Iterator["RemotePath"]:
         """Yields the objects and prefixes directly below this one, sorted; nothing if there are none."""
-        with stores.remote_errors(self.url):
-            files, root = stores.file_system(self.url)
+        with stores.opened(self.url) as (files, root):
             try:
                 found = files.ls(root, detail=False)
             except FileNotFoundError:

@@ -32,8 +32,6 @@ Info: TypeAlias = dict[str, Any]  # what a file system knows of an object, under
 Checksums: TypeAlias = dict[str, Any]  # of an object: its "bytes", and some of "crc32c", "etag", "md5", "sha256"
 
 WORK_PROTOCOLS = ("gs", "gcs", "s3", "memory")  # with conditional writes; memory is that of one process, for tests
-
-
 _UPLOADS = 3  # attempts at one upload whose answers are lost
 
 
@@ -100,6 +98,13 @@ def remote_errors(url: str, verb: str = "read") -> Iterator[None]:
 _DONE = {"read": "read", "write": "written"}
 
 
+@contextlib.contextmanager
+def opened(url: str, verb: str = "read") -> Iterator[tuple[FileSystem, str]]:
+    """Yields the file system of a URL, and the path in it. Errors of the block are as `remote_errors` says."""
+    with remote_errors(url, verb):
+        yield file_system(url)
+
+
 def at_once(function: Callable[[Argument], Result], arguments: Iterable[Argument]) -> Iterator[Result]:
     """Yields `function(argument)` for each argument, in their order; eight run at a time."""
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
@@ -114,8 +119,7 @@ def info_of(url: str) -> Info | None:
 
     Unlike fsspec's `exists`, it does not take a refusal or a lost connection for absence.
     """
-    with remote_errors(url):
-        files, path = file_system(url)
+    with opened(url) as (files, path):
         try:
             return files.info(path)
         except FileNotFoundError as error:
@@ -126,15 +130,13 @@ def info_of(url: str) -> Info | None:
 
 def read_bytes(url: str) -> bytes:
     """Returns the content of an object. Raises: InputError if it cannot be read."""
-    with remote_errors(url):
-        files, path = file_system(url)
+    with opened(url) as (files, path):
         return files.cat_file(path)
 
 
 def write_bytes(url: str, content: bytes) -> None:
     """Makes or replaces an object. Raises: StoppedError if it cannot be written."""
-    with remote_errors(url, "write"):
-        files, path = file_system(url)
+    with opened(url, "write") as (files, path):
         files.pipe_file(path, content)
 
 
@@ -143,8 +145,7 @@ def put_file(path: Path, url: str) -> None:
 
     Raises: StoppedError if it cannot be written.
     """
-    with remote_errors(url, "write"):
-        files, target = file_system(url)
+    with opened(url, "write") as (files, target):
         for attempt in range(_UPLOADS):
             try:
                 files.put_file(str(path), target)
@@ -166,10 +167,8 @@ def _has_arrived(files: FileSystem, path: Path, target: str) -> bool:
 
 def remove(url: str, below: bool = False) -> None:
     """Deletes an object, or with `below` all objects below a prefix, if there are any."""
-    with remote_errors(url, "write"):
-        files, path = file_system(url)
-        with contextlib.suppress(FileNotFoundError):
-            files.rm(path, recursive=below)
+    with opened(url, "write") as (files, path), contextlib.suppress(FileNotFoundError):
+        files.rm(path, recursive=below)
 
 
 def check_no_pattern(path: str, remedy: str = "") -> None:
@@ -197,8 +196,7 @@ def list_below(url: str) -> dict[str, Checksums]:
 
     The checksum is the store's own: "crc32c" (hexadecimal), or "etag". Where the store gives none it is missing.
     """
-    with remote_errors(url):
-        files, root = file_system(url)
+    with opened(url) as (files, root):
         root = root.rstrip("/")
         try:
             found = files.find(root, detail=True)
@@ -234,9 +232,8 @@ def crc32c_of(path: Path) -> str:
 def copy_below(source: str, target: str) -> None:
     """Copies every object below a prefix to another prefix of the same store; the bytes stay in the store."""
     names = list(list_below(source))
-    with remote_errors(target, "write"):
-        files, root = file_system(source)
-        _, goal = file_system(target)
+    with opened(target, "write") as (files, goal):
+        _, root = file_system(source)
         list(at_once(lambda name: files.cp_file(f"{root}/{name}", f"{goal}/{name}"), names))
 
 
@@ -261,8 +258,7 @@ def write_if(url: str, content: bytes, token: str) -> str:
 
     Raises: StoppedError if the object cannot be written.
     """
-    with remote_errors(url, "write"):
-        files, path = file_system(url)
+    with opened(url, "write") as (files, path):
         try:
             return _CONDITIONAL[protocol_of(url)](files, path, content, token)
         except FileExistsError:  # HTTP status 412

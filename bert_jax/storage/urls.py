@@ -19,14 +19,13 @@ from bert_jax.errors import InputError
 from bert_jax.storage.leases import LEASE
 from bert_jax.storage.locks import lock_file
 from bert_jax.storage.places import UNFINISHED, RemotePath
-from bert_jax.storage.stores import at_once, file_system, is_remote, remote_errors
+from bert_jax.storage.stores import at_once, is_remote, opened
 from bert_jax.storage.writing import atomic_path
 
 
 def remote_glob(url: str) -> list[str]:
     """Returns the URLs of the files that match a pattern, or the URL itself if it names a file."""
-    with remote_errors(url):
-        files, pattern = file_system(url)
+    with opened(url) as (files, pattern):
         if files.isfile(pattern):
             return [url]
         found = files.glob(pattern, detail=True)
@@ -61,8 +60,7 @@ def _file_name(url: str) -> str:
 
 def _version(path: str) -> dict[str, str]:
     """Returns what a file system says of a file at a URL that changes when the file does."""
-    with remote_errors(path):
-        files, remote = file_system(path)
+    with opened(path) as (files, remote):
         info = files.info(remote)
     return {name: str(info[name]) for name in _VERSION_FIELDS if info.get(name) is not None}
 
@@ -104,8 +102,7 @@ def copy_beside(first: str, url: str, names: list[str]) -> None:
     """
     folder, wanted = Path(first).parent, [name for name in names if not name.endswith("/")]
     for name in set(names) - set(wanted):
-        with remote_errors(url):
-            files, root = file_system(url)
+        with opened(url) as (files, root):
             found = files.find(f"{root.rstrip('/')}/{name}")
         wanted.extend(path.removeprefix(root).lstrip("/") for path in found)
     for name in wanted:
@@ -162,8 +159,7 @@ def _copy(url: str, target: Path) -> Path:
             return target
         for left_over in target.parent.glob(f".{glob.escape(target.name)}.*.tmp"):
             left_over.unlink()
-        with atomic_path(target) as temporary, remote_errors(url):
-            files, remote = file_system(url)
+        with atomic_path(target) as temporary, opened(url) as (files, remote):
             size = files.info(remote).get("size")
             files.get_file(remote, str(temporary))
             copied = temporary.stat().st_size

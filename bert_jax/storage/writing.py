@@ -81,7 +81,7 @@ def new_directory(path: AnyPath, replaces: Callable[[Place], bool] = lambda path
             try:
                 if old.exists() and not os.path.lexists(path):  # a kill between the two renames below
                     old.rename(path)
-                _remove(old)
+                remove(old)
                 temporary.mkdir()
                 yield temporary
                 for written in (*temporary.rglob("*"), temporary):
@@ -91,7 +91,7 @@ def new_directory(path: AnyPath, replaces: Callable[[Place], bool] = lambda path
                     path.rename(old)
                 temporary.rename(path)
                 sync(path.parent)
-                _remove(old)
+                remove(old)
             finally:
                 shutil.rmtree(temporary, ignore_errors=True)
     except OSError as error:
@@ -115,13 +115,13 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _remove(path: Path) -> None:
-    """Removes a directory, or a link to one, as far as that can be done."""
-    if path.is_symlink():
+def remove(path: Path) -> None:
+    """Removes a file, a link or a directory, as far as that can be done."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
         with contextlib.suppress(OSError):
             path.unlink()
-    else:
-        shutil.rmtree(path, ignore_errors=True)
 
 
 def _check_free(path: Place, replaces: Callable[[Place], bool]) -> None:
@@ -138,17 +138,14 @@ def _temporary(path: Path) -> Path:
 def check_file(path: AnyPath, *inputs: AnyPath) -> None:
     """Raises: InputError, before any work, if no file can be written at `path`, or if it is one of the `inputs`."""
     place = to_place(path)
-    if not isinstance(place, Path):
-        if str(path) in map(str, inputs):
-            raise InputError(f"output {path} is the input too; name another file")
-        return
-    if place.is_dir():
+    if isinstance(place, Path) and place.is_dir():
         raise InputError(f"output {path} is a directory; name a file, such as {place / 'output.json'}")
+    if any(_is_same(to_place(given), place) for given in inputs):
+        raise InputError(f"output {path} is the input too; name another file")
+    if not isinstance(place, Path):
+        return
     if place.exists() and not place.is_file():
         raise InputError(f"output {path} is a device or a pipe; name a file")
-    for given in inputs:
-        if _is_same(to_place(given), place):
-            raise InputError(f"output {path} is the input too; name another file")
     temporary = _temporary(place)
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -158,9 +155,11 @@ def check_file(path: AnyPath, *inputs: AnyPath) -> None:
         raise cannot_write(path, error) from error
 
 
-def _is_same(one: Place, other: Path) -> bool:
+def _is_same(one: Place, other: Place) -> bool:
+    if isinstance(one, RemotePath) or isinstance(other, RemotePath):
+        return one == other
     try:
-        return isinstance(one, Path) and os.path.samefile(one, other)
+        return os.path.samefile(one, other)
     except (OSError, ValueError):  # it is not there, or is not a path, such as a pattern
         return False
 
