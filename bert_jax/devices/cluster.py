@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bert_jax.devices.job import AGREE_SECONDS, Several, open_job, this_job
 from bert_jax.devices.members import Members, leave
-from bert_jax.devices.tpu_hosts import is_pod
+from bert_jax.devices.tpu_hosts import count_hosts
 from bert_jax.errors import InputError
 
 # Variables in which schedulers give the number of processes of a job.
@@ -49,7 +49,7 @@ def join(
     for name, seconds in limits.items():
         if seconds < 1:
             raise InputError(f"--{name} {seconds} is below 1; use 1 or more")
-    if not any(given) and (how == "off" or (how == "auto" and not is_job(os.environ) and not is_pod())):
+    if not any(given) and (how == "off" or (how == "auto" and not is_job(os.environ) and count_hosts(os.environ) < 2)):
         return
     if any(given) and process_id >= num_processes:
         raise InputError(f"--process_id {process_id} is not below --num_processes {num_processes}; they count from 0")

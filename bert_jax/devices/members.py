@@ -220,13 +220,10 @@ class Members:
             self.outlast()
         leave(status, line)
 
-    def leave_lost(self) -> None:
-        """Ends this process because the first one is gone."""
-        leave(
-            self._status if self._failed_at else LostProcessError.STATUS,
-            "process 0 is gone, or this process was suspended until the others had ended; the same command on all "
-            "resumes from the last checkpoint",
-        )
+    def leave_lost(self, why: str = "is gone, or this process was suspended until the others had ended") -> None:
+        """Ends this process because the first one is gone, or does not answer."""
+        status = self._status if self._failed_at else LostProcessError.STATUS
+        leave(status, f"process 0 {why}; the same command on all resumes from the last checkpoint")
 
     def _watch_store(self) -> None:
         """Checks that the first process answers at all. A separate thread, since a read from one that hangs blocks."""
@@ -237,11 +234,7 @@ class Members:
             looked = time.monotonic()
             silence = time.monotonic() - self._answered
             if silence > self.lost_seconds:
-                leave(
-                    self._status if self._failed_at else LostProcessError.STATUS,
-                    f"process 0 has not answered for {silence:.0f} s: it hangs, or cannot be reached; the same "
-                    "command on all resumes from the last checkpoint",
-                )
+                self.leave_lost(f"has not answered for {silence:.0f} s: it hangs, or cannot be reached")
 
 
 def _unreachable(error: Exception) -> str:

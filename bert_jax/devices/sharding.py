@@ -157,12 +157,10 @@ def match_rules(rules: tuple[tuple[str, Value], ...], names: list[str]) -> dict[
     """
     table = {}
     for name in names:
-        for pattern, value in rules:
-            if re.fullmatch(pattern, name):
-                table[name] = value
-                break
-        else:
+        found = [value for pattern, value in rules if re.fullmatch(pattern, name)]
+        if not found:
             raise InputError(f"parameter {name!r} matches no rule; add one to the table")
+        table[name] = found[0]
     return table
 
 

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The hosts of a TPU slice, as its metadata server lists them: TPU VMs have no variables that name the others."""
 
-import os
 import re
 import urllib.request
 from collections.abc import Mapping
@@ -34,8 +33,3 @@ def _attribute(server: str, name: str) -> str:
             return answer.read(2**20).decode(errors="replace")
     except (OSError, ValueError):
         return ""
-
-
-def is_pod() -> bool:
-    """Returns whether this is one of several TPU hosts that train together."""
-    return count_hosts(os.environ) > 1
