@@ -254,9 +254,9 @@ class FinetuneConfig:
     train: FinetuneTrainConfig = field(default_factory=FinetuneTrainConfig)
     eval: EvalConfig = field(default_factory=lambda: EvalConfig(every_steps=0))  # 0 evaluates after each epoch
     mesh: MeshConfig = field(default_factory=MeshConfig, metadata={"affects": "work"})
-    checkpoint: CheckpointConfig = field(
+    checkpoint: CheckpointConfig = field(  # 0 saves with evaluation
         default_factory=lambda: CheckpointConfig(every_steps=0), metadata={"affects": "nothing"}
-    )  # 0: with evaluation
+    )
     report: ReportConfig = field(default_factory=ReportConfig, metadata={"affects": "nothing"})
     sweep: SweepConfig = field(default_factory=SweepConfig, metadata={"affects": "nothing"})
     teacher: TeacherConfig = field(default_factory=TeacherConfig)
@@ -276,9 +276,8 @@ class FinetuneConfig:
         for section in (*sections, self.mesh, self.checkpoint, self.report, self.sweep, self.teacher):
             section.validate()
         for name in ("class_weights", "label_smoothing"):
-            others = (
-                "stsb regression multilabel squad1 squad2 choice ner embeddings".split()
-            )  # they change nothing there
+            # they change nothing elsewhere
+            others = "stsb regression multilabel squad1 squad2 choice ner embeddings".split()
             if getattr(self.task, name) and self.task.name in others:
                 raise InputError(
                     f"task.{name} {getattr(self.task, name)} is for texts of one class each, and task.name is "

@@ -81,9 +81,8 @@ class ModelConfig:
     # Layers per iteration of the scan. Unrolling all layers moves fewer bytes, but takes longer to compile.
     # 0 takes all, on a TPU up to 12 layers and on a GPU up to 24; for more, and with rematerialization, it takes 1.
     unroll: int = setting(0, "work")
-    causal: bool = (
-        False  # the paper's left-to-right model: a token sees only itself and earlier ones, and predicts the next
-    )
+    # the paper's left-to-right model: a token sees only itself and earlier ones, and predicts the next
+    causal: bool = False
 
     def layers_at_once(self, platform: str) -> int:
         """Returns the layers per iteration of the scan on "cpu", "gpu" or "tpu": `unroll`, or what 0 stands for.
@@ -225,8 +224,6 @@ def _size(layers: int, hidden: int) -> ModelConfig:
 MINIATURES: dict[str, ModelConfig] = {
     f"L{layers}_H{hidden}": _size(layers, hidden) for layers in (2, 4, 6, 8, 10, 12) for hidden in (128, 256, 512, 768)
 }
-
-
 MODEL_SIZES: dict[str, ModelConfig] = {
     "tiny": _size(2, 128),
     "mini": _size(4, 256),
@@ -235,8 +232,6 @@ MODEL_SIZES: dict[str, ModelConfig] = {
     "base": _size(12, 768),
     "large": _size(24, 1024),
 } | MINIATURES
-
-
 MODEL_SIZES |= {name: dataclasses.replace(MODEL_SIZES[size], **changes) for name, (size, changes) in RELATIVES.items()}
 
 

@@ -70,9 +70,8 @@ class MaskingConfig:
     random_rate: float = 0.1  # share of the chosen tokens that become a random token; the rest are kept
     static: bool = False  # True gives a sequence the same mask in every epoch, as the paper's duplicates do
     whole_word: bool = False  # choose all tokens of a word or none; words that exceed the limit are skipped
-    max_ngram: int = (
-        1  # with whole_word: longest run of masked words; the probability of n words is proportional to 1 / n
-    )
+    # with whole_word: longest run of masked words; the probability of n words is proportional to 1 / n
+    max_ngram: int = 1
     # share of the rows that are not masked but read from left to right: tokens that would be masked are predicted from
     # the token before them (docs/decisions/0058-causal-rows.md)
     causal_rate: float = 0.0
@@ -206,9 +205,8 @@ class Phase2Config:
     path: str = setting("", "place")
     batch_size: int = 0  # rows of the global batch; 0 takes data.batch_size
     accumulate: int = setting(0, "work")  # microbatches per step; 0 takes train.accumulate
-    max_predictions: int = (
-        0  # predictions per sequence; 0 takes masking.max_predictions, if that is 0 or rows have the same length
-    )
+    # predictions per sequence; 0 takes masking.max_predictions, if that is 0 or rows have the same length
+    max_predictions: int = 0
     # "restart" has a warm-up and a decay of its own; "continue" uses the schedule of `optimizer` for both phases
     schedule: str = "restart"
     learning_rate: float = 0.0  # learning rate at the start of this phase's decay; 0 takes optimizer.learning_rate
@@ -303,9 +301,8 @@ class ReportConfig:
     tensorboard: bool = True
     to: str = ""  # "wandb" sends the metrics to Weights & Biases too
     progress: bool = True  # a progress bar, on a terminal only
-    profile_steps: str = (
-        ""  # "100:105" profiles steps 101 to 105; a file "profile_now" in the workdir profiles the next five
-    )
+    # "100:105" profiles steps 101 to 105; a file "profile_now" in the workdir profiles the next five
+    profile_steps: str = ""
 
     def validate(self) -> None:
         check_numbers(self)

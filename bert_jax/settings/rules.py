@@ -68,7 +68,7 @@ def to_dict(config: Section) -> Values:
     return dataclasses.asdict(config)
 
 
-def from_dict(kind: type[Config], values: typing.Mapping[str, object], where: str = "config") -> Config:
+def from_dict(kind: type[Config], values: object, where: str = "config") -> Config:
     """Returns the dataclass `kind` with `values` in place of its defaults.
 
     Raises: InputError for an unknown key, with a suggestion, or a value of another type.
@@ -82,9 +82,6 @@ def from_dict(kind: type[Config], values: typing.Mapping[str, object], where: st
             raise InputError(f"{where} has no key {shown(key)}{suggest(key, fields)}; keys: {', '.join(fields)}")
         expected = typing.get_type_hints(kind)[key]
         if dataclasses.is_dataclass(expected):
-            if not isinstance(value, typing.Mapping):
-                place = f"{where}.{key}"
-                raise InputError(f"{place} is {shown(value)}, not a section; set its keys, as in {place}.KEY=VALUE")
             arguments[key] = from_dict(typing.cast(type[Section], expected), value, f"{where}.{key}")
         elif expected is float and type(value) is int:
             if abs(value) > 2**1023:
