@@ -7,6 +7,7 @@ CRC-32C of each object, or its ETag. So neither a seal nor a check reads a check
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
@@ -180,7 +181,7 @@ def _md5_file(path: Path) -> str:
 # Of a local file. A checkpoint that was copied from a bucket has the checksums of its store.
 _DIGESTS: dict[str, Callable[[Path], str]] = {
     "sha256": _digest,
-    "crc32c": lambda path: crc32c_of(path),
+    "crc32c": crc32c_of,
     "md5": _md5_file,
 }
 
@@ -213,7 +214,7 @@ def is_complete(directory: Place) -> bool:
     try:
         names = read_json(directory / SEAL)["files"]
         if isinstance(directory, RemotePath):
-            return names.keys() <= directory.listing().keys()
+            return set(names) <= directory.listing().keys()
         return all((directory / name).is_file() for name in names)
     except (InputError, KeyError, TypeError):
         return True
@@ -221,11 +222,10 @@ def is_complete(directory: Place) -> bool:
 
 def checkpoint_steps(directory: Place) -> list[int]:
     """Returns the steps of the checkpoints in a directory, damaged or not, in ascending order."""
-    if isinstance(directory, RemotePath):
-        return sorted(int(path.name) for path in directory.iterdir() if path.name.isdecimal())
-    if not directory.is_dir():
+    if isinstance(directory, Path) and not directory.is_dir():
         return []
-    return sorted(int(path.name) for path in directory.iterdir() if path.name.isdecimal() and path.is_dir())
+    found = [path for path in directory.iterdir() if re.fullmatch("[0-9]{8,}", path.name)]  # others are not ours
+    return sorted(int(path.name) for path in found if isinstance(path, RemotePath) or path.is_dir())
 
 
 def newest_whole(directory: Place) -> tuple[Place, list[str]]:

@@ -262,6 +262,20 @@ def test_a_clean_up_that_fails_stops_no_save(tmp_path, monkeypatch):
     assert checkpoints.steps() == [3]
 
 
+def test_a_directory_of_another_name_is_no_checkpoint(tmp_path, abstract):
+    """Before, a copy called 7 was taken for step 7, which is nowhere: no run went on from there."""
+    directory = tmp_path / "c"
+    save_all(directory, {1: None, 2: None}).close()
+    shutil.copytree(directory / "00000001", directory / "7")
+    checkpoints = Checkpoints(directory)
+    restored = checkpoints.restore(abstract)
+    assert int(restored.state["step"]) == 2 and restored.passed_over == [] and checkpoints.steps() == [1, 2]
+    assert newest_whole(directory) == (directory / "00000002", [])
+    checkpoints.save(3, make_state(3))
+    checkpoints.close()
+    assert (directory / "7" / SEAL).exists()
+
+
 def test_a_failure_waits_for_what_is_being_sealed(tmp_path):
     with pytest.raises(KeyError), Checkpoints(tmp_path / "c") as checkpoints:
         checkpoints.save(1, make_state(1))
