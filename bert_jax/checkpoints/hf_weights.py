@@ -58,14 +58,7 @@ def open_weights(
         homes = {tensor: stream for stream in files.values() for tensor in stream.keys()}
         shapes = {tensor: tuple(stream.get_slice(tensor).get_shape()) for tensor, stream in homes.items()}
 
-        def read(tensor: str) -> np.ndarray:
-            try:
-                return homes[tensor].get_tensor(tensor)
-            except (safetensors.SafetensorError, AttributeError, TypeError) as error:
-                kind = homes[tensor].get_slice(tensor).get_dtype()
-                raise InputError(f"{name}: cannot read {tensor} of type {kind} ({error}); save it as float32") from None
-
-        yield name, *without_ties(shapes, read, name)
+        yield name, *without_ties(shapes, lambda tensor: _read(homes[tensor], tensor, name), name)
 
 
 def read_tensors(directory: Path) -> Arrays:
@@ -75,7 +68,16 @@ def read_tensors(directory: Path) -> Arrays:
         return _load_pickles(directory)[1]
     with contextlib.ExitStack() as stack:
         stream = _open(path, stack)
-        return {name: stream.get_tensor(name) for name in stream.keys()}
+        return {name: _read(stream, name, path) for name in stream.keys()}
+
+
+def _read(stream: Any, tensor: str, where: Path) -> np.ndarray:
+    """Returns a tensor of an open file. Raises: InputError if numpy has no such numbers."""
+    try:
+        return stream.get_tensor(tensor)
+    except (safetensors.SafetensorError, AttributeError, TypeError) as error:
+        kind = stream.get_slice(tensor).get_dtype()
+        raise InputError(f"{where}: cannot read {tensor} of type {kind} ({error}); save it as float32") from None
 
 
 def write_weights(directory: Path, arrays: Mapping[str, np.ndarray], max_bytes: int) -> None:

@@ -120,7 +120,7 @@ def _pooling(path: Path, has_prompts: bool) -> str:
     ]
     modes = [modes] if isinstance(modes, str) else modes or ["mean"]
     known = _IN_VERSION_6 | {theirs: ours for ours, theirs in _POOLINGS.items()}
-    if not isinstance(modes, list) or len(modes) != 1 or modes[0] not in known:
+    if not isinstance(modes, list) or len(modes) != 1 or modes[0] not in list(known):
         raise InputError(
             f"{path}: pooling {shown(modes)} cannot be computed here, only mean, cls or lasttoken; {_ALONE}"
         )
@@ -135,23 +135,23 @@ def _dense(folder: Path, model: ModelConfig) -> tuple[dict[str, Any], Params]:
     names = {theirs: ours for ours, theirs in _ACTIVATIONS.items()}
     activation = about.get("activation_function", _ACTIVATIONS["tanh"])
     for option, value, right in (
-        ("activation_function", activation, activation in names),
+        ("activation_function", activation, activation in list(names)),
         ("use_residual", about.get("use_residual"), not about.get("use_residual")),
         ("module_input_name", about.get("module_input_name"), about.get("module_input_name") in (None, _SENTENCE)),
         ("in_features", about.get("in_features"), about.get("in_features") == model.hidden_size),
     ):
         if not right:
             raise InputError(f"{where}: {option} {shown(value)} cannot be computed here; {_ALONE}")
-    tensors = read_tensors(folder)
-    size = about.get("out_features")
-    kernel, bias = tensors.get("linear.weight"), tensors.get("linear.bias", np.zeros(size or 0, np.float32))
-    if kernel is None or kernel.shape != (size, model.hidden_size) or bias.shape != (size,):
+    tensors, size = read_tensors(folder), about.get("out_features")
+    kernel, bias = (tensors.get(f"linear.{name}") for name in ("weight", "bias"))
+    if kernel is None or kernel.shape != (size, model.hidden_size) or (bias is not None and bias.shape != (size,)):
         raise InputError(
             f"{folder / WEIGHTS} has no linear.weight and linear.bias of {shown(size)} outputs; copy it again"
         )
     settings: dict[str, Any] = {"projection_size": size, "projection_activation": names[activation]}
-    kernel, bias = (np.ascontiguousarray(each, np.float32) for each in (kernel.T, bias))
-    return settings, {"projection": {"kernel": kernel, "bias": bias}}
+    bias = np.zeros(len(kernel)) if bias is None else bias
+    parts = {"kernel": kernel.T, "bias": bias}
+    return settings, {"projection": {name: np.ascontiguousarray(part, np.float32) for name, part in parts.items()}}
 
 
 def _length(home: Path, directory: Path, model: ModelConfig, lowercase: bool) -> int:
@@ -160,6 +160,6 @@ def _length(home: Path, directory: Path, model: ModelConfig, lowercase: bool) ->
     if about.get("do_lower_case") and not lowercase:
         raise InputError(f"{home}: do_lower_case true beside a cased tokenizer cannot be computed here; {_ALONE}")
     found = about.get("max_seq_length") or read_object(directory / "tokenizer_config.json").get("model_max_length") or 0
-    if not isinstance(found, int | float) or found < 0:
+    if not (isinstance(found, int | float) and found >= 0):
         raise InputError(f"{home}: max_seq_length {shown(found)} is not a number of tokens; correct it")
     return int(min(found or model.max_positions, model.max_positions))

@@ -128,6 +128,10 @@ def test_a_layer_without_bias_and_prompts_of_other_names(directory):
         ("2_Dense/config.json", {"use_residual": True}, "use_residual true cannot be computed here"),
         ("2_Dense/config.json", {"in_features": 5}, "in_features 5 cannot be computed here"),
         ("2_Dense/config.json", {"out_features": 9}, "has no linear.weight and linear.bias of 9 outputs"),
+        ("2_Dense/config.json", {"out_features": "8"}, 'has no linear.weight and linear.bias of "8" outputs'),
+        ("2_Dense/config.json", {"activation_function": [1]}, r"activation_function \[1\] cannot be computed here"),
+        ("1_Pooling/config.json", {"pooling_mode": [{"cls": 1}]}, "pooling .*cls.* cannot be computed here"),
+        ("sentence_bert_config.json", {"max_seq_length": float("nan")}, "max_seq_length NaN is not a number of tokens"),
         (
             "sentence_bert_config.json",
             {"do_lower_case": True},
