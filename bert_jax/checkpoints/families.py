@@ -112,7 +112,7 @@ _MODERN_SETTINGS = {ours: theirs for ours, theirs in _SETTINGS.items() if ours !
 # Hugging Face's "gelu" is erf, where Google's is tanh.
 _EXACT = {"gelu": "gelu_exact", "gelu_python": "gelu_exact"}
 _TANH = {"gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
-_NAMES_OF_ACTIVATIONS = {"gelu_exact": "gelu", "gelu_tanh": "gelu_new", "relu": "relu"}
+NAMES_OF_ACTIVATIONS = {"gelu_exact": "gelu", "gelu_tanh": "gelu_new", "relu": "relu"}
 
 # The options of `ModelConfig` that a config.json does not speak of, with the values of BERT.
 _FIXED: dict[str, Any] = {name: getattr(ModelConfig, name) for name in (
@@ -155,10 +155,12 @@ class Family(NamedTuple):
 
 def _read_offset(settings: JsonObject) -> dict[str, Any]:
     """Positions count from the one after padding's id."""
-    pad = settings.get("pad_token_id", 1)
+    pad, rows = settings.get("pad_token_id", 1), settings.get("max_position_embeddings", 512)
     if type(pad) is not int or not 0 <= pad < 2**24:
         raise InputError(f"pad_token_id is {shown(pad)}, and positions count from it; RoBERTa's is 1")
-    return {"position_offset": pad + 1, "max_positions": settings.get("max_position_embeddings", 512) - pad - 1}
+    if type(rows) is not int:
+        raise InputError(f"max_position_embeddings is {shown(rows)}; make it a whole number")
+    return {"position_offset": pad + 1, "max_positions": rows - pad - 1}
 
 
 def _read_width(settings: JsonObject) -> dict[str, Any]:
@@ -384,11 +386,6 @@ def check_expressible(config: ModelConfig, family: str, where: str) -> None:
             )
     if config.activation not in of.activations.values():
         raise InputError(f"model.activation {config.activation} has no counterpart in {where}; the model stays here")
-
-
-def name_of_activation(config: ModelConfig) -> str:
-    """Returns what transformers calls the model's activation."""
-    return _NAMES_OF_ACTIVATIONS[config.activation]
 
 
 def name_of(family: object) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bert_jax.checkpoints.families import FAMILIES, check_expressible, class_of, name_of, name_of_activation
+from bert_jax.checkpoints.families import FAMILIES, NAMES_OF_ACTIVATIONS, check_expressible, class_of, name_of
 from bert_jax.checkpoints.hf_extras import EXTRAS, check_prefix, check_whole, find_extras
 from bert_jax.checkpoints.hf_tokenizer import load_hf_tokenizer, save_hf_tokenizer
 from bert_jax.checkpoints.hf_weights import INDEX, PICKLE, WEIGHTS, import_torch, open_weights, write_weights
@@ -197,7 +197,7 @@ def _settings(
         | {
             "architectures": [class_of(head, config.family)],
             "model_type": config.family,
-            family.activation: name_of_activation(config),
+            family.activation: NAMES_OF_ACTIVATIONS[config.activation],
             "pad_token_id": tokenizer.pad_id,
             "tie_word_embeddings": True,
         }

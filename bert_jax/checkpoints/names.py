@@ -42,6 +42,7 @@ class Imported(NamedTuple):
 
 
 TABLE = table_of("bert")
+_OLD_LEAVES = {"gamma": "weight", "beta": "bias"}  # of layer norms
 
 # Tensors that are ignored, since the model does not compute with them. `hf_weights` checks that Hugging Face's tied
 # output table and bias equal the tensors that they repeat.
@@ -78,17 +79,14 @@ def canonical_names(
             module, dot, leaf = name.rpartition(".")
             if module in idle:
                 continue
-            canonical = re.sub(r"(LayerNorm)\.(gamma|beta)$", _new_norm_name, renamed.get(module, module) + dot + leaf)
+            module = renamed.get(module, module)
+            canonical = module + dot + (_OLD_LEAVES.get(leaf, leaf) if module.endswith("LayerNorm") else leaf)
             if re.match(r"(embeddings|embeddings_project|encoder|pooler|transformer|layers|final_norm)\.", canonical):
                 canonical = f"{of.base}.{canonical}"
         if canonical in found:
             raise InputError(f"{where}: {found[canonical]} and {name} are two names of one tensor; remove one of them")
         found[canonical] = name
     return found
-
-
-def _new_norm_name(match: re.Match) -> str:
-    return f"{match[1]}.{'weight' if match[2] == 'gamma' else 'bias'}"
 
 
 def to_params(

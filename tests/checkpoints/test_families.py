@@ -141,6 +141,7 @@ def test_a_pooler_beside_a_classifier_of_roberta_is_idle(tmp_path):
         ("roberta", {"position_embedding_type": "relative_key"}, 'position_embedding_type is "relative_key"'),
         ("roberta", {"hidden_act": "gelu_new"}, r'hidden_act is "gelu_new", which this Roberta cannot compute'),
         ("roberta", {"pad_token_id": None}, "pad_token_id is null"),
+        ("roberta", {"max_position_embeddings": "514"}, 'max_position_embeddings is "514"; make it a whole number'),
         ("roberta", {"is_decoder": True}, "is_decoder is true"),
         ("distilbert", {"activation": "silu"}, 'activation is "silu"'),
         ("electra", {"summary_type": "mean"}, 'summary_type is "mean"'),
