@@ -33,6 +33,7 @@ from bert_jax.tasks.tagging import (
     are_counts,
     are_names,
     entities,
+    find_unlike,
     is_tag,
     read_conll,
     scheme_of,
@@ -196,9 +197,9 @@ def _read_records(config: TaskConfig, place: str) -> list[NerExample]:
                 problem = f"{len(words)} words have {len(tags)} tags" if all(tags) else "a tag is empty"
                 raise InputError(f"{record.where}: {problem}; write one for each word: O, B-TYPE or I-TYPE")
         examples.append(NerExample(words, tags, 0, record.where))
-    if are_names(tag for each in examples for tag in each.tags or ()) is None:
-        wrong, where = next((tag, each.where) for each in examples for tag in each.tags or () if not is_tag(tag))
-        raise InputError(f"{where}: {wrong!r:.60} is not a tag as others are; write O, B-TYPE or I-TYPE")
+    if (wrong := find_unlike(tag for each in examples for tag in each.tags or ())) is not None:
+        where = next(each.where for each in examples if wrong in (each.tags or ()))
+        raise InputError(f"{where}: tag {wrong!r:.60} is not one of an entity; write O, B-TYPE or I-TYPE")
     return examples
 
 

@@ -26,7 +26,9 @@ OUTSIDE = "O"
 
 _TYPED = re.compile(r"[BIESLUM]-\S(.*\S)?")
 _BARE = frozenset("BIESLUM")  # tags without types
-_COUNT = re.compile(r"(\d{1,9})([-.]\d{1,9})?", re.ASCII)  # of a word, or as in CoNLL-U "3-4" of two, "3.1" of none
+_ALMOST = re.compile(r"[bieslum]([-_]\S.*)?|o", re.IGNORECASE)  # tags of entities, but for capitals and the hyphen
+# Of a word, such as 3 or "3."; or as in CoNLL-U "3-4" of two, "3.1" of none.
+_COUNT = re.compile(r"(\d{1,9})([-.]\d{1,9}|[.:)])?", re.ASCII)
 _RANGE = re.compile(r"\d+[-.]\d+", re.ASCII)
 _PREFIX = re.compile(r"[a-z]{2,3}(-[a-z]+)?:")  # WikiANN's language before each word
 
@@ -106,6 +108,17 @@ def are_names(tags: Iterable[str]) -> bool | None:
     if not others or (others == found <= _BARE and found & {"B", "I"}):
         return False
     return True if others == found and all(tag.isprintable() and tag for tag in found) else None
+
+
+def find_unlike(tags: Iterable[str]) -> str | None:
+    """Returns the first tag of a data set that is none of an entity where others are; None if all are alike.
+
+    Tags such as b-per and B_PER are no names, as nothing would be found.
+    """
+    found = dict.fromkeys(tag for tag in tags if tag != OUTSIDE)
+    names = are_names(found)
+    is_almost = any(tag[:1] in "bBiI" for tag in found) and all(map(_ALMOST.fullmatch, found))
+    return next(tag for tag in found if not is_tag(tag)) if names is None or (names and is_almost) else None
 
 
 def score_tags(truth: Sequence[Sequence[str]], said: Sequence[Sequence[str]]) -> dict[str, float]:
@@ -209,12 +222,12 @@ def read_conll(place: str, word_column: int = 1, tag_column: int = 0) -> list[Se
             continue  # it has no tags
         tags.append(columns[tag_column - 1].strip())
     finish()
-    if are_names(tag for each in sentences for tag in each.tags or ()) is None:
-        each, at = next((each, at) for each in sentences for at, tag in enumerate(each.tags or ()) if not is_tag(tag))
+    if (wrong := find_unlike(tag for each in sentences for tag in each.tags or ())) is not None:
+        each, at = next((each, each.tags.index(wrong)) for each in sentences if each.tags and wrong in each.tags)
+        column = f"column {tag_column}" if tag_column else "the last column"
         raise InputError(
-            f"{place}:{each.line + at}: tag {(each.tags or ())[at]!r:.60} of {each.words[at]!r:.60} is not O, B-TYPE "
-            "or I-TYPE (nor E-, S-, M-, L-, U-), as others are; correct "
-            f"{f'column {tag_column}' if tag_column else 'the last column'}"
+            f"{place}:{each.line + at}: tag {wrong!r:.60} of {each.words[at]!r:.60} is not O, B-TYPE or I-TYPE (nor "
+            f"E-, S-, M-, L-, U-); correct {column}"
         )
     return _without_prefix(sentences)
 

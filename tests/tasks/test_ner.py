@@ -105,6 +105,9 @@ def test_the_language_before_every_word_is_removed(tmp_path):
         ("a\tB-PER\nb\tB\n", ":2: tag 'B' of 'b' is not O, B-TYPE or I-TYPE"),
         ("a\tI-PER\nb\tPER\n", ":2: tag 'PER' of 'b' is not O, B-TYPE or I-TYPE"),
         ("a\tO\nb\tB-PER\u200b\n", ":2: tag 'B-PER\\u200b' of 'b' is not O"),
+        ("a\to\nb\tb-per\n", ":1: tag 'o' of 'a' is not O, B-TYPE or I-TYPE"),
+        ("a\tO\nb\tB_PER\nc\tI_PER\n", ":2: tag 'B_PER' of 'b' is not O, B-TYPE or I-TYPE"),
+        ("a\tO\nb\tb\nc\ti\n", ":2: tag 'b' of 'b' is not O, B-TYPE or I-TYPE"),
         ("a\tO\nb\t\n", ":2 has 1 columns ('b')"),
         (b"a\tO\nb\xff\tO\n", ":2 is not UTF-8"),
     ],
@@ -137,7 +140,15 @@ COUNTED = "1 EU NNP I-NP I-ORG\n2 rejects VBZ I-VP O\n\n1 Peter NNP I-NP I-PER\n
 
 
 @pytest.mark.parametrize(
-    "change", [{}, {"1": "0", "2": "1"}, {"1 P": "3 P", "2 B": "4 B"}, {"2 rej": "1-2 du _ _ O\n2 rej"}]
+    "change",
+    [
+        {},
+        {"1": "0", "2": "1"},
+        {"1 ": "1. ", "2 ": "2. "},
+        {"1 ": "1) ", "2 ": "2) "},
+        {"1 P": "3 P", "2 B": "4 B"},
+        {"2 rej": "1-2 du _ _ O\n2 rej"},
+    ],
 )
 def test_a_column_that_counts_is_not_the_words(tmp_path, change):
     text = COUNTED
@@ -210,6 +221,7 @@ def test_json_lines(tmp_path):
     for line in (
         '{"tokens": "a"}',
         '{"tokens": ["a", "b"], "tags": ["X", "B-X"]}',
+        '{"tokens": ["a"], "tags": ["b-per"]}',
         '{"tokens": ["a"], "tags": []}',
         '{"tags": []}',
     ):
