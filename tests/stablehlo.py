@@ -3,16 +3,26 @@
 
 import math
 import re
+from typing import NamedTuple
 
-from bert_jax.plan.hlo import Array, Product
+from bert_jax.plan.hlo import Array
 
 _PRODUCT = re.compile(
     r"stablehlo\.(?:dot_general|dot|convolution)\b(.*)\((tensor<[^>]*>), (tensor<[^>]*>)\) -> (tensor<[^>]*>)"
 )
 
 
+class Product(NamedTuple):
+    """A matrix product."""
+
+    lhs: str  # dtypes
+    rhs: str
+    result: str
+    is_matrix: bool  # False if an operand is a vector
+
+
 def stablehlo_products(text: str) -> list[Product]:
-    """Returns the matrix products of a program in StableHLO, before it is compiled; each counts once.
+    """Returns the matrix products of a program in StableHLO, before it is compiled.
 
     `text` is that of `jax.stages.Lowered.as_text()`. Dtypes are those of the JAX program.
     """
@@ -26,8 +36,7 @@ def stablehlo_products(text: str) -> list[Product]:
             for part in (contracting, batching)
         )
         own = [math.prod(array.shape) // max(1, contracted * batch) for array in (lhs, rhs)]
-        work = 2 * math.prod(result.shape) * contracted
-        found.append(Product(lhs.dtype, rhs.dtype, result.dtype, work, 1, min(*own, contracted) > 1))
+        found.append(Product(lhs.dtype, rhs.dtype, result.dtype, min(*own, contracted) > 1))
     return found
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Matrix products, FLOPs and collectives of a compiled program, read from its HLO text.
+"""FLOPs and collectives of a compiled program, read from its HLO text.
 
 The text is that of `jax.stages.Compiled.as_text()`, the program of one device. Instructions in the body of a loop count
 trip-count times; XLA's own cost analysis counts them once.
@@ -52,18 +52,6 @@ class Module(NamedTuple):
     computations: dict[str, list[Instruction]]
     entry: str
     num_partitions: int
-
-
-@dataclass(frozen=True)
-class Product:
-    """A matrix product, or a convolution, as which TPU compilers write one."""
-
-    lhs: str  # dtypes
-    rhs: str
-    result: str
-    flops: int  # of one run; a multiplication and an addition are 2
-    count: int  # runs per step
-    is_matrix: bool  # False if an operand is a vector
 
 
 @dataclass(frozen=True)
@@ -224,65 +212,48 @@ def _with_called(module: Module, name: str) -> list[str]:
     return found
 
 
-def products(text: str | Module) -> list[Product]:
-    """Returns the matrix products and convolutions of a compiled program."""
-    module = parse(text) if isinstance(text, str) else text
-    found = []
-    for name, count in counts_of(module).items():
-        types = {instruction.name: instruction.types for instruction in module.computations.get(name, ())}
-        for instruction in module.computations.get(name, ()):
-            work = _WORK.get(instruction.opcode) or (_CUBLAS.search(instruction.attributes) and _dot_work)
-            if work:
-                lhs, rhs = (types[operand][0] for operand in instruction.operands[:2])
-                flops, is_matrix = work(lhs, rhs, instruction)
-                found.append(Product(lhs.dtype, rhs.dtype, instruction.types[0].dtype, flops, count, is_matrix))
-    return found
-
-
 def flops(text: str | Module) -> int:
     """Returns the FLOPs of all matrix products of a compiled program, loops counted as often as they run.
 
-    Pallas kernels are not in the text; they count by their own cost estimates, those for GPUs by `attention_kernels`.
+    TPU compilers write products as convolutions too. Pallas kernels are not in the text; they count by their own cost
+    estimates, those for GPUs by `attention_kernels`.
     """
     module = parse(text) if isinstance(text, str) else text
-    of_kernels = sum(
-        count * _kernel_flops(module, name, instruction)
-        for name, count in counts_of(module).items()
-        for instruction in module.computations.get(name, ())
-        if instruction.opcode == "custom-call"
-    )
-    return of_kernels + sum(product.flops * product.count for product in products(module))
+    total = 0
+    for name, count in counts_of(module).items():
+        types = {instruction.name: instruction.types for instruction in module.computations.get(name, ())}
+        for instruction in module.computations.get(name, ()):
+            arrays = [types[operand][0] for operand in instruction.operands[:2] if types.get(operand)]
+            total += count * _flops_of(instruction, arrays)
+    return total
 
 
-def _kernel_flops(module: Module, computation: str, call: Instruction) -> int:
-    """Returns the FLOPs of a Pallas kernel, 0 of another custom call."""
-    if not _KERNEL.search(call.attributes):
-        said = re.search(r'"cost_estimate":\s*\{"flops":\s*"(\d+)"', call.attributes)
+def _flops_of(instruction: Instruction, operands: list[Array]) -> int:
+    """Returns the FLOPs of one run of an instruction, 0 if it is no product and no kernel."""
+    if instruction.opcode == "convolution":
+        return _convolution_flops(*operands, instruction)
+    if instruction.opcode == "dot" or _CUBLAS.search(instruction.attributes):
+        contracted = math.prod(operands[0].shape[axis] for axis in _contracted_axes(instruction.attributes))
+        return 2 * math.prod(instruction.types[0].shape) * contracted
+    if instruction.opcode != "custom-call":
+        return 0
+    if not _KERNEL.search(instruction.attributes):
+        said = re.search(r'"cost_estimate":\s*\{"flops":\s*"(\d+)"', instruction.attributes)
         return int(said[1]) if said else 0
-    name = re.search(r'\bname = "(\w+)"', call.attributes)
-    products = PRODUCTS_OF_KERNELS.get(name[1], 0) if name else 0
-    query = next(each for each in module.computations[computation] if each.name == call.operands[0]).types[0]
-    rows, length, hidden = query.shape
-    return products * 2 * rows * length**2 * hidden
+    name = re.search(r'\bname = "(\w+)"', instruction.attributes)
+    rows, length, hidden = operands[0].shape  # of the query
+    return (PRODUCTS_OF_KERNELS.get(name[1], 0) if name else 0) * 2 * rows * length**2 * hidden
 
 
-def _numbers(attributes: str, name: str) -> list[int]:
-    """Returns the axes of a dot, or of a call of cuBLAS, which writes them as JSON."""
-    found = re.search(rf"\b{name}=\{{([\d,]*)\}}", attributes)
-    found = found or re.search(rf'"{name.replace("_dims", "_dimensions")}":\s*\[([\d," ]*)\]', attributes)
+def _contracted_axes(attributes: str) -> list[int]:
+    """Returns the axes of its first operand that a dot sums over, or a call of cuBLAS, which writes them as JSON."""
+    found = re.search(r"\blhs_contracting_dims=\{([\d,]*)\}", attributes)
+    found = found or re.search(r'"lhs_contracting_dimensions":\s*\[([\d," ]*)\]', attributes)
     return [int(number) for number in re.findall(r"\d+", found[1])] if found else []
 
 
-def _dot_work(lhs: Array, rhs: Array, dot: Instruction) -> tuple[int, bool]:
-    """Returns the FLOPs of a dot, and whether both operands have an axis of their own that is longer than 1."""
-    contracted = math.prod(lhs.shape[axis] for axis in _numbers(dot.attributes, "lhs_contracting_dims"))
-    batch = math.prod(lhs.shape[axis] for axis in _numbers(dot.attributes, "lhs_batch_dims"))
-    own = [math.prod(array.shape) // max(1, contracted * batch) for array in (lhs, rhs)]
-    return 2 * math.prod(dot.types[0].shape) * contracted, min(*own, contracted) > 1
-
-
-def _convolution_work(lhs: Array, rhs: Array, convolution: Instruction) -> tuple[int, bool]:
-    """Returns the FLOPs of a convolution, and whether it is more than a product with a vector.
+def _convolution_flops(lhs: Array, rhs: Array, convolution: Instruction) -> int:
+    """Returns the FLOPs of a convolution.
 
     Only taps on elements of the input count: TPU compilers write batches of products as convolutions over dilated or
     padded inputs, in which most taps fall on padding.
@@ -305,13 +276,7 @@ def _convolution_work(lhs: Array, rhs: Array, convolution: Instruction) -> tuple
             rhs_dilate=_setting(settings, "rhs_dilate", axis, 1),
         )
     batch, features = out.shape[labels[3].index("b")], out.shape[labels[3].index("f")]
-    inputs = rhs.shape[labels[2].index("i")]
-    kernel = math.prod(rhs.shape[labels[2].index(label)] for label in spatial)
-    is_matrix = min(math.prod(out.shape) // features, features, inputs * kernel) > 1
-    return 2 * taps * batch * features * inputs, is_matrix
-
-
-_WORK = {"dot": _dot_work, "convolution": _convolution_work}
+    return 2 * taps * batch * features * rhs.shape[labels[2].index("i")]
 
 
 def _setting(settings: dict[str, str], name: str, axis: int, default: int) -> int:
