@@ -231,7 +231,7 @@ def flops(text: str | Module) -> int:
 def _flops_of(instruction: Instruction, operands: list[Array]) -> int:
     """Returns the FLOPs of one run of an instruction, 0 if it is no product and no kernel."""
     if instruction.opcode == "convolution":
-        return _convolution_flops(*operands, instruction)
+        return _convolution_flops(operands[0], operands[1], instruction)
     if instruction.opcode == "dot" or _CUBLAS.search(instruction.attributes):
         contracted = math.prod(operands[0].shape[axis] for axis in _contracted_axes(instruction.attributes))
         return 2 * math.prod(instruction.types[0].shape) * contracted

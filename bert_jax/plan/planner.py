@@ -115,31 +115,24 @@ def plan(config: PretrainConfig, topology: str, row: Rows | None = None) -> Plan
 def _plan_by_compiler(config: PretrainConfig, topology: str, row: Rows, devices: Sequence[Any], version: str) -> Plan:
     """Returns the plan for devices that are there for compiling only; `version` is that of their compiler."""
     mesh = make_mesh(config.mesh, devices)
-    check_divisible(mesh, config.model, (config.data.batch_size, config.train.accumulate))
-    state = _state(config, mesh, row)
-    chip = (TPUS | GPUS)[topology.partition(":")[0]]
-    shape = _row_shape(config, row, mesh)
-    common = _common(config, topology, chip, dict(mesh.shape), shape, state)
+    setup = _set_up(config, topology, mesh, row)
     lowered = lower_train_step(config, mesh, row)
     started = time.perf_counter()
     try:
-        compiled = lowered.compile(compiler_options=None if chip.is_tpu else OPTIONS)
+        compiled = lowered.compile(compiler_options=None if setup.chip.is_tpu else OPTIONS)
     except jax.errors.JaxRuntimeError as error:
         needed, available = out_of_memory(str(error))
         seconds = time.perf_counter() - started
-        problem = memory_problem(config, dict(mesh.shape), needed, available)
-        return _finish(common, chip, config, shape, (), compile_seconds=seconds, source=version, fits=False,
-                       problem=problem, hbm_bytes=available, bytes={"temporaries": round(needed)})  # fmt: skip
+        return _finish(config, setup, (), needed, available, compile_seconds=seconds, source=version,
+                       hbm_bytes=available, bytes={"temporaries": round(needed)})  # fmt: skip
     seconds = time.perf_counter() - started
     module = hlo.parse(compiled.as_text() or "")
-    kinds = compiled_bytes(compiled, state, config, mesh, row)
+    kinds = compiled_bytes(compiled, setup.state, config, mesh, row)
     # libtpu refuses what does not fit; XLA's GPU compiler does not know what is free.
-    available = math.inf if chip.is_tpu else usable_bytes(chip)
-    needed = kinds["held at once"] or kinds["total"]
-    problem = "" if needed < available else memory_problem(config, dict(mesh.shape), needed, available)
+    available = math.inf if setup.chip.is_tpu else usable_bytes(setup.chip)
     return _finish(
-        common, chip, config, shape, summarize(hlo.collectives(module)), compile_seconds=seconds, source=version,
-        fits=not problem, problem=problem, bytes=kinds, compiled_flops=float(hlo.flops(module)),
+        config, setup, summarize(hlo.collectives(module)), kinds["held at once"] or kinds["total"], available,
+        compile_seconds=seconds, source=version, bytes=kinds, compiled_flops=float(hlo.flops(module)),
         moved_bytes=float(moved_bytes(module)),
     )  # fmt: skip
 
@@ -233,10 +226,6 @@ def row_of(config: PretrainConfig, row_length: int = 0, num_sequences: int = 1) 
     return row_dtype(row_length or default_row_length(config), num_sequences, config.model.vocab_size)
 
 
-def _row_shape(config: PretrainConfig, row: Rows, mesh: Mesh | AbstractMesh) -> RowShape:
-    return _objective(config, mesh, row).row_shape(_batch(row))
-
-
 def lower_train_step(config: PretrainConfig, mesh: Mesh, row: Rows) -> jax.stages.Lowered:
     """Returns the training step that `train.py` would run, traced for the mesh and not yet compiled."""
     objective = _objective(config, mesh, row)
@@ -293,41 +282,60 @@ def summarize(found: list[hlo.Collective]) -> tuple[Traffic, ...]:
     )
 
 
-def _common(
-    config: PretrainConfig, topology: str, chip: Chip, mesh_shape: dict[str, int], row: RowShape, state: TrainState
-) -> dict[str, Any]:
-    """Returns the fields of a plan that do not depend on the compiler."""
-    num_chips = math.prod(mesh_shape.values())
-    return {
+class _Setup(NamedTuple):
+    """What is known of a step before anything is compiled."""
+
+    chip: Chip
+    row: RowShape
+    state: TrainState
+    fields: dict[str, Any]  # of the plan
+
+
+def _set_up(config: PretrainConfig, topology: str, mesh: Mesh | AbstractMesh, row: Rows) -> _Setup:
+    """Raises: InputError if the model or the batch does not divide over the mesh."""
+    check_divisible(mesh, config.model, (config.data.batch_size, config.train.accumulate))
+    state = _state(config, mesh, row)
+    shape = _objective(config, mesh, row).row_shape(_batch(row))
+    chip = (TPUS | GPUS)[topology.partition(":")[0]]
+    sizes = dict(mesh.shape)
+    fields = {
         "topology": topology,
         "device_kind": chip.device_kind,
-        "num_chips": num_chips,
-        "mesh": mesh_shape,
+        "num_chips": mesh.size,
+        "mesh": sizes,
         "batch_size": config.data.batch_size,
-        "row_length": row.length,
-        "predictions": row.predictions,
-        "estimate": estimate_memory(config, state, mesh_shape, row),
-        "model_flops": model_flops(config, num_chips, row),
+        "row_length": shape.length,
+        "predictions": shape.predictions,
+        "estimate": estimate_memory(config, state, sizes, shape),
+        "model_flops": model_flops(config, mesh.size, shape),
         "hbm_bytes": chip.hbm_bytes,
     }
+    return _Setup(chip, shape, state, fields)
 
 
 def _finish(
-    common: dict[str, Any],
-    chip: Chip,
     config: PretrainConfig,
-    row: RowShape,
+    setup: _Setup,
     collectives: tuple[Traffic, ...],
+    needed: float,
+    available: float,
     **rest: Any,
 ) -> Plan:
-    """Returns the plan with its model of time."""
+    """Returns the plan of a step that needs so many bytes of those available, with its model of time."""
+    chip, row, _, fields = setup
+    problem = "" if needed < available else memory_problem(config, fields["mesh"], needed, available)
     moved = rest.get("moved_bytes", 0.0)
-    seconds = step_seconds(config, chip, common["mesh"], row, collectives, moved)
+    seconds = step_seconds(config, chip, fields["mesh"], row, collectives, moved)
     peak = peak_flops(chip.device_kind, config.model.compute_dtype)
-    mfu = common["model_flops"] / seconds["step"] / peak
-    values = {"problem": "", "compiled_flops": 0.0, "moved_bytes": 0.0, "compile_seconds": 0.0} | common | rest
+    uncompiled: dict[str, Any] = {"compiled_flops": 0.0, "moved_bytes": 0.0, "compile_seconds": 0.0}
     return Plan(
-        **values, collectives=collectives, seconds=seconds, mfu=mfu, assumptions=assumptions(config, chip, moved)
+        **(uncompiled | fields | rest),
+        fits=not problem,
+        problem=problem,
+        collectives=collectives,
+        seconds=seconds,
+        mfu=fields["model_flops"] / seconds["step"] / peak,
+        assumptions=assumptions(config, chip, moved),
     )
 
 
@@ -336,28 +344,12 @@ def plan_by_arithmetic(config: PretrainConfig, topology: str, num_chips: int, ro
 
     Raises: InputError if the model or the batch does not divide over the mesh.
     """
-    chip = (TPUS | GPUS)[topology.partition(":")[0]]
     sizes = mesh_sizes(config.mesh, num_chips)
-    mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes))
-    check_divisible(mesh, config.model, (config.data.batch_size, config.train.accumulate))
-    state = _state(config, mesh, row)
-    shape = _row_shape(config, row, mesh)
-    common = _common(config, topology, chip, sizes, shape, state)
-    needed = common["estimate"]["total"]
-    available = usable_bytes(chip)
-    problem = "" if needed < available else memory_problem(config, sizes, needed, available)
-    traffic = expected_traffic(config, sizes, shape.length, gathered_bytes(state.params))
-    return _finish(
-        common,
-        chip,
-        config,
-        shape,
-        traffic,
-        source="arithmetic",
-        fits=not problem,
-        problem=problem,
-        bytes=common["estimate"],
-    )
+    setup = _set_up(config, topology, AbstractMesh(tuple(sizes.values()), tuple(sizes)), row)
+    estimate = setup.fields["estimate"]
+    traffic = expected_traffic(config, sizes, setup.row.length, gathered_bytes(setup.state.params))
+    available = usable_bytes(setup.chip)
+    return _finish(config, setup, traffic, estimate["total"], available, source="arithmetic", bytes=estimate)
 
 
 def usable_bytes(chip: Chip) -> float:

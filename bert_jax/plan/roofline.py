@@ -37,15 +37,14 @@ def step_seconds(
     row: RowShape,
     collectives: tuple[Traffic, ...],
     moved_bytes: float = 0.0,
-    elementwise_bytes: float = 0.0,
 ) -> dict[str, float]:
     """Returns the seconds that a step takes, by part, and of all parts one after the other ("step").
 
     Large products run at `matrix_efficiency` of the peak, those of attention at half of that, norms and the like at
     HBM's bandwidth. An all-reduce moves its bytes twice. Communication overlaps with nothing.
     Rematerialization "dots" and fused attention recompute the scores, one attention product in six, and the kernels
-    for GPUs two more; "full" recomputes the whole forward pass. `moved_bytes` are those of the compiled program. 0
-    estimates them, with `elementwise_bytes` per hidden unit, token and layer; 0 takes the figures of this project.
+    for GPUs two more; "full" recomputes the whole forward pass. `moved_bytes` are those of the compiled program; 0
+    estimates them.
     """
     model = config.model
     num_chips = mesh_shape["data"] * mesh_shape["fsdp"] * mesh_shape["tensor"]
@@ -53,7 +52,7 @@ def step_seconds(
     peak = peak_flops(chip.device_kind, model.compute_dtype) * chip.matrix_efficiency
     scores = (model.num_layers - model.num_local) * row.length + model.num_local * min(row.length, 3 * model.window)
     attention = 3 * 4 * model.hidden_size * tokens * scores  # between sequences too, and of blocks for windows
-    elementwise = (elementwise_bytes or _elementwise_bytes(config, chip)) * model.hidden_size
+    elementwise = _elementwise_bytes(config, chip) * model.hidden_size
     elementwise += _score_bytes(config, chip) * model.num_heads * row.length
     others = model_flops(config, num_chips, row) - attention / row.sequences
     again = 2 * (model.remat == "full") + (model.attention == "fused" or model.remat == "dots")
