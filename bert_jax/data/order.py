@@ -35,7 +35,7 @@ def shuffled(indices: np.ndarray, num_items: int, *key: int) -> np.ndarray:
     def permute(values: np.ndarray) -> np.ndarray:
         left, right = values >> half_bits, values & mask
         for key in keys:
-            left, right = right, left ^ (_mix(right ^ key) & mask)
+            left, right = right, left ^ (mix(right ^ key) & mask)
         return (left << half_bits) | right
 
     values = permute(indices.astype(np.uint64))
@@ -44,7 +44,7 @@ def shuffled(indices: np.ndarray, num_items: int, *key: int) -> np.ndarray:
     return values.astype(np.int64)
 
 
-def _mix(values: np.ndarray) -> np.ndarray:
+def mix(values: np.ndarray) -> np.ndarray:
     """Returns splitmix64's hash of 64-bit words. Source: Steele et al. 2014."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bert_jax.data.instances import Document
+from bert_jax.data.order import mix
 from bert_jax.data.sentences import split_lines
 from bert_jax.data.sources import corpus
 from bert_jax.storage import writing
@@ -73,10 +74,7 @@ def keys_of(documents: np.ndarray, passage: int) -> np.ndarray:
     """Returns the hashes uint64 [D] of the passages of `passage` parts, or with 0 of the documents, of records [D]."""
     if not passage:
         return documents["key"]
-    mixed = documents["key"] + (documents["part"] // passage + 1).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):  # splitmix64
-        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
-    return mixed ^ (mixed >> np.uint64(31))
+    return mix(documents["key"] + (documents["part"] // passage + 1).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15))
 
 
 def unite(documents: np.ndarray, passage: int) -> np.ndarray:
