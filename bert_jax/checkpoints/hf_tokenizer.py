@@ -27,7 +27,7 @@ from bert_jax.text.bert_json import (
 from bert_jax.text.tokenizer import Tokenizer, load_tokenizer, wordpiece_tokenizer
 from bert_jax.text.tokenizer_json import ROLES, DescribedPieces, read_pieces
 from bert_jax.text.vocab import CONTINUATION, MAX_WORD_LENGTH, SPECIAL_TOKENS, read_vocab
-from bert_jax.text.wordpiece import LONGEST_WORD, WordPiece, holds_capitals
+from bert_jax.text.wordpiece import LONGEST_WORD, WordPiece, is_lowercase
 
 _SETTINGS, _BACKEND = "tokenizer_config.json", FILE
 
@@ -86,7 +86,7 @@ def _load_berts(directory: Path, settings: JsonObject, backend: JsonObject) -> t
             f"{directory} has no vocab.txt and no tokenizer.json; copy one of them from where it came from"
         )
     if "do_lower_case" not in options:  # nobody says: capitals in the vocabulary do
-        options["do_lower_case"] = not holds_capitals(vocab)
+        options["do_lower_case"] = is_lowercase(vocab, {})
     try:
         tokenizer = wordpiece_tokenizer(
             vocab,

@@ -87,6 +87,7 @@ class Normalizer:
         self.strip_accents = lowercase if strip_accents is None else strip_accents
         self.split_chinese = split_chinese
         self._tables = unicode_tables()
+        self._letters = letter_images(lowercase, self.strip_accents)
         self._whole = _Images(self._whole_image)
         self._clean = _Images(self._clean_image)
         self._decomposed = _Images(self._decomposed_image)
@@ -138,12 +139,7 @@ class Normalizer:
         return "".join(map(self._tables.decompose, text))
 
     def _whole_image(self, code: int) -> str:
-        text = self._clean_image(code)
-        if self.lowercase:
-            text = "".join([self._tables.lower.get(ord(char), char) for char in text])
-        if self.strip_accents:
-            text = "".join(map(self._tables.decompose, text))
-            text = "".join([char for char in text if ord(char) not in self._tables.nonspacing_mark])
+        text = self._clean_image(code).translate(self._letters)
         return "".join([f" {char} " if ord(char) in self._tables.punctuation else char for char in text])
 
 

@@ -6,10 +6,15 @@ a Hangul syllable can. Spans of blank tokens are empty. Characters that normalis
 accents, which belong to the letter before them.
 """
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+
+from bert_jax.storage.protobuf import DELIMITED, parse_fields, parse_varint
+
+_SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 class TracedText(NamedTuple):
@@ -37,7 +42,7 @@ class TracedText(NamedTuple):
         return TracedText("".join(parts), starts, ends)
 
     def reorder(self, order: Sequence[int]) -> "TracedText":
-        """Returns the characters at the positions `order`, in this order."""
+        """Returns the characters at the positions `order`, in this order; others are dropped."""
         return TracedText(
             "".join([self.text[index] for index in order]),
             [self.starts[index] for index in order],
@@ -53,6 +58,14 @@ class TracedText(NamedTuple):
             words.append(TracedText(word, self.starts[start:position], self.ends[start:position]))
         return words
 
+    def original_spans(self, spans: np.ndarray, length: int) -> np.ndarray:
+        """Returns [n, 2] int32 where spans [n, 2] of this text are in the original, of `length` characters.
+
+        An empty span stays empty, where the character at it begins.
+        """
+        starts, ends = np.append(self.starts, length)[spans[:, 0]], np.append(0, self.ends)[spans[:, 1]]
+        return np.stack([starts, np.where(spans[:, 0] == spans[:, 1], starts, ends)], axis=1).astype(np.int32)
+
     def span(self, start: int, end: int) -> tuple[int, int]:
         """Returns the smallest span of the original that covers the characters [start, end)."""
         return min(self.starts[start:end]), max(self.ends[start:end])
@@ -61,6 +74,19 @@ class TracedText(NamedTuple):
 def trace(text: str) -> TracedText:
     """Returns the traced form of an original text."""
     return TracedText(text, range(len(text)), range(1, len(text) + 1))
+
+
+def without_surrogates(text: str) -> str:
+    """Returns the text without halves of surrogate pairs, which libraries in other languages cannot have."""
+    return text if text.isascii() else _SURROGATES.sub("", text)
+
+
+def trace_without_surrogates(text: str) -> TracedText:
+    """Returns the traced form of `without_surrogates`."""
+    traced = trace(text)
+    if text.isascii() or not _SURROGATES.search(text):
+        return traced
+    return traced.reorder([place for place, char in enumerate(text) if not _SURROGATES.match(char)])
 
 
 def move_spans(spans: Sequence[int], counts: Sequence[int], distances: Sequence[int]) -> np.ndarray:
@@ -80,43 +106,15 @@ def read_piece_spans(content: bytes) -> tuple[list[int], np.ndarray]:
     """
     ids: list[int] = []
     spans: list[int] = []
-    position = 0
-    while position < len(content):
-        tag, size, position = _tag_and_value(content, position)
-        if tag != 2 << 3 | 2:  # the text itself, or its score
-            position += _length(tag, size)
-            continue
-        stop, values = position + size, [0] * 6
-        while position < stop:  # the fields of a piece: 2 is its id, 4 and 5 are begin and end
-            tag, value, position = _tag_and_value(content, position)
-            if tag & 7:
-                position += _length(tag, value)
-            elif tag >> 3 < 6:
-                values[tag >> 3] = value
-        ids.append(values[2])
-        spans += values[4:]
+    for tag, first, last in parse_fields(content, 0, len(content)):
+        if tag == 2 << 3 | DELIMITED:  # a piece; other fields are the text and its score
+            values = [0] * 6  # of its fields: 2 is its id, 4 and 5 are begin and end
+            for inner, start, stop in parse_fields(content, first, last):
+                if inner in (2 << 3, 4 << 3, 5 << 3):
+                    values[inner >> 3] = content[start] if stop == start + 1 else parse_varint(content, start, stop)[0]
+            ids.append(values[2])
+            spans += values[4:]
     return ids, np.array(spans, np.int64).reshape(-1, 2)
-
-
-def _tag_and_value(content: bytes, position: int) -> tuple[int, int, int]:
-    """Returns the tag of a protocol buffer's field, its number or the size of its content, and the next position."""
-    tag, value = content[position], content[position + 1]
-    position += 2
-    if value >= 0x80 and tag & 5 == 0:
-        shift, value = 7, value & 0x7F
-        while True:
-            byte = content[position]
-            position += 1
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                break
-            shift += 7
-    return tag, value, position
-
-
-def _length(tag: int, size: int) -> int:
-    """Returns the number of bytes of a field that follow those read by `_tag_and_value`."""
-    return {0: 0, 1: 7, 2: size, 5: 3}[tag & 7]  # a number of fixed size has 8 or 4 bytes
 
 
 def to_code_points(text: str, spans: np.ndarray) -> np.ndarray:

@@ -25,14 +25,19 @@ from bert_jax.errors import InputError, package_needed
 from bert_jax.storage.files import JsonObject
 from bert_jax.storage.protobuf import DELIMITED, FIXED32, parse_fields, parse_message
 from bert_jax.text.normalize import is_chinese, letter_images, unicode_tables
-from bert_jax.text.offsets import read_piece_spans, to_code_points, trace, trim_blanks
+from bert_jax.text.offsets import (
+    read_piece_spans,
+    to_code_points,
+    trace_without_surrogates,
+    trim_blanks,
+    without_surrogates,
+)
 from bert_jax.text.vocab import SPECIAL_TOKENS, Template, encode_between
-from bert_jax.text.wordpiece import holds_capitals
+from bert_jax.text.wordpiece import is_lowercase
 
 if TYPE_CHECKING:
     import sentencepiece
 
-SURROGATES = re.compile("[\ud800-\udfff]")
 BLANK = "\u2581"  # how a piece writes the blank before a word
 
 _THREADS = 16  # of the trainer. Fixed: floating-point sums depend on it, and so do the bytes of the file.
@@ -105,7 +110,7 @@ class SentencePieces:
 
     def _prepared(self, text: str) -> str:
         """Returns the text that the model gets. It cannot have halves of surrogate pairs, which are dropped."""
-        text = text if text.isascii() else SURROGATES.sub("", text)
+        text = without_surrogates(text)
         return text if self._letters is None else text.translate(self._letters)
 
     def encode_arrays(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -122,21 +127,13 @@ class SentencePieces:
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], np.ndarray]:
         """Returns the ids of `text`, and [n, 2] int32 where in it they begin and end; see `Tokenizer`."""
-        whole, traced = text, trace(text)
-        if not text.isascii() and (lone := set(SURROGATES.findall(text))):
-            images = {ord(char): "" if char in lone else char for char in set(text)}
-            traced = traced.translate(images, ())
+        traced = trace_without_surrogates(text)
         if self._letters is not None:
             traced = traced.translate(self._letters, unicode_tables().nonspacing_mark)
         ids, spans = read_piece_spans(self._model.encode(traced.text, out_type="serialized_proto"))
         is_blank = np.array([self.vocab[index] == BLANK for index in ids], bool)
         spans = trim_blanks(traced.text, to_code_points(traced.text, spans), is_blank)
-        if self._letters is not None or traced.text != whole:
-            # An empty span stays empty, where the character at it begins.
-            starts, ends = np.append(traced.starts, len(text)), np.append(0, traced.ends)
-            starts, ends = starts[spans[:, 0]], ends[spans[:, 1]]
-            spans = np.stack([starts, np.where(spans[:, 0] == spans[:, 1], starts, ends)], axis=1).astype(np.int32)
-        return ids, spans
+        return ids, traced.original_spans(spans, len(text))
 
     @functools.cached_property
     def _inner_model(self) -> "sentencepiece.SentencePieceProcessor":
@@ -183,7 +180,7 @@ def read_sentencepieces(
         if lowercase is None:
             lowercase = config.get("do_lower_case")
         if lowercase is None:
-            lowercase = not holds_capitals(_vocab(_open_model(content)))
+            lowercase = is_lowercase(_vocab(_open_model(content)), {})
         if strip_accents is None:
             strip_accents = config.get("strip_accents", not config.get("keep_accents", True))
         return SentencePieces(content, bool(lowercase), bool(strip_accents))

@@ -19,10 +19,10 @@ from bert_jax.errors import InputError, one_line, package_needed, shown
 from bert_jax.storage.files import JsonObject, read_json
 from bert_jax.text.bert_json import FILE, berts_options, berts_vocab, is_plain, longest_word
 from bert_jax.text.normalize import Normalizer
-from bert_jax.text.offsets import trim_blanks
-from bert_jax.text.sentencepieces import BLANK, NO_WORDS, SURROGATES, join_ids, stands_alone
+from bert_jax.text.offsets import trace_without_surrogates, trim_blanks, without_surrogates
+from bert_jax.text.sentencepieces import BLANK, NO_WORDS, join_ids, stands_alone
 from bert_jax.text.vocab import MIN_COUNT, SPECIAL_TOKENS, Template, reserved_tokens
-from bert_jax.text.wordpiece import WordPiece, holds_capitals
+from bert_jax.text.wordpiece import WordPiece, is_lowercase
 
 if TYPE_CHECKING:
     import tokenizers
@@ -93,11 +93,11 @@ class DescribedPieces:
         return DescribedPieces, (self.content, self.config)
 
     def __call__(self, text: str) -> list[int]:
-        return self._model.encode(_whole(text), add_special_tokens=False).ids
+        return self._model.encode(without_surrogates(text), add_special_tokens=False).ids
 
     def encode_special(self, text: str) -> list[int]:
         """Returns the ids of text in which special tokens stand for themselves, as transformers reads it."""
-        return self._with_special.encode(_whole(text), add_special_tokens=False).ids
+        return self._with_special.encode(without_surrogates(text), add_special_tokens=False).ids
 
     @functools.cached_property
     def _with_special(self) -> "tokenizers.Tokenizer":
@@ -105,24 +105,20 @@ class DescribedPieces:
 
     def encode_arrays(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """Returns the ids of all texts one after the other, and how many each has."""
-        found = self._model.encode_batch_fast(list(map(_whole, texts)), add_special_tokens=False)
+        found = self._model.encode_batch_fast(list(map(without_surrogates, texts)), add_special_tokens=False)
         return join_ids([each.ids for each in found], len(self.vocab))
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], np.ndarray]:
         """Returns the ids of `text`, and [n, 2] int32 where in it they begin and end; see `Tokenizer`."""
-        whole = _whole(text)
+        traced = trace_without_surrogates(text)
+        whole = traced.text
         encoding = self._model.encode(whole, add_special_tokens=False)
         spans = np.array(encoding.offsets, np.int64).reshape(-1, 2)
         is_blank = np.array([not whole[start:end].strip() for start, end in encoding.offsets], bool)
         alone = np.array([token == BLANK for token in encoding.tokens], bool)  # the blank before a word
         spans[alone, 1] = spans[alone, 0]
         spans = trim_blanks(whole, spans, is_blank | alone)
-        if len(whole) < len(text):
-            kept = np.array([place for place, char in enumerate(text) if not SURROGATES.match(char)] + [len(text)])
-            ends = np.append(0, kept[:-1] + 1)
-            starts = kept[spans[:, 0]]
-            spans = np.stack([starts, np.maximum(ends[spans[:, 1]], starts)], axis=1).astype(np.int32)
-        return encoding.ids, spans
+        return encoding.ids, traced.original_spans(spans, len(text))
 
     def begins_word(self, token: str) -> bool:
         """Returns whether a token begins a word: after a blank, without the prefix of what goes on, or by its script.
@@ -154,9 +150,10 @@ def read_described(
     if is_plain(backend, path):
         vocab = berts_vocab(backend, path)
         options = berts_options(backend, path)
-        small = options.get("do_lower_case", not holds_capitals(vocab)) if lowercase is None else lowercase
         accents = options.get("strip_accents") if strip_accents is None else strip_accents
-        normalizer = Normalizer(small, accents, options.get("tokenize_chinese_chars", True))
+        normalizer = Normalizer(
+            is_lowercase(vocab, options, lowercase), accents, options.get("tokenize_chinese_chars", True)
+        )
         return WordPiece(vocab, normalizer, longest_word(backend, path))
     pieces = read_pieces(path, config)
     for name, value in (("do_lower_case", lowercase), ("strip_accents", strip_accents)):
@@ -219,11 +216,6 @@ def _open(described: str, special_is_text: bool) -> "tokenizers.Tokenizer":
         raise InputError(f"tokenizers cannot read it ({one_line(error)[:60]}); {_COPY}") from None
     model.encode_special_tokens = special_is_text
     return model
-
-
-def _whole(text: str) -> str:
-    """Returns the text without halves of surrogate pairs, which the library cannot have."""
-    return text if text.isascii() else SURROGATES.sub("", text)
 
 
 def _in_order(ids: Mapping[str, int], added: object) -> tuple[str, ...]:
@@ -328,7 +320,7 @@ def learn_bytes(
         initial_alphabet=sorted(_BYTES),
         show_progress=False,
     )
-    model.train_from_iterator(map(_whole, lines), trainer)
+    model.train_from_iterator(map(without_surrogates, lines), trainer)
     if (size := model.get_vocab_size()) < vocab_size:
         raise InputError(f"vocab_size {vocab_size} is too large for this text: no more than {size} tokens occur "
                          f"{MIN_COUNT} times; use --vocab_size={size} or less, or more text")  # fmt: skip

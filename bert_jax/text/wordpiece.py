@@ -164,23 +164,26 @@ def read_wordpiece(
     Raises: InputError if the file cannot be used.
     """
     vocab = read_vocab(path)
-    if lowercase is None:
-        lowercase = config.get("do_lower_case")
-    if lowercase is None:
-        lowercase = not holds_capitals(vocab)
     if strip_accents is None:
         strip_accents = config.get("strip_accents")
     if not config.get("do_basic_tokenize", True):
         raise InputError(f"tokenizer_config.json beside {path} does not describe a BERT tokenizer; give {path} itself")
-    normalizer = Normalizer(lowercase, strip_accents, config.get("tokenize_chinese_chars", True))
+    normalizer = Normalizer(
+        is_lowercase(vocab, config, lowercase), strip_accents, config.get("tokenize_chinese_chars", True)
+    )
     return WordPiece(vocab, normalizer, config.get(LONGEST_WORD) or MAX_WORD_LENGTH)
 
 
-def holds_capitals(vocab: Sequence[str]) -> bool:
-    """Returns whether a token has a capital letter, bracketed ones such as [CLS] and <s> apart."""
+def is_lowercase(vocab: Sequence[str], config: JsonObject, given: bool | None = None) -> bool:
+    """Returns whether text is lower-cased: as given, or as `config` says, or if no token has a capital letter.
+
+    Bracketed tokens such as [CLS] and <s> do not count.
+    """
+    if (said := config.get("do_lower_case") if given is None else given) is not None:
+        return bool(said)
     bracketed = re.compile(r"\[.*\]|<.*>")
     capitals = unicode_tables().lower
-    return any(ord(char) in capitals for token in vocab if not bracketed.fullmatch(token) for char in token)
+    return not any(ord(char) in capitals for token in vocab if not bracketed.fullmatch(token) for char in token)
 
 
 class _Memo(dict[str, tuple[int, ...]]):
