@@ -50,11 +50,6 @@ class Batching:
     texts: int = 0  # that a row has at most, where each of them is laid out by itself; 0 lays out whole rows
     num_parts: int = 0  # texts of a batch, on average, if they are
 
-    @property
-    def most_parts(self) -> int:
-        """The most rows and texts that a batch lays out."""
-        return self.batch_size * max(self.texts, 1)
-
 
 def choose_batching(
     rows: Sequence[Row],
@@ -145,7 +140,7 @@ def train_batches(rows: Sequence[Row], head: Head, first_step: int, batching: Ba
         if shape is not None:
             return _on_mesh(parts, layout_packed(sizes, numbers, shape), head, mesh, size)
         length = train_length(sizes.tokens[numbers], batching.lengths)
-        return _on_mesh(parts, layout_alone(sizes, numbers, batching.most_parts, length), head, mesh, size)
+        return _on_mesh(parts, layout_alone(sizes, numbers, size * max(batching.texts, 1), length), head, mesh, size)
 
     return made_ahead(make, first_step)
 

@@ -190,12 +190,12 @@ def choose_shape(sizes: Sizes, batch_size: int, model: ModelConfig, multiple: in
     }
 
     def cost(length: int) -> float:
-        rows = _cost(few_sizes(counts[length], num_steps), counts[length], num_steps)
+        rows, _ = few_sizes(counts[length], num_steps)
         return _flops(model, rows, length, places_of(length, widest))
 
     length = min(counts, key=cost)
     grouped = [-(-count // group) * group for count in counts[length]]
-    return Shape(length, places_of(length, widest), few_sizes(grouped, num_steps), group)
+    return Shape(length, places_of(length, widest), few_sizes(grouped, num_steps)[1], group)
 
 
 def _sample(sizes: Sizes, batch_size: int) -> list[Sizes]:
@@ -211,10 +211,11 @@ def _sample(sizes: Sizes, batch_size: int) -> list[Sizes]:
     return found
 
 
-def few_sizes(counts: Sequence[int], num_steps: int, most: int = 2) -> tuple[int, ...]:
-    """Returns at most `most` sizes, ascending, that batches are filled up to.
+def few_sizes(counts: Sequence[int], num_steps: int, most: int = 2) -> tuple[float, tuple[int, ...]]:
+    """Returns at most `most` sizes, ascending, that batches are filled up to; before them what that costs.
 
-    One more is worth its compilation where it saves more than that in `num_steps` steps.
+    That is the sum of the counts, each filled up to the next size, and what compiling the sizes takes of it. One more
+    is worth its compilation where it saves more than that in `num_steps` steps.
     """
     values, times = (array.tolist() for array in np.unique(counts, return_counts=True))
     until = np.cumsum([0, *times]).tolist()
@@ -233,13 +234,7 @@ def few_sizes(counts: Sequence[int], num_steps: int, most: int = 2) -> tuple[int
             )
             for index, value in enumerate(values)
         ]
-    return best[-1][1]
-
-
-def _cost(few: Sequence[int], counts: Sequence[int], num_steps: int) -> float:
-    """Returns the sum of the counts, each filled up to the next size, and what compiling the sizes takes of it."""
-    filled = sum(next(size for size in few if size >= count) for count in counts)
-    return filled + len(few) * _COMPILATION / max(num_steps, 1) * sum(counts)
+    return best[-1]
 
 
 def choose_lengths(sizes: Sizes, batch_size: int, bucket: bool, multiple: int, num_steps: int) -> tuple[int, ...]:
@@ -248,9 +243,8 @@ def choose_lengths(sizes: Sizes, batch_size: int, bucket: bool, multiple: int, n
     if not bucket:
         return (longest,)
     batches = plan_epoch(sizes.tokens, batch_size, 0, 0)
-    return few_sizes(
-        [padded_length(int(sizes.tokens[each].max()), longest, multiple) for each in batches], num_steps, len(batches)
-    )
+    lengths = [padded_length(int(sizes.tokens[each].max()), longest, multiple) for each in batches]
+    return few_sizes(lengths, num_steps, len(batches))[1]
 
 
 def epoch_flops(sizes: Sizes, batch_size: int, model: ModelConfig, bucket: bool, how: Shape | tuple[int, ...]) -> float:

@@ -149,16 +149,11 @@ def read_own(path: str | None) -> "Own":
 
 
 def read_config(kind: type[Config], values: JsonObject) -> Config:
-    """Returns the settings of a recipe, checked. Raises: InputError as `check_kind`, or if they break a rule."""
-    check_kind(kind, values)
-    config = from_dict(kind, values)
-    config.validate()
-    return config
-
-
-def check_kind(kind: type[Config], values: JsonObject) -> None:
-    """Raises: InputError if the recipe is of the other command."""
+    """Returns the settings of a recipe. Raises: InputError if it is of the other command, or breaks a rule."""
     if kind is PretrainConfig and "task" in values:
         raise InputError("--config is a recipe of fine-tuning; give it to finetune, or take one such as pretrain:base")
     if kind is FinetuneConfig and "masking" in values:
         raise InputError("--config is a recipe of pre-training; give it to train, or take one such as finetune:sst2")
+    config = from_dict(kind, values)
+    config.validate()
+    return config

@@ -15,7 +15,6 @@ from bert_jax.data.records import Dataset, open_dataset
 from bert_jax.errors import InputError
 from bert_jax.model.masking import mask_tokens
 from bert_jax.settings.pretraining import MaskingConfig
-from bert_jax.storage.places import Place
 from bert_jax.storage.writing import new_directory
 
 _ROWS_AT_ONCE = 1024
@@ -48,7 +47,7 @@ def export_examples(
     def mask(batch: Batch) -> Batch:
         return mask_tokens(batch, masking, tokenizer.vocab_size, tokenizer.mask_id, never_predicted)
 
-    with new_directory(output, replaces=_is_empty) as directory:
+    with new_directory(output, replaces=lambda path: path.is_dir() and not any(path.iterdir())) as directory:
         for index in range(num_files):
             places = np.arange(index, total, num_files)
             name = f"{split}-{index:05d}-of-{num_files:05d}.tfrecord"
@@ -56,10 +55,6 @@ def export_examples(
             say(f"{output}/{name}: {len(places):,} examples")
         tokenizer.save(directory)
     return total
-
-
-def _is_empty(path: Place) -> bool:
-    return path.is_dir() and not any(path.iterdir())
 
 
 def _check(data: str, dataset: Dataset, rows: RowSource, split: str, masking: MaskingConfig, epochs: int) -> None:

@@ -53,12 +53,16 @@ class SpanPrediction(NamedTuple):
     probability: float
     n_best: tuple[Span, ...]  # with different texts, best first; "" among them if no answer is possible (squad2)
     null_odds: float | None  # squad2: the score of no answer - the best span's
-    found: bool  # whether any window offered a span
 
     @property
     def best_span(self) -> Span | None:
         """Returns the best span that is not empty; None if there is none."""
         return next((span for span in self.n_best if span.text), None)
+
+    @property
+    def found(self) -> bool:
+        """Returns whether any window offered a span."""
+        return self.best_span is not None
 
 
 class _Candidates(NamedTuple):
@@ -213,10 +217,6 @@ def _predict(id: str, spans: list[Span], null: tuple[float, float] | None, confi
     odds = None
     if config.name == "squad2":
         odds = sum(null) - best.score if best and null else NO_SPAN_ODDS
-    answer = best
-    if (odds is not None and odds > config.null_threshold) or best is None:
-        answer = next((span for span in spans if not span.text), None)
-    if answer is None:
-        return SpanPrediction(id, "", 0, 0, 0.0, tuple(spans), odds, False)
-    where = answer.text, answer.start, answer.end, answer.probability
-    return SpanPrediction(id, *where, tuple(spans), odds, best is not None)
+    none = next((span for span in spans if not span.text), Span("", 0, 0, 0.0, 0.0, 0.0))
+    answer = none if best is None or (odds is not None and odds > config.null_threshold) else best
+    return SpanPrediction(id, answer.text, answer.start, answer.end, answer.probability, tuple(spans), odds)
