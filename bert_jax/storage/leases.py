@@ -33,9 +33,7 @@ _held: dict[str, "Lease"] = {}  # by the prefix that each protects
 class Lease:
     """A lease that this process holds, renewed by a thread until `release`. `take` makes it."""
 
-    def __init__(
-        self, url: str, on_loss: Callable[[str], object] | None = None, doing: Callable[[], str] = lambda: ""
-    ) -> None:
+    def __init__(self, url: str, on_loss: Callable[[str], object], doing: Callable[[], str]) -> None:
         self.url, self._on_loss, self._doing = url, on_loss, doing
         self._name = uuid.uuid4().hex
         self._renewals = 0
@@ -45,7 +43,7 @@ class Lease:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._keep_renewing, name="lease", daemon=True)
 
-    def take(self, say: Callable[[str], object]) -> str:
+    def take(self) -> str:
         """Returns "" once this process holds the lease, or a description of the live run that does.
 
         Waits while it is open whether the holder is alive: until it renews the lease, or the lease expires.
@@ -67,8 +65,12 @@ class Lease:
             if not first:
                 first, began, wait = found.token, _now(), _patience(other, found.age)
                 if wait > RENEW_SECONDS / 2:
-                    say(f"{self.url} is held by {_describe(other, found.age)}; waiting {wait:.0f} s at most to see "
-                        "whether it is renewed")  # fmt: skip
+                    held = f"{self.url} is held by {_describe(other, found.age)}"
+                    print(
+                        f"{held}; waiting {wait:.0f} s at most to see whether it is renewed",
+                        file=sys.stderr,
+                        flush=True,
+                    )
             if _now() - began >= wait:
                 self._token = stores.write_if(self.url, self._content(), found.token)
                 if self._token:
@@ -100,8 +102,7 @@ class Lease:
             with contextlib.suppress(InputError):  # of the network: `check` decides, before anything is written
                 self._renew()
             if self._lost and not self._ended.is_set():
-                if self._on_loss is not None:
-                    self._on_loss(self._lost)
+                self._on_loss(self._lost)
                 return
 
     def _renew(self) -> None:
@@ -132,8 +133,7 @@ class Lease:
 def lease(
     url: str,
     directory: str,
-    on_loss: Callable[[str], object] | None = None,
-    say: Callable[[str], object] | None = None,
+    on_loss: Callable[[str], object] = lambda line: None,
     doing: Callable[[], str] = lambda: "",
 ) -> Iterator[str]:
     """Yields "" while this process holds the lease at `url`, or a description of the run that holds it.
@@ -150,7 +150,7 @@ def lease(
             "of these, or a directory of this machine"
         )
     held = Lease(url, on_loss, doing)
-    holder = held.take(say or (lambda line: print(line, file=sys.stderr, flush=True)))
+    holder = held.take()
     if holder:
         yield holder
         return
@@ -196,7 +196,7 @@ def _began(pid: int) -> str:
 
 
 def _read(content: bytes) -> Holder:
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, RecursionError):
         about = json.loads(content)
         if isinstance(about, dict):
             return {"name": ""} | about

@@ -63,7 +63,7 @@ def test_a_lease_refuses_and_is_renewed(bucket, monkeypatch):
     place = to_place(f"{bucket}/leased")
     with leases.lease(f"{place}/{leases.LEASE}", str(place)) as holder:
         assert holder == ""
-        with leases.lease(f"{place}/{leases.LEASE}", str(place), say=lambda line: None) as second:
+        with leases.lease(f"{place}/{leases.LEASE}", str(place)) as second:
             assert f"process {os.getpid()} on" in second
         time.sleep(1)
         leases.check_held(f"{place}/x")
