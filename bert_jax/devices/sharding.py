@@ -107,7 +107,7 @@ def mesh_sizes(config: MeshConfig, num_devices: int) -> dict[str, int]:
     """
     config.validate()
     sizes = {"data": config.data, "fsdp": config.fsdp, "tensor": config.tensor}
-    known = int(np.prod([size for size in sizes.values() if size != -1]))
+    known = math.prod(size for size in sizes.values() if size != -1)
     if num_devices % known or (-1 not in sizes.values() and known != num_devices):
         raise InputError(
             f"mesh data x fsdp x tensor = {' x '.join(map(str, sizes.values()))} does not fit {num_devices} devices; "

@@ -65,6 +65,7 @@ def test_moments_lie_where_their_parameters_lie(params):
     ("sizes", "expected"),
     [
         ({"data": 3}, "does not fit 8 devices"),
+        (dict.fromkeys(("data", "fsdp", "tensor"), 2**22), "does not fit 8 devices"),  # 2**66, which wraps to 0
         ({"data": 2, "fsdp": 2, "tensor": 1}, "does not fit 8 devices"),
         ({"data": 0}, "use sizes of 1 or more"),
     ],
