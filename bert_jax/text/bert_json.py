@@ -28,7 +28,7 @@ def is_plain(backend: Any, path: Path) -> bool:
         added = {token["content"] for token in backend.get("added_tokens") or []}
     except (InputError, AttributeError, KeyError, TypeError):
         return False
-    return all(token in SPECIAL_TOKENS or re.fullmatch(r"\[unused\d+\]", token) for token in added)
+    return all(token in SPECIAL_TOKENS or re.fullmatch(r"\[unused\d+\]", str(token)) for token in added)
 
 
 def is_others(path: Path) -> bool:

@@ -75,8 +75,8 @@ class DescribedPieces:
         if isinstance(inputs, list) and inputs and "token_type_ids" not in inputs:
             second_type = 0
         specials = _special_tokens(self, settings, model)
-        kinds = set(_kinds([described.get(part) for part in ("normalizer", "pre_tokenizer", "decoder")]))
-        self._in_bytes = "ByteLevel" in kinds
+        parts = [described.get(part) for part in ("normalizer", "pre_tokenizer", "decoder")]
+        self._in_bytes = "ByteLevel" in _kinds(parts)
         self._prefix = model.get("continuing_subword_prefix") or ""
         self._blanks = self._in_bytes or any(token.startswith(BLANK) for token in self.vocab)
         blank = "" if self(" a") == self("a") else " "

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """A tokenizer in Hugging Face's files comes back as it was, and one that is not BERT's is refused."""
 
+import contextlib
 import json
 import shutil
 
 import pytest
 from described import write_described
+from hf_models import make_tokenizer
 
-from bert_jax.checkpoints.hf_tokenizer import load_hf_tokenizer, save_hf_tokenizer
+from bert_jax.checkpoints.hf_tokenizer import load_hf_tokenizer, make_backend, save_hf_tokenizer
 from bert_jax.errors import InputError
 from bert_jax.text.tokenizer import load_tokenizer
 
@@ -190,3 +192,17 @@ def test_the_relatives_come_back_as_they_were(tmp_path, kind):
     back, _ = load_hf_tokenizer(tmp_path / "back")
     assert back.fingerprint == found.fingerprint and back.template == found.template
     assert json.loads((tmp_path / "back" / "tokenizer_config.json").read_text())["model_max_length"] == 512
+
+
+@pytest.mark.parametrize("damaged", ["normalizer", "added_tokens"])
+def test_a_name_that_is_no_text_is_no_traceback(tmp_path, damaged):
+    backend = make_backend(make_tokenizer(131))
+    if damaged == "normalizer":  # the library reads it all the same
+        backend["normalizer"]["type"] = []
+    else:
+        backend["added_tokens"][0]["content"] = None
+    (tmp_path / "tokenizer.json").write_text(json.dumps(backend))
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "RobertaTokenizer"}')
+    refused = pytest.raises(InputError, match="tokenizers cannot read it")
+    with refused if damaged == "added_tokens" else contextlib.nullcontext():
+        load_hf_tokenizer(tmp_path)
