@@ -57,7 +57,7 @@ HOMES = {
     "fsspec": "storage.stores storage.ranges",
     "google_crc32c": "storage.files storage.stores",
     "safetensors": "checkpoints.hf_weights",
-    "huggingface_hub": "checkpoints.hf checkpoints.hub",
+    "huggingface_hub": "checkpoints.hub",
     "torch": "checkpoints.hf_weights",
     "tensorboardX": "training.report",
     "wandb": "training.boards",

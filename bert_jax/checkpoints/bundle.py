@@ -62,10 +62,6 @@ class Entry(NamedTuple):
         """Returns the dtype; None for strings and other types that are not supported."""
         return _DTYPES.get(self.kind)
 
-    @property
-    def is_readable(self) -> bool:
-        return self.dtype is not None and not self.num_slices
-
 
 class Index(NamedTuple):
     """The content of an index file."""
@@ -250,9 +246,8 @@ def _parse_entry(value: bytes) -> Entry:
 
 def _problem(entry: Entry, num_shards: int) -> str:
     """Returns the inconsistency of an entry, or ""."""
-    if not entry.is_readable:
+    if entry.dtype is None or entry.num_slices:  # it cannot be read
         return ""
-    assert entry.dtype is not None
     if entry.shard >= num_shards:
         return f"is in data file {entry.shard} of {num_shards}"
     if entry.size != math.prod(entry.shape) * entry.dtype.itemsize:

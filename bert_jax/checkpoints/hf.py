@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hugging Face's model directories, read and written without transformers. The only home of huggingface_hub.
+"""Hugging Face's model directories, read and written without transformers.
 
 A directory has config.json, tensors (`hf_weights`) and a tokenizer (`hf_tokenizer`).
 Source: transformers' configuration_bert.py and modeling_bert.py for what the options mean.
@@ -15,6 +15,7 @@ from bert_jax.checkpoints.families import FAMILIES, NAMES_OF_ACTIVATIONS, check_
 from bert_jax.checkpoints.hf_extras import EXTRAS, check_prefix, check_whole, find_extras
 from bert_jax.checkpoints.hf_tokenizer import load_hf_tokenizer, save_hf_tokenizer
 from bert_jax.checkpoints.hf_weights import INDEX, PICKLE, WEIGHTS, import_torch, open_weights, write_weights
+from bert_jax.checkpoints.hub import import_hub
 from bert_jax.checkpoints.names import Arrays, Imported, check_vocabulary, find_not_finite, from_params, to_params
 from bert_jax.checkpoints.sentence_transformers import read_pipeline
 from bert_jax.errors import InputError, shown
@@ -63,9 +64,7 @@ def load_hf(directory: Path) -> Imported:
     if not where.exists():
         raise InputError(f"{directory} has no config.json, which says what its tensors mean; copy it as well")
     files.check_fetched(directory)
-    settings = files.read_json(where)
-    if not isinstance(settings, dict):
-        raise InputError(f"{where} is not a JSON object, so it describes no model; copy it again")
+    settings = files.read_object(where)
     config = model_config(settings, where)
     tokenizer, notes = load_hf_tokenizer(directory)
     check_vocabulary(tokenizer, config.vocab_size, where)
@@ -263,12 +262,7 @@ def fetch(url: str) -> Path:
     Raises: InputError if huggingface_hub is not installed, or if it cannot get the files.
     """
     name, _, revision = url.removeprefix("hf://").partition("@")
-    try:
-        import huggingface_hub
-    except ImportError:
-        raise InputError(
-            f"{url} needs huggingface_hub; pip install 'bert_jax[hub]', or download it and give the directory"
-        ) from None
+    huggingface_hub = import_hub(url)
 
     def download(*more: str) -> Path:
         return Path(huggingface_hub.snapshot_download(name, revision=revision or None, allow_patterns=[*_FILES, *more]))

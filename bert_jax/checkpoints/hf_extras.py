@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from bert_jax.errors import InputError, shown
-from bert_jax.storage.files import JsonObject, read_json
+from bert_jax.storage.files import read_object
 
 MODULES, ADAPTER = "modules.json", "adapter_config.json"
 EXTRAS = [MODULES, "*sentence*.json", "[1-9]_*/*", ADAPTER]  # of the hub
@@ -56,9 +56,3 @@ def find_extras(directory: Path) -> list[str]:
     """Returns lines about what is not computed here: an adapter."""
     note = f"{directory / ADAPTER}: an adapter of PEFT lies beside the model, and is not applied"
     return [note] if (directory / ADAPTER).exists() else []
-
-
-def read_object(path: Path) -> JsonObject:
-    """Returns the object in a JSON file, {} if there is none."""
-    content = read_json(path) if path.exists() else {}
-    return content if isinstance(content, dict) else {}

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bert_jax.errors import InputError, shown
-from bert_jax.storage.files import JsonObject, read_json
+from bert_jax.storage.files import JsonObject, read_json, read_object
 from bert_jax.storage.writing import write_json
 from bert_jax.text.bert_json import (
     FILE,
@@ -45,7 +45,7 @@ def load_hf_tokenizer(directory: Path) -> tuple[Tokenizer, list[str]]:
 
     One that is not BERT's WordPiece is what its tokenizer.json says. Raises: InputError if it has none.
     """
-    settings, backend = (_read_object(directory / name) for name in (_SETTINGS, _BACKEND))
+    settings, backend = (read_object(directory / name) for name in (_SETTINGS, _BACKEND))
     try:
         _check_settings(settings, directory / _SETTINGS)
         if (directory / "spiece.model").exists():
@@ -160,14 +160,6 @@ def make_backend(tokenizer: Tokenizer) -> JsonObject:
     }
 
 
-def _read_object(path: Path) -> JsonObject:
-    """Returns the object in a JSON file, {} if there is no file."""
-    content = read_json(path) if path.exists() else {}
-    if not isinstance(content, dict):
-        raise InputError(f"{path} is not a JSON object, so it describes no tokenizer; copy it again")
-    return content
-
-
 def _disagree(settings: JsonObject, backend: JsonObject) -> bool:
     """Returns whether a tokenizer of a BERT's class has options of which tokenizer.json says otherwise."""
     if settings.get("tokenizer_class") in (None, "", *_GENERAL):
@@ -211,7 +203,7 @@ def _check_added_tokens(directory: Path, settings: JsonObject, backend: JsonObje
     vocab = tokenizer.vocab
     decoder = settings.get("added_tokens_decoder") or {}
     try:
-        pairs = [*_read_object(directory / "added_tokens.json").items()]
+        pairs = [*read_object(directory / "added_tokens.json").items()]
         pairs += [(token["content"], token["id"]) for token in backend.get("added_tokens") or []]
         pairs += [(token["content"], index) for index, token in decoder.items()]
         ids = {str(token): int(index) for token, index in pairs}

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Uploads of models to the Hugging Face hub: hf://ORG/NAME, or one of its revisions."""
+"""The Hugging Face hub: hf://ORG/NAME, or one of its revisions. The only home of huggingface_hub."""
 
 import re
 from pathlib import Path
+from typing import Any
 
 from bert_jax.errors import InputError, one_line
 
@@ -22,16 +23,22 @@ def parse_url(url: str, revision: str = "") -> tuple[str, str]:
     return name, inside or revision
 
 
+def import_hub(url: str) -> Any:
+    """Returns huggingface_hub. Raises: InputError if it is not installed."""
+    try:
+        import huggingface_hub.errors
+    except ImportError:
+        raise InputError(f"{url} needs huggingface_hub; pip install 'bert_jax[hub]', or give a directory") from None
+    return huggingface_hub
+
+
 def check_upload(url: str, revision: str) -> None:
     """Checks what can be known before a model is converted.
 
     Raises: InputError if the URL names no repository, huggingface_hub is not installed, or there is no token.
     """
     parse_url(url, revision)
-    try:
-        import huggingface_hub
-    except ImportError:
-        raise InputError(f"{url} needs huggingface_hub; pip install 'bert_jax[hub]', or give a directory") from None
+    huggingface_hub = import_hub(url)
     if not huggingface_hub.get_token():
         raise InputError(
             f"{url} needs a token that may write; make one at {huggingface_hub.HfApi().endpoint}/settings/tokens and "
@@ -48,9 +55,7 @@ def upload_model(directory: Path, url: str, revision: str, message: str, private
     """
     check_upload(url, revision)
     name, revision = parse_url(url, revision)
-    import huggingface_hub
-    from huggingface_hub import errors
-
+    huggingface_hub = import_hub(url)
     api = huggingface_hub.HfApi(library_name="bert_jax")
     try:
         api.create_repo(name, private=private, exist_ok=True)
@@ -61,7 +66,7 @@ def upload_model(directory: Path, url: str, revision: str, message: str, private
                 repo_id=name, folder_path=directory, revision=revision or None, commit_message=message
             ).commit_url
         )
-    except errors.HfHubHTTPError as error:
+    except huggingface_hub.errors.HfHubHTTPError as error:
         raise _refused(url, error) from None
     except Exception as error:  # noqa: BLE001 - errors of the network have no type in common over its versions
         reason = one_line(error)[:200]

@@ -300,9 +300,5 @@ def _abstract(where: Place, config: ModelConfig, task: str, arrays: ArrayTable) 
     every |= {name: jax.ShapeDtypeStruct(tuple(shape), dtype) for name, (dtype, shape) in unknown.items()}
     abstract = unflatten({name: leaf for name, leaf in every.items() if part_of(name) in parts})
     check_arrays(where, arrays, describe(abstract))
-    return _on_one_device(abstract)
-
-
-def _on_one_device(abstract: Params) -> Params:
     sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), abstract)

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bert_jax.checkpoints.hf_extras import MODULES, read_object
+from bert_jax.checkpoints.hf_extras import MODULES
 from bert_jax.checkpoints.hf_weights import WEIGHTS, read_tensors, write_weights
 from bert_jax.errors import InputError, shown
 from bert_jax.model.objective import Params
 from bert_jax.settings.finetuning import EmbeddingConfig, TaskConfig
 from bert_jax.settings.model import ModelConfig
-from bert_jax.storage.files import JsonObject, read_json
+from bert_jax.storage.files import JsonObject, read_json, read_object
 from bert_jax.storage.writing import write_json
 
 _ABOUT, _LENGTH = "config_sentence_transformers.json", "sentence_bert_config.json"

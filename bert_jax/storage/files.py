@@ -180,6 +180,14 @@ def read_json(path: AnyPath) -> Any:
         raise InputError(f"{path} is not valid JSON ({error}); it is damaged or another kind of file") from None
 
 
+def read_object(path: Path) -> JsonObject:
+    """Returns the object in a JSON file, {} if there is no file. Raises: InputError if it holds something else."""
+    content = read_json(path) if path.exists() else {}
+    if not isinstance(content, dict):
+        raise InputError(f"{path} is not a JSON object; copy it again")
+    return content
+
+
 def sha256_file(path: str | os.PathLike) -> str:
     """Returns the hexadecimal sha256 of a file."""
     with open(path, "rb") as stream:
