@@ -24,7 +24,7 @@ from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.tasks import scores
 from bert_jax.tasks.base import CUT, Row, Rows, Task, choose_metric
 from bert_jax.tasks.labels import as_number, check_labelled
-from bert_jax.tasks.readers import Examples, Record, Table, find_split_file, first_row, is_tsv, read_table
+from bert_jax.tasks.readers import Examples, Record, Table, find_column, find_split_file, first_row, is_tsv, read_table
 from bert_jax.tasks.texts import check_length, id_of, labelled, softmax, write_split
 from bert_jax.text.fitting import join_texts
 from bert_jax.text.tokenizer import Tokenizer
@@ -33,7 +33,7 @@ _CONTEXTS = ("context", "sent1", "premise", "question", "prompt", "ctx", "startp
 _CHOICES = ("choices", "endings", "options", "answers")
 _LABELS = ("label", "answer", "gold")
 _IDS = ("id", "idx", "index")
-_ENDING = re.compile(r"(ending|choice|option|answer)_?\d{1,18}")
+_ENDING = re.compile(r"(ending|choice|option|answer)_?\d{1,18}", re.IGNORECASE)
 
 
 class ChoiceExample(NamedTuple):
@@ -52,6 +52,7 @@ class Columns(NamedTuple):
     context: str
     question: str  # goes on after the context
     choices: str  # a list of them
+    start: str  # of each ending
     endings: tuple[str, ...]  # or a column for each
     label: str
 
@@ -94,10 +95,10 @@ def _read(config: TaskConfig, source: str, split: str) -> list[ChoiceExample]:
     table = _table(place)
     if not table.records:
         raise InputError(f"{place} holds no example; give data, a row or object for each")
-    context, question, choices, endings, label = _columns(config, table.records[0])
+    columns = _columns(config, table.records[0])
     return Examples(
         (_example(config, record, number, split != "test") for number, record in enumerate(table.records)),
-        columns=(context, question, choices, *endings, label),
+        columns=(columns.context, columns.question, columns.choices, *columns.endings, columns.label),
     )
 
 
@@ -113,13 +114,15 @@ def _table(place: str) -> Table:
 
 def _columns(config: TaskConfig, record: Mapping[str, object]) -> Columns:
     """Returns the columns of a record: those of the settings, or else the first usual names that it has."""
-    context = config.text_column or next((key for key in _CONTEXTS if key in record), "")
-    has_question = not config.text_column and context != "question" and isinstance(record.get("question"), str)
-    choices = config.second_text_column or next((key for key in _CHOICES if key in record), "")
+    keys = [key for key in record if isinstance(key, str)]
+    context, question = config.text_column or find_column(_CONTEXTS, keys), find_column(("question",), keys)
+    has_question = not config.text_column and question != context and isinstance(record.get(question), str)
+    choices = config.second_text_column or find_column(_CHOICES, keys)
     # Numbers are of no fixed width, and their order in the file is not always theirs.
-    endings = sorted((key for key in record if _ENDING.fullmatch(key)), key=lambda key: int(re.sub(r"\D", "", key)))
-    label = config.label_column or next((key for key in _LABELS if key in record), "")
-    return Columns(context, "question" if has_question else "", choices, () if choices else tuple(endings), label)
+    endings = sorted(filter(_ENDING.fullmatch, keys), key=lambda key: int(re.sub(r"\D", "", key)))
+    label = config.label_column or find_column(_LABELS, keys)
+    start = "" if choices else find_column(("sent2",), keys)
+    return Columns(context, question if has_question else "", choices, start, () if choices else tuple(endings), label)
 
 
 def _example(
@@ -138,7 +141,7 @@ def _example(
         if isinstance(choices, Mapping) and isinstance(choices.get("text"), list):
             choices = choices["text"]
     else:
-        choices, start = [record[key] for key in columns.endings], record.get("sent2") or ""
+        choices, start = [record[key] for key in columns.endings], record.get(columns.start) or ""
         while choices and choices[-1] in ("", None):  # a table has as many columns as the longest row
             choices.pop()
     if not isinstance(choices, list) or not all(isinstance(each, str) for each in (*choices, start)):
@@ -149,7 +152,7 @@ def _example(
     label = _label(record.get(columns.label), len(choices), where)
     if label is None and labelled:
         raise _missing(where, columns.label or "label", "the number of the right choice, from 0", record)
-    found = next((record[key] for key in _IDS if key in record), None)
+    found = record.get(find_column(_IDS, [key for key in record if isinstance(key, str)]))
     return ChoiceExample(context, choices, label, id_of(found, number), where)
 
 

@@ -26,7 +26,7 @@ from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.storage.places import Place
 from bert_jax.tasks.base import CUT_WORDS, Row, Rows, Task, choose_metric, split_names
 from bert_jax.tasks.columnar import Record, classes_in, is_tfds
-from bert_jax.tasks.readers import find_split_file, read_table
+from bert_jax.tasks.readers import find_column, find_split_file, plain_name, read_table
 from bert_jax.tasks.tagging import (
     OUTSIDE,
     Entity,
@@ -147,8 +147,7 @@ def _read(config: TaskConfig, source: str, split: str) -> list[NerExample]:
     place = find_split_file(source, split)
     if not place:
         return []
-    name = place.lower().removesuffix(".gz").removesuffix(".zst")
-    if is_tfds(place) or name.endswith((".json", ".jsonl", ".ndjson", ".parquet")):
+    if is_tfds(place) or plain_name(place).endswith((".json", ".jsonl", ".ndjson", ".parquet")):
         found = _read_records(config, place)
     else:
         found = _read_columns(config, place)
@@ -187,8 +186,8 @@ def _read_records(config: TaskConfig, place: str) -> list[NerExample]:
     classes = classes_in(place)
     examples = []
     for record in read_table(place).records:
-        words_key = config.text_column or next((key for key in _WORDS if key in record), _WORDS[0])
-        tags_key = config.label_column or next((key for key in _TAGS if key in record), _TAGS[0])
+        words_key = config.text_column or find_column(_WORDS, list(record)) or _WORDS[0]
+        tags_key = config.label_column or find_column(_TAGS, list(record)) or _TAGS[0]
         words, tags = _strings(record, words_key), None
         if record.get(tags_key) is not None:
             values = named_class(record[tags_key], classes.get(tags_key))

@@ -152,7 +152,7 @@ def _find_file(directory: str, split: str, names: Mapping[str, Sequence[str]]) -
 
 def _named(paths: Sequence[str], stems: Sequence[str]) -> list[str]:
     """Returns the files named like one of `stems`; if no file is, those that end with such a word."""
-    known = [path for path in paths if _plain_name(path).endswith(_SUFFIXES)]
+    known = [path for path in paths if plain_name(path).endswith(_SUFFIXES)]
     for before in ("", r"(.*[^a-z])?"):
         for stem in stems:
             if found := [path for path in known if re.fullmatch(before + re.escape(stem), _stem(path))]:
@@ -160,13 +160,14 @@ def _named(paths: Sequence[str], stems: Sequence[str]) -> list[str]:
     return []
 
 
-def _plain_name(path: str) -> str:
+def plain_name(path: str) -> str:
+    """Returns the name of a file in small letters, without what says that it is compressed."""
     name = path.rpartition("/")[2].lower()
     return name.removesuffix(".gz").removesuffix(".zst")
 
 
 def _stem(path: str) -> str:
-    return _PART.sub("", _plain_name(path).rpartition(".")[0])
+    return _PART.sub("", plain_name(path).rpartition(".")[0])
 
 
 # Reading
@@ -186,7 +187,7 @@ def read_table(place: str, columns: Sequence[str] = (), lenient: bool = False, j
     if is_tfds(place) or is_parquet(place):
         records = list(read_tfds(*parted(place))) if is_tfds(place) else read_parquet(place)
         return Table(tuple(records[0]) if records else (), records)
-    name = _plain_name(place)
+    name = plain_name(place)
     if name.endswith((".jsonl", ".ndjson")):
         return _json_table(read_json_lines(place))
     if name.endswith(".json"):
@@ -196,7 +197,7 @@ def read_table(place: str, columns: Sequence[str] = (), lenient: bool = False, j
 
 def is_tsv(place: str) -> bool:
     """Returns whether `read_table` takes a place for a tab-separated file."""
-    return not is_tfds(place) and not _plain_name(place).endswith((".csv", ".jsonl", ".ndjson", ".json", ".parquet"))
+    return not is_tfds(place) and not plain_name(place).endswith((".csv", ".jsonl", ".ndjson", ".json", ".parquet"))
 
 
 def read_wide_tsv(place: str, columns: Sequence[str], lenient: bool = False) -> Table:

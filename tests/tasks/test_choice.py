@@ -52,6 +52,8 @@ def test_json_has_any_number_of_choices(tmp_path):
         text_column="q", second_text_column="c", label_column="l",
     )  # fmt: skip
     assert own[:3] == ("a", ("b", "c"), 0)
+    (large,) = read(tmp_path, "c.csv", "Sent1,Sent2,Ending0,Ending1,Label,ID\na,x,b,c,1,7\n")
+    assert large[:4] == ("a", ("x b", "x c"), 1, 7)
 
 
 def test_copa_asks_for_the_cause_or_the_effect(tmp_path):

@@ -218,6 +218,8 @@ def test_files_without_sentences_or_tags(tmp_path):
 def test_json_lines(tmp_path):
     path = write(tmp_path / "a.jsonl", '{"tokens": ["a", "b"], "ner_tags": ["O", "B-X"]}\n')
     assert task().read(path, "train") == [NerExample(["a", "b"], ["O", "B-X"], 0, f"{path}:1")]
+    large = write(tmp_path / "b.jsonl", '{"Words": ["a"], "Tags": ["B-X"]}\n')
+    assert task().read(large, "train")[0][:2] == (["a"], ["B-X"])
     for line in (
         '{"tokens": "a"}',
         '{"tokens": ["a", "b"], "tags": ["X", "B-X"]}',

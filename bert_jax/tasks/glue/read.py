@@ -28,6 +28,7 @@ from bert_jax.tasks.readers import (
     first_row,
     is_tsv,
     listed_columns,
+    plain_name,
     read_table,
     read_wide_tsv,
 )
@@ -116,19 +117,15 @@ def read_split(name: str, source: str, split: str) -> list[ClassifyExample]:
     place = find_split_file(source, split, names)
     if not place and split == "dev_mismatched":
         place = find_split_file(source, "dev_matched", names)
-        place = place if _is_json(place) else ""
+        place = place if plain_name(place).endswith(".json") else ""
     if not place and split == "test_ax":
         place = _find_diagnostic(source)
     if not place:
         return []
     examples = read_place(name, place, _JSON_KEYS.get(split, ()), split == "train" or split.startswith("dev"))
-    if not examples and not _is_json(place):
+    if not examples and not plain_name(place).endswith(".json"):
         raise InputError(f"{place} holds no example; copy it again from GLUE's zip")
     return examples
-
-
-def _is_json(place: str) -> bool:
-    return place.lower().removesuffix(".gz").removesuffix(".zst").endswith(".json")
 
 
 def _own_folder(name: str, source: str) -> str:
@@ -159,7 +156,9 @@ def read_place(name: str, place: str, json_keys: Sequence[str], labelled: bool) 
     are to be predicted, a submission would lack them, so there they are an error.
     """
     glue = TASKS[name]
-    table = read_table(place, json_keys=json_keys) if _is_json(place) else _table(name, place, labelled)
+    table = (
+        read_table(place, json_keys=json_keys) if plain_name(place).endswith(".json") else _table(name, place, labelled)
+    )
     classes = classes_in(place)
     texts = next((list(names) for names in glue.texts if set(names) <= set(table.columns)), [])
     label = next((column for column in glue.label if column in table.columns), "")
