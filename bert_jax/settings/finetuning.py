@@ -26,7 +26,7 @@ from bert_jax.settings.rules import (
     check_numbers,
     check_positive,
     check_rates,
-    check_types,
+    check_sections,
     nearest_multiples,
     numbers_above_0,
     setting,
@@ -271,10 +271,7 @@ class FinetuneConfig:
 
     def validate(self) -> None:
         """Raises: InputError at the first setting that breaks a rule."""
-        check_types(self)
-        sections = (self.task, self.model, self.data, self.optimizer, self.train, self.eval)
-        for section in (*sections, self.mesh, self.checkpoint, self.report, self.sweep, self.teacher):
-            section.validate()
+        check_sections(self)
         for name in ("class_weights", "label_smoothing"):
             # they change nothing elsewhere
             others = "stsb regression multilabel squad1 squad2 choice ner embeddings".split()

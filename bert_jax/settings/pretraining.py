@@ -19,7 +19,7 @@ from bert_jax.settings.rules import (
     check_numbers,
     check_positive,
     check_rates,
-    check_types,
+    check_sections,
     nearest_multiples,
     numbers_above_0,
     setting,
@@ -352,10 +352,7 @@ class PretrainConfig:
 
     def validate(self) -> None:
         """Raises: InputError at the first setting that breaks a rule."""
-        check_types(self)
-        sections = (self.model, self.data, self.masking, self.optimizer, self.train, self.phase2, self.eval)
-        for section in (*sections, self.mesh, self.checkpoint, self.report, self.teacher):
-            section.validate()
+        check_sections(self)
         if self.model.causal and self.train.next_sentence:
             raise InputError(
                 "model.causal with train.next_sentence: the [CLS] of a left-to-right model sees only itself, so it "

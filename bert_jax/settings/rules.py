@@ -95,9 +95,12 @@ def from_dict(kind: type[Config], values: object, where: str = "config") -> Conf
     return kind(**arguments)
 
 
-def check_types(config: Section) -> None:
-    """Raises: InputError if a setting has another type than its field, which Python lets pass."""
-    from_dict(type(config), to_dict(config))
+def check_sections(config: Section) -> None:
+    """Raises: InputError if a setting has another type than its field, or breaks a rule of its section."""
+    from_dict(type(config), to_dict(config))  # Python lets other types pass
+    for item in dataclasses.fields(config):
+        if dataclasses.is_dataclass(section := getattr(config, item.name)):
+            section.validate()  # type: ignore[attr-defined]
 
 
 # Settings of earlier versions, with the values that had no effect on results; None is any value.
