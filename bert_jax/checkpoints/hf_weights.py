@@ -5,7 +5,6 @@ Shards are model-00001-of-00002.safetensors and so on, and model.safetensors.ind
 """
 
 import contextlib
-import functools
 import importlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -33,7 +32,6 @@ def open_weights(
 
     `family` and `kind`, the class of the model if known, say which tensors repeat others; those are left out.
     """
-    without_ties = functools.partial(_without_ties, family, kind)
     whole, index = directory / WEIGHTS, directory / INDEX
     strays = sorted(path.name for path in directory.glob("model-*-of-*.safetensors"))
     if whole.exists() and (index.exists() or strays):
@@ -44,21 +42,16 @@ def open_weights(
     if strays and not index.exists():
         raise InputError(f"{directory} has shards such as {strays[0]} and no {INDEX} that lists them; copy it as well")
     with contextlib.ExitStack() as stack:
-        if index.exists():
-            name, files = index, _open_shards(directory, stack)
-        elif whole.exists():
-            name, files = whole, {whole: _open(whole, stack)}
+        if index.exists() or whole.exists():
+            files = _open_shards(directory, stack) if index.exists() else {whole: _open(whole, stack)}
+            name = index if index.exists() else whole
+            homes = {tensor: stream for stream in files.values() for tensor in stream.keys()}
+            shapes = {tensor: tuple(stream.get_slice(tensor).get_shape()) for tensor, stream in homes.items()}
+            read: Callable[[str], np.ndarray] = lambda tensor: _read(homes[tensor], tensor, name)  # noqa: E731
         else:
             name, arrays = _load_pickles(directory)
-            yield (
-                name,
-                *without_ties({key: tuple(array.shape) for key, array in arrays.items()}, arrays.__getitem__, name),
-            )
-            return
-        homes = {tensor: stream for stream in files.values() for tensor in stream.keys()}
-        shapes = {tensor: tuple(stream.get_slice(tensor).get_shape()) for tensor, stream in homes.items()}
-
-        yield name, *without_ties(shapes, lambda tensor: _read(homes[tensor], tensor, name), name)
+            shapes, read = {key: tuple(array.shape) for key, array in arrays.items()}, arrays.__getitem__
+        yield name, *_without_ties(family, kind, shapes, read, name)
 
 
 def read_tensors(directory: Path) -> Arrays:

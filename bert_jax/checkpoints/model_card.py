@@ -5,6 +5,7 @@
 text of them and reads nothing. What no record tells is left to the user, the licence first of all.
 """
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,8 +28,6 @@ _SCORES = {  # of a held-out evaluation -> how the card names it
 }
 _MOST_NAMES = 20  # of inputs that a card lists
 _PERCENT = ("mlm_accuracy", "nsp_accuracy")
-
-
 _TOKENS = (  # where tokenizer.json has no way to say what Google's code does
     "those of training, but for upper-case Greek that ends in sigma, which uncased models see as another letter there, "
     "and for characters of private use, such as bullets of PDFs, which are dropped there"
@@ -88,18 +87,12 @@ def _read(path: str) -> JsonObject:
 def _evaluation(path: str, step: int | None) -> dict[str, float]:
     """Returns the last evaluation until a step, of all steps if it is None; {} if there is none."""
     found: dict[str, float] = {}
-    try:
-        lines = Path(local_copy(path)).read_text(encoding="utf-8", errors="replace").splitlines()
-    except (OSError, InputError):
-        return {}
-    for line in lines:
-        try:
-            record = json.loads(line)
-            fits = record["kind"] == "eval" and (step is None or record["step"] <= step)
-        except (ValueError, TypeError, KeyError):
-            continue
-        if fits:
-            found = {name: value for name, value in record.items() if name not in ("kind", "time", "phase")}
+    with contextlib.suppress(OSError, InputError):
+        for line in Path(local_copy(path)).read_text(encoding="utf-8", errors="replace").splitlines():
+            with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
+                record = json.loads(line)
+                if record["kind"] == "eval" and (step is None or record["step"] <= step):
+                    found = {name: value for name, value in record.items() if name not in ("kind", "time", "phase")}
     return found
 
 

@@ -106,11 +106,8 @@ class _Failed(Exception):
 
 def _status(error: Exception) -> int | None:
     """Returns the HTTP status that an error of a file system stands for."""
-    for name in ("status", "code"):
-        value = getattr(error, name, None)
-        if isinstance(value, int):
-            return value
-    return None
+    values = (getattr(error, name, None) for name in ("status", "code"))
+    return next((value for value in values if isinstance(value, int)), None)
 
 
 def _describe(error: Exception) -> str:
