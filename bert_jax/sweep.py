@@ -141,7 +141,6 @@ def _finished(workdir: Place, config: FinetuneConfig) -> FinetuneResult | None:
 
 
 def _train(workdir: Place, config: FinetuneConfig, devices: Devices | None, own: Own) -> FinetuneResult:
-    """Trains the run and returns its result."""
     try:
         return finetune(config, workdir, devices, task=own.task, head=own.head)
     except DivergedError as error:
@@ -150,7 +149,6 @@ def _train(workdir: Place, config: FinetuneConfig, devices: Devices | None, own:
 
 
 def _delete_states(workdir: Place) -> None:
-    """Deletes the training states of a run that has finished."""
     if not this_job().is_first:
         return
     if isinstance(workdir, RemotePath):

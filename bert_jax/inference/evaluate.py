@@ -70,7 +70,6 @@ def evaluate_pretrained(
 
 
 def _evaluate(bert: Pretrained, dataset: Dataset, split: str, mesh: Mesh | None) -> dict:
-    """Returns the result of `evaluate_pretrained` on an open data set."""
     rows = _rows_of(dataset, split)
     check_fits(bert, dataset)
     mesh = mesh or make_mesh(MeshConfig())

@@ -118,7 +118,7 @@ def sentence_embeddings(
     embeddings = np.zeros((len(texts), size), np.float32)
     rows, cut = _rows(bert, texts, max_seq_length, long_texts)
     tell_cut(sum(cut), max_seq_length)
-    for bins, batch in _batches(rows, _layouts(bert.config, rows, "auto")):
+    for bins, batch in _batches(rows, inference_layouts(bert.config, sizes_of(rows), _ROWS_AT_ONCE, "auto")):
         if settings is not None:
             pooled = np.asarray(_embedded(bert.config, settings, bert.prepared, batch))
         else:
@@ -157,25 +157,21 @@ def _rows(
     return rows, [each.was_cut for each in fitted]
 
 
-def _layouts(model: ModelConfig, rows: Sequence[Row], pack: str) -> list[Layout]:
-    """Returns the batches of texts, of few shapes; `pack` is as in `Limits`."""
-    return inference_layouts(model, sizes_of(rows), _ROWS_AT_ONCE, pack)
-
-
 def _stretches(model: ModelConfig, rows: Sequence[Row]) -> Iterator[tuple[Sequence[Row], list[Layout]]]:
     """Yields the texts part by part, in their order, each part with its batches.
 
     Packed rows have one length in all parts, and a part has as many tokens as fill some whole batches.
     """
-    first = next(iter(_layouts(model, rows, "auto")), None)
+    sizes = sizes_of(rows)
+    first = next(iter(inference_layouts(model, sizes, _ROWS_AT_ONCE, "auto")), None)
     if first is None:
         return
     if first.num_places == 1:  # packing does not pay
         for start in range(0, len(rows), _ROWS_AT_ONCE):
             part = rows[start : start + _ROWS_AT_ONCE]
-            yield part, _layouts(model, part, "off")
+            yield part, inference_layouts(model, sizes_of(part), _ROWS_AT_ONCE, "off")
         return
-    sizes, positions = sizes_of(rows), first.length * first.num_rows
+    positions = first.length * first.num_rows
     most = int(_FILL * positions * max(1, round(_TOKENS_AT_ONCE / positions)))
     parts = np.cumsum(sizes.tokens) // most
     for numbers in np.split(np.arange(len(rows)), np.flatnonzero(np.diff(parts)) + 1):

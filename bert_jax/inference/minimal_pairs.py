@@ -7,13 +7,13 @@ Source: Warstadt et al. 2020 (BLiMP); Huebner et al. 2021 (Zorro).
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from bert_jax.errors import InputError
 from bert_jax.tasks.json_values import parse_json
-from bert_jax.tasks.readers import read_lines
+from bert_jax.tasks.readers import read_lines, read_table
 
 _Z = 1.959963984540054  # of the normal distribution, for 95 %
 INTERVALS = "95 %: of a paradigm Wilson's; of a mean of paradigms Wilson's of each put together (MOVER)"
@@ -240,34 +240,30 @@ def read_baselines(path: str) -> dict[str, dict[str, float]]:
 
     Raises: InputError if it is not such a table.
     """
-    lines = [(where, line.split("\t")) for where, line in _read_lines(Path(path)) if line.strip()]
-    if len(lines) < 2 or len(lines[0][1]) < 2:
+    table = read_table(path)
+    columns = table.columns
+    if len(columns) < 2 or not table.records:
         raise InputError(f"{path} is not a table of baselines; write a header, then a paradigm and accuracies a line")
-    header = lines[0][1]
-    first = 1 if _is_number(lines[1][1][1] if len(lines[1][1]) > 1 else "") else 2
-    names = [name.removesuffix("_accuracy") for name in header[first:]]
+    names = columns[1 if _is_number(table.records[0][columns[1]]) else 2 :]
     if not names:
-        raise InputError(
-            f"{lines[0][0]} names no model; write paradigm, perhaps phenomenon, and a column for each model"
-        )
+        raise InputError(f"{path}:1 names no model; write paradigm, perhaps phenomenon, and a column for each model")
     baselines = {}
-    for where, columns in lines[1:]:
-        if len(columns) != len(header):
-            raise InputError(f"{where} has {len(columns)} columns and the header {len(header)}; write as many")
-        for value in columns[first:]:
-            if not _is_number(value) or not 0 <= float(value) <= 1:
+    for record in table.records:
+        for name in names:
+            if not _is_number(record[name]) or not 0 <= float(record[name]) <= 1:
                 raise InputError(
-                    f"{where}: {value!r:.40} is not an accuracy from 0 to 1; write it as a share, such as 0.83"
+                    f"{record.where}: {record[name]!r:.40} is not an accuracy from 0 to 1; write it as a share, such "
+                    "as 0.83"
                 )
-        if columns[0] != _OVERALL:
-            baselines[columns[0]] = dict(zip(names, map(float, columns[first:]), strict=True))
+        if record[columns[0]] != _OVERALL:
+            baselines[record[columns[0]]] = {name.removesuffix("_accuracy"): float(record[name]) for name in names}
     return baselines
 
 
-def _is_number(text: str) -> bool:
+def _is_number(value: Any) -> bool:
     try:
-        return math.isfinite(float(text))
-    except ValueError:
+        return math.isfinite(float(value))
+    except (TypeError, ValueError):
         return False
 
 

@@ -88,7 +88,6 @@ def choice_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
 
 
 def _read(config: TaskConfig, source: str, split: str) -> list[ChoiceExample]:
-    """Returns the examples of a split; [] if it is not there. Raises: InputError with file and line."""
     place = find_split_file(source, split)
     if not place:
         return []
@@ -128,7 +127,6 @@ def _columns(config: TaskConfig, record: Mapping[str, object]) -> Columns:
 def _example(
     config: TaskConfig, record: Mapping[str, object], number: int, labelled: bool, where: str = ""
 ) -> ChoiceExample:
-    """Returns the example of a record. Raises: InputError if it is not one."""
     where = record.where if isinstance(record, Record) else where
     columns = _columns(config, record)
     context = record.get(columns.context)

@@ -199,7 +199,6 @@ def choose_shape(sizes: Sizes, batch_size: int, model: ModelConfig, multiple: in
 
 
 def _sample(sizes: Sizes, batch_size: int) -> list[Sizes]:
-    """Returns the sizes of some random batches."""
     count = max(1, min(_SAMPLED_BATCHES, _SAMPLED_ROWS // batch_size))
     found: list[Sizes] = []
     epoch = 0

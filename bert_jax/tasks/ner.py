@@ -143,7 +143,6 @@ def find_labels(examples: Sequence[NerExample]) -> tuple[str, ...]:
 
 
 def _read(config: TaskConfig, source: str, split: str) -> list[NerExample]:
-    """Returns the sentences of a split; [] if it is not there. Raises: InputError with file and line."""
     place = find_split_file(source, split)
     if not place:
         return []

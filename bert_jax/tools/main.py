@@ -105,7 +105,6 @@ def help_text() -> str:
 
 
 def _unknown(name: str) -> str:
-    """Returns the error line for a command that does not exist."""
     if name.startswith("-"):
         return f"{name} stands before the command; write bert_jax COMMAND {name}, and see bert_jax --help"
     close = difflib.get_close_matches(name.replace("-", "_").removesuffix(".py"), NAMES, n=1)

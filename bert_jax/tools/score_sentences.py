@@ -128,7 +128,6 @@ def _score_lines() -> None:
 
 
 def _report_progress() -> Callable[[int, int], None]:
-    """Returns a function that prints progress from time to time."""
     started = last = time.monotonic()
 
     def report(done: int, total: int) -> None:

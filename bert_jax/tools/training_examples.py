@@ -58,7 +58,6 @@ def export_examples(
 
 
 def _check(data: str, dataset: Dataset, rows: RowSource, split: str, masking: MaskingConfig, epochs: int) -> None:
-    """Raises: InputError if the rows cannot be written as examples."""
     row = dataset.manifest["row"]
     if row["max_sequences"] > 1:
         raise InputError(

@@ -86,7 +86,9 @@ def read_texts(config: TaskConfig, source: str, split: str) -> TextsExamples:
             "name other columns in the settings of task"
         )
     if split == "train" and found:
-        found.metric = "spearman" if _is_graded_split(config, source, "dev", found) else "ndcg@10"
+        is_searched = _is_squad(source) or _beir_place(source, "dev")
+        is_ranked = is_searched or not is_graded(_read(config, source, "dev") or found)
+        found.metric = "ndcg@10" if is_ranked else "spearman"
     if split == "dev" and found and all(example.texts[:1] == example.texts[1:] for example in found):
         raise InputError(
             f"{found[0].where}: texts alone say nothing of how good vectors are; give a dev set of pairs, graded or "
@@ -95,13 +97,6 @@ def read_texts(config: TaskConfig, source: str, split: str) -> TextsExamples:
     if is_graded(found) and split != "test" and len({example.score for example in found}) < 2:
         raise InputError(f"{found[0].where}: all pairs have the score {found[0].score:g}; there must be two or more")
     return found
-
-
-def _is_graded_split(config: TaskConfig, source: str, split: str, train: TextsExamples) -> bool:
-    """Returns whether a split has graded pairs; the training data say it where it is not there."""
-    if _is_squad(source) or _beir_place(source, split):
-        return False
-    return is_graded(_read(config, source, split) or train)
 
 
 def _read(config: TaskConfig, source: str, split: str) -> TextsExamples:
@@ -168,7 +163,8 @@ def _of_table(config: TaskConfig, records: Sequence[Record], columns: Sequence[s
         examples.append((TextsExample(tuple(text or "" for text in texts), score, id_, record.where), label_of(record)))
     columns = (first, second, *negatives, label)
     if is_nli:
-        return _without_empty(*_of_nli(examples), columns=columns)
+        pairs, counts = _of_nli(examples)
+        return _without_empty(pairs, columns, counts)
     return _without_empty((example for example, _ in examples), columns)
 
 
@@ -213,10 +209,9 @@ def _of_nli(examples: Sequence[tuple[TextsExample, object]]) -> tuple[list[Texts
 
 
 def _without_empty(
-    examples: Iterable[TextsExample], counts: Mapping[str, int] | Sequence[str] = (), columns: Sequence[str] = ()
+    examples: Iterable[TextsExample], columns: Sequence[str] = (), counts: Mapping[str, int] | None = None
 ) -> TextsExamples:
     """Returns the examples without those whose anchor or positive is empty, and their negatives likewise."""
-    counts, columns = (counts, columns) if isinstance(counts, Mapping) else ({}, counts)
     kept, empty, same = [], 0, 0
     for example in examples:
         texts = example.texts
@@ -226,7 +221,7 @@ def _without_empty(
         negatives = tuple(text for text in texts[2:] if text.strip() and text != texts[1])
         same += texts[1] in texts[2:]
         kept.append(example._replace(texts=(*texts[:2], *negatives)))
-    return TextsExamples(kept, {**counts, NO_TEXT: empty, SAME: same}, columns)
+    return TextsExamples(kept, {**(counts or {}), NO_TEXT: empty, SAME: same}, columns)
 
 
 # BEIR. Source: Thakur et al. 2021

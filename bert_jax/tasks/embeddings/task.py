@@ -155,7 +155,6 @@ def fit_prompted(
 
 
 def _decode(examples: Sequence[TextsExample], rows: Sequence[Row], outputs: Sequence[np.ndarray]) -> list[Embedded]:
-    """Returns the vectors of each example."""
     found: list[list[np.ndarray]] = [[np.zeros(0)] * len(example.texts) for example in examples]
     for row, vector in zip(rows, outputs):
         for number, place in row.detail:
