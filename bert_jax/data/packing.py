@@ -33,10 +33,6 @@ class PackingPlan:
     def num_rows(self) -> int:
         return int(self.counts.sum())
 
-    def fill(self, row_length: int) -> float:
-        """Returns the share of the rows' positions that hold a token."""
-        return float(self.combinations.sum(axis=1) @ self.counts) / max(1, self.num_rows * row_length)
-
 
 def check_packing(row_length: int, max_per_row: int, longest: int) -> None:
     """Raises: InputError if sequences of up to `longest` tokens cannot be packed like this."""

@@ -112,8 +112,20 @@ def prepare(
     started = time.monotonic()
     with unfinished(path, identity, loaded) as work:
         job = _Job(path, work, options, len(plan), loaded.fingerprint)
-        described = corpus.describe_inputs(corpus.public_names(inputs), contents)
-        manifest = _prepare(job, plan, identity, loaded, described, num_workers)
+        with task_runner(num_workers) as run:
+            run(functools.partial(_make_piece, job), list(enumerate(plan)), "pieces of text")
+            documents = pieces.read_documents(work, len(plan))
+            ranges = plan_ranges(documents, options)
+            num_lines = pieces.count_lines(work, len(plan))
+            different = run(functools.partial(_count_different_lines, job), _hash_ranges(num_lines), "sets of lines")
+            made = run(functools.partial(_make_shard, job), ranges, "shards")
+        counts = (np.load(work / f"counts-{shard.name}") for shard in ranges if shard.split == "train")
+        token_counts = sum(counts, start=np.zeros(loaded.vocab_size, np.int64))
+        figures = {
+            "inputs": corpus.describe_inputs(corpus.public_names(inputs), contents),
+            **summary.describe_text(documents, num_lines, sum(different), ranges[0].passage),
+        }
+        manifest = finish(path, identity, options, loaded, ranges, made, token_counts, figures)
     summary.say_summary(manifest, time.monotonic() - started)
     return manifest
 
@@ -236,30 +248,6 @@ class _Job:
         return _load_tokenizer(str(self.path / records.TOKENIZER), self.fingerprint)
 
 
-def _prepare(
-    job: _Job,
-    plan: list[corpus.Piece],
-    identity: JsonObject,
-    tokenizer: Tokenizer,
-    inputs: JsonObject,
-    num_workers: int,
-) -> JsonObject:
-    """Returns the manifest of the data set, after making what of it is not there yet. `inputs` is kept in it."""
-    with task_runner(num_workers) as run:
-        run(functools.partial(_make_piece, job), list(enumerate(plan)), "pieces of text")
-        documents = pieces.read_documents(job.work, job.num_pieces)
-        ranges = plan_ranges(documents, job.options)
-        num_lines = pieces.count_lines(job.work, job.num_pieces)
-        different = run(functools.partial(_count_different_lines, job), _hash_ranges(num_lines), "sets of lines")
-        made = run(functools.partial(_make_shard, job), ranges, "shards")
-    token_counts = np.zeros(tokenizer.vocab_size, np.int64)
-    for shard in ranges:
-        if shard.split == "train":
-            token_counts += np.load(job.work / f"counts-{shard.name}")
-    figures = {"inputs": inputs, **summary.describe_text(documents, num_lines, sum(different), ranges[0].passage)}
-    return finish(job.path, identity, job.options, tokenizer, ranges, made, token_counts, figures)
-
-
 @functools.lru_cache(maxsize=1)
 def _load_tokenizer(path: str, fingerprint: str) -> Tokenizer:
     """Returns the tokenizer, loaded once in a process; the fingerprint tells apart what one path held in turn."""
@@ -372,5 +360,5 @@ def finish(
     # Eight parameters: in a Beam pipeline each of the results comes from another step.
     row = {"length": options.max_seq_length, "max_sequences": max(1, options.pack)}
     made_with = {"bert_jax": __version__, **dict([splitter_version().split()])}
-    splits = summary.describe_splits(options.max_seq_length, ranges, made)
+    splits = summary.describe_splits(options.max_seq_length, [shard.split for shard in ranges], made)
     return records.finish_dataset(path, identity, row, tokenizer, splits, token_counts, made_with, **figures)

@@ -2,7 +2,6 @@
 """What a manifest says of prepared text, and what people are told of it: counts, and warnings with their figures."""
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
 
 import numpy as np
 
@@ -16,16 +15,14 @@ MANY_RANDOM = 0.9  # share of next sentences that are random
 MANY_DROPPED = 0.15  # share of tokens that are in no row; of English in rows of 128 it is 9 % after one pass
 
 
-class _Shard(Protocol):
-    @property
-    def split(self) -> str: ...
+def describe_splits(row_length: int, homes: Sequence[str], made: list[JsonObject]) -> dict[str, JsonObject]:
+    """Returns what the manifest says of each split: the sums over its shards, and the shards.
 
-
-def describe_splits(row_length: int, shards: Sequence[_Shard], made: list[JsonObject]) -> dict[str, JsonObject]:
-    """Returns what the manifest says of each split: the sums over its shards, and the shards."""
+    `homes` are the splits of the shards that `made` describes.
+    """
     splits = {}
     for split in ("train", "heldout"):
-        mine = [result for shard, result in zip(shards, made, strict=True) if shard.split == split]
+        mine = [result for home, result in zip(homes, made, strict=True) if home == split]
         totals = {name: sum(result[name] for result in mine) for name in ("documents", *pieces.COUNTED, "sequences")}
         random_next, filled, unknown, dropped = (
             sum(result[name] for result in mine) for name in ("random_next", "filled", "unknown", "dropped")

@@ -131,8 +131,11 @@ def make_batch(
     They are padded to one of few lengths, each of which is a program that JAX compiles. A text with more than
     `max_length` tokens, [CLS] and [SEP] included, is cut, with a warning, or with `long_texts` "refuse" an error.
 
-    Raises: InputError if there is no text, or if one is not a text and not a pair.
+    Raises: InputError if there is no text, if one is not a text and not a pair, or if no pair fits in `max_length`.
     """
+    least = 2 + len(tokenizer.between)
+    if not isinstance(max_length, int | np.integer) or max_length < least:
+        raise InputError(f"max_length {max_length!r} is not a whole number of {least} or more; 128 and 512 are usual")
     if isinstance(texts, str) or not len(texts):
         raise InputError("there is no text for a batch; give a list of texts or of pairs of texts")
     rows = fit_texts(tokenizer, texts, max_length, long_texts)

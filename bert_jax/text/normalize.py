@@ -101,7 +101,8 @@ class Normalizer:
             if self.lowercase and "Σ" in text:
                 text = _lower_final_sigmas(text.translate(self._clean))
             if self.strip_accents and _reorderable().search(text):
-                text = _in_canonical_order(text.translate(self._clean).translate(self._decomposed))
+                text = text.translate(self._clean).translate(self._decomposed)
+                text = "".join([text[position] for position in _canonical_order(text)])
         return text.translate(self._whole).split()
 
     def image(self, char: str) -> str:
@@ -242,13 +243,8 @@ def _lower_final_sigmas(text: str) -> str:
     return "".join(chars)
 
 
-def _in_canonical_order(text: str) -> str:
-    """Returns decomposed `text` with each run of combining characters sorted by class, ties as they were."""
-    return "".join([text[position] for position in _canonical_order(text)])
-
-
 def _canonical_order(text: str) -> list[int]:
-    """Returns the positions of the characters of decomposed `text` in canonical order."""
+    """Returns the positions of the characters of decomposed `text`, each run of combining ones sorted by class."""
     classes = unicode_tables().combining_class
     # A character that combines with nothing ends a run; the sort is stable.
     runs = itertools.accumulate(ord(char) not in classes for char in text)

@@ -10,7 +10,6 @@ import functools
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -23,8 +22,8 @@ from bert_jax.storage.resolve import resolve
 from bert_jax.text.bert_json import is_others
 from bert_jax.text.normalize import Normalizer
 from bert_jax.text.sentencepieces import SentencePieces, read_sentencepieces
-from bert_jax.text.tokenizer_json import ROLES, DescribedPieces, read_described
-from bert_jax.text.vocab import MAX_WORD_LENGTH, Template
+from bert_jax.text.tokenizer_json import DescribedPieces, read_described
+from bert_jax.text.vocab import MAX_WORD_LENGTH
 from bert_jax.text.wordpiece import LONGEST_WORD, WordPiece, read_wordpiece
 
 _CONFIG_NAME = "tokenizer_config.json"
@@ -34,7 +33,6 @@ _OPTIONS = schema.record(
 )
 
 
-@dataclass(frozen=True, eq=False, repr=False)
 class Tokenizer:
     """A vocabulary and the function that turns text into its ids.
 
@@ -55,37 +53,24 @@ class Tokenizer:
     Raises: InputError if the vocabulary lacks a special token.
     """
 
-    pieces: WordPiece | SentencePieces | DescribedPieces
-    vocab: Sequence[str] = field(init=False)
-    vocab_size: int = field(init=False)
-    config: JsonObject = field(init=False)
-    kind: str = field(init=False)
-    lowercase: bool = field(init=False)
-    strip_accents: bool = field(init=False)
-    pad_id: int = field(init=False)
-    unk_id: int = field(init=False)
-    cls_id: int = field(init=False)
-    sep_id: int = field(init=False)
-    mask_id: int = field(init=False)
-    special_ids: tuple[int, ...] = field(init=False)
-    template: Template = field(init=False)
-    between: tuple[int, ...] = field(init=False)
-
-    def __post_init__(self) -> None:
-        ids, options, vocab = self.pieces.ids, self.pieces.config, self.pieces.vocab
-        template = self.pieces.template
+    def __init__(self, pieces: WordPiece | SentencePieces | DescribedPieces):
+        ids, template = pieces.ids, pieces.template
         if missing := [token for token in template.specials if token not in ids]:
             raise InputError(
-                f"the vocabulary of {len(vocab)} tokens lacks {', '.join(missing)};"
+                f"the vocabulary of {len(pieces.vocab)} tokens lacks {', '.join(missing)};"
                 f" each of {', '.join(template.specials)} must be in it"
             )
-        special = tuple(ids[token] for token in template.specials)
-        values = {f"{role}_id": index for role, index in zip(ROLES, special, strict=True)}
-        values |= {"special_ids": special, "template": template, "between": (values["sep_id"],) * template.separators}
-        values |= {"vocab": vocab, "vocab_size": len(vocab), "config": options, "kind": self.pieces.kind}
-        values |= {"lowercase": options["do_lower_case"], "strip_accents": options["strip_accents"]}
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
+        self.pieces = pieces
+        self.vocab: Sequence[str] = pieces.vocab
+        self.vocab_size = len(pieces.vocab)
+        self.config: JsonObject = pieces.config
+        self.kind = pieces.kind
+        self.lowercase: bool = self.config["do_lower_case"]
+        self.strip_accents: bool = self.config["strip_accents"]
+        self.special_ids = tuple(ids[token] for token in template.specials)
+        self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = self.special_ids
+        self.template = template
+        self.between = (self.sep_id,) * template.separators
 
     def __reduce__(self) -> tuple:
         return Tokenizer, (self.pieces,)

@@ -198,20 +198,17 @@ class BatchEncoder:
 
     def __call__(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """Returns the concatenated ids of all texts, and the number of ids of each."""
-        with self._lock:
-            return self._encode(texts)
-
-    def _encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        if max(self._raw.count, self._normal.count, len(self._raw_ids.ids) // 4) > _CACHED_WORDS:
-            self._forget()
         lines = "\n".join(texts)
         if lines.count("\n") != max(len(texts) - 1, 0):
             lines = "\n".join(text.replace("\n", " ") for text in texts)
         words = find_words(_to_bytes(without_control_blanks(lines)))
-        numbers, new = self._raw.look_up(words)
-        if len(new):
-            self._raw_ids.extend(*self._encode_words(_take_words(words, new)))
-        ids, counts = _count_lines(*self._raw_ids.join(numbers), words.line_counts)
+        with self._lock:
+            if max(self._raw.count, self._normal.count, len(self._raw_ids.ids) // 4) > _CACHED_WORDS:
+                self._forget()
+            numbers, new = self._raw.look_up(words)
+            if len(new):
+                self._raw_ids.extend(*self._encode_words(_take_words(words, new)))
+            ids, counts = _count_lines(*self._raw_ids.join(numbers), words.line_counts)
         return ids, counts[: len(texts)]  # no text is a line too
 
     def _encode_words(self, blank_separated: list[str]) -> tuple[np.ndarray, np.ndarray]:

@@ -255,7 +255,7 @@ def _json_document(line: str, lines: _Lines) -> list[str]:
         raise InputError(f"{lines.place()} is {_shown(value)}; {_ONE_OBJECT}: write one, or remove the line")
     column = lines.piece.column
     if column not in value:
-        keys = ", ".join(map(repr, value)) or "nothing"
+        keys = ", ".join([*(f"{key!r:.40}" for key in list(value)[:20]), *["..."] * (len(value) > 20)]) or "nothing"
         raise InputError(
             f"{lines.place()} has no {column!r}, but {keys}; {_ONE_OBJECT}: choose another by --text_column, or "
             "give the text that name"

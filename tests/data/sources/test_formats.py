@@ -261,6 +261,7 @@ def test_the_name_says_json_lines_too(tmp_path):
         ("12", "is 12; each line must be one object"),
         ('{"content": "x", "id": 1}', "has no 'text', but 'content', 'id'; each line"),
         ("{}", "has no 'text', but nothing"),
+        (json.dumps({f"{number:0100}": 1 for number in range(21)}), f"{'0' * 39}, ...; each line"),
         ('{"text": null}', "'text' is null, not a string"),
         ('{"text": ["a", "b"]}', """'text' is ["a", "b"], not a string"""),
         ('{"text": "\\ud83d alone"}', "'text' holds \\ud83d, half of a character"),
