@@ -79,7 +79,9 @@ class DescribedPieces:
         self._in_bytes = "ByteLevel" in _kinds(parts)
         self._prefix = model.get("continuing_subword_prefix") or ""
         self._blanks = self._in_bytes or any(token.startswith(BLANK) for token in self.vocab)
-        blank = "" if self(" a") == self("a") else " "
+        # Where a blank is put before every text, as by Llama's normalizer, another would be a token of its own.
+        alone = self("a")
+        blank = "" if self(" a") == alone or self("a a") == 2 * alone else " "
         self.template = Template(tuple(specials[role] for role in ROLES), separators, second_type, blank)
         normalizer = self._model.normalizer
         small, plain = (normalizer.normalize_str(each).strip(BLANK + " ") if normalizer else each for each in "Aé")

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 import tokenizers
 from builders import tiny_model
-from described import KINDS, LINES, write_described
+from described import KINDS, LINES, unigram_of_xlmr, write_described
 from hf_models import random_params
+from tokenizers import normalizers
 
 from bert_jax import InputError, load_pretrained, load_tokenizer
 from bert_jax.checkpoints.grow import grow
@@ -89,6 +90,18 @@ def test_special_tokens_without_a_role_are_in_texts(directory, tmp_path):
         assert each.encode(text) == theirs.encode(text, add_special_tokens=False).ids == each.encode(text, True)
         masked = f"{each.template.specials[4]}<e1>"
         assert each.mask_id not in each.encode(masked) and each.encode(masked)[-1] == each.id_of("<e1>")
+
+
+def test_a_normalizer_that_puts_a_blank_before_a_text_needs_no_other(tmp_path):
+    """As Llama's does: a sentence has the same tokens alone and after another."""
+    made = unigram_of_xlmr()
+    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    made.pre_tokenizer = None
+    made.save(str(tmp_path / "tokenizer.json"))
+    ours = load_tokenizer(tmp_path)
+    one, two = ours.encode("The new flow"), ours.encode("a low tower")
+    assert ours.template.blank == "" and ours.encode("The new flow a low tower") == one + two
+    assert ours.encode(" a") != ours.encode("a")
 
 
 def test_spans_are_the_tokens_texts(tokenizer):
