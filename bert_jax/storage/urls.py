@@ -13,6 +13,7 @@ import re
 import shutil
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from bert_jax.errors import InputError
@@ -65,7 +66,7 @@ def _version(path: str) -> dict[str, str]:
     return {name: str(info[name]) for name in _VERSION_FIELDS if info.get(name) is not None}
 
 
-def _folder(path: str, version: dict[str, str]) -> Path:
+def _folder(path: str, version: Mapping[str, object]) -> Path:
     """Returns the directory of the cache for a version of a URL."""
     return user_cache() / hashlib.sha256(json.dumps([path, version], sort_keys=True).encode()).hexdigest()[:32]
 
@@ -126,8 +127,7 @@ def local_directory(path: RemotePath, names: tuple[str, ...] = ()) -> Path:
         raise InputError(f"{path} does not exist or is empty; check the address")
     # Where the listing has no checksums, the size alone would not tell of every change.
     versions = {name: found[name] if len(found[name]) > 1 else _version(str(path / name)) for name in wanted}
-    version = json.dumps([str(path), versions], sort_keys=True)
-    folder = user_cache() / hashlib.sha256(version.encode()).hexdigest()[:32] / path.name
+    folder = _folder(str(path), versions) / path.name
     list(at_once(lambda name: _copy(str(path / name), _inside(folder, name, str(path))), wanted))
     return folder
 

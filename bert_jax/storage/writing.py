@@ -138,16 +138,16 @@ def _temporary(path: Path) -> Path:
 def check_file(path: AnyPath, *inputs: AnyPath) -> None:
     """Raises: InputError, before any work, if no file can be written at `path`, or if it is one of the `inputs`."""
     place = to_place(path)
-    if isinstance(place, Path) and place.is_dir():
-        raise InputError(f"output {path} is a directory; name a file, such as {place / 'output.json'}")
-    if any(_is_same(to_place(given), place) for given in inputs):
-        raise InputError(f"output {path} is the input too; name another file")
-    if not isinstance(place, Path):
-        return
-    if place.exists() and not place.is_file():
-        raise InputError(f"output {path} is a device or a pipe; name a file")
-    temporary = _temporary(place)
     try:
+        if isinstance(place, Path) and place.is_dir():
+            raise InputError(f"output {path} is a directory; name a file, such as {place / 'output.json'}")
+        if any(_is_same(to_place(given), place) for given in inputs):
+            raise InputError(f"output {path} is the input too; name another file")
+        if not isinstance(place, Path):
+            return
+        if place.exists() and not place.is_file():
+            raise InputError(f"output {path} is a device or a pipe; name a file")
+        temporary = _temporary(place)
         place.parent.mkdir(parents=True, exist_ok=True)
         temporary.touch()
         temporary.unlink()
@@ -179,9 +179,9 @@ def cannot_write(path: AnyPath, error: Exception) -> StoppedError:
     if re.fullmatch(r"\d+ requested and \d+ written", reason):  # as NumPy calls a full disk
         reason = "No space left on device"
     place = to_place(path)
-    above = [each for each in place.parents if each.is_file()] if isinstance(place, Path) else []
-    if number in (errno.EEXIST, errno.ENOTDIR) and above:
-        return StoppedError(f"cannot write {path}: {above[0]} is a file; correct the path")
+    if number in (errno.EEXIST, errno.ENOTDIR) and isinstance(place, Path):
+        if above := [each for each in place.parents if each.is_file()]:
+            return StoppedError(f"cannot write {path}: {above[0]} is a file; correct the path")
     if number in (errno.EEXIST, errno.ENOTEMPTY):
         return StoppedError(f"cannot write {path}: something else has made it meanwhile; choose another place")
     if number in (errno.EACCES, errno.EPERM, errno.EROFS):

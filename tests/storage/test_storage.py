@@ -21,6 +21,25 @@ from bert_jax.storage.places import RemotePath
 from bert_jax.storage.writing import check_file, write_json
 
 
+def test_a_place_that_another_user_may_not_look_into_is_one_line(tmp_path):
+    """Before, looking for a file above the place failed as the place did."""
+    (tmp_path / "closed").mkdir(mode=0o000)
+    code = """
+import os, sys
+from bert_jax.storage.writing import InputError, check_file, write_json
+os.geteuid() or os.seteuid(65534)
+for function, *rest in ((check_file,), (write_json, 1)):
+    try:
+        function(sys.argv[1], *rest)
+    except InputError as error:
+        print(error)
+"""
+    path = str(tmp_path / "closed" / "a" / "out.json")
+    run = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=False)
+    (tmp_path / "closed").chmod(0o700)
+    assert run.stdout == f"cannot write {path}: Permission denied; check its permissions or choose another place\n" * 2
+
+
 def test_globs_are_sorted_and_each_file_comes_once(tmp_path):
     for name in ("b.txt", "a.txt", "c.gz"):
         (tmp_path / name).write_text("x")
