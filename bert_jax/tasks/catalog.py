@@ -21,10 +21,20 @@ from bert_jax.tasks.multilabel import multilabel_task
 from bert_jax.tasks.ner import ner_task
 from bert_jax.tasks.squad.task import squad_task
 
-NAMES = (*GLUE, "classification", "regression", "multilabel", "squad1", "squad2", "choice", "ner", "embeddings")
-
-
 MakeTask: TypeAlias = Callable[[TaskConfig, tuple[str, ...]], Task]  # settings, labels of a model or () -> its task
+
+_TASKS: dict[str, MakeTask] = {
+    **dict.fromkeys(GLUE, glue_task),
+    "classification": classification_task,
+    "regression": lambda config, labels: regression_task(config),
+    "multilabel": multilabel_task,
+    "squad1": lambda config, labels: squad_task(config),
+    "squad2": lambda config, labels: squad_task(config),
+    "choice": choice_task,
+    "ner": ner_task,
+    "embeddings": embedding_task,
+}
+NAMES = tuple(_TASKS)
 
 
 class Own(NamedTuple):
@@ -56,22 +66,9 @@ def make_task(config: TaskConfig, labels: Sequence[str] = (), own: Own = USUAL) 
 
 
 def _make_task(config: TaskConfig, labels: tuple[str, ...]) -> Task:
-    if config.name in GLUE:
-        return glue_task(config, labels)
-    if config.name in ("squad1", "squad2"):
-        return squad_task(config)
-    if config.name == "regression":
-        return regression_task(config)
     if config.name not in NAMES:
         raise InputError(
             f"there is no task {config.name!r}{suggest(config.name, NAMES)}; tasks: {', '.join(NAMES)} "
             "(your own tables: classification or regression)"
         )
-    tasks = {
-        "classification": classification_task,
-        "multilabel": multilabel_task,
-        "choice": choice_task,
-        "ner": ner_task,
-        "embeddings": embedding_task,
-    }
-    return tasks[config.name](config, labels)
+    return _TASKS[config.name](config, labels)
