@@ -91,7 +91,7 @@ class SentencePieces:
         self.content = content
         self._model = _open_model(content)
         _check_blanks(content)
-        folds = self._model.normalize("Aa").strip(BLANK) == "aa"
+        folds = _folds(self._model)
         if folds and not lowercase:
             raise InputError("the model lower-cases text itself; it cannot be used cased")
         self.config = {"do_lower_case": lowercase, "strip_accents": strip_accents}
@@ -180,12 +180,18 @@ def read_sentencepieces(
         if lowercase is None:
             lowercase = config.get("do_lower_case")
         if lowercase is None:
-            lowercase = is_lowercase(_vocab(_open_model(content)), {})
+            model = _open_model(content)
+            lowercase = _folds(model) or is_lowercase(_vocab(model), {})  # one that folds case may know the Turkish İ
         if strip_accents is None:
             strip_accents = config.get("strip_accents", not config.get("keep_accents", True))
         return SentencePieces(content, bool(lowercase), bool(strip_accents))
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
+
+
+def _folds(model: "sentencepiece.SentencePieceProcessor") -> bool:
+    """Returns whether a model lower-cases text itself."""
+    return model.normalize("Aa").strip(BLANK) == "aa"
 
 
 def _library() -> types.ModuleType:
