@@ -17,7 +17,7 @@ belong to their paragraphs.
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from bert_jax.errors import InputError
 from bert_jax.settings.finetuning import TaskConfig
@@ -147,20 +147,22 @@ def _of_table(config: TaskConfig, records: Sequence[Record], columns: Sequence[s
         )
     examples = []
     for place_in_data, record in enumerate(records):
-        texts = [record.get(name) for name in (first, second) if name]
-        if not second:
-            texts *= 2
+        positive = record.get(second or first)
+        against: list[Any] = []
         for name in negatives:
             value = record.get(name)
-            texts += value if isinstance(value, list) else [value] if value not in (None, "") else []
-        for text, name in zip(texts, (first, second or first, *negatives, *negatives[-1:] * len(texts))):
-            if not isinstance(text, str | None):
-                raise InputError(f"{record.where}: {name!r} is {text!r:.60}, not a text; write it as a string")
+            against += value if isinstance(value, list) else [value] if value not in (None, "") else []
         score = label_number(record.get(label), record.where) if label and not is_nli else None
         if label and not is_nli and score is None:
             raise InputError(f"{record.where} has no {label!r}; give each pair a score, or remove it")
         id_ = id_of(record.get(number), place_in_data)
-        examples.append((TextsExample(tuple(text or "" for text in texts), score, id_, record.where), label_of(record)))
+        for each in positive if isinstance(positive, list) and positive else [positive]:  # a pair for each of a list
+            texts = [record.get(first), each, *against]
+            for text, name in zip(texts, (first, second or first, *negatives, *negatives[-1:] * len(texts))):
+                if not isinstance(text, str | None):
+                    raise InputError(f"{record.where}: {name!r} is {text!r:.60}, not a text; write it as a string")
+            example = TextsExample(tuple(text or "" for text in texts), score, id_, record.where)
+            examples.append((example, label_of(record)))
     columns = (first, second, *negatives, label)
     if is_nli:
         pairs, counts = _of_nli(examples)

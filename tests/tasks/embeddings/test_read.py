@@ -39,6 +39,12 @@ def test_pairs_and_hard_negatives_of_any_number(tmp_path):
     (tmp_path / "l.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     found = read_texts(CONFIG, str(tmp_path / "l.jsonl"), "train")
     assert texts(found) == [("a", "b", "c", "d"), ("e", "f")] and found.counts == {SAME: 1}
+    lists = {"query": "a", "pos": ["b", "c"], "neg": ["d"]}  # as FlagEmbedding has them
+    (tmp_path / "l.jsonl").write_text(json.dumps(lists))
+    assert texts(read_texts(CONFIG, str(tmp_path / "l.jsonl"), "train")) == [("a", "b", "d"), ("a", "c", "d")]
+    (tmp_path / "l.jsonl").write_text(json.dumps(lists | {"pos": []}))
+    with pytest.raises(InputError, match=r"l.jsonl:1: 'pos' is \[\], not a text"):
+        read_texts(CONFIG, str(tmp_path / "l.jsonl"), "train")
 
 
 def test_columns_by_setting(tmp_path):
