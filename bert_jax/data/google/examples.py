@@ -9,7 +9,7 @@ Letters: R examples, L positions, P places for predictions.
 
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -124,83 +124,45 @@ def refusal(path: str, number: int, reason: str, remedy: str) -> InputError:
 
 def check_examples(path: str, first: int, columns: Columns, tokenizer: Tokenizer) -> None:
     """Raises: InputError, with the number of the record, if examples are not what a model can be trained on."""
-    # Long, because it is a list of ten independent checks on the same arrays.
     ids, mask, types = (columns[name] for name in INPUTS)
     positions, labels, weights = (columns[name] for name in PREDICTIONS)
     lengths = mask.sum(axis=1, keepdims=True)
-    place = np.arange(ids.shape[1])
+    real = np.arange(ids.shape[1]) < lengths
     used = weights == 1
+    falls = np.diff(types, axis=1, prepend=0) < 0
     ordered = np.sort(np.where(used, positions, -1 - np.arange(positions.shape[1])), axis=1)
-    other_vocab = "give the vocabulary that the examples were made with"
-    foreign = "make the examples with create_pretraining_data.py of google-research/bert"
+    known = f"the vocabulary has the ids 0 to {tokenizer.vocab_size - 1}"
+    begins = f"input_ids begins with {{value}}, and [CLS] is {tokenizer.cls_id} in the vocabulary"
+    inside = "masked_lm_positions has {value}, and the sequence has the positions 0 to {last}"
+    in_order = "input_mask has {value} at position {column}: it is ones, 2 or more, then zeros"
+    in_pairs = "segment_ids has {value} at position {column}: it is 0 in sentence A, 1 in B, and 0 in the padding"
+    ours = "give the vocabulary that the examples were made with"
+    google = "make the examples with create_pretraining_data.py of google-research/bert"
+    # The values, which of them are wrong, what is said of the first of these, and the remedy.
+    checks = (
+        (ids, _beyond(ids, tokenizer), f"input_ids has {{value}} at position {{column}}, and {known}", ours),
+        (ids, ids[:, :1] != tokenizer.cls_id, begins, ours),
+        (mask, (mask != real) | (lengths < 2), in_order, google),
+        (types, (types != np.where(real, types.clip(0, 1), 0)) | (real & falls), in_pairs, google),
+        (weights, ~used & (weights != 0), "masked_lm_weights has {value}, and only 0 and 1 can be kept", google),
+        (weights[:, 1:], used[:, 1:] & ~used[:, :-1],
+         "masked_lm_weights has {value:.0f} at place {place} after 0: unused places come last", google),
+        (positions, used & ((positions < 0) | (positions >= lengths)), inside, google),
+        (ordered, ordered[:, 1:] == ordered[:, :-1], "masked_lm_positions has {value} twice", google),
+        (labels, used & _beyond(labels, tokenizer), f"masked_lm_ids has {{value}}, and {known}", ours),
+        (columns[LABELS], (columns[LABELS] < 0) | (columns[LABELS] > 1),
+         f"{LABELS} has {{value}}, and only 0 (B follows A) and 1 (random) exist", google),
+    )  # fmt: skip
+    for values, wrong, reason, remedy in checks:
+        for row, column in np.argwhere(wrong)[:1].tolist():
+            about = {"value": values[row, column], "last": lengths[row, 0] - 1}
+            said = reason.format(column=column, place=column + 1, **about)
+            raise refusal(path, first + row, said, remedy)
 
-    def refuse(bad: np.ndarray, reason: Callable[..., str], remedy: str) -> None:
-        for index in np.argwhere(bad)[:1].tolist():
-            raise refusal(path, first + index[0], reason(*index), remedy)
 
-    vocab = f"the vocabulary has the ids 0 to {tokenizer.vocab_size - 1}"
-    refuse(
-        (ids < 0) | (ids >= tokenizer.vocab_size),
-        lambda row, column: f"input_ids has {ids[row, column]} at position {column}, and {vocab}",
-        other_vocab,
-    )
-    refuse(
-        ids[:, 0] != tokenizer.cls_id,
-        lambda row: f"input_ids begins with {ids[row, 0]}, and [CLS] is {tokenizer.cls_id} in the vocabulary",
-        other_vocab,
-    )
-    refuse(
-        (mask != (place < lengths)) | (lengths < 2),
-        lambda row, column: (
-            f"input_mask has {mask[row, column]} at position {column}: it is ones, 2 or more, then zeros"
-        ),
-        foreign,
-    )
-    real = place < lengths
-    steps = np.diff(types, axis=1, prepend=0)
-    refuse(
-        (types != np.where(real, types.clip(0, 1), 0)) | (real & (steps < 0)),
-        lambda row, column: (
-            f"segment_ids has {types[row, column]} at position {column}: it is 0 in sentence A, 1 in B, "
-            "and 0 in the padding"
-        ),
-        foreign,
-    )
-    refuse(
-        ~used & (weights != 0),
-        lambda row, column: f"masked_lm_weights has {weights[row, column]}, and only 0 and 1 can be kept",
-        foreign,
-    )
-    refuse(
-        used[:, 1:] & ~used[:, :-1],
-        lambda row, column: f"masked_lm_weights has 1 at place {column + 1} after 0: unused places come last",
-        foreign,
-    )
-    refuse(
-        used & ((positions < 0) | (positions >= lengths)),
-        lambda row, column: (
-            f"masked_lm_positions has {positions[row, column]}, and the sequence has the positions 0 to "
-            f"{lengths[row, 0] - 1}"
-        ),
-        foreign,
-    )
-    refuse(
-        ordered[:, 1:] == ordered[:, :-1],
-        lambda row, column: f"masked_lm_positions has {ordered[row, column]} twice",
-        foreign,
-    )
-    refuse(
-        used & ((labels < 0) | (labels >= tokenizer.vocab_size)),
-        lambda row, column: f"masked_lm_ids has {labels[row, column]}, and {vocab}",
-        other_vocab,
-    )
-    refuse(
-        (columns[LABELS] < 0) | (columns[LABELS] > 1),
-        lambda row, column: (
-            f"{LABELS} has {columns[LABELS][row, column]}, and only 0 (B follows A) and 1 (random) exist"
-        ),
-        foreign,
-    )
+def _beyond(ids: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
+    """Returns which ids the vocabulary does not have."""
+    return (ids < 0) | (ids >= tokenizer.vocab_size)
 
 
 def examples_to_rows(

@@ -76,7 +76,7 @@ def import_examples(
         )
     files = _plan_files(inputs, heldout_inputs)
     loaded = load_tokenizer(tokenizer)
-    row_length, predictions = _row_shape(files, loaded)
+    row_length, predictions = _row_shape(files, loaded, masks)
     identity = {
         "format": records.FORMAT,
         "version": records.VERSION,
@@ -97,14 +97,14 @@ def import_examples(
     }
     started = time.monotonic()
     with unfinished(path, identity, loaded) as work:
-        job = _Job(path, work, row_length, predictions if masks == "keep" else 0)
+        job = _Job(path, work, row_length, predictions)
         with task_runner(num_workers) as run:
             made = run(functools.partial(_import_file, job), files, "files of examples")
         splits = {name: _finish_split(job, name, files, made) for name in ("train", "heldout")}
         counts = np.zeros(loaded.vocab_size, np.int64)
         for index in range(files[0].num_files):
             counts += np.load(job.work / f"counts-{index}.npy")
-        row = {"length": row_length, "max_sequences": 1} | ({"predictions": predictions} if masks == "keep" else {})
+        row = {"length": row_length, "max_sequences": 1} | ({"predictions": predictions} if predictions else {})
         made_with = {"bert_jax": __version__}
         manifest = records.finish_dataset(path, identity, row, loaded, splits, counts, made_with, inputs=described)
     _summarize(manifest, time.monotonic() - started)
@@ -131,15 +131,20 @@ def _fingerprint(files: list[_File], split: str) -> str:
     return hashlib.sha256(" ".join(contents).encode()).hexdigest()
 
 
-def _row_shape(files: list[_File], tokenizer: Tokenizer) -> tuple[int, int]:
-    """Returns L and P of the first example. Raises: InputError if there is none, or it is not usable."""
+def _row_shape(files: list[_File], tokenizer: Tokenizer, masks: str) -> tuple[int, int]:
+    """Returns L of the first example, and P, or 0 if masks are drawn anew.
+
+    Raises: InputError if there is no example, or it is not usable.
+    """
     for file in files:
         for first, columns in read_examples(file.path):
             check_examples(file.path, first, columns, tokenizer)
             row_length, predictions = columns["input_ids"].shape[1], columns["masked_lm_ids"].shape[1]
-            if row_length > 65535:
-                raise refusal(file.path, first, f"input_ids has {row_length} values", "65535 is the most")
-            return row_length, predictions
+            if not 2 <= row_length <= 65535:
+                raise refusal(file.path, first, f"input_ids has {row_length} values", "give examples of 2 to 65535")
+            if masks == "keep" and not predictions:
+                raise refusal(file.path, first, "masked_lm_ids has no value to keep", "import it with --masks=redraw")
+            return row_length, predictions if masks == "keep" else 0
     raise InputError(f"{files[0].path} and the other {len(files) - 1} files hold no example; give others")
 
 

@@ -305,6 +305,16 @@ def test_files_of_another_shape_and_files_of_nothing(google_file, golden, vocab,
     assert "is in input and in heldout_input" in refusal(google_file, vocab, "x", heldout_inputs=google_file)
 
 
+def test_examples_without_tokens_or_without_masks_to_keep(golden, vocab, tmp_path):
+    path, empty = str(tmp_path / "empty"), {name: golden[name][:3, :0] for name in FEATURES}
+    write_examples(path, [empty | {"next_sentence_labels": golden["next_sentence_labels"][:3]}])
+    assert f"{path}, record 1: input_ids has 0 values; give examples of 2 to 65535" in refusal(path, vocab, "x")
+    columns = {name: golden[name][:3, :0] if name in PREDICTIONS else golden[name][:3] for name in FEATURES}
+    write_examples(path, [columns])
+    assert "record 1: masked_lm_ids has no value to keep; import it with --masks=redraw" in refusal(path, vocab, "x")
+    assert import_examples(path, vocab, str(tmp_path / "y"), masks="redraw", num_workers=1)["row"]["length"] == 64
+
+
 def test_other_refusals(google_file, vocab, imported, tmp_path):
     assert "masks 'no' is not known; use keep or redraw" in refusal(google_file, vocab, "x", masks="no")
     assert "exists and is not a data set" in refusal(google_file, vocab, str(tmp_path.parent))
