@@ -126,47 +126,41 @@ def test_a_mapped_file_is_not_memory_that_is_kept(tmp_path):
     assert output_of(BESIDE_A_FILE, tmp_path / "shard") == ["False"]
 
 
-def test_after_a_compilation_all_is_given_back_once(monkeypatch):
-    """What a compiler leaves of the heap makes a short text take twice as long."""
-    trims = []
+@pytest.fixture
+def asked(monkeypatch):
+    """Returns what is asked of a C library that keeps memory and has nothing in use."""
+    asked = []
+    counted = SimpleNamespace(uordblks=0)
     heap = SimpleNamespace(
-        mallinfo2=lambda: SimpleNamespace(uordblks=0), malloc_trim=lambda pad: trims.append(pad) or 1
+        mallinfo2=lambda: asked.append("count") or counted, malloc_trim=lambda pad: asked.append(f"trim {pad}") or 1
     )
     monkeypatch.setattr(allocator, "_keeping", heap)
     monkeypatch.setattr(allocator, "_ask_for_huge_pages", lambda libc, size: None)
+    return asked
+
+
+def test_after_a_compilation_all_is_given_back_once(monkeypatch, asked):
+    """What a compiler leaves of the heap makes a short text take twice as long.
+
+    A process that holds less than its share counts nothing else: mallinfo2 walks over every free piece of the heap, of
+    which a compiler leaves thousands.
+    """
     monkeypatch.setattr(allocator, "_memory", lambda: 2**60)
-    assert not allocator.give_back_freed_memory() and trims == []
+    assert not allocator.give_back_freed_memory() and asked == []
     allocator.note_compilation()
-    assert allocator.give_back_freed_memory() and trims == [0]
-    assert not allocator.give_back_freed_memory() and trims == [0]
+    assert allocator.give_back_freed_memory() and asked == ["count", "trim 0"]
+    assert not allocator.give_back_freed_memory() and asked == ["count", "trim 0"]
 
 
 @pytest.mark.parametrize(
     "kept, available, returns", [(0.2, 0.1, False), (0.3, 0.5, False), (0.3, 0.2, True), (0.6, 0.9, True)]
 )
-def test_more_than_a_quarter_is_kept_while_a_quarter_is_left_for_others(monkeypatch, kept, available, returns):
+def test_more_than_a_quarter_is_kept_while_a_quarter_is_left_for_others(monkeypatch, asked, kept, available, returns):
     """Shares of the machine's memory; a step that frees more than a quarter takes twice as long if it is returned."""
-    heap = SimpleNamespace(mallinfo2=lambda: SimpleNamespace(uordblks=0), malloc_trim=lambda pad: 1)
-    monkeypatch.setattr(allocator, "_keeping", heap)
-    monkeypatch.setattr(allocator, "_ask_for_huge_pages", lambda libc, size: None)
     monkeypatch.setattr(allocator, "_available", lambda: int(available * allocator._memory()))
     resident, shared = map(int, Path("/proc/self/statm").read_text().split()[1:3])
     monkeypatch.setattr(allocator, "_memory", lambda: int(os.sysconf("SC_PAGE_SIZE") * (resident - shared) / kept))
     assert allocator.give_back_freed_memory() == returns
-
-
-def test_a_process_that_holds_less_than_its_share_does_not_count_what_is_free(monkeypatch):
-    """mallinfo2 walks over every free piece of the heap, of which a compiler leaves thousands."""
-    counted = []
-    heap = SimpleNamespace(
-        mallinfo2=lambda: counted.append(1) or SimpleNamespace(uordblks=0), malloc_trim=lambda pad: 1
-    )
-    monkeypatch.setattr(allocator, "_keeping", heap)
-    monkeypatch.setattr(allocator, "_ask_for_huge_pages", lambda libc, size: None)
-    monkeypatch.setattr(allocator, "_memory", lambda: 2**60)
-    assert not allocator.give_back_freed_memory() and counted == []
-    allocator.note_compilation()
-    assert allocator.give_back_freed_memory() and counted == [1]
 
 
 def test_what_is_available_is_the_least_of_the_machine_and_the_container(monkeypatch):
