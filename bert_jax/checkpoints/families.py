@@ -87,7 +87,7 @@ _MORE: tuple[tuple[str, ...], ...] = (
 )
 
 # Our settings and transformers', where both mean the same and have the same default.
-_SETTINGS = {
+SETTINGS = {
     "vocab_size": "vocab_size",
     "hidden_size": "hidden_size",
     "num_layers": "num_hidden_layers",
@@ -100,11 +100,11 @@ _SETTINGS = {
     "initializer_stddev": "initializer_range",
     "layer_norm_epsilon": "layer_norm_eps",
 }
-_DISTIL_SETTINGS = {ours: theirs for ours, theirs in _SETTINGS.items() if ours not in ("type_vocab_size",
+_DISTIL_SETTINGS = {ours: theirs for ours, theirs in SETTINGS.items() if ours not in ("type_vocab_size",
     "layer_norm_epsilon")} | {"hidden_size": "dim", "num_layers": "n_layers", "num_heads": "n_heads",
     "intermediate_size": "hidden_dim", "hidden_dropout_rate": "dropout",
     "attention_dropout_rate": "attention_dropout"}  # fmt: skip
-_MODERN_SETTINGS = {ours: theirs for ours, theirs in _SETTINGS.items() if ours != "type_vocab_size"} | {
+_MODERN_SETTINGS = {ours: theirs for ours, theirs in SETTINGS.items() if ours != "type_vocab_size"} | {
     "layer_norm_epsilon": "norm_eps", "hidden_dropout_rate": "mlp_dropout",
     "attention_dropout_rate": "attention_dropout", "norm_bias": "norm_bias", "dense_bias": "mlp_bias",
     "pooling": "classifier_pooling"}  # fmt: skip
@@ -130,7 +130,7 @@ class Family(NamedTuple):
     prefix: str = "Bert"  # of its classes
     usual: str = "base"  # the model size with the family's defaults
     base: str = "bert"  # what the encoder's tensors are named for, in a model with a head
-    settings: dict[str, str] = _SETTINGS
+    settings: dict[str, str] = SETTINGS
     fixed: dict[str, Any] = _FIXED  # our options that no setting of theirs changes
     modules: dict[str, str] = _NOTHING  # our module -> theirs, where it is not BERT's name with another base
     # End of a class -> what a module is called there, and what it is called in the table.
@@ -276,7 +276,7 @@ FAMILIES: dict[str, Family] = {
         "Electra",
         "electra-small",
         base="electra",
-        settings=_SETTINGS | {"embedding_size": "embedding_size"},
+        settings=SETTINGS | {"embedding_size": "embedding_size"},
         fixed={name: value for name, value in _FIXED.items() if name != "embedding_size"},
         modules={
             "encoder/pooler": "sequence_summary.summary",

@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 
 from bert_jax.checkpoints.bundle import Bundle, index_path, write_bundle
-from bert_jax.checkpoints.families import check_expressible
+from bert_jax.checkpoints.families import SETTINGS, check_expressible
 from bert_jax.checkpoints.names import Imported, check_vocabulary, find_not_finite, from_params, to_params
 from bert_jax.errors import InputError, shown
 from bert_jax.model.heads.table import head_of, infer_head
@@ -28,19 +28,9 @@ _CONFIG_NAME = "bert_config.json"
 _VOCAB_NAME, _CHECKPOINT_NAME, _STATE_NAME = "vocab.txt", "bert_model.ckpt", "checkpoint"
 _OURS = "bert_jax"  # the key of what Google has no key for
 
-# Ours -> Google's name, and the value of a configuration that does not give it; None if it must.
-_SETTINGS: dict[str, tuple[str, float | None]] = {
-    "vocab_size": ("vocab_size", None),
-    "hidden_size": ("hidden_size", 768),
-    "num_layers": ("num_hidden_layers", 12),
-    "num_heads": ("num_attention_heads", 12),
-    "intermediate_size": ("intermediate_size", 3072),
-    "max_positions": ("max_position_embeddings", 512),
-    "type_vocab_size": ("type_vocab_size", 16),
-    "hidden_dropout_rate": ("hidden_dropout_prob", 0.1),
-    "attention_dropout_rate": ("attention_probs_dropout_prob", 0.1),
-    "initializer_stddev": ("initializer_range", 0.02),
-}
+# Ours -> Google's names, which transformers took over. What a file does not give is as in `ModelConfig`, but for types.
+_SETTINGS = {ours: theirs for ours, theirs in SETTINGS.items() if ours != "layer_norm_epsilon"}
+_USUAL_TYPES = 16
 # In Google's files, and read by nobody.
 _IDLE = r"directionality|pooler_(fc_size|num_attention_heads|num_fc_layers|size_per_head|type)"
 _LOWER, _CASED = re.compile(r"uncased|(chinese|multilingual)_L-\d"), re.compile("cased")
@@ -113,7 +103,7 @@ def save_tf1(
         ours["task"] = task
     if labels:
         ours["labels"] = list(labels)
-    settings = {theirs: getattr(config, name) for name, (theirs, _) in _SETTINGS.items()}
+    settings: JsonObject = {theirs: getattr(config, name) for name, theirs in _SETTINGS.items()}
     settings |= {"hidden_act": "gelu", "directionality": "bidi"} | ({_OURS: ours} if ours else {})
     with writing.new_directory(directory) as temporary:
         write_bundle(temporary / _CHECKPOINT_NAME, from_params(params, "tf1", config))
@@ -160,8 +150,9 @@ def _model_config(settings: JsonObject, where: Path) -> tuple[ModelConfig, list[
 
     Raises: InputError, with the name of the setting, if it is not a BERT as it is computed here.
     """
-    values = {name: settings.get(theirs, default) for name, (theirs, default) in _SETTINGS.items()}
-    if values["vocab_size"] is None:
+    values: JsonObject = {"type_vocab_size": _USUAL_TYPES}
+    values |= {name: settings[theirs] for name, theirs in _SETTINGS.items() if theirs in settings}
+    if values.get("vocab_size") is None:
         raise InputError(f"{where} has no vocab_size; it is no {_CONFIG_NAME} of a BERT")
     given, ours, notes = settings.get("hidden_act", "gelu"), settings.get(_OURS, {}), []
     if not isinstance(given, str) or given.lower() != "gelu":
@@ -174,7 +165,7 @@ def _model_config(settings: JsonObject, where: Path) -> tuple[ModelConfig, list[
     values["activation"] = ours.get("activation", "gelu_tanh")
     if "layer_norm_epsilon" in ours:
         values["layer_norm_epsilon"] = ours["layer_norm_epsilon"]
-    known = {theirs for theirs, _ in _SETTINGS.values()} | {"hidden_act", _OURS}
+    known = {*_SETTINGS.values(), "hidden_act", _OURS}
     unknown = [key for key in settings if key not in known and not re.fullmatch(_IDLE, key)]
     if unknown:
         notes.append(f"{where.name}: {', '.join(unknown)} is nothing that Google's BERT reads, and is not used")
