@@ -24,24 +24,11 @@ from bert_jax.errors import InputError
 from bert_jax.model.heads.tokens import TOKENS
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.storage.places import Place
+from bert_jax.tasks import tagging
 from bert_jax.tasks.base import CUT_WORDS, Row, Rows, Task, choose_metric, split_names
 from bert_jax.tasks.columnar import Record, classes_in, is_tfds
 from bert_jax.tasks.readers import find_column, find_split_file, plain_name, read_table
-from bert_jax.tasks.tagging import (
-    OUTSIDE,
-    Entity,
-    are_counts,
-    are_names,
-    entities,
-    find_unlike,
-    is_tag,
-    read_conll,
-    scheme_of,
-    score_tags,
-    split_words,
-    to_tags,
-    write_conll,
-)
+from bert_jax.tasks.tagging import OUTSIDE
 from bert_jax.tasks.texts import named_class
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -93,8 +80,8 @@ def ner_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
     Raises: InputError if a setting cannot be used.
     """
     labels = tuple(label.strip() for label in labels) or _labels_of(config)
-    plain = are_names(labels)  # such as parts of speech: as they are
-    if plain is None or (any(map(is_tag, labels)) and OUTSIDE not in labels):
+    plain = tagging.are_names(labels)  # such as parts of speech: as they are
+    if plain is None or (any(map(tagging.is_tag, labels)) and OUTSIDE not in labels):
         raise InputError(
             f"labels {', '.join(labels)[:120]} are not O and tags such as B-PER, I-PER; use a model of that task, or "
             "set task.labels"
@@ -118,7 +105,7 @@ def ner_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
 
 def _labels_of(config: TaskConfig) -> tuple[str, ...]:
     names = split_names(config.labels)
-    return names if OUTSIDE in names or any(map(is_tag, names)) else _tags_of_types(names)
+    return names if OUTSIDE in names or any(map(tagging.is_tag, names)) else _tags_of_types(names)
 
 
 def _tags_of_types(types: Sequence[str]) -> tuple[str, ...]:
@@ -134,7 +121,7 @@ def find_labels(examples: Sequence[NerExample]) -> tuple[str, ...]:
     if not tags - {OUTSIDE}:
         where = examples[0].where if examples else "the training data"
         raise InputError(f"{where}: no word has a tag other than O; train on data with entities in the last column")
-    if are_names(tags):
+    if tagging.are_names(tags):
         return tuple(sorted(tags))
     return _tags_of_types(sorted({tag.partition("-")[2] for tag in tags - {OUTSIDE}}))
 
@@ -163,8 +150,8 @@ def _read_columns(config: TaskConfig, place: str) -> list[NerExample]:
     word_column, tag_column = _number(config.text_column, "text_column"), _number(config.label_column, "label_column")
     if tag_column == (word_column or 1):
         raise InputError(f"task.label_column {tag_column} is the column of the words; give that of the tags")
-    sentences = read_conll(place, word_column or 1, tag_column)
-    if not word_column and sentences and sentences[0].tags is not None and are_counts(sentences):
+    sentences = tagging.read_conll(place, word_column or 1, tag_column)
+    if not word_column and sentences and sentences[0].tags is not None and tagging.are_counts(sentences):
         raise InputError(
             f"{sentences[0].where}: the first column counts the words; set task.text_column to the number of the "
             "column that has them, such as 2 (or 1 if these are the words)"
@@ -195,7 +182,7 @@ def _read_records(config: TaskConfig, place: str) -> list[NerExample]:
                 problem = f"{len(words)} words have {len(tags)} tags" if all(tags) else "a tag is empty"
                 raise InputError(f"{record.where}: {problem}; write one for each word: O, B-TYPE or I-TYPE")
         examples.append(NerExample(words, tags, 0, record.where))
-    if (wrong := find_unlike(tag for each in examples for tag in each.tags or ())) is not None:
+    if (wrong := tagging.find_unlike(tag for each in examples for tag in each.tags or ())) is not None:
         where = next(each.where for each in examples if wrong in (each.tags or ()))
         raise InputError(f"{where}: tag {wrong!r:.60} is not one of an entity; write O, B-TYPE or I-TYPE")
     return examples
@@ -215,7 +202,7 @@ def _parse(config: TaskConfig, value: object, where: str) -> NerExample:
     if isinstance(value, Mapping):
         value = next((value[key] for key in (named, *_WORDS, "text") if key in value), None)
     if isinstance(value, str):
-        pieces = list(split_words(value))
+        pieces = list(tagging.split_words(value))
         return NerExample([word for word, _ in pieces], None, None, where, value, [start for _, start in pieces])
     if isinstance(value, (list, tuple)) and all(isinstance(word, str) for word in value):
         return NerExample(list(value), None, None, where)
@@ -323,7 +310,7 @@ def _label_ids(
                 f"{example.where} has no tags; training examples need them: correct or remove the sentence"
             )
         return None
-    tags = example.tags if plain else to_tags(entities(example.tags), len(example.tags), scheme_of(labels))
+    tags = _in_scheme(plain, example.tags, tagging.scheme_of(labels))
     if training and (unknown := next((tag for tag in tags if _known(tag, numbers) < 0), None)):
         raise InputError(
             f"{example.where}: tag {unknown!r:.60} is not one of {', '.join(labels)[:200]}; correct it "
@@ -353,10 +340,10 @@ def _decode(
         best = np.asarray(logits)[row.detail.positions].argmax(axis=-1)
         for word, label in zip(row.detail.words.tolist(), best.tolist()):
             tags[row.example][word] = labels[label]
-    return [_tagged(example, each, [] if plain else entities(each)) for example, each in zip(examples, tags)]
+    return [_tagged(example, each, [] if plain else tagging.entities(each)) for example, each in zip(examples, tags)]
 
 
-def _tagged(example: NerExample, tags: list[str], found: list[Entity]) -> Tagged:
+def _tagged(example: NerExample, tags: list[str], found: list[tagging.Entity]) -> Tagged:
     words = list(example.words)
     text, starts = example.text, example.starts
     if found and not text:
@@ -369,8 +356,8 @@ def _tagged(example: NerExample, tags: list[str], found: list[Entity]) -> Tagged
 def _score(plain: bool, examples: Sequence[NerExample], predictions: Sequence[Tagged]) -> dict[str, float]:
     if missing := next((example for example in examples if example.tags is None), None):
         raise InputError(f"{missing.where} has no tags; predictions are scored where they are known")
-    truth = [_as_scored(plain, example.tags or ()) for example in examples]
-    return score_tags(truth, [_as_scored(plain, prediction.tags) for prediction in predictions])
+    truth = [_in_scheme(plain, example.tags or ()) for example in examples]
+    return tagging.score_tags(truth, [_in_scheme(plain, prediction.tags) for prediction in predictions])
 
 
 def _show(plain: bool, prediction: Tagged) -> dict[str, object]:
@@ -382,16 +369,16 @@ def _write(
     plain: bool, directory: Place, split: str, examples: Sequence[NerExample], predictions: Sequence[Tagged]
 ) -> None:
     """Writes SPLIT.conll: the word, the true tag in IOB2 if it is known, and the predicted tag."""
-    write_conll(
+    tagging.write_conll(
         directory / f"{split}.conll",
         (
             list(
-                zip(example.words, *(_as_scored(plain, tags) for tags in (example.tags, said.tags) if tags is not None))
+                zip(example.words, *(_in_scheme(plain, tags) for tags in (example.tags, said.tags) if tags is not None))
             )
             for example, said in zip(examples, predictions)
         ),
     )
 
 
-def _as_scored(plain: bool, tags: Sequence[str]) -> list[str]:
-    return list(tags) if plain else to_tags(entities(tags), len(tags))
+def _in_scheme(plain: bool, tags: Sequence[str], scheme: str = "IOB2") -> list[str]:
+    return list(tags) if plain else tagging.to_tags(tagging.entities(tags), len(tags), scheme)

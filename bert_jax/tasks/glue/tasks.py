@@ -14,23 +14,11 @@ from bert_jax.errors import InputError
 from bert_jax.model.heads.sequence import SEQUENCES
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.storage.places import Place
+from bert_jax.tasks import texts
 from bert_jax.tasks.base import Task, choose_metric, split_names
 from bert_jax.tasks.classify import parse_texts
 from bert_jax.tasks.glue.read import TASKS, find_glue, official_classes, read_split, splits_of
 from bert_jax.tasks.labels import Classes, ClassifyExample, number_of
-from bert_jax.tasks.texts import (
-    CLASS_METRICS,
-    NUMBER_METRICS,
-    Classified,
-    Scored,
-    decode_classes,
-    decode_numbers,
-    make_class_rows,
-    make_rows,
-    score_classes,
-    score_numbers,
-    write_predictions,
-)
 
 _SUBMISSIONS = {"test_matched": "MNLI-m", "test_mismatched": "MNLI-mm", "test_ax": "AX"}
 
@@ -44,7 +32,7 @@ def glue_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
     Raises: InputError if the name, the metric or the labels cannot be used.
     """
     glue = find_glue(config.name)
-    metrics = CLASS_METRICS if glue.classes else NUMBER_METRICS
+    metrics = texts.CLASS_METRICS if glue.classes else texts.NUMBER_METRICS
     metric = choose_metric(config, (glue.metrics[0], *metrics))
     if config.metric == "f1" and len(glue.classes) != 2:
         raise InputError(f"task.metric f1 is of two classes, {config.name} has {len(glue.classes)}; use macro_f1")
@@ -65,8 +53,8 @@ def glue_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
             [(names[0], names[1] if len(names) == 2 else "") for names in glue.texts],
             len(glue.texts[0]) == 2,
         ),
-        make_rows=partial(make_class_rows, config, Classes(numbers)),
-        decode=partial(decode_classes, own),
+        make_rows=partial(texts.make_class_rows, config, Classes(numbers)),
+        decode=partial(texts.decode_classes, own),
         score=partial(_score, glue.classes, order, reported),
         show=lambda prediction: prediction._asdict(),
         write=partial(_write, config.name, order),
@@ -75,8 +63,8 @@ def glue_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
     if glue.classes:
         return task
     return dataclasses.replace(
-        task, labels=(), make_rows=partial(make_rows, config, number_of), decode=decode_numbers,
-        score=score_numbers, find_labels=lambda examples: (),
+        task, labels=(), make_rows=partial(texts.make_rows, config, number_of), decode=texts.decode_numbers,
+        score=texts.score_numbers, find_labels=lambda examples: (),
     )  # fmt: skip
 
 
@@ -106,14 +94,14 @@ def _score(
     order: Sequence[int],
     metrics: Sequence[str],
     examples: Sequence[ClassifyExample],
-    predictions: Sequence[Classified],
+    predictions: Sequence[texts.Classified],
 ) -> dict[str, float]:
     """Returns the metrics, computed with GLUE's class numbers, independent of the order of the model's classes."""
     canonical = [prediction._replace(label=classes[_canonical(order, prediction)]) for prediction in predictions]
-    return score_classes(metrics, official_classes(classes), examples, canonical)
+    return texts.score_classes(metrics, official_classes(classes), examples, canonical)
 
 
-def _canonical(order: Sequence[int], prediction: Classified) -> int:
+def _canonical(order: Sequence[int], prediction: texts.Classified) -> int:
     """Returns GLUE's class number of a prediction."""
     return order.index(list(prediction.probabilities).index(prediction.label))
 
@@ -124,12 +112,12 @@ def _write(
     directory: Place,
     split: str,
     examples: Sequence[ClassifyExample],
-    predictions: Sequence[Classified | Scored],
+    predictions: Sequence[texts.Classified | texts.Scored],
 ) -> None:
     """Writes the file for the leaderboard. For splits other than test, the name of the split is appended."""
     values: list[str] = []
     for prediction in predictions:
-        if isinstance(prediction, Scored):
+        if isinstance(prediction, texts.Scored):
             values.append(f"{min(5.0, max(0.0, prediction.value)):.3f}")
         else:
             index = _canonical(order, prediction)
@@ -139,4 +127,4 @@ def _write(
     if all(isinstance(each, int) for each in ids):  # those of TFDS are shuffled
         places = np.argsort(np.array(ids, np.int64), kind="stable")
         ids, values = [ids[place] for place in places], [values[place] for place in places]
-    write_predictions(directory / f"{stem}.tsv", ids, values)
+    texts.write_predictions(directory / f"{stem}.tsv", ids, values)
