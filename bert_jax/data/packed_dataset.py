@@ -81,11 +81,8 @@ def pack_dataset(
         return manifest
 
     started = time.monotonic()
-    shards = [
-        _Shard(split, index, getattr(source, split).num_shards)
-        for split in SPLITS
-        for index in range(getattr(source, split).num_shards)
-    ]
+    counts = {split: len(source.shards_of(split)) for split in SPLITS}
+    shards = [_Shard(split, index, count) for split, count in counts.items() for index in range(count)]
     with unfinished(path, identity, tokenizer) as work:
         job = _Job(source.path.resolve(), path, work, row_length, max_per_row, seed)
         with task_runner(num_workers) as run:
@@ -127,11 +124,8 @@ def check_source(source: records.Dataset, data: str, row_length: int, max_per_ro
         raise InputError(f"{data} has masks of its own, which packing would mix; import it with --masks=redraw")
     longest = source.row_length
     if longest > row_length:  # than the sequences need be
-        longest = max(
-            int(source.rows_of(split, index)["lengths"].max(initial=0))
-            for split in SPLITS
-            for index in range(getattr(source, split).num_shards)
-        )
+        shards = (rows for split in SPLITS for rows in source.shards_of(split))
+        longest = max(int(rows["lengths"].max(initial=0)) for rows in shards)
     packing.check_packing(row_length, max_per_row, longest)
 
 
@@ -149,7 +143,7 @@ def _pack_shard(job: _Job, shard: _Shard) -> JsonObject:
     if (made := records.read_part(finished, ("name", "rows", "bytes", "sha256", "filled"))) is not None:
         return made
     source = _open(job.source, str(job.path))
-    rows = source.rows_of(shard.split, shard.index)
+    rows = source.shards_of(shard.split)[shard.index]
     about = source.manifest["tokenizer"]
     dtype = records.row_dtype(job.row_length, job.max_per_row, about["vocab_size"])
     lengths = rows["lengths"][:, 0]

@@ -14,8 +14,9 @@ import numpy as np
 from jax.sharding import Mesh
 
 from bert_jax.batch import Batch, PyTree
+from bert_jax.data.blocks import RowSource
 from bert_jax.data.order import shuffled
-from bert_jax.data.records import RowSource
+from bert_jax.data.records import unpack_word_starts
 from bert_jax.data.streamed import StreamedSplit
 from bert_jax.devices.sharding import row_sharding
 
@@ -65,7 +66,7 @@ def rows_to_batch(rows: np.ndarray, epochs: np.ndarray) -> Batch:
         next_sentence_labels=rows["labels"].astype(np.int32),
         sequence_numbers=rows["numbers"],
         epochs=epochs,
-        word_starts=np.unpackbits(rows["word_starts"], axis=1, count=row_length).view(bool),
+        word_starts=unpack_word_starts(rows["word_starts"], row_length),
     )
     if "mlm_counts" not in (rows.dtype.names or ()):
         return batch

@@ -193,10 +193,6 @@ class LocalRows:
     def num_rows(self) -> int:
         return int(self.ends[-1]) if len(self.ends) else 0
 
-    @property
-    def num_shards(self) -> int:
-        return len(self.shards)
-
     def gather(self, row_indices: np.ndarray) -> np.ndarray:
         """Returns the rows [n] with these indices [n], in their order, as records of `dtype` in memory.
 
@@ -265,11 +261,11 @@ class Dataset:
         """L, the positions of a row."""
         return self.manifest["row"]["length"]
 
-    def rows_of(self, split: str, index: int) -> np.ndarray:
-        """Returns the rows of one shard of a split, "train" or "heldout": a memory map of records."""
+    def shards_of(self, split: str) -> list[np.ndarray]:
+        """Returns the rows of each shard of a split, "train" or "heldout": memory maps of records."""
         part = getattr(self, split)
         assert isinstance(part, LocalRows)  # on the local disk
-        return part.shards[index].view(part.dtype)[:, 0]
+        return [shard.view(part.dtype)[:, 0] for shard in part.shards]
 
     def close(self) -> None:
         """Ends what goes on in the background for rows that are far away. They cannot be read any more."""

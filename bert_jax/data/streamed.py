@@ -104,7 +104,7 @@ class RemoteRows:
     """The rows of a split behind a URL, read in blocks when they are asked for, and those after them ahead."""
 
     def __init__(self, about: About, blocks: Blocks, num_sequences: int, limit: int, verify: bool):
-        self.dtype, self.num_sequences, self.num_shards = about.dtype, num_sequences, len(blocks.shards)
+        self.dtype, self.num_sequences = about.dtype, num_sequences
         self.num_rows = int(blocks.rows.sum())
         self._url, self._blocks, self._limit, self._verify = about.url, blocks, limit, verify
         self._ahead = np.empty(0, np.int64)
@@ -165,8 +165,7 @@ class StreamedSplit:
     """The rows of a training split in the order of streams."""
 
     def __init__(self, source: RowSource, order: StreamOrder, blocks: Blocks, config: DataConfig | None = None):
-        self.dtype, self.num_sequences, self.num_shards = source.dtype, source.num_sequences, source.num_shards
-        self.num_rows = source.num_rows
+        self.dtype, self.num_sequences, self.num_rows = source.dtype, source.num_sequences, source.num_rows
         self.source, self.order, self._blocks, self._config = source, order, blocks, config
         self._windows: dict[StreamWindow, np.ndarray] = {}  # the rows of those that the last step was at
         self._held: dict[int, _Held] = {}

@@ -15,13 +15,7 @@ _FREE = frozenset(
     "while conditional call".split()
 )
 _SLICES = ("dynamic-slice", "slice", "gather")
-_SAME = (
-    "bitcast",
-    "reshape",
-    "copy",
-    "transpose",
-    "convert",
-)  # inside a fusion: names, or work on numbers as they come
+_SAME = ("bitcast", "reshape", "copy", "transpose", "convert")  # in a fusion: names, or numbers as they come
 _WORKSPACE = re.compile(r'custom_call_target="__cu(?:blas|dnn)')
 
 

@@ -179,10 +179,7 @@ def test_products_before_compilation_have_the_dtypes_that_were_asked_for():
         jax.ShapeDtypeStruct(s, d) for s, d in (((3, 4, 5), "float32"), ((3, 5, 6), "bfloat16"), ((6,), "float32"))
     ]
     text = jax.jit(f).lower(*shapes).as_text()
-    assert stablehlo_products(text) == [
-        Product("bf16", "bf16", "f32", True),
-        Product("f32", "f32", "f32", False),
-    ]
+    assert stablehlo_products(text) == [Product("bf16", "bf16", "f32", True), Product("f32", "f32", "f32", False)]
 
 
 def test_a_kernel_counts_by_what_it_says_of_itself_as_often_as_it_runs():

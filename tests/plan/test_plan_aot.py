@@ -55,9 +55,7 @@ PROGRAMS = (
 def configuration(size, phase, topology, rows, **model):
     model = dataclasses.replace(model_size(size), vocab_size=30522, compute_dtype="bfloat16", **model)
     config = PretrainConfig(
-        model=model,
-        masking=MaskingConfig(max_predictions=20 if phase == 1 else 80),
-        data=DataConfig(path="none"),
+        model=model, masking=MaskingConfig(max_predictions=20 if phase == 1 else 80), data=DataConfig(path="none")
     )
     return planner.with_rows(config, topology, rows)
 
@@ -79,10 +77,7 @@ CONFIGURATIONS = {
         {"train": TrainConfig(zero1=True, accumulate=4), "model": {"gradient_dtype": "bfloat16"}},
         {"all-gather f32": 0.61, "all-gather bf16": 0.2, "reduce-scatter bf16": 0.32, "all-reduce bf16": 0.18},
     ),
-    "dcn": (
-        {"mesh": MeshConfig(dcn=2)},
-        {"all-gather f32": 1.0, "all-reduce f32": 0.6, "reduce-scatter f32": 0.4},
-    ),
+    "dcn": ({"mesh": MeshConfig(dcn=2)}, {"all-gather f32": 1.0, "all-reduce f32": 0.6, "reduce-scatter f32": 0.4}),
     "fsdp": (
         {"mesh": MeshConfig(data=1, fsdp=8)},
         {

@@ -47,10 +47,7 @@ def test_the_winner_has_the_batch_and_flags_that_make_its_settings(tmp_path):
     changed = dataclasses.replace(
         config,
         model=dataclasses.replace(
-            config.model,
-            unroll=int(flags["model.unroll"]),
-            attention="fused",
-            gradient_dtype="bfloat16",
+            config.model, unroll=int(flags["model.unroll"]), attention="fused", gradient_dtype="bfloat16"
         ),
         train=dataclasses.replace(config.train, zero1=flags.get("train.zero1") == "True"),
     )

@@ -133,13 +133,7 @@ def test_word_starts(directory, tokenizer):
     if directory.name == "words":
         assert words.replace("##", "").startswith("|the|jumpers,|it's|")
     else:
-        assert words.startswith(
-            (
-                "|the|jumpers|,|it|'s|na",
-                "|the|jumpers|,|it|'|s|na",
-                "|the|jumpers|,|it|'s|",
-            )
-        )
+        assert words.startswith(("|the|jumpers|,|it|'s|na", "|the|jumpers|,|it|'|s|na", "|the|jumpers|,|it|'s|"))
         assert starts.sum() >= 7
     assert tokenizer.word_starts[list(tokenizer.special_ids)].all()
 

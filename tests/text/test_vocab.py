@@ -8,14 +8,7 @@ import pytest
 
 from bert_jax import InputError
 from bert_jax.text.normalize import Normalizer
-from bert_jax.text.vocab import (
-    SPECIAL_TOKENS,
-    WordCounts,
-    learn_vocab,
-    read_vocab,
-    reserved_tokens,
-    vocab_bytes,
-)
+from bert_jax.text.vocab import SPECIAL_TOKENS, WordCounts, learn_vocab, read_vocab, reserved_tokens, vocab_bytes
 
 NORMALIZER = Normalizer(lowercase=True)
 
