@@ -9,6 +9,7 @@ from typing import Any
 from bert_jax.errors import InputError
 from bert_jax.model.heads.sequence import SEQUENCES
 from bert_jax.settings.finetuning import TaskConfig
+from bert_jax.tasks import texts
 from bert_jax.tasks.base import Task, choose_metric
 from bert_jax.tasks.columnar import classes_in
 from bert_jax.tasks.labels import (
@@ -24,22 +25,6 @@ from bert_jax.tasks.labels import (
 )
 from bert_jax.tasks.readers import Examples, Record, find_column, find_split_file, listed_columns, read_table
 from bert_jax.tasks.scores import RANKING_METRICS, ranking_scores
-from bert_jax.tasks.texts import (
-    CLASS_METRICS,
-    NUMBER_METRICS,
-    Classified,
-    Scored,
-    decode_classes,
-    decode_numbers,
-    id_of,
-    make_class_rows,
-    make_rows,
-    named_class,
-    score_classes,
-    score_numbers,
-    text_of,
-    write_split,
-)
 
 # What columns are called, in small letters; the first that is there is taken.
 _PAIRS = (("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"), ("text1", "text2"),
@@ -64,13 +49,13 @@ def classification_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
     Raises: InputError if a setting cannot be used.
     """
     labels = tuple(labels) or labels_of(config)
-    metric = choose_metric(config, (*CLASS_METRICS, *RANKING_METRICS))
+    metric = choose_metric(config, (*texts.CLASS_METRICS, *RANKING_METRICS))
     if metric == "f1" and labels and len(labels) != 2:
         raise InputError(f"task.metric f1 is of the second of two classes, there are {len(labels)}; use macro_f1")
     classes = classes_of(labels)
-    score = partial(score_classes, tuple(dict.fromkeys(("accuracy", metric))), classes)
+    score = partial(texts.score_classes, tuple(dict.fromkeys(("accuracy", metric))), classes)
     if metric in RANKING_METRICS:  # by the probability of the last class, which is the relevant one
-        plain, last = partial(score_classes, ("accuracy",), classes), len(labels) - 1
+        plain, last = partial(texts.score_classes, ("accuracy",), classes), len(labels) - 1
         score = partial(
             *(_score_ranking, plain, lambda example: float(classes.of(example) == last)),
             lambda prediction: prediction.probabilities[labels[last]],
@@ -82,11 +67,11 @@ def classification_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
         metric=metric,
         read=partial(read_texts, config, CLASS_COLUMNS, class_of, "" if classes.find(HIDDEN) is not None else HIDDEN),
         parse=partial(parse_texts, named_columns(config), is_pair(config)),
-        make_rows=partial(make_class_rows, config, classes),
-        decode=partial(decode_classes, labels),
+        make_rows=partial(texts.make_class_rows, config, classes),
+        decode=partial(texts.decode_classes, labels),
         score=score,
-        show=Classified._asdict,
-        write=partial(write_split, lambda prediction: prediction.label),
+        show=texts.Classified._asdict,
+        write=partial(texts.write_split, lambda prediction: prediction.label),
         find_labels=(lambda examples: labels) if labels else find_labels,
         settle=partial(count_texts, config),
     )
@@ -97,8 +82,8 @@ def regression_task(config: TaskConfig) -> Task:
 
     Raises: InputError if a setting cannot be used.
     """
-    metric = choose_metric(config, (*NUMBER_METRICS, *RANKING_METRICS))
-    ranking = partial(_score_ranking, score_numbers, number_of, lambda prediction: prediction.value)
+    metric = choose_metric(config, (*texts.NUMBER_METRICS, *RANKING_METRICS))
+    ranking = partial(_score_ranking, texts.score_numbers, number_of, lambda prediction: prediction.value)
     return Task(
         config=config,
         head=SEQUENCES,
@@ -106,11 +91,11 @@ def regression_task(config: TaskConfig) -> Task:
         metric=metric,
         read=partial(read_texts, config, _NUMBERS, label_number, ""),
         parse=partial(parse_texts, named_columns(config), is_pair(config)),
-        make_rows=partial(make_rows, config, number_of),
-        decode=decode_numbers,
-        score=ranking if metric in RANKING_METRICS else score_numbers,
-        show=Scored._asdict,
-        write=partial(write_split, lambda prediction: prediction.value),
+        make_rows=partial(texts.make_rows, config, number_of),
+        decode=texts.decode_numbers,
+        score=ranking if metric in RANKING_METRICS else texts.score_numbers,
+        show=texts.Scored._asdict,
+        write=partial(texts.write_split, lambda prediction: prediction.value),
         settle=partial(count_texts, config),
     )
 
@@ -204,16 +189,16 @@ def read_texts(
     classes = classes_in(place)
 
     def label_of(record: Record) -> Any:
-        value = convert(named_class(record.get(label), classes.get(label)), record.where)
+        value = convert(texts.named_class(record.get(label), classes.get(label)), record.where)
         return None if split == "test" and hidden and as_number(str(value)) == as_number(hidden) else value
 
     examples = Examples(
         (
             ClassifyExample(
-                text_of(record, text),
-                text_of(record, second) if second else None,
+                texts.text_of(record, text),
+                texts.text_of(record, second) if second else None,
                 label_of(record),
-                id_of(record.get(number), place_in_data),
+                texts.id_of(record.get(number), place_in_data),
                 record.where,
             )
             for place_in_data, record in enumerate(table.records)
@@ -258,13 +243,13 @@ def parse_texts(columns: Sequence[tuple[str, str]], pair: bool | None, value: ob
       where: the place of the input, for error messages.
     Raises: InputError if it is not one of these.
     """
-    texts: list[Any] = [value]
+    parts: list[Any] = [value]
     if isinstance(value, Mapping):
         small = {str(key).lower(): key for key in reversed(value)}
         for names in columns:
             keys = [name if name in value else small.get(name.lower()) for name in names if name]
             if all(key is not None for key in keys) and len(set(keys)) == len(keys):
-                texts = [value[key] for key in keys]
+                parts = [value[key] for key in keys]
                 break
         else:
             fitting = (names for names in columns if pair is None or bool(names[1]) == pair)
@@ -273,12 +258,12 @@ def parse_texts(columns: Sequence[tuple[str, str]], pair: bool | None, value: ob
                 f"{where}: the object has no {wanted}, but {listed_columns(list(map(str, value)))}; add them"
             )
     elif isinstance(value, (list, tuple)):
-        texts = list(value)
+        parts = list(value)
     elif isinstance(value, str) and pair is not False and value.count("\t") == 1:
-        texts = value.split("\t")
-    if len(texts) not in (1, 2) or not all(isinstance(text, str) for text in texts):
+        parts = value.split("\t")
+    if len(parts) not in (1, 2) or not all(isinstance(text, str) for text in parts):
         raise InputError(f"{where}: {value!r:.60} is not a text, nor two of them; give strings")
-    if pair is not None and len(texts) != 1 + pair:
+    if pair is not None and len(parts) != 1 + pair:
         wanted = "two texts: write them with a tab between them" if pair else "one text, and no second"
-        raise InputError(f"{where}: {value!r:.60} has {len(texts)}; the task wants {wanted}")
-    return ClassifyExample(texts[0], texts[1] if len(texts) == 2 else None, None, 0, where)
+        raise InputError(f"{where}: {value!r:.60} has {len(parts)}; the task wants {wanted}")
+    return ClassifyExample(parts[0], parts[1] if len(parts) == 2 else None, None, 0, where)

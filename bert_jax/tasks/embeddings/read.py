@@ -22,18 +22,10 @@ from typing import Any, NamedTuple
 from bert_jax.errors import InputError
 from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.storage import files
+from bert_jax.tasks import readers
 from bert_jax.tasks.base import split_names
 from bert_jax.tasks.columnar import classes_in
 from bert_jax.tasks.labels import label_number
-from bert_jax.tasks.readers import (
-    Examples,
-    Record,
-    find_column,
-    find_split_file,
-    listed_columns,
-    read_json_lines,
-    read_table,
-)
 from bert_jax.tasks.squad.read import read_squad, read_squad_file
 from bert_jax.tasks.texts import id_of, named_class
 
@@ -66,7 +58,7 @@ class TextsExample(NamedTuple):
         return not self.is_passage and (place == 0 or has_none)
 
 
-class TextsExamples(Examples):
+class TextsExamples(readers.Examples):
     """Examples, and of training data the metric that fits the dev set."""
 
     metric = ""
@@ -104,10 +96,10 @@ def _read(config: TaskConfig, source: str, split: str) -> TextsExamples:
         return _squad(read_squad(source, split), source)
     if place := _beir_place(source, split):
         return _read_beir(place, split)
-    place = find_split_file(source, split)
+    place = readers.find_split_file(source, split)
     if not place:
         return TextsExamples()
-    table = read_table(place)
+    table = readers.read_table(place)
     if "paragraphs" in table.columns:
         return _squad(read_squad_file(place), place)
     if not table.records:
@@ -127,13 +119,15 @@ def _squad(found: Iterable, where: str) -> TextsExamples:
 # Tables
 
 
-def _of_table(config: TaskConfig, records: Sequence[Record], columns: Sequence[str], place: str) -> TextsExamples:
+def _of_table(
+    config: TaskConfig, records: Sequence[readers.Record], columns: Sequence[str], place: str
+) -> TextsExamples:
     first, second, negatives, label = _columns(config, columns, place)
-    number = find_column(_IDS, columns)
+    number = readers.find_column(_IDS, columns)
     names = classes_in(place).get(label)
     names = names or split_names(config.labels)
 
-    def label_of(record: Record) -> object:
+    def label_of(record: readers.Record) -> object:
         value = record.get(label)
         if isinstance(value, str) and value.strip().isdecimal() and len(value) < 9 and names:
             value = int(value)
@@ -176,21 +170,21 @@ def _columns(config: TaskConfig, columns: Sequence[str], place: str) -> tuple[st
     for name in (config.text_column, config.second_text_column, config.label_column, *named):
         if name and name not in columns:
             raise InputError(
-                f"{place} has no column {name!r}; it has {listed_columns(columns)}: change the setting of task"
+                f"{place} has no column {name!r}; it has {readers.listed_columns(columns)}: change the setting of task"
             )
     first, second = config.text_column, config.second_text_column
     if not first:
-        pairs = ([find_column((name,), columns) for name in pair] for pair in _PAIRS)
-        first, usual = next((pair for pair in pairs if all(pair)), (find_column(_TEXTS, columns), ""))
+        pairs = ([readers.find_column((name,), columns) for name in pair] for pair in _PAIRS)
+        first, usual = next((pair for pair in pairs if all(pair)), (readers.find_column(_TEXTS, columns), ""))
         second = second or usual
     if not first:
         raise InputError(
             f"{place} has no columns with usual names of texts, such as anchor and positive, but "
-            f"{listed_columns(columns)}; set task.text_column and second_text_column"
+            f"{readers.listed_columns(columns)}; set task.text_column and second_text_column"
         )
     usual = [name for name in columns if _NEGATIVE.fullmatch(name.lower()) and name not in (first, second)]
     negatives = tuple(named or usual) if second else ()
-    label = config.label_column or ("" if negatives or not second else find_column(_SCORES, columns))
+    label = config.label_column or ("" if negatives or not second else readers.find_column(_SCORES, columns))
     return first, second, negatives, label
 
 
@@ -244,7 +238,7 @@ def _read_beir(place: str, split: str) -> TextsExamples:
         return TextsExamples()
     passages, queries = (dict(_by_id(os.path.join(place, f"{name}.jsonl"))) for name in ("corpus", "queries"))
     relevant: dict[str, dict[str, float]] = {}
-    for record in read_table(qrels).records:
+    for record in readers.read_table(qrels).records:
         query, passage, grade = (record.get(name) for name in ("query-id", "corpus-id", "score"))
         for value, known, file in ((query, queries, "queries.jsonl"), (passage, passages, "corpus.jsonl")):
             if value not in known:
@@ -263,7 +257,7 @@ def _read_beir(place: str, split: str) -> TextsExamples:
 
 def _by_id(path: str) -> Iterator[tuple[str, str]]:
     """Yields the id and text of each line, with its title before the text, as BEIR's own models read it."""
-    for record in read_json_lines(path):
+    for record in readers.read_json_lines(path):
         name, title, text = (record.get(key, "") for key in ("_id", "title", "text"))
         if not isinstance(name, str | int) or name == "" or not isinstance(text, str):
             raise InputError(f'{record.where} has no _id or no text; write {{"_id": "...", "text": "..."}}')

@@ -16,22 +16,9 @@ from typing import NamedTuple
 from bert_jax.data.sources import tfds_text
 from bert_jax.errors import InputError
 from bert_jax.storage.files import split_places
-from bert_jax.tasks import base
+from bert_jax.tasks import base, readers
 from bert_jax.tasks.columnar import classes_in
 from bert_jax.tasks.labels import HIDDEN, Classes, ClassifyExample, as_number, check_labelled, label_name, label_number
-from bert_jax.tasks.readers import (
-    SPLITS,
-    Examples,
-    Record,
-    Table,
-    find_split_file,
-    first_row,
-    is_tsv,
-    listed_columns,
-    plain_name,
-    read_table,
-    read_wide_tsv,
-)
 from bert_jax.tasks.texts import id_of, named_class, text_of
 
 
@@ -111,19 +98,19 @@ def splits_of(name: str) -> Mapping[str, tuple[str, ...]]:
 
 def read_split(name: str, source: str, split: str) -> list[ClassifyExample]:
     """Returns the examples of a split; [] if it is not there."""
-    names = _NAMES.get(name, SPLITS)
+    names = _NAMES.get(name, readers.SPLITS)
     if len(split_places(source)) == 1:
         source = _own_folder(name, source)
-    place = find_split_file(source, split, names)
+    place = readers.find_split_file(source, split, names)
     if not place and split == "dev_mismatched":
-        place = find_split_file(source, "dev_matched", names)
-        place = place if plain_name(place).endswith(".json") else ""
+        place = readers.find_split_file(source, "dev_matched", names)
+        place = place if readers.plain_name(place).endswith(".json") else ""
     if not place and split == "test_ax":
         place = _find_diagnostic(source)
     if not place:
         return []
     examples = read_place(name, place, _JSON_KEYS.get(split, ()), split == "train" or split.startswith("dev"))
-    if not examples and not plain_name(place).endswith(".json"):
+    if not examples and not readers.plain_name(place).endswith(".json"):
         raise InputError(f"{place} holds no example; copy it again from GLUE's zip")
     return examples
 
@@ -144,21 +131,19 @@ def _find_diagnostic(source: str) -> str:
         places = [str(folder / name) for folder in folders for name in _FOLDERS["ax"] if (folder / name).is_dir()]
     for place in places:
         with contextlib.suppress(InputError):  # it is not prepared, or the folder is of something else
-            if found := find_split_file(place, "test", _AX_NAMES):
+            if found := readers.find_split_file(place, "test", _AX_NAMES):
                 return found
     return ""
 
 
-def read_place(name: str, place: str, json_keys: Sequence[str], labelled: bool) -> Examples:
+def read_place(name: str, place: str, json_keys: Sequence[str], labelled: bool) -> readers.Examples:
     """Returns the examples of a file, or of a split of TFDS.
 
     Rows with too few columns are skipped and counted where labels are known, as GLUE's own readers do; where they
     are to be predicted, a submission would lack them, so there they are an error.
     """
     glue = TASKS[name]
-    table = (
-        read_table(place, json_keys=json_keys) if plain_name(place).endswith(".json") else _table(name, place, labelled)
-    )
+    table = _table(name, place, labelled, json_keys)
     classes = classes_in(place)
     texts = next((list(names) for names in glue.texts if set(names) <= set(table.columns)), [])
     label = next((column for column in glue.label if column in table.columns), "")
@@ -166,7 +151,7 @@ def read_place(name: str, place: str, json_keys: Sequence[str], labelled: bool) 
         wanted = glue.texts[0] if not texts else glue.label[:1]
         raise InputError(
             f"{place} has no column {' and no '.join(map(repr, wanted))}; it has "
-            f"{listed_columns(table.columns)}: is it a file of {glue.folder}?"
+            f"{readers.listed_columns(table.columns)}: is it a file of {glue.folder}?"
         )
     number = next((column for column in ("index", "idx") if column in table.columns), "")
     examples, unagreed = [], 0
@@ -190,26 +175,25 @@ def read_place(name: str, place: str, json_keys: Sequence[str], labelled: bool) 
     if labelled:
         check_labelled(examples)
     skipped = {"skipped: too few columns": table.skipped, "skipped: no agreed label": unagreed}
-    return Examples(examples, skipped, (*texts, label))
+    return readers.Examples(examples, skipped, (*texts, label))
 
 
-def _table(name: str, place: str, lenient: bool) -> Table:
+def _table(name: str, place: str, lenient: bool, json_keys: Sequence[str]) -> readers.Table:
     """Returns the table of a file. Files without a header, or with other column names, are recognised."""
-    if name == "cola" and is_tsv(place) and "sentence" not in (row := first_row(place)):
+    if name == "cola" and readers.is_tsv(place) and "sentence" not in (row := readers.first_row(place)):
         if row and len(row) != 4:
             raise InputError(f"{place}:1 has {len(row)} columns; a file of CoLA has a header, or four columns")
-        return read_table(place, ("source", "label", "mark", "sentence"))
-    if name == "stsb" and not place.startswith(tfds_text.PREFIX) and _is_sts_benchmark(first_row(place)):
-        return read_wide_tsv(place, _STS_COLUMNS, lenient)
-    table = read_table(place, (), lenient)
-    if name == "mnli" and len(table.columns) >= 10 and "sentence1" not in table.columns:
+        return readers.read_table(place, ("source", "label", "mark", "sentence"))
+    if name == "stsb" and not place.startswith(tfds_text.PREFIX) and _is_sts_benchmark(readers.first_row(place)):
+        return readers.read_wide_tsv(place, _STS_COLUMNS, lenient)
+    table = readers.read_table(place, (), lenient, json_keys)
+    if name == "mnli" and readers.is_tsv(place) and len(table.columns) >= 10 and "sentence1" not in table.columns:
         columns = [f"column {index}" for index in range(len(table.columns))]  # by their places, as Google's code does
         columns[8:10], columns[-1] = ["sentence1", "sentence2"], "gold_label"
         if table.columns[-1] in TASKS[name].classes:
-            return read_table(place, columns, lenient)  # there is no header
-        return table._replace(
-            columns=tuple(columns), records=[Record(zip(columns, each.values()), each.where) for each in table.records]
-        )
+            return readers.read_table(place, columns, lenient)  # there is no header
+        records = [readers.Record(zip(columns, each.values()), each.where) for each in table.records]
+        return table._replace(columns=tuple(columns), records=records)
     return table
 
 

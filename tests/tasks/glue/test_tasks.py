@@ -2,6 +2,7 @@
 """GLUE: files of its zip, of TFDS and of models with classes of their own; submissions, and scores of files."""
 
 import importlib
+import json
 import random
 
 import numpy as np
@@ -127,6 +128,14 @@ def test_mnli_without_the_usual_header(tmp_path):
         assert [(each.text, each.second_text, each.label) for each in found] == expected
 
 
+def test_mnli_as_hugging_face_has_it(tmp_path):
+    names = "promptID pairID premise premise_binary_parse premise_parse hypothesis hypothesis_binary_parse"
+    columns = f"{names} hypothesis_parse genre label".split()
+    rows = [dict.fromkeys(columns, "x") | {"premise": "P", "hypothesis": "H", "label": label} for label in (1, -1)]
+    write(tmp_path / "train.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    assert [each[:3] for each in task("mnli").read(str(tmp_path), "train")] == [("P", "H", "1")]
+
+
 def test_a_model_keeps_the_order_of_its_own_classes(tmp_path, tokenizer):
     google = ("contradiction", "entailment", "neutral")
     mine = task("mnli", google)
@@ -211,8 +220,8 @@ def test_the_diagnostic_of_tfds_is_a_data_set_of_its_own(monkeypatch):
         return "tfds:glue/ax:1.0.0:test" if source.startswith("tfds:glue/ax") else ""
 
     record = readers.Record({"premise": "P", "hypothesis": "H", "label": -1, "idx": 4}, "x")
-    monkeypatch.setattr(glue, "find_split_file", find)
-    monkeypatch.setattr(glue, "read_table", lambda place, columns, lenient: readers.Table(tuple(record), [record]))
+    monkeypatch.setattr(readers, "find_split_file", find)
+    monkeypatch.setattr(readers, "read_table", lambda place, *how: readers.Table(tuple(record), [record]))
     monkeypatch.setattr(glue, "classes_in", lambda place: {"label": TASKS["ax"].classes})
     (found,) = task("mnli").read("tfds:glue/mnli", "test_ax")
     assert found[:4] == ("P", "H", None, 4) and asked[-1] == ("tfds:glue/ax", "test")
@@ -300,7 +309,7 @@ def test_tfds_is_read_by_the_names_of_its_classes(monkeypatch, tokenizer):
     tables = {"train": [2, 0], "validation_matched": [1], "test_matched": [-1]}
     names = {"label": ("entailment", "neutral", "contradiction")}
 
-    def read(place, columns=(), lenient=False):
+    def read(place, *how):
         values = tables[place.rpartition(":")[2]]
         records = [
             readers.Record({"premise": "P", "hypothesis": "H", "label": label, "idx": 9 - index}, f"{place}, {index}")
@@ -308,10 +317,10 @@ def test_tfds_is_read_by_the_names_of_its_classes(monkeypatch, tokenizer):
         ]
         return readers.Table(tuple(records[0]), records)
 
-    monkeypatch.setattr(glue, "find_split_file", lambda source, split, stems: next(
+    monkeypatch.setattr(readers, "find_split_file", lambda source, split, stems: next(
         (f"{source}:{stem}" for stem in stems[split] if stem in tables), ""
     ))  # fmt: skip
-    monkeypatch.setattr(glue, "read_table", read)
+    monkeypatch.setattr(readers, "read_table", read)
     monkeypatch.setattr(glue, "classes_in", lambda place: names)
     mnli = task("mnli")
     found = {split: mnli.read("tfds:glue/mnli", split) for split in ("train", "dev_matched", "test_matched")}
