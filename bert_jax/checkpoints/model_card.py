@@ -7,11 +7,12 @@ text of them and reads nothing. What no record tells is left to the user, the li
 
 import contextlib
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bert_jax.errors import InputError
+from bert_jax.errors import InputError, one_line
 from bert_jax.model.heads.table import HEADS
 from bert_jax.settings.rules import Values
 from bert_jax.storage.files import JsonObject, read_json
@@ -62,7 +63,13 @@ def gather_records(
     read = {name: _read(f"{workdir}/{name}") for name in ("config.json", ABOUT, "results.json")}
     run = read["config.json"].get("run", {})
     heldout = _evaluation(f"{workdir}/metrics.jsonl", trained.get("step"))
-    return Records(model, task, parameters, labels, trained, run, read[ABOUT], heldout, read["results.json"])
+    records = Records(model, task, parameters, labels, trained, run, read[ABOUT], heldout, read["results.json"])
+    try:
+        model_card(records)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # not as they were written
+        print(f"warning: records of {workdir} are damaged ({one_line(error)}); the card has none", file=sys.stderr)
+        return Records(model, task, parameters, labels, trained)
+    return records
 
 
 def _workdir_of(path: str) -> str:

@@ -169,3 +169,21 @@ def test_other_models_have_no_records(tmp_path):
     assert dataclasses.replace(found, parameters=2) == gather_records(
         resolve("hf://me/bert"), MODEL, "encoder", 2, (), {}
     )
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("about.json", {"data": 5}),
+        ("about.json", {"software": []}),
+        ("results.json", {"metrics": {"f1": "x"}}),
+        ("config.json", {"run": {"optimizer": {"learning_rate": "x"}}}),
+        ("config.json", {"run": {"phase2": None}}),
+    ],
+)
+def test_a_record_of_another_shape_is_left_out_and_said(tmp_path, capsys, file, content):
+    (tmp_path / "config.json").write_text(json.dumps({"run": {}}))
+    (tmp_path / file).write_text(json.dumps(content))
+    found = gather_records(resolve(tmp_path), MODEL, "encoder", 1, (), {"step": 3})
+    assert found == Records(MODEL, "encoder", 1, (), {"step": 3})
+    assert f"warning: records of {tmp_path} are damaged" in capsys.readouterr().err
