@@ -85,7 +85,7 @@ class Bundle:
             if not entry.num_slices:
                 ends[entry.shard] = max(ends.get(entry.shard, (0, "")), (entry.offset + entry.size, name))
         for shard in range(self._num_shards):
-            path = self._data_path(shard)
+            path = data_path(prefix, shard, self._num_shards)
             if not path.is_file():
                 raise InputError(
                     f"{path} does not exist, and {index_path(prefix)} names {self._num_shards} files of data; copy it"
@@ -118,7 +118,7 @@ class Bundle:
                 f"{index_path(self.prefix)}: tensor {name} is of TensorFlow's kind {entry.kind}, which is not"
                 f" supported; those that are: {', '.join(dtype.name for dtype in _KINDS)}"
             )
-        path = self._data_path(entry.shard)
+        path = data_path(self.prefix, entry.shard, self._num_shards)
         with files.reading(str(path)):
             data = np.fromfile(path, np.uint8, count=entry.size, offset=entry.offset)
         if len(data) < entry.size or files.masked_crc32c(data) != entry.checksum:
@@ -127,9 +127,6 @@ class Bundle:
                 " the file is damaged or of another checkpoint, so copy it again"
             )
         return data.view(dtype).reshape(entry.shape)
-
-    def _data_path(self, shard: int) -> Path:
-        return data_path(self.prefix, shard, self._num_shards)
 
 
 def index_path(prefix: str | os.PathLike) -> Path:
@@ -387,5 +384,4 @@ def _successor(key: bytes) -> bytes:
 
 
 def _footer(handles: bytes) -> bytes:
-    """Returns the end of a table."""
     return handles.ljust(_FOOTER_BYTES - len(_MAGIC), b"\0") + _MAGIC

@@ -146,7 +146,6 @@ def _grow_vocab(tokenizer: Tokenizer, words: Sequence[str], use_unused: bool) ->
 
 
 def _check_word(word: str, pieces: WordPiece, seen: set[str]) -> None:
-    """Raises: InputError if `word` cannot become a token of its own."""
     normal = pieces.normalizer(word)
     if word in pieces.ids:
         raise InputError(f"token {word!r} is in the vocabulary already; leave it out")

@@ -166,8 +166,10 @@ def save_hf(
 
 def _tensors(config: ModelConfig, head: Head, params: Params, dtype: str) -> Arrays:
     """Returns the tensors of a model as transformers names them. Raises: InputError if `dtype` does not hold one."""
-    family = FAMILIES[config.family]
-    arrays = from_params(_only(params, head.parts_in(config)), "hf", config)
+    family, parts = FAMILIES[config.family], head.parts_in(config)
+    encoder = {name: part for name, part in params["encoder"].items() if name != "pooler" or "pooler" in parts}
+    kept = {name: part for name, part in params.items() if name in parts}
+    arrays = from_params(kept | {"encoder": encoder}, "hf", config)
     theirs = {canonical: own for own, canonical in family.names_in(class_of(head, config.family)).items()}
     arrays = {_renamed(name, theirs): array for name, array in arrays.items()}
     if dtype != "float32":
@@ -189,7 +191,6 @@ def _settings(
     problem: str,
     dtype: str,
 ) -> JsonObject:
-    """Returns what config.json holds."""
     family = FAMILIES[config.family]
     settings = (
         {theirs: getattr(config, ours) for ours, theirs in family.settings.items()}
@@ -316,9 +317,3 @@ def _renamed(name: str, renamed: Mapping[str, str]) -> str:
     """Returns the name of a tensor with another module, if that of it has one."""
     module, dot, leaf = name.rpartition(".")
     return renamed.get(module, module) + dot + leaf
-
-
-def _only(params: Params, parts: tuple[str, ...]) -> Params:
-    """Returns the embeddings and layers, and the named parts."""
-    encoder = {name: value for name, value in params["encoder"].items() if name != "pooler" or "pooler" in parts}
-    return {name: value for name, value in params.items() if name in parts} | {"encoder": encoder}

@@ -133,7 +133,6 @@ def find_checkpoint(path: Path) -> Path:
 
 
 def _read_settings(where: Path) -> JsonObject:
-    """Returns what bert_config.json holds."""
     if not where.is_file():
         raise InputError(
             f"{where} does not exist; copy the {_CONFIG_NAME} and {_VOCAB_NAME} that the model was trained with there"

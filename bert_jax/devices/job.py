@@ -301,7 +301,6 @@ def open_job(lost_seconds: float, agree_seconds: float = AGREE_SECONDS) -> Sever
 
 
 def _code_digest() -> str:
-    """Returns a digest of the source files of this package."""
     digest = hashlib.sha256()
     package = Path(__file__).parents[1]
     for path in sorted(package.rglob("*.py")):

@@ -111,7 +111,6 @@ def _status(error: Exception) -> int | None:
 
 
 def _describe(error: Exception) -> str:
-    """Returns an error in a few words."""
     import fsspec.exceptions
 
     if isinstance(error, fsspec.exceptions.FSTimeoutError | TimeoutError):
