@@ -14,6 +14,7 @@ from bert_jax.tasks.base import Task, choose_metric
 from bert_jax.tasks.columnar import classes_in
 from bert_jax.tasks.labels import (
     HIDDEN,
+    UNAGREED,
     ClassifyExample,
     as_number,
     check_labelled,
@@ -187,10 +188,19 @@ def read_texts(
         raise InputError(f"{place}: column {label!r} would be text and label; set task.text_column, task.label_column")
     number = find_column(_IDS, table.columns)
     classes = classes_in(place)
+    may_disagree = label.lower() == "gold_label"  # in SNLI's own files; on the hub it is a class with the number -1
+
+    def is_agreed(record: Record) -> bool:
+        value = record.get(label)
+        return not (may_disagree and value == UNAGREED) and not (label in classes and value == -1)
+
+    agreed = [record for record in table.records if split != "test" and is_agreed(record)]
+    records = agreed or table.records
 
     def label_of(record: Record) -> Any:
         value = convert(texts.named_class(record.get(label), classes.get(label)), record.where)
-        return None if split == "test" and hidden and as_number(str(value)) == as_number(hidden) else value
+        is_hidden = split == "test" and hidden and as_number(str(value)) == as_number(hidden)
+        return None if is_hidden or (may_disagree and value == UNAGREED) else value
 
     examples = Examples(
         (
@@ -201,9 +211,9 @@ def read_texts(
                 texts.id_of(record.get(number), place_in_data),
                 record.where,
             )
-            for place_in_data, record in enumerate(table.records)
+            for place_in_data, record in enumerate(records)
         ),
-        {"skipped: too few columns": table.skipped},
+        {"skipped: too few columns": table.skipped, "skipped: no agreed label": len(table.records) - len(records)},
         (text, second, label),
     )
     if split != "test":

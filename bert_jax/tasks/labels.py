@@ -25,6 +25,7 @@ class ClassifyExample(NamedTuple):
 
 
 _MOST = float(np.finfo(np.float32).max)  # of a label that is a number
+UNAGREED = "-"  # annotators of NLI did not agree
 HIDDEN = "-1"  # what data sets write for a label that they keep to themselves
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)", re.ASCII)
 _WRITTEN_LIST = re.compile(r"""\[(|.*['"]|[\d.]+[\s,][\d\s.,]*)\]""", re.DOTALL)  # as pandas writes lists into CSV

@@ -66,6 +66,15 @@ def test_a_hidden_label_of_test_is_unknown(tmp_path):
     assert classify(("no", "yes")).read(dev, "dev")[0].label == "-1"  # which is refused as no class
 
 
+def test_pairs_without_an_agreed_label_are_left_out(tmp_path):
+    rows = "gold_label\tsentence1\tsentence2\nneutral\ta\tb\n-\tc\td\n"  # as SNLI has them
+    found = classify().read(write(tmp_path / "train.tsv", rows), "train")
+    assert [each.label for each in found] == ["neutral"] and found.counts == {"skipped: no agreed label": 1}
+    assert [each.label for each in classify().read(write(tmp_path / "test.tsv", rows), "test")] == ["neutral", None]
+    named = write(tmp_path / "dev.tsv", rows.replace("gold_label", "label"))
+    assert [each.label for each in classify().read(named, "dev")] == ["neutral", "-"]  # a name like another
+
+
 def test_ids_keep_their_zeros(tmp_path):
     path = write(tmp_path / "test.tsv", "id\ttext\n00123\ta\n123\tb\n0\tc\n+5\td\n")
     assert [each.id for each in classify().read(path, "test")] == ["00123", 123, 0, "+5"]

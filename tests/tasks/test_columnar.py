@@ -53,6 +53,12 @@ def test_parts_of_a_split_and_names_of_classes(tmp_path):
     both = f"{tmp_path}/data/train-*.parquet,{tmp_path}/data/validation-00000-of-00001.parquet"
     assert len(made.read(both, "train")) == 3 and len(made.read(both, "dev")) == 1
     assert made.read(str(tmp_path / "data"), "test") == []
+    hidden = {"text": ["e", "f"], "label": [-1, 0]}
+    found = made.read(str(write(tmp_path / "train.parquet", hidden, {"label": label("no", "yes")})), "train")
+    assert [each.text for each in found] == ["f"] and found.counts == {"skipped: no agreed label": 1}
+    write(tmp_path / "dev.parquet", hidden | {"label": [-1, -1]}, {"label": label("no", "yes")})
+    with pytest.raises(InputError, match=r"row 0 .* has no label; training and dev examples need one"):
+        made.read(str(tmp_path / "dev.parquet"), "dev")
     assert (
         task("sst2")
         .read(

@@ -30,9 +30,9 @@ from bert_jax.tasks.squad.read import read_squad, read_squad_file
 from bert_jax.tasks.texts import id_of, named_class
 
 _PAIRS = (("anchor", "positive"), ("query", "positive"), ("query", "pos"), ("query", "passage"), ("query", "document"),
-          ("question", "answer"), ("question", "context"), ("question", "passage"), ("premise", "hypothesis"),
-          ("sentence1", "sentence2"), ("sentence_a", "sentence_b"), ("text1", "text2"), ("question1", "question2"),
-          ("sent0", "sent1"))  # fmt: skip
+          ("query", "answer"), ("question", "answer"), ("question", "context"), ("question", "passage"),
+          ("premise", "hypothesis"), ("sentence1", "sentence2"), ("sentence_a", "sentence_b"), ("text1", "text2"),
+          ("question1", "question2"), ("sent0", "sent1"))  # fmt: skip
 _TEXTS = ("text", "sentence", "content", "document")
 _SCORES = ("score", "similarity_score", "relatedness_score", "similarity", "label", "gold_label", "is_duplicate")
 _IDS = ("id", "idx", "index", "pair_id")

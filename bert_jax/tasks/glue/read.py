@@ -18,7 +18,16 @@ from bert_jax.errors import InputError
 from bert_jax.storage.files import split_places
 from bert_jax.tasks import base, readers
 from bert_jax.tasks.columnar import classes_in
-from bert_jax.tasks.labels import HIDDEN, Classes, ClassifyExample, as_number, check_labelled, label_name, label_number
+from bert_jax.tasks.labels import (
+    HIDDEN,
+    UNAGREED,
+    Classes,
+    ClassifyExample,
+    as_number,
+    check_labelled,
+    label_name,
+    label_number,
+)
 from bert_jax.tasks.texts import id_of, named_class, text_of
 
 
@@ -79,7 +88,6 @@ _NAMES = {"mnli": _MNLI_NAMES, "ax": _AX_NAMES}
 # Adversarial GLUE has the parts of dev in one JSON file.
 _JSON_KEYS = {"dev_matched": ("mnli",), "dev_mismatched": ("mnli-mm",)}
 _FOLDERS = {"ax": ("AX", "diagnostic")}
-_UNAGREED = "-"  # MNLI's annotators did not agree
 # The columns of the STS benchmark's own files, which have no header; their index counts anew for each year.
 _STS_COLUMNS = ("genre", "filename", "year", "old_index", "score", "sentence1", "sentence2")
 
@@ -158,7 +166,7 @@ def read_place(name: str, place: str, json_keys: Sequence[str], labelled: bool) 
     for place_in_data, record in enumerate(table.records):
         value = named_class(record.get(label), classes.get(label))
         value = label_name(value, record.where) if glue.classes else label_number(value, record.where)
-        if value in (_UNAGREED, "hidden") or as_number(str(value)) == as_number(HIDDEN):
+        if value in (UNAGREED, "hidden") or as_number(str(value)) == as_number(HIDDEN):
             unagreed += labelled
             if labelled:
                 continue
