@@ -38,7 +38,7 @@ from bert_jax.training.train import run_stages
 from bert_jax.training.workdir import common, was_packed
 
 
-@in_no_mesh
+@in_no_mesh()
 def finetune(
     config: FinetuneConfig,
     workdir: AnyPath,

@@ -28,7 +28,7 @@ from bert_jax.training.teachers import Teaching, learnt_from
 from bert_jax.training.train import run_stages
 
 
-@in_no_mesh
+@in_no_mesh()
 def pretrain(
     config: PretrainConfig, workdir: AnyPath, devices: Devices | None = None, started: float = 0.0
 ) -> LoopResult:

@@ -83,7 +83,7 @@ class Pretrained:
         usual = {"name": "embeddings", "max_seq_length": self.config.max_positions}
         return from_dict(TaskConfig, self.task_settings or usual, "task_settings")
 
-    @in_no_mesh
+    @in_no_mesh()
     def encode(self, texts: Sequence[str] | Sequence[tuple[str, str]], long_texts: str = "cut") -> Encodings:
         """Returns the encodings of texts, or of pairs of texts, in one batch as long as the longest.
 

@@ -6,39 +6,24 @@ that the host has taken away, and moves them apart only after tens of millisecon
 """
 
 import contextlib
-import functools
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import ParamSpec, TypeVar
 
 _PAUSE = 0.02  # seconds after which a request finds the threads asleep
 _XLA = "tf_XLAEigen"  # the name of the threads
-
-Given = ParamSpec("Given")
-Result = TypeVar("Result")
 
 _found: dict[int, list[int]] = {}  # the threads of a process, which a fork does not have
 _ended = 0.0  # when the last request did
 
 
-def on_all_cores(function: Callable[Given, Result]) -> Callable[Given, Result]:
-    """Returns the function, during which each thread has a core of its own if the call follows a pause.
+@contextlib.contextmanager
+def on_all_cores() -> Iterator[None]:
+    """Gives each thread a core of its own during the block, or the decorated function, if it follows a pause.
 
     Has no effect without Linux, where there are more or fewer threads than cores, or with BERT_JAX_KEEP=0.
     """
-
-    @functools.wraps(function)
-    def call(*arguments: Given.args, **options: Given.kwargs) -> Result:
-        with _apart():
-            return function(*arguments, **options)
-
-    return call
-
-
-@contextlib.contextmanager
-def _apart() -> Iterator[None]:
     global _ended
     moved: dict[int, set[int]] = {}
     if time.monotonic() - _ended > _PAUSE and os.environ.get("BERT_JAX_KEEP") != "0":

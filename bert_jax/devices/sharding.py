@@ -6,11 +6,11 @@ divided) and "tensor" (heads, feed-forward and vocabulary divided). One device i
 so the same program runs on any number of devices.
 """
 
-import functools
+import contextlib
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ParamSpec, TypeAlias, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 import jax
 import numpy as np
@@ -25,8 +25,6 @@ from bert_jax.settings.pretraining import MeshConfig
 from bert_jax.settings.rules import nearest_multiples
 
 Value = TypeVar("Value")
-Given = ParamSpec("Given")
-Result = TypeVar("Result")
 Devices: TypeAlias = Sequence[Any]  # of `jax.Device`, which type checkers take for a variable
 
 ROW_AXES = ("data", "fsdp")  # the axes over which the rows of a batch are divided
@@ -89,15 +87,11 @@ def make_mesh(config: MeshConfig, devices: Devices | None = None) -> Mesh:
     return Mesh(mesh_utils.create_hybrid_device_mesh(of_slice, (slices, 1, 1), devices), axes, axis_types=types)
 
 
-def in_no_mesh(function: Callable[Given, Result]) -> Callable[Given, Result]:
-    """Returns the function, which then computes as if its caller had set no mesh."""
-
-    @functools.wraps(function)
-    def call(*arguments: Given.args, **options: Given.kwargs) -> Result:
-        with jax.set_mesh(Mesh(np.empty((), object), ())):
-            return function(*arguments, **options)
-
-    return call
+@contextlib.contextmanager
+def in_no_mesh() -> Iterator[None]:
+    """Runs the block, or the decorated function, as if its caller had set no mesh."""
+    with jax.set_mesh(Mesh(np.empty((), object), ())):
+        yield
 
 
 def mesh_sizes(config: MeshConfig, num_devices: int) -> dict[str, int]:

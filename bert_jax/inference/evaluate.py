@@ -38,7 +38,7 @@ _TOKENS_AT_ONCE = 8192  # of a batch on each device
 _TEXT_LENGTH = 128  # of the rows of text that is prepared here, where the model has so many positions
 
 
-@in_no_mesh
+@in_no_mesh()
 def evaluate_pretrained(
     bert: Pretrained,
     data: str | Path,

@@ -44,7 +44,7 @@ class TokenFeatures(NamedTuple):
     truncated: bool
 
 
-@in_no_mesh
+@in_no_mesh()
 def token_features(
     bert: Pretrained,
     texts: Sequence[str] | Sequence[tuple[str, str]],
@@ -77,8 +77,8 @@ def token_features(
     tell_cut(num_cut, max_seq_length)
 
 
-@in_no_mesh
-@on_all_cores
+@in_no_mesh()
+@on_all_cores()
 def sentence_embeddings(
     bert: Pretrained,
     texts: Sequence[str] | Sequence[tuple[str, str]],

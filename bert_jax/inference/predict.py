@@ -98,8 +98,8 @@ class Predictor:
             raise too_long(where, self._most)
         return example
 
-    @in_no_mesh
-    @on_all_cores
+    @in_no_mesh()
+    @on_all_cores()
     def predict(self, examples: Sequence[Example]) -> list[Prediction]:
         """Returns a prediction for each of the task's examples."""
         assert self.task is not None
@@ -217,8 +217,8 @@ def read_blanks(bert: Pretrained, text: str, where: str, long_texts: str = "cut"
     return Blanks(text, token_ids, places, was_cut)
 
 
-@in_no_mesh
-@on_all_cores
+@in_no_mesh()
+@on_all_cores()
 def fill_blanks(bert: Pretrained, texts: Sequence[Blanks], num_guesses: int) -> list[list[list[Filled]]]:
     """Returns the guesses for every blank of every text, in their order; texts of like lengths share a batch."""
     tell_cut(sum(text.was_cut for text in texts), bert.config.max_positions)

@@ -57,7 +57,7 @@ def score_sentences(
     return np.array([each.sum(dtype=np.float64) for each in scores], np.float64)
 
 
-@in_no_mesh
+@in_no_mesh()
 def token_scores(
     bert: Pretrained,
     sentences: Sequence[str],

@@ -26,7 +26,7 @@ def may_run_on():
 seen = []
 for pause in (0, 0, 0.4):
     time.sleep(pause)
-    seen.append(cores.on_all_cores(may_run_on)())
+    seen.append(cores.on_all_cores()(may_run_on)())
     seen.append(may_run_on())
 print(json.dumps([sorted(os.sched_getaffinity(0)), seen]))
 """

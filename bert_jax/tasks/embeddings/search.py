@@ -29,7 +29,7 @@ def in_blocks(vectors: np.ndarray) -> Iterable[np.ndarray]:
     return (vectors[first : first + BLOCK] for first in range(0, len(vectors), BLOCK))
 
 
-@in_no_mesh
+@in_no_mesh()
 def nearest(queries: np.ndarray, blocks: Iterable[np.ndarray], k: int) -> Nearest:
     """Returns the k nearest of all vectors of the blocks [n, K] for queries [Q, K]. Of equals the first come first."""
     devices = jax.local_devices()
