@@ -5,7 +5,8 @@ A row holds [CLS] context [SEP] choice [SEP] for each choice of an example, one 
 each other, the model gives each a number, and the softmax over the example's numbers chooses.
 
 It reads tables and JSON with the columns or keys of SWAG (sent1, sent2, ending0 .. ending3, label), where an ending
-goes on after sent2; JSON with a list of choices; and CODAH's tables without header (category, prompt, endings, label).
+goes on after sent2; JSON with a list of choices; the hub's choices with names (as of ARC and CommonsenseQA, whose
+answerKey is the name of one); and CODAH's tables without header (category, prompt, endings, label).
 A question beside a context or premise goes on after it, such as the "cause" or "effect" of COPA.
 
 Source: paper, section 4.4.
@@ -31,7 +32,7 @@ from bert_jax.text.tokenizer import Tokenizer
 
 _CONTEXTS = ("context", "sent1", "premise", "question", "prompt", "ctx", "startphrase")
 _CHOICES = ("choices", "endings", "options", "answers")
-_LABELS = ("label", "answer", "gold")
+_LABELS = ("label", "answer", "gold", "answerkey")
 _IDS = ("id", "idx", "index")
 _ENDING = re.compile(r"(ending|choice|option|answer)_?\d{1,18}", re.IGNORECASE)
 
@@ -134,9 +135,12 @@ def _example(
         raise _missing(where, columns.context or "context or sent1", "the text that goes on", record)
     if columns.question:
         context = f"{context} {record[columns.question]}"
+    right = record.get(columns.label)
     if columns.choices:
         choices, start = record.get(columns.choices), ""
         if isinstance(choices, Mapping) and isinstance(choices.get("text"), list):
+            names = choices.get("label")  # such as A, B, C
+            right = names.index(right) if isinstance(names, list) and right in names else right
             choices = choices["text"]
     else:
         choices, start = [record[key] for key in columns.endings], record.get(columns.start) or ""
@@ -147,7 +151,7 @@ def _example(
     if len(choices) < 2:
         raise InputError(f"{where} has {len(choices)} choices; there must be two or more")
     choices = tuple(f"{start} {choice}".strip() for choice in choices)
-    label = _label(record.get(columns.label), len(choices), where)
+    label = _label(right, len(choices), where)
     if label is None and labelled:
         raise _missing(where, columns.label or "label", "the number of the right choice, from 0", record)
     found = record.get(find_column(_IDS, [key for key in record if isinstance(key, str)]))

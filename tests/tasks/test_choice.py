@@ -56,6 +56,16 @@ def test_json_has_any_number_of_choices(tmp_path):
     assert large[:4] == ("a", ("x b", "x c"), 1, 7)
 
 
+def test_choices_with_names(tmp_path):
+    line = {"id": "q", "question": "a", "choices": {"text": ["b", "c"], "label": ["A", "B"]}, "answerKey": "B"}
+    (found,) = read(tmp_path, "a.jsonl", json.dumps(line))
+    assert found[:4] == ("a", ("b", "c"), 1, "q")
+    numbered = line | {"choices": {"text": ["b", "c"], "label": ["1", "2"]}, "answerKey": "1"}
+    assert read(tmp_path, "a.jsonl", json.dumps(numbered))[0].label == 0
+    assert read(tmp_path, "test.jsonl", json.dumps(line | {"answerKey": ""}), "test")[0].label is None
+    assert "label 'C' is not the number" in message(read, tmp_path, "a.jsonl", json.dumps(line | {"answerKey": "C"}))
+
+
 def test_copa_asks_for_the_cause_or_the_effect(tmp_path):
     line = '{"premise": "I fell.", "choice1": "b", "choice2": "c", "question": "cause", "label": 1}'
     found = read(tmp_path, "a.jsonl", line)
