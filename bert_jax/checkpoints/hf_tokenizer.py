@@ -27,16 +27,10 @@ from bert_jax.text.bert_json import (
 from bert_jax.text.tokenizer import Tokenizer, load_tokenizer, wordpiece_tokenizer
 from bert_jax.text.tokenizer_json import ROLES, DescribedPieces, read_pieces
 from bert_jax.text.vocab import CONTINUATION, MAX_WORD_LENGTH, SPECIAL_TOKENS, read_vocab
-from bert_jax.text.wordpiece import LONGEST_WORD, WordPiece, is_lowercase
+from bert_jax.text.wordpiece import CLASSES, LONGEST_WORD, WordPiece, is_lowercase
 
 _SETTINGS, _BACKEND = "tokenizer_config.json", FILE
 
-# Those of BERT, and those that say nothing; another class splits text in another way.
-_OF_BERT = ("Bert", "DistilBert", "MobileBert", "Electra", "ConvBert")  # whose tokenizers are the same
-_CLASSES = (
-    *("", "AutoTokenizer", "PreTrainedTokenizerFast", "TokenizersBackend", "SentencePiece"),
-    *(f"{model}Tokenizer{fast}" for model in _OF_BERT for fast in ("", "Fast")),
-)
 _GENERAL = ("PreTrainedTokenizerFast", "TokenizersBackend")  # they do what tokenizer.json says
 
 
@@ -173,7 +167,7 @@ def _disagree(settings: JsonObject, backend: JsonObject) -> bool:
 def _check_settings(settings: JsonObject, path: Path) -> None:
     """Raises: InputError if tokenizer_config.json describes a tokenizer that is not BERT's WordPiece."""
     kind = settings.get("tokenizer_class") or ""
-    if kind not in _CLASSES:
+    if kind not in CLASSES:
         raise OtherTokenizer(f"{path}: tokenizer_class {str(kind)[:80]} is not BERT's WordPiece; {OTHER}")
     named = {f"{name}_token": token for name, token in zip(ROLES, SPECIAL_TOKENS, strict=True)}
     wanted = named | {"do_basic_tokenize": True, "never_split": None}

@@ -17,6 +17,12 @@ from bert_jax.text.vocab import CONTINUATION, MAX_WORD_LENGTH, Template, encode_
 from bert_jax.text.words import BatchEncoder
 
 LONGEST_WORD = "max_input_chars_per_word"  # Hugging Face's name of the option
+# Its classes of BERT's tokenizer, and those that say nothing; another class splits text in another way.
+_OF_BERT = ("Bert", "DistilBert", "MobileBert", "Electra", "ConvBert")  # whose tokenizers are the same
+CLASSES = (
+    *("", "AutoTokenizer", "PreTrainedTokenizerFast", "TokenizersBackend", "SentencePiece"),
+    *(f"{model}Tokenizer{fast}" for model in _OF_BERT for fast in ("", "Fast")),
+)
 _CACHED_WORDS = 500_000  # about 150 MB; as many different words as there are in 50 MB of English text
 
 _FIRST_LETTERS = 4  # of a word, by which it is known how long a token that begins it can be
@@ -166,8 +172,12 @@ def read_wordpiece(
     vocab = read_vocab(path)
     if strip_accents is None:
         strip_accents = config.get("strip_accents")
-    if not config.get("do_basic_tokenize", True):
-        raise InputError(f"tokenizer_config.json beside {path} does not describe a BERT tokenizer; give {path} itself")
+    kind = config.get("tokenizer_class") or ""
+    if kind not in CLASSES or not config.get("do_basic_tokenize", True):
+        what = f", but {str(kind)[:80]}" if kind not in CLASSES else ""
+        raise InputError(
+            f"tokenizer_config.json beside {path} does not describe a BERT tokenizer{what}; give {path} itself"
+        )
     normalizer = Normalizer(
         is_lowercase(vocab, config, lowercase), strip_accents, config.get("tokenize_chinese_chars", True)
     )

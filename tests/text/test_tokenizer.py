@@ -253,9 +253,21 @@ def test_a_configuration_decides_and_arguments_override_it(tmp_path):
     tokenizer = load_tokenizer(tmp_path)
     assert tokenizer.config == {"do_lower_case": False, "strip_accents": False, "tokenize_chinese_chars": False}
     assert load_tokenizer(tmp_path, lowercase=True).strip_accents
-    (tmp_path / "tokenizer_config.json").write_text('{"do_basic_tokenize": false}')
-    with pytest.raises(InputError, match="does not describe a BERT tokenizer"):
+
+
+@pytest.mark.parametrize(
+    ("settings", "what"),
+    [
+        ({"do_basic_tokenize": False}, ""),
+        ({"tokenizer_class": "BertJapaneseTokenizer"}, ", but BertJapaneseTokenizer"),  # its words are MeCab's
+    ],
+)
+def test_a_configuration_of_another_tokenizer_is_refused(tmp_path, settings, what):
+    (tmp_path / "vocab.txt").write_text("\n".join(VOCAB))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    with pytest.raises(InputError, match=rf"does not describe a BERT tokenizer{what}; give .*vocab\.txt itself"):
         load_tokenizer(tmp_path)
+    assert load_tokenizer(tmp_path / "vocab.txt").vocab_size == len(VOCAB)
 
 
 def test_windows_line_ends_and_byte_order_mark(tmp_path):
