@@ -27,11 +27,9 @@ from bert_jax.text.bert_json import (
 from bert_jax.text.tokenizer import Tokenizer, load_tokenizer, wordpiece_tokenizer
 from bert_jax.text.tokenizer_json import ROLES, DescribedPieces, read_pieces
 from bert_jax.text.vocab import CONTINUATION, MAX_WORD_LENGTH, SPECIAL_TOKENS, read_vocab
-from bert_jax.text.wordpiece import CLASSES, LONGEST_WORD, WordPiece, is_lowercase
+from bert_jax.text.wordpiece import CLASSES, GENERAL, LONGEST_WORD, WordPiece, is_lowercase
 
 _SETTINGS, _BACKEND = "tokenizer_config.json", FILE
-
-_GENERAL = ("PreTrainedTokenizerFast", "TokenizersBackend")  # they do what tokenizer.json says
 
 
 def load_hf_tokenizer(directory: Path) -> tuple[Tokenizer, list[str]]:
@@ -58,7 +56,7 @@ def load_hf_tokenizer(directory: Path) -> tuple[Tokenizer, list[str]]:
 def _load_berts(directory: Path, settings: JsonObject, backend: JsonObject) -> tuple[Tokenizer, list[str]]:
     """Returns BERT's WordPiece. Raises: OtherTokenizer if it is another one."""
     options = berts_options(backend, directory / _BACKEND) if backend else {}
-    is_general = bool(backend) and settings.get("tokenizer_class") in _GENERAL
+    is_general = bool(backend) and settings.get("tokenizer_class") in GENERAL
     if is_general and "post_processor" in backend and backend["post_processor"] is None:
         raise InputError(f"{directory / _BACKEND}: post_processor is null, so it adds no [CLS] and [SEP]; {OTHER}")
     if not is_general:
@@ -156,7 +154,7 @@ def make_backend(tokenizer: Tokenizer) -> JsonObject:
 
 def _disagree(settings: JsonObject, backend: JsonObject) -> bool:
     """Returns whether a tokenizer of a BERT's class has options of which tokenizer.json says otherwise."""
-    if settings.get("tokenizer_class") in (None, "", *_GENERAL):
+    if settings.get("tokenizer_class") in (None, "", *GENERAL):
         return False
     normalizer = backend.get("normalizer")
     said = normalizer if isinstance(normalizer, dict) else {}

@@ -6,6 +6,7 @@
 those of a tokenizer.json.
 """
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -19,12 +20,12 @@ from bert_jax.storage import files, schema, writing
 from bert_jax.storage.files import JsonObject
 from bert_jax.storage.places import AnyPath, to_place
 from bert_jax.storage.resolve import resolve
-from bert_jax.text.bert_json import is_others
+from bert_jax.text.bert_json import berts_options, is_others
 from bert_jax.text.normalize import Normalizer
 from bert_jax.text.sentencepieces import SentencePieces, read_sentencepieces
 from bert_jax.text.tokenizer_json import DescribedPieces, read_described
 from bert_jax.text.vocab import MAX_WORD_LENGTH
-from bert_jax.text.wordpiece import LONGEST_WORD, WordPiece, read_wordpiece
+from bert_jax.text.wordpiece import GENERAL, LONGEST_WORD, WordPiece, read_wordpiece
 
 _CONFIG_NAME = "tokenizer_config.json"
 _NAMES = ("do_lower_case", "strip_accents", "tokenize_chinese_chars", "keep_accents")
@@ -197,7 +198,7 @@ def load_tokenizer(path: AnyPath, lowercase: bool | None = None, strip_accents: 
         if (path / _CONFIG_NAME).exists():
             config = files.read_json(path / _CONFIG_NAME)
         schema.check(config, _OPTIONS, path / _CONFIG_NAME, "correct it, or remove the file")
-        config = _limit_of(path / "tokenizer.json") | config
+        config = _with_options_of(path / "tokenizer.json", config)
         path = _vocabulary_file(path)
     files.check_fetched(path)
     read = {".model": read_sentencepieces, ".json": read_described}.get(path.suffix, read_wordpiece)
@@ -208,12 +209,23 @@ def load_tokenizer(path: AnyPath, lowercase: bool | None = None, strip_accents: 
         raise InputError(f"{path}: {error}") from None
 
 
-def _limit_of(path: Path) -> dict[str, int]:
-    """Returns the option that a directory of Hugging Face has in tokenizer.json alone: characters of a word."""
+def _with_options_of(path: Path, config: JsonObject) -> JsonObject:
+    """Returns `config` with the options of the tokenizer.json beside it, if that is BERT's.
+
+    Where both speak of one, tokenizer_config.json is right for BERT's own classes, tokenizer.json for the general ones.
+    """
+    config = {name: value for name, value in config.items() if value is not None}
     backend = files.read_json(path) if path.exists() else None
-    model = backend.get("model") if isinstance(backend, dict) else None
+    if not isinstance(backend, dict):
+        return config
+    options: JsonObject = {}
+    with contextlib.suppress(InputError):  # another's, or damaged
+        options = {name: value for name, value in berts_options(backend, path).items() if isinstance(value, bool)}
+    model = backend.get("model")
     longest = model.get(LONGEST_WORD) if isinstance(model, dict) else None
-    return {LONGEST_WORD: longest} if type(longest) is int and longest > 0 else {}
+    if type(longest) is int and longest > 0:
+        options[LONGEST_WORD] = longest
+    return config | options if config.get("tokenizer_class") in GENERAL else options | config
 
 
 def _vocabulary_file(directory: Path) -> Path:

@@ -151,7 +151,7 @@ def read_described(
     backend = read_json(path)
     if is_plain(backend, path):
         vocab = berts_vocab(backend, path)
-        options = berts_options(backend, path)
+        options = berts_options(backend, path) | config
         accents = options.get("strip_accents") if strip_accents is None else strip_accents
         normalizer = Normalizer(
             is_lowercase(vocab, options, lowercase), accents, options.get("tokenize_chinese_chars", True)

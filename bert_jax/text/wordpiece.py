@@ -17,10 +17,11 @@ from bert_jax.text.vocab import CONTINUATION, MAX_WORD_LENGTH, Template, encode_
 from bert_jax.text.words import BatchEncoder
 
 LONGEST_WORD = "max_input_chars_per_word"  # Hugging Face's name of the option
+GENERAL = ("PreTrainedTokenizerFast", "TokenizersBackend")  # classes that do what tokenizer.json says
 # Its classes of BERT's tokenizer, and those that say nothing; another class splits text in another way.
 _OF_BERT = ("Bert", "DistilBert", "MobileBert", "Electra", "ConvBert")  # whose tokenizers are the same
 CLASSES = (
-    *("", "AutoTokenizer", "PreTrainedTokenizerFast", "TokenizersBackend", "SentencePiece"),
+    *("", "AutoTokenizer", *GENERAL, "SentencePiece"),
     *(f"{model}Tokenizer{fast}" for model in _OF_BERT for fast in ("", "Fast")),
 )
 _CACHED_WORDS = 500_000  # about 150 MB; as many different words as there are in 50 MB of English text

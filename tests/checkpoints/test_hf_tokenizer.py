@@ -90,6 +90,22 @@ def test_a_token_of_blanks_in_tokenizer_json_is_saved_and_read_as_it_is(tokenize
     assert load_tokenizer(tmp_path).fingerprint == found.fingerprint
 
 
+@pytest.mark.parametrize("option", ["lowercase", "strip_accents", "handle_chinese_chars"])
+@pytest.mark.parametrize("kind", ["", "BertTokenizer", "PreTrainedTokenizerFast"])
+@pytest.mark.parametrize("left_out", ["", "vocab.txt"])
+def test_options_of_tokenizer_json_alone_are_those_of_the_vocabulary_too(tokenizer, tmp_path, option, kind, left_out):
+    """`prepare_corpus --tokenizer` reads a directory as the model in it does."""
+    save_hf_tokenizer(tmp_path, tokenizer, 64)
+    backend = json.loads((tmp_path / "tokenizer.json").read_text())
+    change(tmp_path / "tokenizer.json", normalizer=backend["normalizer"] | {option: not backend["normalizer"][option]})
+    if left_out:
+        (tmp_path / left_out).unlink()
+    for settings in ({"do_lower_case": None}, {"do_lower_case": True, "strip_accents": True}):
+        about = {"tokenizer_class": kind} | settings
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(about))
+        assert load_tokenizer(tmp_path).config == load_hf_tokenizer(tmp_path)[0].config
+
+
 @pytest.mark.parametrize("kind", ["PreTrainedTokenizerFast", "TokenizersBackend", "BertTokenizerFast"])
 def test_the_general_classes_do_what_tokenizer_json_says(tokenizer, tmp_path, kind):
     save_hf_tokenizer(tmp_path, tokenizer, 64)
