@@ -182,7 +182,7 @@ def read_json(path: AnyPath) -> Any:
 
 def read_object(path: Path) -> JsonObject:
     """Returns the object in a JSON file, {} if there is no file. Raises: InputError if it holds something else."""
-    content = read_json(path) if path.exists() else {}
+    content = read_json(path) if os.path.exists(path) else {}  # where a name is too long, Path.exists raises
     if not isinstance(content, dict):
         raise InputError(f"{path} is not a JSON object; copy it again")
     return content

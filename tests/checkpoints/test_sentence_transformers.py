@@ -171,6 +171,14 @@ def test_other_modules_are_named(directory, kinds, problem):
     assert load_pretrained(directory).task == "encoder"
 
 
+def test_a_path_that_no_file_system_has_is_one_line(directory):
+    modules = json.loads((directory / MODULES).read_text())
+    modules[2]["path"] = "2_Dense" * 1000
+    (directory / MODULES).write_text(json.dumps(modules))
+    with pytest.raises(InputError, match="in_features null cannot be computed here"):
+        load_pretrained(directory)
+
+
 @pytest.mark.parametrize("kind", ["StaticEmbedding", "Router", "CLIPModel"])
 def test_modules_without_a_model_at_the_root_are_named(tmp_path, kind):
     """As version 6 writes them: there is no config.json, and of some no tensors either."""
