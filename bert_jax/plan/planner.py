@@ -221,9 +221,9 @@ def _batch(row: Rows, batch_size: int = 1, mesh: Mesh | None = None) -> Batch:
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), row.batch)
 
 
-def row_of(config: PretrainConfig, row_length: int = 0, num_sequences: int = 1) -> np.dtype:
-    """Returns the record of a row of `row_length` tokens; 0 is `default_row_length`."""
-    return row_dtype(row_length or default_row_length(config), num_sequences, config.model.vocab_size)
+def row_of(config: PretrainConfig, row_length: int = 0) -> np.dtype:
+    """Returns the record of a row of one sequence and `row_length` tokens; 0 is `default_row_length`."""
+    return row_dtype(row_length or default_row_length(config), 1, config.model.vocab_size)
 
 
 def lower_train_step(config: PretrainConfig, mesh: Mesh, row: Rows) -> jax.stages.Lowered:

@@ -4,6 +4,8 @@
 from bert_jax.devices.chips import GIB
 from bert_jax.plan.planner import Plan
 
+_MOST = 12  # plans of a search that are shown
+
 
 def plan_table(plan: Plan) -> list[str]:
     """Returns a plan in lines of text."""
@@ -43,12 +45,12 @@ def plan_table(plan: Plan) -> list[str]:
     return lines + ([f"compiled in {plan.compile_seconds:.0f} s"] if plan.compile_seconds else [])
 
 
-def search_table(plans: list[Plan], most: int = 12) -> list[str]:
+def search_table(plans: list[Plan]) -> list[str]:
     """Returns the first plans of a search, one in a line, and the flags of the first."""
     lines = [
         f"{'step, ms':>9}{'rows/s':>10}{'MFU':>8}{'fits':>6}{'GiB a chip':>12}{'of':>8}  settings; by {plans[0].source}"
     ]
-    for plan in plans[:most]:
+    for plan in plans[:_MOST]:
         total = next((plan.bytes[kind] for kind in ("held at once", "total", "temporaries") if plan.bytes.get(kind)), 0)
         step = plan.seconds["step"]
         axes = " x ".join(f"{name} {size}" for name, size in plan.mesh.items() if size > 1) or "one device"
@@ -57,8 +59,8 @@ def search_table(plans: list[Plan], most: int = 12) -> list[str]:
             f"{1e3 * step:>9,.1f}{plan.batch_size / step:>10,.0f}{plan.mfu:>8.1%}{'yes' if plan.fits else 'NO':>6}"
             f"{total / GIB:>12.2f}{plan.hbm_bytes / GIB:>8.2f}  {axes}; {settings or 'as given'}"
         )
-    if len(plans) > most:
-        lines.append(f"and {len(plans) - most} more; --json=FILE has all")
+    if len(plans) > _MOST:
+        lines.append(f"and {len(plans) - _MOST} more; --json=FILE has all")
     if not plans[0].fits:
         return [*lines, "", f"nothing fits: {plans[0].problem}"]
     return [*lines, "", "the fastest by the model of time, which nobody has measured; add to the command:",
