@@ -108,7 +108,7 @@ def test_data_of_tasks_has_a_bound_by_its_size(tmp_path, name, compress):
         write_zstd(path, bytes(MIB), 100)
     else:
         path.write_bytes(gzip.compress(bytes(100 * MIB), 1))
-    read = squad_read.read_json_file if name == "train.json" else readers.read_table
+    read = squad_read.read_squad_file if name == "train.json" else readers.read_table
     message, peak = peak_of(read, str(path))
     assert (
         message
