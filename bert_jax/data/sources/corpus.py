@@ -105,14 +105,11 @@ def fingerprint_source(source: str, path: str, text_column: str = TEXT_COLUMN) -
     if source.startswith(tfds_text.PREFIX):
         return source, tfds_text.examples_fingerprint(source), -1
     content, num_bytes = files.sha256_file(path), os.path.getsize(path)
-    if text_column == TEXT_COLUMN or not _has_columns(path, source):
-        return source, content, num_bytes
-    return source, hashlib.sha256(f"{content} {text_column}".encode()).hexdigest(), num_bytes
-
-
-def _has_columns(path: str, source: str) -> bool:
-    """Returns whether a file is of a format in which the text has a column or key."""
-    return parquet.is_parquet(path, source) or formats.detect_format(path, source) == formats.JSON_LINES
+    if text_column != TEXT_COLUMN and (
+        parquet.is_parquet(path, source) or formats.detect_format(path, source) == formats.JSON_LINES
+    ):  # a format in which the text has a column or key
+        content = hashlib.sha256(f"{content} {text_column}".encode()).hexdigest()
+    return source, content, num_bytes
 
 
 def join_fingerprints(contents: list[Content]) -> str:

@@ -47,7 +47,8 @@ def plan_row_groups(path: str, source: str, piece_bytes: int, column: str) -> li
     Raises: InputError if the file is damaged, or has no column of this name with text.
     """
     with _opened(path, source, column) as file:
-        (place,) = _place(file.metadata, column)
+        leaves = file.metadata.schema  # those of nested columns are among them
+        place = next(place for place in range(len(leaves)) if leaves.column(place).path == column)
         cuts, held = [0], 0
         for group in range(file.num_row_groups):
             held += file.metadata.row_group(group).column(place).total_uncompressed_size
@@ -160,11 +161,6 @@ def _opened(path: str, source: str, column: str) -> Iterator[Any]:
             raise InputError(f"cannot read {source}: {error.strerror}; check the path and its permissions") from None
         reason = one_line(error)[:200]
         raise InputError(f"{source} is damaged or cut off ({reason}); download or copy it again") from None
-
-
-def _place(metadata: Any, column: str) -> list[int]:
-    """Returns the place of a column among the leaves, those of nested columns being among them."""
-    return [place for place in range(len(metadata.schema)) if metadata.schema.column(place).path == column]
 
 
 def _check_column(schema: Any, source: str, column: str) -> None:
