@@ -29,12 +29,18 @@ UNAGREED = "-"  # annotators of NLI did not agree
 HIDDEN = "-1"  # what data sets write for a label that they keep to themselves
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)", re.ASCII)
 _WRITTEN_LIST = re.compile(r"""\[(|.*['"]|[\d.]+[\s,][\d\s.,]*)\]""", re.DOTALL)  # as pandas writes lists into CSV
+_WRITTEN_OBJECT = re.compile(r"""\{.*['"]\s*:.*\}""", re.DOTALL)
 
 
 def label_name(value: object, where: str) -> str | None:
-    """Returns a class as text; None if it is missing. Raises: InputError if it is neither text nor a finite number."""
+    """Returns a class as text; None if it is missing. Raises: InputError if it is not a name or a finite number."""
     if value is None or isinstance(value, str):
-        return (value or "").strip() or None
+        name = (value or "").strip()
+        if _WRITTEN_OBJECT.fullmatch(name):
+            raise InputError(
+                f"{where}: label {name!r:.60} is an object as text; give it as one, in JSON lines or Parquet"
+            )
+        return name or None
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float) and value.is_integer():

@@ -6,6 +6,7 @@ them; an object gives each a probability. Thresholds are chosen on dev, for the 
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Sequence
 from functools import partial
@@ -71,6 +72,13 @@ def _find_labels(examples: Sequence[ClassifyExample]) -> tuple[str, ...]:
             f"{examples[0].where}: {len(examples)} examples have {len(found)} different labels; check "
             "task.label_column and task.label_separator, or set task.labels"
         )
+    for name, sign in itertools.product(found, ";|\t"):
+        if sign in name and {part.strip() for part in name.split(sign)} <= {*found}:
+            where = next(example.where for example in examples if name in (example.label or ()))
+            raise InputError(
+                f"{where}: label {name!r:.60} is other labels with {sign!r} between them; set task.label_separator to "
+                "it, or give lists"
+            )
     return tuple(found)
 
 

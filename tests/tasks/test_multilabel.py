@@ -4,6 +4,7 @@
 import dataclasses
 import json
 import random
+import re
 
 import jax
 import jax.numpy as jnp
@@ -61,6 +62,7 @@ def test_labels_are_lists_texts_or_probabilities(tmp_path, value, wanted):
         ({"b": 2}, "are not probabilities from 0 to 1"),
         ([["b"]], "label ['b'] is not a name"),
         (None, "has no label; training and dev examples need one"),
+        ("{'b': 0.3}", "is an object as text; give it as one, in JSON lines or Parquet"),
         *(
             (wrong, "are a list as Python writes it, or a 0 or 1 for each label; give the names that hold, with ','")
             for wrong in ([0, 1, 0], [0.0, 0.0], [True, True], "1,0,0", "['b', 'd']", '["b"]', "[]", "[0. 1. 0.]")
@@ -72,6 +74,18 @@ def test_what_is_no_label_is_named(tmp_path, value, problem):
         found = task().read(write_lines(tmp_path / "train.jsonl", [{"text": "ban", "labels": value}]), "train")
         task().make_rows(found, make_tokenizer(80), True)
     assert problem in str(caught.value) and "train.jsonl:1" in str(caught.value)
+
+
+@pytest.mark.parametrize(("label", "sign"), [("b;d", ";"), ("b | d", "|"), ("d;x", ""), ("b, d", "")])
+def test_labels_with_another_sign_between_them_are_named(tmp_path, label, sign):
+    rows = [{"text": "ban", "labels": each} for each in ("b", "d", label) * 20]
+    own = task(labels=())
+    examples = own.read(write_lines(tmp_path / "train.jsonl", rows), "train")
+    if not sign:
+        assert {"b", "d"} <= set(own.find_labels(examples))
+        return
+    with pytest.raises(InputError, match=re.escape(f"label {label!r} is other labels with {sign!r} between them")):
+        own.find_labels(examples)
 
 
 @pytest.mark.parametrize(
