@@ -195,6 +195,7 @@ BESIDE = (
     "training.whole_batch",
 )
 MAX_CORE_LINES = 5050  # with the options of the family and the losses of a whole batch
+MAX_PACKAGE_LINES = 35_100  # docs/decisions/0059-size-of-the-package.md
 MAX_LINES = {"train.py": 60, "finetune.py": 60}  # and 400 for every file of the package
 SPDX = "# SPDX-License-Identifier: Apache-2.0"
 
@@ -336,6 +337,9 @@ def check_files(root: Path, sources: list[Source]) -> list[str]:
     lines = sum(source.lines for source in core)
     if lines > MAX_CORE_LINES:
         problems.append(f"the core has {lines} lines; {MAX_CORE_LINES} is what one reads in an afternoon")
+    lines = sum(source.lines for source in sources)
+    if lines > MAX_PACKAGE_LINES:
+        problems.append(f"the package has {lines} lines; {MAX_PACKAGE_LINES} is the most, so take something away")
     python_files = [source.path for source in sources]
     python_files += [path for place in TEXT_PLACES[1:] for path in sorted((root / place).rglob("*.py"))]
     for path in python_files:
@@ -584,3 +588,8 @@ def test_the_checker_finds_a_missing_licence(tmp_path):
 def test_the_checker_counts_the_core(tmp_path):
     write_tree(tmp_path, {f"bert_jax/model/layer_{number}.py": "\n" * 399 for number in range(13)})
     assert "the core has 5200 lines" in "\n".join(check(tmp_path))
+
+
+def test_the_checker_counts_the_package(tmp_path):
+    write_tree(tmp_path, {f"bert_jax/data/part_{number}.py": "\n" * 399 for number in range(88)})
+    assert "the package has 35200 lines" in "\n".join(check(tmp_path))
