@@ -72,8 +72,8 @@ def keeps_at(
 
 
 def _hashed(places: jax.Array, first: jax.Array, second: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns twice 16 random bits for each place."""
-    bits = places ^ first
+    """Returns twice 16 random bits for each place, of which 32 bits count; with jax_enable_x64 it may have 64."""
+    bits = places.astype(jnp.int32) ^ first
     for key, shift, odd in ((0, 16, _ODD[0]), (second, 15, _ODD[1])):
         bits = (bits ^ key ^ _shifted(bits, shift)) * odd
     bits = bits ^ _shifted(bits, 16)

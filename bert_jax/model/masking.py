@@ -188,7 +188,10 @@ def choose_words(
         inside = candidates & (index >= first[:, None]) & (index < stops[rows, first, taken][:, None])
         accepted = starts[rows, first] & fits[:, 0] & ~jnp.any(inside & chosen, axis=1)
         spent = jnp.where(accepted, sizes[rows, first, taken], 0)
-        return (chosen | (inside & accepted[:, None]), left.at[rows, place[rows, first]].add(-spent)), None
+        return (
+            chosen | (inside & accepted[:, None]),
+            left.at[rows, place[rows, first]].add(-spent.astype(left.dtype)),
+        ), None
 
     order = jnp.argsort(jnp.where(starts, scores >> 1, jnp.uint32(2**32 - 1)), axis=1)  # words before all else
     (chosen, _), _ = jax.lax.scan(visit, (jnp.zeros_like(candidates), budgets), order.T)

@@ -62,13 +62,14 @@ def test_both_passes_equal_those_of_whole_rows(monkeypatch, window, rate, causal
 
 
 @pytest.mark.parametrize("size", [6, 7])
-def test_dropout_of_any_scores_is_that_of_whole_rows(size):
+@pytest.mark.parametrize("x64", [False, True])
+def test_dropout_of_any_scores_is_that_of_whole_rows(size, x64):
     shape = AttentionShape(1, 8, False, 2**15)
     first, second = jnp.int32(123), jnp.int32(-77)
-    rows, columns = jnp.arange(size)[:, None], jnp.arange(size)
-    np.testing.assert_array_equal(
-        keeps_at(shape, size, rows, columns, first, second), keeps(shape, size, first, second)
-    )
+    expected = keeps(shape, size, first, second)
+    with jax.enable_x64(x64):
+        rows, columns = jnp.arange(size)[:, None], jnp.arange(size)
+        np.testing.assert_array_equal(keeps_at(shape, size, rows, columns, first, second), expected)
 
 
 def test_windows_are_for_rows_that_are_longer_than_three_blocks():
