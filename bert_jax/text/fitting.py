@@ -44,9 +44,8 @@ def tell_cut(count: int, most: int) -> None:
     """Warns of texts that were cut, if there are any."""
     if count:
         frame, level = sys._getframe(), 1
-        while frame.f_back and frame.f_globals.get("__name__", "").startswith(
-            "bert_jax."
-        ):  # the line of whoever calls us
+        ours = ("bert_jax.", "contextlib")  # which decorates our functions: the warning names the line of their caller
+        while frame.f_back and frame.f_globals.get("__name__", "").startswith(ours):
             frame, level = frame.f_back, level + 1
         warnings.warn(CutWarning(count, most), stacklevel=level)
 
