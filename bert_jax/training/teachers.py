@@ -16,7 +16,7 @@ from bert_jax.batch import Batch
 from bert_jax.checkpoints.pretrained import Pretrained, read_pretrained
 from bert_jax.checkpoints.warm_start import params_digest
 from bert_jax.devices.job import this_job
-from bert_jax.devices.sharding import row_sharding, tree_shardings
+from bert_jax.devices.sharding import check_divisible, row_sharding, tree_shardings
 from bert_jax.errors import InputError
 from bert_jax.model.heads.base import Head
 from bert_jax.model.objective import forward
@@ -44,7 +44,7 @@ Batches = Iterator[Batch]
 def learnt_from(config: TeacherConfig, about: Teaching) -> Callable[[Batches], Batches]:
     """Returns what adds to batches the mean of what the teachers make of them; without a teacher they stay as they are.
 
-    Raises: InputError if a teacher has other tokens or classes, or its head.
+    Raises: InputError if a teacher has other tokens or classes, or its head, or does not divide over the mesh.
     """
     if not config.checkpoint:
         return lambda batches: batches
@@ -105,6 +105,10 @@ def _open(config: TeacherConfig, about: Teaching) -> list[Pretrained]:
                 f"teacher.checkpoint {path} has {teacher.config.max_positions} positions and causal "
                 f"{teacher.config.causal}; rows have {about.length} tokens, and the student has causal {about.causal}"
             )
+        try:
+            check_divisible(about.mesh, teacher.config)
+        except InputError as error:
+            raise InputError(f"teacher.checkpoint {path} is computed on the student's mesh: its {error}") from None
         teachers.append(teacher)
     if this_job().is_several:
         this_job().check_same({"teachers": [params_digest(each.params) for each in teachers]})

@@ -15,8 +15,8 @@ from bert_jax.finetuning import finetune
 from bert_jax.model.heads.multilabel import MULTILABEL
 from bert_jax.model.teaching import class_divergence, taught
 from bert_jax.pretraining import pretrain
-from bert_jax.settings.finetuning import FinetuneTrainConfig
-from bert_jax.settings.pretraining import TeacherConfig
+from bert_jax.settings.finetuning import FinetuneTrainConfig, TaskConfig
+from bert_jax.settings.pretraining import MeshConfig, TeacherConfig
 from bert_jax.training.report import read_metrics
 
 
@@ -90,6 +90,26 @@ def test_a_teacher_that_does_not_fit_is_named(topics, start, teacher, tmp_path, 
     assert not (tmp_path / "run").exists()
     with pytest.raises(InputError, match=r"teacher\.temperature 0\.0 must be above 0"):
         TeacherConfig("x", temperature=0.0).validate()
+
+
+def test_vectors_are_learnt_from_no_teacher(start, tmp_path):
+    (tmp_path / "train.tsv").write_text("anchor\tpositive\n" + "ban bar\tbas bat\ndan dar\tdas dat\n" * 4)
+    save_pretrained(dataclasses.replace(load_pretrained(start), task="sentence_embedding"), tmp_path / "teacher")
+    config = topics_run(tmp_path / "train.tsv", start, teacher=TeacherConfig(str(tmp_path / "teacher")))
+    task = TaskConfig(name="embeddings", max_seq_length=16)
+    with pytest.raises(InputError, match="cannot be learnt from, and the student's task is sentence_embedding"):
+        finetune(dataclasses.replace(config, task=task), tmp_path / "run", jax.devices()[:1])
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_teacher_that_does_not_divide_over_the_mesh_is_named(tmp_path):
+    config = tiny_run(make_dataset(tmp_path), mesh=MeshConfig(data=1, fsdp=8))
+    teacher = make_pretrained(tmp_path, hidden_size=36)
+    with pytest.raises(
+        InputError, match=r"teacher\.checkpoint .* model\.hidden_size 36 is not divisible by mesh\.fsdp 8"
+    ):
+        pretrain(dataclasses.replace(config, teacher=TeacherConfig(str(teacher))), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_masked_words_are_learnt_from_a_teacher(tmp_path):

@@ -238,7 +238,6 @@ def _as_set(head: Head, config: TaskConfig) -> Head:
         head,
         parts=("projection",) if settings.projection_size else (),
         module=partial(Embedding, settings=settings),
-        divergence=None,
         losses=partial(_losses, settings),
     )
 
@@ -249,6 +248,7 @@ EMBEDDINGS = Head(
     Embedding,
     weights=lambda batch: (batch.labels.numbers[:, 0] >= 0).astype(jnp.float32),
     losses=partial(_losses, EmbeddingConfig()),
+    divergence=None,
     labels_of_batch=_labels_of_batch,
     as_set=_as_set,
     constant=constant_zeros,
