@@ -108,6 +108,8 @@ def _activate_backward(name: str, saved: tuple[Any, ...], gradient: jax.Array) -
 
 
 def _activation(name: str, product: jax.Array, bias: jax.Array | None) -> jax.Array:
+    if product.dtype == jnp.float32:
+        return ACTIVATIONS[name](add_bias(product, bias))
     # XLA for CPUs rounds bfloat16 after each operation, which takes longer than the operations; others do not.
     wide = lambda inputs: ACTIVATIONS[name](inputs.astype(jnp.float32)).astype(inputs.dtype)  # noqa: E731
     return jax.lax.platform_dependent(add_bias(product, bias), cpu=wide, default=ACTIVATIONS[name])

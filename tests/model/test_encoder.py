@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which token of a sequence is pooled."""
+"""Which token of a sequence is pooled; derivatives of second order."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from builders import tiny_model
+from builders import random_batch, tiny_model
 
 from bert_jax.batch import Batch
 from bert_jax.model.encoder import last_positions
@@ -39,3 +39,23 @@ def test_a_causal_model_pools_the_token_that_has_seen_the_sequence(causal):
     changed = tokens.copy()
     changed[0, 6:] += 1  # padding
     np.testing.assert_array_equal(pooled(changed), base)
+
+
+def test_gradients_of_gradients_are_those_of_differences():
+    """A product of the Hessian and a vector, as of gradient penalties, by `jax.grad` of `jax.grad`."""
+    config, batch = tiny_model(), random_batch(num_rows=2, row_length=16)
+    params = {"encoder": init_params(config, jax.random.key(0))["encoder"]}
+    away = jax.tree.map(lambda leaf: jax.random.normal(jax.random.key(1), leaf.shape) * leaf.std(), params)
+    dot = lambda one, other: sum(map(jnp.vdot, jax.tree.leaves(one), jax.tree.leaves(other)))  # noqa: E731
+
+    @jax.jit
+    @jax.grad
+    def gradient(params):
+        return jnp.mean(encode(config, params, batch).hidden ** 2 * jnp.arange(32))
+
+    product = jax.jit(jax.grad(lambda params: dot(gradient(params), away)))(params)
+    moved = lambda size: jax.tree.map(lambda leaf, far: leaf + size * far, params, away)  # noqa: E731
+    above, below = gradient(moved(1e-3)), gradient(moved(-1e-3))
+    expected = jax.tree.map(lambda one, other: (one - other) / 2e-3, above, below)
+    difference = jax.tree.map(jnp.subtract, product, expected)
+    assert dot(difference, difference) < 1e-4 * dot(expected, expected)
