@@ -33,6 +33,7 @@ from bert_jax.settings.pretraining import (
     MaskingConfig,
     MeshConfig,
     OptimizerConfig,
+    Phase2Config,
     ReportConfig,
     TrainConfig,
 )
@@ -500,12 +501,22 @@ def test_a_loss_that_is_not_finite_stops_with_the_step_and_the_last_good_one(toy
         ({"mesh": MeshConfig(data=1, tensor=8)}, "num_heads 4 is not divisible by mesh.tensor 8"),
         ({"train": TrainConfig(num_steps=12, accumulate=3)}, "16 is not divisible by train.accumulate 3; use 15 or 18"),
         ({"train": TrainConfig(steps_per_call=0)}, "train.steps_per_call 0"),
+        ({"masking": MaskingConfig(whole_word=True, max_ngram=10**6)}, "masking.max_ngram 1000000 is above 100"),
     ],
 )
 def test_bad_settings_are_one_line_and_write_nothing(toy_data, tmp_path, change, expected):
     with pytest.raises(InputError, match=expected) as caught:
         train(tiny_run(toy_data, **{"mesh": ONE_DEVICE} | change), tmp_path / "run")
     assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_of_more_steps_than_devices_count_is_refused(toy_data, tmp_path):
+    second = Phase2Config(num_steps=1, path=str(toy_data), schedule="continue")
+    with pytest.raises(InputError, match="the run has 2,147,483,648 steps, which devices cannot count"):
+        train(
+            tiny_run(toy_data, mesh=ONE_DEVICE, train=TrainConfig(num_steps=2**31 - 1), phase2=second), tmp_path / "run"
+        )
     assert not (tmp_path / "run").exists()
 
 

@@ -90,7 +90,7 @@ class MaskingConfig:
         check_rates(self, "rate mask_rate random_rate", most=1.0)
         check_rates(self, "causal_rate")
         check_not_negative(self, "max_predictions")
-        check_positive(self, "max_ngram")
+        check_positive(self, "max_ngram", most=100)  # each more is compiled; ALBERT has 3
         if self.max_ngram > 1 and not self.whole_word:
             raise InputError(
                 f"masking.max_ngram {self.max_ngram} masks runs of whole words; set masking.whole_word=True with it"

@@ -16,9 +16,9 @@ from bert_jax.devices import work
 from bert_jax.devices.job import this_job
 from bert_jax.devices.preemption import Preemption
 from bert_jax.devices.watchdog import Watchdog
-from bert_jax.errors import without_secrets
+from bert_jax.errors import InputError, without_secrets
 from bert_jax.settings.finetuning import FinetuneConfig
-from bert_jax.settings.rules import to_dict
+from bert_jax.settings.rules import LARGEST, to_dict
 from bert_jax.storage.places import Place
 from bert_jax.storage.writing import write_json
 from bert_jax.training import goodput
@@ -104,11 +104,13 @@ def open_run(
     first write. `load` returns the model to start from, or None for random parameters; it is called if there is no
     checkpoint. `started` is when the command began, in seconds since the epoch; 0 is now.
 
-    Raises: InputError if the work directory belongs to another run or is in use, if the processes differ, or if no
-      checkpoint is undamaged.
+    Raises: InputError if the work directory belongs to another run or is in use, if the processes differ, if no
+      checkpoint is undamaged, or if there are too many steps to count.
     """
     config, tokenizer, abstract = training.config, training.tokenizer, training.abstract
-    clock = goodput.Clock(started)
+    clock, last_step = goodput.Clock(started), training.stages[-1].pace.num_steps
+    if last_step > LARGEST:
+        raise InputError(f"the run has {last_step:,} steps, which devices cannot count; train for {LARGEST:,} at most")
     settings = {"run": without_secrets(to_dict(config)), "tokenizer": tokenizer.fingerprint}
     identity = {"format": 1, **training.identity, **settings}
     keep = config.checkpoint.keep_last, max(config.checkpoint.keep_best, int(isinstance(config, FinetuneConfig)))
@@ -134,7 +136,6 @@ def open_run(
             tokenizer.save(workdir / "tokenizer")
         first_step = 0 if restored.state is None else int(restored.state.step)
         shown = {"progress": config.report.progress, "tensorboard": config.report.tensorboard}
-        last_step = training.stages[-1].pace.num_steps
         reporter = Reporter(workdir, last_step, first_step, **shown, enabled=this_job().is_first)
         stack.enter_context(reporter)
         if this_job().is_first:
