@@ -139,6 +139,7 @@ INFINITE, NO_NUMBER = float("inf"), float("nan")
         (OptimizerConfig(epsilon=NO_NUMBER), "optimizer.epsilon nan is not finite; use a number"),
         (OptimizerConfig(learning_rate=INFINITE), "optimizer.learning_rate inf is not finite"),
         (OptimizerConfig(clip_norm=INFINITE), "optimizer.clip_norm inf is not finite"),
+        (OptimizerConfig(clip_norm=1e39), "optimizer.clip_norm 1e+39 is above 1e+38; use 1e+38 at most"),
         (FinetuneTrainConfig(num_epochs=INFINITE), "train.num_epochs inf is not finite"),
         (FinetuneTrainConfig(num_epochs=1e300), "train.num_epochs 1e[+]300 is not above 0 and 1,000,000 at most"),
         (ModelConfig(hidden_dropout_rate=0.999995), "hidden_dropout_rate 0.999995 is not a rate; .* 0.9999 at most"),
