@@ -9,7 +9,7 @@ import contextlib
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bert_jax.errors import InputError, one_line
@@ -58,17 +58,22 @@ def gather_records(
     A model that is not in a work directory has no records beside its own. Neither has a record that cannot be read.
     """
     workdir = _workdir_of(str(source.place))
+    records = Records(model, task, parameters, labels, trained)
     if not workdir:
-        return Records(model, task, parameters, labels, trained)
-    read = {name: _read(f"{workdir}/{name}") for name in ("config.json", ABOUT, "results.json")}
-    run = read["config.json"].get("run", {})
-    heldout = _evaluation(f"{workdir}/metrics.jsonl", trained.get("step"))
-    records = Records(model, task, parameters, labels, trained, run, read[ABOUT], heldout, read["results.json"])
-    try:
-        model_card(records)
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # not as they were written
-        print(f"warning: records of {workdir} are damaged ({one_line(error)}); the card has none", file=sys.stderr)
-        return Records(model, task, parameters, labels, trained)
+        return records
+    for name, part, value in (
+        ("config.json", "run", _read(f"{workdir}/config.json").get("run", {})),
+        (ABOUT, "about", _read(f"{workdir}/{ABOUT}")),
+        ("metrics.jsonl", "heldout", _evaluation(f"{workdir}/metrics.jsonl", trained.get("step"))),
+        ("results.json", "results", _read(f"{workdir}/results.json")),
+    ):
+        more = replace(records, **{part: value})
+        try:
+            model_card(more)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # not as it was written
+            print(f"warning: {workdir}/{name} is damaged ({one_line(error)}); the card leaves it out", file=sys.stderr)
+        else:
+            records = more
     return records
 
 

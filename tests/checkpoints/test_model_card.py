@@ -181,9 +181,10 @@ def test_other_models_have_no_records(tmp_path):
         ("config.json", {"run": {"phase2": None}}),
     ],
 )
-def test_a_record_of_another_shape_is_left_out_and_said(tmp_path, capsys, file, content):
+def test_a_record_of_another_shape_is_left_out_and_said_and_the_others_are_kept(tmp_path, capsys, file, content):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 2, "kind": "eval", "mlm_loss": 5.0}')
     (tmp_path / "config.json").write_text(json.dumps({"run": {}}))
     (tmp_path / file).write_text(json.dumps(content))
     found = gather_records(resolve(tmp_path), MODEL, "encoder", 1, (), {"step": 3})
-    assert found == Records(MODEL, "encoder", 1, (), {"step": 3})
-    assert f"warning: records of {tmp_path} are damaged" in capsys.readouterr().err
+    assert found == Records(MODEL, "encoder", 1, (), {"step": 3}, heldout={"step": 2, "mlm_loss": 5.0})
+    assert f"warning: {tmp_path}/{file} is damaged" in capsys.readouterr().err
