@@ -130,7 +130,7 @@ def describe_finetuning(
     batching = batching_of(inputs, row_group(mesh, train.accumulate), _how_to_pack(config, task, workdir))
     objective = task_objective(model, task.head, task.num_outputs, config.teacher)
     teaching = Teaching(
-        mesh, inputs.start.tokenizer, task.head, model.causal, config.task.max_seq_length, labels=tuple(task.labels)
+        mesh, inputs.start.tokenizer, task.head, model, config.task.max_seq_length, labels=tuple(task.labels)
     )
     taught = learnt_from(config.teacher, teaching)
     abstract = abstract_state(objective, config.optimizer, train, mesh)

@@ -94,7 +94,10 @@ def stage_of(
     """Returns the stage that a phase is. `revisions` are steps of the run after which its parameters are kept."""
     phase, dataset, objective, heldout, rows_before = opened
     config, count = phase.config, len(corpora.phases)
-    teaching = Teaching(mesh, corpora.tokenizer, MASKED_LM, config.model.causal, dataset.row_length, objective.prepare)
+    teaching = Teaching(
+        *(mesh, corpora.tokenizer, MASKED_LM, config.model, dataset.row_length, objective.prepare),
+        outputs=corpora.tokenizer.vocab_size,
+    )
     taught = learnt_from(config.teacher, teaching)
     order = config.data.batch_size, config.data.seed, mesh, rows_before
     return Stage(

@@ -195,7 +195,7 @@ BESIDE = (
     "training.whole_batch",
 )
 MAX_CORE_LINES = 5050  # with the options of the family and the losses of a whole batch
-MAX_PACKAGE_LINES = 35_100  # docs/decisions/0059-size-of-the-package.md
+MAX_PACKAGE_LINES = 35_200  # docs/decisions/0059-size-of-the-package.md
 MAX_LINES = {"train.py": 60, "finetune.py": 60}  # and 400 for every file of the package
 SPDX = "# SPDX-License-Identifier: Apache-2.0"
 
@@ -591,5 +591,5 @@ def test_the_checker_counts_the_core(tmp_path):
 
 
 def test_the_checker_counts_the_package(tmp_path):
-    write_tree(tmp_path, {f"bert_jax/data/part_{number}.py": "\n" * 399 for number in range(88)})
-    assert "the package has 35200 lines" in "\n".join(check(tmp_path))
+    write_tree(tmp_path, {f"bert_jax/data/part_{number}.py": "\n" * 399 for number in range(89)})
+    assert "the package has 35600 lines" in "\n".join(check(tmp_path))

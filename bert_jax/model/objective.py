@@ -89,8 +89,8 @@ def pretraining_objective(
             metrics[f"{kind}_loss"] = cross_entropy(output.mlm_logits, batch.mlm_labels, weights)
             metrics[f"{kind}_accuracy"] = accuracy(output.mlm_logits, batch.mlm_labels, weights)
         if batch.teacher is not None:
-            said = metrics["mlm_loss"], output.mlm_logits, batch.teacher, batch.mlm_weights
-            metrics["mlm_loss"] = taught(*said, class_divergence, teacher)
+            apart = class_divergence(output.mlm_logits, batch.teacher, batch, teacher.temperature)
+            metrics["mlm_loss"] = taught(metrics["mlm_loss"], apart, batch.mlm_weights, teacher)
         if next_sentence:
             labels, weights = jnp.maximum(batch.next_sentence_labels, 0).astype(jnp.int32), next_sentence_weights(batch)
             metrics["nsp_loss"] = cross_entropy(output.next_sentence_logits, labels, weights)
@@ -121,8 +121,8 @@ def task_objective(
         weights = head.weights(batch)
         metrics = head.losses(outputs, batch, weights)
         if batch.teacher is not None and head.divergence is not None:
-            said = metrics["loss"], outputs, batch.teacher, weights
-            metrics["loss"] = taught(*said, head.divergence, teacher)
+            apart = head.divergence(outputs, batch.teacher, batch, teacher.temperature)
+            metrics["loss"] = taught(metrics["loss"], apart, weights, teacher)
         return metrics
 
     def losses(params: Params, batch: Batch, dropout_key: jax.Array | None) -> dict[str, Pair]:

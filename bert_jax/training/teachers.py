@@ -4,6 +4,7 @@
 Sources: Hinton et al. 2015; Turc et al. 2019, who made the miniatures so; Sanh et al. 2019.
 """
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -19,7 +20,9 @@ from bert_jax.devices.job import this_job
 from bert_jax.devices.sharding import check_divisible, row_sharding, tree_shardings
 from bert_jax.errors import InputError
 from bert_jax.model.heads.base import Head
+from bert_jax.model.heads.embedding import EMBEDDINGS
 from bert_jax.model.objective import forward
+from bert_jax.settings.model import ModelConfig
 from bert_jax.settings.pretraining import TeacherConfig
 from bert_jax.storage.files import split_places
 from bert_jax.storage.resolve import resolve
@@ -31,11 +34,12 @@ class Teaching(NamedTuple):
 
     mesh: Mesh
     tokenizer: Tokenizer
-    head: Head
-    causal: bool
+    head: Head  # of the student
+    model: ModelConfig  # of the student: whether it is causal, and what it is computed in
     length: int  # of rows
     prepare: Callable[[Batch], Batch] = lambda batch: batch  # as the student's objective does: masks
     labels: tuple[str, ...] = ()
+    outputs: int | None = None  # that count, of masked words: those beyond the vocabulary are none
 
 
 Batches = Iterator[Batch]
@@ -52,15 +56,15 @@ def learnt_from(config: TeacherConfig, about: Teaching) -> Callable[[Batches], B
 
 
 def _taught(teachers: Sequence[Pretrained], about: Teaching, batches: Batches) -> Batches:
-    mesh, head, places = about.mesh, about.head, [_order(each, about) for each in teachers]
+    mesh, places = about.mesh, [_order(each, about) for each in teachers]
 
     def add(params: list, batch: Batch) -> Batch:
         batch = about.prepare(batch)
         said = [
-            forward(each.config, own, batch, head, None, len(each.labels))[..., order]
+            forward(each.config, own, batch, _head_of(each, about), None, len(each.labels))[..., order]
             for each, own, order in zip(teachers, params, places)
         ]
-        return batch._replace(teacher=sum(said) / len(said))
+        return batch._replace(teacher=about.head.mean_of(said))
 
     params = [each.params for each in teachers]
     place = tree_shardings(mesh, params)
@@ -76,21 +80,29 @@ def _taught(teachers: Sequence[Pretrained], about: Teaching, batches: Batches) -
 
 
 def _order(teacher: Pretrained, about: Teaching) -> np.ndarray | slice:
-    """Returns where a teacher's outputs are in the order of the student's classes; of words, all tokens."""
+    """Returns where a teacher's outputs are in the order of the student's classes."""
     if about.labels:
         return np.array([teacher.labels.index(label) for label in about.labels])
-    return slice(None if about.head.has_labels else about.tokenizer.vocab_size)
+    return slice(about.outputs)
+
+
+def _head_of(teacher: Pretrained, about: Teaching) -> Head:
+    """Returns the head of a teacher: of vectors its own, which pools and projects as it was trained."""
+    return EMBEDDINGS.as_set(EMBEDDINGS, teacher.embedding) if teacher.embedding else about.head
 
 
 def _open(config: TeacherConfig, about: Teaching) -> list[Pretrained]:
     teachers = []
     for path in split_places(config.checkpoint):
         teacher = read_pretrained(resolve(path))
-        missing = [part for part in about.head.parts if part not in {*teacher.params, *teacher.params["encoder"]}]
-        if about.head.divergence is None or missing or (about.labels and teacher.task != about.head.name):
+        there = {*teacher.params, *teacher.params["encoder"]}
+        fits = there.issuperset(_head_of(teacher, about).parts) and (about.outputs or teacher.task == about.head.name)
+        if about.head.divergence is None or not fits:
             what = f"teaches {teacher.task}" if about.head.divergence else "cannot be learnt from"
-            raise InputError(f"teacher.checkpoint {path} {what}, and the student's task is {about.head.name}; give a "
-                             "model of that task, of classes, numbers or masked words")  # fmt: skip
+            raise InputError(
+                f"teacher.checkpoint {path} {what}, and the student's task is {about.head.name}; give a model of that "
+                "task, or leave out teacher.checkpoint"
+            )
         if teacher.tokenizer.fingerprint != about.tokenizer.fingerprint:
             raise InputError(
                 f"teacher.checkpoint {path} has other tokens than the student; give one that reads the same ids"
@@ -100,16 +112,18 @@ def _open(config: TeacherConfig, about: Teaching) -> list[Pretrained]:
             raise InputError(
                 f"teacher.checkpoint {path} has the classes {theirs}, and the student {ours}; give the same"
             )
-        if teacher.config.causal != about.causal or teacher.config.max_positions < about.length:
+        if teacher.config.causal != about.model.causal or teacher.config.max_positions < about.length:
             raise InputError(
                 f"teacher.checkpoint {path} has {teacher.config.max_positions} positions and causal "
-                f"{teacher.config.causal}; rows have {about.length} tokens, and the student has causal {about.causal}"
+                f"{teacher.config.causal}; rows have {about.length} tokens, and the student has causal "
+                f"{about.model.causal}; give a model that reads such rows"
             )
         try:
             check_divisible(about.mesh, teacher.config)
         except InputError as error:
             raise InputError(f"teacher.checkpoint {path} is computed on the student's mesh: its {error}") from None
-        teachers.append(teacher)
+        computed = teacher.config.computing_in(about.model.compute_dtype)
+        teachers.append(dataclasses.replace(teacher, config=computed))
     if this_job().is_several:
         this_job().check_same({"teachers": [params_digest(each.params) for each in teachers]})
     return teachers

@@ -95,3 +95,17 @@ def test_a_run_whose_processes_were_killed_goes_on(repository, source, pretraine
     finish(running, -signal.SIGKILL)
     finish(start(repository, command, 2))
     assert_same_run(tmp_path / "run", alone)
+
+
+def test_a_teacher_in_two_processes_that_were_killed(repository, source, pretrained, alone, tmp_path):
+    more = f"--config.teacher.checkpoint={alone}", "--config.teacher.temperature=2"
+    finish(start(repository, arguments(source, pretrained, tmp_path / "one", *more), 1))
+    assert records(tmp_path / "one", "train", "loss")[0] != records(alone, "train", "loss")[0]
+    command = arguments(source, pretrained, tmp_path / "two", *more)
+    running = start(repository, command, 2)
+    wait_for_lines(tmp_path / "two" / "metrics.jsonl", 6, running)
+    for process in running:
+        process.send_signal(signal.SIGKILL)
+    finish(running, -signal.SIGKILL)
+    finish(start(repository, command, 2))
+    assert_same_run(tmp_path / "two", tmp_path / "one")

@@ -89,6 +89,29 @@ def test_choices_compete_within_a_row_and_empty_places_do_not():
     assert loss_of(logits, batch, "multiple_choice") == pytest.approx((expected, 2))
 
 
+def divergence(said, wanted):
+    said, wanted = log_softmax(said / 2), log_softmax(wanted / 2)
+    return np.sum(np.exp(wanted) * (wanted - said))
+
+
+def test_a_teacher_of_spans_and_of_choices_speaks_of_the_same_tokens_and_choices():
+    """At a temperature of 2. A row holds two sequences, or two questions and an empty place."""
+    said, wanted = RNG.normal(size=(2, 1, 6, 2)).astype(np.float32)
+    batch = blank(1, 6, [6], 2, sequence_weights=np.ones((1, 2), np.float32))
+    batch.sequence_ids[0] = [1, 1, 2, 2, 2, 0]
+    apart = HEADS["question_answering"].divergence(said, wanted, batch, 2.0)
+    tokens = slice(0, 2), slice(2, 5)
+    expected = [sum(divergence(said[0, each, end], wanted[0, each, end]) for end in (0, 1)) for each in tokens]
+    np.testing.assert_allclose(apart, [expected], rtol=1e-4)
+    said, wanted = RNG.normal(size=(2, 1, 5, 1)).astype(np.float32)
+    weights, labels = np.array([[1, 1, 1, 1, 0]], np.float32), np.array([[1, -1, 3, -1, -1]])
+    batch = blank(1, 6, [6], 5, labels=labels, sequence_weights=weights)
+    apart = np.asarray(HEADS["multiple_choice"].divergence(said, wanted, batch, 2.0))
+    expected = [divergence(said[0, each, 0], wanted[0, each, 0]) for each in (slice(0, 2), slice(2, 4))]
+    np.testing.assert_allclose(apart[0, [0, 2]], expected, rtol=1e-4)
+    assert HEADS["multiple_choice"].weights(batch).tolist() == [[1, 0, 1, 0, 0]] and np.isfinite(apart).all()
+
+
 def test_a_batch_with_nothing_to_say_has_no_loss():
     batch = blank(2, 6, [], labels=np.zeros((2, 1), np.int32))
     assert float(task_objective(tiny_model(), HEADS["sequence_classification"], 2).denominators(batch)["loss"]) == 1

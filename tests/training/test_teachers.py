@@ -15,8 +15,9 @@ from bert_jax.finetuning import finetune
 from bert_jax.model.heads.multilabel import MULTILABEL
 from bert_jax.model.teaching import class_divergence, taught
 from bert_jax.pretraining import pretrain
-from bert_jax.settings.finetuning import FinetuneTrainConfig, TaskConfig
+from bert_jax.settings.finetuning import EmbeddingConfig, FinetuneTrainConfig, TaskConfig
 from bert_jax.settings.pretraining import MeshConfig, TeacherConfig
+from bert_jax.settings.rules import to_dict
 from bert_jax.training.report import read_metrics
 
 
@@ -28,7 +29,8 @@ def test_the_loss_is_hintons():
     divergence = (wanted * np.log(wanted / said)).sum(-1)
     config = TeacherConfig("x", temperature=2.0, weight=0.25)
     hard = jnp.float32(3), jnp.float32(4)
-    found = taught(hard, jnp.asarray(outputs), jnp.asarray(teacher), weights, class_divergence, config)
+    apart = class_divergence(jnp.asarray(outputs), jnp.asarray(teacher), temperature=2.0)
+    found = taught(hard, apart, weights, config)
     assert float(found[0]) == pytest.approx(0.75 * 3 + 0.25 * 4 * (divergence * weights).sum(), rel=1e-5)
     assert float(found[1]) == 4
     numbers = class_divergence(jnp.array([[1.0]]), jnp.array([[3.0]]))
@@ -36,7 +38,7 @@ def test_the_loss_is_hintons():
     shares = 1 / (1 + np.exp(-teacher)), 1 / (1 + np.exp(-outputs))
     both = sum(p * np.log(p / q) for p, q in (shares, [1 - each for each in shares]))
     np.testing.assert_allclose(
-        MULTILABEL.divergence(jnp.asarray(outputs), jnp.asarray(teacher)), both.mean(-1), rtol=1e-4
+        MULTILABEL.divergence(jnp.asarray(outputs), jnp.asarray(teacher), None, 1.0), both.mean(-1), rtol=1e-4
     )
 
 
@@ -92,13 +94,59 @@ def test_a_teacher_that_does_not_fit_is_named(topics, start, teacher, tmp_path, 
         TeacherConfig("x", temperature=0.0).validate()
 
 
-def test_vectors_are_learnt_from_no_teacher(start, tmp_path):
-    (tmp_path / "train.tsv").write_text("anchor\tpositive\n" + "ban bar\tbas bat\ndan dar\tdas dat\n" * 4)
-    save_pretrained(dataclasses.replace(load_pretrained(start), task="sentence_embedding"), tmp_path / "teacher")
-    config = topics_run(tmp_path / "train.tsv", start, teacher=TeacherConfig(str(tmp_path / "teacher")))
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    path = tmp_path_factory.mktemp("pairs") / "train.tsv"
+    path.write_text("anchor\tpositive\n" + "".join(f"{a}an {a}ar\t{a}as {a}at\n" for a in "bdfgklmpnrst"))
+    return path
+
+
+def vectors_run(pairs, start, *teachers, model=None, **sections):
     task = TaskConfig(name="embeddings", max_seq_length=16)
-    with pytest.raises(InputError, match="cannot be learnt from, and the student's task is sentence_embedding"):
-        finetune(dataclasses.replace(config, task=task), tmp_path / "run", jax.devices()[:1])
+    config = topics_run(pairs, start, task=task, teacher=TeacherConfig(",".join(map(str, teachers)), weight=1.0))
+    model = dataclasses.replace(config.model, hidden_dropout_rate=0.0, **(model or {}))
+    return dataclasses.replace(config, model=model, **sections)
+
+
+def first_and_last_loss(config, workdir, devices=1):
+    finetune(config, workdir, jax.devices()[:devices])
+    losses = [each["loss"] for each in read_metrics(workdir / "metrics.jsonl") if each["kind"] == "train"]
+    return losses[0], losses[-1]
+
+
+def as_embeddings(model, path, **settings):
+    """Saves a model as one of vectors of texts."""
+    task = to_dict(TaskConfig(name="embeddings", max_seq_length=16, embedding=EmbeddingConfig(**settings)))
+    save_pretrained(dataclasses.replace(load_pretrained(model), task="sentence_embedding", task_settings=task), path)
+    return path
+
+
+def test_vectors_are_learnt_from_teachers_of_other_sizes(pairs, start, tmp_path):
+    """A student that is its teacher has nothing to learn; a teacher pools in its own way."""
+    same = as_embeddings(start, tmp_path / "same")
+    assert first_and_last_loss(vectors_run(pairs, start, same), tmp_path / "none")[0] < 1e-5
+    other = as_embeddings(start, tmp_path / "cls", pooling="cls")
+    wide = as_embeddings(make_pretrained(tmp_path, hidden_size=48, num_layers=1), tmp_path / "wide")
+    train = FinetuneTrainConfig(num_epochs=12.0)
+    first, last = first_and_last_loss(vectors_run(pairs, start, other, wide, train=train), tmp_path / "run")
+    assert 1e-3 < last < first / 2
+    train = FinetuneTrainConfig(num_epochs=12.0, accumulate=2)
+    divided = vectors_run(pairs, start, other, wide, train=train, mesh=MeshConfig(data=2, fsdp=2, tensor=2))
+    assert first_and_last_loss(divided, tmp_path / "divided", 8) == pytest.approx((first, last), rel=1e-2)
+
+
+def test_a_teacher_is_computed_in_the_dtype_of_its_student(pairs, start, tmp_path):
+    same, float32, bfloat16 = as_embeddings(start, tmp_path / "same"), {}, {"compute_dtype": "bfloat16"}
+    losses = [
+        first_and_last_loss(vectors_run(pairs, start, same, model=each), tmp_path / str(len(each)))[0]
+        for each in (float32, bfloat16)
+    ]
+    assert max(losses) < 1e-5  # in float32 it would be 1e-3 from a student in bfloat16
+
+
+def test_vectors_are_learnt_from_models_of_vectors(pairs, start, tmp_path):
+    with pytest.raises(InputError, match="teaches pretraining, and the student's task is sentence_embedding"):
+        finetune(vectors_run(pairs, start, start), tmp_path / "run", jax.devices()[:1])
     assert not (tmp_path / "run").exists()
 
 

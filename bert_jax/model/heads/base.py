@@ -52,8 +52,9 @@ class Head:
     answers: int = 1
     # Outputs of the module, batch, weights -> sums and weights of "loss" and of metrics.
     losses: Callable[[Any, Batch, jax.Array], dict[str, Pair]] = class_losses
-    # Outputs and a teacher's -> how far they are apart, for each label; None if no teacher is known for the head.
-    divergence: Callable[[jax.Array, jax.Array], jax.Array] | None = class_divergence
+    # Outputs, a teacher's, batch, temperature -> how far they are apart, of the shape of `weights`; None: no teacher.
+    divergence: Callable[[jax.Array, jax.Array, Batch, float], jax.Array] | None = class_divergence
+    mean_of: Callable[[Sequence[jax.Array]], jax.Array] = lambda outputs: sum(outputs[1:], outputs[0]) / len(outputs)
     # B, L, M, the label of an example -> `Batch.labels` before any is written.
     no_labels: Callable[[int, int, int, Any], np.ndarray] = no_sequence_labels
     write_label: Callable[[np.ndarray, Any, Spot], None] = write_sequence_label  # into those of its row

@@ -12,6 +12,7 @@ from bert_jax.model.attention import MASKED_SCORE
 from bert_jax.model.heads.base import Head, Linear
 from bert_jax.model.heads.labels import Spot, constant_zeros, label_losses
 from bert_jax.model.losses import Pair
+from bert_jax.model.teaching import class_divergence
 
 
 def _weights(batch: Batch) -> jax.Array:
@@ -21,9 +22,20 @@ def _weights(batch: Batch) -> jax.Array:
 
 def _losses(logits: jax.Array, batch: Batch, weights: jax.Array) -> dict[str, Pair]:
     """Returns cross entropy and accuracy over the choices of an example."""
+    return label_losses(_of_examples(logits, batch), batch, weights)
+
+
+def _divergence(logits: jax.Array, teacher: jax.Array, batch: Batch, temperature: float) -> jax.Array:
+    """Returns the divergence over the choices of an example, [B, M]."""
+    said, wanted = (_of_examples(each / temperature, batch) for each in (logits, teacher))
+    return class_divergence(said, wanted)
+
+
+def _of_examples(logits: jax.Array, batch: Batch) -> jax.Array:
+    """Returns for each choice the logits of its example, [B, M, M]: none at the choices of others."""
     example = jnp.cumsum(batch.labels >= 0, axis=1)  # [B, M]
     same = (example[:, :, None] == example[:, None, :]) & (batch.sequence_weights > 0)[:, None, :]
-    return label_losses(jnp.where(same, logits[:, None, :, 0], MASKED_SCORE), batch, weights)  # [B, M, M]
+    return jnp.where(same, logits[:, None, :, 0], MASKED_SCORE)
 
 
 def _no_labels(num_rows: int, length: int, num_places: int, label: Any) -> np.ndarray:
@@ -45,8 +57,8 @@ CHOICES = Head(
     Linear,
     num_outputs=1,
     weights=_weights,
-    divergence=None,
     losses=_losses,
+    divergence=_divergence,
     no_labels=_no_labels,
     write_label=_write_label,
     outputs=_outputs,

@@ -24,6 +24,7 @@ from bert_jax.model.heads.labels import constant_zeros
 from bert_jax.model.heads.probe import mean_of_sequences
 from bert_jax.model.layers import Dense
 from bert_jax.model.losses import Pair
+from bert_jax.model.teaching import class_divergence
 from bert_jax.settings.finetuning import EmbeddingConfig, TaskConfig
 from bert_jax.settings.model import ModelConfig
 
@@ -101,13 +102,17 @@ def _losses(settings: EmbeddingConfig, outputs: jax.Array, batch: Batch, weights
 
     Source of the latter: Kusupati et al. 2022, "Matryoshka Representation Learning".
     """
-    flat = outputs.reshape(-1, outputs.shape[-1])
-    vectors = flat.at[batch.labels.places].get(mode="fill", fill_value=0, unique_indices=True)
-    vectors = constrain_rows(vectors)
+    vectors = _vectors(outputs, batch)
     loss_of, sizes = LOSSES[settings.loss or "infonce"], settings.sizes() or (outputs.shape[-1],)
     found = [loss_of(settings, vectors[..., :size], batch.labels, weights) for size in sizes]
     total = jnp.sum(jnp.stack([each["loss"][0] for each in found]))
     return found[int(np.argmax(sizes))] | {"loss": (total, found[0]["loss"][1])}
+
+
+def _vectors(outputs: jax.Array, batch: Batch) -> jax.Array:
+    """Returns the vectors of the texts of each example, [E, T, K], of those of all rows; 0 where there is no text."""
+    flat = outputs.reshape(-1, outputs.shape[-1])
+    return constrain_rows(flat.at[batch.labels.places].get(mode="fill", fill_value=0, unique_indices=True))
 
 
 def info_nce(settings: EmbeddingConfig, vectors: jax.Array, texts: Texts, weights: jax.Array) -> dict[str, Pair]:
@@ -117,50 +122,65 @@ def info_nce(settings: EmbeddingConfig, vectors: jax.Array, texts: Texts, weight
     Source: van den Oord et al. 2018; Henderson et al. 2017 for negatives from the batch; Gao et al. 2021, "SimCSE", for
     hard negatives and for texts as their own positives. Both directions: Radford et al. 2021, half of each.
     """
-    count, width = texts.numbers.shape
-    vectors, passages = normalized(vectors), texts.numbers[:, 1:].reshape(-1)
-    anchors, positives, number = texts.numbers[:, 0], texts.numbers[:, 1], jnp.arange(count)
-    belongs = jnp.where(jnp.arange(width - 1) == 0, anchors[:, None], -2).reshape(-1)  # a hard negative to no anchor
-    found = _find(
-        *(settings.temperature, vectors[:, 0], anchors, positives, number * (width - 1)),
-        *(vectors[:, 1:].reshape(-1, vectors.shape[-1]), passages, belongs),
-    )
-    if settings.both_directions:
-        back = _find(
-            *(settings.temperature, vectors[:, 1], positives, anchors, number), *(vectors[:, 0], anchors, positives)
-        )
-        found = jax.tree.map(lambda one, other: (one + other) / 2, found, back)
+    found = _search(settings, texts, _nearest, vectors)
     return {name: (jnp.sum(each * weights), jnp.sum(weights)) for name, each in zip(("loss", "accuracy"), found)}
 
 
+def _nearest(scores: jax.Array, is_partner: jax.Array, is_other: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns for each query its cross entropy, and 1 if its partner is alone the nearest candidate."""
+    others = jnp.where(is_other, scores, MASKED_SCORE)
+    partner = jnp.sum(jnp.where(is_partner, scores, 0), axis=-1)  # a masked sum: its gradient needs no scatter
+    both = jnp.logaddexp(partner, jax.nn.logsumexp(others, axis=-1))
+    return both - partner, (partner > jnp.max(others, axis=-1)).astype(jnp.float32)
+
+
+def _search(settings: EmbeddingConfig, texts: Texts, function: Callable[..., Any], *models: jax.Array) -> Any:
+    """Returns what a function finds for each anchor, [E]; with both directions, half of it, and half of positives.
+
+    `models` are the vectors [E, T, K] of one or several. The function takes the scores [e, C] of each, and of every
+    query which candidate is its partner, and which are others. It may see some of the queries at a time.
+    """
+    count, width = texts.numbers.shape
+    vectors, passages = [normalized(each) for each in models], texts.numbers[:, 1:].reshape(-1)
+    anchors, positives, number = texts.numbers[:, 0], texts.numbers[:, 1], jnp.arange(count)
+    belongs = jnp.where(jnp.arange(width - 1) == 0, anchors[:, None], -2).reshape(-1)  # a hard negative to no anchor
+
+    def find(query: int, candidates: int | slice, *numbers: jax.Array) -> Any:
+        pairs = [(each[:, query], each[:, candidates].reshape(-1, each.shape[-1])) for each in vectors]
+        return _find(function, settings.temperature, pairs, *numbers)
+
+    found = find(0, slice(1, None), anchors, positives, number * (width - 1), passages, belongs)
+    if settings.both_directions:
+        back = find(1, 0, positives, anchors, number, anchors, positives)
+        found = jax.tree.map(lambda one, other: (one + other) / 2, found, back)
+    return found
+
+
 def _find(
+    function: Callable[..., Any],
     temperature: float,
-    queries: jax.Array,
+    pairs: Sequence[tuple[jax.Array, jax.Array]],
     own: jax.Array,
     partners: jax.Array,
     places: jax.Array,
-    candidates: jax.Array,
     numbers: jax.Array,
     belongs: jax.Array,
-) -> tuple[jax.Array, jax.Array]:
-    """Returns for each query its cross entropy, and 1 if its partner is alone the nearest candidate.
+) -> Any:
+    """Returns what a function makes of the scores of queries [E, K] with candidates [C, K], a pair of each model.
 
-    queries [E, K], with the numbers of their texts and of their partners [E], and the partners' places among the
-    candidates; candidates [C, K] with the numbers of their texts and of their partners [C]. -1 is no text.
+    `own` and `partners` are the numbers of the queries' texts and of their partners, [E], `places` the partners' places
+    among the candidates; `numbers` and `belongs` are those of the candidates' texts and partners, [C]. -1 is no text.
     """
-    candidates, numbers, belongs = (whole(each) for each in (candidates, numbers, belongs))
+    numbers, belongs, *candidates = (whole(each) for each in (numbers, belongs, *(pair[1] for pair in pairs)))
 
-    def find(queries: jax.Array, own: jax.Array, partners: jax.Array, places: jax.Array) -> tuple[jax.Array, jax.Array]:
-        scores = jnp.einsum("EK,CK->EC", queries, candidates, precision="highest") / temperature
+    def find(own: jax.Array, partners: jax.Array, places: jax.Array, *queries: jax.Array) -> Any:
         own, partners = own[:, None], partners[:, None]
         same = (numbers == partners) | (numbers == own) | (belongs == own)
         is_partner = jnp.arange(numbers.shape[0]) == places[:, None]
-        others = jnp.where((numbers >= 0) & ~same & ~is_partner, scores, MASKED_SCORE)
-        partner = jnp.sum(jnp.where(is_partner, scores, 0), axis=-1)  # a masked sum: its gradient needs no scatter
-        both = jnp.logaddexp(partner, jax.nn.logsumexp(others, axis=-1))
-        return both - partner, (partner > jnp.max(others, axis=-1)).astype(jnp.float32)
+        products = (jnp.einsum("EK,CK->EC", *pair, precision="highest") for pair in zip(queries, candidates))
+        return function(*(each / temperature for each in products), is_partner, (numbers >= 0) & ~same & ~is_partner)
 
-    return _in_blocks(find, numbers.shape[0], queries, own, partners, places)
+    return _in_blocks(find, len(numbers) * len(pairs), own, partners, places, *(pair[0] for pair in pairs))
 
 
 def _in_blocks(function: Callable[..., Any], width: int, *arrays: jax.Array) -> Any:
@@ -197,7 +217,7 @@ def cosent(settings: EmbeddingConfig, vectors: jax.Array, texts: Texts, weights:
 
     Source: Su 2022, "CoSENT".
     """
-    cosines = _cosines(vectors) / settings.temperature
+    cosines = _cosines(vectors)[:, 0] / settings.temperature
     others = [whole(each) for each in (cosines, texts.scores, weights)]
 
     def above(cosines: jax.Array, scores: jax.Array, weights: jax.Array) -> jax.Array:
@@ -211,14 +231,14 @@ def cosent(settings: EmbeddingConfig, vectors: jax.Array, texts: Texts, weights:
 
 def squared_cosine(settings: EmbeddingConfig, vectors: jax.Array, texts: Texts, weights: jax.Array) -> dict[str, Pair]:
     """Returns the squared error of the cosine of pairs. Source: Reimers and Gurevych 2019, section 3."""
-    errors = jnp.square(_cosines(vectors) - texts.scores / settings.best_score)
+    errors = jnp.square(_cosines(vectors)[:, 0] - texts.scores / settings.best_score)
     return {"loss": (jnp.sum(errors * weights), jnp.sum(weights))}
 
 
 def _cosines(vectors: jax.Array) -> jax.Array:
-    """Returns the cosine of the first two vectors of each example, [E]."""
-    first, second = normalized(vectors[:, 0]), normalized(vectors[:, 1])
-    return jnp.sum(first * second, axis=-1)
+    """Returns the cosines of the first vector of each example with its others, [E, T - 1]."""
+    vectors = normalized(vectors)
+    return jnp.sum(vectors[:, :1] * vectors[:, 1:], axis=-1)
 
 
 LOSSES: dict[str, Callable[[EmbeddingConfig, jax.Array, Texts, jax.Array], dict[str, Pair]]] = {
@@ -227,6 +247,40 @@ LOSSES: dict[str, Callable[[EmbeddingConfig, jax.Array, Texts, jax.Array], dict[
     "cosent": cosent,
     "cosine": squared_cosine,
 }
+
+
+# A teacher's vectors, which may be of another size
+
+
+def _divergence(
+    settings: EmbeddingConfig, outputs: jax.Array, teacher: jax.Array, batch: Batch, temperature: float
+) -> jax.Array:
+    """Returns [E] how far the cosines of vectors, whole and of each leading dimension, are from those of a teacher's.
+
+    With infonce it is the divergence of the softmax over the candidates of an anchor. With other losses it is the
+    squared difference, the mean over the texts of an example.
+    """
+    vectors, wanted = _vectors(outputs, batch), _vectors(teacher, batch)
+
+    def of_candidates(said: jax.Array, wanted: jax.Array, is_partner: jax.Array, is_other: jax.Array) -> jax.Array:
+        counts = is_partner | is_other
+        said, wanted = (jnp.where(counts, each / temperature, MASKED_SCORE) for each in (said, wanted))
+        return class_divergence(said, wanted)
+
+    def apart(vectors: jax.Array) -> jax.Array:
+        if settings.loss in ("", "infonce"):
+            return _search(settings, batch.labels, of_candidates, vectors, wanted)
+        said, known = (_cosines(each) / temperature for each in (vectors, wanted))
+        there = batch.labels.numbers[:, 1:] >= 0
+        return jnp.sum(jnp.square(said - known) * there, axis=1) / jnp.maximum(jnp.sum(there, axis=1), 1)
+
+    sizes = settings.sizes() or (outputs.shape[-1],)
+    return jnp.sum(jnp.stack([apart(vectors[..., :size]) for size in sizes]), axis=0)
+
+
+def _mean_of(outputs: Sequence[jax.Array]) -> jax.Array:
+    """Returns vectors whose cosines are the mean of those of several models."""
+    return jnp.concatenate([normalized(each) for each in outputs], axis=-1)
 
 
 def _as_set(head: Head, config: TaskConfig) -> Head:
@@ -239,6 +293,7 @@ def _as_set(head: Head, config: TaskConfig) -> Head:
         parts=("projection",) if settings.projection_size else (),
         module=partial(Embedding, settings=settings),
         losses=partial(_losses, settings),
+        divergence=partial(_divergence, settings),
     )
 
 
@@ -248,7 +303,8 @@ EMBEDDINGS = Head(
     Embedding,
     weights=lambda batch: (batch.labels.numbers[:, 0] >= 0).astype(jnp.float32),
     losses=partial(_losses, EmbeddingConfig()),
-    divergence=None,
+    divergence=partial(_divergence, EmbeddingConfig()),
+    mean_of=_mean_of,
     labels_of_batch=_labels_of_batch,
     as_set=_as_set,
     constant=constant_zeros,

@@ -29,13 +29,10 @@ def _losses(logits: jax.Array, batch: Batch, weights: jax.Array) -> dict[str, Pa
     }
 
 
-def _divergence(outputs: jax.Array, teacher: jax.Array) -> jax.Array:
+def _divergence(outputs: jax.Array, teacher: jax.Array, batch: Batch, temperature: float) -> jax.Array:
     """Returns the mean over the labels of the divergence of their probabilities."""
-    both = (
-        jnp.stack([outputs, jnp.zeros_like(outputs)], axis=-1),
-        jnp.stack([teacher, jnp.zeros_like(teacher)], axis=-1),
-    )
-    return class_divergence(*both).mean(axis=-1)
+    said, wanted = (jnp.stack([each, jnp.zeros_like(each)], axis=-1) for each in (outputs, teacher))
+    return class_divergence(said, wanted, batch, temperature).mean(axis=-1)
 
 
 def _constant(labels: Sequence[Any], num_outputs: int) -> np.ndarray:

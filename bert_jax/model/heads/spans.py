@@ -13,14 +13,25 @@ from bert_jax.model.attention import MASKED_SCORE
 from bert_jax.model.heads.base import Head, Linear
 from bert_jax.model.heads.labels import Spot, constant_zeros, label_losses, token_outputs
 from bert_jax.model.losses import Pair
+from bert_jax.model.teaching import class_divergence
 
 
 def _losses(logits: jax.Array, batch: Batch, weights: jax.Array) -> dict[str, Pair]:
     """Returns cross entropy and accuracy of the start and of the end, over the tokens of the sequence."""
+    return label_losses(_of_sequences(logits, batch), batch, jnp.broadcast_to(weights[..., None], batch.labels.shape))
+
+
+def _divergence(logits: jax.Array, teacher: jax.Array, batch: Batch, temperature: float) -> jax.Array:
+    """Returns the divergence of the start and of the end, added, over the tokens of the sequence."""
+    said, wanted = (_of_sequences(each / temperature, batch) for each in (logits, teacher))
+    return class_divergence(said, wanted).sum(axis=-1)
+
+
+def _of_sequences(logits: jax.Array, batch: Batch) -> jax.Array:
+    """Returns the logits of each sequence, [B, M, 2, L]: none at the tokens of others."""
     places = jnp.arange(1, batch.cls_positions.shape[1] + 1)
     inside = (batch.sequence_ids[:, None, :] == places[:, None])[:, :, None]  # [B, M, 1, L]
-    of_sequences = jnp.where(inside, jnp.swapaxes(logits, 1, 2)[:, None], MASKED_SCORE)  # [B, M, 2, L]
-    return label_losses(of_sequences, batch, jnp.broadcast_to(weights[..., None], batch.labels.shape))
+    return jnp.where(inside, jnp.swapaxes(logits, 1, 2)[:, None], MASKED_SCORE)
 
 
 def _no_labels(num_rows: int, length: int, num_places: int, label: Any) -> np.ndarray:
@@ -37,8 +48,8 @@ SPANS = Head(
     partial(Linear, part="span", of_tokens=True, has_dropout=False),
     num_outputs=2,
     answers=2,
-    divergence=None,
     losses=_losses,
+    divergence=_divergence,
     no_labels=_no_labels,
     write_label=_write_label,
     outputs=token_outputs,

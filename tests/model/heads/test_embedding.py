@@ -2,12 +2,14 @@
 """Losses of vectors of texts against plain numpy."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bert_jax.batch import Batch
 from bert_jax.model.heads import embedding
-from bert_jax.model.heads.embedding import LOSSES, Texts
-from bert_jax.settings.finetuning import EmbeddingConfig
+from bert_jax.model.heads.embedding import EMBEDDINGS, LOSSES, Texts
+from bert_jax.settings.finetuning import EmbeddingConfig, TaskConfig
 
 RNG = np.random.default_rng(0)
 # Six examples of an anchor, a positive and two hard negatives, of which some are missing, and an empty place.
@@ -34,6 +36,11 @@ def unit(vectors):
 def loss_of(name, vectors=VECTORS, **settings):
     found = jax.jit(lambda vectors: LOSSES[name](EmbeddingConfig(**settings), vectors, TEXTS, WEIGHTS))(vectors)
     return {key: (float(total), float(weight)) for key, (total, weight) in found.items()}
+
+
+def log_softmax(scores):
+    shifted = np.array(scores) - max(scores)
+    return shifted - np.log(np.exp(shifted).sum())
 
 
 def expected_info_nce(vectors, temperature):
@@ -105,3 +112,69 @@ def test_the_gradient_is_finite_and_that_of_differences(name):
     step[0, 0, 3] = 1e-2
     change = (float(loss(vectors + step)) - float(loss(vectors - step))) / 2e-2
     assert gradient[0, 0, 3] == pytest.approx(change, rel=2e-2, abs=2e-3)
+
+
+# A teacher
+
+WANTED = RNG.normal(size=(6, 4, 12)).astype(np.float32)  # vectors of another size
+
+
+def divergence_of(outputs, teacher, softened=1.0, **settings):
+    """Returns how far vectors are from a teacher's, those of each text in a row of its own, [6]."""
+    labels = Texts(np.arange(24, dtype=np.int32).reshape(6, 4), NUMBERS, SCORES)
+    head = EMBEDDINGS.as_set(EMBEDDINGS, TaskConfig(embedding=EmbeddingConfig(**settings)))
+    rows = [jnp.asarray(each).reshape(24, 1, -1) for each in (outputs, teacher)]
+    return head.divergence(*rows, Batch(*[None] * 5)._replace(labels=labels), softened)
+
+
+def expected_divergence(outputs, teacher, temperature):
+    """Returns how far the candidates' probabilities of the five anchors are from a teacher's."""
+    found = []
+    for i in range(5):
+        pair = []
+        for vectors in (unit(outputs.astype(np.float64)), unit(teacher.astype(np.float64))):
+            scores = [vectors[i, 0] @ vectors[i, 1] / temperature]
+            for j in range(5):
+                for place in (1, 2, 3):
+                    text = NUMBERS[j, place]
+                    is_same = text in (NUMBERS[i, 0], NUMBERS[i, 1]) or (place == 1 and NUMBERS[j, 0] == NUMBERS[i, 0])
+                    if text >= 0 and not is_same:
+                        scores.append(vectors[i, 0] @ vectors[j, place] / temperature)
+            pair.append(log_softmax(scores))
+        said, wanted = pair
+        found.append(np.sum(np.exp(wanted) * (wanted - said)))
+    return found
+
+
+@pytest.mark.parametrize("most", [1 << 25, 36])
+def test_candidates_are_as_probable_as_a_teacher_says(monkeypatch, most):
+    monkeypatch.setattr(embedding, "_MOST_COSINES", most)
+    found = divergence_of(VECTORS, WANTED, 2.0, temperature=0.1)
+    np.testing.assert_allclose(found[:5], expected_divergence(VECTORS, WANTED, 0.2), rtol=1e-4)
+    assert np.isfinite(found[5])  # an empty place; its weight is 0
+    short = divergence_of(VECTORS, WANTED, 2.0, temperature=0.1, dimensions="8,3")
+    both = np.add(found[:5], expected_divergence(VECTORS[..., :3], WANTED, 0.2))
+    np.testing.assert_allclose(short[:5], both, rtol=1e-4)
+
+
+@pytest.mark.parametrize("loss", ["cosent", "cosine", "triplet"])
+def test_cosines_are_as_large_as_a_teacher_says(loss):
+    cosines = [np.sum(each[:, :1] * each[:, 1:], axis=-1) for each in (unit(VECTORS), unit(WANTED))]
+    there = NUMBERS[:, 1:] >= 0
+    expected = (np.square((cosines[0] - cosines[1]) / 2) * there).sum(1) / np.maximum(there.sum(1), 1)
+    np.testing.assert_allclose(divergence_of(VECTORS, WANTED, 2.0, loss=loss), expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("settings", [{}, {"both_directions": True}, {"loss": "cosent"}, {"loss": "triplet"}])
+def test_who_says_what_the_teacher_says_learns_nothing(settings):
+    assert np.abs(divergence_of(VECTORS, 3 * VECTORS, **settings)[:5]).max() < 1e-5
+    gradient = jax.grad(lambda vectors: jnp.sum(divergence_of(vectors, 3 * VECTORS, **settings) * WEIGHTS))(VECTORS)
+    assert np.isfinite(gradient).all() and np.abs(gradient).max() < 1e-4
+    other = jax.grad(lambda vectors: jnp.sum(divergence_of(vectors, WANTED, **settings) * WEIGHTS))(VECTORS)
+    assert np.isfinite(other).all() and np.abs(other).max() > 1e-2
+
+
+def test_several_teachers_say_the_mean_of_their_cosines():
+    both = np.asarray(EMBEDDINGS.mean_of([VECTORS, WANTED]))
+    cosines = [np.einsum("EK,CK->EC", each[:, 0], each[:, 1]) for each in map(unit, (VECTORS, WANTED, both))]
+    np.testing.assert_allclose(cosines[2], (cosines[0] + cosines[1]) / 2, atol=1e-6)
