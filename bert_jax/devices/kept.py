@@ -40,7 +40,7 @@ def _hear(event: str, duration_secs: float, **_: object) -> None:
 
 
 def drop_oldest(directory: Path, most_bytes: int) -> None:
-    """Deletes the oldest files of a directory of compiled programs until they have at most so many bytes."""
+    """Deletes the oldest files of a directory of compiled programs until the rest has at most `most_bytes`."""
     if "JAX_COMPILATION_CACHE_MAX_SIZE" in os.environ or not directory.is_dir():
         return  # JAX does it, or the directory is in a bucket
     with contextlib.suppress(OSError):  # another process deletes the same

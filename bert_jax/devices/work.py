@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-# The limit of a kind of work: so many times the limit of a step, and no less than so many seconds.
+# The limit of a kind of work: a multiple of the limit of a step, and at least some seconds.
 _LIMITS = {"steps": (1, 0.0), "evaluation": (1, 0.0), "compilation": (5, 3600.0)}
 _OF_DISKS = (5, 120.0)  # and of networks: saving, sealing, restoring, ...
 _SLOWEST = 1e6  # bytes per second of a disk or a network

@@ -35,7 +35,7 @@ from bert_jax.training.step import make_eval_step
 
 _RATE = 0.15
 _TOKENS_AT_ONCE = 8192  # of a batch on each device
-_TEXT_LENGTH = 128  # of the rows of text that is prepared here, where the model has so many positions
+_TEXT_LENGTH = 128  # of the rows of text that is prepared here, unless the model has fewer positions
 
 
 @in_no_mesh()

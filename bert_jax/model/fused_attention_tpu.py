@@ -20,7 +20,7 @@ from bert_jax.model.attention_kernels import AttentionShape, dot, keeps
 LONGEST_ROW = 512  # tokens; the scores of one head are 1 MiB an array, and a few such arrays fit the vector memory
 WIDEST_TILE = 256  # columns that the heads of a program may share
 MOST_TOKENS = 1024  # of a program with several rows: beyond that, starting a program is a small part of running it
-PROGRAM_BYTES = 12 * 2**20  # of the vector memory, of which a core has 16 MiB; the compiler takes some for itself
+PROGRAM_BYTES = 12 * 2**20  # of the vector memory, which has 16 MiB in a core; the compiler takes some for itself
 _BLOCKS = 7  # [L, columns] that the backward pass reads and writes for each row
 _SCORES = 8  # [L, L] in float32 that the backward pass may hold for a row at once; libtpu 0.0.42 holds about 3
 _SHORT_ROW = 128  # tokens
@@ -185,6 +185,6 @@ class _Head:
         return lambda array: jnp.where(kept, array * self.shape.rescale, 0)
 
     def write(self, out, row: jax.Array, tile: jax.Array) -> None:
-        """Puts this head's columns of a tile into `out`, of which every head of the tile writes its own."""
+        """Puts this head's columns of a tile into `out`. Every head of the tile writes its own."""
         before = jnp.where(self.in_tile == 0, jnp.zeros(out.shape[1:], out.dtype), out[row])
         out[row] = jnp.where(self.columns, tile.astype(out.dtype), before)

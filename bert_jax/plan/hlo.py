@@ -229,7 +229,7 @@ def flops(text: str | Module) -> int:
 
 
 def _flops_of(instruction: Instruction, operands: list[Array]) -> int:
-    """Returns the FLOPs of one run of an instruction, 0 if it is no product and no kernel."""
+    """Returns the FLOPs of one run of an instruction, 0 unless it is a product or a kernel."""
     if instruction.opcode == "convolution":
         return _convolution_flops(operands[0], operands[1], instruction)
     if instruction.opcode == "dot" or _CUBLAS.search(instruction.attributes):

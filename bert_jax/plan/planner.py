@@ -321,7 +321,7 @@ def _finish(
     available: float,
     **rest: Any,
 ) -> Plan:
-    """Returns the plan of a step that needs so many bytes of those available, with its model of time."""
+    """Returns the plan of a step: the bytes that it needs and those available, and its model of time."""
     chip, row, _, fields = setup
     problem = "" if needed < available else memory_problem(config, fields["mesh"], needed, available)
     moved = rest.get("moved_bytes", 0.0)

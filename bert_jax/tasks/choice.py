@@ -38,7 +38,7 @@ _ENDING = re.compile(r"(ending|choice|option|answer)_?\d{1,18}", re.IGNORECASE)
 
 
 class ChoiceExample(NamedTuple):
-    """A context, and choices of which one follows best."""
+    """A context and choices. One of them follows best."""
 
     context: str
     choices: tuple[str, ...]

@@ -268,7 +268,7 @@ def train_length(tokens: np.ndarray, lengths: Sequence[int]) -> int:
 class Limits(NamedTuple):
     """What batches of prediction may be."""
 
-    rows: int  # of a batch of which each has one row of the task; packed ones hold at most as many positions
+    rows: int  # of a batch, each with one row of the task; packed ones hold at most as many positions
     multiple: int  # of lengths, as `padded_length` takes it
     group: int  # divides `rows`; the number of rows of every batch is a multiple of it
     pack: str  # "on", "off", or "auto", which packs where that takes fewer FLOPs

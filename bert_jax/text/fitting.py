@@ -127,7 +127,7 @@ def make_batch(
 ) -> Batch:
     """Returns [CLS] A [SEP] or [CLS] A [SEP] B [SEP] rows of numpy arrays, one for each text or pair of texts.
 
-    They are padded to one of few lengths, each of which is a program that JAX compiles. A text with more than
+    They are padded to one of a few lengths, since JAX compiles a program for each. A text with more than
     `max_length` tokens, [CLS] and [SEP] included, is cut, with a warning, or with `long_texts` "refuse" an error.
 
     Raises: InputError if there is no text, if one is not a text and not a pair, or if no pair fits in `max_length`.

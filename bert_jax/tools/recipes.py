@@ -119,7 +119,7 @@ def find_other_value(config: object) -> str:
 
 
 def read_own(path: str | None) -> "Own":
-    """Returns what a recipe's get_task and get_head define, if it has them; "" is no recipe.
+    """Returns what a recipe's get_task and get_head define, if it has them; "" stands for no recipe.
 
     Raises: InputError if there is no such file, or it fails.
     """

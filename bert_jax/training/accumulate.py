@@ -71,7 +71,7 @@ def sum_over_microbatches(
 
 
 def _own_part(array: jax.Array, axis: int) -> jax.Array:
-    """Returns the sum of an array over "data", of which each device keeps its part along `axis`.
+    """Returns the sum of an array over "data". Each device keeps its part along `axis`.
 
     Long parts are padded to a multiple of 32 rows, four tiles of a TPU's memory. Of others libtpu makes an all-reduce,
     which sends twice as much.

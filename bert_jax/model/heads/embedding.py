@@ -37,7 +37,7 @@ class Texts(NamedTuple):
     places: (
         Array  # [E, T] int32: where its vector is among those of all rows, row x M + place; beyond them if it has none
     )
-    numbers: Array  # [E, T] int32: the same for equal texts, of all the data; -1 is no text
+    numbers: Array  # [E, T] int32: the same for equal texts, of all the data; -1 where there is none
     scores: Array  # [E] float32: how alike the pair is, where that is known
 
 
@@ -169,7 +169,7 @@ def _find(
     """Returns what a function makes of the scores of queries [E, K] with candidates [C, K], a pair of each model.
 
     `own` and `partners` are the numbers of the queries' texts and of their partners, [E], `places` the partners' places
-    among the candidates; `numbers` and `belongs` are those of the candidates' texts and partners, [C]. -1 is no text.
+    among the candidates; `numbers` and `belongs` those of the candidates' texts and partners, [C]; -1 stands for none.
     """
     numbers, belongs, *candidates = (whole(each) for each in (numbers, belongs, *(pair[1] for pair in pairs)))
 

@@ -34,7 +34,7 @@ def class_losses(logits: jax.Array, batch: Batch, weights: jax.Array) -> dict[st
 
 
 def label_losses(logits: jax.Array, batch: Batch, weights: jax.Array) -> dict[str, Pair]:
-    """Returns cross entropy and accuracy of logits [..., K] for the labels [...]; -1 is no label."""
+    """Returns cross entropy and accuracy of logits [..., K] for the labels [...]; -1 stands for none."""
     labels = jnp.maximum(batch.labels, 0).astype(jnp.int32)
     return {"loss": cross_entropy(logits, labels, weights), "accuracy": accuracy(logits, labels, weights)}
 
@@ -76,6 +76,6 @@ def constant_zeros(labels: Sequence[Any], num_outputs: int) -> np.ndarray:
 
 
 def most_frequent(classes: np.ndarray, num_outputs: int) -> np.ndarray:
-    """Returns outputs [K], 1 for the most frequent of the classes and 0 for the others; -1 is no class."""
+    """Returns outputs [K], 1 for the most frequent of the classes and 0 for the others; -1 stands for none."""
     counts = np.bincount(classes[classes >= 0].astype(np.int64), minlength=num_outputs)
     return (np.arange(num_outputs) == counts.argmax()).astype(np.float32)
