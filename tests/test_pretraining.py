@@ -210,6 +210,15 @@ def test_more_steps_may_be_asked_for_on_resume(finished, toy_data, tmp_path):
     assert sorted(losses(tmp_path / "run")) == list(range(1, 15))
 
 
+def test_fewer_steps_than_a_run_has_taken_are_refused(finished, toy_data, tmp_path):
+    """Before, it counted as a run of so few steps."""
+    shutil.copytree(finished[0], tmp_path / "run")
+    shorter = tiny_run(toy_data, mesh=ONE_DEVICE, train=TrainConfig(num_steps=10))
+    with pytest.raises(InputError, match=r"run has taken 12 steps, and the settings ask for 10; ask for as many"):
+        train(shorter, tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["run"]["train"]["num_steps"] == 12
+
+
 def test_a_limit_of_predictions_that_no_sequence_reaches_may_change(finished, toy_data):
     """Version 0.2 wrote 20 for every length of rows; 5 of 32 tokens are what the rate asks for."""
     workdir, _ = finished

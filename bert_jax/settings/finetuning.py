@@ -5,7 +5,6 @@ Sections that pre-training has too (optimizer, mesh, checkpoints, reports) are d
 """
 
 import dataclasses
-import math
 from dataclasses import dataclass, field
 
 from bert_jax.errors import InputError
@@ -61,8 +60,8 @@ def numbers_of(text: str, name: str) -> tuple[float, ...]:
         numbers = tuple(float(part) for part in text.split(",")) if text.strip() else ()
     except ValueError:
         numbers = (-1.0,)
-    if not all(0 <= number < math.inf for number in numbers):
-        raise InputError(f"{name} {text!r} is not numbers from 0 up with commas between them; write them like 0.5,2")
+    if not all(0 <= number <= 1e15 for number in numbers):
+        raise InputError(f"{name} {text!r} is not numbers from 0 up to 1e15, with commas; write them like 0.5,2")
     return numbers
 
 
@@ -93,8 +92,8 @@ class EmbeddingConfig:
         check_choice(self, "loss", ("", "infonce", "triplet", "cosent", "cosine"))
         check_not_negative(self, "projection_size")
         for name in ("temperature", "margin", "best_score"):
-            if getattr(self, name) <= 0:
-                raise InputError(f"embedding.{name} {getattr(self, name)} is not above 0; use like 0.05")
+            if not 1e-15 <= getattr(self, name) <= 1e15:  # squared in float32 too
+                raise InputError(f"embedding.{name} {getattr(self, name)} is not above 0, 1e-15 to 1e15; use like 0.05")
         self.sizes()
 
     def sizes(self) -> tuple[int, ...]:

@@ -320,10 +320,10 @@ class TeacherConfig:
 
     def validate(self) -> None:
         check_numbers(self)
-        if self.temperature <= 0 or not 0 < self.weight <= 1:
+        if not 1e-3 <= self.temperature <= 1e3 or not 0 < self.weight <= 1:
             raise InputError(
-                f"teacher.temperature {self.temperature} must be above 0, and teacher.weight {self.weight} above 0 and "
-                "at most 1; use like 2 and 0.5"
+                f"teacher.temperature {self.temperature} must be from 0.001 to 1000, and teacher.weight {self.weight} "
+                "above 0 and at most 1; use like 2 and 0.5"
             )
 
 

@@ -146,7 +146,7 @@ def _tune(
     """Returns the settings with the threshold of each label that gives the best F1; 0.5 for one that nothing has."""
     truth, shares = _truth(labels, examples), _shares(labels, predictions)
     chosen = [_best_threshold(truth[:, place], shares[:, place]) for place in range(len(labels))]
-    return dataclasses.replace(config, thresholds=",".join(f"{each:.6g}" for each in chosen))
+    return dataclasses.replace(config, thresholds=",".join(map(repr, chosen)))  # 6 digits were 1 at times
 
 
 def _best_threshold(truth: np.ndarray, shares: np.ndarray) -> float:

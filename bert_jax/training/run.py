@@ -105,7 +105,7 @@ def open_run(
     checkpoint. `started` is when the command began, in seconds since the epoch; 0 is now.
 
     Raises: InputError if the work directory belongs to another run or is in use, if the processes differ, if no
-      checkpoint is undamaged, or if there are too many steps to count.
+      checkpoint is undamaged, or if there are too many steps to count, or fewer than the run has taken.
     """
     config, tokenizer, abstract = training.config, training.tokenizer, training.abstract
     clock, last_step = goodput.Clock(started), training.stages[-1].pace.num_steps
@@ -131,10 +131,13 @@ def open_run(
         restored = checkpoints.restore(abstract)
         if resumes and restored.state is None:  # killed in its first save
             start = load()
+        first_step = 0 if restored.state is None else int(restored.state.step)
+        if first_step > last_step:
+            taken = f"the run of {workdir} has taken {first_step:,} steps, and the settings ask for {last_step:,}"
+            raise InputError(f"{taken}; ask for as many steps or epochs as it has taken, or give another workdir")
         if this_job().is_first:
             write_json(workdir / "config.json", identity)
             tokenizer.save(workdir / "tokenizer")
-        first_step = 0 if restored.state is None else int(restored.state.step)
         shown = {"progress": config.report.progress, "tensorboard": config.report.tensorboard}
         reporter = Reporter(workdir, last_step, first_step, **shown, enabled=this_job().is_first)
         stack.enter_context(reporter)

@@ -22,8 +22,10 @@ from bert_jax.errors import InputError
 from bert_jax.model.heads.base import Head
 from bert_jax.model.heads.embedding import EMBEDDINGS
 from bert_jax.model.objective import forward
+from bert_jax.settings.finetuning import ProbeConfig
 from bert_jax.settings.model import ModelConfig
 from bert_jax.settings.pretraining import TeacherConfig
+from bert_jax.settings.rules import from_dict
 from bert_jax.storage.files import split_places
 from bert_jax.storage.resolve import resolve
 from bert_jax.text.tokenizer import Tokenizer
@@ -40,6 +42,7 @@ class Teaching(NamedTuple):
     prepare: Callable[[Batch], Batch] = lambda batch: batch  # as the student's objective does: masks
     labels: tuple[str, ...] = ()
     outputs: int | None = None  # that count, of masked words: those beyond the vocabulary are none
+    probe: ProbeConfig = ProbeConfig()
 
 
 Batches = Iterator[Batch]
@@ -48,7 +51,7 @@ Batches = Iterator[Batch]
 def learnt_from(config: TeacherConfig, about: Teaching) -> Callable[[Batches], Batches]:
     """Returns what adds to batches the mean of what the teachers make of them; without a teacher they stay as they are.
 
-    Raises: InputError if a teacher has other tokens or classes, or its head, or does not divide over the mesh.
+    Raises: InputError if a teacher has other tokens, classes, head or probe, or does not divide over the mesh.
     """
     if not config.checkpoint:
         return lambda batches: batches
@@ -95,6 +98,10 @@ def _open(config: TeacherConfig, about: Teaching) -> list[Pretrained]:
     teachers = []
     for path in split_places(config.checkpoint):
         teacher = read_pretrained(resolve(path))
+        own = from_dict(ProbeConfig, teacher.task_settings.get("probe", {}))
+        theirs, ours = (dataclasses.replace(each, train_encoder=False) for each in (own, about.probe))
+        if teacher.task == about.head.name and theirs != ours and theirs.features + ours.features:
+            raise InputError(f"teacher.checkpoint {path} has {theirs}, and the student {ours}; give task.probe alike")
         there = {*teacher.params, *teacher.params["encoder"]}
         fits = there.issuperset(_head_of(teacher, about).parts) and (about.outputs or teacher.task == about.head.name)
         if about.head.divergence is None or not fits:

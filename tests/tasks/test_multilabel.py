@@ -97,6 +97,7 @@ def test_labels_with_another_sign_between_them_are_named(tmp_path, label, sign):
         ({"label_separator": ""}, "task.label_separator is empty"),
         ({"label_smoothing": 1.0}, "task.label_smoothing 1.0 is not a rate"),
         ({"class_weights": "1,-2"}, "is not numbers from 0 up"),
+        ({"class_weights": "1,1e39"}, "'1,1e39' is not numbers from 0 up to 1e15"),  # infinite in float32
     ],
 )
 def test_settings_that_cannot_be_are_named(settings, problem):
@@ -132,6 +133,15 @@ def test_metrics_are_scikit_learns():
     assert [float(each) for each in tuned.thresholds.split(",")] == pytest.approx([0.25, 0.4, 0.5])
     assert task(thresholds="0.3,0.9,0.9").decode(examples, [], [np.zeros(3)])[0].labels == ("b",)
     assert task(thresholds=tuned.thresholds).tune is None
+
+
+def test_a_threshold_between_probabilities_near_1_parts_them():
+    """In six digits it was 1, and nothing had the label."""
+    examples = [ClassifyExample("", label={"b": 1.0}), ClassifyExample("", label={"d": 1.0})]
+    logits = [np.array([17.0, -3.0, -3.0]), np.array([15.5, 3.0, -3.0])]
+    tuned = task().tune(examples, task().decode(examples, [], logits))
+    found = task(thresholds=tuned.thresholds).decode(examples, [], logits)
+    assert [each.labels for each in found] == [("b",), ("d",)]
 
 
 def topics(path, num_rows, seed, soft=False):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A student learns what its teachers say: of masked words and of classes, softened, averaged, in their order."""
 
+import contextlib
 import dataclasses
 
 import jax
@@ -11,14 +12,20 @@ from builders import make_dataset, make_pretrained, make_topics, tiny_run, topic
 
 from bert_jax import InputError, load_pretrained
 from bert_jax.checkpoints.pretrained import save_pretrained
+from bert_jax.devices.sharding import make_mesh
 from bert_jax.finetuning import finetune
 from bert_jax.model.heads.multilabel import MULTILABEL
+from bert_jax.model.heads.probe import probed
+from bert_jax.model.heads.table import HEADS
+from bert_jax.model.objective import init_params
 from bert_jax.model.teaching import class_divergence, taught
 from bert_jax.pretraining import pretrain
-from bert_jax.settings.finetuning import EmbeddingConfig, FinetuneTrainConfig, TaskConfig
+from bert_jax.settings.finetuning import EmbeddingConfig, FinetuneTrainConfig, ProbeConfig, TaskConfig
 from bert_jax.settings.pretraining import MeshConfig, TeacherConfig
 from bert_jax.settings.rules import to_dict
+from bert_jax.tasks.catalog import make_task
 from bert_jax.training.report import read_metrics
+from bert_jax.training.teachers import Teaching, learnt_from
 
 
 def test_the_loss_is_hintons():
@@ -90,8 +97,34 @@ def test_a_teacher_that_does_not_fit_is_named(topics, start, teacher, tmp_path, 
     with pytest.raises(InputError, match=problem):
         finetune(config, tmp_path / "run", jax.devices()[:1])
     assert not (tmp_path / "run").exists()
-    with pytest.raises(InputError, match=r"teacher\.temperature 0\.0 must be above 0"):
-        TeacherConfig("x", temperature=0.0).validate()
+    for temperature in (0.0, 1e-30, 1e15):  # the loss would not be finite in float32
+        with pytest.raises(InputError, match=rf"teacher\.temperature {temperature} must be from 0\.001 to 1000"):
+            TeacherConfig("x", temperature=temperature).validate()
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "fits"),
+    [
+        ({"features": "last", "kind": "linear"}, {"features": "embeddings", "kind": "linear"}, False),
+        ({"features": "last", "kind": "linear"}, {"features": "last", "hidden_size": 8}, False),
+        ({"features": "last", "kind": "linear"}, {}, False),
+        ({"features": "last", "kind": "linear", "train_encoder": True}, {"features": "last", "kind": "linear"}, True),
+    ],
+)
+def test_a_teacher_has_the_probe_of_its_student(start, tmp_path, theirs, ours, fits):
+    """Another one was computed with the student's features, or ended in a traceback."""
+    bert, labels = load_pretrained(start), ("b", "d", "f")
+    settings = TaskConfig(name="classification", probe=ProbeConfig(**theirs))
+    head = probed(HEADS["sequence_classification"], settings.probe)
+    params = init_params(bert.config, jax.random.key(0), head, 3)
+    bert = dataclasses.replace(bert, params=params, task=head.name, labels=labels, task_settings=to_dict(settings))
+    save_pretrained(bert, tmp_path / "teacher")
+    task = make_task(TaskConfig(name="classification", probe=ProbeConfig(**ours)), labels)
+    mesh = make_mesh(MeshConfig(data=1), jax.devices()[:1])
+    about = Teaching(mesh, bert.tokenizer, task.head, bert.config, 16, labels=labels, probe=task.config.probe)
+    told = pytest.raises(InputError, match=r"has ProbeConfig\(features='last', .* give task\.probe alike")
+    with contextlib.nullcontext() if fits else told:
+        learnt_from(TeacherConfig(str(tmp_path / "teacher")), about)
 
 
 @pytest.fixture(scope="module")
