@@ -186,6 +186,10 @@ def _read_modern(settings: JsonObject) -> dict[str, Any]:
             raise InputError(
                 f"layer_types is {shown(types)}, in which not every n-th layer sees all, from the first on"
             )
+    if local < 2 and min(every, layers) > 1:
+        raise InputError(
+            f"local_attention is {local}, so a token of a local layer sees itself alone; it can be 2 or more"
+        )
     ropes = settings.get("rope_parameters") or {}
     thetas = {}
     for ours, kind, older, usual in (
@@ -194,8 +198,9 @@ def _read_modern(settings: JsonObject) -> dict[str, Any]:
     ):
         of_kind = ropes.get(kind) if isinstance(ropes, dict) else None
         rope = of_kind if isinstance(of_kind, dict) else {}
-        if rope.get("rope_type", "default") != "default" or settings.get("rope_scaling"):
-            raise InputError(f"rope_parameters has the rope_type {shown(rope.get('rope_type'))}; it can be default")
+        form = rope.get("rope_type", rope.get("type", "default"))
+        if form != "default" or settings.get("rope_scaling"):
+            raise InputError(f"rope_parameters has the rope_type {shown(form)}; it can be default")
         older_theta = settings.get(older)
         thetas[ours] = rope.get("rope_theta", usual if older_theta is None else older_theta)
     for name in ("attention_bias", "classifier_bias"):

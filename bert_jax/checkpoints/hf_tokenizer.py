@@ -38,16 +38,20 @@ def load_hf_tokenizer(directory: Path) -> tuple[Tokenizer, list[str]]:
     One that is not BERT's WordPiece is what its tokenizer.json says. Raises: InputError if it has none.
     """
     settings, backend = (read_object(directory / name) for name in (_SETTINGS, _BACKEND))
+    notes, side = [], settings.get("truncation_side")
+    if side not in (None, "right"):
+        notes = [f"truncation_side {shown(side)} is not kept; a text that is too long loses its end here"]
     try:
         _check_settings(settings, directory / _SETTINGS)
         if (directory / "spiece.model").exists():
-            return load_tokenizer(directory), []
-        return _load_berts(directory, settings, backend)
+            return load_tokenizer(directory), notes
+        tokenizer, of_added = _load_berts(directory, settings, backend)
+        return tokenizer, notes + of_added
     except OtherTokenizer as error:
         if not backend or is_plain(backend, directory / _BACKEND) or _disagree(settings, backend):
             raise
         try:
-            return Tokenizer(read_pieces(directory / _BACKEND, settings)), []
+            return Tokenizer(read_pieces(directory / _BACKEND, settings)), notes
         except InputError as problem:
             reason = str(error).replace(f"{directory}/", "")
             raise InputError(f"{problem} (it is not computed as BERT's: {reason})") from None

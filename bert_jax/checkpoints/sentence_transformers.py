@@ -59,6 +59,10 @@ def read_pipeline(directory: Path, model: ModelConfig, lowercase: bool) -> Pipel
         what = f"the module {odd}" if odd else f"the modules {', '.join(kinds) or 'of an empty list'}, in this order"
         raise InputError(f"{path} has {what}, which cannot be computed here; {_ALONE}")
     folders = dict(zip(kinds, (home / str(each.get("path", "")) for each in modules)))
+    for where in (folder / "config.json" for folder in folders.values()):
+        for option in ("module_input_name", "module_output_name"):
+            if (value := read_object(where).get(option)) not in (None, _SENTENCE):
+                raise InputError(f"{where}: {option} {shown(value)} cannot be computed here; {_ALONE}")
     prompts, notes = _prompts(about, path)
     kind = about.get("similarity_fn_name")
     if kind not in (None, "cosine", "dot" if "Normalize" in kinds else None):
@@ -137,7 +141,6 @@ def _dense(folder: Path, model: ModelConfig) -> tuple[dict[str, Any], Params]:
     for option, value, right in (
         ("activation_function", activation, activation in list(names)),
         ("use_residual", about.get("use_residual"), not about.get("use_residual")),
-        ("module_input_name", about.get("module_input_name"), about.get("module_input_name") in (None, _SENTENCE)),
         ("in_features", about.get("in_features"), about.get("in_features") == model.hidden_size),
     ):
         if not right:

@@ -63,7 +63,7 @@ def rotate(array: jax.Array, positions: jax.Array, frequencies: jax.Array, head_
     """
     angles = positions[:, :, None, None].astype(jnp.float32) * frequencies
     cos, sin = jnp.cos(angles), jnp.sin(angles)
-    heads = array.astype(jnp.float32).reshape(*array.shape[:2], -1, head_size)
+    heads = array.astype(jnp.float32).reshape(*array.shape[:2], array.shape[2] // head_size, head_size)
     first, second = jnp.split(heads, 2, axis=-1)
     turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
     return turned.reshape(array.shape).astype(array.dtype)

@@ -185,7 +185,8 @@ def _plain(shape: AttentionShape, *arrays: jax.Array) -> jax.Array:
         kept = keeps(shape, size, keys[:, :, 0, None, None], keys[:, :, 1, None, None])
         return jnp.where(kept, probabilities * shape.rescale, 0)
 
-    query, key, value = (array.reshape(*array.shape[:2], shape.num_heads, -1) for array in (query, key, value))
+    heads = (*query.shape[:2], shape.num_heads, shape.head_size)
+    query, key, value = (array.reshape(heads) for array in (query, key, value))
     attends = attention_mask(sequence_ids, shape.causal, shape.window)
     dropped = drop if shape.drops else (lambda probabilities: probabilities)
     return attend(query, key, value, attends, dropped, shape.precision)[0].reshape(arrays[2].shape)

@@ -171,7 +171,7 @@ class Embeddings(nn.Module):
         looked_up = jax.vmap(lambda table, ids: jnp.take(table, ids, axis=0))(
             copies, token_ids.astype(jnp.int32).reshape(copies.shape[0], -1)
         )
-        summed = looked_up.reshape(*token_ids.shape, -1)
+        summed = looked_up.reshape(*token_ids.shape, config.embedding_width)
         if config.positions == "learned":
             offset = config.position_offset
             summed = summed + small_rows("position", config.max_positions + offset, positions + offset)

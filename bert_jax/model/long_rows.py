@@ -23,7 +23,7 @@ def in_blocks(shape: AttentionShape, *arrays: jax.Array) -> jax.Array:
     count = -(-(size**2) // SCORES)
     block = -(-size // count)
     count = -(-size // block)
-    of_keys, of_values = (array.reshape(rows, size, shape.num_heads, -1) for array in (key, value))
+    of_keys, of_values = (array.reshape(rows, size, shape.num_heads, shape.head_size) for array in (key, value))
 
     def of_block(block_of: tuple[jax.Array, ...]) -> jax.Array:
         queries, queries_ids, start = block_of
@@ -35,13 +35,13 @@ def in_blocks(shape: AttentionShape, *arrays: jax.Array) -> jax.Array:
             kept = keeps_at(shape, size, places, columns, keys[:, :, 0, None, None], keys[:, :, 1, None, None])
             return jnp.where(kept, probabilities * shape.rescale, 0)
 
-        queries = queries.reshape(rows, block, shape.num_heads, -1)
+        queries = queries.reshape(rows, block, shape.num_heads, shape.head_size)
         dropped = drop if shape.drops else (lambda probabilities: probabilities)
         return attend(queries, of_keys, of_values, sees, dropped, shape.precision)[0].reshape(rows, block, hidden)
 
     blocks = tuple(jnp.moveaxis(_divided(array, block), 1, 0) for array in (query, ids))
     contexts = jax.lax.map(jax.checkpoint(of_block), (*blocks, jnp.arange(count) * block))
-    return jnp.moveaxis(contexts, 0, 1).reshape(rows, -1, hidden)[:, :size]
+    return jnp.moveaxis(contexts, 0, 1).reshape(rows, count * block, hidden)[:, :size]
 
 
 def in_windows(shape: AttentionShape, *arrays: jax.Array) -> jax.Array:
@@ -72,13 +72,13 @@ def in_windows(shape: AttentionShape, *arrays: jax.Array) -> jax.Array:
         return jnp.where(kept, probabilities * shape.rescale, 0)
 
     of_queries, of_keys, of_values = (
-        array.reshape(rows * count, -1, shape.num_heads, shape.head_size)
+        array.reshape(rows * count, array.shape[2], shape.num_heads, shape.head_size)
         for array in (_divided(query, block), around(key), around(value))
     )
     dropped = drop if shape.drops else (lambda probabilities: probabilities)
     sees = sees.reshape(rows * count, *sees.shape[2:])
     context = attend(of_queries, of_keys, of_values, sees, dropped, shape.precision)[0]
-    return context.reshape(rows, -1, hidden)[:, :size]
+    return context.reshape(rows, count * block, hidden)[:, :size]
 
 
 def pays_in_windows(shape: AttentionShape, size: int) -> bool:
@@ -94,4 +94,4 @@ def _divided(array: jax.Array, block: int) -> jax.Array:
     """Returns [B, blocks, block, ...] of [B, L, ...], with zeros at the end."""
     missing = -array.shape[1] % block
     padded = jnp.pad(array, [(0, 0), (0, missing)] + [(0, 0)] * (array.ndim - 2))
-    return padded.reshape(array.shape[0], -1, block, *array.shape[2:])
+    return padded.reshape(array.shape[0], padded.shape[1] // block, block, *array.shape[2:])

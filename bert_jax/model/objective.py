@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from bert_jax.batch import Batch, PyTree, RowShape
+from bert_jax.errors import InputError
 from bert_jax.model.encoder import Encoded, Encoder
 from bert_jax.model.heads.base import Head, Model
 from bert_jax.model.heads.pretraining import PRETRAINING
@@ -193,7 +194,10 @@ def forward(
 
 
 def init_params(model: ModelConfig, key: jax.Array, head: Head = PRETRAINING, num_outputs: int = 0) -> Params:
-    """Returns random parameters of the encoder and a head, float32."""
+    """Returns random parameters of the encoder and a head, float32. Raises: InputError if there can be none."""
+    model.validate()
+    if not model.vocab_size:
+        raise InputError("model.vocab_size is 0, and a model has words; give it the tokenizer's vocab_size")
     model = replace(model, unroll=1)  # the same numbers from a program that does not grow with the layers
     row = jnp.zeros((1, 2), jnp.int32)
     place = jnp.zeros((1, 1), jnp.int32)

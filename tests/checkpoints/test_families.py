@@ -149,6 +149,12 @@ def test_a_pooler_beside_a_classifier_of_roberta_is_idle(tmp_path):
         ("modernbert", {"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "rope_type"),
         ("modernbert", {"attention_bias": True}, "attention_bias is not mlp_bias"),
         ("modernbert", {"local_attention": "x"}, "local_attention is"),
+        ("modernbert", {"local_attention": 1}, "local_attention is 1, so a token of a local layer sees itself alone"),
+        (
+            "modernbert",
+            {"rope_parameters": {"full_attention": {"type": "linear"}}},
+            'rope_type "linear"; it can be def',
+        ),
         ("modernbert", {"decoder_bias": False}, "decoder_bias is false"),
         ("modernbert", {"hidden_activation": "silu"}, "hidden_activation is"),
     ],

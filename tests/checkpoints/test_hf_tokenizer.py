@@ -210,6 +210,18 @@ def test_the_relatives_come_back_as_they_were(tmp_path, kind):
     assert json.loads((tmp_path / "back" / "tokenizer_config.json").read_text())["model_max_length"] == 512
 
 
+def test_a_side_of_cutting_that_is_not_kept_is_said(tmp_path):
+    save_hf_tokenizer(tmp_path, make_tokenizer(131), 512)
+    write_described(tmp_path / "there", "roberta", tokenizer_class="RobertaTokenizer")
+    for directory in (tmp_path, tmp_path / "there"):
+        for side in ("left", "right"):
+            change(directory / "tokenizer_config.json", truncation_side=side)
+            notes = load_hf_tokenizer(directory)[1]
+            assert [note.partition(";")[0] for note in notes] == ['truncation_side "left" is not kept'] * (
+                side == "left"
+            )
+
+
 @pytest.mark.parametrize("damaged", ["normalizer", "added_tokens"])
 def test_a_name_that_is_no_text_is_no_traceback(tmp_path, damaged):
     backend = make_backend(make_tokenizer(131))

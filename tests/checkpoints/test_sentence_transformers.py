@@ -55,7 +55,7 @@ def directory(tmp_path):
 
 
 def change(path, **values):
-    content = json.loads(path.read_text())
+    content = json.loads(path.read_text()) if path.exists() else {}
     path.write_text(json.dumps(content | values))
 
 
@@ -126,6 +126,13 @@ def test_a_layer_without_bias_and_prompts_of_other_names(directory):
         ("1_Pooling/config.json", {"include_prompt": False}, "include_prompt false, pooling without the prompt"),
         ("2_Dense/config.json", {"activation_function": "torch.nn.GELU"}, 'activation_function "torch.nn.GELU" cannot'),
         ("2_Dense/config.json", {"use_residual": True}, "use_residual true cannot be computed here"),
+        (
+            "2_Dense/config.json",
+            {"module_input_name": "token_embeddings"},
+            'module_input_name "token_embeddings" cannot',
+        ),
+        ("2_Dense/config.json", {"module_output_name": "other"}, 'module_output_name "other" cannot be computed here'),
+        ("3_Normalize/config.json", {"module_input_name": "token_embeddings"}, 'module_input_name "token_embeddings"'),
         ("2_Dense/config.json", {"in_features": 5}, "in_features 5 cannot be computed here"),
         ("2_Dense/config.json", {"out_features": 9}, "has no linear.weight and linear.bias of 9 outputs"),
         ("2_Dense/config.json", {"out_features": "8"}, 'has no linear.weight and linear.bias of "8" outputs'),

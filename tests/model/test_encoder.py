@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which token of a sequence is pooled; derivatives of second order."""
+"""Which token of a sequence is pooled; derivatives of second order; a batch of no rows; what cannot be."""
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -8,8 +10,10 @@ import pytest
 from builders import random_batch, tiny_model
 
 from bert_jax.batch import Batch
+from bert_jax.errors import InputError
 from bert_jax.model.encoder import last_positions
-from bert_jax.model.objective import encode, init_params
+from bert_jax.model.heads.table import HEADS
+from bert_jax.model.objective import encode, forward, init_params
 
 IDS = np.asarray([[1, 1, 1, 2, 2, 3, 0, 0], [1, 1, 0, 0, 0, 0, 0, 0]], np.int32)
 FIRST = np.asarray([[0, 3, 5], [0, 0, 0]])  # the second row has one sequence; its other places are empty
@@ -59,3 +63,58 @@ def test_gradients_of_gradients_are_those_of_differences():
     expected = jax.tree.map(lambda one, other: (one - other) / 2e-3, above, below)
     difference = jax.tree.map(jnp.subtract, product, expected)
     assert dot(difference, difference) < 1e-4 * dot(expected, expected)
+
+
+@pytest.mark.parametrize(
+    ("changes", "length"),
+    [({}, 8), ({"attention": "fused"}, 8), ({"window": 3}, 8), ({"window": 3}, 300), ({"positions": "rotary"}, 1100)],
+)
+def test_a_batch_of_no_rows_has_outputs_of_no_rows(changes, length):
+    """As of a shard or a filter that left none; rows are short, long, and long in windows."""
+    config = tiny_model(hidden_dropout_rate=0.1, attention_dropout_rate=0.1, **changes)
+    params = jax.eval_shape(functools.partial(init_params, config), jax.random.key(0))
+    batch = random_batch(num_rows=1, row_length=length)._replace(mlm_positions=np.zeros((1, 2), np.int32))
+    none = jax.tree.map(lambda leaf: leaf[:0], batch)
+
+    def outputs(params, batch, key):
+        encoded = encode(config, params, batch, key, layers=True, attentions=not changes)
+        return encoded._replace(word_table=None), forward(config, params, batch, HEADS["masked_lm"], key)
+
+    def total(params, batch, key):
+        return outputs(params, batch, key)[0].hidden.sum()
+
+    found, one = (jax.eval_shape(outputs, params, each, jax.random.key(0)) for each in (none, batch))
+    assert found[1].shape == (0, 2, 256) and found[0].hidden.shape == (0, length, 32)
+    sizes = [[leaf.size for leaf in jax.tree.leaves(each)] for each in (found, one)]
+    assert len(sizes[0]) == len(sizes[1]) and not any(sizes[0])
+    key = jax.random.key(0)
+    assert jax.tree.structure(jax.eval_shape(jax.grad(total), params, none, key)) == jax.tree.structure(params)
+
+
+def test_gradients_of_no_rows_are_zero():
+    config, none = tiny_model(), jax.tree.map(lambda leaf: leaf[:0], random_batch(num_rows=1, row_length=8))
+    params = jax.jit(functools.partial(init_params, config))(jax.random.key(0))
+    gradients = jax.jit(jax.grad(lambda params: encode(config, params, none).hidden.sum()))(params)
+    assert not any(np.any(leaf) for leaf in jax.tree.leaves(gradients))
+
+
+@pytest.mark.parametrize(
+    ("changes", "head", "problem"),
+    [
+        ({"positions": "rope"}, "masked_lm", "model.positions 'rope' is unknown; use one of learned"),
+        ({"num_heads": 5}, "masked_lm", "model.hidden_size 32 is not divisible by model.num_heads 5"),
+        ({"vocab_size": 0}, "masked_lm", "model.vocab_size is 0, and a model has words"),
+        ({}, "token_classification", "num_outputs is 0, so the classifier has no outputs"),
+    ],
+)
+def test_a_model_that_cannot_be_has_no_parameters(changes, head, problem):
+    with pytest.raises(InputError, match=problem):
+        init_params(tiny_model(**changes), jax.random.key(0), HEADS[head])
+
+
+def test_places_to_predict_that_are_missing_are_named():
+    config = tiny_model()
+    params = jax.eval_shape(functools.partial(init_params, config), jax.random.key(0))
+    batch = random_batch(num_rows=1)._replace(mlm_positions=None)
+    with pytest.raises(AssertionError, match="the batch has no mlm_positions"):
+        jax.eval_shape(lambda params: forward(config, params, batch, HEADS["masked_lm"]), params)

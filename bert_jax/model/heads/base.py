@@ -13,6 +13,7 @@ import numpy as np
 from flax import linen as nn
 
 from bert_jax.batch import Batch
+from bert_jax.errors import InputError
 from bert_jax.model.encoder import Encoded, Encoder
 from bert_jax.model.heads.labels import (
     Spot,
@@ -128,6 +129,8 @@ class Linear(nn.Module):
     @nn.compact
     def __call__(self, encoded: Encoded, batch: Batch, deterministic: bool) -> jax.Array:
         """Returns float32 logits: [B, M, K] of sequences, [B, L, K] of tokens."""
+        if not self.num_outputs:
+            raise InputError(f"num_outputs is 0, so the {self.part} has no outputs; give the number of classes")
         config = self.config
         features = encoded.hidden if self.of_tokens and encoded.pooled is None else encoded.pooled
         assert features is not None

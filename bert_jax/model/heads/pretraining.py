@@ -40,7 +40,7 @@ class MaskedLanguageModel(nn.Module):
         else:  # rows of the devices that share a copy
             rows = hidden.reshape(word_table.shape[0], -1, hidden.shape[-1])
             logits = product("DRH,DVH->DRV", rows, word_table, precision=config.matmul_precision)
-        logits = logits.reshape(*hidden.shape[:2], -1)
+        logits = logits.reshape(*hidden.shape[:2], logits.shape[-1])
         # The rows that pad the vocabulary are zero, so masking the bias masks their logits. The bias is added as a
         # product with ones, because its gradient is then a matrix product too: only products and the loss itself make
         # passes over B x P x V numbers.
@@ -66,7 +66,7 @@ class Words(nn.Module):
 
     @nn.compact
     def __call__(self, encoded: Encoded, batch: Batch, deterministic: bool) -> jax.Array:
-        assert batch.mlm_positions is not None
+        assert batch.mlm_positions is not None, "the batch has no mlm_positions [B, P], the places that are predicted"
         predicted = jnp.take_along_axis(encoded.hidden, batch.mlm_positions.astype(jnp.int32)[..., None], axis=1)
         return MaskedLanguageModel(self.config, name="mlm")(predicted, encoded.word_table)
 
