@@ -57,7 +57,7 @@ def edit(path, change) -> None:
         (("model", "vocab_size"), 10**300, "is beyond 16777216"),
         (("model", "layer_norm_epsilon"), float("inf"), "layer_norm_epsilon inf is not above 0 and below 1"),
         (("model", "layer_norm_epsilon"), 10**400, "beyond what a float holds"),
-        (("model", "initializer_stddev"), float("nan"), "initializer_stddev nan is not finite and 0 or more"),
+        (("model", "initializer_stddev"), float("nan"), "initializer_stddev nan is not finite; use a number"),
         (("model", "vocab_multiple"), -1, "is below 1"),
         (("task",), ["encoder"], 'config.json: task is ["encoder"], not a text'),
         (("labels",), {"0": "no"}, 'config.json: labels is {"0": "no"}, not a list'),

@@ -72,6 +72,11 @@ def grow(
     config = dataclasses.replace(
         bert.config, vocab_size=vocab_size, max_positions=max_positions or bert.config.max_positions
     )
+    if config.positions == "rotary" and config.head_size > 2:
+        ratio = config.max_positions / bert.config.max_positions
+        theta = config.rotary_theta * ratio ** (config.head_size / (config.head_size - 2))
+        config = dataclasses.replace(config, rotary_theta=theta)
+    config.validate()  # what is written can be read again
     pieces = [bert.tokenizer.encode(word) or [bert.tokenizer.unk_id] for word in words]
 
     def with_words(table: np.ndarray) -> np.ndarray:
@@ -90,10 +95,6 @@ def grow(
         table, offset = embeddings["position"]["embedding"], config.position_offset
         places = np.arange(config.max_positions) % bert.config.max_positions
         embeddings["position"]["embedding"] = np.concatenate([table[:offset], table[offset:][places]])
-    if config.positions == "rotary" and config.head_size > 2:
-        ratio = config.max_positions / bert.config.max_positions
-        theta = config.rotary_theta * ratio ** (config.head_size / (config.head_size - 2))
-        config = dataclasses.replace(config, rotary_theta=theta)
     return dataclasses.replace(bert, config=config, params=params, tokenizer=tokenizer)
 
 

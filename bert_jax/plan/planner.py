@@ -223,6 +223,8 @@ def _batch(row: Rows, batch_size: int = 1, mesh: Mesh | None = None) -> Batch:
 
 def row_of(config: PretrainConfig, row_length: int = 0) -> np.dtype:
     """Returns the record of a row of one sequence and `row_length` tokens; 0 is `default_row_length`."""
+    if row_length and not 8 <= row_length <= 65535:  # as of prepared data
+        raise InputError(f"row_length {row_length} is not in 8..65535; 128 and 512 are usual")
     return row_dtype(row_length or default_row_length(config), 1, config.model.vocab_size)
 
 

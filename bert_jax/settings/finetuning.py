@@ -8,7 +8,7 @@ import dataclasses
 from dataclasses import dataclass, field
 
 from bert_jax.errors import InputError
-from bert_jax.settings.model import ModelConfig
+from bert_jax.settings.model import MOST_ROWS, ModelConfig
 from bert_jax.settings.pretraining import (
     CheckpointConfig,
     EvalConfig,
@@ -47,21 +47,22 @@ class ProbeConfig:
         features = ("", "embeddings", "last", "second_to_last", "weighted_last4", "concat_last4", "weighted_all")
         check_choice(self, "features", features)
         check_choice(self, "kind", ("bilstm", "linear"))
-        check_positive(self, "num_layers hidden_size")
+        check_positive(self, "num_layers", most=100)  # each is compiled; the paper has 2
+        check_positive(self, "hidden_size", most=MOST_ROWS)
         if self.train_encoder and not self.features:
             raise InputError(
                 "task.probe.train_encoder without task.probe.features; name the features, or fine-tune without a probe"
             )
 
 
-def numbers_of(text: str, name: str) -> tuple[float, ...]:
-    """Returns the numbers of a setting that are written with commas. Raises: InputError if one is none, or negative."""
+def numbers_of(text: str, name: str, most: float = 1e15) -> tuple[float, ...]:
+    """Returns the numbers of a setting that are written with commas. Raises: InputError if one is not 0 to `most`."""
     try:
         numbers = tuple(float(part) for part in text.split(",")) if text.strip() else ()
     except ValueError:
         numbers = (-1.0,)
-    if not all(0 <= number <= 1e15 for number in numbers):
-        raise InputError(f"{name} {text!r} is not numbers from 0 up to 1e15, with commas; write them like 0.5,2")
+    if not all(0 <= number <= most for number in numbers):
+        raise InputError(f"{name} {text!r} is not numbers from 0 up to {most:g}, with commas; write them like 0.5,1")
     return numbers
 
 
@@ -90,7 +91,7 @@ class EmbeddingConfig:
         check_choice(self, "pooling", ("mean", "cls", "last"))
         check_choice(self, "projection_activation", ("tanh", "none"))
         check_choice(self, "loss", ("", "infonce", "triplet", "cosent", "cosine"))
-        check_not_negative(self, "projection_size")
+        check_not_negative(self, "projection_size", most=MOST_ROWS)
         for name in ("temperature", "margin", "best_score"):
             if not 1e-15 <= getattr(self, name) <= 1e15:  # squared in float32 too
                 raise InputError(f"embedding.{name} {getattr(self, name)} is not above 0, 1e-15 to 1e15; use like 0.05")
@@ -143,9 +144,9 @@ class TaskConfig:
         check_rates(self, "label_smoothing")
         if not self.label_separator:
             raise InputError("task.label_separator is empty; give what parts labels, such as , or |")
-        for name in ("thresholds", "class_weights"):
-            if (value := getattr(self, name)) != "balanced":
-                numbers_of(value, f"task.{name}")
+        numbers_of(self.thresholds, "task.thresholds", most=1)
+        if self.class_weights != "balanced":
+            numbers_of(self.class_weights, "task.class_weights")
         if self.num_texts not in (0, 1, 2):
             raise InputError(f"task.num_texts {self.num_texts} is not 1, nor 2 for pairs; 0 takes what the data have")
         if not self.name:
@@ -227,7 +228,7 @@ class SweepConfig:
 
     def validate(self) -> None:
         check_numbers(self)
-        check_not_negative(self, "seeds")
+        check_not_negative(self, "seeds", most=10_000)
         self.rates()
 
     @property

@@ -2,7 +2,6 @@
 """The settings of a model: its shape, its precision and the sizes that have names."""
 
 import dataclasses
-import math
 from dataclasses import dataclass
 
 from bert_jax.errors import InputError, shown
@@ -137,7 +136,7 @@ class ModelConfig:
         check_positive(
             self, "hidden_size num_layers num_heads intermediate_size max_positions vocab_multiple global_every"
         )
-        check_not_negative(self, "unroll type_vocab_size position_offset window embedding_size")
+        check_not_negative(self, "unroll type_vocab_size position_offset window embedding_size initializer_stddev")
         self._check_relatives()
         for name, value in vars(self).items():
             if isinstance(value, int) and value > MOST_ROWS:
@@ -169,10 +168,6 @@ class ModelConfig:
         if not 0 < self.layer_norm_epsilon < 1:
             raise InputError(
                 f"model.layer_norm_epsilon {self.layer_norm_epsilon} is not above 0 and below 1; BERT's is 1e-12"
-            )
-        if not 0 <= self.initializer_stddev < math.inf:
-            raise InputError(
-                f"model.initializer_stddev {self.initializer_stddev} is not finite and 0 or more; BERT uses 0.02"
             )
         if self.vocab_size < 0:
             raise InputError(f"model.vocab_size {self.vocab_size} is negative; use 0 for the tokenizer's size")

@@ -167,7 +167,6 @@ class OptimizerConfig:
         check_warmup(self, "optimizer")
         if not 0 < self.layer_decay <= 1:
             raise InputError(f"optimizer.layer_decay {self.layer_decay} is not above 0 and 1 at most; 1 disables it")
-        # float32 has no larger ones
         check_not_negative(self, "learning_rate warmup_steps decay_power weight_decay clip_norm", most=1e38)
         if not self.epsilon > 0:
             raise InputError(f"optimizer.epsilon {self.epsilon} is not above 0; Google uses 1e-6")

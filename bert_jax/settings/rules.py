@@ -154,18 +154,21 @@ def _section(config: Section) -> str:
 
 
 LARGEST = 2**31 - 1  # devices compute with 32-bit integers
+_LEAST_FLOAT, _MOST_FLOAT = 1e-37, 1e38  # and with float32, in which smaller numbers are 0 and larger ones infinite
 _LARGEST_SEED = 2**63 - 1
 MOST_BATCH = 1 << 20  # rows; the largest published batch for BERT, of LAMB, has 65,536
 MOST_STEPS_PER_CALL = 1000  # the batches of a few calls are held at once, and a signal waits for the end of these calls
 
 
 def check_numbers(config: Section) -> None:
-    """Raises: InputError if a number of a section is infinite or NaN, or an integer does not fit in 32 bits."""
+    """Raises: InputError if a number of a section is infinite, NaN, or does not fit in 32 bits."""
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         name = f"{_section(config)}.{field.name}"
         if isinstance(value, float) and not math.isfinite(value):
             raise InputError(f"{name} {value} is not finite; use a number")
+        if isinstance(value, float) and value and not _LEAST_FLOAT <= abs(value) <= _MOST_FLOAT:
+            raise InputError(f"{name} {value} is 0 or infinite in float32; use 0, or a number from 1e-37 to 1e38")
         most = _LARGEST_SEED if field.name == "seed" else LARGEST
         if isinstance(value, int) and not -most <= value <= most:
             raise InputError(f"{name} {shown(value)} is not in -{most}..{most}; use a smaller number")
@@ -217,11 +220,11 @@ def step_range(text: str) -> tuple[int, int]:
 
 
 def numbers_above_0(text: str, name: str, example: str) -> tuple[float, ...]:
-    """Returns the numbers of a list with commas. Raises: InputError if one is not a number above 0."""
+    """Returns the numbers of a list with commas. Raises: InputError if one is not above 0, as float32 has it."""
     try:
         numbers = [float(number) for number in text.split(",") if number.strip()]
     except ValueError:
         numbers = [0.0]
-    if not all(0 < number < math.inf for number in numbers):
-        raise InputError(f"{name} {shown(text)} is not a list of numbers above 0; use like {example}")
+    if not all(_LEAST_FLOAT <= number <= _MOST_FLOAT for number in numbers):
+        raise InputError(f"{name} {shown(text)} is not a list of numbers above 0, up to 1e38; use like {example}")
     return tuple(numbers)

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from bert_jax.checkpoints.pretrained import Pretrained
 
 
+# What is said of a flag's value of another type, and what to say in its place.
+_TYPES = {"invalid literal for int": "a whole number", "could not convert": "a number", "Non-boolean": "True or False"}
 _OF_FLAGS = (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError)  # errors of arguments
 
 
@@ -46,6 +48,7 @@ def run(main: Callable[[], int | None]) -> None:
         try:
             if len(argv) > 1:
                 raise InputError(f"unexpected argument {argv[1]!r}; options are written --name=value")
+            _check_empty()
             _check_home()
             _check_output_urls()
             with cuts_in_one_line():
@@ -105,6 +108,13 @@ def _no_device() -> bool:
         return not jax.devices()
     except (AssertionError, RuntimeError):
         return True
+
+
+def _check_empty() -> None:
+    """Raises: InputError if a flag that must be given is empty; no other has the default None."""
+    for flag in (flags.FLAGS[name] for name in flags.FLAGS):
+        if flag.default is None and flag.value == "":
+            raise InputError(f"--{flag.name} is empty, and it is needed: {flag.help}")
 
 
 def _check_home() -> None:
@@ -262,4 +272,6 @@ def _reason(error: Exception) -> str:
         message = message[1:-1].replace("\\n", " ").replace("\\'", "'")
     if "Traceback" in message:  # in an InputError the line ends are written out
         message = message.replace("\\n", "\n").splitlines()[-1].removeprefix("bert_jax.errors.InputError: ")
+    for said, wanted in _TYPES.items():
+        message = re.sub(rf": \W*{said}.*", f" is of another type; use {wanted}", message, flags=re.DOTALL)
     return " ".join(message.split())

@@ -79,6 +79,7 @@ def main() -> int:
     else:
         if ROWS.value:
             config = planner.with_rows(config, TOPOLOGY.value, ROWS.value)
+            config.validate()
         row = about.dtype if about else planner.row_of(config, ROW_LENGTH.value)
         plans = [planner.plan(config, TOPOLOGY.value, row)]
         lines = plan_table(plans[0])

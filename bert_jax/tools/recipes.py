@@ -105,6 +105,8 @@ def find_mistake(arguments: Sequence[str], error: BaseException) -> str:
             lines.append(error.lineno or 1)
         if lines:
             return f"recipe {path}, line {lines[-1]}: {type(error).__name__}: {one_line(error)}; correct it"
+        if wrong := re.search(r"get_config\(\) (?:takes|missing) [^\n\\]*", str(error)):
+            return f"recipe {path}: {wrong[0]}; what follows the colon of --config is the argument: give or omit it"
     return ""
 
 

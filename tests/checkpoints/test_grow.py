@@ -116,6 +116,9 @@ def test_positions_of_relatives_grow(bert):
     grown = grow(dataclasses.replace(bert, config=config, params=params), max_positions=32)
     assert grown.config.rotary_theta == pytest.approx(10_000 * 2 ** (8 / 6))
     assert grown.config.local_rotary_theta == 10_000 and grown.config.max_positions == 32
+    narrow = dataclasses.replace(bert, config=dataclasses.replace(config, num_heads=8), params=params)  # heads of 4
+    with pytest.raises(InputError, match=r"rotary_theta 10737\d+\.0 is not from 1 to 1e12"):  # could not be read again
+        grow(narrow, max_positions=16 * 2**15)
     jax.tree.map(np.testing.assert_array_equal, grown.params, params)
 
 
@@ -154,6 +157,7 @@ def test_saved_and_loaded_it_is_the_same(bert, tmp_path):
         ({"words": ["a" * 201]}, "has 201 characters"),
         ({"words": ["x", "y", "z"], "use_unused": True}, r"has 2 \[unused\.\.\] tokens, too few for 3"),
         ({"max_positions": 8}, "max_positions 8 is below the 16"),
+        ({"max_positions": 10**11}, "model.max_positions 100000000000 is beyond 16777216, the largest size"),
     ],
 )
 def test_what_cannot_grow_is_refused(bert, changes, message):

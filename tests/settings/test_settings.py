@@ -9,7 +9,16 @@ import pytest
 
 from bert_jax.errors import InputError
 from bert_jax.model.layers import Dropout
-from bert_jax.settings.finetuning import FinetuneConfig, FinetuneDataConfig, FinetuneModelConfig, FinetuneTrainConfig
+from bert_jax.settings.finetuning import (
+    EmbeddingConfig,
+    FinetuneConfig,
+    FinetuneDataConfig,
+    FinetuneModelConfig,
+    FinetuneTrainConfig,
+    ProbeConfig,
+    SweepConfig,
+    TaskConfig,
+)
 from bert_jax.settings.model import MODEL_SIZES, MOST_DROPOUT, ModelConfig, check_type_ids, model_size
 from bert_jax.settings.pretraining import (
     CheckpointConfig,
@@ -20,6 +29,7 @@ from bert_jax.settings.pretraining import (
     OptimizerConfig,
     Phase2Config,
     PretrainConfig,
+    TeacherConfig,
     TrainConfig,
 )
 from bert_jax.settings.relatives import BLOCKS, Block
@@ -139,9 +149,27 @@ INFINITE, NO_NUMBER = float("inf"), float("nan")
         (OptimizerConfig(epsilon=NO_NUMBER), "optimizer.epsilon nan is not finite; use a number"),
         (OptimizerConfig(learning_rate=INFINITE), "optimizer.learning_rate inf is not finite"),
         (OptimizerConfig(clip_norm=INFINITE), "optimizer.clip_norm inf is not finite"),
-        (OptimizerConfig(clip_norm=1e39), "optimizer.clip_norm 1e[+]39 is above 1e[+]38; use 1e[+]38 at most"),
+        (OptimizerConfig(clip_norm=1e39), "optimizer.clip_norm 1e[+]39 is 0 or infinite in float32; use 0, or a"),
+        (OptimizerConfig(epsilon=1e-60), "optimizer.epsilon 1e-60 is 0 or infinite in float32"),
+        (OptimizerConfig(epsilon=1e39), "optimizer.epsilon 1e[+]39 is 0 or infinite in float32"),
+        (Phase2Config(learning_rate=1e39), "phase2.learning_rate 1e[+]39 is 0 or infinite in float32"),
+        (ModelConfig(initializer_stddev=1e39), "model.initializer_stddev 1e[+]39 is 0 or infinite in float32"),
+        (ModelConfig(layer_norm_epsilon=1e-60), "model.layer_norm_epsilon 1e-60 is 0 or infinite in float32"),
+        (TeacherConfig(temperature=1e-60), "teacher.temperature 1e-60 is 0 or infinite in float32"),
+        (EmbeddingConfig(temperature=1e-60), "embedding.temperature 1e-60 is 0 or infinite in float32"),
+        (EmbeddingConfig(projection_size=2**31 - 1), "embedding.projection_size 2147483647 is above 16777216"),
+        (ProbeConfig(num_layers=2**31 - 1), "probe.num_layers 2147483647 is above 100; use 100 at most"),
+        (DataConfig(path="p", window_mb=1e300), "data.window_mb 1e[+]300 is 0 or infinite in float32"),
+        (SweepConfig(seeds=2**31 - 1), "sweep.seeds 2147483647 is above 10000; use 10000 at most"),
+        (SweepConfig(learning_rates="5e-5,1e39"), '"5e-5,1e39" is not a list of numbers above 0, up to 1e38'),
+        (SweepConfig(learning_rates="5e-5,1e-60"), '"5e-5,1e-60" is not a list of numbers above 0'),
+        (
+            TaskConfig(name="x", class_weights="1,1e39"),
+            "task.class_weights '1,1e39' is not numbers from 0 up to 1e[+]15",
+        ),
+        (TaskConfig(name="x", thresholds="0.5,5"), "task.thresholds '0.5,5' is not numbers from 0 up to 1, with"),
         (FinetuneTrainConfig(num_epochs=INFINITE), "train.num_epochs inf is not finite"),
-        (FinetuneTrainConfig(num_epochs=1e300), "train.num_epochs 1e[+]300 is not above 0 and 1,000,000 at most"),
+        (FinetuneTrainConfig(num_epochs=1e30), "train.num_epochs 1e[+]30 is not above 0 and 1,000,000 at most"),
         (ModelConfig(hidden_dropout_rate=0.999995), "hidden_dropout_rate 0.999995 is not a rate; .* 0.9999 at most"),
         (FinetuneModelConfig(attention_dropout_rate=0.999995), "model.attention_dropout_rate 0.999995 is not a rate"),
     ],

@@ -98,6 +98,11 @@ def test_every_format_gives_the_same_examples(tmp_path):
         ("a\tb\n1\t2\n", {"text_column": "c"}, "a.tsv has no column 'c'; it has 'a', 'b': change"),
         ("text\tb\n1\t2\n", {}, "a.tsv has no column 'label or gold_label or labels' of labels; it has 'text', 'b'"),
         ("text\tb\n1\t2\n", {"label_column": "lab"}, "a.tsv has no column 'lab' of labels; it has 'text', 'b'"),
+        (
+            "text\tlabel\n1\t2\n",
+            {"text_column": "text", "second_text_column": "text"},
+            "a.tsv: column 'text' would be both texts; set task.second_text_column",
+        ),
         ("", {}, "a.tsv holds no example"),
         ("text\tlabel\n", {}, "a.tsv holds no example"),
         ("text\tlabel\nx\n", {}, "a.tsv:2 has 1 columns"),

@@ -75,6 +75,18 @@ def test_a_mistake_in_a_recipe_is_one_line_that_tells_where(repository, tmp_path
     [
         (["--config="], "--config is empty; name a recipe: ablations, "),
         (["--config=pretrain:tiny", "--config", "demo"], "is given 2 times, as pretrain:tiny and as demo; give one"),
+        (
+            ["--config=demo", "--config.train.num_steps=1e6"],
+            "num_steps=1e6 is of another type; use a whole number; --help",
+        ),
+        (
+            ["--config=demo", "--config.data.verify=maybe"],
+            "data.verify=maybe is of another type; use True or False; --",
+        ),
+        (["--config=demo", "--join_seconds=a: b"], "flag --join_seconds=a: b is of another type; use a whole number"),
+        (["--config=demo", "--config.optimizer.beta1=0,9"], "beta1=0,9 is of another type; use a number; --help lists"),
+        (["--config=demo:x"], "takes 0 positional arguments but 1 was given; what follows the colon of"),
+        (["--config=MINE"], "missing 1 required positional argument: 'size'; what follows the colon of"),
         (["--config=finetune:sst2", "--config.data.path=x"], "is a recipe of fine-tuning; give it to finetune"),
         (["--config=demo", "--data.path=x"], "--data.path is not a setting (did you mean --config.data.path?)"),
         (
@@ -86,8 +98,10 @@ def test_a_mistake_in_a_recipe_is_one_line_that_tells_where(repository, tmp_path
     ],
 )
 def test_arguments_that_say_too_little_or_too_much_are_one_line(repository, tmp_path, arguments, problem):
+    (mine := tmp_path / "mine.py").write_text("def get_config(size): return {}")
+    arguments = [argument.replace("MINE", str(mine)) for argument in arguments]
     status, _, told = run([str(repository / "train.py"), f"--workdir={tmp_path}/run", *arguments], tmp_path)
-    assert status == 1 and problem in told and told.count("\n") == 1 and not list(tmp_path.iterdir())
+    assert status == 1 and problem in told and told.count("\n") == 1 and list(tmp_path.iterdir()) == [mine]
 
 
 @pytest.mark.parametrize(
@@ -97,7 +111,17 @@ def test_arguments_that_say_too_little_or_too_much_are_one_line(repository, tmp_
             ["prepare_corpus", "--input=x", "--tokenizer=x", "--output=file:///x"],
             "--output=file:///x is of this machine; write the path alone, /x",
         ),
+        (["convert_checkpoint", "--input=", "--output=x"], "error: --input is empty, and it is needed: The model to"),
+        (["grow_model", "--checkpoint=x", "--output="], "error: --output is empty, and it is needed: Directory to"),
         (["convert_checkpoint", "--input=x"], "error: --output is needed: Directory to create; it must not exist."),
+        (
+            ["plan", "--config=pretrain:tiny", "--topology=h100:8", "--row_length=-1"],
+            "error: row_length -1 is not in 8..65535; 128 and 512 are usual",
+        ),
+        (
+            ["plan", "--config=pretrain:tiny", "--topology=h100:8", "--rows_per_chip=9999999999"],
+            "error: data.batch_size 79999999992 is not in -2147483647..2147483647; use a smaller number",
+        ),
         (
             ["plan", "--config=finetune:sst2", "--topology=v5e:4x4", "--rows_per_chip=8"],
             "are of pre-training; fine-tuning is planned with the rows of its data, so leave them out",
