@@ -48,7 +48,9 @@ def run(main: Callable[[], int | None]) -> None:
         try:
             if len(argv) > 1:
                 raise InputError(f"unexpected argument {argv[1]!r}; options are written --name=value")
-            _check_empty()
+            for flag in map(flags.FLAGS.__getitem__, flags.FLAGS):
+                if flag.default is None and flag.value == "":  # only flags that must be given have no default
+                    raise InputError(f"--{flag.name} is empty, and it is needed: {flag.help}")
             _check_home()
             _check_output_urls()
             with cuts_in_one_line():
@@ -108,13 +110,6 @@ def _no_device() -> bool:
         return not jax.devices()
     except (AssertionError, RuntimeError):
         return True
-
-
-def _check_empty() -> None:
-    """Raises: InputError if a flag that must be given is empty; no other has the default None."""
-    for flag in (flags.FLAGS[name] for name in flags.FLAGS):
-        if flag.default is None and flag.value == "":
-            raise InputError(f"--{flag.name} is empty, and it is needed: {flag.help}")
 
 
 def _check_home() -> None:
