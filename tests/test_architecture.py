@@ -86,7 +86,6 @@ TESTS_ELSEWHERE = {
     "devices.preemption": "devices/test_members.py",
     "devices.tpu_hosts": "devices/test_joining.py",
     "errors": "test_inputs.py",
-    "inference.export": "end_to_end/test_finetune_commands.py",
     "model.attention": "model/test_fused_attention.py",
     "model.attention_kernels": "model/test_fused_attention.py",
     "model.fused_attention_gpu": "model/test_fused_attention.py",

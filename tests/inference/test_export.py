@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exported programs beside the models that they were made from: rows of one token, and heads of texts."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from builders import tiny_model
+from hf_models import make_tokenizer, random_params
+
+from bert_jax.batch import Batch
+from bert_jax.checkpoints.pretrained import Pretrained
+from bert_jax.inference.export import export_model
+from bert_jax.inference.predict import Predictor
+from bert_jax.model.heads.table import HEADS
+from bert_jax.model.objective import encode, forward
+from bert_jax.settings.finetuning import EmbeddingConfig, TaskConfig
+from bert_jax.settings.model import ModelConfig, model_size
+from bert_jax.settings.rules import to_dict
+
+LABELS = ("a", "b", "c")
+SMALL = {"vocab_size": 203, "hidden_size": 24, "num_heads": 2, "num_layers": 2, "max_positions": 30}
+CONFIGS = {
+    "bert": tiny_model(),
+    "modernbert": dataclasses.replace(model_size("modernbert-mini"), **SMALL, intermediate_size=20, window=4),
+}
+
+
+def model_of(config: ModelConfig, head: str, **settings) -> Pretrained:
+    labels = LABELS if HEADS[head].has_labels else ()
+    parts = HEADS[head].parts_in(config)
+    params = random_params(config, len(labels) or 1, parts=parts)
+    return Pretrained(config, params, make_tokenizer(203), head, labels, task_settings=settings)
+
+
+def served(bert: Pretrained, directory):
+    """Returns the exported program, called with its own parameters."""
+    export_model(bert, directory, ("cpu",))
+    program = jax.export.deserialize(bytearray((directory / "model.stablehlo").read_bytes()))
+    params = dict(np.load(directory / "params.npz"))
+    return lambda *arrays: jax.device_get(jax.jit(program.call)(params, *arrays))
+
+
+def row_of(ids, length=0):
+    length = max(length, len(ids))
+    token_ids, mask = np.zeros((1, length), np.int32), np.zeros((1, length), np.int32)
+    token_ids[0, : len(ids)], mask[0, : len(ids)] = ids, 1
+    return token_ids, np.zeros_like(token_ids), mask
+
+
+@pytest.mark.parametrize("head", ["masked_lm", "sequence_classification"])
+@pytest.mark.parametrize("family", list(CONFIGS))
+def test_a_row_of_one_token(tmp_path, family, head):
+    bert = model_of(CONFIGS[family], head)
+    call = served(bert, tmp_path / "served")
+    more = [np.zeros((1, 1), np.int32)] if head == "masked_lm" else []
+    for ids in ([2], [57]):
+        alone, padded = (call(*row_of(ids, length), *more) for length in (1, 7))
+        one = np.zeros((1, 1), np.int32)
+        batch = Batch(*row_of(ids), one, np.ones((1, 1), np.float32), mlm_positions=one)
+        logits = forward(bert.config, bert.params, batch, HEADS[head], None, len(bert.labels))
+        expected = np.asarray(logits, np.float32)[..., : 203 if more else None]
+        assert np.isfinite(alone["logits"]).all()
+        np.testing.assert_allclose(alone["logits"].reshape(-1), expected.reshape(-1), atol=2e-5)
+        if more:
+            np.testing.assert_allclose(alone["hidden"], padded["hidden"][:, :1], atol=2e-5)
+            np.testing.assert_allclose(alone["hidden"], encode(bert.config, bert.params, batch).hidden, atol=2e-5)
+
+
+@pytest.mark.parametrize("family", list(CONFIGS))
+@pytest.mark.parametrize(
+    ("name", "head", "embedding"),
+    [
+        ("multilabel", "multilabel_classification", {}),
+        ("embeddings", "sentence_embedding", {}),
+        ("embeddings", "sentence_embedding", {"pooling": "cls", "normalize": False}),
+        ("embeddings", "sentence_embedding", {"pooling": "last", "projection_size": 8}),
+    ],
+)
+def test_heads_of_texts_say_what_the_model_says(tmp_path, family, name, head, embedding):
+    thresholds = "0.5,0.5,0.5" if name == "multilabel" else ""
+    settings = TaskConfig(name=name, max_seq_length=30, thresholds=thresholds, embedding=EmbeddingConfig(**embedding))
+    bert = model_of(CONFIGS[family], head, **to_dict(settings))
+    if "projection_size" in embedding:
+        rng = np.random.default_rng(0)
+        kernel, bias = rng.normal(size=(bert.config.hidden_size, 8)), rng.normal(size=8)
+        bert.params["projection"] = {"kernel": kernel.astype(np.float32), "bias": bias.astype(np.float32)}
+    call = served(bert, tmp_path / "served")
+    texts = ["abc de", "x", "word1 word7 word30 f g h"]
+    rows = [[2, *bert.tokenizer.encode(text), 3] for text in texts]
+    length = max(map(len, rows))
+    given = [np.concatenate(each) for each in zip(*(row_of(row, length) for row in rows))]
+    logits = call(*given)["logits"]
+    for found, said in zip(logits, Predictor(bert)(texts), strict=True):
+        if name == "multilabel":
+            found, wanted = 1 / (1 + np.exp(-found)), [said.probabilities[label] for label in LABELS]
+        else:
+            wanted = said.vectors[0]
+        np.testing.assert_allclose(found, wanted, atol=2e-5)

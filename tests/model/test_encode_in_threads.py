@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Encoding in the hands of others: mapped over batches and over models by JAX, and called from several threads."""
+
+import concurrent.futures
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from builders import random_batch, tiny_model
+from hf_models import make_tokenizer, random_params
+
+from bert_jax.checkpoints.pretrained import Pretrained
+from bert_jax.model.objective import encode
+from bert_jax.settings.model import model_size
+
+SMALL = {"vocab_size": 203, "hidden_size": 32, "num_heads": 2, "num_layers": 2, "max_positions": 64}
+CONFIGS = {
+    "bert": tiny_model(),
+    "modernbert": dataclasses.replace(model_size("modernbert-mini"), **SMALL, intermediate_size=20, window=4),
+}
+
+
+@pytest.fixture(params=list(CONFIGS))
+def config(request):
+    return CONFIGS[request.param]
+
+
+def test_vmap_is_a_loop(config):
+    params = [random_params(config, seed=seed, parts=("pooler",)) for seed in range(2)]
+    batches = [random_batch(seed, num_rows=3, num_sequences=2) for seed in range(3)]
+    batches = [each._replace(type_ids=each.type_ids * (config.type_vocab_size > 1)) for each in batches]
+    one = jax.jit(lambda params, batch: encode(config, params, batch, layers=True)._asdict())
+    of_batches = jax.vmap(one, in_axes=(None, 0))(params[0], jax.tree.map(lambda *each: np.stack(each), *batches))
+    of_models = jax.vmap(one, in_axes=(0, None))(jax.tree.map(lambda *each: np.stack(each), *params), batches[0])
+    for found, arguments in ((of_batches, [(params[0], each) for each in batches]),
+                             (of_models, [(each, batches[0]) for each in params])):  # fmt: skip
+        for place, wanted in enumerate(arguments):
+            here = jax.tree.map(lambda leaf, place=place: leaf[place], found)
+            jax.tree.map(lambda *pair: np.testing.assert_allclose(*pair, atol=2e-5), here, one(*wanted))
+
+
+def test_four_threads_say_what_one_says(config):
+    rng = np.random.default_rng(0)
+    texts = [
+        [" ".join(f"word{number}" for number in rng.integers(0, 140, rng.integers(1, 13))) for _ in range(count)]
+        for count in rng.integers(1, 5, 24)
+    ]
+    models = [Pretrained(config, random_params(config), make_tokenizer(203)) for _ in range(2)]  # the first is cold
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(models[0].encode, texts))
+    for ours, theirs in zip(found, map(models[1].encode, texts), strict=True):
+        jax.tree.map(np.testing.assert_array_equal, ours._asdict(), theirs._asdict())
