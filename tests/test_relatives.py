@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Relatives of BERT with their own tokenizers, from a model of Hugging Face's to a task or a further pre-training."""
+
+import dataclasses
+import functools
+import json
+import random
+import signal
+
+import jax
+import numpy as np
+import pytest
+from builders import tiny_run, topics_run, write, write_corpus, write_vocab
+from described import write_described
+from whole_runs import ONE_DEVICE, assert_same_state, stop_at, train
+
+from bert_jax import load_predictor, load_pretrained, load_tokenizer
+from bert_jax.checkpoints.hf import save_hf
+from bert_jax.checkpoints.names import flatten
+from bert_jax.checkpoints.sentence_transformers import write_pipeline
+from bert_jax.data.pipeline import rows_to_batch
+from bert_jax.data.prepare import PrepareOptions, prepare
+from bert_jax.data.records import open_dataset
+from bert_jax.finetuning import finetune
+from bert_jax.model.heads.pretraining import MASKED_LM
+from bert_jax.model.heads.replaced import REPLACED
+from bert_jax.model.masking import mask_tokens
+from bert_jax.model.objective import init_params
+from bert_jax.settings.finetuning import FinetuneTrainConfig, TaskConfig
+from bert_jax.settings.model import model_size
+from bert_jax.settings.pretraining import CheckpointConfig, EvalConfig, MaskingConfig, TrainConfig
+
+FAMILIES = {  # family -> its size, its kind of tokenizer
+    "roberta": ("roberta-base", "roberta"),
+    "xlm-roberta": ("xlm-roberta-base", "xlmr"),
+    "camembert": ("camembert-base", "xlmr"),
+    "distilbert": ("distilbert", ""),
+    "electra": ("electra-small", ""),
+    "modernbert": ("modernbert-mini", "modernbert"),
+}
+NAMES = {"b": "Ber", "d": "Dén", "f": "Fos"}  # what is found in texts, of more than one token; a label each
+
+
+def text_of(rng, topic):
+    letters = topic * rng.randint(2, 4) + "".join(rng.choices("glmp", k=rng.randint(0, 3)))
+    words = [f"{letter}{rng.choice('aeiou')}{rng.choice('nrst')}" for letter in letters]
+    words.insert(rng.randint(0, len(words)), NAMES[topic] + rng.choice(("an", "is")))
+    return words
+
+
+def rows_of(task, number):
+    """Returns the lines of a file with examples of a task."""
+    rng = random.Random(number)
+    rows = []
+    for place in range(320 if number == 0 else 24):
+        topic, other = rng.sample("bdf", 2)
+        words = text_of(rng, topic)
+        text, name = " ".join(words), next(word for word in words if word[0].isupper())
+        rows.append({
+            "classification": {"text": text, "label": topic},
+            "multilabel": {"text": text, "labels": [topic, "long"] if len(words) > 5 else [topic]},
+            "choice": {"context": text, "choices": [NAMES[other], NAMES[topic]], "label": 1},
+            "embeddings": {"anchor": text, "positive": " ".join(text_of(rng, topic))},
+            "ner": "".join(f"{word}\t{'B-' + topic.upper() if word == name else 'O'}\n" for word in words),
+            "squad1": {"id": str(place), "question": f"who {topic} ?", "context": text,
+                       "answers": [{"text": name, "answer_start": text.index(name)}]},
+        }[task])  # fmt: skip
+    return rows
+
+
+def write_task(directory, task):
+    for number, split in enumerate(("train", "dev")):
+        rows = rows_of(task, number)
+        if task == "ner":
+            write(directory / f"{split}.conll", "\n".join(rows))
+        elif task == "squad1":
+            paragraphs = [{"context": row["context"], "qas": [row]} for row in rows]
+            about = {"version": "1.1", "data": [{"title": "", "paragraphs": paragraphs}]}
+            write(directory / f"{split}-v1.1.json", json.dumps(about))
+        else:
+            write(directory / f"{split}.jsonl", "".join(f"{json.dumps(row)}\n" for row in rows))
+    return directory
+
+
+def inputs_of(task):
+    rows = rows_of(task, 2)
+    if task == "ner":
+        return [[line.split("\t")[0] for line in row.splitlines()] for row in rows]
+    names = {"squad1": ("question", "context"), "choice": ("context", "choices"), "embeddings": ("anchor",)}
+    found = [{name: row[name] for name in names.get(task, ("text",))} for row in rows]
+    return [next(iter(row.values())) if len(row) == 1 else row for row in found]
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+    """Returns a function from a family to a random model of it, as Hugging Face has it."""
+
+    @functools.cache
+    def make(family):
+        home = tmp_path_factory.mktemp(family)
+        size, kind = FAMILIES[family]
+        if kind:
+            write_corpus(home / "text.txt")
+            lines = (home / "text.txt").read_text().splitlines()
+            lines += [row["text"] for row in rows_of("classification", 0)]
+            tokenizer = load_tokenizer(write_described(home / "described", kind, lines))
+        else:
+            write_vocab(home / "vocab.txt")
+            tokenizer = load_tokenizer(home / "vocab.txt")
+        shape = {"hidden_size": 24, "num_heads": 2, "num_layers": 2, "intermediate_size": 32, "max_positions": 64}
+        shape |= {"embedding_size": 16} if family == "electra" else {}
+        shape |= {"window": 8, "global_every": 2} if family == "modernbert" else {}
+        shape |= {"position_offset": tokenizer.pad_id + 1} if model_size(size).position_offset else {}
+        config = dataclasses.replace(model_size(size), vocab_size=tokenizer.vocab_size, initializer_stddev=0.1, **shape)
+        head = REPLACED if family == "electra" else MASKED_LM
+        params = jax.jit(functools.partial(init_params, config, head=head))(jax.random.key(0))
+        save_hf(home / "hf", config, params, tokenizer, head.name, ())
+        assert (home / "hf" / "tokenizer.json").exists()
+        (home / "hf" / "vocab.txt").unlink(missing_ok=True)
+        return home / "hf"
+
+    return make
+
+
+CASES = [(family, "classification") for family in FAMILIES]
+CASES += [(family, task) for family in ("roberta", "modernbert")
+          for task in ("ner", "squad1", "choice", "multilabel", "embeddings")]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "task"), CASES)
+def test_a_relative_learns_a_task_predicts_and_goes_back(start, tmp_path, family, task):
+    source = write_task(tmp_path / "data", task)
+    settings = TaskConfig(name=task, max_seq_length=40, doc_stride=8, max_query_length=8)
+    epochs = FinetuneTrainConfig(num_epochs=5.0 if task == "ner" else 2.0)  # most words have no name's tag
+    config = topics_run(source, start(family), task=settings, train=epochs)
+    result = finetune(config, tmp_path / "run", jax.devices()[:1])
+    assert result.metrics[result.metric] > result.constant[result.metric]
+    bert, before = load_pretrained(tmp_path / "run"), load_pretrained(start(family))
+    assert bert.config.family == family and bert.tokenizer.fingerprint == before.tokenizer.fingerprint
+    more = {"write_more": lambda there: write_pipeline(there, bert.embedding, bert.params)} if bert.embedding else {}
+    save_hf(tmp_path / "hf", bert.config, bert.params, bert.tokenizer, bert.task, bert.labels, **more)
+    ours, theirs = (load_predictor(tmp_path / name)(inputs_of(task)) for name in ("run", "hf"))
+    if task in ("multilabel", "embeddings"):  # the former has no thresholds there, and arrays are compared one by one
+        ours, theirs = ([one[-1] for one in each] for each in (ours, theirs))
+    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["roberta", "modernbert"])
+def test_pretraining_goes_on_from_a_relative(start, tmp_path, monkeypatch, family):
+    write_corpus(tmp_path / "text.txt")
+    options = PrepareOptions(max_seq_length=32, next_sentence="none", duplicates=1, holdout_rate=0.1)
+    prepare(str(tmp_path / "text.txt"), str(start(family)), str(tmp_path / "data"), options, num_workers=1)
+    before = load_pretrained(start(family))
+    config = tiny_run(
+        tmp_path / "data", model=dataclasses.replace(before.config, vocab_size=0), train=TrainConfig(num_steps=4),
+        masking=MaskingConfig(whole_word=True), eval=EvalConfig(every_steps=4), mesh=ONE_DEVICE,
+        checkpoint=CheckpointConfig(every_steps=2), init_checkpoint=str(start(family)),
+    )  # fmt: skip
+    whole = train(config, tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        stop_at(patch, 2)
+        stopped = train(config, tmp_path / "run")
+    assert stopped.signal == signal.SIGTERM and stopped.step < 4
+    assert_same_state(train(config, tmp_path / "run").state, whole.state)
+    bert = load_pretrained(tmp_path / "run")
+    assert bert.config == before.config and bert.tokenizer.fingerprint == before.tokenizer.fingerprint
+    now = flatten(bert.params)
+    moved = [float(abs(now[name] - value).max()) for name, value in flatten(before.params).items()]
+    assert 0 < max(moved) < 0.01  # it began where the model stood
+    save_hf(tmp_path / "hf", bert.config, bert.params, bert.tokenizer, bert.task, bert.labels)
+    text = "the " + bert.tokenizer.template.specials[4] + " ."
+    assert load_predictor(tmp_path / "hf")([text]) == load_predictor(tmp_path / "run")([text])
+
+
+@pytest.mark.parametrize("family", ["roberta", "modernbert"])
+def test_masks_are_of_the_vocabulary_and_of_whole_words(start, tmp_path, family):
+    write_corpus(tmp_path / "text.txt", 8)
+    options = PrepareOptions(max_seq_length=32, next_sentence="none", duplicates=1, pack=2)
+    prepare(str(tmp_path / "text.txt"), str(start(family)), str(tmp_path / "data"), options, num_workers=1)
+    dataset, tokenizer = open_dataset(tmp_path / "data"), load_tokenizer(start(family))
+    batch = rows_to_batch(dataset.train.gather(np.arange(16)), np.zeros(16, np.int32))
+    masking = MaskingConfig(whole_word=True, mask_rate=1.0, random_rate=0.0)
+    masked = jax.device_get(mask_tokens(batch, masking, tokenizer.vocab_size, tokenizer.mask_id, tokenizer.special_ids))
+    changed = masked.token_ids != batch.token_ids
+    assert changed.sum() == masked.mlm_weights.sum() > 32
+    assert set(masked.token_ids[changed]) == {tokenizer.mask_id} == {tokenizer.id_of(tokenizer.template.specials[4])}
+    words = 0
+    for row, ids in enumerate(batch.token_ids):
+        tokens, word = tokenizer.tokens(ids.tolist()), np.zeros(len(ids), int)
+        for place in range(1, len(ids)):  # a word begins with a blank, and after a special token
+            begins = tokens[place][0] in "Ġ[<" or tokens[place - 1][0] in "[<"
+            word[place] = word[place - 1] + begins
+        for number in set(word[changed[row]]):
+            assert changed[row][word == number].all()
+            words += (word == number).sum() > 1
+    assert words > 8
