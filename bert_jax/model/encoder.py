@@ -45,8 +45,12 @@ class Encoder(nn.Module):
     def __call__(
         self, batch: Batch, deterministic: bool = True, keep_layers: bool = False, keep_attentions: bool = False
     ) -> Encoded:
-        """Returns the encoded batch. Without `deterministic` it draws dropout from the stream "dropout"."""
+        """Returns the encoded batch. Without `deterministic` it draws dropout from the stream "dropout".
+
+        Raises: InputError if a setting of the model breaks a rule.
+        """
         config, sequence_ids = self.config, batch.sequence_ids
+        config.validate()
         positions = positions_in_sequence(sequence_ids)
         embed = Embeddings(config, name="embeddings")
         embedded, word_table = embed(batch.token_ids, batch.type_ids, positions, deterministic)

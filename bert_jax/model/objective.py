@@ -195,7 +195,6 @@ def forward(
 
 def init_params(model: ModelConfig, key: jax.Array, head: Head = PRETRAINING, num_outputs: int = 0) -> Params:
     """Returns random parameters of the encoder and a head, float32. Raises: InputError if there can be none."""
-    model.validate()
     if not model.vocab_size:
         raise InputError("model.vocab_size is 0, and a model has words; give it the tokenizer's vocab_size")
     model = replace(model, unroll=1)  # the same numbers from a program that does not grow with the layers
