@@ -129,8 +129,12 @@ def describe_finetuning(
     rows = data.train.rows
     batching = batching_of(inputs, row_group(mesh, train.accumulate), _how_to_pack(config, task, workdir))
     objective = task_objective(model, task.head, task.num_outputs, config.teacher)
-    labels, probe, length = tuple(task.labels), config.task.probe, config.task.max_seq_length
-    teaching = Teaching(mesh, inputs.start.tokenizer, task.head, model, length, labels=labels, probe=probe)
+    teaching = Teaching(
+        *(mesh, inputs.start.tokenizer, task.head, model, config.task.max_seq_length),
+        labels=tuple(task.labels),
+        num_outputs=task.num_outputs,
+        probe=config.task.probe,
+    )
     taught = learnt_from(config.teacher, teaching)
     abstract = abstract_state(objective, config.optimizer, train, mesh)
     infer = make_inference(model, task, mesh, abstract.params, config.data.pack, one_shape=True)

@@ -96,7 +96,7 @@ def stage_of(
     config, count = phase.config, len(corpora.phases)
     teaching = Teaching(
         *(mesh, corpora.tokenizer, MASKED_LM, config.model, dataset.row_length, objective.prepare),
-        outputs=corpora.tokenizer.vocab_size,
+        vocab_size=corpora.tokenizer.vocab_size,
     )
     taught = learnt_from(config.teacher, teaching)
     order = config.data.batch_size, config.data.seed, mesh, rows_before

@@ -194,7 +194,7 @@ BESIDE = (
     "training.whole_batch",
 )
 MAX_CORE_LINES = 5050  # with the options of the family and the losses of a whole batch
-MAX_PACKAGE_LINES = 35_200  # docs/decisions/0059-size-of-the-package.md
+MAX_PACKAGE_LINES = 35_300  # docs/decisions/0059-size-of-the-package.md
 MAX_LINES = {"train.py": 60, "finetune.py": 60}  # and 400 for every file of the package
 SPDX = "# SPDX-License-Identifier: Apache-2.0"
 

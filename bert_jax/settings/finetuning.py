@@ -55,14 +55,14 @@ class ProbeConfig:
             )
 
 
-def numbers_of(text: str, name: str, most: float = 1e15) -> tuple[float, ...]:
-    """Returns the numbers of a setting that are written with commas. Raises: InputError if one is not 0 to `most`."""
+def numbers_of(text: str, name: str) -> tuple[float, ...]:
+    """Returns the numbers of a setting that are written with commas. Raises: InputError if one is not 0 to 1e15."""
     try:
         numbers = tuple(float(part) for part in text.split(",")) if text.strip() else ()
     except ValueError:
         numbers = (-1.0,)
-    if not all(0 <= number <= most for number in numbers):
-        raise InputError(f"{name} {text!r} is not numbers from 0 up to {most:g}, with commas; write them like 0.5,1")
+    if not all(0 <= number <= 1e15 for number in numbers):
+        raise InputError(f"{name} {text!r} is not numbers from 0 up to 1e15, with commas; write them like 0.5,1")
     return numbers
 
 
@@ -92,9 +92,9 @@ class EmbeddingConfig:
         check_choice(self, "projection_activation", ("tanh", "none"))
         check_choice(self, "loss", ("", "infonce", "triplet", "cosent", "cosine"))
         check_not_negative(self, "projection_size", most=MOST_ROWS)
-        for name in ("temperature", "margin", "best_score"):
-            if not 1e-15 <= getattr(self, name) <= 1e15:  # squared in float32 too
-                raise InputError(f"embedding.{name} {getattr(self, name)} is not above 0, 1e-15 to 1e15; use like 0.05")
+        for name, least in (("temperature", 1e-5), ("margin", 1e-15), ("best_score", 1e-15)):  # in float32, squared too
+            if not least <= getattr(self, name) <= 1e15:
+                raise InputError(f"embedding.{name} {getattr(self, name)} is not in {least:g}..1e15; use like 0.05")
         self.sizes()
 
     def sizes(self) -> tuple[int, ...]:
@@ -144,7 +144,7 @@ class TaskConfig:
         check_rates(self, "label_smoothing")
         if not self.label_separator:
             raise InputError("task.label_separator is empty; give what parts labels, such as , or |")
-        numbers_of(self.thresholds, "task.thresholds", most=1)
+        numbers_of(self.thresholds, "task.thresholds")
         if self.class_weights != "balanced":
             numbers_of(self.class_weights, "task.class_weights")
         if self.num_texts not in (0, 1, 2):

@@ -168,7 +168,7 @@ def check_numbers(config: Section) -> None:
         if isinstance(value, float) and not math.isfinite(value):
             raise InputError(f"{name} {value} is not finite; use a number")
         if isinstance(value, float) and value and not _LEAST_FLOAT <= abs(value) <= _MOST_FLOAT:
-            raise InputError(f"{name} {value} is 0 or infinite in float32; use 0, or a number from 1e-37 to 1e38")
+            raise InputError(f"{name} {value} does not fit in float32; use 0, or a number from 1e-37 to 1e38")
         most = _LARGEST_SEED if field.name == "seed" else LARGEST
         if isinstance(value, int) and not -most <= value <= most:
             raise InputError(f"{name} {shown(value)} is not in -{most}..{most}; use a smaller number")

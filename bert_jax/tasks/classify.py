@@ -229,7 +229,7 @@ def _text_columns(config: TaskConfig, columns: Sequence[str], place: str) -> tup
                 f"{place} has no column {name!r}; it has {listed_columns(columns)}: change the setting of task"
             )
     if config.text_column and config.text_column == config.second_text_column:
-        raise InputError(f"{place}: column {config.text_column!r} would be both texts; set task.second_text_column")
+        raise InputError(f"{place}: column {config.text_column!r} would be both texts; name two columns")
     if config.text_column:
         return config.text_column, config.second_text_column
     if not config.second_text_column:

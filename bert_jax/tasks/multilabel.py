@@ -41,7 +41,7 @@ def multilabel_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
     """
     labels = tuple(labels) or labels_of(config)
     separator = config.label_separator
-    thresholds = numbers_of(config.thresholds, "task.thresholds", most=1)
+    thresholds = numbers_of(config.thresholds, "task.thresholds")
     if thresholds and labels and len(thresholds) != len(labels):
         raise InputError(
             f"task.thresholds has {len(thresholds)} numbers, and there are {len(labels)} labels; give one for each"

@@ -7,7 +7,7 @@ Sources: Hinton et al. 2015; Turc et al. 2019, who made the miniatures so; Sanh 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -21,7 +21,7 @@ from bert_jax.devices.sharding import check_divisible, row_sharding, tree_shardi
 from bert_jax.errors import InputError
 from bert_jax.model.heads.base import Head
 from bert_jax.model.heads.embedding import EMBEDDINGS
-from bert_jax.model.objective import forward
+from bert_jax.model.objective import Params, forward, init_params
 from bert_jax.settings.finetuning import ProbeConfig
 from bert_jax.settings.model import ModelConfig
 from bert_jax.settings.pretraining import TeacherConfig
@@ -41,7 +41,8 @@ class Teaching(NamedTuple):
     length: int  # of rows
     prepare: Callable[[Batch], Batch] = lambda batch: batch  # as the student's objective does: masks
     labels: tuple[str, ...] = ()
-    outputs: int | None = None  # that count, of masked words: those beyond the vocabulary are none
+    num_outputs: int = 0  # of a student with a task
+    vocab_size: int | None = None  # of a student of masked words: outputs beyond it are none
     probe: ProbeConfig = ProbeConfig()
 
 
@@ -64,7 +65,7 @@ def _taught(teachers: Sequence[Pretrained], about: Teaching, batches: Batches) -
     def add(params: list, batch: Batch) -> Batch:
         batch = about.prepare(batch)
         said = [
-            forward(each.config, own, batch, _head_of(each, about), None, len(each.labels))[..., order]
+            forward(each.config, own, batch, _head_of(each, about), None, about.num_outputs)[..., order]
             for each, own, order in zip(teachers, params, places)
         ]
         return batch._replace(teacher=about.head.mean_of(said))
@@ -86,24 +87,39 @@ def _order(teacher: Pretrained, about: Teaching) -> np.ndarray | slice:
     """Returns where a teacher's outputs are in the order of the student's classes."""
     if about.labels:
         return np.array([teacher.labels.index(label) for label in about.labels])
-    return slice(about.outputs)
+    return slice(about.vocab_size)
 
 
 def _head_of(teacher: Pretrained, about: Teaching) -> Head:
     """Returns the head of a teacher: of vectors its own, which pools and projects as it was trained."""
-    return EMBEDDINGS.as_set(EMBEDDINGS, teacher.embedding) if teacher.embedding else about.head
+    own = teacher.embedding if about.head.name == EMBEDDINGS.name else None
+    return EMBEDDINGS.as_set(EMBEDDINGS, own) if own else about.head
+
+
+def _shapes(params: Params, head: Head) -> dict[str, Any]:
+    """Returns the shapes of what a head adds to an encoder."""
+    return jax.tree.map(np.shape, {part: params[part] for part in sorted(head.own_parts) if part in params})
+
+
+def _probe(config: ProbeConfig) -> str:
+    """Returns what of the settings of a probe its outputs depend on; "" without a probe."""
+    names = ("features", "kind") if config.kind == "linear" else ("features", "kind", "num_layers", "hidden_size")
+    return " ".join(f"{name}={getattr(config, name)}" for name in names) if config.features else ""
 
 
 def _open(config: TeacherConfig, about: Teaching) -> list[Pretrained]:
     teachers = []
     for path in split_places(config.checkpoint):
         teacher = read_pretrained(resolve(path))
-        own = from_dict(ProbeConfig, teacher.task_settings.get("probe", {}))
-        theirs, ours = (dataclasses.replace(each, train_encoder=False) for each in (own, about.probe))
-        if teacher.task == about.head.name and theirs != ours and theirs.features + ours.features:
-            raise InputError(f"teacher.checkpoint {path} has {theirs}, and the student {ours}; give task.probe alike")
-        there = {*teacher.params, *teacher.params["encoder"]}
-        fits = there.issuperset(_head_of(teacher, about).parts) and (about.outputs or teacher.task == about.head.name)
+        own = from_dict(ProbeConfig, teacher.task_settings.get("probe", {}), f"teacher.checkpoint {path}: probe")
+        theirs, ours = _probe(own), _probe(about.probe)
+        if teacher.task == about.head.name and theirs != ours:
+            raise InputError(
+                f"teacher.checkpoint {path} has the probe {theirs or 'none'}, and the student {ours or 'none'}; give "
+                "both the same task.probe"
+            )
+        there, head = {*teacher.params, *teacher.params["encoder"]}, _head_of(teacher, about)
+        fits = there.issuperset(head.parts) and (about.vocab_size or teacher.task == about.head.name)
         if about.head.divergence is None or not fits:
             what = f"teaches {teacher.task}" if about.head.divergence else "cannot be learnt from"
             raise InputError(
@@ -119,6 +135,9 @@ def _open(config: TeacherConfig, about: Teaching) -> list[Pretrained]:
             raise InputError(
                 f"teacher.checkpoint {path} has the classes {theirs}, and the student {ours}; give the same"
             )
+        init = partial(init_params, teacher.config, head=head, num_outputs=about.num_outputs)
+        if _shapes(teacher.params, head) != _shapes(jax.eval_shape(init, jax.random.key(0)), head):
+            raise InputError(f"teacher.checkpoint {path} has another number of outputs than the student; give the same")
         if teacher.config.causal != about.model.causal or teacher.config.max_positions < about.length:
             raise InputError(
                 f"teacher.checkpoint {path} has {teacher.config.max_positions} positions and causal "
@@ -132,5 +151,6 @@ def _open(config: TeacherConfig, about: Teaching) -> list[Pretrained]:
         computed = teacher.config.computing_in(about.model.compute_dtype)
         teachers.append(dataclasses.replace(teacher, config=computed))
     if this_job().is_several:
-        this_job().check_same({"teachers": [params_digest(each.params) for each in teachers]})
+        about_each = [[params_digest(each.params), each.config, each.task_settings, each.labels] for each in teachers]
+        this_job().check_same({"teachers": [str(each) for each in about_each]})
     return teachers

@@ -101,7 +101,7 @@ def test_every_format_gives_the_same_examples(tmp_path):
         (
             "text\tlabel\n1\t2\n",
             {"text_column": "text", "second_text_column": "text"},
-            "a.tsv: column 'text' would be both texts; set task.second_text_column",
+            "a.tsv: column 'text' would be both texts; name two columns",
         ),
         ("", {}, "a.tsv holds no example"),
         ("text\tlabel\n", {}, "a.tsv holds no example"),

@@ -121,8 +121,10 @@ def test_a_teacher_has_the_probe_of_its_student(start, tmp_path, theirs, ours, f
     save_pretrained(bert, tmp_path / "teacher")
     task = make_task(TaskConfig(name="classification", probe=ProbeConfig(**ours)), labels)
     mesh = make_mesh(MeshConfig(data=1), jax.devices()[:1])
-    about = Teaching(mesh, bert.tokenizer, task.head, bert.config, 16, labels=labels, probe=task.config.probe)
-    told = pytest.raises(InputError, match=r"has ProbeConfig\(features='last', .* give task\.probe alike")
+    about = Teaching(
+        mesh, bert.tokenizer, task.head, bert.config, 16, labels=labels, num_outputs=3, probe=task.config.probe
+    )
+    told = pytest.raises(InputError, match=r"has the probe features=last kind=linear, and the student .* give both the")
     with contextlib.nullcontext() if fits else told:
         learnt_from(TeacherConfig(str(tmp_path / "teacher")), about)
 
@@ -175,6 +177,36 @@ def test_a_teacher_is_computed_in_the_dtype_of_its_student(pairs, start, tmp_pat
         for each in (float32, bfloat16)
     ]
     assert max(losses) < 1e-5  # in float32 it would be 1e-3 from a student in bfloat16
+
+
+@pytest.mark.parametrize("probe", [ProbeConfig(), ProbeConfig(features="last", kind="linear")])
+def test_numbers_are_learnt_from_a_teacher_of_a_number(start, tmp_path, probe):
+    (tmp_path / "train.tsv").write_text("text\tlabel\n" + "ban bar\t1.5\ndan dar\t-0.5\n" * 8)
+    task = TaskConfig(name="regression", max_seq_length=16, probe=probe)
+    config = topics_run(tmp_path / "train.tsv", start, task=task)
+    finetune(config, tmp_path / "teacher", jax.devices()[:1])
+    told = dataclasses.replace(config, teacher=TeacherConfig(str(tmp_path / "teacher")))
+    assert finetune(told, tmp_path / "run", jax.devices()[:1]).step == 3
+    if probe.features:
+        return
+    bert = load_pretrained(start)
+    params = init_params(bert.config, jax.random.key(0), HEADS["sequence_classification"], 3)
+    save_pretrained(dataclasses.replace(bert, params=params, task="sequence_classification"), tmp_path / "three")
+    told = dataclasses.replace(config, teacher=TeacherConfig(str(tmp_path / "three")))
+    with pytest.raises(InputError, match="has another number of outputs than the student; give the same"):
+        finetune(told, tmp_path / "other", jax.devices()[:1])
+
+
+def test_masked_words_are_learnt_from_models_of_masked_words(start, tmp_path):
+    """A model of vectors had taken its own head, whose vectors passed for logits."""
+    bert = load_pretrained(start)
+    config = dataclasses.replace(
+        tiny_run(make_dataset(tmp_path)), teacher=TeacherConfig(str(tmp_path / "vectors"), weight=1.0)
+    )
+    encoder = {"encoder": bert.params["encoder"]}
+    save_pretrained(dataclasses.replace(bert, params=encoder, task="sentence_embedding"), tmp_path / "vectors")
+    with pytest.raises(InputError, match="teaches sentence_embedding, and the student's task is masked_lm"):
+        pretrain(config, tmp_path / "run", jax.devices()[:1])
 
 
 def test_vectors_are_learnt_from_models_of_vectors(pairs, start, tmp_path):

@@ -176,8 +176,9 @@ def test_settings_that_make_no_sense_are_named():
         alone.validate()
     for settings, problem in (
         ({"pooling": "max"}, "embedding.pooling 'max' is unknown; use one of mean, cls, last"),
-        ({"temperature": 0.0}, r"embedding\.temperature 0.0 is not above 0"),
-        ({"margin": 1e30}, r"embedding\.margin 1e\+30 is not above 0, 1e-15 to 1e15"),
+        ({"temperature": 0.0}, r"embedding\.temperature 0.0 is not in 1e-05"),
+        ({"margin": 1e30}, r"embedding\.margin 1e\+30 is not in 1e-15\.\.1e15"),
+        ({"temperature": 1e-9}, r"embedding\.temperature 1e-09 is not in 1e-05\.\.1e15"),
         ({"dimensions": "64,x"}, "embedding.dimensions '64,x' are not numbers above 0"),
     ):
         with pytest.raises(InputError, match=problem):
