@@ -33,7 +33,7 @@ from bert_jax.plan.gpus import OPTIONS, compiler_version, gpu_devices
 from bert_jax.plan.hbm import moved_bytes
 from bert_jax.plan.roofline import Traffic, assumptions, expected_traffic, model_flops, step_seconds
 from bert_jax.settings.model import ModelConfig
-from bert_jax.settings.pretraining import DataConfig, PretrainConfig, TrainConfig
+from bert_jax.settings.pretraining import DataConfig, PretrainConfig, TeacherConfig, TrainConfig
 from bert_jax.settings.rules import suggest
 from bert_jax.training.memory import estimate_memory, gathered_bytes, memory_problem, shard_bytes
 from bert_jax.training.step import TrainState, abstract_state, make_train_step
@@ -96,8 +96,10 @@ def plan(config: PretrainConfig, topology: str, row: Rows | None = None) -> Plan
     `row` is the record of a row of the data, None that of `row_of`; or other work, whose rows `config.data` counts.
     `config.model.vocab_size` must be set.
 
-    Raises: InputError if the topology is unknown, libtpu is missing, or the model does not divide over the mesh.
+    Raises: InputError if the topology is unknown, libtpu is missing, the model does not divide over the mesh, or there
+      is a teacher.
     """
+    check_no_teacher(config.teacher)
     row = row_of(config) if row is None else row
     if (row_length := _batch(row).token_ids.shape[1]) > config.model.max_positions:
         raise InputError(
@@ -110,6 +112,12 @@ def plan(config: PretrainConfig, topology: str, row: Rows | None = None) -> Plan
             return plan_by_arithmetic(config, topology, num_gpus, row)
         return _plan_by_compiler(config, topology, row, gpu_devices(topology, num_gpus), f"XLA, {version}")
     return _plan_by_compiler(config, topology, row, *tpu_devices(topology, config.mesh.dcn))
+
+
+def check_no_teacher(teacher: TeacherConfig) -> None:
+    """Raises: InputError if there is one."""
+    if teacher.checkpoint:
+        raise InputError("teacher.checkpoint: plans know no teacher; leave it out, and add its memory to the plan's")
 
 
 def _plan_by_compiler(config: PretrainConfig, topology: str, row: Rows, devices: Sequence[Any], version: str) -> Plan:

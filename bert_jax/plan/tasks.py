@@ -7,10 +7,9 @@ from functools import partial
 import jax
 
 from bert_jax.devices.sharding import make_mesh, mesh_sizes
-from bert_jax.errors import InputError
 from bert_jax.finetuning import batching_of
 from bert_jax.model.objective import task_objective
-from bert_jax.plan.planner import Plan, Work, num_chips_of, plan
+from bert_jax.plan.planner import Plan, Work, check_no_teacher, num_chips_of, plan
 from bert_jax.settings.finetuning import FinetuneConfig
 from bert_jax.settings.pretraining import DataConfig, MeshConfig, PretrainConfig
 from bert_jax.tasks.batches import train_batches
@@ -23,8 +22,7 @@ def plan_task(config: FinetuneConfig, topology: str) -> Plan:
     Raises: InputError as `plan` and `open_task`, and if there is a teacher.
     """
     config.validate()
-    if config.teacher.checkpoint:
-        raise InputError("teacher.checkpoint: plans know no teacher; leave it out, and add its memory to the plan's")
+    check_no_teacher(config.teacher)
     inputs = open_task(config).without_params()
     head, model, train = inputs.task.head, inputs.model, inputs.train
     sizes = mesh_sizes(config.mesh, num_chips_of(topology, config.mesh.dcn))

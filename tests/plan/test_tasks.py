@@ -13,7 +13,7 @@ from bert_jax.errors import InputError
 from bert_jax.plan import planner as planner
 from bert_jax.plan.tasks import plan_task
 from bert_jax.settings.finetuning import FinetuneConfig, FinetuneDataConfig, FinetuneTrainConfig, TaskConfig
-from bert_jax.settings.pretraining import TeacherConfig
+from bert_jax.settings.pretraining import PretrainConfig, TeacherConfig
 
 
 @pytest.fixture
@@ -43,3 +43,5 @@ def test_fine_tuning_is_planned_with_the_rows_of_its_data(config, monkeypatch):
 def test_a_teacher_is_refused(config):
     with pytest.raises(InputError, match="plans know no teacher; leave it out"):
         plan_task(dataclasses.replace(config, teacher=TeacherConfig(checkpoint="x")), "h100:8")
+    with pytest.raises(InputError, match="plans know no teacher; leave it out"):
+        planner.plan(PretrainConfig(teacher=TeacherConfig(checkpoint="x")), "h100:8")
