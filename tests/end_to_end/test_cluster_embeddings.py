@@ -86,14 +86,18 @@ def test_several_processes_train_on_the_batch_of_one(
     np.testing.assert_allclose(*vectors, atol=0.05)
 
 
-def test_a_run_whose_processes_were_killed_goes_on(repository, source, pretrained, alone, tmp_path):
-    command = arguments(source, pretrained, tmp_path / "run", "--config.train.accumulate=2")
+def run_killed_and_again(repository, workdir, command):
     running = start(repository, command, 2)
-    wait_for_lines(tmp_path / "run" / "metrics.jsonl", 6, running)
+    wait_for_lines(workdir / "metrics.jsonl", 6, running)
     for process in running:
         process.send_signal(signal.SIGKILL)
     finish(running, -signal.SIGKILL)
     finish(start(repository, command, 2))
+
+
+def test_a_run_whose_processes_were_killed_goes_on(repository, source, pretrained, alone, tmp_path):
+    command = arguments(source, pretrained, tmp_path / "run", "--config.train.accumulate=2")
+    run_killed_and_again(repository, tmp_path / "run", command)
     assert_same_run(tmp_path / "run", alone)
 
 
@@ -102,10 +106,5 @@ def test_a_teacher_in_two_processes_that_were_killed(repository, source, pretrai
     finish(start(repository, arguments(source, pretrained, tmp_path / "one", *more), 1))
     assert records(tmp_path / "one", "train", "loss")[0] != records(alone, "train", "loss")[0]
     command = arguments(source, pretrained, tmp_path / "two", *more)
-    running = start(repository, command, 2)
-    wait_for_lines(tmp_path / "two" / "metrics.jsonl", 6, running)
-    for process in running:
-        process.send_signal(signal.SIGKILL)
-    finish(running, -signal.SIGKILL)
-    finish(start(repository, command, 2))
+    run_killed_and_again(repository, tmp_path / "two", command)
     assert_same_run(tmp_path / "two", tmp_path / "one")
