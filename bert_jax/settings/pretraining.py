@@ -50,7 +50,9 @@ class DataConfig:
         check_positive(self, "streams")
         for name in ("window_mb", "cache_gb"):
             if not getattr(self, name) > 0:
-                raise InputError(f"data.{name} {getattr(self, name)} is not above 0; use {getattr(DataConfig, name):g}")
+                raise InputError(
+                    f"data.{name} {getattr(self, name)} is not above 0; the default is {getattr(DataConfig, name):g}"
+                )
         check_not_negative(self, "seed")
         if not self.path:
             raise InputError("data.path is empty; give --config.data.path=DIR, a directory made by prepare_corpus")
@@ -90,7 +92,9 @@ class MaskingConfig:
         check_not_negative(self, "max_predictions")
         check_positive(self, "max_ngram", most=100)  # each more is compiled; ALBERT has 3
         if self.max_ngram > 1 and not self.whole_word:
-            raise InputError(f"masking.max_ngram {self.max_ngram} is of whole words; set masking.whole_word=True")
+            raise InputError(
+                f"masking.max_ngram {self.max_ngram} masks runs of whole words; set masking.whole_word=True with it"
+            )
         if self.mask_rate + self.random_rate > 1 + 1e-9:
             raise InputError(
                 f"masking.mask_rate {self.mask_rate} + masking.random_rate {self.random_rate} is above 1; "

@@ -49,7 +49,7 @@ def run(main: Callable[[], int | None]) -> None:
             if len(argv) > 1:
                 raise InputError(f"unexpected argument {argv[1]!r}; options are written --name=value")
             for flag in map(flags.FLAGS.__getitem__, flags.FLAGS):
-                if flag.default is None and flag.value == "":  # one that must be given, as few others have None
+                if flag.default is None and flag.validators and flag.value == "":  # the validator asks for a value
                     raise InputError(f"--{flag.name} is empty, and it is needed: {flag.help}")
             _check_home()
             _check_output_urls()

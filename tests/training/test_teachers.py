@@ -127,6 +127,10 @@ def test_a_teacher_has_the_probe_of_its_student(start, tmp_path, theirs, ours, f
     told = pytest.raises(InputError, match=r"has the probe features=last kind=linear, and the student .* give both the")
     with contextlib.nullcontext() if fits else told:
         learnt_from(TeacherConfig(str(tmp_path / "teacher")), about)
+    if fits:  # a head of one's own may have no divergence
+        alone = about._replace(head=dataclasses.replace(about.head, divergence=None))
+        with pytest.raises(InputError, match="cannot be learnt from, and the student's task is"):
+            learnt_from(TeacherConfig(str(tmp_path / "teacher")), alone)
 
 
 @pytest.fixture(scope="module")
