@@ -57,13 +57,13 @@ def unigram_of_xlmr(lines: Sequence[str] = LINES, size: int = 120) -> Tokenizer:
     return made
 
 
-def words(lines: Sequence[str] = LINES) -> Tokenizer:
+def words(lines: Sequence[str] = LINES, size: int = 120) -> Tokenizer:
     """WordPiece, but not as BERT splits text."""
     made = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     made.normalizer = normalizers.Sequence([normalizers.NFD(), normalizers.Lowercase(), normalizers.StripAccents()])
     made.pre_tokenizer, made.decoder = pre_tokenizers.WhitespaceSplit(), decoders.WordPiece()
     made.train_from_iterator(
-        lines, trainers.WordPieceTrainer(vocab_size=120, special_tokens=[*BERT], show_progress=False)
+        lines, trainers.WordPieceTrainer(vocab_size=size, special_tokens=[*BERT], show_progress=False)
     )
     made.post_processor = _template("[CLS]", "[SEP]", made, "[CLS] $A [SEP] $B:1 [SEP]:1")
     return made
@@ -77,10 +77,12 @@ def _template(cls: str, sep: str, made: Tokenizer, pair: str) -> processors.Temp
 KINDS = {"roberta": bytes_of_roberta, "modernbert": bytes_of_modernbert, "xlmr": unigram_of_xlmr, "words": words}
 
 
-def write_described(directory: Path, kind: str, lines: Sequence[str] = LINES, **settings: object) -> Path:
+def write_described(
+    directory: Path, kind: str, lines: Sequence[str] = LINES, size: int | None = None, **settings: object
+) -> Path:
     """Writes tokenizer.json and tokenizer_config.json as transformers names their contents."""
     directory.mkdir(parents=True, exist_ok=True)
-    made = KINDS[kind](lines)
+    made = KINDS[kind](lines) if size is None else KINDS[kind](lines, size)
     names = ROBERTA if kind in ("roberta", "xlmr") else BERT
     roles = ("cls", "pad", "sep", "unk", "mask")
     about = {"tokenizer_class": "PreTrainedTokenizerFast"} | {f"{r}_token": n for r, n in zip(roles, names)}

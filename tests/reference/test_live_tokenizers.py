@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """transformers and ours on the tokenizers that a tokenizer.json describes, live, both ways."""
 
+import gzip
 import json
 
 import pytest
@@ -71,3 +72,37 @@ def test_classes_of_their_own(tmp_path, name):
 def test_what_build_vocab_learns(tmp_path):
     save_hf_tokenizer(tmp_path, Tokenizer(learn_bytes(LINES, 370, lowercase=True)), 512)
     same(load_tokenizer(tmp_path), theirs(tmp_path))
+
+
+def shared_lines(folder) -> list[str]:
+    """Returns prose in some forty languages, tweets, plays with brackets of every kind, and text out of sentences."""
+    lines = []
+    for pattern in ("udhr/*.txt", "wnut17/*", "bert_sample_text/*.txt", "wagahai_ja/*", "novels_de/*", "xquad/*.gz"):
+        files = [file for file in sorted(folder.glob(pattern)) if file.name != "SOURCE.md"]
+        assert files, f"no {pattern} at {folder}"
+        for file in files:
+            open_file = gzip.open if file.suffix == ".gz" else open
+            with open_file(file, "rt", encoding="utf-8") as stream:
+                if pattern.startswith("xquad"):
+                    articles = json.load(stream)["data"]
+                    lines += [block["context"] for article in articles for block in article["paragraphs"]]
+                else:
+                    lines += stream.read().split("\n")[:400]
+    return lines
+
+
+@pytest.mark.parametrize("kind", ["roberta", "modernbert", "xlmr", "words", "ours"])
+def test_ids_on_the_shared_texts(tmp_path, shared_data, kind):
+    lines = shared_lines(shared_data)
+    learnt = lines[::7]  # the rest has words, characters and scripts that the vocabulary lacks
+    if kind == "ours":
+        save_hf_tokenizer(tmp_path, Tokenizer(learn_bytes(learnt, 4000)), 512)
+    else:
+        write_described(tmp_path, kind, learnt, size=4000)
+    ours, other = load_tokenizer(tmp_path), theirs(tmp_path)
+    expected = other(lines, add_special_tokens=False)["input_ids"]
+    assert sum(map(len, expected)) > 200_000
+    different = [line for line, mine, ids in zip(lines, ours.encode_batch(lines), expected) if list(mine) != ids]
+    assert not different, (len(different), different[:3])
+    alone = lines[::97]
+    assert [ours.encode(line) for line in alone] == other(alone, add_special_tokens=False)["input_ids"]

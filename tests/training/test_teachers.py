@@ -3,6 +3,7 @@
 
 import contextlib
 import dataclasses
+import json
 
 import jax
 import jax.numpy as jnp
@@ -172,6 +173,40 @@ def test_vectors_are_learnt_from_teachers_of_other_sizes(pairs, start, tmp_path)
     train = FinetuneTrainConfig(num_epochs=12.0, accumulate=2)
     divided = vectors_run(pairs, start, other, wide, train=train, mesh=MeshConfig(data=2, fsdp=2, tensor=2))
     assert first_and_last_loss(divided, tmp_path / "divided", 8) == pytest.approx((first, last), rel=1e-2)
+
+
+def write_questions(directory, name):
+    """Writes questions whose answer is the word in which their letter is, as spans and as choices of three words."""
+    rng, examples = np.random.default_rng(0), []
+    for number in range(48):
+        words = [f"{letter}{vowel}n" for letter, vowel in zip(rng.permutation(list("bdf")), rng.choice(list("aio"), 3))]
+        label, text = int(rng.integers(3)), " ".join(words)
+        question, start = words[label][0], text.index(words[label])
+        answers = [{"text": words[label], "answer_start": start}]
+        qas = [{"id": str(number), "question": question, "answers": answers}]
+        spans = {"title": "", "paragraphs": [{"context": text, "qas": qas}]}
+        examples.append(spans if name == "squad1" else {"context": question, "choices": words, "label": label})
+    directory.mkdir()
+    if name == "squad1":
+        (directory / "train-v1.1.json").write_text(json.dumps({"version": "1.1", "data": examples}))
+    else:
+        (directory / "train.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in examples))
+    return directory
+
+
+@pytest.mark.parametrize("name", ["squad1", "choice"])
+def test_spans_and_choices_are_learnt_alike_on_any_mesh(start, tmp_path, name):
+    task = TaskConfig(name=name, max_seq_length=16, max_query_length=4)
+    config = topics_run(write_questions(tmp_path / "data", name), start, task=task)
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, hidden_dropout_rate=0.0))
+    finetune(config, tmp_path / "teacher", jax.devices()[:1])
+    teacher = TeacherConfig(str(tmp_path / "teacher"), weight=1.0)
+    config = dataclasses.replace(config, teacher=teacher, train=FinetuneTrainConfig(num_epochs=12.0))
+    first, last = first_and_last_loss(config, tmp_path / "run")
+    assert last < first / 2
+    train = dataclasses.replace(config.train, accumulate=2)
+    divided = dataclasses.replace(config, train=train, mesh=MeshConfig(data=2, fsdp=2, tensor=2))
+    assert first_and_last_loss(divided, tmp_path / "divided", 8) == pytest.approx((first, last), rel=1e-2, abs=1e-4)
 
 
 def test_a_teacher_is_computed_in_the_dtype_of_its_student(pairs, start, tmp_path):
