@@ -33,7 +33,7 @@ from bert_jax.plan import hlo
 from bert_jax.settings.finetuning import FinetuneDataConfig, TaskConfig
 from bert_jax.settings.model import ModelConfig
 from bert_jax.settings.phases import phases_of
-from bert_jax.settings.pretraining import PretrainConfig
+from bert_jax.settings.pretraining import PretrainConfig, ResolvedConfig
 from bert_jax.storage import files
 from bert_jax.tasks import batches as task_batches
 from bert_jax.tasks.base import Row, Task
@@ -86,14 +86,14 @@ def train(config: PretrainConfig, length: int, steps: int, precisions: Sequence[
 
     Of a run of two phases it is the first. A round is the first `steps` batches, each time.
     """
-    config = phases_of(config)[0].config
     mesh = make_mesh(config.mesh)
-    dataset, ids = None, (CLS, SEP, MASK)
+    dataset, ids, resolved = None, (CLS, SEP, MASK), ResolvedConfig(config)
     if config.data.path:
         dataset = open_dataset(config.data.path, verify=False)
         tokenizer = load_tokenizer(dataset.tokenizer_path)
-        config = resolve(config, [dataset], tokenizer)
+        resolved = resolve(config, [dataset], tokenizer)
         ids = (tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id)
+    config = phases_of(resolved)[0].config
     check_divisible(mesh, config.model, (config.data.batch_size, config.train.accumulate))
     size = config.data.batch_size
 

@@ -14,13 +14,13 @@ from bert_jax.errors import InputError
 from bert_jax.model.keys import root_key
 from bert_jax.model.objective import Objective, Params, parts_of
 from bert_jax.settings.model import ModelConfig
-from bert_jax.settings.pretraining import PretrainConfig
+from bert_jax.settings.pretraining import ResolvedConfig
 from bert_jax.settings.rules import affecting
 from bert_jax.storage.resolve import resolve
 from bert_jax.text.tokenizer import Tokenizer
 
 
-def load_start(config: PretrainConfig, objective: Objective, tokenizer: Tokenizer, params: Params) -> Pretrained | None:
+def load_start(config: ResolvedConfig, objective: Objective, tokenizer: Tokenizer, params: Params) -> Pretrained | None:
     """Returns the model of `init_checkpoint` with the objective's parts, or None if none is set.
 
     `params` are the run's, with shapes alone. Raises: InputError if the model cannot be read or does not fit them.
@@ -35,7 +35,7 @@ def load_start(config: PretrainConfig, objective: Objective, tokenizer: Tokenize
     return start
 
 
-def check_start(config: PretrainConfig, start: Pretrained, tokenizer: Tokenizer) -> None:
+def check_start(config: ResolvedConfig, start: Pretrained, tokenizer: Tokenizer) -> None:
     """Raises: InputError if the model or vocabulary of the run differs from that of the loaded model."""
     if start.tokenizer.fingerprint != tokenizer.fingerprint:
         raise InputError(

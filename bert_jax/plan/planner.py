@@ -33,7 +33,7 @@ from bert_jax.plan.gpus import OPTIONS, compiler_version, gpu_devices
 from bert_jax.plan.hbm import moved_bytes
 from bert_jax.plan.roofline import Traffic, assumptions, expected_traffic, model_flops, step_seconds
 from bert_jax.settings.model import ModelConfig
-from bert_jax.settings.pretraining import DataConfig, PretrainConfig, TeacherConfig, TrainConfig
+from bert_jax.settings.pretraining import DataConfig, ResolvedConfig, TeacherConfig, TrainConfig
 from bert_jax.settings.rules import suggest
 from bert_jax.training.memory import estimate_memory, gathered_bytes, memory_problem, shard_bytes
 from bert_jax.training.step import TrainState, abstract_state, make_train_step
@@ -90,7 +90,7 @@ class Plan:
         return self.batch_size // (self.mesh["data"] * self.mesh["fsdp"])
 
 
-def plan(config: PretrainConfig, topology: str, row: Rows | None = None) -> Plan:
+def plan(config: ResolvedConfig, topology: str, row: Rows | None = None) -> Plan:
     """Returns the plan of the training step of `config` on a topology such as "v5e:16x16" or "h100:8".
 
     `row` is the record of a row of the data, None that of `row_of`; or other work, whose rows `config.data` counts.
@@ -120,7 +120,7 @@ def check_no_teacher(teacher: TeacherConfig) -> None:
         raise InputError("teacher.checkpoint: plans know no teacher; leave it out, and add its memory to the plan's")
 
 
-def _plan_by_compiler(config: PretrainConfig, topology: str, row: Rows, devices: Sequence[Any], version: str) -> Plan:
+def _plan_by_compiler(config: ResolvedConfig, topology: str, row: Rows, devices: Sequence[Any], version: str) -> Plan:
     """Returns the plan for devices that are there for compiling only; `version` is that of their compiler."""
     mesh = make_mesh(config.mesh, devices)
     setup = _set_up(config, topology, mesh, row)
@@ -145,7 +145,7 @@ def _plan_by_compiler(config: PretrainConfig, topology: str, row: Rows, devices:
     )  # fmt: skip
 
 
-def default_row_length(config: PretrainConfig) -> int:
+def default_row_length(config: ResolvedConfig) -> int:
     """Returns the multiple of 128 whose tokens the predictions come from: 128 for 20 or 0 of them, 512 for 80."""
     masking = config.masking
     length = 128 * round(masking.max_predictions / max(masking.rate, 0.01) / 128)  # 0 predictions say nothing
@@ -196,7 +196,7 @@ def _gpu_count(topology: str, size: str) -> int:
     return int(size)
 
 
-def _objective(config: PretrainConfig, mesh: Mesh | AbstractMesh, row: Rows | None = None) -> Objective:
+def _objective(config: ResolvedConfig, mesh: Mesh | AbstractMesh, row: Rows | None = None) -> Objective:
     """Returns the objective of a run on the devices of the mesh; the ids of special tokens do not affect the plan."""
     model = config.model
     if isinstance(mesh, Mesh):  # they are not this machine's
@@ -207,7 +207,7 @@ def _objective(config: PretrainConfig, mesh: Mesh | AbstractMesh, row: Rows | No
     return pretraining_objective(model, config.masking, 103, (101, 102), config.train.next_sentence)
 
 
-def _state(config: PretrainConfig, mesh: Mesh | AbstractMesh, row: Rows | None = None) -> TrainState:
+def _state(config: ResolvedConfig, mesh: Mesh | AbstractMesh, row: Rows | None = None) -> TrainState:
     """Returns the shapes and shardings of the training state, traced once for all settings that do not change them."""
     if isinstance(row, Work):
         return abstract_state(_objective(config, mesh, row), config.optimizer, config.train, mesh)
@@ -217,7 +217,7 @@ def _state(config: PretrainConfig, mesh: Mesh | AbstractMesh, row: Rows | None =
 
 
 @functools.lru_cache(maxsize=8)
-def _state_of(config: PretrainConfig, mesh: Mesh | AbstractMesh) -> TrainState:
+def _state_of(config: ResolvedConfig, mesh: Mesh | AbstractMesh) -> TrainState:
     return abstract_state(_objective(config, mesh), config.optimizer, config.train, mesh)
 
 
@@ -229,14 +229,14 @@ def _batch(row: Rows, batch_size: int = 1, mesh: Mesh | None = None) -> Batch:
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), row.batch)
 
 
-def row_of(config: PretrainConfig, row_length: int = 0) -> np.dtype:
+def row_of(config: ResolvedConfig, row_length: int = 0) -> np.dtype:
     """Returns the record of a row of one sequence and `row_length` tokens; 0 is `default_row_length`."""
     if row_length and not 8 <= row_length <= 65535:  # as of prepared data
         raise InputError(f"row_length {row_length} is not in 8..65535; 128 and 512 are usual")
     return row_dtype(row_length or default_row_length(config), 1, config.model.vocab_size)
 
 
-def lower_train_step(config: PretrainConfig, mesh: Mesh, row: Rows) -> jax.stages.Lowered:
+def lower_train_step(config: ResolvedConfig, mesh: Mesh, row: Rows) -> jax.stages.Lowered:
     """Returns the training step that `train.py` would run, traced for the mesh and not yet compiled."""
     objective = _objective(config, mesh, row)
     state = _state(config, mesh, row)
@@ -246,7 +246,7 @@ def lower_train_step(config: PretrainConfig, mesh: Mesh, row: Rows) -> jax.stage
 
 
 def compiled_bytes(
-    compiled: jax.stages.Compiled, state: TrainState, config: PretrainConfig, mesh: Mesh, row: Rows
+    compiled: jax.stages.Compiled, state: TrainState, config: ResolvedConfig, mesh: Mesh, row: Rows
 ) -> dict[str, int]:
     """Returns bytes per chip by kind, as compiled, their total, and the peak ("held at once").
 
@@ -301,7 +301,7 @@ class _Setup(NamedTuple):
     fields: dict[str, Any]  # of the plan
 
 
-def _set_up(config: PretrainConfig, topology: str, mesh: Mesh | AbstractMesh, row: Rows) -> _Setup:
+def _set_up(config: ResolvedConfig, topology: str, mesh: Mesh | AbstractMesh, row: Rows) -> _Setup:
     """Raises: InputError if the model or the batch does not divide over the mesh."""
     check_divisible(mesh, config.model, (config.data.batch_size, config.train.accumulate))
     state = _state(config, mesh, row)
@@ -324,7 +324,7 @@ def _set_up(config: PretrainConfig, topology: str, mesh: Mesh | AbstractMesh, ro
 
 
 def _finish(
-    config: PretrainConfig,
+    config: ResolvedConfig,
     setup: _Setup,
     collectives: tuple[Traffic, ...],
     needed: float,
@@ -349,7 +349,7 @@ def _finish(
     )
 
 
-def plan_by_arithmetic(config: PretrainConfig, topology: str, num_chips: int, row: Rows) -> Plan:
+def plan_by_arithmetic(config: ResolvedConfig, topology: str, num_chips: int, row: Rows) -> Plan:
     """Returns the plan by arithmetic alone, as for GPUs where their compiler is not installed.
 
     Raises: InputError if the model or the batch does not divide over the mesh.
@@ -373,7 +373,7 @@ def num_chips_of(topology: str, slices: int = 0) -> int:
     return _gpu_count(topology, size) if family in GPUS else len(tpu_devices(topology, slices)[0])
 
 
-def with_rows(config: PretrainConfig, topology: str, rows_per_chip: int) -> PretrainConfig:
+def with_rows(config: ResolvedConfig, topology: str, rows_per_chip: int) -> ResolvedConfig:
     """Returns the configuration with as many rows for each chip that has rows of its own."""
     sizes = mesh_sizes(config.mesh, num_chips_of(topology, config.mesh.dcn))
     data = dataclasses.replace(config.data, batch_size=rows_per_chip * sizes["data"] * sizes["fsdp"])

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from bert_jax.batch import RowShape
 from bert_jax.devices.chips import GPUS_PER_HOST, Chip, peak_flops
 from bert_jax.devices.sharding import is_data_alone
-from bert_jax.settings.pretraining import PretrainConfig
+from bert_jax.settings.pretraining import ResolvedConfig
 from bert_jax.training import flops
 
 # The model of time. Sources: performance notes of this project; all of it is assumption until measured on the device.
@@ -31,7 +31,7 @@ class Traffic:
 
 
 def step_seconds(
-    config: PretrainConfig,
+    config: ResolvedConfig,
     chip: Chip,
     mesh_shape: dict[str, int],
     row: RowShape,
@@ -77,26 +77,26 @@ def step_seconds(
     return parts | {"step": sum(parts.values())}
 
 
-def _elementwise_bytes(config: PretrainConfig, chip: Chip) -> int:
+def _elementwise_bytes(config: ResolvedConfig, chip: Chip) -> int:
     """Returns the bytes per hidden unit, token and layer of this project's programs."""
     model = config.model
     in_loop, unrolled = LAYER_BYTES[chip.platform]
     return in_loop if model.layers_at_once(chip.platform) < model.num_layers else unrolled
 
 
-def _score_bytes(config: PretrainConfig, chip: Chip) -> int:
+def _score_bytes(config: ResolvedConfig, chip: Chip) -> int:
     """Returns the bytes that a score of attention moves in both passes: none where a kernel keeps them in the core."""
     return 0 if config.model.attention == "fused" else SCORE_BYTES[chip.platform]
 
 
-def model_flops(config: PretrainConfig, num_chips: int, row: RowShape) -> float:
+def model_flops(config: ResolvedConfig, num_chips: int, row: RowShape) -> float:
     """Returns the FLOPs of one chip and step that the model needs, for full rows of sequences of equal length."""
     rows = config.data.batch_size / num_chips
     counts = (row.length, row.length**2 / row.sequences, row.predictions, row.sequences)
     return flops.train_flops(config.model, *(rows * count for count in counts))
 
 
-def assumptions(config: PretrainConfig, chip: Chip, moved_bytes: float = 0.0) -> tuple[str, ...]:
+def assumptions(config: ResolvedConfig, chip: Chip, moved_bytes: float = 0.0) -> tuple[str, ...]:
     """Returns the assumptions of `step_seconds` as text."""
     peak = peak_flops(chip.device_kind, config.model.compute_dtype)
     moved = (
@@ -115,7 +115,7 @@ def assumptions(config: PretrainConfig, chip: Chip, moved_bytes: float = 0.0) ->
 
 
 def expected_traffic(
-    config: PretrainConfig, sizes: dict[str, int], row_length: int, param_bytes: int
+    config: ResolvedConfig, sizes: dict[str, int], row_length: int, param_bytes: int
 ) -> tuple[Traffic, ...]:
     """Returns the collectives that a mesh makes necessary: gradients, parameters in parts, activations in parts.
 

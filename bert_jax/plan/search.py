@@ -11,7 +11,7 @@ from bert_jax.devices.chips import GPUS
 from bert_jax.errors import InputError
 from bert_jax.plan.gpus import compiler_version
 from bert_jax.plan.planner import Plan, num_chips_of, plan, plan_by_arithmetic, row_of
-from bert_jax.settings.pretraining import MeshConfig, PretrainConfig
+from bert_jax.settings.pretraining import MeshConfig, ResolvedConfig
 from bert_jax.settings.rules import to_dict
 
 BEST = 3  # plans that fit as compiled, after which a search ends
@@ -19,7 +19,7 @@ MOST_COMPILED = 8  # programs, of which each takes minutes
 
 
 def search(
-    config: PretrainConfig,
+    config: ResolvedConfig,
     topology: str,
     row: np.dtype | None = None,
     on_plan: Callable[[Plan], object] = lambda plan: None,
@@ -36,7 +36,7 @@ def search(
     """
     row = row_of(config) if row is None else row
     num_chips = num_chips_of(topology, config.mesh.dcn)
-    found: list[tuple[Plan, PretrainConfig]] = []
+    found: list[tuple[Plan, ResolvedConfig]] = []
     for mesh in meshes(num_chips, config.mesh.dcn):
         try:
             found += _candidates(dataclasses.replace(config, mesh=mesh), topology, num_chips, row)
@@ -65,8 +65,8 @@ def meshes(num_chips: int, slices: int) -> list[MeshConfig]:
 
 
 def _candidates(
-    config: PretrainConfig, topology: str, num_chips: int, row: np.dtype
-) -> list[tuple[Plan, PretrainConfig]]:
+    config: ResolvedConfig, topology: str, num_chips: int, row: np.dtype
+) -> list[tuple[Plan, ResolvedConfig]]:
     """Returns for each combination of settings on a mesh the plan, by arithmetic, of the most rows at once that fit."""
     found = []
     for settings in _settings(config, num_chips):
@@ -84,7 +84,7 @@ def _candidates(
     return found
 
 
-def _settings(config: PretrainConfig, num_chips: int) -> Iterator[PretrainConfig]:
+def _settings(config: ResolvedConfig, num_chips: int) -> Iterator[ResolvedConfig]:
     """Returns the combinations of settings that a mesh allows."""
     model, several = config.model, num_chips > 1
     attention, remat = ("fused", "plain"), ("none", "dots", "full")
@@ -102,7 +102,7 @@ def _order(made: Plan) -> tuple[bool, float]:
     return (not made.fits, made.seconds["step"])
 
 
-def _with_flags(made: Plan, config: PretrainConfig, its: PretrainConfig) -> Plan:
+def _with_flags(made: Plan, config: ResolvedConfig, its: ResolvedConfig) -> Plan:
     """Returns a plan with the flags that make its settings of `config`."""
     before, after = to_dict(config), to_dict(its)
     flags = [

@@ -11,7 +11,7 @@ from bert_jax.finetuning import batching_of
 from bert_jax.model.objective import task_objective
 from bert_jax.plan.planner import Plan, Work, check_no_teacher, num_chips_of, plan
 from bert_jax.settings.finetuning import FinetuneConfig
-from bert_jax.settings.pretraining import DataConfig, MeshConfig, PretrainConfig
+from bert_jax.settings.pretraining import DataConfig, MeshConfig, PretrainConfig, ResolvedConfig
 from bert_jax.tasks.batches import train_batches
 from bert_jax.tasks.prepare import open_task
 
@@ -36,6 +36,6 @@ def plan_task(config: FinetuneConfig, topology: str) -> Plan:
     batch = next(train_batches(inputs.data.train.rows, head, 0, batching, here))
     batch = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), batch)
     data = DataConfig(path="none", batch_size=batch.token_ids.shape[0])
-    planned = PretrainConfig(model=model, data=data, optimizer=config.optimizer, train=train, mesh=config.mesh)
+    asked = PretrainConfig(model=model, data=data, optimizer=config.optimizer, train=train, mesh=config.mesh)
     objective = partial(task_objective, head=head, num_outputs=inputs.task.num_outputs)
-    return plan(planned, topology, Work(objective, batch))
+    return plan(ResolvedConfig(asked), topology, Work(objective, batch))

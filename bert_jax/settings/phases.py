@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from bert_jax.errors import InputError
-from bert_jax.settings.pretraining import Phase2Config, PretrainConfig, TrainConfig
+from bert_jax.settings.pretraining import Phase2Config, PretrainConfig, ResolvedConfig, TrainConfig
 from bert_jax.settings.rules import Values, affecting
 
 
@@ -17,7 +17,7 @@ class Phase(NamedTuple):
     """A phase of a run. Steps count from the start of the run, through both phases."""
 
     number: int  # from 1
-    config: PretrainConfig  # of a run of this phase alone; train.num_steps is the number of its steps
+    config: ResolvedConfig  # of a run of this phase alone; train.num_steps is the number of its steps
     first_step: int
     last_step: int  # steps taken by the run when the phase ends
     schedule_start: int  # step at which its learning rate schedule starts
@@ -36,7 +36,7 @@ class Phase(NamedTuple):
         return (size, accumulate), (self.config.eval.rows(size, accumulate), 1)
 
 
-def phases_of(config: PretrainConfig) -> tuple[Phase, ...]:
+def phases_of(config: ResolvedConfig) -> tuple[Phase, ...]:
     """Returns the phases of a run, one or two."""
     second = config.phase2
     first_config = dataclasses.replace(config, phase2=Phase2Config())
@@ -90,7 +90,7 @@ def rows_before(phases: Sequence[Phase], fingerprints: Sequence[str]) -> list[in
     return before
 
 
-def may_change(before: Mapping[str, Values], config: PretrainConfig, steps_taken: int) -> tuple[str, ...]:
+def may_change(before: Mapping[str, Values], config: ResolvedConfig, steps_taken: int) -> tuple[str, ...]:
     """Returns the settings that may differ from `before`, the run's earlier settings, after `steps_taken` steps.
 
     All settings of a phase that has not begun may change.
@@ -116,7 +116,7 @@ def may_change(before: Mapping[str, Values], config: PretrainConfig, steps_taken
     return tuple(name for name in allowed if name != "train.num_steps")
 
 
-def phase_of(config: PretrainConfig, number: int) -> PretrainConfig:
+def phase_of(config: ResolvedConfig, number: int) -> ResolvedConfig:
     """Returns a phase as a run of its own. Raises: InputError if the run has no phase of that number."""
     phases = phases_of(config)
     if number > len(phases):

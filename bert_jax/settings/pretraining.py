@@ -8,6 +8,7 @@ the global batch, on any number of devices.
 
 import math
 from dataclasses import dataclass, field
+from typing import NewType
 
 from bert_jax.errors import InputError
 from bert_jax.settings.model import ModelConfig
@@ -382,3 +383,6 @@ class PretrainConfig:
             if is_set:
                 rate = f"masking.causal_rate {self.masking.causal_rate}"
                 raise InputError(f"{rate} needs rows of two kinds in a batch, and {why}, or masking.causal_rate=0")
+
+
+ResolvedConfig = NewType("ResolvedConfig", PretrainConfig)  # with the values that follow from the data

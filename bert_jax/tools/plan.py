@@ -20,7 +20,7 @@ from bert_jax.data.records import About, open_about
 from bert_jax.errors import InputError
 from bert_jax.settings.finetuning import FinetuneConfig
 from bert_jax.settings.phases import phase_of
-from bert_jax.settings.pretraining import PretrainConfig
+from bert_jax.settings.pretraining import PretrainConfig, ResolvedConfig
 from bert_jax.settings.rules import from_dict
 from bert_jax.storage.files import JsonObject
 from bert_jax.storage.resolve import resolve
@@ -89,10 +89,10 @@ def main() -> int:
     return 0 if any(plan.fits for plan in plans) else 1
 
 
-def _pretraining(values: JsonObject) -> tuple[PretrainConfig, About | None]:
+def _pretraining(values: JsonObject) -> tuple[ResolvedConfig, About | None]:
     """Returns the settings of the phase to plan, and what is known of its data, if they are given."""
     config = from_dict(PretrainConfig, values)
-    given = phase_of(config, PHASE.value).data.path
+    given = (PHASE.value == 2 and config.phase2.num_steps and config.phase2.path) or config.data.path
     about = open_about(resolve(given), verify=False) if given and not ROW_LENGTH.value else None
     vocab_size = config.model.vocab_size or (len(about.token_counts) if about else VOCAB_SIZE.value)
     config = dataclasses.replace(
@@ -102,7 +102,7 @@ def _pretraining(values: JsonObject) -> tuple[PretrainConfig, About | None]:
         phase2=dataclasses.replace(config.phase2, path=config.phase2.path or "none"),
     )
     config.validate()
-    return phase_of(config, PHASE.value), about
+    return phase_of(ResolvedConfig(config), PHASE.value), about
 
 
 def _tell(plan: "Plan") -> None:

@@ -16,7 +16,7 @@ from bert_jax.devices.chips import peak_flops
 from bert_jax.model.objective import Params
 from bert_jax.settings.model import ModelConfig
 from bert_jax.settings.phases import Phase
-from bert_jax.settings.pretraining import OptimizerConfig, PretrainConfig
+from bert_jax.settings.pretraining import OptimizerConfig, ResolvedConfig
 from bert_jax.training import flops
 from bert_jax.training.memory import describe_memory
 from bert_jax.training.step import TrainState
@@ -59,7 +59,7 @@ def describe_devices(mesh: Mesh) -> str:
     return f"devices: {mesh.size} ({mesh.devices.flat[0].device_kind}), {axes}"
 
 
-def describe_start(config: PretrainConfig, start: Pretrained | None) -> str:
+def describe_start(config: ResolvedConfig, start: Pretrained | None) -> str:
     """Returns a line that says which parameters a new run starts from."""
     if start is None:
         return "start from random parameters, step 0"
@@ -84,7 +84,7 @@ def describe_phase(
     return [f"phase {phase.number} of {num_phases}: {steps}, {rate}{moments}", *lines]
 
 
-def describe_data(config: PretrainConfig, dataset: Dataset) -> str:
+def describe_data(config: ResolvedConfig, dataset: Dataset) -> str:
     """Returns a line with the number of rows, and the number of epochs in the steps of a phase."""
     epochs = config.train.num_steps * config.data.batch_size / dataset.train.num_rows
     packed = dataset.manifest["row"]["max_sequences"] > 1
@@ -97,7 +97,7 @@ def describe_data(config: PretrainConfig, dataset: Dataset) -> str:
     )
 
 
-def _describe_task(config: PretrainConfig, dataset: Dataset) -> str:
+def _describe_task(config: ResolvedConfig, dataset: Dataset) -> str:
     """Returns a short description of the predictions."""
     masking = config.masking
     if config.model.causal:
@@ -114,7 +114,7 @@ def _describe_task(config: PretrainConfig, dataset: Dataset) -> str:
     return tokens + (f"; {kind[labels]}" if config.train.next_sentence else "; no next sentence")
 
 
-def _share(config: PretrainConfig, dataset: Dataset) -> str:
+def _share(config: ResolvedConfig, dataset: Dataset) -> str:
     """Returns the share of the tokens that is predicted, and why it is below the rate if it is."""
     masking, length = config.masking, dataset.row_length
     wanted = dataclasses.replace(masking, max_predictions=0).most(length)

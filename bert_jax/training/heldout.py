@@ -13,14 +13,14 @@ from bert_jax.data.pipeline import eval_batches
 from bert_jax.data.records import Dataset
 from bert_jax.devices.sharding import on_host
 from bert_jax.model.objective import Objective, Params, next_sentence_weights
-from bert_jax.settings.pretraining import PretrainConfig
+from bert_jax.settings.pretraining import ResolvedConfig
 from bert_jax.training.loop import evaluate
 from bert_jax.training.stages import Evaluation
 from bert_jax.training.step import make_eval_step
 
 
 def make_evaluation(
-    config: PretrainConfig, objective: Objective, dataset: Dataset, mesh: Mesh, params: Params
+    config: ResolvedConfig, objective: Objective, dataset: Dataset, mesh: Mesh, params: Params
 ) -> Evaluation | None:
     """Returns the evaluation on the whole held-out split, or None if nothing is held out.
 

@@ -10,7 +10,7 @@ from bert_jax.batch import PyTree, RowShape
 from bert_jax.model.attention import LONGEST_WHOLE
 from bert_jax.model.long_rows import SCORES
 from bert_jax.settings.model import ModelConfig
-from bert_jax.settings.pretraining import PretrainConfig
+from bert_jax.settings.pretraining import ResolvedConfig
 from bert_jax.training.step import TrainState
 
 # What the backward pass reads, for each token and layer, by model.remat: hidden sizes and intermediate sizes in the
@@ -27,7 +27,7 @@ _WORKING_OF_SCORES = 12
 
 
 def estimate_memory(
-    config: PretrainConfig, state: TrainState, mesh_shape: dict[str, int], row: RowShape
+    config: ResolvedConfig, state: TrainState, mesh_shape: dict[str, int], row: RowShape
 ) -> dict[str, int]:
     """Returns bytes per device by kind, and their total.
 
@@ -52,7 +52,7 @@ def estimate_memory(
     return kinds | {"total": sum(kinds.values())}
 
 
-def describe_memory(config: PretrainConfig, state: TrainState, mesh: Mesh, row: RowShape) -> str:
+def describe_memory(config: ResolvedConfig, state: TrainState, mesh: Mesh, row: RowShape) -> str:
     """Returns a line with the estimated memory of a step on each device, and the memory of the device if known."""
     kinds = estimate_memory(config, state, dict(mesh.shape), row)
     total = kinds.pop("total")
@@ -65,7 +65,7 @@ def describe_memory(config: PretrainConfig, state: TrainState, mesh: Mesh, row: 
     return line
 
 
-def memory_problem(config: PretrainConfig, mesh_shape: dict[str, int], needed: float, available: float) -> str:
+def memory_problem(config: ResolvedConfig, mesh_shape: dict[str, int], needed: float, available: float) -> str:
     """Returns one line with the memory needed, the memory available, and settings to change."""
     rows = config.data.batch_size // (mesh_shape["data"] * mesh_shape["fsdp"])
     at_once = rows // config.train.accumulate

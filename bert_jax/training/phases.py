@@ -15,7 +15,7 @@ from bert_jax.model.attention import LONGEST_WHOLE
 from bert_jax.model.objective import Objective, pretraining_objective
 from bert_jax.settings.model import check_type_ids
 from bert_jax.settings.phases import Phase, check_rows, phases_of, rows_before
-from bert_jax.settings.pretraining import MaskingConfig, PretrainConfig
+from bert_jax.settings.pretraining import MaskingConfig, PretrainConfig, ResolvedConfig
 from bert_jax.text.tokenizer import Tokenizer
 
 
@@ -36,7 +36,7 @@ class OpenPhase(NamedTuple):
 class Corpora(NamedTuple):
     """The resolved settings of a run, its tokenizer, and its phases with their data."""
 
-    config: PretrainConfig
+    config: ResolvedConfig
     tokenizer: Tokenizer
     phases: list[OpenPhase]
 
@@ -50,30 +50,27 @@ def open_corpora(config: PretrainConfig) -> Corpora:
     datasets, stream = open_for_training(config.data, config.data_paths, sizes[: len(config.data_paths)])
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, stream=stream))
     tokenizer = datasets[0].load_tokenizer()
-    config = resolve(config, datasets, tokenizer)
-    phases = phases_of(config)
-    taken = rows_before(phases, [dataset.fingerprint for dataset in datasets])
-    never_predicted = (tokenizer.cls_id, tokenizer.sep_id)
+    resolved = resolve(config, datasets, tokenizer)
+    phases = phases_of(resolved)
+    used = rows_before(phases, [dataset.fingerprint for dataset in datasets])
 
     def objective(masking: MaskingConfig) -> Objective:
-        given = config.model, masking, tokenizer.mask_id, never_predicted
-        return pretraining_objective(*given, config.train.next_sentence, config.teacher)
+        ids = tokenizer.mask_id, (tokenizer.cls_id, tokenizer.sep_id)  # of masks, and of what is never predicted
+        return pretraining_objective(resolved.model, masking, *ids, resolved.train.next_sentence, config.teacher)
 
     maskings = [phase.config.masking for phase in phases]
     heldout = [objective(dataclasses.replace(masking, causal_rate=0.0)) for masking in maskings]
-    return Corpora(config, tokenizer, list(map(OpenPhase, phases, datasets, map(objective, maskings), heldout, taken)))
+    return Corpora(resolved, tokenizer, list(map(OpenPhase, phases, datasets, map(objective, maskings), heldout, used)))
 
 
-def resolve(config: PretrainConfig, datasets: Sequence[Dataset], tokenizer: Tokenizer) -> PretrainConfig:
+def resolve(config: PretrainConfig, datasets: Sequence[Dataset], tokenizer: Tokenizer) -> ResolvedConfig:
     """Returns the configuration with the settings that follow from the data: vocabulary size and next sentence loss.
 
     `datasets` has one data set per phase.
 
     Raises: InputError if the data does not fit the model, or the data of one phase that of another.
     """
-    model = config.model
-    if not model.vocab_size:
-        model = dataclasses.replace(model, vocab_size=tokenizer.vocab_size)
+    model = dataclasses.replace(config.model, vocab_size=config.model.vocab_size or tokenizer.vocab_size)
     if tokenizer.vocab_size > model.vocab_size:
         raise InputError(
             f"the data's tokenizer has {tokenizer.vocab_size} tokens and model.vocab_size is {model.vocab_size}; "
@@ -113,7 +110,7 @@ def resolve(config: PretrainConfig, datasets: Sequence[Dataset], tokenizer: Toke
             f"{labels[1]}; prepare both alike, or set train.next_sentence=False"
         )
     train = dataclasses.replace(config.train, next_sentence=config.train.next_sentence and labels[0] != "none")
-    return dataclasses.replace(config, model=model, train=train)
+    return ResolvedConfig(dataclasses.replace(config, model=model, train=train))
 
 
 def revision_steps(corpora: Corpora) -> tuple[int, ...]:

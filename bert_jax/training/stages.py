@@ -11,7 +11,7 @@ from bert_jax.checkpoints.pretrained import Pretrained
 from bert_jax.model.objective import Objective, Params
 from bert_jax.settings.finetuning import FinetuneConfig
 from bert_jax.settings.model import ModelConfig
-from bert_jax.settings.pretraining import OptimizerConfig, PretrainConfig, TrainConfig
+from bert_jax.settings.pretraining import OptimizerConfig, ResolvedConfig, TrainConfig
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.step import TrainState
 
@@ -63,7 +63,7 @@ class Stage(NamedTuple):
 class Training(NamedTuple):
     """What a run trains: its stages, and all that identifies and describes it."""
 
-    config: PretrainConfig | FinetuneConfig  # resolved: with the values that follow from the data
+    config: ResolvedConfig | FinetuneConfig
     model: ModelConfig
     tokenizer: Tokenizer
     mesh: Mesh
@@ -77,7 +77,7 @@ class Training(NamedTuple):
     same: Mapping[str, object] = {}  # further values that must be equal on all processes
 
 
-def pace_of(config: PretrainConfig | FinetuneConfig, num_steps: int, epoch_steps: int = 0, **rest: Any) -> Pace:
+def pace_of(config: ResolvedConfig | FinetuneConfig, num_steps: int, epoch_steps: int = 0, **rest: Any) -> Pace:
     """Returns the pace that the settings ask for; evaluations and saves are after each epoch if they do not say."""
     evaluate = config.eval.every_steps or epoch_steps
     return Pace(

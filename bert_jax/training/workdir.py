@@ -15,7 +15,7 @@ from bert_jax.devices.work import describe
 from bert_jax.errors import InputError, without_secrets
 from bert_jax.settings.finetuning import FinetuneConfig
 from bert_jax.settings.phases import may_change as may_change_in_phases
-from bert_jax.settings.pretraining import MaskingConfig, PretrainConfig
+from bert_jax.settings.pretraining import MaskingConfig, PretrainConfig, ResolvedConfig
 from bert_jax.settings.rules import affecting, changed_keys, drop_removed, is_among, to_dict, value_at
 from bert_jax.storage import schema
 from bert_jax.storage.files import read_json
@@ -69,7 +69,7 @@ def common(workdir: Place, identity: Mapping[str, Any]) -> dict[str, object]:
 
 
 def _changes_of(
-    workdir: Place, before: dict[str, Any], identity: dict[str, Any], config: PretrainConfig
+    workdir: Place, before: dict[str, Any], identity: dict[str, Any], config: ResolvedConfig
 ) -> tuple[str, ...]:
     """Returns the settings of pre-training that may differ from `before`; see `phases.may_change`.
 
@@ -90,7 +90,7 @@ def _changes_of(
 
 
 def check_workdir(
-    workdir: Place, identity: dict[str, Any], config: PretrainConfig | FinetuneConfig, may_change: tuple[str, ...] = ()
+    workdir: Place, identity: dict[str, Any], config: ResolvedConfig | FinetuneConfig, may_change: tuple[str, ...] = ()
 ) -> None:
     """Raises: InputError, with the settings that differ, if the work directory belongs to another run, or to no run.
 
