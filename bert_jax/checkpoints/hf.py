@@ -22,15 +22,19 @@ from bert_jax.errors import InputError, shown
 from bert_jax.model.heads.base import Head
 from bert_jax.model.heads.embedding import EMBEDDINGS
 from bert_jax.model.heads.encoder import ENCODER
+from bert_jax.model.heads.multilabel import MULTILABEL
 from bert_jax.model.heads.table import HEADS, head_of, infer_head
 from bert_jax.model.objective import Params, parts_of
+from bert_jax.settings.finetuning import TaskConfig, numbers_of
 from bert_jax.settings.model import ModelConfig, model_size
-from bert_jax.settings.rules import from_dict, to_dict
+from bert_jax.settings.rules import Values, from_dict, to_dict
 from bert_jax.storage import files, writing
 from bert_jax.storage.files import JsonObject
 from bert_jax.storage.places import AnyPath
 from bert_jax.text.tokenizer import Tokenizer
 
+_OF_TASKS = "task_specific_params"  # of transformers' configurations: whatever a task needs to know
+_MULTILABEL = "multilabel"  # of our tasks
 _PROBLEMS = ("regression", "single_label_classification", "multi_label_classification")
 
 # Settings of dropout that are not kept, and the parts of a model that they concern; "" is all.
@@ -104,7 +108,8 @@ def load_hf(directory: Path) -> Imported:
             f"problem_type {problem} is kept; there are no predictions of it here, where classes exclude others"
         )
     labels = _labels(settings, params, where) if head.has_labels else ()
-    return Imported(config, params, tokenizer, head.name, labels, tuple(notes), problem)
+    own = _task_settings(settings, head, params, config.max_positions, where)
+    return Imported(config, params, tokenizer, head.name, labels, tuple(notes), problem, own)
 
 
 def save_hf(
@@ -119,12 +124,14 @@ def save_hf(
     problem: str = "",
     dtype: str = "float32",
     write_more: Callable[[Path], object] = lambda directory: None,
+    thresholds: str = "",
 ) -> list[str]:
     """Writes a directory that transformers loads whole, and returns lines that the user should see.
 
     Parts that the task's architecture lacks are left out, with a note. Tensors of more than `max_shard_bytes` in total
     are divided into shards. `card` is its README.md, if not empty. `problem` is that of `Imported`. `dtype` float16
     takes half the space; numbers beyond 65,504 do not fit. `write_more` writes into the directory before it is there.
+    `thresholds` are those of `TaskConfig`: transformers keeps them, and does not read them.
 
     Raises: InputError, with nothing written, if the model cannot be expressed or the directory exists.
     """
@@ -150,6 +157,8 @@ def save_hf(
         notes.append(f"there is no pooler: load it with {kind}.from_pretrained(..., add_pooling_layer=False)")
     arrays = _tensors(config, head, params, dtype)
     settings = _settings(config, head, params, tokenizer, labels, problem, dtype)
+    if thresholds:
+        settings[_OF_TASKS] = {_MULTILABEL: {"thresholds": numbers_of(thresholds, "task.thresholds")}}
     with writing.new_directory(directory) as temporary:
         write_weights(temporary, arrays, max_shard_bytes)
         writing.write_json(temporary / "config.json", settings)
@@ -291,6 +300,22 @@ def _problem(settings: Mapping[str, object], head: Head, params: Params) -> str:
 def _usual_problem(head: Head, params: Params) -> str:
     """Returns the problem_type that follows from head and number of outputs, as in transformers: one is a score."""
     return head.problem_types[0 if params["classifier"]["bias"].shape[0] == 1 else -1]
+
+
+def _task_settings(settings: Mapping[str, object], head: Head, params: Params, length: int, where: Path) -> Values:
+    """Returns the settings of a task whose thresholds `save_hf` wrote; {} if there are none."""
+    of_tasks = settings.get(_OF_TASKS)
+    of_task = of_tasks.get(_MULTILABEL) if head is MULTILABEL and isinstance(of_tasks, dict) else None
+    if not isinstance(of_task, dict) or "thresholds" not in of_task:
+        return {}
+    given, count = of_task["thresholds"], params["classifier"]["bias"].shape[0]
+    numbers = given if isinstance(given, list) else []
+    if len(numbers) != count or not all(type(each) in (int, float) and 0 <= each <= 1e15 for each in numbers):
+        raise InputError(
+            f"{where}: {_OF_TASKS} has the thresholds {shown(given)}, which are not {count} numbers from 0 up; "
+            "correct them, or leave them out for 0.5"
+        )
+    return to_dict(TaskConfig(name=_MULTILABEL, max_seq_length=length, thresholds=",".join(map(repr, numbers))))
 
 
 def _labels(settings: Mapping[str, object], params: Params, where: Path) -> tuple[str, ...]:

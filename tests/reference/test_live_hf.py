@@ -192,8 +192,13 @@ def test_what_was_written_here_is_computed_by_transformers(tmp_path, report, see
     labels = tuple(theirs.id2label.values()) if labelled else ()
     tokenizer = make_tokenizer(config.vocab_size, lowercase=bool(seed % 2))
     shard_bytes = 20_000 if seed % 3 == 0 else 1 << 30
-    save_hf(tmp_path / "out", config, params, tokenizer, task, labels, shard_bytes)
+    thresholds = ",".join(["0.25"] * num_classes) if task == "multilabel_classification" else ""
+    save_hf(tmp_path / "out", config, params, tokenizer, task, labels, shard_bytes, thresholds=thresholds)
     loaded, settings = load_whole(tmp_path / "out", task)
+    if thresholds:
+        loaded.save_pretrained(tmp_path / "theirs")
+        again = transformers.AutoConfig.from_pretrained(tmp_path / "theirs").task_specific_params
+        assert again == {"multilabel": {"thresholds": [0.25] * num_classes}}
     if labelled:
         assert tuple(settings.id2label[index] for index in range(len(labels))) == labels
     inputs = random_inputs(theirs, np.random.default_rng(seed))

@@ -167,10 +167,35 @@ def test_a_run_learns_tunes_keeps_and_predicts(tmp_path):
     assert len(model.task_settings["thresholds"].split(",")) == 3
     (found,) = load_predictor(tmp_path / "run")(["ban bar dar dat"])
     assert isinstance(found, Labelled) and set(found.probabilities) == set(LABELS)
-    save_hf(tmp_path / "hf", model.config, model.params, model.tokenizer, model.task, model.labels)
+    thresholds = model.task_settings["thresholds"]
+    saved = model.config, model.params, model.tokenizer, model.task, model.labels
+    save_hf(tmp_path / "hf", *saved, thresholds=thresholds)
     assert json.loads((tmp_path / "hf" / "config.json").read_text())["problem_type"] == "multi_label_classification"
+    assert load_pretrained(tmp_path / "hf").task_settings["thresholds"] == thresholds
     (again,) = load_predictor(tmp_path / "hf")(["ban bar dar dat"])
+    assert again.labels == found.labels
     assert again.probabilities == pytest.approx(found.probabilities, abs=1e-5)
+    save_hf(tmp_path / "high", *saved, thresholds="1,1,1")
+    (none,) = load_predictor(tmp_path / "high")(["ban bar dar dat"])
+    assert none.labels == () and none.probabilities == again.probabilities
+
+
+@pytest.mark.parametrize(
+    "wrong", [[0.5], "0.5,0.5,0.5", [0.5, True, 0.5], [0.5, -0.5, 0.5], [0.5, float("nan"), 0.5], None]
+)
+def test_thresholds_in_a_config_are_a_number_for_each_label(tmp_path, wrong):
+    params = random_params(num_classes=3, parts=MULTILABEL.parts)
+    save_hf(tmp_path / "m", tiny_model(), params, make_tokenizer(203), MULTILABEL.name, LABELS, thresholds="0.5,0.25,1")
+    assert load_hf(tmp_path / "m").task_settings["thresholds"] == "0.5,0.25,1.0"
+    where = tmp_path / "m" / "config.json"
+    about = json.loads(where.read_text())
+    about["task_specific_params"]["multilabel"]["thresholds"] = wrong
+    where.write_text(json.dumps(about))
+    with pytest.raises(InputError, match="which are not 3 numbers from 0 up"):
+        load_hf(tmp_path / "m")
+    for others in ({"text-generation": {"max_length": 9}}, None, []):  # as older configurations have them
+        where.write_text(json.dumps(about | {"task_specific_params": others}))
+        assert not load_hf(tmp_path / "m").task_settings
 
 
 def test_problem_type_says_which_head_it_is(tmp_path):
