@@ -157,7 +157,7 @@ def save_hf(
         notes.append(f"there is no pooler: load it with {kind}.from_pretrained(..., add_pooling_layer=False)")
     arrays = _tensors(config, head, params, dtype)
     settings = _settings(config, head, params, tokenizer, labels, problem, dtype)
-    if thresholds:
+    if thresholds and head is MULTILABEL:
         settings[_OF_TASKS] = {_MULTILABEL: {"thresholds": numbers_of(thresholds, "task.thresholds")}}
     with writing.new_directory(directory) as temporary:
         write_weights(temporary, arrays, max_shard_bytes)
