@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from bert_jax.checkpoints.hf_tokenizer import make_backend
 from bert_jax.checkpoints.pretrained import Pretrained
 from bert_jax.errors import InputError
+from bert_jax.text.hf_tokenizer import make_backend
 from bert_jax.text.sentencepieces import SentencePieces
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.text.tokenizer_json import DescribedPieces

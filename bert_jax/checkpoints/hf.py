@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hugging Face's model directories, read and written without transformers.
 
-A directory has config.json, tensors (`hf_weights`) and a tokenizer (`hf_tokenizer`).
+A directory has config.json, tensors (`hf_weights`) and a tokenizer (`text.hf_tokenizer`).
 Source: transformers' configuration_bert.py and modeling_bert.py for what the options mean.
 """
 
@@ -13,7 +13,6 @@ import numpy as np
 
 from bert_jax.checkpoints.families import FAMILIES, NAMES_OF_ACTIVATIONS, check_expressible, class_of, name_of
 from bert_jax.checkpoints.hf_extras import EXTRAS, check_prefix, check_whole, find_extras
-from bert_jax.checkpoints.hf_tokenizer import load_hf_tokenizer, save_hf_tokenizer
 from bert_jax.checkpoints.hf_weights import INDEX, PICKLE, WEIGHTS, import_torch, open_weights, write_weights
 from bert_jax.checkpoints.hub import import_hub
 from bert_jax.checkpoints.names import Arrays, Imported, check_vocabulary, find_not_finite, from_params, to_params
@@ -31,6 +30,7 @@ from bert_jax.settings.rules import Values, from_dict, to_dict
 from bert_jax.storage import files, writing
 from bert_jax.storage.files import JsonObject
 from bert_jax.storage.places import AnyPath
+from bert_jax.text.hf_tokenizer import load_hf_tokenizer, save_hf_tokenizer
 from bert_jax.text.tokenizer import Tokenizer
 
 _OF_TASKS = "task_specific_params"  # of transformers' configurations: whatever a task needs to know

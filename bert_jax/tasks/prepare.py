@@ -54,11 +54,11 @@ def open_task(config: FinetuneConfig, own: Own = USUAL) -> TaskInputs:
 
 def load_start(init_checkpoint: str) -> Pretrained:
     """Returns the model to start from; "random:PATH" is one of its shape that has learnt nothing."""
+    start = read_pretrained(resolve(init_checkpoint.removeprefix("random:")))
     if not init_checkpoint.startswith("random:"):
-        return read_pretrained(resolve(init_checkpoint))
-    like = read_pretrained(resolve(init_checkpoint.removeprefix("random:")))
+        return start
     notes = ("every parameter starts at random",)
-    return dataclasses.replace(like, params={"encoder": {}}, task="pretraining", labels=(), notes=notes)
+    return dataclasses.replace(start, params={"encoder": {}}, task="pretraining", labels=(), notes=notes)
 
 
 def prepare(config: FinetuneConfig, start: Pretrained, own: Own = USUAL) -> tuple[Task, Pretrained, Data]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.errors import InputError, shown
-from bert_jax.storage.files import JsonObject, read_json
+from bert_jax.storage.files import JsonObject
 from bert_jax.text.vocab import CONTINUATION, MAX_WORD_LENGTH, SPECIAL_TOKENS
 from bert_jax.text.wordpiece import LONGEST_WORD
 
@@ -31,10 +31,10 @@ def is_plain(backend: Any, path: Path) -> bool:
     return all(token in SPECIAL_TOKENS or re.fullmatch(r"\[unused\d+\]", str(token)) for token in added)
 
 
-def is_others(path: Path) -> bool:
+def is_others(backend: Any, path: Path) -> bool:
     """Returns whether a tokenizer.json is whole and not BERT's WordPiece, so that a vocab.txt beside it is not all."""
     try:
-        berts_options(read_json(path), path)
+        berts_options(backend, path)
     except OtherTokenizer:
         return True
     except (InputError, AttributeError):  # damaged: whoever needs it says so

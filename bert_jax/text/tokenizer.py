@@ -12,6 +12,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -198,8 +199,10 @@ def load_tokenizer(path: AnyPath, lowercase: bool | None = None, strip_accents: 
         if (path / _CONFIG_NAME).exists():
             config = files.read_json(path / _CONFIG_NAME)
         schema.check(config, _OPTIONS, path / _CONFIG_NAME, "correct it, or remove the file")
-        config = _with_options_of(path / "tokenizer.json", config)
-        path = _vocabulary_file(path)
+        described = path / DescribedPieces.file_name
+        backend = files.read_json(described) if described.exists() else None
+        config = _with_options_of(backend, described, config)
+        path = _vocabulary_file(path, is_others(backend, described))
     files.check_fetched(path)
     read = {".model": read_sentencepieces, ".json": read_described}.get(path.suffix, read_wordpiece)
     pieces = read(path, config, lowercase, strip_accents)
@@ -209,13 +212,12 @@ def load_tokenizer(path: AnyPath, lowercase: bool | None = None, strip_accents: 
         raise InputError(f"{path}: {error}") from None
 
 
-def _with_options_of(path: Path, config: JsonObject) -> JsonObject:
-    """Returns `config` with the options of the tokenizer.json beside it, if that is BERT's.
+def _with_options_of(backend: Any, path: Path, config: JsonObject) -> JsonObject:
+    """Returns `config` with the options of the tokenizer.json beside it, if there is one and it is BERT's.
 
     Where both speak of one, tokenizer_config.json is right for BERT's own classes, tokenizer.json for the general ones.
     """
     config = {name: value for name, value in config.items() if value is not None}
-    backend = files.read_json(path) if path.exists() else None
     if not isinstance(backend, dict):
         return config
     options: JsonObject = {}
@@ -228,11 +230,12 @@ def _with_options_of(path: Path, config: JsonObject) -> JsonObject:
     return config | options if config.get("tokenizer_class") in GENERAL else options | config
 
 
-def _vocabulary_file(directory: Path) -> Path:
+def _vocabulary_file(directory: Path, has_others: bool) -> Path:
+    """Returns the file with the words; tokenizer.json if there is no other, or it is not BERT's (`has_others`)."""
     names = (WordPiece.file_name, SentencePieces.file_name)
     found = [directory / name for name in names if (directory / name).exists()]
     described = directory / DescribedPieces.file_name
-    if described.exists() and (not found or (found[0].name == names[0] and is_others(described))):
+    if described.exists() and (not found or (found[0].name == names[0] and has_others)):
         return described
     if not found:
         inside = directory / "tokenizer"  # of a data set, and of a work directory

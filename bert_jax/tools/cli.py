@@ -55,8 +55,7 @@ def run(main: Callable[[], int | None]) -> None:
             _check_output_urls()
             with cuts_in_one_line():
                 status = main() or 0
-            if status > 128:  # a signal has ended the run. Another Ctrl-C, while Python shuts down, changes nothing.
-                signal.signal(signal.SIGINT, signal.SIG_IGN)
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C while Python shuts down changes nothing
             return status
         except InputError as error:
             print(f"error: {error}", file=sys.stderr)

@@ -111,8 +111,8 @@ def open_run(
     clock, last_step = goodput.Clock(started), training.stages[-1].pace.num_steps
     if last_step > LARGEST:
         raise InputError(f"the run has {last_step:,} steps, which devices cannot count; train for {LARGEST:,} at most")
-    settings = {"run": without_secrets(to_dict(config)), "tokenizer": tokenizer.fingerprint}
-    identity = {"format": 1, **training.identity, **settings}
+    settings = without_secrets(to_dict(config))
+    identity = {"format": 1, **training.identity, "run": settings, "tokenizer": tokenizer.fingerprint}
     keep = config.checkpoint.keep_last, max(config.checkpoint.keep_best, int(isinstance(config, FinetuneConfig)))
     with contextlib.ExitStack() as stack:
         preemption = stack.enter_context(Preemption())
@@ -142,7 +142,7 @@ def open_run(
         reporter = Reporter(workdir, last_step, first_step, **shown, enabled=this_job().is_first)
         stack.enter_context(reporter)
         if this_job().is_first:
-            reporter.boards += open_boards(config.report.to, workdir, without_secrets(to_dict(config)))
+            reporter.boards += open_boards(config.report.to, workdir, settings)
         if reporter.carried is not None:
             clock.resume(reporter.carried)
         run = Run(workdir, checkpoints, reporter, preemption, restored, start, clock, first_step)

@@ -163,16 +163,15 @@ def test_a_data_set_is_the_same_of_any_number_of_processes(directory, tokenizer,
 
 def test_berts_wordpiece_stays_ours(repository, tmp_path, directory):
     ours = load_tokenizer(repository / "tests" / "fixtures" / "tokenizer")
-    from bert_jax.checkpoints.hf_tokenizer import load_hf_tokenizer, save_hf_tokenizer
+    from bert_jax.text.hf_tokenizer import load_hf_tokenizer, save_hf_tokenizer
 
     save_hf_tokenizer(tmp_path, ours, 64)
     backend = json.loads((tmp_path / "tokenizer.json").read_text())
-    assert is_plain(backend, tmp_path) and not is_others(tmp_path / "tokenizer.json")
+    assert is_plain(backend, tmp_path) and not is_others(backend, tmp_path)
     (tmp_path / "vocab.txt").unlink()
     assert load_tokenizer(tmp_path).fingerprint == ours.fingerprint == load_hf_tokenizer(tmp_path)[0].fingerprint
-    assert is_others(directory / "tokenizer.json") == (
-        not is_plain(json.loads((directory / "tokenizer.json").read_text()), directory)
-    )
+    described = json.loads((directory / "tokenizer.json").read_text())
+    assert is_others(described, directory) != is_plain(described, directory)
     backend["added_tokens"].append(backend["added_tokens"][0] | {"content": "[E1]", "id": ours.vocab_size})
     (tmp_path / "tokenizer.json").write_text(json.dumps(backend))
     found, _ = load_hf_tokenizer(tmp_path)

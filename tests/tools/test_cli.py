@@ -260,6 +260,32 @@ def test_ctrl_c_in_an_import_waits_for_its_end(repository, tmp_path):
     assert (done.stdout, done.stderr, done.returncode) == ("", "stopped by Ctrl-C\n", -signal.SIGINT)
 
 
+FINISHED = """
+import atexit, subprocess, sys
+from bert_jax.tools.cli import run
+
+sender, status = sys.argv.pop(), int(sys.argv.pop())
+atexit.register(lambda: subprocess.Popen([sys.executable, sender], stdout=subprocess.PIPE).stdout.readline())
+run(lambda: status)
+"""
+SENDER = """
+import os, signal, time
+
+print(flush=True)
+parent = os.getppid()
+while os.getppid() == parent:
+    os.kill(parent, signal.SIGINT)
+    time.sleep(0.001)
+"""
+
+
+@pytest.mark.parametrize("status", [0, 2, 143])
+def test_ctrl_c_after_the_work_changes_nothing(repository, tmp_path, status):
+    """From the first function of atexit to the end of the process, a thousand times a second."""
+    (tmp_path / "sender.py").write_text(SENDER)
+    assert run(["-c", FINISHED, str(status), f"{tmp_path}/sender.py"], repository) == (status, "", "")
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="sends a signal to a group of processes, as a terminal does")
 def test_ctrl_c_in_the_preparation_of_text_is_one_line(repository, tmp_path):
