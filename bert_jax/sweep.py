@@ -31,7 +31,7 @@ class Outcome(NamedTuple):
     name: str
     seed: int
     learning_rate: float
-    score: float  # of the best evaluation; NaN if the run did not stay finite
+    score: float  # of the best evaluation; NaN if the run did not stay finite, or had nothing to evaluate on
     step: int
     seconds: float
     degenerate: bool
@@ -174,7 +174,8 @@ def _check_data(first: Place, other: Place) -> None:
 
 def _judge(name: str, config: FinetuneConfig, result: FinetuneResult) -> Outcome:
     score = result.metrics.get(result.metric, math.nan)
-    degenerate = not score > result.constant.get(result.metric, -math.inf)
+    unmeasured = not result.metrics and result.step > 0  # there was nothing to evaluate on
+    degenerate = not unmeasured and not score > result.constant.get(result.metric, -math.inf)
     rate, seed = config.optimizer.learning_rate, config.train.seed
     return Outcome(name, seed, rate, score, result.step, round(result.seconds, 1), degenerate)
 
@@ -203,5 +204,6 @@ def describe(outcomes: Sequence[Outcome], metric: str) -> list[str]:
             [name, str(len(group)), *(f"{value:.4f}" for value in values), str(sum(one.degenerate for one in group))]
         )
     finite = [one for one in outcomes if not math.isnan(one.score)]
-    best = max(finite, key=lambda one: one.score).name if finite else "none: no run stayed finite"
+    why = "no run stayed finite" if all(one.degenerate for one in outcomes) else "there was nothing to evaluate on"
+    best = max(finite, key=lambda one: one.score).name if finite else f"none: {why}"
     return [*table(rows), "", *table(figures), "", f"the best is {best}"]

@@ -191,3 +191,18 @@ def trained_on(topics, lines, config, workdir, devices, **own):
         return finetune(config, workdir, devices, **own)
     finally:
         (topics / "train.tsv").write_text(whole)
+
+
+def test_a_grid_with_nothing_to_evaluate_on_says_so(topics, start, tmp_path, capsys):
+    (tmp_path / "topics").mkdir()
+    (tmp_path / "topics" / "train.tsv").write_bytes((topics / "train.tsv").read_bytes())
+    one_run = grid(tmp_path / "topics", start, seeds=1, learning_rates="")
+    config = dataclasses.replace(one_run, train=FinetuneTrainConfig(num_epochs=1.0))
+    (outcome,) = sweep(config, tmp_path / "grid", jax.devices()[:1]).outcomes
+    told = capsys.readouterr().err
+    assert math.isnan(outcome.score) and outcome.step > 0 and not outcome.degenerate
+    assert "rate0.005_seed0/finetuned; there was nothing to evaluate on\n" in told
+    assert "the best is none: there was nothing to evaluate on\n" in told
+    assert "finite" not in told and "predictions" not in told
+    assert json.loads((tmp_path / "grid" / "sweep.json").read_text())["runs"][0]["score"] is None
+    assert not (tmp_path / "grid" / "finetuned").exists()

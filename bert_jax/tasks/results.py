@@ -92,7 +92,9 @@ def describe_start(config: FinetuneConfig, start: Pretrained) -> str:
 def summarise(workdir: Place, task: Task, best_step: int, epoch_steps: int, constant: Mapping[str, float]) -> list[str]:
     """Returns a table of all evaluations, with the best one marked, and the paths of the model and predictions."""
     records = [record for record in read_metrics(workdir / "metrics.jsonl") if record["kind"] == "eval"]
-    names = [name for name in (records[-1] if records else {}) if name not in ("step", "kind", "time")]
+    if not records:
+        return [f"the last model is in {workdir / FINETUNED}; there was nothing to evaluate on"]
+    names = [name for name in records[-1] if name not in ("step", "kind", "time")]
     rows = [["step", "epoch", *names]]
     for record in records:
         mark = "* " if record["step"] == best_step else "  "
@@ -100,7 +102,7 @@ def summarise(workdir: Place, task: Task, best_step: int, epoch_steps: int, cons
         rows.append([f"{mark}{record['step']}", f"{record['step'] / epoch_steps:.2f}", *values])
     rows.append(["constant", "", *(f"{constant[name]:.4f}" if name in constant else "" for name in names)])
     return [
-        *(table(rows) if records else []),
+        *table(rows),
         f"the best by {task.metric} (*) is in {workdir / FINETUNED}, its predictions in {workdir / 'predictions'}",
     ]
 
