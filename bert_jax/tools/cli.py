@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Start and error handling that all commands share."""
 
+import atexit
 import contextlib
 import dataclasses
 import difflib
@@ -55,7 +56,9 @@ def run(main: Callable[[], int | None]) -> None:
             _check_output_urls()
             with cuts_in_one_line():
                 status = main() or 0
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C while Python shuts down changes nothing
+            atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in Python's shutdown changes nothing
+            if status > 128:  # a signal has ended the run
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
             return status
         except InputError as error:
             print(f"error: {error}", file=sys.stderr)

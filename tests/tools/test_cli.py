@@ -286,6 +286,12 @@ def test_ctrl_c_after_the_work_changes_nothing(repository, tmp_path, status):
     assert run(["-c", FINISHED, str(status), f"{tmp_path}/sender.py"], repository) == (status, "", "")
 
 
+def test_ctrl_c_still_ends_a_program_that_has_called_a_command(repository):
+    code = "import signal\nfrom bert_jax.tools.cli import run\ntry:\n run(lambda: 0)\nexcept SystemExit:\n"
+    code += " signal.raise_signal(signal.SIGINT)\nprint('the Ctrl-C was lost')"
+    assert run(["-c", code], repository) == (-signal.SIGINT, "", "stopped by Ctrl-C\n")
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="sends a signal to a group of processes, as a terminal does")
 def test_ctrl_c_in_the_preparation_of_text_is_one_line(repository, tmp_path):
