@@ -193,16 +193,20 @@ def trained_on(topics, lines, config, workdir, devices, **own):
         (topics / "train.tsv").write_text(whole)
 
 
-def test_a_grid_with_nothing_to_evaluate_on_says_so(topics, start, tmp_path, capsys):
+@pytest.mark.parametrize("files", [["train.tsv"], ["train.tsv", "test.tsv"]])
+def test_a_grid_with_nothing_to_evaluate_on_says_so(topics, start, tmp_path, capsys, files):
     (tmp_path / "topics").mkdir()
-    (tmp_path / "topics" / "train.tsv").write_bytes((topics / "train.tsv").read_bytes())
+    for name in files:
+        (tmp_path / "topics" / name).write_bytes((topics / name).read_bytes())
     one_run = grid(tmp_path / "topics", start, seeds=1, learning_rates="")
     config = dataclasses.replace(one_run, train=FinetuneTrainConfig(num_epochs=1.0))
     (outcome,) = sweep(config, tmp_path / "grid", jax.devices()[:1]).outcomes
     told = capsys.readouterr().err
     assert math.isnan(outcome.score) and outcome.step > 0 and not outcome.degenerate
-    assert "rate0.005_seed0/finetuned; there was nothing to evaluate on\n" in told
+    predictions = tmp_path / "grid" / "runs" / "rate0.005_seed0" / "predictions"
+    made = f", its predictions in {predictions}" if "test.tsv" in files else ""
+    assert f"rate0.005_seed0/finetuned{made}; there was nothing to evaluate on\n" in told
     assert "the best is none: there was nothing to evaluate on\n" in told
-    assert "finite" not in told and "predictions" not in told
+    assert "finite" not in told and ("predictions" in told) == predictions.exists() == ("test.tsv" in files)
     assert json.loads((tmp_path / "grid" / "sweep.json").read_text())["runs"][0]["score"] is None
     assert not (tmp_path / "grid" / "finetuned").exists()

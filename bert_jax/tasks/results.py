@@ -93,7 +93,10 @@ def summarise(workdir: Place, task: Task, best_step: int, epoch_steps: int, cons
     """Returns a table of all evaluations, with the best one marked, and the paths of the model and predictions."""
     records = [record for record in read_metrics(workdir / "metrics.jsonl") if record["kind"] == "eval"]
     if not records:
-        return [f"the last model is in {workdir / FINETUNED}; there was nothing to evaluate on"]
+        made = (
+            f", its predictions in {workdir / 'predictions'}" if (workdir / "predictions").is_dir() else ""
+        )  # of a test
+        return [f"the last model is in {workdir / FINETUNED}{made}; there was nothing to evaluate on"]
     names = [name for name in records[-1] if name not in ("step", "kind", "time")]
     rows = [["step", "epoch", *names]]
     for record in records:
