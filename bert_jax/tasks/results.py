@@ -93,9 +93,8 @@ def summarise(workdir: Place, task: Task, best_step: int, epoch_steps: int, cons
     """Returns a table of all evaluations, with the best one marked, and the paths of the model and predictions."""
     records = [record for record in read_metrics(workdir / "metrics.jsonl") if record["kind"] == "eval"]
     if not records:
-        made = (
-            f", its predictions in {workdir / 'predictions'}" if (workdir / "predictions").is_dir() else ""
-        )  # of a test
+        predictions = workdir / "predictions"  # of a test set
+        made = f", its predictions in {predictions}" if predictions.is_dir() else ""
         return [f"the last model is in {workdir / FINETUNED}{made}; there was nothing to evaluate on"]
     names = [name for name in records[-1] if name not in ("step", "kind", "time")]
     rows = [["step", "epoch", *names]]
