@@ -6,26 +6,24 @@ from functools import partial
 
 from jax.sharding import Mesh
 
-from bert_jax.checkpoints.pretrained import Pretrained, leave_pretrained
+from bert_jax.checkpoints.pretrained import Pretrained
 from bert_jax.checkpoints.warm_start import load_start
 from bert_jax.data.pipeline import train_batches
-from bert_jax.devices.job import this_job
 from bert_jax.devices.sharding import Devices, check_divisible, in_no_mesh, make_mesh
 from bert_jax.model.heads.pretraining import MASKED_LM
 from bert_jax.model.objective import Params
 from bert_jax.settings.pretraining import PretrainConfig
 from bert_jax.settings.rules import to_dict
 from bert_jax.storage.places import AnyPath, to_place
-from bert_jax.training.curves import draw_curves
 from bert_jax.training.describe import describe_devices, describe_model, describe_phase, describe_start
 from bert_jax.training.heldout import make_evaluation
 from bert_jax.training.loop import LoopResult
-from bert_jax.training.phases import Corpora, OpenPhase, open_corpora, revision_steps
-from bert_jax.training.run import Run, open_run
+from bert_jax.training.phases import Corpora, OpenPhase, open_corpora
+from bert_jax.training.run import open_run
 from bert_jax.training.stages import Stage, Training, pace_of
 from bert_jax.training.step import TrainState, abstract_state
 from bert_jax.training.teachers import Teaching, learnt_from
-from bert_jax.training.train import run_stages
+from bert_jax.training.train import leave_model, run_stages
 
 
 @in_no_mesh()
@@ -42,23 +40,22 @@ def pretrain(
     workdir, started = to_place(workdir), started or time.time()
     config.validate()
     corpora = open_corpora(config)
-    training = describe_pretraining(corpora, make_mesh(config.mesh, devices))
+    mesh = make_mesh(config.mesh, devices)
+    training = describe_pretraining(corpora, mesh)
     objective, params = training.stages[0].objective, training.abstract.params
     load = partial(load_start, corpora.config, objective, training.tokenizer, params)
     with open_run(training, workdir, load, started) as run:
         result = run_stages(run, training)
         if not result.signal:
-            with run.clock.phase("saving"):
-                leave_model(run, training, result)
+            leave_model(run, training, result)
     return result
 
 
 def describe_pretraining(corpora: Corpora, mesh: Mesh) -> Training:
-    """Returns what a run of pre-training trains. Raises: InputError if its batches or revisions cannot be."""
-    config, tokenizer, phases = corpora
+    """Returns what a run of pre-training trains. Raises: InputError if its batches do not divide over the mesh."""
+    config, tokenizer, phases, revisions = corpora
     check_divisible(mesh, config.model, *(batch for opened in phases for batch in opened.phase.batches))
-    objective, revisions = phases[0].objective, revision_steps(corpora)
-    abstract = abstract_state(objective, config.optimizer, config.train, mesh)
+    abstract = abstract_state(phases[0].objective, config.optimizer, config.train, mesh)
     lines = [f"revisions after steps {', '.join(map(str, revisions))}"] if revisions else []
     fingerprint, *later = [opened.dataset.fingerprint for opened in phases]
 
@@ -71,7 +68,7 @@ def describe_pretraining(corpora: Corpora, mesh: Mesh) -> Training:
         tokenizer,
         mesh,
         abstract,
-        [stage_of(opened, corpora, mesh, abstract, revisions) for opened in phases],
+        [stage_of(opened, corpora, mesh, abstract) for opened in phases],
         {
             "model": to_dict(config.model),
             "dataset": fingerprint,
@@ -88,10 +85,8 @@ def describe_pretraining(corpora: Corpora, mesh: Mesh) -> Training:
     )
 
 
-def stage_of(
-    opened: OpenPhase, corpora: Corpora, mesh: Mesh, abstract: TrainState, revisions: tuple[int, ...] = ()
-) -> Stage:
-    """Returns the stage that a phase is. `revisions` are steps of the run after which its parameters are kept."""
+def stage_of(opened: OpenPhase, corpora: Corpora, mesh: Mesh, abstract: TrainState) -> Stage:
+    """Returns the stage that a phase is."""
     phase, dataset, objective, heldout, rows_before = opened
     config, count = phase.config, len(corpora.phases)
     teaching = Teaching(
@@ -104,7 +99,7 @@ def stage_of(
         objective,
         config.optimizer,
         phase.train,
-        pace_of(config, phase.last_step, final=phase.number == count, break_off=True, keep_at=revisions),
+        pace_of(config, phase.last_step, final=phase.number == count, break_off=True, keep_at=corpora.revisions),
         lambda taken: taught(train_batches(dataset.train, taken, *order)),
         lambda: make_evaluation(config, heldout, dataset, mesh, abstract.params),
         phase.first_step,
@@ -113,14 +108,3 @@ def stage_of(
         lambda: describe_phase(phase, dataset, count, mesh, abstract, opened.row_shape()),
         close=dataset.close,
     )
-
-
-def leave_model(run: Run, training: Training, result: LoopResult) -> None:
-    """Writes the model and the curves of a finished run."""
-    run.checkpoints.close()
-    where = run.workdir / "pretrained"
-    leave_pretrained(training.trained_model(result.step, result.state.params, result.seen), where, "the model")
-    if this_job().is_first:
-        run.reporter.publish()
-        draw_curves(run.workdir / "metrics.jsonl", run.workdir / "curves.png")
-    run.reporter.message(f"trained to step {result.step}: model in {where}, curves in {run.workdir}")

@@ -36,6 +36,7 @@ from bert_jax.settings.pretraining import (
     TrainConfig,
 )
 from bert_jax.text.tokenizer import load_tokenizer, wordpiece_tokenizer
+from bert_jax.training.step import TrainState, abstract_state, init_state
 
 CLS, SEP, MASK, FIRST_WORD = 2, 3, 4, 5
 
@@ -94,6 +95,11 @@ def random_batch(
             batch.cls_positions[row, place] = start
             start = stop
     return batch
+
+
+def fresh_state(objective, optimizer, train, mesh, params=None) -> TrainState:
+    """Returns the state of step 0 on a mesh, from random parameters or from the given ones."""
+    return init_state(objective, optimizer, train, abstract_state(objective, optimizer, train, mesh), params)
 
 
 def write_corpus(path: Path, num_documents: int = 40, seed: int = 0) -> None:

@@ -155,7 +155,8 @@ def leave_pretrained(bert: Pretrained, directory: Place, what: str) -> None:
 
     Raises: InputError, on every process, as `save_pretrained`.
     """
-    with under_way("saving", state_bytes(bert.params)):
+    num_bytes = state_bytes(bert.params)
+    with under_way("saving", num_bytes):
         whole = dataclasses.replace(bert, params=on_host(bert.params))
         this_job().first_does(f"write {what}", lambda: save_pretrained(whole, directory))
 

@@ -27,6 +27,7 @@ from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
 FORMAT, VERSION = "bert_jax rows", 1
 TOKENIZER, TOKEN_COUNTS = "tokenizer", "token_counts.npy"
 NO_LABEL = -1
+_REMEDY = "copy it again, or delete the directory and prepare the data set again"
 
 _FILE = {"name": schema.file_name, "bytes": schema.integer(), "sha256": schema.SHA256}
 _BLOCKS = schema.record({"rows": schema.integer(1), "crc32c": schema.text(r"([0-9a-f]{8})*", "checksums of 8 digits")})
@@ -261,6 +262,19 @@ class Dataset:
         """L, the positions of a row."""
         return self.manifest["row"]["length"]
 
+    @property
+    def words_of_row(self) -> float:
+        """The words of the text that a row stands for, on average. Raises: InputError if the manifest has no count."""
+        split = self.manifest["splits"]["train"]
+        if not split.get("words"):
+            raise InputError(
+                f"{self.path} does not say how many words its text has; leave checkpoint.keep_words out, or prepare "
+                "the text again with this version"
+            )
+        special = 2 if self.manifest["identity"]["options"].get("next_sentence") == "none" else 3
+        tokens = split["fill"] * split["rows"] * self.row_length - special * split["sequences"]
+        return split["words"] * tokens / split["tokens"] / split["rows"]
+
     def shards_of(self, split: str) -> list[np.ndarray]:
         """Returns the rows of each shard of a split, "train" or "heldout": memory maps of records."""
         part = getattr(self, split)
@@ -309,8 +323,9 @@ def open_rows(about: About, verify: bool = True) -> Dataset:
     files.allow_many_files()  # each shard is one
     if about.url:
         urls.copy_beside(str(about.path / MANIFEST), about.url, [shard["name"] for shard in about.shards])
-    for shard in about.shards:
-        _check_file(about.path / shard["name"], shard, verify)
+    files.check_sizes(about.path, about.shards, _REMEDY)
+    if verify:
+        files.check_sums(about.path, about.shards, _REMEDY)
     splits = about.manifest["splits"]
     train, heldout = (_open_split(about.path, splits[name], about.dtype) for name in ("train", "heldout"))
     return Dataset(about.path, about.manifest, train, heldout, about.token_counts)
@@ -332,7 +347,9 @@ def open_about(source: Resolved, tokenizer_fingerprint: str = "", verify: bool =
     counts = manifest["token_counts"]
     if url:
         urls.copy_beside(str(path / MANIFEST), url, [f"{TOKENIZER}/", counts["name"]])
-    _check_file(path / counts["name"], counts, verify)
+    files.check_sizes(path, [counts], _REMEDY)
+    if verify:
+        files.check_sums(path, [counts], _REMEDY)
     row = manifest["row"]
     vocab_size = manifest["tokenizer"]["vocab_size"]
     dtype = row_dtype(row["length"], row["max_sequences"], vocab_size, row.get("predictions", 0))
@@ -357,17 +374,6 @@ def _read_manifest(path: Path) -> JsonObject:
         )
     schema.check(manifest, _MANIFEST, path / MANIFEST, "it is damaged, so copy it again or prepare the text again")
     return manifest
-
-
-def _check_file(path: Path, file: JsonObject, checksum: bool) -> None:
-    """Raises: InputError unless the file has the size, and if asked the checksum, that the manifest gives."""
-    remedy = "copy it again, or delete the directory and prepare the data set again"
-    if not path.is_file():
-        raise InputError(f"{path} is missing; {remedy}")
-    if path.stat().st_size != file["bytes"]:
-        raise InputError(f"{path} has {path.stat().st_size} bytes, the manifest says {file['bytes']}; {remedy}")
-    if checksum and files.sha256_file(path) != file["sha256"]:
-        raise InputError(f"{path} is damaged: its sha256 is not the manifest's; {remedy}")
 
 
 def _open_split(path: Path, split: JsonObject, dtype: np.dtype) -> LocalRows:

@@ -99,15 +99,15 @@ def mesh_sizes(config: MeshConfig, num_devices: int) -> dict[str, int]:
 
     Raises: InputError if the sizes do not multiply to the number of devices.
     """
-    config.validate()
     sizes = {"data": config.data, "fsdp": config.fsdp, "tensor": config.tensor}
     known = math.prod(size for size in sizes.values() if size != -1)
-    if num_devices % known or (-1 not in sizes.values() and known != num_devices):
+    filled = {axis: num_devices // max(known, 1) if size == -1 else size for axis, size in sizes.items()}
+    if min(filled.values()) < 1 or math.prod(filled.values()) != num_devices:
         raise InputError(
             f"mesh data x fsdp x tensor = {' x '.join(map(str, sizes.values()))} does not fit {num_devices} devices; "
             "their product must be the number of devices (one size may be -1, for all that are left)"
         )
-    return {axis: num_devices // known if size == -1 else size for axis, size in sizes.items()}
+    return filled
 
 
 def is_data_alone(sizes: Mapping[str, int]) -> bool:

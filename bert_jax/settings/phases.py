@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The phases of a pre-training run: the steps of each, and its settings as those of a run of one phase.
 
-Everything here depends on the configuration alone, so a resumed run finds its phase from its step.
+Everything here follows from the configuration and the sizes of the data, so a resumed run finds its phase from its
+step.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -88,6 +90,31 @@ def rows_before(phases: Sequence[Phase], fingerprints: Sequence[str]) -> list[in
         rows = (phase.last_step - phase.first_step) * phase.config.data.batch_size
         taken[fingerprint] = before[-1] + rows
     return before
+
+
+def revision_steps(config: ResolvedConfig, phases: Sequence[Phase], words_of_rows: Sequence[float]) -> tuple[int, ...]:
+    """Returns the steps after which a run has read the words of `checkpoint.keep_words`, each time that it read them.
+
+    `words_of_rows` are the words that a row of each phase's data stands for, on average.
+
+    Raises: InputError if the run ends before.
+    """
+    marks, steps, read, of_step = list(config.checkpoint.words()), [], 0.0, 0.0
+    if not marks:
+        return ()
+    for phase, words in zip(phases, words_of_rows, strict=True):
+        of_step = words * phase.config.data.batch_size
+        taken = phase.last_step - phase.first_step
+        while marks and marks[0] <= read + (taken + 0.5) * of_step:
+            steps.append(phase.first_step + min(max(1, round((marks.pop(0) - read) / of_step)), taken))
+        read += taken * of_step
+    if marks:
+        more = math.ceil((marks[-1] - read) / of_step)
+        raise InputError(
+            f"checkpoint.keep_words {marks[-1]:,.0f} is beyond the {read:,.0f} words that the run reads; leave it out, "
+            f"or take {more:,} steps more"
+        )
+    return tuple(steps)
 
 
 def may_change(before: Mapping[str, Values], config: ResolvedConfig, steps_taken: int) -> tuple[str, ...]:

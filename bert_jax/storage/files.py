@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
@@ -192,6 +192,22 @@ def sha256_file(path: str | os.PathLike) -> str:
     """Returns the hexadecimal sha256 of a file."""
     with open(path, "rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def check_sizes(directory: Path, records: Iterable[JsonObject], remedy: str) -> None:
+    """Raises: InputError if a file is missing, or has another size than its record in the manifest says."""
+    for path, size in ((directory / record["name"], record["bytes"]) for record in records):
+        if not path.is_file():
+            raise InputError(f"{path} is missing; {remedy}")
+        if path.stat().st_size != size:
+            raise InputError(f"{path} has {path.stat().st_size} bytes, the manifest says {size}; {remedy}")
+
+
+def check_sums(directory: Path, records: Iterable[JsonObject], remedy: str) -> None:
+    """Raises: InputError if a file has another sha256 than its record in the manifest says."""
+    for path, sha256 in ((directory / record["name"], record["sha256"]) for record in records):
+        if sha256_file(path) != sha256:
+            raise InputError(f"{path} is damaged: its sha256 is not the manifest's; {remedy}")
 
 
 def crc32c(data: bytes | memoryview, before: int = 0) -> int:

@@ -25,23 +25,29 @@ class Mismatch(Exception):
     """A value that does not fit its schema. The message begins with the value's place in the file."""
 
 
-Part: TypeAlias = tuple["Schema", object, str]  # its schema, the value and its place, as "splits.train.shards[0].rows"
+Part: TypeAlias = tuple[str | int, "Schema", object]  # its key in an object or index in a list, its schema, the value
+_MISSING = object()  # the value of a key that is required and not there
 
 
 @dataclass(frozen=True)
 class Schema:
-    """What a value must be. `parts` yields what is inside a value that fits, given the value and its place."""
+    """What a value must be. `parts` yields what is inside a value that fits; `keys` is the schema of its keys."""
 
     wanted: str
     fits: Callable[[Any], bool]
-    parts: Callable[[Any, str], Iterable[Part]] = lambda value, place: ()
+    parts: Callable[[Any], Iterable[Part]] = lambda value: ()
+    keys: "Schema | None" = None
 
     def __call__(self, value: object, place: str = "") -> None:
-        """Raises: Mismatch if the value at a place does not fit."""
+        """Raises: Mismatch if the value does not fit; `place` is where it is, as "splits.train.shards[0].rows"."""
+        if value is _MISSING:
+            raise Mismatch(f"{place} is missing; it should be {self.wanted}")
         if not self.fits(value):
             raise Mismatch(f"{place or 'the whole'} is {shown(value)}, not {self.wanted}")
-        for schema, part, inside in self.parts(value, place):
-            schema(part, inside)
+        for key, schema, part in self.parts(value):
+            if self.keys is not None:
+                self.keys(key, f"a key of {place or 'the whole'}")
+            schema(part, _inside(place, key))
 
 
 def read_record(path: AnyPath, schema: Schema, remedy: str) -> JsonObject:
@@ -112,16 +118,15 @@ SHA256 = text("[0-9a-f]{64}", "a sha256")
 
 def or_null(item: Schema) -> Schema:
     """Returns the schema of a value that may be null."""
-    return Schema(item.wanted, lambda value: value is None or item.fits(value), lambda value, place: (
-        () if value is None else item.parts(value, place)
-    ))  # fmt: skip
+    parts = lambda value: () if value is None else item.parts(value)  # noqa: E731
+    return Schema(item.wanted, lambda value: value is None or item.fits(value), parts, item.keys)
 
 
 def list_of(item: Schema) -> Schema:
     """Returns the schema of a list of values of one kind."""
 
-    def parts(value: list[object], place: str) -> Iterable[Part]:
-        return ((item, part, f"{place}[{index}]") for index, part in enumerate(value))
+    def parts(value: list[object]) -> Iterable[Part]:
+        return ((index, item, part) for index, part in enumerate(value))
 
     return Schema("a list", lambda value: isinstance(value, list), parts)
 
@@ -129,8 +134,8 @@ def list_of(item: Schema) -> Schema:
 def tuple_of(*items: Schema) -> Schema:
     """Returns the schema of a list of as many values, each of its own kind."""
 
-    def parts(value: list[object], place: str) -> Iterable[Part]:
-        return ((item, part, f"{place}[{index}]") for index, (item, part) in enumerate(zip(items, value)))
+    def parts(value: list[object]) -> Iterable[Part]:
+        return ((index, item, part) for index, (item, part) in enumerate(zip(items, value)))
 
     wanted = f"a list of {len(items)} values"
     return Schema(wanted, lambda value: isinstance(value, list) and len(value) == len(items), parts)
@@ -139,12 +144,10 @@ def tuple_of(*items: Schema) -> Schema:
 def map_of(item: Schema, key: Schema = anything) -> Schema:
     """Returns the schema of an object with any keys and values of one kind."""
 
-    def parts(value: JsonObject, place: str) -> Iterable[Part]:
-        for name, part in value.items():
-            yield key, name, f"a key of {place or 'the whole'}"
-            yield item, part, _inside(place, name)
+    def parts(value: JsonObject) -> Iterable[Part]:
+        return ((name, item, part) for name, part in value.items())
 
-    return Schema("an object", lambda value: isinstance(value, dict), parts)
+    return Schema("an object", lambda value: isinstance(value, dict), parts, key)
 
 
 _NAME = Schema("a name", lambda name: name.isprintable() and len(name) <= 200)
@@ -156,16 +159,11 @@ def record(
     """Returns the schema of an object with these keys; `others` is the schema of the values of all other keys."""
     known = {**required, **(optional or {})}
 
-    def parts(value: JsonObject, place: str) -> Iterable[Part]:
-        for name in required:
-            if name not in value:
-                raise Mismatch(f"{_inside(place, name)} is missing; it should be {required[name].wanted}")
-        for name, part in value.items():
-            if name not in known:
-                yield _NAME, name, f"a key of {place or 'the whole'}"
-            yield known.get(name, others), part, _inside(place, name)
+    def parts(value: JsonObject) -> Iterable[Part]:
+        yield from ((name, schema, _MISSING) for name, schema in required.items() if name not in value)
+        yield from ((name, known.get(name, others), part) for name, part in value.items())
 
-    return Schema("an object", lambda value: isinstance(value, dict), parts)
+    return Schema("an object", lambda value: isinstance(value, dict), parts, _NAME)
 
 
 _OF_SETTINGS = {bool: true_or_false, int: integer(-(2**63), 2**63 - 1), float: number(False), str: text()}
@@ -182,7 +180,9 @@ def settings(kind: type) -> Schema:
     return record({}, {name: _OF_SETTINGS.get(hints[name]) or settings(hints[name]) for name in names})
 
 
-def _inside(place: str, name: object) -> str:
-    """Returns the place of a value of an object."""
-    name = name if isinstance(name, str) and re.fullmatch(r"[\w./-]{1,60}", name, re.ASCII) else shown(name)
+def _inside(place: str, key: str | int) -> str:
+    """Returns the place of a part of the value at a place."""
+    if isinstance(key, int):
+        return f"{place}[{key}]"
+    name = key if re.fullmatch(r"[\w./-]{1,60}", key, re.ASCII) else shown(key)
     return f"{place}.{name}" if place else name

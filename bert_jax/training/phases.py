@@ -2,7 +2,6 @@
 """From settings to all that pre-training reads: its tokenizer, and its phases with their data and objectives."""
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -14,7 +13,7 @@ from bert_jax.errors import InputError
 from bert_jax.model.attention import LONGEST_WHOLE
 from bert_jax.model.objective import Objective, pretraining_objective
 from bert_jax.settings.model import check_type_ids
-from bert_jax.settings.phases import Phase, check_rows, phases_of, rows_before
+from bert_jax.settings.phases import Phase, check_rows, phases_of, revision_steps, rows_before
 from bert_jax.settings.pretraining import MaskingConfig, PretrainConfig, ResolvedConfig
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -34,17 +33,19 @@ class OpenPhase(NamedTuple):
 
 
 class Corpora(NamedTuple):
-    """The resolved settings of a run, its tokenizer, and its phases with their data."""
+    """The resolved settings of a run, its tokenizer, its phases with their data, and its revisions."""
 
     config: ResolvedConfig
     tokenizer: Tokenizer
     phases: list[OpenPhase]
+    revisions: tuple[int, ...]  # steps after which the parameters are kept, by `checkpoint.keep_words`
 
 
 def open_corpora(config: PretrainConfig) -> Corpora:
     """Returns what a run reads, with settings that follow from the data filled in.
 
-    Raises: InputError if the data cannot be read, do not fit the model, or differ between phases.
+    Raises: InputError if the data cannot be read, do not fit the model, or differ between phases, or if the run does
+      not read the words of its revisions.
     """
     sizes = (config.data.batch_size, config.phase2.batch_size or config.data.batch_size)
     datasets, stream = open_for_training(config.data, config.data_paths, sizes[: len(config.data_paths)])
@@ -53,6 +54,8 @@ def open_corpora(config: PretrainConfig) -> Corpora:
     resolved = resolve(config, datasets, tokenizer)
     phases = phases_of(resolved)
     used = rows_before(phases, [dataset.fingerprint for dataset in datasets])
+    words = [dataset.words_of_row for dataset in datasets] if resolved.checkpoint.keep_words else []
+    revisions = revision_steps(resolved, phases, words)
 
     def objective(masking: MaskingConfig) -> Objective:
         ids = tokenizer.mask_id, (tokenizer.cls_id, tokenizer.sep_id)  # of masks, and of what is never predicted
@@ -60,7 +63,8 @@ def open_corpora(config: PretrainConfig) -> Corpora:
 
     maskings = [phase.config.masking for phase in phases]
     heldout = [objective(dataclasses.replace(masking, causal_rate=0.0)) for masking in maskings]
-    return Corpora(resolved, tokenizer, list(map(OpenPhase, phases, datasets, map(objective, maskings), heldout, used)))
+    opened = list(map(OpenPhase, phases, datasets, map(objective, maskings), heldout, used))
+    return Corpora(resolved, tokenizer, opened, revisions)
 
 
 def resolve(config: PretrainConfig, datasets: Sequence[Dataset], tokenizer: Tokenizer) -> ResolvedConfig:
@@ -111,41 +115,3 @@ def resolve(config: PretrainConfig, datasets: Sequence[Dataset], tokenizer: Toke
         )
     train = dataclasses.replace(config.train, next_sentence=config.train.next_sentence and labels[0] != "none")
     return ResolvedConfig(dataclasses.replace(config, model=model, train=train))
-
-
-def revision_steps(corpora: Corpora) -> tuple[int, ...]:
-    """Returns the steps after which a run has read the words of `checkpoint.keep_words`, each time that it read them.
-
-    A row stands for as many as all rows have on average.
-
-    Raises: InputError if the run ends before, or the data does not say how many words it has.
-    """
-    marks, steps, read, of_step = list(corpora.config.checkpoint.words()), [], 0.0, 0.0
-    if not marks:
-        return ()
-    for phase, dataset, *_ in corpora.phases:
-        of_step = _words_of_row(dataset) * phase.config.data.batch_size
-        taken = phase.last_step - phase.first_step
-        while marks and marks[0] <= read + (taken + 0.5) * of_step:
-            steps.append(phase.first_step + min(max(1, round((marks.pop(0) - read) / of_step)), taken))
-        read += taken * of_step
-    if marks:
-        more = math.ceil((marks[-1] - read) / of_step)
-        raise InputError(
-            f"checkpoint.keep_words {marks[-1]:,.0f} is beyond the {read:,.0f} words that the run reads; leave it out, "
-            f"or take {more:,} steps more"
-        )
-    return tuple(steps)
-
-
-def _words_of_row(dataset: Dataset) -> float:
-    """Returns how many words of the text a row stands for, on average."""
-    split = dataset.manifest["splits"]["train"]
-    if not split.get("words"):
-        raise InputError(
-            f"{dataset.path} does not say how many words its text has; leave checkpoint.keep_words out, or prepare the "
-            "text again with this version"
-        )
-    special = 2 if dataset.manifest["identity"]["options"].get("next_sentence") == "none" else 3
-    tokens = split["fill"] * split["rows"] * dataset.row_length - special * split["sequences"]
-    return split["words"] * tokens / split["tokens"] / split["rows"]

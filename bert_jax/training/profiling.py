@@ -9,7 +9,6 @@ from typing import TypeVar
 import jax
 
 from bert_jax.devices.job import this_job
-from bert_jax.settings.rules import step_range
 from bert_jax.storage.places import Place, RemotePath, scratch
 from bert_jax.training.report import Reporter
 
@@ -20,7 +19,13 @@ _STEPS_WHEN_ASKED = 5
 
 
 def profiled(
-    batches: Iterator[Item], first_step: int, in_flight: int, steps: str, every: int, reporter: Reporter, workdir: Place
+    batches: Iterator[Item],
+    first_step: int,
+    in_flight: int,
+    steps: tuple[int, int],
+    every: int,
+    reporter: Reporter,
+    workdir: Place,
 ) -> Generator[Item]:
     """Yields the batches, and profiles device and host during some of the steps between them.
 
@@ -29,12 +34,12 @@ def profiled(
       first_step: the number of steps taken before the first batch.
       in_flight: the number of steps that the loop dispatches before it waits for the first of them. A profile is that
         many steps longer, so that it holds the requested steps to their end.
-      steps: "100:105" profiles steps 101 to 105; "" none.
+      steps: (100, 105) profiles steps 101 to 105; (0, 0) none.
       every: steps between checks for the file `ASK`; only the first process checks.
       reporter: prints where a profile was written.
       workdir: profiles are written to its directory "profile", by each process for its own host.
     """
-    first, last = step_range(steps)
+    first, last = steps
     step, until = first_step, 0  # `until` is the step before which a profile ends
     with scratch(workdir) if isinstance(workdir, RemotePath) else nullcontext(workdir / "profile") as folder:
         try:

@@ -12,6 +12,7 @@ from bert_jax.model.objective import Objective, Params
 from bert_jax.settings.finetuning import FinetuneConfig
 from bert_jax.settings.model import ModelConfig
 from bert_jax.settings.pretraining import OptimizerConfig, ResolvedConfig, TrainConfig
+from bert_jax.settings.rules import step_range
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.step import TrainState
 
@@ -36,7 +37,7 @@ class Pace(NamedTuple):
     evaluate_first: bool = True  # before the first step as well
     final: bool = True  # False if another phase follows: a signal at the last step then stops the run too
     break_off: bool = False  # whether a signal interrupts evaluations, except the last one
-    profile: str = ""  # steps to profile, such as "100:105"
+    profile: tuple[int, int] = (0, 0)  # steps to profile: those after the first, to the last
     keep: int = 0  # steps between revisions, from step 0 on; 0 keeps none
     keep_at: tuple[int, ...] = ()  # steps of more revisions
     steps_per_call: int = 1  # steps that are dispatched in one call
@@ -87,6 +88,6 @@ def pace_of(config: ResolvedConfig | FinetuneConfig, num_steps: int, epoch_steps
         config.checkpoint.every_steps or (epoch_steps and evaluate),
         keep=config.checkpoint.keep_every,
         steps_per_call=config.train.steps_per_call,
-        profile=config.report.profile_steps,
+        profile=step_range(config.report.profile_steps),
         **rest,
     )

@@ -93,19 +93,24 @@ EvalStep = Callable[[Params, Batch], Metrics]  # compiled
 
 
 def init_state(
-    objective: Objective, optimizer: OptimizerConfig, train: TrainConfig, mesh: Mesh, params: Params | None = None
+    objective: Objective,
+    optimizer: OptimizerConfig,
+    train: TrainConfig,
+    state: TrainState,
+    params: Params | None = None,
 ) -> TrainState:
-    """Returns the state of step 0 on the mesh, from random parameters or from the given ones.
+    """Returns the state of step 0, from random parameters or from the given ones. `state` gives the shardings.
 
     Parameters are initialized whole on every device and sharded afterwards: how a function of random bits rounds
     depends on the sharding, and a seed gives the same state on every mesh. A device gets only its part of given ones.
     """
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(objective, optimizer, train, mesh))
-    with jax.set_mesh(mesh):
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
+    whole = shardings.step  # on every device
+    with jax.set_mesh(whole.mesh):
         if params is None:
-            params = jax.jit(objective.init, out_shardings=replicated(mesh))(root_key(train.seed, "parameters"))
+            params = jax.jit(objective.init, out_shardings=whole)(root_key(train.seed, "parameters"))
             return jax.jit(_fresh_state(optimizer, train), out_shardings=shardings)(params)
-        step, divided = jax.tree.map(_divide, (np.int32(0), params), (shardings.step, shardings.params))
+        step, divided = jax.tree.map(_divide, (np.int32(0), params), (whole, shardings.params))
         moments = jax.jit(make_optimizer(optimizer, train.num_steps).init, out_shardings=shardings.optimizer)
         return TrainState(step, divided, moments(divided))
 

@@ -5,8 +5,10 @@ import contextlib
 
 import jax
 
-from bert_jax.checkpoints.pretrained import Pretrained, keep_revision
+from bert_jax.checkpoints.pretrained import Pretrained, keep_revision, leave_pretrained
+from bert_jax.devices.job import this_job
 from bert_jax.model.objective import Params
+from bert_jax.training.curves import draw_curves
 from bert_jax.training.describe import make_throughput
 from bert_jax.training.loop import LoopResult, Work, train_loop
 from bert_jax.training.optim import reset_moments
@@ -23,7 +25,7 @@ def run_stages(run: Run, training: Training) -> LoopResult:
 
     def new_state(start: Pretrained | None) -> TrainState:
         params = start.params if start else None
-        return init_state(first.objective, first.optimizer, first.train, training.mesh, params)
+        return init_state(first.objective, first.optimizer, first.train, training.abstract, params)
 
     state = run.first_state(new_state)
     result = LoopResult(state, int(state.step), 0, run.notes.get("seen"))
@@ -71,3 +73,15 @@ def begin_stage(stage: Stage, state: TrainState, abstract: TrainState) -> TrainS
         return state
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract.optimizer)
     return state._replace(optimizer=jax.jit(reset_moments, out_shardings=shardings, donate_argnums=0)(state.optimizer))
+
+
+def leave_model(run: Run, training: Training, result: LoopResult) -> None:
+    """Writes the model and the curves of a finished run."""
+    where = run.workdir / "pretrained"
+    with run.clock.phase("saving"):
+        run.checkpoints.close()
+        leave_pretrained(training.trained_model(result.step, result.state.params, result.seen), where, "the model")
+        if this_job().is_first:
+            run.reporter.publish()
+            draw_curves(run.workdir / "metrics.jsonl", run.workdir / "curves.png")
+    run.reporter.message(f"trained to step {result.step}: model in {where}, curves in {run.workdir}")

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from builders import CLS, MASK, SEP, random_batch, tiny_model
+from builders import CLS, MASK, SEP, fresh_state, random_batch, tiny_model
 from processes import TRAIN, finish, wait_for_lines
 
 import bert_jax
@@ -25,7 +25,7 @@ from bert_jax.devices.chips import peak_flops
 from bert_jax.devices.sharding import make_mesh, row_sharding
 from bert_jax.model.objective import pretraining_objective
 from bert_jax.settings.pretraining import MaskingConfig, MeshConfig, OptimizerConfig, TrainConfig
-from bert_jax.training.step import init_state, make_train_step
+from bert_jax.training.step import make_train_step
 
 pytestmark = pytest.mark.gpu
 
@@ -108,7 +108,7 @@ def trained(device, dtype, attention):
     )
     mesh = make_mesh(MeshConfig(data=1), [device])
     objective = pretraining_objective(model, MaskingConfig(), MASK, (CLS, SEP))
-    state = init_state(objective, OPTIMIZER, TRAIN_CONFIG, mesh)
+    state = fresh_state(objective, OPTIMIZER, TRAIN_CONFIG, mesh)
     before = jax.device_get(state.params)
     step = make_train_step(objective, OPTIMIZER, TRAIN_CONFIG, mesh, state)
     rows = jax.tree.map(lambda array: jax.device_put(array, row_sharding(mesh)), batch_of())

@@ -66,13 +66,13 @@ def test_a_shard_that_one_lacks_ends_all_with_its_line(repository, data, tmp_pat
     assert time.monotonic() - began < SOON
 
 
-# Checks each of three files for 45 seconds, and is then the command that it is given.
+# Checks the counts, and the shards, for 45 seconds each, and is then the command that it is given.
 LATE = """
 import runpy, sys, time
-from bert_jax.data import records
+from bert_jax.storage import files
 
-check = records._check_file
-records._check_file = lambda *arguments: (time.sleep(45), check(*arguments))
+check = files.check_sizes
+files.check_sizes = lambda *arguments: (time.sleep(45), check(*arguments))
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from builders import make_pretrained
+from builders import fresh_state, make_pretrained
 from jax.sharding import PartitionSpec
 
 import bert_jax
@@ -18,7 +18,6 @@ from bert_jax.model.keys import PURPOSES, bits_of_rows, root_key, rows_of_microb
 from bert_jax.model.masking import _token_bits
 from bert_jax.model.objective import task_objective
 from bert_jax.settings.pretraining import MeshConfig, OptimizerConfig, TrainConfig
-from bert_jax.training.step import init_state
 
 
 def test_purposes_have_numbers_of_their_own():
@@ -44,7 +43,7 @@ def test_a_missing_head_is_that_of_the_seed(tmp_path):
     start = bert_jax.load_pretrained(make_pretrained(tmp_path))
     objective = task_objective(start.config, HEADS["sequence_classification"], 3)
     mesh = make_mesh(MeshConfig(data=1), jax.devices()[:1])
-    fresh = init_state(objective, OptimizerConfig(), TrainConfig(seed=5), mesh).params["classifier"]
+    fresh = fresh_state(objective, OptimizerConfig(), TrainConfig(seed=5), mesh).params["classifier"]
     jax.tree.map(np.testing.assert_array_equal, complete(start, objective, 5).params["classifier"], fresh)
 
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from builders import task_params, tiny_model
+from builders import fresh_state, task_params, tiny_model
 
 from bert_jax.batch import Batch
 from bert_jax.devices.sharding import make_mesh
@@ -20,7 +20,7 @@ from bert_jax.settings.pretraining import MeshConfig, OptimizerConfig, TrainConf
 from bert_jax.tasks.base import Row
 from bert_jax.tasks.batches import batch_of_rows, unpadded_outputs
 from bert_jax.training.optim import apply_updates, learning_rate_at, make_optimizer
-from bert_jax.training.step import abstract_state, init_state, make_train_step
+from bert_jax.training.step import abstract_state, make_train_step
 
 RNG = np.random.default_rng(0)
 
@@ -288,7 +288,7 @@ def test_a_probe_learns_and_its_encoder_does_not(features):
         OptimizerConfig(learning_rate=1e-2, warmup_steps=0, freeze_encoder=True),
         TrainConfig(num_steps=30),
     )
-    state = init_state(objective, optimizer, train, mesh)
+    state = fresh_state(objective, optimizer, train, mesh)
     before = jax.device_get(state.params)
     step = make_train_step(objective, optimizer, train, mesh, abstract_state(objective, optimizer, train, mesh))
     rows = [row(7, np.array([-1, 0, 1, 2, 0, 1, -1])), row(5, np.array([-1, 2, 0, 1, -1]))]

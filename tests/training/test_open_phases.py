@@ -6,7 +6,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-from builders import tiny_run
+from builders import fresh_state, tiny_run
 
 from bert_jax.data.pipeline import train_batches
 from bert_jax.data.records import open_dataset
@@ -15,7 +15,7 @@ from bert_jax.errors import InputError
 from bert_jax.pretraining import describe_pretraining, stage_of
 from bert_jax.settings.pretraining import MeshConfig, Phase2Config, TrainConfig
 from bert_jax.training.phases import open_corpora, resolve
-from bert_jax.training.step import abstract_state, init_state, make_train_step
+from bert_jax.training.step import abstract_state, make_train_step
 
 
 def test_what_the_data_decide_is_filled_in(toy_data):
@@ -48,7 +48,7 @@ def test_each_phase_goes_on_in_the_rows_and_has_a_schedule_of_its_own(toy_data):
     abstract = abstract_state(first.objective, *settings, mesh)
     rates = []
     for part in corpora.phases:
-        state = init_state(first.objective, *settings, mesh)._replace(step=np.int32(first.phase.last_step))
+        state = fresh_state(first.objective, *settings, mesh)._replace(step=np.int32(first.phase.last_step))
         batch = next(train_batches(part.dataset.train, 0, part.phase.config.data.batch_size, 0, mesh))
         stage = stage_of(part, corpora, mesh, abstract)
         step = make_train_step(part.objective, stage.optimizer, stage.train, mesh, abstract, stage.schedule_start)

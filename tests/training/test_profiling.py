@@ -35,7 +35,7 @@ class Told:
 
 @pytest.mark.parametrize(
     ("steps", "first_step", "calls"),
-    [("3:5", 0, [("on", 3), ("off", 8)]), ("3:5", 4, []), ("", 0, []), ("8:9", 0, [("on", 8), ("off", 9)])],
+    [((3, 5), 0, [("on", 3), ("off", 8)]), ((3, 5), 4, []), ((0, 0), 0, []), ((8, 9), 0, [("on", 8), ("off", 9)])],
 )
 def test_the_steps_that_were_set_are_profiled_until_they_have_ended(monkeypatch, tmp_path, steps, first_step, calls):
     told = Told(monkeypatch)
@@ -47,7 +47,7 @@ def test_the_steps_that_were_set_are_profiled_until_they_have_ended(monkeypatch,
 def test_a_file_asks_for_a_profile_of_the_next_steps(monkeypatch, tmp_path):
     told = Told(monkeypatch)
     (tmp_path / ASK).touch()
-    steps = profiled(told.count(), 0, 3, "", 4, told, tmp_path)
+    steps = profiled(told.count(), 0, 3, (0, 0), 4, told, tmp_path)
     taken = list(itertools.islice(steps, 6))
     assert not (tmp_path / ASK).exists() and told.calls == [("on", 0)]
     (tmp_path / ASK).touch()  # another one, which is seen at a step that is looked at, once the first has ended

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from builders import CLS, MASK, SEP, random_batch, tiny_model
+from builders import CLS, MASK, SEP, fresh_state, random_batch, tiny_model
 from jax.sharding import PartitionSpec
 
 from bert_jax.devices.sharding import make_mesh, row_sharding, tree_shardings
@@ -21,7 +21,7 @@ from bert_jax.training import flops
 from bert_jax.training import step as step_module
 from bert_jax.training.memory import gathered_bytes, shard_bytes
 from bert_jax.training.optim import Moments
-from bert_jax.training.step import abstract_state, init_state, make_eval_step, make_train_step
+from bert_jax.training.step import abstract_state, make_eval_step, make_train_step
 
 OPTIMIZER = OptimizerConfig(learning_rate=1e-2, warmup_steps=1)
 MASKING = MaskingConfig()
@@ -35,7 +35,7 @@ def take_steps(
     mesh = make_mesh(MeshConfig(**(mesh_sizes or {})), devices)
     objective = pretraining_objective(model or tiny_model(), masking, MASK, (CLS, SEP))
     train = TrainConfig(num_steps=10, accumulate=accumulate, zero1=zero1)
-    state = init_state(objective, optimizer, train, mesh)
+    state = fresh_state(objective, optimizer, train, mesh)
     step = make_train_step(objective, optimizer, train, mesh, state)
     rows = jax.tree.map(lambda x: jax.device_put(x, row_sharding(mesh)), batch)
     history = []
@@ -73,7 +73,7 @@ def take_compiled_steps(num_steps: int, zero1: bool = False, **sizes: int) -> St
     mesh = make_mesh(MeshConfig(**sizes), jax.devices() if sizes else jax.devices()[:1])
     objective = pretraining_objective(tiny_model(), MASKING, MASK, (CLS, SEP))
     train = TrainConfig(num_steps=10, zero1=zero1)
-    state = init_state(objective, OPTIMIZER, train, mesh)
+    state = fresh_state(objective, OPTIMIZER, train, mesh)
     rows = jax.tree.map(lambda x: jax.device_put(x, row_sharding(mesh)), two_a_row())
     history = []
     with jax.set_mesh(mesh):
@@ -201,7 +201,7 @@ def test_losses_and_dropout_bits_do_not_depend_on_the_mesh(attention):
 
     def losses(mesh_sizes, devices, key=None):
         mesh = make_mesh(MeshConfig(**mesh_sizes), devices)
-        params = init_state(objective, OPTIMIZER, TrainConfig(), mesh).params
+        params = fresh_state(objective, OPTIMIZER, TrainConfig(), mesh).params
         rows = jax.tree.map(lambda x: jax.device_put(x, row_sharding(mesh)), random_batch())
         with jax.set_mesh(mesh):
             metrics = jax.jit(lambda params, rows: objective.losses(params, objective.prepare(rows), key))(params, rows)
@@ -244,7 +244,7 @@ def test_seeds_share_a_program_and_draw_their_own_dropout():
     programs, losses = set(), []
     for seed in (0, 1, 2**32, 0):
         train = TrainConfig(num_steps=10, seed=seed)
-        state = init_state(objective, OPTIMIZER, TrainConfig(num_steps=10), mesh)
+        state = fresh_state(objective, OPTIMIZER, TrainConfig(num_steps=10), mesh)
         step = make_train_step(objective, OPTIMIZER, train, mesh, state)
         with jax.set_mesh(mesh):
             programs.add(step.lower(state, random_batch()).as_text())
@@ -283,7 +283,7 @@ def test_steps_of_one_call_are_single_steps(sizes, more, monkeypatch):
     mesh = make_mesh(MeshConfig(**(sizes or {})), jax.devices() if sizes else jax.devices()[:1])
     objective = pretraining_objective(tiny_model(hidden_dropout_rate=0.1), MASKING, MASK, (CLS, SEP))
     train = TrainConfig(num_steps=10, **more)
-    first = init_state(objective, OPTIMIZER, train, mesh)
+    first = fresh_state(objective, OPTIMIZER, train, mesh)
     one = make_train_step(objective, OPTIMIZER, train, mesh, first)
     several = make_train_step(objective, OPTIMIZER, train, mesh, first, several=True)
     batches = [jax.device_put(random_batch(seed=seed), row_sharding(mesh)) for seed in range(3)]
@@ -369,7 +369,7 @@ def test_loss_weighs_every_prediction_of_the_global_batch_the_same():
     batch = random_batch(seed=7)
     mesh = make_mesh(MeshConfig(data=8))
     objective = pretraining_objective(tiny_model(), MaskingConfig(), MASK, (CLS, SEP))
-    state = init_state(objective, OPTIMIZER, TrainConfig(num_steps=1), mesh)
+    state = fresh_state(objective, OPTIMIZER, TrainConfig(num_steps=1), mesh)
     rows = jax.tree.map(lambda x: jax.device_put(x, row_sharding(mesh)), batch)
     whole = make_eval_step(objective, mesh, state.params)(state.params, rows)["mlm_loss"]
     single, total, weight = make_mesh(MeshConfig(), jax.devices()[:1]), 0.0, 0.0
@@ -386,7 +386,7 @@ def test_given_parameters_outlive_the_first_step(num_devices):
     mesh = make_mesh(MeshConfig(), jax.devices()[:num_devices])
     objective = pretraining_objective(tiny_model(), MaskingConfig(), MASK, (CLS, SEP))
     params = jax.jit(objective.init)(jax.random.key(0))
-    state = init_state(objective, OPTIMIZER, TrainConfig(), mesh, params)
+    state = fresh_state(objective, OPTIMIZER, TrainConfig(), mesh, params)
     before = jax.tree.map(np.array, params)
     jax.jit(lambda state: jax.tree.map(lambda leaf: leaf + 1, state), donate_argnums=0)(state)  # as a step does
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state.params))
@@ -397,7 +397,7 @@ def test_given_parameters_outlive_the_first_step(num_devices):
 def test_state_of_a_seed_is_the_same_on_every_mesh():
     objective = pretraining_objective(tiny_model(), MaskingConfig(), MASK, (CLS, SEP))
     states = [
-        init_state(
+        fresh_state(
             objective, OPTIMIZER, dataclasses.replace(TrainConfig(), seed=3), make_mesh(MeshConfig(**sizes), devices)
         )
         for sizes, devices in (({}, jax.devices()[:1]), ({"data": 2, "fsdp": 2, "tensor": 2}, jax.devices()))
@@ -415,7 +415,7 @@ def test_what_no_loss_depends_on_is_not_decayed(name):
         TrainConfig(num_steps=10),
         dataclasses.replace(OPTIMIZER, name=name, warmup_steps=0, bias_correction=name == "stable_adamw"),
     )
-    state = init_state(objective, optimizer, train, mesh)
+    state = fresh_state(objective, optimizer, train, mesh)
     before = jax.device_get(state.params)
     with jax.set_mesh(mesh):
         state, _ = make_train_step(objective, optimizer, train, mesh, state)(state, random_batch())
@@ -435,7 +435,7 @@ def test_a_frozen_encoder_has_no_part_in_the_norm():
             dataclasses.replace(OPTIMIZER, freeze_encoder=freeze, warmup_steps=0),
             TrainConfig(num_steps=10),
         )
-        state = init_state(objective, optimizer, train, mesh)
+        state = fresh_state(objective, optimizer, train, mesh)
         params = jax.device_get(state.params)
         with jax.set_mesh(mesh):
             state, metrics = make_train_step(objective, optimizer, train, mesh, state)(state, random_batch())

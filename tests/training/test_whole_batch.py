@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from builders import tiny_model
+from builders import fresh_state, tiny_model
 
 from bert_jax.batch import pad_rows
 from bert_jax.devices.sharding import make_mesh
@@ -15,7 +15,7 @@ from bert_jax.settings.finetuning import EmbeddingConfig, FinetuneDataConfig, Ta
 from bert_jax.settings.pretraining import MeshConfig, OptimizerConfig, TrainConfig
 from bert_jax.tasks.base import Row
 from bert_jax.tasks.batches import choose_batching, train_batches
-from bert_jax.training.step import abstract_state, init_state, make_train_step
+from bert_jax.training.step import abstract_state, make_train_step
 from bert_jax.training.whole_batch import gradients_of_whole
 
 RNG = np.random.default_rng(0)
@@ -59,7 +59,7 @@ def take_steps(devices, accumulate, mesh=None, pack="on", model=DROPOUT, count=2
     data = FinetuneDataConfig(source="x", batch_size=16, pack=pack, bucket=False)
     batching = choose_batching(ROWS, data, model, 8 * 16, pack, 10, apart=True)  # the same batches for all
     optimizer = OptimizerConfig(learning_rate=1e-2, warmup_steps=0, name="adamw")
-    state = init_state(objective, optimizer, train, mesh)
+    state = fresh_state(objective, optimizer, train, mesh)
     step = make_train_step(objective, optimizer, train, mesh, state)
     losses = []
     with jax.set_mesh(mesh):
