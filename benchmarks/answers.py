@@ -102,7 +102,7 @@ def texts_of(lines: list[str]) -> dict[str, list[str]]:
 def measure(texts: dict[str, list[str]], cache: str) -> list[dict[str, Any]]:
     """Returns the seconds of each request by work, request and side; the sides take turns."""
     processes = {name: Side(name, f"{cache}/{name}") for name in sides()}
-    found = []
+    results = []
     for work in ("embed", "classify"):
         for name, (kind, count) in REQUESTS.items():
             rounds = ROUNDS.value if count == 1 else ROUNDS.value // 8
@@ -116,22 +116,22 @@ def measure(texts: dict[str, list[str]], cache: str) -> list[dict[str, Any]]:
                     turn = take[start : start + IN_A_ROW.value]
                     answers[side] += [processes[side].ask(work, request) for request in turn]
             for side, kept in answers.items():
-                seconds = sorted(one["seconds"] for one in kept[2:])
-                found.append({
+                seconds = sorted(reply["seconds"] for reply in kept[2:])
+                results.append({
                     "work": work, "request": name, "side": side, "texts": count, "first": first[side],
                     "p50": statistics.median(seconds), "p95": seconds[round(0.95 * (len(seconds) - 1))],
-                    "cpu": statistics.median(one["cpu_seconds"] for one in kept[2:]), "memory": kept[-1]["memory"],
+                    "cpu": statistics.median(reply["cpu_seconds"] for reply in kept[2:]), "memory": kept[-1]["memory"],
                     "seconds": seconds,
                 })  # fmt: skip
             print(f"{work}, {name}: measured", file=sys.stderr)
     for process in processes.values():
         process.close()
-    return found
+    return results
 
 
 def first_answers(texts: dict[str, list[str]]) -> list[dict[str, Any]]:
     """Returns the seconds from the start of a process to its first answer, and its memory after twenty single texts."""
-    found = []
+    results = []
     with tempfile.TemporaryDirectory() as cache:
         for temperature in ("cold", "warm", "warm", "warm"):
             for side in sides():
@@ -140,8 +140,8 @@ def first_answers(texts: dict[str, list[str]]) -> list[dict[str, Any]]:
                 seconds = time.perf_counter() - process.started
                 memory = max(process.ask("classify", [text])["memory"] for text in texts["short"][1:21])
                 process.close()
-                found.append({"side": side, "cache": temperature, "seconds": seconds, "memory": memory})
-    return found
+                results.append({"side": side, "cache": temperature, "seconds": seconds, "memory": memory})
+    return results
 
 
 def trainings(folder: Path) -> list[dict[str, Any]]:
@@ -157,7 +157,7 @@ def trainings(folder: Path) -> list[dict[str, Any]]:
     theirs = [PEER_PYTHON.value, str(WORKER), "train", MODEL.value, str(folder)]
     earlier = ["before"] if BEFORE.value else []
     turns = [[f"{side}, {how}" for side in ("bert_jax", *earlier)] for how in ("cold", "warm", "warm")]
-    found = []
+    results = []
     for number, name in enumerate([*turns[0], "transformers", *turns[1], "transformers", *turns[2]]):
         command = theirs if name == "transformers" else [*ours, f"--workdir={folder}/run{number}"]
         environ = variables(name, str(folder / name.partition(",")[0]))
@@ -165,30 +165,30 @@ def trainings(folder: Path) -> list[dict[str, Any]]:
         subprocess.run(command, check=True, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         seconds, end = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
         cpu = end.ru_utime + end.ru_stime - start.ru_utime - start.ru_stime
-        found.append({"side": name, "seconds": seconds, "cpu_seconds": cpu})
+        results.append({"side": name, "seconds": seconds, "cpu_seconds": cpu})
         print(f"fine-tuning, {name}: measured", file=sys.stderr)
-    return found
+    return results
 
 
 def lines_of(requests: list[dict[str, Any]], first: list[dict[str, Any]], trained: list[dict[str, Any]]) -> list[str]:
     """Returns tables for people."""
     rows = [["", *(f"{side} ms" for side in sides()), "p95 of ours", *(f"times {side}'s" for side in sides()[1:])]]
     for work, name in dict.fromkeys((one["work"], one["request"]) for one in requests):
-        of = {one["side"]: one for one in requests if (one["work"], one["request"]) == (work, name)}
-        p50 = {side: of[side]["p50"] for side in sides()}
+        by_side = {one["side"]: one for one in requests if (one["work"], one["request"]) == (work, name)}
+        p50 = {side: by_side[side]["p50"] for side in sides()}
         rows.append([
-            f"{work}, {name}", *(f"{1e3 * p50[side]:,.1f}" for side in p50), f"{1e3 * of['bert_jax']['p95']:,.1f}",
+            f"{work}, {name}", *(f"{1e3 * p50[side]:,.1f}" for side in p50), f"{1e3 * by_side['bert_jax']['p95']:,.1f}",
             *(f"{p50['bert_jax'] / p50[side]:.2f}" for side in sides()[1:]),
         ])  # fmt: skip
     starts = [["", *sides()]]
     for cache in ("cold", "warm"):
-        of = {side: [one for one in first if (one["side"], one["cache"]) == (side, cache)] for side in sides()}
-        least = [min(one["seconds"] for one in each) for each in of.values()]
+        by_side = {side: [one for one in first if (one["side"], one["cache"]) == (side, cache)] for side in sides()}
+        least = [min(one["seconds"] for one in group) for group in by_side.values()]
         starts.append([f"first answer, {cache}, s", *(f"{seconds:.2f}" for seconds in least)])
-    starts.append(["memory, one at a time, MB", *(f"{each[-1]['memory'] / 1e6:,.0f}" for each in of.values())])
+    starts.append(["memory, one at a time, MB", *(f"{group[-1]['memory'] / 1e6:,.0f}" for group in by_side.values())])
     runs = [["1,000 texts, 3 epochs", "s", "CPU s"]]
-    for side in dict.fromkeys(one["side"] for one in trained):
-        best = min((one for one in trained if one["side"] == side), key=lambda one: one["seconds"])
+    for side in dict.fromkeys(run["side"] for run in trained):
+        best = min((run for run in trained if run["side"] == side), key=lambda run: run["seconds"])
         runs.append([side, f"{best['seconds']:.1f}", f"{best['cpu_seconds']:.1f}"])
     return [*table(rows), "", *table(starts), *(["", *table(runs)] if trained else [])]
 

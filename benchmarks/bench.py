@@ -88,12 +88,12 @@ def main() -> None:
                     print(f"left out: {error}", file=sys.stderr)
                 else:
                     contenders.append(contender)
-            found = timing.alternate(contenders, ROUNDS.value, WARMUP.value, _tell)
+            rounds = timing.alternate(contenders, ROUNDS.value, WARMUP.value, _tell)
     else:
-        found = timing.alternate(contenders, ROUNDS.value, WARMUP.value, _tell)
+        rounds = timing.alternate(contenders, ROUNDS.value, WARMUP.value, _tell)
 
-    measured = [timing.figures(one, found[one.name], _peak(one.facts, devices)) for one in contenders]
-    compared = timing.comparisons(contenders, found)
+    measured = [timing.figures(one, rounds[one.name], _peak(one.facts, devices)) for one in contenders]
+    compared = timing.comparisons(contenders, rounds)
     lines = [*timing.figures_table(measured), *timing.comparison_lines(compared)]
     print("\n".join(lines))
     kept = [argument for argument in sys.argv[1:] if not argument.startswith(("--peer_python", "--output"))]
@@ -138,7 +138,7 @@ def _config() -> PretrainConfig:
 
 
 def _check_data() -> None:
-    """Raises: InputError if what reads data is not told where it is."""
+    """Raises: InputError if a benchmark that reads data is not given its path."""
     if WHAT.value == "loader" and not DATA.value:
         raise InputError("--what=loader needs --data, a directory made by prepare_corpus")
     if WHAT.value in ("prepare", "tokenize") and not INPUT.value:

@@ -55,11 +55,11 @@ class Bench(NamedTuple):
     contenders: list[Contender]
     batches: list[dict[str, np.ndarray]]  # of one round, named as transformers names them
     counts: dict[str, float]  # of these batches
-    about: str  # a line that says what a round is
+    about: str  # a line that describes a round
 
 
 class Counts:
-    """What some batches hold: sequences, real tokens, and the FLOPs of real and of all tokens."""
+    """The content of some batches: sequences, real tokens, and the FLOPs of real and of all tokens."""
 
     def __init__(self, model: ModelConfig, training: bool) -> None:
         self._model, self._flops = model, flops.train_flops if training else flops.forward_flops
@@ -119,7 +119,7 @@ def train(config: PretrainConfig, length: int, steps: int, precisions: Sequence[
     ]
     source = f"from {config.data.path}, loader included" if dataset else "random, on the device"
     about = f"{steps} steps of {size} rows of {masked[0].token_ids.shape[1]} tokens, {source}"
-    packed = masked[0].cls_positions.shape[1] > 1  # what peers cannot read
+    packed = masked[0].cls_positions.shape[1] > 1  # peers cannot read it
     inputs = [] if packed else [_pretraining_inputs(batch) for batch in masked]
     return Bench(contenders, inputs, counts.values, about)
 
@@ -346,17 +346,17 @@ def tokenize(path: str, tokenizer: str, most_bytes: int) -> Bench:
 def read_lines(paths: str) -> Iterator[str]:
     """Yields the lines of files of UTF-8 text, plain or compressed; blank ones are left out.
 
-    Raises: InputError if there is no such file or no text in it.
+    Raises: InputError if the file is missing or has no text.
     """
-    found = False
+    has_text = False
     for path in files.expand_globs(paths):
         with files.open_binary(path) as stream:
             for line in stream:
                 text = line.decode("utf-8", errors="replace").strip()
                 if text:
-                    found = True
+                    has_text = True
                     yield text
-    if not found:
+    if not has_text:
         raise InputError(f"input {paths} has no text in it; give a file with a text a line")
 
 

@@ -57,26 +57,26 @@ Work = dict[str, Any]
 
 def read(task: str) -> Sets:
     """Returns the pairs to "train" on, and dev sets by name; scores are from 0 to 1. {} if no data are given."""
-    found: Sets = {}
+    sets: Sets = {}
     if task == "squad" and SQUAD.value:
-        place = f"train={SQUAD.value}[:28],dev={SQUAD.value}[28:]"
+        source = f"train={SQUAD.value}[:28],dev={SQUAD.value}[28:]"
         every = {"train": ("train", 3), task: ("dev", 1)}
-        found = {name: read_texts(TASK, place, split)[::step][: LIMIT.value] for name, (split, step) in every.items()}
+        sets = {name: read_texts(TASK, source, split)[::step][: LIMIT.value] for name, (split, step) in every.items()}
     sick = SICK.value and f"{SICK.value}/SICK_train.txt,{SICK.value}/SICK_trial.txt"
-    for name, place, least in (("stsb", STSB.value, 0), ("sick", sick, 1)):
-        for split in ("train", "dev") if task == "graded" and place else ():
-            pairs = read_texts(TASK, place, split)[:: 2 if split == "train" else 1][: LIMIT.value]
-            pairs = [each._replace(score=((each.score or 0) - least) / (5 - least)) for each in pairs]
-            found.setdefault(name if split == "dev" else split, []).extend(pairs)
-    return found
+    for name, source, least in (("stsb", STSB.value, 0), ("sick", sick, 1)):
+        for split in ("train", "dev") if task == "graded" and source else ():
+            pairs = read_texts(TASK, source, split)[:: 2 if split == "train" else 1][: LIMIT.value]
+            pairs = [pair._replace(score=((pair.score or 0) - least) / (5 - least)) for pair in pairs]
+            sets.setdefault(name if split == "dev" else split, []).extend(pairs)
+    return sets
 
 
 def work_of(task: str, sets: Sets, seed: int, folder: str) -> Work:
-    """Returns what both sides have to know."""
-    pairs: Work = {f"sentence{place + 1}": [each.texts[place] for each in sets["train"]] for place in (0, 1)}
+    """Returns the settings and texts that both sides need."""
+    pairs: Work = {f"sentence{index + 1}": [pair.texts[index] for pair in sets["train"]] for index in (0, 1)}
     if sets["train"][0].score is not None:
-        pairs["score"] = [each.score for each in sets["train"]]
-    texts = [text for name in sorted(sets.keys() - {"train"}) for each in sets[name] for text in each.texts]
+        pairs["score"] = [pair.score for pair in sets["train"]]
+    texts = [text for name in sorted(sets.keys() - {"train"}) for pair in sets[name] for text in pair.texts]
     known = {"start": START.value, "threads": timing.num_cores(), "seed": seed, "max_seq_length": LENGTHS[task]}
     return {
         **TRAINING,
@@ -131,10 +131,10 @@ def ask(peer: Peers, mode: str) -> dict[str, float]:
 
 
 def write(side: str, seed: int, name: str, metrics: dict[str, float]) -> None:
-    """Writes what was measured of a side."""
-    place = Path(OUTPUT.value, side, f"seed{seed}", "evaluations", f"{name}.json")
-    place.parent.mkdir(parents=True, exist_ok=True)
-    write_json(place, {"metrics": metrics})
+    """Writes the metrics of a side."""
+    path = Path(OUTPUT.value, side, f"seed{seed}", "evaluations", f"{name}.json")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, {"metrics": metrics})
 
 
 def measure(task: str, sets: Sets, side: str, seed: int) -> None:
@@ -146,7 +146,7 @@ def measure(task: str, sets: Sets, side: str, seed: int) -> None:
         speed, vectors = {"start": start, "ours": ours, "theirs": theirs}[side](work, folder)
     of_text = dict(zip(work["texts"], vectors))
     for name in sets.keys() - {"train"}:
-        predictions = [Embedded(np.stack([of_text[text] for text in each.texts])) for each in sets[name]]
+        predictions = [Embedded(np.stack([of_text[text] for text in pair.texts])) for pair in sets[name]]
         write(side, seed, name, embedding_task(TASK).score(sets[name], predictions))
     if speed:
         write(side, seed, f"{task}_training", speed)
@@ -156,7 +156,7 @@ def measure(task: str, sets: Sets, side: str, seed: int) -> None:
 
 
 def embed(task: str, work: Work) -> None:
-    """Writes the texts a second of each side, in turns of which the first does not count."""
+    """Writes the texts a second of each side, in turns; the first turn does not count."""
     texts = np.random.default_rng(0).permutation(work["texts"])[:1000].tolist()
     bert = bert_jax.load_pretrained(work["start"])
     turns = {"ours": partial(bert_jax.sentence_embeddings, bert, texts, max_seq_length=work["max_seq_length"])}
@@ -177,14 +177,14 @@ def embed(task: str, work: Work) -> None:
 
 
 def table() -> list[str]:
-    """Returns all that was measured: means, differences over seeds, and how many times as fast by medians."""
+    """Returns a table of all measurements: means, differences over seeds, and how many times as fast by medians."""
     record = tables.collect(sorted(Path(OUTPUT.value).glob("*/seed*")), {"units": []})
-    columns = {f"{name}.{metric}" for unit in record["units"] for name, found in unit.get("evaluations", {}).items()
-               for metric in found["metrics"]}  # fmt: skip
+    columns = {f"{name}.{metric}" for unit in record["units"] for name, scores in unit.get("evaluations", {}).items()
+               for metric in scores["metrics"]}  # fmt: skip
     rows = [["", *SIDES, "ours - theirs", "ours is", "times"]]
     for column in sorted(columns):
         values = [tables.values_of(record, side, f"evaluation:{column}") for side in SIDES]
-        medians = [statistics.median(each.values()) for each in values if each and column.endswith("_per_second")]
+        medians = [statistics.median(runs.values()) for runs in values if runs and column.endswith("_per_second")]
         times = f"{medians[0] / max(medians[1:]):.2f}" if len(medians) > 1 else ""
         rows.append([column, *map(tables.cell, values), *tables.told_apart(*values[1:3]), times])
     return timing.table(rows)

@@ -66,7 +66,7 @@ def parse_modes(text: str, what: str) -> tuple[str, ...]:
 def describe_work(
     what: str, model: ModelConfig, optimizer: OptimizerConfig, seed: int, platform: str
 ) -> dict[str, Any]:
-    """Returns what the worker has to know beside the batches: shape, dropout and optimizer, as ours."""
+    """Returns what the worker needs besides the batches: shape, dropout and optimizer, as ours."""
     return {
         "what": what,
         "model": dataclasses.asdict(model),

@@ -74,16 +74,16 @@ def collect(directories: Sequence[Path], record: Record) -> Record:
 
 
 def collect_unit(directory: Path) -> dict[str, Any]:
-    """Returns what was measured in a directory. Raises: InputError if that is nothing."""
+    """Returns the measurements in a directory. Raises: InputError if there are none."""
     seed = re.fullmatch(r"seed(\d+)", directory.name)
     group = directory.parent.name if seed else directory.name
     unit: dict[str, Any] = {"group": group, "seed": int(seed[1]) if seed else 0}
     pretrain = directory / "pretrain" if (directory / "pretrain").is_dir() else directory
     if (pretrain / METRICS_FILE).is_file():
         records = read_metrics(pretrain / METRICS_FILE)
-        evaluations = [each for each in records if each["kind"] == "eval"]
+        evaluations = [record for record in records if record["kind"] == "eval"]
         unit["settings"] = read_json(pretrain / "config.json")["run"]
-        unit["heldout"] = {name: [each.get(name) for each in evaluations] for name in (evaluations or [{}])[-1]}
+        unit["heldout"] = {name: [record.get(name) for record in evaluations] for name in (evaluations or [{}])[-1]}
     for kind in ("evaluations", "pairs"):
         if files := sorted((directory / kind).glob("*.json")):
             unit[kind] = {path.stem: read_json(path) for path in files}
@@ -98,9 +98,9 @@ def collect_unit(directory: Path) -> dict[str, Any]:
 def _without_directories(value: Any) -> Any:
     """Returns JSON values with the last parts of paths alone."""
     if isinstance(value, dict):
-        return {name: _without_directories(each) for name, each in value.items()}
+        return {name: _without_directories(item) for name, item in value.items()}
     if isinstance(value, list):
-        return [_without_directories(each) for each in value]
+        return [_without_directories(item) for item in value]
     return _DIRECTORIES.sub("", value) if isinstance(value, str) else value
 
 
@@ -120,7 +120,7 @@ def _task(directory: Path) -> dict[str, Any]:
 def value_of(unit: Mapping[str, Any], column: str) -> float | None:
     """Returns a metric of a unit, None if it was not measured; of a task the mean over the seeds of fine-tuning.
 
-    Raises: InputError if the column is misspelled, or what was measured has no such metric.
+    Raises: InputError if the column is misspelled, or the measurements lack the metric.
     """
     kind, _, name = column.partition(":")
     name, _, metric = name.partition(".")
@@ -131,11 +131,11 @@ def value_of(unit: Mapping[str, Any], column: str) -> float | None:
         return unit["pairs"][name]["overall"]["accuracy"] if name in unit.get("pairs", {}) else None
     if kind not in ("evaluation", "task"):
         raise InputError(f"column {shown(column)} is not evaluation:NAME.METRIC, pairs:NAME, task:NAME, heldout:METRIC")
-    found = unit.get("evaluations" if kind == "evaluation" else "tasks", {}).get(name)
-    if found is None:
+    entry = unit.get("evaluations" if kind == "evaluation" else "tasks", {}).get(name)
+    if entry is None:
         return None
-    runs = [found["metrics"]] if kind == "evaluation" else list(found["runs"].values())
-    metric = metric or found.get("metric", "")
+    runs = [entry["metrics"]] if kind == "evaluation" else list(entry["runs"].values())
+    metric = metric or entry.get("metric", "")
     if missing := [run for run in runs if metric not in run]:
         raise InputError(f"column {shown(column)}: {name} has no metric {metric!r}{suggest(metric, missing[0])}")
     return statistics.mean(run[metric] for run in runs)
@@ -143,8 +143,8 @@ def value_of(unit: Mapping[str, Any], column: str) -> float | None:
 
 def values_of(record: Record, group: str, column: str) -> dict[int, float]:
     """Returns the values of a group by seed."""
-    found = {unit["seed"]: value_of(unit, column) for unit in record["units"] if unit["group"] == group}
-    return {seed: value for seed, value in found.items() if value is not None}
+    values = {unit["seed"]: value_of(unit, column) for unit in record["units"] if unit["group"] == group}
+    return {seed: value for seed, value in values.items() if value is not None}
 
 
 def table(record: Record, columns: Sequence[str], rows: Sequence[str] = (), baseline: str = "") -> list[str]:
@@ -177,7 +177,7 @@ def difference(values: Mapping[int, float], baseline: Mapping[int, float]) -> st
 
 
 def told_apart(values: Mapping[int, float], baseline: Mapping[int, float]) -> tuple[str, str]:
-    """Returns `difference`, and what its interval says: "higher", "lower" or "not told apart"; "" without interval."""
+    """Returns `difference`, and its verdict: "higher", "lower" or "not told apart"; "" without interval."""
     seeds = values.keys() & baseline.keys()
     if not seeds:
         return "", ""
@@ -187,8 +187,8 @@ def told_apart(values: Mapping[int, float], baseline: Mapping[int, float]) -> tu
         return f"{mean:+.4g} (one seed)", ""
     student = _STUDENT[len(seeds) - 2] if len(seeds) - 2 < len(_STUDENT) else 1.96
     half = student * statistics.stdev(differences) / math.sqrt(len(seeds))
-    said = "higher" if mean > half else "lower" if mean < -half else "not told apart"
-    return f"{mean:+.4g} [{mean - half:+.4g}, {mean + half:+.4g}] ({len(seeds)})", said
+    verdict = "higher" if mean > half else "lower" if mean < -half else "not told apart"
+    return f"{mean:+.4g} [{mean - half:+.4g}, {mean + half:+.4g}] ({len(seeds)})", verdict
 
 
 def main() -> None:
@@ -197,7 +197,7 @@ def main() -> None:
         raise InputError("--record is needed, with --collect=PATTERN or --columns=NAME,...")
     path = Path(RECORD.value)
     if COLLECT.value:
-        directories = [Path(each) for each in sorted(glob.glob(COLLECT.value)) if Path(each).is_dir()]
+        directories = [Path(folder) for folder in sorted(glob.glob(COLLECT.value)) if Path(folder).is_dir()]
         if not directories:
             raise InputError(f"--collect={COLLECT.value} names no directory; quote a pattern of units")
         record = collect(directories, read_record(path) if path.exists() else {"format": 1, "units": []})

@@ -28,7 +28,7 @@ class Round(NamedTuple):
 
     seconds: float
     cpu_seconds: float  # of all threads
-    counts: dict[str, float]  # what was done, such as {"steps": 4, "tokens": 16384}
+    counts: dict[str, float]  # of the work done, such as {"steps": 4, "tokens": 16384}
 
 
 class Contender(NamedTuple):
@@ -36,7 +36,7 @@ class Contender(NamedTuple):
 
     name: str
     run: Callable[[], Round]
-    facts: dict[str, Any]  # what is known of it beside its rounds; may grow while it runs
+    facts: dict[str, Any]  # about it, beside its rounds; may grow while it runs
 
 
 class Spread(NamedTuple):
@@ -67,7 +67,7 @@ class Clock:
         self.cpu_seconds = self._cpu() - self._started[1]
 
     def round(self, **counts: float) -> Round:
-        """Returns what was measured, with what was done."""
+        """Returns the measured round, with its counts."""
         return Round(self.seconds, self.cpu_seconds, counts)
 
 
@@ -80,12 +80,12 @@ def alternate(
             first = contender.run()
             contender.facts.setdefault("first_round_seconds", round(first.seconds, 3))
         tell(f"{contender.name}: warm")
-    found: dict[str, list[Round]] = {contender.name: [] for contender in contenders}
+    measured: dict[str, list[Round]] = {contender.name: [] for contender in contenders}
     for number in range(rounds):
         for contender in contenders if number % 2 == 0 else reversed(contenders):
-            found[contender.name].append(contender.run())
+            measured[contender.name].append(contender.run())
         tell(f"round {number + 1} of {rounds}")
-    return found
+    return measured
 
 
 def spread(values: Sequence[float]) -> Spread:
@@ -94,7 +94,7 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def rate(rounds: Sequence[Round], count: str) -> Spread:
-    """Returns how much of what is counted is done in a second."""
+    """Returns the rate of a count per second."""
     return spread([one.counts[count] / one.seconds for one in rounds])
 
 
@@ -121,7 +121,7 @@ def peak_memory(device: Any = None) -> dict[str, Any]:
 
 
 def environment(devices: Sequence[Any] = ()) -> dict[str, Any]:
-    """Returns what a figure is worth little without: commit, versions, devices, processor, and how busy it was."""
+    """Returns the context that a figure needs: commit, versions, devices, processor, and how busy it was."""
     versions = {"python": platform.python_version(), "bert_jax": __version__}
     for package in _PACKAGES:
         versions[package] = metadata.version(package)
@@ -144,7 +144,7 @@ def num_cores() -> int:
 
 
 def _git(*arguments: str) -> str:
-    """Returns what git says of the checkout, or "" where there is none."""
+    """Returns the output of a git command in the checkout, or "" if it fails."""
     try:
         done = subprocess.run(["git", "-C", str(CHECKOUT), *arguments], capture_output=True, text=True, check=False)
     except OSError:
@@ -171,8 +171,8 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def figures(contender: Contender, rounds: Sequence[Round], peak: float = 0.0) -> dict[str, Any]:
-    """Returns all that was measured of a contender, for JSON; shares of `peak` FLOP/s where that is known."""
-    found: dict[str, Any] = {
+    """Returns all figures of a contender, for JSON; shares of `peak` FLOP/s where that is known."""
+    stats: dict[str, Any] = {
         "name": contender.name,
         **contender.facts,
         "steps_per_round": rounds[0].counts["steps"],
@@ -181,22 +181,22 @@ def figures(contender: Contender, rounds: Sequence[Round], peak: float = 0.0) ->
         "step_cpu_seconds": per_step(rounds, cpu=True)._asdict(),
     }
     if (
-        "side" in found and "first_round_seconds" in found
+        "side" in stats and "first_round_seconds" in stats
     ):  # with what it compiles; several programs where rows have several lengths
         usual = spread([one.seconds for one in rounds]).median
-        found.setdefault("compile_seconds", max(0.0, round(found["first_round_seconds"] - usual, 2)))
+        stats.setdefault("compile_seconds", max(0.0, round(stats["first_round_seconds"] - usual, 2)))
     for count in rounds[0].counts:
         if count != "steps":
-            found[f"{count}_per_second"] = rate(rounds, count)._asdict()
-            found[f"{count}_per_cpu_second"] = spread([one.counts[count] / one.cpu_seconds for one in rounds])._asdict()
+            stats[f"{count}_per_second"] = rate(rounds, count)._asdict()
+            stats[f"{count}_per_cpu_second"] = spread([one.counts[count] / one.cpu_seconds for one in rounds])._asdict()
     for kind in ("useful", "padded"):
         if peak and f"{kind}_flops" in rounds[0].counts:
             share = rate(rounds, f"{kind}_flops")
-            found[f"{kind}_mfu"] = {name: value / peak for name, value in share._asdict().items()}
+            stats[f"{kind}_mfu"] = {name: value / peak for name, value in share._asdict().items()}
     if "compiled_flops" in contender.facts:
         model_flops = rounds[0].counts["padded_flops"] / rounds[0].counts["steps"]
-        found["compiled_flops_of_padded"] = contender.facts["compiled_flops"] / model_flops
-    return found
+        stats["compiled_flops_of_padded"] = contender.facts["compiled_flops"] / model_flops
+    return stats
 
 
 def comparisons(contenders: Sequence[Contender], found: dict[str, list[Round]]) -> list[dict[str, Any]]:

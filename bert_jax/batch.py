@@ -43,12 +43,12 @@ class Batch(NamedTuple):
     mlm_weights: Array = None  # [B, P] float: 1 for a prediction, 0 for padding
     # Labels of a fine-tuning task, by its head. Sequence classification: [B, M] int, or float for a regression, or
     # [B, M, K] float, a probability for each class;
-    # multiple choice: [B, M] int, at the first choice of each example the place of the right one among the M sequences,
+    # multiple choice: [B, M] int, at the first choice of each example the index of the right one among the M sequences,
     # and -1 at its further choices and at empty places; token classification: [B, L] int, -1 for tokens without a
     # label; question answering: [B, M, 2] int, the positions in the row of the answer's first and last token;
     # embeddings: `model.heads.embedding.Texts`, of the whole batch.
     labels: Array = None
-    # What a teacher makes of the row: [B, P, V] of the masked tokens, or as the task's head has its logits.
+    # The teacher's outputs for the row: [B, P, V] of the masked tokens, or as the task's head has its logits.
     teacher: Array = None
     causal: Array = None  # [B] bool: the row is read from left to right; None is all rows as the model reads them
 
@@ -109,5 +109,5 @@ def _padded(rows: Sequence[np.ndarray | Sequence[int]], length: int, filling: in
 
 
 def _counts(rows: Sequence[np.ndarray | Sequence[int]]) -> np.ndarray:
-    """Returns how many numbers each row has, [rows, 1]."""
+    """Returns the number of values in each row, [rows, 1]."""
     return np.array([len(row) for row in rows], np.int32).reshape(-1, 1)

@@ -14,14 +14,14 @@ _QUERY = re.compile(r"(\w://[^\s?#'\"]*[?#])[^\s'\"]*=[^\s'\"]*?(?=[;,:.)\]}>]*(
 
 
 def without_secrets(value: Value) -> Value:
-    """Returns a text with "..." for what is secret in its URLs: user:password@, and all of ?token=... and #token=...
+    """Returns a text with "..." for the secrets in its URLs: user:password@, and all of ?token=... and #token=...
 
-    Of dicts and lists, those of their values. Every message of an `InputError` passes here.
+    Dicts and lists are processed recursively. Every message of an `InputError` passes through here.
     """
     if isinstance(value, str):
         return _QUERY.sub(r"\1...", _USER.sub("...@", value))  # type: ignore[return-value]
     if isinstance(value, dict):
-        return {name: without_secrets(each) for name, each in value.items()}  # type: ignore[return-value]
+        return {name: without_secrets(item) for name, item in value.items()}  # type: ignore[return-value]
     if isinstance(value, (list, tuple)):
         return type(value)(map(without_secrets, value))  # type: ignore[return-value,call-arg]
     return value

@@ -50,8 +50,8 @@ def finetune(
     """Fine-tunes until config.train.num_epochs, from `init_checkpoint` or from where `workdir` stands.
 
     Leaves the model of the best evaluation in `finetuned/`, its predictions in `predictions/`, and `results.json`.
-    `started` is when the command began, in seconds since the epoch, for the goodput; 0 is now. `task` makes a task of
-    one's own from its settings and labels, and `head` is one's own, in place of that of the task.
+    `started` is when the command began, in seconds since the epoch, for the goodput; 0 is now. `task` makes a
+    custom task from its settings and labels, and `head` is a custom head that replaces the task's own.
 
     Raises: InputError if a setting, the data or the work directory cannot be used; before anything is written.
     """

@@ -161,9 +161,9 @@ def _check_data(first: Place, other: Place) -> None:
     """Raises: InputError, on every process, if two runs were trained on different data."""
 
     def compare() -> None:
-        begun = [one for one in (first, other) if (one / "config.json").exists()]
-        found = [read_identity(one, FinetuneConfig).get("dataset") for one in begun]
-        if found and found[0] != found[-1]:
+        begun = [run for run in (first, other) if (run / "config.json").exists()]
+        datasets = [read_identity(run, FinetuneConfig).get("dataset") for run in begun]
+        if datasets and datasets[0] != datasets[-1]:
             raise InputError(
                 f"{first} and {other} were trained on different data: the files have changed in between; delete the "
                 "run on the old ones, or give another workdir"
@@ -195,15 +195,15 @@ def describe(outcomes: Sequence[Outcome], metric: str) -> list[str]:
         rows.append([outcome.name, f"{outcome.score:.4f}", str(outcome.step), f"{outcome.seconds:.0f}", mark])
     figures = [["", "runs", "mean", "deviation", "median", "best", "degenerate"]]
     rates = sorted({outcome.learning_rate for outcome in outcomes}, reverse=True)
-    groups = [(f"{rate:g}", [one for one in outcomes if one.learning_rate == rate]) for rate in rates]
+    groups = [(f"{rate:g}", [run for run in outcomes if run.learning_rate == rate]) for rate in rates]
     for name, group in [*(groups if len(groups) > 1 else []), ("all", list(outcomes))]:
-        scores = [one.score for one in group if not math.isnan(one.score)] or [math.nan]
+        scores = [run.score for run in group if not math.isnan(run.score)] or [math.nan]
         deviation = statistics.stdev(scores) if len(scores) > 1 else 0.0
         values = (statistics.mean(scores), deviation, statistics.median(scores), max(scores))
         figures.append(
-            [name, str(len(group)), *(f"{value:.4f}" for value in values), str(sum(one.degenerate for one in group))]
+            [name, str(len(group)), *(f"{value:.4f}" for value in values), str(sum(run.degenerate for run in group))]
         )
-    finite = [one for one in outcomes if not math.isnan(one.score)]
-    why = "no run stayed finite" if all(one.degenerate for one in outcomes) else "there was nothing to evaluate on"
-    best = max(finite, key=lambda one: one.score).name if finite else f"none: {why}"
+    finite = [run for run in outcomes if not math.isnan(run.score)]
+    why = "no run stayed finite" if all(run.degenerate for run in outcomes) else "there was nothing to evaluate on"
+    best = max(finite, key=lambda run: run.score).name if finite else f"none: {why}"
     return [*table(rows), "", *table(figures), "", f"the best is {best}"]

@@ -67,27 +67,27 @@ def modern_config(size: str, phases: bool) -> PretrainConfig:
     """Returns ModernBERT's pre-training in rows of 1,024 tokens and, with `phases`, then of 8,192."""
     if size not in MODERN:
         raise InputError(f"there is no modern size {size!r}{suggest(size, MODERN)}; sizes: {', '.join(MODERN)}")
-    of = MODERN[size]
+    run = MODERN[size]
     later = Phase2Config(
-        num_steps=of.later_steps, learning_rate=of.later_rate, batch_size=max(1, of.batch_size // 8), warmup_steps=0
+        num_steps=run.later_steps, learning_rate=run.later_rate, batch_size=max(1, run.batch_size // 8), warmup_steps=0
     )
     return PretrainConfig(
         model=dataclasses.replace(model_size(f"modernbert-{size}"), attention="fused"),
-        data=DataConfig(batch_size=of.batch_size),
+        data=DataConfig(batch_size=run.batch_size),
         masking=MaskingConfig(rate=0.3),
         optimizer=OptimizerConfig(
             name="stable_adamw",
-            learning_rate=of.learning_rate,
+            learning_rate=run.learning_rate,
             warmup_steps=0,
             warmup_rate=0.002,
             schedule="stable",
             decay_rate=1 / 6,
             beta2=0.98,
-            weight_decay=1e-5 / of.learning_rate,  # theirs is decoupled from the rate
+            weight_decay=1e-5 / run.learning_rate,  # theirs is decoupled from the rate
             clip_norm=0.0,
             bias_correction=True,
         ),
-        train=TrainConfig(num_steps=of.num_steps, next_sentence=False),
+        train=TrainConfig(num_steps=run.num_steps, next_sentence=False),
         phase2=later if phases else Phase2Config(),
     )
 

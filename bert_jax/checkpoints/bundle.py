@@ -2,11 +2,11 @@
 """TensorFlow's tensor bundle, the format of its checkpoints since 2016, read and written without TensorFlow.
 
 A checkpoint `prefix` is an index, `prefix.index`, and the bytes of the tensors, `prefix.data-00000-of-00001`, one file
-or several. The index is a sorted table: blocks of entries whose keys leave out what they share with the key before, a
-block that says where these blocks are, and a footer that says where that one is; each block has a checksum. A key is
+or several. The index is a sorted table: blocks of entries whose keys omit the prefix shared with the key before, a
+block with the positions of these blocks, and a footer with that of the last; each block has a checksum. A key is
 a tensor's name, its value a protocol buffer with type, shape, place and checksum; the empty key holds a header.
 
-Written files are byte for byte what TensorFlow writes, as long as all tensors go to one data file.
+Written files equal TensorFlow's byte for byte, as long as all tensors go to one data file.
 
 Source: tensorflow/core/util/tensor_bundle; tensorflow/core/protobuf/tensor_bundle.proto; tensorflow/core/lib/io/table*
 and the page "leveldb File format" of LevelDB, from which that table comes; the kinds of numbers are those of
@@ -41,8 +41,8 @@ _KINDS = {dtype: number for number, dtype in _DTYPES.items()}
 _MAGIC = (0xDB4775248B80FB57).to_bytes(8, "little")  # ends every such table
 _FOOTER_BYTES = 48  # two handles, zeros and the magic number
 _TRAILER_BYTES = 5  # of a block: how it is compressed, and its checksum
-_BLOCK_BYTES = 1 << 18  # with this many a block is full
-_RESTART_INTERVAL = 16  # entries of a block, of which the first has its whole key
+_BLOCK_BYTES = 1 << 18  # size at which a block is full
+_RESTART_INTERVAL = 16  # entries; the first of them has its whole key
 _HEADER = bytes([1 << 3 | VARINT, 1]) + delimited(3, bytes([1 << 3 | VARINT, 1]))  # one data file, version 1
 
 
@@ -71,7 +71,7 @@ class Index(NamedTuple):
 
 
 class Bundle:
-    """The tensors of a checkpoint, each read when it is asked for."""
+    """The tensors of a checkpoint, read on demand."""
 
     def __init__(self, prefix: str | os.PathLike):
         """Opens the checkpoint `prefix.index`.
@@ -100,9 +100,9 @@ class Bundle:
                 )
 
     def read(self, name: str) -> np.ndarray:
-        """Returns a tensor, after its checksum.
+        """Returns a tensor, after verifying its checksum.
 
-        Raises: InputError if there is no such tensor, it is of a kind that is not read, or its bytes are damaged.
+        Raises: InputError if the tensor is missing, its dtype is not supported, or its bytes are damaged.
         """
         if name not in self.entries:
             raise InputError(f"{index_path(self.prefix)} has no tensor {name}; it has {len(self.entries)} others")
@@ -154,7 +154,7 @@ def read_index(path: str | os.PathLike) -> Index:
         if not pairs or pairs[0][0] != b"":
             raise ValueError("it has no header")
         num_shards = _parse_header(pairs[0][1])
-        # Names that begin with a zero byte are those of the parts of partitioned variables.
+        # Names that begin with a zero byte belong to the parts of partitioned variables.
         entries = {key.decode(): _parse_entry(value) for key, value in pairs[1:] if key[0]}
         for name, entry in entries.items():
             if problem := _problem(entry, num_shards):
@@ -174,17 +174,17 @@ def _read_table(content: bytes) -> Iterator[tuple[bytes, bytes]]:
     footer = content[-_FOOTER_BYTES:]
     if len(footer) < _FOOTER_BYTES or footer[-8:] != _MAGIC:
         raise ValueError(f"of its {len(content)} bytes the last ones do not end a table")
-    numbers, place = [], 0
+    numbers, position = [], 0
     for _ in range(4):
-        number, place = parse_varint(footer, place, _FOOTER_BYTES - 8)
+        number, position = parse_varint(footer, position, _FOOTER_BYTES - 8)
         numbers.append(number)
     if _footer(b"".join(map(encode_varint, numbers))) != footer:
         raise ValueError("its footer holds more than two handles")
-    _read_block(content, *numbers[:2])  # of other information, of which there is none; its checksum must be right
+    _read_block(content, *numbers[:2])  # the metaindex, which is empty; its checksum must be right
     previous = None
     for _, handle in _block_entries(_read_block(content, *numbers[2:])):
-        offset, place = parse_varint(handle, 0, len(handle))
-        size, _ = parse_varint(handle, place, len(handle))
+        offset, position = parse_varint(handle, 0, len(handle))
+        size, _ = parse_varint(handle, position, len(handle))
         for key, value in _block_entries(_read_block(content, offset, size)):
             if previous is not None and key <= previous:
                 raise ValueError(f"key {key!r} comes after {previous!r}")
@@ -193,7 +193,7 @@ def _read_table(content: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _read_block(content: bytes, offset: int, size: int) -> bytes:
-    """Returns a block after its checksum."""
+    """Returns a block, after verifying its checksum."""
     block = content[offset : offset + size + _TRAILER_BYTES]
     if len(block) < size + _TRAILER_BYTES:
         raise ValueError(f"the block at byte {offset} ends after the file")
@@ -206,20 +206,20 @@ def _read_block(content: bytes, offset: int, size: int) -> bytes:
 
 
 def _block_entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yields the keys and values of a block; the places of whole keys at its end are for searching, and not needed."""
+    """Yields the keys and values of a block; the positions of whole keys at its end serve searches, and are skipped."""
     stop = len(block) - 4 - 4 * int.from_bytes(block[-4:], "little")
     if stop < 0:
         raise ValueError("a block is shorter than it says")
-    key, place = b"", 0
-    while place < stop:
-        shared, place = parse_varint(block, place, stop)
-        added, place = parse_varint(block, place, stop)
-        length, place = parse_varint(block, place, stop)
-        if shared > len(key) or place + added + length > stop:
+    key, position = b"", 0
+    while position < stop:
+        shared, position = parse_varint(block, position, stop)
+        added, position = parse_varint(block, position, stop)
+        length, position = parse_varint(block, position, stop)
+        if shared > len(key) or position + added + length > stop:
             raise ValueError("an entry reaches beyond its block")
-        key = key[:shared] + block[place : place + added]
-        place += added + length
-        yield key, block[place - length : place]
+        key = key[:shared] + block[position : position + added]
+        position += added + length
+        yield key, block[position - length : position]
 
 
 def _parse_header(value: bytes) -> int:
@@ -329,7 +329,7 @@ def _encode_table(pairs: Sequence[tuple[bytes, bytes]]) -> bytes:
         elif block.size >= _BLOCK_BYTES:
             index.add(_separator(key, pairs[number][0]), append(block))
             block = _Block(_RESTART_INTERVAL)
-    handles = append(_Block(restart_interval=1)) + append(index)  # the first is of other information: none
+    handles = append(_Block(restart_interval=1)) + append(index)  # the first is the empty metaindex
     return bytes(table) + _footer(handles)
 
 
@@ -363,23 +363,23 @@ class _Block:
 
 def _num_shared(first: bytes, second: bytes) -> int:
     """Returns the length of the common prefix."""
-    different = (place for place, (one, other) in enumerate(zip(first, second)) if one != other)
+    different = (index for index, (one, other) in enumerate(zip(first, second)) if one != other)
     return next(different, min(len(first), len(second)))
 
 
 def _separator(low: bytes, high: bytes) -> bytes:
     """Returns a short key k with `low` <= k < `high`; the index of blocks stores it for a block."""
-    place = _num_shared(low, high)
-    if place < min(len(low), len(high)) and low[place] + 1 < high[place]:
-        return low[:place] + bytes([low[place] + 1])
+    length = _num_shared(low, high)
+    if length < min(len(low), len(high)) and low[length] + 1 < high[length]:
+        return low[:length] + bytes([low[length] + 1])
     return low
 
 
 def _successor(key: bytes) -> bytes:
     """Returns a short key that is not below `key`."""
-    for place, byte in enumerate(key):
+    for index, byte in enumerate(key):
         if byte < 0xFF:
-            return key[:place] + bytes([byte + 1])
+            return key[:index] + bytes([byte + 1])
     return key
 
 

@@ -43,7 +43,7 @@ def differences(one: Pretrained, other: Pretrained) -> dict[str, float]:
 
 
 def _fitting(bert: Pretrained, parts: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the parts, each with as many of its characters as the model has positions for."""
+    """Returns the parts, each cut to as many characters as the model has positions for."""
     room = max(1, (bert.config.max_positions - 1) // len(parts) - 1)
     return tuple(
         next(part[:end] for end in range(len(part), -1, -1) if len(bert.tokenizer.encode(part[:end])) <= room)
@@ -53,7 +53,7 @@ def _fitting(bert: Pretrained, parts: tuple[str, ...]) -> tuple[str, ...]:
 
 @partial(jax.jit, static_argnums=0)
 def _all_outputs(config: ModelConfig, params: Params, batch: Batch) -> dict[str, jax.Array]:
-    """Returns hidden states, pooled outputs if any, and the logits of every head that there is."""
+    """Returns hidden states, pooled outputs if any, and the logits of every head."""
     encoded = encode(config, params, batch)
     outputs = {"hidden": encoded.hidden} | ({} if encoded.pooled is None else {"pooled": encoded.pooled})
     parts = parts_of(params)

@@ -2,7 +2,7 @@
 """BERT and its relatives in transformers' files: one table of names for each family, and its settings.
 
 Source: google-research/bert modeling.py, run_pretraining.py, run_classifier.py, run_squad.py; the configuration and
-modeling files of transformers 5.23. What is another name alone is a row; what is another
+modeling files of transformers 5.23. A difference in names alone is a row; a difference in
 computation is an option of `ModelConfig`, or refused.
 """
 
@@ -36,8 +36,8 @@ class Parameter(NamedTuple):
     @property
     def piece(self) -> tuple[int, int]:
         """The number of this part of a tensor, and how many there are."""
-        number, _, of = (self.hf.partition("#")[2] or "0/1").partition("/")
-        return int(number), int(of)
+        number, _, count = (self.hf.partition("#")[2] or "0/1").partition("/")
+        return int(number), int(count)
 
     def is_flipped(self, form: str) -> bool:
         """Returns whether the matrix is [out, in] there; ours are [in, out]."""
@@ -77,7 +77,7 @@ _MODULES: tuple[tuple[str, ...], ...] = (
     ("head", "span", "qa_outputs", "cls/squad/"),
     ("bias", "mlm/output_bias", "cls.predictions.bias", "cls/predictions/output_bias"),
 )
-# What BERT has not; in families that have none of it either, no parameter has such a name.
+# Parameters that BERT lacks; in families that lack them too, no parameter has such a name.
 _MORE: tuple[tuple[str, ...], ...] = (
     ("dense", "encoder/embeddings/project", "bert.embeddings_project"),
     ("dense", "encoder/layers/mlp/gate", "bert.encoder.layer.{i}.gate.dense"),
@@ -114,7 +114,7 @@ _EXACT = {"gelu": "gelu_exact", "gelu_python": "gelu_exact"}
 _TANH = {"gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
 NAMES_OF_ACTIVATIONS = {"gelu_exact": "gelu", "gelu_tanh": "gelu_new", "relu": "relu"}
 
-# The options of `ModelConfig` that a config.json does not speak of, with the values of BERT.
+# The options of `ModelConfig` that a config.json does not mention, with the values of BERT.
 _FIXED: dict[str, Any] = {name: getattr(ModelConfig, name) for name in (
     "pooling", "positions", "position_offset", "window", "norm", "norm_bias", "dense_bias", "feed_forward",
     "embedding_size")}  # fmt: skip
@@ -129,11 +129,11 @@ class Family(NamedTuple):
 
     prefix: str = "Bert"  # of its classes
     usual: str = "base"  # the model size with the family's defaults
-    base: str = "bert"  # what the encoder's tensors are named for, in a model with a head
+    base: str = "bert"  # prefix of the encoder's tensors, in a model with a head
     settings: dict[str, str] = SETTINGS
     fixed: dict[str, Any] = _FIXED  # our options that no setting of theirs changes
     modules: dict[str, str] = _NOTHING  # our module -> theirs, where it is not BERT's name with another base
-    # End of a class -> what a module is called there, and what it is called in the table.
+    # End of a class -> {name of a module there: its name in the table}.
     renamed: dict[str, dict[str, str]] = _NOTHING
     tied: tuple[str, str] = ("cls.predictions.decoder.weight", "cls.predictions.decoder.bias")  # copies of others
     token_ids: dict[str, str] = _NOTHING  # their settings with the id of a token -> the tokenizer's attribute
@@ -145,12 +145,12 @@ class Family(NamedTuple):
     write: Callable[[ModelConfig], JsonObject] = lambda config: {}
 
     def names_in(self, kind: str, names: Sequence[str] = ()) -> dict[str, str]:
-        """Returns the entry of `renamed` for a class; for an unknown one, that whose own modules are all there."""
+        """Returns the entry of `renamed` for a class; for an unknown class, that whose own modules are all there."""
         if kind:
             return self.renamed.get(kind.removeprefix(self.prefix), _NOTHING)
         modules = {name.rpartition(".")[0] for name in names}
-        found = (of for of in self.renamed.values() if of.keys() <= modules and "classifier" not in of)
-        return next(found, _NOTHING)
+        matching = (entry for entry in self.renamed.values() if entry.keys() <= modules and "classifier" not in entry)
+        return next(matching, _NOTHING)
 
 
 def _read_offset(settings: JsonObject) -> dict[str, Any]:
@@ -169,7 +169,7 @@ def _read_width(settings: JsonObject) -> dict[str, Any]:
 
 
 def _read_modern(settings: JsonObject) -> dict[str, Any]:
-    """Layers, windows and angles, as version 5 of transformers says them or as older ones do.
+    """Layers, windows and angles, as version 5 of transformers or older versions write them.
 
     Raises: InputError if layers have another order, or angles another form.
     """
@@ -214,7 +214,7 @@ def _types(layers: int, every: int) -> list[str]:
 
 
 def _write_modern(config: ModelConfig) -> JsonObject:
-    of = {"full_attention": config.rotary_theta, "sliding_attention": config.local_rotary_theta}
+    thetas = {"full_attention": config.rotary_theta, "sliding_attention": config.local_rotary_theta}
     every = config.global_every if config.window else 1
     return {
         "embedding_dropout": config.hidden_dropout_rate,
@@ -225,7 +225,7 @@ def _write_modern(config: ModelConfig) -> JsonObject:
         "local_attention": 2 * config.window,
         "global_attn_every_n_layers": every,
         "layer_types": _types(config.num_layers, every),
-        "rope_parameters": {kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in of.items()},
+        "rope_parameters": {kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in thetas.items()},
         "global_rope_theta": config.rotary_theta,  # this and the next for older versions
         "local_rope_theta": config.local_rotary_theta,
     }
@@ -378,21 +378,21 @@ def class_of(head: Head, family: str) -> str:
 
 def check_expressible(config: ModelConfig, family: str, where: str) -> None:
     """Raises: InputError, with its name, if an option of the model is not computed by the family."""
-    of = FAMILIES[family]
+    spec = FAMILIES[family]
     if config.family != family:
         raise InputError(f"model.family {config.family} has no counterpart in {where}; write it as hf or bert_jax")
-    if not config.type_vocab_size and "type_vocab_size" not in of.fixed:
+    if not config.type_vocab_size and "type_vocab_size" not in spec.fixed:
         raise InputError(f"model.type_vocab_size 0 has no counterpart in {where}, which has 1 or more; it stays here")
-    for name, value in of.fixed.items():
+    for name, value in spec.fixed.items():
         if getattr(config, name) != value:
             raise InputError(
                 f"model.{name} {getattr(config, name)} has no counterpart in {where}, which computes with {value}; the "
                 "model stays here, in its own format"
             )
-    if config.activation not in of.activations.values():
+    if config.activation not in spec.activations.values():
         raise InputError(f"model.activation {config.activation} has no counterpart in {where}; the model stays here")
 
 
 def name_of(family: object) -> str:
-    """Returns what a message calls a model of the family, as a file has it; an unknown one is a BERT."""
+    """Returns the name of a family's models for messages, given the family in a file; an unknown one is a BERT."""
     return FAMILIES[family].prefix if isinstance(family, str) and family in FAMILIES and family != "bert" else "BERT"

@@ -44,7 +44,7 @@ def grow(
       words: as the tokenizer normalises them; appended to the vocabulary in this order.
       use_unused: whether they replace [unused..] tokens, in order; ids and shapes then stay the same.
       max_positions: the new number of positions; 0 keeps it.
-      special: tokens that are found in text as they stand, such as the marks of entities [E1] and [/E1]; the tokenizer
+      special: tokens that are matched literally in text, such as the marks of entities [E1] and [/E1]; the tokenizer
         becomes one of tokenizer.json, which transformers reads too.
     Raises: InputError if a word or a number cannot be used, or if there is nothing to do.
 
@@ -76,14 +76,14 @@ def grow(
         ratio = config.max_positions / bert.config.max_positions
         theta = config.rotary_theta * ratio ** (config.head_size / (config.head_size - 2))
         config = dataclasses.replace(config, rotary_theta=theta)
-    config.validate()  # what is written can be read again
+    config.validate()  # so that the written model can be read again
     pieces = [bert.tokenizer.encode(word) or [bert.tokenizer.unk_id] for word in words]
 
     def with_words(table: np.ndarray) -> np.ndarray:
         grown = np.zeros((config.padded_vocab_size, *table.shape[1:]), table.dtype)
         grown[: bert.config.vocab_size] = table[: bert.config.vocab_size]
-        for place, ids in zip(places, pieces, strict=True):
-            grown[place] = table[ids].mean(axis=0)
+        for token_id, ids in zip(places, pieces, strict=True):
+            grown[token_id] = table[ids].mean(axis=0)
         return grown
 
     params = jax.device_get(bert.params)
@@ -141,8 +141,8 @@ def _grow_vocab(tokenizer: Tokenizer, words: Sequence[str], use_unused: bool) ->
                 "or append them, which makes the table larger"
             )
     vocab += [""] * (max(places) + 1 - len(vocab))
-    for place, word in zip(places, words, strict=True):
-        vocab[place] = word
+    for token_id, word in zip(places, words, strict=True):
+        vocab[token_id] = word
     return Tokenizer(WordPiece(vocab, pieces.normalizer, pieces.longest)), np.array(places)
 
 

@@ -2,7 +2,7 @@
 """Hugging Face's model directories, read and written without transformers.
 
 A directory has config.json, tensors (`hf_weights`) and a tokenizer (`text.hf_tokenizer`).
-Source: transformers' configuration_bert.py and modeling_bert.py for what the options mean.
+Source: transformers' configuration_bert.py and modeling_bert.py for the meaning of the options.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ from bert_jax.storage.places import AnyPath
 from bert_jax.text.hf_tokenizer import load_hf_tokenizer, save_hf_tokenizer
 from bert_jax.text.tokenizer import Tokenizer
 
-_OF_TASKS = "task_specific_params"  # of transformers' configurations: whatever a task needs to know
+_OF_TASKS = "task_specific_params"  # transformers' option for settings of a task
 _MULTILABEL = "multilabel"  # of our tasks
 _PROBLEMS = ("regression", "single_label_classification", "multi_label_classification")
 
@@ -88,8 +88,8 @@ def load_hf(directory: Path) -> Imported:
     notes += [f"{name} has no {part}, which its architecture asks for" for part in missing]
     notes += find_not_finite(params, name)
     head = declared if declared and not missing else infer_head(present)
-    alike = (each for each in HEADS.values() if each.architecture == head.architecture)
-    head = next((each for each in alike if settings.get("problem_type") in each.problem_types), head)
+    alike = (candidate for candidate in HEADS.values() if candidate.architecture == head.architecture)
+    head = next((candidate for candidate in alike if settings.get("problem_type") in candidate.problem_types), head)
     for option, part in _DROPOUTS.items():
         if part in (*present, "") and settings.get(option) not in (None, config.hidden_dropout_rate):
             where_it_is = f"before a {part}" if part else "of embeddings"
@@ -147,10 +147,10 @@ def save_hf(
     present = parts_of(params)
     known = present if task in HEADS else set(present) & {"pooler"}  # nothing is known of a user's own head
     head = head_of(task, known)
-    head = head if head.own_parts else ENCODER  # what has no part of its own is written as the bare encoder
+    head = head if head.own_parts else ENCODER  # heads without parts of their own are written as the bare encoder
     if not class_of(head, config.family):  # it has fewer classes than BERT
-        its_own = [each for each in HEADS.values() if class_of(each, config.family)]
-        head = next(each for each in its_own if set(each.parts_in(config)) <= set(known))
+        its_own = [candidate for candidate in HEADS.values() if class_of(candidate, config.family)]
+        head = next(candidate for candidate in its_own if set(candidate.parts_in(config)) <= set(known))
     kind, parts = class_of(head, config.family), head.parts_in(config)
     notes = [f"{part} is left out: {kind} has none" for part in present if part not in parts]
     if not set(parts) <= set(known):
@@ -213,7 +213,7 @@ def _settings(
         | {theirs: getattr(tokenizer, name) for theirs, name in family.token_ids.items()}
         | family.write(config)
         | ({} if dtype == "float32" else {"dtype": dtype, "torch_dtype": dtype})
-    )  # what newer and older versions read
+    )  # for newer and older versions
     if head.has_labels:
         names = labels or tuple(f"LABEL_{index}" for index in range(params["classifier"]["bias"].shape[0]))
         settings["id2label"] = {str(index): label for index, label in enumerate(names)}
@@ -267,7 +267,7 @@ def model_config(settings: JsonObject, where: Path) -> ModelConfig:
 
 
 def fetch(url: str) -> Path:
-    """Returns a local copy of what a model at hf://ORG/NAME or hf://ORG/NAME@REVISION needs.
+    """Returns a local copy of the files of a model at hf://ORG/NAME or hf://ORG/NAME@REVISION.
 
     Raises: InputError if huggingface_hub is not installed, or if it cannot get the files.
     """
@@ -310,7 +310,7 @@ def _task_settings(settings: Mapping[str, object], head: Head, params: Params, l
         return {}
     given, count = of_task["thresholds"], params["classifier"]["bias"].shape[0]
     numbers = given if isinstance(given, list) else []
-    if len(numbers) != count or not all(type(each) in (int, float) and 0 <= each <= 1e15 for each in numbers):
+    if len(numbers) != count or not all(type(number) in (int, float) and 0 <= number <= 1e15 for number in numbers):
         raise InputError(
             f"{where}: {_OF_TASKS} has the thresholds {shown(given)}, which are not {count} numbers from 0 up; "
             "correct them, or leave them out for 0.5"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands in a directory of Hugging Face's beside a model, or in its place: named for what it is, with the fix."""
+"""Other files in a Hugging Face directory, beside a model or in its place: reported by what they are, with the fix."""
 
 import re
 from collections.abc import Iterable
@@ -53,6 +53,6 @@ def check_prefix(names: Iterable[str], where: Path) -> None:
 
 
 def find_extras(directory: Path) -> list[str]:
-    """Returns lines about what is not computed here: an adapter."""
+    """Returns notes about files that are not used here: an adapter."""
     note = f"{directory / ADAPTER}: an adapter of PEFT lies beside the model, and is not applied"
     return [note] if (directory / ADAPTER).exists() else []

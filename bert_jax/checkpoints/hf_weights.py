@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tensors of a Hugging Face directory: model.safetensors, shards of it, or a pickle. The only home of safetensors.
 
-Shards are model-00001-of-00002.safetensors and so on, and model.safetensors.index.json says which has which tensor.
+Shards are model-00001-of-00002.safetensors and so on, and model.safetensors.index.json maps tensors to shards.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ def open_weights(
 ) -> Iterator[tuple[Path, dict[str, tuple[int, ...]], Callable[[str], np.ndarray]]]:
     """Yields the file (for messages), {name: shape} of all tensors, and a function that reads a tensor.
 
-    `family` and `kind`, the class of the model if known, say which tensors repeat others; those are left out.
+    `family` and `kind`, the class of the model if known, determine which tensors repeat others; these are left out.
     """
     whole, index = directory / WEIGHTS, directory / INDEX
     strays = sorted(path.name for path in directory.glob("model-*-of-*.safetensors"))
@@ -116,7 +116,7 @@ def _open(path: Path, stack: contextlib.ExitStack) -> Any:
 
 
 def _open_shards(directory: Path, stack: contextlib.ExitStack) -> dict[Path, Any]:
-    """Returns the open shards. Raises: InputError if one is missing, or holds other tensors than the index says."""
+    """Returns the open shards. Raises: InputError if one is missing, or its tensors differ from the index."""
     index = directory / INDEX
     homes = _weight_map(index)
     files = {}

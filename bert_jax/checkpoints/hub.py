@@ -33,7 +33,7 @@ def import_hub(url: str) -> Any:
 
 
 def check_upload(url: str, revision: str) -> None:
-    """Checks what can be known before a model is converted.
+    """Runs the checks that are possible before a model is converted.
 
     Raises: InputError if the URL names no repository, huggingface_hub is not installed, or there is no token.
     """
@@ -76,11 +76,11 @@ def upload_model(directory: Path, url: str, revision: str, message: str, private
 
 
 def _refused(url: str, error: Exception) -> InputError:
-    """Returns the line for an answer of the hub that is an error."""
+    """Returns the error for a failed request to the hub."""
     status = getattr(getattr(error, "response", None), "status_code", 0)
-    said = one_line(Exception(getattr(error, "server_message", None) or error))[:200]
+    reason = one_line(Exception(getattr(error, "server_message", None) or error))[:200]
     if status == 401:
-        return InputError(f"the hub does not know the token for {url} ({said}); log in again: hf auth login")
+        return InputError(f"the hub does not know the token for {url} ({reason}); log in again: hf auth login")
     if status == 403:
-        return InputError(f"the token may not write to {url} ({said}); use one with write access, or another ORG")
-    return InputError(f"the hub refused {url} with status {status} ({said}); what was there before is unchanged")
+        return InputError(f"the token may not write to {url} ({reason}); use one with write access, or another ORG")
+    return InputError(f"the hub refused {url} with status {status} ({reason}); what was there before is unchanged")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Model cards: what a run's own records say of its model, as the README.md of a Hugging Face repository.
+"""Model cards: a run's own records of its model, as the README.md of a Hugging Face repository.
 
 `gather_records` gathers config.json, about.json, metrics.jsonl and results.json of a work directory; `model_card` makes
-text of them and reads nothing. What no record tells is left to the user, the licence first of all.
+text of them and reads nothing. Facts without a record are left to the user, above all the licence.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ _TOKENS = (  # where tokenizer.json has no way to say what Google's code does
 
 @dataclass(frozen=True)
 class Records:
-    """What is known of a model. Every part may be empty."""
+    """The known facts about a model. Every part may be empty."""
 
     model: Values  # the settings of the model
     task: str
@@ -79,33 +79,33 @@ def gather_records(
 
 def _workdir_of(path: str) -> str:
     """Returns the work directory that a model is in, which may be a URL; "" if it is in none."""
-    place = "" if is_hub(path) else path
-    for _ in range(3 if place else 0):
-        if isinstance(_read(f"{place}/config.json").get("run"), dict):
-            return place
-        place = place.rpartition("/")[0]
+    folder = "" if is_hub(path) else path
+    for _ in range(3 if folder else 0):
+        if isinstance(_read(f"{folder}/config.json").get("run"), dict):
+            return folder
+        folder = folder.rpartition("/")[0]
     return ""
 
 
 def _read(path: str) -> JsonObject:
     """Returns a file of JSON; {} if it is missing or holds something else."""
     try:
-        found = read_json(local_copy(path))
+        content = read_json(local_copy(path))
     except InputError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def _evaluation(path: str, step: int | None) -> dict[str, float]:
     """Returns the last evaluation until a step, of all steps if it is None; {} if there is none."""
-    found: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     with contextlib.suppress(OSError, InputError):
         for line in Path(local_copy(path)).read_text(encoding="utf-8", errors="replace").splitlines():
             with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
                 record = json.loads(line)
                 if record["kind"] == "eval" and (step is None or record["step"] <= step):
-                    found = {name: value for name, value in record.items() if name not in ("kind", "time", "phase")}
-    return found
+                    metrics = {name: value for name, value in record.items() if name not in ("kind", "time", "phase")}
+    return metrics
 
 
 def model_card(records: Records, name: str = "", library: str = "transformers") -> str:
@@ -215,7 +215,7 @@ def _training(records: Records) -> list[tuple[str, object]]:
 
 
 def _decay(optimizer: Values) -> str:
-    """Returns what the learning rate does after warm-up; records of older versions know linear decay alone."""
+    """Returns how the learning rate changes after warm-up; records of older versions know linear decay alone."""
     kind, power, share = (optimizer.get(name) for name in ("schedule", "decay_power", "decay_rate"))
     if kind == "stable":
         return f"constant, decay to 0 in the last {share:.0%} of the steps" if share else "constant"
@@ -270,7 +270,7 @@ def _data(records: Records) -> list[tuple[str, object]]:
 
 
 def _inputs(inputs: JsonObject) -> str:
-    """Returns the names of the files that data were made from, and how much they hold; "" if nobody noted them."""
+    """Returns the names of the files that data were made from, and how much they hold; "" if that was not recorded."""
     names = list(inputs.get("names", ()))
     if not names:
         return ""

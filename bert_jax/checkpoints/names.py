@@ -37,7 +37,7 @@ class Imported(NamedTuple):
     task: str  # of the head, one of `HEADS`
     labels: tuple[str, ...]  # the names of a classifier's classes, in their order; () if the source names none
     notes: tuple[str, ...]  # lines that the user should see
-    problem: str = ""  # Hugging Face's problem_type, where it is not what the number of outputs says
+    problem: str = ""  # Hugging Face's problem_type, if it does not follow from the number of outputs
     task_settings: Mapping[str, Any] = types.MappingProxyType({})  # as those of `Pretrained`
 
 
@@ -65,11 +65,11 @@ def canonical_names(
 ) -> dict[str, str]:
     """Returns {name as in the family's table: name in the file}.
 
-    Hugging Face's may lack "bert." (those of the bare encoder do) and may call the parameters of layer norm gamma
-    and beta (those made before 2019 do). The class of the model, `kind`, may have names of its own, and makes tensors
+    Hugging Face's may lack "bert." (as in the bare encoder) and may call the parameters of layer norm gamma
+    and beta (as before 2019). The class of the model, `kind`, may have names of its own, and makes tensors
     that these replace idle. Raises: InputError if two names mean the same.
     """
-    found: dict[str, str] = {}
+    known: dict[str, str] = {}
     names, of = list(names), FAMILIES[family]
     renamed = of.names_in(kind, names)
     idle = set(renamed.values()) - renamed.keys()
@@ -83,10 +83,10 @@ def canonical_names(
             canonical = module + dot + (_OLD_LEAVES.get(leaf, leaf) if module.endswith("LayerNorm") else leaf)
             if re.match(r"(embeddings|embeddings_project|encoder|pooler|transformer|layers|final_norm)\.", canonical):
                 canonical = f"{of.base}.{canonical}"
-        if canonical in found:
-            raise InputError(f"{where}: {found[canonical]} and {name} are two names of one tensor; remove one of them")
-        found[canonical] = name
-    return found
+        if canonical in known:
+            raise InputError(f"{where}: {known[canonical]} and {name} are two names of one tensor; remove one of them")
+        known[canonical] = name
+    return known
 
 
 def to_params(
@@ -103,7 +103,7 @@ def to_params(
       read: name in the file -> array, called once for each tensor that is used.
       shapes: of all tensors of the source, by their names there.
       form: "hf" or "tf1".
-      config: the model; its shapes must be those of the tensors.
+      config: the model; its shapes must match the tensors.
       where: the file, for messages.
       kind: the class of the model in transformers, if known.
     Raises: InputError, before any tensor is read, that lists the tensors that are missing, unknown or misshapen.
@@ -133,7 +133,7 @@ def to_params(
                 )
 
     flat = {row.ours: np.zeros(expected[row.ours].shape, np.float32) for row in rows}
-    targets: dict[str, list[tuple[Parameter, np.ndarray]]] = {}  # of each tensor, views of what it fills
+    targets: dict[str, list[tuple[Parameter, np.ndarray]]] = {}  # by tensor: views of the arrays that it fills
     for row in rows:
         array = flat[row.ours]
         slices = [array[i] for i in range(len(array))] if is_stacked(row.ours) else [array]
@@ -150,13 +150,13 @@ def to_params(
             number, pieces = row.piece
             value = np.split(whole, pieces)[number]
             value = value.T if row.is_flipped(form) else value
-            with np.errstate(over="ignore"):  # of float64; `find_not_finite` tells of it
+            with np.errstate(over="ignore"):  # of float64; `find_not_finite` reports it
                 target[: len(value)] = value
     return unflatten(flat)
 
 
 def _parts_of(wanted: Mapping[str, Sequence[str]], names: Collection[str]) -> set[str]:
-    """Returns the parts that a file has: those with a tensor that no other part has, and then those of other tensors.
+    """Returns the parts in a file: parts with a tensor that no other part has, then parts of the remaining tensors.
 
     `wanted` are the names of our parameters there. ModernBERT's classifiers and its masked language model share some.
     """
@@ -221,10 +221,10 @@ def unflatten(flat: Mapping[str, PyTree]) -> Params:
     params: Params = {}
     for path, leaf in flat.items():
         *folders, last = path.split("/")
-        place = params
+        node = params
         for folder in folders:
-            place = place.setdefault(folder, {})
-        place[last] = leaf
+            node = node.setdefault(folder, {})
+        node[last] = leaf
     return params
 
 

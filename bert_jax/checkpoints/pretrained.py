@@ -65,7 +65,7 @@ class Pretrained:
     notes: tuple[str, ...] = ()  # lines for the user about how it was loaded
     task_settings: Values = field(default_factory=dict)  # settings.finetuning.TaskConfig of a fine-tuned model
     trained: dict[str, int] = field(default_factory=dict)  # if known: step, and the sequences, tokens and words so far
-    problem: str = ""  # Hugging Face's problem_type, where it is not what the number of outputs says
+    problem: str = ""  # Hugging Face's problem_type, if it does not follow from the number of outputs
 
     @functools.cached_property
     def prepared(self) -> Params:
@@ -101,16 +101,16 @@ class Pretrained:
         hidden = np.zeros((*batch.token_ids.shape, self.config.hidden_size), np.float32)
         pooled = np.zeros((len(rows), self.config.hidden_size), np.float32)
         left, tokens = np.argsort(-lengths, kind="stable"), tokens_at_once() or _TOKENS_ELSEWHERE
-        while len(left):  # in few shapes, each of which is a program to compile
+        while len(left):  # in few shapes, since each shape is compiled
             longest = int(lengths[left[0]])
             length = padded_length(longest, most, max(length_step(self.config.attention), 16))
             full = rows_of(tokens, length, 32)
             part, left = left[:full], left[full:]
             padded = batch_of([rows[number] for number in part], filled(len(part), full), length, self.tokenizer.pad_id)
-            of_tokens, of_texts = _encode(self.config, self.prepared, padded)
-            hidden[part, :longest] = of_tokens[: len(part), :longest]
-            if of_texts is not None:
-                pooled[part] = of_texts[: len(part), 0]
+            batch_hidden, batch_pooled = _encode(self.config, self.prepared, padded)
+            hidden[part, :longest] = batch_hidden[: len(part), :longest]
+            if batch_pooled is not None:
+                pooled[part] = batch_pooled[: len(part), 0]
         mask = np.asarray(batch.sequence_ids) > 0
         return Encodings(hidden, pooled if "pooler" in self.params["encoder"] else None, batch.token_ids, mask)
 
@@ -143,7 +143,7 @@ def save_pretrained(bert: Pretrained, directory: AnyPath, replace: bool = True) 
         write_json(temporary / "config.json", about)
         bert.tokenizer.save(temporary / "tokenizer")
         num_arrays = len(jax.tree.leaves(params))
-        check_space(temporary, state_bytes(params) + 4096 * (num_arrays + 16))  # and what is written about them
+        check_space(temporary, state_bytes(params) + 4096 * (num_arrays + 16))  # and their metadata
         save_tree(temporary / "params", params)
         seal(temporary, {"arrays": describe(params)})
 
@@ -164,8 +164,8 @@ def leave_pretrained(bert: Pretrained, directory: Place, what: str) -> None:
 def keep_revision(bert: Pretrained, workdir: Place) -> None:
     """Writes a model as the permanent revision of its step in a work directory.
 
-    It replaces one that is there: a run that resumes before that step may have other settings from there on. What is
-    not a model stays. Every process calls this. Raises: InputError, on every process, if it cannot be written.
+    It replaces an existing one: a run that resumes before that step may have other settings from there on. Anything
+    that is not a model stays. Every process calls this. Raises: InputError, on every process, if it cannot be written.
     """
     path = revision_path(workdir, bert.trained["step"])
     if not this_job().first_does("look at a revision", lambda: is_taken(path) and not (path / SEAL).exists()):
@@ -182,8 +182,8 @@ def load_pretrained(path: AnyPath) -> Pretrained:
     A work directory of pre-training gives its newest undamaged checkpoint, one of fine-tuning its best model;
     WORKDIR@STEP is the revision of that step (`checkpoint.keep_every`). A path may be a URL, such as gs://BUCKET/RUN:
     the parameters of a checkpoint are read from there, and a model's files are copied to the cache. The parameters are
-    float32 and on one device. `notes` of the result say what is not as in its source; of a classifier whose outputs
-    are not those of one class, Python warns.
+    float32 and on one device. `notes` of the result list differences from its source; Python warns of a classifier
+    whose outputs are not those of one class.
 
     Raises: InputError if there is no model, a file is damaged, or the model is not a BERT that can be computed here.
     """
@@ -198,7 +198,7 @@ def load_pretrained(path: AnyPath) -> Pretrained:
 
 
 def read_pretrained(source: Resolved) -> Pretrained:
-    """Returns what `load_pretrained` does, without a warning: for callers that show the notes, or predict."""
+    """Like `load_pretrained`, but without a warning: for callers that show the notes, or predict."""
     if source.format == "bert_jax":
         return _load_own(source)
     directory = fetch(source.given) if is_hub(source.given) else source.on_this_machine()
@@ -223,7 +223,7 @@ _ABOUT = schema.record(
 
 
 def _load_own(source: Resolved) -> Pretrained:
-    """Returns a model of ours. Of a work directory in an object store only what is small is copied here."""
+    """Returns a model in our format. Only small files of a work directory in an object store are copied here."""
     is_model = source.expect("model") == "model"
     if isinstance(source.place, Path):
         return _load_directory(source.place, None if is_model else source.place)
@@ -275,8 +275,8 @@ def _load_directory(path: Path, workdir: Place | None) -> Pretrained:
 def _read_checkpoint(config: ModelConfig, task: str, path: Place) -> tuple[Params, JsonObject]:
     """Returns the parameters and the seal of a checkpoint."""
     sealed = read_json(path / SEAL)
-    found = {name.removeprefix("params/"): of for name, of in sealed["arrays"].items() if name.startswith("params/")}
-    return restore_tree(state_place(path, sealed), {"params": _abstract(path, config, task, found)})["params"], sealed
+    flat = {key.removeprefix("params/"): spec for key, spec in sealed["arrays"].items() if key.startswith("params/")}
+    return restore_tree(state_place(path, sealed), {"params": _abstract(path, config, task, flat)})["params"], sealed
 
 
 def _check_tokenizer(path: Path, tokenizer: Tokenizer, fingerprint: str | None) -> None:
@@ -293,7 +293,7 @@ def _abstract(where: Place, config: ModelConfig, task: str, arrays: ArrayTable) 
     num_classes = next(iter(arrays.get("classifier/bias", ["float32", [1]])[1]), 1)
     parts = {part_of(name) for name in arrays} | {"encoder"}
     every = flatten(abstract_params(config, num_classes))
-    # The parameters of a probe depend on its settings, and those of a user's own head are not known here: their shapes
+    # The parameters of a probe depend on its settings, and those of a custom head are not known here: their shapes
     # are taken from the checkpoint itself.
     own = parts & {"probe", "projection"} if task in HEADS else parts - {"encoder", "pooler"}
     every = {name: leaf for name, leaf in every.items() if part_of(name) not in own}

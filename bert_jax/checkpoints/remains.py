@@ -52,17 +52,17 @@ def set_aside(path: Place) -> None:
     shutil.rmtree(aside, ignore_errors=True)
     path.rename(aside)
     os.utime(aside)
-    for older in sorted(aside.parent.iterdir(), key=lambda each: each.stat().st_mtime_ns)[:-KEPT_DAMAGED]:
+    for older in sorted(aside.parent.iterdir(), key=lambda entry: entry.stat().st_mtime_ns)[:-KEPT_DAMAGED]:
         shutil.rmtree(older, ignore_errors=True)
 
 
 def _set_aside_remote(path: RemotePath) -> None:
-    """Copies a checkpoint to "damaged/" within the store, and deletes it; those of the highest steps stay there."""
-    place = path.parent.parent / "damaged"
-    (place / path.name).delete_all()
-    copy_below(str(path), str(place / path.name))
+    """Copies a checkpoint to "damaged/" within the store, and deletes it; the highest steps stay there."""
+    aside = path.parent.parent / "damaged"
+    (aside / path.name).delete_all()
+    copy_below(str(path), str(aside / path.name))
     delete(path)
-    for older in sorted(place.iterdir())[:-KEPT_DAMAGED]:
+    for older in sorted(aside.iterdir())[:-KEPT_DAMAGED]:
         if older.name != path.name:
             older.delete_all()
 
@@ -70,7 +70,7 @@ def _set_aside_remote(path: RemotePath) -> None:
 def sweep_checkpoints(directory: Place, checkpoints: Sequence[Place], is_complete: Callable[[Place], bool]) -> None:
     """Finishes the deletion of checkpoints that a killed run was deleting.
 
-    `checkpoints` are those of the directory, oldest first. An incomplete one that is older than a complete one was
+    `checkpoints` are the directory's, oldest first. An incomplete one that is older than a complete one was
     being deleted by an early version, which did not rename. Failures are ignored; the next run tries again.
     """
     if isinstance(directory, Path):
@@ -91,8 +91,8 @@ def sweep_temporaries(workdir: Place) -> None:
             sign.unlink()
         return
     for path in list(workdir.iterdir()):
-        found = _TEMPORARY.fullmatch(path.name)
-        if _SIGN.fullmatch(path.name) or (found and found["name"] in WRITTEN):
+        match = _TEMPORARY.fullmatch(path.name)
+        if _SIGN.fullmatch(path.name) or (match and match["name"] in WRITTEN):
             remove(path)
     for directory in [workdir / name for name in DIRECTORIES if (workdir / name).is_dir()]:
         for path in [path for path in directory.iterdir() if _TEMPORARY.fullmatch(path.name)]:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Seals of checkpoints and models: a file that lists every other file with its size and a checksum.
 
-On a file system the checksum is a sha256, computed from what was written. In an object store it is the store's own: the
+On a file system the checksum is a sha256, computed from the data written. In an object store it is the store's own: the
 CRC-32C of each object, or its ETag. So neither a seal nor a check reads a checkpoint back from a bucket.
 """
 
@@ -57,9 +57,9 @@ _SEAL = schema.record(
 def seal(directory: Place, about: dict[str, object], below: str = "") -> None:
     """Writes `checksums.json` with `about` and the size and checksum of every file below the directory.
 
-    In a bucket only of objects whose names begin with `below`: a predecessor may write others yet.
+    In a bucket it lists only objects whose names begin with `below`: a predecessor may still write others.
 
-    The files are on the disk before the seal is: if the power fails, a seal has not outlived what it vouches for.
+    The files are synced to disk before the seal, so that no seal outlives its files in a power failure.
 
     Raises: InputError if there is no file, because something else has moved or deleted the directory.
     """
@@ -107,7 +107,7 @@ def read_seal(directory: Place) -> JsonObject:
 
 
 def state_place(directory: Place, sealed: JsonObject) -> Place:
-    """Returns where the arrays of a sealed checkpoint are."""
+    """Returns the path of the arrays of a sealed checkpoint."""
     return directory / sealed.get("state", "state")
 
 
@@ -151,11 +151,11 @@ def find_damage(directory: Place) -> str | None:
     for name, expected in content["files"].items():
         path, size = directory / name, expected["bytes"]
         try:
-            found = path.stat().st_size if path.is_file() else None
-            if found is None:
+            actual = path.stat().st_size if path.is_file() else None
+            if actual is None:
                 return f"file {name} is missing"
-            if found != size:
-                return f"file {name} has {found} bytes in place of {size}"
+            if actual != size:
+                return f"file {name} has {actual} bytes in place of {size}"
             if any(_DIGESTS[kind](path) != value for kind, value in expected.items() if kind in _DIGESTS):
                 return f"file {name} has another checksum than when it was written"
         except FileNotFoundError:  # deleted meanwhile
@@ -190,19 +190,19 @@ def _find_changed(directory: RemotePath, files: dict[str, Checksums]) -> str | N
     """Returns the first damage of the objects of a sealed prefix, by the store's checksums where it has them."""
     objects = directory.listing()
     for name, expected in files.items():
-        found = objects.get(name)
-        if found is None:
+        actual = objects.get(name)
+        if actual is None:
             return f"file {name} is missing"
-        if found["bytes"] != expected["bytes"]:
-            return f"file {name} has {found['bytes']} bytes in place of {expected['bytes']}"
-        found |= {"md5": found["etag"]} if "md5" in expected and "etag" in found else {}
+        if actual["bytes"] != expected["bytes"]:
+            return f"file {name} has {actual['bytes']} bytes in place of {expected['bytes']}"
+        actual |= {"md5": actual["etag"]} if "md5" in expected and "etag" in actual else {}
         kinds = [kind for kind in expected if kind != "bytes"]
-        if kinds and not any(kind in found for kind in kinds):  # it was copied from another kind of place
+        if kinds and not any(kind in actual for kind in kinds):  # it was copied from another kind of place
             with scratch(directory) as folder:
                 copy = Path(folder, "object")
                 copy.write_bytes((directory / name).read_bytes())
-                found |= {kind: _DIGESTS[kind](copy) for kind in kinds if kind in _DIGESTS}
-        if any(found[kind] != expected[kind] for kind in kinds if kind in found):
+                actual |= {kind: _DIGESTS[kind](copy) for kind in kinds if kind in _DIGESTS}
+        if any(actual[kind] != expected[kind] for kind in kinds if kind in actual):
             return f"file {name} has another checksum than when it was written"
     return None
 
@@ -224,8 +224,8 @@ def checkpoint_steps(directory: Place) -> list[int]:
     """Returns the steps of the checkpoints in a directory, damaged or not, in ascending order."""
     if isinstance(directory, Path) and not directory.is_dir():
         return []
-    found = [path for path in directory.iterdir() if re.fullmatch("[0-9]{8,}", path.name)]  # others are not ours
-    return sorted(int(path.name) for path in found if isinstance(path, RemotePath) or path.is_dir())
+    paths = [path for path in directory.iterdir() if re.fullmatch("[0-9]{8,}", path.name)]  # others are not ours
+    return sorted(int(path.name) for path in paths if isinstance(path, RemotePath) or path.is_dir())
 
 
 def newest_whole(directory: Place) -> tuple[Place, list[str]]:
@@ -253,18 +253,18 @@ def read_newest(directory: Place, read: Callable[[Place], Read]) -> tuple[Read, 
 
     A run may be training there: if it deletes the checkpoint during the read, a newer one is read.
 
-    Raises: InputError as `newest_whole`; whatever `read` raises.
+    Raises: InputError as `newest_whole`, and any error of `read`.
     """
     for attempt in range(_ATTEMPTS):
         path, passed_over = newest_whole(directory)
         try:
-            found = read(path)
+            result = read(path)
         except Exception:  # Orbax has many errors for a file that is gone
             if (path / SEAL).exists() or attempt == _ATTEMPTS - 1:
                 raise
             continue
         if (path / SEAL).exists():  # checkpoints are renamed before they are deleted, so the read was complete
-            return found, passed_over
+            return result, passed_over
     raise InputError(
         f"checkpoints of {directory} are deleted faster than they are read; try again when the run is over"
     )

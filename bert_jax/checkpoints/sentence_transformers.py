@@ -25,13 +25,13 @@ _ABOUT, _LENGTH = "config_sentence_transformers.json", "sentence_bert_config.jso
 _POOLINGS = {"mean": "mean_tokens", "cls": "cls_token", "last": "lasttoken"}  # ours -> pooling_mode_* before version 6
 _IN_VERSION_6 = {"mean": "mean", "cls": "cls", "lasttoken": "last"}
 _ACTIVATIONS = {"tanh": "torch.nn.modules.activation.Tanh", "none": "torch.nn.modules.linear.Identity"}
-_QUERY, _PASSAGES = "query", ("document", "passage", "corpus")  # what prompts are for, as sentence-transformers asks
-_SENTENCE = "sentence_embedding"  # what modules pass on
+_QUERY, _PASSAGES = "query", ("document", "passage", "corpus")  # names of prompts in sentence-transformers
+_SENTENCE = "sentence_embedding"  # the feature that modules pass on
 _ALONE = f"to use its model alone, remove {MODULES} from a copy"
 
 
 class Pipeline(NamedTuple):
-    """What is done with the vectors of a model."""
+    """The processing of a model's vectors."""
 
     settings: TaskConfig
     params: Params  # of the projection, if there is one
@@ -48,9 +48,9 @@ def read_pipeline(directory: Path, model: ModelConfig, lowercase: bool) -> Pipel
     if not path.exists():
         return None
     modules = read_json(path)
-    if not isinstance(modules, list) or not all(isinstance(each, dict) for each in modules):
+    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
         raise InputError(f"{path} is not a list of modules; copy it again, or remove it to use the model alone")
-    kinds = [str(each.get("type")).rpartition(".")[2] for each in modules]
+    kinds = [str(module.get("type")).rpartition(".")[2] for module in modules]
     about = read_object(home / _ABOUT)
     if kinds == ["Transformer"] and about.get("model_type") == "CrossEncoder":
         return None  # a model with a head, as others are
@@ -58,7 +58,7 @@ def read_pipeline(directory: Path, model: ModelConfig, lowercase: bool) -> Pipel
         odd = next((kind for kind in kinds if kind not in ("Transformer", "Pooling", "Dense", "Normalize")), "")
         what = f"the module {odd}" if odd else f"the modules {', '.join(kinds) or 'of an empty list'}, in this order"
         raise InputError(f"{path} has {what}, which cannot be computed here; {_ALONE}")
-    folders = dict(zip(kinds, (home / str(each.get("path", "")) for each in modules)))
+    folders = dict(zip(kinds, (home / str(module.get("path", "")) for module in modules)))
     for where in (folder / "config.json" for folder in folders.values()):
         for option in ("module_input_name", "module_output_name"):
             if (value := read_object(where).get(option)) not in (None, _SENTENCE):
@@ -158,11 +158,11 @@ def _dense(folder: Path, model: ModelConfig) -> tuple[dict[str, Any], Params]:
 
 
 def _length(home: Path, directory: Path, model: ModelConfig, lowercase: bool) -> int:
-    """Returns the most tokens of a text; version 6 writes them as the tokenizer's."""
+    """Returns the largest number of tokens of a text; version 6 stores it with the tokenizer."""
     about = read_object(home / _LENGTH) | read_object(directory / _LENGTH)
     if about.get("do_lower_case") and not lowercase:
         raise InputError(f"{home}: do_lower_case true beside a cased tokenizer cannot be computed here; {_ALONE}")
-    found = about.get("max_seq_length") or read_object(directory / "tokenizer_config.json").get("model_max_length") or 0
-    if not (isinstance(found, int | float) and found >= 0):
-        raise InputError(f"{home}: max_seq_length {shown(found)} is not a number of tokens; correct it")
-    return int(min(found or model.max_positions, model.max_positions))
+    limit = about.get("max_seq_length") or read_object(directory / "tokenizer_config.json").get("model_max_length") or 0
+    if not (isinstance(limit, int | float) and limit >= 0):
+        raise InputError(f"{home}: max_seq_length {shown(limit)} is not a number of tokens; correct it")
+    return int(min(limit or model.max_positions, model.max_positions))

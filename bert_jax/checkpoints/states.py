@@ -209,7 +209,7 @@ class Checkpoints:
                 self._failure = error
                 return
             if this_job().is_first:
-                with contextlib.suppress(Exception):  # what could not be deleted is tried again after the next save
+                with contextlib.suppress(Exception):  # failed deletions are tried again after the next save
                     self._delete_surplus()
 
     def add_metric(self, step: int, metric: float, notes: Notes) -> None:
@@ -220,12 +220,12 @@ class Checkpoints:
             write_seal(self._path(step), read_seal(self._path(step)) | {"metric": metric, "notes": notes})
 
     def check(self) -> None:
-        """Raises: InputError, on the process that failed, if what was saved could not be written or sealed."""
+        """Raises: InputError, on the process that failed, if a save could not be written or sealed."""
         if self._failure is not None and this_job().ends_all:
             raise cannot_write_checkpoint(self.directory, self._failure) from self._failure
 
     def wait(self) -> None:
-        """Waits until what was saved is sealed. Raises: InputError, on every process, if it could not be written."""
+        """Waits until the last save is sealed. Raises: InputError, on every process, if it could not be written."""
         if self._sealing is None:
             return
         with under_way("saving", self._bytes, waits_for=self._sealing):
@@ -245,7 +245,7 @@ class Checkpoints:
         """Waits for the last save and closes the directory."""
         self.wait()
         if this_job().is_first:  # again: a run may have been killed between its last save and this
-            with contextlib.suppress(Exception):  # what could not be deleted is tried again by the next run
+            with contextlib.suppress(Exception):  # failed deletions are tried again by the next run
                 self._delete_surplus()
         self._manager.close()
 
@@ -256,7 +256,7 @@ class Checkpoints:
     def restore(self, abstract_state: PyTree) -> Restored:
         """Returns the newest undamaged state; its `state` is None if no checkpoint was ever sealed.
 
-        `abstract_state` gives shapes, dtypes and shardings; the mesh may differ from that of the save. Newer
+        `abstract_state` gives shapes, dtypes and shardings; the mesh may differ from the one at the save. Newer
         checkpoints that are damaged or not sealed are moved to "damaged/", where the newest two are kept.
 
         Raises: InputError if there are sealed checkpoints and all are damaged, or if shapes differ.

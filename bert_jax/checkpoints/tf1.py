@@ -26,9 +26,9 @@ from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
 
 _CONFIG_NAME = "bert_config.json"
 _VOCAB_NAME, _CHECKPOINT_NAME, _STATE_NAME = "vocab.txt", "bert_model.ckpt", "checkpoint"
-_OURS = "bert_jax"  # the key of what Google has no key for
+_OURS = "bert_jax"  # the key for settings that Google's format lacks
 
-# Ours -> Google's names, which transformers took over. What a file does not give is as in `ModelConfig`, but for types.
+# Ours -> Google's names, which transformers took over. Missing settings are as in `ModelConfig`, but for types.
 _SETTINGS = {ours: theirs for ours, theirs in SETTINGS.items() if ours != "layer_norm_epsilon"}
 _USUAL_TYPES = 16
 # In Google's files, and read by nobody.
@@ -39,9 +39,9 @@ _LOWER, _CASED = re.compile(r"uncased|(chinese|multilingual)_L-\d"), re.compile(
 def load_tf1(path: Path) -> Imported:
     """Returns the BERT of a directory of Google's, or of a checkpoint in one: DIR/bert_model.ckpt, DIR/model.ckpt-20.
 
-    Of several checkpoints in a directory, the one that its file `checkpoint` names is taken. Whether text is
-    lower-cased says tokenizer_config.json, or else a directory that is called cased, uncased, chinese_L-... or
-    multilingual_L-... as Google's are, or else whether the vocabulary holds capital letters.
+    Of several checkpoints in a directory, the one named in its file `checkpoint` is taken. Whether text is lower-cased
+    is decided by tokenizer_config.json, or else by a directory called cased, uncased, chinese_L-... or
+    multilingual_L-... as Google's are, or else by whether the vocabulary holds capital letters.
 
     Raises: InputError if a file is missing or damaged, or if the model is not one that can be computed here.
     """
@@ -117,18 +117,18 @@ def save_tf1(
 
 def find_checkpoint(path: Path) -> Path:
     """Returns the prefix of the checkpoint in a directory. Raises: InputError if it is not clear which is meant."""
-    found = sorted(index.with_suffix("") for index in path.glob("*.index"))
-    names = [prefix.name for prefix in found]
-    if len(found) == 1:
-        return found[0]
+    prefixes = sorted(index.with_suffix("") for index in path.glob("*.index"))
+    names = [prefix.name for prefix in prefixes]
+    if len(prefixes) == 1:
+        return prefixes[0]
     state = path / _STATE_NAME
     if not state.is_file():
-        raise InputError(f"{path} has {len(found)} checkpoints; give one of {', '.join(map(str, found))}")
+        raise InputError(f"{path} has {len(prefixes)} checkpoints; give one of {', '.join(map(str, prefixes))}")
     with files.reading(str(state)):
         named = re.search(r'^model_checkpoint_path: "(.*)"', state.read_text(errors="replace"), re.MULTILINE)
     newest = Path(named[1]).name if named else ""
     if newest not in names:
-        raise InputError(f"{state} names {newest!r}, which is not there; give one of {', '.join(map(str, found))}")
+        raise InputError(f"{state} names {newest!r}, which is not there; give one of {', '.join(map(str, prefixes))}")
     return path / newest
 
 

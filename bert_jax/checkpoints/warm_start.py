@@ -53,7 +53,7 @@ def check_start(config: ResolvedConfig, start: Pretrained, tokenizer: Tokenizer)
 
 
 def complete(start: Pretrained, objective: Objective, seed: int) -> Pretrained:
-    """Returns the model with the parts that the objective needs and no others; `notes` says which ones are random."""
+    """Returns the model with the parts that the objective needs and no others; `notes` lists the random ones."""
     key, given = root_key(seed, "parameters"), start.params
     shapes = jax.eval_shape(objective.init, key)
     if start.config.block.of_tokens and "mlm" in given and "mlm" not in shapes:  # one block before all logits

@@ -2,7 +2,7 @@
 """Text to a data set as an Apache Beam pipeline: the bytes of `prepare`, on any number of machines.
 
 Each step is a function of `prepare` and `pieces`; Beam moves what they return. A document travels as bytes, with
-its place in the input: where a shard is made, documents are sorted as `pieces` has them. Why things are as they are:
+its place in the input, and documents are sorted as in `pieces` when a shard is made. The design is explained in
 docs/decisions/0020-beam.md.
 """
 
@@ -64,13 +64,13 @@ def prepare_with_beam(
         raise InputError(f"output {output} exists; a pipeline does not go on from what is there: choose a new place")
     loaded = load_tokenizer(tokenizer)
     started = time.monotonic()
-    place = output.rstrip("/") if remote else str(Path(output).resolve())
-    job = _Job(place, options, loaded, text_column, corpus.public_names(inputs))
+    target = output.rstrip("/") if remote else str(Path(output).resolve())
+    job = _Job(target, options, loaded, text_column, corpus.public_names(inputs))
     with contextlib.nullcontext() if remote else building.alone(Path(output)):
         try:
             with beam.Pipeline(options=_parse(pipeline_options)) as pipeline:
                 _build(pipeline, corpus.list_sources(inputs), job)
-        except Exception as error:  # runners wrap what a step raises in errors of their own
+        except Exception as error:  # runners wrap the errors of steps in their own
             if not remote:
                 building.remove_unfinished(Path(output))
             raise _unwrap(error) from error
@@ -86,7 +86,7 @@ def _parse(arguments: list[str]) -> PipelineOptions:
         options = PipelineOptions(arguments, save_main_session=False)
         known = options.get_all_options()
         unknown = sorted(options.get_all_options(retain_unknown_options=True).keys() - known.keys())
-    except SystemExit:  # argparse has said on stderr what is wrong
+    except SystemExit:  # argparse has printed the reason to stderr
         raise InputError(f"pipeline_options {shown!r} are not Beam's: see the lines above") from None
     direct = known["runner"] in (None, "DirectRunner")
     if direct:  # its workers log every error many times; the error is raised here as well
@@ -107,8 +107,8 @@ def _unwrap(error: Exception) -> Exception:
         if isinstance(cause, InputError):
             return InputError(str(cause).partition(" [while running ")[0])
         cause = cause.__cause__ or cause.__context__
-    found = re.search(r"bert_jax\.errors\.\w+: (.*?)(?: \[while running .*)?$", str(error), re.MULTILINE)
-    return InputError(found[1]) if found else error
+    match = re.search(r"bert_jax\.errors\.\w+: (.*?)(?: \[while running .*)?$", str(error), re.MULTILINE)
+    return InputError(match[1]) if match else error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,29 +180,29 @@ def _plan_source(source: tuple[int, str], text_column: str) -> Iterator[Any]:
     number, name = source
     path = urls.local_copy(name)
     yield beam.pvalue.TaggedOutput("fingerprints", (number, corpus.fingerprint_source(name, path, text_column)))
-    for place, piece in enumerate(corpus.plan_source(name, path, text_column=text_column)):
-        yield (number, place), piece
+    for index, piece in enumerate(corpus.plan_source(name, path, text_column=text_column)):
+        yield (number, index), piece
 
 
 def _encode_piece(task: tuple[tuple[int, int], formats.Piece], job: _Job) -> Iterator[Any]:
     """Yields (place, `pieces.DOCUMENT`, sentences, tokens) of each part of a document, arrays as bytes.
 
-    And about the piece (documents, number of lines), and for each set of hashes of lines those in it.
+    Also yields, as tagged outputs, the piece's (documents, number of lines), and the hashes of its lines by set.
     """
     place, piece = task
     if urls.is_remote(piece.source):  # another machine may have planned it
         piece = dataclasses.replace(piece, path=urls.local_copy(piece.source))
     text = corpus.read_piece(piece)
-    found = pieces.encode_documents(text, job.tokenizer, job.options.seed, job.options.language)
-    yield beam.pvalue.TaggedOutput("abouts", (found.parts.tobytes(), len(found.lines)))
+    encoded = pieces.encode_documents(text, job.tokenizer, job.options.seed, job.options.language)
+    yield beam.pvalue.TaggedOutput("abouts", (encoded.parts.tobytes(), len(encoded.lines)))
     bounds = np.arange(1, _LINE_SETS, dtype=np.uint64) * np.uint64((1 << 64) // _LINE_SETS)
-    for number, hashes in enumerate(np.split(found.lines, np.searchsorted(found.lines, bounds))):
+    for number, hashes in enumerate(np.split(encoded.lines, np.searchsorted(encoded.lines, bounds))):
         if len(hashes):
             yield beam.pvalue.TaggedOutput("lines", (number, np.unique(hashes).tobytes()))
     sentence = token = 0
-    for number, document in enumerate(found.parts):
-        sentences = found.sentences[sentence : sentence + document["sentences"]]
-        tokens = found.tokens[token : token + document["tokens"]]
+    for number, document in enumerate(encoded.parts):
+        sentences = encoded.sentences[sentence : sentence + document["sentences"]]
+        tokens = encoded.tokens[token : token + document["tokens"]]
         sentence, token = sentence + len(sentences), token + len(tokens)
         yield (*place, number), document.tobytes(), sentences.tobytes(), tokens.tobytes()
 
@@ -226,7 +226,7 @@ def _find_shard(document: Document, plan: _Plan) -> tuple[int, Any]:
 
 
 def _make_shard(group: tuple[int, Iterable[Document]], plan: _Plan, job: _Job) -> Iterator[Any]:
-    """Writes a shard; yields its number and what the manifest says of it, and for training its counts of tokens."""
+    """Writes a shard; yields its number and its record in the manifest, and for training its counts of tokens."""
     number, members = group
     shard = plan.ranges[number]
     ordered = sorted(members)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blocks of neighbouring rows: what of a shard has a checksum of its own, and is read at once from far away."""
+"""Blocks of neighbouring rows: the parts of a shard that have their own checksums and are read remotely at once."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -28,7 +28,7 @@ class RowSource(Protocol):
         ...
 
     def close(self) -> None:
-        """Ends what goes on in the background, if anything."""
+        """Stops background work, if any."""
         ...
 
 
@@ -77,7 +77,7 @@ class Blocks:
                 )
             size = shard.get("blocks", {}).get("rows") or block_rows(dtype)
             table += [(number, first, min(size, shard["rows"] - first)) for first in range(0, shard["rows"], size)]
-        # Of each block: the number of its shard, its first row there, and its number of rows.
+        # For each block: the number of its shard, its first row there, and its number of rows.
         self.homes, self.firsts, self.rows = np.array(table, np.int64).reshape(-1, 3).T
         self.ends = np.cumsum(self.rows)
 
@@ -89,15 +89,15 @@ class Blocks:
     def read(self, reader: RangeReader, number: int, verify: bool) -> bytes:
         """Returns the rows of a block as bytes.
 
-        Raises: InputError or StoppedError if they cannot be read, or are damaged each time.
+        Raises: InputError or StoppedError if they cannot be read, or are damaged on every try.
         """
         shard, size = self.shards[self.homes[number]], self.dtype.itemsize
         first, rows = int(self.firsts[number]), int(self.rows[number])
         header = shard["bytes"] - shard["rows"] * size
 
         def find_damage(content: bytes) -> str:
-            place = first // shard["blocks"]["rows"] if verify else 0
-            if not verify or f"{files.crc32c(content):08x}" == shard["blocks"]["crc32c"][8 * place : 8 * place + 8]:
+            index = first // shard["blocks"]["rows"] if verify else 0
+            if not verify or f"{files.crc32c(content):08x}" == shard["blocks"]["crc32c"][8 * index : 8 * index + 8]:
                 return ""
             return f"rows {first} to {first + rows} are damaged: their checksum is not the manifest's"
 

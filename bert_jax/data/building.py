@@ -26,10 +26,10 @@ def finished_manifest(path: Path, identity: JsonObject) -> JsonObject | None:
     if not (path / records.MANIFEST).is_file():
         return None
     manifest = files.read_json(path / records.MANIFEST)
-    found = manifest.get("identity") if isinstance(manifest, dict) else None
-    if isinstance(found, dict) and "splitter" not in found and isinstance(made := manifest.get("made_with"), dict):
-        found = {**found, "splitter": f"sentencex {made.get('sentencex')}"}  # versions up to 0.2 had it there alone
-    _check_identity(path, identity, found)
+    stored = manifest.get("identity") if isinstance(manifest, dict) else None
+    if isinstance(stored, dict) and "splitter" not in stored and isinstance(made := manifest.get("made_with"), dict):
+        stored = {**stored, "splitter": f"sentencex {made.get('sentencex')}"}  # versions up to 0.2 had it there alone
+    _check_identity(path, identity, stored)
     shutil.rmtree(path / WORK, ignore_errors=True)
     say(f"{path} is already complete")
     return manifest
@@ -86,29 +86,29 @@ def uploaded(url: str, make: Callable[[str], JsonObject]) -> JsonObject:
     The directory is in the cache, so that a stopped command continues; it is deleted after the upload, in which the
     manifest comes last. A data set that is at the URL already is compared, and not made again.
 
-    Raises: InputError as `make`, and if the URL cannot be written or has something else.
+    Raises: InputError if `make` does, if the URL cannot be written, or if it holds something else.
     """
-    place = places.RemotePath(url)
-    with locks.writing(place):
-        folder = urls.user_cache() / "outputs" / hashlib.sha256(str(place).encode()).hexdigest()[:16] / place.name
-        finished = (place / records.MANIFEST).is_file()
+    target = places.RemotePath(url)
+    with locks.writing(target):
+        folder = urls.user_cache() / "outputs" / hashlib.sha256(str(target).encode()).hexdigest()[:16] / target.name
+        finished = (target / records.MANIFEST).is_file()
         if finished:
             shutil.rmtree(folder.parent, ignore_errors=True)
             folder.mkdir(parents=True)
-            (folder / records.MANIFEST).write_bytes((place / records.MANIFEST).read_bytes())
-        elif places.is_taken(place):
-            raise InputError(f"output {place} exists and is not a data set of this program; choose a new place")
+            (folder / records.MANIFEST).write_bytes((target / records.MANIFEST).read_bytes())
+        elif places.is_taken(target):
+            raise InputError(f"output {target} exists and is not a data set of this program; choose a new place")
         try:
             manifest = make(str(folder))
         except InputError as error:
-            raise type(error)(str(error).replace(str(folder), str(place))) from None
+            raise type(error)(str(error).replace(str(folder), str(target))) from None
         finally:
             if finished:
                 shutil.rmtree(folder.parent, ignore_errors=True)
         if not finished:
-            places.upload_directory(folder, place, writing.WRITTEN_LAST)
+            places.upload_directory(folder, target, writing.WRITTEN_LAST)
             shutil.rmtree(folder.parent, ignore_errors=True)
-        say(f"{place} is complete")
+        say(f"{target} is complete")
     return manifest
 
 
@@ -124,10 +124,10 @@ def _check_place(path: Path) -> None:
 
 def remove_unfinished(path: Path) -> None:
     """Removes all files of an unfinished data set, and the directory if it is empty then."""
-    for made in (*path.glob("train-*.npy"), *path.glob("heldout-*.npy"), path / records.TOKEN_COUNTS):
-        made.unlink(missing_ok=True)
-    for made in (records.TOKENIZER, WORK):
-        shutil.rmtree(path / made, ignore_errors=True)
+    for file in (*path.glob("train-*.npy"), *path.glob("heldout-*.npy"), path / records.TOKEN_COUNTS):
+        file.unlink(missing_ok=True)
+    for folder in (records.TOKENIZER, WORK):
+        shutil.rmtree(path / folder, ignore_errors=True)
     with contextlib.suppress(OSError):
         path.rmdir()
 

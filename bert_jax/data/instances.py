@@ -37,8 +37,8 @@ def create_instances(
     """Returns the shuffled instances of `duplicates` passes over the documents, as records of `INSTANCE`.
 
     Every pass cuts the documents anew. With [CLS] and [SEP]s, an instance fits in `max_seq_length`; `separators` is
-    the number of [SEP] between A and B. Documents and sentences must not be empty. `next_sentence` is what the pair of
-    sentences is for:
+    the number of [SEP] between A and B. Documents and sentences must not be empty. `next_sentence` is the task of the
+    pair of sentences:
 
       nsp: whether B follows A, or is of another document.
       sop: whether B follows A, or A follows B. A chunk of one sentence has no order: a random sentence of another
@@ -164,19 +164,19 @@ def _other_document(documents: list[Document], index: int, rng: random.Random) -
 
 
 def sequence_lengths(made: np.ndarray, separators: int = 1) -> np.ndarray:
-    """Returns how many tokens the sequences [n] of instances have with [CLS] and [SEP]s, int64."""
+    """Returns the lengths in tokens, int64 [n], of the sequences of instances, with [CLS] and [SEP]s."""
     first, second = (made[f"{side}_stop"] - made[f"{side}_start"] for side in ("first", "second"))
     return 2 + first + second + separators * (second > 0)
 
 
 def count_dropped(made: np.ndarray, num_tokens: int) -> int:
-    """Returns how many of the flat tokens are in no instance: longer sentences and pairs than fit are cut."""
+    """Returns the number of flat tokens in no instance: sentences and pairs that are too long are cut."""
     starts, stops = (
         np.concatenate([made[f"{side}_{end}"] for side in ("first", "second")]) for end in ("start", "stop")
     )
     order = np.argsort(starts)
     starts, stops = starts[order], stops[order]
-    before = np.append(0, np.maximum.accumulate(stops))[:-1]  # what earlier spans hold
+    before = np.append(0, np.maximum.accumulate(stops))[:-1]  # the end of the earlier spans
     return num_tokens - int(np.maximum(stops - np.maximum(starts, before), 0).sum())
 
 

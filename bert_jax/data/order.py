@@ -131,7 +131,7 @@ class StreamOrder:
         ]
 
     def shift(self, stream: int) -> int:
-        """Returns by how many rows the first window of a stream is shorter, so that windows do not all end at once."""
+        """Returns the rows that the first window of a stream is shorter by, so that windows do not all end at once."""
         return self.window_rows * stream // self.num_streams
 
     def rows(self, window: StreamWindow) -> np.ndarray:
@@ -194,7 +194,7 @@ class StreamOrder:
         return blocks, np.cumsum(blocks[:, 1])
 
     def _pieces(self, stream: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns what a stream goes through in an epoch, in this order, and where each piece ends in it.
+        """Returns the pieces of a stream in an epoch, in order, and where each piece ends.
 
         Pieces are blocks, or parts of blocks at the ends of the stream, as (first row, number of rows), [P, 2].
         """
@@ -211,7 +211,7 @@ class StreamOrder:
 
 
 def _cut(stretches: np.ndarray, skipped: int, length: int) -> np.ndarray:
-    """Returns stretches [S, 2] without the first `skipped` rows and what is beyond `length` rows after them."""
+    """Returns the `length` rows of stretches [S, 2] after the first `skipped`, as stretches."""
     cut = stretches.copy()
     cut[0] += (skipped, -skipped)
     cut[-1, 1] -= cut[:, 1].sum() - length

@@ -86,8 +86,8 @@ def pack_dataset(
     with unfinished(path, identity, tokenizer) as work:
         job = _Job(source.path.resolve(), path, work, row_length, max_per_row, seed)
         with task_runner(num_workers) as run:
-            made = run(functools.partial(_pack_shard, job), shards, "shards")
-        splits = {split: _describe_split(source, split, row_length, shards, made) for split in SPLITS}
+            results = run(functools.partial(_pack_shard, job), shards, "shards")
+        splits = {split: _describe_split(source, split, row_length, shards, results) for split in SPLITS}
         row = {"length": row_length, "max_sequences": max_per_row}
         kept = ("inputs", "exact_copies", "lines_not_split", "passage_tokens")
         figures = {name: source.manifest[name] for name in kept if name in source.manifest}
@@ -123,7 +123,7 @@ def check_source(source: records.Dataset, data: str, row_length: int, max_per_ro
     if row.get("predictions"):
         raise InputError(f"{data} has masks of its own, which packing would mix; import it with --masks=redraw")
     longest = source.row_length
-    if longest > row_length:  # than the sequences need be
+    if longest > row_length:  # the sequences themselves may be shorter
         shards = (rows for split in SPLITS for rows in source.shards_of(split))
         longest = max(int(rows["lengths"].max(initial=0)) for rows in shards)
     packing.check_packing(row_length, max_per_row, longest)
@@ -137,18 +137,18 @@ def _open(path: Path, fingerprint: str) -> records.Dataset:
 
 
 def _pack_shard(job: _Job, shard: _Shard) -> JsonObject:
-    """Writes a shard and returns what the manifest says of its file."""
+    """Writes a shard and returns the manifest's record of its file."""
     name = records.shard_name(shard.split, shard.index, shard.num_shards)
     finished = job.work / f"{name}.json"
     if (made := records.read_part(finished, ("name", "rows", "bytes", "sha256", "filled"))) is not None:
         return made
     source = _open(job.source, str(job.path))
     rows = source.shards_of(shard.split)[shard.index]
-    about = source.manifest["tokenizer"]
-    dtype = records.row_dtype(job.row_length, job.max_per_row, about["vocab_size"])
+    vocab = source.manifest["tokenizer"]
+    dtype = records.row_dtype(job.row_length, job.max_per_row, vocab["vocab_size"])
     lengths = rows["lengths"][:, 0]
     seed = packing.shard_seed(job.seed, shard.split, shard.index)
-    num_rows, chunks = packing.packed_rows(lengths, lambda indices: rows[indices], dtype, about["pad_id"], seed)
+    num_rows, chunks = packing.packed_rows(lengths, lambda indices: rows[indices], dtype, vocab["pad_id"], seed)
     result = records.write_shard(job.path / name, dtype, num_rows, chunks)
     result["filled"] = int(lengths.sum(dtype=np.int64))
     writing.write_json(finished, result)
@@ -156,11 +156,11 @@ def _pack_shard(job: _Job, shard: _Shard) -> JsonObject:
 
 
 def _describe_split(
-    source: records.Dataset, split: str, row_length: int, shards: list[_Shard], made: list[JsonObject]
+    source: records.Dataset, split: str, row_length: int, shards: list[_Shard], results: list[JsonObject]
 ) -> JsonObject:
-    """Returns what the manifest says of a split: what it said before, and of the new rows."""
-    mine = [dict(result) for shard, result in zip(shards, made, strict=True) if shard.split == split]
-    filled = sum(result.pop("filled") for result in mine)
-    num_rows = sum(result["rows"] for result in mine)
+    """Returns the manifest's record of a split: the source's record, updated for the new rows."""
+    own = [dict(result) for shard, result in zip(shards, results, strict=True) if shard.split == split]
+    filled = sum(result.pop("filled") for result in own)
+    num_rows = sum(result["rows"] for result in own)
     fill = round(filled / max(1, num_rows * row_length), 4)
-    return source.manifest["splits"][split] | {"rows": num_rows, "fill": fill, "shards": mine}
+    return source.manifest["splits"][split] | {"rows": num_rows, "fill": fill, "shards": own}

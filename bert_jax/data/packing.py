@@ -24,7 +24,7 @@ _PLENTY = np.int64(1) << 40  # of "nothing", the sequence of length 0
 
 @dataclass(frozen=True)
 class PackingPlan:
-    """How many rows there are to be of each combination of lengths."""
+    """The number of rows for each combination of lengths."""
 
     combinations: np.ndarray  # int64 [K, M]: lengths, the longest first, then zeros
     counts: np.ndarray  # int64 [K]
@@ -98,17 +98,17 @@ def _merged(plans: list[PackingPlan], max_per_row: int) -> PackingPlan:
     """Returns all rows of some plans, each combination once."""
     widths = [max_per_row - plan.combinations.shape[1] for plan in plans]
     rows = [np.pad(plan.combinations, ((0, 0), (0, width))) for plan, width in zip(plans, widths, strict=True)]
-    every = -np.sort(-np.concatenate([np.zeros((0, max_per_row), np.int64), *rows]), axis=1)
-    different, which = np.unique(every, axis=0, return_inverse=True)
-    counts = np.zeros(len(different), np.int64)
-    np.add.at(counts, which.reshape(-1), np.concatenate([np.zeros(0, np.int64), *(plan.counts for plan in plans)]))
-    return PackingPlan(different, counts)
+    stacked = -np.sort(-np.concatenate([np.zeros((0, max_per_row), np.int64), *rows]), axis=1)
+    unique, inverse = np.unique(stacked, axis=0, return_inverse=True)
+    counts = np.zeros(len(unique), np.int64)
+    np.add.at(counts, inverse.reshape(-1), np.concatenate([np.zeros(0, np.int64), *(plan.counts for plan in plans)]))
+    return PackingPlan(unique, counts)
 
 
 def _complete(
     left: np.ndarray, longest: int, row_length: int, max_per_row: int, aim: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns combinations [k, parts] that begin with `longest`, and how many of each [k], at least one in all."""
+    """Returns combinations [k, parts] that begin with `longest`, and their numbers [k], at least one in all."""
     room = row_length - longest
     if max_per_row == 1 or not room:
         return _alone([longest], left)
@@ -122,14 +122,14 @@ def _complete(
     # Exactly, in the parts aimed at or in a few more; or else as nearly as can be.
     nearest, best = -1, None
     for num_parts in range(max(3, aim), min(max_per_row, max(3, aim) + _MORE_PARTS) + 1):
-        parts, still = _first_parts(left, longest, room, num_parts)
+        parts, room_left = _first_parts(left, longest, room, num_parts)
         available = _available(left, parts)
-        pairs = _pairs(available, still)
+        pairs = _pairs(available, room_left)
         if pairs[2].any():
             return _share_out(left, parts, *pairs)
-        total = _nearest_sum(available, still)
-        if room - still + total > nearest:
-            nearest, best = room - still + total, (parts, available, total)
+        total = _nearest_sum(available, room_left)
+        if room - room_left + total > nearest:
+            nearest, best = room - room_left + total, (parts, available, total)
     assert best is not None
     parts, available, total = best
     return _share_out(left, parts, *_pairs(available, total))
@@ -149,14 +149,14 @@ def _first_parts(left: np.ndarray, longest: int, room: int, num_parts: int) -> t
 
 
 def _available(left: np.ndarray, parts: list[int]) -> np.ndarray:
-    """Returns how many there are of each length once a row has these parts."""
+    """Returns the number of sequences left of each length once a row has these parts."""
     available = left.copy()
     np.subtract.at(available, parts, 1)
     return available
 
 
 def _pairs(available: np.ndarray, total: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns the larger and the smaller of all pairs of lengths with a sum, and how often there is each. Each [k]."""
+    """Returns the larger and the smaller length of all pairs with this sum, and the number of each pair. All [k]."""
     first = np.arange((total + 1) // 2, total + 1)
     second = total - first
     capacity = np.minimum(available[first], available[second])
@@ -166,7 +166,7 @@ def _pairs(available: np.ndarray, total: int) -> tuple[np.ndarray, np.ndarray, n
 
 
 def _nearest_sum(available: np.ndarray, room: int) -> int:
-    """Returns the largest sum of two lengths that are there, or of one or none, that is not above `room`."""
+    """Returns the largest sum of at most two available lengths that is not above `room`."""
     lengths = np.flatnonzero(available[: room + 1] > 0)  # 0, which is nothing, is always there
     partner = np.searchsorted(lengths, room - lengths, side="right") - 1
     partner -= (partner == np.arange(len(lengths))) & (available[lengths] < 2)  # the same one twice
@@ -176,13 +176,13 @@ def _nearest_sum(available: np.ndarray, room: int) -> int:
 def _share_out(
     left: np.ndarray, parts: list[int], first: np.ndarray, second: np.ndarray, capacity: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns rows [k, parts + 2] of these parts and pairs in proportion to the pairs' number, and how many of each."""
+    """Returns rows [k, parts + 2] of these parts and pairs in proportion to the pairs' number, and their numbers."""
     number = int((left[parts] // [parts.count(part) for part in parts]).min())
-    again = np.isin(first, parts) | np.isin(second, parts)
-    if not capacity[~again].any():  # lengths that the row has already: one combination at a time
+    repeated = np.isin(first, parts) | np.isin(second, parts)
+    if not capacity[~repeated].any():  # lengths that the row has already: one combination at a time
         best = int(capacity.argmax())
         return _alone([*parts, int(first[best]), int(second[best])], left)
-    capacity = np.where(again, 0, capacity)
+    capacity = np.where(repeated, 0, capacity)
     # In proportion to the ways to draw a pair; in whole numbers, so that no machine's order of summing decides.
     ways = left[first].astype(np.float64) * np.where(second > 0, left[second], 0)
     weights = np.where(capacity > 0, ways * (2.0**40 / max(1.0, ways.max())) + 1, 0).astype(np.int64)
@@ -197,7 +197,7 @@ def _share_out(
 
 
 def _alone(parts: list[int], left: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns one combination, as often as there are its parts."""
+    """Returns one combination, as often as its parts allow."""
     times = min(int(left[part]) // parts.count(part) for part in parts if part)
     return np.array([parts]), np.array([times])
 
@@ -210,8 +210,8 @@ def shard_seed(seed: int, split: str, index: int) -> list[int]:
 def assign(lengths: np.ndarray, plan: PackingPlan, seed: int | list[int]) -> np.ndarray:
     """Returns the sequences of each row of a plan, int64 [R, M]: indices into `lengths` [N], `EMPTY` after the last.
 
-    Which sequences of a length go where is drawn at random, and so is the order of the rows: what stands together in a
-    row are not neighbours of one document.
+    Sequences of equal length are assigned at random, and the order of the rows is random too: the sequences of a row
+    are not neighbours in one document.
     """
     bits = np.random.PCG64(seed)
     shuffled = _shuffled(len(lengths), bits)
@@ -229,7 +229,7 @@ def assign(lengths: np.ndarray, plan: PackingPlan, seed: int | list[int]) -> np.
 
 
 def _shuffled(count: int, bits: np.random.BitGenerator) -> np.ndarray:
-    """Returns a random order of range(count), from raw bits: numpy keeps these from release to release, no more."""
+    """Returns a random order of range(count), from raw bits: numpy keeps only these stable across releases."""
     return np.argsort(bits.random_raw(count), kind="stable")
 
 
@@ -272,7 +272,7 @@ def packed_rows(
 
     def chunks() -> Iterator[np.ndarray]:
         for start in range(0, len(places), _ROWS_AT_ONCE):
-            some = places[start : start + _ROWS_AT_ONCE]
-            yield join_rows(single_rows(some[some != EMPTY]), some, dtype, pad_id)
+            chunk = places[start : start + _ROWS_AT_ONCE]
+            yield join_rows(single_rows(chunk[chunk != EMPTY]), chunk, dtype, pad_id)
 
     return len(places), chunks()

@@ -25,7 +25,7 @@ from bert_jax.text.tokenizer import Tokenizer
 
 PART_TOKENS = 1024  # a part of a document has as many, and fewer than twice as many
 
-COUNTED = ("sentences", "tokens", "text_bytes", "words")  # words are what has white space around it
+COUNTED = ("sentences", "tokens", "text_bytes", "words")  # words are separated by white space
 
 # A part of a document: the hash of the document's text, which part it is, how much of the piece's arrays belongs to it,
 # and in how many of its lines the splitter found no sentences because it failed.
@@ -57,17 +57,17 @@ class EncodedPiece(NamedTuple):
 
 
 def encode_documents(documents: Iterable[list[str]], tokenizer: Tokenizer, seed: int, language: str) -> EncodedPiece:
-    """Returns the documents that give a token, and the hashes of all lines."""
+    """Returns the documents with at least one token, and the hashes of all lines."""
     batches = [_encode(batch, tokenizer, seed, language) for batch in _batches(documents)]
-    found, sentences, tokens, lines = (np.concatenate(arrays) for arrays in zip(*batches))
-    order = np.argsort(found["key"], kind="stable")
-    order = order[found["tokens"][order] > 0]
+    records, sentences, tokens, lines = (np.concatenate(arrays) for arrays in zip(*batches))
+    order = np.argsort(records["key"], kind="stable")
+    order = order[records["tokens"][order] > 0]
     flat = {}
     for name, array in (("sentences", sentences), ("tokens", tokens)):
-        ends = np.cumsum(found[name])
-        parts = [array[ends[place] - found[name][place] : ends[place]] for place in order]
+        ends = np.cumsum(records[name])
+        parts = [array[ends[index] - records[name][index] : ends[index]] for index in order]
         flat[name] = np.concatenate([array[:0], *parts])
-    return EncodedPiece(found[order], flat["sentences"], flat["tokens"], np.sort(lines))
+    return EncodedPiece(records[order], flat["sentences"], flat["tokens"], np.sort(lines))
 
 
 def keys_of(documents: np.ndarray, passage: int) -> np.ndarray:
@@ -121,14 +121,14 @@ def read_range(
 
 
 def order_documents(documents: np.ndarray, sentences: np.ndarray) -> tuple[list[Document], dict[str, int]]:
-    """Returns the bounds of documents [D] in order of their hashes, ties as they stand, and what they count together.
+    """Returns the bounds of documents [D] in order of their hashes, ties as they stand, and the sums of their counts.
 
     The ids of the documents are one flat array, in the order of `documents`; `sentences` are the lengths in it.
     """
     starts = [0, *np.cumsum(sentences, dtype=np.int64).tolist()]
     stops = np.cumsum(documents["sentences"])
     order = np.argsort(documents["key"], kind="stable")
-    bounds = [starts[stops[place] - documents["sentences"][place] : stops[place] + 1] for place in order]
+    bounds = [starts[stops[index] - documents["sentences"][index] : stops[index] + 1] for index in order]
     counts = {name: int(documents[name].sum()) for name in COUNTED}
     return bounds, {"documents": len(documents), **counts}
 
@@ -139,7 +139,7 @@ def count_lines(folder: Path, num_pieces: int) -> int:
 
 
 def count_different_lines(folder: Path, num_pieces: int, first_hash: int, last_hash: int) -> int:
-    """Returns how many different lines have a hash in first_hash..last_hash; two with one hash count as copies."""
+    """Returns the number of different lines with a hash in first_hash..last_hash; equal hashes count as copies."""
     inside = []
     for index in range(num_pieces):
         hashes = _load(folder, "lines", index)
@@ -181,8 +181,8 @@ def _encode(
     sentences: list[str] = []
     starts, failed = [0], []  # of each document's sentences, and the end of the last one's; its lines that failed
     for lines in documents:
-        found, num_failed = split_lines(lines, language)
-        sentences += found
+        document_sentences, num_failed = split_lines(lines, language)
+        sentences += document_sentences
         starts.append(len(sentences))
         failed.append(num_failed)
     tokens, lengths = _encode_sentences(sentences, tokenizer)
@@ -200,7 +200,7 @@ def _encode(
 
 
 def _encode_sentences(sentences: list[str], tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the flat ids of sentences and the number of each's, of about `_BYTES_AT_ONCE` at a time."""
+    """Returns the flat ids of sentences and the length of each; about `_BYTES_AT_ONCE` are encoded at a time."""
     stretches = np.cumsum([0, *map(len, sentences)])[:-1] // _BYTES_AT_ONCE
     cuts = [0, *(np.flatnonzero(np.diff(stretches)) + 1).tolist(), len(sentences)]
     if blank := tokenizer.template.blank:
@@ -223,7 +223,7 @@ def _parts(lengths: np.ndarray, sentences: list[str], totals: tuple[int, int]) -
     sizes = np.cumsum([0, *map(len, sentences)])
     shares = [sizes[cuts] * whole // sizes[-1] for whole in totals]
     sums = np.append(0, np.cumsum(lengths > 0))[cuts], np.append(0, ends)[cuts], *shares
-    return list(zip(*(np.diff(each).tolist() for each in sums)))
+    return list(zip(*(np.diff(column).tolist() for column in sums)))
 
 
 def _file(folder: Path, array: str, index: int) -> Path:

@@ -30,7 +30,7 @@ def train_rows(
     """Returns the row [n] int64 and the epoch [n] int32 of each place of the global batch at a step.
 
     Batches run through a new permutation of all rows in each epoch, and over the edge between epochs. They start
-    after `rows_before`, those that an earlier phase has taken in batches of another size.
+    after `rows_before` rows, which an earlier phase has taken in batches of another size.
     """
     numbers = rows_before + step * batch_size + places.astype(np.int64)
     epochs = numbers // num_rows
@@ -52,10 +52,10 @@ def rows_to_batch(rows: np.ndarray, epochs: np.ndarray) -> Batch:
     positions = np.arange(row_length)
     sequence_ids = np.zeros((len(rows), row_length), np.uint8)
     type_ids = np.zeros((len(rows), row_length), np.uint8)
-    for place in range(lengths.shape[1]):
-        start, length, first = (array[:, place, None] for array in (starts, lengths, rows["first_lengths"]))
+    for slot in range(lengths.shape[1]):
+        start, length, first = (array[:, slot, None] for array in (starts, lengths, rows["first_lengths"]))
         inside = (positions >= start) & (positions < start + length)
-        sequence_ids[inside] = place + 1
+        sequence_ids[inside] = slot + 1
         type_ids[inside & (positions >= start + first)] = 1
     batch = Batch(
         token_ids=rows["token_ids"],

@@ -118,14 +118,14 @@ def prepare(
             ranges = plan_ranges(documents, options)
             num_lines = pieces.count_lines(work, len(plan))
             different = run(functools.partial(_count_different_lines, job), _hash_ranges(num_lines), "sets of lines")
-            made = run(functools.partial(_make_shard, job), ranges, "shards")
+            results = run(functools.partial(_make_shard, job), ranges, "shards")
         counts = (np.load(work / f"counts-{shard.name}") for shard in ranges if shard.split == "train")
         token_counts = sum(counts, start=np.zeros(loaded.vocab_size, np.int64))
         figures = {
             "inputs": corpus.describe_inputs(corpus.public_names(inputs), contents),
             **summary.describe_text(documents, num_lines, sum(different), ranges[0].passage),
         }
-        manifest = finish(path, identity, options, loaded, ranges, made, token_counts, figures)
+        manifest = finish(path, identity, options, loaded, ranges, results, token_counts, figures)
     summary.say_summary(manifest, time.monotonic() - started)
     return manifest
 
@@ -176,8 +176,8 @@ def plan_ranges(parts: np.ndarray, options: PrepareOptions) -> list[Range]:
     if not len(keys):
         raise InputError("the input holds no document: no line of it gives a token; give files with text")
     if len(keys) < least:
-        found = f"{len(documents)} documents, all of the same text" if len(documents) > 1 else "one document"
-        raise InputError(f"the input holds {found}, and {rule}; part documents by blank lines, or add text")
+        contents = f"{len(documents)} documents, all of the same text" if len(documents) > 1 else "one document"
+        raise InputError(f"the input holds {contents}, and {rule}; part documents by blank lines, or add text")
     num_heldout = _count_heldout(len(keys), options)
     if len(keys) - num_heldout < least:
         raise InputError(
@@ -197,26 +197,26 @@ def plan_ranges(parts: np.ndarray, options: PrepareOptions) -> list[Range]:
                 )
         num_shards = min(num_shards, len(split_keys) // least)
         for index in range(num_shards):
-            first, last = (len(split_keys) * place // num_shards for place in (index, index + 1))
+            first, last = (len(split_keys) * number // num_shards for number in (index, index + 1))
             ends = int(split_keys[first]), int(split_keys[last - 1])
             ranges.append(Range(split, index, num_shards, *ends, passage))
     return ranges
 
 
 def _least(options: PrepareOptions) -> tuple[int, str]:
-    """Returns how many documents a split and a shard must have, and why."""
+    """Returns the least number of documents in a split or a shard, and the reason."""
     if options.next_sentence == "none":
         return 1, "a split and a shard cannot be empty"
     return 2, "a random next sentence comes from another document"
 
 
 def _count_heldout(num_documents: int, options: PrepareOptions) -> int:
-    """Returns how many of different documents are held out."""
+    """Returns the number of different documents to hold out."""
     return max(_least(options)[0], round(options.holdout_rate * num_documents)) if options.holdout_rate else 0
 
 
 def _holds_out_too_much(documents: np.ndarray, options: PrepareOptions) -> bool:
-    """Returns whether whole documents are too few, or those held out have far more tokens than the rate says."""
+    """Returns whether whole documents are too few, or those held out have far more tokens than the rate asks."""
     keys = np.unique(documents["key"])
     num_heldout = _count_heldout(len(keys), options)
     if len(keys) - num_heldout < _least(options)[0] * max(1, options.shards):
@@ -228,7 +228,7 @@ def _holds_out_too_much(documents: np.ndarray, options: PrepareOptions) -> bool:
 def _hash_ranges(num_lines: int) -> list[tuple[int, int]]:
     """Returns (first, last) of the equal ranges of 64-bit hashes that hold about `LINES_AT_ONCE` lines each."""
     count = math.ceil(num_lines / LINES_AT_ONCE)
-    return [((place << 64) // count, ((place + 1) << 64) // count - 1) for place in range(count)]
+    return [((index << 64) // count, ((index + 1) << 64) // count - 1) for index in range(count)]
 
 
 # Tasks
@@ -250,7 +250,7 @@ class _Job:
 
 @functools.lru_cache(maxsize=1)
 def _load_tokenizer(path: str, fingerprint: str) -> Tokenizer:
-    """Returns the tokenizer, loaded once in a process; the fingerprint tells apart what one path held in turn."""
+    """Returns the tokenizer, loaded once in a process; the fingerprint tells apart tokenizers with the same path."""
     del fingerprint
     return load_tokenizer(path)
 
@@ -266,7 +266,7 @@ def _count_different_lines(job: _Job, hashes: tuple[int, int]) -> int:
 
 
 def _make_shard(job: _Job, shard: Range) -> JsonObject:
-    """Writes a shard and its counts of tokens, and returns what the manifest says of it."""
+    """Writes a shard and its counts of tokens, and returns its record in the manifest."""
     finished = job.work / f"{shard.name}.json"
     if (
         made := records.read_part(finished, ("file", "documents", "words", "sequences", "filled", "dropped"))
@@ -289,18 +289,18 @@ def make_shard(
     bounds: list[instances.Document],
     counts: dict[str, int],
 ) -> tuple[JsonObject, np.ndarray]:
-    """Writes a shard into a folder and returns what the manifest says of it, and its counts of tokens [V].
+    """Writes a shard into a folder and returns its record in the manifest, and its counts of tokens [V].
 
     Args:
-      folder: where the file goes.
-      shard: which one it is.
+      folder: the directory of the file.
+      shard: the shard to write.
       options: of the data set.
       tokenizer: of the ids.
       tokens: the flat ids of its documents.
       bounds: of the documents in `tokens`, in order of their hashes.
       counts: of documents, sentences, tokens and bytes of text.
     """
-    made = instances.create_instances(
+    created = instances.create_instances(
         bounds,
         options.max_seq_length,
         options.short_seq_rate,
@@ -309,37 +309,37 @@ def make_shard(
         options.next_sentence,
         tokenizer.template.separators,
     )
-    if len(made) * shard.num_shards >= 1 << 32:
+    if len(created) * shard.num_shards >= 1 << 32:
         raise InputError("the data set has more than 2^32 sequences; use fewer duplicates or part the text")
     # Sequence i of shard s of S shards has the number i * S + s, since no shard knows the size of the others.
-    numbers = np.arange(len(made), dtype=np.uint32) * np.uint32(shard.num_shards) + np.uint32(shard.index)
-    lengths = instances.sequence_lengths(made, tokenizer.template.separators)
+    numbers = np.arange(len(created), dtype=np.uint32) * np.uint32(shard.num_shards) + np.uint32(shard.index)
+    lengths = instances.sequence_lengths(created, tokenizer.template.separators)
     dtype = records.row_dtype(options.max_seq_length, 1, tokenizer.vocab_size)
 
     def single_rows(chosen: np.ndarray | slice) -> np.ndarray:
-        return instances.make_rows(made[chosen], numbers[chosen], tokens, tokenizer, dtype)
+        return instances.make_rows(created[chosen], numbers[chosen], tokens, tokenizer, dtype)
 
     if options.pack > 1:
         row_dtype = records.row_dtype(options.max_seq_length, options.pack, tokenizer.vocab_size)
         seed = packing.shard_seed(options.seed, shard.split, shard.index)
         num_rows, chunks = packing.packed_rows(lengths, single_rows, row_dtype, tokenizer.pad_id, seed)
     else:
-        num_rows, row_dtype = len(made), dtype
-        chunks = (single_rows(slice(start, start + _ROWS_AT_ONCE)) for start in range(0, len(made), _ROWS_AT_ONCE))
+        num_rows, row_dtype = len(created), dtype
+        chunks = (single_rows(slice(start, start + _ROWS_AT_ONCE)) for start in range(0, len(created), _ROWS_AT_ONCE))
     token_counts = np.bincount(tokens, minlength=tokenizer.vocab_size)
     result = {
         "file": records.write_shard(folder / shard.name, row_dtype, num_rows, chunks),
         **counts,
-        "sequences": len(made),
-        "random_next": int(np.count_nonzero(made["label"] == instances.IS_RANDOM)),
+        "sequences": len(created),
+        "random_next": int(np.count_nonzero(created["label"] == instances.IS_RANDOM)),
         "filled": int(lengths.sum()),
         "unknown": int(token_counts[tokenizer.unk_id]),
-        "dropped": instances.count_dropped(made, len(tokens)),
+        "dropped": instances.count_dropped(created, len(tokens)),
     }
     return result, token_counts
 
 
-# The end
+# The manifest
 
 
 def finish(
@@ -354,8 +354,8 @@ def finish(
 ) -> JsonObject:
     """Returns the manifest of a directory that has its shards, after writing it.
 
-    `made` is what `make_shard` says of each of `ranges`, `token_counts` [V] their sum over the training split, and
-    `figures` what more there is to keep: what `corpus.describe_inputs` and `summary.describe_text` say.
+    `made` holds the record from `make_shard` for each of `ranges`, `token_counts` [V] is their sum over the training
+    split, and `figures` holds the results of `corpus.describe_inputs` and `summary.describe_text`.
     """
     # Eight parameters: in a Beam pipeline each of the results comes from another step.
     row = {"length": options.max_seq_length, "max_sequences": max(1, options.pack)}

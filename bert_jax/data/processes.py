@@ -27,7 +27,7 @@ def task_runner(num_workers: int) -> Iterator[Callable[[Callable[[Task], Result]
     """Yields `run(function, tasks, what)`, which returns `function(task)` for each task, in their order.
 
     `num_workers` processes share the tasks (0 is one for each core that this process may use); with one, all happens
-    in this process. `function` must be importable by name, or a `functools.partial` of such a one. `what` names the
+    in this process. `function` must be importable by name, or a `functools.partial` of one that is. `what` names the
     tasks in reports of progress.
 
     Raises: StoppedError if a process was killed, and whatever a task raises, without waiting for the others. With
@@ -58,7 +58,7 @@ def task_runner(num_workers: int) -> Iterator[Callable[[Callable[[Task], Result]
 
 
 def _count_cores() -> int:
-    """Returns on how many cores this process may run: in a job or container often fewer than there are."""
+    """Returns the number of cores that this process may use: in a job or container often fewer than there are."""
     affinity = getattr(os, "sched_getaffinity", None)  # not on every system
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 
@@ -66,24 +66,24 @@ def _count_cores() -> int:
 def _as_completed(
     pool: concurrent.futures.Executor, function: Callable[[Task], Result], tasks: list[Task]
 ) -> Iterator[tuple[int, Result]]:
-    """Yields (place in the list, result) of all tasks as they are finished."""
+    """Yields (index of the task, result) of all tasks as they are finished."""
     with _without_interrupts():  # workers begin here, and inherit it
-        places = {pool.submit(function, task): place for place, task in enumerate(tasks)}
-    for future in concurrent.futures.as_completed(places):
-        yield places[future], future.result()
+        indices = {pool.submit(function, task): index for index, task in enumerate(tasks)}
+    for future in concurrent.futures.as_completed(indices):
+        yield indices[future], future.result()
 
 
 def _collect(finished: Iterable[tuple[int, Result]], num_tasks: int, what: str) -> list[Result]:
-    """Returns the results in the order of their places, reporting every ten seconds and at the end."""
+    """Returns the results in the order of the tasks, reporting every ten seconds and at the end."""
     results: dict[int, Result] = {}
     started = reported = time.monotonic()
-    for place, result in finished:
-        results[place] = result
+    for index, result in finished:
+        results[index] = result
         now = time.monotonic()
         if now - reported > 10 or len(results) == num_tasks:
             reported = now
             say(f"{len(results)} of {num_tasks} {what} after {now - started:.0f} s")
-    return [results[place] for place in range(num_tasks)]
+    return [results[index] for index in range(num_tasks)]
 
 
 def say(text: str) -> None:

@@ -36,7 +36,7 @@ _SPLIT = schema.record({"sequences": schema.integer(), "shards": schema.list_of(
 _SPECIAL_IDS = ("pad_id", "unk_id", "cls_id", "sep_id", "mask_id")
 _COUNT = schema.integer(1, 65535)
 _INPUTS = schema.record({"names": schema.list_of(schema.text()), "files": schema.integer(), "bytes": schema.integer()})
-# What is read of a manifest. It has more: figures for people, and what the data set was made with.
+# The part of a manifest that is read. The rest is figures for people, and the versions that made the data set.
 _MANIFEST = schema.record(
     {
         "identity": schema.record(
@@ -50,15 +50,15 @@ _MANIFEST = schema.record(
         "splits": schema.record({"train": _SPLIT, "heldout": _SPLIT}, others=_SPLIT),
         "token_counts": schema.record(_FILE),
     },
-    {"inputs": _INPUTS},  # of what versions after 0.2 have made
+    {"inputs": _INPUTS},  # since version 0.3
 )
 
 
 def row_dtype(row_length: int, max_sequences: int, vocab_size: int, predictions: int = 0) -> np.dtype:
     """Returns the record of one row of L positions and M sequences. Its arrays come out as [R, L] and [R, M].
 
-    With `predictions`, P, a row also says which tokens are to be predicted: static masks, made before training
-    (docs/decisions/0010-static-masks.md). `token_ids` then are those that the model sees.
+    With `predictions`, P, a row also holds the tokens to predict: static masks, made before training
+    (docs/decisions/0010-static-masks.md). `token_ids` are then the masked ids that the model sees.
     """
     ids = np.min_scalar_type(vocab_size - 1).newbyteorder("<")
     fields: list[tuple] = [
@@ -73,7 +73,7 @@ def row_dtype(row_length: int, max_sequences: int, vocab_size: int, predictions:
         fields += [
             ("mlm_positions", "<u2", (predictions,)),  # indices into the row, then zeros
             ("mlm_labels", ids, (predictions,)),  # the ids that stood there, then zeros
-            ("mlm_counts", "<u2"),  # how many there are
+            ("mlm_counts", "<u2"),  # the number of predictions
         ]
     return np.dtype(fields)
 
@@ -148,7 +148,7 @@ def finish_dataset(
 
     Args:
       path: the directory.
-      identity: of what the data set was made, and how: format, version, options, input, tokenizer.
+      identity: the origin of the data set: format, version, options, input, tokenizer.
       row: length (L), max_sequences (M), and predictions (P) if masks are static.
       tokenizer: the `text.tokenizer.Tokenizer` that made the ids.
       splits: of "train" and "heldout": sequences, shards as `write_shard` describes them, and any figures.
@@ -215,7 +215,7 @@ class LocalRows:
         return rows.view(self.dtype)[:, 0] if len(rows) else np.empty(0, self.dtype)
 
     def close(self) -> None:
-        """Does nothing: memory maps need no end."""
+        """Does nothing: memory maps need not be closed."""
 
 
 @dataclass(frozen=True)
@@ -282,7 +282,7 @@ class Dataset:
         return [shard.view(part.dtype)[:, 0] for shard in part.shards]
 
     def close(self) -> None:
-        """Ends what goes on in the background for rows that are far away. They cannot be read any more."""
+        """Stops background reads of remote rows, which cannot be read afterwards."""
         self.train.close()
         self.heldout.close()
 
@@ -332,7 +332,7 @@ def open_rows(about: About, verify: bool = True) -> Dataset:
 
 
 def open_about(source: Resolved, tokenizer_fingerprint: str = "", verify: bool = True) -> About:
-    """Returns all of a data set but its rows; see `open_dataset`."""
+    """Returns a data set without its rows; see `open_dataset`."""
     source.expect("data")
     path, url = source.place, ""
     if not isinstance(path, Path):
@@ -363,7 +363,7 @@ def open_about(source: Resolved, tokenizer_fingerprint: str = "", verify: bool =
 
 
 def _read_manifest(path: Path) -> JsonObject:
-    """Returns the manifest of a directory. Raises: InputError if it is not one of this format, whole."""
+    """Returns the manifest of a directory. Raises: InputError if it is damaged or of another format."""
     manifest = files.read_json(path / MANIFEST)
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise InputError(f"{path / MANIFEST} does not describe {FORMAT!r}; it belongs to something else")

@@ -8,8 +8,8 @@ from importlib import metadata
 
 from bert_jax.errors import package_needed
 
-# The splitter keeps what stands between quotation marks or brackets together. One mark that is never closed
-# would then swallow a page, so what comes out longer than this is split again without seeing those marks.
+# The splitter keeps text between quotation marks or brackets together. One mark that is never closed would then
+# swallow a page, so sentences longer than this are split again with those marks hidden.
 _LONGEST_QUOTATION = 1000  # characters
 _PAIRED_MARKS = str.maketrans(dict.fromkeys("\"'()[]{}«»‹›“”„‟‘’‚‛「」『』《》〈〉（）", " "))
 
@@ -19,12 +19,12 @@ _LONGEST_WORD = 1000  # characters between blanks
 _WINDOW = 4 * _LONGEST_QUOTATION  # a quotation that begins in its first half ends in it, or is too long
 
 # sentencex 1.0.32 panics at most full stops after a capital letter and a blank that is not ASCII. Such blanks are
-# shown to it as ASCII ones. The others are only if it panics nevertheless, as that may change where it splits.
+# shown to it as ASCII ones. Other blanks are only if it still panics, as that may change where it splits.
 _WIDE_BLANKS = [chr(code) for code in range(128, 0x10000) if chr(code).isspace()]
 _ASCII_BLANKS = str.maketrans(dict.fromkeys(_WIDE_BLANKS, " "))
 _BLANKS_BEFORE_STOP = re.compile(r"(?<=[A-Z])\s*[^\S\x00-\x7f](?=\.)")
 
-_ASCII_END = re.compile(r"[\n!.:;?]")  # what ends a sentence in any of the splitter's languages, : and ; in some alone
+_ASCII_END = re.compile(r"[\n!.:;?]")  # ends of sentences in any of the splitter's languages, : and ; in some alone
 
 
 class _PanicError(Exception):
@@ -38,7 +38,7 @@ def splitter_version() -> str:
 
 
 def split_lines(lines: Iterable[str], language: str) -> tuple[list[str], int]:
-    """Returns the sentences of all lines, and at how many of the lines the splitter failed.
+    """Returns the sentences of all lines, and the number of lines at which the splitter failed.
 
     Sentences are stripped; what is left between them is white space only. A line that is one sentence stays one, and so
     does one at which the splitter fails. `language` is an ISO 639 code; one without rules of its own gets those of its
@@ -72,16 +72,16 @@ def _segment(text: str, language: str) -> list[str]:
     """Returns the parts of a text as the splitter finds them."""
     shown = text
     if any(blank in text for blank in _WIDE_BLANKS):
-        shown = _BLANKS_BEFORE_STOP.sub(lambda found: found[0].translate(_ASCII_BLANKS), text)
+        shown = _BLANKS_BEFORE_STOP.sub(lambda match: match[0].translate(_ASCII_BLANKS), text)
     if len(text) <= _LONGEST_WORD or max(map(len, text.split()), default=0) <= _LONGEST_WORD:
         return _cut(text, _call(shown, language))
     parts: list[str] = []
     start, window = 0, _WINDOW
     while start < len(text):
-        found = _call(shown[start : start + window], language)
+        segments = _call(shown[start : start + window], language)
         if start + window < len(text):
             end, whole = 0, []
-            for part in found[:-1]:  # the last one may go on
+            for part in segments[:-1]:  # the last one may go on
                 if whole and end + len(part) > window // 2:
                     break
                 whole.append(part)
@@ -89,19 +89,19 @@ def _segment(text: str, language: str) -> list[str]:
             if not whole:
                 window *= 2
                 continue
-            found = whole
-        parts += found
-        start, window = start + sum(map(len, found)), _WINDOW
+            segments = whole
+        parts += segments
+        start, window = start + sum(map(len, segments)), _WINDOW
     return _cut(text, parts)
 
 
 def _call(text: str, language: str) -> list[str]:
-    """Returns what the splitter returns. Raises: _PanicError if it panics whatever the blanks are."""
+    """Returns the parts from the splitter. Raises: _PanicError if it panics whatever the blanks are."""
     shown = text
     for _ in range(2):
         try:
             parts = _splitter()(language, shown)
-        except BaseException as error:  # a panic is no `Exception`
+        except BaseException as error:  # a panic is not an `Exception`
             if type(error).__module__ != "pyo3_runtime":
                 raise
         else:
@@ -112,12 +112,12 @@ def _call(text: str, language: str) -> list[str]:
 
 
 def _cut(text: str, parts: Iterable[str]) -> list[str]:
-    """Returns a text cut into parts of the lengths of these."""
-    found, start = [], 0
+    """Returns a text cut into pieces with the lengths of `parts`."""
+    pieces, start = [], 0
     for part in parts:
-        found.append(text[start : start + len(part)])
+        pieces.append(text[start : start + len(part)])
         start += len(part)
-    return found
+    return pieces
 
 
 @functools.cache

@@ -111,7 +111,7 @@ class RemoteRows:
 
     @functools.cached_property
     def cache(self) -> BlockCache:
-        """The blocks on the local disk. Nothing is read before somebody asks for it."""
+        """The blocks on the local disk. Nothing is read before the first use."""
         blocks, reader = self._blocks, RangeReader(self._url)
         slot_bytes = blocks.most_rows * self.dtype.itemsize
         num_slots = min(self._limit // slot_bytes, len(blocks.rows) + 1)
@@ -148,7 +148,7 @@ class RemoteRows:
         return self.cache.gather(homes, places).view(self.dtype)[:, 0]
 
     def close(self) -> None:
-        """Ends the reading, and gives the disk's space back."""
+        """Stops reading and frees the disk space."""
         if "cache" in self.__dict__:
             self.cache.close()
 
@@ -182,8 +182,8 @@ class StreamedSplit:
         rows, epochs = np.empty(len(places), np.int64), np.empty(len(places), np.int32)
         windows: dict[StreamWindow, np.ndarray] = {}
         for window, where, first in parts:
-            found = windows[window] = self._windows[window] if window in self._windows else self.order.rows(window)
-            rows[where], epochs[where] = found[first : first + where.stop - where.start], window.epoch
+            all_rows = windows[window] = self._windows[window] if window in self._windows else self.order.rows(window)
+            rows[where], epochs[where] = all_rows[first : first + where.stop - where.start], window.epoch
         self._windows = windows
         if isinstance(self.source, RemoteRows):
             self._hold({part.window.stream: part.window for part in parts}, self.source.cache)
@@ -196,7 +196,7 @@ class StreamedSplit:
         return self.source.gather(row_indices)
 
     def describe(self) -> str:
-        """Returns a few words on the order and on what is read."""
+        """Returns a short description of the order and of the rows mixed at a time."""
         order, size = self.order, self.dtype.itemsize
         mixed = order.window_rows * order.num_streams
         return (
@@ -205,7 +205,7 @@ class StreamedSplit:
         )
 
     def close(self) -> None:
-        """Ends the reading ahead."""
+        """Stops reading ahead."""
         self.source.close()
 
     def _hold(self, windows: dict[int, StreamWindow], cache: BlockCache) -> None:

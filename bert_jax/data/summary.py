@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a manifest says of prepared text, and what people are told of it: counts, and warnings with their figures."""
+"""The record of prepared text in a manifest, and its summary for people: counts, and warnings with their figures."""
 
 from collections.abc import Iterator, Sequence
 
@@ -16,18 +16,18 @@ MANY_DROPPED = 0.15  # share of tokens that are in no row; of English in rows of
 
 
 def describe_splits(row_length: int, homes: Sequence[str], made: list[JsonObject]) -> dict[str, JsonObject]:
-    """Returns what the manifest says of each split: the sums over its shards, and the shards.
+    """Returns the manifest's record of each split: the sums over its shards, and the shards.
 
     `homes` are the splits of the shards that `made` describes.
     """
     splits = {}
     for split in ("train", "heldout"):
-        mine = [result for home, result in zip(homes, made, strict=True) if home == split]
-        totals = {name: sum(result[name] for result in mine) for name in ("documents", *pieces.COUNTED, "sequences")}
+        own = [result for home, result in zip(homes, made, strict=True) if home == split]
+        totals = {name: sum(result[name] for result in own) for name in ("documents", *pieces.COUNTED, "sequences")}
         random_next, filled, unknown, dropped = (
-            sum(result[name] for result in mine) for name in ("random_next", "filled", "unknown", "dropped")
+            sum(result[name] for result in own) for name in ("random_next", "filled", "unknown", "dropped")
         )
-        num_rows = sum(result["file"]["rows"] for result in mine)
+        num_rows = sum(result["file"]["rows"] for result in own)
         splits[split] = {
             **totals,
             "rows": num_rows,
@@ -35,21 +35,21 @@ def describe_splits(row_length: int, homes: Sequence[str], made: list[JsonObject
             "random_next_share": _share(random_next, totals["sequences"]),
             "unknown_share": _share(unknown, totals["tokens"]),
             "dropped_share": _share(dropped, totals["tokens"]),
-            "shards": [result["file"] for result in mine],
+            "shards": [result["file"] for result in own],
         }
     return splits
 
 
 def describe_text(parts: np.ndarray, num_lines: int, num_different_lines: int, passage: int) -> JsonObject:
-    """Returns what the manifest says of all text.
+    """Returns the manifest's record of all text.
 
-    How many documents and lines occurred before, and their shares; at how many lines the splitter failed, if it did;
-    and about how many tokens passages have, if documents were cut. `parts` [D] are records of `pieces.DOCUMENT`.
+    It has the numbers and shares of copied documents and lines; the number of lines at which the splitter failed, if
+    any; and the approximate tokens of passages, if documents were cut. `parts` [D] are records of `pieces.DOCUMENT`.
     """
     documents = pieces.unite(parts, 0)
     num_documents = len(documents) - len(np.unique(documents["key"]))
     num_copies = num_lines - num_different_lines
-    about: JsonObject = {
+    record: JsonObject = {
         "exact_copies": {
             "documents": num_documents,
             "documents_share": _share(num_documents, len(documents)),
@@ -58,10 +58,10 @@ def describe_text(parts: np.ndarray, num_lines: int, num_different_lines: int, p
         }
     }
     if num_failed := int(documents["failed"].sum()):
-        about["lines_not_split"] = num_failed
+        record["lines_not_split"] = num_failed
     if passage:
-        about["passage_tokens"] = passage * pieces.PART_TOKENS
-    return about
+        record["passage_tokens"] = passage * pieces.PART_TOKENS
+    return record
 
 
 def _share(part: float, whole: float) -> float:
@@ -95,7 +95,7 @@ def say_summary(manifest: JsonObject, seconds: float) -> None:
 
 
 def _warnings(manifest: JsonObject) -> Iterator[str]:
-    """Yields what is probably not as it was meant."""
+    """Yields a warning for each figure that is probably not intended."""
     options, train = manifest["identity"]["options"], manifest["splits"]["train"]
     if (share := manifest["exact_copies"]["documents_share"]) > MANY_COPIES:
         yield (

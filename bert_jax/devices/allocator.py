@@ -100,9 +100,9 @@ def _available() -> int:
     lines = (line.split() for line in Path("/proc/meminfo").read_text("ascii").splitlines())
     left = [1024 * next((int(words[1]) for words in lines if words[:1] == ["MemAvailable:"]), 0)]
     for limit, usage in (("max", "current"), ("limit_in_bytes", "usage_in_bytes")):  # cgroups, version 2 and 1
-        place = Path("/sys/fs/cgroup", "memory" if usage == "usage_in_bytes" else "")
+        folder = Path("/sys/fs/cgroup", "memory" if usage == "usage_in_bytes" else "")
         try:
-            most, used = (int((place / f"memory.{name}").read_text("ascii")) for name in (limit, usage))
+            most, used = (int((folder / f"memory.{name}").read_text("ascii")) for name in (limit, usage))
         except (OSError, ValueError):
             continue  # no such file, or no limit ("max")
         left.append(most - used)

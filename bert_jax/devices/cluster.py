@@ -80,9 +80,9 @@ def join(
 
 
 def _end_where_jax_aborts(members: Members) -> None:
-    """Ends this process with a line where JAX's client learns first that the coordination service is gone.
+    """Ends this process with a line if JAX's client is the first to learn that the coordination service is gone.
 
-    So it is when this process was suspended until the others had ended. The client wants to call the function that
+    This happens if this process was suspended until the others had ended. The client wants to call the function that
     `_failing_calmly` gave it, cannot convert the error for Python, and ends by std::terminate.
     """
     with contextlib.suppress(OSError, AttributeError):  # another C++ library: JAX aborts, with a dump

@@ -15,7 +15,7 @@ _PAUSE = 0.02  # seconds after which a request finds the threads asleep
 _XLA = "tf_XLAEigen"  # the name of the threads
 
 _found: dict[int, list[int]] = {}  # the threads of a process, which a fork does not have
-_ended = 0.0  # when the last request did
+_ended = 0.0  # when the last request ended
 
 
 @contextlib.contextmanager
@@ -31,7 +31,7 @@ def on_all_cores() -> Iterator[None]:
             before = {thread: os.sched_getaffinity(thread) for thread in _threads()}
             cores = sorted(set().union(*before.values()))
             first = os.getpid()  # so that several processes do not all begin with the same core
-            if len(cores) == len(before) > 1 and all(len(each) == len(cores) for each in before.values()):
+            if len(cores) == len(before) > 1 and all(len(affinity) == len(cores) for affinity in before.values()):
                 moved = before
                 for number, thread in enumerate(before, first):
                     os.sched_setaffinity(thread, {cores[number % len(cores)]})

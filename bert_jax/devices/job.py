@@ -3,8 +3,8 @@
 
 `this_job()` returns it. Every agreement has a topic, such as "free disk", and agreements on a topic are numbered. They
 go through the key-value store of JAX's coordination service, not through devices, whose collectives wait for half a
-minute on CPUs and for ever elsewhere. Who waits for a process that waits for it on another topic gets an error with
-both topics.
+minute on CPUs and for ever elsewhere. A process that waits for one that waits for it on another topic gets an
+error with both topics.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from bert_jax.devices.members import Members, Store, leave
 from bert_jax.errors import InputError, one_line
 from bert_jax.settings.rules import changed_keys, value_at
 
-AGREE_SECONDS = 1800.0  # so long do processes wait for one that has nothing to do
+AGREE_SECONDS = 1800.0  # how long processes wait for one that has nothing to do
 _LOST_SECONDS = 60.0  # without a sign of life, in programs that have joined by themselves
 
 
@@ -84,7 +84,7 @@ class Job:
         return "yes" in self.exchange(topic, "yes" if value else "no")
 
     def first_does(self, what: str, action: Callable[[], Any]) -> Any:
-        """Returns what `action` returns on the first process, a JSON value, on every process; the others wait for it.
+        """Runs `action` on the first process while the others wait; returns its JSON value on every process.
 
         `what` completes "the first process could not ..."; it is the topic. Raises: InputError, on every process, if
         the action failed.
@@ -131,11 +131,11 @@ class Job:
         # Compare digests first: the values of hundreds of processes would be too much for the first process to send.
         if len(set(self.exchange("digest of what is the same", hashlib.sha256(text.encode()).hexdigest()))) == 1:
             return
-        said = [json.loads(each) for each in self.exchange("what is the same", text)]
-        for number, other in enumerate(said):
-            names = changed_keys(said[0], other)
+        mappings = [json.loads(reply) for reply in self.exchange("what is the same", text)]
+        for number, other in enumerate(mappings):
+            names = changed_keys(mappings[0], other)
             if names:
-                theirs, ours = (value_at(each, names[0]) for each in (other, said[0]))
+                theirs, ours = (value_at(mapping, names[0]) for mapping in (other, mappings[0]))
                 more = f", and {len(names) - 1} more" if len(names) > 1 else ""
                 raise InputError(
                     f"{self.name(number)} has {names[0]} {theirs!r}, and {self.name(0)} has {ours!r}{more}; run the "
@@ -191,8 +191,8 @@ class Several(Job):
         self._asked = itertools.count()
 
     def exchange(self, topic: str, value: str = "") -> list[str]:
-        said = self._hear(topic, value, range(self.count))
-        return [said[number] for number in range(self.count)]
+        values = self._hear(topic, value, range(self.count))
+        return [values[number] for number in range(self.count)]
 
     def broadcast_text(self, topic: str, text: str) -> str:
         return self._hear(topic, text, range(1))[0]
@@ -219,30 +219,30 @@ class Several(Job):
         leave(status, line)
 
     def _hear(self, topic: str, value: str, speakers: range) -> dict[int, str]:
-        """Returns {process: value} of the speakers, of which this process may be one."""
+        """Returns {process: value} of the speakers, which may include this process."""
         self._times[topic] += 1
-        place = f"topic/{quote(topic, safe='')}/{self._times[topic]}"
+        key = f"topic/{quote(topic, safe='')}/{self._times[topic]}"
         pause, longest = 0.002, 0.05 * max(1.0, self.count / 16)  # all of them read all values from the first
         if self.index in speakers:
-            self.members.set(f"{place}/{self.index}", value)
-        if len(said := self.members.get(place)) < len(speakers):
+            self.members.set(f"{key}/{self.index}", value)
+        if len(values := self.members.get(key)) < len(speakers):
             self.members.set(f"waits/{self.index}", f"{self._times[topic]} {topic}")
         worked = looked = time.monotonic()  # when the others last worked
-        while len(said := self.members.get(place)) < len(speakers):
+        while len(values := self.members.get(key)) < len(speakers):
             failure = self.members.failure_of_another()
-            if failure and len(self.members.get(place)) < len(speakers):  # else it said this before it failed
+            if failure and len(self.members.get(key)) < len(speakers):  # else it gave its value before it failed
                 raise failure
             if time.monotonic() - looked > self.members.pause:
                 looked = time.monotonic()
-                missing = [number for number in speakers if number not in said]
+                missing = [number for number in speakers if number not in values]
                 self._check_order(topic, missing)
                 worked = self._check_alive(topic, missing, worked)
             time.sleep(pause)
             pause = min(2 * pause, longest)
-        return said
+        return values
 
     def _check_order(self, topic: str, missing: list[int]) -> None:
-        """Raises: InputError if a process that has not said what this one waits for waits for this one itself."""
+        """Raises: InputError if a process that this one waits for is itself waiting for this one."""
         for number, told in self.members.get("waits").items():
             times, _, other = told.partition(" ")
             if number in missing and int(times) > self._times[other]:

@@ -43,7 +43,7 @@ class Members:
     def __init__(self, client: Store, index: int, count: int, lost_seconds: float) -> None:
         """Starts the threads; `client` is that of JAX's coordination service.
 
-        If `lost_seconds` is 0 this process says what it is doing, and watches nobody.
+        If `lost_seconds` is 0 this process reports what it is doing, and watches nobody.
         """
         self.index, self.count, self.lost_seconds = index, count, lost_seconds
         self._client = client
@@ -78,8 +78,8 @@ class Members:
     def outlast(self) -> None:
         """Waits until the other processes have ended, if this is the first: they read the cause from its store.
 
-        JAX aborts those that outlive the store. Waits no longer than such a process takes to end by itself, on a busy
-        machine too.
+        JAX aborts processes that outlive the store. Waits no longer than such a process takes to end by itself, on a
+        busy machine too.
         """
         if self.index:
             return
@@ -148,7 +148,7 @@ class Members:
         return InputError(f"{self.name(number)} ended: {line}")
 
     def doing(self) -> dict[int, str]:
-        """Returns what each process was doing at its last heartbeat, "" if nothing; not those that never had one."""
+        """Returns what each process was doing at its last heartbeat, "" if nothing, without those that had none."""
         return {number: beat.partition(" ")[2] for number, beat in self.get("beat").items()}
 
     def silences(self) -> dict[int, float]:
@@ -168,7 +168,7 @@ class Members:
         )
 
     def _say(self) -> None:
-        """Says what this process is doing, with a number that grows."""
+        """Reports what this process is doing, with a number that grows."""
         beat = 0
         while not self._ended.wait(self.pause):
             beat += 1

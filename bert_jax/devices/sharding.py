@@ -151,10 +151,10 @@ def match_rules(rules: tuple[tuple[str, Value], ...], names: list[str]) -> dict[
     """
     table = {}
     for name in names:
-        found = [value for pattern, value in rules if re.fullmatch(pattern, name)]
-        if not found:
+        matches = [value for pattern, value in rules if re.fullmatch(pattern, name)]
+        if not matches:
             raise InputError(f"parameter {name!r} matches no rule; add one to the table")
-        table[name] = found[0]
+        table[name] = matches[0]
     return table
 
 
@@ -205,18 +205,18 @@ def _divided_over_data(
     """
     devices = mesh.shape["data"]
     free = [
-        place
-        for place, (axis, size) in enumerate(zip(spec, shape))
+        dim
+        for dim, (axis, size) in enumerate(zip(spec, shape))
         if size % devices == 0 and (axis is None or mesh.shape[axis] == 1)
     ]
     if not free or devices == 1:
         return spec
-    chosen = max(free, key=lambda place: (place != len(shape) - 1, shape[place]))
+    chosen = max(free, key=lambda dim: (dim != len(shape) - 1, shape[dim]))
     return (*spec[:chosen], "data", *spec[chosen + 1 :])
 
 
 def on_host(tree: PyTree) -> PyTree:
-    """Returns a tree of arrays as whole numpy arrays. All processes call this, also for what is divided over them."""
+    """Returns a tree of arrays as whole numpy arrays. All processes must call it: arrays may be divided over them."""
 
     def replicate(leaf: Any) -> Any:  # and fetch, one after the other: all of them would take much memory
         if getattr(leaf, "is_fully_addressable", True):

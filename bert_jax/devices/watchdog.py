@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ends a run whose work is overdue and prints the stacks of its threads, so that a scheduler can restart it.
 
-`work` knows what is under way, and JAX tells here of what it compiles.
+`work` records the work under way, and JAX reports its compilations here.
 """
 
 import threading
@@ -41,7 +41,7 @@ class Watchdog:
 
 
 def _hear(event: str, duration_secs: float, **_: object) -> None:
-    """Notes what JAX tells of its compiler: after a program is lowered it is compiled, which may take very long."""
+    """Records the events of JAX's compiler: after a program is lowered it is compiled, which may take very long."""
     if event.endswith("backend_compile_duration"):
         work.end_compilation(duration_secs)
     elif event.endswith("jaxpr_to_mlir_module_duration"):

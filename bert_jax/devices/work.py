@@ -46,7 +46,7 @@ class Entry:
 
 @contextlib.contextmanager
 def under_way(name: str, num_bytes: float = 0.0, waits_for: threading.Thread | None = None) -> Iterator[None]:
-    """Registers the block as work of this thread. What JAX compiles in it is registered by itself.
+    """Registers the block as work of this thread. Compilations inside it are registered automatically.
 
     `num_bytes` is how much is read or written; `waits_for` is another thread that does the work.
     """
@@ -65,10 +65,10 @@ def under_way(name: str, num_bytes: float = 0.0, waits_for: threading.Thread | N
 
 def beat() -> None:
     """Records that this thread has finished something; in a thread without an entry, that all have."""
-    own = _stacks.get(threading.get_ident())
-    if own and own[-1].by_jax:
-        own.pop()
-    for entry in own[-1:] if own else _innermost():
+    stack = _stacks.get(threading.get_ident())
+    if stack and stack[-1].by_jax:
+        stack.pop()
+    for entry in stack[-1:] if stack else _innermost():
         entry.beaten = time.monotonic()
 
 
@@ -91,7 +91,7 @@ def _innermost() -> list[Entry]:
 
 
 def current() -> list[Entry]:
-    """Returns what each thread is doing, the oldest first; not threads that wait for another one of these."""
+    """Returns what each thread is doing, the oldest first, without threads that wait for another of these."""
     entries = _innermost()
     working = {entry.thread for entry in entries}
     for entry in [entry for entry in entries if entry.waits_for in working]:

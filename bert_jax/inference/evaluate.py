@@ -48,10 +48,10 @@ def evaluate_pretrained(
 ) -> dict:
     """Returns the metrics of a model on a split of prepared data, and counts of the data. See docs/scoring.md.
 
-    Of a masked language model: mlm_loss (nats a prediction), mlm_perplexity and mlm_accuracy, by masks of single tokens
-    at 15 % that are the same for every model with this vocabulary. Of a causal model next_token_loss,
-    next_token_perplexity and next_token_accuracy. Where the data have labels of a second sentence and the model was
-    trained on such, nsp_loss and nsp_accuracy. Where the data say how long their text is, bits_per_byte.
+    A masked language model has mlm_loss (nats a prediction), mlm_perplexity and mlm_accuracy, by masks of single tokens
+    at 15 % that are the same for every model with this vocabulary. A causal model has next_token_loss,
+    next_token_perplexity and next_token_accuracy. If the data have labels of a second sentence and the model was
+    trained on such, it has nsp_loss and nsp_accuracy; if the data record the length of their text, bits_per_byte.
 
     Args:
       bert: the model.
@@ -79,29 +79,29 @@ def _evaluate(bert: Pretrained, dataset: Dataset, split: str, mesh: Mesh | None)
     size = _batch_size(dataset.row_length, rows.num_rows, mesh)
 
     def means(objective: Objective) -> dict[str, float]:
-        found = evaluate(make_eval_step(objective, mesh, params), params, eval_batches(rows, size, mesh))
-        assert found is not None  # it cannot be interrupted
-        return found
+        results = evaluate(make_eval_step(objective, mesh, params), params, eval_batches(rows, size, mesh))
+        assert results is not None  # it cannot be interrupted
+        return results
 
     masking = token_masking(dataset.row_length)
-    found = means(_objective(bert, masking, next_sentence))
+    results = means(_objective(bert, masking, next_sentence))
     name = "next_token" if bert.config.causal else "mlm"
     metrics = {
-        f"{name}_loss": found["mlm_loss"],
-        f"{name}_perplexity": math.exp(min(found["mlm_loss"], 80.0)),
-        f"{name}_accuracy": found["mlm_accuracy"],
+        f"{name}_loss": results["mlm_loss"],
+        f"{name}_perplexity": math.exp(min(results["mlm_loss"], 80.0)),
+        f"{name}_accuracy": results["mlm_accuracy"],
     }
-    metrics |= {key: found[key] for key in ("nsp_loss", "nsp_accuracy") if key in found}
+    metrics |= {key: results[key] for key in ("nsp_loss", "nsp_accuracy") if key in results}
     if not all(map(math.isfinite, metrics.values())):
         raise InputError("the loss is not finite; the model's parameters are not those of a trained one")
     counts = {"rows": rows.num_rows, "sequences": rows.num_sequences}
     text = dataset.manifest["splits"][split]
     if text.get("text_bytes") and text.get("tokens"):
         if bert.config.causal:
-            nats_per_token = found["text_loss"]
+            nats_per_token = results["text_loss"]
         else:
-            of_words = means(_objective(bert, word_masking(dataset.row_length), False))
-            nats_per_token = of_words["word_loss"] * of_words["words_per_token"]
+            word_results = means(_objective(bert, word_masking(dataset.row_length), False))
+            nats_per_token = word_results["word_loss"] * word_results["words_per_token"]
         metrics["bits_per_byte"] = nats_per_token / math.log(2) * text["tokens"] / text["text_bytes"]
         counts |= {name: text[name] for name in ("tokens", "text_bytes")}
     return {
@@ -207,14 +207,14 @@ def _objective(bert: Pretrained, masking: MaskingConfig, next_sentence: bool) ->
     def losses(params: Params, batch: Batch, _: jax.Array | None) -> dict[str, Pair]:
         logits = forward(bert.config, params, batch, MASKED_LM)
         labels, weights = batch.mlm_labels, batch.mlm_weights
-        found = {"mlm_loss": cross_entropy(logits, labels, weights), "mlm_accuracy": accuracy(logits, labels, weights)}
+        pairs = {"mlm_loss": cross_entropy(logits, labels, weights), "mlm_accuracy": accuracy(logits, labels, weights)}
         if bert.config.causal:
-            found["text_loss"] = cross_entropy(logits, labels, weights * ~jnp.isin(labels, jnp.array(special)))
+            pairs["text_loss"] = cross_entropy(logits, labels, weights * ~jnp.isin(labels, jnp.array(special)))
         elif masking.whole_word:
             starts = jnp.take_along_axis(batch.word_starts, batch.mlm_positions, axis=1)
             tokens = (batch.sequence_ids > 0) & ~jnp.isin(batch.token_ids, jnp.array(special))
-            found["word_loss"] = found["mlm_loss"][0], jnp.sum(starts * weights)
-            found["words_per_token"] = jnp.sum(tokens & batch.word_starts), jnp.sum(tokens)
-        return found
+            pairs["word_loss"] = pairs["mlm_loss"][0], jnp.sum(starts * weights)
+            pairs["words_per_token"] = jnp.sum(tokens & batch.word_starts), jnp.sum(tokens)
+        return pairs
 
     return Objective(full.init, full.prepare, full.denominators, losses)

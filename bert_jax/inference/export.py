@@ -55,7 +55,7 @@ _OUTPUTS = "hidden [B, L, H]; pooled [B, H] if the model has a pooler; logits [B
 
 
 def export_model(bert: Pretrained, directory: Place, platforms: tuple[str, ...] = PLATFORMS, own: Own = USUAL) -> None:
-    """Writes a directory with all that prediction needs but JAX itself; the batch size and the length are free.
+    """Writes a directory with everything that prediction needs except JAX; the batch size and the length are free.
 
     Raises: InputError if the directory exists.
     """
@@ -84,12 +84,12 @@ def export_model(bert: Pretrained, directory: Place, platforms: tuple[str, ...] 
     flat: dict[str, Any] = {name: np.asarray(value) for name, value in flatten(bert.params).items()}
     has_masks = task is None and "mlm" in bert.params
     constraints = ["b >= 1", "l >= 1", f"l <= {most}"] + ["p >= 1"] * has_masks  # of those that inputs have
-    rows, length, *places = export.symbolic_shape("b, l, p" if has_masks else "b, l", constraints=constraints)
+    rows, length, *counts = export.symbolic_shape("b, l, p" if has_masks else "b, l", constraints=constraints)
     tokens = jax.ShapeDtypeStruct((rows, length), jnp.int32)
-    more = [jax.ShapeDtypeStruct((rows, place), jnp.int32) for place in places]
+    more = [jax.ShapeDtypeStruct((rows, count), jnp.int32) for count in counts]
     shapes = jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), flat)
     program = export.export(jax.jit(call), platforms=platforms)(shapes, tokens, tokens, tokens, *more)
-    about = {
+    description = {
         "format": 1,
         "task": task.config.name if task is not None else "",
         "head": task.head.name if task is not None else "",
@@ -103,11 +103,11 @@ def export_model(bert: Pretrained, directory: Place, platforms: tuple[str, ...] 
         (temporary / "model.stablehlo").write_bytes(program.serialize())
         with open(temporary / "params.npz", "wb") as stream:
             np.savez(stream, **flat)
-        write_json(temporary / "labels.json", about)
+        write_json(temporary / "labels.json", description)
         bert.tokenizer.save(temporary)
         cls, sep = bert.tokenizer.tokens((bert.tokenizer.cls_id, bert.tokenizer.sep_id))
         readme = _README.format(
-            what=json.dumps(about["task"] or bert.task),
+            what=json.dumps(description["task"] or bert.task),
             platforms=", ".join(platforms),
             length=most,
             more=", mask_positions" if has_masks else "",

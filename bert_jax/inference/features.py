@@ -32,7 +32,7 @@ from bert_jax.text.fitting import fit_texts, tell_cut
 
 _ROWS_AT_ONCE = 32
 _TEXTS_AT_ONCE = 8192  # that are tokenized before the first of their vectors are given back
-_TOKENS_AT_ONCE = 4096  # of which the vectors are in memory, about
+_TOKENS_AT_ONCE = 4096  # whose vectors are in memory, about
 _FILL = 0.97  # of the positions of packed rows, which texts rarely fill to the last
 
 
@@ -65,15 +65,15 @@ def token_features(
         rows, cut = _rows(bert, texts[first : first + _TEXTS_AT_ONCE], max_seq_length, long_texts, first)
         num_cut += sum(cut)
         for stretch, layouts in _stretches(bert.config, rows):
-            found: dict[int, np.ndarray] = {}
+            by_example: dict[int, np.ndarray] = {}
             for bins, batch in _batches(stretch, layouts):
                 vectors = np.asarray(_layers(bert.config, chosen, bert.prepared, batch))  # [W, B, L, H]
-                for line, members in enumerate(bins):
+                for index, members in enumerate(bins):
                     ends = np.cumsum([len(row.token_ids) for row in members])
-                    for row, of_text in zip(members, np.split(vectors[:, line], ends, axis=1)):
-                        found[row.example] = of_text
+                    for row, text_vectors in zip(members, np.split(vectors[:, index], ends, axis=1)):
+                        by_example[row.example] = text_vectors
             for row in stretch:
-                yield TokenFeatures(bert.tokenizer.tokens(row.token_ids), found[row.example], cut[row.example])
+                yield TokenFeatures(bert.tokenizer.tokens(row.token_ids), by_example[row.example], cut[row.example])
     tell_cut(num_cut, max_seq_length)
 
 
@@ -94,7 +94,7 @@ def sentence_embeddings(
     pooling, normalization and most tokens, and the prompt of a `kind`, "query" or "passage"; "" is without a prompt.
 
     `pooling` "mean", which other models take, is the mean over the tokens of a text, [CLS] and [SEP] too; "cls" is the
-    vector of [CLS]. That of a model that was not trained to compare sentences says little of how alike two are, and
+    vector of [CLS]. Vectors of a model that was not trained to compare sentences tell little about similarity, those of
     [CLS] less than the mean. `max_seq_length` and `long_texts` are those of `token_features`.
 
     Raises: InputError as `token_features`, or if there is no such pooling or kind.
@@ -112,7 +112,7 @@ def sentence_embeddings(
         prompt = {"query": settings.embedding.query_prompt, "passage": settings.embedding.passage_prompt}.get(kind, "")
         if prompt:
             texts = cast(
-                Any, [prompt + each if isinstance(each, str) else (prompt + each[0], each[1]) for each in texts]
+                Any, [prompt + text if isinstance(text, str) else (prompt + text[0], text[1]) for text in texts]
             )
     max_seq_length = _check(bert, (layer,), max_seq_length)
     embeddings = np.zeros((len(texts), size), np.float32)
@@ -123,8 +123,8 @@ def sentence_embeddings(
             pooled = np.asarray(_embedded(bert.config, settings, bert.prepared, batch))
         else:
             pooled = np.asarray(_pooled(bert.config, layer, pooling != "cls", bert.prepared, batch))  # [B, M, H]
-        for line, members in enumerate(bins):
-            embeddings[[row.example for row in members]] = pooled[line, : len(members)]
+        for index, members in enumerate(bins):
+            embeddings[[row.example for row in members]] = pooled[index, : len(members)]
     return embeddings
 
 
@@ -152,9 +152,9 @@ def _rows(
 ) -> tuple[list[Row], list[bool]]:
     """Returns the rows of some texts, and whether each was cut; `before` is the number of texts before them."""
     fitted = fit_texts(bert.tokenizer, texts, most, long_texts, before)
-    rows = [Row(number, each.token_ids, each.type_ids, (len(each.token_ids),)) for number, each in enumerate(fitted)]
+    rows = [Row(number, text.token_ids, text.type_ids, (len(text.token_ids),)) for number, text in enumerate(fitted)]
     check_type_ids(bert.config, largest_type(rows), "the input")
-    return rows, [each.was_cut for each in fitted]
+    return rows, [text.was_cut for text in fitted]
 
 
 def _stretches(model: ModelConfig, rows: Sequence[Row]) -> Iterator[tuple[Sequence[Row], list[Layout]]]:

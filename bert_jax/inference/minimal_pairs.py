@@ -25,13 +25,13 @@ _OVERALL = "overall"
 
 
 class Pair(NamedTuple):
-    """Two sentences that differ in what makes one of them ungrammatical."""
+    """Two sentences that differ only in the part that makes one of them ungrammatical."""
 
     good: str
     bad: str
-    paradigm: str  # what the pair is a test of
-    phenomenon: str  # what several paradigms are about
-    where: str  # of the file it is from, for messages
+    paradigm: str  # the contrast that the pair tests
+    phenomenon: str  # the topic of several paradigms
+    where: str  # its file and line, for messages
 
 
 def read_pairs(path: str, limit: int = 0) -> list[Pair]:
@@ -71,7 +71,7 @@ def _read_file(file: Path) -> Iterator[Pair]:
 
 
 def _read_lines(file: Path) -> list[tuple[str, str]]:
-    """Returns where each line stands, and the line, without blank ones at the end."""
+    """Returns the position and the text of each line, without blank lines at the end."""
     lines = [(f"{file}:{number}", line) for number, line in enumerate(read_lines(str(file)), 1)]
     while lines and not lines[-1][1].strip():
         lines.pop()
@@ -144,7 +144,7 @@ class Accuracy(NamedTuple):
     ties: int  # pairs with equal scores, which are wrong
     accuracy: float
     interval: tuple[float, float]  # see `INTERVALS`
-    baselines: dict[str, float]  # accuracies of others, by their names; those that are known for all that is counted
+    baselines: dict[str, float]  # published accuracies by model, where known for all paradigms that are counted
 
 
 class AccuracyTable(NamedTuple):
@@ -156,8 +156,8 @@ class AccuracyTable(NamedTuple):
 
     def as_json(self) -> dict[str, object]:
         """Returns the table as JSON values."""
-        paradigms = [each._asdict() for each in self.paradigms]
-        phenomena = [each._asdict() for each in self.phenomena]
+        paradigms = [accuracy._asdict() for accuracy in self.paradigms]
+        phenomena = [accuracy._asdict() for accuracy in self.phenomena]
         return {"overall": self.overall._asdict(), "phenomena": phenomena, "paradigms": paradigms}
 
 
@@ -176,8 +176,8 @@ def accuracies(
     good, bad = np.asarray(good, np.float64), np.asarray(bad, np.float64)
     outcomes: dict[str, list[int]] = {}
     phenomenon_of: dict[str, str] = {}
-    for place, pair in enumerate(pairs):
-        if not (math.isfinite(good[place]) and math.isfinite(bad[place])):
+    for index, pair in enumerate(pairs):
+        if not (math.isfinite(good[index]) and math.isfinite(bad[index])):
             raise InputError(
                 f"{pair.where}: a score is not finite; the model's parameters are not those of a trained one"
             )
@@ -186,7 +186,7 @@ def accuracies(
                 f"{pair.where}: paradigm {pair.paradigm!r} is of phenomenon {pair.phenomenon!r}, and before it was of "
                 f"{phenomenon_of[pair.paradigm]!r}; give paradigms different names"
             )
-        outcomes.setdefault(pair.paradigm, []).append(int(np.sign(good[place] - bad[place])))
+        outcomes.setdefault(pair.paradigm, []).append(int(np.sign(good[index] - bad[index])))
     known = baselines or {}
     paradigms = []
     for name in sorted(outcomes, key=lambda name: (phenomenon_of[name], name)):
@@ -194,8 +194,8 @@ def accuracies(
         counts = total, right, outcomes[name].count(0), right / total, wilson(right, total)
         paradigms.append(Accuracy(name, phenomenon_of[name], *counts, dict(known.get(name, {}))))
     by_phenomenon: dict[str, list[Accuracy]] = {}
-    for each in paradigms:
-        by_phenomenon.setdefault(each.phenomenon, []).append(each)
+    for paradigm in paradigms:
+        by_phenomenon.setdefault(paradigm.phenomenon, []).append(paradigm)
     phenomena = [_mean(name, name, members) for name, members in by_phenomenon.items()]
     return AccuracyTable(paradigms, phenomena, _mean(_OVERALL, _OVERALL, paradigms))
 
@@ -209,36 +209,36 @@ def wilson(right: int, total: int) -> tuple[float, float]:
 
 
 def _mean(name: str, phenomenon: str, members: Sequence[Accuracy]) -> Accuracy:
-    """Returns the mean of the accuracies of paradigms, of each as much, however many pairs it has.
+    """Returns the mean of the accuracies of paradigms, all with equal weight, however many pairs they have.
 
     Source of the interval: Zou and Donner 2008, of a sum of independent estimates.
     """
-    shares = np.array([each.accuracy for each in members])
-    bounds = np.array([each.interval for each in members])
+    shares = np.array([member.accuracy for member in members])
+    bounds = np.array([member.interval for member in members])
     # As far from the mean as Wilson's bounds together, their distances being independent; it does not shrink to nothing
     # where every paradigm is all right or all wrong, as a bootstrap does.
     below, above = np.sqrt(np.sum((bounds - shares[:, None]) ** 2, axis=0)) / len(members)
     mean = float(shares.mean())
-    names = [base for base in members[0].baselines if all(base in each.baselines for each in members)]
+    names = [base for base in members[0].baselines if all(base in member.baselines for member in members)]
     return Accuracy(
         name,
         phenomenon,
-        sum(each.pairs for each in members),
-        sum(each.right for each in members),
-        sum(each.ties for each in members),
+        sum(member.pairs for member in members),
+        sum(member.right for member in members),
+        sum(member.ties for member in members),
         mean,
         (mean - float(below), mean + float(above)),
-        {base: float(np.mean([each.baselines[base] for each in members])) for base in names},
+        {base: float(np.mean([member.baselines[base] for member in members])) for base in names},
     )
 
 
 def read_baselines(path: str) -> dict[str, dict[str, float]]:
-    """Returns the published accuracies of each paradigm, by the names of those who reached them.
+    """Returns the published accuracies of each paradigm, by the names of the models.
 
     The file is a table with tabs and a header: the paradigm, perhaps its phenomenon, and a column of accuracies from 0
     to 1 for each model. Rows of means, whose paradigm is "overall", are left out: means are those of what is scored.
 
-    Raises: InputError if it is not such a table.
+    Raises: InputError if the file is not such a table.
     """
     table = read_table(path)
     columns = table.columns
@@ -271,20 +271,18 @@ def format_table(table: AccuracyTable) -> list[str]:
     """Returns lines for people: paradigms below their phenomenon, then the mean of all paradigms, in per cent."""
     rows: list[tuple[str, Accuracy]] = []
     for phenomenon in table.phenomena:
-        members = [each for each in table.paradigms if each.phenomenon == phenomenon.name]
-        if [each.name for each in members] != [phenomenon.name]:
-            rows += [(each.name, each) for each in members]
+        members = [member for member in table.paradigms if member.phenomenon == phenomenon.name]
+        if [member.name for member in members] != [phenomenon.name]:
+            rows += [(member.name, member) for member in members]
         rows.append((phenomenon.name.upper(), phenomenon))
     rows.append(("OVERALL", table.overall))
-    bases = list(dict.fromkeys(base for each in table.paradigms for base in each.baselines))
+    bases = list(dict.fromkeys(base for paradigm in table.paradigms for base in paradigm.baselines))
     width = max(len("paradigm"), *(len(name) for name, _ in rows))
     titles = "".join(f"  {base:>12}" for base in bases)
     lines = [f"{'paradigm':{width}}  {'pairs':>7}  {'ties':>5}  {'right %':>7}  {'95 % interval':>13}{titles}"]
-    for name, each in rows:
-        low, high = (100 * bound for bound in each.interval)
-        known = "".join(
-            f"  {100 * each.baselines[base]:12.1f}" if base in each.baselines else " " * 14 for base in bases
-        )
-        counts = f"{each.pairs:7,}  {each.ties:5,}  {100 * each.accuracy:7.1f}"
+    for name, row in rows:
+        low, high = (100 * bound for bound in row.interval)
+        known = "".join(f"  {100 * row.baselines[base]:12.1f}" if base in row.baselines else " " * 14 for base in bases)
+        counts = f"{row.pairs:7,}  {row.ties:5,}  {100 * row.accuracy:7.1f}"
         lines.append(f"{name:{width}}  {counts}  {low:5.1f} - {high:5.1f}{known}")
     return lines

@@ -91,7 +91,7 @@ class Predictor:
         return self.predict([self.parse(value, f"input {number}") for number, value in enumerate(inputs, 1)])
 
     def parse(self, value: object, where: str) -> Example:
-        """Returns the task's example of an input. Raises: InputError if it is none, or too long and not to be cut."""
+        """Returns the task's example of an input. Raises: InputError if it is wrong, or too long and not to be cut."""
         assert self.task is not None
         example = self.task.parse(value, where)
         if self.long_texts == "refuse" and self.task.make_rows([example], self.bert.tokenizer, False).num_cut():
@@ -110,7 +110,7 @@ class Predictor:
 
     @property
     def _most(self) -> int:
-        """The tokens that there is room for, of a question where long contexts have several windows."""
+        """The most tokens of an input: of a question where long contexts have several windows."""
         assert self.task is not None
         return getattr(self.task.config, self.task.head.most_tokens)
 
@@ -156,7 +156,7 @@ def _with_no_answer(task: Task | None, threshold: float) -> Task:
 
 
 def _named_again(kind: str, name: str, argument: str) -> InputError:
-    """Returns the error for a model whose task or head no code is known for."""
+    """Returns the error for a model whose task or head has no known code."""
     return InputError(
         f"this model has the {kind} {name!r} of a recipe, and a model directory runs no code; name the recipe again, "
         f"with --recipe=PATH.py, or load_predictor(path, {argument})"
@@ -199,7 +199,7 @@ def fill_masks(
 
 
 def read_blanks(bert: Pretrained, text: str, where: str, long_texts: str = "cut", needed: bool = True) -> Blanks:
-    """Returns the tokens of a text, and where it has [MASK].
+    """Returns the tokens of a text, and the positions of [MASK] in it.
 
     Raises: InputError if it has none and one is `needed`, or if it is too long and not to be cut.
     """
@@ -209,7 +209,7 @@ def read_blanks(bert: Pretrained, text: str, where: str, long_texts: str = "cut"
         if long_texts == "refuse":
             raise too_long(where, most, len(pieces) + 2)
     token_ids = [tokenizer.cls_id, *pieces[: most - 2], tokenizer.sep_id]
-    places = [place for place, token in enumerate(token_ids) if token == tokenizer.mask_id]
+    places = [position for position, token in enumerate(token_ids) if token == tokenizer.mask_id]
     if needed and not places:
         mask_token = tokenizer.vocab[tokenizer.mask_id]
         cut = f" in its first {most} tokens, all that the model has positions for" if was_cut else ""
@@ -231,8 +231,8 @@ def fill_blanks(bert: Pretrained, texts: Sequence[Blanks], num_guesses: int) -> 
         probabilities = np.asarray(_mask_probabilities(bert.config, bert.prepared, batch))
         give_back_freed_memory()
         for row, index in enumerate(chosen):
-            places = range(len(texts[index].places))
-            guesses[index] = [_guesses(bert, probabilities[row, place], num_guesses) for place in places]
+            slots = range(len(texts[index].places))
+            guesses[index] = [_guesses(bert, probabilities[row, slot], num_guesses) for slot in slots]
     return guesses
 
 

@@ -22,7 +22,7 @@ class Passage(NamedTuple):
 
 
 class Hit(NamedTuple):
-    """A passage that was found."""
+    """A passage near a query."""
 
     passage: Passage
     cosine: float
@@ -38,29 +38,29 @@ def search(
 ) -> list[list[Hit]]:
     """Returns the k passages that are nearest to each query by cosine, best first; of equals the first come first.
 
-    The corpus is read once, and a few thousand of its vectors are in memory at a time. How texts become vectors, and
-    what `max_seq_length` and `long_texts` are, says `sentence_embeddings`.
+    The corpus is read once, and a few thousand of its vectors are in memory at a time. See `sentence_embeddings` for
+    the vectors of texts, `max_seq_length` and `long_texts`.
 
     Raises: InputError as `sentence_embeddings`, or if there is no query or no passage.
     """
     if not len(queries) or k < 1:
         raise InputError("there is nothing to search for; give one query or more, and a k of 1 or more")
     options: dict[str, Any] = {"max_seq_length": max_seq_length, "long_texts": long_texts}
-    asked = sentence_embeddings(bert, queries, kind="query", **options)
+    query_vectors = sentence_embeddings(bert, queries, kind="query", **options)
     kept: dict[int, Passage] = {}
     best = np.zeros((len(queries), 0), np.float32), np.zeros((len(queries), 0), np.int64)
     before = 0
     for passages in _chunks(corpus):
         vectors = sentence_embeddings(bert, [passage.text for passage in passages], kind="passage", **options)
-        there = nearest(asked, [vectors], min(k, len(passages)))
+        near = nearest(query_vectors, [vectors], min(k, len(passages)))
         cosines, numbers = (
-            np.concatenate(both, axis=1) for both in zip(best, (there.cosines, there.numbers.astype(np.int64) + before))
+            np.concatenate(both, axis=1) for both in zip(best, (near.cosines, near.numbers.astype(np.int64) + before))
         )
         order = np.argsort(-cosines, axis=1, kind="stable")[:, :k]
         best = np.take_along_axis(cosines, order, 1), np.take_along_axis(numbers, order, 1)
         chosen = set(best[1].ravel().tolist())
         kept = {number: passage for number, passage in kept.items() if number in chosen}
-        kept |= {before + place: each for place, each in enumerate(passages) if before + place in chosen}
+        kept |= {before + index: passage for index, passage in enumerate(passages) if before + index in chosen}
         before += len(passages)
         beat()
     if not before:

@@ -54,7 +54,7 @@ def score_sentences(
     Raises: InputError as `token_scores`.
     """
     scores = token_scores(bert, sentences, method, names, progress, long_texts)
-    return np.array([each.sum(dtype=np.float64) for each in scores], np.float64)
+    return np.array([values.sum(dtype=np.float64) for values in scores], np.float64)
 
 
 @in_no_mesh()
@@ -76,7 +76,7 @@ def token_scores(
       bert: a model that predicts words.
       sentences: any number of them.
       method: one of `METHODS`; "" is the first of them, or the log-likelihood of a causal model.
-      names: what messages call each sentence, such as "file.txt:3".
+      names: the names of the sentences in messages, such as "file.txt:3".
       progress: is called with the numbers of rows that are done, and of all.
       long_texts: a sentence with more tokens than the model has positions is cut, with a warning ("cut"), or an error
         ("refuse").
@@ -89,14 +89,14 @@ def token_scores(
     method = check_method(bert, method)
     token_ids, num_cut = _encode_sentences(bert, sentences, names, long_texts)
     tell_cut(num_cut, bert.config.max_positions)
-    places: dict[bytes, int] = {}  # of the different sentences
-    place_of = [places.setdefault(ids.tobytes(), len(places)) for ids in token_ids]
-    different = [np.frombuffer(key, np.int32) for key in places]
-    found = _score(bert, different, method, progress) if different else []
-    scores = [found[place] for place in place_of]
-    for place, each in enumerate(scores):
-        if not np.isfinite(each).all():
-            name = names[place] if names else f"sentence {place + 1}"
+    indices: dict[bytes, int] = {}  # of the different sentences
+    index_of = [indices.setdefault(ids.tobytes(), len(indices)) for ids in token_ids]
+    unique = [np.frombuffer(key, np.int32) for key in indices]
+    unique_scores = _score(bert, unique, method, progress) if unique else []
+    scores = [unique_scores[index] for index in index_of]
+    for index, values in enumerate(scores):
+        if not np.isfinite(values).all():
+            name = names[index] if names else f"sentence {index + 1}"
             raise InputError(f"{name}: a score is not finite; the model's parameters are not those of a trained one")
     return scores
 
@@ -125,24 +125,24 @@ def encode_sentences(bert: Pretrained, sentences: Sequence[str]) -> list[np.ndar
 def _encode_sentences(
     bert: Pretrained, sentences: Sequence[str], names: Sequence[str] | None, long_texts: str
 ) -> tuple[list[np.ndarray], int]:
-    """Returns the token ids of each sentence, and how many were cut. Raises: InputError if one has no token."""
+    """Returns the token ids of each sentence, and the number that were cut. Raises: InputError if one has no token."""
     check_long_texts(long_texts)
     flat, counts = bert.tokenizer.encode_arrays(sentences) if len(sentences) else (np.zeros(0), np.zeros(0, np.int64))
     most = bert.config.max_positions
     long = counts + 2 > most
-    for place in np.flatnonzero((counts == 0) | (long & (long_texts == "refuse")))[:1]:
-        name = str(names[place]) if names else f"sentence {place + 1}"
-        if not counts[place]:
-            raise InputError(f"{name} has no token: {sentences[place]!r:.200}; write a sentence, or leave it out")
-        raise too_long(name, most, int(counts[place]) + 2)
-    found = np.split(flat.astype(np.int32), np.cumsum(counts)[:-1]) if len(counts) else []
-    return [ids[: most - 2] for ids in found], int(long.sum())
+    for index in np.flatnonzero((counts == 0) | (long & (long_texts == "refuse")))[:1]:
+        name = str(names[index]) if names else f"sentence {index + 1}"
+        if not counts[index]:
+            raise InputError(f"{name} has no token: {sentences[index]!r:.200}; write a sentence, or leave it out")
+        raise too_long(name, most, int(counts[index]) + 2)
+    token_ids = np.split(flat.astype(np.int32), np.cumsum(counts)[:-1]) if len(counts) else []
+    return [ids[: most - 2] for ids in token_ids], int(long.sum())
 
 
 class _Bucket(NamedTuple):
     """Sentences whose rows are padded to one length."""
 
-    members: np.ndarray  # [S] int: which of the sentences
+    members: np.ndarray  # [S] int: indices of the sentences
     rows: np.ndarray  # [S, L] int32: [CLS] tokens [SEP], padded
     words: np.ndarray  # [S, L] int: the number of the word that a token is in
     lengths: np.ndarray  # [S] int, with [CLS] and [SEP]
@@ -159,24 +159,24 @@ class _Work(NamedTuple):
 def _score(bert: Pretrained, sentences: list[np.ndarray], method: str, progress: Progress) -> list[np.ndarray]:
     """Returns the scores of the tokens of each sentence, which are all different."""
     buckets = list(_buckets(bert, sentences, method))
-    work = [_work_of(bucket, method) for bucket in buckets]
-    done, total = 0, sum(len(each.sentences) for each in work)
-    found = [np.zeros(0, np.float32)] * len(sentences)
-    for bucket, each in zip(buckets, work, strict=True):
-        scores = np.zeros(each.places.shape, np.float32)
-        for part, result in ahead(_computed(bert, bucket, each, method), _IN_FLIGHT):
+    all_work = [_work_of(bucket, method) for bucket in buckets]
+    done, total = 0, sum(len(work.sentences) for work in all_work)
+    all_scores = [np.zeros(0, np.float32)] * len(sentences)
+    for bucket, work in zip(buckets, all_work, strict=True):
+        scores = np.zeros(work.places.shape, np.float32)
+        for part, result in ahead(_computed(bert, bucket, work, method), _IN_FLIGHT):
             scores[part] = np.asarray(result)[: part.stop - part.start]
             give_back_freed_memory()
             done += part.stop - part.start
             progress(done, total)
         counts = bucket.lengths - 2
         if method == LOG_LIKELIHOOD:
-            of_sentence = [row[:count] for row, count in zip(scores, counts, strict=True)]
+            per_sentence = [row[:count] for row, count in zip(scores, counts, strict=True)]
         else:
-            of_sentence = np.split(scores[:, 0], np.cumsum(counts)[:-1])
-        for member, tokens in zip(bucket.members, of_sentence, strict=True):
-            found[member] = tokens
-    return found
+            per_sentence = np.split(scores[:, 0], np.cumsum(counts)[:-1])
+        for member, tokens in zip(bucket.members, per_sentence, strict=True):
+            all_scores[member] = tokens
+    return all_scores
 
 
 def _computed(bert: Pretrained, bucket: _Bucket, work: _Work, method: str) -> Iterator[tuple[slice, jax.Array]]:
@@ -190,7 +190,7 @@ def _computed(bert: Pretrained, bucket: _Bucket, work: _Work, method: str) -> It
 
 
 def _buckets(bert: Pretrained, sentences: list[np.ndarray], method: str) -> Iterator[_Bucket]:
-    """Yields the sentences by the length of their rows, longest first: what does not fit in memory fails soon."""
+    """Yields the sentences by the length of their rows, longest first, so that a lack of memory shows soon."""
     lengths = np.array([len(ids) + 2 for ids in sentences])
     counts = np.ones_like(lengths) if method == LOG_LIKELIHOOD else lengths - 2
     padded = _row_lengths(lengths, counts, bert.config.max_positions, bert.config.attention)
@@ -204,7 +204,7 @@ def _buckets(bert: Pretrained, sentences: list[np.ndarray], method: str) -> Iter
 
 
 def _row_lengths(lengths: np.ndarray, counts: np.ndarray, most: int, attention: str) -> np.ndarray:
-    """Returns what the rows of each sentence [S] are padded to; `counts` [S] has their numbers."""
+    """Returns the padded lengths of the rows of each sentence [S]; `counts` [S] are the numbers of rows."""
     padded = np.array([padded_length(length, most, length_step(attention)) for length in lengths.tolist()])
     short = lengths <= _SHORT
 

@@ -12,7 +12,7 @@ from bert_jax.model.product import product
 # Added in place of masked scores: its softmax is 0, and it fits every float type with float32's range.
 MASKED_SCORE = -1e9
 
-# Tokens of a row whose scores may be stored; those of longer ones are computed in blocks (`long_rows`).
+# Tokens of a row whose scores may be stored; scores of longer rows are computed in blocks (`long_rows`).
 LONGEST_WHOLE = 1024
 
 # The name of the arrays that `ModelConfig.remat` "dots" keeps for the backward pass; it recomputes all others.
@@ -29,8 +29,8 @@ def attend(
 ) -> tuple[jax.Array, jax.Array]:
     """Returns the context of each head, [B, L, N, D] in the dtype of `value`, and the probabilities [B, N, L, L].
 
-    query, key and value have the shape of the context. `attends` [B, L, L] bool says which keys each query may see;
-    `drop` is the dropout of probabilities; `precision` is that of `product`.
+    query, key and value have the shape of the context. `attends` [B, L, L] bool marks the keys that each query may see;
+    `drop` is the dropout of probabilities; `precision` is as in `product`.
     """
     scores = product("BQND,BKND->BNQK", query, key, precision=precision)
     # A query that may see nothing (padding) gets equal, finite scores: uniform attention and no NaN.

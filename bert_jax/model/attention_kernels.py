@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the kernels of fused attention share: their static parameters, and dropout as a hash.
+"""Common parts of the kernels of fused attention: their static parameters, and dropout as a hash.
 
 Each kernel of a platform has the functions `fits`, `forward` and `backward`; `fused_attention` chooses one.
 """
@@ -33,7 +33,7 @@ class AttentionShape(NamedTuple):
 
     @property
     def rescale(self) -> float:
-        """The factor of what dropout keeps."""
+        """The factor of the probabilities that dropout keeps."""
         return 2**16 / self.kept
 
 
@@ -65,7 +65,7 @@ def draws(
 def keeps_at(
     shape: AttentionShape, size: int, rows: jax.Array, columns: jax.Array, first: jax.Array, second: jax.Array
 ) -> jax.Array:
-    """Returns what `keeps` does, of the scores at any rows and columns that broadcast against each other."""
+    """Like `keeps`, for the scores at any rows and columns that broadcast against each other."""
     half = -(-size // 2)
     low, high = _hashed((rows % half) * size + columns, first, second)
     return jnp.where(rows < half, low, high) < shape.kept

@@ -76,12 +76,12 @@ class Encoder(nn.Module):
             layer = nn.remat(layer, policy=REMAT_POLICIES[config.remat], prevent_cse=False)
         stream = Stream(embedded, None if config.norm == "after" else embedded)
         if self.has_variable("params", layer_name(0)):  # parameters that `on_cpu.unstack` has taken out of their stack
-            each = []
+            per_layer = []
             for index in range(config.num_layers):
                 here = None if is_global is None else is_global[index]
-                stream, one = layer(Layer(config, name=layer_name(index)), stream, here)
-                each.append(one)
-            kept, attentions = jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
+                stream, extras = layer(Layer(config, name=layer_name(index)), stream, here)
+                per_layer.append(extras)
+            kept, attentions = jax.tree.map(lambda *leaves: jnp.stack(leaves), *per_layer)
         else:
             scan = nn.scan(
                 layer,
@@ -101,7 +101,7 @@ class Encoder(nn.Module):
         return Encoded(hidden, pooled, layers, word_table, attentions)
 
     def _summarize(self, hidden: jax.Array, batch: Batch) -> jax.Array:
-        """Returns one vector of each sequence, [B, M, H]: that of its first token, or the mean of all."""
+        """Returns one vector for each sequence, [B, M, H]: its first token's, or the mean of all."""
         config, places = self.config, batch.cls_positions.astype(jnp.int32)
         if config.pooling == "mean":
             means = mean_of_sequences(hidden, batch.sequence_ids, places.shape[1], config.matmul_precision)
@@ -134,7 +134,7 @@ def mean_of_sequences(
 ) -> jax.Array:
     """Returns the mean of the tokens' vectors [B, L, H] over each sequence of a row, [B, M, H] float32; 0 if empty.
 
-    sequence_ids [B, L] are as in `Batch`, num_places is M; `precision` is that of `product`.
+    sequence_ids [B, L] are as in `Batch`, num_places is M; `precision` is as in `product`.
     """
     inside = (sequence_ids[:, None, :] == jnp.arange(1, num_places + 1)[:, None]).astype(jnp.float32)  # [B, M, L]
     total = jnp.einsum("BML,BLH->BMH", inside, vectors.astype(jnp.float32), precision=matmul_precision(precision))

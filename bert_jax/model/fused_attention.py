@@ -66,7 +66,7 @@ def fused_attention(
 
     sequence_ids [B, L]: as `attention_mask` takes them, and `causal` too.
     rate, dropout_key: the share of probabilities that is set to 0, exact to 1 / 131,072, and the random key.
-    precision: that of `product`.
+    precision: as in `product`.
     interpret: "tpu" or "cuda" runs the kernel of that platform anywhere, slowly, for tests.
     window: the tokens to each side that a query sees; 0 is all. It is computed without a kernel on every platform.
     use_kernels: False computes without a kernel too.

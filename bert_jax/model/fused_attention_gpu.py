@@ -65,7 +65,7 @@ def fits(shape: AttentionShape, array: jax.Array) -> bool:
 
 
 def forward(shape: AttentionShape, interpret: bool, *arrays: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns the context [B, L, H], and of each query the logarithm (base 2) of the sum of its exponentials [B, N, L].
+    """Returns the context [B, L, H], and for each query the base 2 logarithm of the sum of its exponentials [B, N, L].
 
     Arrays: query, key, value, sequence ids, keys of dropout.
     """
@@ -98,7 +98,7 @@ def _call(
     arrays: tuple[jax.Array, ...],
     results: list[jax.ShapeDtypeStruct],
 ) -> list[jax.Array]:
-    """Runs a kernel for every row and head, of which each of its programs sees all."""
+    """Runs a kernel for every row and head; each of its programs sees the whole row."""
     rows, size, hidden = arrays[0].shape
     launch = launch.of_row(size)
     programs = size // launch.keys if kernel is attention_keys else size // 2 // launch.queries
@@ -221,8 +221,8 @@ class _Pair:
         self.block = (launch.keys, launch.queries) if transposed else (launch.queries, launch.keys)
         own = [ids[rows] for rows in self.places]
         # Scores of padding are equal, so that its softmax is uniform and its logarithm exact.
-        self.masked = [self._of_queries(jnp.where(each == 0, 0.0, MASKED_SCORE)) for each in own]
-        self.ids = [self._of_queries(jnp.where(each == 0, _NO_QUERY, each)) for each in own]
+        self.masked = [self._of_queries(jnp.where(block_ids == 0, 0.0, MASKED_SCORE)) for block_ids in own]
+        self.ids = [self._of_queries(jnp.where(block_ids == 0, _NO_QUERY, block_ids)) for block_ids in own]
 
     def _of_queries(self, values: jax.Array) -> jax.Array:
         return jnp.expand_dims(values, 1 - self.axis)

@@ -143,8 +143,8 @@ def _for_every_row(block, of_row: Callable[[jax.Array], None]) -> None:
     at_once = 2 if rows % 2 == 0 and size <= _SHORT_ROW else 1
 
     def body(step: jax.Array, nothing: None) -> None:
-        for place in range(at_once):
-            of_row(step * at_once + place)
+        for offset in range(at_once):
+            of_row(step * at_once + offset)
 
     jax.lax.fori_loop(0, rows // at_once, body, None)
 

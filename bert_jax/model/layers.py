@@ -30,7 +30,7 @@ ACTIVATIONS = {
 
 
 class Stream(NamedTuple):
-    """What layers hand on. With norm before a block its input and the sum that the block adds to are two arrays."""
+    """The activations between layers. With norm before a block, its input and the sum it adds to are two arrays."""
 
     hidden: jax.Array  # [B, L, H]: the input of the next block
     summed: jax.Array | None  # [B, L, H] before the norm; None with norm after the sum, where `hidden` is added to
@@ -46,7 +46,7 @@ class Sight(NamedTuple):
     """Which keys the queries of a batch see, and their positions."""
 
     attends: jax.Array  # [B, L, L] bool; or the sequence ids [B, L], where the scores of a row are not stored
-    local: jax.Array | None  # [B, L, L] bool: those of local layers, if there are any and `attends` is not ids
+    local: jax.Array | None  # [B, L, L] bool: the mask of local layers, if there are any and `attends` is not ids
     positions: jax.Array  # [B, L] in the sequence
 
 
@@ -137,7 +137,7 @@ class Dropout(nn.Module):
         *outer, rows, columns = inputs.shape
         # Halved along the rows: that axis is never sharded, and columns are lanes of the vector unit.
         bits = bits_of_rows(self.make_rng("dropout"), (*outer, -(-rows // 2), columns))
-        # Compared before they are put together: what may be written to memory is then a byte for each number.
+        # Compared before they are put together, so that at most a byte for each number is written to memory.
         keeps = jnp.concatenate([(bits & 0xFFFF) < kept, (bits >> 16) < kept], axis=-2)[..., :rows, :]
         scaled = (inputs.astype(jnp.float32) * (2**16 / kept)).astype(inputs.dtype)
         return jnp.where(keeps, scaled, 0)
@@ -154,7 +154,7 @@ class Embeddings(nn.Module):
     ) -> tuple[jax.Array, jax.Array]:
         """Returns the embedded tokens [B, L, H] in the compute dtype, and copies of the word table [D, V padded, H].
 
-        The table is as wide as `ModelConfig.embedding_size` says, if that is set.
+        The table is `ModelConfig.embedding_size` wide, if that is set.
         """
         config = self.config
 
@@ -201,7 +201,7 @@ class Attention(nn.Module):
     ) -> tuple[Stream, jax.Array | None]:
         """Returns the stream, and the probabilities of attention [B, N, L, L], if `sight` has masks of that shape.
 
-        `is_global` [] bool says of a layer whether it sees whole sequences; None if all layers do.
+        `is_global` [] bool: whether the layer sees whole sequences; None if all layers do.
         """
         config, probabilities = self.config, None
         dense = functools.partial(Dense, config, config.hidden_size, has_bias=config.dense_bias)
@@ -284,7 +284,7 @@ class Layer(nn.Module):
 
 
 class Pooler(nn.Module):
-    """What stands before the logits of a classifier: dense, activation and, in some families, norm (`Block`)."""
+    """The layers before the logits of a classifier: dense, activation and, in some families, norm (`Block`)."""
 
     config: ModelConfig
 

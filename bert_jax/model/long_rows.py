@@ -45,7 +45,7 @@ def in_blocks(shape: AttentionShape, *arrays: jax.Array) -> jax.Array:
 
 
 def in_windows(shape: AttentionShape, *arrays: jax.Array) -> jax.Array:
-    """Returns what `in_blocks` does, of keys that are at most `shape.window` tokens away."""
+    """Like `in_blocks`, with keys that are at most `shape.window` tokens away."""
     query, key, value, ids, keys = arrays
     rows, size, hidden = query.shape
     block = _window_block(shape)

@@ -40,7 +40,7 @@ class Objective:
     compute_dtype: str = "float32"  # in which the matrices of layers are multiplied, `ModelConfig.compute_dtype`
     gradient_dtype: str = "float32"  # in which devices add up gradients of matrices, `ModelConfig.gradient_dtype`
     unused: tuple[str, ...] = ()  # paths of parameters that the loss does not depend on; they are not decayed either
-    # Of a loss that needs the whole batch at once, its two parts: outputs of rows, and losses of those of all rows.
+    # The two parts of a loss that needs the whole batch at once: outputs of rows, and losses of all rows' outputs.
     outputs: Callable[[Params, Batch, jax.Array | None], jax.Array] | None = None
     losses_of: Callable[[jax.Array, Batch], dict[str, Pair]] | None = None
 
@@ -106,13 +106,13 @@ def pretraining_objective(
 def task_objective(
     model: ModelConfig, head: Head, num_outputs: int = 0, teacher: TeacherConfig = NO_TEACHER
 ) -> Objective:
-    """Returns the objective of fine-tuning with a head of `num_outputs`, where the head does not say how many.
+    """Returns the objective of fine-tuning with a head of `num_outputs`, if the head does not fix the number.
 
     Rows that pad the batch have weight 0. Source: google-research/bert run_classifier.py and run_squad.py.
     """
 
     def denominators(batch: Batch) -> dict[str, jax.Array]:
-        labels = jnp.sum(head.weights(batch)) * head.answers  # the weight of those of the whole batch
+        labels = jnp.sum(head.weights(batch)) * head.answers  # the weight of all labels of the batch
         return {"loss": jnp.where(labels > 0, labels, 1.0)}  # the loss of none is 0 and not NaN
 
     def outputs(params: Params, batch: Batch, dropout_key: jax.Array | None) -> jax.Array:
@@ -162,7 +162,7 @@ def encode(
     layers: bool = False,
     attentions: bool = False,
 ) -> Encoded:
-    """Returns what the encoder makes of a batch: a pure function, for `jax.jit`, `jax.grad` and a loss of your own.
+    """Returns the encoder's outputs for a batch: a pure function, for `jax.jit`, `jax.grad` and a loss of your own.
 
     Args:
       config: of the model.
@@ -182,9 +182,9 @@ def encode(
 def forward(
     model: ModelConfig, params: Params, batch: Batch, head: Head, dropout_key: jax.Array | None = None, num_outputs=0
 ) -> Any:
-    """Returns what the head's module makes of a batch; no dropout without a key.
+    """Returns the outputs of the head's module for a batch; no dropout without a key.
 
-    `num_outputs` is needed where neither the head nor a part "classifier" says how many there are.
+    `num_outputs` is needed if neither the head nor a part "classifier" determines it.
     """
     if not num_outputs and "classifier" in params:
         num_outputs = params["classifier"]["bias"].shape[0]
@@ -199,8 +199,8 @@ def init_params(model: ModelConfig, key: jax.Array, head: Head = PRETRAINING, nu
         raise InputError("model.vocab_size is 0, and a model has words; give it the tokenizer's vocab_size")
     model = replace(model, unroll=1)  # the same numbers from a program that does not grow with the layers
     row = jnp.zeros((1, 2), jnp.int32)
-    place = jnp.zeros((1, 1), jnp.int32)
-    batch = Batch(row, row, row, place, place, mlm_positions=place)
+    sequence = jnp.zeros((1, 1), jnp.int32)
+    batch = Batch(row, row, row, sequence, sequence, mlm_positions=sequence)
     return dict(Model(model, head, num_outputs).init(key, batch)["params"])
 
 

@@ -35,7 +35,7 @@ def product_over_rows(equation: str, dtype: str, lhs: jax.Array, rhs: jax.Array)
 
 
 def length_step(attention: str = "plain") -> int:
-    """Returns what short lengths are multiples of: 8 on a CPU, 16 elsewhere, 32 for the kernel of fused attention."""
+    """Returns the step between short lengths: 8 on a CPU, 16 elsewhere, 32 for the kernel of fused attention."""
     if jax.default_backend() == "cpu":
         return 8
     return 32 if attention == "fused" else 16

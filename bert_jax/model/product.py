@@ -53,7 +53,7 @@ def _product(
         return jnp.einsum(equation, lhs, rhs.astype(lhs.dtype), **how).astype(result)  # type: ignore[return-value]
 
     wide, narrow = (functools.partial(summed_in, dtype) for dtype in ("float32", result))
-    # All sum in float32 within a device. cuBLAS writes what it is asked for; libtpu rounds as it writes (log entry 41).
+    # All sum in float32 within a device. cuBLAS writes the requested dtype; libtpu rounds as it writes (log entry 41).
     fewer = ("cuda",) if jax.sharding.get_abstract_mesh().shape.get("tensor", 1) == 1 else ("cuda", "tpu")
     by_platform = {"default": wide} | dict.fromkeys(fewer, narrow)
     return wide(lhs, rhs) if result == "float32" else jax.lax.platform_dependent(lhs, rhs, **by_platform)
@@ -76,9 +76,9 @@ def _product_backward(
     lhs, rhs = saved
     left, right, out = equation.replace("->", ",").split(",")
     gradient = gradient.astype(lhs.dtype)
-    of_rhs = _product_over_rows(f"{left},{out}->{right}", rhs_gradient, precision, lhs, gradient).astype(rhs.dtype)
-    of_lhs = product(f"{out},{right}->{left}", gradient, rhs, precision=precision, result=lhs.dtype.name)
-    return of_lhs, of_rhs
+    grad_rhs = _product_over_rows(f"{left},{out}->{right}", rhs_gradient, precision, lhs, gradient).astype(rhs.dtype)
+    grad_lhs = product(f"{out},{right}->{left}", gradient, rhs, precision=precision, result=lhs.dtype.name)
+    return grad_lhs, grad_rhs
 
 
 def _product_over_rows(equation: str, dtype: str, precision: str, lhs: jax.Array, rhs: jax.Array) -> jax.Array:

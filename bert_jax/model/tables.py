@@ -77,12 +77,12 @@ look_up.defvjp(_look_up_forward, _look_up_backward)
 
 
 def _sum_by_scatter(size: int, ids: jax.Array, rows: jax.Array) -> jax.Array:
-    """Returns [size, H]: at each place the sum of the rows [R, H] whose id [R] it is."""
+    """Returns [size, H]: at each index the sum of the rows [R, H] with that id [R]."""
     return jnp.zeros((size, rows.shape[1]), rows.dtype).at[ids].add(rows)
 
 
 def _sum_by_product(compute_dtype: str, precision: str, size: int, ids: jax.Array, rows: jax.Array) -> jax.Array:
-    """Returns what `_sum_by_scatter` does, with rows rounded to the compute dtype."""
+    """Like `_sum_by_scatter`, with rows rounded to the compute dtype."""
     one_hot = jax.nn.one_hot(ids, size, dtype=compute_dtype)
     how = {"preferred_element_type": rows.dtype, "precision": matmul_precision(precision)}
     return jnp.einsum("rv,rh->vh", one_hot, rows.astype(compute_dtype), **how)  # type: ignore[return-value]

@@ -10,7 +10,7 @@ from bert_jax.settings.pretraining import TeacherConfig
 
 
 def taught(hard: Pair, divergence: jax.Array, weights: jax.Array, config: TeacherConfig) -> Pair:
-    """Returns a loss of which a share is the divergence from the teacher at a temperature, for each label.
+    """Returns a loss for each label; a share of it is the divergence from the teacher at a temperature.
 
     That part is multiplied by the temperature's square, so that its gradient keeps its size. Source: Hinton et al.
     2015.
@@ -22,13 +22,13 @@ def taught(hard: Pair, divergence: jax.Array, weights: jax.Array, config: Teache
 def class_divergence(
     outputs: jax.Array, teacher: jax.Array, batch: Batch | None = None, temperature: float = 1.0
 ) -> jax.Array:
-    """Returns the Kullback-Leibler divergence [...] of classes [..., K]; of a single number the squared difference.
+    """Returns the Kullback-Leibler divergence [...] of classes [..., K]; for a single number the squared difference.
 
     Both are divided by the temperature. Outputs beyond the teacher's do not count.
     """
     pair = outputs[..., : teacher.shape[-1]], teacher
-    said, wanted = (each.astype(jnp.float32) / temperature for each in pair)
-    if wanted.shape[-1] == 1:
-        return jnp.square(said - wanted)[..., 0]
-    wanted = jax.nn.log_softmax(wanted)
-    return jnp.sum(jnp.exp(wanted) * (wanted - jax.nn.log_softmax(said)), axis=-1)
+    student, target = (logits.astype(jnp.float32) / temperature for logits in pair)
+    if target.shape[-1] == 1:
+        return jnp.square(student - target)[..., 0]
+    target = jax.nn.log_softmax(target)
+    return jnp.sum(jnp.exp(target) * (target - jax.nn.log_softmax(student)), axis=-1)

@@ -20,7 +20,7 @@ OPTIONS: dict[str, str | bool] = {"xla_gpu_autotune_level": "0"}
 
 
 class _Cores(NamedTuple):
-    """What the compiler must know of a GPU beside `Chip`. Source: NVIDIA's CUDA programming guide and data sheets."""
+    """What the compiler needs of a GPU beside `Chip`. Source: NVIDIA's CUDA programming guide and data sheets."""
 
     capability: int  # the first digit of the compute capability
     cores: int  # streaming multiprocessors
@@ -59,9 +59,9 @@ def gpu_devices(topology: str, num_gpus: int) -> Sequence[Any]:
             f"use {family}:{hosts * GPUS_PER_HOST} or {family}:{(hosts + 1) * GPUS_PER_HOST}"
         )
     sizes = f"1x{hosts}x{GPUS_PER_HOST}" if num_gpus > GPUS_PER_HOST else f"1x1x{num_gpus}"
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # it says that there is no GPU, several times
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # it warns that there is no GPU, several times
     try:
-        found = topologies.get_topology_desc(
+        description = topologies.get_topology_desc(
             platform="cuda", topology_name=family, target_config=target_config(GPUS[family]), topology=sizes
         )
     except (jax.errors.JaxRuntimeError, NotImplementedError, ValueError, RuntimeError) as error:
@@ -70,31 +70,31 @@ def gpu_devices(topology: str, num_gpus: int) -> Sequence[Any]:
             f"XLA's GPU compiler ({compiler_version()}) cannot be used here: {reason}; install the version of jaxlib "
             f"{importlib.metadata.version('jaxlib')}: pip install 'bert_jax[gpu-plan]'"
         ) from None
-    assert len(found.devices) == num_gpus, f"{len(found.devices)} devices of {topology}"
-    return found.devices
+    assert len(description.devices) == num_gpus, f"{len(description.devices)} devices of {topology}"
+    return description.devices
 
 
 def target_config(chip: Chip) -> str:
     """Returns XLA's description of a GPU, a `GpuTargetConfigProto` as text."""
-    of = _CORES[chip.family]
+    cores = _CORES[chip.family]
     return f"""
 gpu_device_info {{
   threads_per_block_limit: 1024
   threads_per_warp: 32
   shared_memory_per_block: 49152
-  shared_memory_per_core: {of.shared_bytes}
+  shared_memory_per_core: {cores.shared_bytes}
   threads_per_core_limit: 2048
-  core_count: {of.cores}
-  fpus_per_core: {of.float32_lanes}
+  core_count: {cores.cores}
+  fpus_per_core: {cores.float32_lanes}
   block_dim_limit_x: 2147483647
   block_dim_limit_y: 65535
   block_dim_limit_z: 65535
   memory_bandwidth: {chip.hbm_bandwidth:.0f}
-  l2_cache_size: {of.cache_bytes}
-  clock_rate_ghz: {of.clock_ghz}
+  l2_cache_size: {cores.cache_bytes}
+  clock_rate_ghz: {cores.clock_ghz}
   device_memory_size: {chip.hbm_bytes:.0f}
-  shared_memory_per_block_optin: {of.block_shared_bytes}
-  cuda_compute_capability {{ major: {of.capability} }}
+  shared_memory_per_block_optin: {cores.block_shared_bytes}
+  cuda_compute_capability {{ major: {cores.capability} }}
   registers_per_core_limit: 65536
   registers_per_block_limit: 65536
 }}

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from bert_jax.plan.hlo import Array, Instruction, Module, called_computations, chain_of, counts_of, parse
 
-# They give names to arrays, or say when something is ready.
+# They name arrays, or mark when something is ready.
 _FREE = frozenset(
     "parameter constant get-tuple-element tuple bitcast after-all partition-id replica-id opt-barrier add-dependency "
     "while conditional call".split()
@@ -23,7 +23,7 @@ def moved_bytes(text: str | Module) -> int:
     """Returns the bytes that one run of a program reads from HBM and writes to it.
 
     Every instruction outside of fusions reads its operands once and writes its result once; of a slice only the slice
-    counts, of an update in place only what is new, and of an array in another memory space nothing. Loops count as
+    counts, of an update in place only the update, and of an array in another memory space nothing. Loops count as
     often as they run. Reads that a cache answers count too.
     """
     module = parse(text) if isinstance(text, str) else text
@@ -32,25 +32,25 @@ def moved_bytes(text: str | Module) -> int:
     total = 0
     for name, instructions in module.computations.items():
         if name in counts and name not in inside:
-            known = {each.name: each for each in instructions}
+            known = {op.name: op for op in instructions}
             total += counts[name] * sum(_moved(module, instruction, known) for instruction in instructions)
     return total
 
 
 def _inside_of_fusions(module: Module) -> set[str]:
     """Returns the computations that run inside one instruction: those of fusions, reductions and the like."""
-    found: set[str] = set()
+    inside: set[str] = set()
     for instructions in module.computations.values():
         for instruction in instructions:
             if instruction.opcode not in ("while", "conditional", "call"):
-                found |= set(called_computations(instruction))
-    waiting = list(found)
+                inside |= set(called_computations(instruction))
+    waiting = list(inside)
     while waiting:
         for instruction in module.computations.get(waiting.pop(), ()):
-            more = set(called_computations(instruction)) - found
-            found |= more
+            more = set(called_computations(instruction)) - inside
+            inside |= more
             waiting += more
-    return found
+    return inside
 
 
 def _moved(module: Module, instruction: Instruction, known: Mapping[str, Instruction]) -> int:
@@ -58,11 +58,11 @@ def _moved(module: Module, instruction: Instruction, known: Mapping[str, Instruc
     opcode = instruction.opcode
     if opcode in _FREE:
         return 0
-    if opcode.endswith("-done"):  # what it started has read; now it is written
+    if opcode.endswith("-done"):  # its start has read; now it is written
         return _in_hbm(instruction.types)
     operands = [known[name] for name in instruction.operands if name in known]
     if opcode.endswith("-start"):
-        ended = next((each for each in known.values() if instruction.name in each.operands), None)
+        ended = next((op for op in known.values() if instruction.name in op.operands), None)
         most = sum(array.bytes for array in ended.types) if ended and "slice" in _wrapped(module, instruction) else 0
         read = sum(_in_hbm(operand.types) for operand in operands if len(operand.types) == 1)
         return min(read, most) if most else read
@@ -82,7 +82,7 @@ def _in_hbm(arrays: Sequence[Array]) -> int:
 def _wrapped(module: Module, instruction: Instruction) -> str:
     """Returns the opcodes that an asynchronous instruction stands for."""
     names = called_computations(instruction)
-    inner = [each.opcode for name in names for each in module.computations.get(name, ())]
+    inner = [op.opcode for name in names for op in module.computations.get(name, ())]
     return " ".join([instruction.opcode, *inner])
 
 
@@ -90,11 +90,11 @@ def _fused(module: Module, instruction: Instruction) -> list[Instruction]:
     """Returns the instructions of a fusion, [] of another instruction."""
     if instruction.opcode != "fusion":
         return []
-    return [each for name in called_computations(instruction) for each in module.computations.get(name, ())]
+    return [op for name in called_computations(instruction) for op in module.computations.get(name, ())]
 
 
 def _read_of(module: Module, instruction: Instruction, inner: list[Instruction], number: int) -> int:
-    """Returns at most how many bytes of operand `number` an instruction reads."""
+    """Returns an upper bound for the bytes of operand `number` that an instruction reads."""
     own = sum(array.bytes for array in instruction.types)
     if instruction.opcode in _SLICES and number == 0:
         return own
@@ -103,20 +103,18 @@ def _read_of(module: Module, instruction: Instruction, inner: list[Instruction],
     everything = 2**62
     if not inner:
         return everything
-    parameter = next(
-        (each for each in inner if each.opcode == "parameter" and each.operands[:1] == (str(number),)), None
-    )
+    parameter = next((op for op in inner if op.opcode == "parameter" and op.operands[:1] == (str(number),)), None)
     if parameter is None:
         return everything
     if number in _in_place(instruction).values() and inner[-1].opcode == "tuple":
-        inner = inner[:-1]  # what passes through to the result is not read for that
+        inner = inner[:-1]  # an array that passes through to the result is not read for that
     return _read_inside(module, inner, parameter.name, everything)
 
 
 def _read_inside(module: Module, inner: list[Instruction], name: str, everything: int) -> int:
-    """Returns at most how many bytes of an array the instructions of a fusion read."""
+    """Returns an upper bound for the bytes of an array that the instructions of a fusion read."""
     total = 0
-    for user in (each for each in inner if name in each.operands):
+    for user in (op for op in inner if name in op.operands):
         if user.opcode in _SLICES and user.operands[0] == name:
             total += sum(array.bytes for array in user.types)
         elif user.opcode in ("bitcast", "reshape"):
@@ -139,16 +137,16 @@ def _written(
         results = results[:-1]  # the last one is room for the library to work in
     if not inner:
         return _in_hbm(results)
-    within = {each.name: each for each in inner}
+    within = {op.name: op for op in inner}
     root = inner[-1]
     roots = [within[name] for name in root.operands if name in within] if root.opcode == "tuple" else [root]
     if len(roots) != len(results):
         return _in_hbm(results)
     in_place = _in_place(instruction)
     return sum(
-        _in_hbm([array]) and min(array.bytes, _new_bytes(module, each, within))
-        for number, (array, each) in enumerate(zip(results, roots))
-        if number not in in_place or not (each.opcode == "parameter" or chain_of(each))
+        _in_hbm([array]) and min(array.bytes, _new_bytes(module, op, within))
+        for number, (array, op) in enumerate(zip(results, roots))
+        if number not in in_place or not (op.opcode == "parameter" or chain_of(op))
     )
 
 
@@ -166,7 +164,7 @@ def _new_bytes(module: Module, root: Instruction, within: Mapping[str, Instructi
     if root.opcode == "dynamic-update-slice":
         return _update(root, within)
     inner = _fused(module, root)
-    return _new_bytes(module, inner[-1], {each.name: each for each in inner}) if inner else _everything(root)
+    return _new_bytes(module, inner[-1], {op.name: op for op in inner}) if inner else _everything(root)
 
 
 def _update(instruction: Instruction, known: Mapping[str, Instruction]) -> int:

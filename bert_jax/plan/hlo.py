@@ -43,7 +43,7 @@ class Instruction(NamedTuple):
     opcode: str
     types: tuple[Array, ...]  # of the result, a tuple's parts in order
     operands: tuple[str, ...]
-    attributes: str  # what follows the operands
+    attributes: str  # the text after the operands
 
 
 class Module(NamedTuple):
@@ -102,12 +102,12 @@ def _instruction(name: str, rest: str) -> Instruction:
 
 
 def _closing(text: str, start: int) -> int:
-    """Returns where the parenthesis that opens at `start` closes."""
+    """Returns the index at which the parenthesis that opens at `start` closes."""
     depth = 0
-    for place in range(start, len(text)):
-        depth += (text[place] == "(") - (text[place] == ")")
+    for index in range(start, len(text)):
+        depth += (text[index] == "(") - (text[index] == ")")
         if depth == 0:
-            return place
+            return index
     return len(text)
 
 
@@ -144,7 +144,7 @@ def counts_of(module: Module) -> dict[str, int]:
 
 def called_computations(instruction: Instruction) -> list[str]:
     """Returns the computations that an instruction runs; not the condition of a loop."""
-    if _KERNEL.search(instruction.attributes):  # what follows is another language
+    if _KERNEL.search(instruction.attributes):  # the rest is in another language
         return []
     called = _CALLED.findall(instruction.attributes)
     for branches in _BRANCHES.findall(instruction.attributes):
@@ -164,7 +164,7 @@ def trip_count(module: Module, caller: str, loop: Instruction) -> int:
     if known:
         return int(known[1])
     condition, body = (
-        found[1] if (found := re.search(rf"\b{part}={_NAME}", loop.attributes)) else ""
+        match[1] if (match := re.search(rf"\b{part}={_NAME}", loop.attributes)) else ""
         for part in ("condition", "body")
     )
     limits, counters = [], []
@@ -192,24 +192,24 @@ def _steps(module: Module, body: str, counter: int) -> list[int]:
     """Returns the constants that one run of a loop's body adds to part `counter` of the loop's state."""
     instructions = {instruction.name: instruction for instruction in module.computations[body]}
     parts = module.computations[body][-1].operands  # the last instruction is the root, a tuple
-    found, names = [], list(parts[counter : counter + 1])
+    constants, names = [], list(parts[counter : counter + 1])
     while names:
         instruction = instructions.pop(names.pop(), None)
         if instruction is not None and instruction.opcode != "get-tuple-element":
-            found += _integers(instruction)
+            constants += _integers(instruction)
             names += instruction.operands
             for called in _CALLED.findall(instruction.attributes):
-                found += [number for inner in module.computations.get(called, ()) for number in _integers(inner)]
-    return found
+                constants += [number for inner in module.computations.get(called, ()) for number in _integers(inner)]
+    return constants
 
 
 def _with_called(module: Module, name: str) -> list[str]:
     """Returns a computation and those it calls."""
-    found = [name]
+    names = [name]
     for instruction in module.computations.get(name, ()):
         for other in _CALLED.findall(instruction.attributes):
-            found += _with_called(module, other)
-    return found
+            names += _with_called(module, other)
+    return names
 
 
 def flops(text: str | Module) -> int:
@@ -238,8 +238,8 @@ def _flops_of(instruction: Instruction, operands: list[Array]) -> int:
     if instruction.opcode != "custom-call":
         return 0
     if not _KERNEL.search(instruction.attributes):
-        said = re.search(r'"cost_estimate":\s*\{"flops":\s*"(\d+)"', instruction.attributes)
-        return int(said[1]) if said else 0
+        estimate = re.search(r'"cost_estimate":\s*\{"flops":\s*"(\d+)"', instruction.attributes)
+        return int(estimate[1]) if estimate else 0
     name = re.search(r'\bname = "(\w+)"', instruction.attributes)
     rows, length, hidden = operands[0].shape  # of the query
     return (PRODUCTS_OF_KERNELS.get(name[1], 0) if name else 0) * 2 * rows * length**2 * hidden
@@ -247,9 +247,9 @@ def _flops_of(instruction: Instruction, operands: list[Array]) -> int:
 
 def _contracted_axes(attributes: str) -> list[int]:
     """Returns the axes of its first operand that a dot sums over, or a call of cuBLAS, which writes them as JSON."""
-    found = re.search(r"\blhs_contracting_dims=\{([\d,]*)\}", attributes)
-    found = found or re.search(r'"lhs_contracting_dimensions":\s*\[([\d," ]*)\]', attributes)
-    return [int(number) for number in re.findall(r"\d+", found[1])] if found else []
+    match = re.search(r"\blhs_contracting_dims=\{([\d,]*)\}", attributes)
+    match = match or re.search(r'"lhs_contracting_dimensions":\s*\[([\d," ]*)\]', attributes)
+    return [int(number) for number in re.findall(r"\d+", match[1])] if match else []
 
 
 def _convolution_flops(lhs: Array, rhs: Array, convolution: Instruction) -> int:
@@ -287,45 +287,45 @@ def _setting(settings: dict[str, str], name: str, axis: int, default: int) -> in
 
 
 def _taps(size: int, kernel: int, output: int, stride: int, low: int, lhs_dilate: int, rhs_dilate: int) -> int:
-    """Returns how many pairs of output and kernel positions meet a number of the input, along one axis."""
+    """Returns the number of pairs of output and kernel positions that meet a number of the input, along one axis."""
     end = (size - 1) * lhs_dilate
-    found = 0
+    count = 0
     for tap in range(kernel):
         first = tap * rhs_dilate - low
-        places = range(first, first + output * stride, stride)
+        positions = range(first, first + output * stride, stride)
         if lhs_dilate == 1:
-            found += max(0, min(output, (end - first) // stride + 1) - max(0, -(first // stride)))
+            count += max(0, min(output, (end - first) // stride + 1) - max(0, -(first // stride)))
         else:
-            found += sum(0 <= place <= end and place % lhs_dilate == 0 for place in places)
-    return found
+            count += sum(0 <= position <= end and position % lhs_dilate == 0 for position in positions)
+    return count
 
 
 def collectives(text: str | Module) -> list[Collective]:
     """Returns the communication of a compiled program; a pair of start and done is one, a chain of fusions too."""
     module = parse(text) if isinstance(text, str) else text
-    found: dict[str, Collective] = {}
+    merged: dict[str, Collective] = {}
     for name, count in counts_of(module).items():
         types = {instruction.name: instruction.types for instruction in module.computations.get(name, ())}
         for instruction in module.computations.get(name, ()):
             if (kind := instruction.opcode.removesuffix("-start")) not in COLLECTIVES:
                 continue
-            arrays = [each for name in instruction.operands for each in types.get(name, ())] or instruction.types
+            arrays = [array for name in instruction.operands for array in types.get(name, ())] or instruction.types
             group_size = _group_size(instruction.attributes, module.num_partitions)
             payload = sum(array.bytes for array in arrays) * (group_size if kind == "all-gather" else 1)
             dtypes = tuple(sorted({array.dtype for array in arrays}))
             where = chain_of(instruction) or f"{name}/{instruction.name}"
-            found.setdefault(where, Collective(kind, dtypes, payload, count, group_size, instruction.name))
-    return list(found.values())
+            merged.setdefault(where, Collective(kind, dtypes, payload, count, group_size, instruction.name))
+    return list(merged.values())
 
 
 def chain_of(instruction: Instruction) -> str:
     """Returns the name of the chain of fusions in which libtpu sends and computes at once, "" if it is in none."""
-    found = re.search(r'channel_id=(\d+).*chain_id="(\d+)"', instruction.attributes)
-    return f"{found[1]}/{found[2]}" if found else ""
+    match = re.search(r'channel_id=(\d+).*chain_id="(\d+)"', instruction.attributes)
+    return f"{match[1]}/{match[2]}" if match else ""
 
 
 def _group_size(attributes: str, num_partitions: int) -> int:
-    """Returns how many devices take part together, by `replica_groups` in any of its three spellings."""
+    """Returns the number of devices that take part together, by `replica_groups` in any of its three spellings."""
     iota = re.search(r"replica_groups=\[(\d+),(\d+)\]<=", attributes)
     if iota:
         return int(iota[2])

@@ -49,7 +49,7 @@ TOPOLOGIES = (
 
 
 class Work(NamedTuple):
-    """What a step of another kind than pre-training does: its objective, by the model, and a batch of shapes."""
+    """The work of a step other than pre-training: its objective, by the model, and a batch of shapes."""
 
     objective: Callable[[ModelConfig], Objective]
     batch: Batch
@@ -83,7 +83,7 @@ class Plan:
     compile_seconds: float
     source: str  # "libtpu VERSION", "XLA, PACKAGE VERSION" or "arithmetic"
     assumptions: tuple[str, ...] = field(default=())
-    flags: tuple[str, ...] = field(default=())  # of a plan of `search`, what to add to the command line
+    flags: tuple[str, ...] = field(default=())  # to add to the command line, of a plan of `search`
 
     @property
     def rows_per_chip(self) -> int:
@@ -115,7 +115,7 @@ def plan(config: ResolvedConfig, topology: str, row: Rows | None = None) -> Plan
 
 
 def check_no_teacher(teacher: TeacherConfig) -> None:
-    """Raises: InputError if there is one."""
+    """Raises: InputError if there is a teacher."""
     if teacher.checkpoint:
         raise InputError("teacher.checkpoint: plans know no teacher; leave it out, and add its memory to the plan's")
 
@@ -136,7 +136,7 @@ def _plan_by_compiler(config: ResolvedConfig, topology: str, row: Rows, devices:
     seconds = time.perf_counter() - started
     module = hlo.parse(compiled.as_text() or "")
     kinds = compiled_bytes(compiled, setup.state, config, mesh, row)
-    # libtpu refuses what does not fit; XLA's GPU compiler does not know what is free.
+    # libtpu refuses programs that do not fit; XLA's GPU compiler does not know the free memory.
     available = math.inf if setup.chip.is_tpu else usable_bytes(setup.chip)
     return _finish(
         config, setup, summarize(hlo.collectives(module)), kinds["held at once"] or kinds["total"], available,
@@ -176,10 +176,10 @@ def tpu_devices(topology: str, slices: int = 0) -> tuple[Sequence[Any], str]:
     options = {"chip_config_name": "megacore"} if TPUS[family].megacore else {}
     name = f"{'v5' if family == 'v5p' else family}:{size}"  # as libtpu calls it
     try:
-        found = topologies.get_topology_desc(platform="tpu", topology_name=name, num_slices=slices or 1, **options)
+        pod = topologies.get_topology_desc(platform="tpu", topology_name=name, num_slices=slices or 1, **options)
     except (jax.errors.JaxRuntimeError, NotImplementedError, ValueError) as error:
         raise _unknown(topology, f" ({str(error).splitlines()[0][:120]})") from None
-    return found.devices, f"libtpu {getattr(libtpu, '__version__', '')}".strip()
+    return pod.devices, f"libtpu {getattr(libtpu, '__version__', '')}".strip()
 
 
 def _unknown(topology: str, reason: str = "") -> InputError:
@@ -270,13 +270,13 @@ def out_of_memory(message: str) -> tuple[float, float]:
 
     Raises: InputError with the compiler's first line if it is another error.
     """
-    found = re.search(r"\(([\d.]+)([KMGT])\) exceeds available HBM \(([\d.]+)([KMGT])\)", message) or re.search(
+    match = re.search(r"\(([\d.]+)([KMGT])\) exceeds available HBM \(([\d.]+)([KMGT])\)", message) or re.search(
         r"Used ([\d.]+)([KMGT]) of ([\d.]+)([KMGT]) hbm", message
     )
-    if not found:
+    if not match:
         raise InputError(f"the compiler has refused the program: {message.strip().splitlines()[0][:300]}")
     units = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-    return float(found[1]) * units[found[2]], float(found[3]) * units[found[4]]
+    return float(match[1]) * units[match[2]], float(match[3]) * units[match[4]]
 
 
 def summarize(found: list[hlo.Collective]) -> tuple[Traffic, ...]:
@@ -293,7 +293,7 @@ def summarize(found: list[hlo.Collective]) -> tuple[Traffic, ...]:
 
 
 class _Setup(NamedTuple):
-    """What is known of a step before anything is compiled."""
+    """The parts of a plan that are known before anything is compiled."""
 
     chip: Chip
     row: RowShape

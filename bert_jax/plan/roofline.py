@@ -122,30 +122,30 @@ def expected_traffic(
     `param_bytes` are those of the parameters on a device, gathered over "data" (`memory.gathered_bytes`).
     """
     model, accumulate = config.model, config.train.accumulate
-    found = []
-    of_gradients, narrow = ("bf16", 2) if model.gradient_dtype == "bfloat16" else ("f32", 1)
+    traffic = []
+    gradient_dtype, narrow = ("bf16", 2) if model.gradient_dtype == "bfloat16" else ("f32", 1)
     # Where fsdp or tensor divide layers, devices add them up in each microbatch (decision 0034).
     again = 0 if is_data_alone(sizes) else accumulate - 1
-    of_feed_forward = 3 if model.feed_forward == "gated" else 2
-    matrices = 4 * model.hidden_size**2 + of_feed_forward * model.hidden_size * model.intermediate_size
-    of_layers = 4 * model.num_layers * matrices // (sizes["fsdp"] * sizes["tensor"])
-    gradients = (param_bytes + of_layers * again) // narrow
+    num_projections = 3 if model.feed_forward == "gated" else 2
+    matrices = 4 * model.hidden_size**2 + num_projections * model.hidden_size * model.intermediate_size
+    layer_bytes = 4 * model.num_layers * matrices // (sizes["fsdp"] * sizes["tensor"])
+    gradients = (param_bytes + layer_bytes * again) // narrow
     if sizes["data"] > 1 and config.train.zero1:
-        found.append(Traffic("reduce-scatter", of_gradients, 1, gradients, sizes["data"]))
-        narrow_layers = of_layers if model.compute_dtype == "bfloat16" else 0
-        found.append(Traffic("all-gather", "f32", 1, param_bytes - narrow_layers, sizes["data"]))
+        traffic.append(Traffic("reduce-scatter", gradient_dtype, 1, gradients, sizes["data"]))
+        narrow_layers = layer_bytes if model.compute_dtype == "bfloat16" else 0
+        traffic.append(Traffic("all-gather", "f32", 1, param_bytes - narrow_layers, sizes["data"]))
         if narrow_layers:
-            found.append(Traffic("all-gather", "bf16", 1, narrow_layers // 2, sizes["data"]))
+            traffic.append(Traffic("all-gather", "bf16", 1, narrow_layers // 2, sizes["data"]))
     elif sizes["data"] > 1:
-        found.append(Traffic("all-reduce", of_gradients, 1, gradients, sizes["data"]))
+        traffic.append(Traffic("all-reduce", gradient_dtype, 1, gradients, sizes["data"]))
     if sizes["fsdp"] > 1:  # gathered for each pass, and the gradients' parts summed
         whole = param_bytes * sizes["fsdp"] * accumulate
-        found.append(Traffic("all-gather", "f32", 2 * model.num_layers, 2 * whole, sizes["fsdp"]))
-        found.append(Traffic("reduce-scatter", of_gradients, model.num_layers, whole // narrow, sizes["fsdp"]))
+        traffic.append(Traffic("all-gather", "f32", 2 * model.num_layers, 2 * whole, sizes["fsdp"]))
+        traffic.append(Traffic("reduce-scatter", gradient_dtype, model.num_layers, whole // narrow, sizes["fsdp"]))
     if sizes["tensor"] > 1:  # after attention and after the feed-forward block, in both passes
         rows = config.data.batch_size // (sizes["data"] * sizes["fsdp"])
         size = 2 if model.compute_dtype == "bfloat16" else 4
-        each = rows * row_length * model.hidden_size * size
-        found.append(Traffic("all-reduce", model.compute_dtype, 4 * model.num_layers, 4 * model.num_layers * each,
+        hidden = rows * row_length * model.hidden_size * size
+        traffic.append(Traffic("all-reduce", model.compute_dtype, 4 * model.num_layers, 4 * model.num_layers * hidden,
                              sizes["tensor"]))  # fmt: skip
-    return tuple(found)
+    return tuple(traffic)

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 
 class Block(NamedTuple):
-    """What a family has between the encoder's vectors and a classifier's logits: dense and activation, for a start."""
+    """The layers of a family between the encoder's vectors and a classifier's logits: at least dense and activation."""
 
     activation: str = "tanh"  # or one of `model.activation`
     norm: bool = False  # after the activation

@@ -31,22 +31,22 @@ _KINDS = {
 }
 
 
-# What a setting affects, as its field says. "results", if it says nothing: it may not change within a run. "model": the
+# What a setting affects, as given by its field. "results", the default: it may not change within a run. "model": the
 # results, and the model, which must be the same when it is trained further. "end": where a run ends, or which of its
 # models is the best; it may change. "place": where the data are; it may also differ between hosts. "work": where and in
-# what order the same is computed. "nothing": what is shown and kept, and how long is waited.
+# what order the same is computed. "nothing": what is shown and kept, and how long to wait.
 Affects: TypeAlias = typing.Literal["results", "model", "end", "place", "work", "nothing"]
 
 
 def setting(default: Any, affects: Affects) -> Any:
-    """Returns the field of a setting that says what it affects; so may the field of a section, in its metadata."""
+    """Returns the field of a setting, with what it affects in its metadata; fields of sections may have it too."""
     return dataclasses.field(default=default, metadata={"affects": affects})
 
 
 def affecting(kind: type, *affects: Affects) -> tuple[str, ...]:
     """Returns the names of the settings of a configuration, such as "train.seed", that affect one of these.
 
-    A section whose settings all do is named in their place.
+    A section is named instead of its settings if all of them do.
     """
     names: list[str] = []
     for item in dataclasses.fields(kind):
@@ -60,7 +60,7 @@ def affecting(kind: type, *affects: Affects) -> tuple[str, ...]:
 
 def is_among(name: str, names: typing.Iterable[str]) -> bool:
     """Returns whether a setting is one of `affecting`'s names, or in a section that is."""
-    return any(name == each or name.startswith(f"{each}.") for each in names)
+    return any(name == prefix or name.startswith(f"{prefix}.") for prefix in names)
 
 
 def to_dict(config: Section) -> Values:
@@ -88,8 +88,8 @@ def from_dict(kind: type[Config], values: object, where: str = "config") -> Conf
                 raise InputError(f"{where}.{key} is {shown(value)}, beyond what a float holds; use a smaller one")
             arguments[key] = float(value)
         elif type(value) is not expected:
-            found, wanted = (_KINDS.get(each, each.__name__) for each in (type(value), expected))
-            raise InputError(f"{where}.{key} is {shown(value)}, {found}; use {wanted}")
+            given, wanted = (_KINDS.get(cls, cls.__name__) for cls in (type(value), expected))
+            raise InputError(f"{where}.{key} is {shown(value)}, {given}; use {wanted}")
         else:
             arguments[key] = value
     return kind(**arguments)

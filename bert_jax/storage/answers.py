@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What object stores and web servers answer, or do not answer, as people read it."""
+"""Readable messages for the errors and delays of object stores and web servers."""
 
 import contextlib
 import re
@@ -10,15 +10,15 @@ from collections.abc import Iterator
 
 from bert_jax.errors import one_line, without_secrets
 
-_WAIT_SECONDS = 30.0  # before a line says what is waited for
-_told: dict[str, float] = {}  # when it was said, by bucket
+_WAIT_SECONDS = 30.0  # before a line about the wait is printed
+_told: dict[str, float] = {}  # when that line was last printed, by bucket
 
 
 @contextlib.contextmanager
 def told_if_slow(url: str) -> Iterator[None]:
     """Prints a line about a store if the block takes long; a line a minute at most for each bucket.
 
-    Answers that it is busy (429, 503) are asked again for minutes, by fsspec and TensorStore, without a word.
+    fsspec and TensorStore silently retry for minutes when a store answers that it is busy (429, 503).
     """
     if "://" not in url:
         yield
@@ -46,8 +46,8 @@ def explain(url: str, verb: str, error: Exception) -> str:
     whole = one_line(error)
     text = whole.partition(" [http_response")[0].partition(" [tensorstore_spec")[0][:300]
     bucket = "://".join((url.partition("://")[0], url.partition("://")[2].partition("/")[0]))
-    found = re.search(r"(?:http_response_code='|, |\()(\d{3})\b", whole)
-    code = str(getattr(error, "code", "") or getattr(error, "status", "") or (found[1] if found else ""))
+    match = re.search(r"(?:http_response_code='|, |\()(\d{3})\b", whole)
+    code = str(getattr(error, "code", "") or getattr(error, "status", "") or (match[1] if match else ""))
     kind = type(error).__name__
     no_key = ("NoCredentials", "DefaultCredentials", "RefreshError")
     if code == "401" or any(name in kind or name in text for name in no_key) or "Anonymous caller" in text:
@@ -57,15 +57,15 @@ def explain(url: str, verb: str, error: Exception) -> str:
             else "gcloud auth application-default login, or on a VM give its service account access to the bucket"
         )
         return f"cannot {verb} {url}: there are no valid credentials for {bucket} ({text}); {remedy}"
-    said = re.sub(r"\w+://\S+", "", text)  # without addresses, whose names may have any word or number
+    message = re.sub(r"\w+://\S+", "", text)  # without addresses, whose names may have any word or number
     if code in ("429", "507") or re.search(
-        r"quota|\b(429|507)\b|insufficient storage|rate ?limit|slow ?down|resource_exhausted", said, re.I
+        r"quota|\b(429|507)\b|insufficient storage|rate ?limit|slow ?down|resource_exhausted", message, re.I
     ):
         return (
             f"cannot {verb} {url}: a quota of {bucket} is used up ({text}); raise it, delete what is not needed, or "
             "try again later"
         )
-    if code == "403" or isinstance(error, PermissionError) or re.search("forbidden|permission_denied", said, re.I):
+    if code == "403" or isinstance(error, PermissionError) or re.search("forbidden|permission_denied", message, re.I):
         role = "User" if verb == "write" else "Viewer"
         return (
             f"cannot {verb} {url}: the credentials do not permit it ({text}); give this account the right to {verb} "
@@ -81,7 +81,7 @@ def explain(url: str, verb: str, error: Exception) -> str:
 
 
 def is_absent(error: FileNotFoundError) -> bool:
-    """Returns whether a file is not there: fsspec raises the same where a web server refuses or is not reached."""
+    """Returns whether a file is missing: fsspec raises the same if a web server refuses or cannot be reached."""
     cause = error.__cause__
     of_network = isinstance(cause, OSError) or type(cause).__module__.startswith("aiohttp")
     return not of_network or isinstance(cause, FileNotFoundError) or getattr(cause, "status", None) in (404, 410)

@@ -21,9 +21,9 @@ _NOW = -1  # the due time of blocks that somebody waits for
 
 
 class BlockCache:
-    """Fetches blocks in the background, those that are due first, and drops those not used for longest.
+    """Fetches blocks in the background in order of their due times, and evicts the least recently used.
 
-    A block that is wanted is not dropped until it is released as often as it was wanted.
+    A wanted block is not evicted until it has been released as often as it was wanted.
     """
 
     def __init__(self, fetch: Callable[[int], bytes], block_records: int, itemsize: int, num_slots: int, folder: Path):
@@ -47,8 +47,8 @@ class BlockCache:
         self._records = np.memmap(self._file, np.uint8, "r", shape=shape)
         self._changed = threading.Condition()
         self._free = list(range(num_slots))
-        self._slots: dict[int, int] = {}  # of the blocks that are here
-        self._idle: dict[int, None] = {}  # those that nobody wants, the one that was released first in front
+        self._slots: dict[int, int] = {}  # of the cached blocks
+        self._idle: dict[int, None] = {}  # blocks that nobody wants, in the order of their release
         self._wanted: collections.Counter[int] = collections.Counter()
         self._due: list[tuple[int, int]] = []  # a heap of (due, block)
         self._fetching: set[int] = set()
@@ -72,7 +72,7 @@ class BlockCache:
             self._changed.notify_all()
 
     def release(self, blocks: np.ndarray) -> None:
-        """Ends what `want` began. The blocks stay until their room is needed."""
+        """Ends what `want` began. The blocks stay cached until their space is needed."""
         with self._changed:
             for block in blocks.tolist():
                 self._wanted[block] -= 1
@@ -83,22 +83,22 @@ class BlockCache:
             self._changed.notify_all()
 
     def gather(self, blocks: np.ndarray, places: np.ndarray) -> np.ndarray:
-        """Returns the records [n, bytes of one] at places [n] of blocks [n], waiting for those that are not here.
+        """Returns the records [n, bytes of one] at places [n] of blocks [n], after waiting for missing blocks.
 
-        Raises: whatever fetching one of them has raised, and StoppedError if the local disk is full.
+        Raises: any error of fetching a block, and StoppedError if the local disk is full.
         """
-        found = np.empty((len(blocks), self._itemsize), np.uint8)
+        records = np.empty((len(blocks), self._itemsize), np.uint8)
         order = np.argsort(blocks, kind="stable")
         numbers, starts = np.unique(blocks[order], return_index=True)
         ends = [*starts[1:].tolist(), len(order)]
-        at_once = max(1, self.num_slots // 4)  # room is left for what others want
+        at_once = max(1, self.num_slots // 4)  # leaves room for other readers
         for first in range(0, len(numbers), at_once):
             last = min(first + at_once, len(numbers))
             mine = order[starts[first] : ends[last - 1]]
             with self._held(numbers[first:last]) as slots:
                 homes = slots[np.searchsorted(numbers[first:last], blocks[mine])]
-                found[mine] = self._records.take(homes * self._block_records + places[mine], axis=0)
-        return found
+                records[mine] = self._records.take(homes * self._block_records + places[mine], axis=0)
+        return records
 
     def close(self) -> None:
         """Ends the threads and gives the disk's space back. Whoever waits for a block gets an error."""
@@ -112,7 +112,7 @@ class BlockCache:
 
     @contextlib.contextmanager
     def _held(self, blocks: np.ndarray) -> Iterator[np.ndarray]:
-        """Yields the slots of blocks, which stay there until the block of code ends."""
+        """Yields the slots of blocks, which stay cached until the block of code ends."""
         self.want(blocks, _NOW)
         try:
             with self._changed:
@@ -134,7 +134,7 @@ class BlockCache:
             self.release(blocks)
 
     def _work(self) -> None:
-        """Fetches what is due, until the cache is closed."""
+        """Fetches due blocks until the cache is closed."""
         while (task := self._next_task()) is not None:
             block, slot = task
             error: BaseException | None = None
@@ -156,11 +156,11 @@ class BlockCache:
                 self._changed.notify_all()
 
     def _write(self, slot: int, content: bytes) -> None:
-        view, place = memoryview(content), slot * self._slot_bytes
+        view, offset = memoryview(content), slot * self._slot_bytes
         try:
             while view:
-                written = os.pwrite(self._file.fileno(), view, place)
-                view, place = view[written:], place + written
+                written = os.pwrite(self._file.fileno(), view, offset)
+                view, offset = view[written:], offset + written
         except OSError as error:
             raise cannot_write(self._folder, error) from error
 
@@ -182,7 +182,7 @@ class BlockCache:
         return not busy and block in self._wanted
 
     def _take_slot(self) -> int | None:
-        """Returns a slot that is free, or that of the block not wanted for longest; None if all are wanted."""
+        """Returns a free slot, or that of the block unwanted for the longest time; None if all are wanted."""
         if self._free:
             return self._free.pop()
         if not self._idle:

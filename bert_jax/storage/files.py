@@ -38,13 +38,13 @@ JsonObject: TypeAlias = dict[str, Any]  # an object as json.loads returns it
 
 
 def split_places(places: str) -> list[str]:
-    """Returns the places of a list with commas, without blanks. A comma in the name of what exists parts no places."""
-    parts, found = places.split(","), []
+    """Returns the paths in a comma-separated list, stripped. A comma in the name of an existing path does not split."""
+    parts, paths = places.split(","), []
     while parts:
         count = next((n for n in range(min(len(parts), 8), 1, -1) if os.path.exists(",".join(parts[:n]).strip())), 1)
-        found.append(",".join(parts[:count]).strip())
+        paths.append(",".join(parts[:count]).strip())
         del parts[:count]
-    return found
+    return paths
 
 
 def check_fetched(place: Path) -> None:
@@ -55,14 +55,14 @@ def check_fetched(place: Path) -> None:
 
 
 def expand_globs(patterns: str) -> list[str]:
-    """Returns the files that comma-separated glob patterns name, sorted within each pattern, each once.
+    """Returns the files that match comma-separated glob patterns, sorted within each pattern, without duplicates.
 
     The files of a URL pattern are URLs. Raises: InputError if a pattern matches no file.
     """
     paths: dict[str, None] = {}
     for pattern in filter(None, split_places(patterns)):
         matches = remote_glob(pattern) if is_remote(pattern) else glob.glob(pattern, recursive=True)
-        matches = [pattern] if os.path.isfile(pattern) else matches  # its name may have what globs are made of
+        matches = [pattern] if os.path.isfile(pattern) else matches  # its name may contain glob characters
         matches = sorted(path for path in matches if is_remote(path) or os.path.isfile(path))
         if not matches:
             raise InputError(f"input {pattern!r} matches no file; give a path or a quoted glob such as 'text/*.txt.gz'")
@@ -73,7 +73,7 @@ def expand_globs(patterns: str) -> list[str]:
 
 
 def public_name(pattern: str) -> str:
-    """Returns a file, glob or URL as a data set may name it to anybody.
+    """Returns a file, glob or URL in a form that a data set may publish.
 
     A path loses its directories. A URL keeps them, without user, password and what follows "?" over HTTP.
     """
@@ -195,7 +195,7 @@ def sha256_file(path: str | os.PathLike) -> str:
 
 
 def check_sizes(directory: Path, records: Iterable[JsonObject], remedy: str) -> None:
-    """Raises: InputError if a file is missing, or has another size than its record in the manifest says."""
+    """Raises: InputError if a file is missing, or its size differs from its record in the manifest."""
     for path, size in ((directory / record["name"], record["bytes"]) for record in records):
         if not path.is_file():
             raise InputError(f"{path} is missing; {remedy}")
@@ -204,14 +204,14 @@ def check_sizes(directory: Path, records: Iterable[JsonObject], remedy: str) -> 
 
 
 def check_sums(directory: Path, records: Iterable[JsonObject], remedy: str) -> None:
-    """Raises: InputError if a file has another sha256 than its record in the manifest says."""
+    """Raises: InputError if the sha256 of a file differs from its record in the manifest."""
     for path, sha256 in ((directory / record["name"], record["sha256"]) for record in records):
         if sha256_file(path) != sha256:
             raise InputError(f"{path} is damaged: its sha256 is not the manifest's; {remedy}")
 
 
 def crc32c(data: bytes | memoryview, before: int = 0) -> int:
-    """Returns the CRC-32C of bytes, or of bytes that follow those of which `before` is the CRC-32C."""
+    """Returns the CRC-32C of bytes; `before` is the CRC-32C of the bytes that precede them."""
     return google_crc32c.extend(before, bytes(data))
 
 

@@ -27,7 +27,7 @@ RENEW_SECONDS = 10.0
 EXPIRE_SECONDS = 60.0
 _LONGEST = 3600.0  # seconds that a lease may ask to be waited for; one that asks for more is damaged
 
-_held: dict[str, "Lease"] = {}  # by the prefix that each protects
+_held: dict[str, "Lease"] = {}  # by the prefix that the lease protects
 
 
 class Lease:
@@ -50,29 +50,29 @@ class Lease:
         """
         first, began, wait = "", _now(), 0.0
         while True:
-            found = stores.read_version(self.url)
-            if found is None:
+            current = stores.read_version(self.url)
+            if current is None:
                 self._token = stores.write_if(self.url, self._content(), "")
                 if self._token:
                     break
                 continue
-            other = _read(found.content)
+            other = _read(current.content)
             if other["name"] == self._name:  # the answer to our write was lost
-                self._token = found.token
+                self._token = current.token
                 break
-            if first and found.token != first:
-                return _describe(other, found.age)
+            if first and current.token != first:
+                return _describe(other, current.age)
             if not first:
-                first, began, wait = found.token, _now(), _patience(other, found.age)
+                first, began, wait = current.token, _now(), _patience(other, current.age)
                 if wait > RENEW_SECONDS / 2:
-                    held = f"{self.url} is held by {_describe(other, found.age)}"
+                    held = f"{self.url} is held by {_describe(other, current.age)}"
                     print(
                         f"{held}; waiting {wait:.0f} s at most to see whether it is renewed",
                         file=sys.stderr,
                         flush=True,
                     )
             if _now() - began >= wait:
-                self._token = stores.write_if(self.url, self._content(), found.token)
+                self._token = stores.write_if(self.url, self._content(), current.token)
                 if self._token:
                     break
             time.sleep(min(1.0, max(0.05, wait / 10)))
@@ -81,7 +81,7 @@ class Lease:
         return ""
 
     def check(self) -> None:
-        """Raises: StoppedError if this process holds the lease no more. Renews it first if that is overdue."""
+        """Raises: StoppedError if this process no longer holds the lease. Renews it first if that is overdue."""
         if not self._lost and _now() - self._renewed_at > EXPIRE_SECONDS / 2:  # suspended, or no network
             self._renew()
         if self._lost:
@@ -93,8 +93,8 @@ class Lease:
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(RENEW_SECONDS)
         with contextlib.suppress(InputError):  # it expires
-            found = None if self._lost else stores.read_version(self.url)
-            if found is not None and found.token == self._token:
+            current = None if self._lost else stores.read_version(self.url)
+            if current is not None and current.token == self._token:
                 stores.remove(self.url)
 
     def _keep_renewing(self) -> None:
@@ -109,12 +109,12 @@ class Lease:
         with self._changing:
             token = stores.write_if(self.url, self._content(), self._token)
             if not token:
-                found = stores.read_version(self.url)
-                other = _read(found.content) if found is not None else {"name": ""}
-                if found is not None and other["name"] == self._name:  # the answer to an earlier write was lost
-                    token = found.token
+                current = stores.read_version(self.url)
+                other = _read(current.content) if current is not None else {"name": ""}
+                if current is not None and other["name"] == self._name:  # the answer to an earlier write was lost
+                    token = current.token
                 else:
-                    who = _describe(other, found.age) if found is not None else "nobody, as it was deleted"
+                    who = _describe(other, current.age) if current is not None else "nobody, as it was deleted"
                     self._lost = (
                         f"the lease {self.url} of this run is now held by {who}; this run stops and writes no more, so "
                         "that one run alone uses the place"
@@ -139,7 +139,7 @@ def lease(
     """Yields "" while this process holds the lease at `url`, or a description of the run that holds it.
 
     Until the block ends, `check_held` guards writes below `directory`. `on_loss` is called, from another thread, with a
-    message if another run has taken the lease. `doing` says what is under way, for those who find the lease held.
+    message if another run has taken the lease. `doing` describes the work under way to others who find the lease held.
 
     Raises: InputError if the store cannot be reached or written, or has no conditional writes.
     """

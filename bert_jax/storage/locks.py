@@ -71,8 +71,8 @@ def writing(output: AnyPath, inside: bool = False) -> Iterator[None]:
 def _lease(output: RemotePath, inside: bool) -> contextlib.AbstractContextManager[str]:
     if stores.protocol_of(str(output)) not in stores.WORK_PROTOCOLS:
         return contextlib.nullcontext("")
-    place = output / leases.LEASE if inside else output.with_name(f".{output.name}{leases.LEASE}")
-    return leases.lease(str(place), str(output))
+    path = output / leases.LEASE if inside else output.with_name(f".{output.name}{leases.LEASE}")
+    return leases.lease(str(path), str(output))
 
 
 def _open_and_lock(path: Path, wait: bool) -> tuple[int, str]:

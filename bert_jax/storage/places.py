@@ -79,14 +79,14 @@ class RemotePath:
         """Yields the objects and prefixes directly below this one, sorted; nothing if there are none."""
         with stores.opened(self.url) as (files, root):
             try:
-                found = files.ls(root, detail=False)
+                paths = files.ls(root, detail=False)
             except FileNotFoundError:
                 return
-        names = {path.rstrip("/").rpartition("/")[2] for path in found if path.strip("/") != root.strip("/")}
+        names = {path.rstrip("/").rpartition("/")[2] for path in paths if path.strip("/") != root.strip("/")}
         yield from (self / name for name in sorted(names))
 
     def glob(self, pattern: str) -> Iterator["RemotePath"]:
-        """Yields those that match a pattern without "/" from directly below this one, sorted."""
+        """Yields the objects and prefixes directly below this one that match a pattern without "/", sorted."""
         yield from (path for path in self.iterdir() if fnmatch.fnmatchcase(path.name, pattern))
 
     def listing(self) -> dict[str, stores.Checksums]:
@@ -126,7 +126,7 @@ class RemotePath:
         stores.put_file(path, self.url)
 
     def check_writable(self) -> None:
-        """Raises: StoppedError if a lease on this place was lost to another run; InputError if its name cannot be."""
+        """Raises: StoppedError if a lease on this place was lost to another run; InputError if the name is a glob."""
         stores.check_no_pattern(self.url)
         leases.check_held(self.url)
 
@@ -179,14 +179,14 @@ def upload_directory(source: Path, target: RemotePath, last: tuple[str, ...]) ->
 
 
 def is_taken(path: Place) -> bool:
-    """Returns whether there is something at a place, other than what a stopped upload has left."""
+    """Returns whether anything exists at a place, other than the remains of a stopped upload."""
     if isinstance(path, Path):
         return os.path.lexists(path)
     return path.exists() and not (path / UNFINISHED).exists()
 
 
 def scratch(path: RemotePath) -> "tempfile.TemporaryDirectory[str]":
-    """Returns a local temporary directory for what is then uploaded to `path`.
+    """Returns a local temporary directory for files to upload to `path`.
 
     Raises: InputError if it cannot be made.
     """

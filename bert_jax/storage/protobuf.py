@@ -9,7 +9,7 @@ VARINT, FIXED64, DELIMITED, FIXED32 = 0, 1, 2, 5  # the ways in which a value is
 
 
 def parse_fields(data: bytes, start: int, stop: int) -> list[tuple[int, int, int]]:
-    """Returns the tag (number x 8 + wire type) and the place of the value, from .. to, of each field of a message.
+    """Returns the tag (number x 8 + wire type) of each field of a message, and the start and end of its value.
 
     Raises: ValueError, saying why, if the bytes from `start` to `stop` are not a message.
     """
@@ -41,15 +41,15 @@ def parse_fields(data: bytes, start: int, stop: int) -> list[tuple[int, int, int
 
 
 def parse_varint(data: bytes, start: int, stop: int) -> tuple[int, int]:
-    """Returns the unsigned integer at a place, 7 bits a byte and the lowest first, and the place after it.
+    """Returns the unsigned integer at `start`, 7 bits a byte and the lowest first, and the position after it.
 
     Raises: ValueError if it goes on at `stop`, or after ten bytes.
     """
     value = 0
-    for place in range(start, min(stop, start + 10)):
-        value |= (data[place] & 0x7F) << (7 * (place - start))
-        if data[place] < 0x80:
-            return value, place + 1
+    for position in range(start, min(stop, start + 10)):
+        value |= (data[position] & 0x7F) << (7 * (position - start))
+        if data[position] < 0x80:
+            return value, position + 1
     raise ValueError(f"the integer at byte {start} has no end")
 
 

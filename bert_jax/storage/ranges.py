@@ -18,7 +18,7 @@ TIMEOUT = 30.0  # seconds for a request of `_PART_BYTES` at most
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0  # seconds; each pause is about twice the one before
 LONGEST_WAIT = 300.0  # seconds, if the server says how long to wait (Retry-After)
 _PART_BYTES = 8 << 20
-_AGAIN = {408, 425, 429}  # HTTP statuses below 500 that may be another one at the next try
+_AGAIN = {408, 425, 429}  # HTTP statuses below 500 that are worth a retry
 
 
 class RangeReader:
@@ -33,10 +33,10 @@ class RangeReader:
     def read(self, name: str, start: int, end: int, find_damage: Callable[[bytes], str]) -> bytes:
         """Returns the bytes start..end of the file `name`.
 
-        `find_damage` returns what is wrong with them, or "" if nothing is; wrong bytes are read again.
+        `find_damage` returns a description of their damage, or "" if there is none; damaged bytes are read again.
 
-        Raises: InputError if there is no such file or right, StoppedError if all tries fail. Both name the file, what
-        happened and how often.
+        Raises: InputError if the file is missing or may not be read, StoppedError if all tries fail. Both name the
+        file, the error and the number of tries.
         """
 
         def attempt() -> bytes:
@@ -56,7 +56,7 @@ class RangeReader:
         return self._retried(name, attempt)
 
     def _request(self, name: str, start: int, end: int) -> bytes:
-        """Returns what one request for a range gives, if it is as long as it should be."""
+        """Returns the bytes of one request for a range, if they have the expected length."""
         from fsspec import asyn
 
         path = f"{self._path.rstrip('/')}/{name}"
@@ -76,7 +76,7 @@ class RangeReader:
         return content
 
     def _retried(self, name: str, attempt: Callable[[], bytes]) -> bytes:
-        """Returns what an attempt returns that succeeds, with pauses between attempts.
+        """Returns the result of the first attempt that succeeds, with pauses between attempts.
 
         Raises: InputError for errors that do not pass, StoppedError if all attempts fail.
         """
@@ -101,7 +101,7 @@ class RangeReader:
 
 
 class _Failed(Exception):
-    """A read that came to an end with other bytes than it should have."""
+    """A read that ended with the wrong bytes."""
 
 
 def _status(error: Exception) -> int | None:
@@ -121,7 +121,7 @@ def _describe(error: Exception) -> str:
 
 
 def _pause(number: int, error: Exception) -> float:
-    """Returns the seconds to wait after failure `number`, the first being 0: what the server says, if it does."""
+    """Returns the seconds to wait after failure `number`, the first being 0: the server's Retry-After, if given."""
     with contextlib.suppress(Exception):
         wanted = getattr(error, "headers", {}).get("Retry-After", "")
         if wanted.isdigit():

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a path means: the one place that asks what is there. Public functions and commands call it first.
+"""Resolves paths to models, data sets and files. Public functions and commands call it first.
 
-What is to be read is resolved here, and the functions below take a `Resolved`. What is to be written, and need not be
-there yet, is a place (`places.to_place`).
+Inputs are resolved here, and the functions below take a `Resolved`. Outputs, which need not exist yet, are places
+(`places.to_place`).
 """
 
 import contextlib
@@ -66,14 +66,14 @@ _NEEDS: Mapping[Needed, tuple[tuple[Kind, ...], str, str]] = {  # what serves, w
 
 @dataclass(frozen=True)
 class Resolved:
-    """A path and what is there.
+    """A path and what it holds.
 
     Attributes:
       given: the path as it was given, for messages.
-      place: where it is: of WORKDIR@STEP the directory of the revision, of a finished fine-tuning that of its model, of
-        a file of Google's checkpoint the checkpoint's prefix. hf://ORG/NAME is a place that nothing but the reader of
-        Hugging Face's models opens.
-      kinds: what is there, with the name of what shows it; empty for a directory of something else.
+      place: its location: for WORKDIR@STEP the directory of the revision, for a finished fine-tuning that of its model,
+        for a file of Google's checkpoint the checkpoint's prefix. Only the reader of Hugging Face's models opens
+        hf://ORG/NAME.
+      kinds: the kinds that it holds, with the names of the files that show them; empty for any other directory.
     """
 
     given: str
@@ -114,7 +114,7 @@ class Resolved:
 
 
 def resolve(path: AnyPath) -> Resolved:
-    """Returns what is at a path: a str, a Path, gs://..., hf://ORG/NAME or WORKDIR@STEP.
+    """Resolves a path: a str, a Path, gs://..., hf://ORG/NAME or WORKDIR@STEP.
 
     Raises: InputError if the file system cannot be asked, or a work directory has no revision of that step.
     """
@@ -145,9 +145,9 @@ def revision_path(workdir: Place, step: int) -> Place:
 
 
 def _kinds_of(place: Place) -> dict[Kind, str]:
-    """Returns what is at a place, with the name of what shows it."""
+    """Returns the kinds that a place holds, with the names of the files that show them."""
     if isinstance(place, RemotePath) and stores.protocol_of(str(place)) in ("http", "https"):  # it has no directories
-        with contextlib.suppress(InputError):  # it may forbid to ask for it
+        with contextlib.suppress(InputError):  # the server may forbid the request
             if (place / MANIFEST).exists():
                 return {"data": MANIFEST}
         return {"file" if place.exists() else "nothing": ""}
@@ -157,15 +157,15 @@ def _kinds_of(place: Place) -> dict[Kind, str]:
         return {"file" if place.exists() else "nothing": ""}
     kinds: dict[Kind, str] = {}
     for kind, patterns in _SIGNS.items():
-        if found := [name for pattern in patterns for name in fnmatch.filter(names, pattern)]:
-            kinds[kind] = found[0]
+        if matches := [name for pattern in patterns for name in fnmatch.filter(names, pattern)]:
+            kinds[kind] = matches[0]
     if "model" in kinds:  # then nobody asks for the checkpoints
         kinds.pop("run", "")
     if kinds.get("model") != FINETUNED and not {"config.json", "tokenizer"} <= set(names):
         if own := kinds.pop("model", "") or kinds.pop("run", ""):
             kinds["unfinished"] = own
-    if not kinds and (found := [name for pattern in _IN_PARTS for name in fnmatch.filter(names, pattern)]):
-        kinds["hf"] = found[0]
+    if not kinds and (matches := [name for pattern in _IN_PARTS for name in fnmatch.filter(names, pattern)]):
+        kinds["hf"] = matches[0]
     return kinds
 
 
@@ -177,12 +177,12 @@ def _revision(path: str) -> Place | None:
     workdir, _, step = path.rpartition("@")
     if not (workdir and step.isdecimal() and len(step) < 19) or not to_place(workdir).is_dir():
         return None
-    found = revision_path(to_place(workdir), int(step))
-    if not found.is_dir():
-        kept = found.parent.iterdir() if found.parent.is_dir() else ()
+    revision = revision_path(to_place(workdir), int(step))
+    if not revision.is_dir():
+        kept = revision.parent.iterdir() if revision.parent.is_dir() else ()
         steps = sorted(int(path.name) for path in kept if path.name.isdecimal())
         there = f"it has those of steps {', '.join(map(str, steps))}" if steps else "it has none"
         raise InputError(
             f"{workdir} has no revision of step {step}; {there}: checkpoint.keep_every says which are kept"
         )
-    return found
+    return revision

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Schemas for the JSON files that this program writes: manifests, work directories, seals, exported models.
 
-A schema says what a value must be, and which schemas its parts have. The functions below build schemas from smaller
+A schema describes a value, and has the schemas of its parts. The functions below build schemas from smaller
 ones. Files that people write have their own readers.
 """
 
@@ -31,7 +31,7 @@ _MISSING = object()  # the value of a key that is required and not there
 
 @dataclass(frozen=True)
 class Schema:
-    """What a value must be. `parts` yields what is inside a value that fits; `keys` is the schema of its keys."""
+    """The definition of valid values. `parts` yields the parts of a value that fits; `keys` is the schema of keys."""
 
     wanted: str
     fits: Callable[[Any], bool]
@@ -53,7 +53,7 @@ class Schema:
 def read_record(path: AnyPath, schema: Schema, remedy: str) -> JsonObject:
     """Returns the object in a JSON file of the program's own.
 
-    Raises: InputError if there is no such file, it is not JSON, or a value is not what the schema asks for.
+    Raises: InputError if the file is missing or not JSON, or if a value does not fit the schema.
     """
     value = read_json(path)
     check(value, schema, path, remedy)
@@ -61,7 +61,7 @@ def read_record(path: AnyPath, schema: Schema, remedy: str) -> JsonObject:
 
 
 def check(value: object, schema: Schema, where: AnyPath, remedy: str) -> None:
-    """Raises: InputError, with the file and the place in it, unless the value is what the schema asks for."""
+    """Raises: InputError, with the file and the place in it, unless the value fits the schema."""
     try:
         schema(value)
     except Mismatch as mismatch:
@@ -99,7 +99,7 @@ def text(pattern: str = "", wanted: str = "a text") -> Schema:
 def one_of(*values: str | float) -> Schema:
     """Returns the schema of one of these texts or numbers."""
     wanted = f"one of {', '.join(map(str, values))}" if len(values) > 1 else shown(next(iter(values)))
-    return Schema(wanted, lambda value: any(type(value) is type(each) and value == each for each in values))
+    return Schema(wanted, lambda value: any(type(value) is type(option) and value == option for option in values))
 
 
 def _is_file_name(value: object) -> bool:
@@ -132,7 +132,7 @@ def list_of(item: Schema) -> Schema:
 
 
 def tuple_of(*items: Schema) -> Schema:
-    """Returns the schema of a list of as many values, each of its own kind."""
+    """Returns the schema of a list of fixed length, whose values have these schemas."""
 
     def parts(value: list[object]) -> Iterable[Part]:
         return ((index, item, part) for index, (item, part) in enumerate(zip(items, value)))
@@ -181,7 +181,7 @@ def settings(kind: type) -> Schema:
 
 
 def _inside(place: str, key: str | int) -> str:
-    """Returns the place of a part of the value at a place."""
+    """Returns the place of a part, given the place of the value that has it."""
     if isinstance(key, int):
         return f"{place}[{key}]"
     name = key if re.fullmatch(r"[\w./-]{1,60}", key, re.ASCII) else shown(key)

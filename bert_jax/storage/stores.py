@@ -28,7 +28,7 @@ from bert_jax.storage.answers import explain, is_absent, told_if_slow
 Argument = TypeVar("Argument")
 Result = TypeVar("Result")
 FileSystem: TypeAlias = Any  # one of fsspec's; it has no type hints, and each store's has methods of its own
-Info: TypeAlias = dict[str, Any]  # what a file system knows of an object, under names of its own
+Info: TypeAlias = dict[str, Any]  # a file system's metadata of an object, under its own names
 Checksums: TypeAlias = dict[str, Any]  # of an object: its "bytes", and some of "crc32c", "etag", "md5", "sha256"
 
 WORK_PROTOCOLS = ("gs", "gcs", "s3", "memory")  # with conditional writes; memory is that of one process, for tests
@@ -100,7 +100,7 @@ _DONE = {"read": "read", "write": "written"}
 
 @contextlib.contextmanager
 def opened(url: str, verb: str = "read") -> Iterator[tuple[FileSystem, str]]:
-    """Yields the file system of a URL, and the path in it. Errors of the block are as `remote_errors` says."""
+    """Yields the file system of a URL, and the path in it. `remote_errors` converts errors of the block."""
     with remote_errors(url, verb):
         yield file_system(url)
 
@@ -115,7 +115,7 @@ def at_once(function: Callable[[Argument], Result], arguments: Iterable[Argument
 
 
 def info_of(url: str) -> Info | None:
-    """Returns what the file system knows of an object or a directory; None if it does not exist.
+    """Returns the file system's metadata of an object or a directory; None if it does not exist.
 
     Unlike fsspec's `exists`, it does not take a refusal or a lost connection for absence.
     """
@@ -173,10 +173,10 @@ def remove(url: str, below: bool = False) -> None:
 
 def check_no_pattern(path: str, remedy: str = "") -> None:
     """Raises: InputError if libraries would take a path for a pattern: they write there, and then find nothing."""
-    found = next((sign for sign in path if sign in "*?[\\"), "")
-    if found:
+    wildcard = next((sign for sign in path if sign in "*?[\\"), "")
+    if wildcard:
         raise InputError(
-            f"cannot write to {path}: {found} in a path is read as a pattern when files are looked for; give a path "
+            f"cannot write to {path}: {wildcard} in a path is read as a pattern when files are looked for; give a path "
             f"without *, ?, [ and \\{remedy and ', ' + remedy}"
         )
 
@@ -199,15 +199,15 @@ def list_below(url: str) -> dict[str, Checksums]:
     with opened(url) as (files, root):
         root = root.rstrip("/")
         try:
-            found = files.find(root, detail=True)
+            infos = files.find(root, detail=True)
         except FileNotFoundError:
             return {}
-    names = {path: path[path.index(root) + len(root) + 1 :] for path in found if root in path and path != root}
-    return {name: checksum_in(found[path]) for path, name in sorted(names.items()) if name and not name.endswith("/")}
+    names = {path: path[path.index(root) + len(root) + 1 :] for path in infos if root in path and path != root}
+    return {name: checksum_in(infos[path]) for path, name in sorted(names.items()) if name and not name.endswith("/")}
 
 
 def checksum_in(info: Info) -> Checksums:
-    """Returns "bytes" and the checksum of an object from what its file system knows of it."""
+    """Returns "bytes" and the checksum of an object from its file system's metadata."""
     if info.get("size") is None:  # as of the links of a page behind http
         raise InputError(
             f"{info.get('name')}: the server says no sizes; copy the directory to this machine, and give that"
@@ -301,8 +301,8 @@ _memory = threading.Lock()
 
 def _write_memory(files: FileSystem, path: str, content: bytes, token: str) -> str:
     with _memory:
-        there = files.cat_file(path) if files.exists(path) else None
-        if (there is None) != (token == "") or (there is not None and _token({}, there) != token):
+        current = files.cat_file(path) if files.exists(path) else None
+        if (current is None) != (token == "") or (current is not None and _token({}, current) != token):
             return ""
         files.pipe_file(path, content)
         return _token({}, content)

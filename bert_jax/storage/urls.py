@@ -29,8 +29,8 @@ def remote_glob(url: str) -> list[str]:
     with opened(url) as (files, pattern):
         if files.isfile(pattern):
             return [url]
-        found = files.glob(pattern, detail=True)
-        return [files.unstrip_protocol(path) for path, info in found.items() if info["type"] == "file"]
+        infos = files.glob(pattern, detail=True)
+        return [files.unstrip_protocol(path) for path, info in infos.items() if info["type"] == "file"]
 
 
 def local_copy(path: str) -> str:
@@ -60,7 +60,7 @@ def _file_name(url: str) -> str:
 
 
 def _version(path: str) -> dict[str, str]:
-    """Returns what a file system says of a file at a URL that changes when the file does."""
+    """Returns the metadata of a file at a URL that changes when the file does."""
     with opened(path) as (files, remote):
         info = files.info(remote)
     return {name: str(info[name]) for name in _VERSION_FIELDS if info.get(name) is not None}
@@ -104,8 +104,8 @@ def copy_beside(first: str, url: str, names: list[str]) -> None:
     folder, wanted = Path(first).parent, [name for name in names if not name.endswith("/")]
     for name in set(names) - set(wanted):
         with opened(url) as (files, root):
-            found = files.find(f"{root.rstrip('/')}/{name}")
-        wanted.extend(path.removeprefix(root).lstrip("/") for path in found)
+            paths = files.find(f"{root.rstrip('/')}/{name}")
+        wanted.extend(path.removeprefix(root).lstrip("/") for path in paths)
     for name in wanted:
         _inside(folder, name, url)
     list(at_once(lambda name: _copy(f"{url.rstrip('/')}/{name}", folder / name), wanted))
@@ -118,15 +118,15 @@ def local_directory(path: RemotePath, names: tuple[str, ...] = ()) -> Path:
 
     Raises: InputError if there is nothing, if an upload to this place has not ended, or if a file cannot be read.
     """
-    found = {name: about for name, about in path.listing().items() if name != LEASE}
-    if UNFINISHED in found:
+    objects = {name: about for name, about in path.listing().items() if name != LEASE}
+    if UNFINISHED in objects:
         raise InputError(f"{path} is half a directory: its upload was stopped; give the command that wrote it again")
-    wanted = [name for name in found if not names or name.startswith(tuple(one for one in names if one.endswith("/")))
+    wanted = [name for name in objects if not names or name.startswith(tuple(one for one in names if one.endswith("/")))
               or name in names]  # fmt: skip
     if not wanted:
         raise InputError(f"{path} does not exist or is empty; check the address")
     # Where the listing has no checksums, the size alone would not tell of every change.
-    versions = {name: found[name] if len(found[name]) > 1 else _version(str(path / name)) for name in wanted}
+    versions = {name: objects[name] if len(objects[name]) > 1 else _version(str(path / name)) for name in wanted}
     folder = _folder(str(path), versions) / path.name
     list(at_once(lambda name: _copy(str(path / name), _inside(folder, name, str(path))), wanted))
     return folder

@@ -17,7 +17,7 @@ from bert_jax.errors import InputError, StoppedError, one_line
 from bert_jax.storage.locks import writing
 from bert_jax.storage.places import AnyPath, Place, RemotePath, is_taken, scratch, to_place, upload_directory
 
-WRITTEN_LAST = ("manifest.json", "checksums.json")  # what makes a directory whole: of a data set, of a model
+WRITTEN_LAST = ("manifest.json", "checksums.json")  # complete a directory: of a data set, of a model
 
 
 @contextlib.contextmanager
@@ -116,7 +116,7 @@ def sync(path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Removes a file, a link or a directory, as far as that can be done."""
+    """Removes a file, a link or a directory, as far as possible."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -125,7 +125,7 @@ def remove(path: Path) -> None:
 
 
 def _check_free(path: Place, replaces: Callable[[Place], bool]) -> None:
-    """Raises: InputError if there is something at `path` that is not to be replaced."""
+    """Raises: InputError if there is something at `path` that must not be replaced."""
     if is_taken(path) and not replaces(path):
         raise InputError(f"output {path} exists; give a directory that does not")
 
@@ -180,7 +180,7 @@ def cannot_write(path: AnyPath, error: Exception) -> StoppedError:
         reason = "No space left on device"
     place = to_place(path)
     if number in (errno.EEXIST, errno.ENOTDIR) and isinstance(place, Path):
-        if above := [each for each in place.parents if each.is_file()]:
+        if above := [parent for parent in place.parents if parent.is_file()]:
             return StoppedError(f"cannot write {path}: {above[0]} is a file; correct the path")
     if number in (errno.EEXIST, errno.ENOTEMPTY):
         return StoppedError(f"cannot write {path}: something else has made it meanwhile; choose another place")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The type of a task: functions that read examples, make rows of them, decode outputs to predictions and score those.
+"""The type of a task: functions that read examples, make rows of them, decode outputs into predictions and score them.
 
 Each task has a function in its own file that makes a `Task`; `catalog.make_task` finds it by name. Examples and
 predictions have the task's own types, which other modules pass on without looking inside.
@@ -26,7 +26,7 @@ Prediction: TypeAlias = Any  # the task's own type of predictions
 class Row(NamedTuple):
     """A row of model input made from an example: one sequence, or several packed one after the other."""
 
-    example: int  # the place of its example in the list; a long example may have several rows
+    example: int  # the index of its example; a long example may have several rows
     token_ids: np.ndarray  # [L] int32, no padding
     type_ids: np.ndarray  # [L] uint8
     lengths: tuple[int, ...]  # of its sequences, in order; they add up to L
@@ -52,17 +52,17 @@ class Rows(NamedTuple):
     counts: dict[str, int]  # such as {"truncated": 12, "skipped: no token": 1}; zeros are left out
 
     def num_cut(self) -> int:
-        """Returns how many texts, words or questions were cut."""
+        """Returns the number of texts, words or questions that were cut."""
         return sum(self.counts.get(reason, 0) for reason in (CUT, CUT_WORDS, CUT_QUESTIONS))
 
 
 def split_names(text: str) -> tuple[str, ...]:
-    """Returns the names of a setting that are written with commas."""
+    """Returns the names in a comma-separated setting."""
     return tuple(name for part in text.split(",") if (name := part.strip()))
 
 
 def choose_metric(config: TaskConfig, metrics: Iterable[str]) -> str:
-    """Returns the metric of the settings, or else the first. Raises: InputError if it is not one of these."""
+    """Returns the metric of the settings, or else the first. Raises: InputError if it is not one of `metrics`."""
     known = tuple(dict.fromkeys(metrics))
     if config.metric and config.metric not in known:
         raise InputError(
@@ -85,11 +85,11 @@ class Task:
     config: TaskConfig  # its settings; with `labels` they suffice to make the task again
     head: "Head"  # one of model.heads.table.HEADS, or one's own
     labels: tuple[str, ...]  # of the classes, in the order of the logits; () for a regression and for spans
-    metric: str  # the one by which the best checkpoint is chosen; larger is better
+    metric: str  # chooses the best checkpoint; larger is better
 
-    # (source, split) -> examples. Raises: InputError with file and line. [] if the split is not there.
+    # (source, split) -> examples. Raises: InputError with file and line. [] if the split is missing.
     read: Callable[[str, str], list[Example]]
-    # A user's input to predict on (a text, a pair, a dict of JSON), and where it stands -> an example without label.
+    # A user's input to predict on (a text, a pair, a dict of JSON), and its location -> an example without label.
     parse: Callable[[object, str], Example]
     # Examples, tokenizer, "is this for training?" -> rows. Examples that have no row are counted.
     make_rows: Callable[[Sequence[Example], Tokenizer, bool], Rows]
@@ -105,7 +105,7 @@ class Task:
     splits: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: SPLITS)
     # Training examples -> their labels, in the order for a new classifier.
     find_labels: Callable[[Sequence[Example]], tuple[str, ...]] = lambda examples: ()
-    # Training examples -> the settings for all others. None if they follow from no example.
+    # Training examples -> the settings for all others. None if the settings do not depend on them.
     settle: Callable[[Sequence[Example]], TaskConfig] | None = None
     # Examples with labels, and predictions -> the settings for further predictions, such as a threshold. None if the
     # task has nothing to tune.
@@ -113,5 +113,5 @@ class Task:
 
     @property
     def num_outputs(self) -> int:
-        """K: what the head says, or as many as there are classes; 1 for a regression."""
+        """K: the head's own number of outputs, or else the number of classes; 1 for a regression."""
         return self.head.num_outputs or len(self.labels) or 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of a task to global batches. The batch at a step is a pure function of (seed, step)."""
+"""Turns rows of a task into global batches. The batch at a step is a pure function of (seed, step)."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -34,7 +34,7 @@ from bert_jax.tasks.layouts import (
 
 
 def row_group(mesh: Mesh, accumulate: int = 1) -> int:
-    """Returns what the number of rows of a batch is a multiple of."""
+    """Returns a number that divides the number of rows of every batch."""
     return accumulate * int(np.prod([mesh.shape[axis] for axis in ROW_AXES]))
 
 
@@ -45,10 +45,10 @@ class Batching:
     batch_size: int  # rows of the task
     seed: int
     bucket: bool  # batches of like lengths, where they are not packed
-    lengths: tuple[int, ...]  # that rows of their own are padded to
+    lengths: tuple[int, ...]  # that rows are padded to if not packed
     shape: Shape | None = None  # of packed batches; None gives each row of the task a row of its own
-    texts: int = 0  # that a row has at most, where each of them is laid out by itself; 0 lays out whole rows
-    num_parts: int = 0  # texts of a batch, on average, if they are
+    texts: int = 0  # at most in a row, if each text is laid out by itself; 0 lays out whole rows
+    num_parts: int = 0  # texts of a batch, on average, in that case
 
 
 def choose_batching(
@@ -60,11 +60,11 @@ def choose_batching(
     num_steps: int,
     apart: bool = False,
 ) -> Batching:
-    """Returns how training batches are made: by `pack`, which is "on", "off" or, where it takes fewer FLOPs, "auto".
+    """Returns how to make training batches; `pack` is "on", "off" or "auto", which packs if that takes fewer FLOPs.
 
-    `group` is that of `row_group`. What "auto" chooses does not depend on it: a seed has the same batches on any mesh.
-    A run of `num_steps` compiles one program or two for them, as that is worth it. With `apart`, the texts of a row
-    need not share one of a batch.
+    `group` comes from `row_group`. The choice of "auto" does not depend on it: a seed has the same batches on any mesh.
+    A run of `num_steps` compiles one program or two for them, whichever is cheaper. With `apart`, the texts of a row
+    need not share a row of a batch.
     """
     multiple, size = length_step(model.attention), data.batch_size
     texts = max(len(row.lengths) for row in rows) if apart else 0
@@ -86,7 +86,7 @@ def choose_batching(
 
 
 def sizes_for(rows: Sequence[Row], batching: Batching) -> Sizes:
-    """Returns the sizes of what batches lay out: of texts that are packed, of the longest text of a row, or of rows."""
+    """Returns the sizes that batches lay out: those of packed texts, of the longest text of each row, or of rows."""
     if not batching.texts:
         return sizes_of(rows)
     if batching.shape is not None:
@@ -95,18 +95,18 @@ def sizes_for(rows: Sequence[Row], batching: Batching) -> Sizes:
 
 
 def _texts_apart(rows: Sequence[Row]) -> list[Row]:
-    """Returns a row for each text, whose label is as `Head.labels_of_batch` takes it; `example` is the row's number.
+    """Returns a row for each text, with a label as `Head.labels_of_batch` takes it; `example` is the row's number.
 
     The label of a row is its score, and a number for each text.
     """
-    most, found = max(len(row.lengths) for row in rows), []
+    most, text_rows = max(len(row.lengths) for row in rows), []
     for number, row in enumerate(rows):
         ends = np.cumsum(row.lengths)[:-1]
         parts = zip(np.split(row.token_ids, ends), np.split(row.type_ids, ends), row.label[1:])
         for kind, (token_ids, type_ids, text) in enumerate(parts):
             label = (most, kind, text, row.label[0])
-            found.append(Row(number, token_ids, type_ids, (len(token_ids),), label))
-    return found
+            text_rows.append(Row(number, token_ids, type_ids, (len(token_ids),), label))
+    return text_rows
 
 
 def flops_of_epoch(sizes: Sizes, batching: Batching, model: ModelConfig) -> float:
@@ -120,10 +120,10 @@ def flops_of_epoch(sizes: Sizes, batching: Batching, model: ModelConfig) -> floa
 def train_batches(rows: Sequence[Row], head: Head, first_step: int, batching: Batching, mesh: Mesh) -> Iterator[Batch]:
     """Yields the batches at first_step, first_step + 1, ... without end.
 
-    Packed batches have the same rows of the task at each step as those without `bucket` that are not packed.
+    At each step, packed batches have the same rows of the task as unpacked batches without `bucket`.
     """
     parts = _texts_apart(rows) if batching.texts else rows
-    sizes, of_rows = sizes_of(parts), sizes_for(rows, dataclasses.replace(batching, shape=None))
+    sizes, row_sizes = sizes_of(parts), sizes_for(rows, dataclasses.replace(batching, shape=None))
     ends = np.cumsum([len(row.lengths) for row in rows])[:-1] if batching.texts else np.arange(1, len(rows))
     parts_of = np.split(np.arange(len(parts)), ends)  # the parts of each row
     size, seed, shape = batching.batch_size, batching.seed, batching.shape
@@ -132,11 +132,11 @@ def train_batches(rows: Sequence[Row], head: Head, first_step: int, batching: Ba
     plans: dict[int, list[np.ndarray]] = {}  # of the epoch under way
 
     def make(step: int) -> Batch:
-        epoch, place = divmod(step, num_steps)
+        epoch, index = divmod(step, num_steps)
         if epoch not in plans:
             plans.clear()
-            plans[epoch] = plan_epoch(of_rows.tokens, size, seed, epoch, bucket)
-        numbers = np.concatenate([parts_of[number] for number in plans[epoch][place]])
+            plans[epoch] = plan_epoch(row_sizes.tokens, size, seed, epoch, bucket)
+        numbers = np.concatenate([parts_of[number] for number in plans[epoch][index]])
         if shape is not None:
             return _on_mesh(parts, layout_packed(sizes, numbers, shape), head, mesh, size)
         length = train_length(sizes.tokens[numbers], batching.lengths)
@@ -154,18 +154,18 @@ def eval_batches(
 
 
 def _on_mesh(rows: Sequence[Row], layout: Layout, head: Head, mesh: Mesh, num_examples: int = 0) -> Batch:
-    """Returns the batch of a layout; its labels are of `num_examples` where the head's are of the whole batch."""
+    """Returns the batch of a layout; if the head has labels of the whole batch, they are of `num_examples`."""
     bins = [[rows[number] for number in members] for members in layout.bins]
 
-    def make(places: np.ndarray) -> Batch:
-        chosen = [bins[place] if place < len(bins) else [] for place in places]
+    def make(lines: np.ndarray) -> Batch:
+        chosen = [bins[line] if line < len(bins) else [] for line in lines]
         return batch_of_rows(chosen, layout.length, layout.num_places, head, whole=bins)
 
     batch = on_mesh(mesh, layout.num_rows, make)
     if head.labels_of_batch is None or not num_examples:
         return batch
     labels = head.labels_of_batch(bins, layout.num_places, num_examples)
-    return batch._replace(labels=on_mesh(mesh, num_examples, lambda places: jax.tree.map(lambda a: a[places], labels)))
+    return batch._replace(labels=on_mesh(mesh, num_examples, lambda lines: jax.tree.map(lambda a: a[lines], labels)))
 
 
 def batch_of_rows(
@@ -178,19 +178,19 @@ def batch_of_rows(
     """Returns a batch as numpy arrays, padded to `length` tokens and `num_places` sequences.
 
     Args:
-      bins: for each row of the batch, the rows of the task that are in it; without any it is empty: no token, no
+      bins: for each row of the batch, the rows of the task in it; if there are none, it is empty: no token, no
         sequence, no answer.
       length: L.
       num_places: M.
-      head: decides what labels there are. They are left out where a row of the task has none.
-      whole: all bins of a batch of which this is a host's part: every host must run the same program, and one may have
-        empty rows alone.
+      head: decides the form of the labels. They are left out if a row of the task has none.
+      whole: all bins of the batch, if this is one host's part of it: every host must run the same program, and one may
+        have only empty rows.
     """
     batch = pad_rows(
         [_joined([row.token_ids for row in members]) for members in bins],
         length,
         [_joined([row.type_ids for row in members]) for members in bins],
-        [[each for row in members for each in row.lengths] for members in bins],
+        [[size for row in members for size in row.lengths] for members in bins],
         num_places,
     )
     known = [row.label for members in (bins if whole is None else whole) for row in members]
@@ -209,14 +209,14 @@ def _joined(parts: Sequence[np.ndarray]) -> np.ndarray | tuple[()]:
 
 
 def _spots(members: Sequence[Row]) -> Iterator[tuple[Row, Spot]]:
-    """Yields each row of the task that is in a row, and where it is there."""
-    start = place = 0
+    """Yields each row of the task in a row of a batch, and its spot there."""
+    start = first = 0
     for row in members:
-        end, last = start + len(row.token_ids), place + len(row.lengths)
-        yield row, Spot(slice(start, end), slice(place, last))
-        start, place = end, last
+        end, last = start + len(row.token_ids), first + len(row.lengths)
+        yield row, Spot(slice(start, end), slice(first, last))
+        start, first = end, last
 
 
 def unpadded_outputs(members: Sequence[Row], outputs: np.ndarray, head: Head) -> list[np.ndarray]:
-    """Returns the outputs of each row of the task that is in a row, without padding, as `Task.decode` takes them."""
+    """Returns the unpadded outputs of each row of the task in a row of a batch, as `Task.decode` takes them."""
     return [head.outputs(outputs, spot) for _, spot in _spots(members)]

@@ -48,10 +48,10 @@ USUAL = Own()
 
 
 def make_task(config: TaskConfig, labels: Sequence[str] = (), own: Own = USUAL) -> Task:
-    """Returns the task of that name, or one's own; `labels` are the classes of a model, where they are known.
+    """Returns the task of that name, or the user's own; `labels` are the classes of a model, if they are known.
 
-    Raises: InputError if there is no such task, with the names there are, or no probe for it, or if an own task or head
-    is not one.
+    Raises: InputError if there is no such task (it lists the names), or no probe for it, or if the user's task or head
+    is not a `Task` or `Head`.
     """
     task = (own.task or _make_task)(config, tuple(labels))
     if not isinstance(task, Task):

@@ -2,12 +2,12 @@
 """Multiple choice: which ending fits best. SWAG, CODAH, and your own data with any number of choices.
 
 A row holds [CLS] context [SEP] choice [SEP] for each choice of an example, one after the other. They do not attend to
-each other, the model gives each a number, and the softmax over the example's numbers chooses.
+each other. The model scores each choice, and the softmax over the example's scores gives their probabilities.
 
 It reads tables and JSON with the columns or keys of SWAG (sent1, sent2, ending0 .. ending3, label), where an ending
-goes on after sent2; JSON with a list of choices; the hub's choices with names (as of ARC and CommonsenseQA, whose
+continues sent2; JSON with a list of choices; the hub's choices with names (as of ARC and CommonsenseQA, whose
 answerKey is the name of one); and CODAH's tables without header (category, prompt, endings, label).
-A question beside a context or premise goes on after it, such as the "cause" or "effect" of COPA.
+A question next to a context or premise is appended to it, such as the "cause" or "effect" of COPA.
 
 Source: paper, section 4.4.
 """
@@ -48,18 +48,18 @@ class ChoiceExample(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """The columns or keys of an example; "" for what is not there."""
+    """The columns or keys of an example; "" if missing."""
 
     context: str
-    question: str  # goes on after the context
+    question: str  # appended to the context
     choices: str  # a list of them
-    start: str  # of each ending
-    endings: tuple[str, ...]  # or a column for each
+    start: str  # begins each ending
+    endings: tuple[str, ...]  # or one column per ending
     label: str
 
 
 class Chosen(NamedTuple):
-    """The predicted choice, counted from 0, and the probability of each."""
+    """The predicted choice, counted from 0, and the probability of each choice."""
 
     choice: int
     text: str
@@ -89,12 +89,12 @@ def choice_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
 
 
 def _read(config: TaskConfig, source: str, split: str) -> list[ChoiceExample]:
-    place = find_split_file(source, split)
-    if not place:
+    path = find_split_file(source, split)
+    if not path:
         return []
-    table = _table(place)
+    table = _table(path)
     if not table.records:
-        raise InputError(f"{place} holds no example; give data, a row or object for each")
+        raise InputError(f"{path} holds no example; give data, a row or object for each")
     columns = _columns(config, table.records[0])
     return Examples(
         (_example(config, record, number, split != "test") for number, record in enumerate(table.records)),
@@ -102,23 +102,23 @@ def _read(config: TaskConfig, source: str, split: str) -> list[ChoiceExample]:
     )
 
 
-def _table(place: str) -> Table:
+def _table(path: str) -> Table:
     """Returns the table of a file. A file of CODAH has no header: its first line ends in a label."""
-    if is_tsv(place):
-        row = first_row(place)
+    if is_tsv(path):
+        row = first_row(path)
         if len(row) >= 5 and row[-1].strip().isdecimal():
             endings = (f"ending{number}" for number in range(len(row) - 3))
-            return read_table(place, ("category", "prompt", *endings, "label"))
-    return read_table(place)
+            return read_table(path, ("category", "prompt", *endings, "label"))
+    return read_table(path)
 
 
 def _columns(config: TaskConfig, record: Mapping[str, object]) -> Columns:
-    """Returns the columns of a record: those of the settings, or else the first usual names that it has."""
+    """Returns the columns of a record: those of the settings, or else the first usual names present."""
     keys = [key for key in record if isinstance(key, str)]
     context, question = config.text_column or find_column(_CONTEXTS, keys), find_column(("question",), keys)
     has_question = not config.text_column and question != context and isinstance(record.get(question), str)
     choices = config.second_text_column or find_column(_CHOICES, keys)
-    # Numbers are of no fixed width, and their order in the file is not always theirs.
+    # Numbers have no fixed width, and columns are not always in the order of their numbers.
     endings = sorted(filter(_ENDING.fullmatch, keys), key=lambda key: int(re.sub(r"\D", "", key)))
     label = config.label_column or find_column(_LABELS, keys)
     start = "" if choices else find_column(("sent2",), keys)
@@ -146,7 +146,7 @@ def _example(
         choices, start = [record[key] for key in columns.endings], record.get(columns.start) or ""
         while choices and choices[-1] in ("", None):  # a table has as many columns as the longest row
             choices.pop()
-    if not isinstance(choices, list) or not all(isinstance(each, str) for each in (*choices, start)):
+    if not isinstance(choices, list) or not all(isinstance(text, str) for text in (*choices, start)):
         raise _missing(where, columns.choices or "choices or ending0", "a list of texts", record)
     if len(choices) < 2:
         raise InputError(f"{where} has {len(choices)} choices; there must be two or more")
@@ -154,15 +154,15 @@ def _example(
     label = _label(right, len(choices), where)
     if label is None and labelled:
         raise _missing(where, columns.label or "label", "the number of the right choice, from 0", record)
-    found = record.get(find_column(_IDS, [key for key in record if isinstance(key, str)]))
-    return ChoiceExample(context, choices, label, id_of(found, number), where)
+    own_id = record.get(find_column(_IDS, [key for key in record if isinstance(key, str)]))
+    return ChoiceExample(context, choices, label, id_of(own_id, number), where)
 
 
-def _missing(where: str, key: str, what: str, record: Mapping[str, object]) -> InputError:
+def _missing(where: str, key: str, kind: str, record: Mapping[str, object]) -> InputError:
     if key in record:
-        return InputError(f"{where}: {key!r} is {record[key]!r:.60}, not {what}; correct it")
-    keys = ", ".join(repr(str(each)[:40]) for each in list(record)[:20]) or "nothing"
-    return InputError(f"{where} has no {key}, {what}, but {keys}; add it, or name its column in the settings of task")
+        return InputError(f"{where}: {key!r} is {record[key]!r:.60}, not {kind}; correct it")
+    keys = ", ".join(repr(str(name)[:40]) for name in list(record)[:20]) or "nothing"
+    return InputError(f"{where} has no {key}, {kind}, but {keys}; add it, or name its column in the settings of task")
 
 
 def _label(value: object, num_choices: int, where: str) -> int | None:
@@ -181,7 +181,7 @@ def _parse(config: TaskConfig, value: object, where: str) -> ChoiceExample:
     if isinstance(value, str):
         value = value.split("\t")
     if isinstance(value, (list, tuple)):
-        if len(value) < 3 or not all(isinstance(each, str) for each in value):
+        if len(value) < 3 or not all(isinstance(text, str) for text in value):
             raise InputError(f"{where}: {value!r:.60} is not a context and two or more choices; part them by tabs")
         return ChoiceExample(value[0], tuple(value[1:]), None, 0, where)
     if not isinstance(value, Mapping):
@@ -193,7 +193,7 @@ def _parse(config: TaskConfig, value: object, where: str) -> ChoiceExample:
 
 
 def _make_rows(config: TaskConfig, examples: Sequence[ChoiceExample], tokenizer: Tokenizer, training: bool) -> Rows:
-    """Returns a row for each example, of as many sequences as it has choices, each cut to `max_seq_length`."""
+    """Returns a row for each example with one sequence per choice, each truncated to `max_seq_length`."""
     check_length(config)
     if training:
         check_labelled(examples)

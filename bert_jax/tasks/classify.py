@@ -27,7 +27,7 @@ from bert_jax.tasks.labels import (
 from bert_jax.tasks.readers import Examples, Record, find_column, find_split_file, listed_columns, read_table
 from bert_jax.tasks.scores import RANKING_METRICS, ranking_scores
 
-# What columns are called, in small letters; the first that is there is taken.
+# Usual column names in lower case; the first one present is used.
 _PAIRS = (("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"), ("text1", "text2"),
           ("text_a", "text_b"), ("sentence_a", "sentence_b"), ("sent1", "sent2"), ("query", "passage"),
           ("question", "sentence"), ("question", "passage"))  # fmt: skip
@@ -108,20 +108,20 @@ def _score_ranking(
     examples: Sequence[ClassifyExample],
     predictions: Sequence[Any],
 ) -> dict[str, float]:
-    """Returns the plain metrics, and those of the rankings of the second texts of each first text, by their values.
+    """Returns the plain metrics and ranking metrics: the second texts of each first text are ranked by value.
 
-    Of equal values the less relevant come first.
+    Of equal values, the less relevant come first.
     """
-    found = plain(examples, predictions)
+    metrics = plain(examples, predictions)
     candidates: dict[str, list[tuple[float, float]]] = {}
     for example, prediction in zip(examples, predictions):
         candidates.setdefault(example.text, []).append((-value_of(prediction), grade_of(example) or 0.0))
-    rankings = [[grade for _, grade in sorted(each)] for each in candidates.values()]
-    return found | ranking_scores(rankings, [[grade for grade in each if grade > 0] for each in rankings])
+    rankings = [[grade for _, grade in sorted(scored)] for scored in candidates.values()]
+    return metrics | ranking_scores(rankings, [[grade for grade in ranking if grade > 0] for ranking in rankings])
 
 
 def count_texts(config: TaskConfig, examples: Sequence[ClassifyExample]) -> TaskConfig:
-    """Returns the settings with `num_texts`, as the training examples have it."""
+    """Returns the settings with `num_texts` set from the training examples."""
     return dataclasses.replace(config, num_texts=1 if examples[0].second_text is None else 2)
 
 
@@ -159,35 +159,35 @@ def read_texts(
     source: str,
     split: str,
 ) -> list[ClassifyExample]:
-    """Returns the examples of a split; [] if it is not there. A label of test that is `hidden` is not known.
+    """Returns the examples of a split; [] if it is missing. In test, a label equal to `hidden` is unknown.
 
     Raises: InputError with file and line.
     """
-    place = find_split_file(source, split)
-    if not place:
+    path = find_split_file(source, split)
+    if not path:
         return []
-    table = read_table(place)
+    table = read_table(path)
     if not table.records:
-        raise InputError(f"{place} holds no example; give data, a row or object for each")
-    text, second = _text_columns(config, table.columns, place)
+        raise InputError(f"{path} holds no example; give data, a row or object for each")
+    text, second = _text_columns(config, table.columns, path)
     if config.num_texts and config.num_texts != 1 + bool(second):
-        found = f"pairs of {text!r} and {second!r}" if second else f"one text, {text!r}"
+        actual = f"pairs of {text!r} and {second!r}" if second else f"one text, {text!r}"
         wanted = "pairs" if config.num_texts == 2 else "one text"
         raise InputError(
-            f"{place} has {found}, and the task takes {wanted}; give data like the training data, or set "
+            f"{path} has {actual}, and the task takes {wanted}; give data like the training data, or set "
             "task.text_column, and for pairs task.second_text_column"
         )
     label = config.label_column or find_column(usual_labels, table.columns)
     label = label if label in table.columns else ""
     if not label and split != "test":
         raise InputError(
-            f"{place} has no column {config.label_column or ' or '.join(usual_labels[:3])!r} of labels; it has "
+            f"{path} has no column {config.label_column or ' or '.join(usual_labels[:3])!r} of labels; it has "
             f"{listed_columns(table.columns)}: set task.label_column to one of them"
         )
     if label and label in (text, second):
-        raise InputError(f"{place}: column {label!r} would be text and label; set task.text_column, task.label_column")
+        raise InputError(f"{path}: column {label!r} would be text and label; set task.text_column, task.label_column")
     number = find_column(_IDS, table.columns)
-    classes = classes_in(place)
+    classes = classes_in(path)
     may_disagree = label.lower() == "gold_label"  # in SNLI's own files; on the hub it is a class with the number -1
 
     def is_agreed(record: Record) -> bool:
@@ -208,10 +208,10 @@ def read_texts(
                 texts.text_of(record, text),
                 texts.text_of(record, second) if second else None,
                 label_of(record),
-                texts.id_of(record.get(number), place_in_data),
+                texts.id_of(record.get(number), position),
                 record.where,
             )
-            for place_in_data, record in enumerate(records)
+            for position, record in enumerate(records)
         ),
         {"skipped: too few columns": table.skipped, "skipped: no agreed label": len(table.records) - len(records)},
         (text, second, label),
@@ -221,45 +221,45 @@ def read_texts(
     return examples
 
 
-def _text_columns(config: TaskConfig, columns: Sequence[str], place: str) -> tuple[str, str]:
+def _text_columns(config: TaskConfig, columns: Sequence[str], path: str) -> tuple[str, str]:
     """Returns the columns of the first and the second text; "" if there is no second."""
     for name in (config.text_column, config.second_text_column):
         if name and name not in columns:
             raise InputError(
-                f"{place} has no column {name!r}; it has {listed_columns(columns)}: change the setting of task"
+                f"{path} has no column {name!r}; it has {listed_columns(columns)}: change the setting of task"
             )
     if config.text_column and config.text_column == config.second_text_column:
-        raise InputError(f"{place}: column {config.text_column!r} would be both texts; name two columns")
+        raise InputError(f"{path}: column {config.text_column!r} would be both texts; name two columns")
     if config.text_column:
         return config.text_column, config.second_text_column
     if not config.second_text_column:
         for pair in _PAIRS:
-            found = [find_column((name,), columns) for name in pair]
-            if all(found):
-                return found[0], found[1]
-    if not (found := find_column(_FIRSTS, [name for name in columns if name != config.second_text_column])):
+            both = [find_column((name,), columns) for name in pair]
+            if all(both):
+                return both[0], both[1]
+    if not (text_column := find_column(_FIRSTS, [name for name in columns if name != config.second_text_column])):
         raise InputError(
-            f"{place} has no column with a usual name for text; it has {listed_columns(columns)}: set "
+            f"{path} has no column with a usual name for text; it has {listed_columns(columns)}: set "
             "task.text_column, and for pairs task.second_text_column"
         )
-    return found, config.second_text_column
+    return text_column, config.second_text_column
 
 
 def parse_texts(columns: Sequence[tuple[str, str]], pair: bool | None, value: object, where: str) -> ClassifyExample:
     """Returns the example of a user's input: a text, two texts in a list or separated by a tab, or an object.
 
     Args:
-      columns: pairs of keys for the texts of an object; the first pair that is complete is used.
+      columns: pairs of keys for the texts of an object; the first complete pair is used.
       pair: whether there must be two texts; None allows both.
       value: the input.
-      where: the place of the input, for error messages.
-    Raises: InputError if it is not one of these.
+      where: the location of the input, for error messages.
+    Raises: InputError if the input has another form.
     """
     parts: list[Any] = [value]
     if isinstance(value, Mapping):
-        small = {str(key).lower(): key for key in reversed(value)}
+        by_lower = {str(key).lower(): key for key in reversed(value)}
         for names in columns:
-            keys = [name if name in value else small.get(name.lower()) for name in names if name]
+            keys = [name if name in value else by_lower.get(name.lower()) for name in names if name]
             if all(key is not None for key in keys) and len(set(keys)) == len(keys):
                 parts = [value[key] for key in keys]
                 break

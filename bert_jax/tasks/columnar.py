@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records of data sets with typed columns: TFDS and Parquet. A column may be a class label, whose names they keep."""
+"""Records of data sets with typed columns: TFDS and Parquet. A column may be a class label, whose names are stored."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -14,7 +14,7 @@ _EXAMPLES_AT_ONCE = 64
 
 
 class Record(dict[str, Any]):
-    """The values of a row or an object by name, and its place."""
+    """The values of a row or an object by name, and its location."""
 
     __slots__ = ("where",)
 
@@ -27,7 +27,7 @@ def read_tfds(source: str, split: str) -> Iterator[Record]:
     """Yields the examples of a prepared data set as plain values: strings, numbers, lists.
 
     A class label is a number, -1 if it is hidden; `classes_in` has the names.
-    Raises: InputError if the data set or the split is not there, or cannot be read without TensorFlow.
+    Raises: InputError if the data set or the split is missing, or cannot be read without TensorFlow.
     """
     builder, split, _ = tfds_text.open_builder(f"{source}:{split}")
     where = f"{source}:{split}"
@@ -38,22 +38,22 @@ def read_tfds(source: str, split: str) -> Iterator[Record]:
         with tfds_text.tfds_errors(where):
             batch = examples.__getitems__(numbers)
         for number, example in zip(numbers, batch):
-            place = f"{where}, example {number}"
+            location = f"{where}, example {number}"
             try:
-                yield Record({name: _plain(value) for name, value in example.items()}, place)
+                yield Record({name: _plain(value) for name, value in example.items()}, location)
             except UnicodeDecodeError as error:
                 raise InputError(
-                    f"{place} is not UTF-8 (byte 0x{error.object[error.start]:02x}); prepare the data set again"
+                    f"{location} is not UTF-8 (byte 0x{error.object[error.start]:02x}); prepare the data set again"
                 ) from None
 
 
 def is_tfds(place: str) -> bool:
-    """Returns whether a place is a data set of TFDS."""
+    """Returns whether `place` is a TFDS data set."""
     return place.startswith(tfds_text.PREFIX)
 
 
 def is_parquet(place: str) -> bool:
-    """Returns whether a place is a file of Parquet, or a pattern of such files."""
+    """Returns whether `place` is a Parquet file, or a pattern of such files."""
     return place.lower().endswith(".parquet")
 
 
@@ -69,7 +69,7 @@ def read_parquet(place: str) -> list[Record]:
 def classes_in(place: str) -> Mapping[str, tuple[str, ...]]:
     """Returns the names of the classes, in the order of their numbers, for each column that is a class label.
 
-    TFDS knows them, and Parquet as Hugging Face's datasets write it; other files have names.
+    TFDS stores them, and so does Parquet written by Hugging Face's datasets; other files have names.
     """
     if is_parquet(place):
         source = files.expand_globs(place)[0]
@@ -92,7 +92,7 @@ def _plain(value: object) -> object:
     if isinstance(value, bytes):
         return value.decode("utf-8")
     if isinstance(value, dict):
-        return {name: _plain(each) for name, each in value.items()}
+        return {name: _plain(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.ndim):
-        return [_plain(each) for each in value]
+        return [_plain(item) for item in value]
     return value.item() if isinstance(value, (np.generic, np.ndarray)) else value

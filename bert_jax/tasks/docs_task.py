@@ -13,7 +13,7 @@ from bert_jax.errors import InputError
 from bert_jax.storage.places import Place
 from bert_jax.storage.writing import new_directory
 
-# The areas, and the modules and packages of each; Python has more, which belong to none or to several.
+# The modules and packages of each area. Python has more, which belong to no area or to several.
 AREAS: dict[str, str] = {
     "concurrency": """asyncio multiprocessing threading concurrent queue subprocess sched signal _threading_local
         contextvars selectors""",
@@ -36,7 +36,7 @@ _FEWEST_WORDS, _MOST_WORDS = 8, 40
 
 
 class Described(NamedTuple):
-    """A docstring, its place, and the area of the library that it belongs to."""
+    """A docstring, the area of the library it belongs to, and its module."""
 
     text: str
     area: str
@@ -44,11 +44,11 @@ class Described(NamedTuple):
 
 
 def make_docs_task(directory: Place, sizes: dict[str, int] | None = None) -> dict[str, list[Described]]:
-    """Returns the examples of each split, having written train.tsv, dev.tsv and test.tsv with columns text and area.
+    """Writes train.tsv, dev.tsv and test.tsv with columns text and area, and returns the examples of each split.
 
     Args:
       directory: must not exist.
-      sizes: how many examples of each area a split has at most; `SPLITS` if None.
+      sizes: the maximum number of examples of each area in a split; `SPLITS` if None.
     Raises: InputError if the directory exists or this Python has no documentation.
     """
     splits = split_by_module(read_described(), sizes or SPLITS)
@@ -76,10 +76,10 @@ def read_described() -> Iterator[Described]:
 
 
 def split_by_module(examples: Iterable[Described], sizes: dict[str, int]) -> dict[str, list[Described]]:
-    """Returns the examples of each split; every module is in one split alone, which follows from its name.
+    """Returns the examples of each split; every module is in exactly one split, determined by its name.
 
-    In each area the modules come in the order of a hash of their names. They fill the splits in the order of `sizes`,
-    whole modules each; what is left over goes to no split.
+    Within each area, modules are ordered by a hash of their names. They fill the splits in the order of `sizes`, whole
+    modules at a time; leftover modules go to no split.
     """
     modules: dict[str, dict[str, list[Described]]] = {}
     for example in examples:
@@ -96,5 +96,5 @@ def split_by_module(examples: Iterable[Described], sizes: dict[str, int]) -> dic
 
 
 def _order(text: str) -> str:
-    """Returns a sort key, a hash of the text, for an order that looks random and is the same everywhere."""
+    """Returns a hash of the text as a sort key, for an order that looks random and is the same everywhere."""
     return hashlib.sha256(text.encode()).hexdigest()

@@ -22,8 +22,8 @@ from bert_jax.tasks.batches import eval_batches, row_group, unpadded_outputs
 from bert_jax.tasks.layouts import Layout, Limits, Sizes, eval_layouts, sizes_of
 from bert_jax.text.tokenizer import Tokenizer
 
-_BATCH_SIZES = 1, 8  # rows of a small batch: each is a program to compile for each length
-_STEP_ON_CPU = 16  # of lengths: every text compiles a program, if none of its length has
+_BATCH_SIZES = 1, 8  # rows of a small batch; each size compiles a program per length
+_STEP_ON_CPU = 16  # of lengths; a text compiles a program unless one of its length exists
 
 
 Item = TypeVar("Item")
@@ -56,8 +56,8 @@ class Inference(NamedTuple):
     """A compiled model, and the preparation of its parameters."""
 
     model: ModelConfig
-    pack: str  # as `Limits` has it
-    one_shape: bool  # likewise
+    pack: str  # see `Limits`
+    one_shape: bool  # see `Limits`
     ready: Callable[[Params], PyTree]  # prepares parameters, once for all batches
     run: Callable[[PyTree, Batch], tuple[dict[str, Pair], jax.Array]]  # losses, {} without labels, and logits
 
@@ -67,7 +67,7 @@ def make_inference(
 ) -> Inference:
     """Returns the compiled model of a task, with outputs replicated on every host.
 
-    `params` gives the shapes. `pack` and `one_shape` are as in `Limits`; a head that cannot be packed is not.
+    `params` gives the shapes. `pack` and `one_shape` are as in `Limits`; a head that cannot be packed never is.
     """
     head, num_outputs = task.head, task.num_outputs
     pack = pack if head.can_be_packed else "off"
@@ -88,7 +88,7 @@ def make_inference(
 def inference_layouts(
     model: ModelConfig, sizes: Sizes, batch_size: int, pack: str, mesh: Mesh | None = None, one_shape: bool = False
 ) -> list[Layout]:
-    """Returns batches that have every row once: of few shapes, and on one CPU of as many tokens as it computes fastest.
+    """Returns batches that hold every row once, in few shapes; on one CPU, with the token count it computes fastest.
 
     `pack` and `one_shape` are as in `Limits`; without a mesh there is one device.
     """
@@ -120,7 +120,7 @@ def predict_split(
     sums: dict[str, list[float]] = {}
     layouts = inference_layouts(infer.model, sizes_of(split.rows), batch_size, infer.pack, mesh, infer.one_shape)
 
-    def computed() -> Iterator[tuple[Layout, PyTree]]:  # not waited for
+    def computed() -> Iterator[tuple[Layout, PyTree]]:  # dispatched, not awaited
         for layout, batch in eval_batches(split.rows, task.head, layouts, mesh):
             with jax.set_mesh(mesh):  # a program belongs to the mesh that was set when it was compiled
                 result = infer.run(ready, batch)
@@ -130,9 +130,9 @@ def predict_split(
         losses, logits = jax.device_get(result)
         give_back_freed_memory()
         finished()
-        for numbers, of_row in zip(layout.bins, logits):  # rows beyond the bins are empty
-            found = unpadded_outputs([split.rows[number] for number in numbers], of_row, task.head)
-            for number, output in zip(numbers, found, strict=True):
+        for numbers, row_logits in zip(layout.bins, logits):  # rows beyond the bins are empty
+            unpadded = unpadded_outputs([split.rows[number] for number in numbers], row_logits, task.head)
+            for number, output in zip(numbers, unpadded, strict=True):
                 outputs[number] = output
         for name, (total, weight) in losses.items():
             pair = sums.setdefault(name, [0.0, 0.0])
@@ -143,7 +143,7 @@ def predict_split(
 
 
 def ahead(items: Iterable[Item], count: int = 1) -> Iterator[Item]:
-    """Yields each item when the next `count` have been made: devices compute those while this one is used."""
+    """Yields each item once the next `count` have been made, so devices compute those while this one is used."""
     made: deque[Item] = deque()
     for item in items:
         made.append(item)
@@ -162,7 +162,7 @@ def evaluate(
     keep: Callable[[Split, list[Prediction]], None] = lambda split, predictions: None,
     finished: Callable[[], object] = lambda: None,
 ) -> dict[str, float]:
-    """Returns the task's metrics on every split; from the second split on, names end with that of the split.
+    """Returns the task's metrics on every split; from the second split on, names end with the split's name.
 
     `keep` is called with each split and its predictions, and `finished` after each batch.
     """
@@ -178,19 +178,19 @@ def evaluate(
 def constant_scores(task: Task, train: Split, splits: Sequence[Split]) -> dict[str, float]:
     """Returns the metrics of the constant prediction: the most frequent label of the training data.
 
-    For a regression it is the mean, for choices the first, and for spans the first token, which is not an answer.
+    For regression it is the mean, for choices the first choice, and for spans the first token, which is not an answer.
     """
     constant = task.head.constant([row.label for row in train.rows if row.label is not None], task.num_outputs)
     metrics: dict[str, float] = {}
     for split in splits:
         tiled = [np.tile(constant, (len(row.token_ids), 1)) for row in split.rows]
-        outputs = [unpadded_outputs([row], each, task.head)[0] for row, each in zip(split.rows, tiled)]
+        outputs = [unpadded_outputs([row], logits, task.head)[0] for row, logits in zip(split.rows, tiled)]
         predictions = task.decode(split.examples, split.rows, outputs)
         metrics |= _named(task.score(split.examples, predictions), split, splits)
     return metrics
 
 
 def _named(scores: dict[str, float], split: Split, splits: Sequence[Split]) -> dict[str, float]:
-    """Returns the metrics of a split; from the second split on, names end with that of the split."""
+    """Returns the metrics of a split; from the second split on, names end with the split's name."""
     suffix = "" if split is splits[0] else split.name.removeprefix(splits[0].name.partition("_")[0])
     return {name + suffix: float(value) for name, value in scores.items()}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values of JSON that somebody has written, with errors that say where."""
+"""Parses user-written JSON, with errors that name the location."""
 
 import json
 from typing import Any
@@ -8,14 +8,14 @@ from bert_jax.errors import InputError
 
 
 def parse_json(text: str, where: str) -> Any:
-    """Returns a value of JSON. Raises: InputError if it is not JSON, or holds half of a character."""
+    """Returns the value of a JSON text. Raises: InputError if it is not JSON, or holds a lone surrogate."""
     value = load_json(text, where)
     check_characters(text, value, where)
     return value
 
 
 def load_json(text: str, where: str, is_file: bool = False) -> Any:
-    """Returns a value of JSON. Raises: InputError if it is not JSON; of a file it names the line."""
+    """Returns the value of a JSON text. Raises: InputError if it is not JSON, naming the line of a file."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -26,7 +26,7 @@ def load_json(text: str, where: str, is_file: bool = False) -> Any:
 
 
 def check_characters(text: str, value: object, where: str) -> None:
-    """Raises: InputError if a string holds half of a character, which no file can be written of."""
+    """Raises: InputError if a string holds a lone surrogate, which cannot be written to a file."""
     if "\\u" not in text:
         return
     try:

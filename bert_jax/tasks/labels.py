@@ -20,13 +20,13 @@ class ClassifyExample(NamedTuple):
     second_text: str | None = None  # None where there is no pair
     # The name of the class as the data have it, the number of a regression, or the probabilities of several labels.
     label: Any = None
-    id: int | str = 0  # the data's own, or else the place among the examples
+    id: int | str = 0  # from the data, or else the index among the examples
     where: str = ""
 
 
 _MOST = float(np.finfo(np.float32).max)  # of a label that is a number
 UNAGREED = "-"  # annotators of NLI did not agree
-HIDDEN = "-1"  # what data sets write for a label that they keep to themselves
+HIDDEN = "-1"  # how data sets mark a label that they withhold
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)", re.ASCII)
 _WRITTEN_LIST = re.compile(r"""\[(|.*['"]|[\d.]+[\s,][\d\s.,]*)\]""", re.DOTALL)  # as pandas writes lists into CSV
 _WRITTEN_OBJECT = re.compile(r"""\{.*['"]\s*:.*\}""", re.DOTALL)
@@ -51,7 +51,7 @@ def label_name(value: object, where: str) -> str | None:
 
 
 def class_of(value: object, where: str) -> str | dict[str, float] | None:
-    """Returns a class as text, or the probability of each; None if it is missing. Raises: as `label_name`."""
+    """Returns a class as text, or the probability of each class; None if it is missing. Raises: as `label_name`."""
     return read_labels("", value, where) or None if isinstance(value, Mapping) else label_name(value, where)
 
 
@@ -98,7 +98,7 @@ def check_labelled(examples: Sequence[Any]) -> None:
 
 
 def as_number(label: str) -> str | Decimal:
-    """Returns a label as a number, or itself if it is none: "1", "1.0" and "01" are the same."""
+    """Returns a label as a number, or unchanged if it is not one: "1", "1.0" and "01" are the same."""
     return Decimal(label) if _NUMBER.fullmatch(label) else label
 
 
@@ -112,17 +112,17 @@ def find_labels(examples: Sequence[ClassifyExample]) -> tuple[str, ...]:
     names = [name for label in given for name in (label if isinstance(label, Mapping) else (str(label),))]
     for label in dict.fromkeys(names):
         spelled.setdefault(as_number(label), []).append(label)
-    found = [min(spellings, key=lambda label: (len(label), label)) for spellings in spelled.values()]
-    if len(found) < 2:
+    classes = [min(spellings, key=lambda label: (len(label), label)) for spellings in spelled.values()]
+    if len(classes) < 2:
         where = examples[0].where if examples else "the training data"
-        only = ", ".join(map(repr, found))[:80] or "none"
+        only = ", ".join(map(repr, classes))[:80] or "none"
         raise InputError(f"{where}: all examples have the label {only}; there must be two or more")
-    if len(examples) >= 20 and 2 * len(found) > len(examples):
+    if len(examples) >= 20 and 2 * len(classes) > len(examples):
         raise InputError(
-            f"{examples[0].where}: {len(examples)} examples have {len(found)} different labels, such as "
-            f"{found[0][:40]!r}; check task.label_column (numbers are for the task regression)"
+            f"{examples[0].where}: {len(examples)} examples have {len(classes)} different labels, such as "
+            f"{classes[0][:40]!r}; check task.label_column (numbers are for the task regression)"
         )
-    return tuple(sorted(found, key=int if all(map(_is_integer, found)) else None))
+    return tuple(sorted(classes, key=int if all(map(_is_integer, classes)) else None))
 
 
 def _is_integer(label: str) -> bool:
@@ -131,7 +131,7 @@ def _is_integer(label: str) -> bool:
 
 
 class Classes:
-    """The number of each class by its names. A name that is equal as a number is one of them: 1.0 for 1."""
+    """The number of each class by its names. A name that is equal as a number is the same class: 1.0 is 1."""
 
     def __init__(self, numbers: Mapping[str, int]) -> None:
         self.numbers = numbers
@@ -142,20 +142,20 @@ class Classes:
             self._equal[key] = number if self._equal.get(key, number) == number else None
 
     def find(self, label: str) -> int | None:
-        """Returns the number of the class of a label; None if there is none."""
+        """Returns the number of the class of a label; None if it is not a class."""
         return self.numbers[label] if label in self.numbers else self._equal.get(as_number(label))
 
     def of(self, example: ClassifyExample) -> int | None:
-        """Returns the number of an example's class; None if it is not known. Raises: InputError if there is none.
+        """Returns the number of an example's class; None if it is not known. Raises: InputError if it is not a class.
 
-        Of a soft label it is the most probable class.
+        For a soft label it is the most probable class.
         """
         if isinstance(example.label, Mapping):
             return int(self.shares(0.0, example).argmax())
         return None if example.label is None else self._number(example)
 
     def shares(self, smoothing: float, example: ClassifyExample) -> np.ndarray:
-        """Returns the probability of each class, [K] float32, of which `smoothing` is given to all alike."""
+        """Returns the probability of each class, [K] float32, with a share of `smoothing` spread equally over all."""
         label = example.label if isinstance(example.label, Mapping) else {str(example.label): 1.0}
         shares, total = np.zeros(self.count, np.float64), sum(label.values())
         for name, share in label.items():
@@ -168,7 +168,7 @@ class Classes:
         if (number := self.find(str(example.label))) is None:
             known = sorted(self.numbers, key=lambda label: (_is_integer(label), self.numbers[label]))
             is_number, *are_numbers = (
-                isinstance(each, Decimal) for each in (as_number(str(example.label)), *self._equal)
+                isinstance(key, Decimal) for key in (as_number(str(example.label)), *self._equal)
             )
             rule = " (a number is not taken for the place of a class)" if is_number and not any(are_numbers) else ""
             raise InputError(
@@ -178,22 +178,22 @@ class Classes:
         return number
 
     def respelled(self, labels: Iterable[object]) -> dict[str, int]:
-        """Returns counts of the labels that are spelled in another way than their classes, for the log."""
+        """Returns counts of the labels that are spelled differently from their classes, for the log."""
         others = Counter(str(label) for label in labels if isinstance(label, str) and label not in self.numbers)
         names = {number: name for name, number in reversed(list(self.numbers.items()))}
-        found = {label: number for label in others if (number := self.find(label)) is not None}
+        matches = {label: number for label in others if (number := self.find(label)) is not None}
         return {
-            f"labels {label!r:.60} read as {names[number]!r:.60}:": others[label] for label, number in found.items()
+            f"labels {label!r:.60} read as {names[number]!r:.60}:": others[label] for label, number in matches.items()
         }
 
 
 def classes_of(labels: Sequence[str]) -> Classes:
-    """Returns the classes with these labels. A number is the place of one only if they are LABEL_0, LABEL_1, ..."""
+    """Returns the classes with these labels. A number is the index of one only if they are LABEL_0, LABEL_1, ..."""
     numbers = {label: index for index, label in enumerate(labels)}
-    places = {str(index): numbers.get(f"LABEL_{index}") for index in range(len(labels))}
+    by_index = {str(index): numbers.get(f"LABEL_{index}") for index in range(len(labels))}
     return Classes(
-        numbers | {place: number for place, number in places.items() if number is not None}
-        if None not in places.values()
+        numbers | {digits: number for digits, number in by_index.items() if number is not None}
+        if None not in by_index.values()
         else numbers
     )
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which rows of a task are in a batch, and which of them share a row of it: functions of lengths and a seed alone.
+"""Assigns rows of a task to batches and to the rows of a batch, as a pure function of lengths and a seed.
 
-Every host and every restart computes the same layouts, so none is sent or stored. A batch either has one row of the
-task in each of its rows, padded to the longest of them, or several one after the other ("packed").
+Every host and every restart computes the same layouts, so they are never sent or stored. Each row of a batch holds
+either one row of the task, padded to the longest in the batch, or several, one after the other ("packed").
 Letters: `batch.py`.
 """
 
@@ -17,10 +17,10 @@ from bert_jax.text.fitting import filled, padded_length, rows_of
 from bert_jax.training.flops import forward_flops
 
 _CHUNK = 50  # batches of a shuffled stretch of the data that are sorted by length together
-_ROW_LENGTHS = (32, 64, 96, 128, 192, 256, 384, 512)  # of packed rows, beside that of the longest row of the task
-_FEWEST_TOKENS = 6  # of a sequence, on average over a packed row: more sequences than that leave have no place in it
-_COMPILATION = 24  # steps that take about as long as compiling one
-_SAMPLED_BATCHES, _SAMPLED_ROWS = 256, 1 << 17  # that a shape is chosen by, at most
+_ROW_LENGTHS = (32, 64, 96, 128, 192, 256, 384, 512)  # of packed rows, besides the length of the task's longest row
+_FEWEST_TOKENS = 6  # per sequence, on average over a packed row; this bounds the number of sequences in it
+_COMPILATION = 24  # steps that take about as long as compiling a step
+_SAMPLED_BATCHES, _SAMPLED_ROWS = 256, 1 << 17  # at most, to choose a shape by
 
 
 class Sizes(NamedTuple):
@@ -37,7 +37,7 @@ class Sizes(NamedTuple):
 class Layout(NamedTuple):
     """A batch to make."""
 
-    bins: list[list[int]]  # for each of its rows, the rows of the task that are in it, in order
+    bins: list[list[int]]  # for each row of the batch, the rows of the task in it, in order
     num_rows: int  # B; the rows beyond `bins` are empty
     length: int  # L
     num_places: int  # M
@@ -64,8 +64,8 @@ def sizes_of(rows: Sequence[Row]) -> Sizes:
 def plan_epoch(lengths: np.ndarray, batch_size: int, seed: int, epoch: int, bucket: bool = True) -> list[np.ndarray]:
     """Returns the row numbers of each batch of an epoch. Every row occurs once; at most one batch is not full.
 
-    With `bucket`, each stretch of some batches of the shuffled data is sorted by length before it is cut into
-    batches, so that a batch holds rows of like lengths; the batches are shuffled again. Without, batches are random.
+    With `bucket`, stretches of the shuffled data, several batches long, are sorted by length and cut into batches, so
+    that a batch holds rows of similar lengths; the batches are then shuffled. Without it, batches are random.
     """
     rng = np.random.default_rng([seed, epoch])
     order = rng.permutation(len(lengths))
@@ -92,14 +92,14 @@ def steps_per_epoch(num_rows: int, batch_size: int) -> int:
 
 
 def layout_alone(sizes: Sizes, numbers: np.ndarray, num_rows: int, length: int) -> Layout:
-    """Returns the batch that has each of some rows of the task in a row of its own."""
+    """Returns the batch that gives each of these rows of the task a row of its own."""
     return Layout([[number] for number in numbers.tolist()], num_rows, length, int(sizes.sequences.max(initial=1)))
 
 
 def layout_packed(sizes: Sizes, numbers: np.ndarray, shape: Shape) -> Layout:
-    """Returns the batch that has some rows of the task in as few rows as they fit in."""
-    found = best_fit(sizes.of(numbers), shape.length, shape.num_places)
-    bins = [numbers[members].tolist() for members in found]
+    """Returns the batch that packs these rows of the task into few rows."""
+    packed = best_fit(sizes.of(numbers), shape.length, shape.num_places)
+    bins = [numbers[members].tolist() for members in packed]
     num_rows = next((size for size in shape.num_rows if size >= len(bins)), -(-len(bins) // shape.group) * shape.group)
     return Layout(bins, num_rows, shape.length, shape.num_places)
 
@@ -107,13 +107,13 @@ def layout_packed(sizes: Sizes, numbers: np.ndarray, shape: Shape) -> Layout:
 def best_fit(sizes: Sizes, length: int, num_places: int) -> list[list[int]]:
     """Returns which rows of the task share each row of `length` tokens and `num_places` sequences.
 
-    The longest first, each goes where it leaves the least room ("best fit decreasing").
+    Rows are placed longest first, each where it leaves the least room ("best fit decreasing").
     """
     widest = int(sizes.sequences.max(initial=1))
     bins: list[list[int]] = []
     places_left: list[int] = []
     with_room: list[list[int]] = [[] for _ in range(length + 1)]  # bins by the number of tokens they have room for
-    rooms = 0  # the same in one number: bit r is set if there is a bin with room for r tokens
+    rooms = 0  # the same as a bit mask: bit r is set if a bin has room for r tokens
     tokens, sequences = sizes.tokens.tolist(), sizes.sequences.tolist()
     for number in np.argsort(-sizes.tokens, kind="stable").tolist():
         size = tokens[number]
@@ -139,7 +139,7 @@ def best_fit(sizes: Sizes, length: int, num_places: int) -> list[list[int]]:
 def row_lengths(longest: int, most: int, multiple: int) -> list[int]:
     """Returns the lengths that packed rows may have, ascending.
 
-    They are at most `most`, the model's positions, of which padding takes as many as it has places. Only choices that
+    They are at most `most`, the number of the model's positions, since padding has positions too. Only choices that
     are longer together make a longer row.
     """
     most = max(most, longest)
@@ -148,7 +148,7 @@ def row_lengths(longest: int, most: int, multiple: int) -> list[int]:
 
 
 def places_of(length: int, widest: int) -> int:
-    """Returns the number of sequences that a packed row has places for; `widest` is the most of a row of the task."""
+    """Returns the maximum number of sequences in a packed row; `widest` is the maximum in a row of the task."""
     return max(widest, length // _FEWEST_TOKENS)
 
 
@@ -156,12 +156,12 @@ def places_of(length: int, widest: int) -> int:
 
 
 def padded_flops(model: ModelConfig, layouts: Sequence[Layout]) -> float:
-    """Returns the FLOPs of a forward pass over some batches, padding included."""
+    """Returns the FLOPs of a forward pass over the batches, padding included."""
     return sum(_flops(model, layout.num_rows, layout.length, layout.num_places) for layout in layouts)
 
 
 def needed_flops(model: ModelConfig, rows: Sequence[Row]) -> float:
-    """Returns the FLOPs of a forward pass over the tokens of some rows, without padding."""
+    """Returns the FLOPs of a forward pass over the tokens of the rows, without padding."""
     lengths = np.array([length for row in rows for length in row.lengths], np.float64)
     return forward_flops(model, float(lengths.sum()), float((lengths**2).sum()), 0, len(lengths))
 
@@ -176,8 +176,8 @@ def _flops(model: ModelConfig, num_rows: float, length: int, num_places: int) ->
 def choose_shape(sizes: Sizes, batch_size: int, model: ModelConfig, multiple: int, group: int, num_steps: int) -> Shape:
     """Returns the shapes of training batches of `batch_size` random rows of the task that take the fewest FLOPs.
 
-    It follows from a sample of random batches that is the same for every seed. Their length is the same on any number
-    of devices, so that dropout is too. A run of few steps has one number of rows.
+    The choice is based on a sample of random batches, the same for every seed. The length does not depend on the number
+    of devices, so neither does dropout. A run of few steps has a single number of rows.
     """
     widest = int(sizes.sequences.max())
     sample = _sample(sizes, batch_size)
@@ -200,21 +200,21 @@ def choose_shape(sizes: Sizes, batch_size: int, model: ModelConfig, multiple: in
 
 def _sample(sizes: Sizes, batch_size: int) -> list[Sizes]:
     count = max(1, min(_SAMPLED_BATCHES, _SAMPLED_ROWS // batch_size))
-    found: list[Sizes] = []
+    samples: list[Sizes] = []
     epoch = 0
-    while len(found) < count:
+    while len(samples) < count:
         batches = plan_epoch(sizes.tokens, batch_size, 0, epoch, bucket=False)
         full = batches[: max(1, len(sizes.tokens) // batch_size)]
-        found += [sizes.of(numbers) for numbers in full[: count - len(found)]]
+        samples += [sizes.of(numbers) for numbers in full[: count - len(samples)]]
         epoch += 1
-    return found
+    return samples
 
 
 def few_sizes(counts: Sequence[int], num_steps: int, most: int = 2) -> tuple[float, tuple[int, ...]]:
-    """Returns at most `most` sizes, ascending, that batches are filled up to; before them what that costs.
+    """Returns the cost of filling batches up to at most `most` sizes, and these sizes, ascending.
 
-    That is the sum of the counts, each filled up to the next size, and what compiling the sizes takes of it. One more
-    is worth its compilation where it saves more than that in `num_steps` steps.
+    The cost is the sum of the counts, each rounded up to the next size, plus the cost of compiling every size. One more
+    size is worth its compilation if it saves more than that in `num_steps` steps.
     """
     values, times = (array.tolist() for array in np.unique(counts, return_counts=True))
     until = np.cumsum([0, *times]).tolist()
@@ -237,28 +237,28 @@ def few_sizes(counts: Sequence[int], num_steps: int, most: int = 2) -> tuple[flo
 
 
 def choose_lengths(sizes: Sizes, batch_size: int, bucket: bool, multiple: int, num_steps: int) -> tuple[int, ...]:
-    """Returns the lengths, ascending, of training batches that have each row of the task in a row of its own."""
+    """Returns the lengths, ascending, of training batches that are not packed."""
     longest = int(sizes.tokens.max())
     if not bucket:
         return (longest,)
     batches = plan_epoch(sizes.tokens, batch_size, 0, 0)
-    lengths = [padded_length(int(sizes.tokens[each].max()), longest, multiple) for each in batches]
+    lengths = [padded_length(int(sizes.tokens[numbers].max()), longest, multiple) for numbers in batches]
     return few_sizes(lengths, num_steps, len(batches))[1]
 
 
 def epoch_flops(sizes: Sizes, batch_size: int, model: ModelConfig, bucket: bool, how: Shape | tuple[int, ...]) -> float:
-    """Returns the FLOPs of the forward passes of an epoch: packed, or in rows of their own of some lengths."""
+    """Returns the FLOPs of the forward passes of an epoch: packed into a shape, or padded to some lengths."""
     if isinstance(how, Shape):
         sample = _sample(sizes, batch_size)
         sampled = [layout_packed(batch, np.arange(len(batch.tokens)), how) for batch in sample]
         return padded_flops(model, sampled) / sum(len(batch.tokens) for batch in sample) * len(sizes.tokens)
     batches = plan_epoch(sizes.tokens, batch_size, 0, 0, bucket)
     num_places = int(sizes.sequences.max())
-    return sum(_flops(model, batch_size, train_length(sizes.tokens[each], how), num_places) for each in batches)
+    return sum(_flops(model, batch_size, train_length(sizes.tokens[numbers], how), num_places) for numbers in batches)
 
 
 def train_length(tokens: np.ndarray, lengths: Sequence[int]) -> int:
-    """Returns which of some lengths the rows of a batch are padded to."""
+    """Returns the length, one of `lengths`, that the rows of a batch are padded to."""
     return next(length for length in lengths if length >= tokens.max())
 
 
@@ -266,9 +266,9 @@ def train_length(tokens: np.ndarray, lengths: Sequence[int]) -> int:
 
 
 class Limits(NamedTuple):
-    """What batches of prediction may be."""
+    """Limits on the batches of prediction."""
 
-    rows: int  # of a batch, each with one row of the task; packed ones hold at most as many positions
+    rows: int  # of a batch that is not packed; packed batches hold at most as many positions
     multiple: int  # of lengths, as `padded_length` takes it
     group: int  # divides `rows`; the number of rows of every batch is a multiple of it
     pack: str  # "on", "off", or "auto", which packs where that takes fewer FLOPs
@@ -277,7 +277,7 @@ class Limits(NamedTuple):
 
 
 def eval_layouts(sizes: Sizes, model: ModelConfig, limits: Limits) -> list[Layout]:
-    """Returns batches that have every row of the task once; the longest come first. `model` gives the FLOPs."""
+    """Returns batches that hold every row of the task once, longest first. `model` gives the FLOPs."""
     if not len(sizes.tokens):
         return []
     _, multiple, group, pack, tokens, one_shape = limits
@@ -293,13 +293,13 @@ def eval_layouts(sizes: Sizes, model: ModelConfig, limits: Limits) -> list[Layou
         num_rows = full if not tokens or (one_shape and first) else filled(len(numbers), full, group)
         alone.append(layout_alone(sizes, numbers, num_rows, length))
         first += full
-    if pack == "off" or (pack == "auto" and len(order) == 1):  # one has nothing to share a row with
+    if pack == "off" or (pack == "auto" and len(order) == 1):  # a single row has nothing to share a row with
         return alone
     positions = max(tokens or alone[0].length * limits.rows, 1)
-    # A few thousand rows of all lengths say which length of packed rows is best.
+    # A few thousand rows of all lengths decide the length of packed rows.
     sample = sizes.of(order[:: 1 + len(order) // 4096])
     lengths = row_lengths(longest, most, multiple)
-    if tokens:  # each set of texts would have a length of its own, and compile it
+    if tokens:  # otherwise each set of texts could compile a length of its own
         lengths = [length for length in lengths if length in _ROW_LENGTHS] or lengths
     costs = [padded_flops(model, packed_layouts(sample, length, positions, group)) for length in lengths]
     packed = packed_layouts(sizes, lengths[int(np.argmin(costs))], positions, group, one_shape)
@@ -313,7 +313,7 @@ def packed_layouts(sizes: Sizes, length: int, positions: int, group: int, one_sh
     full = max(group, positions // length // group * group)
     layouts = []
     for first in range(0, len(bins), full):
-        some = bins[first : first + full]
-        num_rows = full if one_shape and first else filled(len(some), full, group)
-        layouts.append(Layout(some, num_rows, length, num_places))
+        batch_bins = bins[first : first + full]
+        num_rows = full if one_shape and first else filled(len(batch_bins), full, group)
+        layouts.append(Layout(batch_bins, num_rows, length, num_places))
     return layouts

@@ -2,7 +2,7 @@
 """Texts and pairs with any number of labels each: a probability and a threshold for every label.
 
 Labels are lists in JSON lines and other data with lists, or names in one column with `task.label_separator` between
-them; an object gives each a probability. Thresholds are chosen on dev, for the best F1 of each label.
+them; an object gives each label a probability. Thresholds are chosen on dev, for the best F1 of each label.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ from bert_jax.tasks.classify import (
 from bert_jax.tasks.labels import ClassifyExample, read_labels
 from bert_jax.tasks.texts import Labelled, labelled, make_rows, write_split
 
-_LABELS = ("labels", "label", "tags", "categories", *CLASS_COLUMNS)  # what the column is called
+_LABELS = ("labels", "label", "tags", "categories", *CLASS_COLUMNS)  # usual names of the column
 METRICS = ("micro_f1", "macro_f1", "mean_average_precision", "subset_accuracy")
 
 
@@ -65,25 +65,25 @@ def multilabel_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
 
 
 def _find_labels(examples: Sequence[ClassifyExample]) -> tuple[str, ...]:
-    found = sorted({name for example in examples for name in example.label or ()})
+    names = sorted({name for example in examples for name in example.label or ()})
     given = sum(len(example.label or ()) for example in examples)
-    if not found or 2 * len(found) > max(given, 40):
+    if not names or 2 * len(names) > max(given, 40):
         raise InputError(
-            f"{examples[0].where}: {len(examples)} examples have {len(found)} different labels; check "
+            f"{examples[0].where}: {len(examples)} examples have {len(names)} different labels; check "
             "task.label_column and task.label_separator, or set task.labels"
         )
-    for name, sign in itertools.product(found, ";|\t"):
-        if sign in name and {part.strip() for part in name.split(sign)} <= {*found}:
+    for name, sign in itertools.product(names, ";|\t"):
+        if sign in name and {part.strip() for part in name.split(sign)} <= {*names}:
             where = next(example.where for example in examples if name in (example.label or ()))
             raise InputError(
                 f"{where}: label {name!r:.60} is other labels with {sign!r} between them; set task.label_separator to "
                 "it, or give lists"
             )
-    return tuple(found)
+    return tuple(names)
 
 
 def _target(labels: Sequence[str], example: ClassifyExample) -> np.ndarray | None:
-    """Returns the probability of each label, [K] float32. Raises: InputError if there is none of a name."""
+    """Returns the probability of each label, [K] float32. Raises: InputError if a label is unknown."""
     if example.label is None:
         return None
     if unknown := sorted(set(example.label) - set(labels)):
@@ -102,12 +102,12 @@ def _decode(
     outputs: Sequence[np.ndarray],
 ) -> list[Labelled]:
     """Returns the labels of each example whose probability reaches their threshold."""
-    del examples, rows  # a row for each example, in their order
+    del examples, rows  # one row per example, in order
     predictions = []
-    for each in outputs:
-        shares = [0.5 * (1 + math.tanh(0.5 * float(logit))) for logit in each]
-        said = [name for name, share, least in zip(labels, shares, thresholds) if share >= least]
-        predictions.append(Labelled(tuple(said), dict(zip(labels, shares))))
+    for logits in outputs:
+        shares = [0.5 * (1 + math.tanh(0.5 * float(logit))) for logit in logits]
+        predicted = [name for name, share, threshold in zip(labels, shares, thresholds) if share >= threshold]
+        predictions.append(Labelled(tuple(predicted), dict(zip(labels, shares))))
     return predictions
 
 
@@ -118,39 +118,39 @@ def _truth(labels: Sequence[str], examples: Sequence[ClassifyExample]) -> np.nda
 
 
 def _shares(labels: Sequence[str], predictions: Sequence[Labelled]) -> np.ndarray:
-    return np.array([[each.probabilities[name] for name in labels] for each in predictions]).reshape(-1, len(labels))
+    return np.array([[pred.probabilities[name] for name in labels] for pred in predictions]).reshape(-1, len(labels))
 
 
 def _score(
     labels: Sequence[str], examples: Sequence[ClassifyExample], predictions: Sequence[Labelled]
 ) -> dict[str, float]:
-    """Returns the metrics, and the F1 of each label, as scikit-learn has them with 0 where they are not defined."""
+    """Returns the metrics, and the F1 of each label, as in scikit-learn, with 0 where they are not defined."""
     truth = _truth(labels, examples)
-    said = np.array([[name in each.labels for name in labels] for each in predictions]).reshape(truth.shape)
-    right, num_said, num_true = (each.sum(axis=0) for each in (truth & said, said, truth))
-    of_labels = [scores.precision_recall_f1(*map(int, each))[2] for each in zip(right, num_said, num_true)]
+    predicted = np.array([[name in pred.labels for name in labels] for pred in predictions]).reshape(truth.shape)
+    right, num_predicted, num_true = (mask.sum(axis=0) for mask in (truth & predicted, predicted, truth))
+    label_f1 = [scores.precision_recall_f1(*map(int, counts))[2] for counts in zip(right, num_predicted, num_true)]
     shares = _shares(labels, predictions)
-    precisions = [scores.average_precision(truth[:, place], shares[:, place]) for place in range(len(labels))]
+    precisions = [scores.average_precision(truth[:, index], shares[:, index]) for index in range(len(labels))]
     return {
-        "micro_f1": scores.precision_recall_f1(*(int(each.sum()) for each in (right, num_said, num_true)))[2],
-        "macro_f1": float(np.mean(of_labels)),
+        "micro_f1": scores.precision_recall_f1(*(int(counts.sum()) for counts in (right, num_predicted, num_true)))[2],
+        "macro_f1": float(np.mean(label_f1)),
         "mean_average_precision": float(np.mean(precisions)),
-        "subset_accuracy": float(np.mean((truth == said).all(axis=1))) if len(truth) else 0.0,
-        **{f"f1_{name}": value for name, value in zip(labels, of_labels)},
+        "subset_accuracy": float(np.mean((truth == predicted).all(axis=1))) if len(truth) else 0.0,
+        **{f"f1_{name}": value for name, value in zip(labels, label_f1)},
     }
 
 
 def _tune(
     config: TaskConfig, labels: Sequence[str], examples: Sequence[ClassifyExample], predictions: Sequence[Labelled]
 ) -> TaskConfig:
-    """Returns the settings with the threshold of each label that gives the best F1; 0.5 for one that nothing has."""
+    """Returns the settings with the threshold of each label that gives the best F1; 0.5 for labels without examples."""
     truth, shares = _truth(labels, examples), _shares(labels, predictions)
-    chosen = [_best_threshold(truth[:, place], shares[:, place]) for place in range(len(labels))]
-    return dataclasses.replace(config, thresholds=",".join(map(repr, chosen)))  # 6 digits were 1 at times
+    chosen = [_best_threshold(truth[:, index], shares[:, index]) for index in range(len(labels))]
+    return dataclasses.replace(config, thresholds=",".join(map(repr, chosen)))  # 6 digits may round to 1
 
 
 def _best_threshold(truth: np.ndarray, shares: np.ndarray) -> float:
-    """Returns the middle between two neighbouring probabilities; of equally good ones, the one nearest to 0.5."""
+    """Returns the best midpoint of two neighbouring probabilities; of equally good ones, the one nearest to 0.5."""
     if not truth.any():
         return 0.5
     order = np.argsort(-shares, kind="stable")
@@ -159,4 +159,4 @@ def _best_threshold(truth: np.ndarray, shares: np.ndarray) -> float:
     ends = np.append(values[1:] < values[:-1], True)  # equal probabilities are taken together
     middles = (values + np.append(values[1:], 0.0)) / 2
     best = np.flatnonzero(ends & (f1 >= f1[ends].max()))
-    return float(min(middles[best], key=lambda each: abs(each - 0.5)))
+    return float(min(middles[best], key=lambda middle: abs(middle - 0.5)))

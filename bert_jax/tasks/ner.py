@@ -41,9 +41,9 @@ class NerExample(NamedTuple):
 
     words: Sequence[str]
     tags: Sequence[str] | None = None
-    document: int | None = None  # sentences one after the other with the same number are of one document
+    document: int | None = None  # consecutive sentences with the same number belong to one document
     where: str = ""
-    text: str = ""  # that the words were found in; "" is the words with blanks between them
+    text: str = ""  # the original text; "" means the words joined by blanks
     starts: Sequence[int] = ()  # of the words in the text, in characters
 
 
@@ -53,7 +53,7 @@ class FoundEntity(NamedTuple):
     type: str
     text: str
     start: int  # characters of the text
-    end: int  # behind the last
+    end: int  # one past the last
 
 
 class Tagged(NamedTuple):
@@ -68,7 +68,7 @@ class Asked(NamedTuple):
     """The words that a row predicts."""
 
     positions: np.ndarray  # of their first tokens in the row
-    words: np.ndarray  # their places in the sentence
+    words: np.ndarray  # their indices in the sentence
 
 
 def ner_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
@@ -80,7 +80,7 @@ def ner_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
     Raises: InputError if a setting cannot be used.
     """
     labels = tuple(label.strip() for label in labels) or _labels_of(config)
-    plain = tagging.are_names(labels)  # such as parts of speech: as they are
+    plain = tagging.are_names(labels)  # such as parts of speech, used as they are
     if plain is None or (any(map(tagging.is_tag, labels)) and OUTSIDE not in labels):
         raise InputError(
             f"labels {', '.join(labels)[:120]} are not O and tags such as B-PER, I-PER; use a model of that task, or "
@@ -109,13 +109,13 @@ def _labels_of(config: TaskConfig) -> tuple[str, ...]:
 
 
 def _tags_of_types(types: Sequence[str]) -> tuple[str, ...]:
-    return (OUTSIDE, *(f"{prefix}-{each}".removesuffix("-") for each in types for prefix in "BI")) if types else ()
+    return (OUTSIDE, *(f"{prefix}-{kind}".removesuffix("-") for kind in types for prefix in "BI")) if types else ()
 
 
 def find_labels(examples: Sequence[NerExample]) -> tuple[str, ...]:
-    """Returns O, and B- and I- of each entity type in the data, sorted; or the names of other tags.
+    """Returns O, and B- and I- of each entity type in the data, sorted; or the tags themselves if they are names.
 
-    Raises: InputError without entities.
+    Raises: InputError if there are no entities.
     """
     tags = {tag for example in examples for tag in example.tags or ()}
     if not tags - {OUTSIDE}:
@@ -130,37 +130,37 @@ def find_labels(examples: Sequence[NerExample]) -> tuple[str, ...]:
 
 
 def _read(config: TaskConfig, source: str, split: str) -> list[NerExample]:
-    place = find_split_file(source, split)
-    if not place:
+    path = find_split_file(source, split)
+    if not path:
         return []
-    if is_tfds(place) or plain_name(place).endswith((".json", ".jsonl", ".ndjson", ".parquet")):
-        found = _read_records(config, place)
+    if is_tfds(path) or plain_name(path).endswith((".json", ".jsonl", ".ndjson", ".parquet")):
+        examples = _read_records(config, path)
     else:
-        found = _read_columns(config, place)
-    if not found:
-        raise InputError(f"{place} holds no sentence; give data, a word and its tag a line")
-    if split != "test" and (missing := next((each for each in found if each.tags is None), None)):
+        examples = _read_columns(config, path)
+    if not examples:
+        raise InputError(f"{path} holds no sentence; give data, a word and its tag a line")
+    if split != "test" and (missing := next((example for example in examples if example.tags is None), None)):
         raise InputError(
             f"{missing.where} has no tags; write word and tag, with a tab between them, or correct task.label_column"
         )
-    return found
+    return examples
 
 
-def _read_columns(config: TaskConfig, place: str) -> list[NerExample]:
+def _read_columns(config: TaskConfig, path: str) -> list[NerExample]:
     word_column, tag_column = _number(config.text_column, "text_column"), _number(config.label_column, "label_column")
     if tag_column == (word_column or 1):
         raise InputError(f"task.label_column {tag_column} is the column of the words; give that of the tags")
-    sentences = tagging.read_conll(place, word_column or 1, tag_column)
+    sentences = tagging.read_conll(path, word_column or 1, tag_column)
     if not word_column and sentences and sentences[0].tags is not None and tagging.are_counts(sentences):
         raise InputError(
             f"{sentences[0].where}: the first column counts the words; set task.text_column to the number of the "
             "column that has them, such as 2 (or 1 if these are the words)"
         )
-    return [NerExample(each.words, each.tags, each.document, each.where) for each in sentences]
+    return [NerExample(sentence.words, sentence.tags, sentence.document, sentence.where) for sentence in sentences]
 
 
 def _number(column: str, setting: str) -> int:
-    """Returns the number of a column of a file in columns, from 1; 0 if it is not given."""
+    """Returns the number of a column, counted from 1, of a file in columns; 0 if not given."""
     if column and not re.fullmatch("0*[1-9][0-9]{,8}", column):
         raise InputError(
             f"task.{setting} {column!r:.60} is not the number of a column, from 1; columns have no names here"
@@ -168,10 +168,10 @@ def _number(column: str, setting: str) -> int:
     return int(column or 0)
 
 
-def _read_records(config: TaskConfig, place: str) -> list[NerExample]:
-    classes = classes_in(place)
+def _read_records(config: TaskConfig, path: str) -> list[NerExample]:
+    classes = classes_in(path)
     examples = []
-    for record in read_table(place).records:
+    for record in read_table(path).records:
         words_key = config.text_column or find_column(_WORDS, list(record)) or _WORDS[0]
         tags_key = config.label_column or find_column(_TAGS, list(record)) or _TAGS[0]
         words, tags = _strings(record, words_key), None
@@ -182,8 +182,8 @@ def _read_records(config: TaskConfig, place: str) -> list[NerExample]:
                 problem = f"{len(words)} words have {len(tags)} tags" if all(tags) else "a tag is empty"
                 raise InputError(f"{record.where}: {problem}; write one for each word: O, B-TYPE or I-TYPE")
         examples.append(NerExample(words, tags, 0, record.where))
-    if (wrong := tagging.find_unlike(tag for each in examples for tag in each.tags or ())) is not None:
-        where = next(each.where for each in examples if wrong in (each.tags or ()))
+    if (wrong := tagging.find_unlike(tag for example in examples for tag in example.tags or ())) is not None:
+        where = next(example.where for example in examples if wrong in (example.tags or ()))
         raise InputError(f"{where}: tag {wrong!r:.60} is not one of an entity; write O, B-TYPE or I-TYPE")
     return examples
 
@@ -220,7 +220,7 @@ def _make_rows(
     tokenizer: Tokenizer,
     training: bool,
 ) -> Rows:
-    """Returns the rows of the sentences: several for a long sentence, no row for one without tokens."""
+    """Returns the rows of the sentences: several for a long sentence, none for a sentence without tokens."""
     if config.max_seq_length < 3:
         raise InputError(f"task.max_seq_length {config.max_seq_length} is below 3, [CLS] word [SEP]; use like 128")
     room = config.max_seq_length - 2
@@ -240,10 +240,10 @@ def _make_rows(
     for _, members in itertools.groupby(enumerate(examples), key=group):
         members = list(members)
         pieces = [pieces_of(word) for _, example in members for word in example.words]
-        counts["words without token"] += sum(not each for each in pieces)
-        counts[CUT_WORDS] += sum(len(each) > room for each in pieces)
-        pieces = [each[:room] for each in pieces]
-        offsets = np.cumsum([0, *map(len, pieces)])  # of each word's tokens in those of the document
+        counts["words without token"] += sum(not ids for ids in pieces)
+        counts[CUT_WORDS] += sum(len(ids) > room for ids in pieces)
+        pieces = [ids[:room] for ids in pieces]
+        offsets = np.cumsum([0, *map(len, pieces)])  # of each word's tokens within the document
         tokens = np.fromiter(itertools.chain.from_iterable(pieces), np.int32, offsets[-1])
         first = 0
         for number, example in members:
@@ -275,7 +275,7 @@ def _windows(offsets: np.ndarray, start: int, end: int, room: int) -> list[tuple
     parts, first = [], start
     while first < end:
         last = int(np.searchsorted(offsets, offsets[first] + most, "right")) - 1
-        if last == first or offsets[last] == offsets[first]:  # a word that is longer alone
+        if last == first or offsets[last] == offsets[first]:  # a single word that is longer
             last = int(np.searchsorted(offsets, offsets[first], "right"))
         last = min(last, end)
         if offsets[last] > offsets[first]:
@@ -287,7 +287,7 @@ def _windows(offsets: np.ndarray, start: int, end: int, room: int) -> list[tuple
 def _row(
     tokenizer: Tokenizer, tokens: np.ndarray, offsets: np.ndarray, start: int, end: int, room: int
 ) -> tuple[np.ndarray, int]:
-    """Returns the token ids of [CLS] context words context [SEP], and the position in the document of the first."""
+    """Returns the token ids of [CLS] context words context [SEP], and the first one's position in the document."""
     first, last = int(offsets[start]), int(offsets[end])
     spare, after = room - (last - first), int(offsets[-1]) - last
     before = min(first, max(spare // 2, spare - after))
@@ -334,22 +334,22 @@ def _decode(
     rows: Sequence[Row],
     outputs: Sequence[np.ndarray],
 ) -> list[Tagged]:
-    """Returns the tags of each sentence, O for a word without a token, and its entities; none if tags are `plain`."""
-    tags = [[OUTSIDE] * len(example.words) for example in examples]
+    """Returns the tags of each sentence, O for a word without a token, and its entities unless tags are `plain`."""
+    decoded = [[OUTSIDE] * len(example.words) for example in examples]
     for row, logits in zip(rows, outputs):
         best = np.asarray(logits)[row.detail.positions].argmax(axis=-1)
         for word, label in zip(row.detail.words.tolist(), best.tolist()):
-            tags[row.example][word] = labels[label]
-    return [_tagged(example, each, [] if plain else tagging.entities(each)) for example, each in zip(examples, tags)]
+            decoded[row.example][word] = labels[label]
+    return [_tagged(example, tags, [] if plain else tagging.entities(tags)) for example, tags in zip(examples, decoded)]
 
 
-def _tagged(example: NerExample, tags: list[str], found: list[tagging.Entity]) -> Tagged:
+def _tagged(example: NerExample, tags: list[str], entities: list[tagging.Entity]) -> Tagged:
     words = list(example.words)
     text, starts = example.text, example.starts
-    if found and not text:
+    if entities and not text:
         text = " ".join(words)
         starts = list(itertools.accumulate((len(word) + 1 for word in words), initial=0))
-    spans = [(each.type, starts[each.start], starts[each.end - 1] + len(words[each.end - 1])) for each in found]
+    spans = [(ent.type, starts[ent.start], starts[ent.end - 1] + len(words[ent.end - 1])) for ent in entities]
     return Tagged(words, tags, [FoundEntity(kind, text[start:end], start, end) for kind, start, end in spans])
 
 
@@ -361,8 +361,8 @@ def _score(plain: bool, examples: Sequence[NerExample], predictions: Sequence[Ta
 
 
 def _show(plain: bool, prediction: Tagged) -> dict[str, object]:
-    found = {} if plain else {"entities": [entity._asdict() for entity in prediction.entities]}
-    return {**found, "words": prediction.words, "tags": prediction.tags}
+    entities = {} if plain else {"entities": [entity._asdict() for entity in prediction.entities]}
+    return {**entities, "words": prediction.words, "tags": prediction.tags}
 
 
 def _write(
@@ -373,9 +373,9 @@ def _write(
         directory / f"{split}.conll",
         (
             list(
-                zip(example.words, *(_in_scheme(plain, tags) for tags in (example.tags, said.tags) if tags is not None))
+                zip(example.words, *(_in_scheme(plain, tags) for tags in (example.tags, pred.tags) if tags is not None))
             )
-            for example, said in zip(examples, predictions)
+            for example, pred in zip(examples, predictions)
         ),
     )
 

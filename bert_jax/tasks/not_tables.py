@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that are taken for tables and are none, or tables as other programs write them: what they are, and the fix."""
+"""Rejects files that are not tables, or are written as other programs write them, with errors that name the fix."""
 
 import re
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ _MAGIC = {b"PAR1": "Parquet", b"ARROW1": "Arrow", b"PK\x03\x04": "Excel or a zip
 
 
 def check_names(paths: Sequence[str]) -> None:
-    """Raises: InputError if one of these files has the name of something that is not read as a table."""
+    """Raises: InputError if the name of a file is that of a format that is not read as a table."""
     for path in paths:
         if kind := _NAMES.get("." + path.rpartition(".")[2].lower()):
             raise _no_table(path, kind)
@@ -26,20 +26,20 @@ def check_content(content: bytes, place: str) -> None:
 
 
 def check_header(columns: Sequence[str], place: str, is_csv: bool) -> None:
-    """Raises: InputError if the only column of a header is several that another character parts, or is for Excel."""
+    """Raises: InputError if a header is one column with another separator in it, or a line for Excel."""
     fix = "with commas, or as .tsv with tabs" if is_csv else "with tabs, or as .csv with commas"
     if columns and re.fullmatch("sep=.?", columns[0]):
         raise InputError(
             f"{place}:1 is {columns[0]}, which only Excel reads; remove the line, and save the table {fix}"
         )
-    for char, what in ((";", "semicolons"), ("|", "bars"), ("\t", "tabs") if is_csv else (",", "commas")):
+    for char, plural in ((";", "semicolons"), ("|", "bars"), ("\t", "tabs") if is_csv else (",", "commas")):
         names = columns[0].split(char) if len(columns) == 1 else []
         if sum(bool(name.strip(' "')) for name in names) > 1:
-            raise InputError(f"{place}:1 is one column, {columns[0]!r:.60}, parted by {what}; save the table {fix}")
+            raise InputError(f"{place}:1 is one column, {columns[0]!r:.60}, parted by {plural}; save the table {fix}")
 
 
-def _no_table(place: str, kind: str) -> InputError:
+def _no_table(path: str, kind: str) -> InputError:
     return InputError(
-        f"{place} is {kind}, which is not read as a table; write JSON lines, with the names of classes and not their "
+        f"{path} is {kind}, which is not read as a table; write JSON lines, with the names of classes and not their "
         "numbers, for example by pandas' to_json(FILE, orient='records', lines=True)"
     )

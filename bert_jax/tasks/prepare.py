@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From settings to all that a fine-tuning run reads: the task, the model to start from, and the rows."""
+"""Prepares the inputs of a fine-tuning run from its settings: the task, the model to start from, and the rows."""
 
 import dataclasses
 import hashlib
@@ -25,7 +25,7 @@ from bert_jax.tasks.results import listed
 
 
 class TaskInputs(NamedTuple):
-    """The settings of a run with all that its data decide, and what they name."""
+    """The settings of a run, completed from its data, and what they name."""
 
     config: FinetuneConfig
     task: Task
@@ -41,7 +41,7 @@ class TaskInputs(NamedTuple):
 
 
 def open_task(config: FinetuneConfig, own: Own = USUAL) -> TaskInputs:
-    """Returns what a run reads, and its settings with what the data decide.
+    """Returns the inputs of a run, and its settings completed from the data.
 
     Raises: InputError if the model or the data cannot be read, or do not fit each other or the task.
     """
@@ -53,7 +53,7 @@ def open_task(config: FinetuneConfig, own: Own = USUAL) -> TaskInputs:
 
 
 def load_start(init_checkpoint: str) -> Pretrained:
-    """Returns the model to start from; "random:PATH" is one of its shape that has learnt nothing."""
+    """Returns the model to start from; "random:PATH" is an untrained model of the same shape."""
     start = read_pretrained(resolve(init_checkpoint.removeprefix("random:")))
     if not init_checkpoint.startswith("random:"):
         return start
@@ -64,7 +64,7 @@ def load_start(init_checkpoint: str) -> Pretrained:
 def prepare(config: FinetuneConfig, start: Pretrained, own: Own = USUAL) -> tuple[Task, Pretrained, Data]:
     """Returns the task, the model to start from without a head of another task, and the data.
 
-    Raises: InputError if the data cannot be read, fits no task, or the model is none that can be fine-tuned.
+    Raises: InputError if the data cannot be read or fits no task, or the model cannot be fine-tuned.
     """
     task = make_task(config.task, own=own)
     if not task.splits.get("train"):
@@ -101,9 +101,9 @@ def prepare(config: FinetuneConfig, start: Pretrained, own: Own = USUAL) -> tupl
         raise InputError(f"no training example of {source} has a row: {listed(train.counts)}")
     others = {
         kind: [
-            make_split(task, start.tokenizer, name, found)
+            make_split(task, start.tokenizer, name, split_examples)
             for name in task.splits.get(kind, ())
-            if (found := task.read(source, name))
+            if (split_examples := task.read(source, name))
         ]
         for kind in ("eval", "test")
     }
@@ -122,7 +122,7 @@ def check_layers(config: FinetuneConfig, model: ModelConfig) -> None:
 
 
 def train_config(config: FinetuneConfig, data: Data) -> TrainConfig:
-    """Returns the training settings, with epochs converted to steps; a batch that is not full is a step."""
+    """Returns the training settings, with epochs converted to steps; a partial batch is a step."""
     num_steps = round(steps_per_epoch(len(data.train.rows), config.data.batch_size) * config.train.num_epochs)
     train = config.train
     return TrainConfig(

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads tables, JSON and TFDS data sets as records that know their place, such as "train.tsv:17".
+"""Reads tables, JSON and TFDS data sets as records that know their location, such as "train.tsv:17".
 
 The format of a file follows from its name: .csv, .jsonl (or .ndjson), .json, .parquet; anything else is tab-separated.
 A further .gz or .zst is ignored. Tab-separated values have no quoting: a quote is an ordinary character, as in GLUE's
-files. The columns of a CSV may be parted by semicolons, bars or tabs, as its header is.
+files. The columns of a CSV may be separated by semicolons, bars or tabs, as its header is.
 In CSV a quoted value may contain commas and line ends. Everything is UTF-8, with or without a byte order mark.
 
 A source is a file, a directory with a file for each split (of Parquet also several, as on the Hugging Face hub:
@@ -28,7 +28,7 @@ from bert_jax.tasks import not_tables
 from bert_jax.tasks.columnar import Record, is_parquet, is_tfds, parted, read_parquet, read_tfds
 from bert_jax.tasks.json_values import check_characters, load_json, parse_json
 
-# What splits are called, in file names and in TFDS. A source with commas gives them in this order.
+# The names of splits in files and in TFDS. A source with commas lists them in this order.
 SPLITS: Mapping[str, tuple[str, ...]] = {
     "train": ("train", "training"),
     "dev": ("dev", "validation", "valid", "val", "eval"),
@@ -44,7 +44,7 @@ _LONGEST_FIELD = 2**31 - 1  # characters; Python's own limit of 131,072 is below
 class Table(NamedTuple):
     """The records of a file or split, and their columns."""
 
-    columns: tuple[str, ...]  # in their order; of JSON, every name that occurs
+    columns: tuple[str, ...]  # in order; for JSON, every name that occurs
     records: list[Record]
     skipped: int = 0  # rows with too few columns
 
@@ -61,13 +61,13 @@ class Examples(list[Any]):
 
 
 def find_column(usual: Iterable[str], columns: Sequence[str]) -> str:
-    """Returns the first of some names in small letters that is a column, in any case; "" if none is."""
-    small = {column.lower(): column for column in reversed(columns)}
-    return next((small[name] for name in usual if name in small), "")
+    """Returns the column with the first of the lower-case names that matches, in any case; "" if none does."""
+    by_lower = {column.lower(): column for column in reversed(columns)}
+    return next((by_lower[name] for name in usual if name in by_lower), "")
 
 
 def listed_columns(columns: Sequence[str]) -> str:
-    """Returns the columns as messages list them."""
+    """Returns the columns as listed in messages."""
     return ", ".join(repr(name[:40]) for name in columns[:20]) or "nothing"
 
 
@@ -77,48 +77,48 @@ def listed_columns(columns: Sequence[str]) -> str:
 def find_split_file(source: str, split: str, names: Mapping[str, Sequence[str]] = SPLITS) -> str:
     """Returns the file, or tfds:NAME:SPLIT, of a split of a source; "" if it is missing.
 
-    In a directory it is the only file that is called as the split is, or whose name ends so, before its suffix. A
-    single file is the split that it is called after, else the first of `names`, the training data.
+    In a directory it is the only file whose name, before its suffix, is one of the split's names or ends with one. A
+    single file is the split that it is named after, else the first of `names`, the training data.
 
     Args:
-      source: as above.
-      split: a key of `names`; there is no other split.
-      names: what each split may be called, best first.
+      source: see the module's docstring.
+      split: a key of `names`; any other split is missing.
+      names: the possible names of each split, best first.
     Raises: InputError if there is nothing at `source`, or more than one file fits.
     """
     if split not in names:
         return ""
-    places = files.split_places(source)
-    if len(places) == 1:
+    sources = files.split_places(source)
+    if len(sources) == 1:
         first = next(iter(names))
         if not _is_one_place(source):
             return _find_tfds_split(source, names[split]) if is_tfds(source) else _find_file(source, split, names)
-        called = next((each for each, stems in names.items() if _named([source], stems)), first)
+        called = next((name for name, stems in names.items() if _named([source], stems)), first)
         return source if split == called else ""
-    groups: dict[str, str] = {}  # dev_matched and dev_mismatched are one place, a file for the first
-    for each in names:
-        groups.setdefault(each.partition("_")[0], each)
-    if len(places) > len(groups) or not all(places):
+    groups: dict[str, str] = {}  # dev_matched and dev_mismatched share one source, a file for the first
+    for name in names:
+        groups.setdefault(name.partition("_")[0], name)
+    if len(sources) > len(groups) or not all(sources):
         raise InputError(f"data {source!r} is not {','.join(groups)} in this order; give as many, with commas")
-    place = dict(zip(groups, places)).get(split.partition("_")[0], "")
-    if not place or _is_one_place(place):
-        return place if split in groups.values() else ""
-    return find_split_file(place, split, names)
+    own_source = dict(zip(groups, sources)).get(split.partition("_")[0], "")
+    if not own_source or _is_one_place(own_source):
+        return own_source if split in groups.values() else ""
+    return find_split_file(own_source, split, names)
 
 
-def _is_one_place(place: str) -> bool:
+def _is_one_place(path: str) -> bool:
     """Returns whether the source is a single split: a file, or a data set with the name of a split."""
-    if is_tfds(place):
-        return bool(tfds_text.open_builder(place)[1])
-    if is_parquet(place) and "*" in place:
+    if is_tfds(path):
+        return bool(tfds_text.open_builder(path)[1])
+    if is_parquet(path) and "*" in path:
         return True
-    if urls.is_remote(place):
+    if urls.is_remote(path):
         with contextlib.suppress(InputError):
-            return files.expand_globs(place) == [place]
+            return files.expand_globs(path) == [path]
         return False
-    if not os.path.exists(place):
-        raise InputError(f"data {place!r} is neither a file nor a directory; give one, or tfds:NAME, or TRAIN,DEV,TEST")
-    return not os.path.isdir(place)
+    if not os.path.exists(path):
+        raise InputError(f"data {path!r} is neither a file nor a directory; give one, or tfds:NAME, or TRAIN,DEV,TEST")
+    return not os.path.isdir(path)
 
 
 def _find_tfds_split(source: str, stems: Sequence[str]) -> str:
@@ -132,36 +132,36 @@ def _find_file(directory: str, split: str, names: Mapping[str, Sequence[str]]) -
         paths = files.expand_globs(f"{directory.rstrip('/')}/*")
     else:
         paths = sorted(entry.path for entry in os.scandir(directory) if entry.is_file())
-    found = _named(paths, names[split])
-    if not found and not any(_named(paths, stems) for stems in names.values()):
+    named = _named(paths, names[split])
+    if not named and not any(_named(paths, stems) for stems in names.values()):
         wanted = ", ".join(f"{stems[0]}.tsv" for stems in names.values() if stems)
         not_tables.check_names(paths)
         raise InputError(
             f"directory {directory} has no file such as {wanted} (or .csv, .jsonl, .json, .txt, .conll); name the "
             "files so, or give TRAIN_FILE,DEV_FILE"
         )
-    if len(found) > 1 and len(wholes := {_PART.sub(r"-*\2*", path.removesuffix(".parquet")) for path in found}) == 1:
+    if len(named) > 1 and len(wholes := {_PART.sub(r"-*\2*", path.removesuffix(".parquet")) for path in named}) == 1:
         return f"{wholes.pop()}.parquet"
-    if len(found) > 1:
+    if len(named) > 1:
         raise InputError(
-            f"directory {directory} has several files for {split}: {', '.join(map(os.path.basename, found))}; "
+            f"directory {directory} has several files for {split}: {', '.join(map(os.path.basename, named))}; "
             "give TRAIN_FILE,DEV_FILE"
         )
-    return found[0] if found else ""
+    return named[0] if named else ""
 
 
 def _named(paths: Sequence[str], stems: Sequence[str]) -> list[str]:
-    """Returns the files named like one of `stems`; if no file is, those that end with such a word."""
+    """Returns the files named like one of `stems`, or else the files whose names end with one."""
     known = [path for path in paths if plain_name(path).endswith(_SUFFIXES)]
     for before in ("", r"(.*[^a-z])?"):
         for stem in stems:
-            if found := [path for path in known if re.fullmatch(before + re.escape(stem), _stem(path))]:
-                return found
+            if matches := [path for path in known if re.fullmatch(before + re.escape(stem), _stem(path))]:
+                return matches
     return []
 
 
 def plain_name(path: str) -> str:
-    """Returns the name of a file in small letters, without what says that it is compressed."""
+    """Returns the name of a file in lower case, without a compression suffix."""
     name = path.rpartition("/")[2].lower()
     return name.removesuffix(".gz").removesuffix(".zst")
 
@@ -177,11 +177,11 @@ def read_table(place: str, columns: Sequence[str] = (), lenient: bool = False, j
     """Returns the records of a file in any format, or of tfds:NAME:VERSION:SPLIT.
 
     Args:
-      place: what `find_split_file` returned.
-      columns: the names of a file without a header; () reads them from its first line.
+      place: a file or data set, as returned by `find_split_file`.
+      columns: the columns of a file without a header; () reads them from its first line.
       lenient: whether rows with too few columns are skipped and counted, and further columns ignored, as
         GLUE's own readers do.
-      json_keys: of a JSON file, as in `read_json`.
+      json_keys: for a JSON file, as in `read_json`.
     Raises: InputError, with file and line, if a row has another number of columns than the header, or cannot be read.
     """
     if is_tfds(place) or is_parquet(place):
@@ -196,7 +196,7 @@ def read_table(place: str, columns: Sequence[str] = (), lenient: bool = False, j
 
 
 def is_tsv(place: str) -> bool:
-    """Returns whether `read_table` takes a place for a tab-separated file."""
+    """Returns whether `read_table` reads `place` as a tab-separated file."""
     return not is_tfds(place) and not plain_name(place).endswith((".csv", ".jsonl", ".ndjson", ".json", ".parquet"))
 
 
@@ -209,12 +209,12 @@ def read_wide_tsv(place: str, columns: Sequence[str], lenient: bool = False) -> 
 
 
 def first_row(place: str) -> list[str]:
-    """Returns the columns of the first line of a tab-separated file, [] if it is empty or no text."""
+    """Returns the columns of the first line of a tab-separated file, [] if it is empty or not text."""
     return [] if is_tfds(place) or is_parquet(place) else next((row for _, row in _tsv_rows(place)), [])
 
 
 def read_lines(place: str) -> list[str]:
-    r"""Returns the lines of a file without their ends: \n and \r\n, or \r where there is no \n; not others of Unicode.
+    r"""Returns the lines of a file, split at \n and \r\n, or at \r if there is no \n; not at other Unicode line ends.
 
     Raises: InputError if it cannot be read, or is not UTF-8, naming the line.
     """
@@ -252,13 +252,13 @@ def read_json(place: str, keys: Sequence[str] = ()) -> list[Record]:
         raise
     check_characters(text, value, place)
     if isinstance(value, dict):
-        lists = [key for key, each in value.items() if isinstance(each, list)]
+        lists = [key for key, item in value.items() if isinstance(item, list)]
         if not lists:
             return [_record(value, f"{place}:1")]
         value = next((value[key] for key in keys if key in lists), value[lists[0]] if not keys else [])
     if not isinstance(value, list):
         raise InputError(f"{place}:1 is {_shown(value)}, not a list of objects; write [{{...}}, {{...}}]")
-    return [_record(each, f"{place}, item {number}") for number, each in enumerate(value, 1)]
+    return [_record(item, f"{place}, item {number}") for number, item in enumerate(value, 1)]
 
 
 # Files
@@ -281,15 +281,15 @@ def read_text(place: str) -> str:
         raise InputError(f"{place}:{line} is not UTF-8 (byte 0x{content[error.start]:02x}); {files.NOT_UTF8}") from None
 
 
-def _tsv_rows(place: str) -> Iterator[tuple[int, list[str]]]:
-    for number, line in enumerate(read_lines(place), 1):
+def _tsv_rows(path: str) -> Iterator[tuple[int, list[str]]]:
+    for number, line in enumerate(read_lines(path), 1):
         if line.strip():
             yield number, line.split("\t")
 
 
-def _csv_rows(place: str) -> Iterator[tuple[int, list[str]]]:
-    csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_FIELD))  # of the whole process: csv knows no other
-    text = read_text(place)
+def _csv_rows(path: str) -> Iterator[tuple[int, list[str]]]:
+    csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_FIELD))  # for the whole process: csv has no other limit
+    text = read_text(path)
     header = re.split("[\r\n]", text.lstrip("\r\n"), maxsplit=1)[0]
     rows = csv.reader(io.StringIO(text, newline=""), strict=True, delimiter=_separator(header))
     number = 1
@@ -298,9 +298,9 @@ def _csv_rows(place: str) -> Iterator[tuple[int, list[str]]]:
             row = next(rows, None)
         except csv.Error as error:
             if number == 1:
-                not_tables.check_header(text.splitlines()[:1], place, is_csv=True)
+                not_tables.check_header(text.splitlines()[:1], path, is_csv=True)
             raise InputError(
-                f"{place}:{number} is not a row of CSV ({error}); put a value with a quote or comma in quotes, and "
+                f"{path}:{number} is not a row of CSV ({error}); put a value with a quote or comma in quotes, and "
                 'double its own ("")'
             ) from None
         if row is None:
@@ -311,34 +311,34 @@ def _csv_rows(place: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def _separator(header: str) -> str:
-    """Returns what parts the columns of a CSV: the comma, or where the header has none what it has most of."""
+    """Returns the separator of a CSV: the comma, or if the header has none, its most frequent separator."""
     outside = re.sub(r'"[^"]*"', "", header)
     is_plain = "," in outside or header.startswith("sep=") or not re.search(r"[;\t|]", outside)
     return "," if is_plain else max(";\t|", key=outside.count)
 
 
 def _rows_table(
-    place: str, rows: Iterable[tuple[int, list[str]]], columns: Sequence[str], lenient: bool, more: bool = False
+    path: str, rows: Iterable[tuple[int, list[str]]], columns: Sequence[str], lenient: bool, more: bool = False
 ) -> Table:
     rows = iter(rows)
     columns = tuple(columns)
     if not columns:
         columns = tuple(name.strip() for name in next(rows, (1, []))[1])
-        not_tables.check_header(columns, place, not is_tsv(place))
+        not_tables.check_header(columns, path, not is_tsv(path))
     twice = {name for name in columns if name and columns.count(name) > 1}
     if twice:
-        raise InputError(f"{place}:1 names the column {sorted(twice)[0]!r} twice; a name stands for one column")
+        raise InputError(f"{path}:1 names the column {sorted(twice)[0]!r} twice; a name stands for one column")
     records, skipped = [], 0
     for number, row in rows:
         if len(row) < len(columns) and lenient:
             skipped += 1
         elif not lenient and (len(row) < len(columns) or (len(row) > len(columns) and not more)):
             raise InputError(
-                f"{place}:{number} has {len(row)} columns, not the {len(columns)} of {_shown(', '.join(columns))}; "
+                f"{path}:{number} has {len(row)} columns, not the {len(columns)} of {_shown(', '.join(columns))}; "
                 "correct the row: a tab is missing or one too many (in CSV, a comma or quote)"
             )
         else:
-            records.append(Record(zip(columns, row), f"{place}:{number}"))
+            records.append(Record(zip(columns, row), f"{path}:{number}"))
     return Table(columns, records, skipped)
 
 

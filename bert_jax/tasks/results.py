@@ -25,7 +25,7 @@ class FinetuneResult(NamedTuple):
     """The result of a run."""
 
     metrics: dict[str, float]  # of the best checkpoint on the evaluation data
-    metric: str  # the one that chose it
+    metric: str  # the metric that chose it
     constant: dict[str, float]  # metrics of a constant prediction
     step: int  # of the best checkpoint, or the step at which the run stopped
     signal: int  # the signal that ended it early, or 0
@@ -68,7 +68,7 @@ def describe_task(config: FinetuneConfig, task: Task, data: Data, num_steps: int
 
 
 def describe_batches(batching: Batching, rows: Sequence[Row], model: ModelConfig) -> str:
-    """Returns a line that says how training batches are made, and how much of their work is padding."""
+    """Returns a line that describes how training batches are made and how much of their work is padding."""
     needed = needed_flops(model, rows)
     padding = flops_of_epoch(sizes_for(rows, batching), batching, model) / needed
     if batching.shape is None:
@@ -84,7 +84,7 @@ def describe_batches(batching: Batching, rows: Sequence[Row], model: ModelConfig
 
 
 def describe_start(config: FinetuneConfig, start: Pretrained) -> str:
-    """Returns a line that says which parameters a new run starts from."""
+    """Returns a line that names the parameters a new run starts from."""
     notes = start.notes[:1] if config.init_checkpoint.startswith("random:") else start.notes
     return "; ".join([f"start from {config.init_checkpoint}", *notes])
 

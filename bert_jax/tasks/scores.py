@@ -17,14 +17,14 @@ def accuracy(labels: Sequence[int], predictions: Sequence[int]) -> float:
 
 def f1(labels: Sequence[int], predictions: Sequence[int], positive: int = 1) -> float:
     """Returns the harmonic mean of precision and recall of a class; 0.0 if it is never true and never predicted."""
-    truth, said = _classes(labels) == positive, _classes(predictions) == positive
-    return _ratio(2 * int(np.sum(truth & said)), int(np.sum(truth)) + int(np.sum(said)))
+    truth, predicted = _classes(labels) == positive, _classes(predictions) == positive
+    return _ratio(2 * int(np.sum(truth & predicted)), int(np.sum(truth)) + int(np.sum(predicted)))
 
 
 def macro_f1(labels: Sequence[int], predictions: Sequence[int]) -> float:
     """Returns the mean of `f1` over the classes that occur among labels or predictions."""
     classes = np.union1d(_classes(labels), _classes(predictions))
-    return float(np.mean([f1(labels, predictions, each) for each in classes])) if len(classes) else 0.0
+    return float(np.mean([f1(labels, predictions, label) for label in classes])) if len(classes) else 0.0
 
 
 def mcc(labels: Sequence[int], predictions: Sequence[int]) -> float:
@@ -32,13 +32,13 @@ def mcc(labels: Sequence[int], predictions: Sequence[int]) -> float:
 
     Source: for more than two classes the R_K of Gorodkin (2004), which with two is Matthews' phi.
     """
-    truth, said = _classes(labels), _classes(predictions)
-    classes = np.union1d(truth, said)
-    true_counts = [int(np.sum(truth == each)) for each in classes]
-    said_counts = [int(np.sum(said == each)) for each in classes]
+    truth, predicted = _classes(labels), _classes(predictions)
+    classes = np.union1d(truth, predicted)
+    true_counts = [int(np.sum(truth == label)) for label in classes]
+    predicted_counts = [int(np.sum(predicted == label)) for label in classes]
     total = len(truth)  # of integers, so that nothing is rounded before the root
-    covariance = int(np.sum(truth == said)) * total - sum(a * b for a, b in zip(true_counts, said_counts))
-    variances = [total * total - sum(count * count for count in counts) for counts in (true_counts, said_counts)]
+    covariance = int(np.sum(truth == predicted)) * total - sum(a * b for a, b in zip(true_counts, predicted_counts))
+    variances = [total * total - sum(count * count for count in counts) for counts in (true_counts, predicted_counts)]
     if not all(variances):
         return 0.0
     return float(covariance / np.sqrt(float(variances[0] * variances[1])))
@@ -55,34 +55,34 @@ def spearman(labels: Sequence[float], predictions: Sequence[float]) -> float:
     0.0 if the numbers are constant, fewer than two, or one is nan.
     """
     both = np.asarray(labels, np.float64), np.asarray(predictions, np.float64)
-    return _correlation(*map(_ranks, both)) if not any(np.any(np.isnan(each)) for each in both) else 0.0
+    return _correlation(*map(_ranks, both)) if not any(np.any(np.isnan(values)) for values in both) else 0.0
 
 
 RANKING_METRICS = ("ndcg@10", "mrr@10", "recall@1", "recall@10", "recall@100", "map@100")
 
 
 def ranking_scores(rankings: Sequence[Sequence[float]], relevant: Sequence[Sequence[float]]) -> dict[str, float]:
-    """Returns `RANKING_METRICS`, means over queries; those for which nothing is relevant do not count.
+    """Returns `RANKING_METRICS`, means over the queries for which something is relevant.
 
     Args:
-      rankings: for each query the grades of what was found, best first; 0 is not relevant.
-      relevant: the grades above 0 of all that is relevant to it, found or not.
+      rankings: for each query the grades of the retrieved items, best first; 0 is not relevant.
+      relevant: for each query the grades above 0 of all relevant items, retrieved or not.
 
     Source: as trec_eval computes them, gains being the grades and discounts log2(1 + rank).
     """
-    found: dict[str, list[float]] = {name: [] for name in RANKING_METRICS}
+    per_query: dict[str, list[float]] = {name: [] for name in RANKING_METRICS}
     for grades, truth in zip(rankings, relevant):
         if not len(truth):
             continue
         hits = np.asarray(grades[:100], np.float64) > 0
         ranks = np.flatnonzero(hits) + 1
         ideal = _gain(sorted(truth, reverse=True)[:10])
-        found["ndcg@10"].append(_gain(grades[:10]) / ideal)
-        found["mrr@10"].append(1 / ranks[0] if len(ranks) and ranks[0] <= 10 else 0.0)
+        per_query["ndcg@10"].append(_gain(grades[:10]) / ideal)
+        per_query["mrr@10"].append(1 / ranks[0] if len(ranks) and ranks[0] <= 10 else 0.0)
         for most in (1, 10, 100):
-            found[f"recall@{most}"].append(np.sum(hits[:most]) / len(truth))
-        found["map@100"].append(np.sum(np.arange(1, len(ranks) + 1) / ranks) / len(truth))
-    return {name: float(np.mean(values)) if values else 0.0 for name, values in found.items()}
+            per_query[f"recall@{most}"].append(np.sum(hits[:most]) / len(truth))
+        per_query["map@100"].append(np.sum(np.arange(1, len(ranks) + 1) / ranks) / len(truth))
+    return {name: float(np.mean(values)) if values else 0.0 for name, values in per_query.items()}
 
 
 def _gain(grades: Sequence[float]) -> float:
@@ -95,7 +95,7 @@ def precision_recall_f1(num_right: int, num_said: int, num_true: int) -> tuple[f
 
 
 def average_precision(truth: np.ndarray, shares: np.ndarray) -> float:
-    """Returns the mean of the precisions at each true example, by falling probability; 0.0 if none is true.
+    """Returns the mean of the precisions at each true example, in order of falling probability; 0.0 if none is true.
 
     truth [N] bool, shares [N] float. Equal probabilities are taken together, as in scikit-learn.
     """
@@ -132,6 +132,6 @@ def _correlation(first: np.ndarray, second: np.ndarray) -> float:
 
 def _ranks(values: np.ndarray) -> np.ndarray:
     """Returns the rank of each number, from 1; equal numbers get the mean of their ranks."""
-    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
-    return (last - (counts - 1) / 2)[places]
+    return (last - (counts - 1) / 2)[inverse]

@@ -27,7 +27,7 @@ OUTSIDE = "O"
 _TYPED = re.compile(r"[BIESLUM]-\S(.*\S)?")
 _BARE = frozenset("BIESLUM")  # tags without types
 _ALMOST = re.compile(r"[bieslum]([-_]\S.*)?|o", re.IGNORECASE)  # tags of entities, but for capitals and the hyphen
-# Of a word, such as 3 or "3."; or as in CoNLL-U "3-4" of two, "3.1" of none.
+# The number of a word, such as 3 or "3."; in CoNLL-U also "3-4" of two words, "3.1" of none.
 _COUNT = re.compile(r"(\d{1,9})([-.]\d{1,9}|[.:)])?", re.ASCII)
 _RANGE = re.compile(r"\d+[-.]\d+", re.ASCII)
 _PREFIX = re.compile(r"[a-z]{2,3}(-[a-z]+)?:")  # WikiANN's language before each word
@@ -53,7 +53,7 @@ class Entity(NamedTuple):
 
     type: str
     start: int  # the first word
-    end: int  # behind the last
+    end: int  # one past the last
 
 
 # Tags and entities
@@ -61,17 +61,17 @@ class Entity(NamedTuple):
 
 def entities(tags: Sequence[str]) -> list[Entity]:
     """Returns the entities of a sentence's tags, in order."""
-    found: list[Entity] = []
+    spans: list[Entity] = []
     open_type, start, ended = None, 0, False
-    for place, tag in enumerate((*tags, OUTSIDE)):
+    for index, tag in enumerate((*tags, OUTSIDE)):
         prefix, _, kind = tag.partition("-")
         if open_type is not None and (ended or prefix in ("O", "B", "S", "U") or kind != open_type):
-            found.append(Entity(open_type, start, place))
+            spans.append(Entity(open_type, start, index))
             open_type = None
         if prefix != OUTSIDE and open_type is None:
-            open_type, start = kind, place
+            open_type, start = kind, index
         ended = prefix in ("E", "S", "L", "U")
-    return found
+    return spans
 
 
 def to_tags(found: Sequence[Entity], length: int, scheme: str = "IOB2") -> list[str]:
@@ -79,8 +79,8 @@ def to_tags(found: Sequence[Entity], length: int, scheme: str = "IOB2") -> list[
     tags = [OUTSIDE] * length
     inner, last, single = {"IOB2": "IIB", "BIOES": "IES", "BMES": "MES", "BILOU": "ILU"}[scheme]
     for entity in found:
-        for place in range(entity.start, entity.end):
-            tags[place] = f"{inner}-{entity.type}"
+        for index in range(entity.start, entity.end):
+            tags[index] = f"{inner}-{entity.type}"
         tags[entity.start] = f"B-{entity.type}"
         tags[entity.end - 1] = f"{single if entity.end - entity.start == 1 else last}-{entity.type}"
     return [tag.removesuffix("-") for tag in tags]
@@ -103,43 +103,43 @@ def are_names(tags: Iterable[str]) -> bool | None:
 
     False for tags of entities, with types or without; None if some are of one kind and some of the other.
     """
-    found = set(tags) - {OUTSIDE}
-    others = {tag for tag in found if not is_tag(tag)}
-    if not others or (others == found <= _BARE and found & {"B", "I"}):
+    inside = set(tags) - {OUTSIDE}
+    others = {tag for tag in inside if not is_tag(tag)}
+    if not others or (others == inside <= _BARE and inside & {"B", "I"}):
         return False
-    return True if others == found and all(tag.isprintable() and tag for tag in found) else None
+    return True if others == inside and all(tag.isprintable() and tag for tag in inside) else None
 
 
 def find_unlike(tags: Iterable[str]) -> str | None:
-    """Returns the first tag of a data set that is none of an entity where others are; None if all are alike.
+    """Returns the first tag that is not an entity's although others are; None if all are alike.
 
-    Tags such as b-per and B_PER are no names, as nothing would be found.
+    Tags such as b-per and B_PER do not count as names, since no entity would be found.
     """
-    found = dict.fromkeys(tag for tag in tags if tag != OUTSIDE)
-    names = are_names(found)
-    is_almost = any(tag[:1] in "bBiI" for tag in found) and all(map(_ALMOST.fullmatch, found))
-    return next(tag for tag in found if not is_tag(tag)) if names is None or (names and is_almost) else None
+    inside = dict.fromkeys(tag for tag in tags if tag != OUTSIDE)
+    names = are_names(inside)
+    is_almost = any(tag[:1] in "bBiI" for tag in inside) and all(map(_ALMOST.fullmatch, inside))
+    return next(tag for tag in inside if not is_tag(tag)) if names is None or (names and is_almost) else None
 
 
 def score_tags(truth: Sequence[Sequence[str]], said: Sequence[Sequence[str]]) -> dict[str, float]:
     """Returns precision, recall and F1 of entities over all sentences, the F1 of each type, and the accuracy of words.
 
-    An entity is correct if its words and its type are; a word, if its tag is as it is written. 0 / 0 counts as 0.0.
-    Of tags that are names: the accuracy of words, and the mean of the F1 of each name.
+    An entity is correct if its words and its type are; a word, if its tag is exactly the same. 0 / 0 counts as 0.0.
+    For tags that are names: the accuracy of words, and the mean of the F1 of each name.
     """
     if are_names(itertools.chain(*truth)):
-        wanted, found = list(itertools.chain(*truth)), list(itertools.chain(*said))
-        numbers = {tag: number for number, tag in enumerate(sorted({*wanted, *found}))}
-        pair = [numbers[tag] for tag in wanted], [numbers[tag] for tag in found]
+        expected, predicted = list(itertools.chain(*truth)), list(itertools.chain(*said))
+        numbers = {tag: number for number, tag in enumerate(sorted({*expected, *predicted}))}
+        pair = [numbers[tag] for tag in expected], [numbers[tag] for tag in predicted]
         return {"accuracy": accuracy(*pair), "macro_f1": macro_f1(*pair)}
     right, guessed, true = Counter[str](), Counter[str](), Counter[str]()
     num_words = num_right = 0
-    for true_tags, said_tags in zip(truth, said, strict=True):
-        wanted, found = set(entities(true_tags)), set(entities(said_tags))
-        true.update(entity.type for entity in wanted)
-        guessed.update(entity.type for entity in found)
-        right.update(entity.type for entity in wanted & found)
-        num_right += sum(first == second for first, second in zip(true_tags, said_tags, strict=True))
+    for true_tags, predicted_tags in zip(truth, said, strict=True):
+        expected, predicted = set(entities(true_tags)), set(entities(predicted_tags))
+        true.update(entity.type for entity in expected)
+        guessed.update(entity.type for entity in predicted)
+        right.update(entity.type for entity in expected & predicted)
+        num_right += sum(first == second for first, second in zip(true_tags, predicted_tags, strict=True))
         num_words += len(true_tags)
     precision, recall, f1 = precision_recall_f1(right.total(), guessed.total(), true.total())
     metrics = {"f1": f1, "precision": precision, "recall": recall}
@@ -152,15 +152,15 @@ def score_tags(truth: Sequence[Sequence[str]], said: Sequence[Sequence[str]]) ->
 def split_words(text: str) -> Iterator[tuple[str, int]]:
     """Yields words and their start: split at blanks, with punctuation and Chinese characters as separate words."""
     punctuation, start = unicode_tables().punctuation, -1
-    for place, char in enumerate(text):
+    for index, char in enumerate(text):
         alone = ord(char) in punctuation or is_chinese(char)
         if start >= 0 and (alone or char.isspace()):
-            yield text[start:place], start
+            yield text[start:index], start
             start = -1
         if alone:
-            yield char, place
+            yield char, index
         elif start < 0 and not char.isspace():
-            start = place
+            start = index
     if start >= 0:
         yield text[start:], start
 
@@ -171,12 +171,11 @@ def split_words(text: str) -> Iterator[tuple[str, int]]:
 def read_conll(place: str, word_column: int = 1, tag_column: int = 0) -> list[Sentence]:
     """Returns the sentences of a file with a word a line and blank lines between sentences.
 
-    Columns are separated by tabs, or by blanks in lines without tabs, and blanks around a tag are none of it. Columns
-    are counted from 1; the word is in the first and its tag in the last (0), if these are not named. A line between
-    sentences that begins with # and has no tag, or no word in the first column, is a comment. "#", a tab and a tag
-    are a word. Where words are in a later column, CoNLL-U's lines of several words (3-4) or of none (3.1) are passed
-    over. A line -DOCSTART- begins a document. A language before every word of the file, as WikiANN has it
-    ("de:Haus"), is removed.
+    Columns are separated by tabs, or by blanks in lines without tabs; blanks around a tag are ignored. Columns are
+    counted from 1; by default the word is in the first and its tag in the last (0). A line between sentences that
+    begins with # and has no tag, or no word in the first column, is a comment. "#", a tab and a tag are a word. If
+    words are in a later column, CoNLL-U's lines of several words (3-4) or of none (3.1) are skipped. A line -DOCSTART-
+    begins a document. A language before every word of the file, as in WikiANN ("de:Haus"), is removed.
 
     Raises: InputError, with file and line, if the number of columns changes, or a tag is invalid.
     """
@@ -222,36 +221,36 @@ def read_conll(place: str, word_column: int = 1, tag_column: int = 0) -> list[Se
             continue  # it has no tags
         tags.append(columns[tag_column - 1].strip())
     finish()
-    if (wrong := find_unlike(tag for each in sentences for tag in each.tags or ())) is not None:
-        each, at = next((each, each.tags.index(wrong)) for each in sentences if each.tags and wrong in each.tags)
+    if (wrong := find_unlike(tag for sentence in sentences for tag in sentence.tags or ())) is not None:
+        sent, at = next((sent, sent.tags.index(wrong)) for sent in sentences if sent.tags and wrong in sent.tags)
         column = f"column {tag_column}" if tag_column else "the last column"
         raise InputError(
-            f"{place}:{each.line + at}: tag {wrong!r:.60} of {each.words[at]!r:.60} is not O, B-TYPE or I-TYPE (nor "
+            f"{place}:{sent.line + at}: tag {wrong!r:.60} of {sent.words[at]!r:.60} is not O, B-TYPE or I-TYPE (nor "
             f"E-, S-, M-, L-, U-); correct {column}"
         )
     return _without_prefix(sentences)
 
 
 def are_counts(sentences: Sequence[Sentence]) -> bool:
-    """Returns whether what was read for words is their numbers, in each sentence or through the file."""
+    """Returns whether the column read as words holds their numbers, per sentence or throughout the file."""
     num_words = num_counts = last = 0
     for sentence in sentences:
-        for place, word in enumerate(sentence.words):
+        for index, word in enumerate(sentence.words):
             num_words += 1
             if count := _COUNT.fullmatch(word):
                 number = int(count[1])
-                num_counts += number in ((0, 1, last + 1) if not place else (last, last + 1))
+                num_counts += number in ((0, 1, last + 1) if not index else (last, last + 1))
                 last = number
     return num_words > 1 and num_counts > 0.9 * num_words
 
 
 def _without_prefix(sentences: list[Sentence]) -> list[Sentence]:
     """Returns the sentences without the language prefix of each word, if all words have the same."""
-    found = _PREFIX.match(sentences[0].words[0]) if sentences else None
-    prefix = found[0] if found else ""
+    match = _PREFIX.match(sentences[0].words[0]) if sentences else None
+    prefix = match[0] if match else ""
     if not prefix or not all(word.startswith(prefix) for sentence in sentences for word in sentence.words):
         return sentences
-    return [each._replace(words=[word.removeprefix(prefix) for word in each.words]) for each in sentences]
+    return [sentence._replace(words=[word.removeprefix(prefix) for word in sentence.words]) for sentence in sentences]
 
 
 def write_conll(path: Place, sentences: Iterable[Sequence[Sequence[str]]]) -> None:
@@ -270,16 +269,16 @@ def score_files(data: str, predictions: str) -> dict[str, float]:
 
     Raises: InputError, with file and line, if their words are not the same, or there are none.
     """
-    truth, said = read_conll(data), read_conll(predictions)
+    truth, predicted = read_conll(data), read_conll(predictions)
     if not truth:
         raise InputError(f"{data} holds no sentence; give a file that has some")
-    for wanted, found in itertools.zip_longest(truth, said):
-        if wanted is None or found is None:
-            where, other = (found.where, data) if found else (wanted.where if wanted else "", predictions)
+    for gold, pred in itertools.zip_longest(truth, predicted):
+        if gold is None or pred is None:
+            where, other = (pred.where, data) if pred else (gold.where if gold else "", predictions)
             raise InputError(f"{where}: this sentence is missing in {other}; both files need the same words")
-        if wanted.words != found.words or wanted.tags is None or found.tags is None:
+        if gold.words != pred.words or gold.tags is None or pred.tags is None:
             raise InputError(
-                f"{found.where}: the sentence is not that of {wanted.where}, or has no tags; both files need the same "
+                f"{pred.where}: the sentence is not that of {gold.where}, or has no tags; both files need the same "
                 "words, with a tag in the last column"
             )
-    return score_tags([each.tags or [] for each in truth], [each.tags or [] for each in said])
+    return score_tags([sentence.tags or [] for sentence in truth], [sentence.tags or [] for sentence in predicted])

@@ -62,7 +62,7 @@ def text_of(record: Record, column: str) -> str:
 def named_class(value: object, classes: Sequence[str] | None) -> object:
     """Returns the name of a class that a data set stores as a number; None if the number is hidden (-1)."""
     if classes and isinstance(value, list):
-        return [named_class(each, classes) for each in value]
+        return [named_class(item, classes) for item in value]
     if not classes or not isinstance(value, int):
         return value
     return classes[value] if 0 <= value < len(classes) else None
@@ -70,7 +70,7 @@ def named_class(value: object, classes: Sequence[str] | None) -> object:
 
 def id_of(value: object, place: int) -> int | str:
     """Returns the id that the data give an example, as an integer if it is written like one, or else its position."""
-    if isinstance(value, str) and (text := value.strip()):  # blanks to it are more than to int()
+    if isinstance(value, str) and (text := value.strip()):  # strip() knows more blanks than int()
         return int(text) if text.isdecimal() and len(text) < 19 and str(int(text)) == text else text
     return value if isinstance(value, int) and not isinstance(value, bool) else place
 
@@ -126,7 +126,7 @@ def make_class_rows(
 
 
 def _class_weights(config: TaskConfig, counts: np.ndarray) -> np.ndarray:
-    """Returns the weight of each class, [K]: as set, or "balanced", N / (K times its count), as scikit-learn has it."""
+    """Returns the weight of each class, [K]: as set, or "balanced", N / (K times its count), as in scikit-learn."""
     if config.class_weights == "balanced":
         return counts.sum() / (len(counts) * np.maximum(counts, 1))
     weights = np.array(numbers_of(config.class_weights, "task.class_weights"))
@@ -157,10 +157,10 @@ def decode_classes(
     labels: Sequence[str], examples: Sequence[ClassifyExample], rows: Sequence[Row], outputs: Sequence[np.ndarray]
 ) -> list[Classified]:
     """Returns the most likely class of each example; ties go to the first."""
-    del examples, rows  # a row for each example, in their order
+    del examples, rows  # one row per example, in order
     if not len(outputs):
         return []
-    probabilities = softmax(np.stack([np.asarray(each) for each in outputs]))
+    probabilities = softmax(np.stack([np.asarray(output) for output in outputs]))
     best = probabilities.argmax(axis=-1).tolist()
     return [Classified(str(labels[index]), dict(zip(labels, row))) for index, row in zip(best, probabilities.tolist())]
 
@@ -170,7 +170,7 @@ def decode_numbers(
 ) -> list[Scored]:
     """Returns the number of each example."""
     del examples, rows
-    return [Scored(float(np.asarray(each).reshape(()))) for each in outputs]
+    return [Scored(float(np.asarray(output).reshape(()))) for output in outputs]
 
 
 def score_classes(
@@ -178,19 +178,19 @@ def score_classes(
 ) -> dict[str, float]:
     """Returns the metrics. Raises: InputError if an example has no label."""
     truth = [labelled(classes.of(example), example.where) for example in examples]
-    said = [classes.numbers[prediction.label] for prediction in predictions]
-    return {metric: CLASS_METRICS[metric](truth, said) for metric in metrics}
+    predicted = [classes.numbers[prediction.label] for prediction in predictions]
+    return {metric: CLASS_METRICS[metric](truth, predicted) for metric in metrics}
 
 
 def score_numbers(examples: Sequence[ClassifyExample], predictions: Sequence[Scored]) -> dict[str, float]:
     """Returns the correlations. Raises: InputError if an example has no label."""
     truth = [labelled(number_of(example), example.where) for example in examples]
-    said = [prediction.value for prediction in predictions]
-    return {metric: function(truth, said) for metric, function in NUMBER_METRICS.items()}
+    predicted = [prediction.value for prediction in predictions]
+    return {metric: function(truth, predicted) for metric, function in NUMBER_METRICS.items()}
 
 
 def labelled(label: Label | None, where: str) -> Label:
-    """Returns the label of an example at a place. Raises: InputError if it is not known."""
+    """Returns the label of an example. Raises: InputError if it is not known."""
     if label is None:
         raise InputError(f"{where} has no label; predictions are scored where labels are known")
     return label
@@ -206,7 +206,7 @@ def write_split(
 
 def write_predictions(path: Place, ids: Sequence[int | str], values: Sequence[object]) -> None:
     """Writes a file in GLUE's format: a header, then the index and the prediction of each example, without tabs."""
-    rows = [[" ".join(str(each).split()) for each in row] for row in zip(ids, values)]
+    rows = [[" ".join(str(cell).split()) for cell in row] for row in zip(ids, values)]
     lines = [f"{name}\t{value}\n" for name, value in rows]
     with writing.atomic_path(path) as temporary:
         temporary.write_text("index\tprediction\n" + "".join(lines), encoding="utf-8")

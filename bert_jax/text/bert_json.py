@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a tokenizer.json of Hugging Face's is BERT's WordPiece, and what it says then."""
+"""Tells whether Hugging Face's tokenizer.json is BERT's WordPiece, and reads its options and vocabulary if it is."""
 
 import re
 from pathlib import Path
@@ -32,12 +32,12 @@ def is_plain(backend: Any, path: Path) -> bool:
 
 
 def is_others(backend: Any, path: Path) -> bool:
-    """Returns whether a tokenizer.json is whole and not BERT's WordPiece, so that a vocab.txt beside it is not all."""
+    """Returns whether a tokenizer.json is whole and not BERT's WordPiece; a vocab.txt beside it is then incomplete."""
     try:
         berts_options(backend, path)
     except OtherTokenizer:
         return True
-    except (InputError, AttributeError):  # damaged: whoever needs it says so
+    except (InputError, AttributeError):  # damaged: its reader raises the error
         pass
     return False
 
@@ -45,13 +45,13 @@ def is_others(backend: Any, path: Path) -> bool:
 def berts_options(backend: JsonObject, path: Path) -> JsonObject:
     """Returns the options of a tokenizer.json that is BERT's, under the names of tokenizer_config.json.
 
-    Raises: OtherTokenizer if it is another's.
+    Raises: OtherTokenizer if it is another tokenizer.
     """
     parts = [_only_one(backend.get(name) or {}) for name in ("model", "normalizer", "pre_tokenizer")]
     if not all(isinstance(part, dict) for part in parts):
         raise InputError(f"{path}: model, normalizer and pre_tokenizer are not objects; {_COPY}")
     model, normalizer, splitter = parts
-    for what, found, wanted in (
+    for setting, value, wanted in (
         ("model", model.get("type", "WordPiece"), "WordPiece"),
         ("normalizer", normalizer.get("type"), "BertNormalizer"),
         ("pre_tokenizer", splitter.get("type"), "BertPreTokenizer"),
@@ -59,8 +59,8 @@ def berts_options(backend: JsonObject, path: Path) -> JsonObject:
         ("unk_token", model.get("unk_token", "[UNK]"), "[UNK]"),
         ("clean_text", normalizer.get("clean_text", True), True),
     ):
-        if found != wanted:
-            raise OtherTokenizer(f"{path}: {what} is {shown(found)}, BERT's is {shown(wanted)}; {OTHER}")
+        if value != wanted:
+            raise OtherTokenizer(f"{path}: {setting} is {shown(value)}, BERT's is {shown(wanted)}; {OTHER}")
     return {ours: normalizer[name] for name, ours in OPTIONS.items() if normalizer.get(name) is not None}
 
 
@@ -75,7 +75,7 @@ def _only_one(part: Any) -> Any:
 
 
 def longest_word(backend: JsonObject, path: Path) -> int:
-    """Returns the most characters of a word that is not [UNK]: as tokenizer.json says, or as Google's code has it."""
+    """Returns the most characters of a word that is not [UNK]: from tokenizer.json, or else Google's default."""
     longest = (backend.get("model") or {}).get(LONGEST_WORD, MAX_WORD_LENGTH)
     if type(longest) is not int or longest < 1:
         raise InputError(f"{path}: {LONGEST_WORD} is {shown(longest)}; make it a number of characters, such as 100")

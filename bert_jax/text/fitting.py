@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Texts as [CLS] A [SEP] or [CLS] A [SEP] B [SEP], within the tokens that there is room for.
 
-A text that is longer is cut, and whoever asked is told how many were: a warning in Python, a line of a command. Or it
-is refused.
+A longer text is cut, and the caller is told how many were: by a warning in Python, by a line in a command. Or it is
+refused.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from bert_jax.batch import Batch, pad_rows
 from bert_jax.errors import InputError
 from bert_jax.text.tokenizer import Tokenizer
 
-LONG_TEXTS = ("cut", "refuse")  # what becomes of texts that are too long; the first is the default
+LONG_TEXTS = ("cut", "refuse")  # how texts that are too long are handled; the first is the default
 
 
 class Fitted(NamedTuple):
@@ -67,25 +67,25 @@ def too_long(where: str, most: int, count: int = 0) -> InputError:
 
 @contextlib.contextmanager
 def cuts_in_one_line() -> Iterator[None]:
-    """Prints how many texts were cut to stderr, once at the end, in place of warnings."""
+    """Prints the number of texts that were cut to stderr, once at the end, in place of warnings."""
     counts = Counter[int]()
     with warnings.catch_warnings():
         warnings.simplefilter("always", CutWarning)
         show = warnings.showwarning
 
-        def note(message: Warning | str, *about, **named) -> None:
+        def note(message: Warning | str, *args, **kwargs) -> None:
             if isinstance(message, CutWarning):
                 counts[message.most] += message.count
             else:
-                show(message, *about, **named)
+                show(message, *args, **kwargs)
 
         warnings.showwarning = note
         try:
             yield
         finally:
             for most, count in counts.items():
-                said = str(CutWarning(count, most)).replace("long_texts='refuse'", "--long_texts=refuse")
-                print(f"warning: {said}", file=sys.stderr)
+                line = str(CutWarning(count, most)).replace("long_texts='refuse'", "--long_texts=refuse")
+                print(f"warning: {line}", file=sys.stderr)
 
 
 def fit_texts(
@@ -95,12 +95,12 @@ def fit_texts(
     long_texts: str = "cut",
     before: int = 0,
 ) -> list[Fitted]:
-    """Returns the tokens of texts, or of pairs of texts, at most `most` of each. So many texts were `before` them.
+    """Returns the tokens of texts, or of pairs of texts, at most `most` of each. `before` texts came before them.
 
     Raises: InputError if one is neither a text nor a pair, or is too long and not to be cut.
     """
     check_long_texts(long_texts)
-    found = []
+    results = []
     for number, text in enumerate(texts, before + 1):
         parts = (text,) if isinstance(text, str) else text
         if isinstance(text, list) and all(isinstance(part, str) for part in text):
@@ -115,8 +115,8 @@ def fit_texts(
         if fitted.was_cut and long_texts == "refuse":
             count = len(first) + sum(map(len, second)) + 2 + len(tokenizer.between) * len(second)
             raise too_long(f"text {number}", most, count)
-        found.append(fitted)
-    return found
+        results.append(fitted)
+    return results
 
 
 def make_batch(
@@ -193,10 +193,10 @@ def padded_length(length: int, most: int, multiple: int) -> int:
 
 
 def rows_of(tokens: int, length: int, most: int, group: int = 1) -> int:
-    """Returns how many rows of `length` hold about `tokens` tokens: group, 2 group, 4 group ... and at most `most`."""
+    """Returns the number of rows of `length` for about `tokens` tokens: group, 2 group, 4 group ..., at most `most`."""
     return group << (min(most, max(group, tokens // length)) // group).bit_length() - 1
 
 
 def filled(count: int, full: int, group: int = 1) -> int:
-    """Returns the number of rows for `count` of them: one of few, as each is a program to compile."""
+    """Returns the number of rows to hold `count`: one of a few numbers, as each is a program to compile."""
     return min(group << (-(-count // group) - 1).bit_length(), full)

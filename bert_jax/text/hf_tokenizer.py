@@ -3,8 +3,8 @@
 
 BERT's WordPiece is computed by our own code, any other tokenizer.json by the library that wrote it.
 
-Where two files speak of one option, tokenizer_config.json is right for BERT's own classes, and tokenizer.json for the
-two general ones, as it is to transformers.
+If two files give the same option, tokenizer_config.json wins for BERT's own classes, and tokenizer.json for the two
+general ones, as in transformers.
 """
 
 import re
@@ -33,9 +33,9 @@ _SETTINGS, _BACKEND = "tokenizer_config.json", FILE
 
 
 def load_hf_tokenizer(directory: Path) -> tuple[Tokenizer, list[str]]:
-    """Returns the tokenizer of a directory, and lines that the user should see.
+    """Returns the tokenizer of a directory, and notes for the user.
 
-    One that is not BERT's WordPiece is what its tokenizer.json says. Raises: InputError if it has none.
+    A tokenizer that is not BERT's WordPiece is read from tokenizer.json. Raises: InputError if there is none.
     """
     settings, backend = (read_object(directory / name) for name in (_SETTINGS, _BACKEND))
     notes, side = [], settings.get("truncation_side")
@@ -45,8 +45,8 @@ def load_hf_tokenizer(directory: Path) -> tuple[Tokenizer, list[str]]:
         _check_settings(settings, directory / _SETTINGS)
         if (directory / "spiece.model").exists():
             return load_tokenizer(directory), notes
-        tokenizer, of_added = _load_berts(directory, settings, backend)
-        return tokenizer, notes + of_added
+        tokenizer, more_notes = _load_berts(directory, settings, backend)
+        return tokenizer, notes + more_notes
     except OtherTokenizer as error:
         if not backend or is_plain(backend, directory / _BACKEND) or _disagree(settings, backend):
             raise
@@ -58,7 +58,7 @@ def load_hf_tokenizer(directory: Path) -> tuple[Tokenizer, list[str]]:
 
 
 def _load_berts(directory: Path, settings: JsonObject, backend: JsonObject) -> tuple[Tokenizer, list[str]]:
-    """Returns BERT's WordPiece. Raises: OtherTokenizer if it is another one."""
+    """Returns BERT's WordPiece. Raises: OtherTokenizer if it is another tokenizer."""
     options = berts_options(backend, directory / _BACKEND) if backend else {}
     is_general = bool(backend) and settings.get("tokenizer_class") in GENERAL
     if is_general and "post_processor" in backend and backend["post_processor"] is None:
@@ -81,7 +81,7 @@ def _load_berts(directory: Path, settings: JsonObject, backend: JsonObject) -> t
         raise InputError(
             f"{directory} has no vocab.txt and no tokenizer.json; copy one of them from where it came from"
         )
-    if "do_lower_case" not in options:  # nobody says: capitals in the vocabulary do
+    if "do_lower_case" not in options:  # not given: decided by capitals in the vocabulary
         options["do_lower_case"] = is_lowercase(vocab, {})
     try:
         tokenizer = wordpiece_tokenizer(
@@ -97,7 +97,7 @@ def _load_berts(directory: Path, settings: JsonObject, backend: JsonObject) -> t
 
 
 def save_hf_tokenizer(directory: Path, tokenizer: Tokenizer, max_positions: int) -> list[str]:
-    """Writes the vocabulary, tokenizer_config.json and tokenizer.json; returns what the user should know.
+    """Writes the vocabulary, tokenizer_config.json and tokenizer.json; returns notes for the user.
 
     transformers needs no tokenizer.json of a BERT; programs that read text without Python do.
     """
@@ -110,13 +110,13 @@ def save_hf_tokenizer(directory: Path, tokenizer: Tokenizer, max_positions: int)
         return ["transformers has no tokenizer for spiece.model with BERT's tokens; bert_jax.load_tokenizer reads it"]
     special = {f"{name}_token": token for name, token in zip(ROLES, SPECIAL_TOKENS, strict=True)}
     write_json(directory / _SETTINGS, settings | special)
-    if len(set(tokenizer.vocab)) == tokenizer.vocab_size:  # it has no place for two tokens of one name
+    if len(set(tokenizer.vocab)) == tokenizer.vocab_size:  # it cannot hold two tokens of one name
         write_json(directory / _BACKEND, make_backend(tokenizer))
     return []
 
 
 def make_backend(tokenizer: Tokenizer) -> JsonObject:
-    """Returns what tokenizer.json says. Source: the files of tokenizers 0.22, which have no other description."""
+    """Returns the contents of tokenizer.json. Source: the files of tokenizers 0.22, which have no other description."""
     marked = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     cls, sep = ({"SpecialToken": {"id": token, "type_id": 0}} for token in ("[CLS]", "[SEP]"))
     first, second = ({"Sequence": {"id": name, "type_id": number}} for number, name in enumerate("AB"))
@@ -157,12 +157,12 @@ def make_backend(tokenizer: Tokenizer) -> JsonObject:
 
 
 def _disagree(settings: JsonObject, backend: JsonObject) -> bool:
-    """Returns whether a tokenizer of a BERT's class has options of which tokenizer.json says otherwise."""
+    """Returns whether a tokenizer of a BERT class has options that tokenizer.json contradicts."""
     if settings.get("tokenizer_class") in (None, "", *GENERAL):
         return False
     normalizer = backend.get("normalizer")
-    said = normalizer if isinstance(normalizer, dict) else {}
-    pairs = [(settings.get(ours), said.get(name)) for name, ours in OPTIONS.items()]
+    options = normalizer if isinstance(normalizer, dict) else {}
+    pairs = [(settings.get(ours), options.get(name)) for name, ours in OPTIONS.items()]
     return any(None not in pair and pair[0] != pair[1] for pair in pairs)
 
 
@@ -174,11 +174,11 @@ def _check_settings(settings: JsonObject, path: Path) -> None:
     named = {f"{name}_token": token for name, token in zip(ROLES, SPECIAL_TOKENS, strict=True)}
     wanted = named | {"do_basic_tokenize": True, "never_split": None}
     for name, value in wanted.items():
-        found = settings.get(name)
-        found = found.get("content") if isinstance(found, dict) else found
-        if found not in (None, value, []):
+        setting = settings.get(name)
+        setting = setting.get("content") if isinstance(setting, dict) else setting
+        if setting not in (None, value, []):
             error = OtherTokenizer if name in named else InputError
-            raise error(f"{path}: {name} is {shown(found)}, BERT's is {shown(value)}; {OTHER}")
+            raise error(f"{path}: {name} is {shown(setting)}, BERT's is {shown(value)}; {OTHER}")
 
 
 def _check_same(vocab: Sequence[str], ids: dict[str, int], directory: Path) -> None:
@@ -212,8 +212,8 @@ def _check_added_tokens(directory: Path, settings: JsonObject, backend: JsonObje
     if beyond:
         where = "tokenizer.json (model.vocab)" if backend else "vocab.txt"
         fix = f"add them to {where} as words, with their ids, and remove them from what is added"
-        if of_these := [token for _, token in beyond if token in never]:
-            fix = f"{shown(of_these[0])} is not a word, which no text would give here, so this model cannot be used"
+        if not_words := [token for _, token in beyond if token in never]:
+            fix = f"{shown(not_words[0])} is not a word, which no text would give here, so this model cannot be used"
         raise OtherTokenizer(
             f"{directory} adds {len(beyond)} tokens to its vocabulary of {len(vocab)}, "
             f"{shown(beyond[0][1])} the first; they are found in raw text, which this tokenizer does not do: {fix}"

@@ -181,7 +181,7 @@ def spans_between_blanks(text: str) -> list[tuple[str, int]]:
 
     Unlike those of `blank_separated`, they may contain control characters, or only those; their words are the same.
     """
-    return [(found[0], found.start()) for found in _BETWEEN_BLANKS.finditer(text)]
+    return [(match[0], match.start()) for match in _BETWEEN_BLANKS.finditer(text)]
 
 
 @functools.cache

@@ -29,7 +29,7 @@ class TracedText(NamedTuple):
         parts: list[str] = []
         starts: list[int] = []
         ends: list[int] = []
-        last = 0  # the number of characters that the last image has
+        last = 0  # the length of the last image
         for char, start, end in zip(self.text, self.starts, self.ends):
             image = images[ord(char)]
             if image:
@@ -59,7 +59,7 @@ class TracedText(NamedTuple):
         return words
 
     def original_spans(self, spans: np.ndarray, length: int) -> np.ndarray:
-        """Returns [n, 2] int32 where spans [n, 2] of this text are in the original, of `length` characters.
+        """Converts spans [n, 2] of this text to spans, [n, 2] int32, of the original, of `length` characters.
 
         An empty span stays empty, where the character at it begins.
         """
@@ -86,7 +86,7 @@ def trace_without_surrogates(text: str) -> TracedText:
     traced = trace(text)
     if text.isascii() or not _SURROGATES.search(text):
         return traced
-    return traced.reorder([place for place, char in enumerate(text) if not _SURROGATES.match(char)])
+    return traced.reorder([position for position, char in enumerate(text) if not _SURROGATES.match(char)])
 
 
 def move_spans(spans: Sequence[int], counts: Sequence[int], distances: Sequence[int]) -> np.ndarray:

@@ -69,7 +69,7 @@ def stands_alone(char: str) -> bool:
 
 
 def join_ids(encoded: Sequence[list[int]], vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the ids of all texts one after the other, in the smallest type, and how many each has."""
+    """Returns the concatenated ids of all texts, in the smallest type, and the number of ids of each."""
     counts = np.fromiter(map(len, encoded), np.int64, len(encoded))
     return np.fromiter(itertools.chain.from_iterable(encoded), np.min_scalar_type(vocab_size - 1), counts.sum()), counts
 
@@ -114,7 +114,7 @@ class SentencePieces:
         return text if self._letters is None else text.translate(self._letters)
 
     def encode_arrays(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the ids of all texts one after the other, and how many each has."""
+        """Returns the concatenated ids of all texts, and the number of ids of each."""
         return join_ids([self(text) for text in texts], len(self.vocab))
 
     def encode_special(self, text: str) -> list[int]:
@@ -126,7 +126,7 @@ class SentencePieces:
         return encode_between(text, self.ids, self, go_on)
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], np.ndarray]:
-        """Returns the ids of `text`, and [n, 2] int32 where in it they begin and end; see `Tokenizer`."""
+        """Returns the ids of `text`, and their spans in it, [n, 2] int32; see `Tokenizer`."""
         traced = trace_without_surrogates(text)
         if self._letters is not None:
             traced = traced.translate(self._letters, unicode_tables().nonspacing_mark)
@@ -202,7 +202,7 @@ def _library() -> types.ModuleType:
 
 
 def _open_model(content: bytes) -> "sentencepiece.SentencePieceProcessor":
-    """Returns the processor of a model. Raises: InputError if it is empty, cut short, damaged, or no model."""
+    """Returns the processor of a model. Raises: InputError if it is empty, cut short, damaged, or not a model."""
     _check_model(content)
     sentencepiece = _library()
     sentencepiece.set_min_log_level(2)  # or else it logs to stderr
@@ -211,7 +211,7 @@ def _open_model(content: bytes) -> "sentencepiece.SentencePieceProcessor":
         model.load_from_serialized_proto(content)
         model.normalize("Aa")
         model.decode([model.unk_id()])
-    except (RuntimeError, UnicodeDecodeError):  # what it makes of text is not text
+    except (RuntimeError, UnicodeDecodeError):  # its output is not text
         raise InputError(_NO_MODEL) from None
     return model
 
@@ -250,7 +250,7 @@ def _check_model(content: bytes) -> None:
 
 
 def _check_blanks(content: bytes) -> None:
-    """Raises: InputError if pieces do not say whether a blank is before them, which is where words begin."""
+    """Raises: InputError if pieces do not mark a blank before them, which is where words begin."""
     fields = parse_fields(content, 0, len(content))
     trainer = b"".join(content[first:last] for tag, first, last in fields if tag >> 3 == _TRAINER)
     try:
@@ -275,7 +275,7 @@ def _vocab(model: "sentencepiece.SentencePieceProcessor") -> tuple[str, ...]:
         other = f"<{token[1:-1].lower()}>"  # as ALBERT and XLNet write some of them
         index = model.unk_id() if token == "[UNK]" else names.get(token, names.get(other, -1))
         if index < 0:
-            continue  # `Tokenizer` says which are missing
+            continue  # `Tokenizer` raises for those that are missing
         if not (model.is_control(index) or model.is_unknown(index) or model.is_unused(index)):
             raise InputError(
                 f"{vocab[index]} is not a control symbol, so text could become it; make it one in training"
@@ -296,7 +296,7 @@ class LineSample:
         self.num_lines = 0  # seen
         self._bytes = 0
         self._rng = random.Random(0)
-        self._heap: list[tuple[float, int, str]] = []  # the line to go first is first
+        self._heap: list[tuple[float, int, str]] = []  # the first is the next to be dropped
 
     def add(self, line: str) -> None:
         """Takes a line into account."""
@@ -350,7 +350,7 @@ def learn_sentencepieces(
             sentence_iterator=_cut(line.translate(letters) for line in lines),
             model_writer=content,
             model_type=model_type,
-            vocab_size=max(vocab_size, len(SPECIAL_TOKENS) + num_unused),  # with less it says nothing of use
+            vocab_size=max(vocab_size, len(SPECIAL_TOKENS) + num_unused),  # with fewer its error is of no use
             normalization_rule_name="nmt_nfkc_cf" if lowercase else "nmt_nfkc",
             character_coverage=character_coverage,
             pad_id=0,
@@ -376,16 +376,16 @@ def _cut(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _refusal(message: str, vocab_size: int) -> Exception:
-    """Returns what to say for an error of the trainer."""
-    if found := re.search(r"smaller than required_chars\. -?\d+ vs (\d+)", message):
+    """Returns the exception to raise for an error of the trainer."""
+    if match := re.search(r"smaller than required_chars\. -?\d+ vs (\d+)", message):
         return InputError(
             f"vocab_size {vocab_size} is too small for the special tokens and the characters of the text; use"
-            f" --vocab_size={found[1]} or more, or a smaller --character_coverage"
+            f" --vocab_size={match[1]} or more, or a smaller --character_coverage"
         )
-    if found := re.search(r"value <= (\d+)", message):
+    if match := re.search(r"value <= (\d+)", message):
         return InputError(
-            f"vocab_size {vocab_size} is too large for this text: it gives no more than {found[1]} pieces; use"
-            f" --vocab_size={found[1]} or less, or more text"
+            f"vocab_size {vocab_size} is too large for this text: it gives no more than {match[1]} pieces; use"
+            f" --vocab_size={match[1]} or less, or more text"
         )
     if "sentences_.empty()" in message or "all_chars_count" in message:
         return InputError(NO_WORDS)

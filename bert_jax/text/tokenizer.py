@@ -49,7 +49,7 @@ class Tokenizer:
       strip_accents: whether accents are dropped.
       pad_id, unk_id, cls_id, sep_id, mask_id: the ids of [PAD], [UNK], [CLS], [SEP] and [MASK], whatever their names.
       special_ids: all of these, in this order.
-      template: how rows are made of texts; what makes rows asks it.
+      template: how rows are made of texts.
       between: the ids between the two texts of a pair.
 
     Raises: InputError if the vocabulary lacks a special token.
@@ -86,8 +86,8 @@ class Tokenizer:
     def fingerprint(self) -> str:
         """Returns a sha256 of vocabulary, options and algorithm, which together determine the ids of a text.
 
-        Google's limit of the length of a word, 200, and Hugging Face's, 100, have the same one, so that the data of a
-        vocab.txt go with a model of its tokenizer.json.
+        Google's limit of the length of a word, 200, and Hugging Face's, 100, give the same fingerprint, so that data
+        made with a vocab.txt go with a model of its tokenizer.json.
         """
         config = {name: value for name, value in self.config.items() if (name, value) != (LONGEST_WORD, 100)}
         options = json.dumps([self.kind, config], sort_keys=True)
@@ -152,12 +152,12 @@ class Tokenizer:
     def save(self, directory: AnyPath) -> None:
         """Writes the vocabulary's file, vocab.txt, spiece.model or tokenizer.json, and tokenizer_config.json.
 
-        Those of WordPiece are what Hugging Face's BertTokenizer reads, of a tokenizer.json AutoTokenizer.
+        Hugging Face's BertTokenizer reads the files of WordPiece, AutoTokenizer those of a tokenizer.json.
         """
-        place = to_place(directory)
-        with writing.atomic_path(place / self.pieces.file_name) as temporary:
+        folder = to_place(directory)
+        with writing.atomic_path(folder / self.pieces.file_name) as temporary:
             temporary.write_bytes(self.pieces.content)
-        writing.write_json(place / _CONFIG_NAME, {"tokenizer_class": self.pieces.class_name, **self.config})
+        writing.write_json(folder / _CONFIG_NAME, {"tokenizer_class": self.pieces.class_name, **self.config})
 
 
 def wordpiece_tokenizer(
@@ -183,7 +183,7 @@ def wordpiece_tokenizer(
 def load_tokenizer(path: AnyPath, lowercase: bool | None = None, strip_accents: bool | None = None) -> Tokenizer:
     """Returns the tokenizer of a vocabulary file, or of a directory with vocab.txt, spiece.model or tokenizer.json.
 
-    A directory's tokenizer_config.json holds the options. A tokenizer.json that is not BERT's goes before vocab.txt.
+    A directory's tokenizer_config.json holds the options. A tokenizer.json that is not BERT's precedes vocab.txt.
 
     Args:
       path: the file or directory, ours or Hugging Face's, or its URL; a file whose name ends in .model is
@@ -215,7 +215,7 @@ def load_tokenizer(path: AnyPath, lowercase: bool | None = None, strip_accents: 
 def _with_options_of(backend: Any, path: Path, config: JsonObject) -> JsonObject:
     """Returns `config` with the options of the tokenizer.json beside it, if there is one and it is BERT's.
 
-    Where both speak of one, tokenizer_config.json is right for BERT's own classes, tokenizer.json for the general ones.
+    If both give one, tokenizer_config.json wins for BERT's own classes, tokenizer.json for the general ones.
     """
     config = {name: value for name, value in config.items() if value is not None}
     if not isinstance(backend, dict):
@@ -233,17 +233,17 @@ def _with_options_of(backend: Any, path: Path, config: JsonObject) -> JsonObject
 def _vocabulary_file(directory: Path, has_others: bool) -> Path:
     """Returns the file with the words; tokenizer.json if there is no other, or it is not BERT's (`has_others`)."""
     names = (WordPiece.file_name, SentencePieces.file_name)
-    found = [directory / name for name in names if (directory / name).exists()]
+    candidates = [directory / name for name in names if (directory / name).exists()]
     described = directory / DescribedPieces.file_name
-    if described.exists() and (not found or (found[0].name == names[0] and has_others)):
+    if described.exists() and (not candidates or (candidates[0].name == names[0] and has_others)):
         return described
-    if not found:
+    if not candidates:
         inside = directory / "tokenizer"  # of a data set, and of a work directory
         hint = (
             f" (did you mean {inside}?)" if any((inside / name).exists() for name in (*names, described.name)) else ""
         )
         fix = "give a vocabulary file, or where build_vocab wrote"
         raise InputError(f"directory {directory} holds no {' and no '.join((*names, described.name))}{hint}; {fix}")
-    if len(found) > 1:
+    if len(candidates) > 1:
         raise InputError(f"directory {directory} holds both {' and '.join(names)}; give the one you mean")
-    return found[0]
+    return candidates[0]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a tokenizer.json describes, computed by Hugging Face's `tokenizers`. Only this module imports the library.
+"""The tokenizer of a tokenizer.json, computed by Hugging Face's `tokenizers`. Only this module imports the library.
 
 It is meant for byte-level BPE (RoBERTa, ModernBERT), the Unigram of XLM-R, and whatever else `WordPiece` and
 `SentencePieces` are not. BERT's own WordPiece in such a file is `WordPiece`, which is faster.
@@ -35,15 +35,15 @@ _HIDDEN = "\ufdd0"  # before the name of a special token that text shall not bec
 # How byte-level tokens are written: a character for each byte, its own where that can be seen.
 _SEEN = (*range(33, 127), *range(161, 173), *range(174, 256))
 _BYTES = {chr(byte): byte for byte in _SEEN}
-_BYTES |= {chr(256 + place): byte for place, byte in enumerate(sorted(set(range(256)) - set(_SEEN)))}
+_BYTES |= {chr(256 + index): byte for index, byte in enumerate(sorted(set(range(256)) - set(_SEEN)))}
 
 
 class DescribedPieces:
-    """Maps text to ids as a tokenizer.json says, and as transformers does where the text has no special token."""
+    """Maps text to ids by a tokenizer.json, as transformers does if the text has no special token."""
 
     kind = "tokenizers"
     file_name = FILE
-    class_name = "PreTrainedTokenizerFast"  # Hugging Face's, which does what the file says
+    class_name = "PreTrainedTokenizerFast"  # Hugging Face's, which follows the file
 
     def __init__(self, content: bytes, settings: JsonObject):
         """`settings` are those of tokenizer_config.json. Raises: InputError if they cannot be used."""
@@ -84,7 +84,7 @@ class DescribedPieces:
         blank = "" if self(" a") == alone or self("a a") == 2 * alone else " "
         self.template = Template(tuple(specials[role] for role in ROLES), separators, second_type, blank)
         normalizer = self._model.normalizer
-        small, plain = (normalizer.normalize_str(each).strip(BLANK + " ") if normalizer else each for each in "Aé")
+        small, plain = (normalizer.normalize_str(char).strip(BLANK + " ") if normalizer else char for char in "Aé")
         self.config = {f"{role}_token": specials[role] for role in ROLES} | {
             "do_lower_case": small == "a",
             "strip_accents": plain == "e",
@@ -106,12 +106,12 @@ class DescribedPieces:
         return _open(self._described, special_is_text=False)
 
     def encode_arrays(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the ids of all texts one after the other, and how many each has."""
-        found = self._model.encode_batch_fast(list(map(without_surrogates, texts)), add_special_tokens=False)
-        return join_ids([each.ids for each in found], len(self.vocab))
+        """Returns the concatenated ids of all texts, and the number of ids of each."""
+        encodings = self._model.encode_batch_fast(list(map(without_surrogates, texts)), add_special_tokens=False)
+        return join_ids([encoding.ids for encoding in encodings], len(self.vocab))
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], np.ndarray]:
-        """Returns the ids of `text`, and [n, 2] int32 where in it they begin and end; see `Tokenizer`."""
+        """Returns the ids of `text`, and their spans in it, [n, 2] int32; see `Tokenizer`."""
         traced = trace_without_surrogates(text)
         whole = traced.text
         encoding = self._model.encode(whole, add_special_tokens=False)
@@ -123,7 +123,7 @@ class DescribedPieces:
         return encoding.ids, traced.original_spans(spans, len(text))
 
     def begins_word(self, token: str) -> bool:
-        """Returns whether a token begins a word: after a blank, without the prefix of what goes on, or by its script.
+        """Returns whether a token begins a word: after a blank, without the prefix of continuations, or by its script.
 
         Where the tokens do not show it, each counts as a word.
         """
@@ -146,7 +146,7 @@ def read_described(
 ) -> WordPiece | DescribedPieces:
     """Returns the algorithm of a tokenizer.json: `WordPiece` if it is BERT's, with no other tokens added.
 
-    Raises: InputError if the file cannot be used, or if an argument says otherwise than it.
+    Raises: InputError if the file cannot be used, or if an argument contradicts it.
     """
     backend = read_json(path)
     if is_plain(backend, path):
@@ -165,7 +165,7 @@ def read_described(
 
 
 def read_pieces(path: Path, settings: JsonObject) -> DescribedPieces:
-    """Returns what a tokenizer.json says, with the settings of tokenizer_config.json. Raises: InputError."""
+    """Returns the pieces of a tokenizer.json, with the settings of tokenizer_config.json. Raises: InputError."""
     try:
         return DescribedPieces(path.read_bytes(), settings)
     except InputError as error:
@@ -221,7 +221,7 @@ def _open(described: str, special_is_text: bool) -> "tokenizers.Tokenizer":
 
 
 def _in_order(ids: Mapping[str, int], added: object) -> tuple[str, ...]:
-    """Returns the tokens by their ids, "" where there is none. Raises: InputError if ids are not what the file says."""
+    """Returns the tokens by their ids, "" where there is none. Raises: InputError if ids differ from the file's."""
     size = max(ids.values(), default=-1) + 1
     if not ids or size > 2 * len(ids) + 1000:
         raise InputError(f"its {len(ids)} tokens have ids up to {size - 1}; {_COPY}")
@@ -236,34 +236,34 @@ def _in_order(ids: Mapping[str, int], added: object) -> tuple[str, ...]:
 
 
 def _special_tokens(pieces: DescribedPieces, settings: JsonObject, model: JsonObject) -> dict[str, str]:
-    """Returns the token of each role: as tokenizer_config.json, the model or its usual name says."""
-    found, ids, vocab = {}, pieces.ids, pieces.vocab
+    """Returns the token of each role: from tokenizer_config.json, from the model, or by its usual name."""
+    tokens, ids, vocab = {}, pieces.ids, pieces.vocab
     for role, usual in zip(ROLES, SPECIAL_TOKENS, strict=True):
         named = _content(settings.get(f"{role}_token"))
         if not named and role == "unk":
-            place = model.get("unk_id")
-            named = vocab[place] if isinstance(place, int) and 0 <= place < len(vocab) else model.get("unk_token")
+            unk_id = model.get("unk_id")
+            named = vocab[unk_id] if isinstance(unk_id, int) and 0 <= unk_id < len(vocab) else model.get("unk_token")
         named = named or next((token for token in (usual, f"<{role}>") if token in ids), None)
         if named not in ids:
             what = f"{role}_token {shown(named)} is not in" if named else f"nothing names the {role}_token of"
             raise InputError(f"{what} the vocabulary of {len(ids)} tokens; name one of it in tokenizer_config.json")
-        found[role] = named
-    return found
+        tokens[role] = named
+    return tokens
 
 
 def _read_processor(processor: Any) -> tuple[str, str, int, int]:
-    """Returns [CLS], [SEP], how many [SEP] are between two texts, and the type of the second text.
+    """Returns [CLS], [SEP], the number of [SEP] between two texts, and the type of the second text.
 
     Raises: InputError if rows are not [CLS] A [SEP] and [CLS] A [SEP] .. B [SEP].
     """
     try:
         if processor["type"] == "Sequence":
-            (processor,) = [each for each in processor["processors"] if each["type"] != "ByteLevel"]
+            (processor,) = [step for step in processor["processors"] if step["type"] != "ByteLevel"]
         if processor["type"] in ("RobertaProcessing", "BertProcessing"):
             berts = processor["type"] == "BertProcessing"
             return str(processor["cls"][0]), str(processor["sep"][0]), 1 if berts else 2, int(berts)
         single, pair = (
-            [(name, part["id"], part["type_id"]) for each in processor[kind] for name, part in each.items()]
+            [(name, part["id"], part["type_id"]) for entry in processor[kind] for name, part in entry.items()]
             for kind in ("single", "pair")
         )
         (_, cls, _), first, (_, sep, _) = single
@@ -271,7 +271,7 @@ def _read_processor(processor: Any) -> tuple[str, str, int, int]:
         second = pair[-2]
         tail = [("SpecialToken", sep)] * separators + [("Sequence", "B"), ("SpecialToken", sep)]
         wanted = [("SpecialToken", cls), ("Sequence", "A"), *tail]
-        if separators in (1, 2) and first[:2] == wanted[1] and [each[:2] for each in pair] == wanted:
+        if separators in (1, 2) and first[:2] == wanted[1] and [entry[:2] for entry in pair] == wanted:
             return cls, sep, separators, int(bool(second[2]))
     except (AttributeError, IndexError, KeyError, TypeError, ValueError):
         pass
@@ -284,8 +284,8 @@ def _kinds(part: Any) -> Iterator[Any]:
     """Yields the types of all parts inside a part of the file."""
     if isinstance(part, dict):
         yield part.get("type")
-    for each in part.values() if isinstance(part, dict) else part if isinstance(part, list) else ():
-        yield from _kinds(each)
+    for member in part.values() if isinstance(part, dict) else part if isinstance(part, list) else ():
+        yield from _kinds(member)
 
 
 # Learning

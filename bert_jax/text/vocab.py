@@ -28,7 +28,7 @@ class Template(NamedTuple):
     specials: tuple[str, ...] = SPECIAL_TOKENS  # the names of `SPECIAL_TOKENS` in the vocabulary
     separators: int = 1  # the number of [SEP] between A and B
     second_type: int = 1  # the type of B's tokens; 0 as A's
-    blank: str = ""  # what a sentence or word that follows another begins with, where that changes its tokens
+    blank: str = ""  # put before a sentence or word that follows another, where that changes its tokens
 
 
 MIN_COUNT = 2  # a token must occur this often in the text
@@ -71,12 +71,12 @@ def vocab_bytes(vocab: Sequence[str]) -> bytes:
 def encode_between(
     text: str, ids: Mapping[str, int], encode: Callable[[str], list[int]], go_on: Callable[[str], list[int]]
 ) -> list[int]:
-    """Returns the ids of text in which `SPECIAL_TOKENS` stand for themselves; `go_on` encodes what follows one."""
+    """Returns the ids of text in which `SPECIAL_TOKENS` stand for themselves; `go_on` encodes the text after one."""
     first, *parts = re.split("(" + "|".join(map(re.escape, SPECIAL_TOKENS)) + ")", text)
-    found = list(encode(first))
+    encoded = list(encode(first))
     for part in parts:
-        found += [ids[part]] if part in SPECIAL_TOKENS else go_on(part)
-    return found
+        encoded += [ids[part]] if part in SPECIAL_TOKENS else go_on(part)
+    return encoded
 
 
 class WordCounts:
@@ -127,7 +127,7 @@ class LearntVocab:
     Attributes:
       vocab: the tokens in the order of their ids.
       num_words: words counted in the text.
-      unknown_words: how many of them become [UNK], for a character outside the alphabet or for their length.
+      unknown_words: those that become [UNK], for a character outside the alphabet or for their length.
       num_tokens: tokens that the other words become.
       num_characters: characters of the other words.
     """
@@ -245,7 +245,7 @@ class _PieceLearner:
         return False
 
     def num_tokens(self) -> int:
-        """Returns how many tokens the text has now."""
+        """Returns the current number of tokens of the text."""
         return sum(len(word) * count for word, count in zip(self._words, self._counts))
 
     def _join(self, pair: int) -> None:

@@ -17,7 +17,7 @@ from bert_jax.text.vocab import CONTINUATION, MAX_WORD_LENGTH, Template, encode_
 from bert_jax.text.words import BatchEncoder
 
 LONGEST_WORD = "max_input_chars_per_word"  # Hugging Face's name of the option
-GENERAL = ("PreTrainedTokenizerFast", "TokenizersBackend")  # classes that do what tokenizer.json says
+GENERAL = ("PreTrainedTokenizerFast", "TokenizersBackend")  # classes that follow tokenizer.json
 # Its classes of BERT's tokenizer, and those that say nothing; another class splits text in another way.
 _OF_BERT = ("Bert", "DistilBert", "MobileBert", "Electra", "ConvBert")  # whose tokenizers are the same
 CLASSES = (
@@ -26,7 +26,7 @@ CLASSES = (
 )
 _CACHED_WORDS = 500_000  # about 150 MB; as many different words as there are in 50 MB of English text
 
-_FIRST_LETTERS = 4  # of a word, by which it is known how long a token that begins it can be
+_FIRST_LETTERS = 4  # of a word, which limit the length of a token that begins it
 _SHORT_SIZES = tuple(range(_FIRST_LETTERS - 1, 0, -1))
 
 
@@ -75,7 +75,7 @@ class WordPiece:
         return encode_between(text, self.ids, self, self)
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], np.ndarray]:
-        """Returns the ids of `text`, and [n, 2] int32 where in it they begin and end; see `Tokenizer`."""
+        """Returns the ids of `text`, and their spans in it, [n, 2] int32; see `Tokenizer`."""
         ids: list[int] = []
         spans: list[int] = []
         counts, starts = [], []
@@ -156,11 +156,11 @@ class _Pieces:
 
     def __init__(self, ids: dict[str, int]):
         self.ids = ids
-        found: dict[str, set[int]] = {}
+        lengths: dict[str, set[int]] = {}
         for token in ids:
             if len(token) >= _FIRST_LETTERS:
-                found.setdefault(token[:_FIRST_LETTERS], set()).add(len(token))
-        self.sizes = {first: (*sorted(sizes, reverse=True), *_SHORT_SIZES) for first, sizes in found.items()}
+                lengths.setdefault(token[:_FIRST_LETTERS], set()).add(len(token))
+        self.sizes = {first: (*sorted(sizes, reverse=True), *_SHORT_SIZES) for first, sizes in lengths.items()}
 
 
 def read_wordpiece(
@@ -186,12 +186,12 @@ def read_wordpiece(
 
 
 def is_lowercase(vocab: Sequence[str], config: JsonObject, given: bool | None = None) -> bool:
-    """Returns whether text is lower-cased: as given, or as `config` says, or if no token has a capital letter.
+    """Returns whether text is lower-cased: as given, else as in `config`, else if no token has a capital letter.
 
     Bracketed tokens such as [CLS] and <s> do not count.
     """
-    if (said := config.get("do_lower_case") if given is None else given) is not None:
-        return bool(said)
+    if (option := config.get("do_lower_case") if given is None else given) is not None:
+        return bool(option)
     bracketed = re.compile(r"\[.*\]|<.*>")
     capitals = unicode_tables().lower
     return not any(ord(char) in capitals for token in vocab if not bracketed.fullmatch(token) for char in token)

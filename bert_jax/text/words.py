@@ -38,7 +38,7 @@ class Words(NamedTuple):
     raw: bytes  # all lines, and `_KEY_BYTES` more
     starts: np.ndarray  # int64 [W]
     stops: np.ndarray  # int64 [W]
-    line_counts: np.ndarray  # int64 [lines]: how many words each line has
+    line_counts: np.ndarray  # int64 [lines]: the number of words of each line
 
 
 def find_words(lines: bytes) -> Words:
@@ -53,9 +53,9 @@ def find_words(lines: bytes) -> Words:
         for size, known in _WIDE_CODES.items():
             if size == 3:
                 codes = codes << 8 | data[np.minimum(leads + 2, len(data) - 1)]
-            found = leads[np.isin(codes, known)]
-            for place in range(size):
-                blank[found + place] = True
+            wide = leads[np.isin(codes, known)]
+            for offset in range(size):
+                blank[wide + offset] = True
     edges = np.flatnonzero(blank[1:] != blank[:-1]) + 1
     starts, stops = edges[::2], edges[1::2]
     ends = np.flatnonzero(data[1:] == ord("\n")) + 1
@@ -70,12 +70,12 @@ class WordNumbers:
 
     def __init__(self) -> None:
         self.count = 1  # numbers given, 0 among them
-        self._slots = np.zeros(1 << 10, np.int32)  # the numbers of words, near where the hash says; 0 is free
+        self._slots = np.zeros(1 << 10, np.int32)  # the numbers of words, near their hashes; 0 is free
         self._keys = np.zeros((2, 1 << 10), "<u8")  # the bytes of each short word, by its number
         self._long: dict[bytes, int] = {}
 
     def look_up(self, words: Words) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the numbers of words [W], and the places [N] of those that are new, in the order of their numbers."""
+        """Returns the numbers of words [W], and the indices [N] of new ones, in the order of their numbers."""
         lengths = words.stops - words.starts
         num_places = len(words.raw) - 7
         first, second = (
@@ -92,18 +92,18 @@ class WordNumbers:
         else:
             numbers, new = self._look_up_short(first, second)
         new_long = []
-        for place in long.tolist():
-            word = words.raw[words.starts[place] : words.stops[place]]
+        for index in long.tolist():
+            word = words.raw[words.starts[index] : words.stops[index]]
             number = self._long.get(word)
             if number is None:
                 number = self._long[word] = self.count
                 self.count += 1
-                new_long.append(place)
-            numbers[place] = number
+                new_long.append(index)
+            numbers[index] = number
         return numbers, np.concatenate([new, np.array(new_long, np.int64)])
 
     def _look_up_short(self, first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the numbers of keys [W], and the places of new ones."""
+        """Returns the numbers of keys [W], and the indices of new ones."""
         self._make_room(len(first))
         slots = self._home(first, second)
         numbers = self._slots[slots]
@@ -113,7 +113,7 @@ class WordNumbers:
             wanted = slots[pending]
             free = self._slots[wanted] == 0
             if free.any():
-                # Each claims its slot; of several that want one the last to write has it.
+                # Each key claims its slot; if several want one, the last to write gets it.
                 claimed, places = wanted[free], pending[free]
                 claims = np.arange(len(places), dtype=np.int32)
                 self._slots[claimed] = claims
@@ -124,9 +124,9 @@ class WordNumbers:
                 self._keys[0, given], self._keys[1, given] = first[places], second[places]
                 self._slots[claimed[won]] = np.arange(given.start, given.stop)
                 self.count = given.stop
-            found = self._slots[wanted]
-            right = (self._keys[0][found] == first[pending]) & (self._keys[1][found] == second[pending])
-            numbers[pending[right]] = found[right]
+            held = self._slots[wanted]
+            right = (self._keys[0][held] == first[pending]) & (self._keys[1][held] == second[pending])
+            numbers[pending[right]] = held[right]
             pending = pending[~right]
             slots[pending] = (slots[pending] + 1) & (len(self._slots) - 1)
         return numbers, np.concatenate([*new, np.zeros(0, np.int64)])
@@ -172,9 +172,9 @@ class Lists:
         """Returns the concatenated ids of the words with these numbers, and the end of each word."""
         counts = self.counts[numbers]
         ends = np.cumsum(counts)
-        places = np.repeat(self._starts[numbers] - ends + counts, counts)
-        places += np.arange(len(places))
-        return self.ids[places], ends
+        positions = np.repeat(self._starts[numbers] - ends + counts, counts)
+        positions += np.arange(len(positions))
+        return self.ids[positions], ends
 
 
 class BatchEncoder:
@@ -184,12 +184,12 @@ class BatchEncoder:
         self._normalizer = normalizer
         self._pieces_of_word = pieces_of_word
         self._dtype = np.min_scalar_type(vocab_size - 1)
-        # What becomes of each byte; those that are not ASCII stay, and so do the ends of lines.
+        # The replacement of each byte; bytes that are not ASCII stay, and so do line ends.
         images = [b"\n" if code == 10 else normalizer.image(chr(code)).encode() for code in range(128)]
         images += [bytes([code]) for code in range(128, 256)]
         self._bytes = Lists(np.dtype(np.uint8))
         self._bytes.extend(np.frombuffer(b"".join(images), np.uint8), np.array([*map(len, images)]))
-        self._lock = threading.Lock()  # the tables below are of all threads
+        self._lock = threading.Lock()  # all threads share the tables below
         self._forget()
 
     def _forget(self) -> None:
@@ -213,7 +213,7 @@ class BatchEncoder:
 
     def _encode_words(self, blank_separated: list[str]) -> tuple[np.ndarray, np.ndarray]:
         """Returns the concatenated ids of strings without blanks, and the number of ids of each."""
-        # One that is not ASCII takes the way of a single text; what is ASCII in its words becomes itself once more.
+        # A string that is not ASCII is normalised as a single text; ASCII in its words is mapped to itself below.
         plain = [word if word.isascii() else " ".join(self._normalizer(word)) for word in blank_separated]
         letters = np.frombuffer(_to_bytes("\n".join(plain)), np.uint8).astype(np.int64)
         letters += 1  # number 0 has nothing
@@ -230,9 +230,9 @@ def _to_bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
-def _take_words(words: Words, places: np.ndarray) -> list[str]:
-    """Returns the words at these places [N]."""
-    spans = zip(words.starts[places].tolist(), words.stops[places].tolist())
+def _take_words(words: Words, indices: np.ndarray) -> list[str]:
+    """Returns the words at these indices [N]."""
+    spans = zip(words.starts[indices].tolist(), words.stops[indices].tolist())
     return b"\n".join([words.raw[start:stop] for start, stop in spans]).decode("utf-8", "surrogatepass").split("\n")
 
 

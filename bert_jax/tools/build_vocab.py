@@ -102,7 +102,7 @@ def _add_lines(add: Callable[[str], None]) -> int:
 
 
 def _learn_wordpiece() -> tuple[Tokenizer, str, str]:
-    """Returns the tokenizer, what it was learnt from, and how well it fits that."""
+    """Returns the tokenizer, a description of its text, and how well it fits the text."""
     normalizer = Normalizer(lowercase=not _CASED.value, strip_accents=_STRIP_ACCENTS.value)
     words = WordCounts(normalizer)
     num_documents = _add_lines(words.add)
@@ -118,16 +118,16 @@ def _learn_wordpiece() -> tuple[Tokenizer, str, str]:
 
 
 def _learn_from_sample() -> tuple[Tokenizer, str, str]:
-    """Returns the tokenizer, what it was learnt from, and how well it fits that."""
+    """Returns the tokenizer, a description of its text, and how well it fits the text."""
     sample = LineSample(_SAMPLE.value * 1_000_000)
     num_documents = _add_lines(sample.add)
     lines = sample.lines()
-    about = {"lowercase": not _CASED.value, "strip_accents": bool(_STRIP_ACCENTS.value), "num_unused": _UNUSED.value}
+    options = {"lowercase": not _CASED.value, "strip_accents": bool(_STRIP_ACCENTS.value), "num_unused": _UNUSED.value}
     if _KIND.value == _BYTES:
-        pieces = learn_bytes(lines, _VOCAB_SIZE.value, **about)
+        pieces = learn_bytes(lines, _VOCAB_SIZE.value, **options)
     else:
-        about["character_coverage"] = _COVERAGE.value
-        pieces = learn_sentencepieces(lines, _VOCAB_SIZE.value, _MODEL_TYPE.value, **about)
+        options["character_coverage"] = _COVERAGE.value
+        pieces = learn_sentencepieces(lines, _VOCAB_SIZE.value, _MODEL_TYPE.value, **options)
     tokenizer = Tokenizer(pieces)
     num_characters = num_tokens = num_unknown = 0
     for line in lines:
@@ -149,15 +149,15 @@ def _save(tokenizer: Tokenizer, output: Place) -> bool:
     Raises: InputError if it holds another one, unless --overwrite, and if another command is writing there.
     """
     with writing(output, inside=True):
-        there = [
+        existing = [
             path for kind in (WordPiece, SentencePieces, DescribedPieces) if (path := output / kind.file_name).exists()
         ]
-        if there and not _OVERWRITE.value:
+        if existing and not _OVERWRITE.value:
             if load_tokenizer(output).fingerprint == tokenizer.fingerprint:
                 return False
             raise InputError(f"{output} holds a different vocabulary; choose another --output, or give --overwrite")
         tokenizer.save(output)
-        for path in there:
+        for path in existing:
             if path.name != tokenizer.pieces.file_name:
                 path.unlink()  # of another kind
         return True

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from bert_jax.checkpoints.pretrained import Pretrained
 
 
-# What is said of a flag's value of another type, and what to say in its place.
+# Messages for a flag's value of another type, and the type to name in their place.
 _TYPES = {"invalid literal for int": "a whole number", "could not convert": "a number", "Non-boolean": "True or False"}
 _OF_FLAGS = (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError)  # errors of arguments
 
@@ -135,14 +135,14 @@ def _check_output_urls() -> None:
 
 
 def check_given(*needed: flags.FlagHolder[Any]) -> None:
-    """Raises: InputError, with what the flag is, if one of these is not given."""
+    """Raises: InputError, with the flag's help, if one of these is not given."""
     for flag in needed:
         if not flag.value:
             raise InputError(f"--{flag.name} is needed: {flags.FLAGS[flag.name].help}")
 
 
 def load_model(path: str, compute_dtype: str = "") -> "Pretrained":
-    """Returns the model at a path, and prints what the user should know of it; "" computes as the model says."""
+    """Returns the model at a path, and prints its notes; a `compute_dtype` of "" keeps the model's."""
     from bert_jax.checkpoints.pretrained import read_pretrained
 
     bert = read_pretrained(resolve(path))
@@ -220,7 +220,7 @@ def _parse(argv: list[str]) -> list[str]:
 
 def _unknown_setting(argv: list[str]) -> str:
     """Returns the message for the first --config.NAME, or another --NAME.NAME, that is not a setting, or ""."""
-    given = [found[1] for argument in argv if (found := re.match(r"--(\w+\.[^=]*)", argument))]
+    given = [match[1] for argument in argv if (match := re.match(r"--(\w+\.[^=]*)", argument))]
     if not given or "config" not in flags.FLAGS:
         return ""
     all_arguments, sys.argv = sys.argv, [argument for argument in argv if not re.match(r"--\w+\.", argument)]
@@ -243,8 +243,8 @@ def _unknown_setting(argv: list[str]) -> str:
             continue
         section, last = name.partition(".")[0], name.rpartition(".")[2]
         close = [] if name == last else difflib.get_close_matches(name, known, n=1)
-        close += [by_last_name[found] for found in difflib.get_close_matches(last, by_last_name, n=1)]
-        close += [f"{found}." for found in difflib.get_close_matches(section, sections, n=1)]
+        close += [by_last_name[match] for match in difflib.get_close_matches(last, by_last_name, n=1)]
+        close += [f"{match}." for match in difflib.get_close_matches(section, sections, n=1)]
         hint = f" (did you mean --config.{close[0]}?)" if close else ""
         inside = [full for full in known if full.startswith(f"{section}.")] or sections
         return f"--{flag} is not a setting{hint}; there are {', '.join(inside)}"
@@ -269,6 +269,6 @@ def _reason(error: Exception) -> str:
         message = message[1:-1].replace("\\n", " ").replace("\\'", "'")
     if "Traceback" in message:  # in an InputError the line ends are written out
         message = message.replace("\\n", "\n").splitlines()[-1].removeprefix("bert_jax.errors.InputError: ")
-    for said, wanted in _TYPES.items():
-        message = re.sub(rf": \W*{said}.*", f" is of another type; use {wanted}", message, flags=re.DOTALL)
+    for pattern, wanted in _TYPES.items():
+        message = re.sub(rf": \W*{pattern}.*", f" is of another type; use {wanted}", message, flags=re.DOTALL)
     return " ".join(message.split())

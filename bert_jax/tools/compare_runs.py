@@ -25,9 +25,9 @@ def main() -> None:
 
     rows = []
     for name in WORKDIRS.value:
-        place = to_place(name)
-        runs = sorted((place / "runs").iterdir()) if (place / "runs").is_dir() else []
-        results = [result for place in runs or [place] if (result := read_results(place)) and result.metrics]
+        workdir = to_place(name)
+        runs = sorted((workdir / "runs").iterdir()) if (workdir / "runs").is_dir() else []
+        results = [result for run in runs or [workdir] if (result := read_results(run)) and result.metrics]
         if not results:
             raise InputError(f"{name} has no results.json of a run that was evaluated; let finetune.py finish there")
         metric = results[0].metric

@@ -56,7 +56,7 @@ MOST = {"float32": 1e-5, "float16": 0.02}  # larger differences are not from rou
 
 
 def main() -> None:
-    """Writes the output, whole or not at all, and says what was read, left out and found."""
+    """Writes the output, whole or not at all, and reports what was read, what was left out and any differences."""
     url = _OUTPUT.value if is_hub(_OUTPUT.value) else ""
     _check_flags(url)
     if not url:
@@ -120,9 +120,9 @@ def _convert(output: Place, shown: str) -> "Pretrained":
         if bert.problem:
             notes.append(f"problem_type {bert.problem} is not kept: these checkpoints have no place for it")
     else:
-        about = to_dict(bert.config), bert.task, count_parameters(bert.params), bert.labels, bert.trained
+        records = to_dict(bert.config), bert.task, count_parameters(bert.params), bert.labels, bert.trained
         library = "transformers" if to == "hf" else "sentence-transformers"
-        card = model_card(gather_records(source, *about), shown.removeprefix(HUB).rpartition("/")[2], library)
+        card = model_card(gather_records(source, *records), shown.removeprefix(HUB).rpartition("/")[2], library)
         options: dict[str, Any] = {"card": card, "problem": bert.problem, "dtype": _DTYPE.value}
         options["thresholds"] = bert.task_settings.get("thresholds", "")
         params = bert.params
@@ -132,7 +132,7 @@ def _convert(output: Place, shown: str) -> "Pretrained":
                 notes.append(
                     "this model has no way of its own to make vectors of texts: they are the mean of its tokens'"
                 )
-            options["write_more"] = lambda there: write_pipeline(there, settings, bert.params)
+            options["write_more"] = lambda folder: write_pipeline(folder, settings, bert.params)
             params = {name: part for name, part in params.items() if name == "encoder"}
         notes += save_hf(output, bert.config, params, bert.tokenizer, bert.task, bert.labels, **options)
     if _VERIFY.value:
@@ -144,10 +144,10 @@ def _convert(output: Place, shown: str) -> "Pretrained":
         f"{bert.config.activation}, {count_parameters(bert.params):,} parameters, from {source.format} to {to}"
     )
     if _VERIFY.value:
-        found = differences(bert, read_pretrained(resolve(output)))
-        for name, difference in found.items():
+        largest = differences(bert, read_pretrained(resolve(output)))
+        for name, difference in largest.items():
             print(f"largest difference of {name}: {difference:.3g}")
-        left_out = [name for name, difference in found.items() if not difference <= MOST[_DTYPE.value]]
+        left_out = [name for name, difference in largest.items() if not difference <= MOST[_DTYPE.value]]
         if left_out:
             raise InputError(
                 f"{shown} does not compute the same {', '.join(left_out)} as {_INPUT.value}; see the notes"

@@ -52,11 +52,11 @@ def main() -> None:
 
     bert = cli.load_model(CHECKPOINT.value, DTYPE.value)
     if DATA.value:
-        found = evaluate_pretrained(bert, DATA.value, SPLIT.value, cache_gb=CACHE_GB.value)
+        metrics = evaluate_pretrained(bert, DATA.value, SPLIT.value, cache_gb=CACHE_GB.value)
     else:
-        found = evaluate_text(bert, INPUT.value, NEXT_SENTENCE.value, MAX_SEQ_LENGTH.value)
-    about = {"checkpoint": CHECKPOINT.value, "trained": bert.trained, "compute_dtype": bert.config.compute_dtype}
-    result = about | {"data": DATA.value or INPUT.value} | found
+        metrics = evaluate_text(bert, INPUT.value, NEXT_SENTENCE.value, MAX_SEQ_LENGTH.value)
+    record = {"checkpoint": CHECKPOINT.value, "trained": bert.trained, "compute_dtype": bert.config.compute_dtype}
+    result = record | {"data": DATA.value or INPUT.value} | metrics
     print(json.dumps(result, indent=1, sort_keys=True))
     if OUTPUT.value:
         write_json(to_place(OUTPUT.value), result)

@@ -82,8 +82,8 @@ def main() -> None:
             )
             _write_pooled(temporary, texts, vectors)
             return
-        found = features.token_features(bert, texts, layers, MAX_SEQ_LENGTH.value, LONG_TEXTS.value)
-        (_write_npz if OUTPUT.value.endswith(".npz") else _write_json)(temporary, found, layers)
+        token_vectors = features.token_features(bert, texts, layers, MAX_SEQ_LENGTH.value, LONG_TEXTS.value)
+        (_write_npz if OUTPUT.value.endswith(".npz") else _write_json)(temporary, token_vectors, layers)
 
 
 def _read(path: str) -> list[Any]:
@@ -95,9 +95,9 @@ def _read(path: str) -> list[Any]:
     return [tuple(part) if len(part) == 2 else part[0] for part in parts]
 
 
-def _write_json(path: Path, found: "Iterator[TokenFeatures]", layers: Sequence[int]) -> None:
+def _write_json(path: Path, features: "Iterator[TokenFeatures]", layers: Sequence[int]) -> None:
     with open(path, "w", encoding="utf-8") as stream:
-        for number, text in enumerate(found):
+        for number, text in enumerate(features):
             vectors = text.layers.astype("float64").round(6).tolist()
             record = {
                 "linex_index": number,  # as Google's tool spells it
@@ -105,7 +105,7 @@ def _write_json(path: Path, found: "Iterator[TokenFeatures]", layers: Sequence[i
                     {
                         "token": token,
                         "layers": [
-                            {"index": layer, "values": vectors[place][position]} for place, layer in enumerate(layers)
+                            {"index": layer, "values": vectors[index][position]} for index, layer in enumerate(layers)
                         ],
                     }
                     for position, token in enumerate(text.tokens)
@@ -114,10 +114,10 @@ def _write_json(path: Path, found: "Iterator[TokenFeatures]", layers: Sequence[i
             stream.write(json.dumps(record, ensure_ascii=False) + "\n")
 
 
-def _write_npz(path: Path, found: "Iterator[TokenFeatures]", layers: Sequence[int]) -> None:
+def _write_npz(path: Path, features: "Iterator[TokenFeatures]", layers: Sequence[int]) -> None:
     import numpy as np
 
-    texts = list(found)
+    texts = list(features)
     starts = np.array([0, *itertools.accumulate(len(text.tokens) for text in texts)])
     tokens = np.array([token for text in texts for token in text.tokens])
     vectors = np.concatenate([text.layers for text in texts], axis=1)

@@ -52,7 +52,7 @@ def open_writer(path: str) -> Iterator[Callable[[str], None]]:
 
 
 def read_input(stream: IO[bytes], path: str) -> Iterator[tuple[str, str]]:
-    """Yields the place and the stripped text of each line. Raises: InputError if a line is not UTF-8."""
+    """Yields the position and the stripped text of each line. Raises: InputError if a line is not UTF-8."""
     name = "line " if path == "-" else f"{path}:"
     path = "standard input" if path == "-" else path
     with reading(path):
@@ -86,16 +86,16 @@ def batches_of(items: Iterator[Item], size: int, pause: float | None = None) -> 
 
     An error of the iterator is raised after the items before it. It is read in a thread of its own.
     """
-    found: queue.Queue[tuple[Item] | Exception] = queue.Queue(2 * size)
+    fetched: queue.Queue[tuple[Item] | Exception] = queue.Queue(2 * size)
 
     def read() -> None:
         end: Exception = StopIteration()
         try:
             for item in items:
-                found.put((item,))
+                fetched.put((item,))
         except Exception as error:  # noqa: BLE001, the caller's thread raises it
             end = error
-        found.put(end)
+        fetched.put(end)
 
     threading.Thread(target=read, daemon=True).start()
     end = None
@@ -103,7 +103,7 @@ def batches_of(items: Iterator[Item], size: int, pause: float | None = None) -> 
         batch: list[Item] = []
         while len(batch) < size and end is None:
             try:
-                item = found.get(timeout=pause if batch else None)
+                item = fetched.get(timeout=pause if batch else None)
             except queue.Empty:
                 break
             if isinstance(item, Exception):
@@ -117,15 +117,15 @@ def batches_of(items: Iterator[Item], size: int, pause: float | None = None) -> 
 
 
 def told(batches: Iterator[list[Item]], what: str, seconds: float = 10.0) -> Iterator[list[Item]]:
-    """Yields batches, and prints to stderr, every `seconds`, how many items are done."""
+    """Yields batches, and prints the number of finished items to stderr, every `seconds`."""
     count, began = 0, time.monotonic()
-    said = began
+    reported = began
     for batch in batches:
         yield batch
         count += len(batch)
-        if (now := time.monotonic()) - said > seconds:
+        if (now := time.monotonic()) - reported > seconds:
             print(f"{count:,} {what} after {now - began:.0f} s ({count / (now - began):.1f} a second)", file=sys.stderr)
-            said = now
+            reported = now
 
 
 def converse(lines: Iterator[tuple[str, str]], answer: Callable[[tuple[str, str]], object]) -> None:

@@ -8,7 +8,7 @@ import sys
 import types
 from collections.abc import Sequence
 
-# The commands, in the order in which they are used, and what --help says of each. Each is a module of bert_jax.tools.
+# The commands, in the order in which they are used, with their lines in --help. Each is a module of bert_jax.tools.
 COMMANDS = {
     "Prepare text": {
         "build_vocab": "learn a vocabulary from text",
@@ -84,7 +84,7 @@ def _print(text: str) -> None:
 def launch(name: str, program: str, arguments: Sequence[str]) -> None:
     """Runs a tool as `python -m bert_jax.tools.NAME` does: as the program's main module, which worker processes import.
 
-    `program` is what the user has called; help names it.
+    `program` is the command that the user has called; help names it.
     """
     spec = importlib.util.find_spec(f"bert_jax.tools.{name}")
     assert spec is not None and spec.loader is not None
@@ -96,7 +96,7 @@ def launch(name: str, program: str, arguments: Sequence[str]) -> None:
 
 
 def help_text() -> str:
-    """Returns what `bert_jax --help` prints: every command with a line. Nothing is imported for it."""
+    """Returns the text of `bert_jax --help`, with a line for each command. Imports none of them."""
     lines = ["BERT in JAX: from raw text to trained and fine-tuned models.", "", _USAGE]
     column = max(map(len, NAMES)) + 2
     for title, commands in COMMANDS.items():

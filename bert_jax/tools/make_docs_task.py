@@ -16,7 +16,7 @@ OUTPUT = flags.DEFINE_string("output", "", "the directory to write; a task that 
 
 
 def main() -> None:
-    """Writes the task and says how large it is."""
+    """Writes the task and prints its size."""
     cli.check_given(OUTPUT)
     if (to_place(OUTPUT.value) / "train.tsv").exists():
         print(f"{OUTPUT.value}: it was there already")

@@ -53,15 +53,15 @@ def main() -> int:
     if SEARCH.value and ROWS.value:
         raise InputError(f"--search holds data.batch_size; leave out --rows_per_chip={ROWS.value}")
     values = CONFIG.value.to_dict()
-    of_task = "task" in values
-    if of_task and (SEARCH.value or ROWS.value or ROW_LENGTH.value or PHASE.value > 1):
+    is_task = "task" in values
+    if is_task and (SEARCH.value or ROWS.value or ROW_LENGTH.value or PHASE.value > 1):
         raise InputError(
             "--search, --rows_per_chip, --row_length and --phase are of pre-training; fine-tuning is planned with the "
             "rows of its data, so leave them out"
         )
     if JSON.value:
         check_file(JSON.value)
-    config, about = (recipes.read_config(FinetuneConfig, values), None) if of_task else _pretraining(values)
+    config, about = (recipes.read_config(FinetuneConfig, values), None) if is_task else _pretraining(values)
 
     os.environ["JAX_PLATFORMS"] = "cpu"  # the device that is planned for is not asked for, even where there is one
     from bert_jax.plan import planner  # JAX starts here: --help and bad settings answer at once
@@ -90,7 +90,7 @@ def main() -> int:
 
 
 def _pretraining(values: JsonObject) -> tuple[ResolvedConfig, About | None]:
-    """Returns the settings of the phase to plan, and what is known of its data, if they are given."""
+    """Returns the settings of the phase to plan, and the description of its data, if they are given."""
     config = from_dict(PretrainConfig, values)
     given = (PHASE.value == 2 and config.phase2.num_steps and config.phase2.path) or config.data.path
     about = open_about(resolve(given), verify=False) if given and not ROW_LENGTH.value else None

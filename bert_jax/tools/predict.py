@@ -75,7 +75,7 @@ def main() -> None:
             task = predictor.task
             wanted = "a text with [MASK] in it" if task is None else f"an input for {task.config.name}"
             print(f"Write {wanted}; end with Ctrl-D.", file=sys.stderr)
-            converse(lines, lambda line: [write(show(*each)) for each in _predictions(predictor, [line]) if line[1]])
+            converse(lines, lambda line: [write(show(*pair)) for pair in _predictions(predictor, [line]) if line[1]])
             return
         for chunk in told(batches_of(lines, _LINES_AT_ONCE, 0.2 if INPUT.value == "-" else None), "lines"):
             for value, shown in _predictions(predictor, chunk):
@@ -95,9 +95,9 @@ def _predictions(predictor: "Predictor", lines: Sequence[tuple[str, str]]) -> It
         except InputError as error:
             wrong = InputError(f"{error}{_advice(predictor, line, where)}")
             break
-    found = iter(_predict(predictor, [each for _, each in inputs if each is not None]))
-    for (where, _), (value, each) in zip(lines, inputs):
-        shown = {} if each is None else next(found)
+    predictions = iter(_predict(predictor, [example for _, example in inputs if example is not None]))
+    for (where, _), (value, example) in zip(lines, inputs):
+        shown = {} if example is None else next(predictions)
         try:
             json.dumps(shown, allow_nan=False)
         except ValueError:
@@ -113,7 +113,7 @@ def _read(predictor: "Predictor", line: str, where: str, is_text: bool) -> tuple
 
     if predictor.task is None:
         value, text = line, line
-        with contextlib.suppress(InputError):  # what is not JSON is a text that begins with {
+        with contextlib.suppress(InputError):  # if it is not JSON, it is a text that begins with {
             given: Any = parse_json(line, where) if line[:1] == "{" and not is_text else {}
             value, text = (given, given["text"]) if isinstance(given.get("text"), str) else (line, line)
         return value, read_blanks(predictor.bert, text, where, LONG_TEXTS.value, needed=not is_text)
@@ -147,9 +147,9 @@ def _predict(predictor: "Predictor", inputs: Sequence[Any]) -> list[JsonObject]:
     from bert_jax.inference.predict import fill_blanks
 
     if predictor.task is not None:
-        return [predictor.task.show(each) for each in predictor.predict(inputs)] if inputs else []
-    found = fill_blanks(predictor.bert, inputs, GUESSES.value)
-    return [{"masks": [[guess._asdict() for guess in place] for place in guesses]} for guesses in found]
+        return [predictor.task.show(prediction) for prediction in predictor.predict(inputs)] if inputs else []
+    filled = fill_blanks(predictor.bert, inputs, GUESSES.value)
+    return [{"masks": [[guess._asdict() for guess in blank] for blank in blanks]} for blanks in filled]
 
 
 def _json_of(value: object, shown: JsonObject) -> str:
@@ -162,10 +162,10 @@ def _text_of(value: object, shown: JsonObject) -> str:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     lines = [text]
     if "masks" in shown:
-        lines += ["  ".join(f"{one['token']} {one['probability']:.0%}" for one in place) for place in shown["masks"]]
+        lines += ["  ".join(f"{one['token']} {one['probability']:.0%}" for one in blank) for blank in shown["masks"]]
     elif "probabilities" in shown:
-        found = shown["probabilities"]  # of classes by name, or of choices in their order
-        named = found.items() if isinstance(found, dict) else enumerate(found)
+        probabilities = shown["probabilities"]  # of classes by name, or of choices in their order
+        named = probabilities.items() if isinstance(probabilities, dict) else enumerate(probabilities)
         ordered = sorted(named, key=lambda item: -item[1])
         lines += [", ".join(shown["labels"]) or "no label"] if "labels" in shown else []
         lines.append("  ".join(f"{label} {probability:.1%}" for label, probability in ordered))
@@ -180,7 +180,7 @@ def _text_of(value: object, shown: JsonObject) -> str:
 
 def _answers(shown: JsonObject) -> list[JsonObject]:
     """Returns the answer that is given, "" for none, and the best of the others."""
-    others = [one for one in shown["n_best"] if one["answer"] != shown["answer"]]
+    others = [answer for answer in shown["n_best"] if answer["answer"] != shown["answer"]]
     return [shown, *others[:_ANSWERS_SHOWN]]
 
 

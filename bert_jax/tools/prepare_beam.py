@@ -38,8 +38,8 @@ def main() -> None:
         raise InputError(f"pipeline_options {_PIPELINE_OPTIONS.value!r} cannot be read: {error}; close it") from None
     from bert_jax.data.beam import prepare_with_beam  # an extra, and slow to import
 
-    what = (_INPUT.value, _TOKENIZER.value, _OUTPUT.value, _read_options())
-    prepare_with_beam(*what, pipeline_options, _TEXT_COLUMN.value)
+    arguments = (_INPUT.value, _TOKENIZER.value, _OUTPUT.value, _read_options())
+    prepare_with_beam(*arguments, pipeline_options, _TEXT_COLUMN.value)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 Config = TypeVar("Config", PretrainConfig, FinetuneConfig)
 
-# What --help says of --config.
+# The help of --config.
 HELP = (
     "a recipe of bert_jax, such as pretrain:base or finetune:mnli, or a Python file with get_config, such as "
     "my/recipe.py; the text after a colon is its argument"
@@ -70,7 +70,7 @@ def find(value: str) -> str:
 
 
 def resolve_recipe(arguments: Sequence[str]) -> list[str]:
-    """Returns a command line in which --config names a file, as `find` says.
+    """Returns a command line in which --config names a file, as returned by `find`.
 
     Raises: InputError as `find`, and if --config is empty or given twice.
     """
@@ -80,21 +80,21 @@ def resolve_recipe(arguments: Sequence[str]) -> list[str]:
         raise InputError(f"--config is empty; name a recipe: {', '.join(names())}, or a file of your own")
     if len(values) > 1:
         raise InputError(f"--config is given {len(values)} times, as {' and as '.join(values)}; give one recipe")
-    for place, before, value in given:
-        resolved[place] = before + find(value)
+    for index, prefix, value in given:
+        resolved[index] = prefix + find(value)
     return resolved
 
 
 def _given(arguments: Sequence[str]) -> list[tuple[int, str, str]]:
-    """Returns where --config has a value on a command line, what stands before the value there, and the value."""
-    found: list[tuple[int, str, str]] = []
-    for place, argument in enumerate(itertools.takewhile("--".__ne__, arguments)):
+    """Returns the index of each value of --config on a command line, the text before it in the argument, and it."""
+    given: list[tuple[int, str, str]] = []
+    for index, argument in enumerate(itertools.takewhile("--".__ne__, arguments)):
         name, equals, value = argument.partition("=")
         if name in ("--config", "-config") and equals:
-            found.append((place, f"{name}=", value))
-        elif name in ("--config", "-config") and place + 1 < len(arguments):
-            found.append((place + 1, "", arguments[place + 1]))
-    return found
+            given.append((index, f"{name}=", value))
+        elif name in ("--config", "-config") and index + 1 < len(arguments):
+            given.append((index + 1, "", arguments[index + 1]))
+    return given
 
 
 def find_mistake(arguments: Sequence[str], error: BaseException) -> str:
@@ -111,7 +111,7 @@ def find_mistake(arguments: Sequence[str], error: BaseException) -> str:
 
 
 def find_other_value(config: object) -> str:
-    """Returns what is wrong with the value of a recipe's get_config; "" if it is a ConfigDict."""
+    """Returns the message for a wrong value of a recipe's get_config; "" if it is a ConfigDict."""
     if hasattr(config, "to_dict"):
         return ""
     return (
@@ -121,7 +121,7 @@ def find_other_value(config: object) -> str:
 
 
 def read_own(path: str | None) -> "Own":
-    """Returns what a recipe's get_task and get_head define, if it has them; "" stands for no recipe.
+    """Returns a recipe's own task and head, by its get_task and get_head, if it has them; "" stands for no recipe.
 
     Raises: InputError if there is no such file, or it fails.
     """

@@ -78,20 +78,20 @@ def _score_pairs() -> None:
     for line in minimal_pairs.format_table(table):
         print(line)
     print(f"intervals: {minimal_pairs.INTERVALS}")
-    missing = [each.name for each in table.paradigms if baselines and each.name not in baselines]
+    missing = [paradigm.name for paradigm in table.paradigms if baselines and paradigm.name not in baselines]
     if missing:
         print(f"note: {BASELINES.value} has no accuracy of {', '.join(missing)}", file=sys.stderr)
     _say_speed(len(sentences), seconds, unknown)
     if OUTPUT.value:
-        about = _about(bert, method) | {"pairs": PAIRS.value, "limit": LIMIT.value, "baselines": BASELINES.value}
-        about |= {"intervals": minimal_pairs.INTERVALS, "sentences": len(sentences)}
-        about |= {"sentences_with_unknown_words": unknown, "seconds": round(seconds, 3)}
-        write_json(to_place(OUTPUT.value), about | table.as_json())
+        record = _about(bert, method) | {"pairs": PAIRS.value, "limit": LIMIT.value, "baselines": BASELINES.value}
+        record |= {"intervals": minimal_pairs.INTERVALS, "sentences": len(sentences)}
+        record |= {"sentences_with_unknown_words": unknown, "seconds": round(seconds, 3)}
+        write_json(to_place(OUTPUT.value), record | table.as_json())
 
 
 def _about(bert: "Pretrained", method: str) -> JsonObject:
-    about = {"checkpoint": CHECKPOINT.value, "trained": bert.trained, "method": method}
-    return about | {"compute_dtype": bert.config.compute_dtype, "tokenizer": bert.tokenizer.fingerprint}
+    record = {"checkpoint": CHECKPOINT.value, "trained": bert.trained, "method": method}
+    return record | {"compute_dtype": bert.config.compute_dtype, "tokenizer": bert.tokenizer.fingerprint}
 
 
 def _score_lines() -> None:
@@ -111,17 +111,17 @@ def _score_lines() -> None:
     seconds = time.monotonic() - started
     token_ids = encode_sentences(bert, sentences)
     with open_writer(OUTPUT.value or "-") as write:
-        found = zip(token_ids, scores, strict=True)
+        results = zip(token_ids, scores, strict=True)
         for _, sentence in lines:
             if not sentence:  # a line for every line
                 write(json.dumps({"sentence": ""}) if OUTPUT.value else "")
                 continue
-            ids, each = next(found)
-            total = float(each.sum(dtype="float64"))
+            ids, values = next(results)
+            total = float(values.sum(dtype="float64"))
             if OUTPUT.value:
                 tokens = bert.tokenizer.tokens(ids)
                 record = {"sentence": sentence, "score": total, "method": method, "tokens": tokens}
-                write(json.dumps(record | {"token_scores": [float(one) for one in each]}, ensure_ascii=False))
+                write(json.dumps(record | {"token_scores": [float(value) for value in values]}, ensure_ascii=False))
             else:
                 write(f"{total:.4f}\t{len(ids)}\t{sentence}")
     _say_speed(len(sentences), seconds, sum(bert.tokenizer.unk_id in ids for ids in token_ids))

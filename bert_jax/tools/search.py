@@ -46,14 +46,14 @@ def main() -> None:
 
     queries = [query.text for query in _read(QUERIES.value)]
     bert = cli.load_model(CHECKPOINT.value)
-    found = search(bert, queries, _read(CORPUS.value), K.value, long_texts=LONG_TEXTS.value)
+    results = search(bert, queries, _read(CORPUS.value), K.value, long_texts=LONG_TEXTS.value)
     with open_writer(OUTPUT.value) as write:
-        for query, hits in zip(queries, found):
+        for query, hits in zip(queries, results):
             write(show(query, hits))
 
 
 def _read(path: str) -> Iterator["Passage"]:
-    """Yields the texts of a file. Raises: InputError, with its line, at one that is none."""
+    """Yields the texts of a file. Raises: InputError, with its line, at one that is not a text."""
     from bert_jax.inference.search import Passage
 
     with open_lines(path) as stream:
@@ -72,8 +72,8 @@ def _read(path: str) -> Iterator["Passage"]:
 
 
 def _json_of(query: str, hits: "list[Hit]") -> str:
-    found = [{"id": hit.passage.id, "cosine": round(hit.cosine, 6), "text": hit.passage.text} for hit in hits]
-    return json.dumps({"query": query, "found": found}, ensure_ascii=False)
+    results = [{"id": hit.passage.id, "cosine": round(hit.cosine, 6), "text": hit.passage.text} for hit in hits]
+    return json.dumps({"query": query, "found": results}, ensure_ascii=False)
 
 
 def _text_of(query: str, hits: "list[Hit]") -> str:

@@ -29,22 +29,22 @@ def define_recipe() -> flags.FlagHolder[str]:
 
 
 def define_compute_dtype() -> flags.FlagHolder[str]:
-    """Defines the flag that says what a model computes in."""
+    """Defines the flag for the dtype that a model computes in."""
     return flags.DEFINE_enum(
         "compute_dtype", "", ["", "float32", "bfloat16"], "computation dtype; empty is the model's"
     )
 
 
 def define_long_texts() -> flags.FlagHolder[str]:
-    """Defines the flag that says what becomes of texts that are too long."""
-    about = "of texts with more tokens than there is room for: cut them and say how many, or refuse the first of them"
-    return flags.DEFINE_enum("long_texts", LONG_TEXTS[0], LONG_TEXTS, about)
+    """Defines the flag for texts that are too long."""
+    text = "of texts with more tokens than there is room for: cut them and say how many, or refuse the first of them"
+    return flags.DEFINE_enum("long_texts", LONG_TEXTS[0], LONG_TEXTS, text)
 
 
 def define_format() -> Callable[[str], bool]:
-    """Defines the flag that says how results are written; returns a function of the output: whether it is JSON."""
-    about = "text for people, or a JSON object per line; empty is json for files, else text"
-    flag = flags.DEFINE_enum("format", "", ["", "text", "json"], about)
+    """Defines the flag for the format of results; returns a function that tells whether an output is JSON."""
+    text = "text for people, or a JSON object per line; empty is json for files, else text"
+    flag = flags.DEFINE_enum("format", "", ["", "text", "json"], text)
     return lambda output: flag.value == "json" or (not flag.value and output != "-")
 
 

@@ -23,7 +23,7 @@ _ROWS_AT_ONCE = 1024
 def export_examples(
     data: str, output: str, masking: MaskingConfig, split: str = "train", epochs: int = 1, num_files: int = 1
 ) -> int:
-    """Returns how many examples it wrote to `output`, which appears whole or not at all.
+    """Writes examples to `output`, which appears whole or not at all, and returns their number.
 
     Raises: InputError if an option or the data set is unusable, or `output` holds something; before anything is
     written.

@@ -13,7 +13,7 @@ _PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
 
 
 def record_of_run(data_sets: Sequence[tuple[str, Mapping[str, Any]]], devices: str) -> JsonObject:
-    """Returns what a run should remember: name and manifest of its data sets, its software and devices."""
+    """Returns the record of a run: name and manifest of its data sets, its software and devices."""
     data = []
     for name, manifest in data_sets:
         splits = {

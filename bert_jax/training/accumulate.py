@@ -31,9 +31,9 @@ def sum_over_microbatches(
     The function returns (anything that can be added up, gradients of the parameters). Microbatch i takes rows i,
     i + count, ..., so that each device keeps its own rows and no data move.
 
-    On a mesh of "data" alone each device runs its own microbatches and adds up what they give. Then devices are added
+    On a mesh of "data" alone each device runs its own microbatches and sums their results. Then devices are added
     up: gradients of matrices in `gradient_dtype`, and where `shardings` divide a gradient over "data", each device
-    keeps its part alone. So what is sent does not grow with `count`. On other meshes the compiler adds up devices in
+    keeps its part alone. So communication does not grow with `count`. On other meshes the compiler adds up devices in
     each microbatch: it fails to divide the vocabulary over "tensor" inside a `shard_map` over "data" (jaxlib 0.10.2).
     """
 
@@ -43,8 +43,8 @@ def sum_over_microbatches(
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or not is_data_alone(mesh.shape):
         return local(params, batch, *shared)
-    whole = PartitionSpec()
-    divided = jax.tree.map(lambda leaf: whole, params)
+    replicated = PartitionSpec()
+    divided = jax.tree.map(lambda leaf: replicated, params)
     if shardings is not None:
         divided = jax.tree.map(lambda sharding: sharding.spec, shardings)
 
@@ -64,8 +64,8 @@ def sum_over_microbatches(
 
     return jax.shard_map(
         of_device,
-        in_specs=(whole, PartitionSpec("data"), *(whole for _ in shared)),
-        out_specs=(whole, divided),
+        in_specs=(replicated, PartitionSpec("data"), *(replicated for _ in shared)),
+        out_specs=(replicated, divided),
         check_vma=False,  # Pallas does not declare over which axes its results vary
     )(params, batch, *shared)
 
@@ -73,14 +73,14 @@ def sum_over_microbatches(
 def _own_part(array: jax.Array, axis: int) -> jax.Array:
     """Returns the sum of an array over "data". Each device keeps its part along `axis`.
 
-    Long parts are padded to a multiple of 32 rows, four tiles of a TPU's memory. Of others libtpu makes an all-reduce,
+    Long parts are padded to a multiple of 32 rows, four tiles of a TPU's memory. For others libtpu makes an all-reduce,
     which sends twice as much.
     """
     devices = jax.lax.axis_size("data")
     size = array.shape[axis] // devices
     missing = -size % 32 if size > 32 else 0
     parts = array.reshape(*array.shape[:axis], devices, size, *array.shape[axis + 1 :])
-    parts = jnp.pad(parts, [(0, missing if each == axis + 1 else 0) for each in range(parts.ndim)])
+    parts = jnp.pad(parts, [(0, missing if dim == axis + 1 else 0) for dim in range(parts.ndim)])
     summed = jax.lax.psum_scatter(parts, "data", scatter_dimension=axis)
     return jax.lax.slice_in_dim(summed, 0, size, axis=axis)
 

@@ -54,7 +54,7 @@ class WandbBoard:
             ) from None
 
     def log(self, step: int, kind: str, metrics: Mapping[str, float]) -> None:
-        """Takes the metrics of a step. Those of steps that it has seen, as after a kill, are dropped."""
+        """Takes the metrics of a step. Steps that it has already seen, as after a kill, are dropped."""
         self._run.log({f"{kind}/{name}": float(value) for name, value in metrics.items()}, step=step)
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def draw_curves(metrics_path: AnyPath, png_path: AnyPath, scores: Sequence[tuple[str, str, float]] = ()) -> None:
     """Draws the curves of a run as a PNG; nothing if there are no metrics yet.
 
-    `scores` are the first panels, as (metric, title, factor); the default is those of pre-training. Panels without data
+    `scores` are the first panels, as (metric, title, factor); the default is pre-training's. Panels without data
     are left out. Baselines are dashed lines.
     """
     with package_needed("matplotlib", f"drawing {png_path}", "'bert_jax[train]'"):
@@ -86,7 +86,7 @@ def _draw_panel(axes: "Axes", series: _Series, name: str, title: str, scale: flo
             else:
                 marker = {"marker": "o", "markersize": 3.5} if len(steps) <= 60 else {}
                 axes.plot(steps, values, color=color, linewidth=1.6, label=label, **marker)
-    baseline = next((baseline for baseline, of in BASELINES.items() if of == name), "")
+    baseline = next((baseline for baseline, metric in BASELINES.items() if metric == name), "")
     if ("eval", baseline) in series:
         score = scale * series["eval", baseline][1][-1]
         label = "token frequencies alone" if baseline.startswith("unigram") else "the more frequent answer"
@@ -118,5 +118,5 @@ def _final_scores(series: _Series, names: Sequence[str]) -> str:
     last = {name: values[-1] for (kind, name), (_, values) in series.items() if kind == "eval"}
     step = max(steps[-1] for steps, _ in series.values())
     scores = {name: last[name] for name in names if name in last}
-    baselines = {name: last[name] for name, of in BASELINES.items() if name in last and of in scores}
+    baselines = {name: last[name] for name, metric in BASELINES.items() if name in last and metric in scores}
     return f"Step {step:,}" + (f", held out: {describe(scores | baselines)}" if scores else "")

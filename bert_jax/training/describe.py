@@ -60,7 +60,7 @@ def describe_devices(mesh: Mesh) -> str:
 
 
 def describe_start(config: ResolvedConfig, start: Pretrained | None) -> str:
-    """Returns a line that says which parameters a new run starts from."""
+    """Returns a line about the parameters that a new run starts from."""
     if start is None:
         return "start from random parameters, step 0"
     line = f"warm start from {config.init_checkpoint}: its parameters, a fresh optimizer, step 0"

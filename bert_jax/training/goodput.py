@@ -105,7 +105,7 @@ class Clock:
         return {"goodput": round(goodput, 5), "wall": round(wall, 3), **seconds, "attempts": self.attempts}
 
     def _switch(self, name: str) -> str:
-        """Begins a phase, and returns the one that it follows."""
+        """Begins a phase, and returns the previous one."""
         now, before = self._now(), self._phase
         elapsed = max(0.0, now - self._since)
         self.seconds[before] += elapsed
@@ -118,13 +118,13 @@ def carried(records: Sequence[Mapping[str, Any]], step: int) -> dict[str, Any] |
     """Returns the last goodput record as one of `step`, from which the run resumes; None if there is no record.
 
     Records that lack a number are passed over. The steps that were recorded after `step` count as lost. It may be
-    applied again to what it returned.
+    applied to its own result.
     """
-    found = [record for record in records if record["kind"] == KIND and _is_whole(record)]
-    if not found:
+    complete = [record for record in records if record["kind"] == KIND and _is_whole(record)]
+    if not complete:
         return None
-    last = found[-1]
-    useful = [record["steps"] for record in found if record["step"] <= step]
+    last = complete[-1]
+    useful = [record["steps"] for record in complete if record["step"] <= step]
     lost = max(0.0, last["steps"] - (useful[-1] if useful else 0.0))
     return {**last, "step": step, "steps": last["steps"] - lost, "lost": last["lost"] + lost}
 

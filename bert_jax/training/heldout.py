@@ -24,7 +24,7 @@ def make_evaluation(
 ) -> Evaluation | None:
     """Returns the evaluation on the whole held-out split, or None if nothing is held out.
 
-    Masks are fixed: they are those of epoch 0. `params` gives the shapes of the parameters.
+    Masks are fixed: they are the masks of epoch 0. `params` gives the shapes of the parameters.
     """
     if not dataset.heldout.num_rows:
         return None

@@ -153,7 +153,7 @@ def train_loop(run: Run, state: TrainState, pace: Pace, work: Work, notes: Notes
     The best checkpoints are those with the lowest `work.rank` of their evaluation. The loop also saves after an
     evaluation that is among the best so far, whatever pace.save is. On a signal the loop saves and ends. With
     pace.break_off and a single process, a signal also interrupts an evaluation, and the next run begins with that
-    evaluation. `notes` are those of the checkpoint that the state came from.
+    evaluation. `notes` come from the checkpoint of the state.
 
     Raises: DivergedError if a loss, a gradient or a parameter is not finite; such a state is never saved.
     """
@@ -329,7 +329,7 @@ class _Loop:
         """Saves the state, with the rank of its evaluation if it has one."""
         with self.run.clock.phase("saving"):
             self.check_params()
-            self.run.report_goodput()  # before the save, so that a run that resumes from it knows what went before
+            self.run.report_goodput()  # before the save, so that a run that resumes from it has the totals
             self.saved = self.progress.step
             self.run.checkpoints.save(self.progress.step, self.state, rank, self.progress.notes(), self.work.phase)
         beat()

@@ -32,7 +32,7 @@ def estimate_memory(
     """Returns bytes per device by kind, and their total.
 
     `state` is a training state of arrays or of shapes with shardings (`step.abstract_state`). An estimate:
-    `docs/planner.md` compares it with what the compiler says.
+    `docs/planner.md` compares it with the compiler's figures.
     """
     model, accumulate = config.model, config.train.accumulate
     rows = config.data.batch_size // (mesh_shape["data"] * mesh_shape["fsdp"])
@@ -58,9 +58,9 @@ def describe_memory(config: ResolvedConfig, state: TrainState, mesh: Mesh, row: 
     total = kinds.pop("total")
     parts = ", ".join(f"{kind} {in_units(size)}" for kind, size in kinds.items())
     figures = mesh.local_devices[0].memory_stats() or {} if mesh.local_devices else {}  # a CPU has none
-    there = figures.get("bytes_limit", 0)
-    line = f"memory of a device, estimated: {in_units(total)}{f' of {in_units(there)}' if there else ''}: {parts}"
-    if there and total > there:
+    limit = figures.get("bytes_limit", 0)
+    line = f"memory of a device, estimated: {in_units(total)}{f' of {in_units(limit)}' if limit else ''}: {parts}"
+    if limit and total > limit:
         line += "; that is more than there is: more train.accumulate, model.remat=dots or mesh.fsdp take less"
     return line
 

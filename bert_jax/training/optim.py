@@ -20,7 +20,7 @@ DECAY_RULES: tuple[tuple[str, bool], ...] = (
     (r".*/(bias|output_bias)", False),
     (r"encoder/embeddings/(word|position|type)/embedding", True),
     (r".*/kernel", True),
-    (r"(?!encoder/).*", False),  # the weights of a probe's layers, and what else a user's own head has
+    (r"(?!encoder/).*", False),  # the weights of a probe's layers, and all others of a custom head
 )
 
 
@@ -201,7 +201,7 @@ def reset_moments(state: PyTree) -> PyTree:
 
 
 def make_optimizer(config: OptimizerConfig, num_steps: int, first_step: int = 0) -> optax.GradientTransformation:
-    """Returns BERT's AdamW, LAMB or StableAdamW: clip, Adam's ratio, decoupled weight decay, what is theirs, rate.
+    """Returns BERT's AdamW, LAMB or StableAdamW: clip, Adam's ratio, decoupled weight decay, their own scaling, rate.
 
     It expects the gradients of the global batch, so clipping comes after all reductions.
     """

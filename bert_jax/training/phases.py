@@ -42,7 +42,7 @@ class Corpora(NamedTuple):
 
 
 def open_corpora(config: PretrainConfig) -> Corpora:
-    """Returns what a run reads, with settings that follow from the data filled in.
+    """Returns the inputs of a run, with settings that follow from the data filled in.
 
     Raises: InputError if the data cannot be read, do not fit the model, or differ between phases, or if the run does
       not read the words of its revisions.
@@ -58,7 +58,7 @@ def open_corpora(config: PretrainConfig) -> Corpora:
     revisions = revision_steps(resolved, phases, words)
 
     def objective(masking: MaskingConfig) -> Objective:
-        ids = tokenizer.mask_id, (tokenizer.cls_id, tokenizer.sep_id)  # of masks, and of what is never predicted
+        ids = tokenizer.mask_id, (tokenizer.cls_id, tokenizer.sep_id)  # of masks, and of tokens never predicted
         return pretraining_objective(resolved.model, masking, *ids, resolved.train.next_sentence, config.teacher)
 
     maskings = [phase.config.masking for phase in phases]

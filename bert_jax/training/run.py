@@ -119,7 +119,7 @@ def open_run(
         work.on_compiled.append(clock.compiled)
         stack.callback(work.on_compiled.remove, clock.compiled)
         stack.enter_context(Watchdog(config.train.hang_seconds))
-        stack.enter_context(work.under_way("start", state_bytes(abstract)))  # and what comes after the training loop
+        stack.enter_context(work.under_way("start", state_bytes(abstract)))  # and the work after the training loop
         check_workdir(workdir, identity, config)
         everywhere = {**common(workdir, identity), **training.same}
         this_job().check_same(everywhere)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics as people read them: short names, units, baselines beside what they are compared with; and in TensorBoard."""
+"""Metrics for people: short names, units, baselines beside the metrics compared with them; and in TensorBoard."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -79,7 +79,7 @@ class Training(NamedTuple):
 
 
 def pace_of(config: ResolvedConfig | FinetuneConfig, num_steps: int, epoch_steps: int = 0, **rest: Any) -> Pace:
-    """Returns the pace that the settings ask for; evaluations and saves are after each epoch if they do not say."""
+    """Returns the pace that the settings ask for; by default evaluations and saves are after each epoch."""
     evaluate = config.eval.every_steps or epoch_steps
     return Pace(
         num_steps,

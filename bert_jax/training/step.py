@@ -102,7 +102,7 @@ def init_state(
     """Returns the state of step 0, from random parameters or from the given ones. `state` gives the shardings.
 
     Parameters are initialized whole on every device and sharded afterwards: how a function of random bits rounds
-    depends on the sharding, and a seed gives the same state on every mesh. A device gets only its part of given ones.
+    depends on the sharding, and a seed gives the same state on every mesh. A device gets only its part of given values.
     """
     shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
     whole = shardings.step  # on every device
@@ -163,7 +163,7 @@ def make_train_step(
         return jax.lax.scan(lambda state, batch: step(state, batch, key), state, stacked)
 
     shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
-    run = jax.jit(  # here alone: what is inside may have no compiler options
+    run = jax.jit(  # only here: inner functions may have no compiler options
         steps if several else step,
         in_shardings=(shardings, row_sharding(mesh), replicated(mesh)),
         out_shardings=(shardings, replicated(mesh)),
@@ -244,22 +244,22 @@ def _step_function(
 
 def _without(tree: Params, paths: tuple[str, ...]) -> Params:
     """Returns a tree with zeros below some paths."""
-    below = lambda path: any(f"{path_name(path)}/".startswith(f"{each}/") for each in paths)  # noqa: E731
+    below = lambda path: any(f"{path_name(path)}/".startswith(f"{prefix}/") for prefix in paths)  # noqa: E731
     return jax.tree_util.tree_map_with_path(lambda path, leaf: jnp.zeros_like(leaf) if below(path) else leaf, tree)
 
 
 def _gather(params: Params, shardings: PyTree, compute_dtype: str) -> Params:
     """Returns parameters in `shardings`, with the matrices of layers rounded to the compute dtype before they are sent.
 
-    They are float32 again when they come back, as gradients are to be, and the products round them to what they are.
+    They are float32 again when they come back, as gradients are to be, and the products round them to the same values.
     """
 
     def gather(path: KeyPath, leaf: jax.Array, sharding: NamedSharding) -> jax.Array:
         name = path_name(path)
         sent = leaf.astype(compute_dtype) if is_stacked(name) and name.endswith("kernel") else leaf
         # With the barrier libtpu's programs move fewer bytes of HBM (docs/optimization_log.md, entry 36).
-        whole = jax.lax.optimization_barrier(jax.lax.with_sharding_constraint(sent, sharding))
-        return whole.astype(leaf.dtype)
+        gathered = jax.lax.optimization_barrier(jax.lax.with_sharding_constraint(sent, sharding))
+        return gathered.astype(leaf.dtype)
 
     return jax.tree_util.tree_map_with_path(gather, params, shardings)
 

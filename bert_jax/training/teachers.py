@@ -32,7 +32,7 @@ from bert_jax.text.tokenizer import Tokenizer
 
 
 class Teaching(NamedTuple):
-    """What a teacher must fit."""
+    """The student's settings, which a teacher must fit."""
 
     mesh: Mesh
     tokenizer: Tokenizer
@@ -50,7 +50,7 @@ Batches = Iterator[Batch]
 
 
 def learnt_from(config: TeacherConfig, about: Teaching) -> Callable[[Batches], Batches]:
-    """Returns what adds to batches the mean of what the teachers make of them; without a teacher they stay as they are.
+    """Returns a function that adds the mean of the teachers' outputs to batches; without a teacher it changes nothing.
 
     Raises: InputError if a teacher has other tokens, classes, head or probe, or does not divide over the mesh.
     """
@@ -60,21 +60,21 @@ def learnt_from(config: TeacherConfig, about: Teaching) -> Callable[[Batches], B
 
 
 def _taught(teachers: Sequence[Pretrained], about: Teaching, batches: Batches) -> Batches:
-    mesh, places = about.mesh, [_order(each, about) for each in teachers]
+    mesh, places = about.mesh, [_order(teacher, about) for teacher in teachers]
 
     def add(params: list, batch: Batch) -> Batch:
         batch = about.prepare(batch)
-        said = [
-            forward(each.config, own, batch, _head_of(each, about), None, about.num_outputs)[..., order]
-            for each, own, order in zip(teachers, params, places)
+        outputs = [
+            forward(teacher.config, own, batch, _head_of(teacher, about), None, about.num_outputs)[..., order]
+            for teacher, own, order in zip(teachers, params, places)
         ]
-        return batch._replace(teacher=about.head.mean_of(said))
+        return batch._replace(teacher=about.head.mean_of(outputs))
 
-    params = [each.params for each in teachers]
-    place = tree_shardings(mesh, params)
+    params = [teacher.params for teacher in teachers]
+    shardings = tree_shardings(mesh, params)
     with jax.set_mesh(mesh):
-        params = jax.jit(lambda given: given, out_shardings=place)(jax.tree.map(np.asarray, params))
-        run = jax.jit(add, in_shardings=(place, row_sharding(mesh)), out_shardings=row_sharding(mesh))
+        params = jax.jit(lambda given: given, out_shardings=shardings)(jax.tree.map(np.asarray, params))
+        run = jax.jit(add, in_shardings=(shardings, row_sharding(mesh)), out_shardings=row_sharding(mesh))
     try:
         for batch in batches:
             with jax.set_mesh(mesh):
@@ -84,25 +84,25 @@ def _taught(teachers: Sequence[Pretrained], about: Teaching, batches: Batches) -
 
 
 def _order(teacher: Pretrained, about: Teaching) -> np.ndarray | slice:
-    """Returns where a teacher's outputs are in the order of the student's classes."""
+    """Returns the indices of a teacher's outputs, in the order of the student's classes."""
     if about.labels:
         return np.array([teacher.labels.index(label) for label in about.labels])
     return slice(about.vocab_size)
 
 
 def _head_of(teacher: Pretrained, about: Teaching) -> Head:
-    """Returns the head of a teacher: of vectors its own, which pools and projects as it was trained."""
+    """Returns the head of a teacher: for vectors its own, which pools and projects as it was trained."""
     own = teacher.embedding if about.head.name == EMBEDDINGS.name else None
     return EMBEDDINGS.as_set(EMBEDDINGS, own) if own else about.head
 
 
 def _shapes(params: Params, head: Head) -> dict[str, Any]:
-    """Returns the shapes of what a head adds to an encoder."""
+    """Returns the shapes of the parameters that a head adds to an encoder."""
     return jax.tree.map(np.shape, {part: params[part] for part in sorted(head.own_parts) if part in params})
 
 
 def _probe(config: ProbeConfig) -> str:
-    """Returns what of the settings of a probe its outputs depend on; "" without a probe."""
+    """Returns the settings of a probe that its outputs depend on; "" without a probe."""
     names = ("features", "kind") if config.kind == "linear" else ("features", "kind", "num_layers", "hidden_size")
     return " ".join(f"{name}={getattr(config, name)}" for name in names) if config.features else ""
 
@@ -131,7 +131,7 @@ def _open(config: TeacherConfig, about: Teaching) -> list[Pretrained]:
                 f"teacher.checkpoint {path} has other tokens than the student; give one that reads the same ids"
             )
         if sorted(teacher.labels) != sorted(about.labels):
-            theirs, ours = (", ".join(each)[:80] for each in (teacher.labels, about.labels))
+            theirs, ours = (", ".join(labels)[:80] for labels in (teacher.labels, about.labels))
             raise InputError(
                 f"teacher.checkpoint {path} has the classes {theirs}, and the student {ours}; give the same"
             )
@@ -151,6 +151,6 @@ def _open(config: TeacherConfig, about: Teaching) -> list[Pretrained]:
         computed = teacher.config.computing_in(about.model.compute_dtype)
         teachers.append(dataclasses.replace(teacher, config=computed))
     if this_job().is_several:
-        about_each = [[params_digest(each.params), each.config, each.task_settings, each.labels] for each in teachers]
-        this_job().check_same({"teachers": [str(each) for each in about_each]})
+        facts = [[params_digest(model.params), model.config, model.task_settings, model.labels] for model in teachers]
+        this_job().check_same({"teachers": [str(fact) for fact in facts]})
     return teachers

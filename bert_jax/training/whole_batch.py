@@ -23,7 +23,7 @@ def gradients_of_whole(
     key: jax.Array,
     **options: PyTree,
 ) -> tuple[tuple[jax.Array, _Rest], PyTree]:
-    """Returns a loss that needs the outputs of all rows at once, what comes with it, and its gradients.
+    """Returns a loss that needs the outputs of all rows at once, its auxiliary output, and its gradients.
 
     The first pass over `count` microbatches keeps nothing but their outputs [B, ...]. The loss of all of them gives the
     gradient of each output, and a second pass, with the same dropout, takes these to the parameters. So the memory is

@@ -94,7 +94,7 @@ def check_workdir(
 ) -> None:
     """Raises: InputError, with the settings that differ, if the work directory belongs to another run, or to no run.
 
-    Settings with a prefix in `may_change` may differ, and so may those that never affect results.
+    Settings with a prefix in `may_change` may differ, and so may settings that never affect results.
     """
     check_workdir_place(workdir)
     path = workdir / "config.json"
@@ -108,8 +108,8 @@ def check_workdir(
         if workdir.exists() and workdir.is_file():
             raise InputError(f"workdir {workdir} is a file; give a directory")
         if workdir.is_dir() and not checkpoint_steps(workdir / "checkpoints"):
-            found = {each.name for each in workdir.iterdir()}
-            for name in (name for name in (*WRITTEN, *DIRECTORIES) if name in found):
+            names = {child.name for child in workdir.iterdir()}
+            for name in (name for name in (*WRITTEN, *DIRECTORIES) if name in names):
                 raise InputError(
                     f"workdir {workdir} holds {name}, which a run would replace, and no run; give a new or an empty "
                     "directory"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Google's pre-training examples: TFRecord files of sequences with masks already drawn.
 
-An example is what create_pretraining_data.py of google-research/bert writes: seven features, three of length L
+An example is written by create_pretraining_data.py of google-research/bert: seven features, three of length L
 (`input_ids`, `input_mask`, `segment_ids`), three of length P (`masked_lm_positions`, `masked_lm_ids`,
 `masked_lm_weights`) and `next_sentence_labels`. P is --max_predictions_per_seq; unused places have weight 0.
 Letters: R examples, L positions, P places for predictions.
@@ -45,7 +45,7 @@ def read_examples(path: str) -> Iterator[tuple[int, Columns]]:
 
 
 def _columns(path: str, first: int, data: list[bytes], lengths: dict[str, int]) -> Columns:
-    """Returns the features of some records. `lengths` has what is known of them, and learns from the first record."""
+    """Returns the features of some records. `lengths` has their lengths, and is filled from the first record."""
     examples = []
     for number, record in enumerate(data, first):
         try:
@@ -86,11 +86,11 @@ def _columns(path: str, first: int, data: list[bytes], lengths: dict[str, int]) 
 
 
 def _decode(path: str, first: int, name: str, kind: int, payloads: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns all values of a feature, and how many each record has."""
+    """Returns all values of a feature, and the number of values of each record."""
     try:
         return tfrecord.decode_payloads(kind, payloads)
     except ValueError:
-        for number, payload in enumerate(payloads, first):  # which of them is it?
+        for number, payload in enumerate(payloads, first):  # find the damaged one
             try:
                 tfrecord.decode_payloads(kind, [payload])
             except ValueError as error:
@@ -99,7 +99,7 @@ def _decode(path: str, first: int, name: str, kind: int, payloads: list[bytes]) 
 
 
 def write_examples(path: str | os.PathLike, batches: Iterable[Columns]) -> int:
-    """Writes examples [R, ...] as a TFRecord file, whole or not at all, and returns how many there are.
+    """Writes examples [R, ...] as a TFRecord file, whole or not at all, and returns their number.
 
     Raises: InputError if it cannot be written.
     """
@@ -123,7 +123,7 @@ def refusal(path: str, number: int, reason: str, remedy: str) -> InputError:
 
 
 def check_examples(path: str, first: int, columns: Columns, tokenizer: Tokenizer) -> None:
-    """Raises: InputError, with the number of the record, if examples are not what a model can be trained on."""
+    """Raises: InputError, with the number of the record, if a model cannot be trained on the examples."""
     ids, mask, types = (columns[name] for name in INPUTS)
     positions, labels, weights = (columns[name] for name in PREDICTIONS)
     lengths = mask.sum(axis=1, keepdims=True)
@@ -138,7 +138,7 @@ def check_examples(path: str, first: int, columns: Columns, tokenizer: Tokenizer
     in_pairs = "segment_ids has {value} at position {column}: it is 0 in sentence A, 1 in B, and 0 in the padding"
     ours = "give the vocabulary that the examples were made with"
     google = "make the examples with create_pretraining_data.py of google-research/bert"
-    # The values, which of them are wrong, what is said of the first of these, and the remedy.
+    # The values, which of them are wrong, the message for the first of these, and the remedy.
     checks = (
         (ids, _beyond(ids, tokenizer), f"input_ids has {{value}} at position {{column}}, and {known}", ours),
         (ids, ids[:, :1] != tokenizer.cls_id, begins, ours),
@@ -155,13 +155,13 @@ def check_examples(path: str, first: int, columns: Columns, tokenizer: Tokenizer
     )  # fmt: skip
     for values, wrong, reason, remedy in checks:
         for row, column in np.argwhere(wrong)[:1].tolist():
-            about = {"value": values[row, column], "last": lengths[row, 0] - 1}
-            said = reason.format(column=column, place=column + 1, **about)
-            raise refusal(path, first + row, said, remedy)
+            details = {"value": values[row, column], "last": lengths[row, 0] - 1}
+            message = reason.format(column=column, place=column + 1, **details)
+            raise refusal(path, first + row, message, remedy)
 
 
 def _beyond(ids: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
-    """Returns which ids the vocabulary does not have."""
+    """Returns a mask of the ids that are not in the vocabulary."""
     return (ids < 0) | (ids >= tokenizer.vocab_size)
 
 

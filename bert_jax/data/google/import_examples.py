@@ -48,7 +48,7 @@ class _Job:
 
 @dataclass(frozen=True)
 class _File:
-    """A file of examples, and its place among those of its split."""
+    """A file of examples, and its index among the files of its split."""
 
     split: str
     index: int
@@ -99,8 +99,8 @@ def import_examples(
     with unfinished(path, identity, loaded) as work:
         job = _Job(path, work, row_length, predictions)
         with task_runner(num_workers) as run:
-            made = run(functools.partial(_import_file, job), files, "files of examples")
-        splits = {name: _finish_split(job, name, files, made) for name in ("train", "heldout")}
+            results = run(functools.partial(_import_file, job), files, "files of examples")
+        splits = {name: _finish_split(job, name, files, results) for name in ("train", "heldout")}
         counts = np.zeros(loaded.vocab_size, np.int64)
         for index in range(files[0].num_files):
             counts += np.load(job.work / f"counts-{index}.npy")
@@ -149,20 +149,20 @@ def _row_shape(files: list[_File], tokenizer: Tokenizer, masks: str) -> tuple[in
 
 
 def _import_file(job: _Job, file: _File) -> JsonObject:
-    """Writes the examples of a file as shards in the working directory, and returns what there is to say of them."""
+    """Writes the examples of a file as shards in the working directory, and returns their record."""
     finished = job.work / f"{file.split}-{file.index}.json"
     if (done := records.read_part(finished, ("shards", "sequences", "random_next", "filled", "tokens"))) is not None:
         return done
     tokenizer = load_tokenizer(job.path / records.TOKENIZER)
     dtype = records.row_dtype(job.row_length, 1, tokenizer.vocab_size, job.predictions)
     counts = np.zeros(tokenizer.vocab_size, np.int64)
-    made: JsonObject = {"shards": [], "sequences": 0, "random_next": 0, "filled": 0}
+    result: JsonObject = {"shards": [], "sequences": 0, "random_next": 0, "filled": 0}
     waiting: list[np.ndarray] = []
 
     def write_waiting() -> None:
-        name = f"{file.split}-{file.index}-{len(made['shards'])}.npy"
+        name = f"{file.split}-{file.index}-{len(result['shards'])}.npy"
         num_rows = sum(map(len, waiting))
-        made["shards"].append(records.write_shard(job.work / name, dtype, num_rows, waiting))
+        result["shards"].append(records.write_shard(job.work / name, dtype, num_rows, waiting))
         waiting.clear()
 
     for first, columns in read_examples(file.path):
@@ -176,40 +176,40 @@ def _import_file(job: _Job, file: _File) -> JsonObject:
         )
         rows, text = examples_to_rows(columns, numbers, tokenizer, dtype)
         counts += np.bincount(text, minlength=tokenizer.vocab_size)
-        made["sequences"] += len(rows)
-        made["random_next"] += int(np.count_nonzero(rows["labels"] == 1))
-        made["filled"] += int(rows["lengths"].sum(dtype=np.int64))
+        result["sequences"] += len(rows)
+        result["random_next"] += int(np.count_nonzero(rows["labels"] == 1))
+        result["filled"] += int(rows["lengths"].sum(dtype=np.int64))
         waiting.append(rows)
         if len(waiting) * AT_ONCE * dtype.itemsize >= SHARD_BYTES:
             write_waiting()
     if waiting:
         write_waiting()
-    made["tokens"] = int(counts.sum())
+    result["tokens"] = int(counts.sum())
     if file.split == "train":
         writing.write_array(job.work / f"counts-{file.index}.npy", counts)
-    writing.write_json(finished, made)
-    return made
+    writing.write_json(finished, result)
+    return result
 
 
 def _check_shape(path: str, first: int, columns: Columns, job: _Job) -> None:
-    """Raises: InputError if the examples have not the shape of those of the first file."""
+    """Raises: InputError if the examples do not have the shape of those of the first file."""
     for name, length in (("input_ids", job.row_length), ("masked_lm_ids", job.predictions)):
         if length and columns[name].shape[1] != length:
             reason = f"{name} has {columns[name].shape[1]} values, and the first file has {length}"
             raise refusal(path, first, reason, "import files of other lengths into a data set of their own")
 
 
-def _finish_split(job: _Job, split: str, files: list[_File], made: list[JsonObject]) -> JsonObject:
-    """Returns what the manifest says of a split, after giving its shards their names."""
-    mine = [result for file, result in zip(files, made, strict=True) if file.split == split]
-    shards = [shard for result in mine for shard in result["shards"]]
+def _finish_split(job: _Job, split: str, files: list[_File], results: list[JsonObject]) -> JsonObject:
+    """Returns the manifest's record of a split, after giving its shards their names."""
+    own = [result for file, result in zip(files, results, strict=True) if file.split == split]
+    shards = [shard for result in own for shard in result["shards"]]
     named = []
     for index, shard in enumerate(shards):
         name = records.shard_name(split, index, len(shards))
         if (job.work / shard["name"]).exists():  # or else a run that was killed has moved it
             os.replace(job.work / shard["name"], job.path / name)
         named.append(shard | {"name": name})
-    totals = {name: sum(result[name] for result in mine) for name in ("sequences", "tokens", "random_next", "filled")}
+    totals = {name: sum(result[name] for result in own) for name in ("sequences", "tokens", "random_next", "filled")}
     if split == "train" and not named:
         raise InputError(f"input {files[0].path} and the others hold no example; give files that do")
     return {

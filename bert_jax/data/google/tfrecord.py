@@ -21,7 +21,7 @@ from bert_jax.errors import InputError
 from bert_jax.storage import files, writing
 from bert_jax.storage.protobuf import DELIMITED, FIXED32, VARINT, delimited, parse_fields
 
-MAX_RECORD_BYTES = 1 << 24  # an example is some kB; what says more is not an example, and would fill the memory
+MAX_RECORD_BYTES = 1 << 24  # an example is some kB; a larger record is not an example, and would fill the memory
 
 BYTES, FLOATS, INTEGERS = 1, 2, 3  # the kinds of a feature, by the numbers of their fields
 _ONE_VALUE = {BYTES: DELIMITED, FLOATS: FIXED32, INTEGERS: VARINT}
@@ -46,7 +46,7 @@ class Feature(NamedTuple):
 def read_records(path: str) -> Iterator[bytes]:
     """Yields the bytes of each record of a file, compressed or not.
 
-    A file that ends between two records is whole for all that it says; there is no mark of its end.
+    A file that was cut between two records cannot be told from a whole one: the format has no end mark.
 
     Raises: InputError at a checksum that is wrong, or an end inside a record.
     """
@@ -82,7 +82,7 @@ def _damaged(path: str, number: int, reason: str) -> InputError:
 
 
 def write_records(path: str | PathLike, records: Iterable[bytes]) -> int:
-    """Writes a file, whole or not at all, and returns how many records it has.
+    """Writes a file, whole or not at all, and returns its number of records.
 
     Raises: InputError if it cannot be written.
     """
@@ -152,7 +152,7 @@ def _parse_list(data: bytes, start: int, stop: int, kind: int) -> list[bytes]:
 
 
 def decode_payloads(kind: int, payloads: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns all numbers of the payloads, int64 or float32, and how many each payload has, [number of payloads].
+    """Returns all numbers of the payloads, int64 or float32, and the count of each payload, [number of payloads].
 
     Raises: ValueError if an integer has more than ten bytes.
     """
@@ -170,10 +170,10 @@ def decode_payloads(kind: int, payloads: Sequence[bytes]) -> tuple[np.ndarray, n
     if sizes.max() > 10:
         raise ValueError(f"an integer has {sizes.max()} bytes, and 10 is the most")
     values = (data[starts] & np.uint8(0x7F)).astype(np.uint64)
-    for place in range(1, int(sizes.max())):
-        (longer,) = np.nonzero(sizes > place)
-        bits = (data[starts[longer] + place] & np.uint8(0x7F)).astype(np.uint64)
-        values[longer] |= bits << np.uint64(7 * place)
+    for byte in range(1, int(sizes.max())):
+        (longer,) = np.nonzero(sizes > byte)
+        bits = (data[starts[longer] + byte] & np.uint8(0x7F)).astype(np.uint64)
+        values[longer] |= bits << np.uint64(7 * byte)
     return values.view(np.int64), counts
 
 

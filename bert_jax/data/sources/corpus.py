@@ -4,11 +4,11 @@
 Inputs are separated by commas, and each is one of
 
 - a file, a quoted glob, or a URL of either (gs://bucket/text/*.gz), of text, JSON lines or WikiExtractor's output,
-  plain or compressed by gzip or zstd: what it is shows in its first bytes (`formats`);
+  plain or compressed by gzip or zstd, told apart by the first bytes (`formats`);
 - the same of Parquet files ('wiki/*.parquet', 'hf://datasets/ORG/NAME/*.parquet'): a row is a document (`parquet`);
 - tfds:NAME, a prepared data set of TensorFlow Datasets (`tfds_text`);
-- python-docs, the English documentation inside every Python: it needs no file, so it is what tests and the first
-  steps are made of.
+- python-docs, the English documentation inside every Python: it needs no file, so tests and the first steps in the
+  documentation use it.
 """
 
 import hashlib
@@ -33,12 +33,12 @@ def iterate_documents(inputs: str, text_column: str = TEXT_COLUMN) -> Iterator[l
     Raises: InputError if an input is missing, unreadable, not UTF-8 or breaks the rules of its format, or if they
     have no document at all.
     """
-    found = False
+    has_document = False
     for piece in plan_pieces(inputs, text_column=text_column):
         for document in read_piece(piece):
-            found = True
+            has_document = True
             yield document
-    if not found:
+    if not has_document:
         raise _no_document(inputs)
 
 
@@ -88,17 +88,17 @@ def read_piece(piece: Piece) -> Iterator[list[str]]:
 
 
 def contents_of(inputs: str, text_column: str = TEXT_COLUMN) -> list[Content]:
-    """Returns what `fingerprint_source` says of each of the inputs."""
+    """Returns the `fingerprint_source` of each of the inputs."""
     sources = list_sources(inputs)
     paths = urls.local_copies(sources)
-    return [fingerprint_source(*each, text_column) for each in zip(sources, paths)]
+    return [fingerprint_source(*pair, text_column) for pair in zip(sources, paths)]
 
 
 def fingerprint_source(source: str, path: str, text_column: str = TEXT_COLUMN) -> Content:
     """Returns a single input, a sha256 of its contents, and the bytes of its file, which is at `path`.
 
     Another column than the usual one changes the sha256, as it changes which text is read; see `tfds_text` for that of
-    a data set. The bytes are -1 for what is not a file.
+    a data set. The bytes are -1 if it is not a file.
     """
     if source == PYTHON_DOCS:
         return source, python_docs.python_fingerprint(), -1
@@ -113,14 +113,14 @@ def fingerprint_source(source: str, path: str, text_column: str = TEXT_COLUMN) -
 
 
 def join_fingerprints(contents: list[Content]) -> str:
-    """Returns the fingerprint of inputs, of what `fingerprint_source` says of each."""
+    """Returns the fingerprint of inputs from the `fingerprint_source` of each."""
     if [source for source, _, _ in contents] == [PYTHON_DOCS]:
         return contents[0][1]
     return hashlib.sha256(" ".join(content for _, content, _ in contents).encode()).hexdigest()
 
 
 def public_names(inputs: str) -> list[str]:
-    """Returns the inputs as they were given, each once, files and URLs as `files.public_name` says."""
+    """Returns the inputs as they were given, each once, files and URLs by their `files.public_name`."""
     parts = filter(None, files.split_places(inputs))
     return list(dict.fromkeys(files.public_name(part) if _is_file(part) else part for part in parts))
 

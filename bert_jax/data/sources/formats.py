@@ -9,8 +9,8 @@
 
 In the first two formats, a first line that repeats the document's title is dropped, since it is not a sentence.
 
-JSON that is not in lines, what bzip2, xz, zip and tar have written, UTF-16 and other binary files, and lines that end
-in CR alone are refused.
+JSON that is not in lines, bzip2, xz, zip and tar files, UTF-16 and other binary files, and lines that end in CR alone
+are refused.
 """
 
 import html
@@ -34,7 +34,7 @@ _OTHER_JSON_NAME = re.compile(r"\.json(\.gz|\.zst)?$")
 _UNREADABLE = {"bzip2": rb"BZh[1-9]1AY&SY", "xz": rb"\xfd7zXZ\x00", "zip": rb"PK\x03\x04"}  # their first bytes
 _HEAD_BYTES = 1 << 16
 _BINARY_BYTES = 1 << 13  # of the beginning; a NUL byte among them means that a file is not text
-# What begins a file, or where in each four bytes there are zeros, if most letters are Latin.
+# The first bytes of a file, or where each four bytes have zeros, if most letters are Latin.
 _WIDE_MARKS = {"UTF-32": (b"\xff\xfe\0\0", b"\0\0\xfe\xff"), "UTF-16": (b"\xff\xfe", b"\xfe\xff")}
 _WIDE_ZEROS = {
     "UTF-16LE": [False, True, False, True], "UTF-16BE": [True, False, True, False],
@@ -105,7 +105,7 @@ def check_encoding(head: bytes, source: str) -> None:
     wide = next((name for name, mark in _WIDE_MARKS.items() if head.startswith(mark)), "")
     start = head[:_BINARY_BYTES]
     if not wide and b"\0" in start:
-        nuls = [start[place::4].count(0) > len(start) // 8 for place in range(4)]  # half of the bytes at these places
+        nuls = [start[offset::4].count(0) > len(start) // 8 for offset in range(4)]  # half of the bytes at an offset
         wide = next((name for name, zeros in _WIDE_ZEROS.items() if nuls == zeros), "")
     if wide:
         raise InputError(f"{source} is {wide}, not UTF-8; convert it with iconv -f {wide.lower()} -t utf-8")
@@ -290,15 +290,15 @@ def _shown(value: object) -> str:
 
 
 def _wiki_documents(lines: _Lines) -> Iterator[list[str]]:
-    """Yields what stands between <doc ...> and </doc>, unless it is a title alone."""
+    """Yields the lines between <doc ...> and </doc>, unless there is only a title."""
     # Of the current document: the number of its first line (0 outside of documents), its title and its lines.
     start, title, inside = 0, "", []
     for line in lines:
         if line.startswith(_DOC_START):
             if start:
                 raise _unclosed(lines, start, lines.place())
-            found = _DOC_TITLE.search(line)
-            start, title, inside = lines.number, html.unescape(found[1]) if found else "", []
+            match = _DOC_TITLE.search(line)
+            start, title, inside = lines.number, html.unescape(match[1]) if match else "", []
             lines.release()
         elif start:
             lines.hold(line)

@@ -33,9 +33,9 @@ def is_parquet(path: str, source: str) -> bool:
     if start == _MAGIC:
         return True
     if source.lower().endswith(_NAME) or start == b"PARE":
-        found = "is empty" if not start else f"begins with {shown(start.decode('latin-1'))}, not with PAR1"
+        problem = "is empty" if not start else f"begins with {shown(start.decode('latin-1'))}, not with PAR1"
         raise InputError(
-            f"{source} {found}; it is not a whole, unencrypted Parquet file: download it again (a clone without Git "
+            f"{source} {problem}; it is not a whole, unencrypted Parquet file: download it again (a clone without Git "
             "LFS has small text files in place of data), or rename it if it is text"
         )
     return False
@@ -48,10 +48,10 @@ def plan_row_groups(path: str, source: str, piece_bytes: int, column: str) -> li
     """
     with _opened(path, source, column) as file:
         leaves = file.metadata.schema  # those of nested columns are among them
-        place = next(place for place in range(len(leaves)) if leaves.column(place).path == column)
+        leaf = next(leaf for leaf in range(len(leaves)) if leaves.column(leaf).path == column)
         cuts, held = [0], 0
         for group in range(file.num_row_groups):
-            held += file.metadata.row_group(group).column(place).total_uncompressed_size
+            held += file.metadata.row_group(group).column(leaf).total_uncompressed_size
             if held >= piece_bytes:
                 cuts.append(group + 1)
                 held = 0
@@ -80,7 +80,7 @@ def read_row_groups(piece: Piece) -> Iterator[list[str]]:
 
 
 def read_rows(path: str, source: str) -> list[dict[str, Any]]:
-    """Returns the rows of a file as dicts of plain values. Raises: InputError if it is damaged, or no Parquet."""
+    """Returns the rows of a file as dicts of plain values. Raises: InputError if it is damaged, or not Parquet."""
     is_parquet(path, source)
     with _opened(path, source, "") as file:
         return [row for batch in file.iter_batches(use_threads=False) for row in batch.to_pylist()]
@@ -89,9 +89,9 @@ def read_rows(path: str, source: str) -> list[dict[str, Any]]:
 def read_classes(path: str, source: str) -> dict[str, tuple[str, ...]]:
     """Returns the names of the classes of each column that is a class label, as Hugging Face's datasets write them."""
     with _opened(path, source, "") as file:
-        about = (file.schema_arrow.metadata or {}).get(b"huggingface", b"{}")
+        metadata = (file.schema_arrow.metadata or {}).get(b"huggingface", b"{}")
     try:
-        features = json.loads(about).get("info", {}).get("features", {})
+        features = json.loads(metadata).get("info", {}).get("features", {})
         kinds = {name: kind.get("feature", kind) for name, kind in features.items() if isinstance(kind, dict)}
         return {name: tuple(map(str, kind["names"])) for name, kind in kinds.items() if "names" in kind}
     except (AttributeError, TypeError, ValueError):
@@ -112,21 +112,21 @@ def write_vectors(path: str, texts: Sequence[str], vectors: Any) -> None:
 
 def _document(value: Any, piece: Piece, row: int) -> list[str]:
     """Returns the lines of a value of the column. `row` is its number in the file."""
-    place = f"{piece.source}, row {row} (the first is 0)"
+    where = f"{piece.source}, row {row} (the first is 0)"
     try:
         text = value.as_py()
         if isinstance(text, bytes):  # some writers do not mark strings as such
             text = text.decode("utf-8")
     except UnicodeDecodeError as error:
         raise InputError(
-            f"{place}: {piece.column!r} is not UTF-8 (byte 0x{error.object[error.start]:02x}); write the file again "
+            f"{where}: {piece.column!r} is not UTF-8 (byte 0x{error.object[error.start]:02x}); write the file again "
             "from text in UTF-8"
         ) from None
     if text is None:
         return []
     if len(text) + formats.LINE_COST * (text.count("\n") + 1) > formats.LONGEST_DOCUMENT:
         raise InputError(
-            f"{place}: the document has more than {formats.LONGEST_DOCUMENT >> 20} MiB; part it into several rows, or "
+            f"{where}: the document has more than {formats.LONGEST_DOCUMENT >> 20} MiB; part it into several rows, or "
             "leave the file out"
         )
     return text_lines(text)

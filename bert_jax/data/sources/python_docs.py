@@ -81,11 +81,11 @@ def _docstrings(path: Path) -> Iterator[str]:
 def _prose_paragraphs(text: str) -> list[str]:
     """Returns the paragraphs of reStructuredText or plain documentation that are prose, each on one line.
 
-    Left out: doctests, what is indented after a colon (examples and other literal text), grammars, tables,
-    headings, and what has fewer than four words or too few letters to be a sentence.
+    Left out: doctests, text indented after a colon (examples and other literal text), grammars, tables, headings,
+    and paragraphs with fewer than four words or too few letters to be a sentence.
     """
     paragraphs = []
-    code_indent = -1  # how deep the literal text is indented that is being left out, or -1
+    code_indent = -1  # the indentation of the literal text that is being left out, or -1
     after_colon = -1  # the indentation of the previous paragraph if it ended in a colon, or -1
     for block in re.split(r"\n[ \t]*\n", text.expandtabs()):
         lines = [line for line in block.splitlines() if line.strip() and not _UNDERLINE.fullmatch(line)]

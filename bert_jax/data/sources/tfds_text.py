@@ -6,7 +6,7 @@ tfds:my_texts:train[:10%] or tfds:imdb_reviews:train+unsupervised:text. NAME may
 VERSION is the newest that is prepared, SPLIT is train, and FEATURE is "text", or the only feature that is a text.
 An example is a document.
 
-Only what is prepared already is read, from TFDS_DATA_DIR or ~/tensorflow_datasets: a word in a command should not
+Only prepared data sets are read, from TFDS_DATA_DIR or ~/tensorflow_datasets: a word in a command should not
 set off a download of many gigabytes. It must be in a format with random access (array_record), for the sake of
 ranges of examples that are prepared in parallel, and as TFDS needs TensorFlow to read any other.
 """
@@ -38,8 +38,8 @@ def plan_examples(source: str, piece_bytes: int) -> list[Piece]:
     """
     builder, split, _ = _open(source)
     num_examples = builder.info.splits[split].num_examples
-    splits = builder.info.splits.values()  # of parts and sums TFDS does not know the bytes
-    total_examples, total_bytes = sum(each.num_examples for each in splits), sum(each.num_bytes for each in splits)
+    splits = builder.info.splits.values()  # TFDS does not know the bytes of parts and sums
+    total_examples, total_bytes = sum(part.num_examples for part in splits), sum(part.num_bytes for part in splits)
     if num_examples:
         random_access(source, builder, split)  # raises an error now, before anything is written
     step = max(1, piece_bytes * total_examples // max(1, total_bytes))
@@ -72,7 +72,7 @@ def read_texts(piece: Piece) -> Iterator[list[str]]:
 
 
 def examples_fingerprint(source: str) -> str:
-    """Returns a sha256 of what an input is: its full name with the version, split, feature, and TFDS's own metadata.
+    """Returns a sha256 of an input's identity: its full name with the version, split, feature, and TFDS's own metadata.
 
     The metadata hold the number of examples and bytes of every shard; the shards themselves are not read.
     """
@@ -121,7 +121,7 @@ def _open(source: str) -> tuple[Any, str, str]:
         import tensorflow_datasets as tfds
 
         kinds = dict(sorted(builder.info.features.items()))
-        texts = [each for each, kind in kinds.items() if isinstance(kind, tfds.features.Text)]
+        texts = [name for name, kind in kinds.items() if isinstance(kind, tfds.features.Text)]
     if not texts:
         raise InputError(
             f"{source}: {builder.info.full_name} has no text among its features {', '.join(kinds)}; use one that has"
@@ -137,18 +137,18 @@ def _open(source: str) -> tuple[Any, str, str]:
 
 
 def _parse(source: str) -> tuple[str, str, str, str]:
-    """Returns the name, version, split and feature that an input names; "" for what is left out."""
-    found = _INPUT.fullmatch(source)
-    if not found:
+    """Returns the name, version, split and feature that an input names; "" for parts left out."""
+    match = _INPUT.fullmatch(source)
+    if not match:
         raise InputError(
             f"input {source!r} is not tfds:NAME[:VERSION][:SPLIT[:FEATURE]]; write it like tfds:lm1b or "
             "tfds:wikipedia/20230601.en:1.0.0:train:text"
         )
-    return found["name"], found["version"] or "", found["split"] or "", found["feature"] or ""
+    return match["name"], match["version"] or "", match["split"] or "", match["feature"] or ""
 
 
 def _not_prepared(source: str, name: str, version: str, data_dir: str, package: Path) -> InputError:
-    """Returns the error of a data set that is not there; `package` is TFDS's own folder."""
+    """Returns the error for a missing data set; `package` is TFDS's own folder."""
     dataset = name.partition("/")[0]  # its builder is a folder or a file, which may need TensorFlow when imported
     wanted = f"{name}:{version}" if version else name
     if not any(package.glob(f"*/{dataset}/")) and not any(package.glob(f"*/{dataset}.py")):
@@ -165,7 +165,7 @@ def _not_prepared(source: str, name: str, version: str, data_dir: str, package: 
 def random_access(source: str, builder: Any, split: str) -> Any:
     """Returns the examples of a split, with random access.
 
-    Raises: InputError if they are prepared in a format that has none.
+    Raises: InputError if they are prepared in a format without random access.
     """
     with tfds_errors(source):
         try:

@@ -32,9 +32,9 @@ from bert_jax.settings.model import ModelConfig
 
 @dataclass(frozen=True)
 class Head:
-    """A head: its parameters, what it computes, how its labels and outputs stand in a batch, its names elsewhere.
+    """A head: its parameters, its computation, the layout of its labels and outputs in a batch, its names elsewhere.
 
-    Own heads need a name, parts and a module; the rest is that of a classifier of sequences.
+    Custom heads need a name, parts and a module; the defaults are those of a classifier of sequences.
     """
 
     name: str  # in saved models
@@ -70,10 +70,10 @@ class Head:
     constant: Callable[[Sequence[Any], int], np.ndarray] = constant_class
     usual_task: Callable[[int], str] | None = None  # K -> the task of a model that was saved without one
     has_windows: bool = False  # whether longer inputs are read in windows, and not cut
-    most_tokens: str = "max_seq_length"  # the setting of the task that says what is cut
+    most_tokens: str = "max_seq_length"  # the setting of the task that limits the length
     takes_words: bool = False  # whether a tab in an input parts no texts
     probe: str = ""  # what a probe in its place classifies: "sequences", "tokens", or "" if there is none
-    # Export. Outputs of rows with one sequence -> what is exported, and what it is.
+    # Export. Outputs of rows with one sequence -> the exported array, and its description.
     exported: Callable[[jax.Array], jax.Array] = lambda logits: logits
     about_exported: str = "logits, as the head makes them."
     # Hugging Face: the class of a model, its pipeline, whether it names classes, and its problem_type: that of a single
@@ -90,7 +90,7 @@ class Head:
         return set(self.parts) - {"pooler"}
 
     def parts_in(self, config: ModelConfig) -> tuple[str, ...]:
-        """Returns the parts of a model with this head. Families differ in what has a pooler, and this is all of it."""
+        """Returns the parts of a model with this head. Only here do families differ in which heads have a pooler."""
         if self.of_tokens and config.block.of_tokens:
             return ("pooler", *self.parts)
         return self.parts if self.own_parts or config.block.of_encoder else ()
@@ -101,11 +101,11 @@ class Model(nn.Module):
 
     config: ModelConfig
     head: Head
-    num_outputs: int = 0  # K, where the head does not say it
+    num_outputs: int = 0  # K, if the head does not fix it
 
     @nn.compact
     def __call__(self, batch: Batch, deterministic: bool = True) -> Any:
-        """Returns what the head's module returns: float32 logits, for most."""
+        """Returns the outputs of the head's module: float32 logits, for most."""
         config, head = self.config, self.head
         encoder = Encoder(config, "pooler" in head.parts_in(config), head.of_tokens, name="encoder")
         encoded = encoder(batch, head.is_frozen or deterministic, keep_layers=head.all_layers)

@@ -27,8 +27,8 @@ def _losses(logits: jax.Array, batch: Batch, weights: jax.Array) -> dict[str, Pa
 
 def _divergence(logits: jax.Array, teacher: jax.Array, batch: Batch, temperature: float) -> jax.Array:
     """Returns the divergence over the choices of an example, [B, M]."""
-    said, wanted = (_of_examples(each / temperature, batch) for each in (logits, teacher))
-    return class_divergence(said, wanted)
+    student, target = (_of_examples(values / temperature, batch) for values in (logits, teacher))
+    return class_divergence(student, target)
 
 
 def _of_examples(logits: jax.Array, batch: Batch) -> jax.Array:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A vector for each text, and losses that need all texts of a batch at once: those of other examples are negatives.
+"""A vector for each text, and losses that need all texts of a batch at once: other examples' texts are negatives.
 
 Source: Reimers and Gurevych 2019 for vectors of texts from pooled tokens.
 """
@@ -35,7 +35,7 @@ class Texts(NamedTuple):
     """The labels of a batch: E examples of up to T texts, an anchor, its positive and hard negatives."""
 
     places: (
-        Array  # [E, T] int32: where its vector is among those of all rows, row x M + place; beyond them if it has none
+        Array  # [E, T] int32: index of its vector among those of all rows, row x M + place; beyond them if it has none
     )
     numbers: Array  # [E, T] int32: the same for equal texts, of all the data; -1 where there is none
     scores: Array  # [E] float32: how alike the pair is, where that is known
@@ -76,7 +76,7 @@ def normalized(vectors: jax.Array) -> jax.Array:
 
 
 def _labels_of_batch(bins: Sequence[Sequence[Any]], num_places: int, num_examples: int) -> Texts:
-    """Returns the labels of rows that each are a text: (T, its place among them, number, score of the example)."""
+    """Returns the labels of rows of one text each: (T, its place among them, number, score of the example)."""
     slots = {number: slot for slot, number in enumerate(sorted({row.example for rows in bins for row in rows}))}
     size = next(int(row.label[0]) for rows in bins for row in rows)
     places = len(bins) * num_places + (1 << 30) + np.arange(num_examples * size, dtype=np.int32)  # unique, in no row
@@ -104,13 +104,13 @@ def _losses(settings: EmbeddingConfig, outputs: jax.Array, batch: Batch, weights
     """
     vectors = _vectors(outputs, batch)
     loss_of, sizes = LOSSES[settings.loss or "infonce"], settings.sizes() or (outputs.shape[-1],)
-    found = [loss_of(settings, vectors[..., :size], batch.labels, weights) for size in sizes]
-    total = jnp.sum(jnp.stack([each["loss"][0] for each in found]))
-    return found[int(np.argmax(sizes))] | {"loss": (total, found[0]["loss"][1])}
+    results = [loss_of(settings, vectors[..., :size], batch.labels, weights) for size in sizes]
+    total = jnp.sum(jnp.stack([result["loss"][0] for result in results]))
+    return results[int(np.argmax(sizes))] | {"loss": (total, results[0]["loss"][1])}
 
 
 def _vectors(outputs: jax.Array, batch: Batch) -> jax.Array:
-    """Returns the vectors of the texts of each example, [E, T, K], of those of all rows; 0 where there is no text."""
+    """Returns the vectors of the texts of each example, [E, T, K], from those of all rows; 0 where there is no text."""
     flat = outputs.reshape(-1, outputs.shape[-1])
     return constrain_rows(flat.at[batch.labels.places].get(mode="fill", fill_value=0, unique_indices=True))
 
@@ -122,8 +122,8 @@ def info_nce(settings: EmbeddingConfig, vectors: jax.Array, texts: Texts, weight
     Source: van den Oord et al. 2018; Henderson et al. 2017 for negatives from the batch; Gao et al. 2021, "SimCSE", for
     hard negatives and for texts as their own positives. Both directions: Radford et al. 2021, half of each.
     """
-    found = _search(settings, texts, _nearest, vectors)
-    return {name: (jnp.sum(each * weights), jnp.sum(weights)) for name, each in zip(("loss", "accuracy"), found)}
+    metrics = _search(settings, texts, _nearest, vectors)
+    return {name: (jnp.sum(metric * weights), jnp.sum(weights)) for name, metric in zip(("loss", "accuracy"), metrics)}
 
 
 def _nearest(scores: jax.Array, is_partner: jax.Array, is_other: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -135,25 +135,25 @@ def _nearest(scores: jax.Array, is_partner: jax.Array, is_other: jax.Array) -> t
 
 
 def _search(settings: EmbeddingConfig, texts: Texts, function: Callable[..., Any], *models: jax.Array) -> Any:
-    """Returns what a function finds for each anchor, [E]; with both directions, half of it, and half of positives.
+    """Returns a function's result for each anchor, [E]; with both directions, its mean with that for each positive.
 
-    `models` are the vectors [E, T, K] of one or several. The function takes the scores [e, C] of each, and of every
+    `models` are the vectors [E, T, K] of one or several. The function takes the scores [e, C] of each, and for every
     query which candidate is its partner, and which are others. It may see some of the queries at a time.
     """
     count, width = texts.numbers.shape
-    vectors, passages = [normalized(each) for each in models], texts.numbers[:, 1:].reshape(-1)
+    vectors, passages = [normalized(model) for model in models], texts.numbers[:, 1:].reshape(-1)
     anchors, positives, number = texts.numbers[:, 0], texts.numbers[:, 1], jnp.arange(count)
     belongs = jnp.where(jnp.arange(width - 1) == 0, anchors[:, None], -2).reshape(-1)  # a hard negative to no anchor
 
     def find(query: int, candidates: int | slice, *numbers: jax.Array) -> Any:
-        pairs = [(each[:, query], each[:, candidates].reshape(-1, each.shape[-1])) for each in vectors]
+        pairs = [(model[:, query], model[:, candidates].reshape(-1, model.shape[-1])) for model in vectors]
         return _find(function, settings.temperature, pairs, *numbers)
 
-    found = find(0, slice(1, None), anchors, positives, number * (width - 1), passages, belongs)
+    result = find(0, slice(1, None), anchors, positives, number * (width - 1), passages, belongs)
     if settings.both_directions:
         back = find(1, 0, positives, anchors, number, anchors, positives)
-        found = jax.tree.map(lambda one, other: (one + other) / 2, found, back)
-    return found
+        result = jax.tree.map(lambda one, other: (one + other) / 2, result, back)
+    return result
 
 
 def _find(
@@ -166,19 +166,19 @@ def _find(
     numbers: jax.Array,
     belongs: jax.Array,
 ) -> Any:
-    """Returns what a function makes of the scores of queries [E, K] with candidates [C, K], a pair of each model.
+    """Returns a function's result for the scores of queries [E, K] with candidates [C, K], a pair for each model.
 
     `own` and `partners` are the numbers of the queries' texts and of their partners, [E], `places` the partners' places
     among the candidates; `numbers` and `belongs` those of the candidates' texts and partners, [C]; -1 stands for none.
     """
-    numbers, belongs, *candidates = (whole(each) for each in (numbers, belongs, *(pair[1] for pair in pairs)))
+    numbers, belongs, *candidates = (whole(array) for array in (numbers, belongs, *(pair[1] for pair in pairs)))
 
     def find(own: jax.Array, partners: jax.Array, places: jax.Array, *queries: jax.Array) -> Any:
         own, partners = own[:, None], partners[:, None]
         same = (numbers == partners) | (numbers == own) | (belongs == own)
         is_partner = jnp.arange(numbers.shape[0]) == places[:, None]
         products = (jnp.einsum("EK,CK->EC", *pair, precision="highest") for pair in zip(queries, candidates))
-        return function(*(each / temperature for each in products), is_partner, (numbers >= 0) & ~same & ~is_partner)
+        return function(*(dot / temperature for dot in products), is_partner, (numbers >= 0) & ~same & ~is_partner)
 
     return _in_blocks(find, len(numbers) * len(pairs), own, partners, places, *(pair[0] for pair in pairs))
 
@@ -192,13 +192,13 @@ def _in_blocks(function: Callable[..., Any], width: int, *arrays: jax.Array) -> 
     count = next(count for count in range(1, rows + 1) if not rows % count and rows // count * width <= _MOST_COSINES)
     if count == 1:
         return function(*arrays)
-    pieces = [jnp.swapaxes(each.reshape(-1, count, *each.shape[1:]), 0, 1) for each in arrays]
-    found = jax.lax.map(lambda piece: jax.checkpoint(function)(*piece), tuple(pieces))
-    return jax.tree.map(lambda each: jnp.swapaxes(each, 0, 1).reshape(-1), found)
+    pieces = [jnp.swapaxes(array.reshape(-1, count, *array.shape[1:]), 0, 1) for array in arrays]
+    results = jax.lax.map(lambda piece: jax.checkpoint(function)(*piece), tuple(pieces))
+    return jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1).reshape(-1), results)
 
 
 def triplet(settings: EmbeddingConfig, vectors: jax.Array, texts: Texts, weights: jax.Array) -> dict[str, Pair]:
-    """Returns by how much the positive is not nearer than hard negatives by a margin, of the distances of vectors.
+    """Returns the triplet loss of distances: by how much the positive is not nearer than hard negatives by a margin.
 
     It is the mean over the negatives of an anchor. Source: Schroff et al. 2015; Reimers and Gurevych 2019, section 3.
     """
@@ -218,7 +218,7 @@ def cosent(settings: EmbeddingConfig, vectors: jax.Array, texts: Texts, weights:
     Source: Su 2022, "CoSENT".
     """
     cosines = _cosines(vectors)[:, 0] / settings.temperature
-    others = [whole(each) for each in (cosines, texts.scores, weights)]
+    others = [whole(array) for array in (cosines, texts.scores, weights)]
 
     def above(cosines: jax.Array, scores: jax.Array, weights: jax.Array) -> jax.Array:
         counts = (scores[:, None] > others[1]) & (weights[:, None] * others[2] > 0)
@@ -255,24 +255,24 @@ LOSSES: dict[str, Callable[[EmbeddingConfig, jax.Array, Texts, jax.Array], dict[
 def _divergence(
     settings: EmbeddingConfig, outputs: jax.Array, teacher: jax.Array, batch: Batch, temperature: float
 ) -> jax.Array:
-    """Returns [E] how far the cosines of vectors, whole and of each leading dimension, are from those of a teacher's.
+    """Returns [E] how far the cosines of vectors, whole and of each leading dimension, are from a teacher's.
 
     With infonce it is the divergence of the softmax over the candidates of an anchor. With other losses it is the
     squared difference, the mean over the texts of an example.
     """
-    vectors, wanted = _vectors(outputs, batch), _vectors(teacher, batch)
+    vectors, target = _vectors(outputs, batch), _vectors(teacher, batch)
 
-    def of_candidates(said: jax.Array, wanted: jax.Array, is_partner: jax.Array, is_other: jax.Array) -> jax.Array:
+    def of_candidates(student: jax.Array, target: jax.Array, is_partner: jax.Array, is_other: jax.Array) -> jax.Array:
         counts = is_partner | is_other
-        said, wanted = (jnp.where(counts, each / temperature, MASKED_SCORE) for each in (said, wanted))
-        return class_divergence(said, wanted)
+        student, target = (jnp.where(counts, scores / temperature, MASKED_SCORE) for scores in (student, target))
+        return class_divergence(student, target)
 
     def apart(vectors: jax.Array) -> jax.Array:
         if settings.loss in ("", "infonce"):
-            return _search(settings, batch.labels, of_candidates, vectors, wanted)
-        said, known = (_cosines(each) / temperature for each in (vectors, wanted))
+            return _search(settings, batch.labels, of_candidates, vectors, target)
+        student, known = (_cosines(model) / temperature for model in (vectors, target))
         there = batch.labels.numbers[:, 1:] >= 0
-        return jnp.sum(jnp.square(said - known) * there, axis=1) / jnp.maximum(jnp.sum(there, axis=1), 1)
+        return jnp.sum(jnp.square(student - known) * there, axis=1) / jnp.maximum(jnp.sum(there, axis=1), 1)
 
     sizes = settings.sizes() or (outputs.shape[-1],)
     return jnp.sum(jnp.stack([apart(vectors[..., :size]) for size in sizes]), axis=0)
@@ -280,7 +280,7 @@ def _divergence(
 
 def _mean_of(outputs: Sequence[jax.Array]) -> jax.Array:
     """Returns vectors whose cosines are the mean of those of several models."""
-    return jnp.concatenate([normalized(each) for each in outputs], axis=-1)
+    return jnp.concatenate([normalized(output) for output in outputs], axis=-1)
 
 
 def _as_set(head: Head, config: TaskConfig) -> Head:

@@ -12,7 +12,7 @@ from bert_jax.settings.model import ModelConfig
 
 
 class Pooled(nn.Module):
-    """The pooled outputs [B, M, H], float32, in place of logits, which the bare encoder has none of."""
+    """The pooled outputs [B, M, H], float32, in place of logits, which the bare encoder lacks."""
 
     config: ModelConfig
     num_outputs: int

@@ -46,22 +46,22 @@ def no_sequence_labels(num_rows: int, length: int, num_places: int, label: Any) 
 
 
 def write_sequence_label(labels: np.ndarray, label: Any, spot: Spot) -> None:
-    """Writes the label of a sequence into those of its row, [M]."""
+    """Writes the label of a sequence into the labels of its row, [M]."""
     labels[spot.places] = label
 
 
 def sequence_outputs(outputs: np.ndarray, spot: Spot) -> np.ndarray:
-    """Returns the outputs [K] of a sequence, of those of its row, [M, K]."""
+    """Returns the outputs [K] of a sequence, from those of its row, [M, K]."""
     return outputs[spot.places.start]
 
 
 def token_outputs(outputs: np.ndarray, spot: Spot) -> np.ndarray:
-    """Returns the outputs [L, K] of the tokens of an example, of those of its row."""
+    """Returns the outputs [L, K] of the tokens of an example, from those of its row."""
     return outputs[spot.tokens]
 
 
 def constant_class(labels: Sequence[Any], num_outputs: int) -> np.ndarray:
-    """Returns outputs [K] with the most frequent class first; of a regression the mean of the labels."""
+    """Returns outputs [K] with the most frequent class first; for a regression the mean of the labels."""
     if any(np.ndim(label) and np.asarray(label).dtype.kind == "f" for label in labels):  # soft
         return np.mean(np.stack(labels), axis=0).astype(np.float32)
     known = np.concatenate([np.ravel(label) for label in labels])

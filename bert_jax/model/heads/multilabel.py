@@ -18,7 +18,7 @@ from bert_jax.model.teaching import class_divergence
 
 
 def _losses(logits: jax.Array, batch: Batch, weights: jax.Array) -> dict[str, Pair]:
-    """Returns the mean over the labels of their cross entropies, and of those said rightly; labels [B, M, K]."""
+    """Returns the mean cross entropy and the mean accuracy over the labels [B, M, K]."""
     logits, labels = logits.astype(jnp.float32), batch.labels
     losses = jnp.maximum(logits, 0) - logits * labels + jnp.log1p(jnp.exp(-jnp.abs(logits)))
     right = (logits > 0) == (labels > 0.5)
@@ -31,8 +31,8 @@ def _losses(logits: jax.Array, batch: Batch, weights: jax.Array) -> dict[str, Pa
 
 def _divergence(outputs: jax.Array, teacher: jax.Array, batch: Batch, temperature: float) -> jax.Array:
     """Returns the mean over the labels of the divergence of their probabilities."""
-    said, wanted = (jnp.stack([each, jnp.zeros_like(each)], axis=-1) for each in (outputs, teacher))
-    return class_divergence(said, wanted, batch, temperature).mean(axis=-1)
+    student, target = (jnp.stack([values, jnp.zeros_like(values)], axis=-1) for values in (outputs, teacher))
+    return class_divergence(student, target, batch, temperature).mean(axis=-1)
 
 
 def _constant(labels: Sequence[Any], num_outputs: int) -> np.ndarray:

@@ -23,8 +23,8 @@ def _losses(logits: jax.Array, batch: Batch, weights: jax.Array) -> dict[str, Pa
 
 def _divergence(logits: jax.Array, teacher: jax.Array, batch: Batch, temperature: float) -> jax.Array:
     """Returns the divergence of the start and of the end, added, over the tokens of the sequence."""
-    said, wanted = (_of_sequences(each / temperature, batch) for each in (logits, teacher))
-    return class_divergence(said, wanted).sum(axis=-1)
+    student, target = (_of_sequences(values / temperature, batch) for values in (logits, teacher))
+    return class_divergence(student, target).sum(axis=-1)
 
 
 def _of_sequences(logits: jax.Array, batch: Batch) -> jax.Array:

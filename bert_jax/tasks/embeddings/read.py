@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads texts that belong together: from tables, SQuAD's files and BEIR's directories.
 
-What the columns of a table or the keys of JSON hold decides what its rows are:
+The columns of a table or the keys of JSON decide what its rows are:
 
     anchor, positive [, negative, negative_2 ...]     a text, one that belongs to it, and hard negatives
-    sentence1, sentence2, score                       a graded pair: the more, the more alike
-    premise, hypothesis, label                        pairs of NLI: what follows from a premise belongs to it, and what
-                                                      contradicts it is a hard negative (Gao et al. 2021, "SimCSE")
+    sentence1, sentence2, score                       a graded pair: the higher, the more alike
+    premise, hypothesis, label                        pairs of NLI: a text that a premise entails belongs to it, a text
+                                                      that contradicts it is a hard negative (Gao et al. 2021, "SimCSE")
     text                                              a text, which is its own positive under another dropout (ibid.)
 
-Names are those that are usual, or the settings `text_column`, `second_text_column`, `label_column` and
+Names are the usual ones, or the settings `text_column`, `second_text_column`, `label_column` and
 `embedding.negative_columns`. A directory of BEIR has corpus.jsonl, queries.jsonl and qrels/SPLIT.tsv. SQuAD's questions
 belong to their paragraphs.
 """
@@ -43,17 +43,17 @@ NO_TEXT, SAME = "skipped: a text is empty", "negatives equal to the positive"
 
 
 class TextsExample(NamedTuple):
-    """Texts that belong together, or one that is looked for, or one that may be found."""
+    """Texts that belong together, or a single query or passage."""
 
     texts: tuple[str, ...]  # an anchor or query, its positive, hard negatives
     score: float | None = None  # of a graded pair
     id: int | str = 0
     where: str = ""
-    relevant: Mapping[str, float] | None = None  # of a query: what is to be found, id -> grade
-    is_passage: bool = False  # whether it is to be found, among others
+    relevant: Mapping[str, float] | None = None  # of a query: its relevant passages, id -> grade
+    is_passage: bool = False  # whether it is one of the passages to search
 
     def is_query(self, place: int) -> bool:
-        """Returns whether a text takes the query's prompt: both do of a pair that has no direction."""
+        """Returns whether a text takes the query's prompt; both texts of a pair without a direction do."""
         has_none = self.score is not None or self.texts[:1] == self.texts[1:]
         return not self.is_passage and (place == 0 or has_none)
 
@@ -70,61 +70,61 @@ def is_graded(examples: Sequence[TextsExample]) -> bool:
 
 
 def read_texts(config: TaskConfig, source: str, split: str) -> TextsExamples:
-    """Returns the examples of a split; [] if it is not there. Raises: InputError with file and line."""
-    found = _read(config, source, split)
-    if not found and (empty := found.counts.get(NO_TEXT, 0)):
+    """Returns the examples of a split; [] if it is missing. Raises: InputError with file and line."""
+    examples = _read(config, source, split)
+    if not examples and (empty := examples.counts.get(NO_TEXT, 0)):
         raise InputError(
-            f"{split} of {source}: in all {empty} rows {' or '.join(found.columns[:2])} is empty; correct that, or "
+            f"{split} of {source}: in all {empty} rows {' or '.join(examples.columns[:2])} is empty; correct that, or "
             "name other columns in the settings of task"
         )
-    if split == "train" and found:
+    if split == "train" and examples:
         is_searched = _is_squad(source) or _beir_place(source, "dev")
-        is_ranked = is_searched or not is_graded(_read(config, source, "dev") or found)
-        found.metric = "ndcg@10" if is_ranked else "spearman"
-    if split == "dev" and found and all(example.texts[:1] == example.texts[1:] for example in found):
+        is_ranked = is_searched or not is_graded(_read(config, source, "dev") or examples)
+        examples.metric = "ndcg@10" if is_ranked else "spearman"
+    if split == "dev" and examples and all(example.texts[:1] == example.texts[1:] for example in examples):
         raise InputError(
-            f"{found[0].where}: texts alone say nothing of how good vectors are; give a dev set of pairs, graded or "
+            f"{examples[0].where}: texts alone say nothing of how good vectors are; give a dev set of pairs, graded or "
             "not, or of BEIR's format"
         )
-    if is_graded(found) and split != "test" and len({example.score for example in found}) < 2:
-        raise InputError(f"{found[0].where}: all pairs have the score {found[0].score:g}; there must be two or more")
-    return found
+    if is_graded(examples) and split != "test" and len({example.score for example in examples}) < 2:
+        raise InputError(
+            f"{examples[0].where}: all pairs have the score {examples[0].score:g}; there must be two or more"
+        )
+    return examples
 
 
 def _read(config: TaskConfig, source: str, split: str) -> TextsExamples:
     if _is_squad(source):
         return _squad(read_squad(source, split), source)
-    if place := _beir_place(source, split):
-        return _read_beir(place, split)
-    place = readers.find_split_file(source, split)
-    if not place:
+    if directory := _beir_place(source, split):
+        return _read_beir(directory, split)
+    path = readers.find_split_file(source, split)
+    if not path:
         return TextsExamples()
-    table = readers.read_table(place)
+    table = readers.read_table(path)
     if "paragraphs" in table.columns:
-        return _squad(read_squad_file(place), place)
+        return _squad(read_squad_file(path), path)
     if not table.records:
-        raise InputError(f"{place} holds no example; give data, a row or object for each")
-    return _of_table(config, table.records, table.columns, place)
+        raise InputError(f"{path} holds no example; give data, a row or object for each")
+    return _of_table(config, table.records, table.columns, path)
 
 
 def _is_squad(source: str) -> bool:
     return bool(re.search(r"\[-?\d*:-?\d*\]", source) or re.match(r"(train|dev|test)=|tfds:squad", source))
 
 
-def _squad(found: Iterable, where: str) -> TextsExamples:
-    pairs = (TextsExample((each.question, each.context), None, each.id, where) for each in found)
+def _squad(examples: Iterable, where: str) -> TextsExamples:
+    pairs = (TextsExample((example.question, example.context), None, example.id, where) for example in examples)
     return _without_empty(pairs, ("question", "context"))
 
 
 # Tables
 
 
-def _of_table(
-    config: TaskConfig, records: Sequence[readers.Record], columns: Sequence[str], place: str
-) -> TextsExamples:
-    first, second, negatives, label = _columns(config, columns, place)
+def _of_table(config: TaskConfig, rows: Sequence[readers.Record], columns: Sequence[str], path: str) -> TextsExamples:
+    first, second, negatives, label = _columns(config, columns, path)
     number = readers.find_column(_IDS, columns)
-    names = classes_in(place).get(label)
+    names = classes_in(path).get(label)
     names = names or split_names(config.labels)
 
     def label_of(record: readers.Record) -> object:
@@ -133,14 +133,14 @@ def _of_table(
             value = int(value)
         return named_class(value, names)
 
-    is_nli = bool(label) and not negatives and any(str(label_of(record)) in _NLI for record in records)
+    is_nli = bool(label) and not negatives and any(str(label_of(record)) in _NLI for record in rows)
     if label and not is_nli and (first.lower(), second.lower()) == ("premise", "hypothesis"):
         raise InputError(
-            f"{records[0].where}: label {records[0].get(label)!r:.40} is not one of {', '.join(_NLI)}; write these, or "
+            f"{rows[0].where}: label {rows[0].get(label)!r:.40} is not one of {', '.join(_NLI)}; write these, or "
             "their order in task.labels"
         )
     examples = []
-    for place_in_data, record in enumerate(records):
+    for position, record in enumerate(rows):
         positive = record.get(second or first)
         against: list[Any] = []
         for name in negatives:
@@ -149,9 +149,9 @@ def _of_table(
         score = label_number(record.get(label), record.where) if label and not is_nli else None
         if label and not is_nli and score is None:
             raise InputError(f"{record.where} has no {label!r}; give each pair a score, or remove it")
-        id_ = id_of(record.get(number), place_in_data)
-        for each in positive if isinstance(positive, list) and positive else [positive]:  # a pair for each of a list
-            texts = [record.get(first), each, *against]
+        id_ = id_of(record.get(number), position)
+        for partner in positive if isinstance(positive, list) and positive else [positive]:  # a pair per list item
+            texts = [record.get(first), partner, *against]
             for text, name in zip(texts, (first, second or first, *negatives, *negatives[-1:] * len(texts))):
                 if not isinstance(text, str | None):
                     raise InputError(f"{record.where}: {name!r} is {text!r:.60}, not a text; write it as a string")
@@ -164,13 +164,13 @@ def _of_table(
     return _without_empty((example for example, _ in examples), columns)
 
 
-def _columns(config: TaskConfig, columns: Sequence[str], place: str) -> tuple[str, str, tuple[str, ...], str]:
-    """Returns the columns of the first text, the second, hard negatives and the label; "" for what is not there."""
+def _columns(config: TaskConfig, columns: Sequence[str], path: str) -> tuple[str, str, tuple[str, ...], str]:
+    """Returns the columns of the first text, the second, hard negatives and the label; "" if missing."""
     named = split_names(config.embedding.negative_columns)
     for name in (config.text_column, config.second_text_column, config.label_column, *named):
         if name and name not in columns:
             raise InputError(
-                f"{place} has no column {name!r}; it has {readers.listed_columns(columns)}: change the setting of task"
+                f"{path} has no column {name!r}; it has {readers.listed_columns(columns)}: change the setting of task"
             )
     first, second = config.text_column, config.second_text_column
     if not first:
@@ -179,7 +179,7 @@ def _columns(config: TaskConfig, columns: Sequence[str], place: str) -> tuple[st
         second = second or usual
     if not first:
         raise InputError(
-            f"{place} has no columns with usual names of texts, such as anchor and positive, but "
+            f"{path} has no columns with usual names of texts, such as anchor and positive, but "
             f"{readers.listed_columns(columns)}; set task.text_column and second_text_column"
         )
     usual = [name for name in columns if _NEGATIVE.fullmatch(name.lower()) and name not in (first, second)]
@@ -189,25 +189,25 @@ def _columns(config: TaskConfig, columns: Sequence[str], place: str) -> tuple[st
 
 
 def _of_nli(examples: Sequence[tuple[TextsExample, object]]) -> tuple[list[TextsExample], dict[str, int]]:
-    """Returns a premise, what follows, and what contradicts it if something does; and how many pairs are not used."""
-    of_premise: dict[str, dict[str, list[TextsExample]]] = {}
+    """Returns each premise with a text it entails and, if any, one that contradicts it; and counts of unused pairs."""
+    by_premise: dict[str, dict[str, list[TextsExample]]] = {}
     for example, label in examples:
         if label not in (*_NLI, "-", None):  # hidden, or people did not agree
             raise InputError(f"{example.where}: label {label!r:.40} is not one of {', '.join(_NLI)}; write one of them")
-        of_premise.setdefault(example.texts[0], {}).setdefault(str(label), []).append(example)
-    found = []
-    for groups in of_premise.values():
+        by_premise.setdefault(example.texts[0], {}).setdefault(str(label), []).append(example)
+    triplets = []
+    for groups in by_premise.values():
         against = [example.texts[1] for example in groups.get("contradiction", ())]
         for number, example in enumerate(groups.get("entailment", ())):
             negative = (against[number % len(against)],) if against else ()
-            found.append(example._replace(texts=(*example.texts, *negative)))
-    return found, {"pairs that are not entailment": len(examples) - len(found)}
+            triplets.append(example._replace(texts=(*example.texts, *negative)))
+    return triplets, {"pairs that are not entailment": len(examples) - len(triplets)}
 
 
 def _without_empty(
     examples: Iterable[TextsExample], columns: Sequence[str] = (), counts: Mapping[str, int] | None = None
 ) -> TextsExamples:
-    """Returns the examples without those whose anchor or positive is empty, and their negatives likewise."""
+    """Returns the examples with an anchor and a positive, without negatives that are empty or equal to the positive."""
     kept, empty, same = [], 0, 0
     for example in examples:
         texts = example.texts
@@ -224,19 +224,19 @@ def _without_empty(
 
 
 def _beir_place(source: str, split: str) -> str:
-    """Returns the directory of BEIR's format that a source has for a split; "" if it has none."""
-    places = files.split_places(source)
-    place = dict(zip(_QRELS, places)).get(split, "") if len(places) > 1 else source
-    return place if place and os.path.isfile(os.path.join(place, "corpus.jsonl")) else ""
+    """Returns the directory in BEIR's format of a split of a source; "" if there is none."""
+    sources = files.split_places(source)
+    directory = dict(zip(_QRELS, sources)).get(split, "") if len(sources) > 1 else source
+    return directory if directory and os.path.isfile(os.path.join(directory, "corpus.jsonl")) else ""
 
 
-def _read_beir(place: str, split: str) -> TextsExamples:
-    """Returns pairs to train on, or the queries of a split with what is to be found, and all passages."""
-    names = (os.path.join(place, "qrels", f"{name}.tsv") for name in _QRELS[split])
+def _read_beir(directory: str, split: str) -> TextsExamples:
+    """Returns pairs to train on, or the queries of a split with their relevant passages, and all passages."""
+    names = (os.path.join(directory, "qrels", f"{name}.tsv") for name in _QRELS[split])
     qrels = next((name for name in names if os.path.isfile(name)), "")
     if not qrels:
         return TextsExamples()
-    passages, queries = (dict(_by_id(os.path.join(place, f"{name}.jsonl"))) for name in ("corpus", "queries"))
+    passages, queries = (dict(_by_id(os.path.join(directory, f"{name}.jsonl"))) for name in ("corpus", "queries"))
     relevant: dict[str, dict[str, float]] = {}
     for record in readers.read_table(qrels).records:
         query, passage, grade = (record.get(name) for name in ("query-id", "corpus-id", "score"))
@@ -247,11 +247,11 @@ def _read_beir(place: str, split: str) -> TextsExamples:
         if score is not None and score > 0:
             relevant.setdefault(str(query), {})[str(passage)] = score
     if split == "train":
-        pairs = ((queries[query], passages[each], query) for query, found in relevant.items() for each in found)
+        pairs = ((queries[query], passages[id_], query) for query, ids in relevant.items() for id_ in ids)
         return _without_empty(TextsExample((query, passage), None, name, qrels) for query, passage, name in pairs)
-    found = [TextsExample((queries[name],), None, name, qrels, grades) for name, grades in relevant.items()]
+    query_examples = [TextsExample((queries[name],), None, name, qrels, grades) for name, grades in relevant.items()]
     return TextsExamples(
-        [*found, *(TextsExample((text,), None, name, qrels, None, True) for name, text in passages.items())]
+        [*query_examples, *(TextsExample((text,), None, name, qrels, None, True) for name, text in passages.items())]
     )
 
 

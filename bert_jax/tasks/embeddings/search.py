@@ -21,7 +21,7 @@ class Nearest(NamedTuple):
     """The nearest vectors of each query, best first."""
 
     cosines: np.ndarray  # [Q, k] float32; -inf where there are fewer than k vectors
-    numbers: np.ndarray  # [Q, k] int32: their places among all vectors, or -1
+    numbers: np.ndarray  # [Q, k] int32: their indices among all vectors, or -1
 
 
 def in_blocks(vectors: np.ndarray) -> Iterable[np.ndarray]:
@@ -31,7 +31,7 @@ def in_blocks(vectors: np.ndarray) -> Iterable[np.ndarray]:
 
 @in_no_mesh()
 def nearest(queries: np.ndarray, blocks: Iterable[np.ndarray], k: int) -> Nearest:
-    """Returns the k nearest of all vectors of the blocks [n, K] for queries [Q, K]. Of equals the first come first."""
+    """Returns the k nearest of all vectors of the blocks [n, K] for queries [Q, K]. Ties go to the first vectors."""
     devices = jax.local_devices()
     by_query = NamedSharding(Mesh(np.array(devices), ("queries",)), PartitionSpec("queries"))
     whole = NamedSharding(by_query.mesh, PartitionSpec())
@@ -45,13 +45,13 @@ def nearest(queries: np.ndarray, blocks: Iterable[np.ndarray], k: int) -> Neares
             parts.append(jax.device_put((part, *start), by_query))
         before = 0
         for block in blocks:
-            there = jax.device_put(np.asarray(block, np.float32), whole)
-            parts = [(part, *_better(part, there, before, *best)) for part, *best in parts]
+            on_devices = jax.device_put(np.asarray(block, np.float32), whole)
+            parts = [(part, *_better(part, on_devices, before, *best)) for part, *best in parts]
             before += len(block)
-        found = [[np.asarray(each) for each in best] for _, *best in parts] or [
+        results = [[np.asarray(array) for array in best] for _, *best in parts] or [
             [np.zeros((0, k)), np.zeros((0, k), int)]
         ]
-    cosines, numbers = (np.concatenate(each)[: len(queries)] for each in zip(*found))
+    cosines, numbers = (np.concatenate(arrays)[: len(queries)] for arrays in zip(*results))
     return Nearest(cosines, numbers)
 
 
@@ -59,9 +59,9 @@ def nearest(queries: np.ndarray, blocks: Iterable[np.ndarray], k: int) -> Neares
 def _better(
     queries: jax.Array, block: jax.Array, before: int, cosines: jax.Array, numbers: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the best of those so far and of a block, which stand first and so win among equals."""
-    found = jnp.einsum("QK,CK->QC", normalized(queries), normalized(block), precision="highest")
-    places = jnp.broadcast_to(before + jnp.arange(len(block), dtype=jnp.int32), found.shape)
-    both, names = jnp.concatenate([cosines, found], axis=1), jnp.concatenate([numbers, places], axis=1)
+    """Returns the best among those so far and in a block; ties go to those so far, which stand first."""
+    scores = jnp.einsum("QK,CK->QC", normalized(queries), normalized(block), precision="highest")
+    indices = jnp.broadcast_to(before + jnp.arange(len(block), dtype=jnp.int32), scores.shape)
+    both, ids = jnp.concatenate([cosines, scores], axis=1), jnp.concatenate([numbers, indices], axis=1)
     best, chosen = jax.lax.top_k(both, cosines.shape[1])
-    return best, jnp.take_along_axis(names, chosen, axis=1)
+    return best, jnp.take_along_axis(ids, chosen, axis=1)

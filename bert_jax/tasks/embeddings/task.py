@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Embeddings: vectors of texts that are near each other where the texts belong together.
+"""Embeddings: vectors of texts that are close to each other if the texts belong together.
 
 Graded pairs are scored by the correlation of their cosines with the scores. Other data are searched: the texts of all
 pairs, or BEIR's corpus, for those that belong to each query.
@@ -48,7 +48,7 @@ def embedding_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
         make_rows=partial(_make_rows, config),
         decode=_decode,
         score=_score,
-        show=lambda prediction: {"embedding": [round(float(each), 6) for each in prediction.vectors[0]]},
+        show=lambda prediction: {"embedding": [round(float(value), 6) for value in prediction.vectors[0]]},
         write=_write,
         settle=partial(_settle, config),
     )
@@ -71,7 +71,7 @@ def _settle(config: TaskConfig, examples: Sequence[TextsExample]) -> TaskConfig:
             "nothing is to be told apart; check task.second_text_column"
         )
     best = config.embedding.best_score
-    if loss == "cosine" and (wide := next((each for each in examples if abs(each.score or 0) > best), None)):
+    if loss == "cosine" and (wide := next((example for example in examples if abs(example.score or 0) > best), None)):
         raise InputError(
             f"{wide.where}: score {wide.score:g} is above embedding.best_score {best:g}, that of a cosine of 1; set it"
         )
@@ -96,44 +96,44 @@ def _parse(value: object, where: str) -> TextsExample:
 
 
 def _make_rows(config: TaskConfig, examples: Sequence[TextsExample], tokenizer: Tokenizer, training: bool) -> Rows:
-    """Returns a row for each example to train on, with a label; or else for each different text, once."""
+    """Returns a row with a label for each example in training, or else a row for each distinct text."""
     counts = dict(getattr(examples, "counts", {}))
     fitted, cut = fit_prompted(config, _keys(examples), tokenizer)
     counts[CUT] = cut
     rows: list[Row] = []
     if not training:
-        places: dict[tuple[bool, str], list[tuple[int, int]]] = {}
+        occurrences: dict[tuple[bool, str], list[tuple[int, int]]] = {}
         for number, example in enumerate(examples):
-            for place, text in enumerate(example.texts):
-                places.setdefault((example.is_query(place), text), []).append((number, place))
-        for key, uses in places.items():
+            for index, text in enumerate(example.texts):
+                occurrences.setdefault((example.is_query(index), text), []).append((number, index))
+        for key, uses in occurrences.items():
             ids = fitted[key][0]
             rows.append(Row(uses[0][0], ids, np.zeros(len(ids), np.uint8), (len(ids),), None, uses))
         return Rows(rows, {reason: count for reason, count in counts.items() if count})
     numbers: dict[bytes, int] = {}
     same = 0
     for number, example in enumerate(examples):
-        parts = [fitted[example.is_query(place), text] for place, text in enumerate(example.texts)]
+        parts = [fitted[example.is_query(index), text] for index, text in enumerate(example.texts)]
         texts = [numbers.setdefault(ids[1 + skipped :].tobytes(), len(numbers)) for ids, skipped in parts]
         same += texts[1] in texts[2:]
-        ids = np.concatenate([each for each, _ in parts])
-        lengths = tuple(len(each) for each, _ in parts)
+        ids = np.concatenate([part for part, _ in parts])
+        lengths = tuple(len(part) for part, _ in parts)
         rows.append(Row(number, ids, np.zeros(len(ids), np.uint8), lengths, (example.score or 0.0, *texts)))
     counts[SAME] = counts.get(SAME, 0) + same
     return Rows(rows, {reason: count for reason, count in counts.items() if count})
 
 
 def _keys(examples: Sequence[TextsExample]) -> list[tuple[bool, str]]:
-    """Returns whether it is a query, and the text, of all texts, each once."""
+    """Returns (whether it is a query, text) for each distinct text."""
     return list(
-        dict.fromkeys((each.is_query(place), text) for each in examples for place, text in enumerate(each.texts))
+        dict.fromkeys((example.is_query(i), text) for example in examples for i, text in enumerate(example.texts))
     )
 
 
 def fit_prompted(
     config: TaskConfig, keys: Sequence[tuple[bool, str]], tokenizer: Tokenizer
 ) -> tuple[dict[tuple[bool, str], tuple[np.ndarray, int]], int]:
-    """Returns [CLS] prompt text [SEP] of each text, with the tokens of its prompt, and how many were cut.
+    """Returns [CLS] prompt text [SEP] of each text, with its number of prompt tokens, and the number of texts cut.
 
     Raises: InputError if a prompt leaves no room for a text.
     """
@@ -146,20 +146,20 @@ def fit_prompted(
                 "leaves no room for a text after it; raise that, or shorten the prompt"
             )
     encoded = tokenizer.encode_batch([prompts[kind] + text for kind, text in keys])
-    found = [join_texts(tokenizer, ids, None, config.max_seq_length) for ids in encoded]
-    texts = {key: (each.token_ids, skipped[key[0]]) for key, each in zip(keys, found)}
-    return texts, sum(each.was_cut for each in found)
+    joined = [join_texts(tokenizer, ids, None, config.max_seq_length) for ids in encoded]
+    texts = {key: (row.token_ids, skipped[key[0]]) for key, row in zip(keys, joined)}
+    return texts, sum(row.was_cut for row in joined)
 
 
 # Predictions
 
 
 def _decode(examples: Sequence[TextsExample], rows: Sequence[Row], outputs: Sequence[np.ndarray]) -> list[Embedded]:
-    found: list[list[np.ndarray]] = [[np.zeros(0)] * len(example.texts) for example in examples]
+    by_example: list[list[np.ndarray]] = [[np.zeros(0)] * len(example.texts) for example in examples]
     for row, vector in zip(rows, outputs):
-        for number, place in row.detail:
-            found[number][place] = np.asarray(vector, np.float32)
-    return [Embedded(np.stack(vectors)) for vectors in found]
+        for number, index in row.detail:
+            by_example[number][index] = np.asarray(vector, np.float32)
+    return [Embedded(np.stack(vectors)) for vectors in by_example]
 
 
 def _score(examples: Sequence[TextsExample], predictions: Sequence[Embedded]) -> dict[str, float]:
@@ -183,7 +183,7 @@ Ranked = tuple[int | str, list[tuple[int | str, float]], list[float], list[float
 def _rank(examples: Sequence[TextsExample], predictions: Sequence[Embedded]) -> list[Ranked]:
     """Returns for each query its id, the ids and cosines of the best passages, their grades, and all grades above 0.
 
-    A query is not among what is found for it.
+    A query is never among its own results.
     """
     queries: dict[int | str, np.ndarray] = {}
     truth: dict[int | str, dict[str, float]] = {}
@@ -198,16 +198,16 @@ def _rank(examples: Sequence[TextsExample], predictions: Sequence[Embedded]) -> 
             else:
                 queries[example.id], truth[example.id] = vectors, dict(example.relevant or {})
                 texts[example.id] = str(example.id)
-    else:  # the positives and hard negatives of all pairs, by what they say
+    else:  # the positives and hard negatives of all pairs, by their text
         for example, prediction in zip(examples, predictions):
             passages |= dict(zip(example.texts[1:], prediction.vectors[1:]))
             queries[example.texts[0]] = prediction.vectors[0]
             truth.setdefault(example.texts[0], {})[example.texts[1]] = 1.0
             texts[example.texts[0]] = example.texts[0]
     names = list(passages)
-    found = nearest(np.stack(list(queries.values())), in_blocks(np.stack(list(passages.values()))), _DEPTH + 1)
+    results = nearest(np.stack(list(queries.values())), in_blocks(np.stack(list(passages.values()))), _DEPTH + 1)
     ranked: list[Ranked] = []
-    for query, cosines, numbers in zip(queries, found.cosines, found.numbers):
+    for query, cosines, numbers in zip(queries, results.cosines, results.numbers):
         best = [(names[n], float(c)) for c, n in zip(cosines, numbers) if n >= 0 and names[n] != texts[query]][:_DEPTH]
         grades = {name: grade for name, grade in truth[query].items() if name != texts[query]}
         ranked.append((query, best, [grades.get(name, 0.0) for name, _ in best], list(grades.values())))

@@ -66,7 +66,7 @@ TASKS: Mapping[str, GlueTask] = {
     "ax": GlueTask("AX", _MNLI_TEXTS, ("Label", "label", "gold_label"), _MNLI_CLASSES, ("mcc", "accuracy"), True),
 }  # fmt: skip
 
-# The splits of a task, and what their files are called, best first; TFDS has a split for each, or a data set.
+# The splits of a task, and the names of their files, best first; TFDS has a split or a data set for each.
 _SPLITS = {
     "mnli": {
         "train": ("train",),
@@ -88,12 +88,12 @@ _NAMES = {"mnli": _MNLI_NAMES, "ax": _AX_NAMES}
 # Adversarial GLUE has the parts of dev in one JSON file.
 _JSON_KEYS = {"dev_matched": ("mnli",), "dev_mismatched": ("mnli-mm",)}
 _FOLDERS = {"ax": ("AX", "diagnostic")}
-# The columns of the STS benchmark's own files, which have no header; their index counts anew for each year.
+# The columns of the STS benchmark's own files, which have no header; their index restarts every year.
 _STS_COLUMNS = ("genre", "filename", "year", "old_index", "score", "sentence1", "sentence2")
 
 
 def find_glue(name: str) -> GlueTask:
-    """Returns the task of that name. Raises: InputError if there is none."""
+    """Returns the task of that name. Raises: InputError if there is no such task."""
     if name not in TASKS:
         raise InputError(f"task {name!r} is not one of GLUE's: {', '.join(TASKS)}")
     return TASKS[name]
@@ -105,21 +105,21 @@ def splits_of(name: str) -> Mapping[str, tuple[str, ...]]:
 
 
 def read_split(name: str, source: str, split: str) -> list[ClassifyExample]:
-    """Returns the examples of a split; [] if it is not there."""
+    """Returns the examples of a split; [] if it is missing."""
     names = _NAMES.get(name, readers.SPLITS)
     if len(split_places(source)) == 1:
         source = _own_folder(name, source)
-    place = readers.find_split_file(source, split, names)
-    if not place and split == "dev_mismatched":
-        place = readers.find_split_file(source, "dev_matched", names)
-        place = place if readers.plain_name(place).endswith(".json") else ""
-    if not place and split == "test_ax":
-        place = _find_diagnostic(source)
-    if not place:
+    path = readers.find_split_file(source, split, names)
+    if not path and split == "dev_mismatched":
+        path = readers.find_split_file(source, "dev_matched", names)
+        path = path if readers.plain_name(path).endswith(".json") else ""
+    if not path and split == "test_ax":
+        path = _find_diagnostic(source)
+    if not path:
         return []
-    examples = read_place(name, place, _JSON_KEYS.get(split, ()), split == "train" or split.startswith("dev"))
-    if not examples and not readers.plain_name(place).endswith(".json"):
-        raise InputError(f"{place} holds no example; copy it again from GLUE's zip")
+    examples = read_place(name, path, _JSON_KEYS.get(split, ()), split == "train" or split.startswith("dev"))
+    if not examples and not readers.plain_name(path).endswith(".json"):
+        raise InputError(f"{path} holds no example; copy it again from GLUE's zip")
     return examples
 
 
@@ -130,25 +130,25 @@ def _own_folder(name: str, source: str) -> str:
 
 
 def _find_diagnostic(source: str) -> str:
-    """Returns the diagnostic set for MNLI data: its folder in or beside theirs, or that of TFDS; "" if not found."""
-    places = []
-    if of_tfds := re.fullmatch(r"tfds:glue/mnli(:[\d.]+)?", source):
-        places = [f"tfds:glue/ax{of_tfds[1] or ''}"]
+    """Returns the diagnostic set for MNLI data: its folder in or beside the MNLI folder, or TFDS's; "" if not found."""
+    candidates = []
+    if match := re.fullmatch(r"tfds:glue/mnli(:[\d.]+)?", source):
+        candidates = [f"tfds:glue/ax{match[1] or ''}"]
     elif Path(source).is_dir():
         folders = (Path(source), Path(source).absolute().parent)
-        places = [str(folder / name) for folder in folders for name in _FOLDERS["ax"] if (folder / name).is_dir()]
-    for place in places:
+        candidates = [str(folder / name) for folder in folders for name in _FOLDERS["ax"] if (folder / name).is_dir()]
+    for candidate in candidates:
         with contextlib.suppress(InputError):  # it is not prepared, or the folder is of something else
-            if found := readers.find_split_file(place, "test", _AX_NAMES):
-                return found
+            if path := readers.find_split_file(candidate, "test", _AX_NAMES):
+                return path
     return ""
 
 
 def read_place(name: str, place: str, json_keys: Sequence[str], labelled: bool) -> readers.Examples:
     """Returns the examples of a file, or of a split of TFDS.
 
-    Rows with too few columns are skipped and counted where labels are known, as GLUE's own readers do; where they
-    are to be predicted, a submission would lack them, so there they are an error.
+    If labels are known, rows with too few columns are skipped and counted, as in GLUE's own readers. If labels are to
+    be predicted, such rows are an error, since a submission would lack them.
     """
     glue = TASKS[name]
     table = _table(name, place, labelled, json_keys)
@@ -163,7 +163,7 @@ def read_place(name: str, place: str, json_keys: Sequence[str], labelled: bool) 
         )
     number = next((column for column in ("index", "idx") if column in table.columns), "")
     examples, unagreed = [], 0
-    for place_in_data, record in enumerate(table.records):
+    for position, record in enumerate(table.records):
         value = named_class(record.get(label), classes.get(label))
         value = label_name(value, record.where) if glue.classes else label_number(value, record.where)
         if value in (UNAGREED, "hidden") or as_number(str(value)) == as_number(HIDDEN):
@@ -176,7 +176,7 @@ def read_place(name: str, place: str, json_keys: Sequence[str], labelled: bool) 
                 text_of(record, texts[0]),
                 text_of(record, texts[1]) if len(texts) == 2 else None,
                 value,
-                id_of(record.get(number), place_in_data),
+                id_of(record.get(number), position),
                 record.where,
             )
         )
@@ -186,21 +186,21 @@ def read_place(name: str, place: str, json_keys: Sequence[str], labelled: bool) 
     return readers.Examples(examples, skipped, (*texts, label))
 
 
-def _table(name: str, place: str, lenient: bool, json_keys: Sequence[str]) -> readers.Table:
+def _table(name: str, path: str, lenient: bool, json_keys: Sequence[str]) -> readers.Table:
     """Returns the table of a file. Files without a header, or with other column names, are recognised."""
-    if name == "cola" and readers.is_tsv(place) and "sentence" not in (row := readers.first_row(place)):
+    if name == "cola" and readers.is_tsv(path) and "sentence" not in (row := readers.first_row(path)):
         if row and len(row) != 4:
-            raise InputError(f"{place}:1 has {len(row)} columns; a file of CoLA has a header, or four columns")
-        return readers.read_table(place, ("source", "label", "mark", "sentence"))
-    if name == "stsb" and not place.startswith(tfds_text.PREFIX) and _is_sts_benchmark(readers.first_row(place)):
-        return readers.read_wide_tsv(place, _STS_COLUMNS, lenient)
-    table = readers.read_table(place, (), lenient, json_keys)
-    if name == "mnli" and readers.is_tsv(place) and len(table.columns) >= 10 and "sentence1" not in table.columns:
-        columns = [f"column {index}" for index in range(len(table.columns))]  # by their places, as Google's code does
+            raise InputError(f"{path}:1 has {len(row)} columns; a file of CoLA has a header, or four columns")
+        return readers.read_table(path, ("source", "label", "mark", "sentence"))
+    if name == "stsb" and not path.startswith(tfds_text.PREFIX) and _is_sts_benchmark(readers.first_row(path)):
+        return readers.read_wide_tsv(path, _STS_COLUMNS, lenient)
+    table = readers.read_table(path, (), lenient, json_keys)
+    if name == "mnli" and readers.is_tsv(path) and len(table.columns) >= 10 and "sentence1" not in table.columns:
+        columns = [f"column {index}" for index in range(len(table.columns))]  # by position, as in Google's code
         columns[8:10], columns[-1] = ["sentence1", "sentence2"], "gold_label"
         if table.columns[-1] in TASKS[name].classes:
-            return readers.read_table(place, columns, lenient)  # there is no header
-        records = [readers.Record(zip(columns, each.values()), each.where) for each in table.records]
+            return readers.read_table(path, columns, lenient)  # there is no header
+        records = [readers.Record(zip(columns, record.values()), record.where) for record in table.records]
         return table._replace(columns=tuple(columns), records=records)
     return table
 
@@ -216,5 +216,5 @@ def _is_sts_benchmark(row: Sequence[str]) -> bool:
 
 
 def official_classes(classes: Sequence[str]) -> Classes:
-    """Returns the classes of GLUE by their names and by their numbers, as its files have either."""
+    """Returns the classes of a GLUE task by name and by number, since its files have either."""
     return Classes({spelled: index for index, name in enumerate(classes) for spelled in (name, str(index))})

@@ -14,10 +14,10 @@ def score_files(name: str, data: str, predictions: str) -> dict[str, float]:
     """Returns GLUE's metrics of a file of predictions in the format of a submission.
 
     Args:
-      name: of the task.
+      name: the name of the task.
       data: a file with labels, or a directory with one for dev.
       predictions: a file of two columns, index and prediction: numbers or names of classes. The index is that of
-        the data, or where it counts 0, 1, 2 .. the place there.
+        the data, or counts 0, 1, 2 .. in the order of the data.
     Raises: InputError, with file and line, if an example has no prediction, two, or one that is not a class.
     """
     glue, splits = find_glue(name), splits_of(name)
@@ -25,27 +25,27 @@ def score_files(name: str, data: str, predictions: str) -> dict[str, float]:
     examples = read_split(name, data, split) if Path(data).is_dir() else list(read_place(name, data, ("mnli",), True))
     if not examples:
         raise InputError(f"data {data!r} has no file of dev with labels; give that file")
-    said = _read_predictions(name, predictions)
+    predicted = _read_predictions(name, predictions)
     ids = [example.id for example in examples]
-    if set(said) != set(ids) and set(said) == set(range(len(ids))):
+    if set(predicted) != set(ids) and set(predicted) == set(range(len(ids))):
         ids = list(range(len(ids)))
-    places: dict[int | str, str] = {}
+    seen: dict[int | str, str] = {}
     for index, example in zip(ids, examples):
-        if index in places:
+        if index in seen:
             raise InputError(
-                f"{places[index]} and {example.where} have the same index {index}; give each its own, or count the "
+                f"{seen[index]} and {example.where} have the same index {index}; give each its own, or count the "
                 "predictions 0, 1, 2 .. in the order of the data"
             )
-        places[index] = example.where
-        if index not in said:
+        seen[index] = example.where
+        if index not in predicted:
             raise InputError(f"{predictions} has no prediction for index {index} ({example.where}); add it")
-    if len(said) != len(ids):
-        extra = next(index for index in said if index not in set(ids))
+    if len(predicted) != len(ids):
+        extra = next(index for index in predicted if index not in set(ids))
         raise InputError(f"{predictions} has a prediction for index {extra}, which {data} lacks; is it of that file?")
-    found = [said[index] for index in ids]
+    ordered = [predicted[index] for index in ids]
     if not glue.classes:
-        return score_numbers(examples, found)  # type: ignore[arg-type]
-    return score_classes(glue.metrics, official_classes(glue.classes), examples, found)  # type: ignore[arg-type]
+        return score_numbers(examples, ordered)  # type: ignore[arg-type]
+    return score_classes(glue.metrics, official_classes(glue.classes), examples, ordered)  # type: ignore[arg-type]
 
 
 def _read_predictions(name: str, predictions: str) -> dict[int | str, Classified | Scored]:
@@ -54,17 +54,17 @@ def _read_predictions(name: str, predictions: str) -> dict[int | str, Classified
     table = read_table(predictions)
     if {"index", "prediction"} - set(table.columns):
         raise InputError(f"{predictions}:1 is not the header index, prediction (with a tab); add it")
-    said: dict[int | str, Classified | Scored] = {}
+    predicted: dict[int | str, Classified | Scored] = {}
     known = official_classes(classes)
-    for place, record in enumerate(table.records):
-        index = id_of(record["index"], place)
-        if index in said:
+    for position, record in enumerate(table.records):
+        index = id_of(record["index"], position)
+        if index in predicted:
             raise InputError(f"{record.where}: index {index} has a prediction already; keep one of them")
         label = (label_name if classes else label_number)(record["prediction"], record.where)
         if label is None:
             raise InputError(f"{record.where} has no prediction; write one")
         number = known.of(ClassifyExample("", None, label, index, record.where)) if classes else None
-        said[index] = (
+        predicted[index] = (
             Scored(float(label)) if number is None else Classified(classes[number], dict.fromkeys(classes, 0.0))
         )
-    return said
+    return predicted

@@ -28,7 +28,7 @@ def glue_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
 
     Args:
       config: its settings.
-      labels: the classes of a model that has its own, in its order; their names must be those of the task.
+      labels: the classes of a trained model, in its order; their names must be those of the task.
     Raises: InputError if the name, the metric or the labels cannot be used.
     """
     glue = find_glue(config.name)
@@ -75,8 +75,8 @@ def _own_order(name: str, classes: Sequence[str], own: Sequence[str]) -> list[in
     """
     spelled = [label.lower().removeprefix("label_").replace(" ", "_").replace("-", "_") for label in own]
     order = [
-        next((place for place, label in enumerate(spelled) if label in (each, str(index))), -1)
-        for index, each in enumerate(classes)
+        next((position for position, label in enumerate(spelled) if label in (class_name, str(index))), -1)
+        for index, class_name in enumerate(classes)
     ]
     if len(own) != len(classes) or sorted(order) != list(range(len(classes))):
         raise InputError(
@@ -124,7 +124,7 @@ def _write(
             values.append(TASKS[name].classes[index] if TASKS[name].names_in_files else str(index))
     stem = _SUBMISSIONS.get(split, TASKS[name].folder) + ("" if split.startswith("test") else f"-{split}")
     ids = [example.id for example in examples]
-    if all(isinstance(each, int) for each in ids):  # those of TFDS are shuffled
-        places = np.argsort(np.array(ids, np.int64), kind="stable")
-        ids, values = [ids[place] for place in places], [values[place] for place in places]
+    if all(isinstance(id_, int) for id_ in ids):  # those of TFDS are shuffled
+        by_id = np.argsort(np.array(ids, np.int64), kind="stable")
+        ids, values = [ids[position] for position in by_id], [values[position] for position in by_id]
     texts.write_predictions(directory / f"{stem}.tsv", ids, values)

@@ -15,7 +15,7 @@ from bert_jax.settings.finetuning import TaskConfig
 from bert_jax.tasks.base import Row
 from bert_jax.tasks.squad.read import SquadExample
 
-# What is said of a question without any span, in place of null score - best span's score; JSON has no infinity.
+# The odds of a question without any span, instead of null score - best span's score; JSON has no infinity.
 NO_SPAN_ODDS = 1e6
 _WINDOWS_AT_ONCE = 256
 
@@ -24,7 +24,7 @@ class Window(NamedTuple):
     """The part of a context that a row holds."""
 
     first: int  # the position in the row of its first token of the context
-    offsets: np.ndarray  # [n, 2] int32, where its n tokens of the context begin and end there
+    offsets: np.ndarray  # [n, 2] int32, start and end in the context of its n context tokens
     is_max_context: np.ndarray  # [n] bool, whether no other window has more context of the token
 
 
@@ -80,15 +80,15 @@ def decode_spans(
 ) -> list[SpanPrediction]:
     """Returns the prediction of each example.
 
-    Of each window the `num_best` best starts are combined with as many ends; a span counts if both are in the
+    In each window the `num_best` best starts are combined with as many ends; a span counts if both are in the
     context, in order, no more than `max_answer_length` tokens apart, and the start has its most context in this window.
     Spans of different windows are compared by the sum of their logits.
 
     Args:
-      examples: what was asked.
+      examples: the questions.
       rows: of these examples, in any order.
       outputs: for each row [L, 2] float32, start and end logits of its tokens.
-      config: of the task; its `name` says whether no answer is possible.
+      config: of the task; its `name` decides whether no answer is possible.
     """
     rows_of: list[list[int]] = [[] for _ in examples]
     for number, row in enumerate(rows):
@@ -97,14 +97,14 @@ def decode_spans(
     for block in _blocks(rows_of):
         numbers = [number for row_numbers in block for number in row_numbers]
         logits = [_finite(outputs[number]) for number in numbers]
-        found = _candidates([len(each) for each in block], [rows[number] for number in numbers], logits, config)
+        candidates = _candidates([len(group) for group in block], [rows[number] for number in numbers], logits, config)
         position = 0
         for index, row_numbers in enumerate(block):
             windows, position = logits[position : position + len(row_numbers)], position + len(row_numbers)
             null = _null_logits(windows) if config.name == "squad2" else None
-            candidates = range(found.bounds[index], found.bounds[index + 1])
+            indices = range(candidates.bounds[index], candidates.bounds[index + 1])
             example = examples[len(predictions)]
-            spans = _n_best(example.context, found, candidates, null, config.num_best)
+            spans = _n_best(example.context, candidates, indices, null, config.num_best)
             predictions.append(_predict(example.id, spans, null, config))
     return predictions
 
@@ -122,18 +122,18 @@ def _blocks(rows_of: list[list[int]]) -> Iterator[list[list[int]]]:
 
 
 def _candidates(
-    windows_of: Sequence[int], rows: Sequence[Row], outputs: Sequence[np.ndarray], config: TaskConfig
+    num_windows: Sequence[int], rows: Sequence[Row], outputs: Sequence[np.ndarray], config: TaskConfig
 ) -> _Candidates:
     """Returns the valid spans. W windows, K = num_best.
 
     Args:
-      windows_of: the number of windows of each example.
+      num_windows: the number of windows of each example.
       rows: the windows.
       outputs: [L, 2] float64 for each.
       config: of the task.
     """
     if not rows:
-        return _Candidates([], [], [], [], [0] * (len(windows_of) + 1))
+        return _Candidates([], [], [], [], [0] * (len(num_windows) + 1))
     length = max(map(len, outputs))
     logits = np.full((2, len(rows), length), -np.inf)
     offsets = np.zeros((len(rows), length, 2), np.int64)
@@ -145,26 +145,26 @@ def _candidates(
         offsets[number, context] = spans
         in_context[number, context] = True
         can_start[number, context] = is_max_context
-    # All positions take part, [CLS] and the question too; those of equal logits in their order.
+    # All positions take part, including [CLS] and the question; ties keep their order.
     best = np.argsort(-logits, axis=-1, kind="stable")[:, :, : config.num_best]
     best_logits = np.take_along_axis(logits, best, axis=-1)
     starts, ends = best[0][:, :, None], best[1][:, None, :]  # [W, K, 1], [W, 1, K]
-    counts = (
+    is_valid = (
         np.take_along_axis(can_start, best[0], axis=-1)[:, :, None]
         & np.take_along_axis(in_context, best[1], axis=-1)[:, None, :]
         & (starts <= ends)
         & (ends - starts < config.max_answer_length)
     )
-    window, rank_start, rank_end = np.nonzero(counts)
+    window, rank_start, rank_end = np.nonzero(is_valid)
     start_logits, end_logits = best_logits[0, window, rank_start], best_logits[1, window, rank_end]
-    example = np.repeat(np.arange(len(windows_of)), windows_of)[window]
-    order = np.lexsort((-(start_logits + end_logits), example))  # stable, so equals stay in the order of the windows
+    example = np.repeat(np.arange(len(num_windows)), num_windows)[window]
+    order = np.lexsort((-(start_logits + end_logits), example))  # stable, so ties keep the order of the windows
     return _Candidates(
         starts=offsets[window, best[0, window, rank_start], 0][order].tolist(),
         ends=offsets[window, best[1, window, rank_end], 1][order].tolist(),
         start_logits=start_logits[order].tolist(),
         end_logits=end_logits[order].tolist(),
-        bounds=np.searchsorted(example, np.arange(len(windows_of) + 1)).tolist(),
+        bounds=np.searchsorted(example, np.arange(len(num_windows) + 1)).tolist(),
     )
 
 
@@ -180,23 +180,23 @@ def _null_logits(windows: Sequence[np.ndarray]) -> tuple[float, float] | None:
 
 
 def _n_best(
-    context: str, found: _Candidates, candidates: range, null: tuple[float, float] | None, num_best: int
+    context: str, candidates: _Candidates, indices: range, null: tuple[float, float] | None, num_best: int
 ) -> list[Span]:
     """Returns the best candidates with different texts, and no answer if `null` has its logits.
 
-    No answer is one of the `num_best` if it is among them, and otherwise comes in addition.
+    No answer is one of the `num_best` if it ranks among them, and is added to them otherwise.
     """
     spans: dict[str, Span] = {}
     no_answer = Span("", 0, 0, *null, 0.0) if null else None
-    for index in candidates:
+    for index in indices:
         if len(spans) >= num_best:
             break
-        logits = found.start_logits[index], found.end_logits[index]
+        logits = candidates.start_logits[index], candidates.end_logits[index]
         if no_answer and "" not in spans and no_answer.score > sum(logits):
             spans[""] = no_answer
             if len(spans) >= num_best:
                 break
-        start, end = found.starts[index], found.ends[index]
+        start, end = candidates.starts[index], candidates.ends[index]
         text = context[start:end]
         if text != text.strip():  # the blank that SentencePiece gives a token of its own
             start, end = start + len(text) - len(text.lstrip()), start + len(text.rstrip())

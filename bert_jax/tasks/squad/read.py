@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads questions about paragraphs from SQuAD's JSON, Parquet or TFDS. Malformed data are errors that name their place.
+"""Reads questions about paragraphs from SQuAD's JSON, Parquet or TFDS. Errors name the location of malformed data.
 
 A source is one of
 
     DIR                                       train*.json and dev*.json of the version asked for, compressed or not
     FILE                                      every split, or only the one that its name begins with (train, dev, test)
-    TRAIN,DEV  TRAIN,DEV,TEST                 a place for each split in this order, each as above or below
+    TRAIN,DEV  TRAIN,DEV,TEST                 a source for each split in this order, each as above or below
     FILE[:28]  FILE[28:]                      the first 28 articles of a file, the articles after these
     train=FILE[:28],dev=FILE[28:]             the same with the names of the splits
     tfds:squad/v1.1                           prepared by TFDS, without TensorFlow
@@ -45,27 +45,27 @@ class SquadExample(NamedTuple):
     id: str
     question: str
     context: str
-    answers: tuple[Answer, ...] = ()  # of several people; () if there is none, or none is known
+    answers: tuple[Answer, ...] = ()  # by several annotators; () if there is none, or none is known
     impossible: bool = False  # whether the data set says that the context has no answer
 
 
 def read_squad(source: str, split: str, version: str = "") -> list[SquadExample]:
-    """Returns the examples of a split, "train", "dev" or "test", in their order; [] if it is not there.
+    """Returns the examples of a split, "train", "dev" or "test", in their order; [] if it is missing.
 
     Args:
       source: see above.
       split: "train", "dev" or "test".
       version: "1.1" or "2.0"; chooses between the files of a directory.
-    Raises: InputError with the file and the place in it.
+    Raises: InputError with the file and the location in it.
     """
-    place = _find_place(source, split, version)
-    if not place:
+    path = _find_place(source, split, version)
+    if not path:
         return []
-    if is_tfds(place) or is_parquet(place):
-        records = read_tfds(place, _TFDS_SPLITS[split]) if is_tfds(place) else read_parquet(place)
-        examples = [_columnar_question(record, place, f"example {number}") for number, record in enumerate(records)]
-        return examples if split == "train" else _told_apart(examples, place)
-    return read_squad_file(place)
+    if is_tfds(path) or is_parquet(path):
+        records = read_tfds(path, _TFDS_SPLITS[split]) if is_tfds(path) else read_parquet(path)
+        examples = [_columnar_question(record, path, f"example {number}") for number, record in enumerate(records)]
+        return examples if split == "train" else _told_apart(examples, path)
+    return read_squad_file(path)
 
 
 def read_squad_file(path: str) -> list[SquadExample]:
@@ -76,12 +76,12 @@ def read_squad_file(path: str) -> list[SquadExample]:
     return _told_apart(list(_read_articles(articles, articles_wanted, path)), path)
 
 
-def _told_apart(examples: list[SquadExample], place: str) -> list[SquadExample]:
+def _told_apart(examples: list[SquadExample], path: str) -> list[SquadExample]:
     """Returns the examples. Raises: InputError if two have the same id."""
     seen: set[str] = set()
     for example in examples:
         if example.id in seen:
-            raise InputError(f"{place}: two questions have the id {example.id!r}; predictions go by ids, so change one")
+            raise InputError(f"{path}: two questions have the id {example.id!r}; predictions go by ids, so change one")
         seen.add(example.id)
     return examples
 
@@ -108,8 +108,8 @@ def _find_place(source: str, split: str, version: str) -> str:
     """Returns the file, with its range, or the TFDS data set of a split; "" if the source does not have it."""
     any_name = False  # whether a file is taken whatever its name
     if re.match(rf"({'|'.join(_SPLITS)})=", source):
-        places = dict(part.split("=", 1) for part in re.split(rf",(?=(?:{'|'.join(_SPLITS)})=)", source))
-        source, any_name = places.get(split, ""), True
+        sources = dict(part.split("=", 1) for part in re.split(rf",(?=(?:{'|'.join(_SPLITS)})=)", source))
+        source, any_name = sources.get(split, ""), True
     elif "," in source and not os.path.exists(_split_range(source)[0]):
         source, any_name = _place_in_list(source, split), True
     if not source:
@@ -128,93 +128,93 @@ def _find_place(source: str, split: str, version: str) -> str:
 
 
 def _place_in_list(source: str, split: str) -> str:
-    """Returns the place of a split in TRAIN,DEV[,TEST]; "" if it is not listed.
+    """Returns the source of a split in TRAIN,DEV[,TEST]; "" if it is not listed.
 
     Raises: InputError if it is not such a list.
     """
-    places = files.split_places(source)
-    if len(places) > len(_SPLITS) or not all(places) or any(re.match(r"(train|dev|test)=", each) for each in places):
+    parts = files.split_places(source)
+    if len(parts) > len(_SPLITS) or not all(parts) or any(re.match(r"(train|dev|test)=", part) for part in parts):
         raise InputError(f"data {source!r} is not TRAIN,DEV,TEST in this order; write it so, or train=FILE,dev=FILE")
-    return next((place for name, place in zip(_SPLITS, places) if name == split), "")
+    return next((part for name, part in zip(_SPLITS, parts) if name == split), "")
 
 
 def _find_in_directory(directory: str, split: str, version: str) -> str:
     names = sorted(Path(name).name for name in glob.glob(f"{glob.escape(directory)}/*.json*"))
-    found = [name for name in names if name.startswith(split) and re.search(r"\.json(\.gz|\.zst)?$", name)]
-    of_version = [name for name in found if f"v{version}" in name]
-    found = of_version or [name for name in found if not re.search(r"v[12]\.\d", name) or not version]
+    named = [name for name in names if name.startswith(split) and re.search(r"\.json(\.gz|\.zst)?$", name)]
+    of_version = [name for name in named if f"v{version}" in name]
+    named = of_version or [name for name in named if not re.search(r"v[12]\.\d", name) or not version]
     if not names and glob.glob(f"{glob.escape(directory)}/*.parquet"):
         return find_split_file(directory, split)
-    if len(found) > 1:
-        raise InputError(f"{directory} holds {', '.join(found)}; give the one to take: {split}={directory}/{found[0]}")
-    if not found and not any(name.startswith(_SPLITS) for name in names):
+    if len(named) > 1:
+        raise InputError(f"{directory} holds {', '.join(named)}; give the one to take: {split}={directory}/{named[0]}")
+    if not named and not any(name.startswith(_SPLITS) for name in names):
         raise InputError(
             f"{directory} holds no file train*.json or dev*.json{' but ' if names else ''}{', '.join(names)}; "
             f"give a file, or one for each split: train=FILE,dev=FILE"
         )
-    return f"{directory}/{found[0]}" if found else ""
+    return f"{directory}/{named[0]}" if named else ""
 
 
-def _split_range(place: str) -> tuple[str, slice]:
+def _split_range(source: str) -> tuple[str, slice]:
     """Returns the path, and the range of articles of a suffix such as [28:]."""
-    found = re.fullmatch(r"(.*)\[(-?\d*):(-?\d*)\]", place, re.DOTALL)
-    if not found:
-        return place, slice(None)
+    match = re.fullmatch(r"(.*)\[(-?\d*):(-?\d*)\]", source, re.DOTALL)
+    if not match:
+        return source, slice(None)
     try:
-        start, stop = (int(bound) if bound else None for bound in found.groups()[1:])
+        start, stop = (int(bound) if bound else None for bound in match.groups()[1:])
     except ValueError:
-        raise InputError(f"{place}: the range is not [FIRST:LAST] with whole numbers; write it like [:28]") from None
-    return found[1], slice(start, stop)
+        raise InputError(f"{source}: the range is not [FIRST:LAST] with whole numbers; write it like [:28]") from None
+    return match[1], slice(start, stop)
 
 
-# Reading what is in it
+# Reading its content
 
 
 def _read_articles(articles: list, wanted: slice, path: str) -> Iterator[SquadExample]:
     for number in range(len(articles))[wanted]:
         article = f"data[{number}]"
         for index, paragraph in enumerate(_get(articles[number], "paragraphs", list, path, article)):
-            place = f"{article}.paragraphs[{index}]"
-            context = _get(paragraph, "context", str, path, place)
-            for position, question in enumerate(_get(paragraph, "qas", list, path, place)):
-                yield _read_question(question, context, path, f"{place}.qas[{position}]")
+            location = f"{article}.paragraphs[{index}]"
+            context = _get(paragraph, "context", str, path, location)
+            for position, question in enumerate(_get(paragraph, "qas", list, path, location)):
+                yield _read_question(question, context, path, f"{location}.qas[{position}]")
 
 
-def _read_question(value: Mapping[str, object], context: str, path: str, place: str) -> SquadExample:
-    question = _get(value, "question", str, path, place)
+def _read_question(value: Mapping[str, object], context: str, path: str, location: str) -> SquadExample:
+    question = _get(value, "question", str, path, location)
     answers = []
     if value.get("answers") is not None:  # a test set has none
-        for number, answer in enumerate(_get(value, "answers", list, path, place)):
-            here = f"{place}.answers[{number}]"
+        for number, answer in enumerate(_get(value, "answers", list, path, location)):
+            here = f"{location}.answers[{number}]"
             answers.append(Answer(_get(answer, "text", str, path, here), _get(answer, "answer_start", int, path, here)))
-    impossible = _get(value, "is_impossible", bool, path, place) if "is_impossible" in value else False
-    return SquadExample(_id(value, path, place), question, context, tuple(answers), impossible)
+    impossible = _get(value, "is_impossible", bool, path, location) if "is_impossible" in value else False
+    return SquadExample(_id(value, path, location), question, context, tuple(answers), impossible)
 
 
 Kind = TypeVar("Kind", str, list, int, bool)
 _KINDS = {str: "a text", list: "a list", int: "a whole number", bool: "true or false"}
 
 
-def _get(value: object, name: str, kind: type[Kind], path: str, place: str) -> Kind:
-    """Returns `value[name]` if it is of the kind. Raises: InputError with the place."""
-    where = f"{path}, {place}" if place else path
+def _get(value: object, name: str, kind: type[Kind], path: str, location: str) -> Kind:
+    """Returns `value[name]` if it is of the kind. Raises: InputError with the location."""
+    where = f"{path}, {location}" if location else path
     if not isinstance(value, Mapping):
         raise InputError(f"{where} is {shown(value)}, not an object with {name!r}; give data in SQuAD's format")
     if name not in value:
         raise InputError(f"{where} has no {name!r}; give data in SQuAD's format")
-    found = value[name]
-    if not isinstance(found, kind) or (kind is int and isinstance(found, bool)):
-        raise InputError(f"{where}: {name!r} is {shown(found)}, not {_KINDS[kind]}; correct it")
-    if isinstance(found, str):
-        _check_characters(found, where, name)
-    return found
+    item = value[name]
+    if not isinstance(item, kind) or (kind is int and isinstance(item, bool)):
+        raise InputError(f"{where}: {name!r} is {shown(item)}, not {_KINDS[kind]}; correct it")
+    if isinstance(item, str):
+        _check_characters(item, where, name)
+    return item
 
 
-def _id(value: object, path: str, place: str) -> str:
+def _id(value: object, path: str, location: str) -> str:
     """Returns the id of a question; some data sets have numbers."""
     if isinstance(value, Mapping) and isinstance(value.get("id"), int):
         return str(value["id"])
-    return _get(value, "id", str, path, place)
+    return _get(value, "id", str, path, location)
 
 
 def _check_characters(text: str, where: str, name: str) -> None:
@@ -225,13 +225,13 @@ def _check_characters(text: str, where: str, name: str) -> None:
         raise InputError(f"{where}: {name!r} holds {half}, half of a character, at {error.start}; correct it") from None
 
 
-def _columnar_question(record: Mapping[str, Any], place: str, here: str) -> SquadExample:
-    """Returns the example of a record whose answers are columns. Without is_impossible, no answer means so."""
+def _columnar_question(record: Mapping[str, Any], path: str, location: str) -> SquadExample:
+    """Returns the example of a record whose answers are columns. Without is_impossible, no answer means impossible."""
     values = {"is_impossible": False, **record}
     answers = values.get("answers") or []
     if not isinstance(answers, list):  # of objects, as in JSON
-        columns = (_get(answers, name, list, place, here) for name in ("text", "answer_start"))
-        answers = [dict(zip(("text", "answer_start"), each)) for each in itertools.zip_longest(*columns)]
+        columns = (_get(answers, name, list, path, location) for name in ("text", "answer_start"))
+        answers = [dict(zip(("text", "answer_start"), answer)) for answer in itertools.zip_longest(*columns)]
     values["is_impossible"] = bool(values["is_impossible"]) or ("is_impossible" not in record and not answers)
-    context = _get(values, "context", str, place, here)
-    return _read_question({**values, "answers": answers}, context, place, here)
+    context = _get(values, "context", str, path, location)
+    return _read_question({**values, "answers": answers}, context, path, location)

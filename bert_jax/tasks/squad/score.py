@@ -46,7 +46,7 @@ def score_squad1(examples: Sequence[SquadExample], texts: Mapping[str, str]) -> 
 
 
 def check_answered(examples: Sequence[SquadExample]) -> None:
-    """Raises: InputError if a question has no answer, as in v2.0: v1.1's F1 of it would be 0 whatever is said."""
+    """Raises: InputError if a question has no answer, as in v2.0: its v1.1 F1 would be 0 whatever is predicted."""
     without = [example.id for example in examples if not example.answers]
     if without:
         raise InputError(
@@ -67,7 +67,7 @@ def score_squad2(
       examples: the questions; one has an answer if any annotator gave one.
       texts: by the id of the question; "" for no answer.
       odds: by the id of the question, a score for no answer: a probability or a difference of logits. With odds, the
-        best scores over all thresholds and these thresholds are returned too. Every question has one then.
+        best scores over all thresholds and these thresholds are returned too. Then every question needs one.
       threshold: an answer with odds above it counts as no answer.
     """
     exact, f1 = _raw_scores(examples, texts, no_answers=True)
@@ -97,7 +97,7 @@ def find_threshold(scores: np.ndarray, odds: np.ndarray, answered: np.ndarray, s
       silent: whether the answer is "" at any threshold.
     """
     order = np.argsort(odds, kind="stable")
-    # From no question answered on, one after the other is, the least odds first.
+    # Starting from no question answered, answer one at a time, lowest odds first.
     gains = np.where(answered, scores, np.where(silent, 0.0, -1.0))[order]
     totals = np.cumsum(np.concatenate([[float(np.sum(~answered))], gains]))
     best = int(np.argmax(totals))
@@ -109,22 +109,22 @@ def find_usable_threshold(
 ) -> Threshold:
     """Returns the best F1 in percent over all thresholds, and the threshold to predict with.
 
-    That is the official best_f1 and its threshold, but for what no threshold can do. The script may count one of two
-    answers of equal odds; and where no answer at all is best it says 0.0, and this is below all odds.
+    These are the official best_f1 and its threshold, except where no threshold achieves it. The script may count one of
+    two answers with equal odds; and if giving no answer at all is best it returns 0.0, while this is below all odds.
 
     Args:
-      examples: what was asked.
-      texts: the answer to each, by the id of the question, if there is to be one.
+      examples: the questions.
+      texts: the answer to each question, by its id, if it is answered at all.
       odds: of no answer, by the id of the question.
     """
     if not examples:
         return Threshold(0.0, 0.0)
-    said = _raw_scores(examples, texts, no_answers=True)[1]
-    unsaid = _raw_scores(examples, dict.fromkeys(texts, ""), no_answers=True)[1]
+    f1 = _raw_scores(examples, texts, no_answers=True)[1]
+    null_f1 = _raw_scores(examples, dict.fromkeys(texts, ""), no_answers=True)[1]
     all_odds = np.array([odds[example.id] for example in examples], float)
     order = np.argsort(all_odds, kind="stable")
     ordered = all_odds[order]
-    totals = np.cumsum(np.concatenate([[float(np.sum(unsaid))], (said - unsaid)[order]]))
+    totals = np.cumsum(np.concatenate([[float(np.sum(null_f1))], (f1 - null_f1)[order]]))
     can_end = np.concatenate([[True], ordered[1:] > ordered[:-1], [True]])  # equal odds go together
     best = int(np.argmax(np.where(can_end, totals, -np.inf)))
     return Threshold(_percent(totals[best], len(examples)), float(ordered[best - 1] if best else ordered[0] - 1.0))

@@ -26,7 +26,7 @@ VERSIONS = {"squad1": "1.1", "squad2": "2.0"}
 _METRICS = {
     "squad1": ("f1", "exact_match"),
     "squad2": ("best_f1", "best_exact", "f1", "exact_match"),
-}  # the usual first
+}  # the default first
 
 
 def squad_task(config: TaskConfig) -> Task:
@@ -79,7 +79,7 @@ def score_with_no_answers(examples: Sequence[SquadExample], predictions: Sequenc
     """Returns exact_match and f1 in percent at the threshold of the predictions, and the best over all thresholds.
 
     best_exact, best_f1 and their thresholds are found with the best span for every question, as the official script
-    does with predictions that were written with an endless threshold; it cannot bring back answers that were left out.
+    does with predictions that were written with an infinite threshold; it cannot bring back answers that were left out.
     """
     scores = score_squad2(examples, _texts(predictions), threshold=np.inf)
     best = score_squad2(examples, *_spans_and_odds(predictions), threshold=np.inf)
@@ -108,27 +108,27 @@ def write_predictions(
     """
     prefix = "" if split == "dev" else f"{split}_"
     names = ("text", "probability", "start_logit", "end_logit")
-    n_best = {each.id: [{name: getattr(span, name) for name in names} for span in each.n_best] for each in predictions}
+    n_best = {pred.id: [{name: getattr(span, name) for name in names} for span in pred.n_best] for pred in predictions}
     _write(directory / f"{prefix}predictions.json", _texts(predictions))
     _write(directory / f"{prefix}nbest_predictions.json", n_best)
-    odds = {each.id: each.null_odds for each in predictions if each.null_odds is not None}
+    odds = {pred.id: pred.null_odds for pred in predictions if pred.null_odds is not None}
     if odds:
         _write(directory / f"{prefix}null_odds.json", odds)
 
 
 def _texts(predictions: Sequence[SpanPrediction]) -> dict[str, str]:
-    return {each.id: each.text for each in predictions}
+    return {prediction.id: prediction.text for prediction in predictions}
 
 
 def _spans_and_odds(predictions: Sequence[SpanPrediction]) -> tuple[dict[str, str], dict[str, float]]:
     """Returns the best span of each question at any threshold, and the odds of no answer."""
-    spans = {each.id: best.text if (best := each.best_span) else "" for each in predictions}
-    return spans, {each.id: each.null_odds or 0.0 for each in predictions}
+    spans = {prediction.id: best.text if (best := prediction.best_span) else "" for prediction in predictions}
+    return spans, {prediction.id: prediction.null_odds or 0.0 for prediction in predictions}
 
 
 def _no_span(predictions: Sequence[SpanPrediction]) -> dict[str, float]:
     """Returns the count of questions without a valid span, if there are any."""
-    count = sum(not each.found for each in predictions)
+    count = sum(not prediction.found for prediction in predictions)
     return {"num_without_span": float(count)} if count else {}
 
 

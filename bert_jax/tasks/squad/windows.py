@@ -24,8 +24,8 @@ def make_squad_rows(examples: Sequence[SquadExample], tokenizer: Tokenizer, trai
 
     Labels: in training the positions of the answer's first and last token in the row; (0, 0), that is [CLS], in a
     window that does not hold all of it, and where there is no answer (squad2). In evaluation None.
-    Skipped and counted are contexts without tokens and, in training, questions without an answer (except in squad2) and
-    questions with an answer that is not in the context.
+    Contexts without tokens are skipped and counted and, in training, so are questions without an answer (except in
+    squad2) and questions whose answer is not in the context.
     """
     counts: collections.Counter[str] = collections.Counter()
     rows: list[Row] = []
@@ -72,13 +72,13 @@ def _windows(num_tokens: int, room: int, config: TaskConfig) -> Iterator[tuple[i
     if len(starts) == 1:
         yield 0, num_tokens, np.ones(num_tokens, bool)
         return
-    # One window after the other, so that a long context takes memory for its tokens and not for each in every window.
+    # Window by window, so that a long context takes memory for its tokens, not for every token in every window.
     owners = np.zeros(num_tokens, np.int64)
     highest = np.full(num_tokens, -np.inf)
     for number, start in enumerate(starts):
         length = min(room, num_tokens - start)
-        places, context = np.arange(length), slice(start, start + length)
-        scores = np.minimum(places, length - 1 - places) + 0.01 * length
+        positions, context = np.arange(length), slice(start, start + length)
+        scores = np.minimum(positions, length - 1 - positions) + 0.01 * length
         better = scores > highest[context]  # so the first of equals stays
         owners[context][better] = number
         highest[context][better] = scores[better]
@@ -100,11 +100,11 @@ def _answer_tokens(
         counts["skipped: no answer"] += 1
         return None
     counts["questions of several answers, the first taken"] += len(example.answers) > 1
-    place = find_answer(example)
-    if place is None:
+    span = find_answer(example)
+    if span is None:
         counts["skipped: answer not in the context"] += 1
         return None
-    start, end = place
+    start, end = span
     counts["answers found elsewhere than given"] += start != example.answers[0].start
     inside = np.flatnonzero((offsets[:, 1] > start) & (offsets[:, 0] < end))
     if not len(inside):
@@ -114,7 +114,7 @@ def _answer_tokens(
 
 
 def find_answer(example: SquadExample) -> tuple[int, int] | None:
-    """Returns where the first answer begins and ends in the context; None if it is missing or ambiguous.
+    """Returns the start and end of the first answer in the context; None if it is missing or ambiguous.
 
     It is at the annotated position, or else at its only occurrence. All blanks compare equal.
     """
@@ -125,8 +125,8 @@ def find_answer(example: SquadExample) -> tuple[int, int] | None:
     if start >= 0 and example.context.startswith(text, start):
         skipped = len(text) - len(text.lstrip())
         return start + skipped, start + len(text.rstrip())
-    found = list(re.finditer(r"\s+".join(map(re.escape, words)), example.context))
-    exact = [place for place in found if place.start() == start]
-    if exact or len(found) == 1:
-        return (exact or found)[0].span()
+    matches = list(re.finditer(r"\s+".join(map(re.escape, words)), example.context))
+    exact = [match for match in matches if match.start() == start]
+    if exact or len(matches) == 1:
+        return (exact or matches)[0].span()
     return None
