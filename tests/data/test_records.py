@@ -182,6 +182,16 @@ def test_missing_and_truncated_shards(dataset):
     assert f"{shard} is missing" in refusal(dataset, verify=False)
 
 
+def test_a_missing_shard_is_named_before_a_damaged_one(dataset):
+    """Sizes cost nothing, and checksums read all bytes."""
+    first, second = (dataset / records.shard_name("train", number, 2) for number in range(2))
+    content = first.read_bytes()
+    first.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert f"{first} is damaged" in refusal(dataset)
+    second.unlink()
+    assert f"{second} is missing" in refusal(dataset)
+
+
 @pytest.mark.parametrize("name", ["train-00001-of-00002.npy", records.TOKEN_COUNTS])
 @pytest.mark.parametrize("place", [-1, -40])
 def test_a_flipped_bit(dataset, name, place):
