@@ -43,7 +43,8 @@ from bert_jax.tasks.layouts import Limits, eval_layouts, sizes_of
 from bert_jax.text.tokenizer import Tokenizer, load_tokenizer
 from bert_jax.training import flops
 from bert_jax.training.phases import resolve
-from bert_jax.training.step import abstract_state, init_state, make_train_step
+from bert_jax.training.program import Program
+from bert_jax.training.step import abstract_state, init_state
 
 CLS, SEP, MASK = 101, 102, 103  # of random rows, as in Google's vocabularies
 NO_LABEL = -100  # as transformers writes it
@@ -180,7 +181,7 @@ def _training(
     """Returns a contender that takes the first steps of `batches()` in each round."""
     settings = objective, config.optimizer, config.train
     state = init_state(*settings, abstract_state(*settings, mesh))
-    step = make_train_step(*settings, mesh, state)
+    step = Program(mesh).training(*settings, state)
     facts: dict[str, Any] = {"side": "ours", "precision": model.compute_dtype}
     (first,) = _first(batches(), 1)
     with jax.set_mesh(mesh):

@@ -151,6 +151,7 @@ TESTS_ELSEWHERE = {
     "tools.show_params": "tools/test_cli.py",
     "tools.train": "end_to_end/test_commands.py",
     "training.phases": "training/test_open_phases.py",
+    "training.program": "training/test_step.py",
     "training.run": "test_pretraining.py",
     "training.stages": "training/test_loop.py",
     "training.train": "settings/test_phases.py",

@@ -144,18 +144,12 @@ def path_name(path: KeyPath) -> str:
     return "/".join(str(key.key) for key in path if isinstance(key, jax.tree_util.DictKey))
 
 
-def match_rules(rules: tuple[tuple[str, Value], ...], names: list[str]) -> dict[str, Value]:
-    """Returns the value of the first rule that matches each whole name.
-
-    Raises: InputError if a name matches no rule.
-    """
-    table = {}
-    for name in names:
-        matches = [value for pattern, value in rules if re.fullmatch(pattern, name)]
-        if not matches:
-            raise InputError(f"parameter {name!r} matches no rule; add one to the table")
-        table[name] = matches[0]
-    return table
+def match_rule(rules: tuple[tuple[str, Value], ...], name: str) -> Value:
+    """Returns the value of the first rule that matches the whole name. Raises: InputError if none does."""
+    for pattern, value in rules:
+        if re.fullmatch(pattern, name):
+            return value
+    raise InputError(f"parameter {name!r} matches no rule; add one to the table")
 
 
 def is_stacked(name: str) -> bool:
@@ -172,7 +166,7 @@ def tree_shardings(mesh: Mesh | AbstractMesh, tree: PyTree, over_data: bool = Fa
 
     def place(path: tuple[object, ...], leaf: "jax.Array | jax.ShapeDtypeStruct") -> NamedSharding:
         name = path_name(path)
-        axes = match_rules(RULES, [name])[name] if name else ()
+        axes = match_rule(RULES, name) if name else ()
         assert len(axes) in (0, len(leaf.shape)), f"rule {axes} for {name} of shape {leaf.shape}"
         spec = tuple(MESH_AXES[axis] for axis in axes)
         return NamedSharding(mesh, PartitionSpec(*(_divided_over_data(mesh, spec, leaf.shape) if over_data else spec)))

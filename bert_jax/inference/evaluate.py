@@ -31,7 +31,7 @@ from bert_jax.settings.model import check_type_ids
 from bert_jax.settings.pretraining import DataConfig, MaskingConfig, MeshConfig
 from bert_jax.settings.rules import to_dict
 from bert_jax.training.loop import evaluate
-from bert_jax.training.step import make_eval_step
+from bert_jax.training.program import Program
 
 _RATE = 0.15
 _TOKENS_AT_ONCE = 8192  # of a batch on each device
@@ -79,7 +79,7 @@ def _evaluate(bert: Pretrained, dataset: Dataset, split: str, mesh: Mesh | None)
     size = _batch_size(dataset.row_length, rows.num_rows, mesh)
 
     def means(objective: Objective) -> dict[str, float]:
-        results = evaluate(make_eval_step(objective, mesh, params), params, eval_batches(rows, size, mesh))
+        results = evaluate(Program(mesh).evaluation(objective, params), params, eval_batches(rows, size, mesh))
         assert results is not None  # it cannot be interrupted
         return results
 

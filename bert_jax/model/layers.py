@@ -21,6 +21,7 @@ from bert_jax.model.product import add_bias, product
 from bert_jax.model.tables import copy_to_rows, look_up
 from bert_jax.settings.model import ModelConfig
 
+truncated_normal = jax.nn.initializers.truncated_normal  # of every matrix: at two standard deviations, not rescaled
 ACTIVATIONS = {
     "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
     # With erf, as the references compute it; jax.nn.gelu uses erfc, which costs more than twice as much on a CPU.
@@ -48,11 +49,6 @@ class Sight(NamedTuple):
     attends: jax.Array  # [B, L, L] bool; or the sequence ids [B, L], where the scores of a row are not stored
     local: jax.Array | None  # [B, L, L] bool: the mask of local layers, if there are any and `attends` is not ids
     positions: jax.Array  # [B, L] in the sequence
-
-
-def truncated_normal(stddev: float) -> jax.nn.initializers.Initializer:
-    """Returns the initializer of every matrix: normal, truncated at two standard deviations and not rescaled."""
-    return jax.nn.initializers.truncated_normal(stddev)
 
 
 class Dense(nn.Module):

@@ -36,7 +36,8 @@ from bert_jax.settings.model import ModelConfig
 from bert_jax.settings.pretraining import DataConfig, ResolvedConfig, TeacherConfig, TrainConfig
 from bert_jax.settings.rules import suggest
 from bert_jax.training.memory import estimate_memory, gathered_bytes, memory_problem, shard_bytes
-from bert_jax.training.step import TrainState, abstract_state, make_train_step
+from bert_jax.training.program import Program
+from bert_jax.training.step import TrainState, abstract_state
 
 USABLE_OF_GPU = 0.92  # of its memory, for the program's arrays; the rest is the runtime's and the libraries'
 
@@ -240,7 +241,7 @@ def lower_train_step(config: ResolvedConfig, mesh: Mesh, row: Rows) -> jax.stage
     """Returns the training step that `train.py` would run, traced for the mesh and not yet compiled."""
     objective = _objective(config, mesh, row)
     state = _state(config, mesh, row)
-    step = make_train_step(objective, config.optimizer, config.train, mesh, state)
+    step = Program(mesh).training(objective, config.optimizer, config.train, state)
     with jax.set_mesh(mesh):
         return step.lower(state, _batch(row, config.data.batch_size, mesh))
 

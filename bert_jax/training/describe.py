@@ -3,7 +3,7 @@
 
 import dataclasses
 import math
-from typing import Protocol
+from collections.abc import Callable
 
 import jax
 from jax.sharding import Mesh
@@ -22,13 +22,7 @@ from bert_jax.training.memory import describe_memory
 from bert_jax.training.step import TrainState
 
 
-class Throughput(Protocol):
-    """A function from summed counts and seconds to rates per second."""
-
-    def __call__(self, sums: dict[str, float], seconds: float, /) -> dict[str, float]: ...
-
-
-def make_throughput(model: ModelConfig, mesh: Mesh) -> Throughput:
+def make_throughput(model: ModelConfig, mesh: Mesh) -> Callable[[dict[str, float], float], dict[str, float]]:
     """Returns (summed counts, seconds) -> sequences/s, tokens/s, FLOP/s of all devices, and MFU if it is known."""
     peak = peak_flops(mesh.devices.flat[0].device_kind, model.compute_dtype) * mesh.size
 

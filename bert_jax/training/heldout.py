@@ -15,8 +15,8 @@ from bert_jax.devices.sharding import on_host
 from bert_jax.model.objective import Objective, Params, next_sentence_weights
 from bert_jax.settings.pretraining import ResolvedConfig
 from bert_jax.training.loop import evaluate
+from bert_jax.training.program import Program
 from bert_jax.training.stages import Evaluation
-from bert_jax.training.step import make_eval_step
 
 
 def make_evaluation(
@@ -28,7 +28,7 @@ def make_evaluation(
     """
     if not dataset.heldout.num_rows:
         return None
-    eval_step = make_eval_step(objective, mesh, params)
+    eval_step = Program(mesh).evaluation(objective, params)
     size = config.eval.rows(config.data.batch_size, config.train.accumulate)
     batches = partial(eval_batches, dataset.heldout, size, mesh)
     separator = dataset.load_tokenizer().sep_id if config.model.causal else -1

@@ -23,9 +23,10 @@ from bert_jax.devices.work import beat, under_way
 from bert_jax.errors import DivergedError
 from bert_jax.model.objective import Params
 from bert_jax.training.profiling import profiled
+from bert_jax.training.program import EvalStep, TrainStep
 from bert_jax.training.run import Run
 from bert_jax.training.stages import Evaluation, Pace
-from bert_jax.training.step import EvalStep, Metrics, TrainState, TrainStep
+from bert_jax.training.step import Metrics, TrainState
 from bert_jax.training.window import COUNTS, SEEN, Window
 
 # Calls of the training step that may be dispatched and unfinished. With more than one, the device need not wait for
@@ -45,7 +46,6 @@ class Work(NamedTuple):
     keep_revision: Callable[[int, Params, dict[str, int] | None], None]  # of (step, parameters, counts seen)
     rank: Callable[[dict[str, float]], float] = lambda metrics: metrics["loss"]  # lower is better
     phase: int = 0  # the number of the phase; 0 if there is one only
-    train_steps: TrainStep | None = None  # several steps in one call; needed if pace.steps_per_call is above 1
 
 
 class LoopResult(NamedTuple):
@@ -220,10 +220,7 @@ class _Loop:
             self.finish_all()
             self.called.add(program)
         with clock.phase("compilation") if compiles else contextlib.nullcontext():
-            if work.train_steps is not None and len(call) > 1:
-                self.state, metrics = work.train_steps(self.state, tuple(call))
-            else:
-                self.state, metrics = work.train_step(self.state, call[0])
+            self.state, metrics = work.train_step(self.state, *call)
         progress.step += len(call)
         self.in_flight.append((progress.step, metrics))
         if len(self.in_flight) > MAX_IN_FLIGHT:

@@ -10,7 +10,7 @@ import optax
 from jax.tree_util import KeyPath
 
 from bert_jax.batch import PyTree
-from bert_jax.devices.sharding import is_stacked, match_rules, path_name
+from bert_jax.devices.sharding import is_stacked, match_rule, path_name
 from bert_jax.settings.pretraining import OptimizerConfig
 
 # (pattern of a whole parameter path, whether weight decay applies). The first match wins. Source: google-research/bert
@@ -22,7 +22,6 @@ DECAY_RULES: tuple[tuple[str, bool], ...] = (
     (r".*/kernel", True),
     (r"(?!encoder/).*", False),  # the weights of a probe's layers, and all others of a custom head
 )
-
 
 Step: TypeAlias = jax.typing.ArrayLike  # one step, or an array of them
 
@@ -91,9 +90,7 @@ def clip_by_global_norm(most: float) -> optax.GradientTransformation:
 
 def decay_mask(params: PyTree) -> PyTree:
     """Returns a tree that is True where weight decay applies. Raises: InputError if no rule matches a parameter."""
-    names = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
-    table = match_rules(DECAY_RULES, names)
-    return jax.tree_util.tree_map_with_path(lambda path, _: table[path_name(path)], params)
+    return jax.tree_util.tree_map_with_path(lambda path, _: match_rule(DECAY_RULES, path_name(path)), params)
 
 
 def scale_by_layer_trust_ratio(applies_to: Callable[[PyTree], PyTree]) -> optax.GradientTransformation:
@@ -192,12 +189,9 @@ def reset_moments(state: PyTree) -> PyTree:
 
     The step count of the learning rate is kept.
     """
-    adam = (Moments, optax.ScaleByAdamState)
-    return jax.tree.map(
-        lambda part: jax.tree.map(jnp.zeros_like, part) if isinstance(part, adam) else part,
-        state,
-        is_leaf=lambda part: isinstance(part, adam),
-    )
+    is_adam = lambda part: isinstance(part, (Moments, optax.ScaleByAdamState))  # noqa: E731
+    zeroed = lambda part: jax.tree.map(jnp.zeros_like, part) if is_adam(part) else part  # noqa: E731
+    return jax.tree.map(zeroed, state, is_leaf=is_adam)
 
 
 def make_optimizer(config: OptimizerConfig, num_steps: int, first_step: int = 0) -> optax.GradientTransformation:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reports of a run: lines on the screen, records in `metrics.jsonl`, and TensorBoard.
 
-The only home of tqdm, tensorboardX and matplotlib; each is imported when it is first needed.
+The only home of tqdm and tensorboardX; each is imported when it is first needed.
 """
 
 import contextlib

@@ -11,7 +11,7 @@ import jax
 from bert_jax.checkpoints.arrays import state_bytes
 from bert_jax.checkpoints.model_card import ABOUT
 from bert_jax.checkpoints.pretrained import Pretrained
-from bert_jax.checkpoints.states import Checkpoints, Notes, Restored, checkpoint_steps
+from bert_jax.checkpoints.states import Checkpoints, Restored, checkpoint_steps
 from bert_jax.devices import work
 from bert_jax.devices.job import this_job
 from bert_jax.devices.preemption import Preemption
@@ -47,11 +47,6 @@ class Run:
     start: Pretrained | None  # the model to start from; None if the run resumes or starts from random parameters
     clock: goodput.Clock = field(default_factory=goodput.Clock)
     step: int = 0  # the last step that is known to be finished
-
-    @property
-    def notes(self) -> Notes:
-        """The notes of the checkpoint that the run resumes from; {} if there is no checkpoint."""
-        return self.restored.notes
 
     def first_state(self, make: Callable[[Pretrained | None], TrainState]) -> TrainState:
         """Returns the restored state, or the one that `make` returns for the model to start from.

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """One training step and one evaluation step, for pre-training and for every task."""
 
-import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, cast
@@ -13,7 +12,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.tree_util import KeyPath
 
 from bert_jax.batch import Array, Batch, PyTree
-from bert_jax.devices.sharding import is_stacked, path_name, replicated, row_sharding, tree_shardings
+from bert_jax.devices.sharding import is_stacked, path_name, tree_shardings
 from bert_jax.model.keys import root_key
 from bert_jax.model.losses import Pair
 from bert_jax.model.objective import Objective, Params
@@ -68,30 +67,6 @@ class Metrics(Mapping[str, Pair]):
 _Pairs = dict[str, Pair]
 
 
-class TrainStep:
-    """A training step, or several in one call. It donates the given state: do not use that again.
-
-    The key of its dropout is an argument, so that runs of all seeds share one program.
-    """
-
-    def __init__(self, run: jax.stages.Wrapped, key: np.ndarray, mesh: Mesh) -> None:
-        self._run, self._key, self._mesh = run, key, mesh
-
-    @functools.cached_property
-    def key(self) -> jax.Array:  # on all devices, uint32 [2]
-        with jax.transfer_guard_host_to_device("allow"):  # once
-            return jax.make_array_from_callback(self._key.shape, replicated(self._mesh), lambda index: self._key[index])
-
-    def __call__(self, state: TrainState, batch: Batch | tuple[Batch, ...], /) -> tuple[TrainState, Metrics]:
-        return self._run(state, batch, self.key)
-
-    def lower(self, state: TrainState, batch: Batch, /) -> jax.stages.Lowered:
-        return self._run.lower(state, batch, self._key)
-
-
-EvalStep = Callable[[Params, Batch], Metrics]  # compiled
-
-
 def init_state(
     objective: Objective,
     optimizer: OptimizerConfig,
@@ -139,49 +114,18 @@ def _fresh_state(optimizer: OptimizerConfig, train: TrainConfig) -> Callable[[Pa
     return lambda params: TrainState(jnp.zeros((), jnp.int32), params, transformation.init(params))
 
 
-def make_train_step(
+def train_step(
     objective: Objective,
     optimizer: OptimizerConfig,
     train: TrainConfig,
     mesh: Mesh,
     state: TrainState,
     first_step: int = 0,
-    several: bool = False,
-) -> TrainStep:
-    """Returns the compiled step (state, batch) -> (state, metrics). The given state is donated.
-
-    With `several` the function takes a step with each of a tuple of batches of the same shapes. One call costs the host
-    as much as one step. The result is that of single steps within rounding.
+) -> Callable[[TrainState, Batch, jax.Array], tuple[TrainState, Metrics]]:
+    """Returns the step (state, batch, key of dropout) -> (state, metrics), a pure function. `Program` compiles it.
 
     `state` gives the shapes and shardings of the training state (`init_state`, `abstract_state`). The batch is global,
     with rows sharded over data x fsdp. The learning rate schedule begins at `first_step` and has train.num_steps.
-    """
-    step = _step_function(objective, optimizer, train, mesh, state, first_step)
-
-    def steps(state: TrainState, batches: tuple[Batch, ...], key: jax.Array) -> tuple[TrainState, Metrics]:
-        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *batches)
-        return jax.lax.scan(lambda state, batch: step(state, batch, key), state, stacked)
-
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
-    run = jax.jit(  # only here: inner functions may have no compiler options
-        steps if several else step,
-        in_shardings=(shardings, row_sharding(mesh), replicated(mesh)),
-        out_shardings=(shardings, replicated(mesh)),
-        donate_argnums=0,
-        compiler_options=_compiler_options(mesh),
-    )
-    return TrainStep(run, jax.device_get(jax.random.key_data(root_key(train.seed, "dropout"))), mesh)
-
-
-def _compiler_options(mesh: Mesh) -> dict[str, bool | str] | None:
-    # Without it GPUs add up the word table's gradient in an order that changes from run to run.
-    return {"xla_gpu_exclude_nondeterministic_ops": True} if mesh.devices.flat[0].platform == "gpu" else None
-
-
-def _step_function(
-    objective: Objective, optimizer: OptimizerConfig, train: TrainConfig, mesh: Mesh, state: TrainState, first_step: int
-) -> Callable[[TrainState, Batch, jax.Array], tuple[TrainState, Metrics]]:
-    """Returns the step (state, batch, key of dropout) -> (state, metrics), not yet compiled.
 
     With train.zero1 a step begins with an all-gather of the parameters, and reduce-scatters the gradients. The matrices
     of the layers are gathered in the compute dtype, in which they are multiplied.
@@ -205,10 +149,8 @@ def _step_function(
         def gradients_of(
             params: Params, batch: Batch, key: jax.Array, denominators: dict[str, jax.Array], index: jax.Array | int
         ) -> tuple[tuple[jax.Array, _Pairs], Params]:
-            def loss_and_metrics(params: Params) -> tuple[jax.Array, _Pairs]:
-                return loss_of(objective.losses(params, batch, jax.random.fold_in(key, index)), denominators)
-
-            return jax.value_and_grad(loss_and_metrics, has_aux=True)(params)
+            losses = lambda params: objective.losses(params, batch, jax.random.fold_in(key, index))  # noqa: E731
+            return jax.value_and_grad(lambda params: loss_of(losses(params), denominators), has_aux=True)(params)
 
         params = state.params
         if divided is not None:
@@ -264,8 +206,8 @@ def _gather(params: Params, shardings: PyTree, compute_dtype: str) -> Params:
     return jax.tree_util.tree_map_with_path(gather, params, shardings)
 
 
-def make_eval_step(objective: Objective, mesh: Mesh, params: Params) -> EvalStep:
-    """Returns the compiled evaluation (params, batch) -> metrics, without dropout.
+def eval_step(objective: Objective, mesh: Mesh, params: Params) -> Callable[[Params, Batch], Metrics]:
+    """Returns the evaluation (params, batch) -> metrics, a pure function without dropout. `Program` compiles it.
 
     `params` gives the shapes and shardings. Parameters that ZeRO-1 divides are gathered as in a training step.
     """
@@ -276,7 +218,7 @@ def make_eval_step(objective: Objective, mesh: Mesh, params: Params) -> EvalStep
             params = _gather(params, whole, objective.compute_dtype)
         return Metrics.of(objective.losses(params, objective.prepare(batch), None))
 
-    return jax.jit(step, in_shardings=(shardings, row_sharding(mesh)), out_shardings=replicated(mesh))
+    return step
 
 
 def batch_counts(batch: Batch) -> _Pairs:

@@ -12,9 +12,10 @@ from bert_jax.training.curves import draw_curves
 from bert_jax.training.describe import make_throughput
 from bert_jax.training.loop import LoopResult, Work, train_loop
 from bert_jax.training.optim import reset_moments
+from bert_jax.training.program import Program
 from bert_jax.training.run import Run
 from bert_jax.training.stages import Stage, Training
-from bert_jax.training.step import TrainState, init_state, make_train_step
+from bert_jax.training.step import TrainState, init_state
 
 
 def run_stages(run: Run, training: Training) -> LoopResult:
@@ -28,7 +29,7 @@ def run_stages(run: Run, training: Training) -> LoopResult:
         return init_state(first.objective, first.optimizer, first.train, training.abstract, params)
 
     state = run.first_state(new_state)
-    result = LoopResult(state, int(state.step), 0, run.notes.get("seen"))
+    result = LoopResult(state, int(state.step), 0, run.restored.notes.get("seen"))
     del state  # or its memory could not be reused
     ended = sum(result.step >= stage.first_step for stage in later)
     for number in range(ended + 1, len(training.stages) + 1):
@@ -43,24 +44,22 @@ def _run_stage(run: Run, training: Training, number: int, so_far: LoopResult) ->
     stage, mesh, abstract = training.stages[number - 1], training.mesh, training.abstract
     taken = so_far.step - stage.first_step
     # A report is of one stage: the notes of an earlier one are dropped, but for the counts of the whole run.
-    notes = run.notes if taken else {"seen": so_far.seen}
+    notes = run.restored.notes if taken else {"seen": so_far.seen}
     for line in stage.describe():
         run.reporter.message(line)
 
     def keep(step: int, params: Params, seen: dict[str, int] | None) -> None:
         keep_revision(training.trained_model(step, params, seen), run.workdir)
 
-    step = stage.objective, stage.optimizer, stage.train, mesh, abstract, stage.schedule_start
     work = Work(
         mesh,
-        make_train_step(*step),
+        Program(mesh).training(stage.objective, stage.optimizer, stage.train, abstract, stage.schedule_start),
         stage.batches(taken),
         stage.evaluation(),
         make_throughput(training.model, mesh),
         keep,
         stage.rank,
-        phase=number if len(training.stages) > 1 else 0,
-        train_steps=make_train_step(*step, several=True),
+        number if len(training.stages) > 1 else 0,
     )
     with contextlib.ExitStack() as stack:
         stack.callback(stage.close)

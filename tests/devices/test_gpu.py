@@ -25,7 +25,7 @@ from bert_jax.devices.chips import peak_flops
 from bert_jax.devices.sharding import make_mesh, row_sharding
 from bert_jax.model.objective import pretraining_objective
 from bert_jax.settings.pretraining import MaskingConfig, MeshConfig, OptimizerConfig, TrainConfig
-from bert_jax.training.step import make_train_step
+from bert_jax.training.program import Program
 
 pytestmark = pytest.mark.gpu
 
@@ -110,7 +110,7 @@ def trained(device, dtype, attention):
     objective = pretraining_objective(model, MaskingConfig(), MASK, (CLS, SEP))
     state = fresh_state(objective, OPTIMIZER, TRAIN_CONFIG, mesh)
     before = jax.device_get(state.params)
-    step = make_train_step(objective, OPTIMIZER, TRAIN_CONFIG, mesh, state)
+    step = Program(mesh).training(objective, OPTIMIZER, TRAIN_CONFIG, state)
     rows = jax.tree.map(lambda array: jax.device_put(array, row_sharding(mesh)), batch_of())
     history = []
     with jax.set_mesh(mesh):

@@ -20,7 +20,8 @@ from bert_jax.settings.pretraining import MeshConfig, OptimizerConfig, TrainConf
 from bert_jax.tasks.base import Row
 from bert_jax.tasks.batches import batch_of_rows, unpadded_outputs
 from bert_jax.training.optim import apply_updates, learning_rate_at, make_optimizer
-from bert_jax.training.step import abstract_state, make_train_step
+from bert_jax.training.program import Program
+from bert_jax.training.step import abstract_state
 
 RNG = np.random.default_rng(0)
 
@@ -290,7 +291,7 @@ def test_a_probe_learns_and_its_encoder_does_not(features):
     )
     state = fresh_state(objective, optimizer, train, mesh)
     before = jax.device_get(state.params)
-    step = make_train_step(objective, optimizer, train, mesh, abstract_state(objective, optimizer, train, mesh))
+    step = Program(mesh).training(objective, optimizer, train, abstract_state(objective, optimizer, train, mesh))
     rows = [row(7, np.array([-1, 0, 1, 2, 0, 1, -1])), row(5, np.array([-1, 2, 0, 1, -1]))]
     batch = batch_of_rows(alone(rows), 8, 1, HEADS["token_classification"])
     losses = []

@@ -34,7 +34,8 @@ from bert_jax.settings.pretraining import (
     TrainConfig,
 )
 from bert_jax.training.flops import num_parameters
-from bert_jax.training.step import abstract_state, make_eval_step, make_train_step
+from bert_jax.training.program import Program
+from bert_jax.training.step import abstract_state
 
 pytestmark = pytest.mark.tpu_aot
 
@@ -173,7 +174,7 @@ def test_the_forward_pass_moves_nothing_but_sums():
     config = configuration("large", 1, "v5e:4x4", 16)
     mesh = make_mesh(config.mesh, planner.tpu_devices("v5e:4x4")[0])
     params = planner._state(config, mesh).params
-    step = make_eval_step(planner._objective(config, mesh), mesh, params)
+    step = Program(mesh).evaluation(planner._objective(config, mesh), params)
     with jax.set_mesh(mesh):
         lowered = step.lower(params, abstract_batch(planner.row_of(config, 128), config.data.batch_size, mesh))
     found = hlo.collectives(lowered.compile().as_text() or "")
@@ -234,7 +235,7 @@ def test_a_batch_of_65536_pairs_sends_its_vectors_and_fits():
     mesh = make_mesh(MeshConfig(), planner.tpu_devices("v5e:4x4")[0])
     objective, train, optimizer = task_objective(model, EMBEDDINGS), TrainConfig(accumulate=64), OptimizerConfig()
     state = abstract_state(objective, optimizer, train, mesh)
-    step = make_train_step(objective, optimizer, train, mesh, state)
+    step = Program(mesh).training(objective, optimizer, train, state)
 
     def rows(dtype, *shape):
         return jax.ShapeDtypeStruct((pairs, *shape), dtype, sharding=row_sharding(mesh))

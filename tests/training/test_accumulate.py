@@ -16,7 +16,8 @@ from bert_jax.plan import hlo
 from bert_jax.settings.pretraining import MaskingConfig, MeshConfig, OptimizerConfig, TrainConfig
 from bert_jax.training.accumulate import _own_part, sum_over_microbatches
 from bert_jax.training.memory import gathered_bytes
-from bert_jax.training.step import abstract_state, make_train_step
+from bert_jax.training.program import Program
+from bert_jax.training.step import abstract_state
 
 KERNEL = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
 ROWS = np.random.default_rng(1).normal(size=(16, 8)).astype(np.float32)
@@ -83,7 +84,7 @@ def test_gradients_are_sent_once_however_many_microbatches_there_are(accumulate,
     mesh, optimizer = make_mesh(MeshConfig(data=4), jax.devices()[:4]), OptimizerConfig()
     train = TrainConfig(num_steps=10, accumulate=accumulate, zero1=zero1)
     state = abstract_state(objective, optimizer, train, mesh)
-    step = make_train_step(objective, optimizer, train, mesh, state)
+    step = Program(mesh).training(objective, optimizer, train, state)
     rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=row_sharding(mesh)), random_batch())
     with jax.set_mesh(mesh):
         found = hlo.collectives(step.lower(state, rows).compile().as_text())

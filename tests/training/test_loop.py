@@ -56,7 +56,6 @@ def run(
     step=train_step,
     keep_revision=None,
     batches=None,
-    steps=None,
     evaluation=None,
     throughput=lambda counts, seconds: {},
 ):
@@ -81,7 +80,7 @@ def run(
             run = Run(directory, checkpoints, reporter, preemption, restored, None)
             given = iter(batches or itertools.repeat(None))
             kept = keep_revision or (lambda step, params, seen: None)
-            work = Work(mesh, step, given, evaluation or evaluate, throughput, kept, train_steps=steps)  # type: ignore[arg-type]
+            work = Work(mesh, step, given, evaluation or evaluate, throughput, kept)  # type: ignore[arg-type]
             result = train_loop(run, state, pace, work, restored.notes)
         checkpoints.close()
         return result
@@ -228,12 +227,10 @@ class Calls:
     def __init__(self, bad=0):
         self.sizes, self.bad = [], bad
 
-    def one(self, state, batch):
-        self.sizes.append(1)
-        return self.take(state, batch)
-
-    def several(self, state, batches):
+    def step(self, state, *batches):
         self.sizes.append(len(batches))
+        if len(batches) == 1:
+            return self.take(state, *batches)
         told = []
         for batch in batches:
             state, metrics = self.take(state, batch)
@@ -253,11 +250,11 @@ def reports(directory):
 def test_several_steps_a_call_end_where_something_is_due(mesh, tmp_path):
     calls = Calls()
     pace = Pace(23, 12, 0, 16, steps_per_call=4)
-    assert run(tmp_path, mesh, pace, {23: 1.0}, step=calls.one, steps=calls.several).step == 23
+    assert run(tmp_path, mesh, pace, {23: 1.0}, step=calls.step).step == 23
     assert calls.sizes == [4, 4, 4, 4, 4, 1, 1, 1]
     assert reports(tmp_path) == {12: 6.5, 23: 18.0}  # the means of 1 to 12, and of the rest
     calls = Calls()  # a report inside of every second call
-    run(tmp_path / "other", mesh, Pace(12, 6, 0, 0, steps_per_call=4), {12: 1.0}, step=calls.one, steps=calls.several)
+    run(tmp_path / "other", mesh, Pace(12, 6, 0, 0, steps_per_call=4), {12: 1.0}, step=calls.step)
     assert calls.sizes == [4, 1, 1, 1, 1, 4]
     assert reports(tmp_path / "other") == {6: 3.5, 12: 9.5}
 
@@ -266,14 +263,14 @@ def test_the_last_steps_are_reported_once(mesh, tmp_path):
     """Also if the run ends before its first report, is given again, and goes on."""
     for steps in (3, 3, 7):
         calls = Calls()
-        run(tmp_path, mesh, Pace(steps, 5, 0, 0), {steps: 1.0}, step=calls.one)
+        run(tmp_path, mesh, Pace(steps, 5, 0, 0), {steps: 1.0}, step=calls.step)
         assert reports(tmp_path) == {3: 2.0, **({5: 4.5, 7: 6.5} if steps == 7 else {})}
 
 
 def test_the_last_steps_of_a_run_that_ends_early_are_reported_once(mesh, tmp_path):
     losses = {3: 1.0, 6: 2.0, 8: 3.0}
     for steps, patience in ((30, 1), (30, 1), (8, 0)):
-        run(tmp_path, mesh, Pace(steps, 5, 3, 0, False, patience=patience), losses, step=Calls().one)
+        run(tmp_path, mesh, Pace(steps, 5, 3, 0, False, patience=patience), losses, step=Calls().step)
         assert reports(tmp_path) == {5: 3.0, 6: 6.0, **({8: 7.5} if steps == 8 else {})}
 
 
@@ -286,7 +283,7 @@ def test_a_seal_that_fails_is_told_at_the_next_report(mesh, tmp_path, monkeypatc
     monkeypatch.setattr(states, "seal", full)
     calls, wait = Calls(), itertools.chain(itertools.repeat(0.0, 200), itertools.repeat(0.05))
     with pytest.raises(InputError, match=r"cannot write a checkpoint to .*: No space left on device"):
-        run(tmp_path, mesh, Pace(400, 1, 0, 200), {}, step=calls.one, batches=(time.sleep(each) for each in wait))
+        run(tmp_path, mesh, Pace(400, 1, 0, 200), {}, step=calls.step, batches=(time.sleep(each) for each in wait))
     assert 200 <= len(calls.sizes) < 399
 
 
@@ -294,7 +291,7 @@ def test_a_run_that_goes_on_divides_its_steps_into_the_same_calls(mesh, tmp_path
     for first, expected in ((10, [4, 4, 1, 1]), (20, [1, 1, 4, 4])):
         calls = Calls()
         pace = Pace(first, 100, 0, 0, steps_per_call=4)
-        run(tmp_path, mesh, pace, {first: 1.0}, step=calls.one, steps=calls.several)
+        run(tmp_path, mesh, pace, {first: 1.0}, step=calls.step)
         assert calls.sizes == expected
 
 
@@ -302,7 +299,7 @@ def test_batches_of_different_shapes_are_not_taken_in_one_call(mesh, tmp_path):
     calls = Calls()
     batches = [{"x": jnp.zeros(size)} for size in (1, 1, 1, 2, 3, 3, 3, 3)]
     pace = Pace(8, 100, 0, 0, steps_per_call=4)
-    run(tmp_path, mesh, pace, {8: 1.0}, step=calls.one, steps=calls.several, batches=batches)
+    run(tmp_path, mesh, pace, {8: 1.0}, step=calls.step, batches=batches)
     assert calls.sizes == [1, 1, 1, 1, 4]
 
 
@@ -335,7 +332,7 @@ def test_a_loss_that_is_not_finite_inside_a_call_is_named_with_its_step(mesh, tm
     calls = Calls(bad=7)
     pace = Pace(20, 100, 0, 4, steps_per_call=4)
     with pytest.raises(DivergedError, match=r"loss is nan at step 7; losses were finite until step 6, .* of step 4"):
-        run(tmp_path, mesh, pace, {20: 1.0}, step=calls.one, steps=calls.several)
+        run(tmp_path, mesh, pace, {20: 1.0}, step=calls.step)
     assert sorted(seals(tmp_path)) == [4]
 
 

@@ -15,7 +15,8 @@ from bert_jax.errors import InputError
 from bert_jax.pretraining import describe_pretraining, stage_of
 from bert_jax.settings.pretraining import MeshConfig, Phase2Config, TrainConfig
 from bert_jax.training.phases import open_corpora, resolve
-from bert_jax.training.step import abstract_state, make_train_step
+from bert_jax.training.program import Program
+from bert_jax.training.step import abstract_state
 
 
 def test_what_the_data_decide_is_filled_in(toy_data):
@@ -51,7 +52,7 @@ def test_each_phase_goes_on_in_the_rows_and_has_a_schedule_of_its_own(toy_data):
         state = fresh_state(first.objective, *settings, mesh)._replace(step=np.int32(first.phase.last_step))
         batch = next(train_batches(part.dataset.train, 0, part.phase.config.data.batch_size, 0, mesh))
         stage = stage_of(part, corpora, mesh, abstract)
-        step = make_train_step(part.objective, stage.optimizer, stage.train, mesh, abstract, stage.schedule_start)
+        step = Program(mesh).training(part.objective, stage.optimizer, stage.train, abstract, stage.schedule_start)
         metrics = step(state, batch)[1]
         rates.append(float(metrics["learning_rate"][0]))
     assert rates[0] == 0 < rates[1]  # the first phase's schedule has ended where the second's begins

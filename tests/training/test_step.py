@@ -18,10 +18,10 @@ from bert_jax.model.objective import pretraining_objective
 from bert_jax.plan import hlo
 from bert_jax.settings.pretraining import MaskingConfig, MeshConfig, OptimizerConfig, TrainConfig
 from bert_jax.training import flops
-from bert_jax.training import step as step_module
 from bert_jax.training.memory import gathered_bytes, shard_bytes
 from bert_jax.training.optim import Moments
-from bert_jax.training.step import abstract_state, make_eval_step, make_train_step
+from bert_jax.training.program import Program
+from bert_jax.training.step import abstract_state
 
 OPTIMIZER = OptimizerConfig(learning_rate=1e-2, warmup_steps=1)
 MASKING = MaskingConfig()
@@ -36,7 +36,7 @@ def take_steps(
     objective = pretraining_objective(model or tiny_model(), masking, MASK, (CLS, SEP))
     train = TrainConfig(num_steps=10, accumulate=accumulate, zero1=zero1)
     state = fresh_state(objective, optimizer, train, mesh)
-    step = make_train_step(objective, optimizer, train, mesh, state)
+    step = Program(mesh).training(objective, optimizer, train, state)
     rows = jax.tree.map(lambda x: jax.device_put(x, row_sharding(mesh)), batch)
     history = []
     with jax.set_mesh(mesh):
@@ -77,7 +77,7 @@ def take_compiled_steps(num_steps: int, zero1: bool = False, **sizes: int) -> St
     rows = jax.tree.map(lambda x: jax.device_put(x, row_sharding(mesh)), two_a_row())
     history = []
     with jax.set_mesh(mesh):
-        step = make_train_step(objective, OPTIMIZER, train, mesh, state)
+        step = Program(mesh).training(objective, OPTIMIZER, train, state)
         compiled = step.lower(state, rows).compile()
         for _ in range(num_steps):
             state, metrics = compiled(state, rows, step.key)
@@ -229,7 +229,7 @@ def test_data_parallel_moves_each_gradient_once_and_nothing_else():
     mesh = make_mesh(MeshConfig())
     train = TrainConfig(num_steps=10)
     state = abstract_state(objective, OPTIMIZER, train, mesh)
-    step = make_train_step(objective, OPTIMIZER, train, mesh, state)
+    step = Program(mesh).training(objective, OPTIMIZER, train, state)
     rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=row_sharding(mesh)), random_batch())
     with jax.set_mesh(mesh):
         found = hlo.collectives(step.lower(state, rows).compile().as_text())
@@ -245,7 +245,7 @@ def test_seeds_share_a_program_and_draw_their_own_dropout():
     for seed in (0, 1, 2**32, 0):
         train = TrainConfig(num_steps=10, seed=seed)
         state = fresh_state(objective, OPTIMIZER, TrainConfig(num_steps=10), mesh)
-        step = make_train_step(objective, OPTIMIZER, train, mesh, state)
+        step = Program(mesh).training(objective, OPTIMIZER, train, state)
         with jax.set_mesh(mesh):
             programs.add(step.lower(state, random_batch()).as_text())
             losses.append(float(step(state, random_batch())[1]["loss"][0]))
@@ -277,22 +277,21 @@ def test_optimizers_of_whole_parameters_and_runs_of_words_do_not_depend_on_the_m
         pytest.param({"data": 8}, {"zero1": True, "accumulate": 2}, marks=pytest.mark.slow),
     ],
 )
-def test_steps_of_one_call_are_single_steps(sizes, more, monkeypatch):
+def test_steps_of_one_call_are_single_steps(sizes, more):
     """With other rows in every step, dropout, and compiler options, which GPUs have."""
-    monkeypatch.setattr(step_module, "_compiler_options", lambda mesh: {"xla_cpu_enable_fast_math": False})
     mesh = make_mesh(MeshConfig(**(sizes or {})), jax.devices() if sizes else jax.devices()[:1])
     objective = pretraining_objective(tiny_model(hidden_dropout_rate=0.1), MASKING, MASK, (CLS, SEP))
     train = TrainConfig(num_steps=10, **more)
     first = fresh_state(objective, OPTIMIZER, train, mesh)
-    one = make_train_step(objective, OPTIMIZER, train, mesh, first)
-    several = make_train_step(objective, OPTIMIZER, train, mesh, first, several=True)
+    options = {"xla_cpu_enable_fast_math": False}
+    step = Program(mesh, options).training(objective, OPTIMIZER, train, first)
     batches = [jax.device_put(random_batch(seed=seed), row_sharding(mesh)) for seed in range(3)]
     with jax.set_mesh(mesh):
         state, history = jax.tree.map(jnp.copy, first), []
         for batch in batches:
-            state, metrics = one(state, batch)
+            state, metrics = step(state, batch)
             history.append(jax.device_get(metrics))
-        after, together = several(first, tuple(batches))
+        after, together = step(first, *batches)
     together = jax.device_get(together).of_steps()
     assert int(after.step) == len(together) == 3 and len(history[0].of_steps()) == 1
     for alone, inside in zip(history, together):
@@ -371,10 +370,10 @@ def test_loss_weighs_every_prediction_of_the_global_batch_the_same():
     objective = pretraining_objective(tiny_model(), MaskingConfig(), MASK, (CLS, SEP))
     state = fresh_state(objective, OPTIMIZER, TrainConfig(num_steps=1), mesh)
     rows = jax.tree.map(lambda x: jax.device_put(x, row_sharding(mesh)), batch)
-    whole = make_eval_step(objective, mesh, state.params)(state.params, rows)["mlm_loss"]
+    whole = Program(mesh).evaluation(objective, state.params)(state.params, rows)["mlm_loss"]
     single, total, weight = make_mesh(MeshConfig(), jax.devices()[:1]), 0.0, 0.0
     params = jax.device_put(jax.device_get(state.params), tree_shardings(single, state.params))
-    evaluate = make_eval_step(objective, single, params)
+    evaluate = Program(single).evaluation(objective, params)
     for row in range(16):
         pair = evaluate(params, jax.tree.map(lambda x, row=row: x[row : row + 1], batch))["mlm_loss"]
         total, weight = total + float(pair[0]), weight + float(pair[1])
@@ -418,7 +417,7 @@ def test_what_no_loss_depends_on_is_not_decayed(name):
     state = fresh_state(objective, optimizer, train, mesh)
     before = jax.device_get(state.params)
     with jax.set_mesh(mesh):
-        state, _ = make_train_step(objective, optimizer, train, mesh, state)(state, random_batch())
+        state, _ = Program(mesh).training(objective, optimizer, train, state)(state, random_batch())
     after = jax.device_get(state.params)
     for path in (("encoder", "pooler"), ("next_sentence",)):
         one, other = (functools.reduce(lambda tree, key: tree[key], path, params) for params in (before, after))
@@ -438,7 +437,7 @@ def test_a_frozen_encoder_has_no_part_in_the_norm():
         state = fresh_state(objective, optimizer, train, mesh)
         params = jax.device_get(state.params)
         with jax.set_mesh(mesh):
-            state, metrics = make_train_step(objective, optimizer, train, mesh, state)(state, random_batch())
+            state, metrics = Program(mesh).training(objective, optimizer, train, state)(state, random_batch())
         norms.append(float(metrics["grad_norm"][0]))
         # The first mean of Adam is a tenth of the clipped gradient.
         mean = next(part for part in jax.tree.leaves(state.optimizer, is_leaf=is_moments) if is_moments(part)).mean

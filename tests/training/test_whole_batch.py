@@ -15,7 +15,8 @@ from bert_jax.settings.finetuning import EmbeddingConfig, FinetuneDataConfig, Ta
 from bert_jax.settings.pretraining import MeshConfig, OptimizerConfig, TrainConfig
 from bert_jax.tasks.base import Row
 from bert_jax.tasks.batches import choose_batching, train_batches
-from bert_jax.training.step import abstract_state, make_train_step
+from bert_jax.training.program import Program
+from bert_jax.training.step import abstract_state
 from bert_jax.training.whole_batch import gradients_of_whole
 
 RNG = np.random.default_rng(0)
@@ -60,7 +61,7 @@ def take_steps(devices, accumulate, mesh=None, pack="on", model=DROPOUT, count=2
     batching = choose_batching(ROWS, data, model, 8 * 16, pack, 10, apart=True)  # the same batches for all
     optimizer = OptimizerConfig(learning_rate=1e-2, warmup_steps=0, name="adamw")
     state = fresh_state(objective, optimizer, train, mesh)
-    step = make_train_step(objective, optimizer, train, mesh, state)
+    step = Program(mesh).training(objective, optimizer, train, state)
     losses = []
     with jax.set_mesh(mesh):
         for _, batch in zip(range(count), train_batches(ROWS, head, 0, batching, mesh)):
@@ -106,7 +107,7 @@ def test_many_microbatches_take_little_more_memory_than_one():
         state = abstract_state(objective, optimizer, train, mesh)
         with jax.set_mesh(mesh):
             shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), batch)
-            compiled = make_train_step(objective, optimizer, train, mesh, state).lower(state, shapes).compile()
+            compiled = Program(mesh).training(objective, optimizer, train, state).lower(state, shapes).compile()
         return compiled.memory_analysis().temp_size_in_bytes
 
     one, many = temporary_bytes(16, 1), temporary_bytes(16 * 16, 16)

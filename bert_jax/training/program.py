@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The compiled steps of a mesh. A step is a pure function (training/step.py) until it is compiled here."""
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from bert_jax.batch import Batch
+from bert_jax.devices.sharding import replicated, row_sharding
+from bert_jax.model.keys import root_key
+from bert_jax.model.objective import Objective, Params
+from bert_jax.settings.pretraining import OptimizerConfig, TrainConfig
+from bert_jax.training.step import Metrics, TrainState, eval_step, train_step
+
+# Without it GPUs add up the word table's gradient in an order that changes from run to run.
+_OPTIONS = {"gpu": {"xla_gpu_exclude_nondeterministic_ops": True}}
+EvalStep = Callable[[Params, Batch], Metrics]  # compiled
+
+
+class TrainStep:
+    """A compiled training step, or one with each of several batches of the same shapes in one call.
+
+    One call costs the host as much as one step. The result is that of single steps within rounding. The given state is
+    donated: do not use it again. The key of dropout is an argument, so that runs of all seeds share one program.
+    """
+
+    def __init__(self, one: jax.stages.Wrapped, several: jax.stages.Wrapped, key: np.ndarray, mesh: Mesh) -> None:
+        self._one, self._several, self._key, self._mesh = one, several, key, mesh
+
+    @functools.cached_property
+    def key(self) -> jax.Array:  # on all devices, uint32 [2]
+        with jax.transfer_guard_host_to_device("allow"):  # once
+            return jax.make_array_from_callback(self._key.shape, replicated(self._mesh), lambda index: self._key[index])
+
+    def __call__(self, state: TrainState, /, *batches: Batch) -> tuple[TrainState, Metrics]:
+        return self._one(state, *batches, self.key) if len(batches) == 1 else self._several(state, batches, self.key)
+
+    def lower(self, state: TrainState, batch: Batch, /) -> jax.stages.Lowered:
+        return self._one.lower(state, batch, self._key)
+
+
+class Program:
+    """Compiles steps for a mesh: one step of training, several in a call, and evaluation.
+
+    `options` of the compiler are for training; None gives those of the mesh's platform.
+    """
+
+    def __init__(self, mesh: Mesh, options: dict[str, bool | str] | None = None) -> None:
+        self._mesh, self._options = mesh, options or _OPTIONS.get(mesh.devices.flat[0].platform)
+
+    def training(
+        self,
+        objective: Objective,
+        optimizer: OptimizerConfig,
+        train: TrainConfig,
+        state: TrainState,
+        first_step: int = 0,
+    ) -> TrainStep:
+        """Returns the compiled step of `train_step`'s arguments."""
+        step = train_step(objective, optimizer, train, self._mesh, state, first_step)
+
+        def several(state: TrainState, batches: tuple[Batch, ...], key: jax.Array) -> tuple[TrainState, Metrics]:
+            stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *batches)
+            return jax.lax.scan(lambda state, batch: step(state, batch, key), state, stacked)
+
+        shardings, whole = jax.tree.map(lambda leaf: leaf.sharding, state), replicated(self._mesh)
+        compile_step = functools.partial(
+            jax.jit,  # only here: inner functions may have no compiler options
+            in_shardings=(shardings, row_sharding(self._mesh), whole),
+            out_shardings=(shardings, whole),
+            donate_argnums=0,
+            compiler_options=self._options,
+        )
+        key = jax.device_get(jax.random.key_data(root_key(train.seed, "dropout")))
+        return TrainStep(compile_step(step), compile_step(several), key, self._mesh)
+
+    def evaluation(self, objective: Objective, params: Params) -> EvalStep:
+        """Returns the compiled evaluation (params, batch) -> metrics of `eval_step`'s arguments."""
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, params), row_sharding(self._mesh)
+        step = eval_step(objective, self._mesh, params)
+        return jax.jit(step, in_shardings=shardings, out_shardings=replicated(self._mesh))
