@@ -73,7 +73,7 @@ class ModelConfig:
     gradient_dtype: str = "float32"
     # "plain" or "fused"; "fused" uses a kernel on TPUs and on NVIDIA GPUs (Ampere or newer) that does not store the
     # attention scores, and computes the same function without the kernel elsewhere. Either way, rows of more than 1,024
-    # tokens, and local layers of rows longer than three windows, are computed in blocks, and one block is stored.
+    # tokens, and local layers of rows longer than three windows, are computed in blocks: no whole scores are stored.
     attention: str = "plain"
     # what the backward pass recomputes: "none", "dots" (all but matmuls) or "full"
     remat: str = setting("none", "work")
