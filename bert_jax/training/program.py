@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh
 
 from bert_jax.batch import Batch
@@ -28,19 +27,19 @@ class TrainStep:
     donated: do not use it again. The key of dropout is an argument, so that runs of all seeds share one program.
     """
 
-    def __init__(self, one: jax.stages.Wrapped, several: jax.stages.Wrapped, key: np.ndarray, mesh: Mesh) -> None:
-        self._one, self._several, self._key, self._mesh = one, several, key, mesh
+    def __init__(self, one: jax.stages.Wrapped, several: jax.stages.Wrapped, seed: int, mesh: Mesh) -> None:
+        self._one, self._several, self._seed, self._mesh = one, several, seed, mesh
 
     @functools.cached_property
     def key(self) -> jax.Array:  # on all devices, uint32 [2]
-        with jax.transfer_guard_host_to_device("allow"):  # once
-            return jax.make_array_from_callback(self._key.shape, replicated(self._mesh), lambda index: self._key[index])
+        whole = replicated(self._mesh)
+        return jax.jit(lambda: jax.random.key_data(root_key(self._seed, "dropout")), out_shardings=whole)()
 
     def __call__(self, state: TrainState, /, *batches: Batch) -> tuple[TrainState, Metrics]:
         return self._one(state, *batches, self.key) if len(batches) == 1 else self._several(state, batches, self.key)
 
     def lower(self, state: TrainState, batch: Batch, /) -> jax.stages.Lowered:
-        return self._one.lower(state, batch, self._key)
+        return self._one.lower(state, batch, jax.ShapeDtypeStruct((2,), jnp.uint32))
 
 
 class Program:
@@ -75,8 +74,7 @@ class Program:
             donate_argnums=0,
             compiler_options=self._options,
         )
-        key = jax.device_get(jax.random.key_data(root_key(train.seed, "dropout")))
-        return TrainStep(compile_step(step), compile_step(several), key, self._mesh)
+        return TrainStep(compile_step(step), compile_step(several), train.seed, self._mesh)
 
     def evaluation(self, objective: Objective, params: Params) -> EvalStep:
         """Returns the compiled evaluation (params, batch) -> metrics of `eval_step`'s arguments."""
