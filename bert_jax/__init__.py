@@ -39,6 +39,7 @@ _HOMES = {
     "save_pretrained": "checkpoints.pretrained:save_pretrained",
     "score_sentences": "inference.sentence_scores:score_sentences",
     "sentence_embeddings": "inference.features:sentence_embeddings",
+    "tune_process": "devices.tuning:tune_process",
 }
 
 __all__ = [
@@ -70,11 +71,13 @@ __all__ = [
     "save_pretrained",
     "score_sentences",
     "sentence_embeddings",
+    "tune_process",
 ]
 
 if TYPE_CHECKING:  # the same, for type checkers and editors
     from bert_jax.batch import Batch
     from bert_jax.checkpoints.pretrained import Pretrained, load_pretrained, save_pretrained
+    from bert_jax.devices.tuning import tune_process
     from bert_jax.errors import InputError
     from bert_jax.finetuning import finetune
     from bert_jax.inference.evaluate import evaluate_pretrained

@@ -82,7 +82,6 @@ TESTS_ELSEWHERE = {
     "data.google.import_examples": "data/google/test_examples.py",
     "data.packed_dataset": "data/test_packing.py",
     "devices.cluster": "end_to_end/test_cluster.py",
-    "devices.kept": "inference/test_prepared.py",
     "devices.preemption": "devices/test_members.py",
     "devices.tpu_hosts": "devices/test_joining.py",
     "errors": "test_inputs.py",

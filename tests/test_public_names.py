@@ -21,7 +21,7 @@ PUBLIC = [
     *("load_pretrained", "save_pretrained", "Pretrained", "load_predictor", "load_tokenizer", "Tokenizer"),
     *("pretrain", "finetune", "fill_masks", "sentence_embeddings", "score_sentences", "evaluate_pretrained"),
     *("PretrainConfig", "FinetuneConfig", "InputError", "__version__", "HEADS", "Head", "Row", "Rows", "Task"),
-    *("Encoder", "ModelConfig", "Batch", "encode", "forward", "init_params", "make_batch"),
+    *("Encoder", "ModelConfig", "Batch", "encode", "forward", "init_params", "make_batch", "tune_process"),
 ]
 
 

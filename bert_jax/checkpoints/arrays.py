@@ -60,6 +60,19 @@ def _checkpointer(alone: bool) -> Any:
     return contextlib.closing(ocp.Checkpointer(handler, multiprocessing_options=options))
 
 
+@contextlib.contextmanager
+def _same_log() -> Iterator[None]:
+    """Takes back the handler that absl, with which Orbax logs, gives the root logger of a process that has none."""
+    before = list(logging.root.handlers)
+    try:
+        yield
+    finally:
+        for handler in logging.root.handlers[:]:
+            if handler not in before:
+                logging.root.removeHandler(handler)
+
+
+@_same_log()
 def save_tree(path: Place, tree: PyTree) -> None:
     """Writes a tree of arrays as a new Orbax directory; with several processes only the first calls this."""
     check_no_pattern(path)
@@ -71,6 +84,7 @@ def save_tree(path: Place, tree: PyTree) -> None:
     check_readable(path, describe(tree))
 
 
+@_same_log()
 def restore_tree(path: Place, abstract_tree: PyTree, alone: bool = False) -> PyTree:
     """Returns the arrays at `path` with the shardings of `abstract_tree`, which may be a part of the saved tree.
 

@@ -20,7 +20,6 @@ from bert_jax.checkpoints.names import flatten, part_of, unflatten
 from bert_jax.checkpoints.sealed import SEAL, find_damage, read_newest, seal, state_place
 from bert_jax.checkpoints.tf1 import load_tf1
 from bert_jax.devices.job import this_job
-from bert_jax.devices.kept import keep_for_inference
 from bert_jax.devices.sharding import in_no_mesh, on_host
 from bert_jax.devices.work import under_way
 from bert_jax.errors import InputError
@@ -70,7 +69,6 @@ class Pretrained:
     @functools.cached_property
     def prepared(self) -> Params:
         """The parameters as inference reads them, made once: on a CPU those of each layer are apart."""
-        keep_for_inference()
         if jax.default_backend() != "cpu":
             return jax.device_put(self.params)
         return self.params | {"encoder": unstack(self.config, self.params["encoder"])}

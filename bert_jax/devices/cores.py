@@ -14,19 +14,26 @@ from pathlib import Path
 _PAUSE = 0.02  # seconds after which a request finds the threads asleep
 _XLA = "tf_XLAEigen"  # the name of the threads
 
+_wanted = False  # whether this process has asked for it
 _found: dict[int, list[int]] = {}  # the threads of a process, which a fork does not have
 _ended = 0.0  # when the last request ended
+
+
+def give_threads_cores() -> None:
+    """Has every later `on_all_cores` of this process take effect."""
+    global _wanted
+    _wanted = True
 
 
 @contextlib.contextmanager
 def on_all_cores() -> Iterator[None]:
     """Gives each thread a core of its own during the block, or the decorated function, if it follows a pause.
 
-    Has no effect without Linux, where there are more or fewer threads than cores, or with BERT_JAX_KEEP=0.
+    Has no effect before `give_threads_cores`, without Linux, or where there are more or fewer threads than cores.
     """
     global _ended
     moved: dict[int, set[int]] = {}
-    if time.monotonic() - _ended > _PAUSE and os.environ.get("BERT_JAX_KEEP") != "0":
+    if _wanted and time.monotonic() - _ended > _PAUSE:
         with contextlib.suppress(OSError, AttributeError):  # another system, or no right to it
             before = {thread: os.sched_getaffinity(thread) for thread in _threads()}
             cores = sorted(set().union(*before.values()))

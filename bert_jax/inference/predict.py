@@ -14,7 +14,6 @@ from bert_jax.batch import Batch, pad_rows
 from bert_jax.checkpoints.pretrained import Pretrained, read_pretrained
 from bert_jax.devices.allocator import give_back_freed_memory
 from bert_jax.devices.cores import on_all_cores
-from bert_jax.devices.kept import keep_for_inference
 from bert_jax.devices.sharding import in_no_mesh, make_mesh
 from bert_jax.errors import InputError
 from bert_jax.model.heads.base import Head
@@ -71,7 +70,6 @@ class Predictor:
         if self.task is None:
             check_fills_masks(bert)
             return
-        keep_for_inference()
         self._mesh = make_mesh(MeshConfig(), jax.devices()[:1])
         self._infer = make_inference(bert.config, self.task, self._mesh, bert.params)
         self._ready = self._infer.ready(bert.params)

@@ -142,9 +142,14 @@ def check_given(*needed: flags.FlagHolder[Any]) -> None:
 
 
 def load_model(path: str, compute_dtype: str = "") -> "Pretrained":
-    """Returns the model at a path, and prints its notes; a `compute_dtype` of "" keeps the model's."""
-    from bert_jax.checkpoints.pretrained import read_pretrained
+    """Returns the model at a path for a command that computes with it, and prints its notes.
 
+    A `compute_dtype` of "" keeps the model's.
+    """
+    from bert_jax.checkpoints.pretrained import read_pretrained
+    from bert_jax.devices.tuning import tune_process
+
+    tune_process()
     bert = read_pretrained(resolve(path))
     for note in bert.notes:
         print(f"note: {note}", file=sys.stderr)

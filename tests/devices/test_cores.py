@@ -18,6 +18,8 @@ import jax.numpy as jnp
 from bert_jax.devices import cores
 
 cores._PAUSE = 0.2
+if os.environ["WANTED"] == "1":
+    cores.give_threads_cores()
 jnp.ones(3) + 1
 
 def may_run_on():
@@ -34,7 +36,7 @@ print(json.dumps([sorted(os.sched_getaffinity(0)), seen]))
 
 def affinities(repository, **variables):
     """Returns the cores of a process, and those of each of its threads in and after three requests."""
-    environment = os.environ | {"XLA_FLAGS": "", "JAX_PLATFORMS": "cpu", "BERT_JAX_KEEP": "1"} | variables
+    environment = os.environ | {"XLA_FLAGS": "", "JAX_PLATFORMS": "cpu", "WANTED": "1"} | variables
     command = [sys.executable, "-c", PROGRAM]
     done = subprocess.run(command, cwd=repository, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -50,9 +52,7 @@ def test_threads_have_a_core_each_only_during_a_request_after_a_pause(repository
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
-@pytest.mark.parametrize(
-    "variables", [{"BERT_JAX_KEEP": "0"}, {"XLA_FLAGS": "--xla_force_host_platform_device_count=7"}]
-)
+@pytest.mark.parametrize("variables", [{"WANTED": "0"}, {"XLA_FLAGS": "--xla_force_host_platform_device_count=7"}])
 def test_threads_stay_where_they_are_if_asked_or_if_they_are_not_one_a_core(repository, variables):
     usable, seen = affinities(repository, **variables)
     assert all(of_thread == usable for one in seen for of_thread in one) and all(seen)
@@ -61,7 +61,7 @@ def test_threads_stay_where_they_are_if_asked_or_if_they_are_not_one_a_core(repo
 def test_single_requests_are_such_blocks(tmp_path, monkeypatch):
     bert = load_pretrained(make_pretrained(tmp_path))
     asked = []
-    monkeypatch.setenv("BERT_JAX_KEEP", "1")
+    monkeypatch.setattr(cores, "_wanted", True)
     monkeypatch.setattr(cores, "_PAUSE", -1.0)
     monkeypatch.setattr(cores, "_threads", lambda: asked.append(1) or [])
     sentence_embeddings(bert, ["a"])

@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What inference prepares once and keeps: parameters, programs, memory; and how it divides texts into batches."""
+"""What inference prepares once and keeps, its parameters, and how it divides texts into batches."""
 
 import functools
-import os
-import subprocess
-import sys
 
 import jax
 import numpy as np
@@ -12,19 +9,10 @@ import pytest
 from builders import tiny_model
 
 import bert_jax
-from bert_jax.devices.kept import drop_oldest
 from bert_jax.model.objective import init_params
 from bert_jax.settings.model import ModelConfig
 from bert_jax.tasks.evaluation import inference_layouts
 from bert_jax.tasks.layouts import Sizes
-
-USE = """
-import os, sys
-import bert_jax, jax
-bert = bert_jax.load_pretrained(sys.argv[1])
-bert_jax.sentence_embeddings(bert, ["ban bis"])
-print(jax.config.values["jax_compilation_cache_dir"])
-"""
 
 
 @pytest.fixture(scope="module")
@@ -68,31 +56,3 @@ def test_parameters_are_prepared_once_and_share_their_memory(bert):
     begins = np.asarray(stack).__array_interface__["data"][0]
     assert begins <= apart.unsafe_buffer_pointer() < begins + stack.nbytes
     assert jax.tree.leaves(bert.params["mlm"])[0] is jax.tree.leaves(prepared["mlm"])[0]
-
-
-@pytest.mark.parametrize("choice", ["", "chosen", "0"])
-def test_a_program_in_python_keeps_what_it_compiles(bert, tmp_path, choice):
-    bert_jax.save_pretrained(bert, tmp_path / "model")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "BERT_JAX_KEEP"))}
-    environment |= {"BERT_JAX_CACHE": str(tmp_path / "cache"), "JAX_PLATFORMS": "cpu"}
-    environment |= {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / choice)} if choice == "chosen" else {}
-    environment |= {"BERT_JAX_KEEP": choice} if choice == "0" else {}
-    command = [sys.executable, "-c", USE, str(tmp_path / "model")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    expected = {"": f"{tmp_path}/cache/compiled", "chosen": f"{tmp_path}/chosen", "0": "None"}[choice]
-    assert done.stdout.strip() == expected
-    assert choice == "0" or os.listdir(expected)
-
-
-def test_the_oldest_programs_go(tmp_path, monkeypatch):
-    monkeypatch.delenv("JAX_COMPILATION_CACHE_MAX_SIZE", raising=False)
-    for age, name in enumerate("cab"):
-        (tmp_path / name).write_bytes(bytes(10))
-        os.utime(tmp_path / name, (age, age))
-    drop_oldest(tmp_path, 25)
-    assert sorted(os.listdir(tmp_path)) == ["a", "b"]
-    drop_oldest(tmp_path / "nowhere", 0)
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_MAX_SIZE", "1")
-    drop_oldest(tmp_path, 0)
-    assert len(os.listdir(tmp_path)) == 2

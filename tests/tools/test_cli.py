@@ -4,6 +4,7 @@
 import os
 import random
 import signal
+import shlex
 import subprocess
 import sys
 import time
@@ -101,7 +102,9 @@ def test_arguments_that_say_too_little_or_too_much_are_one_line(repository, tmp_
     (mine := tmp_path / "mine.py").write_text("def get_config(size): return {}")
     arguments = [argument.replace("MINE", str(mine)) for argument in arguments]
     status, _, told = run([str(repository / "train.py"), f"--workdir={tmp_path}/run", *arguments], tmp_path)
-    assert status == 1 and problem in told and told.count("\n") == 1 and list(tmp_path.iterdir()) == [mine]
+    assert status == 1 and problem in told and told.count("\n") == 1
+    # Python may keep the recipe's bytecode beside it; a run's directory is not to be there.
+    assert {path.name for path in tmp_path.iterdir()} <= {mine.name, "__pycache__"}
 
 
 @pytest.mark.parametrize(
@@ -168,7 +171,7 @@ def test_closed_standard_streams_are_no_traceback(repository, monkeypatch):
     monkeypatch.setattr(sys, "stdin", None)
     with pytest.raises(InputError, match="standard input is closed; give a file as --input"), open_lines("-"):
         pass
-    command = f"{sys.executable} -c 'from bert_jax.tools import cli; cli.run(lambda: print(1))' <&- >&-"
+    command = f"{shlex.quote(sys.executable)} -c 'from bert_jax.tools import cli; cli.run(lambda: print(1))' <&- >&-"
     done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, cwd=repository)
     assert (done.returncode, done.stderr) == (0, b"")
 
