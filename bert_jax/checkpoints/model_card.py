@@ -209,7 +209,7 @@ def _training(records: Records) -> list[tuple[str, object]]:
         more = {name: second[name] for name in ("batch_size", "learning_rate", "max_predictions") if second.get(name)}
         changes = ", ".join(f"{name} {value}" for name, value in more.items())
         rows.append(("second phase", f"{second['num_steps']:,} steps{', ' if changes else ''}{changes}"))
-    rows.append(("started from", run.get("init_checkpoint")))
+    rows.append(("started from", _name_of(str(run.get("init_checkpoint") or ""))))
     rows += [(f"{name} seen" if name != "step" else "steps taken", trained[name]) for name in trained]
     return rows
 
@@ -265,8 +265,17 @@ def _data(records: Records) -> list[tuple[str, object]]:
         packed = row.get("max_sequences", 1)
         rows.append((f"{phase}sequences of a row", f"up to {packed}" if packed > 1 else ""))
     if not rows and records.run.get("data", {}).get("path"):
-        rows.append(("name", Path(str(records.run["data"]["path"])).name))
+        rows.append(("name", _name_of(str(records.run["data"]["path"]))))
     return rows
+
+
+def _name_of(path: str) -> str:
+    """Returns what a published card may say of a path: the last part, or all of the name of a model on the hub."""
+    prefix = "random:" if path.startswith("random:") else ""
+    path = path.removeprefix(prefix).rstrip("/")
+    if is_hub(path):
+        return prefix + path.partition("?")[0]
+    return prefix + path.rpartition("/")[2]
 
 
 def _inputs(inputs: JsonObject) -> str:

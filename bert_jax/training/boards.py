@@ -4,15 +4,18 @@
 Another service takes `metrics.jsonl`, or a class with these methods, appended to `Reporter.boards`.
 """
 
-import hashlib
 import os
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
 from bert_jax.errors import InputError, one_line, package_needed
-from bert_jax.storage.files import JsonObject
+from bert_jax.storage.files import JsonObject, read_json
 from bert_jax.storage.places import Place
+from bert_jax.storage.writing import write_json
+
+_ID = "wandb.json"  # in a work directory: the id of its run at Weights & Biases
 
 
 class Board(Protocol):
@@ -36,13 +39,14 @@ class WandbBoard:
         with package_needed("wandb", "report.to=wandb", "'bert_jax[wandb]'"):
             import wandb  # pyright: ignore[reportMissingImports]: an extra
         folder = workdir if isinstance(workdir, Path) else Path.cwd()
-        name = str(workdir.absolute() if isinstance(workdir, Path) else workdir)
+        name = str(workdir.absolute() if isinstance(workdir, Path) else workdir).rstrip("/").rpartition("/")[2]
+        identifier = _id_of(workdir)
         try:
             self._run = wandb.init(
                 project=os.environ.get("WANDB_PROJECT", "bert_jax"),
                 dir=str(folder),
-                id=hashlib.sha256(name.encode()).hexdigest()[:16],
-                name=name.rstrip("/").rpartition("/")[2],
+                id=identifier,
+                name=name,
                 config=settings,
                 resume="allow",
                 settings=wandb.Settings(console="off", silent=True),
@@ -60,6 +64,21 @@ class WandbBoard:
     def close(self) -> None:
         """Uploads what is left, if it is online."""
         self._run.finish()
+
+
+def _id_of(workdir: Place) -> str:
+    """Returns the id of the run of a work directory, drawn once and kept in it.
+
+    An id made from the path would be the same for a second run there, and for runs of two machines with equal paths.
+    Raises: InputError if the file that keeps it is damaged.
+    """
+    path = workdir / _ID
+    if not path.exists():
+        write_json(path, {"id": secrets.token_hex(8)})
+    kept = read_json(path)
+    if not isinstance(kept, dict) or not isinstance(kept.get("id"), str):
+        raise InputError(f"{path} has no id of a run; delete it, and the run goes on as a new one at Weights & Biases")
+    return kept["id"]
 
 
 def open_boards(to: str, workdir: Place, settings: JsonObject) -> list[Board]:

@@ -139,6 +139,22 @@ def test_a_fine_tuned_model_has_its_scores():
     assert found["started from"] == "base"
 
 
+@pytest.mark.parametrize(
+    ("start", "said"),
+    [
+        ("/home/ann/secret client/runs/base@1200", "base@1200"),
+        ("../base/", "base"),
+        ("random:/content/runs/base", "random:base"),
+        ("gs://a-bucket/of/ours/base", "base"),
+        ("hf://google-bert/bert-base-uncased", "hf://google-bert/bert-base-uncased"),
+        ("base", "base"),
+    ],
+)
+def test_no_folder_of_the_user_s_is_published(start, said):
+    found = rows(model_card(Records(MODEL, "encoder", 7, run={"init_checkpoint": start, "data": {"path": start}})))
+    assert found["started from"] == said and found["name"] == said
+
+
 def test_no_name_breaks_a_table():
     about = record_of_run([("a|b\n# c <script>", MANIFEST)], "1")
     assert "| name | a\\|b # c &lt;script> |" in model_card(Records(MODEL, "pretraining", 1, about=about))

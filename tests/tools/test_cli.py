@@ -3,8 +3,8 @@
 
 import os
 import random
-import signal
 import shlex
+import signal
 import subprocess
 import sys
 import time

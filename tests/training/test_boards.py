@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Weights & Biases gets what `metrics.jsonl` has, offline too; the run is the same when it goes on."""
 
+import shutil
 import sys
 import types
 
@@ -45,12 +46,30 @@ def report(workdir):
 
 
 def test_it_gets_every_metric_and_the_settings(runs, tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
     report(tmp_path / "a")
     report(tmp_path / "a")
     report(tmp_path / "b")
     assert runs[0].logged == [(1, {"train/loss": 2.0}), (2, {"eval/loss": 1.0, "eval/accuracy": 0.5})]
     assert runs[0].finished and runs[0].about["config"] == {"train": {"seed": 3}} and runs[0].about["name"] == "a"
     assert runs[0].about["id"] == runs[1].about["id"] != runs[2].about["id"] and runs[0].about["resume"] == "allow"
+
+
+def test_another_run_at_the_same_path_is_another_run(runs, tmp_path):
+    """As `/content/runs/base` on two Colabs, or a work directory that was deleted and made again."""
+    for _ in range(2):
+        (tmp_path / "base").mkdir()
+        report(tmp_path / "base")
+        shutil.rmtree(tmp_path / "base")
+    assert runs[0].about["id"] != runs[1].about["id"] and runs[0].about["name"] == runs[1].about["name"] == "base"
+
+
+def test_a_damaged_id_is_one_line(runs, tmp_path):
+    (tmp_path / "wandb.json").write_text("[]")
+    with pytest.raises(InputError, match=r"wandb\.json has no id of a run; delete it"):
+        open_boards("wandb", tmp_path, {})
+    assert runs == []
 
 
 def test_what_cannot_be_is_one_line(monkeypatch, runs, tmp_path):
