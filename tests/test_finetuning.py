@@ -25,7 +25,9 @@ from bert_jax.settings.finetuning import (
     TaskConfig,
 )
 from bert_jax.settings.pretraining import EvalConfig, MeshConfig, OptimizerConfig
-from bert_jax.tasks.prepare import open_task, prepare
+from bert_jax.tasks.embeddings.read import TextsExample
+from bert_jax.tasks.evaluation import Data, Split
+from bert_jax.tasks.prepare import compared, open_task, prepare
 from bert_jax.tasks.results import describe_task
 from bert_jax.training.loop import train_loop
 from bert_jax.training.report import read_metrics
@@ -398,3 +400,16 @@ def test_microbatches_may_change_when_a_run_goes_on(topics, start, tmp_path, mon
         train(changed, tmp_path / name)
         losses.append([r["loss"] for r in read_metrics(tmp_path / name / "metrics.jsonl") if r["kind"] == "train"])
     np.testing.assert_allclose(*losses, rtol=2e-3, atol=1e-5)
+
+
+def test_processes_compare_what_rows_do_not_hold():
+    """The grades of a query's passages are in no row; where each process read them is its own affair."""
+
+    def told(where, grade):
+        query = TextsExample(("a",), id="q", where=where, relevant={"p": grade})
+        empty = Split("train", [], [], {})
+        return compared(
+            bert_jax.Pretrained(bert_jax.ModelConfig(), {}, None), Data(empty, [Split("dev", [query], [], {})], [])
+        )
+
+    assert told("/here/qrels.tsv, line 2", 1.0) == told("/there/qrels.tsv, line 2", 1.0) != told("/here/qrels.tsv", 2.0)

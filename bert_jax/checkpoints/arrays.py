@@ -47,14 +47,16 @@ def check_arrays(where: Place | str, found: ArrayTable, expected: ArrayTable) ->
 
 
 def _checkpointer(alone: bool) -> Any:
-    """Returns Orbax's checkpointer, to be closed. With `alone` only the first of several processes calls it."""
+    """Returns Orbax's checkpointer, to be closed. With `alone` it waits for no other process."""
     import orbax.checkpoint as ocp  # here: most models that are loaded are in other formats, and it takes 0.15 s
 
     options = ocp.options.MultiprocessingOptions()
     if alone:
-        active = {0} if this_job().is_several else None
+        index = this_job().index
         options = ocp.options.MultiprocessingOptions(
-            primary_host=0, active_processes=active, barrier_sync_key_prefix="alone"
+            primary_host=index,
+            active_processes={index} if this_job().is_several else None,
+            barrier_sync_key_prefix=f"alone_{index}",  # two processes that read alone are two barriers of one
         )
     handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=options)
     return contextlib.closing(ocp.Checkpointer(handler, multiprocessing_options=options))
@@ -88,7 +90,9 @@ def save_tree(path: Place, tree: PyTree) -> None:
 def restore_tree(path: Place, abstract_tree: PyTree, alone: bool = False) -> PyTree:
     """Returns the arrays at `path` with the shardings of `abstract_tree`, which may be a part of the saved tree.
 
-    The caller must have checked shapes and dtypes. With `alone` only the first of several processes calls this.
+    The caller must have checked shapes and dtypes. Without `alone` all processes call this, and Orbax has each wait
+    for the others: a process that cannot read leaves them with an error about a file that is whole. So what one process
+    may lack, such as another run's model, is read alone, and all then agree on what they have read.
     """
     import orbax.checkpoint as ocp
 

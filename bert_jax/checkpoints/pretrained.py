@@ -252,7 +252,7 @@ def _load_directory(path: Path, workdir: Place | None) -> Pretrained:
             raise InputError(f"{path} is damaged: {problem}; copy or export it again")
         arrays = read_json(path / SEAL)["arrays"]
         abstract = _abstract(path, config, task, arrays)
-        params = restore_tree(path / "params", abstract)
+        params = restore_tree(path / "params", abstract, alone=True)
         trained = about.get("trained", {})
     else:
         read = functools.partial(_read_checkpoint, config, task)
@@ -274,7 +274,8 @@ def _read_checkpoint(config: ModelConfig, task: str, path: Place) -> tuple[Param
     """Returns the parameters and the seal of a checkpoint."""
     sealed = read_json(path / SEAL)
     flat = {key.removeprefix("params/"): spec for key, spec in sealed["arrays"].items() if key.startswith("params/")}
-    return restore_tree(state_place(path, sealed), {"params": _abstract(path, config, task, flat)})["params"], sealed
+    abstract = {"params": _abstract(path, config, task, flat)}
+    return restore_tree(state_place(path, sealed), abstract, alone=True)["params"], sealed
 
 
 def _check_tokenizer(path: Path, tokenizer: Tokenizer, fingerprint: str | None) -> None:

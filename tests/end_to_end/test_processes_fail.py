@@ -54,6 +54,19 @@ def test_other_data_on_one_are_named_on_all(repository, data, tmp_path):
     assert "process 1 (" in errors[0][0] and "has dataset " in errors[0][0]
 
 
+def test_a_teacher_that_one_lacks_is_named_by_that_one_and_by_no_other(repository, data, tmp_path):
+    """The others end with it; none of them takes a whole model for a damaged one."""
+    command = [*TRAIN, f"--workdir={tmp_path / 'model'}", f"--config.data.path={data}", "--config.train.num_steps=2"]
+    finish(processes.start(repository, command, 1))
+    common = [f"--config.teacher.checkpoint={tmp_path / 'model'}"]
+    lacks = {1: [f"--config.teacher.checkpoint={tmp_path / 'gone'}"]}
+    errors = finish(start(repository, data, tmp_path / "run", lacks, common=common), expected=1)
+    (first,), (second,) = told(errors)
+    assert f"{tmp_path / 'gone'} does not exist" in second
+    assert "process 1 (" in first and str(tmp_path / "model") not in first
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
 def test_a_shard_that_one_lacks_ends_all_with_its_line(repository, data, tmp_path):
     shutil.copytree(data, tmp_path / "copy")
     shard = next((tmp_path / "copy").glob("train-*.npy"))
