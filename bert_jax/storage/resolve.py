@@ -120,6 +120,8 @@ def resolve(path: AnyPath) -> Resolved:
     """
     given, place = str(path), to_place(path)
     if is_hub(path):
+        if re.search("[?#:]", given.removeprefix(HUB)):  # the hub's own message would quote what may be a password
+            raise InputError(f"{given} has more than a name; write hf://ORG/NAME, and give a token as HF_TOKEN")
         return Resolved(given, place, {"hf": given})
     if isinstance(place, Path):
         for prefix in (place, Path(re.sub(r"\.(index|meta|data-\d{5}-of-\d{5})$", "", given))):

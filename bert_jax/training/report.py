@@ -8,6 +8,7 @@ import contextlib
 import importlib.util
 import json
 import math
+import os
 import sys
 import threading
 import time
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from bert_jax.devices.work import under_way
-from bert_jax.errors import InputError, package_needed, without_secrets
+from bert_jax.errors import InputError, StoppedError, package_needed, without_secrets
 from bert_jax.storage import schema
 from bert_jax.storage.places import AnyPath, RemotePath, scratch, to_place
 from bert_jax.storage.writing import atomic_path, cannot_write
@@ -107,6 +108,11 @@ class Reporter:
                 self._file.flush()
             except OSError as error:
                 raise cannot_write(self._file.name, error) from error
+            if not os.path.exists(self._file.name):  # writing to a deleted file succeeds, and nobody can read it
+                raise StoppedError(
+                    f"{self._file.name} is gone: the work directory was deleted or moved under its run, which cannot "
+                    "keep what it learns; move it back and give the same command, or begin again"
+                )
         if self._board is not None:
             for name, value in metrics.items():
                 self._board.add_scalar(f"{kind}/{name}", float(value), step)

@@ -74,6 +74,13 @@ def test_the_hub_is_not_asked(monkeypatch):
         assert (resolve(url).format, str(resolve(url).place)) == ("hf", url)
 
 
+@pytest.mark.parametrize("url", ["hf://a/b?token=SECRET", "hf://user:SECRET@a/b", "hf://a/b#x=SECRET"])
+def test_what_may_be_a_password_reaches_no_hub_and_no_message(url):
+    with pytest.raises(InputError, match="has more than a name; write hf://ORG/NAME") as told:
+        resolve(url)
+    assert "SECRET" not in str(told.value)
+
+
 def test_a_checkpoint_of_google_is_known_by_prefix_and_file(tmp_path, monkeypatch):
     for suffix in ("index", "data-00000-of-00001", "meta"):
         (tmp_path / f"bert_model.ckpt.{suffix}").write_bytes(b"x")

@@ -2,12 +2,13 @@
 import io
 import json
 import math
+import shutil
 import subprocess
 import sys
 
 import pytest
 
-from bert_jax.errors import InputError
+from bert_jax.errors import InputError, StoppedError
 from bert_jax.training.report import METRICS_FILE, Reporter, read_metrics
 from bert_jax.training.shown import describe
 
@@ -72,6 +73,16 @@ def test_a_damaged_line_before_the_last_is_named(tmp_path):
         read_metrics(path)
     with pytest.raises(InputError, match="No such file"):
         read_metrics(tmp_path / "missing")
+
+
+@pytest.mark.parametrize("act", ["deleted", "moved"])
+def test_a_work_directory_that_goes_ends_its_run(tmp_path, act):
+    workdir = tmp_path / "run"
+    with pytest.raises(StoppedError, match=r"metrics\.jsonl is gone: the work directory was deleted or moved"):
+        with Reporter(workdir, 4, tensorboard=False, progress=False) as reporter:
+            reporter.log(1, "train", {"loss": 2.0})
+            workdir.rename(tmp_path / "elsewhere") if act == "moved" else shutil.rmtree(workdir)
+            reporter.log(2, "train", {"loss": 1.0})
 
 
 def test_a_disabled_reporter_writes_nothing(tmp_path, capsys):
