@@ -6,10 +6,12 @@ A change of design changes the tables below, with a decision record in docs/deci
 
 import ast
 import graphlib
+import io
 import itertools
 import re
 import subprocess
 import sys
+import tokenize
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -159,43 +161,10 @@ TESTS_ELSEWHERE = {
 }
 
 # What one reads to follow pre-training from the command line to a saved checkpoint, but kernels and what stands beside.
-CORE: Sequence[str] = """
-    settings.model settings.pretraining settings.phases batch devices.sharding data.pipeline
-    model.* training.* pretraining
-""".split()
-KERNELS = ("model.attention_kernels", "model.fused_attention", "model.fused_attention_gpu", "model.fused_attention_tpu")
-# Heads for fine-tuning, long rows, what is faster on a CPU, pictures, profiles, FLOPs and memory by arithmetic, the
-# clock that says where the seconds went, what cards say of a run, and how metrics are shown.
-BESIDE = (
-    "model.long_rows",
-    "model.heads.probe",
-    "model.heads.choice",
-    "model.heads.embedding",
-    "model.heads.encoder",
-    "model.heads.labels",
-    "model.heads.multilabel",
-    "model.heads.replaced",
-    "model.heads.sequence",
-    "model.heads.spans",
-    "model.heads.table",
-    "model.heads.tokens",
-    "model.on_cpu",
-    "training.curves",
-    "training.describe",
-    "training.flops",
-    "training.memory",
-    "training.profiling",
-    "training.goodput",
-    "training.teachers",
-    "model.teaching",
-    "training.boards",
-    "training.about",
-    "training.shown",
-    "training.whole_batch",
-)
-MAX_CORE_LINES = 5050  # with the options of the family and the losses of a whole batch
-MAX_PACKAGE_LINES = 35_300  # docs/decisions/0059-size-of-the-package.md
-MAX_LINES = {"train.py": 60, "finetune.py": 60}  # and 400 for every file of the package
+# What a reader must hold in mind is counted in statements and expressions, "nodes", and how hard a page is in nodes a
+# line of code: a limit in lines makes code dense (docs/decisions/0059-size-of-the-package.md). Both only fall.
+MAX_NODES = 164_000
+MAX_DENSITY = 5.75
 SPDX = "# SPDX-License-Identifier: Apache-2.0"
 
 # A path of somebody's machine; the expression is written so that it does not find itself.
@@ -210,10 +179,6 @@ class Source(NamedTuple):
     name: str  # "text.vocab"; a package's __init__ is "text"; a script is "train.py"
     path: Path
     text: str
-
-    @property
-    def lines(self) -> int:
-        return len(self.text.splitlines())
 
 
 class Import(NamedTuple):
@@ -264,6 +229,21 @@ def entry_of(name: str, entries: Sequence[str]) -> str | None:
     """Returns the entry that a module belongs to: its own name, or its folder's."""
     folder = f"{name.split('.')[0]}.*"
     return next((entry for entry in (name, folder) if entry in entries), None)
+
+
+def count_nodes(source: Source) -> int:
+    """Returns the number of statements and expressions of a file."""
+    return sum(isinstance(node, (ast.expr, ast.stmt)) for node in ast.walk(ast.parse(source.text)))
+
+
+def count_code_lines(source: Source) -> int:
+    """Returns the lines that are neither blank nor a comment alone; docstrings are code."""
+    tokens = tokenize.generate_tokens(io.StringIO(source.text).readline)
+    comments = {
+        token.start[0] for token in tokens if token.type == tokenize.COMMENT and token.line.strip().startswith("#")
+    }
+    lines = enumerate(source.text.splitlines(), start=1)
+    return sum(bool(line.strip()) and number not in comments for number, line in lines)
 
 
 def check_imports(sources: list[Source]) -> list[str]:
@@ -324,21 +304,16 @@ def _check_home(where: str, name: str, rank: str, library: str) -> list[str]:
 
 
 def check_files(root: Path, sources: list[Source]) -> list[str]:
-    """Returns which files are too long, badly named, or lack their first line."""
+    """Returns whether there is too much code, or too dense, and which files lack a good name or their first line."""
     problems = []
     for source in sources:
-        limit = MAX_LINES.get(source.name, 400)
-        if source.lines > limit:
-            problems.append(f"{source.path}: {source.lines} lines; {limit} is the most, so divide it")
         if source.path.name == "utils.py":
             problems.append(f"{source.path}: a file is named for what it does; utils is not a subject")
-    core = [source for source in sources if entry_of(source.name, CORE) and source.name not in (*KERNELS, *BESIDE)]
-    lines = sum(source.lines for source in core)
-    if lines > MAX_CORE_LINES:
-        problems.append(f"the core has {lines} lines; {MAX_CORE_LINES} is what one reads in an afternoon")
-    lines = sum(source.lines for source in sources)
-    if lines > MAX_PACKAGE_LINES:
-        problems.append(f"the package has {lines} lines; {MAX_PACKAGE_LINES} is the most, so take something away")
+    nodes, lines = (sum(count(source) for source in sources) for count in (count_nodes, count_code_lines))
+    if nodes > MAX_NODES:
+        problems.append(f"the package has {nodes:,} nodes; {MAX_NODES:,} is the most, so take something away")
+    if nodes / lines > MAX_DENSITY:
+        problems.append(f"the package has {nodes / lines:.2f} nodes a line of code; {MAX_DENSITY} is the most")
     python_files = [source.path for source in sources]
     python_files += [path for place in TEXT_PLACES[1:] for path in sorted((root / place).rglob("*.py"))]
     for path in python_files:
@@ -568,8 +543,6 @@ def test_the_checker_accepts_a_good_tree(tmp_path):
         ("bert_jax/model/layers.py", "import bert_jax.training.step", "model.* imports bert_jax.training.step"),
         ("bert_jax/extra.py", "", "extra.py: has no rank"),
         ("bert_jax/data/utils.py", "", "utils is not a subject"),
-        ("bert_jax/training/loop.py", "\n" * 400, "401 lines; 400 is the most"),
-        ("train.py", "\n" * 60, "61 lines; 60 is the most"),
         ("docs/a.md", "see " + "/ho" + "me/me/x", "a.md:2: names a path of one machine"),
     ],
 )
@@ -584,11 +557,13 @@ def test_the_checker_finds_a_missing_licence(tmp_path):
     assert [problem for problem in check(tmp_path) if "test_x.py: the first line is not" in problem]
 
 
-def test_the_checker_counts_the_core(tmp_path):
-    write_tree(tmp_path, {f"bert_jax/model/layer_{number}.py": "\n" * 399 for number in range(13)})
-    assert "the core has 5200 lines" in "\n".join(check(tmp_path))
-
-
-def test_the_checker_counts_the_package(tmp_path):
-    write_tree(tmp_path, {f"bert_jax/data/part_{number}.py": "\n" * 399 for number in range(89)})
-    assert "the package has 35600 lines" in "\n".join(check(tmp_path))
+def test_the_checker_counts_nodes_and_code_lines(tmp_path, monkeypatch):
+    """`total = 1 + 1` is an assignment, its target, a sum and two numbers."""
+    monkeypatch.setitem(globals(), "MAX_NODES", 10)
+    monkeypatch.setitem(globals(), "MAX_DENSITY", 5.0)
+    text = "\n# a comment\ntotal = 1 + 1  # beside code\n\n"
+    write_tree(tmp_path, {"bert_jax/data/one.py": text, "bert_jax/data/two.py": text})
+    assert not [problem for problem in check(tmp_path) if "nodes" in problem]
+    write_tree(tmp_path, {"bert_jax/data/three.py": "total = [1 + 1]"})
+    found = "\n".join(check(tmp_path))
+    assert "the package has 16 nodes; 10 is the most" in found and "5.33 nodes a line of code; 5.0 is the most" in found

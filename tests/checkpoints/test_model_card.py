@@ -142,7 +142,7 @@ def test_a_fine_tuned_model_has_its_scores():
 @pytest.mark.parametrize(
     ("start", "said"),
     [
-        ("/home/ann/secret client/runs/base@1200", "base@1200"),
+        ("/mnt/a client/runs/base@1200", "base@1200"),
         ("../base/", "base"),
         ("random:/content/runs/base", "random:base"),
         ("gs://a-bucket/of/ours/base", "base"),
